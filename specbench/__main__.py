@@ -1,0 +1,85 @@
+"""`python -m specbench`: validate, build, run, write. `--help` says what can be set."""
+
+import logging
+import os
+import sys
+from pathlib import Path
+
+import hydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.errors import HydraException
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from specbench.naming import fields
+from specbench.settings import ConfigError, explain
+
+CONF = next(p for p in (Path(__file__).parent / "conf", Path(__file__).parent.parent / "conf") if p.is_dir())
+log = logging.getLogger("specbench")
+OmegaConf.register_new_resolver("fields", fields, replace=True)
+
+
+@hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")
+def job(config: DictConfig) -> float | None:
+    """One job of Hydra's. In a multirun a job that fails is logged and the next one goes on."""
+    if HydraConfig.get().mode != RunMode.MULTIRUN:
+        try:
+            return one_run(config)
+        except ConfigError as error:  # before Hydra adds a line of its own
+            stop(str(error), 2)
+    try:
+        return one_run(config, skip_finished=True)
+    except ConfigError as error:
+        log.error("%s", error)
+    except Exception:
+        log.exception("the job failed")
+    return None
+
+
+def one_run(config: DictConfig, skip_finished: bool = False) -> float | None:
+    """One run of the composed configuration. Returns the measured speedup, for Hydra's optimisers."""
+    from specbench.config import build, check
+    from specbench.loggers.files import is_finished, write_config, write_result
+    from specbench.progress import decoding_progress
+    from specbench.report.tables import run_table, show
+    from specbench.run import run
+
+    out_dir = Path(HydraConfig.get().runtime.output_dir)
+    checked = check(config)
+    if skip_finished and not checked.root.force and is_finished(out_dir, checked.digest):
+        log.warning("finished before, skipped (force=true redoes it): %s", out_dir)
+        return None
+    write_config(checked.resolved, out_dir)
+    parts = build(checked)
+    with decoding_progress() as progress:
+        result, batches = run(parts, out_dir, progress)
+    write_result(result, batches, checked.digest, out_dir)
+    checked.classes["logger"](checked.settings["logger"]).log(result, batches, out_dir)
+    show(run_table(result.as_dict(), out_dir))
+    if result.status == "interrupted":
+        raise KeyboardInterrupt
+    return result.speedup.measured
+
+
+def main() -> None:
+    """Runs Hydra and turns mistakes into one sentence and exit code 2, without a traceback."""
+    os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # Hydra hands exceptions to us instead of exiting
+    sys.argv[0] = "specbench"
+    try:
+        job()
+    except ConfigError as error:
+        stop(str(error), 2)
+    except (HydraException, OmegaConfBaseException) as error:
+        stop(explain(error), 2)
+    except KeyboardInterrupt:
+        stop("interrupted", 130)
+
+
+def stop(sentence: str, code: int) -> None:
+    print("specbench:", " ".join(sentence.split()), file=sys.stderr)
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()

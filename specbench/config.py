@@ -1,0 +1,169 @@
+"""The configuration: root schema, checks before anything loads, and one `build`.
+
+Each group's YAML in `conf/` names its class with Hydra's `_target_`; the class carries its schema
+as a nested `Settings` dataclass. So a new component is one .py and one .yaml.
+"""
+
+import hashlib
+import json
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import hydra
+import torch
+from omegaconf import DictConfig, OmegaConf
+
+from specbench.context import Context
+from specbench.data.prompts import load
+from specbench.decoding.sampling import Sampling
+from specbench.run import Parts
+from specbench.settings import ConfigError, setting, validate
+
+GROUPS = ("target", "drafter", "gamma_policy", "verifier", "cache", "executor", "data", "baseline", "logger")
+# What a number does not depend on, so that a finished run with the same rest is not done again.
+NOT_HASHED = ("name", "force", "logger", "experiment")
+
+
+def conf_dir() -> Path:
+    """`conf/` beside the package in a checkout, inside it in an installed wheel."""
+    package = Path(__file__).resolve().parent
+    return package / "conf" if (package / "conf").is_dir() else package.parent / "conf"
+
+
+@dataclass
+class Root:
+    """The run's scalars."""
+
+    name: str = setting()
+    gamma: int = setting(ge=0)
+    lenience: float = setting(gt=0, le=1)
+    temperature: float = setting(ge=0)
+    top_k: int = setting(ge=0)
+    top_p: float = setting(gt=0, le=1)
+    repetition_penalty: float = setting(gt=0)
+    max_new_tokens: int = setting(ge=1)
+    batch_size: int = setting(ge=1)
+    stop: list[str] = setting()
+    seed: int = setting(ge=0)
+    device: str = setting()
+    dtype: str = setting(choices=("auto", "float32", "bfloat16", "float16"))
+    force: bool = setting()
+
+
+@dataclass
+class Checked:
+    """A configuration whose every key, type and bound has been checked."""
+
+    root: Root
+    classes: dict[str, type]
+    settings: dict[str, Any]
+    resolved: dict[str, Any]
+
+    @property
+    def digest(self) -> str:
+        """A hash of everything that the numbers depend on."""
+        relevant = {key: value for key, value in self.resolved.items() if key not in NOT_HASHED}
+        return hashlib.sha256(json.dumps(relevant, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def check(config: DictConfig) -> Checked:
+    """Validates everything that can be known before a model loads. Raises ConfigError."""
+    scalars = OmegaConf.masked_copy(config, [key for key in config if key not in (*GROUPS, "experiment", "hydra")])
+    scalars._set_parent(config)
+    root = validate(Root, scalars)
+    pick_device(root.device)
+    classes, settings = {}, {}
+    for group in GROUPS:
+        target = OmegaConf.select(config, f"{group}._target_")
+        if target is None:
+            raise ConfigError(f"{group} is not set: choose one with {group}=NAME")
+        classes[group] = hydra.utils.get_class(target)
+        settings[group] = validate(classes[group].Settings, config[group], f"{group}.")
+        if hasattr(settings[group], "check"):
+            settings[group].check(f"{group}.")
+    return Checked(root, classes, settings, _resolved(config))
+
+
+def _resolved(config: DictConfig) -> dict[str, Any]:
+    return OmegaConf.to_container(OmegaConf.masked_copy(config, [k for k in config if k != "hydra"]), resolve=True)
+
+
+def build(checked: Checked) -> Parts:
+    """Reads the prompts, then loads the models and puts the parts together. Raises ConfigError."""
+    root = checked.root
+    prompts = load(checked.classes["data"](checked.settings["data"]))
+    device = pick_device(root.device)
+    sampling = Sampling(root.temperature, root.top_k, root.top_p, root.repetition_penalty, root.lenience < 1)
+    context = Context(device, pick_dtype(root.dtype, device), sampling, root.lenience, root.seed)
+    context.new_cache = partial(checked.classes["cache"], checked.settings["cache"])
+
+    def make(group: str) -> Any:
+        return checked.classes[group](checked.settings[group], context)
+
+    context.executor = make("executor")
+    target = context.target = make("target")
+    drafter = make("drafter")
+    refuse_different_tokenizers(target, getattr(drafter, "model", None))
+    return Parts(
+        name=root.name,
+        config=checked.resolved,
+        target=target,
+        drafter=drafter,
+        policy=make("gamma_policy"),
+        verifier=make("verifier"),
+        prompts=prompts,
+        gamma=root.gamma,
+        lenience=root.lenience,
+        max_new_tokens=root.max_new_tokens,
+        batch_size=root.batch_size,
+        seed=root.seed,
+        dtype=context.dtype,
+        stop_strings=root.stop,
+        notes=notes(target, drafter),
+    )
+
+
+def notes(target: Any, drafter: Any) -> list[str]:
+    """What a reader of the numbers must know."""
+    models = (("target", target), ("drafter", getattr(drafter, "model", None)))
+    return [
+        f"{role} has random weights: its times are real, its text and alpha are not"
+        for role, model in models
+        if getattr(model, "random_weights", False)
+    ]
+
+
+def pick_device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        device = None
+    if device is None or device.type not in ("cpu", "cuda"):
+        raise ConfigError(f"device={name} is not allowed: it must be auto, cpu, cuda or cuda:N")
+    if device.type == "cuda" and not (torch.cuda.is_available() and (device.index or 0) < torch.cuda.device_count()):
+        raise ConfigError(f"device={name} is not here: {torch.cuda.device_count()} CUDA devices are visible, use cpu")
+    return device
+
+
+def pick_dtype(name: str, device: torch.device) -> torch.dtype:
+    """`auto` is float32 on a CPU, where 16 bits gain nothing, and bfloat16 on CUDA."""
+    if name == "auto":
+        return torch.bfloat16 if device.type == "cuda" else torch.float32
+    return getattr(torch, name)
+
+
+def refuse_different_tokenizers(target: Any, drafter: Any) -> None:
+    """p and q must be distributions over the same tokens."""
+    if drafter is None:
+        return
+    theirs, ours = target.tokenizer.get_vocab(), drafter.tokenizer.get_vocab()
+    if theirs != ours:
+        differing = sum(1 for token, index in ours.items() if theirs.get(token) != index)
+        raise ConfigError(
+            f"target.path={target.name} and drafter.path={drafter.name} have different tokenizers "
+            f"({len(theirs)} and {len(ours)} tokens, {differing} of the drafter's differ): they must share one"
+        )

@@ -1,0 +1,139 @@
+"""Prompts from records: local JSON lines, question files, and data sets of the hub."""
+
+import gzip
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from specbench.data.prompts import Prompt
+from specbench.settings import ConfigError, setting
+
+
+def need_file(path: str, prefix: str) -> None:
+    """A data file must be there and hold something."""
+    if not Path(path).is_file():
+        raise ConfigError(f"{prefix}path={path} is not a file: it must be a file of JSON lines (.jsonl or .jsonl.gz)")
+    if Path(path).stat().st_size == 0:
+        raise ConfigError(f"{prefix}path={path} is empty: it must hold one JSON object per line")
+
+
+def read_json_lines(path: str) -> Iterator[tuple[int, dict[str, Any]]]:
+    """(line number, object) for each line that is not blank."""
+    opened = gzip.open(path, "rt", encoding="utf-8") if path.endswith(".gz") else open(path, encoding="utf-8")
+    with opened as lines:
+        for number, line in enumerate(lines, 1):
+            if not line.strip():
+                continue
+            try:
+                record = json.loads(line)
+            except json.JSONDecodeError as error:
+                raise ConfigError(
+                    f"data.path={path} line {number} is not JSON ({error.msg} at column {error.colno}): "
+                    "it must hold one JSON object per line"
+                ) from error
+            if not isinstance(record, dict):
+                raise ConfigError(f"data.path={path} line {number} is not a JSON object: it must be one per line")
+            yield number, record
+
+
+def fill(record: dict[str, Any], field: str, template: str | None, where: str) -> str:
+    """The prompt text of a record: its field, or the template with the record's fields in it."""
+    try:
+        return str(record[field]) if template is None else template.format(**record)
+    except (KeyError, IndexError) as error:
+        missing = field if template is None else error.args[0]
+        raise ConfigError(
+            f"{where} has no field {missing!r}: set data.field or data.template to what it has, "
+            f"{', '.join(sorted(record))}"
+        ) from error
+
+
+class JsonlData:
+    """Any local file of JSON objects, one a line, plain or gzipped."""
+
+    @dataclass
+    class Settings:
+        path: str = setting(required="a file of JSON lines")
+        field: str = setting()
+        template: str | None = setting()
+        category_field: str | None = setting()
+        limit: int | None = setting(ge=1)
+
+        def check(self, prefix: str) -> None:
+            need_file(self.path, prefix)
+
+    def __init__(self, settings: Settings):
+        self.settings, self.limit = settings, settings.limit
+
+    def prompts(self) -> Iterator[Prompt]:
+        s = self.settings
+        for number, record in read_json_lines(s.path):
+            text = fill(record, s.field, s.template, f"data.path={s.path} line {number}")
+            category = str(record.get(s.category_field, "")) if s.category_field else ""
+            yield Prompt(str(number), (text,), category)
+
+
+class QuestionsData:
+    """Question files in the format of Spec-Bench and MT-bench: `question_id`, `category`, `turns`."""
+
+    @dataclass
+    class Settings:
+        path: str = setting(required="a question file in the Spec-Bench or MT-bench format")
+        category: str | None = setting()
+        turns: int | None = setting(ge=1)
+        limit: int | None = setting(ge=1)
+
+        def check(self, prefix: str) -> None:
+            need_file(self.path, prefix)
+
+    def __init__(self, settings: Settings):
+        self.settings, self.limit = settings, settings.limit
+
+    def prompts(self) -> Iterator[Prompt]:
+        s, seen = self.settings, set()
+        for number, record in read_json_lines(s.path):
+            turns = record.get("turns")
+            if not isinstance(turns, list) or not turns:
+                raise ConfigError(f"data.path={s.path} line {number} has no list of turns: it is not a question file")
+            category = str(record.get("category", ""))
+            seen.add(category)
+            if s.category is None or category == s.category:
+                yield Prompt(str(record.get("question_id", number)), tuple(map(str, turns[: s.turns])), category)
+        if s.category is not None and s.category not in seen:
+            raise ConfigError(f"data.category={s.category} is not in {s.path}: it has {', '.join(sorted(seen))}")
+
+
+class HubData:
+    """Any data set that `datasets.load_dataset` opens: a hub id, or a local folder or script."""
+
+    @dataclass
+    class Settings:
+        path: str = setting(required="the id of a data set on the hub, or a local folder")
+        name: str | None = setting()
+        split: str = setting()
+        field: str = setting()
+        template: str | None = setting()
+        category_field: str | None = setting()
+        limit: int | None = setting(ge=1)
+
+    def __init__(self, settings: Settings):
+        self.settings, self.limit = settings, settings.limit
+
+    def prompts(self) -> Iterator[Prompt]:
+        import datasets
+
+        s = self.settings
+        try:
+            rows = datasets.load_dataset(s.path, s.name, split=s.split)
+        except Exception as error:  # datasets raises whatever its backends raise
+            reason = str(error).strip().splitlines()[0].rstrip(".")
+            raise ConfigError(
+                f"data.path={s.path} could not be loaded ({reason}): check data.name and data.split, log in with "
+                "`hf auth login` if it is gated, or use data=jsonl with a local file"
+            ) from error
+        for number, record in enumerate(rows):
+            text = fill(record, s.field, s.template, f"data.path={s.path} row {number}")
+            category = str(record.get(s.category_field, "")) if s.category_field else ""
+            yield Prompt(str(number), (text,), category)

@@ -1,0 +1,41 @@
+"""Python's own standard library as a corpus: every machine that runs specbench has it.
+
+The shipped pair is trained on it (`experiments/train_pair`), the count drafters are fitted on
+it, and `data=stdlib` cuts its prompts from the modules that training never saw.
+"""
+
+import hashlib
+import sysconfig
+from pathlib import Path
+
+# Tests are not library code; the other two are tables and manual pages, not Python.
+EXCLUDED_FOLDERS = {
+    "test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__",
+    "encodings", "pydoc_data",
+}  # fmt: skip
+HELD_OUT_ONE_IN = 16
+
+
+def is_held_out(module: str) -> bool:
+    """True for about one module in 16, by a hash of its path, the same on every machine."""
+    digest = hashlib.sha256(module.encode()).digest()
+    return int.from_bytes(digest[:8], "big") % HELD_OUT_ONE_IN == 0
+
+
+def read_modules(*, held_out: bool) -> dict[str, str]:
+    """Source text by module path (posix, relative to the library), sorted by path.
+
+    `held_out=False` is the training text, `held_out=True` what prompts and perplexity come from.
+    """
+    root = Path(sysconfig.get_paths()["stdlib"])
+    modules = {}
+    for path in sorted(root.rglob("*.py")):
+        relative = path.relative_to(root)
+        if EXCLUDED_FOLDERS.intersection(relative.parts):
+            continue
+        if is_held_out(relative.as_posix()) != held_out:
+            continue
+        text = path.read_text(encoding="utf-8", errors="replace")
+        if text.strip():
+            modules[relative.as_posix()] = text
+    return modules

@@ -1,0 +1,39 @@
+"""Counter-based randomness: a number is a pure function of (seed, prompt, position, stream).
+
+So a prompt's tokens depend neither on the batch it is decoded in nor on the order of rounds, and
+a decode can be replayed. A position is proposed, tested and resampled from three separate
+streams. Rejected guesses are forgotten before their noise is used again, so the noise of a
+position is still fresh, given everything that was kept before it.
+"""
+
+import hashlib
+
+import torch
+from torch import Tensor
+
+PROPOSAL, ACCEPTANCE, RESIDUAL = 0, 1, 2
+STREAMS = 3
+
+
+def prompt_key(seed: int, prompt_id: str) -> int:
+    """A 63-bit key for one prompt under one seed."""
+    digest = hashlib.sha256(f"{seed}/{prompt_id}".encode()).digest()
+    return int.from_bytes(digest[:8], "big") >> 1
+
+
+def noise_table(keys: Tensor, positions: int) -> Tensor:
+    """Uniforms in [0, 1) for every stream, row and position: keys [B] int64 -> [3, B, T] float64."""
+    counter = torch.arange(STREAMS * positions, device=keys.device).view(STREAMS, 1, positions)
+    bits = _mix(keys[None, :, None] + _mix(counter + 1))
+    return _logical_shift(bits, 12).double() * 2.0**-52
+
+
+def _mix(x: Tensor) -> Tensor:
+    """The finaliser of splitmix64: every input bit flips every output bit with probability 1/2."""
+    x = (x ^ _logical_shift(x, 30)) * -0x40A7B892E31B1A47
+    x = (x ^ _logical_shift(x, 27)) * -0x6B2FB644ECCEEE15
+    return x ^ _logical_shift(x, 31)
+
+
+def _logical_shift(x: Tensor, bits: int) -> Tensor:
+    return (x >> bits) & ((1 << (64 - bits)) - 1)

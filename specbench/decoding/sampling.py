@@ -1,0 +1,71 @@
+"""Standardized sampling (paper, section 2.2): logits to the distribution that is sampled from.
+
+Temperature, top-k, top-p and the repetition penalty are applied to target and drafter alike, in
+the order transformers applies them, so that what is left is plain sampling from a distribution.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How logits become probabilities. top_k = 0, top_p = 1 and repetition_penalty = 1 are off.
+
+    `before_argmax` leaves out the argmax of temperature 0: what lenience compares there (A.5).
+    """
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    repetition_penalty: float = 1.0
+    before_argmax: bool = False
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0
+
+    def probabilities(self, logits: Tensor, seen: Tensor | None = None) -> Tensor:
+        """Logits [..., V] to float32 probabilities [..., V]; one-hot at temperature 0.
+
+        `seen` [..., V] marks the tokens of the context for the repetition penalty.
+        """
+        logits = self.penalize(logits.float(), seen)
+        if self.greedy and self.before_argmax:
+            return logits.softmax(-1)
+        if self.greedy:
+            choice = logits.argmax(-1, keepdim=True)
+            return torch.zeros_like(logits).scatter_(-1, choice, 1.0)
+        if self.temperature != 1:
+            logits = logits / self.temperature
+        return self.truncate(logits).softmax(-1)
+
+    def penalize(self, logits: Tensor, seen: Tensor | None) -> Tensor:
+        if self.repetition_penalty == 1 or seen is None:
+            return logits
+        penalty = self.repetition_penalty
+        return torch.where(seen, torch.where(logits < 0, logits * penalty, logits / penalty), logits)
+
+    def truncate(self, logits: Tensor) -> Tensor:
+        if 0 < self.top_k < logits.shape[-1]:
+            kth = logits.topk(self.top_k, dim=-1).values[..., -1:]
+            logits = logits.masked_fill(logits < kth, -torch.inf)
+        if self.top_p < 1:
+            ordered, index = logits.sort(-1)  # ascending: the tail comes first
+            tail = ordered.softmax(-1).cumsum(-1) <= 1 - self.top_p
+            tail[..., -1] = False  # the most probable token always stays
+            logits = logits.masked_fill(torch.zeros_like(tail).scatter_(-1, index, tail), -torch.inf)
+        return logits
+
+
+def draw(weights: Tensor, uniform: Tensor) -> Tensor:
+    """Samples from unnormalised weights [..., V] with uniforms [...] in [0, 1), by inverse CDF.
+
+    float64 throughout: the cumulative sum of 100 k float32 terms would lose the rare tokens. A
+    token of weight zero is never drawn, since the sum does not grow there.
+    """
+    cumulative = weights.double().cumsum(-1)
+    point = uniform * cumulative[..., -1]
+    return torch.searchsorted(cumulative, point.unsqueeze(-1), right=True).squeeze(-1)

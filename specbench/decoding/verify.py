@@ -1,0 +1,74 @@
+"""Accept or reject a drafted chain: the second half of Algorithm 1, as pure functions.
+
+B rows, N drafted tokens, V vocabulary. p_1 .. p_{N+1} are the target's distributions, q_i the
+drafter's, x_i the guesses, n the number accepted, t the token of the target's own.
+"""
+
+import torch
+from torch import Tensor
+
+from specbench.decoding.sampling import draw
+from specbench.decoding.state import Draft, Verdict
+
+
+def speculative_sampling(p: Tensor, draft: Draft, r: Tensor, u: Tensor, lenience: float = 1.0) -> Verdict:
+    """Algorithm 1 with lenience l (A.5): accept x_i when r_i * l * q_i(x_i) < p_i(x_i).
+
+    p [B, N+1, V]; r [B, N] and u [B, N+1] uniforms in [0, 1), one stream each. The token t is
+    drawn from norm(max(0, p_{n+1} - q_{n+1})), where q_{n+1} = 0 if every guess was kept.
+    """
+    x, q = draft.tokens, draft.probs
+    p_x = _at(p[:, :-1], x)  # [B, N]
+    q_x = 1.0 if q is None else _at(q, x)
+    n = _leading(r * lenience * q_x < p_x, draft.count)
+    p_next = _row(p, n)  # [B, V], p_{n+1}
+    residual = p_next if not x.shape[1] else (p_next - _q_next(draft, n, p.shape[-1])).clamp(min=0)
+    # Rounding alone can leave nothing of p - q where p = q: then p is what remains.
+    residual = torch.where(residual.sum(-1, keepdim=True) > 0, residual, p_next)
+    t = draw(residual, _at(u, n))
+    return Verdict(_append(x, n, t), n)
+
+
+def greedy_matching(p: Tensor, draft: Draft, lenience: float = 1.0) -> Verdict:
+    """Temperature 0: accept x_i when p_i(x_i) >= l * max p_i, then t = argmax p_{n+1} (A.5).
+
+    p [B, N+1, V] is one-hot for lenience 1 (so that x_i must be the argmax itself) and the
+    distribution before argmax for lenience < 1.
+    """
+    x = draft.tokens
+    n = _leading(_at(p[:, :-1], x) >= lenience * p[:, :-1].amax(-1), draft.count)
+    t = _row(p, n).argmax(-1)
+    return Verdict(_append(x, n, t), n)
+
+
+def _at(values: Tensor, index: Tensor) -> Tensor:
+    """values [..., V] at index [...]."""
+    return values.gather(-1, index.unsqueeze(-1)).squeeze(-1)
+
+
+def _row(values: Tensor, n: Tensor) -> Tensor:
+    """values [B, M, V] at row n [B] -> [B, V]."""
+    return values[torch.arange(len(n), device=n.device), n]
+
+
+def _leading(accept: Tensor, count: Tensor) -> Tensor:
+    """[B, N] decisions -> [B], how many of the first `count` are kept before the first rejection."""
+    guesses = torch.arange(accept.shape[1], device=accept.device) < count[:, None]
+    return (accept & guesses).cumprod(-1).sum(-1)
+
+
+def _q_next(draft: Draft, n: Tensor, vocab_size: int) -> Tensor:
+    """q_{n+1} [B, V]: zero for the rows that kept all of their guesses."""
+    last = n.clamp(max=draft.tokens.shape[1] - 1)
+    if draft.probs is None:
+        token = draft.tokens.gather(1, last[:, None])
+        q = torch.zeros(len(n), vocab_size, device=n.device).scatter_(1, token, 1.0)
+    else:
+        q = _row(draft.probs, last)
+    return q * (n < draft.count)[:, None]
+
+
+def _append(x: Tensor, n: Tensor, t: Tensor) -> Tensor:
+    """x_1 .. x_n, t in [B, N+1]; what follows t means nothing."""
+    tokens = torch.cat([x, t[:, None]], dim=1)
+    return tokens.scatter_(1, n[:, None], t[:, None])

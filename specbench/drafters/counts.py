@@ -1,0 +1,73 @@
+"""The paper's trivial count models (section 3.6): unigram and bigram, fitted on a text."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from specbench.context import Context
+from specbench.data.stdlib_corpus import read_modules
+from specbench.drafters.rows import CountDrafter
+from specbench.settings import ConfigError, setting
+
+
+class UnigramDrafter(CountDrafter):
+    """q(x) is the share of x in the text, one added to every count."""
+
+    @dataclass
+    class Settings:
+        path: str | None = setting()
+
+        def check(self, prefix: str) -> None:
+            if self.path is not None and not Path(self.path).is_file():
+                raise ConfigError(f"{prefix}path={self.path} is not a file: give a text file, or null for the "
+                                  "training text of the shipped pair")  # fmt: skip
+
+    def __init__(self, settings: Settings, context: Context):
+        super().__init__(context)
+        self.fit(training_tokens(settings.path, context.target.tokenizer))
+
+    def fit(self, tokens: Tensor) -> None:
+        self.unigram = torch.bincount(tokens, minlength=self.vocab_size)[: self.vocab_size].float() + 1
+
+    def weights(self, row: int, tokens: Sequence[int]) -> Tensor:
+        return self.unigram
+
+
+class BigramDrafter(UnigramDrafter):
+    """q(x | y) is how often x followed y, interpolated with the unigram (as if each context had
+    been seen `smoothing` times more, with unigram continuations)."""
+
+    @dataclass
+    class Settings(UnigramDrafter.Settings):
+        smoothing: float = setting(gt=0)
+
+    def __init__(self, settings: Settings, context: Context):
+        self.smoothing = settings.smoothing
+        super().__init__(settings, context)
+
+    def fit(self, tokens: Tensor) -> None:
+        super().fit(tokens)
+        pairs, counts = (tokens[:-1] * self.vocab_size + tokens[1:]).unique(return_counts=True)
+        self.followers, self.counts = pairs % self.vocab_size, counts.float()
+        first = torch.arange(self.vocab_size + 1) * self.vocab_size
+        self.begins = torch.searchsorted(pairs, first)  # the pairs of context y: begins[y] .. begins[y + 1]
+        self.backoff = self.unigram * (self.smoothing / self.unigram.sum())
+
+    def weights(self, row: int, tokens: Sequence[int]) -> Tensor:
+        begin, end = self.begins[tokens[-1]], self.begins[tokens[-1] + 1]
+        return self.backoff.index_add(0, self.followers[begin:end], self.counts[begin:end])
+
+
+def training_tokens(path: str | None, tokenizer) -> Tensor:
+    """Token ids of a text file, or of the text that the shipped pair was trained on."""
+    texts = list(read_modules(held_out=False).values()) if path is None else [Path(path).read_text("utf-8")]
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    encoded = (
+        [e.ids for e in backend.encode_batch_fast(texts, add_special_tokens=False)]
+        if backend is not None
+        else tokenizer(texts, add_special_tokens=False)["input_ids"]
+    )
+    return torch.tensor([token for ids in encoded for token in ids])

@@ -1,0 +1,127 @@
+"""N-gram tables built from the tokens of the prompt and the text so far: no model, no training."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from specbench.context import Context
+from specbench.decoding.state import Draft, State
+from specbench.drafters.rows import CountDrafter, PointMassDrafter
+from specbench.measure.timers import Stopwatch
+from specbench.settings import ConfigError, setting
+
+
+class NgramTable:
+    """How often each token followed each context among the last `window` tokens of one row.
+
+    An n-gram of order k is a context of k - 1 tokens and the token that followed it.
+    """
+
+    def __init__(self, min_order: int, max_order: int, window: int):
+        self.orders = range(max_order, min_order - 1, -1)  # longest context first
+        self.window = window
+        self.tokens: list[int] = []
+        self.followers: dict[tuple[int, ...], dict[int, int]] = defaultdict(dict)
+
+    def read(self, tokens: Sequence[int]) -> None:
+        """Counts what was committed since the last call and forgets what left the window."""
+        for token in tokens[len(self.tokens) :]:
+            self.tokens.append(token)
+            end, start = len(self.tokens) - 1, len(self.tokens) - 1 - self.window
+            for order in self.orders:
+                if end >= order - 1:
+                    counts = self.followers[tuple(self.tokens[end - order + 1 : end])]
+                    counts[token] = counts.pop(token, 0) + 1  # the most recent one moves to the end
+                if start >= 0 and start + order - 1 <= end:
+                    self._forget(start, order)
+
+    def _forget(self, start: int, order: int) -> None:
+        context = tuple(self.tokens[start : start + order - 1])
+        token = self.tokens[start + order - 1]
+        counts = self.followers[context]
+        counts[token] -= 1
+        if counts[token] == 0:
+            del counts[token]
+        if not counts:
+            del self.followers[context]
+
+    def following(self, tokens: Sequence[int]) -> dict[int, int] | None:
+        """Counts of what followed the longest context that is known, or None."""
+        for order in self.orders:
+            if len(tokens) >= order - 1:
+                counts = self.followers.get(tuple(tokens[len(tokens) - order + 1 :]))
+                if counts:
+                    return counts
+        return None
+
+
+class NgramDrafter:
+    """The most frequent continuation of the longest known context, chained on its own guesses.
+
+    With `sample` a guess is drawn from the counts instead, which then serve as q.
+    """
+
+    @dataclass
+    class Settings:
+        min_order: int = setting(ge=2)
+        max_order: int = setting(ge=2)
+        window: int = setting(ge=1)
+        sample: bool = setting()
+
+        def check(self, prefix: str) -> None:
+            if self.min_order > self.max_order:
+                raise ConfigError(
+                    f"{prefix}min_order={self.min_order} is not allowed: "
+                    f"it must be at most {prefix}max_order={self.max_order}"
+                )
+
+    context = PointMassDrafter.context
+    operations_per_token = 0
+
+    def __init__(self, settings: Settings, context: Context):
+        self.settings = settings
+        self.tables: list[NgramTable] = []
+        sample = settings.sample and not context.sampling.greedy
+        self.guesser = _Sampling(self.tables, context) if sample else _MostFrequent(self.tables)
+
+    def begin(self, state: State, clock: Stopwatch) -> None:
+        s = self.settings
+        self.tables[:] = [NgramTable(s.min_order, s.max_order, s.window) for _ in range(state.batch_size)]
+
+    def propose(self, state: State, gamma: list[int]) -> Draft:
+        rows = state.tokens.tolist()
+        for table, tokens, length in zip(self.tables, rows, state.lengths, strict=True):
+            table.read(tokens[:length])
+        return self.guesser.propose(state, gamma)
+
+
+class _MostFrequent(PointMassDrafter):
+    def __init__(self, tables: list[NgramTable]):
+        self.tables = tables
+
+    def guess(self, row: int, tokens: Sequence[int], gamma: int) -> list[int]:
+        text = list(tokens)
+        for _ in range(gamma):
+            counts = self.tables[row].following(text)
+            if counts is None:
+                break
+            # Of equally frequent ones the most recent, which stands last.
+            text.append(max(reversed(counts), key=counts.__getitem__))
+        return text[len(tokens) :]
+
+
+class _Sampling(CountDrafter):
+    def __init__(self, tables: list[NgramTable], context: Context):
+        super().__init__(context)
+        self.tables = tables
+
+    def weights(self, row: int, tokens: Sequence[int]) -> Tensor | None:
+        counts = self.tables[row].following(tokens)
+        if counts is None:
+            return None
+        weights = torch.zeros(self.vocab_size)
+        weights[list(counts)] = torch.tensor(list(counts.values()), dtype=torch.float32)
+        return weights

@@ -1,0 +1,154 @@
+"""From decoded batches to a RunResult: every rate is derived here, from raw counts and times."""
+
+from __future__ import annotations
+
+import resource
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from specbench import theory
+from specbench.measure.estimators import Estimate, ratio, speedup_interval
+from specbench.measure.lossless import equality_gate, martingale_gate
+from specbench.results import Cost, Counts, Lossless, Memory, RunResult, Speedup, Throughput
+
+if TYPE_CHECKING:
+    from specbench.run import Batch, Decoded, Parts
+
+
+def summarise(
+    parts: Parts, batches: Sequence[Batch], too_long: int, status: str, provenance: dict[str, Any]
+) -> RunResult:
+    """All estimates of a run. Raises RuntimeError if every prompt failed."""
+    finished = [batch for batch in batches if batch.error is None]
+    if not finished:
+        raise RuntimeError(f"every prompt failed, the first with {batches[0].error}")
+    counts = count(batches, too_long)
+    alpha, alpha_counted, efficiency = acceptance(finished)
+    cost = costs(finished)
+    gamma, drafted = parts.gamma, counts.drafted / counts.rounds
+    known = None not in (alpha.mean, cost.c)
+    c_hat = getattr(parts.drafter, "operations_per_token", 0) / parts.target.operations_per_token
+    measured, ci95 = speedup_interval(
+        [b.baseline.decode_seconds for b in finished],
+        [sum(map(len, b.baseline.tokens)) for b in finished],
+        [b.speculative.decode_seconds for b in finished],
+        [sum(map(len, b.speculative.tokens)) for b in finished],
+    )
+    speedup = Speedup(
+        measured=measured,
+        ci95=ci95,
+        end_to_end=_end_to_end(finished),
+        theorem_3_8=theory.walltime_improvement(alpha.mean, gamma, cost.c) if known else None,
+        corrected=theory.corrected_improvement(efficiency.mean, drafted, cost.c or 0.0, cost.v, cost.o),
+    )
+    return RunResult(
+        name=parts.name,
+        status=status,
+        config=parts.config,
+        provenance=provenance,
+        alpha=alpha,
+        alpha_counted=alpha_counted,
+        draft_acceptance_rate=counts.accepted / counts.drafted if counts.drafted else None,
+        block_efficiency=efficiency,
+        cost=cost,
+        speedup=speedup,
+        operations_factor=theory.operations_factor(alpha.mean, gamma, c_hat) if known else None,
+        optimal_gamma=theory.optimal_gamma(alpha.mean, cost.c) if known else None,
+        lossless=gate(parts, finished),
+        throughput=Throughput(
+            speculative_tokens_per_second=counts.tokens / sum(b.speculative.decode_seconds for b in finished),
+            baseline_tokens_per_second=counts.baseline_tokens / sum(b.baseline.decode_seconds for b in finished),
+        ),
+        memory=memory(parts, finished),
+        counts=counts,
+        notes=parts.notes,
+    )
+
+
+def count(batches: Sequence[Batch], too_long: int) -> Counts:
+    counts = Counts(too_long=too_long)
+    for batch in batches:
+        if batch.error is not None:
+            counts.failed += len(batch.requests)
+            continue
+        counts.prompts += len(batch.requests)
+        counts.baseline_tokens += sum(map(len, batch.baseline.tokens))
+        for r in batch.speculative.rounds:
+            counts.rounds += 1
+            counts.drafted += r.gamma
+            for name in ("tokens", "tested", "accepted", "recovered", "bonus", "accepted_before_stop"):
+                setattr(counts, name, getattr(counts, name) + getattr(r, name))
+    return counts
+
+
+def acceptance(finished: Sequence[Batch]) -> tuple[Estimate, Estimate, Estimate]:
+    """alpha by mean beta over tested positions (Corollary 3.6), alpha by accepted / tested, and
+    block efficiency, tokens per target call; each with prompts as clusters."""
+    rows = [
+        [r for r in batch.speculative.rounds if r.row == row]
+        for batch in finished
+        for row in range(len(batch.requests))
+    ]
+    tested = [sum(r.tested for r in rounds) for rounds in rows]
+    return (
+        ratio([sum(sum(r.beta) for r in rounds) for rounds in rows], tested),
+        ratio([sum(r.accepted for r in rounds) for rounds in rows], tested),
+        ratio([sum(r.tokens for r in rounds) for rounds in rows], [len(rounds) for rounds in rows]),
+    )
+
+
+def costs(finished: Sequence[Batch]) -> Cost:
+    """c, v and o: means over all rounds, in steps of the baseline's single-token target calls."""
+    step = _mean([lap["verify"] for b in finished for lap in b.baseline.laps])
+    laps = [lap for b in finished for lap in b.speculative.laps]
+    steps = sum(n for b in finished for n in b.speculative.steps)
+    drafter_step = sum(lap["draft"] for lap in laps) / steps if steps else None
+    verify = _mean([lap["verify"] for lap in laps])
+    return Cost(
+        c=drafter_step / step if drafter_step is not None else None,
+        v=verify / step,
+        o=_mean([lap["accept"] + lap["host"] for lap in laps]) / step,
+        target_step_seconds=step,
+        drafter_step_seconds=drafter_step,
+        verify_seconds=verify,
+    )
+
+
+def gate(parts: Parts, finished: Sequence[Batch]) -> Lossless:
+    expected = parts.verifier.lossless
+    if not parts.target.sampling.greedy:
+        rounds = [r for b in finished for r in b.speculative.rounds]
+        return martingale_gate(rounds, expected)
+    return equality_gate(
+        [request.tokens for b in finished for request in b.requests],
+        [tokens for b in finished for tokens in b.speculative.tokens],
+        [tokens for b in finished for tokens in b.baseline.tokens],
+        parts.target,
+        parts.dtype,
+        expected,
+    )
+
+
+def memory(parts: Parts, finished: Sequence[Batch]) -> Memory:
+    if parts.target.device.type == "cuda":
+        peak = torch.cuda.max_memory_allocated(parts.target.device)
+    else:
+        unit = 1 if sys.platform == "darwin" else 1024
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+    drafter = getattr(parts.drafter, "model", None)
+    weights = parts.target.weight_bytes + (drafter.weight_bytes if drafter is not None else 0)
+    return Memory(peak, weights, max(b.speculative.kv_bytes for b in finished))
+
+
+def _end_to_end(finished: Sequence[Batch]) -> float:
+    def seconds_per_token(ways: list[Decoded]) -> float:
+        return sum(d.prefill_seconds + d.decode_seconds for d in ways) / sum(len(t) for d in ways for t in d.tokens)
+
+    return seconds_per_token([b.baseline for b in finished]) / seconds_per_token([b.speculative for b in finished])
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)

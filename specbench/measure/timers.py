@@ -1,0 +1,50 @@
+"""One clock for both decoders: seconds between laps, by name, on the CPU or on a CUDA stream."""
+
+import time
+from collections.abc import Callable
+
+import torch
+
+
+class Stopwatch:
+    """Laps of one round after another.
+
+    On CUDA an event is recorded at each lap and read only in `rounds`, so timing adds no host
+    synchronisation. What happens between the last lap of a round and the next `start` (the
+    recording of betas, say) is not timed.
+    """
+
+    def __init__(self, device: torch.device):
+        self._mark: Callable[[], object] = _cuda_event if device.type == "cuda" else time.perf_counter
+        self._rounds: list[list[tuple[str, object]]] = []
+
+    def start(self) -> None:
+        """A new round begins."""
+        self._rounds.append([("", self._mark())])
+
+    def lap(self, name: str) -> None:
+        """Everything since the last mark was `name`."""
+        self._rounds[-1].append((name, self._mark()))
+
+    def rounds(self) -> list[dict[str, float]]:
+        """Seconds by lap name, one entry per round."""
+        if self._rounds and not isinstance(self._rounds[0][0][1], float):
+            torch.cuda.synchronize()
+        return [
+            {name: _seconds(before, now) for (_, before), (name, now) in zip(marks, marks[1:], strict=False)}
+            for marks in self._rounds
+        ]
+
+    def total(self) -> float:
+        """Seconds of all laps of all rounds."""
+        return sum(sum(laps.values()) for laps in self.rounds())
+
+
+def _cuda_event() -> torch.cuda.Event:
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event
+
+
+def _seconds(before, now) -> float:
+    return now - before if isinstance(now, float) else before.elapsed_time(now) / 1e3

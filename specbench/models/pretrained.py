@@ -1,0 +1,105 @@
+"""Loading an ordinary Hugging Face checkpoint: a local folder, a hub id, or only its shape."""
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import nn
+
+from specbench.context import Context
+from specbench.models.language_model import LanguageModel
+from specbench.settings import ConfigError, setting
+
+SHIPPED = Path(__file__).parent / "stdlib"
+
+
+class PretrainedModel(LanguageModel):
+    """A causal language model from `path`, or with random weights in its real shape."""
+
+    @dataclass
+    class Settings:
+        path: str = setting(required="a local folder or a hub id")
+        revision: str | None = None
+        weights: str = setting(choices=("pretrained", "random"))
+        chat_template: str = setting(choices=("auto", "always", "never"))
+        shape: dict[str, Any] = field(default_factory=dict)
+
+        def check(self, prefix: str) -> None:
+            """Before anything loads: a path that can only be a folder must be one."""
+            path = local_path(self.path)
+            looks_local = self.path.startswith((".", "/", "~", "shipped:")) or self.path.count("/") > 1
+            if looks_local and not (path / "config.json").is_file():
+                raise ConfigError(
+                    f"{prefix}path={self.path} is not a model: it must be a hub id or a folder with a config.json"
+                )
+
+    def __init__(self, settings: Settings, context: Context, role: str = "target"):
+        module, tokenizer = _load(settings, context, role)
+        self.random_weights = settings.weights == "random"
+        has_template = bool(getattr(tokenizer, "chat_template", None))
+        super().__init__(
+            module,
+            tokenizer,
+            name=settings.path,
+            sampling=context.sampling,
+            new_cache=context.new_cache,
+            executor=context.executor,
+            chat_template=settings.chat_template == "always" or (settings.chat_template == "auto" and has_template),
+        )
+
+
+def local_path(path: str) -> Path:
+    """`shipped:target` and `shipped:drafter` are the pair that comes with specbench."""
+    if path.startswith("shipped:"):
+        return SHIPPED / path.removeprefix("shipped:")
+    return Path(os.path.expanduser(path))
+
+
+def _load(settings: PretrainedModel.Settings, context: Context, role: str) -> tuple[nn.Module, Any]:
+    path = local_path(settings.path)
+    source = str(path) if path.is_dir() else settings.path
+    if settings.weights == "random":
+        return _random(settings, source, context)
+    try:
+        tokenizer = transformers.AutoTokenizer.from_pretrained(source, revision=settings.revision)
+        module = transformers.AutoModelForCausalLM.from_pretrained(
+            source, revision=settings.revision, dtype=context.dtype, attn_implementation="sdpa"
+        )
+    except (OSError, ValueError) as error:
+        raise ConfigError(_what_is_missing(settings.path, role, error)) from error
+    return module.to(context.device).eval(), tokenizer
+
+
+def _random(settings: PretrainedModel.Settings, source: str, context: Context) -> tuple[nn.Module, Any]:
+    """The real shape with random weights, for timing: nothing is downloaded. Where the model's
+    own tokenizer is not at hand, the shipped one stands in."""
+    if (Path(source) / "config.json").is_file():
+        config = transformers.AutoConfig.from_pretrained(source)
+    elif settings.shape:
+        shape = dict(settings.shape)
+        config = transformers.AutoConfig.for_model(shape.pop("model_type"), **shape)
+    else:
+        raise ConfigError(
+            f"path={settings.path} has no shape for weights=random: give a folder with a config.json, "
+            "or one of the targets that list their shape (llama1b, llama3b, llama8b, llama70b, qwen7b, gpt2)"
+        )
+    has_tokenizer = (Path(source) / "tokenizer_config.json").is_file()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(source if has_tokenizer else SHIPPED / "target")
+    torch.manual_seed(context.seed)
+    with torch.device(context.device):
+        module = transformers.AutoModelForCausalLM.from_config(
+            config, dtype=context.dtype, attn_implementation="sdpa"
+        )
+    return module.eval(), tokenizer
+
+
+def _what_is_missing(path: str, role: str, error: Exception) -> str:
+    reason = str(error).strip().splitlines()[0].rstrip(".")
+    return (
+        f"{role}.path={path} could not be loaded ({reason}): either log in with `hf auth login` to an account "
+        f"that has been granted access, or download the model and give {role}.path=FOLDER, or time its real "
+        f"shape without weights with {role}.weights=random"
+    )

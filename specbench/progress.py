@@ -1,0 +1,17 @@
+"""A progress bar while decoding."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+
+@contextmanager
+def decoding_progress() -> Iterator[Callable[[int, int], None]]:
+    """Yields `progress(done, total)` in prompts."""
+    columns = (TextColumn("decoding both ways"), BarColumn(), MofNCompleteColumn(), TextColumn("prompts"),
+               TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())  # fmt: skip
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("decoding", total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)

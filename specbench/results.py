@@ -1,0 +1,197 @@
+"""What a run measures, with units, and how it is written.
+
+Field names are those of results.json, version 1: names are added, never changed. Times are
+seconds; None means that a number does not exist for this run.
+"""
+
+import dataclasses
+import json
+import math
+import os
+import platform
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from specbench.measure.estimators import Estimate
+
+SCHEMA_VERSION = 1
+
+
+@dataclass
+class Cost:
+    """Definition 3.7 and what Theorem 3.8 leaves out, in units of a single-token target step."""
+
+    c: float | None  # one drafter step
+    v: float | None  # the target call of a round (gamma + 1 tokens, fewer where a limit cut it)
+    o: float | None  # a round's time in neither drafter nor target
+    target_step_seconds: float | None
+    drafter_step_seconds: float | None
+    verify_seconds: float | None
+
+
+@dataclass
+class Speedup:
+    """Speculative over autoregressive decoding. Decode-only except `end_to_end`."""
+
+    measured: float
+    ci95: tuple[float, float]
+    end_to_end: float  # prefill of target and drafter included
+    theorem_3_8: float | None
+    corrected: float | None
+
+
+@dataclass
+class Lossless:
+    """Whether the output law is the target's own: `expected` of this setting, `passed` by the test."""
+
+    expected: bool
+    passed: bool
+    method: str
+    statistic: float
+    threshold: float
+    detail: dict[str, Any]
+
+
+@dataclass
+class Throughput:
+    """New tokens per second of decoding, all rows of a batch together."""
+
+    speculative_tokens_per_second: float
+    baseline_tokens_per_second: float
+
+
+@dataclass
+class Memory:
+    """Bytes: peak of the process (CUDA: of the device's allocator), weights and KV of both models."""
+
+    peak_bytes: int
+    weights_bytes: int
+    kv_bytes: int
+
+
+@dataclass
+class Counts:
+    """Raw counts over all finished prompts."""
+
+    prompts: int = 0
+    rounds: int = 0  # per row: two rows in one batch make two
+    tokens: int = 0
+    drafted: int = 0
+    tested: int = 0
+    accepted: int = 0
+    recovered: int = 0
+    bonus: int = 0
+    failed: int = 0
+    too_long: int = 0  # prompts that leave no room for a token in the context
+    accepted_before_stop: int = 0  # with those that a stop then cut off
+    baseline_tokens: int = 0
+
+
+@dataclass
+class RunResult:
+    """One run: what was asked, where it ran, what came out."""
+
+    name: str
+    status: str  # "complete" or "interrupted"
+    config: dict[str, Any]
+    provenance: dict[str, Any]
+    alpha: Estimate
+    alpha_counted: Estimate
+    draft_acceptance_rate: float | None
+    block_efficiency: Estimate
+    cost: Cost
+    speedup: Speedup
+    operations_factor: float | None
+    optimal_gamma: int | None
+    lossless: Lossless
+    throughput: Throughput
+    memory: Memory
+    counts: Counts
+    notes: list[str] = field(default_factory=list)  # what a reader must know before comparing
+    schema_version: int = SCHEMA_VERSION
+
+    def as_dict(self) -> dict[str, Any]:
+        return _plain(dataclasses.asdict(self))
+
+
+def _plain(value: Any) -> Any:
+    """JSON's types only: tuples become lists, numbers that are not finite become null."""
+    if isinstance(value, dict):
+        return {str(key): _plain(entry) for key, entry in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(entry) for entry in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
+
+def flatten(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """{"speedup": {"measured": 2}} to {"speedup/measured": 2}."""
+    flat = {}
+    for key, value in tree.items():
+        if isinstance(value, dict):
+            flat |= flatten(value, f"{prefix}{key}/")
+        else:
+            flat[prefix + key] = value
+    return flat
+
+
+def write_text(path: Path, text: str) -> None:
+    """Writes under a temporary name and renames, so that a reader never sees half a file."""
+    temporary = path.with_name(path.name + ".tmp")
+    temporary.write_text(text, encoding="utf-8")
+    os.replace(temporary, path)
+
+
+def write_json(path: Path, value: Any) -> None:
+    write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+
+
+def provenance(device: Any) -> dict[str, Any]:
+    """Code, versions and machine, as far as a number depends on them."""
+    import numpy
+    import torch
+    import transformers
+
+    sha, dirty = _git()
+    on_cuda = getattr(device, "type", "") == "cuda"
+    return {
+        "git_sha": sha,
+        "dirty": dirty,
+        "versions": {
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "transformers": transformers.__version__,
+            "numpy": numpy.__version__,
+        },
+        "device": torch.cuda.get_device_name(device) if on_cuda else _cpu_name(),
+        "threads": torch.get_num_threads(),
+        "argv": sys.argv,
+    }
+
+
+def _cpu_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()
+
+
+def _git() -> tuple[str | None, bool | None]:
+    """Commit of the checkout that specbench runs from, and whether it has changes; else None."""
+    folder = Path(__file__).resolve().parent.parent
+
+    def git(*words: str) -> str:
+        call = ["git", "-C", str(folder), *words]
+        return subprocess.run(call, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
+
+    try:
+        if Path(git("rev-parse", "--show-toplevel")) != folder:
+            return None, None
+        return git("rev-parse", "HEAD"), bool(git("status", "--porcelain"))
+    except (OSError, subprocess.SubprocessError):
+        return None, None

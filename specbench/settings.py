@@ -1,0 +1,100 @@
+"""Typed, bounded settings: what a component's `Settings` dataclass is made of and checked with.
+
+Types and bounds stand in code beside the class that uses them, values in `conf/`.
+"""
+
+import dataclasses
+import difflib
+import re
+from collections.abc import Iterable
+from typing import Any
+
+from omegaconf import MISSING, DictConfig, OmegaConf
+from omegaconf.errors import ConfigKeyError, MissingMandatoryValue, OmegaConfBaseException
+
+
+class ConfigError(Exception):
+    """A mistake of the user's: one sentence that names the key, the value and what is allowed."""
+
+
+def setting(*, ge: float | None = None, gt: float | None = None, le: float | None = None,
+            choices: Iterable[Any] | None = None, required: str | None = None) -> Any:  # fmt: skip
+    """A field of a Settings dataclass with bounds. `required` says what a missing value should be."""
+    return dataclasses.field(
+        default=MISSING,
+        metadata={"ge": ge, "gt": gt, "le": le, "choices": choices and tuple(choices), "required": required},
+    )
+
+
+def validate(schema: type, node: DictConfig, prefix: str = "") -> Any:
+    """The node as an instance of the schema, or a ConfigError. `prefix` is the group, "drafter."."""
+    values = OmegaConf.to_container(node, resolve=True)
+    values.pop("_target_", None)
+    fields = {field.name: field for field in dataclasses.fields(schema)}
+    for name in values:
+        if name not in fields:
+            raise unknown(f"{prefix}{name}", (f"{prefix}{field}" for field in fields), "setting")
+    try:
+        typed = OmegaConf.merge(OmegaConf.structured(schema), values)
+        settings = OmegaConf.to_object(typed)
+    except MissingMandatoryValue as error:
+        name = (error.full_key or "").split(".")[-1]
+        what = fields[name].metadata.get("required") or "a value"
+        raise ConfigError(f"{prefix}{name} is not set: give {what} with {prefix}{name}=...") from error
+    except ConfigKeyError as error:
+        raise ConfigError(f"{prefix}{error.full_key} is not a setting") from error
+    except OmegaConfBaseException as error:
+        name = (error.full_key or "").split(".")[-1].split("[")[0]
+        allowed = describe(fields[name])
+        raise ConfigError(f"{prefix}{name}={values.get(name)} is not allowed: it must be {allowed}") from error
+    for field in fields.values():
+        check_bounds(f"{prefix}{field.name}", getattr(settings, field.name), field)
+    return settings
+
+
+def check_bounds(key: str, value: Any, field: dataclasses.Field) -> None:
+    limits = field.metadata
+    if isinstance(value, bool) and field.type not in (bool, Any, "bool"):
+        raise ConfigError(f"{key}={value} is not allowed: it must be {describe(field)}")
+    if value is None or isinstance(value, (str, bool)) and not limits.get("choices"):
+        return
+    too_low = (limits.get("ge") is not None and not value >= limits["ge"]) or (
+        limits.get("gt") is not None and not value > limits["gt"]
+    )
+    too_high = limits.get("le") is not None and not value <= limits["le"]
+    if too_low or too_high or (limits.get("choices") and value not in limits["choices"]):
+        raise ConfigError(f"{key}={value} is not allowed: it must be {describe(field)}")
+
+
+def describe(field: dataclasses.Field) -> str:
+    """What a field accepts, in words: "an integer >= 1"."""
+    limits = field.metadata
+    if limits.get("choices"):
+        return "one of " + ", ".join(map(str, limits["choices"]))
+    name = getattr(field.type, "__name__", str(field.type))
+    words = {"int": "an integer", "float": "a number", "bool": "true or false", "str": "text"}.get(name, name)
+    bounds = [f"{sign} {limits[key]:g}" for key, sign in (("ge", ">="), ("gt", ">"), ("le", "<="))
+              if limits.get(key) is not None]  # fmt: skip
+    return " ".join([words, " and ".join(bounds)]).strip()
+
+
+def unknown(name: str, available: Iterable[str], kind: str) -> ConfigError:
+    """"unknown X 'foo'. Did you mean ...? Available: ..." """
+    available = sorted(available)
+    close = difflib.get_close_matches(name, available, n=1)
+    hint = f" Did you mean {close[0]}?" if close else ""
+    return ConfigError(f"{name} is not a {kind}.{hint} Available: {', '.join(available) or 'none'}.")
+
+
+def explain(error: Exception) -> str:
+    """A mistake that Hydra or OmegaConf found while composing, as one sentence."""
+    text = str(error)
+    if found := re.search(r"Could not override '([^']+)'|Key '([^']+)' is not in struct", text):
+        key = found[1] or found[2]
+        available = _siblings(key)
+        return str(unknown(key, available, "setting"))
+    if found := re.search(r"Could not find '([^']+)/([^'/]+)'\s+Available options in '[^']+':(.*)", text, re.S):
+        group, option, options = found[1], found[2], found[3].split()
+        return str(unknown(f"{group}={option}", (f"{group}={name}" for name in options), "choice"))
+    first = next((line for line in text.splitlines() if line.strip()), type(error).__name__)
+    return f"{first.strip()} (see python -m specbench --help)"

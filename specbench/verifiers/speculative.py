@@ -1,0 +1,31 @@
+"""The paper's verifier: speculative sampling (section 2.3) with lenience (A.5)."""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from specbench.context import Context
+from specbench.decoding.state import Draft, Verdict
+from specbench.decoding.verify import greedy_matching, speculative_sampling
+
+
+class SpeculativeVerifier:
+    """Algorithm 1's acceptance rule; exact for lenience 1."""
+
+    @dataclass
+    class Settings:
+        pass
+
+    def __init__(self, settings: Settings, context: Context):
+        self.sampling, self.lenience = context.sampling, context.lenience
+
+    @property
+    def lossless(self) -> bool:
+        """Whether the output law is the target's own."""
+        return self.lenience == 1
+
+    def accept(self, p: Tensor, draft: Draft, noise) -> Verdict:
+        """p [B, N+1, V] from the target, the draft, and this round's uniforms."""
+        if self.sampling.greedy:
+            return greedy_matching(p, draft, self.lenience)
+        return speculative_sampling(p, draft, noise.r, noise.u, self.lenience)
