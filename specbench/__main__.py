@@ -13,7 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from specbench.naming import fields
-from specbench.settings import ConfigError, explain
+from specbench.settings import ConfigError, explain, stop
 
 CONF = next(p for p in (Path(__file__).parent / "conf", Path(__file__).parent.parent / "conf") if p.is_dir())
 log = logging.getLogger("specbench")
@@ -71,14 +71,11 @@ def main() -> None:
     except ConfigError as error:
         stop(str(error), 2)
     except (HydraException, OmegaConfBaseException) as error:
-        stop(explain(error), 2)
+        from specbench.config import known_keys
+
+        stop(explain(error, known_keys(sys.argv[1:])), 2)
     except KeyboardInterrupt:
         stop("interrupted", 130)
-
-
-def stop(sentence: str, code: int) -> None:
-    print("specbench:", " ".join(sentence.split()), file=sys.stderr)
-    sys.exit(code)
 
 
 if __name__ == "__main__":

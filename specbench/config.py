@@ -4,6 +4,7 @@ Each group's YAML in `conf/` names its class with Hydra's `_target_`; the class 
 as a nested `Settings` dataclass. So a new component is one .py and one .yaml.
 """
 
+import dataclasses
 import hashlib
 import json
 from dataclasses import dataclass
@@ -50,6 +51,18 @@ class Root:
     device: str = setting()
     dtype: str = setting(choices=("auto", "float32", "bfloat16", "float16"))
     force: bool = setting()
+
+
+def known_keys(overrides: list[str]) -> list[str]:
+    """Every key that can be set, given the choices among the overrides: for "did you mean"."""
+    chosen = dict(o.split("=", 1) for o in overrides if "=" in o)
+    keys = [field.name for field in dataclasses.fields(Root)]
+    for group in GROUPS:
+        file = conf_dir() / group / f"{chosen.get(group, 'stdlib')}.yaml"
+        files = [file] if file.is_file() else sorted((conf_dir() / group).glob("*.yaml"))
+        for path in files:
+            keys += [f"{group}.{key}" for key in OmegaConf.load(path) if key not in ("_target_", "defaults")]
+    return [*keys, *GROUPS, "experiment"]
 
 
 @dataclass

@@ -2,38 +2,40 @@
 
 import json
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from hydra import compose
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.utils import JobReturn
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
 
 from specbench.report.tables import multirun_rows, multirun_table, show, to_csv
 from specbench.results import write_text
+from specbench.settings import ConfigError, stop
 
 
-class CheckedSweeper(BasicSweeper):
-    """Hydra's own sweeper, which also refuses a sweep with a job that cannot run."""
-
-    def validate_batch_is_legal(self, batch: Sequence[Sequence[str]]) -> None:
-        from specbench.config import check
-
-        for overrides in batch:
-            check(
-                self.hydra_context.config_loader.load_sweep_config(
-                    master_config=self.config, sweep_overrides=list(overrides)
-                )
-            )
-
-
-class SummaryTable(Callback):
-    """Prints one row per job at the end of a multirun, and writes the rows to summary.csv."""
+class Sweep(Callback):
+    """Checks all jobs at the start; at the end prints one row per job and writes summary.csv."""
 
     def __init__(self) -> None:
         self.jobs: list[tuple[list[str], Path]] = []
+
+    def on_multirun_start(self, config: DictConfig, config_name: str, **kwargs: Any) -> None:
+        """A mistake in the last job must not be found after hours of the others."""
+        from specbench.config import check
+
+        if not config.hydra.sweeper._target_.endswith(".BasicSweeper"):
+            return  # an optimiser decides its jobs as it goes
+        wanted = [f"{key}={value}" for key, value in (config.hydra.sweeper.params or {}).items()]
+        parsed = OverridesParser.create().parse_overrides([*wanted, *config.hydra.overrides.task])
+        try:
+            for overrides in BasicSweeper.split_arguments(parsed, None)[0]:
+                check(compose(config_name, overrides=overrides))
+        except ConfigError as error:  # Hydra would only warn of it
+            stop(str(error), 2)
 
     def on_job_end(self, config: DictConfig, job_return: JobReturn, **kwargs: Any) -> None:
         self.jobs.append((list(job_return.overrides), Path(config.hydra.runtime.output_dir)))

@@ -6,8 +6,9 @@ Types and bounds stand in code beside the class that uses them, values in `conf/
 import dataclasses
 import difflib
 import re
+import sys
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NoReturn
 
 from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import ConfigKeyError, MissingMandatoryValue, OmegaConfBaseException
@@ -56,7 +57,7 @@ def check_bounds(key: str, value: Any, field: dataclasses.Field) -> None:
     limits = field.metadata
     if isinstance(value, bool) and field.type not in (bool, Any, "bool"):
         raise ConfigError(f"{key}={value} is not allowed: it must be {describe(field)}")
-    if value is None or isinstance(value, (str, bool)) and not limits.get("choices"):
+    if value is None or (isinstance(value, (str, bool)) and not limits.get("choices")):
         return
     too_low = (limits.get("ge") is not None and not value >= limits["ge"]) or (
         limits.get("gt") is not None and not value > limits["gt"]
@@ -79,22 +80,28 @@ def describe(field: dataclasses.Field) -> str:
 
 
 def unknown(name: str, available: Iterable[str], kind: str) -> ConfigError:
-    """"unknown X 'foo'. Did you mean ...? Available: ..." """
+    """ "unknown X 'foo'. Did you mean ...? Available: ..." """
     available = sorted(available)
     close = difflib.get_close_matches(name, available, n=1)
     hint = f" Did you mean {close[0]}?" if close else ""
     return ConfigError(f"{name} is not a {kind}.{hint} Available: {', '.join(available) or 'none'}.")
 
 
-def explain(error: Exception) -> str:
+def explain(error: Exception, known_keys: Iterable[str]) -> str:
     """A mistake that Hydra or OmegaConf found while composing, as one sentence."""
     text = str(error)
     if found := re.search(r"Could not override '([^']+)'|Key '([^']+)' is not in struct", text):
-        key = found[1] or found[2]
-        available = _siblings(key)
-        return str(unknown(key, available, "setting"))
-    if found := re.search(r"Could not find '([^']+)/([^'/]+)'\s+Available options in '[^']+':(.*)", text, re.S):
+        return str(unknown(found[1] or found[2], known_keys, "setting"))
+    if found := re.search(r"Could not find '([^']+)/([^'/]+)'\s+Available options in '[^']+':\n((?:\t.*\n?)*)", text):
         group, option, options = found[1], found[2], found[3].split()
         return str(unknown(f"{group}={option}", (f"{group}={name}" for name in options), "choice"))
-    first = next((line for line in text.splitlines() if line.strip()), type(error).__name__)
-    return f"{first.strip()} (see python -m specbench --help)"
+    first = next((line for line in text.splitlines() if line.strip()), type(error).__name__).strip()
+    if override := getattr(error, "override", None):
+        return f"{override} is not an override that Hydra can read: {first}"
+    return f"{first} (see python -m specbench --help)"
+
+
+def stop(sentence: str, code: int) -> NoReturn:
+    """Ends the program with one sentence on standard error."""
+    print("specbench:", " ".join(sentence.split()), file=sys.stderr)
+    sys.exit(code)

@@ -21,8 +21,8 @@ def need_file(path: str, prefix: str) -> None:
 
 def read_json_lines(path: str) -> Iterator[tuple[int, dict[str, Any]]]:
     """(line number, object) for each line that is not blank."""
-    opened = gzip.open(path, "rt", encoding="utf-8") if path.endswith(".gz") else open(path, encoding="utf-8")
-    with opened as lines:
+    opener = gzip.open if path.endswith(".gz") else open
+    with opener(path, "rt", encoding="utf-8") as lines:
         for number, line in enumerate(lines, 1):
             if not line.strip():
                 continue

@@ -37,5 +37,3 @@ class RandomDrafter:
         if not self.greedy:
             q = torch.full((*tokens.shape, self.vocab_size), 1 / self.vocab_size, device=tokens.device)
         return Draft.chain(tokens, q, torch.tensor(gamma, device=tokens.device))
-
-

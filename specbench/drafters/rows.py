@@ -28,7 +28,12 @@ class PointMassDrafter(ABC):
             self.guess(row, rows[row][:length], wanted) if wanted else []
             for row, (length, wanted) in enumerate(zip(state.lengths, gamma, strict=True))
         ]
-        return to_draft(guesses, None, state)
+        width = max(map(len, guesses))
+        device = state.tokens.device
+        if width == 0:
+            return Draft.empty(state.batch_size, device)
+        tokens = torch.tensor([row + [0] * (width - len(row)) for row in guesses], device=device)
+        return Draft.chain(tokens, None, torch.tensor([len(row) for row in guesses], device=device))
 
     @abstractmethod
     def guess(self, row: int, tokens: Sequence[int], gamma: int) -> list[int]:
@@ -49,44 +54,33 @@ class CountDrafter(ABC):
         """Nothing is remembered between prompts unless a subclass says so."""
 
     def propose(self, state: State, gamma: list[int]) -> Draft:
-        rows, guesses, q = state.tokens.tolist(), [], []
+        texts = [row[:length] for row, length in zip(state.tokens.tolist(), state.lengths, strict=True)]
         noise = state.window(state.noise[PROPOSAL], 0, max(gamma)).cpu()
         seen = state.seen(self.vocab_size).cpu() if self.sampling.repetition_penalty != 1 else None
-        for row, (length, wanted) in enumerate(zip(state.lengths, gamma, strict=True)):
-            tokens, laws = list(rows[row][:length]), []
-            for i in range(wanted):
-                weights = self.weights(row, tokens)
-                if weights is None:
-                    break
-                law = self.sampling.probabilities(weights.log(), None if seen is None else seen[row])
-                token = int(draw(law, noise[row, i]))
-                if seen is not None:
-                    seen[row, token] = True
-                tokens.append(token)
-                laws.append(law)
-            guesses.append(tokens[length:])
-            q.append(laws)
-        return to_draft(guesses, None if self.sampling.greedy else q, state)
+        count, tokens, probs = [0] * len(texts), [], []
+        for i in range(max(gamma)):
+            weights = [
+                self.weights(row, text) if count[row] == i < gamma[row] else None for row, text in enumerate(texts)
+            ]
+            if all(w is None for w in weights):
+                break
+            anything = torch.ones(self.vocab_size)  # for rows whose guesses have ended
+            law = self.sampling.probabilities(torch.stack([anything if w is None else w for w in weights]).log(), seen)
+            guess = draw(law, noise[:, i])
+            if seen is not None:
+                seen.scatter_(1, guess[:, None], True)
+            for row, token in enumerate(guess.tolist()):
+                if weights[row] is not None:
+                    texts[row].append(token)
+                    count[row] += 1
+            tokens.append(guess)
+            probs.append(law)
+        device = state.tokens.device
+        if not tokens:
+            return Draft.empty(state.batch_size, device)
+        q = None if self.sampling.greedy else torch.stack(probs, 1).to(device)
+        return Draft.chain(torch.stack(tokens, 1).to(device), q, torch.tensor(count, device=device))
 
     @abstractmethod
     def weights(self, row: int, tokens: Sequence[int]) -> Tensor | None:
         """Unnormalised weights [V] of what follows `tokens`, on the CPU; None is no guess."""
-
-
-def to_draft(guesses: list[list[int]], q: list[list[Tensor]] | None, state: State) -> Draft:
-    """Ragged guesses per row, and their q if it is not a point mass, as one draft."""
-    width = max(map(len, guesses))
-    device = state.tokens.device
-    if width == 0:
-        return Draft.empty(state.batch_size, device)
-    tokens = torch.tensor([row + [0] * (width - len(row)) for row in guesses])
-    count = torch.tensor([len(row) for row in guesses])
-    probs = None
-    if q is not None:
-        vocab_size = next(law.shape[-1] for laws in q for law in laws)
-        probs = torch.zeros(len(guesses), width, vocab_size)
-        for row, laws in enumerate(q):
-            for i, law in enumerate(laws):
-                probs[row, i] = law
-        probs = probs.to(device)
-    return Draft.chain(tokens.to(device), probs, count.to(device))

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from itertools import pairwise
 
 import torch
 
@@ -30,10 +31,7 @@ class Stopwatch:
         """Seconds by lap name, one entry per round."""
         if self._rounds and not isinstance(self._rounds[0][0][1], float):
             torch.cuda.synchronize()
-        return [
-            {name: _seconds(before, now) for (_, before), (name, now) in zip(marks, marks[1:], strict=False)}
-            for marks in self._rounds
-        ]
+        return [{name: _seconds(before, now) for (_, before), (name, now) in pairwise(marks)} for marks in self._rounds]
 
     def total(self) -> float:
         """Seconds of all laps of all rounds."""

@@ -90,9 +90,7 @@ def _random(settings: PretrainedModel.Settings, source: str, context: Context) -
     tokenizer = transformers.AutoTokenizer.from_pretrained(source if has_tokenizer else SHIPPED / "target")
     torch.manual_seed(context.seed)
     with torch.device(context.device):
-        module = transformers.AutoModelForCausalLM.from_config(
-            config, dtype=context.dtype, attn_implementation="sdpa"
-        )
+        module = transformers.AutoModelForCausalLM.from_config(config, dtype=context.dtype, attn_implementation="sdpa")
     return module.eval(), tokenizer
 
 

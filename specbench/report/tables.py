@@ -6,14 +6,14 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console, Group
-from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
 COLUMNS = {  # of a multirun's table: heading, path in results.json
     "alpha": "alpha/mean",
-    "+-": "alpha/stderr",
+    "stderr": "alpha/stderr",
     "tau": "block_efficiency/mean",
     "c": "cost/c",
     "v": "cost/v",
@@ -26,6 +26,7 @@ COLUMNS = {  # of a multirun's table: heading, path in results.json
     "tokens/s": "throughput/speculative_tokens_per_second",
     "lossless": "lossless/verdict",
 }
+WIDTH = 120  # characters, where the output is not a terminal
 
 
 def verdict(lossless: dict[str, Any]) -> tuple[str, str]:
@@ -47,10 +48,12 @@ def run_table(result: dict[str, Any], out_dir: Path) -> Group:
     config, cost, speedup = result["config"], result["cost"], result["speedup"]
     counts = result["counts"]
     title = (
-        f"{_path(config['drafter'])} drafts for {_path(config['target'])}: gamma {config['gamma']}, "
-        f"temperature {config['temperature']:g}, lenience {config['lenience']:g}, batch {config['batch_size']}"
+        f"\n{_path(config['drafter'])} drafts for {_path(config['target'])}\n"
+        f"gamma {config['gamma']}, temperature {config['temperature']:g}, "
+        f"lenience {config['lenience']:g}, batch {config['batch_size']}"
     )
-    table = Table(title=title, title_style="bold", show_header=True, header_style="dim", title_justify="left")
+    table = Table(title=title, title_style="bold", header_style="dim", title_justify="left",
+                  box=SIMPLE_HEAD)  # fmt: skip
     for heading, justify in (("", "left"), ("measured", "right"), ("", "left")):
         table.add_column(heading, justify=justify)
     alpha, counted = result["alpha"], result["alpha_counted"]
@@ -58,30 +61,33 @@ def run_table(result: dict[str, Any], out_dir: Path) -> Group:
     table.add_row("alpha (accepted / tested)", _pm(counted), "cross-check")
     table.add_row("block efficiency", _pm(result["block_efficiency"]), "tokens per target call")
     step = cost["target_step_seconds"] * 1e3
-    table.add_row("c", _number(cost["c"], 3), f"drafter step / target step ({step:.2f} ms)")
-    table.add_row("v", _number(cost["v"], 3), "verify call / target step (Theorem 3.8 assumes 1)")
-    table.add_row("o", _number(cost["o"], 3), "rest of a round / target step (Theorem 3.8 assumes 0)")
+    table.add_row("c", _number(cost["c"], 3), f"drafter step / target step of {step:.2f} ms")
+    table.add_row("v", _number(cost["v"], 3), "verify call / target step; 3.8 assumes 1")
+    table.add_row("o", _number(cost["o"], 3), "rest of a round / target step; 3.8 assumes 0")
     table.add_section()
     low, high = speedup["ci95"]
     table.add_row("speedup", f"{speedup['measured']:.2f}x", f"95 % interval {low:.2f} to {high:.2f}")
     table.add_row("  predicted, Theorem 3.8", _times(speedup["theorem_3_8"]), "from alpha, gamma and c")
-    table.add_row("  predicted, corrected", _times(speedup["corrected"]), "from block efficiency, c, v and o")
+    table.add_row("  predicted, corrected", _times(speedup["corrected"]), "from tokens per call, c, v and o")
     table.add_row("  end to end", f"{speedup['end_to_end']:.2f}x", "with prefill")
     ours, baseline = (result["throughput"][f"{who}_tokens_per_second"] for who in ("speculative", "baseline"))
     table.add_row("tokens/s", f"{ours:.1f}", f"autoregressive {baseline:.1f}")
-    table.add_row("operations", _times(result["operations_factor"]), "of autoregressive decoding (Theorem 3.11)")
+    table.add_row("operations", _times(result["operations_factor"]), "of plain decoding's (Theorem 3.11)")
     gamma = result["optimal_gamma"]
-    table.add_row("gamma*", "-" if gamma is None else str(gamma), "best by Theorem 3.8 for this alpha and c")
+    table.add_row("gamma*", "-" if gamma is None else str(gamma), "best by Theorem 3.8, this alpha and c")
     lines: list[Any] = [table]
     sentence, style = verdict(result["lossless"])
     lines.append(Text("lossless: ", style="bold").append(sentence, style=style))
     if speedup["measured"] < 1:
         lines.append(Text("speculative decoding was slower than plain decoding here", style="yellow"))
-    left_out = [f"{counts[key]} {what}" for key, what in
-                (("too_long", "prompts do not fit the context"), ("failed", "prompts failed")) if counts[key]]  # fmt: skip
-    for warning in [*result["notes"], *left_out, *([result["status"]] if result["status"] != "complete" else [])]:
-        lines.append(Text(f"note: {warning}", style="yellow"))
-    lines.append(Text(f"{counts['prompts']} prompts, {counts['tokens']:,} tokens; written to {out_dir}", style="dim"))
+    notes = list(result["notes"])
+    for key, what in (("too_long", "prompts do not fit the context"), ("failed", "prompts failed")):
+        notes += [f"{counts[key]} {what}"] if counts[key] else []
+    if result["status"] != "complete":
+        notes.append(f"{result['status']}: these are the prompts that were finished")
+    lines += [Text(f"note: {note}", style="yellow") for note in notes]
+    lines.append(Text(f"{counts['prompts']} prompts, {counts['tokens']:,} tokens; written to", style="dim"))
+    lines.append(Text(str(out_dir), style="dim", overflow="fold"))
     return Group(*lines)
 
 
@@ -102,13 +108,12 @@ def multirun_rows(jobs: Sequence[tuple[list[str], dict[str, Any] | None]]) -> li
 
 
 def multirun_table(rows: Sequence[dict[str, Any]], title: str) -> Table:
-    table = Table(title=title, title_style="bold", title_justify="left", header_style="dim")
+    table = Table(title=title, title_style="bold", title_justify="left", header_style="dim", box=SIMPLE_HEAD)
     headings = list(dict.fromkeys(key for row in rows for key in row))
     for heading in headings:
-        table.add_column(heading, justify="right")
+        table.add_column(heading, justify="right", no_wrap=True)
     for row in rows:
-        table.add_row(*(_number(row.get(h), 3) if isinstance(row.get(h), float) else str(row.get(h) if row.get(h)
-                        is not None else "-") for h in headings))  # fmt: skip
+        table.add_row(*(_cell(heading, row.get(heading)) for heading in headings))
     return table
 
 
@@ -122,12 +127,10 @@ def to_csv(rows: Sequence[dict[str, Any]]) -> str:
 
 def show(*renderables: Any) -> None:
     console = Console()
+    if not console.is_terminal:
+        console = Console(width=WIDTH)
     for renderable in renderables:
         console.print(renderable)
-
-
-def show_error(sentence: str) -> None:
-    Console(stderr=True).print(Panel.fit(Text(sentence), title="specbench", border_style="red"))
 
 
 def _word(lossless: dict[str, Any]) -> str:
@@ -151,6 +154,12 @@ def _pm(estimate: dict[str, Any]) -> str:
         return "-"
     error = "" if estimate["stderr"] is None else f" +- {estimate['stderr']:.3f}"
     return f"{estimate['mean']:.3f}{error}"
+
+
+def _cell(heading: str, value: Any) -> str:
+    if not isinstance(value, float):
+        return "-" if value is None else str(value)
+    return _number(value, 1 if heading == "tokens/s" else 2 if heading in ("low", "high", "speedup") else 3)
 
 
 def _number(value: float | None, digits: int) -> str:

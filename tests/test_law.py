@@ -1,0 +1,160 @@
+"""The output law of the whole decoder, through cache and rollback, on a target whose law is known.
+
+V = 16, 200,000 trials, an adversarial drafter, chi-square per output position within
+df + 10 sqrt(2 df); and negative controls that must fail the same test.
+"""
+
+import numpy as np
+import pytest
+import torch
+from conftest import CACHES, DRAFTERS, V, make_context, make_drafter, tabular_model
+
+from specbench.cache.static import StaticCache
+from specbench.decoding.autoregressive import decode_autoregressive
+from specbench.decoding.noise import ACCEPTANCE, PROPOSAL, RESIDUAL
+from specbench.decoding.sampling import Sampling
+from specbench.decoding.speculative import decode_speculative
+from specbench.decoding.state import Draft, State
+from specbench.decoding.verify import speculative_sampling
+from specbench.gamma_policies.fixed import FixedGamma
+from specbench.measure.timers import Stopwatch
+from specbench.verifiers.speculative import SpeculativeVerifier
+
+TRIALS = 200_000
+PROMPT = [3, 7, 1, 3, 7, 2, 3]  # repeats, so that copying drafters have something to copy
+NEW_TOKENS = 4
+SAMPLING = Sampling(temperature=1.0)
+
+
+class AcceptEverything(SpeculativeVerifier):
+    """Negative control."""
+
+    def accept(self, p, draft, noise):
+        return speculative_sampling(p, draft, torch.zeros_like(noise.r), noise.u)
+
+
+class ResidualFromTarget(SpeculativeVerifier):
+    """Negative control: after a rejection t is drawn from p instead of norm(max(0, p - q))."""
+
+    def accept(self, p, draft, noise):
+        n = speculative_sampling(p, draft, noise.r, noise.u).accepted
+        as_if_no_more = Draft(draft.tokens, draft.parent, draft.probs, n)
+        return speculative_sampling(p, as_if_no_more, torch.zeros_like(noise.r), noise.u)
+
+
+class StaleCache(StaticCache):
+    """Negative control for rollback: a column that was written once is never written again."""
+
+    def update(self, key_states, value_states, layer_idx, *args, **kwargs):
+        if layer_idx == len(self.keys):
+            return super().update(key_states, value_states, layer_idx)
+        before = self.keys[layer_idx][:, :, : self.visible].clone()
+        super().update(key_states, value_states, layer_idx)
+        known = torch.arange(self.visible) < self.written
+        self.keys[layer_idx][:, :, : self.visible] = torch.where(
+            known[None, None, :, None], before, self.keys[layer_idx][:, :, : self.visible]
+        )
+        self.written = max(self.written, self.visible)
+        return self.keys[layer_idx][:, :, : self.visible], self.values[layer_idx][:, :, : self.visible]
+
+    written = len(PROMPT)
+
+
+def exact_marginals(table: torch.Tensor) -> np.ndarray:
+    """The law of each output position, [NEW_TOKENS, V], by summing over the pairs before it."""
+    step = table.double().softmax(-1).numpy()  # [before, last, next]
+    pair = np.zeros((V, V))
+    pair[PROMPT[-2], PROMPT[-1]] = 1
+    laws = []
+    for _ in range(NEW_TOKENS):
+        pair = np.einsum("ab,abc->bc", pair, step)
+        laws.append(pair.sum(0))
+    return np.array(laws)
+
+
+def start(trials: int, seed: int = 0) -> State:
+    keys = torch.randint(2**62, (trials,), generator=torch.Generator().manual_seed(seed)).tolist()
+    return State.start([PROMPT] * trials, [len(PROMPT) + NEW_TOKENS] * trials, keys, [], 4, torch.device("cpu"))
+
+
+def worst_excess(state: State, law: np.ndarray) -> float:
+    """Largest chi-square over positions, in units of its limit: above 1 the law is refused."""
+    outputs = state.tokens[:, len(PROMPT) : len(PROMPT) + NEW_TOKENS].numpy()
+    limit = (V - 1) + 10 * np.sqrt(2 * (V - 1))
+    excess = []
+    for position in range(NEW_TOKENS):
+        counts = np.bincount(outputs[:, position], minlength=V)
+        expected = law[position] * len(outputs)
+        excess.append((((counts - expected) ** 2) / expected).sum() / limit)
+    return max(excess)
+
+
+def decode(tables, number_text, kind="model", cache="static", verifier=SpeculativeVerifier, gamma=3, lenience=1.0,
+           prepare=lambda state: state, drafter_table=None):  # fmt: skip
+    target = tabular_model(tables.target, SAMPLING, cache)
+    helper = tabular_model(tables.adversarial if drafter_table is None else drafter_table, SAMPLING, cache)
+    drafter = make_drafter(kind, target, number_text, helper)
+    judge = verifier(verifier.Settings(), make_context(SAMPLING, target, lenience))
+    state = prepare(start(TRIALS))
+    target.allocate(TRIALS, state.tokens.shape[1])
+    target.prefill(state)
+    policy = FixedGamma(FixedGamma.Settings(gamma=gamma), None)
+    return decode_speculative(state, target, drafter, policy, judge, Stopwatch(target.device))
+
+
+@pytest.mark.parametrize("kind", DRAFTERS)
+def test_every_drafter_leaves_the_target_law(kind, tables, number_text):
+    assert worst_excess(decode(tables, number_text, kind), exact_marginals(tables.target)) < 1
+
+
+@pytest.mark.parametrize("cache", CACHES)
+def test_a_similar_drafter_through_every_cache(cache, tables, number_text):
+    """With many acceptances, so that rollback happens at every depth."""
+    state = decode(tables, number_text, cache=cache, drafter_table=tables.similar)
+    assert worst_excess(state, exact_marginals(tables.target)) < 1
+
+
+def test_autoregressive_decoding_has_the_target_law(tables):
+    target = tabular_model(tables.target, SAMPLING)
+    state = start(TRIALS)
+    target.allocate(TRIALS, state.tokens.shape[1])
+    target.prefill(state)
+    verifier = SpeculativeVerifier(SpeculativeVerifier.Settings(), make_context(SAMPLING))
+    decode_autoregressive(state, target, verifier, Stopwatch(target.device))
+    assert worst_excess(state, exact_marginals(tables.target)) < 1
+
+
+@pytest.mark.parametrize("verifier", [AcceptEverything, ResidualFromTarget])
+def test_biased_verifiers_are_caught(verifier, tables, number_text):
+    state = decode(tables, number_text, verifier=verifier, drafter_table=tables.similar)
+    assert worst_excess(state, exact_marginals(tables.target)) > 1
+
+
+def test_lenience_is_caught(tables, number_text):
+    state = decode(tables, number_text, lenience=0.8, drafter_table=tables.similar)
+    assert worst_excess(state, exact_marginals(tables.target)) > 1
+
+
+def test_a_missing_rollback_is_caught(tables, number_text):
+    state = decode(tables, number_text, cache=StaleCache)
+    assert worst_excess(state, exact_marginals(tables.target)) > 1
+
+
+def test_a_shared_noise_stream_is_caught(tables, number_text):
+    """Proposal and residual must not share their randomness."""
+
+    def share(state):
+        state.noise[RESIDUAL] = state.noise[PROPOSAL]
+        return state
+
+    state = decode(tables, number_text, prepare=share, drafter_table=tables.similar)
+    assert worst_excess(state, exact_marginals(tables.target)) > 1
+
+
+def test_the_noise_is_uniform_and_the_streams_are_independent():
+    noise = start(20_000).noise.flatten(1).numpy()
+    counts = np.stack([np.histogram(stream, bins=64, range=(0, 1))[0] for stream in noise])
+    expected = noise.shape[1] / 64
+    assert (((counts - expected) ** 2 / expected).sum(1) < 63 + 10 * np.sqrt(2 * 63)).all()
+    correlation = np.corrcoef(noise)[[PROPOSAL, PROPOSAL, ACCEPTANCE], [ACCEPTANCE, RESIDUAL, RESIDUAL]]
+    assert (np.abs(correlation) < 5 / np.sqrt(noise.shape[1])).all()

@@ -1,0 +1,137 @@
+"""Counters, estimators and the losslessness gate, with verifiers that the gate must refuse."""
+
+import numpy as np
+import pytest
+import torch
+from conftest import V, make_context, make_drafter, tabular_model
+from test_law import AcceptEverything, ResidualFromTarget
+
+from specbench.decoding.sampling import Sampling
+from specbench.decoding.speculative import decode_speculative
+from specbench.decoding.state import State
+from specbench.gamma_policies.fixed import FixedGamma
+from specbench.measure.estimators import ratio, speedup_interval
+from specbench.measure.lossless import equality_gate, martingale_gate
+from specbench.measure.recorder import Recorder
+from specbench.measure.timers import Stopwatch
+from specbench.verifiers.speculative import SpeculativeVerifier
+
+
+def record(tables, number_text, kind="model", verifier=SpeculativeVerifier, lenience=1.0, gamma=4, rows=300,
+           new_tokens=40, stop=(), temperature=1.0):  # fmt: skip
+    sampling = Sampling(temperature=temperature)
+    target = tabular_model(tables.target, sampling)
+    drafter = make_drafter(kind, target, number_text, tabular_model(tables.similar, sampling))
+    judge = verifier(verifier.Settings(), make_context(sampling, target, lenience))
+    prompts = [[3, 7, 1, int(i % V)] for i in range(rows)]
+    state = State.start(prompts, [4 + new_tokens] * rows, list(range(rows)), list(stop), gamma + 1, target.device)
+    target.allocate(rows, state.tokens.shape[1])
+    target.prefill(state)
+    recorder, clock = Recorder(lenience, sampling.greedy), Stopwatch(target.device)
+    recorder.begin(state)
+    policy = FixedGamma(FixedGamma.Settings(gamma=gamma), None)
+    decode_speculative(state, target, drafter, policy, judge, clock, recorder)
+    return recorder.rounds(clock.rounds()), state
+
+
+@pytest.mark.parametrize("kind", ["model", "ngram", "ngram_sample", "prompt_lookup", "bigram", "random"])
+def test_the_gate_passes_exact_decoding(kind, tables, number_text):
+    rounds, _ = record(tables, number_text, kind)
+    verdict = martingale_gate(rounds, expected=True)
+    assert verdict.passed, verdict.detail
+    assert verdict.detail["tokens"] == 300 * 40
+
+
+@pytest.mark.parametrize("kind", ["model", "bigram", "ngram"])
+@pytest.mark.parametrize("verifier", [AcceptEverything, ResidualFromTarget])
+def test_the_gate_refuses_biased_verifiers(kind, verifier, tables, number_text):
+    rounds, _ = record(tables, number_text, kind, verifier)
+    assert not martingale_gate(rounds, expected=True).passed
+
+
+def test_the_gate_refuses_hidden_lenience(tables, number_text):
+    rounds, _ = record(tables, number_text, lenience=0.8)
+    assert not martingale_gate(rounds, expected=False).passed
+
+
+def test_greedy_gate_names_the_first_divergence(tables):
+    target = tabular_model(tables.target, Sampling(temperature=0))
+    same = equality_gate([[1, 2]], [[3, 4, 5]], [[3, 4, 5]], target, torch.float32, expected=True)
+    assert same.passed and same.detail["equal"] == 1
+    other = equality_gate([[1, 2]], [[3, 4, 5]], [[3, 9, 5]], target, torch.float32, expected=True)
+    assert not other.passed
+    assert other.detail["divergences"][0]["position"] == 1
+    assert other.detail["divergences"][0]["kind"] == "bug"
+
+
+def test_greedy_gate_forgives_a_tie_in_16_bits_only(tables):
+    table = tables.target.clone()
+    best, second = table[2, 3].topk(2).indices
+    table[2, 3, second] = table[2, 3, best] - 1e-3
+    target = tabular_model(table, Sampling(temperature=0))
+    outputs = [[3, int(best)]], [[3, int(second)]]
+    assert equality_gate([[1, 2]], *outputs, target, torch.bfloat16, expected=True).passed
+    assert not equality_gate([[1, 2]], *outputs, target, torch.float32, expected=True).passed
+
+
+def test_counters_add_up(tables, number_text):
+    rounds, state = record(tables, number_text)
+    assert sum(r.tokens for r in rounds) == sum(map(len, state.new_tokens())) == 300 * 40
+    for r in rounds:
+        assert r.tokens == r.accepted + r.recovered + r.bonus
+        assert r.tested == len(r.beta) == min(r.accepted + 1, r.gamma)
+        assert all(0 <= beta <= 1 + 1e-5 for beta in r.beta)
+    by_row = {row: [r for r in rounds if r.row == row] for row in range(300)}
+    for group in by_row.values():
+        starts = [r.position for r in group]
+        assert starts == list(np.cumsum([0, *(r.tokens for r in group)])[:-1])
+
+
+def test_nothing_after_a_stop_is_counted(tables, number_text):
+    rounds, state = record(tables, number_text, stop=[5], gamma=6)
+    outputs = state.new_tokens()
+    assert any(out[-1] == 5 and len(out) < 40 for out in outputs)
+    assert all(5 not in out[:-1] for out in outputs)
+    assert sum(r.tokens for r in rounds) == sum(map(len, outputs))
+    assert sum(r.accepted_before_stop for r in rounds) > sum(r.accepted for r in rounds)
+    assert all(len(r.beta) <= r.tokens for r in rounds)
+
+
+def test_mean_beta_and_acceptances_agree_and_do_not_move_with_gamma(tables, number_text):
+    """Both estimate alpha; a tabular target makes it the same at each gamma only up to noise."""
+    found = []
+    for gamma in (1, 3, 8):
+        rounds, _ = record(tables, number_text, gamma=gamma)
+        by_row = [[r for r in rounds if r.row == row] for row in range(300)]
+        tested = [sum(r.tested for r in group) for group in by_row]
+        beta = ratio([sum(sum(r.beta) for r in group) for group in by_row], tested)
+        counted = ratio([sum(r.accepted for r in group) for group in by_row], tested)
+        assert abs(beta.mean - counted.mean) < 4.5 * counted.stderr
+        found.append(beta)
+    for one in found[1:]:
+        assert abs(one.mean - found[0].mean) < 4.5 * np.hypot(one.stderr, found[0].stderr)
+
+
+def test_lenience_raises_alpha_as_a5_says(tables, number_text):
+    strict, lenient = (record(tables, number_text, lenience=value)[0] for value in (1.0, 0.3))
+    assert np.mean([b for r in lenient for b in r.beta]) > np.mean([b for r in strict for b in r.beta]) + 0.05
+    accepted = sum(r.accepted for r in lenient) / sum(r.tested for r in lenient)
+    assert accepted == pytest.approx(np.mean([b for r in lenient for b in r.beta]), abs=0.02)
+
+
+def test_the_clustered_error_covers_the_truth():
+    """95 % intervals from prompts that differ in their own rate hold the overall rate."""
+    rng, hits = np.random.default_rng(0), 0
+    for _ in range(400):
+        rates = rng.beta(4, 2, size=30)
+        n = rng.integers(20, 60, size=30)
+        estimate = ratio(rng.binomial(n, rates), n)
+        hits += abs(estimate.mean - 4 / 6) < 1.96 * estimate.stderr
+    assert 0.90 < hits / 400 < 0.98
+
+
+def test_speedup_is_a_ratio_of_sums_with_an_interval_around_it():
+    measured, (low, high) = speedup_interval([2.0, 4.0, 3.0], [10, 20, 10], [1.0, 2.0, 1.0], [10, 20, 10])
+    assert measured == pytest.approx(9 / 4)
+    assert low <= measured <= high
+    assert (low, high) != (measured, measured)

@@ -1,0 +1,96 @@
+"""The verifier against the oracle: exactly with injected noise, and in law."""
+
+import numpy as np
+import pytest
+import reference
+import torch
+
+from specbench.decoding.state import Draft
+from specbench.decoding.verify import greedy_matching, speculative_sampling
+
+ROWS, N, V = 20_000, 4, 16
+
+
+def random_laws(shape, seed, spread=2.0):
+    generator = torch.Generator().manual_seed(seed)
+    return (torch.randn(*shape, V, generator=generator) * spread).softmax(-1)
+
+
+@pytest.mark.parametrize("lenience", [1.0, 0.5, 0.1])
+@pytest.mark.parametrize("point_mass", [False, True])
+def test_equals_the_oracle_with_injected_noise(lenience, point_mass):
+    generator = torch.Generator().manual_seed(3)
+    p, q = random_laws((ROWS, N + 1), 1), random_laws((ROWS, N), 2)
+    x = torch.multinomial(q.flatten(0, 1), 1, generator=generator).view(ROWS, N)
+    count = torch.randint(N + 1, (ROWS,), generator=generator)
+    r, u = (torch.rand(ROWS, width, generator=generator, dtype=torch.float64) for width in (N, N + 1))
+    verdict = speculative_sampling(p, Draft.chain(x, None if point_mass else q, count), r, u, lenience)
+    for row in range(ROWS):
+        g = int(count[row])
+        laws = np.eye(V, dtype=np.float32)[x[row, :g]] if point_mass else q[row, :g].numpy()
+        n, t = reference.accept(
+            p[row, : g + 1].numpy(), laws, x[row, :g].tolist(), r[row].numpy(), u[row].numpy(), lenience
+        )
+        assert verdict.accepted[row] == n
+        assert verdict.tokens[row, : n + 1].tolist() == [*x[row, :n].tolist(), t]
+
+
+@pytest.mark.parametrize("lenience", [1.0, 0.5, 0.3, 0.1])
+def test_lenience_bounds_the_output_law(lenience):
+    """s(x) <= p(x) / l for every token, exactly; and the verifier draws from that s."""
+    p, q = (random_laws((500,), seed).double().numpy() for seed in (7, 8))
+    for p_row, q_row in zip(p, q, strict=True):
+        s = reference.output_law(p_row, q_row, lenience)
+        assert np.isclose(s.sum(), 1)
+        assert (s <= p_row / lenience * (1 + 1e-12)).all()
+        if lenience == 1:
+            assert np.allclose(s, p_row)
+    counts = first_tokens(torch.tensor(p[0]).float(), torch.tensor(q[0]).float(), lenience)
+    assert chi_square_fits(counts, reference.output_law(p[0], q[0], lenience))
+
+
+def first_tokens(p, q, lenience, trials=200_000):
+    generator = torch.Generator().manual_seed(9)
+    x = torch.multinomial(q.expand(trials, V), 1, generator=generator)
+    noise = [torch.rand(trials, width, generator=generator, dtype=torch.float64) for width in (1, 2)]
+    draft = Draft.chain(x, q.expand(trials, 1, V), torch.ones(trials, dtype=torch.long))
+    verdict = speculative_sampling(p.expand(trials, 2, V), draft, *noise, lenience)
+    return torch.bincount(verdict.tokens[:, 0], minlength=V).numpy()
+
+
+def chi_square_fits(counts, law):
+    expected = law * counts.sum()
+    degrees = len(law) - 1
+    return ((counts - expected) ** 2 / expected).sum() < degrees + 10 * np.sqrt(2 * degrees)
+
+
+def test_the_law_test_can_fail():
+    """Negative control: lenience .9 is a bias that 200,000 trials must see."""
+    p, q = random_laws((1,), 7)[0], random_laws((1,), 8)[0]
+    assert chi_square_fits(first_tokens(p, q, 1.0), p.double().numpy())
+    assert not chi_square_fits(first_tokens(p, q, 0.9), p.double().numpy())
+
+
+def test_temperature_zero_accepts_only_the_argmax():
+    p = torch.nn.functional.one_hot(torch.tensor([[3, 5, 1]]), V).float()
+    draft = Draft.chain(torch.tensor([[3, 4]]), None, torch.tensor([2]))
+    verdict = greedy_matching(p, draft)
+    assert verdict.accepted.tolist() == [1]
+    assert verdict.tokens[0, :2].tolist() == [3, 5]
+
+
+def test_temperature_zero_lenience_compares_with_the_maximum():
+    """Accept x when p(x) >= l * max p, p before argmax (A.5)."""
+    p = torch.tensor([[[0.5, 0.3, 0.2], [0.1, 0.2, 0.7]]])
+    draft = Draft.chain(torch.tensor([[1]]), None, torch.tensor([1]))
+    assert greedy_matching(p, draft, lenience=0.6).accepted.tolist() == [1]
+    assert greedy_matching(p, draft, lenience=0.61).accepted.tolist() == [0]
+    assert greedy_matching(p, draft, lenience=0.61).tokens[0, 0] == 0
+
+
+def test_p_equal_to_q_leaves_a_valid_token():
+    """Rounding can reject where p = q and nothing is left of p - q: t must still come from p."""
+    p = torch.tensor([[[0.0, 1.0], [0.0, 1.0]]])
+    draft = Draft.chain(torch.tensor([[1]]), p[:, :1], torch.tensor([1]))
+    r = torch.ones(1, 1, dtype=torch.float64)
+    assert speculative_sampling(p, draft, r, torch.zeros(1, 2, dtype=torch.float64)).tokens[0, 0] == 1
