@@ -12,15 +12,14 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from specbench.naming import fields
+from specbench.paths import conf_dir, fields
 from specbench.settings import ConfigError, explain, stop
 
-CONF = next(p for p in (Path(__file__).parent / "conf", Path(__file__).parent.parent / "conf") if p.is_dir())
 log = logging.getLogger("specbench")
 OmegaConf.register_new_resolver("fields", fields, replace=True)
 
 
-@hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")
+@hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name="config")
 def job(config: DictConfig) -> float | None:
     """One job of Hydra's. In a multirun a job that fails is logged and the next one goes on."""
     if HydraConfig.get().mode != RunMode.MULTIRUN:

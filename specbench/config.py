@@ -9,7 +9,6 @@ import hashlib
 import json
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import hydra
@@ -19,18 +18,13 @@ from omegaconf import DictConfig, OmegaConf
 from specbench.context import Context
 from specbench.data.prompts import load
 from specbench.decoding.sampling import Sampling
+from specbench.paths import conf_dir
 from specbench.run import Parts
 from specbench.settings import ConfigError, setting, validate
 
 GROUPS = ("target", "drafter", "gamma_policy", "verifier", "cache", "executor", "data", "baseline", "logger")
 # What a number does not depend on, so that a finished run with the same rest is not done again.
 NOT_HASHED = ("name", "force", "logger", "experiment")
-
-
-def conf_dir() -> Path:
-    """`conf/` beside the package in a checkout, inside it in an installed wheel."""
-    package = Path(__file__).resolve().parent
-    return package / "conf" if (package / "conf").is_dir() else package.parent / "conf"
 
 
 @dataclass
@@ -133,7 +127,8 @@ def build(checked: Checked) -> Parts:
         batch_size=root.batch_size,
         seed=root.seed,
         dtype=context.dtype,
-        stop_strings=root.stop,
+        # A shell cannot easily say a line break, so \n and \t are read here.
+        stop_strings=[text.replace("\\n", "\n").replace("\\t", "\t") for text in root.stop],
         notes=notes(target, drafter),
     )
 

@@ -37,17 +37,10 @@ def guaranteed_improvement(alpha: float, c: float) -> float:
     return (1 + alpha) / (1 + c)
 
 
-def optimal_gamma(alpha: float, c: float, v_per_token: float = 0.0, largest: int = 64) -> int:
-    """Section 3.5: the integer gamma that maximises Theorem 3.8; 0 where no gamma helps.
-
-    `v_per_token` adds that many target steps to a round for each drafted token (v = 1 +
-    gamma * v_per_token instead of the theorem's v = 1).
-    """
-
-    def speedup(gamma: int) -> float:
-        return walltime_improvement(alpha, gamma, c + v_per_token)
-
-    return max(range(largest + 1), key=speedup)
+def optimal_gamma(alpha: float, c: float, largest: int = 64) -> int:
+    """Section 3.5: the integer gamma, at most `largest`, that maximises Theorem 3.8; 0 where no
+    gamma helps."""
+    return max(range(largest + 1), key=lambda gamma: walltime_improvement(alpha, gamma, c))
 
 
 def oracle_improvement(alpha: float, c: float) -> float:

@@ -8,6 +8,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import pytest
 import torch
+from hydra import compose, initialize_config_dir
 
 from specbench.cache.dynamic import DynamicCache
 from specbench.cache.static import StaticCache
@@ -21,6 +22,7 @@ from specbench.drafters.random import RandomDrafter
 from specbench.executors.eager import EagerExecutor
 from specbench.models.language_model import LanguageModel
 from specbench.models.tabular import TabularMarkov, random_table
+from specbench.paths import conf_dir
 
 CACHES = {"static": StaticCache, "dynamic": DynamicCache}
 DRAFTERS = ("model", "ngram", "ngram_sample", "prompt_lookup", "bigram", "unigram", "random")
@@ -87,6 +89,12 @@ def make_drafter(kind: str, target: LanguageModel, text_file: str, drafter_model
     if kind == "unigram":
         return UnigramDrafter(UnigramDrafter.Settings(path=text_file), context)
     return RandomDrafter(RandomDrafter.Settings(), context)
+
+
+def composed(*overrides: str):
+    """The configuration that the command line would compose."""
+    with initialize_config_dir(str(conf_dir()), version_base="1.3"):
+        return compose("config", overrides=list(overrides))
 
 
 @pytest.fixture(scope="session")

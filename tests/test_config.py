@@ -8,11 +8,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from hydra import compose, initialize_config_dir
+from conftest import composed
 from omegaconf import OmegaConf
 
 import specbench.__main__ as command
-from specbench.config import GROUPS, check, conf_dir
+from specbench.config import GROUPS, check
+from specbench.paths import conf_dir
 from specbench.settings import ConfigError
 
 NEEDS_PATH = {"target=model": "target.path=gpt2", "drafter=model": "drafter.path=gpt2",
@@ -20,11 +21,6 @@ NEEDS_PATH = {"target=model": "target.path=gpt2", "drafter=model": "drafter.path
 OPTIONS = [
     f"{group}={file.stem}" for group in (*GROUPS, "experiment") for file in sorted((conf_dir() / group).glob("*.yaml"))
 ]
-
-
-def composed(*overrides: str):
-    with initialize_config_dir(str(conf_dir()), version_base="1.3"):
-        return compose("config", overrides=list(overrides))
 
 
 @pytest.fixture

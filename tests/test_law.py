@@ -11,7 +11,7 @@ from conftest import CACHES, DRAFTERS, V, make_context, make_drafter, tabular_mo
 
 from specbench.cache.static import StaticCache
 from specbench.decoding.autoregressive import decode_autoregressive
-from specbench.decoding.noise import ACCEPTANCE, PROPOSAL, RESIDUAL
+from specbench.decoding.noise import ACCEPTANCE, PROPOSAL, RESIDUAL, noise_table
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.speculative import decode_speculative
 from specbench.decoding.state import Draft, State
@@ -149,6 +149,13 @@ def test_a_shared_noise_stream_is_caught(tables, number_text):
 
     state = decode(tables, number_text, prepare=share, drafter_table=tables.similar)
     assert worst_excess(state, exact_marginals(tables.target)) > 1
+
+
+def test_the_noise_of_a_position_depends_on_the_prompt_alone():
+    keys = torch.tensor([5, 6])
+    wide, narrow = noise_table(keys, 50), noise_table(keys[1:], 20)
+    assert torch.equal(wide[:, 1:, :20], narrow)
+    assert wide.flatten().unique().numel() == wide.numel()
 
 
 def test_the_noise_is_uniform_and_the_streams_are_independent():

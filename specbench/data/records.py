@@ -38,29 +38,35 @@ def read_json_lines(path: str) -> Iterator[tuple[int, dict[str, Any]]]:
             yield number, record
 
 
-def fill(record: dict[str, Any], field: str, template: str | None, where: str) -> str:
-    """The prompt text of a record: its field, or the template with the record's fields in it."""
+@dataclass
+class RecordSettings:
+    """Which records there are, and how one becomes a prompt."""
+
+    path: str = setting(required="a file of JSON lines, or for data=hub the id of a data set")
+    field: str = setting()
+    template: str | None = setting()
+    category_field: str | None = setting()
+    limit: int | None = setting(ge=1)
+
+
+def to_prompt(number: int, record: dict[str, Any], s: RecordSettings) -> Prompt:
+    """The record's field, or the template with the record's fields in it."""
     try:
-        return str(record[field]) if template is None else template.format(**record)
+        text = str(record[s.field]) if s.template is None else s.template.format(**record)
     except (KeyError, IndexError) as error:
-        missing = field if template is None else error.args[0]
+        missing = s.field if s.template is None else error.args[0]
         raise ConfigError(
-            f"{where} has no field {missing!r}: set data.field or data.template to what it has, "
-            f"{', '.join(sorted(record))}"
+            f"data.path={s.path} record {number} has no field {missing!r}: set data.field or data.template to what "
+            f"it has, {', '.join(sorted(record))}"
         ) from error
+    return Prompt(str(number), (text,), str(record.get(s.category_field, "")) if s.category_field else "")
 
 
 class JsonlData:
     """Any local file of JSON objects, one a line, plain or gzipped."""
 
     @dataclass
-    class Settings:
-        path: str = setting(required="a file of JSON lines")
-        field: str = setting()
-        template: str | None = setting()
-        category_field: str | None = setting()
-        limit: int | None = setting(ge=1)
-
+    class Settings(RecordSettings):
         def check(self, prefix: str) -> None:
             need_file(self.path, prefix)
 
@@ -68,11 +74,8 @@ class JsonlData:
         self.settings, self.limit = settings, settings.limit
 
     def prompts(self) -> Iterator[Prompt]:
-        s = self.settings
-        for number, record in read_json_lines(s.path):
-            text = fill(record, s.field, s.template, f"data.path={s.path} line {number}")
-            category = str(record.get(s.category_field, "")) if s.category_field else ""
-            yield Prompt(str(number), (text,), category)
+        for number, record in read_json_lines(self.settings.path):
+            yield to_prompt(number, record, self.settings)
 
 
 class QuestionsData:
@@ -109,14 +112,9 @@ class HubData:
     """Any data set that `datasets.load_dataset` opens: a hub id, or a local folder or script."""
 
     @dataclass
-    class Settings:
-        path: str = setting(required="the id of a data set on the hub, or a local folder")
+    class Settings(RecordSettings):
         name: str | None = setting()
         split: str = setting()
-        field: str = setting()
-        template: str | None = setting()
-        category_field: str | None = setting()
-        limit: int | None = setting(ge=1)
 
     def __init__(self, settings: Settings):
         self.settings, self.limit = settings, settings.limit
@@ -134,6 +132,4 @@ class HubData:
                 "`hf auth login` if it is gated, or use data=jsonl with a local file"
             ) from error
         for number, record in enumerate(rows):
-            text = fill(record, s.field, s.template, f"data.path={s.path} row {number}")
-            category = str(record.get(s.category_field, "")) if s.category_field else ""
-            yield Prompt(str(number), (text,), category)
+            yield to_prompt(number, record, s)

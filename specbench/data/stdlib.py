@@ -47,5 +47,6 @@ def candidates() -> Iterator[tuple[int, str, Prompt]]:
         hashed = sorted((hashlib.sha256(name.encode()).hexdigest(), name) for name in names)
         for rank, (digest, name) in enumerate(hashed):
             number = names[name]
-            before = "\n".join(lines[number + 1 - LINES_BEFORE : number + 1]) + "\n"
+            # No line break at the end: the tokenizer joins it with the indentation that follows.
+            before = "\n".join(lines[number + 1 - LINES_BEFORE : number + 1])
             yield rank, digest, Prompt(name, (before,), "python")

@@ -23,7 +23,8 @@ def prompt_key(seed: int, prompt_id: str) -> int:
 
 def noise_table(keys: Tensor, positions: int) -> Tensor:
     """Uniforms in [0, 1) for every stream, row and position: keys [B] int64 -> [3, B, T] float64."""
-    counter = torch.arange(STREAMS * positions, device=keys.device).view(STREAMS, 1, positions)
+    stream = torch.arange(STREAMS, device=keys.device)[:, None, None]
+    counter = torch.arange(positions, device=keys.device) * STREAMS + stream  # [3, 1, T]
     bits = _mix(keys[None, :, None] + _mix(counter + 1))
     return _logical_shift(bits, 12).double() * 2.0**-52
 

@@ -1,6 +1,7 @@
 """Loading an ordinary Hugging Face checkpoint: a local folder, a hub id, or only its shape."""
 
 import os
+import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -61,6 +62,8 @@ def local_path(path: str) -> Path:
 def _load(settings: PretrainedModel.Settings, context: Context, role: str) -> tuple[nn.Module, Any]:
     path = local_path(settings.path)
     source = str(path) if path.is_dir() else settings.path
+    if not sys.stderr.isatty():
+        transformers.utils.logging.disable_progress_bar()
     if settings.weights == "random":
         return _random(settings, source, context)
     try:

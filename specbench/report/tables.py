@@ -108,7 +108,8 @@ def multirun_rows(jobs: Sequence[tuple[list[str], dict[str, Any] | None]]) -> li
 
 
 def multirun_table(rows: Sequence[dict[str, Any]], title: str) -> Table:
-    table = Table(title=title, title_style="bold", title_justify="left", header_style="dim", box=SIMPLE_HEAD)
+    table = Table(title=title, title_style="bold", title_justify="left", header_style="dim", box=SIMPLE_HEAD,
+                  padding=(0, 1, 0, 0), pad_edge=False)  # fmt: skip
     headings = list(dict.fromkeys(key for row in rows for key in row))
     for heading in headings:
         table.add_column(heading, justify="right", no_wrap=True)

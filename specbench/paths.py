@@ -1,7 +1,8 @@
-"""Folder names of runs, from the overrides that make them different."""
+"""Where the configurations are, and what the folders of runs are called."""
 
 import hashlib
 import re
+from pathlib import Path
 
 LONGEST = 120  # characters
 
@@ -12,3 +13,9 @@ def fields(override_dirname: str) -> str:
     if len(name) > LONGEST:
         name = name[:LONGEST] + "-" + hashlib.sha256(override_dirname.encode()).hexdigest()[:8]
     return name or "default"
+
+
+def conf_dir() -> Path:
+    """`conf/` beside the package in a checkout, inside it in an installed wheel."""
+    package = Path(__file__).resolve().parent
+    return package / "conf" if (package / "conf").is_dir() else package.parent / "conf"

@@ -1,0 +1,109 @@
+"""Which shapes should the shipped pair have? c and v of untrained candidates, and Theorem 3.8.
+
+    python experiments/train_pair/shapes.py [--prepacked] [--alpha .65]
+
+Times one token and gamma + 1 tokens after 256 of context, all candidates interleaved, medians.
+`--prepacked` swaps every linear layer for a product with a oneDNN-prepacked weight, which is how
+a faster executor would run it.
+"""
+
+import argparse
+import statistics
+import time
+
+import torch
+from torch import nn
+from tqdm import tqdm
+from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
+
+from specbench.theory import corrected_improvement, expected_tokens
+
+CONTEXT, REPEATS, WARM_UP = 256, 60, 10
+TARGETS = {  # layers, width, MLP width, heads
+    "4 x 512": (4, 512, 1536, 8),
+    "2 x 768": (2, 768, 3072, 12),
+    "3 x 640": (3, 640, 2304, 10),
+    "4 x 640": (4, 640, 1920, 10),
+    "6 x 448": (6, 448, 1344, 7),
+    "8 x 384": (8, 384, 1152, 6),
+    "12 x 384": (12, 384, 1024, 6),
+}
+DRAFTERS = {"1 x 128": (1, 128, 768, 2), "1 x 160": (1, 160, 448, 5), "2 x 128": (2, 128, 384, 2)}
+GAMMAS = (3, 5)
+
+
+class Prepacked(nn.Module):
+    """A linear layer whose weight oneDNN has laid out for a given number of rows."""
+
+    def __init__(self, linear: nn.Linear, row_counts: tuple[int, ...]):
+        super().__init__()
+        pack = torch.ops.mkldnn._reorder_linear_weight
+        self.weights = {rows: pack(linear.weight.detach(), rows) for rows in row_counts}
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        rows = x.numel() // x.shape[-1]
+        weight = self.weights[min(self.weights, key=lambda packed: abs(packed - rows))]
+        return torch.ops.mkldnn._linear_pointwise(x, weight, None, "none", [], "")
+
+
+def model(shape: tuple[int, int, int, int], prepacked: bool) -> LlamaForCausalLM:
+    layers, width, mlp, heads = shape
+    config = LlamaConfig(
+        vocab_size=4096,
+        hidden_size=width,
+        intermediate_size=mlp,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=heads,
+    )
+    built = LlamaForCausalLM(config).eval()
+    if prepacked:
+        for parent in list(built.modules()):
+            for name, child in list(parent.named_children()):
+                if isinstance(child, nn.Linear):
+                    setattr(parent, name, Prepacked(child, (1, *(gamma + 1 for gamma in GAMMAS))))
+    return built
+
+
+@torch.inference_mode()
+def measure(models: dict[str, LlamaForCausalLM]) -> dict[tuple[str, int], float]:
+    """Median seconds by (name, tokens)."""
+    caches = {}
+    for name, m in models.items():
+        caches[name] = DynamicCache(config=m.config)
+        m(input_ids=torch.randint(4096, (1, CONTEXT)), past_key_values=caches[name])
+    times: dict[tuple[str, int], list[float]] = {}
+    for repeat in tqdm(range(WARM_UP + REPEATS)):
+        for name, m in models.items():
+            for tokens in (1, *(gamma + 1 for gamma in GAMMAS)):
+                x = torch.randint(4096, (1, tokens))
+                start = time.perf_counter()
+                m(input_ids=x, past_key_values=caches[name])
+                if repeat >= WARM_UP:
+                    times.setdefault((name, tokens), []).append(time.perf_counter() - start)
+                caches[name].crop(-tokens)
+    return {key: statistics.median(values) for key, values in times.items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--prepacked", action="store_true")
+    parser.add_argument("--alpha", type=float, default=0.65, help="acceptance rate to predict speedups for")
+    args = parser.parse_args()
+    models = {name: model(shape, args.prepacked) for name, shape in (TARGETS | DRAFTERS).items()}
+    seconds = measure(models)
+    print("| target | drafter | M parameters | ms a token | c | v(4) | v(6) | gamma 3 | gamma 5 |")
+    print("|---|---|---|---|---|---|---|---|---|")
+    for target in TARGETS:
+        step = seconds[target, 1]
+        for drafter in DRAFTERS:
+            c = seconds[drafter, 1] / step
+            v = {gamma: seconds[target, gamma + 1] / step for gamma in GAMMAS}
+            speed = (corrected_improvement(expected_tokens(args.alpha, g), g, c, v[g], 0) for g in GAMMAS)
+            size = models[target].num_parameters() / 1e6
+            cells = [f"{size:.1f}", f"{step * 1e3:.2f}", f"{c:.3f}", *(f"{v[g]:.2f}" for g in GAMMAS)]
+            print(f"| {target} | {drafter} |", " | ".join([*cells, *(f"{s:.2f}x" for s in speed)]), "|")
+
+
+if __name__ == "__main__":
+    main()

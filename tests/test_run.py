@@ -1,0 +1,203 @@
+"""The whole command on the shipped pair: files, keys, loggers, multiruns, and what goes wrong."""
+
+import json
+import sys
+
+import pyarrow.parquet
+import pytest
+import torch
+import yaml
+from conftest import composed
+
+import specbench.__main__ as command
+import specbench.run
+from specbench.config import build, check
+from specbench.run import run
+
+SMALL = ["max_new_tokens=12", "data.limit=2", "device=cpu"]
+
+RESULT_KEYS = {
+    "alpha": {"mean", "stderr", "n"},
+    "alpha_counted": {"mean", "stderr", "n"},
+    "block_efficiency": {"mean", "stderr", "n"},
+    "cost": {"c", "v", "o", "target_step_seconds", "drafter_step_seconds", "verify_seconds"},
+    "speedup": {"measured", "ci95", "end_to_end", "theorem_3_8", "corrected"},
+    "lossless": {"expected", "passed", "method", "statistic", "threshold", "detail"},
+    "throughput": {"speculative_tokens_per_second", "baseline_tokens_per_second"},
+    "memory": {"peak_bytes", "weights_bytes", "kv_bytes"},
+    "provenance": {"git_sha", "dirty", "versions", "device", "threads", "argv", "started", "seconds"},
+}
+SCALARS = {"schema_version", "name", "config", "draft_acceptance_rate", "operations_factor", "optimal_gamma"}
+
+
+def call(arguments, monkeypatch, folder) -> int:
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(sys, "argv", ["specbench", *arguments])
+    try:
+        command.main()
+    except SystemExit as stop:
+        return stop.code if isinstance(stop.code, int) else 1
+    return 0
+
+
+def parts_of(*overrides):
+    return build(check(composed(*SMALL, "logger=none", *overrides)))
+
+
+def test_a_run_leaves_every_file_with_every_field(monkeypatch, tmp_path, capsys):
+    out = tmp_path / "here"
+    assert call([*SMALL, f"hydra.run.dir={out}"], monkeypatch, tmp_path) == 0
+    result = json.loads((out / "results.json").read_text())
+    for key, fields in RESULT_KEYS.items():
+        assert fields <= set(result[key])
+    assert set(result) >= SCALARS
+    counts = result["counts"]
+    assert counts["prompts"] == 2 and counts["tokens"] == 24 and counts["failed"] == 0
+    assert counts["tokens"] == counts["accepted"] + counts["recovered"] + counts["bonus"]
+    low, high = result["speedup"]["ci95"]
+    assert low <= result["speedup"]["measured"] <= high
+    assert result["lossless"]["expected"] and result["lossless"]["passed"]
+    assert result["alpha"]["mean"] != result["draft_acceptance_rate"]
+
+    rounds = pyarrow.parquet.read_table(out / "rounds.parquet").to_pylist()
+    assert len(rounds) == counts["rounds"]
+    assert sum(len(r["beta"]) for r in rounds) == counts["tested"] == result["alpha"]["n"]
+    assert sum(sum(r["beta"]) for r in rounds) / counts["tested"] == pytest.approx(result["alpha"]["mean"])
+    assert {"prompt", "position", "gamma", "accepted", "draft_seconds", "verify_seconds", "accept_seconds",
+            "host_seconds"} <= set(rounds[0])  # fmt: skip
+
+    prompts = [json.loads(line) for line in (out / "prompts.jsonl").read_text().splitlines()]
+    assert len(prompts) == 2 and all(p["prompt"] and p["output"] and p["decode_seconds"] > 0 for p in prompts)
+    assert yaml.safe_load((out / "config.yaml").read_text())["max_new_tokens"] == 12
+    assert (out / "run.log").exists()
+    assert len(list(out.glob("wandb/offline-run-*/run-*.wandb"))) == 1
+    shown = capsys.readouterr().out
+    assert "predicted, Theorem 3.8" in shown and "lossless: passed" in shown
+
+
+@pytest.mark.parametrize("drafter", ["ngram", "prompt_lookup", "bigram", "unigram", "random"])
+def test_every_drafter_runs_from_the_command(drafter, monkeypatch, tmp_path):
+    if drafter in ("bigram", "unigram"):
+        (tmp_path / "text.py").write_text("def f(self):\n    return self.x\n" * 50)
+    extra = ["drafter.path=text.py"] if drafter in ("bigram", "unigram") else []
+    arguments = [f"drafter={drafter}", *extra, *SMALL, "temperature=0", "logger=none", "hydra.run.dir=out"]
+    assert call(arguments, monkeypatch, tmp_path) == 0
+    result = json.loads((tmp_path / "out" / "results.json").read_text())
+    assert result["lossless"]["passed"] and result["counts"]["tokens"] == 24
+
+
+def test_a_multirun_skips_finished_jobs_and_writes_a_table(monkeypatch, tmp_path, capsys):
+    arguments = ["-m", "gamma=1,3", "name=sweep", *SMALL, "temperature=0", "logger=none"]
+    assert call(arguments, monkeypatch, tmp_path) == 0
+    folders = sorted((tmp_path / "outputs" / "sweep").glob("*gamma*"))
+    assert len(folders) == 2
+    stamps = [(f / "results.json").stat().st_mtime_ns for f in folders]
+    rows = (tmp_path / "outputs" / "sweep" / "summary.csv").read_text().splitlines()
+    assert rows[0].startswith("gamma,alpha") and len(rows) == 3
+    capsys.readouterr()
+    assert call(arguments, monkeypatch, tmp_path) == 0
+    assert capsys.readouterr().err.count("finished before, skipped") == 2
+    assert [(f / "results.json").stat().st_mtime_ns for f in folders] == stamps
+    assert call([*arguments, "force=true"], monkeypatch, tmp_path) == 0
+    assert all((f / "results.json").stat().st_mtime_ns > s for f, s in zip(folders, stamps, strict=True))
+
+
+def test_a_failed_prompt_is_recorded_and_the_rest_is_measured(monkeypatch, tmp_path):
+    parts = parts_of("data.limit=3", "temperature=0")
+    doomed = list(parts.prompts)[1].id
+    plain = specbench.run.decode
+
+    def decode(parts, requests, speculative, **kwargs):
+        if requests[0].id == doomed and speculative:
+            raise RuntimeError("out of memory")
+        return plain(parts, requests, speculative, **kwargs)
+
+    monkeypatch.setattr(specbench.run, "decode", decode)
+    result, _ = run(parts, tmp_path)
+    assert result.counts.failed == 1 and result.counts.prompts == 2 and result.counts.tokens == 24
+    lines = [json.loads(line) for line in (tmp_path / "prompts.jsonl.part").read_text().splitlines()]
+    assert lines[1]["error"] == "RuntimeError: out of memory" and "output" not in lines[1]
+
+
+def test_an_interrupted_run_keeps_what_it_finished(monkeypatch, tmp_path):
+    plain = specbench.run._decode_both
+
+    def interrupted(parts, requests, swap):
+        if swap:
+            raise KeyboardInterrupt
+        return plain(parts, requests, swap)
+
+    monkeypatch.setattr(specbench.run, "_decode_both", interrupted)
+    code = call([*SMALL, "logger=none", "hydra.run.dir=out"], monkeypatch, tmp_path)
+    result = json.loads((tmp_path / "out" / "results.json").read_text())
+    assert code == 130
+    assert result["status"] == "interrupted" and result["counts"]["prompts"] == 1
+    assert len((tmp_path / "out" / "prompts.jsonl").read_text().splitlines()) == 1
+
+
+def test_prompts_that_do_not_fit_are_counted(tmp_path):
+    path = tmp_path / "prompts.jsonl"
+    rows = ["x = 1\n" * 600, "def f():", "def g(x):"]
+    path.write_text("".join(json.dumps({"prompt": row}) + "\n" for row in rows))
+    result, _ = run(parts_of("data=jsonl", f"data.path={path}", "data.limit=3"), tmp_path)
+    assert result.counts.too_long == 1 and result.counts.prompts == 2
+
+
+def test_later_turns_follow_the_answers(tmp_path):
+    path = tmp_path / "questions.jsonl"
+    path.write_text(json.dumps({"question_id": 7, "category": "code", "turns": ["def f(x):", "def g(x):"]}))
+    result, batches = run(parts_of("data=questions", f"data.path={path}", "temperature=0"), tmp_path)
+    first, second = (batch.requests[0] for batch in batches)
+    assert (first.id, second.id) == ("7/1", "7/2") and result.counts.prompts == 2
+    records = [json.loads(line) for line in (tmp_path / "prompts.jsonl.part").read_text().splitlines()]
+    assert second.text == f"def f(x):\n\n{records[0]['baseline_output']}\n\ndef g(x):"
+
+
+def test_stop_strings_end_both_decoders_at_the_same_token(tmp_path):
+    free, _ = run(parts_of("temperature=0", "max_new_tokens=40"), tmp_path)
+    parts = parts_of("temperature=0", "max_new_tokens=40", "stop=['\\n','self']")
+    stopped, batches = run(parts, tmp_path)
+    assert stopped.lossless.passed and stopped.counts.tokens < free.counts.tokens
+    for batch in batches:
+        text = parts.target.tokenizer.decode(batch.speculative.tokens[0])
+        without_last = parts.target.tokenizer.decode(batch.speculative.tokens[0][:-1])
+        assert ("\n" in text or "self" in text) and not ("\n" in without_last or "self" in without_last)
+
+
+def test_lenience_is_marked_not_lossless(tmp_path):
+    result, _ = run(parts_of("lenience=0.3"), tmp_path)
+    assert not result.lossless.expected
+
+
+def test_batches_change_no_token(tmp_path):
+    singles, batches = run(parts_of("data.limit=3"), tmp_path)
+    together, batch = run(parts_of("data.limit=3", "batch_size=3"), tmp_path)
+    assert batch[0].speculative.tokens == [b.speculative.tokens[0] for b in batches]
+    assert together.counts.tokens == singles.counts.tokens
+    assert together.counts.rounds == singles.counts.rounds
+    assert together.alpha.mean == pytest.approx(singles.alpha.mean, abs=1e-4)
+
+
+def test_random_weights_are_marked(tmp_path):
+    parts = parts_of("target.weights=random", "drafter.weights=random")
+    result, _ = run(parts, tmp_path)
+    assert len(result.notes) == 2 and "random weights" in result.notes[0]
+
+
+def test_a_named_shape_builds_without_a_download(tmp_path):
+    small = ["n_embd=32", "n_layer=2", "n_head=2"]
+    shrink = [f"{role}.shape.{entry}" for role in ("target", "drafter") for entry in small]
+    random = ["target.weights=random", "drafter.weights=random"]
+    result, _ = run(parts_of("drafter=gpt2", *random, *shrink, "temperature=0"), tmp_path)
+    assert result.lossless.passed and result.counts.prompts == 2
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("temperature", [0, 1])
+def test_the_default_run_on_cuda(dtype, temperature, tmp_path):
+    config = composed("logger=none", "max_new_tokens=32", "data.limit=8", "batch_size=4", "device=cuda",
+                      f"dtype={dtype}", f"temperature={temperature}")  # fmt: skip
+    result, _ = run(build(check(config)), tmp_path)
+    assert result.lossless.passed and result.counts.tokens == 8 * 32
