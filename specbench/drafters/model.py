@@ -57,12 +57,15 @@ class ModelDrafter:
         tokens, probs = [], []
         for i in range(steps):
             logits = self._fit(self.model.logits(x, starts)[:, -1])
-            q_i = sampling.probabilities(logits, seen)  # [B, V]
-            x_i = q_i.argmax(-1) if sampling.greedy else draw(q_i, noise[:, i])
+            if sampling.greedy:
+                x_i = sampling.penalize(logits, seen).argmax(-1)
+            else:
+                q_i = sampling.probabilities(logits, seen)  # [B, V]
+                x_i = draw(q_i, noise[:, i])
+                probs.append(q_i)
             if seen is not None:
                 seen.scatter_(1, x_i[:, None], True)
             tokens.append(x_i)
-            probs.append(q_i)
             x, starts = x_i[:, None], [length + i for length in state.lengths]
         # All guesses but the last are in the cache; the next round knows how many were kept.
         self.cached = [length + steps - 1 for length in state.lengths]

@@ -113,8 +113,9 @@ class LanguageModel:
         slots = first + torch.arange(width, device=self.device)
         self.cache.place(slots, starts)
         tree = None if draft is None or draft.is_chain else draft.parent
-        depth = torch.arange(width) if tree is None else tree_depth(tree)
-        positions = (first + depth.to(self.device)).clamp(max=self.context - 1)
+        positions = slots if tree is None else first + tree_depth(tree).to(self.device)
+        if self.cache.visible > self.context:  # guesses of rows that are done, which nobody reads
+            positions = positions.clamp(max=self.context - 1)
         output = self.run(
             input_ids=tokens,
             position_ids=positions,
