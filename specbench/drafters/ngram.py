@@ -21,7 +21,8 @@ class NgramTable:
     """
 
     def __init__(self, min_order: int, max_order: int, window: int):
-        self.orders = range(max_order, min_order - 1, -1)  # longest context first
+        # Longest context first; an n-gram that is longer than the window never is inside it.
+        self.orders = range(min(max_order, window), min_order - 1, -1)
         self.window = window
         self.tokens: list[int] = []
         self.followers: dict[tuple[int, ...], dict[int, int]] = defaultdict(dict)
@@ -35,7 +36,7 @@ class NgramTable:
                 if end >= order - 1:
                     counts = self.followers[tuple(self.tokens[end - order + 1 : end])]
                     counts[token] = counts.pop(token, 0) + 1  # the most recent one moves to the end
-                if start >= 0 and start + order - 1 <= end:
+                if start >= 0:
                     self._forget(start, order)
 
     def _forget(self, start: int, order: int) -> None:

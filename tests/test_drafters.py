@@ -1,0 +1,101 @@
+"""What each drafter without a network guesses, on texts small enough to do by hand."""
+
+import numpy as np
+import torch
+from conftest import DigitTokenizer, V, make_drafter, tabular_model
+
+from specbench.data.prompts import Prompt, render
+from specbench.decoding.sampling import Sampling
+from specbench.decoding.state import State
+from specbench.drafters.ngram import NgramTable
+from specbench.measure.timers import Stopwatch
+
+
+def table_of(tokens, window=512, min_order=2, max_order=4) -> NgramTable:
+    table = NgramTable(min_order, max_order, window)
+    table.read(tokens)
+    return table
+
+
+def guesses(kind, prompt, gamma, target, text_file="", temperature=0.0):
+    sampling = Sampling(temperature=temperature)
+    target = tabular_model(target, sampling)
+    drafter = make_drafter(kind, target, text_file)
+    state = State.start([prompt], [40], [1], [], gamma + 1, target.device)
+    drafter.begin(state, Stopwatch(target.device))
+    draft = drafter.propose(state, [gamma])
+    return draft.tokens[0].tolist(), draft
+
+
+def test_the_longest_context_decides_and_ties_go_to_the_most_recent():
+    table = table_of([1, 2, 3, 9, 2, 3, 4, 2, 3, 4, 1, 2, 3])
+    assert table.following([1, 2, 3]) == {9: 1}  # the order-4 context, though 4 follows "2 3" more often
+    assert table.following([7, 2, 3]) == {9: 1, 4: 2}  # backs off to order 3
+    assert table.following([7, 8, 1]) == {2: 2}  # to order 2
+    assert table.following([7, 8, 8]) is None
+    tied = table_of([5, 1, 5, 2, 5, 3, 5])
+    assert list(tied.following([0, 0, 5])) == [1, 2, 3]  # the most recent stands last
+
+
+def test_the_window_forgets_exactly_what_left_it():
+    tokens = np.random.default_rng(0).integers(4, size=200).tolist()
+    for window in (1, 2, 3, 4, 50):
+        incremental = table_of(tokens, window)
+        assert {k: v for k, v in incremental.followers.items() if v} == dict(table_of(tokens[-window:]).followers)
+
+
+def test_ngram_chains_its_own_guesses_and_stops_without_one(tables):
+    tokens, draft = guesses("ngram", [4, 5, 6, 7, 4], 6, tables.target)
+    assert tokens == [5, 6, 7, 4, 5, 6]
+    assert draft.probs is None and draft.is_chain
+    assert guesses("ngram", [1, 2, 3], 4, tables.target)[0] == []
+
+
+def test_prompt_lookup_copies_and_goes_on_with_its_own_copy(tables):
+    assert guesses("prompt_lookup", [9, 1, 2, 3, 8, 1, 2], 3, tables.target)[0] == [3, 8, 1]
+    assert guesses("prompt_lookup", [7, 1, 2, 1, 2], 5, tables.target)[0] == [1, 2, 1, 2, 1]
+    assert guesses("prompt_lookup", [1, 2, 3], 5, tables.target)[0] == []
+
+
+def test_the_count_models_have_the_q_they_were_fitted_to(tables, number_text):
+    numbers = np.loadtxt(number_text, dtype=int)
+    unigram = np.bincount(numbers, minlength=V) + 1.0
+    _, draft = guesses("unigram", [3], 2, tables.target, number_text, temperature=1)
+    assert np.allclose(draft.probs[0, 1], unigram / unigram.sum(), atol=1e-6)
+    _, draft = guesses("bigram", [3], 1, tables.target, number_text, temperature=1)
+    after = np.bincount(numbers[1:][numbers[:-1] == 3], minlength=V) + unigram / unigram.sum()
+    assert np.allclose(draft.probs[0, 0], after / after.sum(), atol=1e-6)
+
+
+def test_sampled_ngrams_use_their_counts_as_q(tables):
+    tokens, draft = guesses("ngram_sample", [5, 1, 5, 2, 6, 1, 6, 5], 1, tables.target, temperature=1)
+    expected = torch.zeros(V)
+    expected[[1, 2]] = 0.5  # "6 5" is new, and after "5" came 1 and 2
+    assert torch.allclose(draft.probs[0, 0], expected)
+    assert tokens[0] in (1, 2)
+
+
+def test_random_guesses_are_uniform(tables):
+    target = tabular_model(tables.target, Sampling())
+    drafter = make_drafter("random", target, "")
+    rows = 4000
+    state = State.start([[1]] * rows, [9] * rows, list(range(rows)), [], 4, target.device)
+    draft = drafter.propose(state, [3] * rows)
+    counts = torch.bincount(draft.tokens.flatten(), minlength=V).float()
+    assert ((counts - 3 * rows / V) ** 2 / (3 * rows / V)).sum() < (V - 1) + 10 * (2 * (V - 1)) ** 0.5
+    assert torch.equal(draft.probs, torch.full((rows, 3, V), 1 / V))
+
+
+class ChatTokenizer(DigitTokenizer):
+    """Renders roles as numbers: 0 for the user, 1 for the assistant."""
+
+    def apply_chat_template(self, messages, tokenize, add_generation_prompt):
+        roles = {"user": "0", "assistant": "1"}
+        return " ".join([f"{roles[m['role']]} {m['content']}" for m in messages] + ["1"] * add_generation_prompt)
+
+
+def test_chat_turns_are_rendered_with_their_answers():
+    prompt = Prompt("a", ("5", "6"))
+    assert render(prompt, [], ChatTokenizer(), chat=True).tokens == [0, 5, 1]
+    later = render(prompt, ["7"], ChatTokenizer(), chat=True)
+    assert later.tokens == [0, 5, 1, 7, 0, 6, 1] and later.id == "a/2"
