@@ -1,41 +1,40 @@
 """Algorithm 1 of the paper, word for word, in numpy: the oracle of the tests.
 
-It shares nothing with specbench. Randomness is passed in: r_i for acceptance, and one uniform for
-each token that is sampled, turned into a token by inverting the cumulative distribution.
+It shares nothing with specbench. Randomness is passed in: r_i for acceptance, and for each token
+that is sampled one standard exponential per entry of the vocabulary.
 """
 
 import numpy as np
 
 
-def sample(distribution: np.ndarray, uniform: float) -> int:
-    """The token at which the cumulative distribution first exceeds the uniform."""
-    cumulative = np.cumsum(np.asarray(distribution, np.float64))
-    return int(np.searchsorted(cumulative, uniform * cumulative[-1], side="right"))
+def sample(distribution: np.ndarray, exponentials: np.ndarray) -> int:
+    """The first token to finish when x takes exponentials[x] / distribution[x]."""
+    return int(np.argmax(np.asarray(distribution, np.float64) / exponentials))
 
 
 def norm(weights: np.ndarray) -> np.ndarray:
     return weights / weights.sum()
 
 
-def speculative_decoding_step(M_p, M_q, prefix, gamma, x_uniforms, r, t_uniforms, lenience=1.0):
+def speculative_decoding_step(M_p, M_q, prefix, gamma, x_exponentials, r, t_exponentials, lenience=1.0):
     """SpeculativeDecodingStep(M_p, M_q, prefix), with lenience l (A.5).
 
-    M_p and M_q map a token sequence to a distribution. t_uniforms[n] samples the token that
+    M_p and M_q map a token sequence to a distribution. t_exponentials[n] samples the token that
     follows n accepted guesses.
     """
     # Sample gamma guesses x_1, ..., x_gamma from M_q autoregressively.
     q, x = [], []
     for i in range(gamma):
         q.append(M_q([*prefix, *x]))
-        x.append(sample(q[i], x_uniforms[i]))
+        x.append(sample(q[i], x_exponentials[i]))
     # Run M_p in parallel.
     p = [M_p([*prefix, *x[:i]]) for i in range(gamma + 1)]
-    n, t = accept(p, q, x, r, t_uniforms, lenience)
+    n, t = accept(p, q, x, r, t_exponentials, lenience)
     # Return one token from M_p, and n tokens from M_q.
     return [*prefix, *x[:n], t]
 
 
-def accept(p, q, x, r, t_uniforms, lenience=1.0):
+def accept(p, q, x, r, t_exponentials, lenience=1.0):
     """n and t for given distributions and guesses. The paper rejects when r_i > p_i(x) / q_i(x);
     the boundary, which has probability zero, is rejected here."""
     gamma = len(x)
@@ -46,7 +45,7 @@ def accept(p, q, x, r, t_uniforms, lenience=1.0):
     p_prime = p[n]
     if n < gamma:
         p_prime = norm(np.maximum(0, p[n] - q[n]))
-    t = sample(p_prime, t_uniforms[n])
+    t = sample(p_prime, t_exponentials[n])
     return n, t
 
 

@@ -11,8 +11,8 @@ from conftest import CACHES, DRAFTERS, V, make_context, make_drafter, tabular_mo
 
 from specbench.cache.static import StaticCache
 from specbench.decoding.autoregressive import decode_autoregressive
-from specbench.decoding.noise import ACCEPTANCE, PROPOSAL, RESIDUAL, noise_table
-from specbench.decoding.sampling import Sampling
+from specbench.decoding.noise import ACCEPTANCE, PROPOSAL, RESIDUAL, exponentials, noise_bits, uniforms
+from specbench.decoding.sampling import Sampling, draw
 from specbench.decoding.speculative import decode_speculative
 from specbench.decoding.state import Draft, State
 from specbench.decoding.verify import speculative_sampling
@@ -30,16 +30,16 @@ class AcceptEverything(SpeculativeVerifier):
     """Negative control."""
 
     def accept(self, p, draft, noise):
-        return speculative_sampling(p, draft, torch.zeros_like(noise.r), noise.u)
+        return speculative_sampling(p, draft, torch.zeros_like(noise.r), noise.bits)
 
 
 class ResidualFromTarget(SpeculativeVerifier):
     """Negative control: after a rejection t is drawn from p instead of norm(max(0, p - q))."""
 
     def accept(self, p, draft, noise):
-        n = speculative_sampling(p, draft, noise.r, noise.u).accepted
+        n = speculative_sampling(p, draft, noise.r, noise.bits).accepted
         as_if_no_more = Draft(draft.tokens, draft.parent, draft.probs, n)
-        return speculative_sampling(p, as_if_no_more, torch.zeros_like(noise.r), noise.u)
+        return speculative_sampling(p, as_if_no_more, torch.zeros_like(noise.r), noise.bits)
 
 
 class StaleCache(StaticCache):
@@ -153,15 +153,29 @@ def test_a_shared_noise_stream_is_caught(tables, number_text):
 
 def test_the_noise_of_a_position_depends_on_the_prompt_alone():
     keys = torch.tensor([5, 6])
-    wide, narrow = noise_table(keys, 50), noise_table(keys[1:], 20)
+    wide, narrow = noise_bits(keys, 50), noise_bits(keys[1:], 20)
     assert torch.equal(wide[:, 1:, :20], narrow)
     assert wide.flatten().unique().numel() == wide.numel()
 
 
 def test_the_noise_is_uniform_and_the_streams_are_independent():
-    noise = start(20_000).noise.flatten(1).numpy()
+    noise = uniforms(start(20_000).noise).flatten(1).numpy()
     counts = np.stack([np.histogram(stream, bins=64, range=(0, 1))[0] for stream in noise])
     expected = noise.shape[1] / 64
     assert (((counts - expected) ** 2 / expected).sum(1) < 63 + 10 * np.sqrt(2 * 63)).all()
     correlation = np.corrcoef(noise)[[PROPOSAL, PROPOSAL, ACCEPTANCE], [ACCEPTANCE, RESIDUAL, RESIDUAL]]
     assert (np.abs(correlation) < 5 / np.sqrt(noise.shape[1])).all()
+
+
+def test_the_race_draws_from_its_weights_and_tokens_are_independent():
+    bits = start(TRIALS).noise[RESIDUAL, :, 0]
+    times = exponentials(bits, V)
+    assert (times > 0).all()
+    assert torch.allclose(times.mean(0), torch.ones(V, dtype=torch.float64), atol=5 / TRIALS**0.5)
+    correlation = np.corrcoef(times.numpy().T) - np.eye(V)
+    assert np.abs(correlation).max() < 5 / TRIALS**0.5
+    weights = torch.linspace(0, 3, V)
+    counts = torch.bincount(draw(weights.expand(TRIALS, V), bits), minlength=V)
+    expected = weights / weights.sum() * TRIALS
+    assert counts[0] == 0
+    assert ((counts - expected)[1:] ** 2 / expected[1:]).sum() < (V - 2) + 10 * np.sqrt(2 * (V - 2))

@@ -5,6 +5,7 @@ import pytest
 import reference
 import torch
 
+from specbench.decoding.noise import exponentials
 from specbench.decoding.state import Draft
 from specbench.decoding.verify import greedy_matching, speculative_sampling
 
@@ -16,6 +17,10 @@ def random_laws(shape, seed, spread=2.0):
     return (torch.randn(*shape, V, generator=generator) * spread).softmax(-1)
 
 
+def random_bits(shape, generator):
+    return torch.randint(-(2**63), 2**63 - 1, shape, generator=generator)
+
+
 @pytest.mark.parametrize("lenience", [1.0, 0.5, 0.1])
 @pytest.mark.parametrize("point_mass", [False, True])
 def test_equals_the_oracle_with_injected_noise(lenience, point_mass):
@@ -23,13 +28,15 @@ def test_equals_the_oracle_with_injected_noise(lenience, point_mass):
     p, q = random_laws((ROWS, N + 1), 1), random_laws((ROWS, N), 2)
     x = torch.multinomial(q.flatten(0, 1), 1, generator=generator).view(ROWS, N)
     count = torch.randint(N + 1, (ROWS,), generator=generator)
-    r, u = (torch.rand(ROWS, width, generator=generator, dtype=torch.float64) for width in (N, N + 1))
-    verdict = speculative_sampling(p, Draft.chain(x, None if point_mass else q, count), r, u, lenience)
+    r = torch.rand(ROWS, N, generator=generator, dtype=torch.float64)
+    bits = random_bits((ROWS, N + 1), generator)
+    times = exponentials(bits, V).numpy()
+    verdict = speculative_sampling(p, Draft.chain(x, None if point_mass else q, count), r, bits, lenience)
     for row in range(ROWS):
         g = int(count[row])
-        laws = np.eye(V, dtype=np.float32)[x[row, :g]] if point_mass else q[row, :g].numpy()
+        laws = np.eye(V, dtype=np.float32)[x[row, :g].numpy()].reshape(g, V) if point_mass else q[row, :g].numpy()
         n, t = reference.accept(
-            p[row, : g + 1].numpy(), laws, x[row, :g].tolist(), r[row].numpy(), u[row].numpy(), lenience
+            p[row, : g + 1].numpy(), laws, x[row, :g].tolist(), r[row].numpy(), times[row], lenience
         )
         assert verdict.accepted[row] == n
         assert verdict.tokens[row, : n + 1].tolist() == [*x[row, :n].tolist(), t]
@@ -38,7 +45,8 @@ def test_equals_the_oracle_with_injected_noise(lenience, point_mass):
 @pytest.mark.parametrize("lenience", [1.0, 0.5, 0.3, 0.1])
 def test_lenience_bounds_the_output_law(lenience):
     """s(x) <= p(x) / l for every token, exactly; and the verifier draws from that s."""
-    p, q = (random_laws((500,), seed).double().numpy() for seed in (7, 8))
+    p, q = (random_laws((500,), seed).double() for seed in (7, 8))
+    p, q = ((law / law.sum(-1, keepdim=True)).numpy() for law in (p, q))
     for p_row, q_row in zip(p, q, strict=True):
         s = reference.output_law(p_row, q_row, lenience)
         assert np.isclose(s.sum(), 1)
@@ -52,7 +60,7 @@ def test_lenience_bounds_the_output_law(lenience):
 def first_tokens(p, q, lenience, trials=200_000):
     generator = torch.Generator().manual_seed(9)
     x = torch.multinomial(q.expand(trials, V), 1, generator=generator)
-    noise = [torch.rand(trials, width, generator=generator, dtype=torch.float64) for width in (1, 2)]
+    noise = torch.rand(trials, 1, generator=generator, dtype=torch.float64), random_bits((trials, 2), generator)
     draft = Draft.chain(x, q.expand(trials, 1, V), torch.ones(trials, dtype=torch.long))
     verdict = speculative_sampling(p.expand(trials, 2, V), draft, *noise, lenience)
     return torch.bincount(verdict.tokens[:, 0], minlength=V).numpy()
@@ -93,4 +101,4 @@ def test_p_equal_to_q_leaves_a_valid_token():
     p = torch.tensor([[[0.0, 1.0], [0.0, 1.0]]])
     draft = Draft.chain(torch.tensor([[1]]), p[:, :1], torch.tensor([1]))
     r = torch.ones(1, 1, dtype=torch.float64)
-    assert speculative_sampling(p, draft, r, torch.zeros(1, 2, dtype=torch.float64)).tokens[0, 0] == 1
+    assert speculative_sampling(p, draft, r, torch.zeros(1, 2, dtype=torch.long)).tokens[0, 0] == 1

@@ -7,6 +7,7 @@ position is still fresh, given everything that was kept before it.
 """
 
 import hashlib
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -21,12 +22,28 @@ def prompt_key(seed: int, prompt_id: str) -> int:
     return int.from_bytes(digest[:8], "big") >> 1
 
 
-def noise_table(keys: Tensor, positions: int) -> Tensor:
-    """Uniforms in [0, 1) for every stream, row and position: keys [B] int64 -> [3, B, T] float64."""
+def noise_bits(keys: Tensor, positions: int) -> Tensor:
+    """64 random bits for every stream, row and position: keys [B] int64 -> [3, B, T] int64."""
     stream = torch.arange(STREAMS, device=keys.device)[:, None, None]
     counter = torch.arange(positions, device=keys.device) * STREAMS + stream  # [3, 1, T]
-    bits = _mix(keys[None, :, None] + _mix(counter + 1))
-    return _logical_shift(bits, 12).double() * 2.0**-52
+    return _mix(keys[None, :, None] + _mix(counter + 1))
+
+
+def uniforms(bits: Tensor) -> Tensor:
+    """Uniforms in (0, 1), float64, from the upper 52 of 64 random bits each."""
+    return (_logical_shift(bits, 12).double() + 0.5) * 2.0**-52
+
+
+def exponentials(bits: Tensor, vocab_size: int) -> Tensor:
+    """A standard exponential for each token, from one set of bits: [...] -> [..., V] float64."""
+    x = (bits.unsqueeze(-1) ^ _token_bits(vocab_size, bits.device)) * -0x40A7B892E31B1A47
+    x = (x ^ (x >> 32)) * -0x6B2FB644ECCEEE15
+    return uniforms(x).log().neg()
+
+
+@lru_cache(maxsize=8)
+def _token_bits(vocab_size: int, device: torch.device) -> Tensor:
+    return _mix(_mix(torch.arange(vocab_size, device=device) - 0x61C8864680B583EB))
 
 
 def _mix(x: Tensor) -> Tensor:

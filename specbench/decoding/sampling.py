@@ -9,6 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from specbench.decoding.noise import exponentials
+
 
 @dataclass(frozen=True)
 class Sampling:
@@ -60,12 +62,11 @@ class Sampling:
         return logits
 
 
-def draw(weights: Tensor, uniform: Tensor) -> Tensor:
-    """Samples from unnormalised weights [..., V] with uniforms [...] in [0, 1), by inverse CDF.
+def draw(weights: Tensor, bits: Tensor) -> Tensor:
+    """Samples from unnormalised weights [..., V] with random bits [...], one set per draw.
 
-    float64 throughout: the cumulative sum of 100 k float32 terms would lose the rare tokens. A
-    token of weight zero is never drawn, since the sum does not grow there.
+    An exponential race: token x finishes at E_x / w_x, and the first one wins with probability
+    proportional to w_x. Unlike the inverse of a cumulative sum, whose thousands of boundaries all
+    move when a sum is rounded differently, it gives the same token in a batch of any size.
     """
-    cumulative = weights.double().cumsum(-1)
-    point = uniform * cumulative[..., -1]
-    return torch.searchsorted(cumulative, point.unsqueeze(-1), right=True).squeeze(-1)
+    return (weights / exponentials(bits, weights.shape[-1])).argmax(-1)

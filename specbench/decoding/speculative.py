@@ -10,7 +10,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from specbench.decoding.noise import ACCEPTANCE, RESIDUAL
+from specbench.decoding.noise import ACCEPTANCE, RESIDUAL, uniforms
 from specbench.decoding.state import Draft, State, Verdict
 from specbench.measure.timers import Stopwatch
 from specbench.models.language_model import LanguageModel
@@ -18,16 +18,16 @@ from specbench.models.language_model import LanguageModel
 
 @dataclass(frozen=True)
 class Noise:
-    """The verifier's randomness for one round, uniforms in [0, 1)."""
+    """The verifier's randomness for one round."""
 
-    r: Tensor  # [B, N], acceptance of each guess
-    u: Tensor  # [B, N + 1], the token after n accepted guesses
+    r: Tensor  # [B, N], uniforms for the acceptance of each guess
+    bits: Tensor  # [B, N + 1], to draw the token after n accepted guesses
 
     @staticmethod
     def of(state: State, guesses: int) -> "Noise":
         return Noise(
-            r=state.window(state.noise[ACCEPTANCE], 0, guesses),
-            u=state.window(state.noise[RESIDUAL], 0, guesses + 1),
+            r=uniforms(state.window(state.noise[ACCEPTANCE], 0, guesses)),
+            bits=state.window(state.noise[RESIDUAL], 0, guesses + 1),
         )
 
 

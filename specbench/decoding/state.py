@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from specbench.decoding.noise import noise_table
+from specbench.decoding.noise import noise_bits
 from specbench.decoding.stopping import StopStrings
 
 
@@ -57,7 +57,7 @@ class State:
     length: Tensor  # [B]
     limit: Tensor  # [B], the length at which max_new_tokens or the context ends the row
     done: Tensor  # [B]
-    noise: Tensor  # [3, B, T], uniforms by stream, row and position
+    noise: Tensor  # [3, B, T], 64 random bits by stream, row and position
     lengths: list[int]  # host copy of `length`, refreshed once a round
     limits: list[int]
     prompt_lengths: list[int]
@@ -86,7 +86,7 @@ class State:
             length=torch.tensor(lengths, device=device),
             limit=torch.tensor(list(limits), device=device),
             done=torch.zeros(len(prompts), dtype=torch.bool, device=device),
-            noise=noise_table(torch.tensor(list(keys), device=device), width),
+            noise=noise_bits(torch.tensor(list(keys), device=device), width),
             lengths=lengths,
             limits=list(limits),
             prompt_lengths=list(lengths),

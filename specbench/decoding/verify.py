@@ -11,11 +11,12 @@ from specbench.decoding.sampling import draw
 from specbench.decoding.state import Draft, Verdict
 
 
-def speculative_sampling(p: Tensor, draft: Draft, r: Tensor, u: Tensor, lenience: float = 1.0) -> Verdict:
+def speculative_sampling(p: Tensor, draft: Draft, r: Tensor, bits: Tensor, lenience: float = 1.0) -> Verdict:
     """Algorithm 1 with lenience l (A.5): accept x_i when r_i * l * q_i(x_i) < p_i(x_i).
 
-    p [B, N+1, V]; r [B, N] and u [B, N+1] uniforms in [0, 1), one stream each. The token t is
-    drawn from norm(max(0, p_{n+1} - q_{n+1})), where q_{n+1} = 0 if every guess was kept.
+    p [B, N+1, V]; r [B, N] uniforms in (0, 1); bits [B, N+1] random bits of a stream of their
+    own. The token t is drawn from norm(max(0, p_{n+1} - q_{n+1})), with q_{n+1} = 0 if every
+    guess was kept.
     """
     x, q = draft.tokens, draft.probs
     p_x = _at(p[:, :-1], x)  # [B, N]
@@ -25,7 +26,7 @@ def speculative_sampling(p: Tensor, draft: Draft, r: Tensor, u: Tensor, lenience
     residual = p_next if not x.shape[1] else (p_next - _q_next(draft, n, p.shape[-1])).clamp(min=0)
     # Rounding alone can leave nothing of p - q where p = q: then p is what remains.
     residual = torch.where(residual.sum(-1, keepdim=True) > 0, residual, p_next)
-    t = draw(residual, _at(u, n))
+    t = draw(residual, _at(bits, n))
     return Verdict(_append(x, n, t), n)
 
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from specbench.context import Context
-from specbench.decoding.noise import PROPOSAL
+from specbench.decoding.noise import PROPOSAL, uniforms
 from specbench.decoding.state import Draft, State
 from specbench.measure.timers import Stopwatch
 
@@ -31,7 +31,7 @@ class RandomDrafter:
         pass
 
     def propose(self, state: State, gamma: list[int]) -> Draft:
-        uniform = state.window(state.noise[PROPOSAL], 0, max(gamma))
+        uniform = uniforms(state.window(state.noise[PROPOSAL], 0, max(gamma)))
         tokens = (uniform * self.vocab_size).long()
         q: Tensor | None = None
         if not self.greedy:

@@ -41,6 +41,7 @@ class LanguageModel:
         self.device = next(module.parameters()).device
         self.run = executor.prepare(module)
         self.cache: SlotCache | None = None
+        self.columns = torch.empty(0)  # 0, 1, 2, ... to the cache's capacity
         self.window = self._sliding_window()
         self.can_skip_logits = "logits_to_keep" in inspect.signature(module.forward).parameters
 
@@ -78,6 +79,7 @@ class LanguageModel:
     def allocate(self, batch_size: int, columns: int) -> None:
         """A fresh cache of at most `columns` positions for each of `batch_size` rows."""
         self.cache = self.new_cache(batch_size, columns)
+        self.columns = torch.arange(columns, device=self.device)
 
     def prefill(self, state: State, upto: int | None = None, start: int = 0) -> None:
         """Reads committed tokens into the cache, all but the last of each row, and no logits.
@@ -110,7 +112,7 @@ class LanguageModel:
         self.cache.truncate(starts)
         width = tokens.shape[1]
         first = torch.tensor(starts, device=self.device)[:, None]
-        slots = first + torch.arange(width, device=self.device)
+        slots = first + self.columns[:width]
         self.cache.place(slots, starts)
         tree = None if draft is None or draft.is_chain else draft.parent
         positions = slots if tree is None else first + tree_depth(tree).to(self.device)
@@ -129,7 +131,7 @@ class LanguageModel:
     def _mask(self, slots: Tensor, tree: tuple[int, ...] | None):
         """Which columns each new token sees, [B, 1, N, columns]: every earlier one of its row, and
         in a tree only its ancestors among the new ones."""
-        columns = torch.arange(self.cache.visible, device=self.device)
+        columns = self.columns[: self.cache.visible]
         if tree is None:
             visible = columns <= slots[:, :, None]
         else:

@@ -25,7 +25,7 @@ class SpeculativeVerifier:
         return self.lenience == 1
 
     def accept(self, p: Tensor, draft: Draft, noise) -> Verdict:
-        """p [B, N+1, V] from the target, the draft, and this round's uniforms."""
+        """p [B, N+1, V] from the target, the draft, and this round's randomness."""
         if self.sampling.greedy:
             return greedy_matching(p, draft, self.lenience)
-        return speculative_sampling(p, draft, noise.r, noise.u, self.lenience)
+        return speculative_sampling(p, draft, noise.r, noise.bits, self.lenience)
