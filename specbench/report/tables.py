@@ -26,7 +26,7 @@ COLUMNS = {  # of a multirun's table: heading, path in results.json
     "tokens/s": "throughput/speculative_tokens_per_second",
     "lossless": "lossless/verdict",
 }
-WIDTH = 120  # characters, where the output is not a terminal
+WIDTH = 140  # characters, where the output is not a terminal
 
 
 def verdict(lossless: dict[str, Any]) -> tuple[str, str]:
@@ -108,14 +108,27 @@ def multirun_rows(jobs: Sequence[tuple[list[str], dict[str, Any] | None]]) -> li
 
 
 def multirun_table(rows: Sequence[dict[str, Any]], title: str) -> Table:
-    table = Table(title=title, title_style="bold", title_justify="left", header_style="dim", box=SIMPLE_HEAD,
-                  padding=(0, 1, 0, 0), pad_edge=False)  # fmt: skip
-    headings = list(dict.fromkeys(key for row in rows for key in row))
+    """The rows for a terminal: the interval in one column, without the standard errors."""
+    table = Table(title=title, title_style="bold", title_justify="left", header_style="dim", box=SIMPLE_HEAD)
+    table.padding, table.pad_edge = (0, 1, 0, 0), False
+    shown = [_for_terminal(row) for row in rows]
+    headings = list(dict.fromkeys(key for row in shown for key in row))
     for heading in headings:
         table.add_column(heading, justify="right", no_wrap=True)
-    for row in rows:
-        table.add_row(*(_cell(heading, row.get(heading)) for heading in headings))
+    for row in shown:
+        table.add_row(*(row.get(heading, "-") for heading in headings))
     return table
+
+
+def _for_terminal(row: dict[str, Any]) -> dict[str, str]:
+    cells = {}
+    for heading, value in row.items():
+        if heading == "low":
+            cells["95 %"] = f"{value:.2f}-{row['high']:.2f}"
+        elif heading not in ("high", "stderr"):
+            digits = {"tokens/s": 1, "speedup": 2, "Thm 3.8": 2, "corrected": 2}.get(heading, 3)
+            cells[heading] = _number(value, digits) if isinstance(value, float | None) else str(value)
+    return cells
 
 
 def to_csv(rows: Sequence[dict[str, Any]]) -> str:
@@ -155,12 +168,6 @@ def _pm(estimate: dict[str, Any]) -> str:
         return "-"
     error = "" if estimate["stderr"] is None else f" +- {estimate['stderr']:.3f}"
     return f"{estimate['mean']:.3f}{error}"
-
-
-def _cell(heading: str, value: Any) -> str:
-    if not isinstance(value, float):
-        return "-" if value is None else str(value)
-    return _number(value, 1 if heading == "tokens/s" else 2 if heading in ("low", "high", "speedup") else 3)
 
 
 def _number(value: float | None, digits: int) -> str:
