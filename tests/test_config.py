@@ -54,7 +54,7 @@ def test_gamma_is_a_scalar_that_reaches_the_policy():
 def test_the_digest_ignores_what_numbers_do_not_depend_on():
     digest = check(composed()).digest
     assert check(composed("name=other", "logger=none", "force=true")).digest == digest
-    assert check(composed("gamma=4")).digest != digest
+    assert check(composed("gamma=6")).digest != digest
 
 
 def run_main(arguments, monkeypatch, capsys, tmp_path) -> tuple[int, str]:

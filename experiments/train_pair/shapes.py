@@ -57,6 +57,7 @@ def model(shape: tuple[int, int, int, int], prepacked: bool) -> LlamaForCausalLM
         num_key_value_heads=heads,
     )
     built = LlamaForCausalLM(config).eval()
+    built.size = built.num_parameters()  # prepacked weights are no parameters any more
     if prepacked:
         for parent in list(built.modules()):
             for name, child in list(parent.named_children()):
@@ -100,7 +101,7 @@ def main() -> None:
             c = seconds[drafter, 1] / step
             v = {gamma: seconds[target, gamma + 1] / step for gamma in GAMMAS}
             speed = (corrected_improvement(expected_tokens(args.alpha, g), g, c, v[g], 0) for g in GAMMAS)
-            size = models[target].num_parameters() / 1e6
+            size = models[target].size / 1e6
             cells = [f"{size:.1f}", f"{step * 1e3:.2f}", f"{c:.3f}", *(f"{v[g]:.2f}" for g in GAMMAS)]
             print(f"| {target} | {drafter} |", " | ".join([*cells, *(f"{s:.2f}x" for s in speed)]), "|")
 
