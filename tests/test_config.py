@@ -105,6 +105,7 @@ BAD = {
     "a model without a path": (["drafter=model"], "drafter.path is not set: give a local folder or a hub id"),
     "a folder that is no model": (["drafter=model", "drafter.path=./nowhere"], "drafter.path=./nowhere is not a model"),
     "a hub model that cannot be had": (["target=model", "target.path=nobody/nothing"], "target.weights=random"),
+    "a chat template that is not there": (["target.chat_template=always"], "has no chat template"),
     "a missing file": (["data=jsonl", "data.path=missing.jsonl"], "data.path=missing.jsonl is not a file"),
     "an empty file": (["data=jsonl", "data.path={empty.jsonl}"], "is empty: it must hold one JSON object per line"),
     "a file of blank lines": (["data=jsonl", "data.path={blank.jsonl}"], "data has no prompts"),

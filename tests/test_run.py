@@ -184,11 +184,19 @@ def test_random_weights_are_marked(tmp_path):
     assert len(result.notes) == 2 and "random weights" in result.notes[0]
 
 
-def test_a_named_shape_builds_without_a_download(tmp_path):
-    small = ["n_embd=32", "n_layer=2", "n_head=2"]
+LLAMA = ["hidden_size=64", "intermediate_size=64", "num_hidden_layers=2", "num_attention_heads=8", "head_dim=8"]
+QWEN = ["hidden_size=64", "intermediate_size=64", "num_hidden_layers=2", "num_attention_heads=4",
+        "num_key_value_heads=2"]  # fmt: skip
+
+
+@pytest.mark.parametrize(("drafter", "small"), [
+    ("gpt2", ["n_embd=32", "n_layer=2", "n_head=2"]), ("llama1b", LLAMA), ("llama8b", LLAMA), ("qwen05b", QWEN),
+])  # fmt: skip
+def test_a_named_shape_builds_without_a_download(drafter, small, tmp_path):
+    """Every named pair, in its own architecture and vocabulary, made narrow enough for a test."""
     shrink = [f"{role}.shape.{entry}" for role in ("target", "drafter") for entry in small]
     random = ["target.weights=random", "drafter.weights=random"]
-    result, _ = run(parts_of("drafter=gpt2", *random, *shrink, "temperature=0"), tmp_path)
+    result, _ = run(parts_of(f"drafter={drafter}", *random, *shrink, "temperature=0", "dtype=float32"), tmp_path)
     assert result.lossless.passed and result.counts.prompts == 2
 
 

@@ -41,6 +41,11 @@ class PretrainedModel(LanguageModel):
         module, tokenizer = _load(settings, context, role)
         self.random_weights = settings.weights == "random"
         has_template = bool(getattr(tokenizer, "chat_template", None))
+        if settings.chat_template == "always" and not has_template and not self.random_weights:
+            raise ConfigError(
+                f"{role}.chat_template=always is not possible: the tokenizer of {settings.path} has no chat template, "
+                "use auto or never"
+            )
         super().__init__(
             module,
             tokenizer,
@@ -48,7 +53,7 @@ class PretrainedModel(LanguageModel):
             sampling=context.sampling,
             new_cache=context.new_cache,
             executor=context.executor,
-            chat_template=settings.chat_template == "always" or (settings.chat_template == "auto" and has_template),
+            chat_template=has_template and settings.chat_template != "never",
         )
 
 
