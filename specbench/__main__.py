@@ -54,8 +54,8 @@ def one_run(config: DictConfig, skip_finished: bool = False) -> float | None:
     with decoding_progress() as progress:
         result, batches = run(parts, out_dir, progress)
     write_result(result, batches, checked.digest, out_dir)
-    checked.classes["logger"](checked.settings["logger"]).log(result, batches, out_dir)
     show(run_table(result.as_dict(), out_dir))
+    checked.classes["logger"](checked.settings["logger"]).log(result, batches, out_dir)
     if result.status == "interrupted":
         raise KeyboardInterrupt
     return result.speedup.measured

@@ -12,6 +12,7 @@ from conftest import composed
 import specbench.__main__ as command
 import specbench.run
 from specbench.config import build, check
+from specbench.loggers.wandb import summary
 from specbench.run import run
 
 SMALL = ["max_new_tokens=12", "data.limit=2", "device=cpu"]
@@ -87,10 +88,12 @@ def test_every_drafter_runs_from_the_command(drafter, monkeypatch, tmp_path):
 
 
 def test_a_multirun_skips_finished_jobs_and_writes_a_table(monkeypatch, tmp_path, capsys):
-    arguments = ["-m", "gamma=1,3", "name=sweep", *SMALL, "temperature=0", "logger=none"]
+    arguments = ["-m", "gamma=1,3", "name=sweep", *SMALL, "temperature=0"]
     assert call(arguments, monkeypatch, tmp_path) == 0
     folders = sorted((tmp_path / "outputs" / "sweep").glob("*gamma*"))
     assert len(folders) == 2
+    assert [len(list(f.glob("wandb/offline-run-*/run-*.wandb"))) for f in folders] == [1, 1]
+    arguments.append("logger=none")
     stamps = [(f / "results.json").stat().st_mtime_ns for f in folders]
     rows = (tmp_path / "outputs" / "sweep" / "summary.csv").read_text().splitlines()
     assert rows[0].startswith("gamma,alpha") and len(rows) == 3
@@ -167,6 +170,14 @@ def test_stop_strings_end_both_decoders_at_the_same_token(tmp_path):
 def test_lenience_is_marked_not_lossless(tmp_path):
     result, _ = run(parts_of("lenience=0.3"), tmp_path)
     assert not result.lossless.expected
+
+
+def test_the_wandb_summary_has_the_keys_that_people_plot(tmp_path):
+    result, _ = run(parts_of(), tmp_path)
+    keys = summary(result)
+    assert keys["alpha"] == result.alpha.mean and keys["c"] == result.cost.c
+    assert {"speedup/measured", "speedup/theorem_3_8", "speedup/corrected", "lossless/passed", "counts/tokens",
+            "throughput/speculative_tokens_per_second", "block_efficiency", "v", "o"} <= set(keys)  # fmt: skip
 
 
 def test_batches_change_no_token(tmp_path):
