@@ -124,7 +124,10 @@ def _requests(parts: Parts, answers: dict[str, list[str]], too_long: list[Reques
             request = render(prompt, answers[prompt.id], target.tokenizer, target.chat_template)
             if not request.tokens:
                 raise ConfigError(f"prompt {request.id} is empty, and the tokenizer of {target.name} has no BOS token")
-            (too_long if len(request.tokens) >= target.context else waiting).append(request)
+            if len(request.tokens) < target.context:
+                waiting.append(request)
+            else:  # nor can the turns after it be asked
+                too_long += [request] * (len(prompt.turns) - turn)
         if turn == 0 and not waiting:
             shortest = min(len(request.tokens) for request in too_long)
             raise ConfigError(

@@ -146,6 +146,14 @@ def test_prompts_that_do_not_fit_are_counted(tmp_path):
     assert result.counts.too_long == 1 and result.counts.prompts == 2
 
 
+def test_turns_after_one_that_does_not_fit_are_counted_too(tmp_path):
+    path = tmp_path / "questions.jsonl"
+    rows = [{"question_id": 1, "turns": ["x = 1\n" * 600, "def f():"]}, {"question_id": 2, "turns": ["def g():"]}]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    result, _ = run(parts_of("data=questions", f"data.path={path}"), tmp_path)
+    assert result.counts.too_long == 2 and result.counts.prompts == 1
+
+
 def test_later_turns_follow_the_answers(tmp_path):
     path = tmp_path / "questions.jsonl"
     path.write_text(json.dumps({"question_id": 7, "category": "code", "turns": ["def f(x):", "def g(x):"]}))
