@@ -77,6 +77,7 @@ def files(folder: Path) -> dict[str, Path]:
         "broken.jsonl": '{"prompt": "a"}\n{"prompt": \n',
         "list.jsonl": "[1, 2]\n",
         "long.jsonl": json.dumps({"prompt": "x = 1\n" * 600}),
+        "twice.jsonl": '{"question_id": 1, "turns": ["a"]}\n' * 2,
         "turns.jsonl": json.dumps({"question_id": 1, "category": "math", "turns": ["1 + 1"]}),
     }
     for name, text in texts.items():
@@ -114,6 +115,7 @@ BAD = {
     "a missing field": (["data=jsonl", "data.path={long.jsonl}", "data.field=text"], "has no field 'text'"),
     "a missing template field": (["data=jsonl", "data.path={long.jsonl}", "data.template='{q}'"], "has no field 'q'"),
     "a missing category": (["data=questions", "data.path={turns.jsonl}", "data.category=art"], "it has math"),
+    "an id that occurs twice": (["data=questions", "data.path={twice.jsonl}"], "two prompts with the id 1"),
     "no question file": (["data=questions", "data.path={long.jsonl}"], "has no list of turns"),
     "a prompt longer than the context": (["data=jsonl", "data.path={long.jsonl}"], "no prompt fits"),
     "a limit of zero": (["data.limit=0"], "data.limit=0 is not allowed: it must be"),

@@ -35,15 +35,17 @@ class Data(Protocol):
 
 
 def load(data: Data) -> list[Prompt]:
-    """The first `data.limit` prompts."""
-    prompts = []
+    """The first `data.limit` prompts. Their ids seed their noise, so each must be its own."""
+    prompts: dict[str, Prompt] = {}
     for prompt in data.prompts():
         if data.limit is not None and len(prompts) == data.limit:
             break
-        prompts.append(prompt)
+        if prompt.id in prompts:
+            raise ConfigError(f"data has two prompts with the id {prompt.id}: each must have its own")
+        prompts[prompt.id] = prompt
     if not prompts:
         raise ConfigError("data has no prompts: the source is empty, or no record passes its filter")
-    return prompts
+    return list(prompts.values())
 
 
 def render(prompt: Prompt, answers: Sequence[str], tokenizer: Any, chat: bool) -> Request:
