@@ -102,7 +102,7 @@ def build(checked: Checked) -> Parts:
     root = checked.root
     prompts = load(checked.classes["data"](checked.settings["data"]))
     device = pick_device(root.device)
-    sampling = Sampling(root.temperature, root.top_k, root.top_p, root.repetition_penalty, root.lenience < 1)
+    sampling = Sampling(root.temperature, root.top_k, root.top_p, root.repetition_penalty)
     context = Context(device, pick_dtype(root.dtype, device), sampling, root.lenience, root.seed)
     context.new_cache = partial(checked.classes["cache"], checked.settings["cache"])
 
@@ -110,7 +110,9 @@ def build(checked: Checked) -> Parts:
         return checked.classes[group](checked.settings[group], context)
 
     context.executor = make("executor")
-    target = context.target = make("target")
+    # Lenience at temperature 0 compares the target's probabilities before argmax; drafters keep theirs.
+    scored = dataclasses.replace(context, sampling=dataclasses.replace(sampling, before_argmax=root.lenience < 1))
+    target = context.target = checked.classes["target"](checked.settings["target"], scored)
     drafter = make("drafter")
     refuse_different_tokenizers(target, getattr(drafter, "model", None))
     return Parts(

@@ -6,6 +6,7 @@ df + 10 sqrt(2 df); and negative controls that must fail the same test.
 
 import numpy as np
 import pytest
+import reference
 import torch
 from conftest import CACHES, DRAFTERS, V, make_context, make_drafter, tabular_model
 
@@ -149,6 +150,36 @@ def test_a_shared_noise_stream_is_caught(tables, number_text):
 
     state = decode(tables, number_text, prepare=share, drafter_table=tables.similar)
     assert worst_excess(state, exact_marginals(tables.target)) > 1
+
+
+def test_a_round_is_algorithm_1_step_by_step(tables):
+    """The decoder's first round, and the oracle's whole step, on the same randomness."""
+    rows, gamma = 300, NEW_TOKENS - 1
+    target, helper = tabular_model(tables.target, SAMPLING), tabular_model(tables.similar, SAMPLING)
+    state, first = start(rows), []
+    noise = state.noise[:, :, len(PROMPT) :]
+    target.allocate(rows, state.tokens.shape[1])
+    target.prefill(state)
+
+    def keep(state, p, draft, verdict, kept):
+        first.append([t[: n + 1] for t, n in zip(verdict.tokens.tolist(), verdict.accepted.tolist(), strict=True)])
+
+    verifier = SpeculativeVerifier(SpeculativeVerifier.Settings(), make_context(SAMPLING, target))
+    policy = FixedGamma(FixedGamma.Settings(gamma=gamma), None)
+    drafter = make_drafter("model", target, "", helper)
+    decode_speculative(state, target, drafter, policy, verifier, Stopwatch(target.device), keep)
+
+    def law(table):
+        return lambda text: table[text[-2], text[-1]].softmax(-1).numpy()
+
+    for row in range(rows):
+        step = reference.speculative_decoding_step(
+            law(tables.target), law(tables.similar), PROMPT, gamma,
+            exponentials(noise[PROPOSAL, row], V).numpy(),
+            uniforms(noise[ACCEPTANCE, row]).numpy(),
+            exponentials(noise[RESIDUAL, row], V).numpy(),
+        )  # fmt: skip
+        assert first[0][row] == step[len(PROMPT) :]
 
 
 def test_the_noise_of_a_position_depends_on_the_prompt_alone():

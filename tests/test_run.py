@@ -180,6 +180,24 @@ def test_lenience_is_marked_not_lossless(tmp_path):
     assert not result.lossless.expected
 
 
+def test_lenience_at_temperature_zero_leaves_the_guesses_argmax(tmp_path):
+    """Only the target's p is taken before argmax."""
+    (tmp_path / "text.py").write_text("self " * 50 + "def ")
+    parts = parts_of("lenience=0.3", "temperature=0", "drafter=unigram", f"drafter.path={tmp_path / 'text.py'}")
+    guesses = []
+    plain = parts.drafter.propose
+
+    def propose(state, gamma):
+        draft = plain(state, gamma)
+        guesses.extend(draft.tokens.flatten().tolist())
+        return draft
+
+    parts.drafter.propose = propose
+    run(parts, tmp_path)
+    assert set(guesses) == {int(parts.drafter.unigram.argmax())}
+    assert parts.target.sampling.before_argmax
+
+
 def test_the_wandb_summary_has_the_keys_that_people_plot(tmp_path):
     result, _ = run(parts_of(), tmp_path)
     keys = summary(result)

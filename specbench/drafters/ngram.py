@@ -9,7 +9,7 @@ from torch import Tensor
 
 from specbench.context import Context
 from specbench.decoding.state import Draft, State
-from specbench.drafters.rows import CountDrafter, PointMassDrafter
+from specbench.drafters.rows import UNLIMITED, CountDrafter, PointMassDrafter
 from specbench.measure.timers import Stopwatch
 from specbench.settings import ConfigError, setting
 
@@ -79,7 +79,7 @@ class NgramDrafter:
                     f"it must be at most {prefix}max_order={self.max_order}"
                 )
 
-    context = PointMassDrafter.context
+    context = UNLIMITED
     operations_per_token = 0
 
     def __init__(self, settings: Settings, context: Context):

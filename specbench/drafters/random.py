@@ -8,6 +8,7 @@ from torch import Tensor
 from specbench.context import Context
 from specbench.decoding.noise import PROPOSAL, uniforms
 from specbench.decoding.state import Draft, State
+from specbench.drafters.rows import UNLIMITED
 from specbench.measure.timers import Stopwatch
 
 
@@ -21,7 +22,7 @@ class RandomDrafter:
     class Settings:
         pass
 
-    context = 2**63 - 1
+    context = UNLIMITED
     operations_per_token = 0
 
     def __init__(self, settings: Settings, context: Context):

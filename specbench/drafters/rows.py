@@ -12,11 +12,13 @@ from specbench.decoding.sampling import draw
 from specbench.decoding.state import Draft, State
 from specbench.measure.timers import Stopwatch
 
+UNLIMITED = 2**63 - 1  # the context of a drafter that has no limit of its own
+
 
 class PointMassDrafter(ABC):
     """Guesses tokens outright: q is a point mass on each."""
 
-    context = 2**63 - 1  # no limit of their own
+    context = UNLIMITED
     operations_per_token = 0
 
     def begin(self, state: State, clock: Stopwatch) -> None:
@@ -43,7 +45,7 @@ class PointMassDrafter(ABC):
 class CountDrafter(ABC):
     """Samples guesses from a table of weights, with the real q."""
 
-    context = 2**63 - 1
+    context = UNLIMITED
     operations_per_token = 0
 
     def __init__(self, context: Context):

@@ -70,7 +70,7 @@ def _load(settings: PretrainedModel.Settings, context: Context, role: str) -> tu
     if not sys.stderr.isatty():
         transformers.utils.logging.disable_progress_bar()
     if settings.weights == "random":
-        return _random(settings, source, context)
+        return _random(settings, source, context, role)
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(source, revision=settings.revision)
         module = transformers.AutoModelForCausalLM.from_pretrained(
@@ -81,7 +81,7 @@ def _load(settings: PretrainedModel.Settings, context: Context, role: str) -> tu
     return module.to(context.device).eval(), tokenizer
 
 
-def _random(settings: PretrainedModel.Settings, source: str, context: Context) -> tuple[nn.Module, Any]:
+def _random(settings: PretrainedModel.Settings, source: str, context: Context, role: str) -> tuple[nn.Module, Any]:
     """The real shape with random weights, for timing: nothing is downloaded. Where the model's
     own tokenizer is not at hand, the shipped one stands in."""
     if (Path(source) / "config.json").is_file():
@@ -91,8 +91,8 @@ def _random(settings: PretrainedModel.Settings, source: str, context: Context) -
         config = transformers.AutoConfig.for_model(shape.pop("model_type"), **shape)
     else:
         raise ConfigError(
-            f"path={settings.path} has no shape for weights=random: give a folder with a config.json, "
-            "or one of the targets that list their shape (llama1b, llama3b, llama8b, llama70b, qwen7b, gpt2)"
+            f"{role}.path={settings.path} has no shape for {role}.weights=random: give a folder with a config.json, "
+            "or choose a named target or drafter, which list theirs"
         )
     has_tokenizer = (Path(source) / "tokenizer_config.json").is_file()
     tokenizer = transformers.AutoTokenizer.from_pretrained(source if has_tokenizer else SHIPPED / "target")
