@@ -40,6 +40,7 @@ class Root:
     repetition_penalty: float = setting(gt=0)
     max_new_tokens: int = setting(ge=1)
     batch_size: int = setting(ge=1)
+    prefill_chunk: int = setting(ge=1)
     stop: list[str] = setting()
     seed: int = setting(ge=0)
     device: str = setting()
@@ -103,7 +104,7 @@ def build(checked: Checked) -> Parts:
     prompts = load(checked.classes["data"](checked.settings["data"]))
     device = pick_device(root.device)
     sampling = Sampling(root.temperature, root.top_k, root.top_p, root.repetition_penalty)
-    context = Context(device, pick_dtype(root.dtype, device), sampling, root.lenience, root.seed)
+    context = Context(device, pick_dtype(root.dtype, device), sampling, root.lenience, root.seed, root.gamma)
     context.new_cache = partial(checked.classes["cache"], checked.settings["cache"])
 
     def make(group: str) -> Any:
@@ -114,7 +115,8 @@ def build(checked: Checked) -> Parts:
     scored = dataclasses.replace(context, sampling=dataclasses.replace(sampling, before_argmax=root.lenience < 1))
     target = context.target = checked.classes["target"](checked.settings["target"], scored)
     drafter = make("drafter")
-    refuse_different_tokenizers(target, getattr(drafter, "model", None))
+    context.drafter = getattr(drafter, "model", None)
+    refuse_different_tokenizers(target, context.drafter)
     return Parts(
         name=root.name,
         config=checked.resolved,
@@ -129,6 +131,8 @@ def build(checked: Checked) -> Parts:
         batch_size=root.batch_size,
         seed=root.seed,
         dtype=context.dtype,
+        peers=make("baseline"),
+        prefill_chunk=root.prefill_chunk,
         # A shell cannot easily say a line break, so \n and \t are read here.
         stop_strings=[text.replace("\\n", "\n").replace("\\t", "\t") for text in root.stop],
         notes=notes(target, drafter),

@@ -25,6 +25,8 @@ class Context:
     sampling: Sampling
     lenience: float = 1.0
     seed: int = 0
+    gamma: int = 0
     new_cache: Callable[[int, int], SlotCache] | None = None
     executor: EagerExecutor | None = None
     target: LanguageModel | None = None
+    drafter: LanguageModel | None = None

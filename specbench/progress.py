@@ -8,10 +8,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 
 @contextmanager
-def decoding_progress() -> Iterator[Callable[[int, int], None]]:
-    """Yields `progress(done, total)` in prompts."""
-    columns = (TextColumn("decoding both ways"), BarColumn(), MofNCompleteColumn(), TextColumn("prompts"),
+def decoding_progress() -> Iterator[Callable[[int, int, str], None]]:
+    """Yields `progress(done, total, what)` in prompts."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("prompts"),
                TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())  # fmt: skip
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("decoding", total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
+        task = bar.add_task("loading", total=None)
+        yield lambda done, total, what: bar.update(task, completed=done, total=total, description=what)

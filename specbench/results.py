@@ -56,11 +56,20 @@ class Lossless:
 
 
 @dataclass
-class Throughput:
-    """New tokens per second of decoding, all rows of a batch together."""
+class SpeedupOver:
+    """Our speculative decoding over a peer's engine: ratio of seconds per token, decode only."""
 
-    speculative_tokens_per_second: float
-    baseline_tokens_per_second: float
+    measured: float
+    ci95: tuple[float, float]
+
+
+@dataclass
+class Bandwidth:
+    """Bytes of weights, keys and values that a one-token step reads, per second of its time."""
+
+    target_bytes_per_second: float | None
+    drafter_bytes_per_second: float | None
+    measured_peak_bytes_per_second: float
 
 
 @dataclass
@@ -107,7 +116,10 @@ class RunResult:
     operations_factor: float | None
     optimal_gamma: int | None
     lossless: Lossless
-    throughput: Throughput
+    throughput: dict[str, float]  # new tokens per second of decoding, all rows together
+    speedup_over: dict[str, SpeedupOver]
+    bandwidth: Bandwidth
+    recording: float  # time spent on measuring betas and statistics / decoding time, which leaves it out
     memory: Memory
     counts: Counts
     notes: list[str] = field(default_factory=list)  # what a reader must know before comparing

@@ -12,13 +12,16 @@ from typing import Any
 
 import torch
 
+from specbench.baselines.autoregressive import AutoregressiveBaseline, PeerOutput
 from specbench.data.prompts import Prompt, Request, render
 from specbench.decoding.autoregressive import decode_autoregressive
 from specbench.decoding.noise import prompt_key
+from specbench.decoding.queue import Job, Queue
 from specbench.decoding.speculative import Drafter, GammaPolicy, Verifier, decode_speculative
 from specbench.decoding.state import State
 from specbench.decoding.stopping import StopStrings
-from specbench.measure.recorder import Recorder, Round
+from specbench.measure.bandwidth import BandwidthProbe
+from specbench.measure.recorder import Recorder, Round, round_numbers
 from specbench.measure.summary import summarise
 from specbench.measure.timers import Stopwatch
 from specbench.models.language_model import LanguageModel
@@ -27,6 +30,7 @@ from specbench.settings import ConfigError
 
 log = logging.getLogger(__name__)
 WARM_UP_TOKENS = 16
+ROUNDS_OF_REQUESTS = 2  # requests per row in a group that is decoded one way, then the other
 
 
 @dataclass
@@ -46,24 +50,39 @@ class Parts:
     batch_size: int
     seed: int
     dtype: torch.dtype
+    peers: AutoregressiveBaseline
+    prefill_chunk: int
     stop_strings: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
 
 @dataclass
 class Decoded:
-    """One batch, decoded one way."""
+    """Some requests, decoded one way."""
 
-    tokens: list[list[int]]  # new tokens per row
+    tokens: list[list[int]]  # new tokens per request
     rounds: list[Round]
-    laps: list[dict[str, float]]  # seconds per round of the batch
-    steps: list[int]  # drafter steps per round of the batch
-    prefill_seconds: float  # of the target, and of the drafter when it read the prompt
+    laps: list[dict[str, float]]  # seconds by lap of each call of the target
+    steps: list[int]  # drafter steps before each call of the target
+    prefill_seconds: float  # of the target, and of the drafter when it reads prompts
     kv_bytes: int
 
     @property
     def decode_seconds(self) -> float:
-        return sum(seconds for laps in self.laps for name, seconds in laps.items() if name != "prefill")
+        return sum(map(decoding_seconds, self.laps))
+
+    @property
+    def record_seconds(self) -> float:
+        return sum(lap["record"] for lap in self.laps)
+
+    def seconds_of(self, row: int) -> float:
+        """A request's share of the time: each call's is split evenly among the rows it served."""
+        return sum(decoding_seconds(r.seconds) / r.rows for r in self.rounds if r.row == row)
+
+
+def decoding_seconds(laps: dict[str, float]) -> float:
+    """Without reading prompts and without recording."""
+    return sum(seconds for name, seconds in laps.items() if name not in ("prefill", "record"))
 
 
 @dataclass
@@ -73,13 +92,16 @@ class Batch:
     requests: list[Request]
     baseline: Decoded | None = None
     speculative: Decoded | None = None
+    peers: dict[str, list[PeerOutput]] = field(default_factory=dict)
     error: str | None = None
 
 
-Progress = Callable[[int, int], None]
+Progress = Callable[[int, int, str], None]
 
 
-def run(parts: Parts, out_dir: Path, progress: Progress = lambda done, total: None) -> tuple[RunResult, list[Batch]]:
+def run(
+    parts: Parts, out_dir: Path, progress: Progress = lambda done, total, what: None
+) -> tuple[RunResult, list[Batch]]:
     """Decodes and measures. Every finished batch is appended to `prompts.jsonl.part` in `out_dir`,
     so an interrupted run keeps what it has. Raises ConfigError if no prompt fits the context."""
     started = datetime.datetime.now(datetime.UTC)
@@ -87,14 +109,18 @@ def run(parts: Parts, out_dir: Path, progress: Progress = lambda done, total: No
     answers: dict[str, list[str]] = {prompt.id: [] for prompt in parts.prompts}
     total = sum(len(prompt.turns) for prompt in parts.prompts)
     too_long: list[Request] = []
-    done = 0
+    done = warm = 0
+    probe = BandwidthProbe(parts.target.device)
     out_dir.mkdir(parents=True, exist_ok=True)
     with torch.inference_mode(), (out_dir / "prompts.jsonl.part").open("w", encoding="utf-8") as saved:
         try:
-            for requests in _requests(parts, answers, too_long):
-                if not batches:
-                    _warm_up(parts, requests)
-                batch = _decode_both(parts, requests, swap=len(batches) % 2 == 1)
+            for requests, columns in _groups(parts, answers, too_long):
+                if columns > warm:
+                    progress(done, total, "warming up")
+                    _warm_up(parts, requests, columns)
+                    warm = columns
+                probe()
+                batch = _decode_all_ways(parts, requests, columns, swap=len(batches) % 2 == 1)
                 batches.append(batch)
                 if batch.baseline is not None:
                     _remember(parts, batch, answers)
@@ -102,7 +128,7 @@ def run(parts: Parts, out_dir: Path, progress: Progress = lambda done, total: No
                     saved.write(json.dumps(line, ensure_ascii=False) + "\n")
                 saved.flush()
                 done += len(requests)
-                progress(done + len(too_long), total)
+                progress(done + len(too_long), total, "decoding")
         except KeyboardInterrupt:
             if not any(batch.error is None for batch in batches):
                 raise
@@ -110,12 +136,16 @@ def run(parts: Parts, out_dir: Path, progress: Progress = lambda done, total: No
             status = "interrupted"
         facts = provenance(parts.target.device)
         facts |= {"started": started.isoformat(timespec="seconds"), "seconds": time.perf_counter() - clock}
-        return summarise(parts, batches, len(too_long), status, facts), batches
+        return summarise(parts, batches, len(too_long), status, facts, probe.bytes_per_second), batches
 
 
-def _requests(parts: Parts, answers: dict[str, list[str]], too_long: list[Request]) -> Iterator[list[Request]]:
-    """Batches of requests: all first turns, then the second turns of those that have one, ..."""
+def _groups(
+    parts: Parts, answers: dict[str, list[str]], too_long: list[Request]
+) -> Iterator[tuple[list[Request], int]]:
+    """Requests that are decoded one way and then the other, and the columns that the longest of
+    their turn needs: all first turns, then the second turns of those that have one, ..."""
     target = parts.target
+    size = parts.batch_size * (1 if parts.batch_size == 1 else ROUNDS_OF_REQUESTS)
     for turn in range(max(len(prompt.turns) for prompt in parts.prompts)):
         waiting = []
         for prompt in parts.prompts:
@@ -134,8 +164,13 @@ def _requests(parts: Parts, answers: dict[str, list[str]], too_long: list[Reques
                 f"no prompt fits: the shortest has {shortest} tokens, "
                 f"and the context of {target.name} must hold at least one more, {target.context}"
             )
-        for begin in range(0, len(waiting), parts.batch_size):
-            yield waiting[begin : begin + parts.batch_size]
+        columns = max((_limit(parts, r) for r in waiting), default=0) + parts.policy.largest + 1
+        for begin in range(0, len(waiting), size):
+            yield waiting[begin : begin + size], columns
+
+
+def _limit(parts: Parts, request: Request) -> int:
+    return min(len(request.tokens) + parts.max_new_tokens, parts.target.context)
 
 
 def _remember(parts: Parts, batch: Batch, answers: dict[str, list[str]]) -> None:
@@ -145,21 +180,35 @@ def _remember(parts: Parts, batch: Batch, answers: dict[str, list[str]]) -> None
         answers[prompt_id].append(parts.target.tokenizer.decode(tokens, skip_special_tokens=True))
 
 
-def _warm_up(parts: Parts, requests: list[Request]) -> None:
-    """First calls pay for allocation, thread pools and compilation; nobody measures them."""
-    for speculative in (False, True):
-        # A failure here will be met, and recorded, by the prompt itself.
+def _warm_up(parts: Parts, requests: list[Request], columns: int) -> None:
+    """First calls pay for allocation, thread pools and compilation; nobody measures them. Every
+    length at which the executor uses other shapes is met once."""
+    spare = parts.policy.largest + 1
+    for length in parts.target.executor.lengths(columns) or [len(requests[0].tokens)]:
+        length = min(length, columns - spare - 1)
+        limit = min(length + WARM_UP_TOKENS, columns - spare)
+        prompt = (requests[0].tokens * length)[:length]
+        jobs = [Job(prompt, limit, key) for key in range(parts.batch_size)]
+        for speculative in (False, True):
+            # A failure here will be met, and recorded, by the prompt itself.
+            with contextlib.suppress(RuntimeError):
+                decode(parts, jobs, speculative, columns)
+    for peer in parts.peers.names:
         with contextlib.suppress(RuntimeError):
-            decode(parts, requests, speculative, max_new_tokens=WARM_UP_TOKENS)
+            parts.peers.decode(peer, jobs[0])
 
 
-def _decode_both(parts: Parts, requests: list[Request], swap: bool) -> Batch:
-    """Baseline and speculative on the same requests; who goes first alternates."""
+def _decode_all_ways(parts: Parts, requests: list[Request], columns: int, swap: bool) -> Batch:
+    """Baseline, speculative and peers on the same requests; who goes first alternates."""
     batch = Batch(requests)
+    jobs = [Job(r.tokens, _limit(parts, r), prompt_key(parts.seed, r.id)) for r in requests]
+    ways = ["baseline", "speculative", *parts.peers.names]
     try:
-        for speculative in (True, False) if swap else (False, True):
-            decoded = decode(parts, requests, speculative)
-            setattr(batch, "speculative" if speculative else "baseline", decoded)
+        for way in reversed(ways) if swap else ways:
+            if way in parts.peers.names:
+                batch.peers[way] = [parts.peers.decode(way, job) for job in jobs]
+            else:
+                setattr(batch, way, decode(parts, jobs, way == "speculative", columns))
     except RuntimeError as error:  # out of memory, a kernel that fails: the run goes on without it
         batch.baseline = batch.speculative = None
         batch.error = f"{type(error).__name__}: {error}".splitlines()[0]
@@ -167,45 +216,36 @@ def _decode_both(parts: Parts, requests: list[Request], swap: bool) -> Batch:
     return batch
 
 
-def decode(parts: Parts, requests: list[Request], speculative: bool, max_new_tokens: int | None = None) -> Decoded:
-    """Decodes one batch one way, and times it."""
-    target = parts.target
-    budget = parts.max_new_tokens if max_new_tokens is None else max_new_tokens
-    state = State.start(
-        prompts=[request.tokens for request in requests],
-        limits=[min(len(request.tokens) + budget, target.context) for request in requests],
-        keys=[prompt_key(parts.seed, request.id) for request in requests],
-        stop_tokens=target.stop_tokens,
-        spare=parts.policy.largest + 1,
-        device=target.device,
-        stop_strings=StopStrings(parts.stop_strings, target.tokenizer) if parts.stop_strings else None,
-    )
-    prefill, clock = Stopwatch(target.device), Stopwatch(target.device)
-    recorder = Recorder(parts.lenience, target.sampling.greedy)
-    prefill.start()
-    target.allocate(state.batch_size, state.tokens.shape[1])
-    target.prefill(state)
-    prefill.lap("prefill")
-    recorder.begin(state)
+def decode(parts: Parts, jobs: list[Job], speculative: bool, columns: int) -> Decoded:
+    """Decodes some requests one way through `batch_size` rows of `columns`, and times it."""
+    target, drafter = parts.target, parts.drafter
+    strings = StopStrings(parts.stop_strings, target.tokenizer) if parts.stop_strings else None
+    state = State.idle(parts.batch_size, columns, target.stop_tokens, target.device, strings)
+    models = [target, drafter.model] if speculative and hasattr(drafter, "model") else [target]
+    queue = Queue(jobs, models, parts.prefill_chunk, parts.policy.largest + 1)
+    clock = Stopwatch(target.device)
+    recorder = Recorder(parts.verifier.beta, target.sampling.greedy, target.executor.leaf(round_numbers))
+    target.allocate(parts.batch_size, columns)
     if speculative:
-        decode_speculative(state, target, parts.drafter, parts.policy, parts.verifier, clock, recorder)
+        decode_speculative(state, target, drafter, parts.policy, parts.verifier, clock, recorder, queue)
     else:
-        decode_autoregressive(state, target, parts.verifier, clock, recorder)
+        decode_autoregressive(state, target, parts.verifier, clock, recorder, queue)
     laps = clock.rounds()
-    drafter_cache = getattr(getattr(parts.drafter, "model", None), "cache", None) if speculative else None
+    calls = [lap for lap in laps if "verify" in lap]
+    rounds = recorder.rounds(calls)
     return Decoded(
-        tokens=state.new_tokens(),
-        rounds=recorder.rounds(laps),
-        laps=laps,
-        steps=recorder.steps(),
-        prefill_seconds=prefill.total() + sum(lap.get("prefill", 0.0) for lap in laps),
-        kv_bytes=target.cache.bytes() + (drafter_cache.bytes() if drafter_cache else 0),
+        tokens=queue.outputs,
+        rounds=[r for call in rounds for r in call],
+        laps=calls,
+        steps=[max(r.gamma for r in call) for call in rounds],
+        prefill_seconds=sum(lap.get("prefill", 0.0) for lap in laps),
+        kv_bytes=sum(model.cache.bytes() for model in models),
     )
 
 
 def prompt_records(parts: Parts, batch: Batch) -> Iterator[dict[str, Any]]:
-    """prompts.jsonl: text in, text out, counts and times, one line per request. In a batch the
-    seconds are those of the whole batch."""
+    """prompts.jsonl: text in, text out, counts and times, one line per request. Where rows decode
+    together, each has its share of the seconds."""
     for row, request in enumerate(batch.requests):
         record = {"id": request.id, "category": request.category, "prompt_tokens": len(request.tokens)}
         if batch.error is not None:
@@ -220,11 +260,12 @@ def prompt_records(parts: Parts, batch: Batch) -> Iterator[dict[str, Any]]:
             "rounds": len(rounds),
             "alpha": sum(betas) / len(betas) if betas else None,
             "block_efficiency": sum(r.tokens for r in rounds) / len(rounds),
-            "decode_seconds": batch.speculative.decode_seconds,
-            "baseline_decode_seconds": batch.baseline.decode_seconds,
-            "prefill_seconds": batch.speculative.prefill_seconds,
-            "baseline_prefill_seconds": batch.baseline.prefill_seconds,
-            "batch_size": len(batch.requests),
+            "decode_seconds": batch.speculative.seconds_of(row),
+            "baseline_decode_seconds": batch.baseline.seconds_of(row),
+            "prefill_seconds": batch.speculative.prefill_seconds / len(batch.requests),
+            "baseline_prefill_seconds": batch.baseline.prefill_seconds / len(batch.requests),
+            **{f"{peer}_decode_seconds": outputs[row].decode_seconds for peer, outputs in batch.peers.items()},
+            **{f"{peer}_tokens": len(outputs[row].tokens) for peer, outputs in batch.peers.items()},
             "prompt": request.text,
             "output": decode_text(batch.speculative.tokens[row], skip_special_tokens=True),
             "baseline_output": decode_text(batch.baseline.tokens[row], skip_special_tokens=True),

@@ -8,7 +8,6 @@ from specbench.data.prompts import Prompt, render
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.state import State
 from specbench.drafters.ngram import NgramTable
-from specbench.measure.timers import Stopwatch
 
 
 def table_of(tokens, window=512, min_order=2, max_order=4) -> NgramTable:
@@ -22,7 +21,7 @@ def guesses(kind, prompt, gamma, target, text_file="", temperature=0.0):
     target = tabular_model(target, sampling)
     drafter = make_drafter(kind, target, text_file)
     state = State.start([prompt], [40], [1], [], gamma + 1, target.device)
-    drafter.begin(state, Stopwatch(target.device))
+    drafter.begin(state)
     draft = drafter.propose(state, [gamma])
     return draft.tokens[0].tolist(), draft
 

@@ -46,19 +46,15 @@ class ResidualFromTarget(SpeculativeVerifier):
 class StaleCache(StaticCache):
     """Negative control for rollback: a column that was written once is never written again."""
 
-    def update(self, key_states, value_states, layer_idx, *args, **kwargs):
-        if layer_idx == len(self.keys):
-            return super().update(key_states, value_states, layer_idx)
-        before = self.keys[layer_idx][:, :, : self.visible].clone()
-        super().update(key_states, value_states, layer_idx)
-        known = torch.arange(self.visible) < self.written
-        self.keys[layer_idx][:, :, : self.visible] = torch.where(
-            known[None, None, :, None], before, self.keys[layer_idx][:, :, : self.visible]
-        )
-        self.written = max(self.written, self.visible)
-        return self.keys[layer_idx][:, :, : self.visible], self.values[layer_idx][:, :, : self.visible]
-
     written = len(PROMPT)
+
+    def update(self, key_states, value_states, layer_idx, *args, **kwargs):
+        before = self.keys[layer_idx].clone() if layer_idx < len(self.keys) else None
+        keys, values = super().update(key_states, value_states, layer_idx)
+        if before is not None:
+            self.keys[layer_idx][:, :, : self.written] = before[:, :, : self.written]
+            self.written = max(self.written, self.visible)
+        return keys, values
 
 
 def exact_marginals(table: torch.Tensor) -> np.ndarray:

@@ -27,11 +27,11 @@ def record(tables, number_text, kind="model", verifier=SpeculativeVerifier, leni
     state = State.start(prompts, [4 + new_tokens] * rows, list(range(rows)), list(stop), gamma + 1, target.device)
     target.allocate(rows, state.tokens.shape[1])
     target.prefill(state)
-    recorder, clock = Recorder(lenience, sampling.greedy), Stopwatch(target.device)
-    recorder.begin(state)
+    recorder, clock = Recorder(judge.beta, sampling.greedy), Stopwatch(target.device)
     policy = FixedGamma(FixedGamma.Settings(gamma=gamma), None)
     decode_speculative(state, target, drafter, policy, judge, clock, recorder)
-    return recorder.rounds(clock.rounds()), state
+    calls = recorder.rounds([lap for lap in clock.rounds() if "verify" in lap])
+    return [r for call in calls for r in call], state
 
 
 @pytest.mark.parametrize("kind", ["model", "ngram", "ngram_sample", "prompt_lookup", "bigram", "random"])

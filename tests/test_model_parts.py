@@ -12,7 +12,7 @@ from transformers.generation.logits_process import (
 
 from specbench.decoding.noise import PROPOSAL
 from specbench.decoding.sampling import Sampling, draw
-from specbench.decoding.state import Draft, State, Verdict
+from specbench.decoding.state import Draft, State, Verdict, window
 from specbench.executors.eager import EagerExecutor
 from specbench.measure.timers import Stopwatch
 from specbench.models.language_model import LanguageModel
@@ -96,9 +96,9 @@ def test_q_is_the_tensor_that_the_guesses_were_drawn_from(tables):
     target = tabular_model(tables.target, sampling)
     drafter = make_drafter("model", target, "", tabular_model(tables.similar, sampling))
     state = State.start([[1, 2, 3], [4, 5]], [20, 20], [11, 12], [], 6, target.device)
-    drafter.begin(state, clock())
+    drafter.begin(state)
     draft = drafter.propose(state, [4, 4])
-    noise = state.window(state.noise[PROPOSAL], 0, 4)
+    noise = window(state.noise[PROPOSAL], state.length, 4)
     assert draft.tokens.tolist() == draw(draft.probs, noise).tolist()
     assert torch.allclose(draft.probs.sum(-1), torch.ones(2, 4))
     for row in range(2):
@@ -115,7 +115,7 @@ def test_the_drafter_cache_is_right_after_full_and_partial_acceptance(tables):
     target = tabular_model(tables.target, sampling)
     drafter = make_drafter("model", target, "", tabular_model(tables.similar, sampling))
     state = State.start([[1, 2, 3], [4]], [40, 40], [1, 2], [], 6, target.device)
-    drafter.begin(state, clock())
+    drafter.begin(state)
     for accepted, gamma in (((3, 0), 3), ((0, 3), 3), ((0, 0), 0), ((2, 1), 4), ((1, 1), 1)):
         draft = drafter.propose(state, [gamma, gamma])
         for row in range(2):
@@ -128,7 +128,6 @@ def test_the_drafter_cache_is_right_after_full_and_partial_acceptance(tables):
         n = torch.tensor(accepted)
         tokens = torch.cat([draft.tokens, own], 1).scatter(1, n[:, None], own)
         state.append(Verdict(tokens, n))
-        state.synchronise()
 
 
 def clock() -> Stopwatch:

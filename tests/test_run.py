@@ -12,6 +12,7 @@ from conftest import composed
 import specbench.__main__ as command
 import specbench.run
 from specbench.config import build, check
+from specbench.decoding.noise import prompt_key
 from specbench.loggers.wandb import summary
 from specbench.run import run
 
@@ -110,10 +111,10 @@ def test_a_failed_prompt_is_recorded_and_the_rest_is_measured(monkeypatch, tmp_p
     doomed = list(parts.prompts)[1].id
     plain = specbench.run.decode
 
-    def decode(parts, requests, speculative, **kwargs):
-        if requests[0].id == doomed and speculative:
+    def decode(parts, jobs, speculative, columns):
+        if jobs[0].key == prompt_key(0, doomed) and speculative:
             raise RuntimeError("out of memory")
-        return plain(parts, requests, speculative, **kwargs)
+        return plain(parts, jobs, speculative, columns)
 
     monkeypatch.setattr(specbench.run, "decode", decode)
     result, _ = run(parts, tmp_path)
@@ -123,14 +124,14 @@ def test_a_failed_prompt_is_recorded_and_the_rest_is_measured(monkeypatch, tmp_p
 
 
 def test_an_interrupted_run_keeps_what_it_finished(monkeypatch, tmp_path):
-    plain = specbench.run._decode_both
+    plain = specbench.run._decode_all_ways
 
-    def interrupted(parts, requests, swap):
+    def interrupted(parts, requests, columns, swap):
         if swap:
             raise KeyboardInterrupt
-        return plain(parts, requests, swap)
+        return plain(parts, requests, columns, swap)
 
-    monkeypatch.setattr(specbench.run, "_decode_both", interrupted)
+    monkeypatch.setattr(specbench.run, "_decode_all_ways", interrupted)
     code = call([*SMALL, "logger=none", "hydra.run.dir=out"], monkeypatch, tmp_path)
     result = json.loads((tmp_path / "out" / "results.json").read_text())
     assert code == 130

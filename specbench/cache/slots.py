@@ -7,7 +7,8 @@ columns, and `commit` moves the accepted path to where a chain would have left i
 """
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -15,28 +16,28 @@ from transformers import Cache
 
 
 class SlotCache(Cache):
-    """Keys and values [B, heads, columns, head size] per layer, columns indexed by position."""
+    """Keys and values of `rows` rows, `capacity` columns each; a column is a position."""
 
-    def __init__(self, batch_size: int, columns: int):
+    fixed_shapes = True  # whether its tensors keep their shapes, as compiled code needs them
+
+    def __init__(self, rows: int, columns: int):
         super().__init__(layers=[])
-        self.rows = batch_size
-        self.capacity = columns
-        self.slots: Tensor | None = None  # [B, N], columns of the tokens being forwarded
-        self.starts: list[int] = [0] * batch_size
+        self.rows, self.capacity = rows, columns
+        self.slots = torch.empty(0)  # [b, N], columns of the tokens being forwarded
         self.visible = 0  # columns that attention reads
+        self.row: int | None = None  # the only row being forwarded, or None for all of them
 
-    def place(self, slots: Tensor, starts: Sequence[int]) -> None:
-        """The next forward writes slots [B, N], where row b begins at host-known starts[b]."""
-        self.slots, self.starts = slots, list(starts)
-        self.visible = max(starts) + slots.shape[1]
-        if self.visible > self.capacity:
-            raise ValueError(f"the cache holds {self.capacity} columns, {self.visible} are needed")
+    def place(self, slots: Tensor, visible: int, row: int | None = None) -> None:
+        """The next forward writes slots [b, N] and sees the first `visible` columns."""
+        if visible > self.capacity:
+            raise ValueError(f"the cache holds {self.capacity} columns, {visible} are needed")
+        self.slots, self.visible, self.row = slots, visible, row
 
     @abstractmethod
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args, **kwargs
     ) -> tuple[Tensor, Tensor]:
-        """Stores [B, heads, N, head size] and returns every visible column."""
+        """Stores [b, heads, N, head size] and returns every visible column."""
 
     @abstractmethod
     def truncate(self, lengths: Sequence[int]) -> None:
@@ -46,37 +47,75 @@ class SlotCache(Cache):
     def bytes(self) -> int:
         """Bytes that keys and values occupy now."""
 
-    @abstractmethod
-    def columns_of(self, layer: int) -> tuple[Tensor, Tensor]:
-        """Keys and values of a layer, as stored, for `commit`."""
+    def column_bytes(self) -> float:
+        """Bytes of one column of one row, all layers."""
+        return sum(t[:1, :, :1].nbytes for t in self.tensors())
 
+    @abstractmethod
+    def tensors(self) -> list[Tensor]:
+        """Every tensor that a forward reads or writes, in a fixed order."""
+
+    @abstractmethod
+    def hold(self, tensors: Sequence[Tensor]) -> None:
+        """Takes other tensors for those of `tensors()`."""
+
+    @abstractmethod
     def commit(self, path: Tensor, base: Tensor) -> None:
         """Moves a tree's accepted path to consecutive columns.
 
         path [B, P] are node indices of the path in order, base [B] the column of node 0. A path
         shorter than P repeats any node; what lies beyond a row's length is forgotten anyway.
         """
-        source = base[:, None] + path
-        target = base[:, None] + torch.arange(path.shape[1], device=path.device)
-        for layer in range(len(self)):
-            for stored in self.columns_of(layer):
-                shape = (-1, stored.shape[1], -1, stored.shape[3])
-                moved = stored.gather(2, source[:, None, :, None].expand(shape))
-                stored.scatter_(2, target[:, None, :, None].expand(shape), moved)
+
+    def reserve(self, lengths: Sequence[int]) -> None:
+        """Makes sure that row b can be written up to column lengths[b] - 1; 0 leaves a row out."""
+
+    def may_admit(self, tokens: Sequence[int], columns: int) -> bool:
+        """Whether a request with this prompt, of at most `columns` columns, fits beside the others."""
+        return True
+
+    def admit(self, row: int, tokens: Sequence[int], columns: int) -> int:
+        """Gives a row to a new request; returns how many of its leading tokens are there already."""
+        return 0
+
+    def written(self, row: int, tokens: Sequence[int]) -> None:
+        """These leading tokens of the row have been read completely, and may be shared."""
+
+    def release(self, row: int) -> None:
+        """The row's request has ended."""
+
+    @contextmanager
+    def bound(self, tensors: Sequence[Tensor]) -> Iterator[None]:
+        """Runs on other tensors for a while: those that a compiler traces."""
+        own = self.tensors()
+        self.hold(tensors)
+        try:
+            yield
+        finally:
+            self.hold(own)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        return max(self.starts)
+        return self.visible - self.slots.shape[1]
 
     def get_query_offset(self, layer_idx: int = 0) -> int:
-        return max(self.starts)
+        return self.visible - self.slots.shape[1]
 
     def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
         return self.visible, 0
 
 
 def write_columns(stored: Tensor, slots: Tensor, new: Tensor) -> None:
-    """Writes new [B, heads, N, head size] into stored [B, heads, T, head size] at slots [B, N]."""
+    """Writes new [b, heads, N, head size] into stored [b, heads, T, head size] at slots [b, N]."""
     if stored.shape[0] == 1:
         stored.index_copy_(2, slots[0], new)
     else:
         stored.scatter_(2, slots[:, None, :, None].expand_as(new), new)
+
+
+def move_columns(stored: Tensor, path: Tensor, base: Tensor) -> None:
+    """`SlotCache.commit` for stored [B, heads, T, head size]."""
+    source = base[:, None] + path
+    target = base[:, None] + torch.arange(path.shape[1], device=path.device)
+    shape = (-1, stored.shape[1], -1, stored.shape[3])
+    moved = stored.gather(2, source[:, None, :, None].expand(shape))
+    stored.scatter_(2, target[:, None, :, None].expand(shape), moved)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from specbench.cache.slots import SlotCache, write_columns
+from specbench.cache.slots import SlotCache, move_columns, write_columns
 
 
 class StaticCache(SlotCache):
@@ -15,9 +15,9 @@ class StaticCache(SlotCache):
     class Settings:
         pass
 
-    def __init__(self, settings: Settings, batch_size: int, columns: int):
-        super().__init__(batch_size, columns)
-        self.keys: list[Tensor] = []
+    def __init__(self, settings: Settings, rows: int, columns: int):
+        super().__init__(rows, columns)
+        self.keys: list[Tensor] = []  # per layer [B, heads, T, head size]
         self.values: list[Tensor] = []
 
     def __len__(self) -> int:
@@ -26,18 +26,27 @@ class StaticCache(SlotCache):
     def update(self, key_states, value_states, layer_idx, *args, **kwargs):
         if layer_idx == len(self.keys):  # head sizes are known only now
             for stored, new in ((self.keys, key_states), (self.values, value_states)):
-                heads, size = new.shape[1], new.shape[3]
-                stored.append(new.new_zeros(self.rows, heads, self.capacity, size))
-        keys, values = self.keys[layer_idx], self.values[layer_idx]
-        write_columns(keys, self.slots, key_states)
-        write_columns(values, self.slots, value_states)
-        return keys[:, :, : self.visible], values[:, :, : self.visible]
+                stored.append(new.new_zeros(self.rows, new.shape[1], self.capacity, new.shape[3]))
+        found = []
+        for stored, new in ((self.keys[layer_idx], key_states), (self.values[layer_idx], value_states)):
+            stored = stored if self.row is None else stored[self.row : self.row + 1]
+            write_columns(stored, self.slots, new)
+            found.append(stored[:, :, : self.visible])
+        return tuple(found)
 
     def truncate(self, lengths: Sequence[int]) -> None:
-        self.starts = list(lengths)
+        """Nothing to do: what lies beyond a row's length is overwritten before it can be seen."""
 
     def bytes(self) -> int:
-        return sum(t.nbytes for t in (*self.keys, *self.values))
+        return sum(t.nbytes for t in self.tensors())
 
-    def columns_of(self, layer: int) -> tuple[Tensor, Tensor]:
-        return self.keys[layer], self.values[layer]
+    def tensors(self) -> list[Tensor]:
+        return [*self.keys, *self.values]
+
+    def hold(self, tensors: Sequence[Tensor]) -> None:
+        half = len(tensors) // 2
+        self.keys, self.values = list(tensors[:half]), list(tensors[half:])
+
+    def commit(self, path: Tensor, base: Tensor) -> None:
+        for stored in self.tensors():
+            move_columns(stored, path, base)

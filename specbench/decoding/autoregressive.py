@@ -3,20 +3,12 @@
 It runs through the same model, cache, executor, sampler and clock as the speculative loop.
 """
 
-from dataclasses import dataclass
+from collections.abc import Callable
 
-from specbench.decoding.speculative import Noise, RoundHook, Verifier, ignore
+from specbench.decoding.speculative import RoundHook, Verifier, accept_and_append, ignore, these_rows
 from specbench.decoding.state import Draft, State
 from specbench.measure.timers import Stopwatch
 from specbench.models.language_model import LanguageModel
-
-
-class AutoregressiveBaseline:
-    """`baseline=autoregressive`: nothing beside our own plain decoding, which every run has."""
-
-    @dataclass
-    class Settings:
-        pass
 
 
 def decode_autoregressive(
@@ -25,17 +17,17 @@ def decode_autoregressive(
     verifier: Verifier,
     clock: Stopwatch,
     after_round: RoundHook = ignore,
+    feed: Callable[[State, Stopwatch], bool] = these_rows,
 ) -> State:
-    """Decodes every row of the state to its stop or limit; the cache must be prefilled."""
+    """Decodes until `feed`, which may admit new rows before each step, says that there is none."""
     no_draft = Draft.empty(state.batch_size, state.tokens.device)
-    while any(state.active):
-        clock.start()
+    clock.start()
+    while feed(state, clock):
         p = target.score(state, no_draft)
         clock.lap("verify")
-        verdict = verifier.accept(p, no_draft, Noise.of(state, 0))
+        verdict, kept = accept_and_append(state, p, no_draft, verifier, target.executor)
         clock.lap("accept")
-        kept = state.append(verdict)
-        state.synchronise()
-        clock.lap("host")
         after_round(state, p, no_draft, verdict, kept)
+        clock.lap("record")
+        clock.start()
     return state

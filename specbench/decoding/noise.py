@@ -36,14 +36,18 @@ def uniforms(bits: Tensor) -> Tensor:
 
 def exponentials(bits: Tensor, vocab_size: int) -> Tensor:
     """A standard exponential for each token, from one set of bits: [...] -> [..., V] float64."""
-    x = (bits.unsqueeze(-1) ^ _token_bits(vocab_size, bits.device)) * -0x40A7B892E31B1A47
+    tokens = (token_bits if torch.compiler.is_compiling() else _kept_token_bits)(vocab_size, bits.device)
+    x = (bits.unsqueeze(-1) ^ tokens) * -0x40A7B892E31B1A47
     x = (x ^ (x >> 32)) * -0x6B2FB644ECCEEE15
     return uniforms(x).log().neg()
 
 
-@lru_cache(maxsize=8)
-def _token_bits(vocab_size: int, device: torch.device) -> Tensor:
+def token_bits(vocab_size: int, device: torch.device) -> Tensor:
+    """64 bits that tell one token from another, [V]."""
     return _mix(_mix(torch.arange(vocab_size, device=device) - 0x61C8864680B583EB))
+
+
+_kept_token_bits = lru_cache(maxsize=8)(token_bits)
 
 
 def _mix(x: Tensor) -> Tensor:

@@ -11,34 +11,39 @@ from typing import Protocol
 from torch import Tensor
 
 from specbench.decoding.noise import ACCEPTANCE, RESIDUAL, uniforms
-from specbench.decoding.state import Draft, State, Verdict
+from specbench.decoding.state import Draft, State, Verdict, commit_tokens, window
+from specbench.executors.eager import EagerExecutor
 from specbench.measure.timers import Stopwatch
 from specbench.models.language_model import LanguageModel
 
 
 @dataclass(frozen=True)
 class Noise:
-    """The verifier's randomness for one round."""
+    """The verifier's randomness for one round, cut out of the table when it is asked for."""
 
-    r: Tensor  # [B, N], uniforms for the acceptance of each guess
-    bits: Tensor  # [B, N + 1], to draw the token after n accepted guesses
+    table: Tensor  # [3, B, T]
+    length: Tensor  # [B]
+    guesses: int
 
-    @staticmethod
-    def of(state: State, guesses: int) -> "Noise":
-        return Noise(
-            r=uniforms(state.window(state.noise[ACCEPTANCE], 0, guesses)),
-            bits=state.window(state.noise[RESIDUAL], 0, guesses + 1),
-        )
+    @property
+    def r(self) -> Tensor:
+        """[B, N] uniforms for the acceptance of each guess."""
+        return uniforms(window(self.table[ACCEPTANCE], self.length, self.guesses))
+
+    @property
+    def bits(self) -> Tensor:
+        """[B, N + 1], to draw the token after n accepted guesses."""
+        return window(self.table[RESIDUAL], self.length, self.guesses + 1)
 
 
 class Drafter(Protocol):
-    """Guesses from M_q. `context` is the longest text it can read, in tokens."""
+    """Guesses from M_q. `context` is the longest text it can read, in tokens. One that has a
+    language model shows it as `model`, so that prompts are read into its cache too."""
 
     context: int
 
-    def begin(self, state: State, clock: Stopwatch) -> None:
-        """A new batch of prompts; whatever was remembered of the last one is dropped. A drafter
-        that reads the prompt laps `clock` with "prefill" after it, which is not decoding time."""
+    def begin(self, state: State) -> None:
+        """A new batch of rows; whatever was remembered of the last one is dropped."""
 
     def propose(self, state: State, gamma: list[int]) -> Draft:
         """At most gamma[b] guesses for row b, with the q that they were drawn from; where no row
@@ -62,12 +67,19 @@ class Verifier(Protocol):
 
     def accept(self, p: Tensor, draft: Draft, noise: Noise) -> Verdict: ...
 
+    def beta(self, p: Tensor, draft: Draft) -> Tensor: ...
+
 
 RoundHook = Callable[[State, Tensor, Draft, Verdict, Tensor], None]
 
 
 def ignore(*round_: object) -> None:
     """The round hook of a run that records nothing."""
+
+
+def these_rows(state: State, clock: Stopwatch) -> bool:
+    """The feed of a batch that nobody joins: decoding goes on while a row is active."""
+    return any(state.active)
 
 
 def decode_speculative(
@@ -78,15 +90,20 @@ def decode_speculative(
     verifier: Verifier,
     clock: Stopwatch,
     after_round: RoundHook = ignore,
+    feed: Callable[[State, Stopwatch], bool] = these_rows,
 ) -> State:
-    """Decodes every row of the state to its stop or limit; the target's cache must be prefilled."""
-    drafter.begin(state, clock)
-    while any(state.active):
-        clock.start()
+    """Decodes until `feed`, which may admit new rows before each round, says that there is none.
+
+    The caches of the target, for every active row, must hold all committed tokens but the last.
+    """
+    drafter.begin(state)
+    clock.start()
+    while feed(state, clock):
         gamma = shrink(policy.next_gamma(state), state, drafter)
 
         # Sample gamma guesses x_1 .. x_gamma from M_q autoregressively.
         draft = drafter.propose(state, gamma)
+        draft = draft.padded(policy.largest) if target.executor.fixed_shapes else draft
         clock.lap("draft")
 
         # Run M_p in parallel: p_1(x) .. p_{gamma+1}(x).
@@ -94,16 +111,36 @@ def decode_speculative(
         clock.lap("verify")
 
         # Determine the number of accepted guesses n; adjust p_{n+1} if needed; t ~ p'(x).
-        verdict = verifier.accept(p, draft, Noise.of(state, draft.tokens.shape[1]))
-        clock.lap("accept")
-
         # Return one token from M_p, and n tokens from M_q.
-        kept = state.append(verdict)
-        state.synchronise()
+        verdict, kept = accept_and_append(state, p, draft, verifier, target.executor)
+        clock.lap("accept")
         policy.observe(draft, verdict)
         clock.lap("host")
         after_round(state, p, draft, verdict, kept)
+        clock.lap("record")
+        clock.start()
     return state
+
+
+def accept_and_append(
+    state: State, p: Tensor, draft: Draft, verifier: Verifier, executor: EagerExecutor
+) -> tuple[Verdict, Tensor]:
+    """The verdict on a draft, and [B], how many tokens of it each row kept."""
+    noise = Noise(state.noise, state.length, draft.tokens.shape[1])
+    if state.stop_strings is not None:  # these are found on the host
+        verdict = verifier.accept(p, draft, noise)
+        return verdict, state.append(verdict)
+    verdict, kept, summary = executor.leaf(accept_and_commit)(verifier, p, draft, noise, *state.fields())
+    state.synchronise(summary)
+    return verdict, kept
+
+
+def accept_and_commit(
+    verifier: Verifier, p: Tensor, draft: Draft, noise: Noise, *fields: Tensor
+) -> tuple[Verdict, Tensor, Tensor]:
+    """`Verifier.accept` and `commit_tokens` as one function of tensors."""
+    verdict = verifier.accept(p, draft, noise)
+    return verdict, *commit_tokens(*fields, verdict)
 
 
 def shrink(gamma: list[int], state: State, drafter: Drafter) -> list[int]:

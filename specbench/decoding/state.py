@@ -4,12 +4,13 @@ Shapes: B rows, T columns, N drafted nodes, V vocabulary.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
-from specbench.decoding.noise import noise_bits
+from specbench.decoding.noise import STREAMS, noise_bits
 from specbench.decoding.stopping import StopStrings
 
 
@@ -40,6 +41,14 @@ class Draft:
     def is_chain(self) -> bool:
         return self.parent == tuple(range(-1, len(self.parent) - 1))
 
+    def padded(self, width: int) -> "Draft":
+        """A chain with `width` columns, for code that wants one shape; `count` tells the guesses."""
+        missing = width - self.tokens.shape[1]
+        if missing <= 0 or not self.tokens.shape[1] or not self.is_chain:
+            return self
+        probs = None if self.probs is None else F.pad(self.probs, (0, 0, 0, missing))
+        return Draft.chain(F.pad(self.tokens, (0, missing)), probs, self.count)
+
 
 @dataclass(frozen=True)
 class Verdict:
@@ -51,19 +60,77 @@ class Verdict:
 
 @dataclass
 class State:
-    """Committed tokens of B ragged rows. The last one of each row is not in any cache yet."""
+    """Committed tokens of B ragged rows. The last one of each row is not in any cache yet.
+
+    A row is idle (`done`, and not `active`) before its prompt is read and after its text ends.
+    """
 
     tokens: Tensor  # [B, T]; what stands at and beyond `length` means nothing
     length: Tensor  # [B]
     limit: Tensor  # [B], the length at which max_new_tokens or the context ends the row
     done: Tensor  # [B]
     noise: Tensor  # [3, B, T], 64 random bits by stream, row and position
+    stop_tokens: Tensor  # [S]
     lengths: list[int]  # host copy of `length`, refreshed once a round
     limits: list[int]
     prompt_lengths: list[int]
-    stop_tokens: Tensor  # [S]
+    active: list[bool]  # host copy of ~done
+    owners: list[int]  # which request has the row; -1 is none
     stop_strings: StopStrings | None = None
-    active: list[bool] = field(default_factory=list)  # host copy of ~done
+
+    @staticmethod
+    def idle(
+        rows: int,
+        width: int,
+        stop_tokens: Sequence[int],
+        device: torch.device,
+        stop_strings: StopStrings | None = None,
+    ) -> "State":
+        """Rows of `width` columns without a request."""
+
+        def filled(value: int, kind: torch.dtype = torch.long, *shape: int) -> Tensor:
+            return torch.full((*shape, rows), value, dtype=kind, device=device)
+
+        return State(
+            tokens=torch.zeros(rows, width, dtype=torch.long, device=device),
+            length=filled(1),
+            limit=filled(1),
+            done=filled(True, torch.bool),
+            noise=torch.zeros(STREAMS, rows, width, dtype=torch.long, device=device),
+            stop_tokens=torch.tensor(list(stop_tokens), dtype=torch.long, device=device),
+            lengths=[1] * rows,
+            limits=[1] * rows,
+            prompt_lengths=[1] * rows,
+            active=[False] * rows,
+            owners=[-1] * rows,
+            stop_strings=stop_strings,
+        )
+
+    def admit(
+        self,
+        prompts: Sequence[Sequence[int]],
+        limits: Sequence[int],
+        keys: Sequence[int],
+        rows: Sequence[int],
+        owners: Sequence[int],
+    ) -> None:
+        """Gives rows to requests: prompt tokens, limits and keys of their noise. They stay idle
+        until `begin`."""
+        device, width = self.tokens.device, self.tokens.shape[1]
+        where = torch.tensor(list(rows), device=device)
+        self.tokens[where] = torch.tensor([[*p, *[0] * (width - len(p))] for p in prompts], device=device)
+        self.length[where] = torch.tensor([len(p) for p in prompts], device=device)
+        self.limit[where] = torch.tensor(list(limits), device=device)
+        self.noise[:, where] = noise_bits(torch.tensor(list(keys), device=device), width)
+        for row, prompt, limit, owner in zip(rows, prompts, limits, owners, strict=True):
+            self.lengths[row] = self.prompt_lengths[row] = len(prompt)
+            self.limits[row], self.owners[row] = limit, owner
+
+    def begin(self, rows: Sequence[int]) -> None:
+        """These rows' prompts have been read: decoding can start."""
+        self.done[torch.tensor(list(rows), device=self.done.device)] = False
+        for row in rows:
+            self.active[row] = True
 
     @staticmethod
     def start(
@@ -75,25 +142,13 @@ class State:
         device: torch.device,
         stop_strings: StopStrings | None = None,
     ) -> "State":
-        """`spare` columns beyond the longest limit take the guesses of rows that are done."""
-        lengths = [len(p) for p in prompts]
-        width = max(limits) + spare
-        tokens = torch.zeros(len(prompts), width, dtype=torch.long)
-        for row, prompt in zip(tokens, prompts, strict=True):
-            row[: len(prompt)] = torch.tensor(prompt)
-        return State(
-            tokens=tokens.to(device),
-            length=torch.tensor(lengths, device=device),
-            limit=torch.tensor(list(limits), device=device),
-            done=torch.zeros(len(prompts), dtype=torch.bool, device=device),
-            noise=noise_bits(torch.tensor(list(keys), device=device), width),
-            lengths=lengths,
-            limits=list(limits),
-            prompt_lengths=list(lengths),
-            stop_tokens=torch.tensor(list(stop_tokens), dtype=torch.long, device=device),
-            stop_strings=stop_strings,
-            active=[True] * len(prompts),
-        )
+        """A batch in which every row decodes at once. `spare` columns beyond the longest limit
+        take the guesses of rows that are done."""
+        rows = range(len(prompts))
+        state = State.idle(len(prompts), max(limits) + spare, stop_tokens, device, stop_strings)
+        state.admit(prompts, limits, keys, rows, rows)
+        state.begin(rows)
+        return state
 
     @property
     def batch_size(self) -> int:
@@ -110,52 +165,77 @@ class State:
             for limit, length, active in zip(self.limits, self.lengths, self.active, strict=True)
         ]
 
-    def window(self, values: Tensor, start: int, width: int) -> Tensor:
-        """values [B, T] at positions length + start .. length + start + width - 1: [B, width]."""
-        offsets = torch.arange(start, start + width, device=values.device)
-        return values.gather(1, self.length[:, None] + offsets)
-
-    def seen(self, vocab_size: int) -> Tensor:
-        """[B, V]: which tokens the repetition penalty counts as used."""
-        committed = torch.arange(self.tokens.shape[1], device=self.tokens.device) < self.length[:, None]
-        counts = torch.zeros(self.batch_size, vocab_size, dtype=torch.long, device=self.tokens.device)
-        return counts.scatter_add_(1, self.tokens, committed.long()) > 0
-
     def append(self, verdict: Verdict) -> Tensor:
         """Commits x_1 .. x_n, t up to the first stop; returns [B], how many tokens each row kept."""
-        width = verdict.tokens.shape[1]
-        offsets = torch.arange(width, device=self.tokens.device)
-        self.tokens.scatter_(1, self.length[:, None] + offsets, verdict.tokens)
-        kept = verdict.accepted + 1
-        stops = torch.isin(verdict.tokens, self.stop_tokens) & (offsets < kept[:, None])
-        stopped = stops.any(1)
-        kept = torch.where(stopped, stops.int().argmax(1) + 1, kept)
-        kept = torch.minimum(kept, self.limit - self.length)
-        stopped &= stops.gather(1, (kept - 1).clamp(min=0)[:, None]).squeeze(1)
-        if self.stop_strings is not None:
-            kept, stopped = self._find_stop_strings(verdict.tokens, kept, stopped)
-        kept = kept.masked_fill(self.done, 0)
-        self.length += kept
-        self.done |= stopped | (self.length >= self.limit)
+        cuts = None if self.stop_strings is None else self._find_stop_strings(verdict)
+        kept, summary = commit_tokens(*self.fields(), verdict, cuts)
+        self.synchronise(summary)
         return kept
 
-    def synchronise(self) -> None:
-        """The one host synchronisation of a round: lengths and stops to the host."""
-        host = torch.stack([self.length, self.done.long()]).tolist()
-        self.lengths = host[0]
-        self.active = [not done for done in host[1]]
+    def fields(self) -> tuple[Tensor, ...]:
+        """What `commit_tokens` changes and needs."""
+        return self.tokens, self.length, self.limit, self.done, self.stop_tokens
 
-    def _find_stop_strings(self, tokens: Tensor, kept: Tensor, stopped: Tensor) -> tuple[Tensor, Tensor]:
-        """Shortens `kept` to the token that completes a stop string; costs a host synchronisation."""
-        counts, flags, new = kept.tolist(), stopped.tolist(), tokens.tolist()
+    def synchronise(self, summary: Tensor) -> None:
+        """The one host synchronisation of a round: lengths and stops, [2, B], to the host."""
+        self.lengths, done = summary.tolist()
+        self.active = [not d for d in done]
+
+    def _find_stop_strings(self, verdict: Verdict) -> Tensor:
+        """[B], the tokens to keep where one of them completes a stop string, else more than there
+        are. Costs a host synchronisation of its own."""
+        new, counts = verdict.tokens.tolist(), verdict.accepted.tolist()
+        cuts = [len(row) + 1 for row in new]
         for row, generated in enumerate(self.new_tokens()):
-            cut = self.stop_strings.find(generated, new[row][: counts[row]])
-            if cut is not None:
-                counts[row], flags[row] = cut, True
-        return kept.new_tensor(counts), stopped.new_tensor(flags)
+            if self.active[row]:
+                cut = self.stop_strings.find(generated, new[row][: counts[row] + 1])
+                cuts[row] = cuts[row] if cut is None else cut
+        return torch.tensor(cuts, device=self.tokens.device)
 
     def new_tokens(self) -> list[list[int]]:
         """What was generated, per row, without the prompt."""
         rows = self.tokens.tolist()
         spans = zip(rows, self.prompt_lengths, self.lengths, strict=True)
         return [row[start:end] for row, start, end in spans]
+
+
+def commit_tokens(
+    text: Tensor,
+    length: Tensor,
+    limit: Tensor,
+    done: Tensor,
+    stop_tokens: Tensor,
+    verdict: Verdict,
+    cuts: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Writes the verdict behind text [B, T] and moves length and done [B], all in place.
+
+    Of the n + 1 new tokens, those up to the first stop token, to `cuts` [B] and to the
+    limit are kept. Returns kept [B] and, for the host, length and done as one tensor [2, B].
+    """
+    new = verdict.tokens
+    offsets = torch.arange(new.shape[1], device=text.device)
+    text.scatter_(1, length[:, None] + offsets, new)
+    kept = verdict.accepted + 1
+    ends = (new[:, :, None] == stop_tokens).any(-1) & (offsets < kept[:, None])
+    if cuts is not None:
+        ends = ends | (offsets + 1 == cuts[:, None])
+    first_end = torch.where(ends, offsets, new.shape[1]).amin(1)  # [B]
+    kept = torch.minimum(torch.minimum(kept, first_end + 1), limit - length)
+    stopped = first_end < kept
+    kept = torch.where(done, 0, kept)
+    length.add_(kept)
+    done.logical_or_(stopped | (length >= limit))
+    return kept, torch.stack([length, done.long()])
+
+
+def window(values: Tensor, begin: Tensor, width: int) -> Tensor:
+    """values [B, T] at positions begin[b] .. begin[b] + width - 1: [B, width]."""
+    return values.gather(1, begin[:, None] + torch.arange(width, device=values.device))
+
+
+def seen_tokens(text: Tensor, length: Tensor, vocab_size: int) -> Tensor:
+    """[B, V]: which of the first `length` tokens the repetition penalty counts as used."""
+    committed = torch.arange(text.shape[1], device=text.device) < length[:, None]
+    counts = torch.zeros(text.shape[0], vocab_size, dtype=torch.long, device=text.device)
+    return counts.scatter_add_(1, text, committed.long()) > 0

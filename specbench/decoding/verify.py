@@ -42,6 +42,16 @@ def greedy_matching(p: Tensor, draft: Draft, lenience: float = 1.0) -> Verdict:
     return Verdict(_append(x, n, t), n)
 
 
+def acceptance_probability(p: Tensor, draft: Draft, lenience: float, greedy: bool) -> Tensor:
+    """beta [B, N] = sum_x min(p(x) / l, q(x)) (Theorem 3.5, with the lenience of A.5)."""
+    if draft.probs is not None:
+        return torch.minimum(p / lenience, draft.probs).sum(-1)
+    p_x = _at(p, draft.tokens)
+    if greedy:
+        return (p_x >= lenience * p.amax(-1)).float()
+    return (p_x / lenience).clamp(max=1)
+
+
 def _at(values: Tensor, index: Tensor) -> Tensor:
     """values [..., V] at index [...]."""
     return values.gather(-1, index.unsqueeze(-1)).squeeze(-1)

@@ -9,8 +9,7 @@ from torch.nn import functional as F
 from specbench.context import Context
 from specbench.decoding.noise import PROPOSAL
 from specbench.decoding.sampling import draw
-from specbench.decoding.state import Draft, State
-from specbench.measure.timers import Stopwatch
+from specbench.decoding.state import Draft, State, seen_tokens, window
 from specbench.models.language_model import LanguageModel
 from specbench.models.pretrained import PretrainedModel
 
@@ -20,7 +19,7 @@ class ModelDrafter:
 
     The first step of a round reads the last two committed tokens: after a round in which every
     guess was kept, the last guess is not in the cache yet, and reading it always keeps the shape
-    fixed. The cache of a new prompt is filled when its first guess is asked for.
+    fixed. A row whose text is further ahead of the cache is read first.
     """
 
     @dataclass
@@ -41,46 +40,63 @@ class ModelDrafter:
         self.model, self.vocab_size, self.context = model, vocab_size, model.context
         self.operations_per_token = model.operations_per_token
 
-    def begin(self, state: State, clock: Stopwatch) -> None:
-        self.clock = clock
+    def begin(self, state: State) -> None:
         self.model.allocate(state.batch_size, state.tokens.shape[1])
-        self.cached = [0] * state.batch_size  # leading positions of each row that are in the cache
 
     def propose(self, state: State, gamma: list[int]) -> Draft:
         steps = max(gamma)
-        self.cached = [min(n, length - 1) for n, length in zip(self.cached, state.lengths, strict=True)]
         if steps == 0:
             return Draft.empty(state.batch_size, state.tokens.device)
-        sampling, noise = self.model.sampling, state.window(state.noise[PROPOSAL], 0, steps)
-        x, starts = self._catch_up(state)
-        seen = state.seen(self.vocab_size) if sampling.repetition_penalty != 1 else None
-        tokens, probs = [], []
-        for i in range(steps):
-            logits = self._fit(self.model.logits(x, starts)[:, -1])
-            if sampling.greedy:
-                x_i = sampling.penalize(logits, seen).argmax(-1)
-            else:
-                q_i = sampling.probabilities(logits, seen)  # [B, V]
-                x_i = draw(q_i, noise[:, i])
-                probs.append(q_i)
-            if seen is not None:
-                seen.scatter_(1, x_i[:, None], True)
-            tokens.append(x_i)
-            x, starts = x_i[:, None], [length + i for length in state.lengths]
-        # All guesses but the last are in the cache; the next round knows how many were kept.
-        self.cached = [length + steps - 1 for length in state.lengths]
-        q = None if sampling.greedy else torch.stack(probs, 1)
-        return Draft.chain(torch.stack(tokens, 1), q, torch.tensor(gamma, device=state.tokens.device))
+        width = self._catch_up(state)
+        starts = [length - width for length in state.lengths]
+        visible = self.model.make_room(starts, width + steps - 1, state.active)
+        phase = self.model.executor.phase(self._draft, self.model)
+        tokens, q = phase(state.tokens, state.length, state.noise[PROPOSAL], width, steps, visible)
+        return Draft.chain(tokens, q, torch.tensor(gamma, device=tokens.device))
 
-    def _catch_up(self, state: State) -> tuple[Tensor, list[int]]:
-        """Brings every row's cache up to its last committed tokens, at most two of which are left
-        for the first step: returns those [B, 1 or 2] and where they begin."""
-        width = min(2, min(state.lengths))
-        if any(length - cached > width for length, cached in zip(state.lengths, self.cached, strict=True)):
-            self.model.prefill(state, start=min(self.cached))
-            if not any(self.cached):
-                self.clock.lap("prefill")
-        return state.window(state.tokens, -width, width), [length - width for length in state.lengths]
+    def _draft(
+        self, text: Tensor, length: Tensor, noise: Tensor, width: int, steps: int, visible: int
+    ) -> tuple[Tensor, Tensor | None]:
+        """Guesses x_1 .. x_steps [B, steps] and their q [B, steps, V], None at temperature 0."""
+        sampling = self.model.sampling
+        step = self.model.executor.leaf(self._step, self.model)
+        seen = None if sampling.repetition_penalty == 1 else seen_tokens(text, length, self.vocab_size)
+        x, first, bits = window(text, length - width, width), length - width, window(noise, length, steps)
+        guesses, laws = [], []
+        for i in range(steps):
+            x_i, q_i = step(x, first, bits[:, i], seen, visible)
+            guesses.append(x_i)
+            laws.append(q_i)
+            if seen is not None:
+                seen = seen.scatter(1, x_i[:, None], True)
+            x, first = x_i[:, None], length + i
+        return torch.stack(guesses, 1), None if sampling.greedy else torch.stack(laws, 1)
+
+    def _step(
+        self, x: Tensor, first: Tensor, bits: Tensor, seen: Tensor | None, visible: int
+    ) -> tuple[Tensor, Tensor | None]:
+        """q_i [B, V] after the tokens x [B, n], and a guess x_i [B] from it."""
+        sampling, logits = self.model.sampling, self._fit(self.model.forward(x, first, visible)[:, -1])
+        if sampling.greedy:
+            return sampling.penalize(logits, seen).argmax(-1), None
+        q_i = sampling.probabilities(logits, seen)
+        return draw(q_i, bits), q_i
+
+    def _catch_up(self, state: State) -> int:
+        """Brings every row's cache up to its last committed tokens, of which at most two are left
+        for the first step: returns how many."""
+        width = min(2, min(length for length, on in zip(state.lengths, state.active, strict=True) if on))
+        behind = [
+            row
+            for row, (length, cached, on) in enumerate(zip(state.lengths, self.model.cached, state.active, strict=True))
+            if on and length - cached > width
+        ]
+        if len(behind) == state.batch_size:
+            self.model.prefill(state, start=min(self.model.cached))
+        else:
+            for row in behind:
+                self.model.read(state, row, self.model.cached[row], state.lengths[row] - 1)
+        return width
 
     def _fit(self, logits: Tensor) -> Tensor:
         """To the target's vocabulary: families pad their embeddings to different sizes."""

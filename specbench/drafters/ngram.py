@@ -10,7 +10,6 @@ from torch import Tensor
 from specbench.context import Context
 from specbench.decoding.state import Draft, State
 from specbench.drafters.rows import UNLIMITED, CountDrafter, PointMassDrafter
-from specbench.measure.timers import Stopwatch
 from specbench.settings import ConfigError, setting
 
 
@@ -88,14 +87,21 @@ class NgramDrafter:
         sample = settings.sample and not context.sampling.greedy
         self.guesser = _Sampling(self.tables, context) if sample else _MostFrequent(self.tables)
 
-    def begin(self, state: State, clock: Stopwatch) -> None:
-        s = self.settings
-        self.tables[:] = [NgramTable(s.min_order, s.max_order, s.window) for _ in range(state.batch_size)]
+    def begin(self, state: State) -> None:
+        self.tables[:] = [self._table() for _ in range(state.batch_size)]
+        self.owners = list(state.owners)
+
+    def _table(self) -> NgramTable:
+        return NgramTable(self.settings.min_order, self.settings.max_order, self.settings.window)
 
     def propose(self, state: State, gamma: list[int]) -> Draft:
         rows = state.tokens.tolist()
-        for table, tokens, length in zip(self.tables, rows, state.lengths, strict=True):
-            table.read(tokens[:length])
+        for row, length in enumerate(state.lengths):
+            if state.owners[row] != self.owners[row]:  # another request has the row now
+                self.tables[row] = self._table()
+            if state.active[row]:
+                self.tables[row].read(rows[row][:length])
+        self.owners = list(state.owners)
         return self.guesser.propose(state, gamma)
 
 

@@ -7,9 +7,8 @@ from torch import Tensor
 
 from specbench.context import Context
 from specbench.decoding.noise import PROPOSAL, uniforms
-from specbench.decoding.state import Draft, State
+from specbench.decoding.state import Draft, State, window
 from specbench.drafters.rows import UNLIMITED
-from specbench.measure.timers import Stopwatch
 
 
 class RandomDrafter:
@@ -28,11 +27,11 @@ class RandomDrafter:
     def __init__(self, settings: Settings, context: Context):
         self.vocab_size, self.greedy = context.target.vocab_size, context.sampling.greedy
 
-    def begin(self, state: State, clock: Stopwatch) -> None:
+    def begin(self, state: State) -> None:
         pass
 
     def propose(self, state: State, gamma: list[int]) -> Draft:
-        uniform = uniforms(state.window(state.noise[PROPOSAL], 0, max(gamma)))
+        uniform = uniforms(window(state.noise[PROPOSAL], state.length, max(gamma)))
         tokens = (uniform * self.vocab_size).long()
         q: Tensor | None = None
         if not self.greedy:

@@ -9,8 +9,7 @@ from torch import Tensor
 from specbench.context import Context
 from specbench.decoding.noise import PROPOSAL
 from specbench.decoding.sampling import draw
-from specbench.decoding.state import Draft, State
-from specbench.measure.timers import Stopwatch
+from specbench.decoding.state import Draft, State, seen_tokens, window
 
 UNLIMITED = 2**63 - 1  # the context of a drafter that has no limit of its own
 
@@ -21,7 +20,7 @@ class PointMassDrafter(ABC):
     context = UNLIMITED
     operations_per_token = 0
 
-    def begin(self, state: State, clock: Stopwatch) -> None:
+    def begin(self, state: State) -> None:
         """Nothing is remembered between prompts unless a subclass says so."""
 
     def propose(self, state: State, gamma: list[int]) -> Draft:
@@ -52,13 +51,17 @@ class CountDrafter(ABC):
         self.sampling = context.sampling
         self.vocab_size = context.target.vocab_size
 
-    def begin(self, state: State, clock: Stopwatch) -> None:
+    def begin(self, state: State) -> None:
         """Nothing is remembered between prompts unless a subclass says so."""
 
     def propose(self, state: State, gamma: list[int]) -> Draft:
         texts = [row[:length] for row, length in zip(state.tokens.tolist(), state.lengths, strict=True)]
-        noise = state.window(state.noise[PROPOSAL], 0, max(gamma)).cpu()
-        seen = state.seen(self.vocab_size).cpu() if self.sampling.repetition_penalty != 1 else None
+        noise = window(state.noise[PROPOSAL], state.length, max(gamma)).cpu()
+        seen = (
+            seen_tokens(state.tokens, state.length, self.vocab_size).cpu()
+            if self.sampling.repetition_penalty != 1
+            else None
+        )
         count, tokens, probs = [0] * len(texts), [], []
         for i in range(max(gamma)):
             weights = [

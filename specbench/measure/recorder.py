@@ -4,22 +4,23 @@ The betas and the losslessness statistics need p and q, which only exist during 
 are reduced there, outside the timed laps, and read once at the end.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from specbench.decoding.state import Draft, State, Verdict
 
+Beta = Callable[[Tensor, Draft], Tensor]  # p [B, N, V] and a draft -> acceptance probabilities [B, N]
 LOG_FLOOR = -30.0  # log p of tokens that cannot be drawn, in nats
 
 
 @dataclass
 class Round:
-    """One round of one row. Positions count from the first generated token."""
+    """One round of one request. Positions count from the first generated token."""
 
-    row: int
+    row: int  # the request's place among those decoded together
     position: int
     gamma: int  # tokens drafted
     accepted: int  # kept by the verifier and by the stop conditions
@@ -31,89 +32,78 @@ class Round:
     beta: list[float]  # of each tested position
     log_p: tuple[float, float] = (0.0, 0.0)  # sums over emitted tokens: f - E f, and Var f
     draft_leak: tuple[float, float] = (0.0, 0.0)  # likewise over tested positions
-    seconds: dict[str, float] = field(default_factory=dict)  # the batch's, by lap
+    seconds: dict[str, float] = field(default_factory=dict)  # of all rows together, by lap
+    rows: int = 1  # rows that decoded in it
 
 
 class Recorder:
-    """The round hook that measures."""
+    """The round hook that measures. `reduce` is `round_numbers`, or what an executor made of it."""
 
-    def __init__(self, lenience: float = 1.0, greedy: bool = False):
-        self.lenience, self.greedy = lenience, greedy
-        self._rounds: list[tuple[list[int], list[bool], dict[str, Any]]] = []
-        self._lengths: list[int] = []
-        self._active: list[bool] = []
-
-    def begin(self, state: State) -> None:
-        self._lengths, self._active = list(state.lengths), list(state.active)
+    def __init__(self, beta: Beta, greedy: bool = False, reduce: Callable[..., Tensor] | None = None):
+        self.beta, self.greedy, self.reduce = beta, greedy, reduce or round_numbers
+        self._rounds: list[tuple[list[int], list[int], Tensor]] = []
 
     def __call__(self, state: State, p: Tensor, draft: Draft, verdict: Verdict, kept: Tensor) -> None:
-        found = {"width": draft.tokens.shape[1], "kept": kept, "n": verdict.accepted, "count": draft.count}
-        x, N = draft.tokens, draft.tokens.shape[1]
-        tested = torch.minimum(torch.minimum(verdict.accepted + 1, draft.count), kept)
-        found["tested"] = tested
-        judged = torch.arange(N, device=x.device) < tested[:, None]
-        if N:
-            found["beta"] = acceptance_probability(p[:, :-1], draft, self.lenience, self.greedy)
-        if not self.greedy:
-            emitted = torch.arange(N + 1, device=x.device) < kept[:, None]
-            found["log_p"] = log_probability_statistic(p, verdict.tokens, emitted)
-            if N:
-                found["draft_leak"] = draft_leak_statistic(p[:, :-1], draft, verdict.tokens[:, :-1], judged)
-        starts = [length - prompt for length, prompt in zip(self._lengths, state.prompt_lengths, strict=True)]
-        self._rounds.append((starts, self._active, found))
-        self._lengths, self._active = list(state.lengths), list(state.active)
+        numbers = self.reduce(p, draft, verdict, kept, self.beta, self.greedy)
+        lengths = [length - prompt for length, prompt in zip(state.lengths, state.prompt_lengths, strict=True)]
+        self._rounds.append((list(state.owners), lengths, numbers))
 
-    def steps(self) -> list[int]:
-        """Drafter steps of each round of the batch."""
-        return [found["width"] for *_, found in self._rounds]
-
-    def rounds(self, laps: list[dict[str, float]]) -> list[Round]:
-        """All rounds of all rows that were active in them, with the batch's lap times."""
+    def rounds(self, laps: list[dict[str, float]]) -> list[list[Round]]:
+        """Per round, one record for each row that was active in it, with the lap times of all."""
         result = []
-        for (starts, active, found), seconds in zip(self._rounds, laps, strict=True):
-            host = {name: value.tolist() for name, value in found.items() if name != "width"}
-            result += [_round(row, starts[row], host, seconds) for row, on in enumerate(active) if on]
+        for (owners, lengths, numbers), seconds in zip(self._rounds, laps, strict=True):
+            rows = [row for row in zip(owners, lengths, numbers.tolist(), strict=True) if row[2][0] > 0]
+            result.append([_round(*row, seconds, len(rows)) for row in rows])
         return result
 
 
-def _round(row: int, position: int, host: dict[str, list], seconds: dict[str, float]) -> Round:
-    kept, n, count, tested = (host[name][row] for name in ("kept", "n", "count", "tested"))
-    accepted = min(n, kept)
+def _round(row: int, length: int, numbers: list[float], seconds: dict[str, float], rows: int) -> Round:
+    kept, n, count, tested = map(int, numbers[:4])
     own_token = kept == n + 1
     return Round(
         row=row,
-        position=position,
+        position=length - kept,
         gamma=count,
-        accepted=accepted,
+        accepted=min(n, kept),
         tested=tested,
         tokens=kept,
         recovered=int(own_token and n < count),
         bonus=int(own_token and n == count),
         accepted_before_stop=n,
-        beta=host["beta"][row][:tested] if "beta" in host else [],
-        log_p=tuple(host["log_p"][row]) if "log_p" in host else (0.0, 0.0),
-        draft_leak=tuple(host["draft_leak"][row]) if "draft_leak" in host else (0.0, 0.0),
+        beta=numbers[8 : 8 + tested],
+        log_p=(numbers[4], numbers[5]),
+        draft_leak=(numbers[6], numbers[7]),
         seconds=seconds,
+        rows=rows,
     )
 
 
-def acceptance_probability(p: Tensor, draft: Draft, lenience: float, greedy: bool) -> Tensor:
-    """beta [B, N] = sum_x min(p(x) / l, q(x)) (Theorem 3.5, with the lenience of A.5)."""
-    if draft.probs is not None:
-        return torch.minimum(p / lenience, draft.probs).sum(-1)
-    p_x = p.gather(-1, draft.tokens[..., None]).squeeze(-1)
-    if greedy:
-        return (p_x >= lenience * p.amax(-1)).float()
-    return (p_x / lenience).clamp(max=1)
+def round_numbers(p: Tensor, draft: Draft, verdict: Verdict, kept: Tensor, beta_of: Beta, greedy: bool) -> Tensor:
+    """A round as numbers [B, 8 + N]: tokens kept, guesses accepted, drafted and tested, the two
+    statistics of the losslessness gate (two numbers each), and beta of every guess."""
+    N = draft.tokens.shape[1]
+    tested = torch.minimum(torch.minimum(verdict.accepted + 1, draft.count), kept)
+    counts = torch.stack([kept, verdict.accepted, draft.count, tested], 1).double()
+    log_p = draft_leak = counts.new_zeros(len(counts), 2)
+    beta = counts.new_zeros(len(counts), N)
+    if N:
+        beta = beta_of(p[:, :-1], draft).double()
+    if not greedy:
+        places = torch.arange(N + 1, device=p.device)
+        log_p = log_probability_statistic(p, verdict.tokens, places < kept[:, None])
+        if N:
+            judged = places[:-1] < tested[:, None]
+            draft_leak = draft_leak_statistic(p[:, :-1], draft, verdict.tokens[:, :-1], judged)
+    return torch.cat([counts, log_p, draft_leak, beta], 1)
 
 
 def log_probability_statistic(p: Tensor, tokens: Tensor, emitted: Tensor) -> Tensor:
     """For f = log p: sums of f(x_t) - E_p f and of Var_p f over emitted tokens, [B, 2]."""
-    f = p.double().log().clamp(min=LOG_FLOOR)
+    f = p.log().clamp(min=LOG_FLOOR)
     mean = (p * f).sum(-1)
     variance = (p * (f - mean[..., None]).square()).sum(-1)
     drawn = f.gather(-1, tokens[..., None]).squeeze(-1)
-    return torch.stack([((drawn - mean) * emitted).sum(-1), (variance * emitted).sum(-1)], -1)
+    return torch.stack([((drawn - mean) * emitted).sum(-1), (variance * emitted).sum(-1)], -1).double()
 
 
 def draft_leak_statistic(p: Tensor, draft: Draft, tokens: Tensor, tested: Tensor) -> Tensor:

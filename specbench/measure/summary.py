@@ -12,14 +12,15 @@ import torch
 from specbench import theory
 from specbench.measure.estimators import Estimate, ratio, speedup_interval
 from specbench.measure.lossless import equality_gate, martingale_gate
-from specbench.results import Cost, Counts, Lossless, Memory, RunResult, Speedup, Throughput
+from specbench.results import Bandwidth, Cost, Counts, Lossless, Memory, RunResult, Speedup, SpeedupOver
 
 if TYPE_CHECKING:
+    from specbench.models.language_model import LanguageModel
     from specbench.run import Batch, Decoded, Parts
 
 
 def summarise(
-    parts: Parts, batches: Sequence[Batch], too_long: int, status: str, provenance: dict[str, Any]
+    parts: Parts, batches: Sequence[Batch], too_long: int, status: str, provenance: dict[str, Any], peak: float
 ) -> RunResult:
     """All estimates of a run. Raises RuntimeError if every prompt failed."""
     finished = [batch for batch in batches if batch.error is None]
@@ -31,12 +32,9 @@ def summarise(
     gamma, drafted = parts.gamma, counts.drafted / counts.rounds
     known = None not in (alpha.mean, cost.c)
     c_hat = getattr(parts.drafter, "operations_per_token", 0) / parts.target.operations_per_token
-    measured, ci95 = speedup_interval(
-        [b.baseline.decode_seconds for b in finished],
-        [sum(map(len, b.baseline.tokens)) for b in finished],
-        [b.speculative.decode_seconds for b in finished],
-        [sum(map(len, b.speculative.tokens)) for b in finished],
-    )
+    ours = _times(finished, "speculative")
+    measured, ci95 = speedup_interval(*_times(finished, "baseline"), *ours)
+    peers = {name: _peer_times(finished, name) for name in parts.peers.names}
     speedup = Speedup(
         measured=measured,
         ci95=ci95,
@@ -58,10 +56,15 @@ def summarise(
         operations_factor=theory.operations_factor(alpha.mean, gamma, c_hat) if known else None,
         optimal_gamma=theory.optimal_gamma(alpha.mean, cost.c) if known else None,
         lossless=gate(parts, finished),
-        throughput=Throughput(
-            speculative_tokens_per_second=counts.tokens / sum(b.speculative.decode_seconds for b in finished),
-            baseline_tokens_per_second=counts.baseline_tokens / sum(b.baseline.decode_seconds for b in finished),
-        ),
+        throughput={
+            "speculative_tokens_per_second": counts.tokens / sum(b.speculative.decode_seconds for b in finished),
+            "baseline_tokens_per_second": counts.baseline_tokens / sum(b.baseline.decode_seconds for b in finished),
+        }
+        | {f"{name}_tokens_per_second": sum(tokens) / sum(seconds) for name, (seconds, tokens) in peers.items()},
+        speedup_over={name: SpeedupOver(*speedup_interval(*times, *ours)) for name, times in peers.items()},
+        bandwidth=bandwidth(parts, finished, cost, peak),
+        recording=sum(b.speculative.record_seconds for b in finished)
+        / sum(b.speculative.decode_seconds for b in finished),
         memory=memory(parts, finished),
         counts=counts,
         notes=parts.notes,
@@ -117,6 +120,18 @@ def costs(finished: Sequence[Batch]) -> Cost:
     )
 
 
+def bandwidth(parts: Parts, finished: Sequence[Batch], cost: Cost, peak: float) -> Bandwidth:
+    """What one step has to read, weights and the keys and values of every row, over its time."""
+    rounds = [(b, r) for b in finished for r in b.baseline.rounds]
+    columns = sum(r.position + len(b.requests[r.row].tokens) for b, r in rounds) / sum(1 / r.rows for _, r in rounds)
+    drafter = getattr(parts.drafter, "model", None)
+
+    def rate(model: LanguageModel | None, seconds: float | None) -> float | None:
+        return None if model is None or not seconds else (model.step_bytes + columns * model.column_bytes) / seconds
+
+    return Bandwidth(rate(parts.target, cost.target_step_seconds), rate(drafter, cost.drafter_step_seconds), peak)
+
+
 def gate(parts: Parts, finished: Sequence[Batch]) -> Lossless:
     expected = parts.verifier.lossless
     if not parts.target.sampling.greedy:
@@ -140,7 +155,20 @@ def memory(parts: Parts, finished: Sequence[Batch]) -> Memory:
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
     drafter = getattr(parts.drafter, "model", None)
     weights = parts.target.weight_bytes + (drafter.weight_bytes if drafter is not None else 0)
+    weights += parts.target.executor.bytes()
     return Memory(peak, weights, max(b.speculative.kv_bytes for b in finished))
+
+
+def _times(finished: Sequence[Batch], way: str) -> tuple[list[float], list[int]]:
+    """Decoding seconds and tokens of every request."""
+    decoded = [getattr(batch, way) for batch in finished]
+    rows = [(d, row) for d in decoded for row in range(len(d.tokens))]
+    return [d.seconds_of(row) for d, row in rows], [len(d.tokens[row]) for d, row in rows]
+
+
+def _peer_times(finished: Sequence[Batch], name: str) -> tuple[list[float], list[int]]:
+    outputs = [output for batch in finished for output in batch.peers[name]]
+    return [output.decode_seconds for output in outputs], [output.decoded for output in outputs]
 
 
 def _end_to_end(finished: Sequence[Batch]) -> float:

@@ -11,8 +11,7 @@ class Stopwatch:
     """Laps of one round after another.
 
     On CUDA an event is recorded at each lap and read only in `rounds`, so timing adds no host
-    synchronisation. What happens between the last lap of a round and the next `start` (the
-    recording of betas, say) is not timed.
+    synchronisation.
     """
 
     def __init__(self, device: torch.device):
@@ -24,14 +23,14 @@ class Stopwatch:
         self._rounds.append([("", self._mark())])
 
     def lap(self, name: str) -> None:
-        """Everything since the last mark was `name`."""
+        """Everything since the last mark was `name`; a name that comes again is added up."""
         self._rounds[-1].append((name, self._mark()))
 
     def rounds(self) -> list[dict[str, float]]:
         """Seconds by lap name, one entry per round."""
         if self._rounds and not isinstance(self._rounds[0][0][1], float):
             torch.cuda.synchronize()
-        return [{name: _seconds(before, now) for (_, before), (name, now) in pairwise(marks)} for marks in self._rounds]
+        return [_laps(marks) for marks in self._rounds]
 
     def total(self) -> float:
         """Seconds of all laps of all rounds."""
@@ -42,6 +41,13 @@ def _cuda_event() -> torch.cuda.Event:
     event = torch.cuda.Event(enable_timing=True)
     event.record()
     return event
+
+
+def _laps(marks: list[tuple[str, object]]) -> dict[str, float]:
+    seconds: dict[str, float] = {}
+    for (_, before), (name, now) in pairwise(marks):
+        seconds[name] = seconds.get(name, 0.0) + _seconds(before, now)
+    return seconds
 
 
 def _seconds(before, now) -> float:

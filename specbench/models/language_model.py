@@ -14,11 +14,11 @@ from torch import Tensor, nn
 
 from specbench.cache.slots import SlotCache
 from specbench.decoding.sampling import Sampling
-from specbench.decoding.state import Draft, State
+from specbench.decoding.state import Draft, State, seen_tokens
 from specbench.executors.eager import EagerExecutor
 from specbench.settings import ConfigError
 
-PREFILL_CHUNK = 2048  # tokens per row and forward while a prompt is read
+READ_CHUNK = 2048  # tokens per row and forward where nothing else says how much
 
 
 class LanguageModel:
@@ -35,15 +35,19 @@ class LanguageModel:
         executor: EagerExecutor,
         chat_template: bool = False,
     ):
-        self.module, self.tokenizer, self.name = module, tokenizer, name
+        self.tokenizer, self.name = tokenizer, name
         self.sampling, self.new_cache, self.chat_template = sampling, new_cache, chat_template
         self.config = module.config.get_text_config() if hasattr(module.config, "get_text_config") else module.config
-        self.device = next(module.parameters()).device
-        self.run = executor.prepare(module)
-        self.cache: SlotCache | None = None
-        self.columns = torch.empty(0)  # 0, 1, 2, ... to the cache's capacity
+        weight = next(module.parameters())
+        self.device, self.dtype = weight.device, weight.dtype
+        self.weight_bytes = sum(p.nbytes for p in module.parameters())
+        self.operations_per_token = _operations_per_token(module)
+        self.step_bytes = self.operations_per_token * weight.element_size()  # weights that a step reads
         self.window = self._sliding_window()
         self.can_skip_logits = "logits_to_keep" in inspect.signature(module.forward).parameters
+        self.executor, self.module = executor, executor.load(module)
+        self.cache: SlotCache | None = None
+        self.cached: list[int] = []  # leading columns of each row that are read
 
     @property
     def vocab_size(self) -> int:
@@ -63,89 +67,123 @@ class LanguageModel:
             ids.update(found if isinstance(found, list) else [] if found is None else [found])
         return sorted(ids)
 
-    @cached_property
-    def operations_per_token(self) -> int:
-        """Multiply-adds with weights in one forward of one token: what c_hat compares."""
-        head = self.module.get_output_embeddings() if hasattr(self.module, "get_output_embeddings") else None
-        inputs = self.module.get_input_embeddings() if hasattr(self.module, "get_input_embeddings") else None
-        total = sum(p.numel() for p in self.module.parameters())
-        tied = head is not None and inputs is not None and head.weight is inputs.weight
-        return total if tied or inputs is None else total - inputs.weight.numel()
-
     @property
-    def weight_bytes(self) -> int:
-        return sum(p.nbytes for p in self.module.parameters())
+    def column_bytes(self) -> float:
+        """Bytes of one position's keys and values."""
+        return self.cache.column_bytes()
 
-    def allocate(self, batch_size: int, columns: int) -> None:
-        """A fresh cache of at most `columns` positions for each of `batch_size` rows."""
-        self.cache = self.new_cache(batch_size, columns)
-        self.columns = torch.arange(columns, device=self.device)
+    def allocate(self, rows: int, columns: int) -> None:
+        """An empty cache of at least `columns` positions for each of `rows` rows. One that is there
+        and fits is used again, at the same addresses."""
+        cache = self.cache
+        if cache is None or cache.rows != rows or cache.capacity < columns or not cache.fixed_shapes:
+            self.cache = None  # before the next one takes its memory
+            self.cache = self.new_cache(rows, self.executor.columns(columns))
+        else:
+            for row in range(rows):
+                cache.release(row)
+        self.cached = [0] * rows
 
-    def prefill(self, state: State, upto: int | None = None, start: int = 0) -> None:
-        """Reads committed tokens into the cache, all but the last of each row, and no logits.
-
-        Rows are padded on the right: what a shorter row writes beyond its length is overwritten
-        before any of its tokens can see it.
-        """
+    def prefill(self, state: State, upto: int | None = None, start: int = 0, chunk: int = READ_CHUNK) -> None:
+        """Reads committed tokens of all rows into the cache, all but the last of each row, and no
+        logits. Rows are padded on the right: what a shorter row writes beyond its length is
+        overwritten before any of its tokens can see it."""
         end = state.longest - 1 if upto is None else upto
-        for begin in range(start, end, PREFILL_CHUNK):
-            chunk = state.tokens[:, begin : min(begin + PREFILL_CHUNK, end)]
-            self._forward(chunk, [begin] * state.batch_size, keep_logits=1)
+        for begin in range(start, end, chunk):
+            tokens = state.tokens[:, begin : min(begin + chunk, end)]
+            visible = self.make_room([begin] * len(self.cached), tokens.shape[1])
+            self.forward(tokens, torch.full_like(state.length, begin), visible, keep_logits=1)
+        self.cached = [min(end, length - 1) for length in state.lengths]
+
+    def read(self, state: State, row: int, begin: int, end: int) -> None:
+        """Reads the committed tokens begin .. end - 1 of one row; the others are left alone."""
+        self.cached[row] = begin
+        self.cache.truncate(self.cached)
+        self.cache.reserve([end if r == row else 0 for r in range(self.cache.rows)])
+        visible = self.executor.columns(end, self.cache.capacity)
+        first = torch.full((1,), begin, device=self.device)
+        self.forward(state.tokens[row : row + 1, begin:end], first, visible, row=row, keep_logits=1)
+        self.cached[row] = end
 
     def logits(self, tokens: Tensor, starts: Sequence[int], draft: Draft | None = None) -> Tensor:
         """Logits [B, N, V] of tokens [B, N] that begin at position starts[b] of each row.
 
         What the cache held at and beyond `starts` is forgotten first: this is the rollback.
         """
-        return self._forward(tokens, starts, draft)
+        visible = self.make_room(starts, tokens.shape[1])
+        tree = None if draft is None or draft.is_chain else draft.parent
+        return self.forward(tokens, torch.tensor(list(starts), device=self.device), visible, tree=tree)
 
     def score(self, state: State, draft: Draft) -> Tensor:
         """p_1 .. p_{N+1}: the target's distributions before each guess and after the last
         [B, N+1, V], from one forward on the last committed token and the draft."""
-        last = state.tokens.gather(1, state.length[:, None] - 1)
-        logits = self.logits(torch.cat([last, draft.tokens], 1), [n - 1 for n in state.lengths], draft)
-        return self.sampling.probabilities(logits, self._seen(state, draft))
+        visible = self.make_room([n - 1 for n in state.lengths], draft.tokens.shape[1] + 1, state.active)
+        score = self.executor.leaf(self._score, self)
+        return score(state.tokens, state.length, draft.tokens, visible, draft.parent)
 
-    def _forward(
-        self, tokens: Tensor, starts: Sequence[int], draft: Draft | None = None, keep_logits: int = 0
+    def _score(self, text: Tensor, length: Tensor, guesses: Tensor, visible: int, parent: tuple[int, ...]) -> Tensor:
+        last = text.gather(1, length[:, None] - 1)
+        tree = None if parent == tuple(range(-1, len(parent) - 1)) else parent
+        logits = self.forward(torch.cat([last, guesses], 1), length - 1, visible, tree=tree)
+        seen = None if self.sampling.repetition_penalty == 1 else self._seen(text, length, guesses, parent)
+        return self.sampling.probabilities(logits, seen)
+
+    def make_room(self, starts: Sequence[int], width: int, active: Sequence[bool] | None = None) -> int:
+        """Rolls the cache back to `starts`, so that `width` tokens can follow in the active rows;
+        returns how many columns attention has to see."""
+        on = active or [True] * len(starts)
+        self.cached = [s if a else c for s, c, a in zip(starts, self.cached, on, strict=True)]
+        self.cache.truncate(self.cached)
+        self.cache.reserve([s + width if a else 0 for s, a in zip(starts, on, strict=True)])
+        self.cached = [s + width if a else c for s, c, a in zip(starts, self.cached, on, strict=True)]
+        return self.executor.columns(max(starts) + width, self.cache.capacity)
+
+    def forward(
+        self,
+        tokens: Tensor,
+        first: Tensor,
+        visible: int,
+        row: int | None = None,
+        tree: tuple[int, ...] | None = None,
+        keep_logits: int = 0,
     ) -> Tensor:
-        self.cache.truncate(starts)
-        width = tokens.shape[1]
-        first = torch.tensor(starts, device=self.device)[:, None]
-        slots = first + self.columns[:width]
-        self.cache.place(slots, starts)
-        tree = None if draft is None or draft.is_chain else draft.parent
-        positions = slots if tree is None else first + tree_depth(tree).to(self.device)
-        if self.cache.visible > self.context:  # guesses of rows that are done, which nobody reads
+        """Logits of tokens [b, N] at positions first[b], first[b] + 1, ... or, in a tree, by depth.
+
+        Only tensor operations: an executor may compile it, or capture it in a CUDA graph.
+        """
+        slots = first[:, None] + torch.arange(tokens.shape[1], device=tokens.device)
+        self.cache.place(slots, visible, row)
+        positions = slots if tree is None else first[:, None] + tree_depth(tree, tokens.device)
+        if visible > self.context:  # guesses of rows that are idle, which nobody reads
             positions = positions.clamp(max=self.context - 1)
-        output = self.run(
+        output = self.module(
             input_ids=tokens,
             position_ids=positions,
-            attention_mask=self._mask(slots, tree),
+            attention_mask=self._mask(slots, visible, tree),
             past_key_values=self.cache,
             use_cache=True,
             **({"logits_to_keep": keep_logits} if self.can_skip_logits else {}),
         )
         return output.logits
 
-    def _mask(self, slots: Tensor, tree: tuple[int, ...] | None):
+    def _mask(self, slots: Tensor, visible: int, tree: tuple[int, ...] | None):
         """Which columns each new token sees, [B, 1, N, columns]: every earlier one of its row, and
         in a tree only its ancestors among the new ones."""
-        columns = self.columns[: self.cache.visible]
+        columns = torch.arange(visible, device=slots.device)
         if tree is None:
-            visible = columns <= slots[:, :, None]
+            seen = columns <= slots[:, :, None]
         else:
             relative = columns - slots[:, :1]  # [B, columns], column of the first new token is 0
             inside = (relative >= 0)[:, None, :]
-            ancestors = tree_ancestors(tree).to(self.device)[:, relative.clamp(0, len(tree))]
-            visible = torch.where(inside, ancestors.transpose(0, 1), True)
-        visible = visible[:, None]
+            ancestors = tree_ancestors(tree, slots.device)[:, relative.clamp(0, len(tree))]
+            seen = torch.where(inside, ancestors.transpose(0, 1), True)
+        seen = seen[:, None]
         if self.window is None:
-            return self._as_attention_bias(visible)
-        near = visible & (columns > slots[:, None, :, None] - self.window)
+            return self._as_attention_bias(seen)
+        near = seen & (columns > slots[:, None, :, None] - self.window)
         if not isinstance(getattr(self.config, "layer_types", None), list):
             return self._as_attention_bias(near)
-        masks = {"full_attention": visible, "sliding_attention": near}
+        masks = {"full_attention": seen, "sliding_attention": near}
         if len(set(self.config.layer_types)) == 1:
             return self._as_attention_bias(masks[self.config.layer_types[0]])
         return {kind: self._as_attention_bias(mask) for kind, mask in masks.items()}
@@ -154,19 +192,17 @@ class LanguageModel:
         """SDPA takes booleans; the eager attention of transformers adds the mask to its scores."""
         if getattr(self.config, "_attn_implementation", "sdpa") != "eager":
             return visible
-        dtype = next(self.module.parameters()).dtype
-        return torch.zeros_like(visible, dtype=dtype).masked_fill(~visible, torch.finfo(dtype).min)
+        hidden = torch.finfo(self.dtype).min
+        return torch.zeros_like(visible, dtype=self.dtype).masked_fill(~visible, hidden)
 
-    def _seen(self, state: State, draft: Draft) -> Tensor | None:
+    def _seen(self, text: Tensor, length: Tensor, guesses: Tensor, parent: tuple[int, ...]) -> Tensor:
         """[B, N+1, V]: the repetition penalty's context grows with each guess on the path."""
-        if self.sampling.repetition_penalty == 1:
-            return None
-        committed = state.seen(self.vocab_size)[:, None, :]
-        if not draft.tokens.shape[1]:
+        committed = seen_tokens(text, length, self.vocab_size)[:, None, :]
+        if not parent:
             return committed
-        guesses = nn.functional.one_hot(draft.tokens, self.vocab_size).float()  # [B, N, V]
-        on_path = tree_ancestors(draft.parent)[:, 1:].to(self.device, torch.float32)  # [N+1, N]
-        return committed | (on_path @ guesses > 0)
+        hot = nn.functional.one_hot(guesses, self.vocab_size).float()  # [B, N, V]
+        on_path = tree_ancestors(parent, guesses.device)[:, 1:].float()  # [N+1, N]
+        return committed | (on_path @ hot > 0)
 
     def _sliding_window(self) -> int | None:
         kinds = set(getattr(self.config, "layer_types", None) or [])
@@ -180,19 +216,28 @@ class LanguageModel:
         return window if uses else None
 
 
-def tree_depth(parent: tuple[int, ...]) -> Tensor:
+def _operations_per_token(module: nn.Module) -> int:
+    """Multiply-adds with weights in one forward of one token: what c_hat compares."""
+    head = module.get_output_embeddings() if hasattr(module, "get_output_embeddings") else None
+    inputs = module.get_input_embeddings() if hasattr(module, "get_input_embeddings") else None
+    total = sum(p.numel() for p in module.parameters())
+    tied = head is not None and inputs is not None and head.weight is inputs.weight
+    return total if tied or inputs is None else total - inputs.weight.numel()
+
+
+def tree_depth(parent: tuple[int, ...], device: torch.device) -> Tensor:
     """[N+1] distance from the last committed token, which is entry 0."""
     depth = [0]
     for node in parent:
         depth.append(depth[node + 1] + 1)
-    return torch.tensor(depth)
+    return torch.tensor(depth, device=device)
 
 
-def tree_ancestors(parent: tuple[int, ...]) -> Tensor:
+def tree_ancestors(parent: tuple[int, ...], device: torch.device) -> Tensor:
     """[N+1, N+1] booleans: row i marks the entries on the path from the root to entry i, itself
     included; entry 0 is the last committed token."""
     size = len(parent) + 1
     ancestors = torch.eye(size, dtype=torch.bool)
     for node, above in enumerate(parent):
         ancestors[node + 1] |= ancestors[above + 1]
-    return ancestors
+    return ancestors.to(device)

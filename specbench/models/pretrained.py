@@ -3,6 +3,7 @@
 import os
 import sys
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import transformers
 from torch import nn
 
 from specbench.context import Context
+from specbench.executors.eager import EagerExecutor
 from specbench.models.language_model import LanguageModel
 from specbench.settings import ConfigError, setting
 
@@ -39,6 +41,7 @@ class PretrainedModel(LanguageModel):
 
     def __init__(self, settings: Settings, context: Context, role: str = "target"):
         module, tokenizer = _load(settings, context, role)
+        self.load_again = partial(_load, settings, context, role)
         self.random_weights = settings.weights == "random"
         has_template = bool(getattr(tokenizer, "chat_template", None))
         if settings.chat_template == "always" and not has_template and not self.random_weights:
@@ -55,6 +58,10 @@ class PretrainedModel(LanguageModel):
             executor=context.executor,
             chat_template=has_template and settings.chat_template != "never",
         )
+
+    def stock_module(self) -> nn.Module:
+        """The module as transformers made it, which an executor may have changed."""
+        return self.module if type(self.executor) is EagerExecutor else self.load_again()[0]
 
 
 def local_path(path: str) -> Path:

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from specbench.context import Context
 from specbench.decoding.state import Draft, Verdict
-from specbench.decoding.verify import greedy_matching, speculative_sampling
+from specbench.decoding.verify import acceptance_probability, greedy_matching, speculative_sampling
 
 
 class SpeculativeVerifier:
@@ -29,3 +29,7 @@ class SpeculativeVerifier:
         if self.sampling.greedy:
             return greedy_matching(p, draft, self.lenience)
         return speculative_sampling(p, draft, noise.r, noise.bits, self.lenience)
+
+    def beta(self, p: Tensor, draft: Draft) -> Tensor:
+        """[B, N], the probability that each guess is accepted: what alpha is the mean of."""
+        return acceptance_probability(p, draft, self.lenience, self.sampling.greedy)

@@ -1,0 +1,126 @@
+"""Continuous batching: requests wait in a queue, and a row that ends is handed on at once.
+
+Before each round the decoder asks the queue for rows (`feed`). It collects what ended, admits
+requests while rows and cache columns of every model are free, and reads a chunk of the prompts
+that are waiting to be read, so that rows which decode already are never held up for long.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from specbench.decoding.state import State
+from specbench.measure.timers import Stopwatch
+from specbench.models.language_model import LanguageModel
+from specbench.settings import ConfigError
+
+
+@dataclass(frozen=True)
+class Job:
+    """A request to decode: its prompt, the length at which it ends, and the key of its noise."""
+
+    tokens: Sequence[int]
+    limit: int
+    key: int
+
+
+@dataclass
+class Queue:
+    """The feed of `decode_speculative` and `decode_autoregressive`, and the tokens that came out.
+
+    `models` are those with a cache: the target, and the drafter's if it has one. `spare` columns
+    beyond a job's limit take the guesses of its last round.
+    """
+
+    jobs: Sequence[Job]
+    models: Sequence[LanguageModel]
+    prefill_chunk: int  # prompt tokens read before each round
+    spare: int
+    outputs: list[list[int]] = field(default_factory=list)  # new tokens by job
+    waiting: list[int] = field(default_factory=list)  # jobs without a row, in order
+    reading: list[int] = field(default_factory=list)  # rows whose prompt is being read, in order
+
+    def __post_init__(self) -> None:
+        self.outputs = [[] for _ in self.jobs]
+        self.waiting = list(range(len(self.jobs)))
+
+    def __call__(self, state: State, clock: Stopwatch) -> bool:
+        """Whether there is a row to decode."""
+        self._collect(state)
+        if self.waiting:
+            self._admit(state)
+        clock.lap("host")
+        while self.reading:
+            self._read(state)
+            clock.lap("prefill")
+            if any(state.active):
+                break
+        return any(state.active)
+
+    def _collect(self, state: State) -> None:
+        """Takes the text of rows that ended, and frees them."""
+        ended = [
+            row
+            for row, owner in enumerate(state.owners)
+            if owner >= 0 and not state.active[row] and row not in self.reading
+        ]
+        if not ended:
+            return
+        rows = state.new_tokens()
+        for row in ended:
+            self.outputs[state.owners[row]] = rows[row]
+            state.owners[row] = -1
+            for model in self.models:
+                model.cache.release(row)
+
+    def _admit(self, state: State) -> None:
+        free = [row for row, owner in enumerate(state.owners) if owner < 0]
+        rows, owners = [], []
+        for row in free:
+            if not self.waiting or not self._fits(self.jobs[self.waiting[0]]):
+                break
+            owner = self.waiting.pop(0)
+            job = self.jobs[owner]
+            for model in self.models:
+                model.cached[row] = model.cache.admit(row, job.tokens, job.limit + self.spare)
+            rows.append(row)
+            owners.append(owner)
+        if rows:
+            jobs = [self.jobs[owner] for owner in owners]
+            state.admit([j.tokens for j in jobs], [j.limit for j in jobs], [j.key for j in jobs], rows, owners)
+            self.reading += rows
+        elif len(free) == state.batch_size:
+            job = self.jobs[self.waiting[0]]
+            raise ConfigError(
+                f"a request of {len(job.tokens)} prompt tokens needs {job.limit + self.spare} cache columns, more than "
+                "cache.blocks holds in all: raise it, or lower max_new_tokens"
+            )
+
+    def _fits(self, job: Job) -> bool:
+        return all(model.cache.may_admit(job.tokens, job.limit + self.spare) for model in self.models)
+
+    def _read(self, state: State) -> None:
+        """Reads at most about `prefill_chunk` tokens, for all rows together if they all begin."""
+        if len(self.reading) == state.batch_size and not any(any(model.cached) for model in self.models):
+            for model in self.models:
+                model.prefill(state, chunk=max(1, self.prefill_chunk // state.batch_size))
+            self._begin(state, list(self.reading))
+            return
+        budget = self.prefill_chunk
+        while self.reading and budget > 0:
+            row = self.reading[0]
+            end = state.prompt_lengths[row] - 1
+            begin = min(model.cached[row] for model in self.models)
+            upto = min(end, begin + budget)
+            for model in self.models:
+                if model.cached[row] < upto:
+                    model.read(state, row, model.cached[row], upto)
+            budget -= max(1, upto - begin)
+            if upto == end:
+                self._begin(state, [row])
+
+    def _begin(self, state: State, rows: list[int]) -> None:
+        self.reading = [row for row in self.reading if row not in rows]
+        for row in rows:
+            for model in self.models:
+                model.cache.written(row, self.jobs[state.owners[row]].tokens)
+        state.begin(rows)

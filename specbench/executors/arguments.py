@@ -1,0 +1,41 @@
+"""Arguments as a flat list of tensors and a description that rebuilds them, for traced functions."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+TENSOR = "a tensor"
+
+
+def flatten(value: Any) -> tuple[Any, list[Tensor]]:
+    """A hashable description of tensors, tuples, dataclasses and constants, and the tensors."""
+    tensors: list[Tensor] = []
+    return _describe(value, tensors), tensors
+
+
+def rebuild(spec: Any, tensors: Sequence[Tensor]) -> Any:
+    """The inverse of `flatten`, with other tensors in the places of the first ones."""
+    return _rebuild(spec, iter(tensors))
+
+
+def _describe(value: Any, tensors: list[Tensor]) -> Any:
+    if isinstance(value, Tensor):
+        tensors.append(value)
+        return TENSOR
+    if type(value) is tuple:
+        return (tuple, tuple([_describe(entry, tensors) for entry in value]))
+    if dataclasses.is_dataclass(value):
+        return (type(value), tuple([_describe(entry, tensors) for entry in value.__dict__.values()]))
+    return (None, value)
+
+
+def _rebuild(spec: Any, tensors: Any) -> Any:
+    if spec is TENSOR:
+        return next(tensors)
+    kind, content = spec
+    if kind is None:
+        return content
+    entries = [_rebuild(entry, tensors) for entry in content]
+    return tuple(entries) if kind is tuple else kind(*entries)

@@ -1,0 +1,103 @@
+"""Leaf functions compiled by TorchInductor, one program per set of shapes, kept on disk.
+
+A leaf is traced once with `torch.export` and compiled ahead of its first call, so a call checks no
+guards and enters no Python of the model. Attention sees a bucket of the cache's columns, and drafts
+are padded to one width, so that few shapes occur. Inductor's disk cache makes a second process start
+without compiling.
+"""
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from specbench.context import Context
+from specbench.executors.arguments import flatten, rebuild
+from specbench.executors.prepacked import PrepackedExecutor
+
+if TYPE_CHECKING:
+    from specbench.models.language_model import LanguageModel
+
+SMALLEST_BUCKET = 128  # cache columns
+
+
+class CompiledExecutor(PrepackedExecutor):
+    """Compiled leaves, on packed weights where there is a CPU."""
+
+    fixed_shapes = True
+
+    @dataclass
+    class Settings:
+        pass
+
+    def __init__(self, settings: Settings, context: Context | None):
+        super().__init__(settings, context)
+        self.leaves: dict[Callable[..., Any], Leaf] = {}
+
+    def leaf(self, function: Callable[..., Any], model: "LanguageModel | None" = None) -> "Leaf":
+        if function not in self.leaves:
+            self.leaves[function] = Leaf(function, model)
+        return self.leaves[function]
+
+    def columns(self, needed: int, capacity: int | None = None) -> int:
+        return bucket(needed, capacity)
+
+    def lengths(self, columns: int) -> list[int]:
+        sizes = [SMALLEST_BUCKET]
+        while sizes[-1] < columns:
+            sizes.append(2 * sizes[-1])
+        return [2, *(size // 2 + 1 for size in sizes[1:])]
+
+
+def bucket(needed: int, capacity: int | None = None) -> int:
+    """The next power of two, at least the smallest bucket and at most what there is."""
+    size = max(SMALLEST_BUCKET, 1 << (needed - 1).bit_length())
+    return size if capacity is None else min(size, capacity)
+
+
+class Leaf:
+    """A function of tensors, compiled for every set of shapes and constants it is called with."""
+
+    def __init__(self, function: Callable[..., Any], model: "LanguageModel | None"):
+        self.function, self.model = function, model
+        self.programs: dict[Any, tuple[Callable[..., Any], Any]] = {}
+        self.traced_result: Any = None  # how the outputs of the last trace are put together
+
+    def __call__(self, *arguments: Any) -> Any:
+        stored = [] if self.model is None else self.model.cache.tensors()
+        if self.model is not None and not stored:  # the cache takes its shape from a first forward
+            return self.function(*arguments)
+        spec, tensors = flatten(arguments)
+        key = (spec, *((t.shape, t.dtype) for t in tensors), stored[0].shape if stored else None)
+        if key not in self.programs:
+            self.programs[key] = self._compile(spec, tensors, stored)
+        program, result = self.programs[key]
+        return rebuild(result, program(*tensors, *stored))
+
+    def _compile(self, spec: Any, tensors: list[Tensor], stored: list[Tensor]) -> tuple[Callable[..., Any], Any]:
+        traced = Traced(self, spec, len(tensors))
+        inputs = (*tensors, *stored)
+        exported = torch.export.export(traced, inputs, strict=False)
+        with torch._inductor.config.patch({"cpp.threads": 1}):  # OpenMP threads beside oneDNN's own get in their way
+            program = torch._inductor.compile(exported.module(check_guards=False), inputs)
+        return program, self.traced_result
+
+
+class Traced(nn.Module):
+    """A leaf as the module that `torch.export` wants: tensors in, a tuple of tensors out."""
+
+    def __init__(self, leaf: Leaf, spec: Any, arguments: int):
+        super().__init__()
+        self.leaf, self.spec, self.arguments = leaf, spec, arguments
+        self.weights = None if leaf.model is None else leaf.model.module
+
+    def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        own, stored = tensors[: self.arguments], tensors[self.arguments :]
+        model = self.leaf.model
+        with contextlib.nullcontext() if model is None else model.cache.bound(stored):
+            result, found = flatten(self.leaf.function(*rebuild(self.spec, own)))
+        self.leaf.traced_result = result
+        return tuple(found)

@@ -1,0 +1,39 @@
+"""How fast this machine reads memory: the roof that a decoding step is held against."""
+
+import statistics
+import time
+
+import torch
+
+READ_BYTES = 2**28
+
+
+class BandwidthProbe:
+    """Reads a buffer far larger than the caches, once for every call. The calls are spread over a
+    run, since other work on the machine changes what is left for this one."""
+
+    def __init__(self, device: torch.device):
+        self.buffer = torch.ones(READ_BYTES // 4, device=device)
+        self.copy = torch.empty_like(self.buffer) if device.type == "cuda" else None
+        self.rates: list[float] = []
+
+    def __call__(self) -> None:
+        self.rates.append(self._read() if self.copy is None else self._copy())
+
+    @property
+    def bytes_per_second(self) -> float:
+        """The median; on CUDA of a copy, where each byte is read and written and both count."""
+        return statistics.median(self.rates)
+
+    def _read(self) -> float:
+        start = time.perf_counter()
+        self.buffer.sum()
+        return self.buffer.nbytes / (time.perf_counter() - start)
+
+    def _copy(self) -> float:
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        self.copy.copy_(self.buffer)
+        end.record()
+        torch.cuda.synchronize()
+        return 2 * self.buffer.nbytes / (start.elapsed_time(end) / 1e3)
