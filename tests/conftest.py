@@ -1,6 +1,7 @@
 """Shared pieces: a tabular pair with known law, and the run of a decoder on it."""
 
 import os
+from collections.abc import Callable
 from types import SimpleNamespace
 
 os.environ.setdefault("WANDB_MODE", "offline")
@@ -11,6 +12,8 @@ import torch
 from hydra import compose, initialize_config_dir
 
 from specbench.cache.dynamic import DynamicCache
+from specbench.cache.paged import PagedCache
+from specbench.cache.slots import SlotCache
 from specbench.cache.static import StaticCache
 from specbench.context import Context
 from specbench.decoding.sampling import Sampling
@@ -24,7 +27,8 @@ from specbench.models.language_model import LanguageModel
 from specbench.models.tabular import TabularMarkov, random_table
 from specbench.paths import conf_dir
 
-CACHES = {"static": StaticCache, "dynamic": DynamicCache}
+CACHES = {"static": StaticCache, "dynamic": DynamicCache, "paged": PagedCache}
+CACHE_SETTINGS = {"paged": PagedCache.Settings(block_size=4, blocks=None)}
 DRAFTERS = ("model", "ngram", "ngram_sample", "prompt_lookup", "bigram", "unigram", "random")
 V = 16
 
@@ -55,17 +59,23 @@ class DigitTokenizer:
         return {str(i): i for i in range(V)}
 
 
+def cache_maker(cache: str | type) -> Callable[[int, int], SlotCache]:
+    """What `LanguageModel` takes as `new_cache`."""
+    kind = CACHES[cache] if isinstance(cache, str) else cache
+    settings = CACHE_SETTINGS.get(cache) or kind.Settings()
+    return lambda rows, columns: kind(settings, rows, columns)
+
+
 def tabular_model(
     table: torch.Tensor, sampling: Sampling, cache: str | type = "static", context: int = 64
 ) -> LanguageModel:
     """An order-2 Markov chain behind the ordinary adapter."""
-    kind = CACHES[cache] if isinstance(cache, str) else cache
     return LanguageModel(
         TabularMarkov(table, context=context),
         DigitTokenizer(),
         name="tabular",
         sampling=sampling,
-        new_cache=lambda rows, columns: kind(kind.Settings(), rows, columns),
+        new_cache=cache_maker(cache),
         executor=EagerExecutor(EagerExecutor.Settings(), None),
     )
 

@@ -1,10 +1,11 @@
 """On the shipped pair: temperature 0 is the baseline token for token, and batches change nothing."""
 
+import copy
 from functools import cache
 
 import pytest
 import torch
-from conftest import CACHES, DRAFTERS, make_context, make_drafter
+from conftest import CACHES, DRAFTERS, cache_maker, make_context, make_drafter
 
 from specbench.data.prompts import load, render
 from specbench.data.stdlib import StdlibData
@@ -13,7 +14,9 @@ from specbench.decoding.noise import prompt_key
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.speculative import decode_speculative
 from specbench.decoding.state import State
+from specbench.executors.compiled import CompiledExecutor
 from specbench.executors.eager import EagerExecutor
+from specbench.executors.prepacked import PackedLinear, PrepackedExecutor
 from specbench.gamma_policies.fixed import FixedGamma
 from specbench.measure.timers import Stopwatch
 from specbench.models.language_model import LanguageModel
@@ -23,27 +26,34 @@ from specbench.verifiers.speculative import SpeculativeVerifier
 PROMPTS, NEW_TOKENS = 3, 24
 
 
+EXECUTORS = {"eager": EagerExecutor, "prepacked": PrepackedExecutor, "compiled": CompiledExecutor}
+
+
 @cache
-def shipped(role: str) -> PretrainedModel:
+def executor_of(name: str) -> EagerExecutor:
+    return EXECUTORS[name](EXECUTORS[name].Settings(), None)
+
+
+@cache
+def shipped(role: str, executor: str = "eager") -> PretrainedModel:
     settings = PretrainedModel.Settings(
         path=f"shipped:{role}", revision=None, weights="pretrained", chat_template="never"
     )
     context = make_context(Sampling())
-    context.executor = EagerExecutor(EagerExecutor.Settings(), context)
+    context.executor = executor_of(executor)
     return PretrainedModel(settings, context, role)
 
 
-def model(role: str, sampling: Sampling, cache_name: str) -> LanguageModel:
-    loaded = shipped(role)
-    kind = CACHES[cache_name]
-    return LanguageModel(
-        loaded.module,
-        loaded.tokenizer,
-        name=role,
-        sampling=sampling,
-        new_cache=lambda rows, columns: kind(kind.Settings(), rows, columns),
-        executor=EagerExecutor(EagerExecutor.Settings(), None),
-    )
+@cache
+def model(role: str, sampling: Sampling, cache_name: str, executor: str = "eager") -> LanguageModel:
+    other = copy.copy(shipped(role, executor))
+    other.sampling, other.new_cache, other.cache = sampling, cache_maker(cache_name), None
+    return other
+
+
+@cache
+def verifier_of(sampling: Sampling) -> SpeculativeVerifier:
+    return SpeculativeVerifier(SpeculativeVerifier.Settings(), make_context(sampling))
 
 
 @cache
@@ -53,9 +63,9 @@ def requests() -> tuple:
     return tuple(render(prompt, [], tokenizer, chat=False) for prompt in load(source))
 
 
-def decode(rows, sampling, kind=None, cache_name="static", gamma=5, text_file=None):
+def decode(rows, sampling, kind=None, cache_name="static", gamma=5, text_file=None, executor="eager"):
     """New tokens of the given requests, decoded in one batch; kind None is autoregressive."""
-    target = model("target", sampling, cache_name)
+    target = model("target", sampling, cache_name, executor)
     state = State.start(
         [r.tokens for r in rows],
         [len(r.tokens) + NEW_TOKENS for r in rows],
@@ -64,13 +74,13 @@ def decode(rows, sampling, kind=None, cache_name="static", gamma=5, text_file=No
         gamma + 1,
         target.device,
     )
-    verifier = SpeculativeVerifier(SpeculativeVerifier.Settings(), make_context(sampling))
+    verifier = verifier_of(sampling)
     target.allocate(state.batch_size, state.tokens.shape[1])
     target.prefill(state)
     clock = Stopwatch(target.device)
     if kind is None:
         return decode_autoregressive(state, target, verifier, clock).new_tokens()
-    drafter = make_drafter(kind, target, text_file, model("drafter", sampling, cache_name))
+    drafter = make_drafter(kind, target, text_file, model("drafter", sampling, cache_name, executor))
     policy = FixedGamma(FixedGamma.Settings(gamma=gamma), None)
     return decode_speculative(state, target, drafter, policy, verifier, clock).new_tokens()
 
@@ -117,6 +127,33 @@ def test_options_of_the_distribution_keep_the_equality(code_text):
 def test_gamma_zero_is_autoregressive_decoding_at_any_temperature():
     sampling = Sampling(temperature=1)
     assert decode(requests(), sampling, "model", gamma=0) == decode(requests(), sampling)
+
+
+@pytest.mark.parametrize("cache_name", ["static", "paged"])
+@pytest.mark.parametrize("temperature", [0, 1])
+@pytest.mark.parametrize("executor", ["prepacked", "compiled"])
+def test_every_executor_gives_the_tokens_of_eager_mode(executor, temperature, cache_name):
+    """Speculative and plain decoding, in a batch; float32, so every token."""
+    sampling = Sampling(temperature=temperature)
+    for kind in ("model", None):
+        expected = decode(requests(), sampling, kind)
+        assert decode(requests(), sampling, kind, cache_name, executor=executor) == expected
+
+
+def test_packing_replaces_the_layers_of_large_models_only():
+    packed = [[m for m in shipped(role, "prepacked").module.modules() if isinstance(m, PackedLinear)]
+              for role in ("target", "drafter")]  # fmt: skip
+    assert len(packed[0]) == 3 * 7 + 1 and not packed[1]
+
+
+def test_compiled_programs_are_few_and_used_again():
+    """A second decode with the same shapes compiles nothing."""
+    executor = executor_of("compiled")
+    decode(requests(), Sampling(), "model", executor="compiled")
+    programs = {leaf: len(leaf.programs) for leaf in executor.leaves.values()}
+    decode(requests(), Sampling(), "model", executor="compiled")
+    assert programs == {leaf: len(leaf.programs) for leaf in executor.leaves.values()}
+    assert max(programs.values()) <= 8
 
 
 def test_autoregressive_decoding_equals_transformers_generate():

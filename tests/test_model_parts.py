@@ -1,9 +1,7 @@
 """Cache rollback, token trees, the model drafter's q, and the standardization of logits."""
 
-import pytest
 import torch
-from conftest import CACHES, V, make_context, make_drafter, tabular_model
-from transformers import LlamaConfig, LlamaForCausalLM
+from conftest import V, cache_maker, make_context, make_drafter, tabular_model
 from transformers.generation.logits_process import (
     RepetitionPenaltyLogitsProcessor,
     TopKLogitsWarper,
@@ -18,60 +16,8 @@ from specbench.measure.timers import Stopwatch
 from specbench.models.language_model import LanguageModel
 
 
-def tiny_llama(cache: str, **config) -> LanguageModel:
-    torch.manual_seed(0)
-    shape = dict(vocab_size=V, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
-                 num_key_value_heads=2, max_position_embeddings=64, initializer_range=0.5)  # fmt: skip
-    kind = CACHES[cache]
-    return LanguageModel(
-        LlamaForCausalLM(LlamaConfig(**(shape | config))).eval(),
-        None,
-        name="tiny",
-        sampling=Sampling(),
-        new_cache=lambda rows, columns: kind(kind.Settings(), rows, columns),
-        executor=EagerExecutor(EagerExecutor.Settings(), None),
-    )
-
-
 def fresh_logits(model: LanguageModel, tokens: torch.Tensor) -> torch.Tensor:
     return model.module(input_ids=tokens).logits
-
-
-@pytest.mark.parametrize("cache", CACHES)
-def test_rollback_to_every_length(cache):
-    """After reading a text, any prefix of it can be continued differently, row by row."""
-    model = tiny_llama(cache)
-    text = torch.randint(V, (2, 12), generator=torch.Generator().manual_seed(1))
-    other = torch.randint(V, (2, 3), generator=torch.Generator().manual_seed(2))
-    for first in range(12):
-        for second in (0, 5, 11):
-            model.allocate(2, 20)
-            model.logits(text, [0, 0])
-            logits = model.logits(other, [first, second])
-            for row, length in enumerate((first, second)):
-                whole = torch.cat([text[row, :length], other[row]])[None]
-                expected = fresh_logits(model, whole)[0, length:]
-                assert torch.allclose(logits[row], expected, atol=1e-4)
-
-
-@pytest.mark.parametrize("cache", CACHES)
-def test_a_token_tree_scores_each_branch_as_if_it_stood_alone(cache):
-    model = tiny_llama(cache)
-    text = torch.randint(V, (2, 6), generator=torch.Generator().manual_seed(1))
-    nodes = torch.randint(V, (2, 5), generator=torch.Generator().manual_seed(2))
-    tree = Draft(nodes, (-1, 0, -1, 2, 2), None, torch.tensor([5, 5]))
-    assert not tree.is_chain
-    model.allocate(2, 16)
-    model.logits(text[:, :-1], [0, 0])
-    logits = model.logits(torch.cat([text[:, -1:], nodes], 1), [5, 5], tree)
-    for path in ([0], [0, 1], [2], [2, 3], [2, 4]):
-        expected = fresh_logits(model, torch.cat([text, nodes[:, path]], 1))[:, -1]
-        assert torch.allclose(logits[:, path[-1] + 1], expected, atol=1e-4)
-    # Commit the path 2, 4: it moves to where a chain would have left it, and decoding goes on.
-    model.cache.commit(torch.tensor([[0, 3, 5], [0, 3, 5]]), torch.tensor([5, 5]))
-    more = torch.tensor([[1], [2]])
-    expected = fresh_logits(model, torch.cat([text, nodes[:, [2, 4]], more], 1))[:, -1]
-    assert torch.allclose(model.logits(more, [8, 8])[:, 0], expected, atol=1e-4)
 
 
 def test_a_sliding_window_is_kept():
@@ -81,9 +27,8 @@ def test_a_sliding_window_is_kept():
     module = MistralForCausalLM(MistralConfig(
         vocab_size=V, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
         num_key_value_heads=2, max_position_embeddings=64, sliding_window=4, initializer_range=0.5)).eval()  # fmt: skip
-    kind = CACHES["static"]
     model = LanguageModel(module, None, name="mistral", sampling=Sampling(),
-                          new_cache=lambda rows, columns: kind(kind.Settings(), rows, columns),
+                          new_cache=cache_maker("static"),
                           executor=EagerExecutor(EagerExecutor.Settings(), None))  # fmt: skip
     text = torch.randint(V, (1, 14), generator=torch.Generator().manual_seed(1))
     model.allocate(1, 16)

@@ -84,6 +84,11 @@ class SlotCache(Cache):
     def release(self, row: int) -> None:
         """The row's request has ended."""
 
+    def clear(self) -> None:
+        """Every row's request has ended, and nothing of them will be found again."""
+        for row in range(self.rows):
+            self.release(row)
+
     @contextmanager
     def bound(self, tensors: Sequence[Tensor]) -> Iterator[None]:
         """Runs on other tensors for a while: those that a compiler traces."""

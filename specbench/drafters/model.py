@@ -61,10 +61,11 @@ class ModelDrafter:
         sampling = self.model.sampling
         step = self.model.executor.leaf(self._step, self.model)
         seen = None if sampling.repetition_penalty == 1 else seen_tokens(text, length, self.vocab_size)
-        x, first, bits = window(text, length - width, width), length - width, window(noise, length, steps)
+        first = (length - width).clamp(min=0)  # below 0 only in rows that are idle
+        x, bits = window(text, first, width), window(noise, length, steps).T.contiguous()  # [steps, B]
         guesses, laws = [], []
         for i in range(steps):
-            x_i, q_i = step(x, first, bits[:, i], seen, visible)
+            x_i, q_i = step(x, first, bits[i], seen, visible)
             guesses.append(x_i)
             laws.append(q_i)
             if seen is not None:
@@ -76,7 +77,7 @@ class ModelDrafter:
         self, x: Tensor, first: Tensor, bits: Tensor, seen: Tensor | None, visible: int
     ) -> tuple[Tensor, Tensor | None]:
         """q_i [B, V] after the tokens x [B, n], and a guess x_i [B] from it."""
-        sampling, logits = self.model.sampling, self._fit(self.model.forward(x, first, visible)[:, -1])
+        sampling, logits = self.model.sampling, self._fit(self.model.forward(x, first, visible, keep_logits=1)[:, -1])
         if sampling.greedy:
             return sampling.penalize(logits, seen).argmax(-1), None
         q_i = sampling.probabilities(logits, seen)

@@ -71,7 +71,7 @@ class Leaf:
         if self.model is not None and not stored:  # the cache takes its shape from a first forward
             return self.function(*arguments)
         spec, tensors = flatten(arguments)
-        key = (spec, *((t.shape, t.dtype) for t in tensors), stored[0].shape if stored else None)
+        key = (spec, *((t.shape, t.stride(), t.dtype) for t in tensors), stored[0].shape if stored else None)
         if key not in self.programs:
             self.programs[key] = self._compile(spec, tensors, stored)
         program, result = self.programs[key]

@@ -80,8 +80,7 @@ class LanguageModel:
             self.cache = None  # before the next one takes its memory
             self.cache = self.new_cache(rows, self.executor.columns(columns))
         else:
-            for row in range(rows):
-                cache.release(row)
+            cache.clear()
         self.cached = [0] * rows
 
     def prefill(self, state: State, upto: int | None = None, start: int = 0, chunk: int = READ_CHUNK) -> None:

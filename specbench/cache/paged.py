@@ -1,0 +1,213 @@
+"""Blocks of columns, handed out as rows grow: the block table says where a row's columns are.
+
+A block belongs to the rows that refer to it. Full blocks of a prompt are shared by every row whose
+prompt begins with the same tokens, and stay until their memory is wanted for something else. A row's
+rollback frees its blocks at and beyond ceil(length / block_size); the partly filled one is kept.
+"""
+
+import hashlib
+from array import array
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from specbench.cache.slots import SlotCache
+from specbench.settings import setting
+
+NOBODY = 0  # the block that rows without a request write to
+
+
+class Blocks:
+    """The accounting: who holds which block, which are free, and which prompts they hold."""
+
+    def __init__(self, count: int):
+        self.count = count
+        self.holders = [0] * (count + 1)  # references to each block; block 0 is nobody's
+        self.free: OrderedDict[int, None] = OrderedDict.fromkeys(range(1, count + 1))  # oldest first
+        self.by_prefix: dict[bytes, int] = {}  # digest of all tokens up to a full block's end -> block
+        self.prefix_of: dict[int, bytes] = {}
+
+    def take(self) -> int:
+        """A free block, whose old content is forgotten. Raises RuntimeError when none is left."""
+        if not self.free:
+            raise RuntimeError(f"all {self.count} cache blocks are in use")
+        block, _ = self.free.popitem(last=False)
+        self.forget(block)
+        self.holders[block] = 1
+        return block
+
+    def share(self, block: int) -> int:
+        """One more reference to a block that is in use, or free with its content still there."""
+        self.free.pop(block, None)
+        self.holders[block] += 1
+        return block
+
+    def drop(self, block: int) -> None:
+        """One reference less; the last one frees the block, but its content can still be found."""
+        if self.holders[block] <= 0:
+            raise RuntimeError(f"cache block {block} was freed twice")
+        self.holders[block] -= 1
+        if self.holders[block] == 0:
+            self.free[block] = None
+
+    def forget(self, block: int) -> None:
+        """What the block holds cannot be found any more."""
+        self.by_prefix.pop(self.prefix_of.pop(block, b""), None)
+
+    def publish(self, block: int, prefix: bytes) -> None:
+        """The block is full and holds the end of this prefix."""
+        if prefix not in self.by_prefix and block not in self.prefix_of:
+            self.by_prefix[prefix] = block
+            self.prefix_of[block] = prefix
+
+
+def full_blocks(tokens: Sequence[int], size: int) -> Iterator[bytes]:
+    """A digest of the prompt up to the end of each full block. The last token is never cached."""
+    digest = hashlib.sha256()
+    for begin in range(0, len(tokens) - size, size):
+        digest.update(array("q", tokens[begin : begin + size]).tobytes())
+        yield digest.digest()
+
+
+class PagedCache(SlotCache):
+    """Keys and values in a pool [blocks * block_size, heads, head size] per layer.
+
+    Attention reads a gathered copy of the visible columns, which any kernel of transformers takes.
+    """
+
+    @dataclass
+    class Settings:
+        block_size: int = setting(ge=1)
+        blocks: int | None = setting(ge=1)
+
+    def __init__(self, settings: Settings, rows: int, columns: int):
+        super().__init__(rows, columns)
+        self.block_size = settings.block_size
+        self.width = -(-columns // self.block_size)  # blocks of a row at most
+        self.blocks = Blocks(settings.blocks or rows * self.width)
+        self.held: list[list[int]] = [[] for _ in range(rows)]
+        self.promised = [0] * rows  # blocks that an admitted row may come to hold
+        self.pools: list[Tensor] = []
+        self.table = torch.full((rows, self.width), NOBODY)
+
+    def __len__(self) -> int:
+        return len(self.pools) // 2
+
+    # -- Accounting, on the host ----------------------------------------------------------------
+
+    def may_admit(self, tokens: Sequence[int], columns: int) -> bool:
+        return sum(self.promised) + self._blocks_for(columns) <= self.blocks.count
+
+    def admit(self, row: int, tokens: Sequence[int], columns: int) -> int:
+        self.release(row)
+        self.promised[row] = min(self._blocks_for(columns), self.width)
+        for prefix in full_blocks(tokens, self.block_size):
+            block = self.blocks.by_prefix.get(prefix)
+            if block is None:
+                break
+            self.held[row].append(self.blocks.share(block))
+        self._write_table(row)
+        return len(self.held[row]) * self.block_size
+
+    def written(self, row: int, tokens: Sequence[int]) -> None:
+        for block, prefix in zip(self.held[row], full_blocks(tokens, self.block_size), strict=False):
+            self.blocks.publish(block, prefix)
+
+    def release(self, row: int) -> None:
+        self._cut(row, 0)
+        self.promised[row] = 0
+
+    def clear(self) -> None:
+        super().clear()
+        for block in list(self.blocks.prefix_of):
+            self.blocks.forget(block)
+
+    def truncate(self, lengths: Sequence[int]) -> None:
+        for row, length in enumerate(lengths):
+            self._cut(row, self._blocks_for(length))
+            if length % self.block_size and len(self.held[row]) == self._blocks_for(length):
+                self._own_last(row)
+
+    def _own_last(self, row: int) -> None:
+        """The partly filled block will be written to, so nobody else may read it there."""
+        block = self.held[row][-1]
+        if self.blocks.holders[block] > 1:
+            own = self.held[row][-1] = self.blocks.take()
+            for pool in self.pools:
+                old, new = (slice(b * self.block_size, (b + 1) * self.block_size) for b in (block, own))
+                pool[new] = pool[old]
+            self.blocks.drop(block)
+            self._write_table(row)
+        else:
+            self.blocks.forget(block)
+
+    def reserve(self, lengths: Sequence[int]) -> None:
+        for row, length in enumerate(lengths):
+            wanted = min(self._blocks_for(length), self.promised[row] or self.width)
+            if len(self.held[row]) < wanted:
+                while len(self.held[row]) < wanted:
+                    self.held[row].append(self.blocks.take())
+                self._write_table(row)
+
+    def _blocks_for(self, columns: int) -> int:
+        return -(-columns // self.block_size)
+
+    def _cut(self, row: int, keep: int) -> None:
+        surplus = self.held[row][keep:]
+        if surplus:
+            self.held[row] = self.held[row][:keep]
+            for block in reversed(surplus):
+                self.blocks.drop(block)
+            self._write_table(row)
+
+    def _write_table(self, row: int) -> None:
+        blocks = self.held[row]
+        self.table[row] = torch.tensor(blocks + [NOBODY] * (self.width - len(blocks)), device=self.table.device)
+
+    # -- Keys and values ------------------------------------------------------------------------
+
+    def place(self, slots: Tensor, visible: int, row: int | None = None) -> None:
+        super().place(slots, visible, row)
+        if self.table.device != slots.device:
+            self.table = self.table.to(slots.device)
+        table = self.table if row is None else self.table[row : row + 1]
+        columns = torch.arange(visible, device=slots.device)
+        self.columns = self._where(table, columns.expand(len(table), -1))  # [b, visible], in the pool
+        self.targets = self._where(table, slots)  # [b, N]
+
+    def _where(self, table: Tensor, columns: Tensor) -> Tensor:
+        block = table.gather(1, (columns // self.block_size).clamp(max=self.width - 1))
+        return block * self.block_size + columns % self.block_size
+
+    def update(self, key_states, value_states, layer_idx, *args, **kwargs):
+        if 2 * layer_idx == len(self.pools):  # head sizes are known only now
+            for new in (key_states, value_states):
+                shape = ((self.blocks.count + 1) * self.block_size, new.shape[1], new.shape[3])
+                self.pools.append(new.new_zeros(shape))
+        found = []
+        for pool, new in zip(self.pools[2 * layer_idx : 2 * layer_idx + 2], (key_states, value_states), strict=True):
+            pool.index_copy_(0, self.targets.flatten(), new.transpose(1, 2).flatten(0, 1))
+            found.append(pool[self.columns].transpose(1, 2))  # [b, heads, visible, head size]
+        return tuple(found)
+
+    def bytes(self) -> int:
+        return sum(pool.nbytes for pool in self.pools)
+
+    def column_bytes(self) -> float:
+        return sum(pool[:1].nbytes for pool in self.pools)
+
+    def tensors(self) -> list[Tensor]:
+        return [*self.pools, self.table] if self.pools else []
+
+    def hold(self, tensors: Sequence[Tensor]) -> None:
+        *self.pools, self.table = tensors
+
+    def commit(self, path: Tensor, base: Tensor) -> None:
+        offsets = torch.arange(path.shape[1], device=path.device)
+        source = self._where(self.table, base[:, None] + path)
+        target = self._where(self.table, base[:, None] + offsets)
+        for pool in self.pools:
+            pool[target] = pool[source]

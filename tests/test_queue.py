@@ -1,0 +1,127 @@
+"""Continuous batching: rows are handed on, prompts are read in chunks, and no token changes."""
+
+import pytest
+import torch
+from conftest import CACHES, V, make_context, make_drafter, tabular_model
+
+from specbench.cache.paged import PagedCache
+from specbench.decoding.autoregressive import decode_autoregressive
+from specbench.decoding.queue import Job, Queue
+from specbench.decoding.sampling import Sampling
+from specbench.decoding.speculative import decode_speculative
+from specbench.decoding.state import State
+from specbench.gamma_policies.fixed import FixedGamma
+from specbench.measure.timers import Stopwatch
+from specbench.models.language_model import LanguageModel
+from specbench.settings import ConfigError
+from specbench.verifiers.speculative import SpeculativeVerifier
+
+GAMMA, COLUMNS = 4, 44
+
+
+def jobs(count: int = 11) -> list[Job]:
+    generator = torch.Generator().manual_seed(8)
+    lengths = torch.randint(1, 20, (count,), generator=generator).tolist()
+    new = torch.randint(1, 18, (count,), generator=generator).tolist()
+    prompts = [torch.randint(V, (n,), generator=generator).tolist() for n in lengths]
+    return [Job(p, len(p) + n, 100 + i) for i, (p, n) in enumerate(zip(prompts, new, strict=True))]
+
+
+def decode(wanted, rows, tables, cache="static", kind="model", chunk=5, temperature=1.0, watch=None):
+    """New tokens by job, and the queue."""
+    sampling = Sampling(temperature=temperature)
+    target = tabular_model(tables.target, sampling, cache)
+    verifier = SpeculativeVerifier(SpeculativeVerifier.Settings(), make_context(sampling))
+    state = State.idle(rows, COLUMNS, [], target.device)
+    target.allocate(rows, COLUMNS)
+    drafter = None if kind is None else make_drafter(kind, target, "", tabular_model(tables.similar, sampling, cache))
+    models = [target, drafter.model] if hasattr(drafter, "model") else [target]
+    queue = Queue(wanted, models, chunk, GAMMA + 1)
+    clock = Stopwatch(target.device)
+
+    def feed(state, clock):
+        more = queue(state, clock)
+        if watch is not None:
+            watch(state, queue, target)
+        return more
+
+    if drafter is None:
+        decode_autoregressive(state, target, verifier, clock, feed=feed)
+    else:
+        policy = FixedGamma(FixedGamma.Settings(gamma=GAMMA), None)
+        decode_speculative(state, target, drafter, policy, verifier, clock, feed=feed)
+    return queue.outputs
+
+
+@pytest.mark.parametrize("cache", CACHES)
+@pytest.mark.parametrize("kind", [None, "model", "ngram_sample", "prompt_lookup"])
+def test_the_batch_changes_no_token(cache, kind, tables):
+    singles = decode(jobs(), 1, tables, cache, kind)
+    assert [len(out) for out in singles] == [job.limit - len(job.tokens) for job in jobs()]
+    for rows, chunk in ((2, 1), (3, 5), (8, 64), (16, 7)):
+        assert decode(jobs(), rows, tables, cache, kind, chunk) == singles
+
+
+def test_a_job_alone_is_what_a_plain_loop_decodes(tables):
+    """The queue against the decoder without a queue."""
+    sampling = Sampling()
+    for job, out in zip(jobs(), decode(jobs(), 3, tables), strict=True):
+        target = tabular_model(tables.target, sampling)
+        state = State.start([job.tokens], [job.limit], [job.key], [], GAMMA + 1, target.device)
+        target.allocate(1, COLUMNS)
+        target.prefill(state)
+        drafter = make_drafter("model", target, "", tabular_model(tables.similar, sampling))
+        verifier = SpeculativeVerifier(SpeculativeVerifier.Settings(), make_context(sampling))
+        policy = FixedGamma(FixedGamma.Settings(gamma=GAMMA), None)
+        decode_speculative(state, target, drafter, policy, verifier, Stopwatch(target.device))
+        assert state.new_tokens()[0] == out
+
+
+def test_a_row_is_handed_on_at_once_and_reading_never_stops_the_others(tables):
+    seen = []
+
+    def watch(state, queue, target):
+        seen.append((list(state.owners), list(state.active), len(queue.waiting), list(queue.reading)))
+
+    decode(jobs(), 3, tables, chunk=4, watch=watch)
+    for owners, active, waiting, reading in seen[:-1]:
+        assert not waiting or all(owner >= 0 for owner in owners)  # no free row while somebody waits
+        assert any(active)
+        assert all(on or row in reading or owners[row] < 0 for row, on in enumerate(active))
+    assert any(reading and any(active) for _, active, _, reading in seen)
+
+
+def few_blocks(count):
+    settings = PagedCache.Settings(block_size=4, blocks=count)
+    return type("Small", (PagedCache,), {"Settings": staticmethod(lambda: settings)})
+
+
+def test_requests_wait_for_blocks_and_change_no_token(tables):
+    singles, most = decode(jobs(), 1, tables), []
+
+    def watch(state, queue, target):
+        most.append(sum(owner >= 0 for owner in state.owners))
+        assert sum(map(len, target.cache.held)) <= target.cache.blocks.count
+
+    assert decode(jobs(), 8, tables, few_blocks(24), watch=watch) == singles
+    assert 1 < max(most) < 8
+
+
+def test_a_request_that_can_never_fit_is_refused_with_the_numbers(tables):
+    with pytest.raises(ConfigError, match=r"needs \d+ cache columns.*cache\.blocks"):
+        decode(jobs(), 2, tables, few_blocks(5))
+
+
+def test_common_prefixes_are_read_once(tables, monkeypatch):
+    prompt = [1, 2, 3, 4, 5, 6, 7, 8, 9]
+    shared = [Job([*prompt, i], 14, i) for i in range(5)]
+    expected, reads = decode(shared, 2, tables, kind=None), []
+    plain = LanguageModel.read
+
+    def read(self, state, row, begin, end):
+        reads.append((begin, end))
+        plain(self, state, row, begin, end)
+
+    monkeypatch.setattr(LanguageModel, "read", read)
+    assert decode(shared, 2, tables, "paged", kind=None, chunk=64) == expected
+    assert reads[0] == (8, 9) and len(reads) == 3  # the first two were read together
