@@ -146,16 +146,6 @@ def test_packing_replaces_the_layers_of_large_models_only():
     assert len(packed[0]) == 3 * 7 + 1 and not packed[1]
 
 
-def test_compiled_programs_are_few_and_used_again():
-    """A second decode with the same shapes compiles nothing."""
-    executor = executor_of("compiled")
-    decode(requests(), Sampling(), "model", executor="compiled")
-    programs = {leaf: len(leaf.programs) for leaf in executor.leaves.values()}
-    decode(requests(), Sampling(), "model", executor="compiled")
-    assert programs == {leaf: len(leaf.programs) for leaf in executor.leaves.values()}
-    assert max(programs.values()) <= 8
-
-
 def test_autoregressive_decoding_equals_transformers_generate():
     loaded = shipped("target")
     for request, ours in zip(requests(), greedy_baseline(), strict=True):

@@ -216,6 +216,21 @@ def test_batches_change_no_token(tmp_path):
     assert together.alpha.mean == pytest.approx(singles.alpha.mean, abs=1e-4)
 
 
+def test_compiled_programs_are_few_and_all_there_before_anything_is_timed(monkeypatch, tmp_path):
+    parts = parts_of("executor=compiled", "temperature=0")
+    counts, plain = [], specbench.run._decode_all_ways
+
+    def decode_all_ways(*args, **kwargs):
+        counts.append(sum(len(leaf.programs) for leaf in parts.target.executor.leaves.values()))
+        return plain(*args, **kwargs)
+
+    monkeypatch.setattr(specbench.run, "_decode_all_ways", decode_all_ways)
+    result, _ = run(parts, tmp_path)
+    assert result.lossless.passed
+    # p of 1 and 5 tokens, a drafter step on 1 and 2, accept with and without a draft, recording likewise
+    assert counts == [8, 8] and sum(len(leaf.programs) for leaf in parts.target.executor.leaves.values()) == 8
+
+
 def test_random_weights_are_marked(tmp_path):
     parts = parts_of("target.weights=random", "drafter.weights=random")
     result, _ = run(parts, tmp_path)
