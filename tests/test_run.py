@@ -227,8 +227,8 @@ def test_compiled_programs_are_few_and_all_there_before_anything_is_timed(monkey
     monkeypatch.setattr(specbench.run, "_decode_all_ways", decode_all_ways)
     result, _ = run(parts, tmp_path)
     assert result.lossless.passed
-    # p of 1 and 5 tokens, a drafter step on 1 and 2, accept with and without a draft, recording likewise
-    assert counts == [8, 8] and sum(len(leaf.programs) for leaf in parts.target.executor.leaves.values()) == 8
+    # For three buckets p of 1 and 5 tokens and drafter steps on 1 and 2; a verdict and a record, with and without draft.
+    assert counts == [16, 16] and sum(len(leaf.programs) for leaf in parts.target.executor.leaves.values()) == 16
 
 
 def test_random_weights_are_marked(tmp_path):

@@ -62,7 +62,8 @@ class ModelDrafter:
         step = self.model.executor.leaf(self._step, self.model)
         seen = None if sampling.repetition_penalty == 1 else seen_tokens(text, length, self.vocab_size)
         first = (length - width).clamp(min=0)  # below 0 only in rows that are idle
-        x, bits = window(text, first, width), window(noise, length, steps).T.contiguous()  # [steps, B]
+        x = window(text, first, width)
+        bits = window(noise, length, steps).T.clone(memory_format=torch.contiguous_format)  # [steps, B]
         guesses, laws = [], []
         for i in range(steps):
             x_i, q_i = step(x, first, bits[i], seen, visible)
