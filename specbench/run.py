@@ -54,6 +54,7 @@ class Parts:
     prefill_chunk: int
     stop_strings: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    state: State | None = None
 
 
 @dataclass
@@ -219,8 +220,7 @@ def _decode_all_ways(parts: Parts, requests: list[Request], columns: int, swap: 
 def decode(parts: Parts, jobs: list[Job], speculative: bool, columns: int) -> Decoded:
     """Decodes some requests one way through `batch_size` rows of `columns`, and times it."""
     target, drafter = parts.target, parts.drafter
-    strings = StopStrings(parts.stop_strings, target.tokenizer) if parts.stop_strings else None
-    state = State.idle(parts.batch_size, columns, target.stop_tokens, target.device, strings)
+    state = _idle_state(parts, columns)
     models = [target, drafter.model] if speculative and hasattr(drafter, "model") else [target]
     queue = Queue(jobs, models, parts.prefill_chunk, parts.policy.largest + 1)
     clock = Stopwatch(target.device)
@@ -241,6 +241,16 @@ def decode(parts: Parts, jobs: list[Job], speculative: bool, columns: int) -> De
         prefill_seconds=sum(lap.get("prefill", 0.0) for lap in laps),
         kv_bytes=sum(model.cache.bytes() for model in models),
     )
+
+
+def _idle_state(parts: Parts, columns: int) -> State:
+    """One state serves the whole run, at the same addresses, until more columns are needed."""
+    target = parts.target
+    if parts.state is None or parts.state.tokens.shape[1] < columns:
+        strings = StopStrings(parts.stop_strings, target.tokenizer) if parts.stop_strings else None
+        parts.state = State.idle(parts.batch_size, columns, target.stop_tokens, target.device, strings)
+    parts.state.clear()
+    return parts.state
 
 
 def prompt_records(parts: Parts, batch: Batch) -> Iterator[dict[str, Any]]:

@@ -67,16 +67,21 @@ def cache_maker(cache: str | type) -> Callable[[int, int], SlotCache]:
 
 
 def tabular_model(
-    table: torch.Tensor, sampling: Sampling, cache: str | type = "static", context: int = 64
+    table: torch.Tensor,
+    sampling: Sampling,
+    cache: str | type = "static",
+    context: int = 64,
+    executor: EagerExecutor | None = None,
+    device: torch.device | None = None,
 ) -> LanguageModel:
     """An order-2 Markov chain behind the ordinary adapter."""
     return LanguageModel(
-        TabularMarkov(table, context=context),
+        TabularMarkov(table, context=context).to(device),
         DigitTokenizer(),
         name="tabular",
         sampling=sampling,
         new_cache=cache_maker(cache),
-        executor=EagerExecutor(EagerExecutor.Settings(), None),
+        executor=executor or EagerExecutor(EagerExecutor.Settings(), None),
     )
 
 

@@ -17,6 +17,7 @@ from specbench.settings import ConfigError
 from specbench.verifiers.speculative import SpeculativeVerifier
 
 GAMMA, COLUMNS = 4, 44
+SAMPLED = Sampling()
 
 
 def jobs(count: int = 11) -> list[Job]:
@@ -27,14 +28,15 @@ def jobs(count: int = 11) -> list[Job]:
     return [Job(p, len(p) + n, 100 + i) for i, (p, n) in enumerate(zip(prompts, new, strict=True))]
 
 
-def decode(wanted, rows, tables, cache="static", kind="model", chunk=5, temperature=1.0, watch=None):
-    """New tokens by job, and the queue."""
-    sampling = Sampling(temperature=temperature)
-    target = tabular_model(tables.target, sampling, cache)
+def decode(wanted, rows, tables, cache="static", kind="model", chunk=5, sampling=SAMPLED, watch=None,
+           executor=None, device=None):  # fmt: skip
+    """New tokens by job."""
+    target = tabular_model(tables.target, sampling, cache, executor=executor, device=device)
     verifier = SpeculativeVerifier(SpeculativeVerifier.Settings(), make_context(sampling))
     state = State.idle(rows, COLUMNS, [], target.device)
     target.allocate(rows, COLUMNS)
-    drafter = None if kind is None else make_drafter(kind, target, "", tabular_model(tables.similar, sampling, cache))
+    helper = tabular_model(tables.similar, sampling, cache, executor=executor, device=device)
+    drafter = None if kind is None else make_drafter(kind, target, "", helper)
     models = [target, drafter.model] if hasattr(drafter, "model") else [target]
     queue = Queue(wanted, models, chunk, GAMMA + 1)
     clock = Stopwatch(target.device)

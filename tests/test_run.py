@@ -227,7 +227,7 @@ def test_compiled_programs_are_few_and_all_there_before_anything_is_timed(monkey
     monkeypatch.setattr(specbench.run, "_decode_all_ways", decode_all_ways)
     result, _ = run(parts, tmp_path)
     assert result.lossless.passed
-    # For three buckets p of 1 and 5 tokens and drafter steps on 1 and 2; a verdict and a record, with and without draft.
+    # In three buckets p of 1 and 5 tokens and drafter steps on 1 and 2; verdicts and records, with and without draft.
     assert counts == [16, 16] and sum(len(leaf.programs) for leaf in parts.target.executor.leaves.values()) == 16
 
 

@@ -7,6 +7,7 @@ position is still fresh, given everything that was kept before it.
 """
 
 import hashlib
+from collections.abc import Callable
 from functools import lru_cache
 
 import torch
@@ -36,8 +37,7 @@ def uniforms(bits: Tensor) -> Tensor:
 
 def exponentials(bits: Tensor, vocab_size: int) -> Tensor:
     """A standard exponential for each token, from one set of bits: [...] -> [..., V] float64."""
-    tokens = (token_bits if torch.compiler.is_compiling() else _kept_token_bits)(vocab_size, bits.device)
-    x = (bits.unsqueeze(-1) ^ tokens) * -0x40A7B892E31B1A47
+    x = (bits.unsqueeze(-1) ^ constant(token_bits)(vocab_size, bits.device)) * -0x40A7B892E31B1A47
     x = (x ^ (x >> 32)) * -0x6B2FB644ECCEEE15
     return uniforms(x).log().neg()
 
@@ -47,7 +47,14 @@ def token_bits(vocab_size: int, device: torch.device) -> Tensor:
     return _mix(_mix(torch.arange(vocab_size, device=device) - 0x61C8864680B583EB))
 
 
-_kept_token_bits = lru_cache(maxsize=8)(token_bits)
+def constant(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """A function of hashable arguments whose tensors are made once and kept; traced code makes its own."""
+    return make if torch.compiler.is_compiling() else _kept(make)
+
+
+@lru_cache(maxsize=8)
+def _kept(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    return lru_cache(maxsize=64)(make)
 
 
 def _mix(x: Tensor) -> Tensor:

@@ -57,7 +57,7 @@ class Sampling:
         if self.top_p < 1:
             ordered, index = logits.sort(-1)  # ascending: the tail comes first
             tail = ordered.softmax(-1).cumsum(-1) <= 1 - self.top_p
-            tail[..., -1] = False  # the most probable token always stays
+            tail[..., -1].fill_(False)  # the most probable token always stays
             logits = logits.masked_fill(torch.zeros_like(tail).scatter_(-1, index, tail), -torch.inf)
         return logits
 

@@ -11,7 +11,7 @@ from typing import Protocol
 from torch import Tensor
 
 from specbench.decoding.noise import ACCEPTANCE, RESIDUAL, uniforms
-from specbench.decoding.state import Draft, State, Verdict, commit_tokens, window
+from specbench.decoding.state import Draft, Rows, State, Verdict, commit_tokens, window
 from specbench.executors.eager import EagerExecutor
 from specbench.measure.timers import Stopwatch
 from specbench.models.language_model import LanguageModel
@@ -24,6 +24,10 @@ class Noise:
     table: Tensor  # [3, B, T]
     length: Tensor  # [B]
     guesses: int
+
+    @staticmethod
+    def of(rows: Rows, draft: Draft) -> "Noise":
+        return Noise(rows.noise, rows.length, draft.tokens.shape[1])
 
     @property
     def r(self) -> Tensor:
@@ -126,21 +130,18 @@ def accept_and_append(
     state: State, p: Tensor, draft: Draft, verifier: Verifier, executor: EagerExecutor
 ) -> tuple[Verdict, Tensor]:
     """The verdict on a draft, and [B], how many tokens of it each row kept."""
-    noise = Noise(state.noise, state.length, draft.tokens.shape[1])
     if state.stop_strings is not None:  # these are found on the host
-        verdict = verifier.accept(p, draft, noise)
+        verdict = verifier.accept(p, draft, Noise.of(state.rows, draft))
         return verdict, state.append(verdict)
-    verdict, kept, summary = executor.leaf(accept_and_commit)(verifier, p, draft, noise, *state.fields())
+    verdict, kept, summary = executor.leaf(accept_and_commit)(verifier, p, draft, state.rows)
     state.synchronise(summary)
     return verdict, kept
 
 
-def accept_and_commit(
-    verifier: Verifier, p: Tensor, draft: Draft, noise: Noise, *fields: Tensor
-) -> tuple[Verdict, Tensor, Tensor]:
+def accept_and_commit(verifier: Verifier, p: Tensor, draft: Draft, rows: Rows) -> tuple[Verdict, Tensor, Tensor]:
     """`Verifier.accept` and `commit_tokens` as one function of tensors."""
-    verdict = verifier.accept(p, draft, noise)
-    return verdict, *commit_tokens(*fields, verdict)
+    verdict = verifier.accept(p, draft, Noise.of(rows, draft))
+    return verdict, *commit_tokens(rows, verdict)
 
 
 def shrink(gamma: list[int], state: State, drafter: Drafter) -> list[int]:

@@ -58,12 +58,9 @@ class Verdict:
     accepted: Tensor  # [B], n
 
 
-@dataclass
-class State:
-    """Committed tokens of B ragged rows. The last one of each row is not in any cache yet.
-
-    A row is idle (`done`, and not `active`) before its prompt is read and after its text ends.
-    """
+@dataclass(frozen=True)
+class Rows:
+    """The tensors of a state. They stay where they are, so code may be captured around them."""
 
     tokens: Tensor  # [B, T]; what stands at and beyond `length` means nothing
     length: Tensor  # [B]
@@ -71,6 +68,16 @@ class State:
     done: Tensor  # [B]
     noise: Tensor  # [3, B, T], 64 random bits by stream, row and position
     stop_tokens: Tensor  # [S]
+
+
+@dataclass
+class State:
+    """Committed tokens of B ragged rows. The last one of each row is not in any cache yet.
+
+    A row is idle (`done`, and not `active`) before its prompt is read and after its text ends.
+    """
+
+    rows: Rows
     lengths: list[int]  # host copy of `length`, refreshed once a round
     limits: list[int]
     prompt_lengths: list[int]
@@ -88,16 +95,18 @@ class State:
     ) -> "State":
         """Rows of `width` columns without a request."""
 
-        def filled(value: int, kind: torch.dtype = torch.long, *shape: int) -> Tensor:
-            return torch.full((*shape, rows), value, dtype=kind, device=device)
+        def filled(value: int, kind: torch.dtype = torch.long) -> Tensor:
+            return torch.full((rows,), value, dtype=kind, device=device)
 
         return State(
-            tokens=torch.zeros(rows, width, dtype=torch.long, device=device),
-            length=filled(1),
-            limit=filled(1),
-            done=filled(True, torch.bool),
-            noise=torch.zeros(STREAMS, rows, width, dtype=torch.long, device=device),
-            stop_tokens=torch.tensor(list(stop_tokens), dtype=torch.long, device=device),
+            rows=Rows(
+                tokens=torch.zeros(rows, width, dtype=torch.long, device=device),
+                length=filled(1),
+                limit=filled(1),
+                done=filled(True, torch.bool),
+                noise=torch.zeros(STREAMS, rows, width, dtype=torch.long, device=device),
+                stop_tokens=torch.tensor(list(stop_tokens), dtype=torch.long, device=device),
+            ),
             lengths=[1] * rows,
             limits=[1] * rows,
             prompt_lengths=[1] * rows,
@@ -105,6 +114,15 @@ class State:
             owners=[-1] * rows,
             stop_strings=stop_strings,
         )
+
+    def clear(self) -> None:
+        """All rows idle again, in the same tensors."""
+        self.rows.length.fill_(1)
+        self.rows.limit.fill_(1)
+        self.rows.done.fill_(True)
+        rows = self.batch_size
+        self.lengths, self.limits, self.prompt_lengths = [1] * rows, [1] * rows, [1] * rows
+        self.active, self.owners = [False] * rows, [-1] * rows
 
     def admit(
         self,
@@ -120,7 +138,7 @@ class State:
         where = torch.tensor(list(rows), device=device)
         self.tokens[where] = torch.tensor([[*p, *[0] * (width - len(p))] for p in prompts], device=device)
         self.length[where] = torch.tensor([len(p) for p in prompts], device=device)
-        self.limit[where] = torch.tensor(list(limits), device=device)
+        self.rows.limit[where] = torch.tensor(list(limits), device=device)
         self.noise[:, where] = noise_bits(torch.tensor(list(keys), device=device), width)
         for row, prompt, limit, owner in zip(rows, prompts, limits, owners, strict=True):
             self.lengths[row] = self.prompt_lengths[row] = len(prompt)
@@ -128,7 +146,7 @@ class State:
 
     def begin(self, rows: Sequence[int]) -> None:
         """These rows' prompts have been read: decoding can start."""
-        self.done[torch.tensor(list(rows), device=self.done.device)] = False
+        self.rows.done[torch.tensor(list(rows), device=self.tokens.device)] = False
         for row in rows:
             self.active[row] = True
 
@@ -151,6 +169,18 @@ class State:
         return state
 
     @property
+    def tokens(self) -> Tensor:
+        return self.rows.tokens
+
+    @property
+    def length(self) -> Tensor:
+        return self.rows.length
+
+    @property
+    def noise(self) -> Tensor:
+        return self.rows.noise
+
+    @property
     def batch_size(self) -> int:
         return self.tokens.shape[0]
 
@@ -168,13 +198,9 @@ class State:
     def append(self, verdict: Verdict) -> Tensor:
         """Commits x_1 .. x_n, t up to the first stop; returns [B], how many tokens each row kept."""
         cuts = None if self.stop_strings is None else self._find_stop_strings(verdict)
-        kept, summary = commit_tokens(*self.fields(), verdict, cuts)
+        kept, summary = commit_tokens(self.rows, verdict, cuts)
         self.synchronise(summary)
         return kept
-
-    def fields(self) -> tuple[Tensor, ...]:
-        """What `commit_tokens` changes and needs."""
-        return self.tokens, self.length, self.limit, self.done, self.stop_tokens
 
     def synchronise(self, summary: Tensor) -> None:
         """The one host synchronisation of a round: lengths and stops, [2, B], to the host."""
@@ -199,33 +225,25 @@ class State:
         return [row[start:end] for row, start, end in spans]
 
 
-def commit_tokens(
-    text: Tensor,
-    length: Tensor,
-    limit: Tensor,
-    done: Tensor,
-    stop_tokens: Tensor,
-    verdict: Verdict,
-    cuts: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
-    """Writes the verdict behind text [B, T] and moves length and done [B], all in place.
+def commit_tokens(rows: Rows, verdict: Verdict, cuts: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Writes the verdict behind the text of each row and moves length and done, all in place.
 
-    Of the n + 1 new tokens, those up to the first stop token, to `cuts` [B] and to the
-    limit are kept. Returns kept [B] and, for the host, length and done as one tensor [2, B].
+    Of the n + 1 new tokens, those up to the first stop token, to `cuts` [B] and to the limit are
+    kept. Returns kept [B] and, for the host, length and done as one tensor [2, B].
     """
-    new = verdict.tokens
-    offsets = torch.arange(new.shape[1], device=text.device)
-    text.scatter_(1, length[:, None] + offsets, new)
+    new, length, done = verdict.tokens, rows.length, rows.done
+    offsets = torch.arange(new.shape[1], device=new.device)
+    rows.tokens.scatter_(1, length[:, None] + offsets, new)
     kept = verdict.accepted + 1
-    ends = (new[:, :, None] == stop_tokens).any(-1) & (offsets < kept[:, None])
+    ends = (new[:, :, None] == rows.stop_tokens).any(-1) & (offsets < kept[:, None])
     if cuts is not None:
         ends = ends | (offsets + 1 == cuts[:, None])
     first_end = torch.where(ends, offsets, new.shape[1]).amin(1)  # [B]
-    kept = torch.minimum(torch.minimum(kept, first_end + 1), limit - length)
+    kept = torch.minimum(torch.minimum(kept, first_end + 1), rows.limit - length)
     stopped = first_end < kept
     kept = torch.where(done, 0, kept)
     length.add_(kept)
-    done.logical_or_(stopped | (length >= limit))
+    done.logical_or_(stopped | (length >= rows.limit))
     return kept, torch.stack([length, done.long()])
 
 

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from specbench.context import Context
 from specbench.decoding.noise import PROPOSAL
 from specbench.decoding.sampling import draw
-from specbench.decoding.state import Draft, State, seen_tokens, window
+from specbench.decoding.state import Draft, Rows, State, seen_tokens, window
 from specbench.models.language_model import LanguageModel
 from specbench.models.pretrained import PretrainedModel
 
@@ -51,19 +51,18 @@ class ModelDrafter:
         starts = [length - width for length in state.lengths]
         visible = self.model.make_room(starts, width + steps - 1, state.active)
         phase = self.model.executor.phase(self._draft, self.model)
-        tokens, q = phase(state.tokens, state.length, state.noise[PROPOSAL], width, steps, visible)
+        tokens, q = phase(state.rows, width, steps, visible)
         return Draft.chain(tokens, q, torch.tensor(gamma, device=tokens.device))
 
-    def _draft(
-        self, text: Tensor, length: Tensor, noise: Tensor, width: int, steps: int, visible: int
-    ) -> tuple[Tensor, Tensor | None]:
+    def _draft(self, rows: Rows, width: int, steps: int, visible: int) -> tuple[Tensor, Tensor | None]:
         """Guesses x_1 .. x_steps [B, steps] and their q [B, steps, V], None at temperature 0."""
+        text, length = rows.tokens, rows.length
         sampling = self.model.sampling
         step = self.model.executor.leaf(self._step, self.model)
         seen = None if sampling.repetition_penalty == 1 else seen_tokens(text, length, self.vocab_size)
         first = (length - width).clamp(min=0)  # below 0 only in rows that are idle
         x = window(text, first, width)
-        bits = window(noise, length, steps).T.clone(memory_format=torch.contiguous_format)  # [steps, B]
+        bits = window(rows.noise[PROPOSAL], length, steps).T.clone(memory_format=torch.contiguous_format)  # [steps, B]
         guesses, laws = [], []
         for i in range(steps):
             x_i, q_i = step(x, first, bits[i], seen, visible)

@@ -46,16 +46,21 @@ class CompiledExecutor(PrepackedExecutor):
         return bucket(needed, capacity)
 
     def lengths(self, columns: int) -> list[int]:
-        sizes = [SMALLEST_BUCKET]
-        while sizes[-1] < columns:
-            sizes.append(2 * sizes[-1])
-        return [2, *(size // 2 + 1 for size in sizes[1:])]
+        return bucket_lengths(columns)
 
 
 def bucket(needed: int, capacity: int | None = None) -> int:
     """The next power of two, at least the smallest bucket and at most what there is."""
     size = max(SMALLEST_BUCKET, 1 << (needed - 1).bit_length())
     return size if capacity is None else min(size, capacity)
+
+
+def bucket_lengths(columns: int) -> list[int]:
+    """A text length in every bucket up to `columns`."""
+    sizes = [SMALLEST_BUCKET]
+    while sizes[-1] < columns:
+        sizes.append(2 * sizes[-1])
+    return [2, *(size // 2 + 1 for size in sizes[1:])]
 
 
 class Leaf:

@@ -44,7 +44,7 @@ class Recorder:
         self._rounds: list[tuple[list[int], list[int], Tensor]] = []
 
     def __call__(self, state: State, p: Tensor, draft: Draft, verdict: Verdict, kept: Tensor) -> None:
-        numbers = self.reduce(p, draft, verdict, kept, self.beta, self.greedy)
+        numbers = self.reduce(p, draft, verdict, kept, self.beta, self.greedy).clone()  # a graph writes it again
         lengths = [length - prompt for length, prompt in zip(state.lengths, state.prompt_lengths, strict=True)]
         self._rounds.append((list(state.owners), lengths, numbers))
 

@@ -13,8 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from specbench.cache.slots import SlotCache
+from specbench.decoding.noise import constant
 from specbench.decoding.sampling import Sampling
-from specbench.decoding.state import Draft, State, seen_tokens
+from specbench.decoding.state import Draft, Rows, State, seen_tokens
 from specbench.executors.eager import EagerExecutor
 from specbench.settings import ConfigError
 
@@ -118,9 +119,10 @@ class LanguageModel:
         [B, N+1, V], from one forward on the last committed token and the draft."""
         visible = self.make_room([n - 1 for n in state.lengths], draft.tokens.shape[1] + 1, state.active)
         score = self.executor.leaf(self._score, self)
-        return score(state.tokens, state.length, draft.tokens, visible, draft.parent)
+        return score(state.rows, draft.tokens, visible, draft.parent)
 
-    def _score(self, text: Tensor, length: Tensor, guesses: Tensor, visible: int, parent: tuple[int, ...]) -> Tensor:
+    def _score(self, rows: Rows, guesses: Tensor, visible: int, parent: tuple[int, ...]) -> Tensor:
+        text, length = rows.tokens, rows.length
         last = text.gather(1, length[:, None] - 1)
         tree = None if parent == tuple(range(-1, len(parent) - 1)) else parent
         logits = self.forward(torch.cat([last, guesses], 1), length - 1, visible, tree=tree)
@@ -152,7 +154,7 @@ class LanguageModel:
         """
         slots = first[:, None] + torch.arange(tokens.shape[1], device=tokens.device)
         self.cache.place(slots, visible, row)
-        positions = slots if tree is None else first[:, None] + tree_depth(tree, tokens.device)
+        positions = slots if tree is None else first[:, None] + constant(tree_depth)(tree, tokens.device)
         if visible > self.context:  # guesses of rows that are idle, which nobody reads
             positions = positions.clamp(max=self.context - 1)
         output = self.module(
@@ -174,7 +176,7 @@ class LanguageModel:
         else:
             relative = columns - slots[:, :1]  # [B, columns], column of the first new token is 0
             inside = (relative >= 0)[:, None, :]
-            ancestors = tree_ancestors(tree, slots.device)[:, relative.clamp(0, len(tree))]
+            ancestors = constant(tree_ancestors)(tree, slots.device)[:, relative.clamp(0, len(tree))]
             seen = torch.where(inside, ancestors.transpose(0, 1), True)
         seen = seen[:, None]
         if self.window is None:
@@ -200,7 +202,7 @@ class LanguageModel:
         if not parent:
             return committed
         hot = nn.functional.one_hot(guesses, self.vocab_size).float()  # [B, N, V]
-        on_path = tree_ancestors(parent, guesses.device)[:, 1:].float()  # [N+1, N]
+        on_path = constant(tree_ancestors)(parent, guesses.device)[:, 1:].float()  # [N+1, N]
         return committed | (on_path @ hot > 0)
 
     def _sliding_window(self) -> int | None:

@@ -1,0 +1,144 @@
+"""Phases captured as CUDA graphs: the whole draft, the target's call, and verify-accept-commit.
+
+A graph is keyed by the shapes and constants of its call, the bucket of cache columns among them, and
+replays on the same addresses: the state's tensors and the cache are used where they are, everything
+else is copied into the graph's own buffers. All graphs share one memory pool. Nothing inside a
+graph waits for the host; the round's one synchronisation is the stop check after it.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from specbench.context import Context
+from specbench.decoding.state import Rows
+from specbench.executors.arguments import flatten, rebuild
+from specbench.executors.compiled import bucket, bucket_lengths
+from specbench.executors.eager import EagerExecutor
+from specbench.settings import ConfigError, setting
+
+if TYPE_CHECKING:
+    from specbench.models.language_model import LanguageModel
+
+WARM_UP_CALLS = 2  # kernels choose their algorithms, and constants are made, before a capture
+
+
+class CudaGraphExecutor(EagerExecutor):
+    """Captures what it is given as a leaf or a phase; what is called inside a capture is part of it."""
+
+    fixed_shapes = True
+
+    @dataclass
+    class Settings:
+        max_graphs: int = setting(ge=1)
+
+    def __init__(self, settings: Settings, context: Context | None):
+        if context is not None and context.device.type != "cuda":
+            raise ConfigError(
+                f"executor=cudagraph is not possible on device={context.device}: it needs CUDA, use executor=compiled"
+            )
+        self.max_graphs, self.inside = settings.max_graphs, False  # inside a phase, where nothing is captured
+        self.phases: dict[Callable[..., Any], Phase] = {}
+        self.graphs, self.pool_bytes = 0, 0
+        self.pool: Any = None
+
+    def leaf(self, function: Callable[..., Any], model: "LanguageModel | None" = None) -> Callable[..., Any]:
+        if self.inside:
+            return function
+        if function not in self.phases:
+            self.phases[function] = Phase(function, model, self)
+        return self.phases[function]
+
+    phase = leaf
+
+    def columns(self, needed: int, capacity: int | None = None) -> int:
+        return bucket(needed, capacity)
+
+    def lengths(self, columns: int) -> list[int]:
+        """Largest first, so that the smaller graphs find their memory in the pool."""
+        return bucket_lengths(columns)[::-1]
+
+    def bytes(self) -> int:
+        return self.pool_bytes
+
+    @contextmanager
+    def whole(self) -> Iterator[None]:
+        """What is called in here is part of one phase."""
+        self.inside = True
+        try:
+            yield
+        finally:
+            self.inside = False
+
+    def capture(self, function: Callable[[], Any]) -> tuple[Callable[[], None], Any]:
+        """Records a function without arguments; returns how to run it again, and its outputs, which
+        every run writes anew."""
+        graph, before = torch.cuda.CUDAGraph(), torch.cuda.memory_reserved()
+        with torch.cuda.graph(graph, pool=self.pool):
+            outputs = function()
+        self.pool = self.pool or graph.pool()
+        self.pool_bytes += torch.cuda.memory_reserved() - before
+        return graph.replay, outputs
+
+    def warm_up(self, function: Callable[[], Any]) -> None:
+        """Runs it a few times on a side stream, as captures demand."""
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(WARM_UP_CALLS):
+                function()
+        torch.cuda.current_stream().wait_stream(stream)
+
+
+class Phase:
+    """One function, with a graph for every set of shapes and constants it is called with."""
+
+    def __init__(self, function: Callable[..., Any], model: "LanguageModel | None", executor: CudaGraphExecutor):
+        self.function, self.model, self.executor = function, model, executor
+        self.captured: dict[Any, tuple[Callable[[], None], list[Tensor], Any]] = {}
+
+    def __call__(self, *arguments: Any) -> Any:
+        stored = [] if self.model is None else self.model.cache.tensors()
+        if self.model is not None and not stored:  # the cache takes its shape from a first forward
+            return self._run(arguments)
+        spec, tensors = flatten(arguments)
+        fixed = {id(t) for a in arguments if isinstance(a, Rows) for t in vars(a).values()}
+        places = [t.data_ptr() for t in (*stored, *(t for t in tensors if id(t) in fixed))]
+        key = (spec, *places, *((t.shape, t.dtype) for t in tensors))
+        if key not in self.captured:
+            if self.executor.graphs >= self.executor.max_graphs:
+                return self._run(arguments)
+            self.captured[key] = self._capture(spec, tensors, fixed)
+        replay, inputs, outputs = self.captured[key]
+        for own, given in zip(inputs, tensors, strict=True):
+            if own is not given:
+                own.copy_(given)
+        replay()
+        return outputs
+
+    def _run(self, arguments: tuple[Any, ...]) -> Any:
+        with self.executor.whole():
+            return self.function(*arguments)
+
+    def _capture(
+        self, spec: Any, tensors: list[Tensor], fixed: set[int]
+    ) -> tuple[Callable[[], None], list[Tensor], Any]:
+        """Runs the function to warm up, undoes what that did to the state, and records it."""
+        inputs = [t if id(t) in fixed else t.clone() for t in tensors]
+        before = [t.clone() for t in inputs]
+
+        def call() -> Any:
+            return self.function(*rebuild(spec, inputs))
+
+        executor = self.executor
+        with executor.whole():
+            executor.warm_up(call)
+            replay, outputs = executor.capture(call)
+        for now, then in zip(inputs, before, strict=True):
+            now.copy_(then)
+        executor.graphs += 1
+        return replay, inputs, outputs
