@@ -11,6 +11,7 @@ from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+from rich.text import Text
 
 from specbench.paths import conf_dir, fields
 from specbench.settings import ConfigError, explain, stop
@@ -50,7 +51,7 @@ def one_run(config: DictConfig, skip_finished: bool = False) -> float | None:
         log.warning("finished before, skipped (force=true redoes it): %s", out_dir)
         return None
     write_config(checked.resolved, out_dir)
-    parts = build(checked)
+    parts = build(checked, lambda text: show(Text(text, style="dim")))
     with decoding_progress() as progress:
         result, batches = run(parts, out_dir, progress)
     write_result(result, batches, checked.digest, out_dir)

@@ -7,6 +7,8 @@ as a nested `Settings` dataclass. So a new component is one .py and one .yaml.
 import dataclasses
 import hashlib
 import json
+import logging
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -16,12 +18,17 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 
 from specbench.context import Context
-from specbench.data.prompts import load
+from specbench.data.prompts import Prompt, load, render
 from specbench.decoding.sampling import Sampling
+from specbench.executors.eager import EagerExecutor
+from specbench.executors.prepacked import PrepackedExecutor
+from specbench.memory import Budget, Footprint
+from specbench.models.pretrained import PretrainedModel, load_config, load_tokenizer
 from specbench.paths import conf_dir
 from specbench.run import Parts
 from specbench.settings import ConfigError, setting, validate
 
+log = logging.getLogger(__name__)
 GROUPS = ("target", "drafter", "gamma_policy", "verifier", "cache", "executor", "data", "baseline", "logger")
 # What a number does not depend on, so that a finished run with the same rest is not done again.
 NOT_HASHED = ("name", "force", "logger", "experiment")
@@ -91,6 +98,9 @@ def check(config: DictConfig) -> Checked:
         settings[group] = validate(classes[group].Settings, config[group], f"{group}.")
         if hasattr(settings[group], "check"):
             settings[group].check(f"{group}.")
+    if classes["executor"].fixed_shapes and not classes["cache"].fixed_shapes:
+        names = [classes[group].__module__.rsplit(".", 1)[-1] for group in ("executor", "cache")]
+        raise ConfigError("executor={} is not possible with cache={}: use cache=static or cache=paged".format(*names))
     return Checked(root, classes, settings, _resolved(config))
 
 
@@ -98,8 +108,9 @@ def _resolved(config: DictConfig) -> dict[str, Any]:
     return OmegaConf.to_container(OmegaConf.masked_copy(config, [k for k in config if k != "hydra"]), resolve=True)
 
 
-def build(checked: Checked) -> Parts:
-    """Reads the prompts, then loads the models and puts the parts together. Raises ConfigError."""
+def build(checked: Checked, announce: Callable[[str], None] = log.info) -> Parts:
+    """Reads the prompts, says what memory the run needs, then loads the models and puts the parts
+    together. Raises ConfigError."""
     root = checked.root
     prompts = load(checked.classes["data"](checked.settings["data"]))
     device = pick_device(root.device)
@@ -111,19 +122,21 @@ def build(checked: Checked) -> Parts:
         return checked.classes[group](checked.settings[group], context)
 
     context.executor = make("executor")
+    announce(str(memory_budget(checked, prompts, context)))
     # Lenience at temperature 0 compares the target's probabilities before argmax; drafters keep theirs.
     scored = dataclasses.replace(context, sampling=dataclasses.replace(sampling, before_argmax=root.lenience < 1))
     target = context.target = checked.classes["target"](checked.settings["target"], scored)
     drafter = make("drafter")
     context.drafter = getattr(drafter, "model", None)
     refuse_different_tokenizers(target, context.drafter)
+    verifier = make("verifier")
     return Parts(
         name=root.name,
         config=checked.resolved,
         target=target,
         drafter=drafter,
         policy=make("gamma_policy"),
-        verifier=make("verifier"),
+        verifier=verifier,
         prompts=prompts,
         gamma=root.gamma,
         lenience=root.lenience,
@@ -135,18 +148,47 @@ def build(checked: Checked) -> Parts:
         prefill_chunk=root.prefill_chunk,
         # A shell cannot easily say a line break, so \n and \t are read here.
         stop_strings=[text.replace("\\n", "\n").replace("\\t", "\t") for text in root.stop],
-        notes=notes(target, drafter),
+        notes=notes(target, drafter, verifier),
     )
 
 
-def notes(target: Any, drafter: Any) -> list[str]:
+def memory_budget(checked: Checked, prompts: Sequence[Prompt], context: Context) -> Budget:
+    """What the run will need at most. Raises ConfigError if there is not that much."""
+    root, settings = checked.root, checked.settings
+    models = {
+        role: settings[role] for role in ("target", "drafter") if isinstance(settings[role], PretrainedModel.Settings)
+    }
+    footprints = {role: Footprint.of(load_config(s, role), context.dtype) for role, s in models.items()}
+    tokenizer = load_tokenizer(settings["target"], "target")
+    longest = max(len(render(prompt, [], tokenizer, chat=False).tokens) for prompt in prompts)
+    spare = root.gamma + 1
+    columns = min(longest + root.max_new_tokens, footprints["target"].context) + spare
+    budget = Budget.of(
+        list(footprints.values()),
+        copies=2 if checked.classes["baseline"].loads_models and type(context.executor) is not EagerExecutor else 1,
+        packed=isinstance(context.executor, PrepackedExecutor)
+        and context.executor.packs(torch.empty(0, device=context.device, dtype=context.dtype)),
+        rows=root.batch_size,
+        columns=columns,
+        held=checked.classes["cache"].held(settings["cache"], root.batch_size, context.executor.columns(columns)),
+        tokens=spare,
+        prefill_chunk=root.prefill_chunk,
+        dtype=context.dtype,
+        device=context.device,
+    )
+    budget.check()
+    return budget
+
+
+def notes(target: Any, drafter: Any, verifier: Any) -> list[str]:
     """What a reader of the numbers must know."""
     models = (("target", target), ("drafter", getattr(drafter, "model", None)))
-    return [
+    found = [
         f"{role} has random weights: its times are real, its text and alpha are not"
         for role, model in models
         if getattr(model, "random_weights", False)
     ]
+    return found + ([verifier.note] if hasattr(verifier, "note") else [])
 
 
 def pick_device(name: str) -> torch.device:

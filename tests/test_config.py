@@ -120,6 +120,14 @@ BAD = {
     "a prompt longer than the context": (["data=jsonl", "data.path={long.jsonl}"], "no prompt fits"),
     "a limit of zero": (["data.limit=0"], "data.limit=0 is not allowed: it must be"),
     "a bad job in a sweep": (["-m", "gamma=1,many"], "gamma=many is not allowed"),
+    "graphs without CUDA": (["executor=cudagraph", "device=cpu"], "needs CUDA, use executor=compiled"),
+    "a cache without fixed shapes": (["executor=compiled", "cache=dynamic"], "use cache=static or cache=paged"),
+    "more than the memory": (["batch_size=1000000"], "use a smaller batch_size or max_new_tokens"),
+    "a model too large": (["drafter=llama8b", "target=llama70b", "target.weights=random", "drafter.weights=random",
+                           "dtype=float32"], "use a smaller model, dtype=bfloat16 or another device"),
+    "blocks that hold no request": (["cache=paged", "cache.blocks=2", "data.limit=1"], "cache.blocks holds in all"),
+    "a synthetic rate above one": (["verifier=synthetic", "verifier.alpha=1.2"], "verifier.alpha=1.2 is not allowed"),
+    "no room to read": (["prefill_chunk=0"], "prefill_chunk=0 is not allowed: it must be an integer >= 1"),
     "broken grammar": (["gamma=[1"], "gamma=[1"),
 }  # fmt: skip
 

@@ -20,6 +20,7 @@ class AutoregressiveBaseline:
     """`baseline=autoregressive`: no peer."""
 
     names: tuple[str, ...] = ()
+    loads_models = False  # whether it may need the weights a second time
 
     @dataclass
     class Settings:

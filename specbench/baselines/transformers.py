@@ -22,6 +22,8 @@ class TransformersBaseline(AutoregressiveBaseline):
     """`baseline=transformers`: peers `generate`, `assisted` (with a drafter that is a model) and
     `prompt_lookup`."""
 
+    loads_models = True
+
     @dataclass
     class Settings:
         pass

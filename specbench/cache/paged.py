@@ -93,6 +93,10 @@ class PagedCache(SlotCache):
         self.pools: list[Tensor] = []
         self.table = torch.full((rows, self.width), NOBODY)
 
+    @staticmethod
+    def held(settings: Settings, rows: int, columns: int) -> int:
+        return (settings.blocks or rows * -(-columns // settings.block_size)) * settings.block_size
+
     def __len__(self) -> int:
         return len(self.pools) // 2
 

@@ -9,6 +9,7 @@ columns, and `commit` moves the accepted path to where a chain would have left i
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,6 +27,11 @@ class SlotCache(Cache):
         self.slots = torch.empty(0)  # [b, N], columns of the tokens being forwarded
         self.visible = 0  # columns that attention reads
         self.row: int | None = None  # the only row being forwarded, or None for all of them
+
+    @staticmethod
+    def held(settings: Any, rows: int, columns: int) -> int:
+        """Columns that it has memory for, in all rows together."""
+        return rows * columns
 
     def place(self, slots: Tensor, visible: int, row: int | None = None) -> None:
         """The next forward writes slots [b, N] and sees the first `visible` columns."""

@@ -21,13 +21,13 @@ def speculative_sampling(p: Tensor, draft: Draft, r: Tensor, bits: Tensor, lenie
     x, q = draft.tokens, draft.probs
     p_x = _at(p[:, :-1], x)  # [B, N]
     q_x = 1.0 if q is None else _at(q, x)
-    n = _leading(r * lenience * q_x < p_x, draft.count)
-    p_next = _row(p, n)  # [B, V], p_{n+1}
+    n = leading(r * lenience * q_x < p_x, draft.count)
+    p_next = at_row(p, n)  # [B, V], p_{n+1}
     residual = p_next if not x.shape[1] else (p_next - _q_next(draft, n, p.shape[-1])).clamp(min=0)
     # Rounding alone can leave nothing of p - q where p = q: then p is what remains.
     residual = torch.where(residual.sum(-1, keepdim=True) > 0, residual, p_next)
     t = draw(residual, _at(bits, n))
-    return Verdict(_append(x, n, t), n)
+    return verdict(x, n, t)
 
 
 def greedy_matching(p: Tensor, draft: Draft, lenience: float = 1.0) -> Verdict:
@@ -37,9 +37,9 @@ def greedy_matching(p: Tensor, draft: Draft, lenience: float = 1.0) -> Verdict:
     distribution before argmax for lenience < 1.
     """
     x = draft.tokens
-    n = _leading(_at(p[:, :-1], x) >= lenience * p[:, :-1].amax(-1), draft.count)
-    t = _row(p, n).argmax(-1)
-    return Verdict(_append(x, n, t), n)
+    n = leading(_at(p[:, :-1], x) >= lenience * p[:, :-1].amax(-1), draft.count)
+    t = at_row(p, n).argmax(-1)
+    return verdict(x, n, t)
 
 
 def acceptance_probability(p: Tensor, draft: Draft, lenience: float, greedy: bool) -> Tensor:
@@ -57,12 +57,12 @@ def _at(values: Tensor, index: Tensor) -> Tensor:
     return values.gather(-1, index.unsqueeze(-1)).squeeze(-1)
 
 
-def _row(values: Tensor, n: Tensor) -> Tensor:
+def at_row(values: Tensor, n: Tensor) -> Tensor:
     """values [B, M, V] at row n [B] -> [B, V]."""
     return values[torch.arange(len(n), device=n.device), n]
 
 
-def _leading(accept: Tensor, count: Tensor) -> Tensor:
+def leading(accept: Tensor, count: Tensor) -> Tensor:
     """[B, N] decisions -> [B], how many of the first `count` are kept before the first rejection."""
     guesses = torch.arange(accept.shape[1], device=accept.device) < count[:, None]
     return (accept & guesses).cumprod(-1).sum(-1)
@@ -75,11 +75,11 @@ def _q_next(draft: Draft, n: Tensor, vocab_size: int) -> Tensor:
         token = draft.tokens.gather(1, last[:, None])
         q = torch.zeros(len(n), vocab_size, device=n.device).scatter_(1, token, 1.0)
     else:
-        q = _row(draft.probs, last)
+        q = at_row(draft.probs, last)
     return q * (n < draft.count)[:, None]
 
 
-def _append(x: Tensor, n: Tensor, t: Tensor) -> Tensor:
-    """x_1 .. x_n, t in [B, N+1]; what follows t means nothing."""
+def verdict(x: Tensor, n: Tensor, t: Tensor) -> Verdict:
+    """x_1 .. x_n of the guesses x [B, N], then t [B]; what follows t means nothing."""
     tokens = torch.cat([x, t[:, None]], dim=1)
-    return tokens.scatter_(1, n[:, None], t[:, None])
+    return Verdict(tokens.scatter_(1, n[:, None], t[:, None]), n)

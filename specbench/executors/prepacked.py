@@ -57,20 +57,26 @@ class PrepackedExecutor(EagerExecutor):
         self.packed_bytes = 0
 
     def load(self, module: nn.Module) -> nn.Module:
-        """Replaces every linear layer whose weight no other module uses."""
-        weight = next(module.parameters())
-        if weight.device.type != "cpu" or weight.dtype != torch.float32 or not torch.backends.mkldnn.is_available():
-            return module
-        layers = [m for m in module.modules() if type(m) is nn.Linear]
-        if sum(layer.weight.nbytes for layer in layers) < SMALLEST_BYTES:
-            return module
-        shared = {id(m.weight) for m in module.modules() if isinstance(m, nn.Embedding)}
-        for parent in list(module.modules()):
-            for name, child in list(parent.named_children()):
-                if type(child) is nn.Linear:
-                    setattr(parent, name, PackedLinear(child))
-                    self.packed_bytes += child.weight.nbytes if id(child.weight) in shared else 0
+        """Replaces every linear layer. A weight that an embedding shares exists twice from then on."""
+        if self.packs(next(module.parameters())):
+            total = sum(m.weight.nbytes for m in module.modules() if type(m) is nn.Linear)
+            if total >= SMALLEST_BYTES:
+                self._replace(module, {id(m.weight) for m in module.modules() if isinstance(m, nn.Embedding)})
         return module
+
+    @staticmethod
+    def packs(like: Tensor) -> bool:
+        """Whether weights of this kind are packed."""
+        return like.device.type == "cpu" and like.dtype == torch.float32 and torch.backends.mkldnn.is_available()
+
+    def _replace(self, parent: nn.Module, shared: set[int]) -> None:
+        """Layer by layer, so that no more than one weight is there twice."""
+        for name, child in list(parent.named_children()):
+            if type(child) is nn.Linear:
+                self.packed_bytes += child.weight.nbytes if id(child.weight) in shared else 0
+                setattr(parent, name, PackedLinear(child))
+            else:
+                self._replace(child, shared)
 
     def bytes(self) -> int:
         """Weights that exist twice, because an embedding is tied to a packed layer."""

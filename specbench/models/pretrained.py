@@ -40,8 +40,8 @@ class PretrainedModel(LanguageModel):
                 )
 
     def __init__(self, settings: Settings, context: Context, role: str = "target"):
-        module, tokenizer = _load(settings, context, role)
-        self.load_again = partial(_load, settings, context, role)
+        tokenizer = load_tokenizer(settings, role)
+        self.load_again = partial(load_module, settings, context, role)
         self.random_weights = settings.weights == "random"
         has_template = bool(getattr(tokenizer, "chat_template", None))
         if settings.chat_template == "always" and not has_template and not self.random_weights:
@@ -50,7 +50,7 @@ class PretrainedModel(LanguageModel):
                 "use auto or never"
             )
         super().__init__(
-            module,
+            self.load_again(),
             tokenizer,
             name=settings.path,
             sampling=context.sampling,
@@ -61,7 +61,7 @@ class PretrainedModel(LanguageModel):
 
     def stock_module(self) -> nn.Module:
         """The module as transformers made it, which an executor may have changed."""
-        return self.module if type(self.executor) is EagerExecutor else self.load_again()[0]
+        return self.module if type(self.executor) is EagerExecutor else self.load_again()
 
 
 def local_path(path: str) -> Path:
@@ -71,42 +71,55 @@ def local_path(path: str) -> Path:
     return Path(os.path.expanduser(path))
 
 
-def _load(settings: PretrainedModel.Settings, context: Context, role: str) -> tuple[nn.Module, Any]:
-    path = local_path(settings.path)
-    source = str(path) if path.is_dir() else settings.path
+def load_tokenizer(settings: PretrainedModel.Settings, role: str) -> Any:
+    """The model's own; where only its shape is wanted and it is not at hand, the shipped one."""
+    source = _source(settings)
+    if settings.weights == "random" and not (Path(source) / "tokenizer_config.json").is_file():
+        source = str(SHIPPED / "target")
+    try:
+        return transformers.AutoTokenizer.from_pretrained(source, revision=settings.revision)
+    except (OSError, ValueError) as error:
+        raise ConfigError(_what_is_missing(settings.path, role, error)) from error
+
+
+def load_config(settings: PretrainedModel.Settings, role: str) -> transformers.PretrainedConfig:
+    """The shape: of the checkpoint, or for random weights the one in the settings."""
+    source = _source(settings)
+    if settings.weights == "random" and not (Path(source) / "config.json").is_file():
+        if not settings.shape:
+            raise ConfigError(
+                f"{role}.path={settings.path} has no shape for {role}.weights=random: give a folder with a "
+                "config.json, or choose a named target or drafter, which list theirs"
+            )
+        shape = dict(settings.shape)
+        return transformers.AutoConfig.for_model(shape.pop("model_type"), **shape)
+    try:
+        return transformers.AutoConfig.from_pretrained(source, revision=settings.revision)
+    except (OSError, ValueError) as error:
+        raise ConfigError(_what_is_missing(settings.path, role, error)) from error
+
+
+def load_module(settings: PretrainedModel.Settings, context: Context, role: str) -> nn.Module:
+    """The stock module of transformers; nothing is downloaded for random weights."""
     if not sys.stderr.isatty():
         transformers.utils.logging.disable_progress_bar()
+    options = {"dtype": context.dtype, "attn_implementation": "sdpa"}
     if settings.weights == "random":
-        return _random(settings, source, context, role)
+        torch.manual_seed(context.seed)
+        with torch.device(context.device):
+            return transformers.AutoModelForCausalLM.from_config(load_config(settings, role), **options).eval()
     try:
-        tokenizer = transformers.AutoTokenizer.from_pretrained(source, revision=settings.revision)
         module = transformers.AutoModelForCausalLM.from_pretrained(
-            source, revision=settings.revision, dtype=context.dtype, attn_implementation="sdpa"
+            _source(settings), revision=settings.revision, **options
         )
     except (OSError, ValueError) as error:
         raise ConfigError(_what_is_missing(settings.path, role, error)) from error
-    return module.to(context.device).eval(), tokenizer
+    return module.to(context.device).eval()
 
 
-def _random(settings: PretrainedModel.Settings, source: str, context: Context, role: str) -> tuple[nn.Module, Any]:
-    """The real shape with random weights, for timing: nothing is downloaded. Where the model's
-    own tokenizer is not at hand, the shipped one stands in."""
-    if (Path(source) / "config.json").is_file():
-        config = transformers.AutoConfig.from_pretrained(source)
-    elif settings.shape:
-        shape = dict(settings.shape)
-        config = transformers.AutoConfig.for_model(shape.pop("model_type"), **shape)
-    else:
-        raise ConfigError(
-            f"{role}.path={settings.path} has no shape for {role}.weights=random: give a folder with a config.json, "
-            "or choose a named target or drafter, which list theirs"
-        )
-    has_tokenizer = (Path(source) / "tokenizer_config.json").is_file()
-    tokenizer = transformers.AutoTokenizer.from_pretrained(source if has_tokenizer else SHIPPED / "target")
-    torch.manual_seed(context.seed)
-    with torch.device(context.device):
-        module = transformers.AutoModelForCausalLM.from_config(config, dtype=context.dtype, attn_implementation="sdpa")
-    return module.eval(), tokenizer
+def _source(settings: PretrainedModel.Settings) -> str:
+    path = local_path(settings.path)
+    return str(path) if path.is_dir() else settings.path
 
 
 def _what_is_missing(path: str, role: str, error: Exception) -> str:

@@ -1,0 +1,136 @@
+"""What a run will need, worked out from the shapes before anything is loaded, and what there is."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import transformers
+
+from specbench.settings import ConfigError
+
+LOGIT_COPIES = 4  # logits, probabilities, their differences and the race's keys, at float32 or wider
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """What one model needs: bytes of weights, and bytes per cached position."""
+
+    weights: int
+    tied: int  # those of a head that the embedding shares: packed, it exists twice
+    column: int
+    context: int
+    vocab_size: int
+    widest: int  # values per token of its widest layer
+
+    @staticmethod
+    def of(config: transformers.PretrainedConfig, dtype: torch.dtype) -> "Footprint":
+        """From the shape alone: the modules are built without memory."""
+        with torch.device("meta"):
+            module = transformers.AutoModelForCausalLM.from_config(config, dtype=dtype)
+        text = config.get_text_config()
+        heads = text.num_attention_heads
+        kv_heads = getattr(text, "num_key_value_heads", None) or heads
+        head_size = getattr(text, "head_dim", None) or text.hidden_size // heads
+        head, inputs = module.get_output_embeddings(), module.get_input_embeddings()
+        return Footprint(
+            tied=head.weight.nbytes if head is not None and head.weight is inputs.weight else 0,
+            weights=sum(p.nbytes for p in module.parameters()),
+            column=2 * text.num_hidden_layers * kv_heads * head_size * dtype.itemsize,
+            context=text.max_position_embeddings,
+            vocab_size=text.vocab_size,
+            widest=2 * (getattr(text, "intermediate_size", None) or 4 * text.hidden_size) + 4 * text.hidden_size,
+        )
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Bytes by purpose, and those that are free."""
+
+    weights: int
+    kv: int
+    activations: int
+    free: int
+    rows: int
+    columns: int
+    device: torch.device
+
+    @staticmethod
+    def of(
+        models: Sequence[Footprint],
+        copies: int,
+        packed: bool,
+        rows: int,
+        columns: int,
+        held: int,
+        tokens: int,
+        prefill_chunk: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> "Budget":
+        """`copies` of the weights (untied where `packed`), `held` cache columns in all rows, and
+        forwards of `tokens` per row."""
+        chunk = min(prefill_chunk, rows * columns)
+        reading = max(chunk * (m.widest * dtype.itemsize + columns) for m in models)
+        scoring = LOGIT_COPIES * rows * tokens * max(m.vocab_size for m in models) * 4
+        return Budget(
+            weights=copies * sum(m.weights for m in models) + packed * sum(m.tied for m in models),
+            kv=held * sum(m.column for m in models),
+            activations=max(reading, scoring),
+            free=free_bytes(device),
+            rows=rows,
+            columns=columns,
+            device=device,
+        )
+
+    def __str__(self) -> str:
+        return (
+            f"memory: weights {size(self.weights)}, keys and values {size(self.kv)} "
+            f"({self.rows} rows of {self.columns:,} tokens), activations about {size(self.activations)}; "
+            f"{size(self.free)} free on {self.device}"
+        )
+
+    def check(self) -> None:
+        """Raises ConfigError where the run cannot fit."""
+        needed = self.weights + self.kv + self.activations
+        if needed > self.free:
+            change = "a smaller model, dtype=bfloat16 or another device"
+            if self.weights < self.free:
+                change = "a smaller batch_size or max_new_tokens, or fewer cache.blocks with cache=paged"
+            raise ConfigError(f"the run needs {size(needed)} but does not have it ({self}): use {change}")
+
+
+def free_bytes(device: torch.device) -> int:
+    """Bytes that can still be allocated: of the GPU, or of the machine and its control group."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    free = [_meminfo("MemAvailable")]
+    limit, used = (_number(Path("/sys/fs/cgroup") / name) for name in ("memory.max", "memory.current"))
+    if limit is not None and used is not None:
+        free.append(limit - used)
+    return min(f for f in free if f is not None)
+
+
+def _meminfo(name: str) -> int:
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(name))
+    except (OSError, StopIteration):
+        return 2**62  # no such file here: nothing is refused
+
+
+def _number(path: Path) -> int | None:
+    try:
+        return int(path.read_text())
+    except (OSError, ValueError):
+        return None
+
+
+def size(count: int) -> str:
+    """1536 MB as 1.5 GB."""
+    value = float(count)
+    for unit in ("B", "kB", "MB", "GB"):
+        if value < 1000:
+            return f"{value:.3g} {unit}"
+        value /= 1000
+    return f"{value:,.3g} TB"
