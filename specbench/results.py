@@ -70,6 +70,7 @@ class Bandwidth:
     target_bytes_per_second: float | None
     drafter_bytes_per_second: float | None
     measured_peak_bytes_per_second: float
+    target_share_of_peak: float | None
 
 
 @dataclass

@@ -30,7 +30,7 @@ from specbench.settings import ConfigError
 
 log = logging.getLogger(__name__)
 WARM_UP_TOKENS = 16
-ROUNDS_OF_REQUESTS = 2  # requests per row in a group that is decoded one way, then the other
+ROUNDS_OF_REQUESTS = 4  # requests per row in a group that is decoded one way, then the other
 
 
 @dataclass

@@ -120,7 +120,8 @@ def write_columns(stored: Tensor, slots: Tensor, new: Tensor) -> None:
     if stored.shape[0] == 1:
         stored.index_copy_(2, slots[0], new)
     else:
-        stored.scatter_(2, slots[:, None, :, None].expand_as(new), new)
+        rows, heads = (torch.arange(n, device=slots.device) for n in stored.shape[:2])
+        stored[rows[:, None, None], heads[None, :, None], slots[:, None, :]] = new
 
 
 def move_columns(stored: Tensor, path: Tensor, base: Tensor) -> None:

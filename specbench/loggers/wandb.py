@@ -59,8 +59,18 @@ def summary(result: RunResult) -> dict[str, object]:
     tree = result.as_dict()
     keys = {"alpha": result.alpha.mean, "alpha_stderr": result.alpha.stderr, "c": result.cost.c}
     keys |= {"v": result.cost.v, "o": result.cost.o, "block_efficiency": result.block_efficiency.mean}
-    for group in ("speedup", "cost", "lossless", "throughput", "memory", "counts", "alpha_counted"):
+    for group in (
+        "speedup",
+        "cost",
+        "lossless",
+        "throughput",
+        "speedup_over",
+        "bandwidth",
+        "memory",
+        "counts",
+        "alpha_counted",
+    ):
         keys |= flatten({group: tree[group]})
-    for name in ("operations_factor", "optimal_gamma", "draft_acceptance_rate", "status"):
+    for name in ("operations_factor", "optimal_gamma", "draft_acceptance_rate", "recording", "status"):
         keys[name] = tree[name]
     return {key: value for key, value in keys.items() if value is not None and not isinstance(value, list)}

@@ -129,7 +129,8 @@ def bandwidth(parts: Parts, finished: Sequence[Batch], cost: Cost, peak: float) 
     def rate(model: LanguageModel | None, seconds: float | None) -> float | None:
         return None if model is None or not seconds else (model.step_bytes + columns * model.column_bytes) / seconds
 
-    return Bandwidth(rate(parts.target, cost.target_step_seconds), rate(drafter, cost.drafter_step_seconds), peak)
+    ours = rate(parts.target, cost.target_step_seconds)
+    return Bandwidth(ours, rate(drafter, cost.drafter_step_seconds), peak, ours / peak)
 
 
 def gate(parts: Parts, finished: Sequence[Batch]) -> Lossless:

@@ -24,6 +24,11 @@ COLUMNS = {  # of a multirun's table: heading, path in results.json
     "Thm 3.8": "speedup/theorem_3_8",
     "corrected": "speedup/corrected",
     "tokens/s": "throughput/speculative_tokens_per_second",
+    "plain tokens/s": "throughput/baseline_tokens_per_second",
+    "over generate": "speedup_over/generate/measured",
+    "over assisted": "speedup_over/assisted/measured",
+    "over lookup": "speedup_over/prompt_lookup/measured",
+    "of peak": "bandwidth/target_share_of_peak",
     "lossless": "lossless/verdict",
 }
 WIDTH = 140  # characters, where the output is not a terminal
@@ -72,6 +77,13 @@ def run_table(result: dict[str, Any], out_dir: Path) -> Group:
     table.add_row("  end to end", f"{speedup['end_to_end']:.2f}x", "with prefill")
     ours, baseline = (result["throughput"][f"{who}_tokens_per_second"] for who in ("speculative", "baseline"))
     table.add_row("tokens/s", f"{ours:.1f}", f"autoregressive {baseline:.1f}")
+    for peer, over in result["speedup_over"].items():
+        low, high = over["ci95"]
+        theirs = result["throughput"][f"{peer}_tokens_per_second"]
+        told = f"95 % interval {low:.2f} to {high:.2f}; {theirs:.1f} tokens/s"
+        table.add_row(f"  over transformers {peer}", f"{over['measured']:.2f}x", told)
+    rate, peak = (result["bandwidth"][f"{name}_bytes_per_second"] / 1e9 for name in ("target", "measured_peak"))
+    table.add_row("GB/s read", f"{rate:.1f}", f"by a target step; {rate / peak:.0%} of {peak:.1f} measured")
     table.add_row("operations", _times(result["operations_factor"]), "of plain decoding's (Theorem 3.11)")
     gamma = result["optimal_gamma"]
     table.add_row("gamma*", "-" if gamma is None else str(gamma), "best by Theorem 3.8, this alpha and c")
@@ -112,9 +124,9 @@ def multirun_table(rows: Sequence[dict[str, Any]], title: str) -> Table:
     table = Table(title=title, title_style="bold", title_justify="left", header_style="dim", box=SIMPLE_HEAD)
     table.padding, table.pad_edge = (0, 1, 0, 0), False
     shown = [_for_terminal(row) for row in rows]
-    headings = list(dict.fromkeys(key for row in shown for key in row))
+    headings = list(dict.fromkeys(key for row in shown for key, cell in row.items() if cell != "-"))
     for heading in headings:
-        table.add_column(heading, justify="right", no_wrap=True)
+        table.add_column(heading.replace(" ", "\n"), justify="right", vertical="bottom", no_wrap=True)
     for row in shown:
         table.add_row(*(row.get(heading, "-") for heading in headings))
     return table
@@ -126,7 +138,17 @@ def _for_terminal(row: dict[str, Any]) -> dict[str, str]:
         if heading == "low":
             cells["95 %"] = f"{value:.2f}-{row['high']:.2f}"
         elif heading not in ("high", "stderr"):
-            digits = {"tokens/s": 1, "speedup": 2, "Thm 3.8": 2, "corrected": 2}.get(heading, 3)
+            digits = {
+                "tokens/s": 1,
+                "plain tokens/s": 1,
+                "speedup": 2,
+                "Thm 3.8": 2,
+                "corrected": 2,
+                "over generate": 2,
+                "over assisted": 2,
+                "over lookup": 2,
+                "of peak": 2,
+            }.get(heading, 3)
             cells[heading] = _number(value, digits) if isinstance(value, float | None) else str(value)
     return cells
 
@@ -154,8 +176,11 @@ def _word(lossless: dict[str, Any]) -> str:
 
 
 def _at(tree: Any, path: str) -> Any:
+    """The value at a path like "speedup/ci95/0", or None where there is none."""
     for key in path.split("/"):
-        tree = tree[int(key)] if isinstance(tree, list) else tree[key]
+        tree = tree[int(key)] if isinstance(tree, list) else tree.get(key)
+        if tree is None:
+            return None
     return tree
 
 
