@@ -21,7 +21,6 @@ from specbench.context import Context
 from specbench.data.prompts import Prompt, load, render
 from specbench.decoding.sampling import Sampling
 from specbench.executors.eager import EagerExecutor
-from specbench.executors.prepacked import PrepackedExecutor
 from specbench.memory import Budget, Footprint
 from specbench.models.pretrained import PretrainedModel, load_config, load_tokenizer
 from specbench.paths import conf_dir
@@ -166,8 +165,7 @@ def memory_budget(checked: Checked, prompts: Sequence[Prompt], context: Context)
     budget = Budget.of(
         list(footprints.values()),
         copies=2 if checked.classes["baseline"].loads_models and type(context.executor) is not EagerExecutor else 1,
-        packed=isinstance(context.executor, PrepackedExecutor)
-        and context.executor.packs(torch.empty(0, device=context.device, dtype=context.dtype)),
+        doubled=sum(context.executor.doubles(f, context.device, context.dtype) for f in footprints.values()),
         rows=root.batch_size,
         columns=columns,
         held=checked.classes["cache"].held(settings["cache"], root.batch_size, context.executor.columns(columns)),

@@ -59,7 +59,7 @@ class Budget:
     def of(
         models: Sequence[Footprint],
         copies: int,
-        packed: bool,
+        doubled: int,
         rows: int,
         columns: int,
         held: int,
@@ -68,13 +68,13 @@ class Budget:
         dtype: torch.dtype,
         device: torch.device,
     ) -> "Budget":
-        """`copies` of the weights (untied where `packed`), `held` cache columns in all rows, and
-        forwards of `tokens` per row."""
+        """`copies` of the weights and `doubled` bytes of them once more, `held` cache columns in all
+        rows, and forwards of `tokens` per row."""
         chunk = min(prefill_chunk, rows * columns)
         reading = max(chunk * (m.widest * dtype.itemsize + columns) for m in models)
         scoring = LOGIT_COPIES * rows * tokens * max(m.vocab_size for m in models) * 4
         return Budget(
-            weights=copies * sum(m.weights for m in models) + packed * sum(m.tied for m in models),
+            weights=copies * sum(m.weights for m in models) + doubled,
             kv=held * sum(m.column for m in models),
             activations=max(reading, scoring),
             free=free_bytes(device),

@@ -187,9 +187,10 @@ def _warm_up(parts: Parts, requests: list[Request], columns: int) -> None:
     spare = parts.policy.largest + 1
     for length in parts.target.executor.lengths(columns) or [len(requests[0].tokens)]:
         length = min(length, columns - spare - 1)
-        limit = min(length + WARM_UP_TOKENS, columns - spare)
         prompt = (requests[0].tokens * length)[:length]
-        jobs = [Job(prompt, limit, key) for key in range(parts.batch_size)]
+        # Some with whole drafts, and some whose limit cuts the first one.
+        limits = [min(length + new, columns - spare) for new in (WARM_UP_TOKENS, 3)]
+        jobs = [Job(prompt, limit, key) for limit in limits for key in range(parts.batch_size)]
         for speculative in (False, True):
             # A failure here will be met, and recorded, by the prompt itself.
             with contextlib.suppress(RuntimeError):

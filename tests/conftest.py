@@ -93,7 +93,7 @@ def make_drafter(kind: str, target: LanguageModel, text_file: str, drafter_model
     """Any drafter for a target; `text_file` is what the count models are fitted on."""
     context = make_context(target.sampling, target)
     if kind == "model":
-        return ModelDrafter.of(drafter_model, target.vocab_size)
+        return ModelDrafter.of(drafter_model, target.vocab_size, gamma=5)
     if kind.startswith("ngram"):
         settings = NgramDrafter.Settings(min_order=2, max_order=4, window=512, sample=kind == "ngram_sample")
         return NgramDrafter(settings, context)

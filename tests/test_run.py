@@ -14,6 +14,7 @@ import specbench.run
 from specbench.config import build, check
 from specbench.decoding.noise import prompt_key
 from specbench.loggers.wandb import summary
+from specbench.memory import size
 from specbench.run import run
 
 SMALL = ["max_new_tokens=12", "data.limit=2", "device=cpu"]
@@ -26,10 +27,20 @@ RESULT_KEYS = {
     "speedup": {"measured", "ci95", "end_to_end", "theorem_3_8", "corrected"},
     "lossless": {"expected", "passed", "method", "statistic", "threshold", "detail"},
     "throughput": {"speculative_tokens_per_second", "baseline_tokens_per_second"},
+    "bandwidth": {"target_bytes_per_second", "drafter_bytes_per_second", "measured_peak_bytes_per_second"},
     "memory": {"peak_bytes", "weights_bytes", "kv_bytes"},
     "provenance": {"git_sha", "dirty", "versions", "device", "threads", "argv", "started", "seconds"},
 }
-SCALARS = {"schema_version", "name", "config", "draft_acceptance_rate", "operations_factor", "optimal_gamma"}
+SCALARS = {
+    "schema_version",
+    "speedup_over",
+    "recording",
+    "name",
+    "config",
+    "draft_acceptance_rate",
+    "operations_factor",
+    "optimal_gamma",
+}
 
 
 def call(arguments, monkeypatch, folder) -> int:
@@ -216,6 +227,56 @@ def test_batches_change_no_token(tmp_path):
     assert together.alpha.mean == pytest.approx(singles.alpha.mean, abs=1e-4)
 
 
+@pytest.mark.parametrize("drafter", ["stdlib", "prompt_lookup"])
+def test_transformers_decodes_the_same_prompts_beside_us(drafter, tmp_path):
+    parts = parts_of("baseline=transformers", "temperature=0", f"drafter={drafter}")
+    result, batches = run(parts, tmp_path)
+    peers = {"generate", "prompt_lookup"} | ({"assisted"} if drafter == "stdlib" else set())
+    assert set(result.speedup_over) == peers == set(parts.peers.names)
+    assert {f"{peer}_tokens_per_second" for peer in peers} < set(result.throughput)
+    for over in result.speedup_over.values():
+        assert over.ci95[0] <= over.measured <= over.ci95[1]
+    for batch in batches:
+        for outputs in batch.peers.values():  # greedy, so their tokens are ours
+            assert outputs[0].tokens == batch.baseline.tokens[0]
+            assert 0 < outputs[0].decoded < len(outputs[0].tokens)
+    record = json.loads((tmp_path / "prompts.jsonl.part").read_text().splitlines()[0])
+    assert record["generate_tokens"] == 12 and record["prompt_lookup_decode_seconds"] > 0
+
+
+def test_peers_run_stock_modules(tmp_path):
+    """Packed weights would make transformers faster than it is."""
+    parts = parts_of("baseline=transformers", "executor=prepacked")
+    stock = [type(m).__name__ for m in parts.peers.module.modules()]
+    ours = [type(m).__name__ for m in parts.target.module.modules()]
+    assert "PackedLinear" in ours and "PackedLinear" not in stock
+
+
+def test_the_synthetic_rate_is_the_alpha_and_nothing_is_claimed(tmp_path):
+    result, _ = run(parts_of("verifier=synthetic", "verifier.alpha=.7", "data.limit=8", "max_new_tokens=40"), tmp_path)
+    assert not result.lossless.expected and any("drawn at rate 0.7" in note for note in result.notes)
+    assert result.alpha.mean == pytest.approx(0.7)
+    assert result.alpha_counted.mean == pytest.approx(0.7, abs=5 * (0.21 / result.alpha.n) ** 0.5)
+
+
+def test_the_seconds_of_requests_add_up_in_a_batch(tmp_path):
+    parts = parts_of("data.limit=5", "batch_size=2", "temperature=0", "max_new_tokens=20")
+    result, batches = run(parts, tmp_path)
+    assert len(batches) == 1 and result.counts.prompts == 5 and result.lossless.passed
+    for decoded in (batches[0].baseline, batches[0].speculative):
+        shares = [decoded.seconds_of(row) for row in range(5)]
+        assert sum(shares) == pytest.approx(decoded.decode_seconds) and min(shares) > 0
+        assert max(r.rows for r in decoded.rounds) == 2
+    assert len(batches[0].baseline.laps) < sum(map(len, batches[0].baseline.tokens))
+
+
+def test_memory_is_announced_before_anything_loads():
+    told = []
+    parts = build(check(composed(*SMALL, "logger=none", "batch_size=3")), told.append)
+    assert len(told) == 1 and "3 rows" in told[0]
+    assert f"weights {size(parts.target.weight_bytes + parts.drafter.model.weight_bytes)}" in told[0]
+
+
 def test_compiled_programs_are_few_and_all_there_before_anything_is_timed(monkeypatch, tmp_path):
     parts = parts_of("executor=compiled", "temperature=0")
     counts, plain = [], specbench.run._decode_all_ways
@@ -227,8 +288,9 @@ def test_compiled_programs_are_few_and_all_there_before_anything_is_timed(monkey
     monkeypatch.setattr(specbench.run, "_decode_all_ways", decode_all_ways)
     result, _ = run(parts, tmp_path)
     assert result.lossless.passed
-    # In three buckets p of 1 and 5 tokens and drafter steps on 1 and 2; verdicts and records, with and without draft.
-    assert counts == [16, 16] and sum(len(leaf.programs) for leaf in parts.target.executor.leaves.values()) == 16
+    # In three buckets p of 1 and 5 tokens, drafter steps on 1 and 2, and a whole draft; verdicts and records, with
+    # and without a draft.
+    assert counts == [19, 19] and sum(len(leaf.programs) for leaf in parts.target.executor.leaves.values()) == 19
 
 
 def test_random_weights_are_marked(tmp_path):

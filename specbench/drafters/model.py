@@ -27,17 +27,17 @@ class ModelDrafter:
         pass
 
     def __init__(self, settings: Settings, context: Context):
-        self._use(PretrainedModel(settings, context, role="drafter"), context.target.vocab_size)
+        self._use(PretrainedModel(settings, context, role="drafter"), context.target.vocab_size, context.gamma)
 
     @classmethod
-    def of(cls, model: LanguageModel, vocab_size: int) -> "ModelDrafter":
-        """A drafter from a model that is already there."""
+    def of(cls, model: LanguageModel, vocab_size: int, gamma: int) -> "ModelDrafter":
+        """A drafter from a model that is already there; `gamma` is how much it will usually draft."""
         drafter = cls.__new__(cls)
-        drafter._use(model, vocab_size)
+        drafter._use(model, vocab_size, gamma)
         return drafter
 
-    def _use(self, model: LanguageModel, vocab_size: int) -> None:
-        self.model, self.vocab_size, self.context = model, vocab_size, model.context
+    def _use(self, model: LanguageModel, vocab_size: int, gamma: int) -> None:
+        self.model, self.vocab_size, self.context, self.gamma = model, vocab_size, model.context, gamma
         self.operations_per_token = model.operations_per_token
 
     def begin(self, state: State) -> None:
@@ -50,7 +50,7 @@ class ModelDrafter:
         width = self._catch_up(state)
         starts = [length - width for length in state.lengths]
         visible = self.model.make_room(starts, width + steps - 1, state.active)
-        phase = self.model.executor.phase(self._draft, self.model)
+        phase = self.model.executor.phase(self._draft, self.model, usual=steps == self.gamma)
         tokens, q = phase(state.rows, width, steps, visible)
         return Draft.chain(tokens, q, torch.tensor(gamma, device=tokens.device))
 

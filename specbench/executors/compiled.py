@@ -1,9 +1,9 @@
 """Leaf functions compiled by TorchInductor, one program per set of shapes, kept on disk.
 
 A leaf is traced once with `torch.export` and compiled ahead of its first call, so a call checks no
-guards and enters no Python of the model. Attention sees a bucket of the cache's columns, and drafts
-are padded to one width, so that few shapes occur. Inductor's disk cache makes a second process start
-without compiling.
+guards and enters no Python of the model. The whole draft of a small drafter is one leaf. Attention
+sees a bucket of the cache's columns, and drafts are padded to one width, so that few shapes occur.
+Inductor's disk cache makes a second process start without compiling.
 """
 
 import contextlib
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from specbench.context import Context
 from specbench.executors.arguments import flatten, rebuild
-from specbench.executors.prepacked import PrepackedExecutor
+from specbench.executors.prepacked import SMALLEST_BYTES, PrepackedExecutor
 
 if TYPE_CHECKING:
     from specbench.models.language_model import LanguageModel
@@ -37,10 +37,19 @@ class CompiledExecutor(PrepackedExecutor):
         super().__init__(settings, context)
         self.leaves: dict[Callable[..., Any], Leaf] = {}
 
-    def leaf(self, function: Callable[..., Any], model: "LanguageModel | None" = None) -> "Leaf":
+    def leaf(self, function: Callable[..., Any], model: "LanguageModel | None" = None) -> Callable[..., Any]:
+        if torch.compiler.is_compiling():  # part of a phase
+            return function
         if function not in self.leaves:
             self.leaves[function] = Leaf(function, model)
         return self.leaves[function]
+
+    def phase(
+        self, function: Callable[..., Any], model: "LanguageModel | None" = None, usual: bool = True
+    ) -> Callable[..., Any]:
+        """As one program where calls, not weights, take the time: in models that fit the caches."""
+        small = model is not None and model.weight_bytes < SMALLEST_BYTES
+        return self.leaf(function, model) if usual and small else function
 
     def columns(self, needed: int, capacity: int | None = None) -> int:
         return bucket(needed, capacity)

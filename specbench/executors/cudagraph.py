@@ -53,7 +53,10 @@ class CudaGraphExecutor(EagerExecutor):
             self.phases[function] = Phase(function, model, self)
         return self.phases[function]
 
-    phase = leaf
+    def phase(
+        self, function: Callable[..., Any], model: "LanguageModel | None" = None, usual: bool = True
+    ) -> Callable[..., Any]:
+        return self.leaf(function, model)
 
     def columns(self, needed: int, capacity: int | None = None) -> int:
         return bucket(needed, capacity)

@@ -4,11 +4,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import nn
 
 from specbench.context import Context
 
 if TYPE_CHECKING:
+    from specbench.memory import Footprint
     from specbench.models.language_model import LanguageModel
 
 
@@ -32,8 +34,10 @@ class EagerExecutor:
         """A faster form of a function of tensors. `model` is the model whose cache it changes."""
         return function
 
-    def phase(self, function: Callable[..., Any], model: "LanguageModel | None" = None) -> Callable[..., Any]:
-        """Likewise for a function that calls leaves."""
+    def phase(
+        self, function: Callable[..., Any], model: "LanguageModel | None" = None, usual: bool = True
+    ) -> Callable[..., Any]:
+        """Likewise for a function that calls leaves; `usual` if its shapes are those of most calls."""
         return function
 
     def columns(self, needed: int, capacity: int | None = None) -> int:
@@ -43,6 +47,10 @@ class EagerExecutor:
     def lengths(self, columns: int) -> list[int]:
         """Text lengths, up to `columns`, that together meet every shape; empty if all are alike."""
         return []
+
+    def doubles(self, footprint: "Footprint", device: torch.device, dtype: torch.dtype) -> int:
+        """Bytes of a model's weights that will exist twice."""
+        return 0
 
     def bytes(self) -> int:
         """Memory that the executor itself holds: packed weights, graph pools."""

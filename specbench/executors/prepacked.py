@@ -6,12 +6,16 @@ product is 2 to 3 times slower. Nothing is compiled, so there is no warm-up.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from specbench.context import Context
 from specbench.executors.eager import EagerExecutor
+
+if TYPE_CHECKING:
+    from specbench.memory import Footprint
 
 # What the layout is chosen for. One for 16 rows was the fastest, or equal, for 1 to 512 rows.
 ROWS = 16
@@ -58,16 +62,19 @@ class PrepackedExecutor(EagerExecutor):
 
     def load(self, module: nn.Module) -> nn.Module:
         """Replaces every linear layer. A weight that an embedding shares exists twice from then on."""
-        if self.packs(next(module.parameters())):
+        weight = next(module.parameters())
+        if self._packs(weight.device, weight.dtype):
             total = sum(m.weight.nbytes for m in module.modules() if type(m) is nn.Linear)
             if total >= SMALLEST_BYTES:
                 self._replace(module, {id(m.weight) for m in module.modules() if isinstance(m, nn.Embedding)})
         return module
 
     @staticmethod
-    def packs(like: Tensor) -> bool:
-        """Whether weights of this kind are packed."""
-        return like.device.type == "cpu" and like.dtype == torch.float32 and torch.backends.mkldnn.is_available()
+    def _packs(device: torch.device, dtype: torch.dtype) -> bool:
+        return device.type == "cpu" and dtype == torch.float32 and torch.backends.mkldnn.is_available()
+
+    def doubles(self, footprint: "Footprint", device: torch.device, dtype: torch.dtype) -> int:
+        return footprint.tied if self._packs(device, dtype) and footprint.weights >= SMALLEST_BYTES else 0
 
     def _replace(self, parent: nn.Module, shared: set[int]) -> None:
         """Layer by layer, so that no more than one weight is there twice."""
