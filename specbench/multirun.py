@@ -12,7 +12,7 @@ from hydra.core.utils import JobReturn
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
 
-from specbench.report.tables import multirun_rows, multirun_table, show, to_csv
+from specbench.report.tables import multirun_rows, multirun_tables, show, to_csv
 from specbench.results import write_text
 from specbench.settings import ConfigError, stop
 
@@ -45,7 +45,7 @@ class Sweep(Callback):
         found = [(overrides, _read(out_dir / "results.json")) for overrides, out_dir in self.jobs]
         rows = multirun_rows(found)
         write_text(folder / "summary.csv", to_csv(rows))
-        show(multirun_table(rows, f"{len(rows)} jobs, written to {folder / 'summary.csv'}"))
+        show(*multirun_tables(rows, f"{len(rows)} jobs, written to {folder / 'summary.csv'}"))
         missing = sum(result is None for _, result in found)
         if missing:
             sys.exit(f"specbench: {missing} of {len(rows)} jobs have no result, see their run.log")

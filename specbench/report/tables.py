@@ -31,6 +31,7 @@ COLUMNS = {  # of a multirun's table: heading, path in results.json
     "of peak": "bandwidth/target_share_of_peak",
     "lossless": "lossless/verdict",
 }
+ENGINE = ("tokens/s", "plain tokens/s", "over generate", "over assisted", "over lookup", "of peak")
 WIDTH = 140  # characters, where the output is not a terminal
 
 
@@ -119,15 +120,27 @@ def multirun_rows(jobs: Sequence[tuple[list[str], dict[str, Any] | None]]) -> li
     return rows
 
 
-def multirun_table(rows: Sequence[dict[str, Any]], title: str) -> Table:
-    """The rows for a terminal: the interval in one column, without the standard errors."""
-    table = Table(title=title, title_style="bold", title_justify="left", header_style="dim", box=SIMPLE_HEAD)
-    table.padding, table.pad_edge = (0, 1, 0, 0), False
+def multirun_tables(rows: Sequence[dict[str, Any]], title: str) -> list[Table]:
+    """The rows for a terminal: the interval in one column, without the standard errors. Where
+    peers were run, the engines have a table of their own, since both in one would not fit."""
     shown = [_for_terminal(row) for row in rows]
     headings = list(dict.fromkeys(key for row in shown for key, cell in row.items() if cell != "-"))
+    if not any(heading.startswith("over ") for heading in headings):
+        return [_grid(shown, headings, title)]
+    named = [heading for heading in headings if heading not in COLUMNS and heading != "95 %"]
+    return [
+        _grid(shown, [heading for heading in headings if heading not in ENGINE], title),
+        _grid(shown, named + [heading for heading in ENGINE if heading in headings], "engines, tokens per second"),
+    ]
+
+
+def _grid(rows: Sequence[dict[str, str]], headings: Sequence[str], title: str) -> Table:
+    table = Table(title=title, title_style="bold", title_justify="left", header_style="dim", box=SIMPLE_HEAD)
+    table.padding, table.pad_edge = (0, 1, 0, 0), False
     for heading in headings:
-        table.add_column(heading.replace(" ", "\n"), justify="right", vertical="bottom", no_wrap=True)
-    for row in shown:
+        name = heading.replace(" ", "\n") if heading != "95 %" else heading
+        table.add_column(name, justify="right", vertical="bottom", no_wrap=True)
+    for row in rows:
         table.add_row(*(row.get(heading, "-") for heading in headings))
     return table
 
