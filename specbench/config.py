@@ -19,6 +19,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from specbench.context import Context
 from specbench.data.prompts import Prompt, load, render
+from specbench.decoding.protocols import Verifier
 from specbench.decoding.sampling import Sampling
 from specbench.executors.eager import EagerExecutor
 from specbench.memory import Budget, Footprint
@@ -28,7 +29,10 @@ from specbench.run import Parts
 from specbench.settings import ConfigError, setting, validate
 
 log = logging.getLogger(__name__)
-GROUPS = ("target", "drafter", "gamma_policy", "verifier", "cache", "executor", "data", "baseline", "logger")
+GROUPS = (
+    "target", "drafter", "gamma_policy", "verifier", "lenience_policy", "cache", "executor", "data", "workload",
+    "baseline", "logger",
+)  # fmt: skip
 # What a number does not depend on, so that a finished run with the same rest is not done again.
 NOT_HASHED = ("name", "force", "logger", "experiment")
 
@@ -100,7 +104,18 @@ def check(config: DictConfig) -> Checked:
     if classes["executor"].fixed_shapes and not classes["cache"].fixed_shapes:
         names = [classes[group].__module__.rsplit(".", 1)[-1] for group in ("executor", "cache")]
         raise ConfigError("executor={} is not possible with cache={}: use cache=static or cache=paged".format(*names))
+    check_policy(classes)
     return Checked(root, classes, settings, _resolved(config))
+
+
+def check_policy(classes: dict[str, type]) -> None:
+    """Not every gamma policy is possible in every run."""
+    policy = classes["gamma_policy"]
+    name = policy.__module__.rsplit(".", 1)[-1]
+    if getattr(policy, "replay_only", False):
+        raise ConfigError(f"gamma_policy={name} knows the future: use python -m specbench.replay outputs/RUN")
+    if hasattr(policy, "go_on") and not hasattr(classes["drafter"], "watch"):
+        raise ConfigError(f"gamma_policy={name} needs a drafter that is a model: use drafter=stdlib or drafter=model")
 
 
 def _resolved(config: DictConfig) -> dict[str, Any]:
@@ -122,13 +137,18 @@ def build(checked: Checked, announce: Callable[[str], None] = log.info) -> Parts
 
     context.executor = make("executor")
     announce(str(memory_budget(checked, prompts, context)))
+    lenience = make("lenience_policy")
     # Lenience at temperature 0 compares the target's probabilities before argmax; drafters keep theirs.
-    scored = dataclasses.replace(context, sampling=dataclasses.replace(sampling, before_argmax=root.lenience < 1))
+    scored = dataclasses.replace(context, sampling=dataclasses.replace(sampling, before_argmax=lenience.lowest < 1))
     target = context.target = checked.classes["target"](checked.settings["target"], scored)
     drafter = make("drafter")
     context.drafter = getattr(drafter, "model", None)
     refuse_different_tokenizers(target, context.drafter)
-    verifier = make("verifier")
+
+    def verifier_with(level: float) -> Verifier:
+        return checked.classes["verifier"](checked.settings["verifier"], dataclasses.replace(context, lenience=level))
+
+    verifier = lenience.verifier(verifier_with)
     return Parts(
         name=root.name,
         config=checked.resolved,
@@ -145,6 +165,7 @@ def build(checked: Checked, announce: Callable[[str], None] = log.info) -> Parts
         dtype=context.dtype,
         peers=make("baseline"),
         prefill_chunk=root.prefill_chunk,
+        workload=make("workload"),
         # A shell cannot easily say a line break, so \n and \t are read here.
         stop_strings=[text.replace("\\n", "\n").replace("\\t", "\t") for text in root.stop],
         notes=notes(target, drafter, verifier),
@@ -160,7 +181,7 @@ def memory_budget(checked: Checked, prompts: Sequence[Prompt], context: Context)
     footprints = {role: Footprint.of(load_config(s, role), context.dtype) for role, s in models.items()}
     tokenizer = load_tokenizer(settings["target"], "target")
     longest = max(len(render(prompt, [], tokenizer, chat=False).tokens) for prompt in prompts)
-    spare = root.gamma + 1
+    spare = getattr(settings["gamma_policy"], "largest", root.gamma) + 1
     columns = min(longest + root.max_new_tokens, footprints["target"].context) + spare
     budget = Budget.of(
         list(footprints.values()),

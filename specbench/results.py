@@ -21,6 +21,19 @@ SCHEMA_VERSION = 1
 
 
 @dataclass
+class RoundCost:
+    """What a round with `gamma` drafter steps takes, in seconds of one call: medians over `rounds`
+    of the run itself and of short probes between its prompts, all raised to the level of the mean."""
+
+    gamma: int
+    draft_seconds: float
+    verify_seconds: float
+    other_seconds: float  # accept and host
+    share: float  # seconds of the call per row that it served
+    rounds: int
+
+
+@dataclass
 class Cost:
     """Definition 3.7 and what Theorem 3.8 leaves out, in units of a single-token target step."""
 
@@ -30,6 +43,15 @@ class Cost:
     target_step_seconds: float | None
     drafter_step_seconds: float | None
     verify_seconds: float | None
+    by_gamma: list[RoundCost]
+
+
+@dataclass
+class Factor:
+    """One factor of the measured speedup."""
+
+    factor: float
+    ci95: tuple[float, float]
 
 
 @dataclass
@@ -41,6 +63,7 @@ class Speedup:
     end_to_end: float  # prefill of target and drafter included
     theorem_3_8: float | None
     corrected: float | None
+    accounting: dict[str, Factor]  # theorem_3_8, not_iid, verify, overhead: their product is `measured`
 
 
 @dataclass
@@ -71,6 +94,29 @@ class Bandwidth:
     drafter_bytes_per_second: float | None
     measured_peak_bytes_per_second: float
     target_share_of_peak: float | None
+
+
+@dataclass
+class Latency:
+    """Seconds that requests waited, where they arrive over time: {"p50": .., "p90": .., "p99": ..}."""
+
+    queue: dict[str, float]  # arrival to row
+    first_token: dict[str, float]  # arrival to first token
+    per_token: dict[str, float]  # of the tokens after the first
+
+
+@dataclass
+class Drift:
+    """How far the output law is from the target's at tested positions, computed from p and q, and
+    the text's own signs of it."""
+
+    tv: float | None  # mean total variation
+    kl: float | None  # mean KL(output | target), nats; at temperature 0, log-probability lost to the argmax
+    bound: float | None  # largest s(x) * lenience / p(x), at most 1 (A.5)
+    repetition: float  # share of 4-grams that occurred before in the same output
+    distinct_2: float  # different 2-grams / 2-grams, all outputs together
+    baseline_repetition: float
+    baseline_distinct_2: float
 
 
 @dataclass
@@ -110,6 +156,9 @@ class RunResult:
     provenance: dict[str, Any]
     alpha: Estimate
     alpha_counted: Estimate
+    alpha_on_target_text: Estimate  # Corollary 3.6: beta at every position of plain decoding's text
+    beta_by_position: list[Estimate]  # in the round, of tested positions
+    alpha_by_category: dict[str, Estimate]
     draft_acceptance_rate: float | None
     block_efficiency: Estimate
     cost: Cost
@@ -121,6 +170,8 @@ class RunResult:
     speedup_over: dict[str, SpeedupOver]
     bandwidth: Bandwidth
     recording: float  # time spent on measuring betas and statistics / decoding time, which leaves it out
+    drift: Drift
+    latency: dict[str, Latency]  # "speculative" and "baseline", for a workload that arrives over time
     memory: Memory
     counts: Counts
     notes: list[str] = field(default_factory=list)  # what a reader must know before comparing

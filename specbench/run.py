@@ -12,24 +12,32 @@ from typing import Any
 
 import torch
 
-from specbench.baselines.autoregressive import AutoregressiveBaseline, PeerOutput
+from specbench.baselines.autoregressive import AutoregressiveBaseline
+from specbench.batch import Batch, Decoded, prompt_records
 from specbench.data.prompts import Prompt, Request, render
 from specbench.decoding.autoregressive import decode_autoregressive
 from specbench.decoding.noise import prompt_key
+from specbench.decoding.protocols import Drafter, GammaPolicy, Verifier
 from specbench.decoding.queue import Job, Queue
-from specbench.decoding.speculative import Drafter, GammaPolicy, Verifier, decode_speculative
+from specbench.decoding.speculative import decode_speculative
 from specbench.decoding.state import State
 from specbench.decoding.stopping import StopStrings
+from specbench.gamma_policies.fixed import FixedGamma
 from specbench.measure.bandwidth import BandwidthProbe
-from specbench.measure.recorder import Recorder, Round, round_numbers
+from specbench.measure.costs import CostTable
+from specbench.measure.recorder import Recorder, round_numbers
 from specbench.measure.summary import summarise
+from specbench.measure.text import LIMIT, TextLaws, read_text
 from specbench.measure.timers import Stopwatch
 from specbench.models.language_model import LanguageModel
 from specbench.results import RunResult, provenance
 from specbench.settings import ConfigError
+from specbench.workloads.all_at_once import AllAtOnce
 
 log = logging.getLogger(__name__)
 WARM_UP_TOKENS = 16
+PROBE_TOKENS = 16  # of a decode that only measures what a round with some gamma costs
+CALIBRATION_TOKENS = 32  # per gamma, before the first prompt, for policies that choose by cost
 ROUNDS_OF_REQUESTS = 4  # requests per row in a group that is decoded one way, then the other
 
 
@@ -52,49 +60,12 @@ class Parts:
     dtype: torch.dtype
     peers: AutoregressiveBaseline
     prefill_chunk: int
+    workload: AllAtOnce
     stop_strings: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     state: State | None = None
-
-
-@dataclass
-class Decoded:
-    """Some requests, decoded one way."""
-
-    tokens: list[list[int]]  # new tokens per request
-    rounds: list[Round]
-    laps: list[dict[str, float]]  # seconds by lap of each call of the target
-    steps: list[int]  # drafter steps before each call of the target
-    prefill_seconds: float  # of the target, and of the drafter when it reads prompts
-    kv_bytes: int
-
-    @property
-    def decode_seconds(self) -> float:
-        return sum(map(decoding_seconds, self.laps))
-
-    @property
-    def record_seconds(self) -> float:
-        return sum(lap["record"] for lap in self.laps)
-
-    def seconds_of(self, row: int) -> float:
-        """A request's share of the time: each call's is split evenly among the rows it served."""
-        return sum(decoding_seconds(r.seconds) / r.rows for r in self.rounds if r.row == row)
-
-
-def decoding_seconds(laps: dict[str, float]) -> float:
-    """Without reading prompts and without recording."""
-    return sum(seconds for name, seconds in laps.items() if name not in ("prefill", "record"))
-
-
-@dataclass
-class Batch:
-    """The same requests decoded both ways, or the reason why they could not be."""
-
-    requests: list[Request]
-    baseline: Decoded | None = None
-    speculative: Decoded | None = None
-    peers: dict[str, list[PeerOutput]] = field(default_factory=dict)
-    error: str | None = None
+    costs: CostTable = field(default_factory=CostTable)
+    text_tokens: int = 0  # whose betas have been read along the text
 
 
 Progress = Callable[[int, int, str], None]
@@ -111,7 +82,7 @@ def run(
     total = sum(len(prompt.turns) for prompt in parts.prompts)
     too_long: list[Request] = []
     done = warm = 0
-    probe = BandwidthProbe(parts.target.device)
+    probe, gammas = BandwidthProbe(parts.target.device), _gammas(parts)
     out_dir.mkdir(parents=True, exist_ok=True)
     with torch.inference_mode(), (out_dir / "prompts.jsonl.part").open("w", encoding="utf-8") as saved:
         try:
@@ -119,13 +90,18 @@ def run(
                 if columns > warm:
                     progress(done, total, "warming up")
                     _warm_up(parts, requests, columns)
+                    if not warm and hasattr(parts.policy, "calibrate"):
+                        _calibrate(parts, requests, columns)
                     warm = columns
                 probe()
+                _probe_costs(parts, requests[0], columns, gammas[len(batches) % len(gammas)])
                 batch = _decode_all_ways(parts, requests, columns, swap=len(batches) % 2 == 1)
                 batches.append(batch)
-                if batch.baseline is not None:
+                if batch.error is None:
                     _remember(parts, batch, answers)
-                for line in prompt_records(parts, batch):
+                    parts.costs.add(batch.speculative.rounds)
+                    batch.texts = _read_texts(parts, batch)
+                for line in prompt_records(batch, parts.target.tokenizer):
                     saved.write(json.dumps(line, ensure_ascii=False) + "\n")
                 saved.flush()
                 done += len(requests)
@@ -147,6 +123,7 @@ def _groups(
     their turn needs: all first turns, then the second turns of those that have one, ..."""
     target = parts.target
     size = parts.batch_size * (1 if parts.batch_size == 1 else ROUNDS_OF_REQUESTS)
+    size = len(parts.prompts) if parts.workload.rate is not None else size
     for turn in range(max(len(prompt.turns) for prompt in parts.prompts)):
         waiting = []
         for prompt in parts.prompts:
@@ -191,26 +168,70 @@ def _warm_up(parts: Parts, requests: list[Request], columns: int) -> None:
         # Some with whole drafts, and some whose limit cuts the first one.
         limits = [min(length + new, columns - spare) for new in (WARM_UP_TOKENS, 3)]
         jobs = [Job(prompt, limit, key) for limit in limits for key in range(parts.batch_size)]
-        for speculative in (False, True):
-            # A failure here will be met, and recorded, by the prompt itself.
-            with contextlib.suppress(RuntimeError):
-                decode(parts, jobs, speculative, columns)
+        # A failure here will be met, and recorded, by the prompt itself.
+        with contextlib.suppress(RuntimeError):
+            decode(parts, jobs, False, columns)
+            for gamma in _gammas(parts):
+                decode(parts, jobs, True, columns, policy=_constant(gamma))
     for peer in parts.peers.names:
         with contextlib.suppress(RuntimeError):
             parts.peers.decode(peer, jobs[0])
 
 
+def _gammas(parts: Parts) -> list[int]:
+    """The constant gammas that are measured beside the run: all, or where each has programs of its
+    own, those that the policy uses."""
+    policy = parts.policy
+    return [*policy.widths] if parts.target.executor.fixed_shapes else [*range(1, policy.largest + 1)] or [0]
+
+
+def _constant(gamma: int) -> GammaPolicy:
+    return FixedGamma(FixedGamma.Settings(gamma), None)
+
+
+def _calibrate(parts: Parts, requests: list[Request], columns: int) -> None:
+    """Some tokens of the first prompts with every gamma, for a policy that chooses by cost."""
+    for index, gamma in enumerate([0, *_gammas(parts)] * 2):
+        _probe_costs(parts, requests[index % len(requests)], columns, gamma, CALIBRATION_TOKENS)
+    parts.policy.calibrate(parts.costs)
+
+
+def _probe_costs(parts: Parts, request: Request, columns: int, gamma: int, tokens: int = PROBE_TOKENS) -> None:
+    """Decodes a few tokens with a constant gamma, for what its rounds cost."""
+    limit = min(len(request.tokens) + tokens, _limit(parts, request))
+    keys = [prompt_key(parts.seed, f"{request.id} probe {row}") for row in range(parts.batch_size)]
+    jobs = [Job(request.tokens, limit, key) for key in keys]
+    with contextlib.suppress(RuntimeError):
+        parts.costs.add(decode(parts, jobs, True, columns, policy=_constant(gamma)).rounds)
+
+
+def _read_texts(parts: Parts, batch: Batch) -> dict[str, list[TextLaws]]:
+    """Betas along both texts, which are one text where they are equal."""
+    found: dict[str, list[TextLaws]] = {"speculative": [], "baseline": []}
+    for request, ours, theirs in zip(batch.requests, batch.speculative.tokens, batch.baseline.tokens, strict=True):
+        room = parts.text_tokens < LIMIT and parts.verifier.judges_by_law
+        lenience = batch.speculative.lenience_of(len(found["speculative"]))
+        laws = read_text(parts, request.tokens, ours, lenience) if room else TextLaws.nothing()
+        found["speculative"].append(laws)
+        if room and (ours != theirs or set(lenience) != {1.0}):
+            laws = read_text(parts, request.tokens, theirs, [1.0] * len(theirs))
+        found["baseline"].append(laws)
+        parts.text_tokens += len(ours)
+    return found
+
+
 def _decode_all_ways(parts: Parts, requests: list[Request], columns: int, swap: bool) -> Batch:
     """Baseline, speculative and peers on the same requests; who goes first alternates."""
-    batch = Batch(requests)
+    batch = Batch(requests, [_limit(parts, r) - len(r.tokens) for r in requests])
     jobs = [Job(r.tokens, _limit(parts, r), prompt_key(parts.seed, r.id)) for r in requests]
+    arrivals = parts.workload.arrivals(len(jobs))
     ways = ["baseline", "speculative", *parts.peers.names]
     try:
         for way in reversed(ways) if swap else ways:
             if way in parts.peers.names:
                 batch.peers[way] = [parts.peers.decode(way, job) for job in jobs]
             else:
-                setattr(batch, way, decode(parts, jobs, way == "speculative", columns))
+                setattr(batch, way, decode(parts, jobs, way == "speculative", columns, arrivals))
     except RuntimeError as error:  # out of memory, a kernel that fails: the run goes on without it
         batch.baseline = batch.speculative = None
         batch.error = f"{type(error).__name__}: {error}".splitlines()[0]
@@ -218,17 +239,28 @@ def _decode_all_ways(parts: Parts, requests: list[Request], columns: int, swap: 
     return batch
 
 
-def decode(parts: Parts, jobs: list[Job], speculative: bool, columns: int) -> Decoded:
-    """Decodes some requests one way through `batch_size` rows of `columns`, and times it."""
+def decode(
+    parts: Parts,
+    jobs: list[Job],
+    speculative: bool,
+    columns: int,
+    arrivals: list[float] | None = None,
+    policy: GammaPolicy | None = None,
+) -> Decoded:
+    """Decodes some requests one way through `batch_size` rows of `columns`, and times it. `policy`
+    is the run's own unless another is given, for rounds with some gamma."""
     target, drafter = parts.target, parts.drafter
+    policy = policy or parts.policy
+    if hasattr(drafter, "watch"):
+        drafter.watch = policy if hasattr(policy, "go_on") else None
     state = _idle_state(parts, columns)
     models = [target, drafter.model] if speculative and hasattr(drafter, "model") else [target]
-    queue = Queue(jobs, models, parts.prefill_chunk, parts.policy.largest + 1)
+    queue = Queue(jobs, models, parts.prefill_chunk, parts.policy.largest + 1, arrivals)
     clock = Stopwatch(target.device)
-    recorder = Recorder(parts.verifier.beta, target.sampling.greedy, target.executor.leaf(round_numbers))
+    recorder = Recorder(parts.verifier, target.sampling.greedy, target.executor.leaf(round_numbers))
     target.allocate(parts.batch_size, columns)
     if speculative:
-        decode_speculative(state, target, drafter, parts.policy, parts.verifier, clock, recorder, queue)
+        decode_speculative(state, target, drafter, policy, parts.verifier, clock, recorder, queue)
     else:
         decode_autoregressive(state, target, parts.verifier, clock, recorder, queue)
     laps = clock.rounds()
@@ -238,9 +270,9 @@ def decode(parts: Parts, jobs: list[Job], speculative: bool, columns: int) -> De
         tokens=queue.outputs,
         rounds=[r for call in rounds for r in call],
         laps=calls,
-        steps=[max(r.gamma for r in call) for call in rounds],
         prefill_seconds=sum(lap.get("prefill", 0.0) for lap in laps),
         kv_bytes=sum(model.cache.bytes() for model in models),
+        latencies=queue.latencies,
     )
 
 
@@ -252,32 +284,3 @@ def _idle_state(parts: Parts, columns: int) -> State:
         parts.state = State.idle(parts.batch_size, columns, target.stop_tokens, target.device, strings)
     parts.state.clear()
     return parts.state
-
-
-def prompt_records(parts: Parts, batch: Batch) -> Iterator[dict[str, Any]]:
-    """prompts.jsonl: text in, text out, counts and times, one line per request. Where rows decode
-    together, each has its share of the seconds."""
-    for row, request in enumerate(batch.requests):
-        record = {"id": request.id, "category": request.category, "prompt_tokens": len(request.tokens)}
-        if batch.error is not None:
-            yield record | {"error": batch.error, "prompt": request.text}
-            continue
-        rounds = [r for r in batch.speculative.rounds if r.row == row]
-        betas = [beta for r in rounds for beta in r.beta]
-        decode_text = parts.target.tokenizer.decode
-        yield record | {
-            "tokens": len(batch.speculative.tokens[row]),
-            "baseline_tokens": len(batch.baseline.tokens[row]),
-            "rounds": len(rounds),
-            "alpha": sum(betas) / len(betas) if betas else None,
-            "block_efficiency": sum(r.tokens for r in rounds) / len(rounds),
-            "decode_seconds": batch.speculative.seconds_of(row),
-            "baseline_decode_seconds": batch.baseline.seconds_of(row),
-            "prefill_seconds": batch.speculative.prefill_seconds / len(batch.requests),
-            "baseline_prefill_seconds": batch.baseline.prefill_seconds / len(batch.requests),
-            **{f"{peer}_decode_seconds": outputs[row].decode_seconds for peer, outputs in batch.peers.items()},
-            **{f"{peer}_tokens": len(outputs[row].tokens) for peer, outputs in batch.peers.items()},
-            "prompt": request.text,
-            "output": decode_text(batch.speculative.tokens[row], skip_special_tokens=True),
-            "baseline_output": decode_text(batch.baseline.tokens[row], skip_special_tokens=True),
-        }

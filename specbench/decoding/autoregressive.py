@@ -5,7 +5,8 @@ It runs through the same model, cache, executor, sampler and clock as the specul
 
 from collections.abc import Callable
 
-from specbench.decoding.speculative import RoundHook, Verifier, accept_and_append, ignore, these_rows
+from specbench.decoding.protocols import Verifier
+from specbench.decoding.speculative import RoundHook, accept_and_append, ignore, these_rows
 from specbench.decoding.state import Draft, State
 from specbench.measure.timers import Stopwatch
 from specbench.models.language_model import LanguageModel
@@ -25,7 +26,7 @@ def decode_autoregressive(
     while feed(state, clock):
         p = target.score(state, no_draft)
         clock.lap("verify")
-        verdict, kept = accept_and_append(state, p, no_draft, verifier, target.executor)
+        verdict, kept = accept_and_append(state, p, no_draft, verifier.under(state), target.executor)
         clock.lap("accept")
         after_round(state, p, no_draft, verdict, kept)
         clock.lap("record")

@@ -5,6 +5,7 @@ requests while rows and cache columns of every model are free, and reads a chunk
 that are waiting to be read, so that rows which decode already are never held up for long.
 """
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -24,30 +25,50 @@ class Job:
 
 
 @dataclass
+class Latency:
+    """When a request came and what it waited for, in seconds since decoding began."""
+
+    arrived: float
+    admitted: float = 0.0  # to a row
+    first_token: float = 0.0
+    finished: float = 0.0
+
+
+@dataclass
 class Queue:
     """The feed of `decode_speculative` and `decode_autoregressive`, and the tokens that came out.
 
     `models` are those with a cache: the target, and the drafter's if it has one. `spare` columns
-    beyond a job's limit take the guesses of its last round.
+    beyond a job's limit take the guesses of its last round. With `arrivals`, in seconds from the
+    first call and in order, a job exists only from then on; else all are there at once.
     """
 
     jobs: Sequence[Job]
     models: Sequence[LanguageModel]
     prefill_chunk: int  # prompt tokens read before each round
     spare: int
+    arrivals: Sequence[float] | None = None
     outputs: list[list[int]] = field(default_factory=list)  # new tokens by job
     waiting: list[int] = field(default_factory=list)  # jobs without a row, in order
     reading: list[int] = field(default_factory=list)  # rows whose prompt is being read, in order
 
     def __post_init__(self) -> None:
         self.outputs = [[] for _ in self.jobs]
-        self.waiting = list(range(len(self.jobs)))
+        self.coming = [] if self.arrivals is None else list(range(len(self.jobs)))
+        self.waiting = list(range(len(self.jobs))) if self.arrivals is None else []
+        self.latencies = [Latency(arrived) for arrived in self.arrivals or []]
+        self.began: float | None = None
 
     def __call__(self, state: State, clock: Stopwatch) -> bool:
         """Whether there is a row to decode."""
+        if self.arrivals is not None:
+            self._watch(state)
         self._collect(state)
+        if self.arrivals is not None:
+            self._arrive(state, clock)
         if self.waiting:
             self._admit(state)
+        state.waiting = len(self.waiting)
         clock.lap("host")
         while self.reading:
             self._read(state)
@@ -55,6 +76,32 @@ class Queue:
             if any(state.active):
                 break
         return any(state.active)
+
+    @property
+    def _now(self) -> float:
+        """Seconds since the first call."""
+        if self.began is None:
+            self.began = time.perf_counter()
+        return time.perf_counter() - self.began
+
+    def _watch(self, state: State) -> None:
+        """Notes which requests have their first token, and which are finished."""
+        now = self._now
+        for row, owner in enumerate(state.owners):
+            if owner >= 0 and state.lengths[row] > state.prompt_lengths[row]:
+                latency = self.latencies[owner]
+                latency.first_token = latency.first_token or now
+                latency.finished = now
+
+    def _arrive(self, state: State, clock: Stopwatch) -> None:
+        """Takes the requests that have come; where there is nothing else to do, waits for the next."""
+        idle = not any(owner >= 0 for owner in state.owners) and not self.waiting
+        if idle and self.coming:
+            clock.lap("host")
+            time.sleep(max(0.0, self.arrivals[self.coming[0]] - self._now))
+            clock.lap("idle")
+        while self.coming and self.arrivals[self.coming[0]] <= self._now:
+            self.waiting.append(self.coming.pop(0))
 
     def _collect(self, state: State) -> None:
         """Takes the text of rows that ended, and frees them."""
@@ -82,6 +129,8 @@ class Queue:
             job = self.jobs[owner]
             for model in self.models:
                 model.cached[row] = model.cache.admit(row, job.tokens, job.limit + self.spare)
+            if self.latencies:
+                self.latencies[owner].admitted = self._now
             rows.append(row)
             owners.append(owner)
         if rows:

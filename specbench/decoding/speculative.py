@@ -5,74 +5,14 @@ of them, keeps the n that the verifier accepts and adds one token t of the targe
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Protocol
 
 from torch import Tensor
 
-from specbench.decoding.noise import ACCEPTANCE, RESIDUAL, uniforms
-from specbench.decoding.state import Draft, Rows, State, Verdict, commit_tokens, window
+from specbench.decoding.protocols import Drafter, GammaPolicy, Noise, Verifier
+from specbench.decoding.state import Draft, Rows, State, Verdict, commit_tokens
 from specbench.executors.eager import EagerExecutor
 from specbench.measure.timers import Stopwatch
 from specbench.models.language_model import LanguageModel
-
-
-@dataclass(frozen=True)
-class Noise:
-    """The verifier's randomness for one round, cut out of the table when it is asked for."""
-
-    table: Tensor  # [3, B, T]
-    length: Tensor  # [B]
-    guesses: int
-
-    @staticmethod
-    def of(rows: Rows, draft: Draft) -> "Noise":
-        return Noise(rows.noise, rows.length, draft.tokens.shape[1])
-
-    @property
-    def r(self) -> Tensor:
-        """[B, N] uniforms for the acceptance of each guess."""
-        return uniforms(window(self.table[ACCEPTANCE], self.length, self.guesses))
-
-    @property
-    def bits(self) -> Tensor:
-        """[B, N + 1], to draw the token after n accepted guesses."""
-        return window(self.table[RESIDUAL], self.length, self.guesses + 1)
-
-
-class Drafter(Protocol):
-    """Guesses from M_q. `context` is the longest text it can read, in tokens. One that has a
-    language model shows it as `model`, so that prompts are read into its cache too."""
-
-    context: int
-
-    def begin(self, state: State) -> None:
-        """A new batch of rows; whatever was remembered of the last one is dropped."""
-
-    def propose(self, state: State, gamma: list[int]) -> Draft:
-        """At most gamma[b] guesses for row b, with the q that they were drawn from; where no row
-        has a guess, the round is a plain one-token step."""
-
-
-class GammaPolicy(Protocol):
-    """How many tokens to draft next, at most `largest`."""
-
-    largest: int
-
-    def next_gamma(self, state: State) -> list[int]: ...
-
-    def observe(self, draft: Draft, verdict: Verdict) -> None: ...
-
-
-class Verifier(Protocol):
-    """Which guesses to keep."""
-
-    lossless: bool
-
-    def accept(self, p: Tensor, draft: Draft, noise: Noise) -> Verdict: ...
-
-    def beta(self, p: Tensor, draft: Draft) -> Tensor: ...
-
 
 RoundHook = Callable[[State, Tensor, Draft, Verdict, Tensor], None]
 
@@ -107,7 +47,7 @@ def decode_speculative(
 
         # Sample gamma guesses x_1 .. x_gamma from M_q autoregressively.
         draft = drafter.propose(state, gamma)
-        draft = draft.padded(policy.largest) if target.executor.fixed_shapes else draft
+        draft = draft.padded(pad_to(policy, draft)) if target.executor.fixed_shapes else draft
         clock.lap("draft")
 
         # Run M_p in parallel: p_1(x) .. p_{gamma+1}(x).
@@ -116,9 +56,10 @@ def decode_speculative(
 
         # Determine the number of accepted guesses n; adjust p_{n+1} if needed; t ~ p'(x).
         # Return one token from M_p, and n tokens from M_q.
-        verdict, kept = accept_and_append(state, p, draft, verifier, target.executor)
+        before = state.lengths
+        verdict, kept = accept_and_append(state, p, draft, verifier.under(state), target.executor)
         clock.lap("accept")
-        policy.observe(draft, verdict)
+        policy.observe(draft, [now - then for now, then in zip(state.lengths, before, strict=True)])
         clock.lap("host")
         after_round(state, p, draft, verdict, kept)
         clock.lap("record")
@@ -147,3 +88,9 @@ def accept_and_commit(verifier: Verifier, p: Tensor, draft: Draft, rows: Rows) -
 def shrink(gamma: list[int], state: State, drafter: Drafter) -> list[int]:
     """gamma, cut to what max_new_tokens and the contexts of both models still hold."""
     return [min(wanted, room) for wanted, room in zip(gamma, state.room(drafter.context), strict=True)]
+
+
+def pad_to(policy: GammaPolicy, draft: Draft) -> int:
+    """The next of the policy's widths."""
+    drafted = draft.tokens.shape[1]
+    return next((width for width in policy.widths if width >= drafted), drafted)

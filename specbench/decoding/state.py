@@ -84,6 +84,7 @@ class State:
     active: list[bool]  # host copy of ~done
     owners: list[int]  # which request has the row; -1 is none
     stop_strings: StopStrings | None = None
+    waiting: int = 0  # requests that have come and have no row yet
 
     @staticmethod
     def idle(

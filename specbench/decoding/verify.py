@@ -52,6 +52,20 @@ def acceptance_probability(p: Tensor, draft: Draft, lenience: float, greedy: boo
     return (p_x / lenience).clamp(max=1)
 
 
+def output_law(p: Tensor, q: Tensor, lenience: float | Tensor, greedy: bool) -> tuple[Tensor, Tensor]:
+    """The law s of the token at a tested position, and the part of it that is an accepted guess,
+    both [..., V], from p and q [..., V]. For lenience 1, s = p; always s(x) <= p(x) / lenience (A.5)."""
+    if greedy:
+        kept = q * (p >= lenience * p.amax(-1, keepdim=True))
+        residual = torch.zeros_like(p).scatter_(-1, p.argmax(-1, keepdim=True), 1.0)
+    else:
+        kept = torch.minimum(p / lenience, q)
+        residual = (p - q).clamp(min=0)
+        mass = residual.sum(-1, keepdim=True)
+        residual = torch.where(mass > 0, residual / mass, p)
+    return kept + (1 - kept.sum(-1, keepdim=True)) * residual, kept
+
+
 def _at(values: Tensor, index: Tensor) -> Tensor:
     """values [..., V] at index [...]."""
     return values.gather(-1, index.unsqueeze(-1)).squeeze(-1)

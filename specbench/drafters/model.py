@@ -8,6 +8,7 @@ from torch.nn import functional as F
 
 from specbench.context import Context
 from specbench.decoding.noise import PROPOSAL
+from specbench.decoding.protocols import DraftStop, Signal
 from specbench.decoding.sampling import draw
 from specbench.decoding.state import Draft, Rows, State, seen_tokens, window
 from specbench.models.language_model import LanguageModel
@@ -21,6 +22,8 @@ class ModelDrafter:
     guess was kept, the last guess is not in the cache yet, and reading it always keeps the shape
     fixed. A row whose text is further ahead of the cache is read first.
     """
+
+    watch: DraftStop | None = None  # set for policies that end a draft early
 
     @dataclass
     class Settings(PretrainedModel.Settings):
@@ -50,6 +53,8 @@ class ModelDrafter:
         width = self._catch_up(state)
         starts = [length - width for length in state.lengths]
         visible = self.model.make_room(starts, width + steps - 1, state.active)
+        if self.watch is not None:
+            return self._draft_watched(state, gamma, width, visible)
         phase = self.model.executor.phase(self._draft, self.model, usual=steps == self.gamma)
         tokens, q = phase(state.rows, width, steps, visible)
         return Draft.chain(tokens, q, torch.tensor(gamma, device=tokens.device))
@@ -65,7 +70,7 @@ class ModelDrafter:
         bits = window(rows.noise[PROPOSAL], length, steps).T.clone(memory_format=torch.contiguous_format)  # [steps, B]
         guesses, laws = [], []
         for i in range(steps):
-            x_i, q_i = step(x, first, bits[i], seen, visible)
+            x_i, q_i, _ = step(x, first, bits[i], seen, visible, None)
             guesses.append(x_i)
             laws.append(q_i)
             if seen is not None:
@@ -73,15 +78,43 @@ class ModelDrafter:
             x, first = x_i[:, None], length + i
         return torch.stack(guesses, 1), None if sampling.greedy else torch.stack(laws, 1)
 
+    def _draft_watched(self, state: State, gamma: list[int], width: int, visible: int) -> Draft:
+        """As `_draft`, but a row's draft ends when the policy says so after one of its guesses. The
+        policy sees q and guesses that stay in the draft, so what it decides leaves the law as it is."""
+        rows, sampling = state.rows, self.model.sampling
+        step = self.model.executor.leaf(self._step, self.model)
+        seen = None if sampling.repetition_penalty == 1 else seen_tokens(rows.tokens, rows.length, self.vocab_size)
+        first = (rows.length - width).clamp(min=0)
+        x = window(rows.tokens, first, width)
+        bits = window(rows.noise[PROPOSAL], rows.length, max(gamma)).T.clone(memory_format=torch.contiguous_format)
+        guesses, laws, count, going = [], [], [0] * len(gamma), [wanted > 0 for wanted in gamma]
+        while any(going):
+            i = len(guesses)
+            x_i, q_i, signal = step(x, first, bits[i], seen, visible, self.watch.signal)
+            guesses.append(x_i)
+            laws.append(q_i)
+            count = [n + on for n, on in zip(count, going, strict=True)]
+            more = self.watch.go_on(state, count, signal.tolist())
+            going = [on and m and n < g for on, m, n, g in zip(going, more, count, gamma, strict=True)]
+            if seen is not None:
+                seen = seen.scatter(1, x_i[:, None], True)
+            x, first = x_i[:, None], rows.length + i
+        q = None if sampling.greedy else torch.stack(laws, 1)
+        return Draft.chain(torch.stack(guesses, 1), q, torch.tensor(count, device=x.device))
+
     def _step(
-        self, x: Tensor, first: Tensor, bits: Tensor, seen: Tensor | None, visible: int
-    ) -> tuple[Tensor, Tensor | None]:
-        """q_i [B, V] after the tokens x [B, n], and a guess x_i [B] from it."""
+        self, x: Tensor, first: Tensor, bits: Tensor, seen: Tensor | None, visible: int, signal: Signal | None
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """After the tokens x [B, n]: a guess x_i [B], the q_i [B, V] it was drawn from, and what a
+        policy wants to know of it, [B]."""
         sampling, logits = self.model.sampling, self._fit(self.model.forward(x, first, visible, keep_logits=1)[:, -1])
         if sampling.greedy:
-            return sampling.penalize(logits, seen).argmax(-1), None
+            logits = sampling.penalize(logits, seen)
+            x_i = logits.argmax(-1)
+            return x_i, None, None if signal is None else signal(logits.softmax(-1), x_i)
         q_i = sampling.probabilities(logits, seen)
-        return draw(q_i, bits), q_i
+        x_i = draw(q_i, bits)
+        return x_i, q_i, None if signal is None else signal(q_i, x_i)
 
     def _catch_up(self, state: State) -> int:
         """Brings every row's cache up to its last committed tokens, of which at most two are left
@@ -98,6 +131,10 @@ class ModelDrafter:
             for row in behind:
                 self.model.read(state, row, self.model.cached[row], state.lengths[row] - 1)
         return width
+
+    def fit_probabilities(self, q: Tensor) -> Tensor:
+        """q [..., V'] over the drafter's vocabulary as [..., V] over the target's."""
+        return F.pad(q, (0, self.vocab_size - q.shape[-1]))
 
     def _fit(self, logits: Tensor) -> Tensor:
         """To the target's vocabulary: families pad their embeddings to different sizes."""

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from specbench.context import Context
-from specbench.decoding.state import Draft, State, Verdict
+from specbench.decoding.state import Draft, State
 from specbench.settings import setting
 
 
@@ -14,11 +14,12 @@ class FixedGamma:
     class Settings:
         gamma: int = setting(ge=0)
 
-    def __init__(self, settings: Settings, context: Context):
-        self.gamma = self.largest = settings.gamma
+    def __init__(self, settings: Settings, context: Context | None):
+        self.constant = self.largest = settings.gamma
+        self.widths = (settings.gamma,)
 
     def next_gamma(self, state: State) -> list[int]:
-        return [self.gamma] * state.batch_size
+        return [self.constant] * state.batch_size
 
-    def observe(self, draft: Draft, verdict: Verdict) -> None:
+    def observe(self, draft: Draft, kept: list[int]) -> None:
         pass

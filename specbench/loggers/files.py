@@ -10,8 +10,9 @@ import pyarrow
 import pyarrow.parquet
 import yaml
 
+from specbench.batch import Batch
+from specbench.measure.text import TextLaws
 from specbench.results import RunResult, write_json, write_text
-from specbench.run import Batch
 
 
 def write_config(config: dict, out_dir: Path) -> None:
@@ -26,6 +27,9 @@ def write_result(result: RunResult, batches: Sequence[Batch], digest: str, out_d
     temporary = out_dir / "rounds.parquet.tmp"
     pyarrow.parquet.write_table(rounds_table(batches), temporary)
     os.replace(temporary, out_dir / "rounds.parquet")
+    temporary = out_dir / "positions.parquet.tmp"
+    pyarrow.parquet.write_table(positions_table(batches), temporary)
+    os.replace(temporary, out_dir / "positions.parquet")
     write_json(out_dir / "results.json", result.as_dict() | {"config_digest": digest})
 
 
@@ -50,6 +54,31 @@ def rounds_table(batches: Sequence[Batch]) -> pyarrow.Table:
     schema = pyarrow.schema([("beta", pyarrow.list_(pyarrow.float64()))])
     table = pyarrow.Table.from_pylist(rows)
     return table.set_column(table.schema.get_field_index("beta"), "beta", table["beta"].cast(schema.field(0).type))
+
+
+def positions_table(batches: Sequence[Batch]) -> pyarrow.Table:
+    """One row per token of the speculated text: what `read_text` found there, and `outcome`: 1 for a
+    guess that was accepted, 0 for the token in the place of a rejected one, null where none was tested."""
+    rows = []
+    for batch in batches:
+        for row, laws in enumerate(batch.texts.get("speculative", [])):
+            outcomes = _outcomes(batch, row)
+            columns = {name: values.tolist() for name, values in vars(laws).items()}
+            for position in range(len(laws.beta)):
+                found = {name: values[position] for name, values in columns.items()}
+                place = {"prompt": batch.requests[row].id, "position": position, "outcome": outcomes[position]}
+                rows.append(place | {"token": batch.speculative.tokens[row][position]} | found)
+    fields = [("prompt", pyarrow.string()), ("position", pyarrow.int64()), ("outcome", pyarrow.int8())]
+    fields += [("token", pyarrow.int64())] + [(f.name, pyarrow.float64()) for f in dataclasses.fields(TextLaws)]
+    return pyarrow.Table.from_pylist(rows, schema=pyarrow.schema(fields))
+
+
+def _outcomes(batch: Batch, row: int) -> list[int | None]:
+    found: list[int | None] = []
+    for r in batch.speculative.rounds:
+        if r.row == row:
+            found += [1] * r.accepted + [0 if r.recovered else None] * (r.tokens - r.accepted)
+    return found
 
 
 def is_finished(out_dir: Path, digest: str) -> bool:

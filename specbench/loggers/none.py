@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from specbench.batch import Batch
 from specbench.results import RunResult
-from specbench.run import Batch
 
 
 class NoLogger:

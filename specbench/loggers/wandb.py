@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from specbench.batch import Batch
 from specbench.results import RunResult, flatten
-from specbench.run import Batch
 from specbench.settings import setting
 
 log = logging.getLogger(__name__)

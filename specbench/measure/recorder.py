@@ -6,10 +6,12 @@ are reduced there, outside the timed laps, and read once at the end.
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from specbench.decoding.protocols import Verifier
 from specbench.decoding.state import Draft, State, Verdict
 
 Beta = Callable[[Tensor, Draft], Tensor]  # p [B, N, V] and a draft -> acceptance probabilities [B, N]
@@ -34,30 +36,35 @@ class Round:
     draft_leak: tuple[float, float] = (0.0, 0.0)  # likewise over tested positions
     seconds: dict[str, float] = field(default_factory=dict)  # of all rows together, by lap
     rows: int = 1  # rows that decoded in it
+    steps: int = 0  # drafter steps of all rows together: the longest draft among them
+    lenience: float = 1.0
 
 
 class Recorder:
     """The round hook that measures. `reduce` is `round_numbers`, or what an executor made of it."""
 
-    def __init__(self, beta: Beta, greedy: bool = False, reduce: Callable[..., Tensor] | None = None):
-        self.beta, self.greedy, self.reduce = beta, greedy, reduce or round_numbers
-        self._rounds: list[tuple[list[int], list[int], Tensor]] = []
+    def __init__(self, verifier: Verifier, greedy: bool = False, reduce: Callable[..., Tensor] | None = None):
+        self.verifier, self.greedy, self.reduce = verifier, greedy, reduce or round_numbers
+        self._rounds: list[tuple[list[int], list[int], float, Tensor]] = []
 
     def __call__(self, state: State, p: Tensor, draft: Draft, verdict: Verdict, kept: Tensor) -> None:
-        numbers = self.reduce(p, draft, verdict, kept, self.beta, self.greedy).clone()  # a graph writes it again
+        judge = self.verifier.under(state)
+        numbers = self.reduce(p, draft, verdict, kept, judge.beta, self.greedy).clone()  # a graph writes it again
         lengths = [length - prompt for length, prompt in zip(state.lengths, state.prompt_lengths, strict=True)]
-        self._rounds.append((list(state.owners), lengths, numbers))
+        self._rounds.append((list(state.owners), lengths, judge.lenience, numbers))
 
     def rounds(self, laps: list[dict[str, float]]) -> list[list[Round]]:
         """Per round, one record for each row that was active in it, with the lap times of all."""
         result = []
-        for (owners, lengths, numbers), seconds in zip(self._rounds, laps, strict=True):
-            rows = [row for row in zip(owners, lengths, numbers.tolist(), strict=True) if row[2][0] > 0]
-            result.append([_round(*row, seconds, len(rows)) for row in rows])
+        for (owners, lengths, lenience, numbers), seconds in zip(self._rounds, laps, strict=True):
+            active = [row for row in zip(owners, lengths, numbers.tolist(), strict=True) if row[2][0] > 0]
+            call = {"seconds": seconds, "rows": len(active), "lenience": lenience}
+            call["steps"] = max((int(row[2][2]) for row in active), default=0)
+            result.append([_round(*row, call) for row in active])
         return result
 
 
-def _round(row: int, length: int, numbers: list[float], seconds: dict[str, float], rows: int) -> Round:
+def _round(row: int, length: int, numbers: list[float], call: dict[str, Any]) -> Round:
     kept, n, count, tested = map(int, numbers[:4])
     own_token = kept == n + 1
     return Round(
@@ -73,8 +80,7 @@ def _round(row: int, length: int, numbers: list[float], seconds: dict[str, float
         beta=numbers[8 : 8 + tested],
         log_p=(numbers[4], numbers[5]),
         draft_leak=(numbers[6], numbers[7]),
-        seconds=seconds,
-        rows=rows,
+        **call,
     )
 
 

@@ -10,13 +10,18 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from specbench import theory
-from specbench.measure.estimators import Estimate, ratio, speedup_interval
+from specbench.measure.acceptance import acceptance, alpha_by_category, alpha_on_text, beta_by_position
+from specbench.measure.accounting import accounting
+from specbench.measure.drift import drift
+from specbench.measure.estimators import speedup_interval
+from specbench.measure.latency import latency, with_latency
 from specbench.measure.lossless import equality_gate, martingale_gate
-from specbench.results import Bandwidth, Cost, Counts, Lossless, Memory, RunResult, Speedup, SpeedupOver
+from specbench.results import Bandwidth, Cost, Counts, Lossless, Memory, RoundCost, RunResult, Speedup, SpeedupOver
 
 if TYPE_CHECKING:
+    from specbench.batch import Batch, Decoded
     from specbench.models.language_model import LanguageModel
-    from specbench.run import Batch, Decoded, Parts
+    from specbench.run import Parts
 
 
 def summarise(
@@ -28,8 +33,9 @@ def summarise(
         raise RuntimeError(f"every prompt failed, the first with {batches[0].error}")
     counts = count(batches, too_long)
     alpha, alpha_counted, efficiency = acceptance(finished)
-    cost = costs(finished)
-    gamma, drafted = parts.gamma, counts.drafted / counts.rounds
+    cost = costs(finished, parts.costs.summary())
+    drafted = counts.drafted / counts.rounds
+    gamma = drafted if parts.policy.constant is None else parts.policy.constant
     known = None not in (alpha.mean, cost.c)
     c_hat = getattr(parts.drafter, "operations_per_token", 0) / parts.target.operations_per_token
     ours = _times(finished, "speculative")
@@ -41,6 +47,7 @@ def summarise(
         end_to_end=_end_to_end(finished),
         theorem_3_8=theory.walltime_improvement(alpha.mean, gamma, cost.c) if known else None,
         corrected=theory.corrected_improvement(efficiency.mean, drafted, cost.c or 0.0, cost.v, cost.o),
+        accounting=accounting(finished, parts.policy.constant),
     )
     return RunResult(
         name=parts.name,
@@ -49,6 +56,9 @@ def summarise(
         provenance=provenance,
         alpha=alpha,
         alpha_counted=alpha_counted,
+        alpha_on_target_text=alpha_on_text(finished, "baseline"),
+        beta_by_position=beta_by_position(finished),
+        alpha_by_category=alpha_by_category(finished),
         draft_acceptance_rate=counts.accepted / counts.drafted if counts.drafted else None,
         block_efficiency=efficiency,
         cost=cost,
@@ -65,6 +75,12 @@ def summarise(
         bandwidth=bandwidth(parts, finished, cost, peak),
         recording=sum(b.speculative.record_seconds for b in finished)
         / sum(b.speculative.decode_seconds for b in finished),
+        drift=drift(finished, parts.target.sampling.greedy),
+        latency={
+            way: latency(decoded)
+            for way in ("speculative", "baseline")
+            if (decoded := [(r, d) for b in finished for r, d in with_latency(getattr(b, way))])
+        },
         memory=memory(parts, finished),
         counts=counts,
         notes=parts.notes,
@@ -87,27 +103,11 @@ def count(batches: Sequence[Batch], too_long: int) -> Counts:
     return counts
 
 
-def acceptance(finished: Sequence[Batch]) -> tuple[Estimate, Estimate, Estimate]:
-    """alpha by mean beta over tested positions (Corollary 3.6), alpha by accepted / tested, and
-    block efficiency, tokens per target call; each with prompts as clusters."""
-    rows = [
-        [r for r in batch.speculative.rounds if r.row == row]
-        for batch in finished
-        for row in range(len(batch.requests))
-    ]
-    tested = [sum(r.tested for r in rounds) for rounds in rows]
-    return (
-        ratio([sum(sum(r.beta) for r in rounds) for rounds in rows], tested),
-        ratio([sum(r.accepted for r in rounds) for rounds in rows], tested),
-        ratio([sum(r.tokens for r in rounds) for rounds in rows], [len(rounds) for rounds in rows]),
-    )
-
-
-def costs(finished: Sequence[Batch]) -> Cost:
+def costs(finished: Sequence[Batch], by_gamma: list[RoundCost]) -> Cost:
     """c, v and o: means over all rounds, in steps of the baseline's single-token target calls."""
     step = _mean([lap["verify"] for b in finished for lap in b.baseline.laps])
     laps = [lap for b in finished for lap in b.speculative.laps]
-    steps = sum(n for b in finished for n in b.speculative.steps)
+    steps = round(sum(r.steps / r.rows for b in finished for r in b.speculative.rounds))
     drafter_step = sum(lap["draft"] for lap in laps) / steps if steps else None
     verify = _mean([lap["verify"] for lap in laps])
     return Cost(
@@ -117,6 +117,7 @@ def costs(finished: Sequence[Batch]) -> Cost:
         target_step_seconds=step,
         drafter_step_seconds=drafter_step,
         verify_seconds=verify,
+        by_gamma=by_gamma,
     )
 
 

@@ -97,13 +97,19 @@ class LanguageModel:
 
     def read(self, state: State, row: int, begin: int, end: int) -> None:
         """Reads the committed tokens begin .. end - 1 of one row; the others are left alone."""
+        self.read_row(state.tokens[row : row + 1], row, begin, end, keep_logits=1)
+
+    def read_row(self, text: Tensor, row: int, begin: int, end: int, keep_logits: int = 0) -> Tensor:
+        """Reads the tokens begin .. end - 1 of a text [1, T] into one row of the cache; logits
+        [1, end - begin, V] unless only the last `keep_logits` are wanted."""
         self.cached[row] = begin
         self.cache.truncate(self.cached)
         self.cache.reserve([end if r == row else 0 for r in range(self.cache.rows)])
         visible = self.executor.columns(end, self.cache.capacity)
         first = torch.full((1,), begin, device=self.device)
-        self.forward(state.tokens[row : row + 1, begin:end], first, visible, row=row, keep_logits=1)
+        logits = self.forward(text[:, begin:end], first, visible, row=row, keep_logits=keep_logits)
         self.cached[row] = end
+        return logits
 
     def logits(self, tokens: Tensor, starts: Sequence[int], draft: Draft | None = None) -> Tensor:
         """Logits [B, N, V] of tokens [B, N] that begin at position starts[b] of each row.

@@ -65,6 +65,9 @@ def run_table(result: dict[str, Any], out_dir: Path) -> Group:
     alpha, counted = result["alpha"], result["alpha_counted"]
     table.add_row("alpha (mean beta)", _pm(alpha), f"over {counts['tested']:,} tested guesses")
     table.add_row("alpha (accepted / tested)", _pm(counted), "cross-check")
+    own_text = result["alpha_on_target_text"]
+    if own_text["mean"] is not None:
+        table.add_row("alpha (target's own text)", _pm(own_text), f"over all {own_text['n']:,} positions")
     table.add_row("block efficiency", _pm(result["block_efficiency"]), "tokens per target call")
     step = cost["target_step_seconds"] * 1e3
     table.add_row("c", _number(cost["c"], 3), f"drafter step / target step of {step:.2f} ms")
@@ -88,7 +91,16 @@ def run_table(result: dict[str, Any], out_dir: Path) -> Group:
     table.add_row("operations", _times(result["operations_factor"]), "of plain decoding's (Theorem 3.11)")
     gamma = result["optimal_gamma"]
     table.add_row("gamma*", "-" if gamma is None else str(gamma), "best by Theorem 3.8, this alpha and c")
+    drift = result["drift"]
+    if not result["lossless"]["expected"] and drift["tv"] is not None:
+        table.add_row("drift (total variation)", f"{drift['tv']:.3f}", f"a tested position; KL {drift['kl']:.3f} nats")
+    for way, latency in result["latency"].items():
+        for what, seconds in latency.items():
+            told = f"{what.replace('_', ' ')}, {way}; p90 {seconds['p90']:.3f}, p99 {seconds['p99']:.3f}"
+            table.add_row("seconds (p50)", f"{seconds['p50']:.3f}", told)
     lines: list[Any] = [table]
+    if speedup["accounting"]:
+        lines.append(Text(account(result)))
     sentence, style = verdict(result["lossless"])
     lines.append(Text("lossless: ", style="bold").append(sentence, style=style))
     if speedup["measured"] < 1:
@@ -102,6 +114,18 @@ def run_table(result: dict[str, Any], out_dir: Path) -> Group:
     lines.append(Text(f"{counts['prompts']} prompts, {counts['tokens']:,} tokens; written to", style="dim"))
     lines.append(Text(str(out_dir), style="dim", overflow="fold"))
     return Group(*lines)
+
+
+def account(result: dict[str, Any]) -> str:
+    """The accounting as a sentence whose numbers multiply to the measured speedup."""
+    factors = {name: entry["factor"] for name, entry in result["speedup"]["accounting"].items()}
+    counts, cost = result["counts"], result["cost"]
+    tokens = counts["drafted"] / counts["rounds"] + 1
+    return (
+        f"3.8 says {factors['theorem_3_8']:.2f}x; betas are not i.i.d. x{factors['not_iid']:.2f}; verifying "
+        f"{tokens:.1f} tokens costs {cost['v']:.2f} steps x{factors['verify']:.2f}; overhead "
+        f"x{factors['overhead']:.2f} -> {result['speedup']['measured']:.2f}x measured"
+    )
 
 
 def multirun_rows(jobs: Sequence[tuple[list[str], dict[str, Any] | None]]) -> list[dict[str, Any]]:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from specbench.context import Context
-from specbench.decoding.state import Draft, Verdict
+from specbench.decoding.state import Draft, State, Verdict
 from specbench.decoding.verify import acceptance_probability, greedy_matching, speculative_sampling
 
 
@@ -19,10 +19,16 @@ class SpeculativeVerifier:
     def __init__(self, settings: Settings, context: Context):
         self.sampling, self.lenience = context.sampling, context.lenience
 
+    judges_by_law = True  # acceptance is min(p / l, q) of the two laws
+
     @property
     def lossless(self) -> bool:
         """Whether the output law is the target's own."""
         return self.lenience == 1
+
+    def under(self, state: State) -> "SpeculativeVerifier":
+        """The same rule in every round."""
+        return self
 
     def accept(self, p: Tensor, draft: Draft, noise) -> Verdict:
         """p [B, N+1, V] from the target, the draft, and this round's randomness."""

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from specbench.context import Context
 from specbench.decoding.sampling import draw
-from specbench.decoding.state import Draft, Verdict
+from specbench.decoding.state import Draft, State, Verdict
 from specbench.decoding.verify import at_row, leading, verdict
 from specbench.settings import setting
 
@@ -16,6 +16,8 @@ class SyntheticVerifier:
     """Accepts each guess with probability `alpha`, then adds a token from p. Never lossless."""
 
     lossless = False
+    lenience = 1.0
+    judges_by_law = False
 
     @dataclass
     class Settings:
@@ -24,6 +26,10 @@ class SyntheticVerifier:
     def __init__(self, settings: Settings, context: Context):
         self.alpha, self.greedy = settings.alpha, context.sampling.greedy
         self.note = f"acceptance was drawn at rate {self.alpha:g}: times are real, text and alpha are not"
+
+    def under(self, state: State) -> "SyntheticVerifier":
+        """The same rule in every round."""
+        return self
 
     def accept(self, p: Tensor, draft: Draft, noise) -> Verdict:
         """p [B, N+1, V] from the target, the draft, and this round's randomness."""

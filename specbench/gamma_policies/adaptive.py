@@ -1,0 +1,59 @@
+"""gamma by a running estimate of beta, row by row."""
+
+from dataclasses import dataclass
+
+from specbench.context import Context
+from specbench.decoding.state import Draft, State
+from specbench.gamma_policies.optimal import best_gamma
+from specbench.gamma_policies.rows import PerRow
+from specbench.measure.costs import CostTable
+from specbench.settings import setting
+
+
+class AdaptiveGamma:
+    """argmax of the corrected Theorem 3.8 in every round, with the row's own estimate of beta.
+
+    The estimate is a discounted count of accepted guesses over tested ones. It begins at the mean
+    of all text so far with the weight of `prior` guesses, and forgets a share of `forget` a guess.
+    """
+
+    @dataclass
+    class Settings:
+        largest: int = setting(ge=1)
+        prior: float = setting(gt=0)
+        forget: float = setting(ge=0, le=1)
+
+    constant = None
+
+    def __init__(self, settings: Settings, context: Context | None):
+        self.largest, self.prior, self.forget = settings.largest, settings.prior, settings.forget
+        self.widths = tuple(range(1, settings.largest + 1))
+        self.rows: PerRow[tuple[float, float]] = PerRow()  # accepted, tested
+        self.everyone = (0.0, 0)
+        self.costs: CostTable | None = None
+
+    def calibrate(self, costs: CostTable) -> None:
+        """The table goes on being measured; it is read again for every request."""
+        self.costs = costs
+        self.everyone = costs.acceptance
+        self.seconds = costs.seconds(self.largest)
+
+    def next_gamma(self, state: State) -> list[int]:
+        chosen = []
+        for row in range(state.batch_size):
+            accepted, tested = self.rows.of(state, row, (self._mean() * self.prior, self.prior))
+            chosen.append(best_gamma(accepted / tested, self.seconds))
+        return chosen
+
+    def observe(self, draft: Draft, kept: list[int]) -> None:
+        for row, (drafted, new) in enumerate(zip(draft.count.tolist(), kept, strict=True)):
+            if not new or not drafted:
+                continue
+            accepted, tested = new - 1, min(new, drafted)
+            old_accepted, old_tested = self.rows[row][1]
+            keep = (1 - self.forget) ** tested
+            self.rows.change(row, (old_accepted * keep + accepted, old_tested * keep + tested))
+            self.everyone = self.everyone[0] + accepted, self.everyone[1] + tested
+
+    def _mean(self) -> float:
+        return (self.everyone[0] + 0.5) / (self.everyone[1] + 1)

@@ -1,0 +1,20 @@
+"""What policies that learn from a row's rounds share: memory of each row, lost with its request."""
+
+from typing import TypeVar
+
+from specbench.decoding.state import State
+
+Memory = TypeVar("Memory")
+
+
+class PerRow(dict[int, tuple[int, Memory]]):
+    """A value per row that begins anew when another request takes the row."""
+
+    def of(self, state: State, row: int, fresh: Memory) -> Memory:
+        owner = state.owners[row]
+        if row not in self or self[row][0] != owner:
+            self[row] = (owner, fresh)
+        return self[row][1]
+
+    def change(self, row: int, value: Memory) -> None:
+        self[row] = (self[row][0], value)

@@ -1,0 +1,1 @@
+"""How lenient the verifier is, round by round."""

@@ -1,0 +1,63 @@
+"""What a round costs by the number of tokens it drafts: measured, for policies and for replay."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from specbench.measure.recorder import Round
+from specbench.results import RoundCost
+
+
+class CostTable:
+    """Times of rounds by gamma, which policies may read while the run goes on.
+
+    Single rounds are noisy and their mean follows every hiccup of the machine, so gammas are
+    compared by medians; `summary`, which predicts sums, raises all of them to the level of the means.
+    """
+
+    def __init__(self) -> None:
+        self.laps: dict[int, list[tuple[float, float, float, float]]] = defaultdict(list)
+        self.acceptance = (0.0, 0)  # sum of betas, tested positions
+
+    def add(self, rounds: Iterable[Round]) -> None:
+        """Takes every round of a call once for each row that it served."""
+        for r in rounds:
+            draft, verify = r.seconds.get("draft", 0.0), r.seconds["verify"]
+            other = r.seconds["accept"] + r.seconds["host"]
+            self.laps[r.steps].append((draft, verify, other, (draft + verify + other) / r.rows))
+            self.acceptance = self.acceptance[0] + sum(r.beta), self.acceptance[1] + r.tested
+
+    @property
+    def alpha(self) -> float:
+        """Mean beta of all rounds seen so far; 1/2 before there is one."""
+        total, tested = self.acceptance
+        return (total + 0.5) / (tested + 1)
+
+    def seconds(self, largest: int) -> np.ndarray:
+        """Time of a call with 0 .. largest drafter steps, [largest + 1]; between measured gammas
+        on a straight line."""
+        known = sorted(self.laps)
+        medians = [float(np.median([sum(laps[:3]) for laps in self.laps[g]])) for g in known]
+        return extend(known, medians, largest)
+
+    def summary(self) -> list[RoundCost]:
+        tables = {g: np.array(laps) for g, laps in sorted(self.laps.items())}
+        medians = {g: np.median(laps, axis=0) for g, laps in tables.items()}
+        total = sum(laps[:, 3].sum() for laps in tables.values())
+        hiccups = total / sum(medians[g][3] * len(laps) for g, laps in tables.items())
+        return [RoundCost(g, *map(float, m * hiccups), rounds=len(tables[g])) for g, m in medians.items()]
+
+
+def extend(gammas: Sequence[int], values: Sequence[float], largest: int) -> np.ndarray:
+    """Values at 0 .. largest from those at some gammas: straight lines between and beyond them."""
+    wanted = np.arange(largest + 1)
+    found = np.interp(wanted, gammas, values)
+    if len(gammas) > 1:
+        for beyond, (a, b) in ((wanted < gammas[0], (0, 1)), (wanted > gammas[-1], (-2, -1))):
+            slope = (values[b] - values[a]) / (gammas[b] - gammas[a])
+            anchor = a if a == 0 else b
+            found = np.where(beyond, values[anchor] + slope * (wanted - gammas[anchor]), found)
+    return found

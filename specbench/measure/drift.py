@@ -1,0 +1,61 @@
+"""What lenience costs: how far the output law is from the target's, and how the text shows it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from specbench.results import Drift
+
+if TYPE_CHECKING:
+    from specbench.batch import Batch
+
+
+def drift(finished: Sequence[Batch], greedy: bool) -> Drift:
+    """Means over the positions whose guess was tested; others have the target's law itself."""
+    found = [
+        np.stack([laws.drift_tv, laws.drift_kl, laws.bound])[:, tested_positions(batch, row)[: len(laws.beta)]]
+        for batch in finished
+        for row, laws in enumerate(batch.texts.get("speculative", []))
+    ]
+    table = np.concatenate(found, 1) if found else np.zeros((3, 0))
+    table = table[:, np.isfinite(table).all(0)]
+    some = table.shape[1] > 0
+    ours, theirs = ([t for b in finished for t in getattr(b, way).tokens] for way in ("speculative", "baseline"))
+    return Drift(
+        tv=float(table[0].mean()) if some else None,
+        kl=float(table[1].mean()) if some else None,
+        bound=float(table[2].max()) if some else None,
+        repetition=repetition(ours),
+        distinct_2=distinct(ours),
+        baseline_repetition=repetition(theirs),
+        baseline_distinct_2=distinct(theirs),
+    )
+
+
+def tested_positions(batch: Batch, row: int) -> np.ndarray:
+    """[T] of one request: whether the token at each position came from a test, as an accepted guess or
+    in the place of a rejected one."""
+    flags: list[bool] = []
+    for r in batch.speculative.rounds:
+        if r.row == row:
+            flags += [True] * r.accepted + [bool(r.recovered)] * (r.tokens - r.accepted)
+    return np.array(flags, bool)
+
+
+def repetition(texts: Sequence[Sequence[int]], n: int = 4) -> float:
+    """The share of n-grams that stood earlier in the same text already."""
+    repeated = total = 0
+    for text in texts:
+        grams = list(zip(*(text[i:] for i in range(n)), strict=False))
+        repeated += len(grams) - len(set(grams))
+        total += len(grams)
+    return repeated / total if total else 0.0
+
+
+def distinct(texts: Sequence[Sequence[int]], n: int = 2) -> float:
+    """Different n-grams over n-grams of all texts together (distinct-n)."""
+    grams = [gram for text in texts for gram in zip(*(text[i:] for i in range(n)), strict=False)]
+    return len(set(grams)) / len(grams) if grams else 0.0

@@ -1,0 +1,181 @@
+"""What another gamma policy would have given on a finished run, without a model.
+
+Given that a token stands at a position, its guess was accepted there with a probability that does
+not depend on what was drafted before (`measure/text.py`). So outcomes of guesses are known where
+the run tested one, and are drawn where it did not; a policy then walks along the text, and each of
+its rounds costs what a round with that many drafted tokens was measured to cost.
+
+One thing is not in a trace: what the drafter says of guesses that come after a rejected one. Policies
+that look at it see what it said of the text's own tokens instead.
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as parquet
+import torch
+
+from specbench.decoding.protocols import GammaPolicy
+from specbench.decoding.state import Draft
+from specbench.measure.costs import extend
+from specbench.measure.estimators import speedup_interval
+from specbench.settings import ConfigError
+
+
+@dataclass
+class Text:
+    """One prompt's speculated text, an entry per token."""
+
+    prompt: str
+    prompt_tokens: int
+    limit: int  # new tokens at most
+    baseline_seconds: float
+    baseline_tokens: int
+    outcome: np.ndarray  # 1, 0, or not a number where no guess was tested
+    beta: np.ndarray  # not a number where the drafter has no guess
+    acceptance: np.ndarray  # likewise
+    root_entropy: np.ndarray  # of q, as a share of its largest value
+    confidence: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.outcome)
+
+
+@dataclass
+class Trace:
+    """A finished run, as far as a gamma policy could have changed it."""
+
+    result: dict[str, Any]
+    texts: list[Text]
+    rounds: int
+    seconds: np.ndarray  # of a row's share of a round, by drafted tokens [largest + 1]
+
+    @property
+    def largest(self) -> int:
+        """The largest gamma whose cost was measured."""
+        return len(self.seconds) - 1
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """One policy on one trace; sums over all texts, means over the draws of unknown outcomes."""
+
+    speedup: float
+    ci95: tuple[float, float]
+    rounds: float
+    drafted: float
+    tokens: float
+
+    @property
+    def block_efficiency(self) -> float:
+        return self.tokens / self.rounds
+
+
+def load_trace(folder: Path) -> Trace:
+    """Raises ConfigError where a file is missing or holds no text."""
+    try:
+        result = json.loads((folder / "results.json").read_text(encoding="utf-8"))
+        lines = (folder / "prompts.jsonl").read_text(encoding="utf-8").splitlines()
+        table = parquet.read_table(folder / "positions.parquet").to_pydict()
+        rounds = parquet.read_table(folder / "rounds.parquet", columns=["prompt"]).num_rows
+    except OSError as error:
+        raise ConfigError(f"{folder} is not a finished run: {Path(error.filename or '').name} is not there") from error
+    columns = {name: np.array(values, object) for name, values in table.items()}
+    texts = []
+    for record in map(json.loads, lines):
+        here = columns["prompt"] == record["id"]
+        if here.any():
+            wanted = ("outcome", "beta", "acceptance", "relative_entropy", "confidence")
+            found = {name: columns[name][here].astype(float) for name in wanted}
+            texts.append(
+                Text(
+                    prompt=record["id"],
+                    prompt_tokens=record["prompt_tokens"],
+                    limit=record["limit"],
+                    baseline_seconds=record["baseline_decode_seconds"],
+                    baseline_tokens=record["baseline_tokens"],
+                    outcome=found["outcome"],
+                    beta=found["beta"],
+                    acceptance=found["acceptance"],
+                    root_entropy=np.sqrt(np.maximum(found["relative_entropy"], 0)),
+                    confidence=found["confidence"],
+                )
+            )
+    if not texts:
+        raise ConfigError(f"{folder} has no betas along its text: its verifier does not judge by p and q alone")
+    return Trace(result, texts, rounds, _seconds(result["cost"]["by_gamma"]))
+
+
+def _seconds(by_gamma: list[dict[str, Any]]) -> np.ndarray:
+    gammas = [entry["gamma"] for entry in by_gamma]
+    return extend(gammas, [entry["share"] for entry in by_gamma], max(gammas))
+
+
+def replay(trace: Trace, policy: GammaPolicy, draws: int = 20, seed: int = 0) -> Replayed:
+    """`policy` on the whole trace, begun anew for each of `draws` completions of its outcomes. Raises
+    ConfigError if it may draft more than what a round was measured to cost."""
+    if policy.largest > trace.largest:
+        raise ConfigError(f"the policy may draft {policy.largest} tokens, but rounds were measured to {trace.largest}")
+    generator, totals = np.random.default_rng(seed), np.zeros((len(trace.texts), 3))
+    for _ in range(draws):
+        for index, text in enumerate(trace.texts):
+            outcomes = np.where(
+                np.isnan(text.outcome), generator.random(len(text)) < np.nan_to_num(text.acceptance), text.outcome > 0
+            )
+            totals[index] += _walk(trace, text, index, outcomes, policy)
+    totals /= draws
+    speedup, ci95 = speedup_interval(
+        [t.baseline_seconds for t in trace.texts],
+        [t.baseline_tokens for t in trace.texts],
+        totals[:, 2].tolist(),
+        [len(t) for t in trace.texts],
+    )
+    return Replayed(speedup, ci95, totals[:, 0].sum(), totals[:, 1].sum(), sum(map(len, trace.texts)))
+
+
+@dataclass
+class _Place:
+    """What a policy sees of the state: one row, as in decoding."""
+
+    lengths: list[int]
+    prompt_lengths: list[int]
+    owners: list[int]
+    active: tuple[bool, ...] = (True,)
+    batch_size: int = 1
+
+
+def _walk(trace: Trace, text: Text, owner: int, outcomes: np.ndarray, policy: GammaPolicy) -> tuple[int, int, float]:
+    """Rounds, drafted tokens and seconds of one text."""
+    position, rounds, drafted, seconds = 0, 0, 0, 0.0
+    place = _Place([text.prompt_tokens], [text.prompt_tokens], [owner])
+    if hasattr(policy, "foresee"):
+        policy.foresee(outcomes, text.beta)
+    while position < len(text):
+        place.lengths = [text.prompt_tokens + position]
+        gamma = min(policy.next_gamma(place)[0], text.limit - position - 1)
+        gamma = _ended_early(policy, place, text, position, gamma)
+        accepted = 0
+        while accepted < gamma and position + accepted < len(text) and outcomes[position + accepted]:
+            accepted += 1
+        kept = min(accepted + 1, len(text) - position)
+        policy.observe(Draft.chain(torch.zeros(1, gamma), None, torch.tensor([gamma])), [kept])
+        rounds, drafted, seconds = rounds + 1, drafted + gamma, seconds + trace.seconds[gamma]
+        position += kept
+    return rounds, drafted, seconds
+
+
+def _ended_early(policy: GammaPolicy, place: _Place, text: Text, position: int, gamma: int) -> int:
+    """Where the drafter has no guess, and where a policy that watches it ends the draft."""
+    inside = np.isnan(text.acceptance[position : position + gamma])
+    gamma = int(inside.argmax()) if inside.any() else gamma
+    if not hasattr(policy, "go_on"):
+        return gamma
+    signals = getattr(text, policy.traced_as)
+    for count in range(1, gamma):
+        at = min(position + count, len(text)) - 1
+        if not policy.go_on(place, [count], [float(signals[at])])[0]:
+            return count
+    return gamma

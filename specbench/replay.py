@@ -1,0 +1,116 @@
+"""`python -m specbench.replay outputs/RUN [gamma_policy=NAME ...]`: other gamma policies on a run."""
+
+import argparse
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import hydra
+from hydra import compose, initialize_config_dir
+from hydra.errors import HydraException
+from omegaconf import DictConfig
+from omegaconf.errors import OmegaConfBaseException
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+from specbench.decoding.protocols import GammaPolicy
+from specbench.measure.replay import Replayed, Trace, load_trace, replay
+from specbench.paths import conf_dir, fields
+from specbench.results import write_json
+from specbench.settings import ConfigError, explain, stop, validate
+
+ALL = "optimal,adaptive,entropy,heuristic,confidence,known_betas,oracle"
+
+
+def policies(trace: Trace, names: Sequence[str], overrides: list[str]) -> Iterator[tuple[str, GammaPolicy]]:
+    """The named policies, with settings from `conf/gamma_policy` and the overrides; none may draft
+    more than the trace has costs for."""
+    for name in names:
+        with initialize_config_dir(str(conf_dir()), version_base="1.3"):
+            config = compose("config", overrides=[f"gamma_policy={name}", *overrides])
+        yield name, build_policy(config, trace)
+
+
+def build_policy(config: DictConfig, trace: Trace) -> GammaPolicy:
+    kind = hydra.utils.get_class(config.gamma_policy._target_)
+    settings = validate(kind.Settings, config.gamma_policy, "gamma_policy.")
+    if hasattr(settings, "largest"):
+        settings.largest = min(settings.largest, trace.largest)
+    policy = kind(settings, None)
+    if hasattr(policy, "calibrate"):
+        policy.calibrate(TracedCosts(trace))
+    return policy
+
+
+class TracedCosts:
+    """A trace in the place of a calibration pass."""
+
+    def __init__(self, trace: Trace):
+        self.trace, self.alpha = trace, trace.result["alpha"]["mean"]
+        tested = trace.result["counts"]["tested"]
+        self.acceptance = (self.alpha * tested, tested)
+
+    def seconds(self, largest: int) -> Any:
+        return self.trace.seconds[: largest + 1]
+
+
+def constant(gamma: int) -> GammaPolicy:
+    from specbench.gamma_policies.fixed import FixedGamma
+
+    return FixedGamma(FixedGamma.Settings(gamma), None)
+
+
+def replay_all(trace: Trace, chosen: Sequence[tuple[str, GammaPolicy]]) -> dict[str, Replayed]:
+    """Every constant gamma, then the chosen policies."""
+    found = {f"gamma {g}": replay(trace, constant(g)) for g in range(trace.largest + 1)}
+    return found | {name: replay(trace, policy) for name, policy in chosen}
+
+
+def table(trace: Trace, found: dict[str, Replayed]) -> Table:
+    """Predicted speedups, the best constant gamma marked, and the oracle's extra gain as a yardstick."""
+    best = max(replayed.speedup for name, replayed in found.items() if name.startswith("gamma "))
+    oracle = found["oracle"].speedup - best if "oracle" in found else None
+    measured = trace.result["speedup"]["measured"]
+    grid = Table(title=f"measured on this trace: {measured:.2f}x", title_justify="left", box=SIMPLE_HEAD)
+    for heading in ("policy", "speedup", "95 %", "tokens a round", "drafted a round", "of the oracle's extra gain"):
+        grid.add_column(heading, justify="left" if heading == "policy" else "right")
+    for name, r in found.items():
+        share = "-" if not oracle or name.startswith("gamma ") else f"{(r.speedup - best) / oracle:.0%}"
+        mark = " *" if name.startswith("gamma ") and r.speedup == best else ""
+        interval = "{:.2f} to {:.2f}".format(*r.ci95)
+        per_round = f"{r.drafted / r.rounds:.2f}"
+        grid.add_row(name + mark, f"{r.speedup:.3f}x", interval, f"{r.block_efficiency:.2f}", per_round, share)
+    return grid
+
+
+def main(arguments: list[str] | None = None) -> None:
+    from specbench.report.tables import show
+
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("run", type=Path, help="a run's folder, with results.json and positions.parquet")
+    parser.add_argument("overrides", nargs="*", help=f"gamma_policy=A,B (default: {ALL}) and settings of it")
+    args = parser.parse_args(arguments)
+    given = SimpleNamespace(names=ALL, others=[])
+    for override in args.overrides:
+        if override.startswith("gamma_policy="):
+            given.names = override.split("=", 1)[1]
+        else:
+            given.others.append(override)
+    try:
+        trace = load_trace(args.run)
+        found = replay_all(trace, list(policies(trace, given.names.split(","), given.others)))
+    except ConfigError as error:
+        stop(str(error), 2)
+    except (HydraException, OmegaConfBaseException) as error:
+        stop(explain(error, []), 2)
+    show(table(trace, found))
+    write_json(args.run / "replay.json", {name: vars(replayed) for name, replayed in found.items()})
+    print(f"written to {args.run / 'replay.json'}")
+
+
+if __name__ == "__main__":
+    from omegaconf import OmegaConf
+
+    OmegaConf.register_new_resolver("fields", fields, replace=True)
+    main()
