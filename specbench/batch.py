@@ -34,6 +34,12 @@ class Decoded:
         """A request's share of the time: each call's is split evenly among the rows it served."""
         return sum(decoding_seconds(r.seconds) / r.rows for r in self.rounds if r.row == row)
 
+    def outcomes_of(self, row: int) -> list[int | None]:
+        """Of each new token: 1 for a guess that was accepted, 0 for the token in the place of a
+        rejected one, None where no guess was tested."""
+        rounds = [r for r in self.rounds if r.row == row]
+        return [o for r in rounds for o in [1] * r.accepted + [0 if r.recovered else None] * (r.tokens - r.accepted)]
+
     def lenience_of(self, row: int) -> list[float]:
         """At each new token of a request."""
         return [r.lenience for r in self.rounds if r.row == row for _ in range(r.tokens)]

@@ -1,12 +1,14 @@
 """`python -m specbench.replay outputs/RUN [gamma_policy=NAME ...]`: other gamma policies on a run."""
 
 import argparse
+import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import hydra
+import numpy as np
+import pyarrow.parquet as parquet
 from hydra import compose, initialize_config_dir
 from hydra.errors import HydraException
 from omegaconf import DictConfig
@@ -15,12 +17,44 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from specbench.decoding.protocols import GammaPolicy
-from specbench.measure.replay import Replayed, Trace, load_trace, replay
+from specbench.measure.replay import Replayed, Text, Trace, replay, seconds_by_gamma, sweep
 from specbench.paths import conf_dir, fields
-from specbench.results import write_json
+from specbench.results import RoundCost, write_json
 from specbench.settings import ConfigError, explain, stop, validate
 
 ALL = "optimal,adaptive,entropy,heuristic,confidence,known_betas,oracle"
+
+
+def load_trace(folder: Path) -> Trace:
+    """What a run left. Raises ConfigError where a file is missing or holds no betas along the text."""
+    try:
+        result = json.loads((folder / "results.json").read_text(encoding="utf-8"))
+        lines = (folder / "prompts.jsonl").read_text(encoding="utf-8").splitlines()
+        table = parquet.read_table(folder / "positions.parquet").to_pydict()
+    except OSError as error:
+        raise ConfigError(f"{folder} is not a finished run: {Path(error.filename or '').name} is not there") from error
+    columns = {name: np.array(values, object) for name, values in table.items()}
+    texts = []
+    for record in map(json.loads, lines):
+        here = columns["prompt"] == record["id"]
+        if here.any():
+            names = ("outcome", "beta", "acceptance", "relative_entropy", "confidence")
+            found = {name: columns[name][here].astype(float) for name in names}
+            texts.append(
+                Text(
+                    prompt=record["id"],
+                    prompt_tokens=record["prompt_tokens"],
+                    limit=record["limit"],
+                    baseline_seconds=record["baseline_decode_seconds"],
+                    baseline_tokens=record["baseline_tokens"],
+                    root_entropy=np.sqrt(found.pop("relative_entropy")),
+                    **found,
+                )
+            )
+    if not texts:
+        raise ConfigError(f"{folder} has no betas along its text: its verifier does not judge by p and q alone")
+    costs = [RoundCost(**entry) for entry in result["cost"]["by_gamma"]]
+    return Trace(texts, seconds_by_gamma(costs), result["speedup"]["measured"])
 
 
 def policies(trace: Trace, names: Sequence[str], overrides: list[str]) -> Iterator[tuple[str, GammaPolicy]]:
@@ -47,23 +81,16 @@ class TracedCosts:
     """A trace in the place of a calibration pass."""
 
     def __init__(self, trace: Trace):
-        self.trace, self.alpha = trace, trace.result["alpha"]["mean"]
-        tested = trace.result["counts"]["tested"]
-        self.acceptance = (self.alpha * tested, tested)
+        betas = np.concatenate([text.beta[np.isfinite(text.beta)] for text in trace.texts])
+        self.trace, self.alpha, self.acceptance = trace, float(betas.mean()), (float(betas.sum()), len(betas))
 
-    def seconds(self, largest: int) -> Any:
+    def seconds(self, largest: int) -> np.ndarray:
         return self.trace.seconds[: largest + 1]
-
-
-def constant(gamma: int) -> GammaPolicy:
-    from specbench.gamma_policies.fixed import FixedGamma
-
-    return FixedGamma(FixedGamma.Settings(gamma), None)
 
 
 def replay_all(trace: Trace, chosen: Sequence[tuple[str, GammaPolicy]]) -> dict[str, Replayed]:
     """Every constant gamma, then the chosen policies."""
-    found = {f"gamma {g}": replay(trace, constant(g)) for g in range(trace.largest + 1)}
+    found = {f"gamma {g}": replayed for g, replayed in sweep(trace).items()}
     return found | {name: replay(trace, policy) for name, policy in chosen}
 
 
@@ -71,8 +98,7 @@ def table(trace: Trace, found: dict[str, Replayed]) -> Table:
     """Predicted speedups, the best constant gamma marked, and the oracle's extra gain as a yardstick."""
     best = max(replayed.speedup for name, replayed in found.items() if name.startswith("gamma "))
     oracle = found["oracle"].speedup - best if "oracle" in found else None
-    measured = trace.result["speedup"]["measured"]
-    grid = Table(title=f"measured on this trace: {measured:.2f}x", title_justify="left", box=SIMPLE_HEAD)
+    grid = Table(title=f"measured on this trace: {trace.speedup:.2f}x", title_justify="left", box=SIMPLE_HEAD)
     for heading in ("policy", "speedup", "95 %", "tokens a round", "drafted a round", "of the oracle's extra gain"):
         grid.add_column(heading, justify="left" if heading == "policy" else "right")
     for name, r in found.items():

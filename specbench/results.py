@@ -55,6 +55,15 @@ class Factor:
 
 
 @dataclass
+class GammaSpeedup:
+    """What a constant gamma would have given on this run's text, by replay."""
+
+    gamma: int
+    speedup: float
+    ci95: tuple[float, float]
+
+
+@dataclass
 class Speedup:
     """Speculative over autoregressive decoding. Decode-only except `end_to_end`."""
 
@@ -165,6 +174,9 @@ class RunResult:
     speedup: Speedup
     operations_factor: float | None
     optimal_gamma: int | None
+    gamma: int | None  # of every round; None where a policy varies it
+    gamma_sweep: list[GammaSpeedup]
+    regret: float | None  # best of the sweep / this run's gamma in it - 1; None where a policy varies it
     lossless: Lossless
     throughput: dict[str, float]  # new tokens per second of decoding, all rows together
     speedup_over: dict[str, SpeedupOver]

@@ -1,12 +1,14 @@
-"""The default prompts: functions of the standard library whose bodies are to be written.
+"""The default prompts: functions of the standard library whose bodies are to be written, or its
+documentation, which is to be continued.
 
 They come from modules that the shipped pair was not trained on, and are the same for every run
 of one Python version.
 """
 
+import ast
 import hashlib
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from specbench.data.prompts import Prompt
@@ -18,35 +20,52 @@ LINES_BEFORE = 24
 
 
 class StdlibData:
-    """`count` prompts: up to 24 lines that end with the first line of a function."""
+    """`count` prompts of up to 24 lines. `kind` is python, which end with the first line of a function;
+    prose, which end inside a documentation string; or mixed, one of each in turn."""
 
     @dataclass
     class Settings:
         limit: int | None = setting(ge=1)
         count: int = setting(ge=1)
+        kind: str = setting(choices=("python", "prose", "mixed"))
 
     def __init__(self, settings: Settings):
-        self.limit, self.count = settings.limit, settings.count
+        self.limit, self.count, self.kind = settings.limit, settings.count, settings.kind
 
     def prompts(self) -> Iterator[Prompt]:
-        return iter([prompt for _, _, prompt in sorted(candidates(), key=lambda c: c[:2])[: self.count]])
+        kinds = {"python": [functions], "prose": [documentation], "mixed": [functions, documentation]}[self.kind]
+        each = [take(kind) for kind in kinds]
+        return iter([prompt for prompts in zip(*each, strict=False) for prompt in prompts][: self.count])
 
 
-def candidates() -> Iterator[tuple[int, str, Prompt]]:
-    """Every function of the held-out modules: how many of its module come before it, then a hash.
-
-    Sorting by both takes one function of each module, in no particular order, then a second one.
-    """
+def take(ends: Callable[[str], Iterable[int]]) -> list[Prompt]:
+    """The prompts that end with the lines of each held-out module that `ends` finds in it: one of
+    each module, in no particular order, then a second one."""
+    found = []
     for module, text in read_modules(held_out=True).items():
         lines = text.splitlines()
-        names = {
-            f"{module}:{number + 1}": number
-            for number, line in enumerate(lines)
-            if number >= LINES_BEFORE and SIGNATURE.match(line)
-        }
+        names = {f"{module}:{number + 1}": number for number in ends(text) if number >= LINES_BEFORE}
         hashed = sorted((hashlib.sha256(name.encode()).hexdigest(), name) for name in names)
         for rank, (digest, name) in enumerate(hashed):
-            number = names[name]
             # No line break at the end: the tokenizer joins it with the indentation that follows.
-            before = "\n".join(lines[number + 1 - LINES_BEFORE : number + 1])
-            yield rank, digest, Prompt(name, (before,), "python")
+            before = "\n".join(lines[names[name] + 1 - LINES_BEFORE : names[name] + 1])
+            found.append((rank, digest, Prompt(name, (before,), "python" if ends is functions else "prose")))
+    return [prompt for _, _, prompt in sorted(found, key=lambda entry: entry[:2])]
+
+
+def functions(text: str) -> Iterator[int]:
+    """Numbers of the lines that begin a function."""
+    return (number for number, line in enumerate(text.splitlines()) if SIGNATURE.match(line))
+
+
+def documentation(text: str) -> Iterator[int]:
+    """Numbers of the middle lines of documentation strings of at least eight lines."""
+    try:
+        nodes = list(ast.walk(ast.parse(text)))
+    except SyntaxError:  # a file of the library that is meant to be broken
+        return
+    for node in nodes:
+        if isinstance(node, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)) and ast.get_docstring(node):
+            quoted = node.body[0]
+            if quoted.end_lineno - quoted.lineno >= 8:
+                yield (quoted.lineno + quoted.end_lineno) // 2 - 1

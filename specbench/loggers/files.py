@@ -62,7 +62,7 @@ def positions_table(batches: Sequence[Batch]) -> pyarrow.Table:
     rows = []
     for batch in batches:
         for row, laws in enumerate(batch.texts.get("speculative", [])):
-            outcomes = _outcomes(batch, row)
+            outcomes = batch.speculative.outcomes_of(row)
             columns = {name: values.tolist() for name, values in vars(laws).items()}
             for position in range(len(laws.beta)):
                 found = {name: values[position] for name, values in columns.items()}
@@ -71,14 +71,6 @@ def positions_table(batches: Sequence[Batch]) -> pyarrow.Table:
     fields = [("prompt", pyarrow.string()), ("position", pyarrow.int64()), ("outcome", pyarrow.int8())]
     fields += [("token", pyarrow.int64())] + [(f.name, pyarrow.float64()) for f in dataclasses.fields(TextLaws)]
     return pyarrow.Table.from_pylist(rows, schema=pyarrow.schema(fields))
-
-
-def _outcomes(batch: Batch, row: int) -> list[int | None]:
-    found: list[int | None] = []
-    for r in batch.speculative.rounds:
-        if r.row == row:
-            found += [1] * r.accepted + [0 if r.recovered else None] * (r.tokens - r.accepted)
-    return found
 
 
 def is_finished(out_dir: Path, digest: str) -> bool:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 def drift(finished: Sequence[Batch], greedy: bool) -> Drift:
     """Means over the positions whose guess was tested; others have the target's law itself."""
     found = [
-        np.stack([laws.drift_tv, laws.drift_kl, laws.bound])[:, tested_positions(batch, row)[: len(laws.beta)]]
+        np.stack([laws.drift_tv, laws.drift_kl, laws.bound])[:, _tested(batch, row)[: len(laws.beta)]]
         for batch in finished
         for row, laws in enumerate(batch.texts.get("speculative", []))
     ]
@@ -35,14 +35,8 @@ def drift(finished: Sequence[Batch], greedy: bool) -> Drift:
     )
 
 
-def tested_positions(batch: Batch, row: int) -> np.ndarray:
-    """[T] of one request: whether the token at each position came from a test, as an accepted guess or
-    in the place of a rejected one."""
-    flags: list[bool] = []
-    for r in batch.speculative.rounds:
-        if r.row == row:
-            flags += [True] * r.accepted + [bool(r.recovered)] * (r.tokens - r.accepted)
-    return np.array(flags, bool)
+def _tested(batch: Batch, row: int) -> list[bool]:
+    return [outcome is not None for outcome in batch.speculative.outcomes_of(row)]
 
 
 def repetition(texts: Sequence[Sequence[int]], n: int = 4) -> float:

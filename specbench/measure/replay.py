@@ -9,20 +9,25 @@ One thing is not in a trace: what the drafter says of guesses that come after a 
 that look at it see what it said of the text's own tokens instead.
 """
 
-import json
+from __future__ import annotations
+
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
-import pyarrow.parquet as parquet
 import torch
 
 from specbench.decoding.protocols import GammaPolicy
 from specbench.decoding.state import Draft
+from specbench.gamma_policies.fixed import FixedGamma
 from specbench.measure.costs import extend
 from specbench.measure.estimators import speedup_interval
+from specbench.results import RoundCost
 from specbench.settings import ConfigError
+
+if TYPE_CHECKING:
+    from specbench.batch import Batch
 
 
 @dataclass
@@ -48,10 +53,9 @@ class Text:
 class Trace:
     """A finished run, as far as a gamma policy could have changed it."""
 
-    result: dict[str, Any]
     texts: list[Text]
-    rounds: int
     seconds: np.ndarray  # of a row's share of a round, by drafted tokens [largest + 1]
+    speedup: float  # as it was measured
 
     @property
     def largest(self) -> int:
@@ -74,44 +78,39 @@ class Replayed:
         return self.tokens / self.rounds
 
 
-def load_trace(folder: Path) -> Trace:
-    """Raises ConfigError where a file is missing or holds no text."""
-    try:
-        result = json.loads((folder / "results.json").read_text(encoding="utf-8"))
-        lines = (folder / "prompts.jsonl").read_text(encoding="utf-8").splitlines()
-        table = parquet.read_table(folder / "positions.parquet").to_pydict()
-        rounds = parquet.read_table(folder / "rounds.parquet", columns=["prompt"]).num_rows
-    except OSError as error:
-        raise ConfigError(f"{folder} is not a finished run: {Path(error.filename or '').name} is not there") from error
-    columns = {name: np.array(values, object) for name, values in table.items()}
+def trace_of(finished: Sequence[Batch], costs: Sequence[RoundCost], speedup: float) -> Trace:
+    """A trace of what was just decoded."""
     texts = []
-    for record in map(json.loads, lines):
-        here = columns["prompt"] == record["id"]
-        if here.any():
-            wanted = ("outcome", "beta", "acceptance", "relative_entropy", "confidence")
-            found = {name: columns[name][here].astype(float) for name in wanted}
-            texts.append(
-                Text(
-                    prompt=record["id"],
-                    prompt_tokens=record["prompt_tokens"],
-                    limit=record["limit"],
-                    baseline_seconds=record["baseline_decode_seconds"],
-                    baseline_tokens=record["baseline_tokens"],
-                    outcome=found["outcome"],
-                    beta=found["beta"],
-                    acceptance=found["acceptance"],
-                    root_entropy=np.sqrt(np.maximum(found["relative_entropy"], 0)),
-                    confidence=found["confidence"],
+    for batch in finished:
+        for row, laws in enumerate(batch.texts.get("speculative", [])):
+            if len(laws.beta):
+                tested = np.array([np.nan if o is None else o for o in batch.speculative.outcomes_of(row)], float)
+                texts.append(
+                    Text(
+                        prompt=batch.requests[row].id,
+                        prompt_tokens=len(batch.requests[row].tokens),
+                        limit=batch.limits[row],
+                        baseline_seconds=batch.baseline.seconds_of(row),
+                        baseline_tokens=len(batch.baseline.tokens[row]),
+                        outcome=tested,
+                        beta=laws.beta,
+                        acceptance=laws.acceptance,
+                        root_entropy=np.sqrt(laws.relative_entropy),
+                        confidence=laws.confidence,
+                    )
                 )
-            )
-    if not texts:
-        raise ConfigError(f"{folder} has no betas along its text: its verifier does not judge by p and q alone")
-    return Trace(result, texts, rounds, _seconds(result["cost"]["by_gamma"]))
+    return Trace(texts, seconds_by_gamma(costs), speedup)
 
 
-def _seconds(by_gamma: list[dict[str, Any]]) -> np.ndarray:
-    gammas = [entry["gamma"] for entry in by_gamma]
-    return extend(gammas, [entry["share"] for entry in by_gamma], max(gammas))
+def seconds_by_gamma(costs: Sequence[RoundCost]) -> np.ndarray:
+    """A row's share of a round, by drafted tokens [largest + 1]."""
+    gammas = [cost.gamma for cost in costs]
+    return extend(gammas, [cost.share for cost in costs], max(gammas))
+
+
+def sweep(trace: Trace, draws: int = 3) -> dict[int, Replayed]:
+    """Every constant gamma whose cost was measured."""
+    return {g: replay(trace, FixedGamma(FixedGamma.Settings(g), None), draws) for g in range(trace.largest + 1)}
 
 
 def replay(trace: Trace, policy: GammaPolicy, draws: int = 20, seed: int = 0) -> Replayed:

@@ -16,7 +16,19 @@ from specbench.measure.drift import drift
 from specbench.measure.estimators import speedup_interval
 from specbench.measure.latency import latency, with_latency
 from specbench.measure.lossless import equality_gate, martingale_gate
-from specbench.results import Bandwidth, Cost, Counts, Lossless, Memory, RoundCost, RunResult, Speedup, SpeedupOver
+from specbench.measure.replay import sweep, trace_of
+from specbench.results import (
+    Bandwidth,
+    Cost,
+    Counts,
+    GammaSpeedup,
+    Lossless,
+    Memory,
+    RoundCost,
+    RunResult,
+    Speedup,
+    SpeedupOver,
+)
 
 if TYPE_CHECKING:
     from specbench.batch import Batch, Decoded
@@ -49,6 +61,7 @@ def summarise(
         corrected=theory.corrected_improvement(efficiency.mean, drafted, cost.c or 0.0, cost.v, cost.o),
         accounting=accounting(finished, parts.policy.constant),
     )
+    gammas = gamma_sweep(finished, cost.by_gamma, measured)
     return RunResult(
         name=parts.name,
         status=status,
@@ -65,6 +78,9 @@ def summarise(
         speedup=speedup,
         operations_factor=theory.operations_factor(alpha.mean, gamma, c_hat) if known else None,
         optimal_gamma=theory.optimal_gamma(alpha.mean, cost.c) if known else None,
+        gamma=parts.policy.constant,
+        gamma_sweep=gammas,
+        regret=regret(gammas, parts.policy.constant),
         lossless=gate(parts, finished),
         throughput={
             "speculative_tokens_per_second": counts.tokens / sum(b.speculative.decode_seconds for b in finished),
@@ -119,6 +135,18 @@ def costs(finished: Sequence[Batch], by_gamma: list[RoundCost]) -> Cost:
         verify_seconds=verify,
         by_gamma=by_gamma,
     )
+
+
+def gamma_sweep(finished: Sequence[Batch], costs: list[RoundCost], measured: float) -> list[GammaSpeedup]:
+    """What every constant gamma up to the largest measured one would have given, by replay."""
+    trace = trace_of(finished, costs, measured)
+    return [GammaSpeedup(g, r.speedup, r.ci95) for g, r in sweep(trace).items()] if trace.texts else []
+
+
+def regret(gammas: list[GammaSpeedup], chosen: int | None) -> float | None:
+    """By how much the best constant gamma beats the chosen one, both by replay: 0.05 is 5 %."""
+    ours = next((g.speedup for g in gammas if g.gamma == chosen), None)
+    return None if ours is None else max(g.speedup for g in gammas) / ours - 1
 
 
 def bandwidth(parts: Parts, finished: Sequence[Batch], cost: Cost, peak: float) -> Bandwidth:

@@ -55,7 +55,7 @@ def run_table(result: dict[str, Any], out_dir: Path) -> Group:
     counts = result["counts"]
     title = (
         f"\n{_path(config['drafter'])} drafts for {_path(config['target'])}\n"
-        f"gamma {config['gamma']}, temperature {config['temperature']:g}, "
+        f"{_policy(config)}, temperature {config['temperature']:g}, "
         f"lenience {config['lenience']:g}, batch {config['batch_size']}"
     )
     table = Table(title=title, title_style="bold", header_style="dim", title_justify="left",
@@ -67,7 +67,7 @@ def run_table(result: dict[str, Any], out_dir: Path) -> Group:
     table.add_row("alpha (accepted / tested)", _pm(counted), "cross-check")
     own_text = result["alpha_on_target_text"]
     if own_text["mean"] is not None:
-        table.add_row("alpha (target's own text)", _pm(own_text), f"over all {own_text['n']:,} positions")
+        table.add_row("alpha (target's own text)", _pm(own_text), f"over {own_text['n']:,} positions of plain decoding")
     table.add_row("block efficiency", _pm(result["block_efficiency"]), "tokens per target call")
     step = cost["target_step_seconds"] * 1e3
     table.add_row("c", _number(cost["c"], 3), f"drafter step / target step of {step:.2f} ms")
@@ -98,6 +98,10 @@ def run_table(result: dict[str, Any], out_dir: Path) -> Group:
         for what, seconds in latency.items():
             told = f"{what.replace('_', ' ')}, {way}; p90 {seconds['p90']:.3f}, p99 {seconds['p99']:.3f}"
             table.add_row("seconds (p50)", f"{seconds['p50']:.3f}", told)
+    if sweep := result["gamma_sweep"]:
+        best = max(sweep, key=lambda entry: entry["speedup"])
+        regret = "" if result["regret"] is None else f"; {result['regret']:.1%} more than gamma {result['gamma']}"
+        table.add_row("gamma, best by replay", str(best["gamma"]), f"expected {best['speedup']:.2f}x{regret}")
     lines: list[Any] = [table]
     if speedup["accounting"]:
         lines.append(Text(account(result)))
@@ -219,6 +223,11 @@ def _at(tree: Any, path: str) -> Any:
         if tree is None:
             return None
     return tree
+
+
+def _policy(config: dict[str, Any]) -> str:
+    name = config["gamma_policy"]["_target_"].split(".")[-2]
+    return f"gamma {config['gamma']}" if name == "fixed" else f"gamma by {name}"
 
 
 def _path(node: dict[str, Any]) -> str:
