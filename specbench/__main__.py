@@ -54,7 +54,7 @@ def one_run(config: DictConfig, skip_finished: bool = False) -> float | None:
     parts = build(checked, lambda text: show(Text(text, style="dim")))
     with decoding_progress() as progress:
         result, batches = run(parts, out_dir, progress)
-    write_result(result, batches, checked.digest, out_dir)
+    write_result(result, batches, checked.digest, out_dir, parts.target.tokenizer)
     show(run_table(result.as_dict(), out_dir))
     checked.classes["logger"](checked.settings["logger"]).log(result, batches, out_dir)
     if result.status == "interrupted":

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow.parquet as parquet
 from hydra import compose, initialize_config_dir
 from hydra.errors import HydraException
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
@@ -22,6 +22,7 @@ from specbench.paths import conf_dir, fields
 from specbench.results import RoundCost, write_json
 from specbench.settings import ConfigError, explain, stop, validate
 
+OmegaConf.register_new_resolver("fields", fields, replace=True)
 ALL = "optimal,adaptive,entropy,heuristic,confidence,known_betas,oracle"
 
 
@@ -136,7 +137,4 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    from omegaconf import OmegaConf
-
-    OmegaConf.register_new_resolver("fields", fields, replace=True)
     main()

@@ -18,6 +18,7 @@ from specbench.settings import ConfigError
 
 NEEDS_PATH = {"target=model": "target.path=gpt2", "drafter=model": "drafter.path=gpt2",
               "data=hub": "data.path=org/name"}  # fmt: skip
+REPLAY_ONLY = ("gamma_policy=oracle", "gamma_policy=known_betas")
 OPTIONS = [
     f"{group}={file.stem}" for group in (*GROUPS, "experiment") for file in sorted((conf_dir() / group).glob("*.yaml"))
 ]
@@ -36,6 +37,10 @@ def test_every_option_composes(option, prompts_file):
     if option in ("data=jsonl", "data=questions"):
         extra = [f"data.path={prompts_file}"]
     config = composed(option, *extra)
+    if option in REPLAY_ONLY:
+        with pytest.raises(ConfigError, match=r"specbench\.replay"):
+            check(config)
+        return
     checked = check(config)
     assert set(checked.settings) == set(GROUPS)
 

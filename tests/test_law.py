@@ -17,7 +17,12 @@ from specbench.decoding.sampling import Sampling, draw
 from specbench.decoding.speculative import decode_speculative
 from specbench.decoding.state import Draft, State
 from specbench.decoding.verify import speculative_sampling
+from specbench.gamma_policies.adaptive import AdaptiveGamma
+from specbench.gamma_policies.confidence import ConfidenceGamma
+from specbench.gamma_policies.entropy import EntropyGamma
 from specbench.gamma_policies.fixed import FixedGamma
+from specbench.gamma_policies.heuristic import HeuristicGamma
+from specbench.measure.costs import CostTable
 from specbench.measure.timers import Stopwatch
 from specbench.verifiers.speculative import SpeculativeVerifier
 
@@ -87,7 +92,7 @@ def worst_excess(state: State, law: np.ndarray) -> float:
 
 
 def decode(tables, number_text, kind="model", cache="static", verifier=SpeculativeVerifier, gamma=3, lenience=1.0,
-           prepare=lambda state: state, drafter_table=None):  # fmt: skip
+           prepare=lambda state: state, drafter_table=None, policy=None, spoil=lambda draft: draft):  # fmt: skip
     target = tabular_model(tables.target, SAMPLING, cache)
     helper = tabular_model(tables.adversarial if drafter_table is None else drafter_table, SAMPLING, cache)
     drafter = make_drafter(kind, target, number_text, helper)
@@ -95,13 +100,54 @@ def decode(tables, number_text, kind="model", cache="static", verifier=Speculati
     state = prepare(start(TRIALS))
     target.allocate(TRIALS, state.tokens.shape[1])
     target.prefill(state)
-    policy = FixedGamma(FixedGamma.Settings(gamma=gamma), None)
+    policy = policy or FixedGamma(FixedGamma.Settings(gamma=gamma), None)
+    if hasattr(policy, "go_on"):
+        drafter.watch = policy
+    propose = drafter.propose
+    drafter.propose = lambda state, gamma: spoil(propose(state, gamma))
     return decode_speculative(state, target, drafter, policy, judge, Stopwatch(target.device))
 
 
 @pytest.mark.parametrize("kind", DRAFTERS)
 def test_every_drafter_leaves_the_target_law(kind, tables, number_text):
     assert worst_excess(decode(tables, number_text, kind), exact_marginals(tables.target)) < 1
+
+
+def learning_policy(kind, **settings):
+    policy = kind(kind.Settings(**settings), None)
+    if hasattr(policy, "calibrate"):
+        costs = CostTable()
+        costs.laps = {0: [(0.0, 1.0, 0.0, 1.0)], 3: [(0.6, 1.0, 0.0, 1.6)]}
+        policy.calibrate(costs)
+    return policy
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        learning_policy(AdaptiveGamma, largest=3, prior=2.0, forget=0.1),
+        learning_policy(EntropyGamma, largest=3, signal="entropy"),
+        learning_policy(EntropyGamma, largest=3, signal="confidence"),
+        learning_policy(HeuristicGamma, gamma=2, largest=3),
+        learning_policy(ConfidenceGamma, largest=3, threshold=0.3),
+    ],
+    ids=lambda policy: type(policy).__name__,
+)
+def test_a_gamma_that_depends_on_the_text_leaves_the_target_law(policy, tables, number_text):
+    state = decode(tables, number_text, policy=policy, drafter_table=tables.similar)
+    assert worst_excess(state, exact_marginals(tables.target)) < 1
+
+
+def test_a_draft_that_drops_guesses_it_has_seen_is_refused(tables, number_text):
+    """Negative control: whether a guess is verified must not depend on the guess itself."""
+
+    def drop_odd_last_guess(draft):
+        last = draft.tokens.gather(1, (draft.count - 1).clamp(min=0)[:, None])[:, 0]
+        fewer = draft.count - ((last % 2 == 1) & (draft.count > 0)).long()
+        return Draft(draft.tokens, draft.parent, draft.probs, fewer)
+
+    state = decode(tables, number_text, drafter_table=tables.similar, gamma=2, spoil=drop_odd_last_guess)
+    assert worst_excess(state, exact_marginals(tables.target)) > 1
 
 
 @pytest.mark.parametrize("cache", CACHES)

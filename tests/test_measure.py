@@ -27,7 +27,7 @@ def record(tables, number_text, kind="model", verifier=SpeculativeVerifier, leni
     state = State.start(prompts, [4 + new_tokens] * rows, list(range(rows)), list(stop), gamma + 1, target.device)
     target.allocate(rows, state.tokens.shape[1])
     target.prefill(state)
-    recorder, clock = Recorder(judge.beta, sampling.greedy), Stopwatch(target.device)
+    recorder, clock = Recorder(judge, sampling.greedy), Stopwatch(target.device)
     policy = FixedGamma(FixedGamma.Settings(gamma=gamma), None)
     decode_speculative(state, target, drafter, policy, judge, clock, recorder)
     calls = recorder.rounds([lap for lap in clock.rounds() if "verify" in lap])

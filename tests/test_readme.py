@@ -16,7 +16,7 @@ from specbench.paths import conf_dir
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
 HELP = yaml.safe_load((conf_dir() / "hydra" / "help" / "specbench.yaml").read_text())["header"]
-COMMANDS = sorted(set(re.findall(r"^ *python -m specbench(.*?)(?:  |$)", README + "\n" + HELP, re.M)))
+COMMANDS = sorted(set(re.findall(r"^ *python -m specbench(?=\s|$)(.*?)(?:  |$)", README + "\n" + HELP, re.M)))
 
 
 @pytest.mark.parametrize("arguments", COMMANDS)

@@ -4,7 +4,7 @@ Shapes: B rows, T columns, N drafted nodes, V vocabulary.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -85,6 +85,8 @@ class State:
     owners: list[int]  # which request has the row; -1 is none
     stop_strings: StopStrings | None = None
     waiting: int = 0  # requests that have come and have no row yet
+    admitted: int = 0  # requests that ever had a row
+    serials: dict[int, int] = field(default_factory=dict)  # by row, a number that no other request has
 
     @staticmethod
     def idle(
@@ -144,6 +146,8 @@ class State:
         for row, prompt, limit, owner in zip(rows, prompts, limits, owners, strict=True):
             self.lengths[row] = self.prompt_lengths[row] = len(prompt)
             self.limits[row], self.owners[row] = limit, owner
+            self.admitted += 1
+            self.serials[row] = self.admitted
 
     def begin(self, rows: Sequence[int]) -> None:
         """These rows' prompts have been read: decoding can start."""

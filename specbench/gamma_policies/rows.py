@@ -11,7 +11,7 @@ class PerRow(dict[int, tuple[int, Memory]]):
     """A value per row that begins anew when another request takes the row."""
 
     def of(self, state: State, row: int, fresh: Memory) -> Memory:
-        owner = state.owners[row]
+        owner = state.serials.get(row)
         if row not in self or self[row][0] != owner:
             self[row] = (owner, fresh)
         return self[row][1]

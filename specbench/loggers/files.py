@@ -5,14 +5,18 @@ import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pyarrow
 import pyarrow.parquet
 import yaml
 
 from specbench.batch import Batch
+from specbench.measure.recorder import Round
 from specbench.measure.text import TextLaws
 from specbench.results import RunResult, write_json, write_text
+
+CONTEXT_TOKENS = 16  # before a token, enough to know how it is written
 
 
 def write_config(config: dict, out_dir: Path) -> None:
@@ -21,11 +25,12 @@ def write_config(config: dict, out_dir: Path) -> None:
     write_text(out_dir / "config.yaml", yaml.safe_dump(config, sort_keys=False))
 
 
-def write_result(result: RunResult, batches: Sequence[Batch], digest: str, out_dir: Path) -> None:
-    """prompts.jsonl, rounds.parquet, and last results.json, which says that the others are there."""
+def write_result(result: RunResult, batches: Sequence[Batch], digest: str, out_dir: Path, tokenizer: Any) -> None:
+    """prompts.jsonl, rounds.parquet, positions.parquet, and last results.json, which says that the
+    others are there. The tokenizer turns each round's tokens into text."""
     os.replace(out_dir / "prompts.jsonl.part", out_dir / "prompts.jsonl")
     temporary = out_dir / "rounds.parquet.tmp"
-    pyarrow.parquet.write_table(rounds_table(batches), temporary)
+    pyarrow.parquet.write_table(rounds_table(batches, tokenizer), temporary)
     os.replace(temporary, out_dir / "rounds.parquet")
     temporary = out_dir / "positions.parquet.tmp"
     pyarrow.parquet.write_table(positions_table(batches), temporary)
@@ -33,9 +38,9 @@ def write_result(result: RunResult, batches: Sequence[Batch], digest: str, out_d
     write_json(out_dir / "results.json", result.as_dict() | {"config_digest": digest})
 
 
-def rounds_table(batches: Sequence[Batch]) -> pyarrow.Table:
-    """One row per round and prompt. Seconds are the batch's: with several rows in one batch, the
-    rounds that share `batch` and `round` were one call."""
+def rounds_table(batches: Sequence[Batch], tokenizer: Any) -> pyarrow.Table:
+    """One row per round and prompt, with the text that it kept, added and turned down. Seconds are the
+    batch's: with several rows in one batch, the rounds that share `batch` and `round` were one call."""
     rows = []
     for index, batch in enumerate(batches):
         if batch.error is not None:
@@ -50,10 +55,23 @@ def rounds_table(batches: Sequence[Batch]) -> pyarrow.Table:
             number[r.row] = number.get(r.row, -1) + 1
             place = {"prompt": batch.requests[r.row].id, "batch": index, "round": number[r.row]}
             laps = {f"{name}_seconds": seconds.get(name, 0.0) for name in ("draft", "verify", "accept", "host")}
-            rows.append(place | record | laps)
+            rows.append(place | record | laps | _texts(r, batch.speculative.tokens[r.row], tokenizer))
     schema = pyarrow.schema([("beta", pyarrow.list_(pyarrow.float64()))])
     table = pyarrow.Table.from_pylist(rows)
     return table.set_column(table.schema.get_field_index("beta"), "beta", table["beta"].cast(schema.field(0).type))
+
+
+def _texts(r: Round, tokens: Sequence[int], tokenizer: Any) -> dict[str, str]:
+    """What the round wrote: as the difference of two texts, since some tokenizers join by context."""
+    begin = max(0, r.position - CONTEXT_TOKENS)
+
+    def upto(end: int, *more: int) -> str:
+        return tokenizer.decode([*tokens[begin:end], *more], skip_special_tokens=False)
+
+    middle, end = r.position + r.accepted, r.position + r.tokens
+    before, kept = upto(r.position), upto(middle)
+    rejected = "" if r.rejected is None else upto(middle, r.rejected)[len(kept) :]
+    return {"accepted_text": kept[len(before) :], "own_text": upto(end)[len(kept) :], "rejected_text": rejected}
 
 
 def positions_table(batches: Sequence[Batch]) -> pyarrow.Table:

@@ -32,6 +32,7 @@ class Round:
     bonus: int
     accepted_before_stop: int  # by the verifier alone
     beta: list[float]  # of each tested position
+    rejected: int | None = None  # the guess that was turned down
     log_p: tuple[float, float] = (0.0, 0.0)  # sums over emitted tokens: f - E f, and Var f
     draft_leak: tuple[float, float] = (0.0, 0.0)  # likewise over tested positions
     seconds: dict[str, float] = field(default_factory=dict)  # of all rows together, by lap
@@ -77,7 +78,8 @@ def _round(row: int, length: int, numbers: list[float], call: dict[str, Any]) ->
         recovered=int(own_token and n < count),
         bonus=int(own_token and n == count),
         accepted_before_stop=n,
-        beta=numbers[8 : 8 + tested],
+        beta=numbers[9 : 9 + tested],
+        rejected=int(numbers[8]) if n < count else None,
         log_p=(numbers[4], numbers[5]),
         draft_leak=(numbers[6], numbers[7]),
         **call,
@@ -85,22 +87,24 @@ def _round(row: int, length: int, numbers: list[float], call: dict[str, Any]) ->
 
 
 def round_numbers(p: Tensor, draft: Draft, verdict: Verdict, kept: Tensor, beta_of: Beta, greedy: bool) -> Tensor:
-    """A round as numbers [B, 8 + N]: tokens kept, guesses accepted, drafted and tested, the two
-    statistics of the losslessness gate (two numbers each), and beta of every guess."""
+    """A round as numbers [B, 9 + N]: tokens kept, guesses accepted, drafted and tested, the two
+    statistics of the losslessness gate (two numbers each), the guess after the accepted ones, and
+    beta of every guess."""
     N = draft.tokens.shape[1]
     tested = torch.minimum(torch.minimum(verdict.accepted + 1, draft.count), kept)
     counts = torch.stack([kept, verdict.accepted, draft.count, tested], 1).double()
     log_p = draft_leak = counts.new_zeros(len(counts), 2)
-    beta = counts.new_zeros(len(counts), N)
+    beta, next_guess = counts.new_zeros(len(counts), N), counts.new_zeros(len(counts), 1)
     if N:
         beta = beta_of(p[:, :-1], draft).double()
+        next_guess = draft.tokens.gather(1, verdict.accepted.clamp(max=N - 1)[:, None]).double()
     if not greedy:
         places = torch.arange(N + 1, device=p.device)
         log_p = log_probability_statistic(p, verdict.tokens, places < kept[:, None])
         if N:
             judged = places[:-1] < tested[:, None]
             draft_leak = draft_leak_statistic(p[:, :-1], draft, verdict.tokens[:, :-1], judged)
-    return torch.cat([counts, log_p, draft_leak, beta], 1)
+    return torch.cat([counts, log_p, draft_leak, next_guess, beta], 1)
 
 
 def log_probability_statistic(p: Tensor, tokens: Tensor, emitted: Tensor) -> Tensor:

@@ -119,12 +119,12 @@ def replay(trace: Trace, policy: GammaPolicy, draws: int = 20, seed: int = 0) ->
     if policy.largest > trace.largest:
         raise ConfigError(f"the policy may draft {policy.largest} tokens, but rounds were measured to {trace.largest}")
     generator, totals = np.random.default_rng(seed), np.zeros((len(trace.texts), 3))
-    for _ in range(draws):
+    for again in range(draws):
         for index, text in enumerate(trace.texts):
             outcomes = np.where(
                 np.isnan(text.outcome), generator.random(len(text)) < np.nan_to_num(text.acceptance), text.outcome > 0
             )
-            totals[index] += _walk(trace, text, index, outcomes, policy)
+            totals[index] += _walk(trace, text, again * len(trace.texts) + index, outcomes, policy)
     totals /= draws
     speedup, ci95 = speedup_interval(
         [t.baseline_seconds for t in trace.texts],
@@ -141,15 +141,15 @@ class _Place:
 
     lengths: list[int]
     prompt_lengths: list[int]
-    owners: list[int]
+    serials: dict[int, int]
     active: tuple[bool, ...] = (True,)
     batch_size: int = 1
 
 
-def _walk(trace: Trace, text: Text, owner: int, outcomes: np.ndarray, policy: GammaPolicy) -> tuple[int, int, float]:
+def _walk(trace: Trace, text: Text, serial: int, outcomes: np.ndarray, policy: GammaPolicy) -> tuple[int, int, float]:
     """Rounds, drafted tokens and seconds of one text."""
     position, rounds, drafted, seconds = 0, 0, 0, 0.0
-    place = _Place([text.prompt_tokens], [text.prompt_tokens], [owner])
+    place = _Place([text.prompt_tokens], [text.prompt_tokens], {0: serial})
     if hasattr(policy, "foresee"):
         policy.foresee(outcomes, text.beta)
     while position < len(text):

@@ -1,0 +1,30 @@
+"""`python -m specbench.report outputs/NAME`: one HTML page, and its figures as PNG and SVG."""
+
+import argparse
+from pathlib import Path
+
+from specbench.settings import ConfigError, stop
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="specbench.report", description=__doc__)
+    parser.add_argument("folder", type=Path, help="a run's folder, or a multirun's")
+    parser.add_argument("--wandb-report", metavar="ENTITY/PROJECT", help="also create a W&B report there")
+    args = parser.parse_args(arguments)
+    from specbench.report.load import load_runs
+    from specbench.report.page import write_report
+
+    try:
+        runs = load_runs(args.folder)
+        page = write_report(args.folder, runs)
+        print(f"{page} and {len(list((args.folder / 'figures').glob('*.png')))} figures in {args.folder / 'figures'}")
+        if args.wandb_report:
+            from specbench.report.wandb_report import save_report
+
+            print(save_report(args.wandb_report, runs))
+    except ConfigError as error:
+        stop(str(error), 2)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,216 @@
+"""Figures of what was measured. Each function takes stored runs and returns a matplotlib figure."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib import pyplot as plt
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+
+from specbench import theory
+from specbench.report.load import StoredRun
+from specbench.report.style import BAD, GOOD, LAPS, MEASURED, OTHER, SERIES, THEORY
+
+WORDS = {"theorem_3_8": "Theorem 3.8", "not_iid": "betas are\nnot i.i.d.", "verify": "verifying\ncosts v",
+         "overhead": "everything\nelse"}  # fmt: skip
+
+
+def predicted_and_measured(runs: Sequence[StoredRun]) -> Figure:
+    """Every run: measured speedup with its interval, beside both predictions."""
+    figure, axes = plt.subplots(figsize=(8, 1.2 + 0.34 * len(runs)))
+    y = np.arange(len(runs))
+    speedups = [run.result["speedup"] for run in runs]
+    measured = np.array([s["measured"] for s in speedups])
+    errors = np.abs(np.array([s["ci95"] for s in speedups]).T - measured)
+    for key, marker, name in (
+        ("theorem_3_8", "D", "Theorem 3.8"),
+        ("corrected", "|", "corrected: v and o as measured"),
+    ):
+        values = [np.nan if s[key] is None else s[key] for s in speedups]
+        axes.plot(
+            values, y, marker, color=THEORY, markersize=7 if marker == "D" else 13, label=name, mew=1.5, mfc="none"
+        )
+    axes.errorbar(measured, y, xerr=errors, fmt="o", color=MEASURED, capsize=3, label="measured, 95 % interval")
+    axes.axvline(1, color=OTHER, linewidth=1, linestyle=":")
+    axes.set_yticks(y, [run.label for run in runs])
+    axes.set_ylim(len(runs) - 0.5, -0.5)
+    axes.set_xlabel("speedup over plain decoding")
+    axes.grid(axis="x")
+    figure.legend(loc="outside upper left", ncols=3)
+    return figure
+
+
+def accounting(run: StoredRun) -> Figure:
+    """The four factors as a waterfall from the prediction to the measurement."""
+    figure, axes = plt.subplots(figsize=(7, 3.6))
+    factors = run.result["speedup"]["accounting"]
+    level, names = 0.0, [*WORDS]
+    for x, name in enumerate(names):
+        after = factors[name]["factor"] if x == 0 else level * factors[name]["factor"]
+        low, high = factors[name]["ci95"]
+        colour = THEORY if x == 0 else GOOD if after >= level else BAD
+        axes.bar(x, after - level, bottom=level, color=colour, width=0.6)
+        if x:
+            axes.plot([x - 1.3, x + 0.3], [level, level], color=OTHER, linewidth=0.8)
+        text = f"{after:.2f}x" if x == 0 else f"x{factors[name]['factor']:.2f}"
+        axes.annotate(f"{text}\n{low:.2f} to {high:.2f}", (x, max(level, after)), (0, 4), textcoords="offset points",
+                      ha="center", fontsize=9)  # fmt: skip
+        level = after
+    axes.bar(len(names), level, color=MEASURED, width=0.6)
+    low, high = run.result["speedup"]["ci95"]
+    axes.annotate(f"{level:.2f}x\n{low:.2f} to {high:.2f}", (len(names), level), (0, 4), textcoords="offset points",
+                  ha="center", fontsize=9)  # fmt: skip
+    axes.set_xticks(range(len(names) + 1), [*WORDS.values(), "measured"])
+    axes.margins(y=0.2)
+    axes.axhline(1, color=OTHER, linewidth=1, linestyle=":")
+    axes.set_ylabel("speedup over plain decoding")
+    return figure
+
+
+def speedup_by_gamma(runs: Sequence[StoredRun]) -> Figure:
+    """Theorem 3.8 and replay as curves over gamma, measured runs as points with their intervals."""
+    figure, axes = plt.subplots(figsize=(7, 4))
+    longest = max([entry["gamma"] for run in runs for entry in run.result["gamma_sweep"]], default=8) + 4
+    gammas = np.arange(longest + 1)
+    several = len(runs) > 1
+    for run, colour in zip(runs, SERIES, strict=False):
+        alpha, c = run.result["alpha"]["mean"], run.result["cost"]["c"]
+        name = f"{run.label}: " if several else ""
+        if alpha is not None and c is not None:
+            curve = [theory.walltime_improvement(alpha, gamma, c) for gamma in gammas]
+            best = int(np.argmax(curve))
+            axes.plot(gammas, curve, "--", color=colour if several else THEORY, label=f"{name}Theorem 3.8")
+            axes.plot(best, curve[best], "*", color=colour if several else THEORY, markersize=13)
+        sweep = run.result["gamma_sweep"]
+        if sweep:
+            x, y = [e["gamma"] for e in sweep], [e["speedup"] for e in sweep]
+            axes.plot(x, y, "-", color=colour if several else MEASURED, label=f"{name}replay of this run")
+            if not several:
+                low, high = np.array([e["ci95"] for e in sweep]).T
+                axes.fill_between(x, low, high, color=MEASURED, alpha=0.15, linewidth=0)
+        _measured_point(axes, run, colour if several else MEASURED, f"{name}measured")
+    axes.axhline(1, color=OTHER, linewidth=1, linestyle=":")
+    axes.set_xlabel("gamma, tokens drafted a round (a star marks gamma* of Theorem 3.8)")
+    axes.set_ylabel("speedup over plain decoding")
+    axes.set_ylim(bottom=0)
+    axes.grid()
+    axes.legend(fontsize=8)
+    return figure
+
+
+def _measured_point(axes: Any, run: StoredRun, colour: str, name: str) -> None:
+    counts, speedup = run.result["counts"], run.result["speedup"]
+    gamma = run.result["gamma"]
+    gamma = counts["drafted"] / counts["rounds"] if gamma is None else gamma
+    errors = np.abs(np.array(speedup["ci95"])[:, None] - speedup["measured"])
+    axes.errorbar([gamma], [speedup["measured"]], yerr=errors, fmt="o", color=colour, capsize=4, label=name)
+
+
+def beta_by_position(runs: Sequence[StoredRun]) -> Figure:
+    """Mean beta of the first, second, ... guess of a round, with standard errors."""
+    figure, axes = plt.subplots(figsize=(7, 3.4))
+    for run in runs:
+        found = [entry for entry in run.result["beta_by_position"] if entry["mean"] is not None]
+        errors = [1.96 * (entry["stderr"] or 0) for entry in found]
+        places = range(1, len(found) + 1)
+        name = run.label if len(runs) > 1 else "tested positions, 95 % interval"
+        axes.errorbar(places, [e["mean"] for e in found], yerr=errors, marker="o", capsize=3, label=name)
+    if len(runs) == 1:
+        for key, colour, name in (
+            ("alpha", THEORY, "alpha"),
+            ("alpha_on_target_text", GOOD, "on the target's own text"),
+        ):
+            if (mean := runs[0].result[key]["mean"]) is not None:
+                axes.axhline(mean, color=colour, linestyle="--", linewidth=1, label=name)
+    axes.set_xlabel("place of the guess in its round")
+    axes.set_ylabel("mean beta")
+    axes.set_ylim(0, 1.02)
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.grid(axis="y")
+    axes.legend(fontsize=8)
+    return figure
+
+
+def round_times(runs: Sequence[StoredRun]) -> Figure:
+    """Mean time of a round by lap, against a plain step."""
+    figure, axes = plt.subplots(figsize=(8, 1.5 + 0.36 * len(runs)))
+    for y, run in enumerate(runs):
+        calls = [r for r in run.rounds if r["rows"] == 1] or run.rounds
+        left = 0.0
+        for lap, colour in LAPS.items():
+            mean = float(np.mean([r[f"{lap}_seconds"] for r in calls])) * 1e3
+            axes.barh(y, mean, left=left, color=colour, height=0.6)
+            left += mean
+        step = run.result["cost"]["target_step_seconds"] * 1e3
+        axes.plot([step, step], [y - 0.4, y + 0.4], color=BAD, linewidth=2)
+        tokens = run.result["block_efficiency"]["mean"]
+        axes.annotate(f"{tokens:.2f} tokens", (left, y), (5, 0), textcoords="offset points", va="center", fontsize=9)
+    handles = [Patch(color=colour, label=lap) for lap, colour in LAPS.items()]
+    handles.append(plt.Line2D([], [], color=BAD, linewidth=2, label="one-token target step"))
+    axes.set_yticks(range(len(runs)), [run.label if len(runs) > 1 else "a round" for run in runs])
+    axes.set_ylim(len(runs) - 0.5, -0.5)
+    axes.margins(x=0.14)
+    axes.set_xlabel("milliseconds")
+    figure.legend(handles=handles, loc="outside upper left", ncols=5)
+    return figure
+
+
+def heat_map(runs: Sequence[StoredRun], x: str, y: str, value: str, title: str) -> Figure:
+    """A number of the results, a path like "speedup/measured", over two swept keys; where several
+    runs fall on one cell, their mean."""
+    columns, rows = (list(dict.fromkeys(run.keys.get(key, "-") for run in runs)) for key in (x, y))
+    cells: dict[tuple[int, int], list[float]] = {}
+    for run in runs:
+        found: Any = run.result
+        for key in value.split("/"):
+            found = found[key]
+        if found is not None:
+            cells.setdefault((rows.index(run.keys.get(y, "-")), columns.index(run.keys.get(x, "-"))), []).append(found)
+    grid = np.full((len(rows), len(columns)), np.nan)
+    for place, values in cells.items():
+        grid[place] = np.mean(values)
+    figure, axes = plt.subplots(figsize=(2.2 + 0.85 * len(columns), 1.5 + 0.45 * len(rows)))
+    image = axes.imshow(grid, cmap="viridis", aspect="auto")
+    middle = (np.nanmin(grid) + np.nanmax(grid)) / 2
+    for (row, column), number in np.ndenumerate(grid):
+        if np.isfinite(number):
+            colour = "white" if number <= middle else "black"
+            axes.text(column, row, f"{number:.2f}", ha="center", va="center", color=colour)
+    axes.set_xticks(range(len(columns)), columns)
+    axes.set_yticks(range(len(rows)), rows)
+    axes.set_xlabel(x)
+    axes.set_ylabel(y)
+    axes.set_title(title)
+    figure.colorbar(image)
+    return figure
+
+
+def timeline(run: StoredRun) -> Figure:
+    """Figure 5: the first rounds of a real trace over time, and plain decoding for as many tokens."""
+    first = run.rounds[0]["prompt"]
+    rounds = [r for r in run.rounds if r["prompt"] == first][:8]
+    step = run.result["cost"]["target_step_seconds"] * 1e3
+    figure, axes = plt.subplots(figsize=(9, 2.6))
+    now, tokens = 0.0, 0
+    for r in rounds:
+        drafted = max(1, r["steps"])
+        one = r["draft_seconds"] * 1e3 / drafted
+        for _ in range(r["steps"]):
+            axes.barh(0, one, left=now, color=LAPS["draft"], edgecolor="white", linewidth=0.5, height=0.7)
+            now += one
+        for lap in ("verify", "accept", "host"):
+            length = r[f"{lap}_seconds"] * 1e3
+            axes.barh(0, length, left=now, color=LAPS[lap], height=0.7, linewidth=0)
+            now += length
+        tokens += r["tokens"]
+        axes.annotate(f"+{r['tokens']}", (now, -0.36), (-2, 3), textcoords="offset points", ha="right", fontsize=8)
+    for number in range(tokens):
+        axes.barh(1, step, left=number * step, color=LAPS["verify"], edgecolor="white", linewidth=0.5, height=0.7)
+    handles = [Patch(color=colour, label={"draft": "a drafter step", "verify": "a call of the target"}.get(lap, lap))
+               for lap, colour in LAPS.items()]  # fmt: skip
+    axes.set_yticks([0, 1], [f"speculative,\n{len(rounds)} rounds", f"plain,\n{tokens} steps"])
+    axes.set_ylim(1.5, -0.75)
+    axes.set_xlabel(f"milliseconds; {tokens} tokens of {first}; a plain step at its mean time")
+    figure.legend(handles=handles, loc="outside upper left", ncols=4)
+    return figure

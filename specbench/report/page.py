@@ -1,0 +1,271 @@
+"""One self-contained page from finished runs, and its figures as PNG and SVG."""
+
+import itertools
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader
+from matplotlib.figure import Figure
+
+from specbench.report import figures, paper
+from specbench.report.load import StoredRun
+from specbench.report.style import save
+from specbench.report.tables import account, multirun_rows, verdict
+from specbench.report.text import samples
+from specbench.results import write_text
+
+HEAT_MAPS = {"alpha/mean": "alpha", "speedup/measured": "measured speedup"}
+MOST_HEAT_MAPS = 6
+NUMBERS = {  # of one run: name, path in results.json
+    "alpha": "alpha",
+    "alpha, accepted / tested": "alpha_counted",
+    "alpha on the target's own text": "alpha_on_target_text",
+    "block efficiency": "block_efficiency",
+    "c": "cost/c",
+    "v": "cost/v",
+    "o": "cost/o",
+    "target step, s": "cost/target_step_seconds",
+    "speedup": "speedup/measured",
+    "Theorem 3.8": "speedup/theorem_3_8",
+    "corrected": "speedup/corrected",
+    "end to end": "speedup/end_to_end",
+    "tokens/s": "throughput/speculative_tokens_per_second",
+    "plain tokens/s": "throughput/baseline_tokens_per_second",
+    "share of read peak": "bandwidth/target_share_of_peak",
+    "draft acceptance rate (not alpha)": "draft_acceptance_rate",
+    "drift, total variation": "drift/tv",
+    "drift, KL in nats": "drift/kl",
+    "tokens": "counts/tokens",
+}
+
+
+class Report:
+    """A report in the making: sections, and the folder that their figures are written to."""
+
+    def __init__(self, folder: Path, runs: Sequence[StoredRun]):
+        self.folder, self.runs = folder, runs
+        self.sections: list[dict[str, Any]] = []
+        (folder / "figures").mkdir(parents=True, exist_ok=True)
+
+    def figure(self, name: str, caption: str, make: Callable[[], Figure]) -> dict[str, str]:
+        return {"svg": save(make, self.folder / "figures" / name), "caption": caption}
+
+    def section(
+        self,
+        title: str,
+        *,
+        texts: Sequence[str] = (),
+        figures: Sequence[dict[str, str]] = (),
+        tables: Sequence[list[dict[str, Any]]] = (),
+        samples: Sequence[dict[str, Any]] = (),
+    ) -> None:
+        self.sections.append({"title": title, "texts": texts, "figures": figures, "tables": tables, "samples": samples})
+
+
+def write_report(folder: Path, runs: Sequence[StoredRun]) -> Path:
+    """Writes report.html and figures/ into the folder; returns the page's path."""
+    report = Report(folder, runs)
+    one = len(runs) == 1
+    (_one_run if one else _many_runs)(report)
+    _paper(report)
+    first = runs[0].result
+    page = Environment(loader=FileSystemLoader(Path(__file__).parent), autoescape=True).get_template("page.html")
+    html = page.render(
+        title=f"{first['name']}: {folder.name}" if one else f"{first['name']}: {len(runs)} runs",
+        subtitle=_provenance(first),
+        cards=_cards(first) if one else [],
+        notes=_notes(runs),
+        sections=report.sections,
+    )
+    write_text(folder / "report.html", html)
+    return folder / "report.html"
+
+
+def _one_run(report: Report) -> None:
+    run = report.runs[0]
+    result = run.result
+    if result["speedup"]["accounting"]:
+        report.section(
+            "Why the gain is not Theorem 3.8's",
+            texts=[account(result)],
+            figures=[
+                report.figure(
+                    "accounting",
+                    "Each factor with its 95 % interval (bootstrap over prompts); they multiply to the measured "
+                    "speedup.",
+                    lambda: figures.accounting(run),
+                )
+            ],
+        )
+    report.section(
+        "Which gamma",
+        figures=[
+            report.figure(
+                "speedup_by_gamma",
+                "Replay evaluates every constant gamma on this run's text, with the measured time of a round of "
+                "that many tokens; the band is a 95 % interval.",
+                lambda: figures.speedup_by_gamma([run]),
+            )
+        ],
+    )
+    report.section(
+        "Where the time goes",
+        figures=[
+            report.figure(
+                "round_times",
+                "A mean round, and the single step of plain decoding.",
+                lambda: figures.round_times([run]),
+            ),
+            report.figure(
+                "timeline",
+                "Figure 5 of the paper from this run's trace; the number is the tokens that a round kept.",
+                lambda: figures.timeline(run),
+            ),
+        ],
+    )
+    if result["beta_by_position"]:
+        report.section(
+            "Beta by position",
+            figures=[
+                report.figure(
+                    "beta_by_position",
+                    "Theorem 3.8 takes all of them to be alpha.",
+                    lambda: figures.beta_by_position([run]),
+                )
+            ],
+        )
+    report.section(
+        "The text as it came about",
+        texts=[
+            "Green: accepted guesses. Struck out: a rejected guess. Blue: the target's own token in its place. Purple: "
+            "the bonus token after a round without a rejection. Grey: the end of the prompt."
+        ],
+        samples=samples(run),
+    )
+    report.section(
+        "All numbers", tables=[[{"": name, "value": _number(_at(result, path))} for name, path in NUMBERS.items()]]
+    )
+
+
+def _many_runs(report: Report) -> None:
+    runs = report.runs
+    report.section(
+        "Measured and predicted",
+        figures=[
+            report.figure(
+                "predicted_and_measured",
+                "Speedup of every run; the diamond is Theorem 3.8 from the run's own alpha and c.",
+                lambda: figures.predicted_and_measured(runs),
+            )
+        ],
+    )
+    rows = multirun_rows([([f"{k}={v}" for k, v in run.keys.items()], run.result) for run in runs])
+    headings = dict.fromkeys(key for row in rows for key in row)
+    report.section("All runs", tables=[[{key: _number(row.get(key)) for key in headings} for row in rows]])
+    explained = [
+        {
+            "run": run.label,
+            **{name: f"{f['factor']:.3f}" for name, f in run.result["speedup"]["accounting"].items()},
+            "measured": f"{run.result['speedup']['measured']:.3f}",
+        }
+        for run in runs
+    ]
+    report.section("Why: the factors of every run", tables=[[row for row in explained if len(row) == 6]])
+    swept = list(dict.fromkeys(key for run in runs for key in run.keys))
+    pairs = [(x, y) for x, y in itertools.combinations(swept, 2) if not _one_each(runs, x, y)]
+    maps = [
+        report.figure(
+            f"heat_{value.split('/')[0]}_{x}_{y}",
+            f"{what} over {x} and {y}",
+            lambda x=x, y=y, value=value, what=what: figures.heat_map(runs, x, y, value, what),
+        )
+        for x, y in pairs[: MOST_HEAT_MAPS // 2]
+        for value, what in HEAT_MAPS.items()
+    ]
+    if maps:
+        report.section("Over two keys at a time", figures=maps)
+    report.section(
+        "Where the time goes",
+        figures=[report.figure("round_times", "A mean round of each run.", lambda: figures.round_times(runs))],
+    )
+    report.section(
+        "Which gamma",
+        figures=[
+            report.figure("speedup_by_gamma", "Curves of up to eight runs.", lambda: figures.speedup_by_gamma(runs[:8]))
+        ],
+    )
+    report.section(
+        "Beta by position",
+        figures=[report.figure("beta_by_position", "Up to eight runs.", lambda: figures.beta_by_position(runs[:8]))],
+    )
+
+
+def _paper(report: Report) -> None:
+    runs = report.runs
+    report.section(
+        "The paper's figures, with what was measured",
+        figures=[
+            report.figure("paper_2", "Figure 2: tokens a round (equation 1).", lambda: paper.figure_2(runs)),
+            report.figure("paper_3", "Figure 3: the best gamma.", lambda: paper.figure_3(runs)),
+            report.figure("paper_4", "Figure 4: speed and operations for c = 0.", lambda: paper.figure_4(runs)),
+        ],
+        tables=[paper.table_1(runs)],
+    )
+
+
+def _one_each(runs: Sequence[StoredRun], x: str, y: str) -> bool:
+    """Whether two keys move together, so that a map of them would be a diagonal."""
+    cells = {(run.keys.get(x), run.keys.get(y)) for run in runs}
+    return len(cells) <= max(len({cell[0] for cell in cells}), len({cell[1] for cell in cells}))
+
+
+def _cards(result: dict[str, Any]) -> list[dict[str, str]]:
+    speedup, alpha = result["speedup"], result["alpha"]
+    low, high = speedup["ci95"]
+    sentence, _ = verdict(result["lossless"])
+    cards = [("speedup, measured", f"{speedup['measured']:.2f}x", f"95 % interval {low:.2f} to {high:.2f}")]
+    if speedup["theorem_3_8"] is not None:
+        cards.append(("Theorem 3.8", f"{speedup['theorem_3_8']:.2f}x", "from alpha, gamma and c"))
+        cards.append(("alpha", f"{alpha['mean']:.3f}", f"standard error {alpha['stderr'] or 0:.3f}"))
+    cards.append(("tokens a round", f"{result['block_efficiency']['mean']:.2f}", "block efficiency"))
+    cards.append(("lossless", sentence.split(":")[0].split(" (")[0], result["lossless"]["method"].replace("_", " ")))
+    return [{"name": name, "value": value, "note": note} for name, value, note in cards]
+
+
+def _notes(runs: Sequence[StoredRun]) -> list[dict[str, str]]:
+    found = []
+    for run in runs:
+        result = run.result
+        sentence, _ = verdict(result["lossless"])
+        if not result["lossless"]["passed"] or len(runs) == 1:
+            kind = "good" if result["lossless"]["passed"] and result["lossless"]["expected"] else "bad"
+            found.append({"kind": kind, "text": f"{run.label}: lossless {sentence}" if len(runs) > 1 else sentence})
+        if result["speedup"]["measured"] < 1:
+            found.append({"kind": "bad", "text": f"{run.label}: slower than plain decoding"})
+        found += [{"kind": "bad", "text": f"{run.label}: {note}"} for note in result["notes"]]
+        if result["status"] != "complete":
+            found.append({"kind": "bad", "text": f"{run.label}: {result['status']}"})
+    return found
+
+
+def _provenance(result: dict[str, Any]) -> str:
+    where = result["provenance"]
+    commit = (where["git_sha"] or "unknown")[:7] + (" with changes" if where["dirty"] else "")
+    versions = ", ".join(f"{name} {version}" for name, version in where["versions"].items())
+    return f"{where['device']}, {where['threads']} threads; {versions}; commit {commit}; {where['started']}"
+
+
+def _at(tree: Any, path: str) -> Any:
+    for key in path.split("/"):
+        tree = tree[key]
+    return tree
+
+
+def _number(value: Any) -> str:
+    if isinstance(value, dict):
+        error = "" if value["stderr"] is None else f" ± {value['stderr']:.3f}"
+        return "-" if value["mean"] is None else f"{value['mean']:.3f}{error}"
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return "-" if value is None else str(value)

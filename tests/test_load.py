@@ -1,0 +1,123 @@
+"""Lenience and its drift, requests that arrive over time, and lenience that follows the queue."""
+
+import numpy as np
+import pytest
+import torch
+from conftest import composed, make_context, make_drafter, tabular_model
+from test_queue import COLUMNS, GAMMA, jobs
+
+from specbench.config import build, check
+from specbench.context import Context
+from specbench.decoding.queue import Queue
+from specbench.decoding.sampling import Sampling
+from specbench.decoding.speculative import decode_speculative
+from specbench.decoding.state import State
+from specbench.gamma_policies.fixed import FixedGamma
+from specbench.lenience_policies.load import LoadLenience
+from specbench.measure.drift import distinct, repetition
+from specbench.measure.recorder import Recorder
+from specbench.measure.timers import Stopwatch
+from specbench.run import run
+from specbench.settings import ConfigError
+from specbench.verifiers.speculative import SpeculativeVerifier
+from specbench.workloads.poisson import Poisson
+
+SMALL = ["max_new_tokens=24", "data.limit=4", "device=cpu", "logger=none"]
+
+
+def poisson(seed=0, **changes):
+    settings = dict(rate=5.0, spike=1.0, spike_from=0, spike_length=0) | changes
+    return Poisson(Poisson.Settings(**settings), Context(torch.device("cpu"), torch.float32, Sampling(), seed=seed))
+
+
+def test_arrivals_are_seeded_and_come_at_the_rate():
+    times = poisson().arrivals(4000)
+    assert times == poisson().arrivals(4000) and times != poisson(seed=1).arrivals(4000)
+    assert times == sorted(times) and times[-1] == pytest.approx(800, rel=0.05)
+    gaps = np.diff(times)
+    assert gaps.std() == pytest.approx(gaps.mean(), rel=0.05)  # exponential
+
+
+def test_a_spike_is_a_spike():
+    gaps = np.diff([0.0, *poisson(spike=8.0, spike_from=1000, spike_length=1000).arrivals(3000)])
+    assert gaps[1000:2000].mean() == pytest.approx(1 / 40, rel=0.15)
+    assert gaps[:1000].mean() == pytest.approx(1 / 5, rel=0.15) == pytest.approx(gaps[2000:].mean(), rel=0.2)
+
+
+def decode_arrivals(tables, arrivals, verifier=None, rows=2):
+    target = tabular_model(tables.target, Sampling())
+    verifier = verifier or SpeculativeVerifier(SpeculativeVerifier.Settings(), make_context(Sampling()))
+    drafter = make_drafter("model", target, "", tabular_model(tables.similar, Sampling()))
+    state = State.idle(rows, COLUMNS, [], target.device)
+    target.allocate(rows, COLUMNS)
+    queue = Queue(jobs(), [target, drafter.model], 5, GAMMA + 1, arrivals)
+    clock, recorder = Stopwatch(target.device), Recorder(verifier)
+    policy = FixedGamma(FixedGamma.Settings(gamma=GAMMA), None)
+    decode_speculative(state, target, drafter, policy, verifier, clock, recorder, queue)
+    laps = clock.rounds()
+    return queue, [r for call in recorder.rounds([lap for lap in laps if "verify" in lap]) for r in call], laps
+
+
+def test_arrivals_change_no_token_and_every_wait_is_counted(tables):
+    at_once, _, _ = decode_arrivals(tables, None)
+    arrivals = [0.0, 0.0, 0.0, 0.001, 0.002, 0.3, 0.3, 0.3, 0.31, 0.32, 0.33]
+    queue, _, laps = decode_arrivals(tables, arrivals)
+    assert queue.outputs == at_once.outputs and at_once.latencies == []
+    for arrived, seen in zip(arrivals, queue.latencies, strict=True):
+        assert arrived == seen.arrived <= seen.admitted <= seen.first_token <= seen.finished
+    assert sum(lap.get("idle", 0.0) for lap in laps) > 0.05  # nothing to do until .3
+    assert max(seen.admitted - seen.arrived for seen in queue.latencies[:3]) > 0  # the third one had to wait
+
+
+def levels(*values, step=2):
+    policy = LoadLenience(LoadLenience.Settings(list(values), step), make_context(Sampling()))
+    return policy.verifier(lambda level: SpeculativeVerifier(SpeculativeVerifier.Settings(),
+                                                             make_context(Sampling(), lenience=level)))  # fmt: skip
+
+
+def test_lenience_follows_the_queue_within_its_levels(tables):
+    verifier = levels(1.0, 0.5, 0.25)
+    state = State.idle(1, 4, [], torch.device("cpu"))
+    found = []
+    for waiting in (0, 1, 2, 3, 4, 50, 2, 0):
+        state.waiting = waiting
+        found.append(verifier.under(state).lenience)
+    assert found == [1.0, 1.0, 0.5, 0.5, 0.25, 0.25, 0.5, 1.0]
+    assert not verifier.lossless and levels(1.0).lossless
+    _, rounds, _ = decode_arrivals(tables, [0.0] * 11, verifier)
+    seen = [r.lenience for r in rounds]
+    assert seen[0] == 0.25 and seen[-1] == 1.0 and set(seen) == {0.25, 0.5, 1.0}
+
+
+@pytest.mark.parametrize("bad", [[], [0.5, 0.7], [1.0, 0.0], [1.5, 1.0], [1.0, 1.0]])
+def test_levels_must_fall(bad):
+    with pytest.raises(ConfigError, match=r"lenience_policy.levels=.* falling numbers in \(0, 1\]"):
+        LoadLenience.Settings(bad, 1).check("lenience_policy.")
+
+
+@pytest.mark.parametrize("temperature", [0, 1])
+def test_drift_grows_with_lenience_within_its_bound(temperature, tmp_path):
+    drifts = []
+    for lenience in (1, 0.5, 0.1):
+        parts = build(check(composed(*SMALL, f"lenience={lenience}", f"temperature={temperature}")))
+        result, _ = run(parts, tmp_path)
+        assert result.drift.bound <= 1 + 1e-5
+        assert result.lossless.expected == (lenience == 1)
+        drifts.append((result.drift.tv, result.drift.kl, result.alpha.mean))
+    assert drifts[0][:2] == pytest.approx((0, 0), abs=1e-5)
+    assert sorted(drifts) == drifts and drifts[1][0] > 0.01  # total variation, KL and alpha all rise
+
+
+def test_signs_of_drift_in_the_text():
+    assert repetition([[1, 2, 3, 4, 1, 2, 3, 4, 1]]) == pytest.approx(2 / 6)
+    assert repetition([[1, 2, 3]]) == 0 and distinct([[1, 2, 1, 2], [1, 2]]) == pytest.approx(2 / 4)
+
+
+def test_a_run_under_load_reports_latency(tmp_path):
+    overrides = ("workload=poisson", "workload.rate=50", "batch_size=2", "lenience_policy=load")
+    result, batches = run(build(check(composed(*SMALL, *overrides, "lenience_policy.step=1"))), tmp_path)
+    assert len(batches) == 1 and set(result.latency) == {"speculative", "baseline"}
+    for latency in result.latency.values():
+        assert 0 <= latency.queue["p50"] <= latency.queue["p90"] <= latency.queue["p99"] <= latency.first_token["p99"]
+        assert latency.per_token["p50"] > 0
+    assert not result.lossless.expected

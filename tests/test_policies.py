@@ -1,0 +1,164 @@
+"""Gamma policies on simulated betas whose best gamma is known, and what rows remember."""
+
+import numpy as np
+import pytest
+import torch
+
+from specbench.decoding.state import Draft, State
+from specbench.gamma_policies.adaptive import AdaptiveGamma
+from specbench.gamma_policies.confidence import ConfidenceGamma
+from specbench.gamma_policies.entropy import EntropyGamma, confidence, entropy
+from specbench.gamma_policies.fixed import FixedGamma
+from specbench.gamma_policies.heuristic import HeuristicGamma
+from specbench.gamma_policies.optimal import OptimalGamma, best_gamma
+from specbench.gamma_policies.oracle import KnownBetas, OracleGamma
+from specbench.measure.costs import CostTable, extend
+from specbench.measure.recorder import Round
+from specbench.measure.replay import Text, Trace, replay, sweep
+from specbench.theory import optimal_gamma, oracle_improvement, walltime_improvement
+
+LARGEST, C = 10, 0.1
+
+
+def process(alpha, texts=60, length=400, signal=None, seed=0) -> Trace:
+    """Texts whose guesses are accepted with probability alpha, a number or one per text; or alpha
+    [length], one per position. Rounds cost 1 + gamma C; plain decoding 1 a token."""
+    generator = np.random.default_rng(seed)
+    found = []
+    for index in range(texts):
+        own = alpha[index] if isinstance(alpha, list) else alpha
+        beta = np.full(length, own) if np.isscalar(own) else generator.permutation(own)
+        said = beta if signal is None else np.full(length, signal)
+        unknown = np.full(length, np.nan)
+        found.append(Text(f"t{index}", 1, length + 50, float(length), length, unknown, beta, beta, 1 - said, said))
+    return Trace(found, 1 + C * np.arange(LARGEST + 1), 1.0)
+
+
+class Costs:
+    """A trace in the place of a calibration."""
+
+    def __init__(self, trace, alpha):
+        self.alpha, self.acceptance, self.trace = alpha, (alpha * 1000, 1000), trace
+
+    def seconds(self, largest):
+        return self.trace.seconds[: largest + 1]
+
+
+def policy(kind, trace, alpha=0.5, **settings):
+    made = kind(kind.Settings(largest=LARGEST, **settings), None)
+    if hasattr(made, "calibrate"):
+        made.calibrate(Costs(trace, alpha))
+    return made
+
+
+@pytest.mark.parametrize("alpha", [0.3, 0.6, 0.8, 0.9])
+def test_replay_of_constant_betas_is_theorem_3_8(alpha):
+    trace = process(alpha)
+    for gamma, found in sweep(trace, draws=4).items():
+        assert found.speedup == pytest.approx(walltime_improvement(alpha, gamma, C), rel=0.02)
+    oracle = replay(trace, policy(OracleGamma, trace), draws=4)
+    # The bound assumes no largest gamma.
+    assert oracle.speedup <= oracle_improvement(alpha, C) * 1.02
+    assert oracle.speedup > max(found.speedup for found in sweep(trace, draws=4).values())
+
+
+@pytest.mark.parametrize("alpha", [0.3, 0.6, 0.8])
+def test_optimal_chooses_the_gamma_of_the_theorem(alpha):
+    trace = process(alpha)
+    assert policy(OptimalGamma, trace, alpha).constant == optimal_gamma(alpha, C, LARGEST)
+    assert best_gamma(alpha, trace.seconds * 7.0) == optimal_gamma(alpha, C, LARGEST)
+
+
+def test_adaptive_finds_the_gamma_of_each_text():
+    alphas = [0.2, 0.95] * 30
+    trace = process(alphas)
+    best_fixed = max(found.speedup for found in sweep(trace, draws=2).values())
+    adaptive = replay(trace, policy(AdaptiveGamma, trace, 0.6, prior=4.0, forget=0.0), draws=2)
+    assert adaptive.speedup > best_fixed * 1.1
+    known = [max(walltime_improvement(alpha, gamma, C) for gamma in range(LARGEST + 1)) for alpha in (0.2, 0.95)]
+    assert adaptive.speedup > 0.95 / np.mean([1 / k for k in known])
+    blind = replay(trace, policy(AdaptiveGamma, trace, 0.6, prior=1e9, forget=0.0), draws=2)
+    assert blind.speedup < best_fixed * 1.01  # negative control: it never learns what it sees
+
+
+@pytest.mark.parametrize("signal", ["entropy", "confidence"])
+def test_entropy_stops_where_acceptance_is_unlikely(signal):
+    betas = np.r_[np.full(200, 0.98), np.full(200, 0.1)]
+    trace = process([betas] * 60)
+    best_fixed = max(found.speedup for found in sweep(trace, draws=2).values())
+    learnt = replay(trace, policy(EntropyGamma, trace, signal=signal), draws=2)
+    known = replay(trace, policy(KnownBetas, trace), draws=2)
+    assert best_fixed * 1.02 < learnt.speedup <= known.speedup * 1.01
+    deaf = process([betas] * 60, signal=0.5)  # negative control: the signal says nothing
+    assert replay(deaf, policy(EntropyGamma, deaf, signal=signal), draws=2).speedup < learnt.speedup / 1.02
+
+
+def test_signals_are_of_the_law():
+    q = torch.tensor([[0.5, 0.25, 0.25, 0.0], [0.25, 0.25, 0.25, 0.25], [1.0, 0.0, 0.0, 0.0]])
+    x = torch.tensor([1, 0, 0])
+    expected = [np.sqrt(1.5 * np.log(2) / np.log(4)), 1.0, 0.0]
+    assert entropy(q, x).tolist() == pytest.approx(expected, abs=1e-6)
+    assert confidence(q, x).tolist() == [0.5, 0.25, 1.0]
+    assert ConfidenceGamma.signal(q, x).tolist() == [0.25, 0.25, 1.0]
+
+
+def state(*owners: int) -> State:
+    made = State.idle(len(owners), 8, [], torch.device("cpu"))
+    made.serials = dict(enumerate(owners))
+    return made
+
+
+def draft(*counts: int) -> Draft:
+    return Draft.chain(torch.zeros(len(counts), max(counts), dtype=torch.long), None, torch.tensor(counts))
+
+
+def test_heuristic_is_plus_two_minus_one_in_each_row():
+    made = HeuristicGamma(HeuristicGamma.Settings(gamma=4, largest=7), None)
+    rows = state(0, 1)
+    assert made.next_gamma(rows) == [4, 4]
+    made.observe(draft(4, 4), [5, 3])
+    assert made.next_gamma(rows) == [6, 3]
+    made.observe(draft(6, 3), [7, 1])
+    assert made.next_gamma(rows) == [7, 2]
+    made.observe(draft(7, 2), [0, 1])
+    assert made.next_gamma(rows) == [7, 1]
+    made.observe(draft(7, 1), [0, 1])
+    assert made.next_gamma(rows) == [7, 1]
+    assert made.next_gamma(state(0, 2)) == [7, 4]  # another request begins anew
+
+
+def test_confidence_keeps_the_guess_that_it_stops_at():
+    made = ConfidenceGamma(ConfidenceGamma.Settings(largest=6, threshold=0.4), None)
+    assert made.go_on(state(0, 1), [1, 1], [0.39, 0.4]) == [False, True]
+
+
+def test_adaptive_forgets_the_row_with_its_request():
+    trace = process(0.5)
+    made = policy(AdaptiveGamma, trace, 0.5, prior=1.0, forget=0.0)
+    first = made.next_gamma(state(0))
+    for _ in range(30):
+        made.observe(draft(4), [5])
+    assert made.next_gamma(state(0)) == [LARGEST]
+    assert made.next_gamma(state(1))[0] < LARGEST and first[0] < LARGEST
+
+
+def test_a_fixed_policy_does_not_change():
+    made = FixedGamma(FixedGamma.Settings(gamma=3), None)
+    made.observe(draft(3), [1])
+    assert made.next_gamma(state(0, 1)) == [3, 3] and made.widths == (3,) and made.constant == 3
+
+
+def rounds_with(steps, seconds, count, rows=1):
+    laps = {"draft": 0.0, "verify": seconds, "accept": 0.0, "host": 0.0}
+    return [Round(0, 0, steps, 0, 1, 1, 1, 0, 0, [0.5], seconds=laps, rows=rows, steps=steps) for _ in range(count)]
+
+
+def test_costs_lie_on_a_line_between_and_beyond_what_was_measured():
+    assert extend([0, 4], [1.0, 3.0], 6).tolist() == pytest.approx([1, 1.5, 2, 2.5, 3, 3.5, 4])
+    assert extend([2, 3], [4.0, 5.0], 4).tolist() == pytest.approx([2, 3, 4, 5, 6])
+    table = CostTable()
+    table.add(rounds_with(1, 2.0, 9) + rounds_with(1, 11.0, 1) + rounds_with(3, 4.0, 10))
+    assert table.seconds(3).tolist() == pytest.approx([1, 2, 3, 4])
+    shares = {cost.gamma: cost.share * cost.rounds for cost in table.summary()}
+    assert sum(shares.values()) == pytest.approx(69)  # every second is accounted for
+    assert table.alpha == pytest.approx(10.5 / 21)

@@ -1,0 +1,204 @@
+"""Betas along a text, replay of a run, and the accounting that explains it."""
+
+import json
+import math
+from types import SimpleNamespace
+
+import numpy as np
+import pyarrow.parquet
+import pytest
+import torch
+from conftest import V, composed, make_drafter, tabular_model
+
+import specbench.replay as command
+from specbench.config import build, check
+from specbench.decoding.sampling import Sampling
+from specbench.decoding.state import Draft
+from specbench.decoding.verify import output_law, speculative_sampling
+from specbench.gamma_policies.fixed import FixedGamma
+from specbench.gamma_policies.heuristic import HeuristicGamma
+from specbench.loggers.files import write_result
+from specbench.measure.replay import replay, trace_of
+from specbench.measure.text import read_text
+from specbench.replay import load_trace
+from specbench.run import run
+
+SMALL = ["max_new_tokens=24", "data.limit=4", "device=cpu", "logger=none"]
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """Runs by their overrides, made once."""
+    made = {}
+
+    def get(*overrides):
+        if overrides not in made:
+            folder = tmp_path_factory.mktemp("run")
+            parts = build(check(composed(*SMALL, *overrides)))
+            result, batches = run(parts, folder)
+            write_result(result, batches, "digest", folder, parts.target.tokenizer)
+            made[overrides] = result, batches, folder
+        return made[overrides]
+
+    return get
+
+
+@pytest.mark.parametrize("overrides", [("gamma=3",), ("gamma=3", "temperature=0"), ("gamma=2", "batch_size=2")])
+def test_replay_of_the_traced_policy_reproduces_the_trace(overrides, finished):
+    result, batches, folder = finished(*overrides)
+    for trace in (load_trace(folder), trace_of(batches, result.cost.by_gamma, result.speedup.measured)):
+        gamma = result.gamma
+        again = replay(trace, FixedGamma(FixedGamma.Settings(gamma), None), draws=1)
+        assert (again.rounds, again.tokens, again.drafted) == (
+            result.counts.rounds, result.counts.tokens, result.counts.drafted)  # fmt: skip
+        other = replay(trace, FixedGamma(FixedGamma.Settings(gamma - 1), None), draws=1)
+        assert other.rounds > again.rounds and other.drafted < again.drafted
+
+
+def test_replay_of_a_policy_that_learns_reproduces_its_trace(finished):
+    result, _, folder = finished("gamma_policy=heuristic", "gamma=2", "gamma_policy.largest=5", "temperature=0")
+    trace = load_trace(folder)
+    again = replay(trace, HeuristicGamma(HeuristicGamma.Settings(gamma=2, largest=5), None), draws=1)
+    assert (again.rounds, again.drafted) == (result.counts.rounds, result.counts.drafted)
+
+
+@pytest.mark.parametrize("overrides", [("gamma=3",), ("gamma=3", "temperature=0"), ("drafter=ngram", "temperature=0"),
+                                       ("gamma=2", "batch_size=2"), ("gamma_policy=adaptive",)])  # fmt: skip
+def test_the_accounting_closes(overrides, finished):
+    result, _, _ = finished(*overrides)
+    factors = result.speedup.accounting
+    assert list(factors) == ["theorem_3_8", "not_iid", "verify", "overhead"]
+    assert math.prod(f.factor for f in factors.values()) == pytest.approx(result.speedup.measured, rel=1e-9)
+    assert factors["theorem_3_8"].factor == pytest.approx(result.speedup.theorem_3_8, rel=1e-9)
+    for factor in factors.values():
+        assert factor.ci95[0] <= factor.factor * 1.0001 and factor.ci95[1] >= factor.factor * 0.9999
+
+
+def test_nothing_drafted_is_not_accounted_for(finished):
+    result, _, _ = finished("gamma=0")
+    assert result.speedup.accounting == {} and result.regret == 0
+
+
+def test_beta_by_position_and_category_are_means_of_the_rounds(finished):
+    result, _, folder = finished("gamma=3", "data.kind=mixed")
+    rounds = pyarrow.parquet.read_table(folder / "rounds.parquet").to_pylist()
+    assert len(result.beta_by_position) == 3
+    for place, estimate in enumerate(result.beta_by_position):
+        betas = [r["beta"][place] for r in rounds if len(r["beta"]) > place]
+        assert estimate.n == len(betas) and estimate.mean == pytest.approx(np.mean(betas))
+    kinds = {json.loads(line)["id"]: json.loads(line)["category"] for line in
+             (folder / "prompts.jsonl").read_text().splitlines()}  # fmt: skip
+    assert set(result.alpha_by_category) == {"python", "prose"}
+    for category, estimate in result.alpha_by_category.items():
+        betas = [beta for r in rounds if kinds[r["prompt"]] == category for beta in r["beta"]]
+        assert estimate.mean == pytest.approx(np.mean(betas))
+
+
+def test_betas_along_the_text_are_those_of_the_rounds(finished):
+    """The text is read by other calls of other shapes, so only rounding may differ."""
+    for overrides in (("gamma=3",), ("gamma=3", "temperature=0"), ("gamma=3", "repetition_penalty=1.3", "top_k=50")):
+        _, _, folder = finished(*overrides)
+        rounds = pyarrow.parquet.read_table(folder / "rounds.parquet").to_pylist()
+        table = pyarrow.parquet.read_table(folder / "positions.parquet").to_pylist()
+        positions = {(p["prompt"], p["position"]): p for p in table}
+        checked = 0
+        for r in rounds:
+            for place, beta in enumerate(r["beta"]):
+                found = positions[r["prompt"], r["position"] + place]
+                assert found["beta"] == pytest.approx(beta, abs=2e-4)
+                assert found["outcome"] == int(place < r["accepted"])
+                checked += 1
+        assert checked > 60
+
+
+@pytest.mark.parametrize("kind", ["model", "bigram", "random", "ngram_sample"])
+def test_betas_along_a_text_of_a_known_chain(kind, tables, number_text):
+    sampling = Sampling()
+    target = tabular_model(tables.target, sampling)
+    drafter = make_drafter(kind, target, number_text, tabular_model(tables.similar, sampling))
+    target.allocate(1, 48)
+    if kind == "model":
+        drafter.model.allocate(1, 48)
+    text = torch.randint(V, (30,), generator=torch.Generator().manual_seed(3)).tolist()
+    laws = read_text(SimpleNamespace(target=target, drafter=drafter), text[:4], text[4:], [1.0] * 26)
+    p = tables.target.double().softmax(-1)
+    for place in range(26):
+        before, last, x = text[place + 2], text[place + 3], text[place + 4]
+        if kind == "model":
+            q = tables.similar.double().softmax(-1)[before, last]
+        elif kind == "random":
+            q = torch.full((V,), 1 / V, dtype=torch.double)
+        else:
+            continue
+        both = torch.minimum(p[before, last], q)
+        assert laws.beta[place] == pytest.approx(both.sum().item(), abs=1e-5)
+        assert laws.acceptance[place] == pytest.approx((both[x] / p[before, last, x]).item(), abs=1e-4)
+        assert laws.confidence[place] == pytest.approx(q.max().item(), abs=1e-5)
+    known = np.isfinite(laws.beta)
+    assert known.any() and (laws.drift_tv[known] < 1e-6).all() and (laws.bound[known] < 1 + 1e-5).all()
+
+
+def test_replay_predicts_another_gamma_of_the_same_law(finished):
+    """Tokens a round of gamma 2, replayed on the text of gamma 4, against a run with gamma 2."""
+    wide, narrow = finished("gamma=4", "data.limit=24"), finished("gamma=2", "data.limit=24")
+    predicted = replay(load_trace(wide[2]), FixedGamma(FixedGamma.Settings(2), None))
+    efficiency = narrow[0].block_efficiency
+    assert abs(predicted.block_efficiency - efficiency.mean) < 4 * math.hypot(efficiency.stderr, 0.02)
+    wrong = replay(load_trace(wide[2]), FixedGamma(FixedGamma.Settings(4), None))  # negative control
+    assert abs(wrong.block_efficiency - efficiency.mean) > 4 * math.hypot(efficiency.stderr, 0.02)
+
+
+@pytest.mark.parametrize("lenience", [1.0, 0.6, 0.2])
+def test_the_output_law_is_that_of_the_verifier(lenience):
+    generator = torch.Generator().manual_seed(1)
+    p, q = (torch.randn(V, generator=generator).mul(1.5).softmax(-1) for _ in range(2))
+    law, kept = output_law(p.double(), q.double(), lenience, greedy=False)
+    assert law.sum().item() == pytest.approx(1) and (law * lenience <= p.double() * (1 + 1e-12)).all()
+    if lenience == 1:
+        assert torch.allclose(law, p.double())
+    trials = 200_000
+    x = torch.multinomial(q, trials, replacement=True, generator=generator)[:, None]
+    draft = Draft.chain(x, q.expand(trials, 1, V), torch.ones(trials, dtype=torch.long))
+    r = torch.rand(trials, 1, generator=generator, dtype=torch.double)
+    bits = torch.randint(-(2**62), 2**62, (trials, 2), generator=generator)
+    verdict = speculative_sampling(p.expand(trials, 2, V), draft, r, bits, lenience)
+    counts = torch.bincount(verdict.tokens[:, 0], minlength=V).double()
+    chi_square = ((counts - law * trials).square() / (law * trials)).sum().item()
+    assert chi_square < (V - 1) + 10 * math.sqrt(2 * (V - 1))
+    assert verdict.accepted.double().mean().item() == pytest.approx(kept.sum().item(), abs=0.01)
+    if lenience < 1:  # negative control
+        assert ((counts - p * trials).square() / (p * trials)).sum().item() > 1000
+
+
+def test_the_command_prints_a_table_and_writes_it(finished, monkeypatch, capsys):
+    _, _, folder = finished("gamma=3")
+    command.main([str(folder), "gamma_policy=optimal,oracle"])
+    shown = capsys.readouterr().out
+    assert "gamma 3" in shown and "oracle" in shown and "100%" in shown and "adaptive" not in shown
+    stored = json.loads((folder / "replay.json").read_text())
+    assert set(stored) == {"gamma 0", "gamma 1", "gamma 2", "gamma 3", "optimal", "oracle"}
+    assert stored["oracle"]["speedup"] >= max(entry["speedup"] for entry in stored.values()) - 1e-9
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["nowhere"], "nowhere is not a finished run: results.json is not there"),
+        (["{folder}", "gamma_policy=nonsense"], "gamma_policy=nonsense is not a choice"),
+        (["{folder}", "gamma_policy=adaptive", "gamma_policy.prior=-1"], "gamma_policy.prior=-1.0 is not allowed"),
+    ],
+)
+def test_bad_input_is_one_sentence(arguments, expected, finished, capsys, monkeypatch):
+    _, _, folder = finished("gamma=3")
+    with pytest.raises(SystemExit) as stop:
+        command.main([a.replace("{folder}", str(folder)) for a in arguments])
+    err = capsys.readouterr().err
+    assert stop.value.code == 2 and expected in err and "Traceback" not in err and err.count("specbench:") == 1
+
+
+def test_a_verifier_without_laws_leaves_nothing_to_replay(finished, capsys):
+    result, _, folder = finished("verifier=synthetic", "data.limit=1")
+    assert result.alpha_on_target_text.mean is None and result.gamma_sweep == [] and result.drift.tv is None
+    with pytest.raises(SystemExit):
+        command.main([str(folder)])
+    assert "does not judge by p and q" in capsys.readouterr().err

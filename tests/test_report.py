@@ -1,0 +1,163 @@
+"""The page that a stored run becomes: whole, self-contained, and readable in a browser."""
+
+import json
+import re
+import shutil
+import subprocess
+from html.parser import HTMLParser
+
+import pytest
+from conftest import composed
+
+import specbench.report.__main__ as command
+from specbench.config import build, check
+from specbench.loggers.files import write_result
+from specbench.report.load import load_runs
+from specbench.report.style import embed
+from specbench.report.text import samples
+from specbench.run import run
+
+SMALL = ["max_new_tokens=16", "data.limit=3", "device=cpu", "logger=none"]
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+
+
+def store(folder, *overrides):
+    parts = build(check(composed(*SMALL, *overrides)))
+    folder.mkdir(parents=True)
+    result, batches = run(parts, folder)
+    write_result(result, batches, "digest", folder, parts.target.tokenizer)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def one(tmp_path_factory):
+    folder = store(tmp_path_factory.mktemp("report") / "run", "gamma=3")
+    command.main([str(folder)])
+    return folder
+
+
+@pytest.fixture(scope="module")
+def several(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("sweep")
+    for gamma in (1, 3):
+        for temperature in (0, 1):
+            store(folder / f"gamma={gamma},temperature={temperature}", f"gamma={gamma}", f"temperature={temperature}")
+    store(folder / "gamma=3,temperature=1,drafter=ngram", "gamma=3", "drafter=ngram")
+    store(folder / "gamma=0,temperature=1", "gamma=0")
+    command.main([str(folder)])
+    return folder
+
+
+class Page(HTMLParser):
+    def __init__(self, text):
+        super().__init__()
+        self.headings, self.links, self.svgs, self.ids, self._in = [], [], 0, [], None
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        attrs = dict(attrs)
+        self._in = tag
+        self.svgs += tag == "svg"
+        self.links += [attrs[key] for key in ("src", "href", "xlink:href") if key in attrs]
+        self.ids += [attrs["id"]] if "id" in attrs else []
+
+    def handle_data(self, data):
+        if self._in in ("h1", "h2") and data.strip():
+            self.headings.append(data.strip())
+
+
+def test_the_page_of_a_run_is_whole_and_needs_no_network(one):
+    page = Page((one / "report.html").read_text())
+    expected = ["Why the gain is not Theorem 3.8's", "Which gamma", "Where the time goes", "Beta by position",
+                "The text as it came about", "All numbers", "The paper's figures, with what was measured"]  # fmt: skip
+    assert page.headings[1:] == expected
+    assert all(link.startswith("#") for link in page.links)
+    assert {link[1:] for link in page.links} <= set(page.ids) and len(set(page.ids)) == len(page.ids)
+    figures = {path.name for path in (one / "figures").iterdir()}
+    assert page.svgs == len(figures) / 2 == 8
+    assert {name.split(".")[-1] for name in figures} == {"png", "svg"}
+
+
+def test_the_page_says_what_results_json_says(one):
+    result, text = json.loads((one / "results.json").read_text()), (one / "report.html").read_text()
+    assert f"{result['speedup']['measured']:.2f}x" in text
+    assert f"{result['alpha']['mean']:.3f}" in text and "limit 4" in text
+    for factor in result["speedup"]["accounting"].values():
+        assert f"x{factor['factor']:.2f}" in text or f"{factor['factor']:.2f}x" in text
+
+
+def test_the_coloured_text_is_the_output(one):
+    stored = load_runs(one)[0]
+    outputs = {p["id"]: p["output"] for p in stored.prompts}
+    ids = list(outputs)
+    for name, sample in zip(ids, samples(stored), strict=False):
+        kept = "".join(piece["text"] for piece in sample["pieces"] if piece["kind"] != "r")
+        assert kept.replace("</s>", "") == outputs[name]
+    rejected = sum(piece["kind"] == "r" for sample in samples(stored) for piece in sample["pieces"])
+    assert rejected == sum(r["recovered"] for r in stored.rounds if r["rejected"] is not None)
+
+
+def test_a_multirun_has_every_run_and_a_map(several):
+    text = (several / "report.html").read_text()
+    page = Page(text)
+    assert "Over two keys at a time" in page.headings and page.headings[0].endswith("6 runs")
+    for gamma in (1, 3):
+        assert f"gamma {gamma}, temperature 0" in text
+    assert (several / "figures" / "heat_alpha_gamma_temperature.png").is_file()
+    runs = load_runs(several)
+    assert [run.keys["gamma"] for run in runs] == sorted(run.keys["gamma"] for run in runs)
+
+
+def test_text_from_models_cannot_break_the_page(tmp_path):
+    folder = store(tmp_path / "run", "data.limit=1")
+    line = json.loads((folder / "prompts.jsonl").read_text())
+    (folder / "prompts.jsonl").write_text(json.dumps(line | {"prompt": "</pre><script>alert(1)</script>"}) + "\n")
+    command.main([str(folder)])
+    assert "<script" not in (folder / "report.html").read_text()
+
+
+def test_embedded_figures_keep_their_ids_apart():
+    svg = (
+        '<svg width="90pt" height="9pt" viewBox="0 0 1 1"><g id="a" fill="#123456"/>'
+        '<use xlink:href="#a" clip-path="url(#a)"/></svg>'
+    )
+    found = embed(svg, "one")
+    assert 'id="one-a"' in found and 'href="#one-a"' in found and "url(#one-a)" in found and "currentColor" in found
+    assert not re.search(r'<svg[^>]* (width|height)="', found)
+
+
+def test_an_empty_folder_is_one_sentence(tmp_path, capsys):
+    with pytest.raises(SystemExit) as stop:
+        command.main([str(tmp_path)])
+    assert stop.value.code == 2 and "holds no finished run" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
+@pytest.mark.parametrize("dark", [False, True])
+def test_a_browser_shows_the_page(one, tmp_path, dark):
+    flags = [
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--no-first-run",
+        "--disable-background-networking",
+        f"--user-data-dir={tmp_path / 'profile'}",
+        "--window-size=1100,900",
+        "--virtual-time-budget=2000",
+    ]
+    flags += ["--blink-settings=preferredColorScheme=0"] if dark else []
+    call = [CHROMIUM, *flags, "--dump-dom", (one / "report.html").as_uri()]
+    dom = subprocess.run(call, capture_output=True, text=True, timeout=90).stdout
+    assert "Why the gain is not Theorem 3.8" in dom and dom.count("<svg") == 8
+
+
+def test_blocks_of_a_wandb_report(one):
+    pytest.importorskip("wandb_workspaces")
+    from specbench.report.wandb_report import blocks
+
+    found = blocks("project", "entity", load_runs(one))
+    grid = next(block for block in found if type(block).__name__ == "PanelGrid")
+    assert len(grid.panels) == 7
+    metrics = {str(metric) for panel in grid.panels for metric in getattr(panel, "metrics", [])}
+    assert any("speedup/theorem_3_8" in metric for metric in metrics)
+    assert grid.runsets[0].project == "project" and grid.runsets[0].entity == "entity"
