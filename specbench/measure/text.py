@@ -78,7 +78,7 @@ def _numbers(p: Tensor, q: Tensor, x: Tensor, lenience: Tensor, greedy: bool, ce
         kl = (torch.xlogy(law, law) - torch.xlogy(law, p.clamp(min=1e-300))).sum(-1)
         bound = (law * lenience / p.clamp(min=1e-300)).amax(-1)
     entropy = torch.special.entr(certain.double()).sum(-1) / math.log(certain.shape[-1])
-    rows = [kept.sum(-1), accepted, entropy, certain.amax(-1).double(), tv, kl, bound]
+    rows = [kept.sum(-1), accepted, entropy, certain.amax(-1).double(), tv, kl.clamp(min=0), bound]
     return torch.where(known, torch.stack(rows), torch.nan)
 
 

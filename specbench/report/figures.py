@@ -93,6 +93,7 @@ def speedup_by_gamma(runs: Sequence[StoredRun]) -> Figure:
     axes.axhline(1, color=OTHER, linewidth=1, linestyle=":")
     axes.set_xlabel("gamma, tokens drafted a round (a star marks gamma* of Theorem 3.8)")
     axes.set_ylabel("speedup over plain decoding")
+    axes.margins(y=0.1)
     axes.set_ylim(bottom=0)
     axes.grid()
     axes.legend(fontsize=8)
@@ -183,6 +184,53 @@ def heat_map(runs: Sequence[StoredRun], x: str, y: str, value: str, title: str) 
     axes.set_ylabel(y)
     axes.set_title(title)
     figure.colorbar(image)
+    return figure
+
+
+def lenience(runs: Sequence[StoredRun]) -> Figure:
+    """Alpha, speedup and drift by lenience, a line per temperature."""
+    figure, axes = plt.subplots(1, 3, figsize=(10, 3.3))
+    paths = {"alpha": ("alpha", "mean"), "speedup": ("speedup", "measured"), "drift: total variation": ("drift", "tv")}
+    for temperature in sorted({run.result["config"]["temperature"] for run in runs}):
+        here = [run.result for run in runs if run.result["config"]["temperature"] == temperature]
+        here = sorted(here, key=lambda result: result["config"]["lenience"])
+        x = [result["config"]["lenience"] for result in here]
+        for panel, (group, key) in zip(axes, paths.values(), strict=True):
+            panel.plot(x, [result[group][key] for result in here], "o-", label=f"temperature {temperature:g}")
+    for panel, name in zip(axes, paths, strict=True):
+        panel.set_title(name)
+        panel.set_xlabel("lenience l")
+        panel.set_xscale("log")
+        panel.set_xticks(x, [f"{value:g}" for value in x])
+        panel.minorticks_off()
+        panel.set_ylim(bottom=0)
+        panel.grid()
+    axes[0].legend(fontsize=8)
+    return figure
+
+
+def latency(runs: Sequence[StoredRun]) -> Figure:
+    """Waiting times of requests that arrive over time: p50, p90 and p99 of each run's decoders."""
+    rows = [(run, way) for run in runs for way in run.result["latency"]]
+    figure, axes = plt.subplots(1, 3, figsize=(11, 1.6 + 0.42 * len(rows)), sharey=True)
+    names = {"queue": "in the queue", "first_token": "to the first token", "per_token": "per token after it"}
+    for panel, (what, name) in zip(axes, names.items(), strict=True):
+        for y, (run, way) in enumerate(rows):
+            found = [run.result["latency"][way][what][p] for p in ("p50", "p90", "p99")]
+            panel.plot(found, [y] * 3, color=OTHER, linewidth=1)
+            for value, marker in zip(found, "o|D", strict=True):
+                panel.plot(
+                    value, y, marker, color=MEASURED if way == "speculative" else THEORY, markersize=7, mfc="none"
+                )
+        panel.set_title(name)
+        panel.set_xlabel("seconds")
+        panel.set_xlim(left=0)
+        panel.grid(axis="x")
+    axes[0].set_yticks(range(len(rows)), [f"{run.label}, {'plain' if w == 'baseline' else w}" for run, w in rows])
+    axes[0].set_ylim(len(rows) - 0.5, -0.5)
+    handles = [plt.Line2D([], [], color=OTHER, marker=m, linestyle="", label=p, mfc="none")
+               for m, p in zip("o|D", ("p50", "p90", "p99"), strict=True)]  # fmt: skip
+    figure.legend(handles=handles, loc="outside lower center", ncols=3)
     return figure
 
 

@@ -68,6 +68,7 @@ def write_report(folder: Path, runs: Sequence[StoredRun]) -> Path:
     report = Report(folder, runs)
     one = len(runs) == 1
     (_one_run if one else _many_runs)(report)
+    _under_load(report)
     _paper(report)
     first = runs[0].result
     page = Environment(loader=FileSystemLoader(Path(__file__).parent), autoescape=True).get_template("page.html")
@@ -199,6 +200,17 @@ def _many_runs(report: Report) -> None:
         "Beta by position",
         figures=[report.figure("beta_by_position", "Up to eight runs.", lambda: figures.beta_by_position(runs[:8]))],
     )
+
+
+def _under_load(report: Report) -> None:
+    """Sections that only some runs have: lenience that was swept, requests that arrived over time."""
+    runs = report.runs
+    if len({run.result["config"]["lenience"] for run in runs}) > 1:
+        caption = "Drift is the mean total variation between a tested position's output law and the target's."
+        report.section("Lenience", figures=[report.figure("lenience", caption, lambda: figures.lenience(runs))])
+    if any(run.result["latency"] for run in runs):
+        caption = "Blue: speculative decoding; orange: plain decoding of the same arrivals."
+        report.section("Waiting times", figures=[report.figure("latency", caption, lambda: figures.latency(runs))])
 
 
 def _paper(report: Report) -> None:
