@@ -6,7 +6,7 @@ import json
 import logging
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -171,8 +171,9 @@ def _warm_up(parts: Parts, requests: list[Request], columns: int) -> None:
         # A failure here will be met, and recorded, by the prompt itself.
         with contextlib.suppress(RuntimeError):
             decode(parts, jobs, False, columns)
-            for gamma in _gammas(parts):
-                decode(parts, jobs, True, columns, policy=_constant(gamma))
+            for level in getattr(parts.verifier, "levels", [parts.verifier]):
+                for gamma in _gammas(parts):
+                    decode(replace(parts, verifier=level), jobs, True, columns, policy=_constant(gamma, parts.policy))
     for peer in parts.peers.names:
         with contextlib.suppress(RuntimeError):
             parts.peers.decode(peer, jobs[0])
@@ -185,8 +186,12 @@ def _gammas(parts: Parts) -> list[int]:
     return [*policy.widths] if parts.target.executor.fixed_shapes else [*range(1, policy.largest + 1)] or [0]
 
 
-def _constant(gamma: int) -> GammaPolicy:
-    return FixedGamma(FixedGamma.Settings(gamma), None)
+def _constant(gamma: int, policy: GammaPolicy) -> GammaPolicy:
+    """A constant gamma whose rounds pay for what `policy` looks at."""
+    constant = FixedGamma(FixedGamma.Settings(gamma), None)
+    if hasattr(policy, "go_on"):
+        constant.signal, constant.go_on = policy.signal, lambda state, count, signals: [True] * len(count)
+    return constant
 
 
 def _calibrate(parts: Parts, requests: list[Request], columns: int) -> None:
@@ -202,7 +207,7 @@ def _probe_costs(parts: Parts, request: Request, columns: int, gamma: int, token
     keys = [prompt_key(parts.seed, f"{request.id} probe {row}") for row in range(parts.batch_size)]
     jobs = [Job(request.tokens, limit, key) for key in keys]
     with contextlib.suppress(RuntimeError):
-        parts.costs.add(decode(parts, jobs, True, columns, policy=_constant(gamma)).rounds)
+        parts.costs.add(decode(parts, jobs, True, columns, policy=_constant(gamma, parts.policy)).rounds)
 
 
 def _read_texts(parts: Parts, batch: Batch) -> dict[str, list[TextLaws]]:

@@ -64,7 +64,7 @@ def read_text(parts: Parts, prompt: Sequence[int], new: Sequence[int], lenience:
 
 def _numbers(p: Tensor, q: Tensor, x: Tensor, lenience: Tensor, greedy: bool, certain: Tensor, known: Tensor) -> Tensor:
     """The columns of TextLaws for n positions, [7, n]: p and q [n, V], tokens x [n], lenience [n, 1]."""
-    p, q = p.double(), q.double()
+    p, q = (law.double() / law.double().sum(-1, keepdim=True).clamp(min=1e-300) for law in (p, q))
     law, kept = output_law(p, q, lenience, greedy)
     own = law.gather(-1, x[:, None])[:, 0]
     accepted = torch.where(own > 0, kept.gather(-1, x[:, None])[:, 0] / own, 0.0).clamp(max=1)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as parquet
+import yaml
 
 from specbench.settings import ConfigError
 
@@ -39,22 +40,17 @@ def load_runs(folder: Path) -> list[StoredRun]:
     runs = [StoredRun(path, json.loads((path / "results.json").read_text(encoding="utf-8"))) for path in paths]
     if not runs:
         raise ConfigError(f"{folder} holds no finished run: there is no results.json in it or one folder below")
-    overrides = [_overrides(run.folder.name) for run in runs]
+    overrides = [_overrides(run.folder) for run in runs]
     for run, own in zip(runs, overrides, strict=True):
         run.keys = {key: value for key, value in own.items() if any(other.get(key) != value for other in overrides)}
     return sorted(runs, key=lambda run: [_sortable(value) for value in run.keys.values()])
 
 
-def _overrides(name: str) -> dict[str, str]:
-    """{"gamma": "5", ...} from a folder that is named by its overrides, gamma=5,temperature=0."""
-    found, key = {}, None
-    for part in name.split(","):
-        if "=" in part:
-            key, value = part.split("=", 1)
-            found[key] = value
-        elif key is not None:  # a value with a comma of its own
-            found[key] += f",{part}"
-    return found
+def _overrides(folder: Path) -> dict[str, str]:
+    """{"gamma": "5", ...}: what Hydra noted beside the run, or else the folder's name."""
+    noted = folder / ".hydra" / "overrides.yaml"
+    words = yaml.safe_load(noted.read_text(encoding="utf-8")) if noted.is_file() else folder.name.split(",")
+    return dict(word.split("=", 1) for word in words if "=" in word)
 
 
 def _sortable(value: str) -> tuple[int, float, str]:

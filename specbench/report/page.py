@@ -36,6 +36,11 @@ NUMBERS = {  # of one run: name, path in results.json
     "draft acceptance rate (not alpha)": "draft_acceptance_rate",
     "drift, total variation": "drift/tv",
     "drift, KL in nats": "drift/kl",
+    "largest s(x) l / p(x)": "drift/bound",
+    "repeated 4-grams": "drift/repetition",
+    "of plain decoding": "drift/baseline_repetition",
+    "distinct 2-grams": "drift/distinct_2",
+    "of plain decoding ": "drift/baseline_distinct_2",
     "tokens": "counts/tokens",
 }
 
