@@ -58,7 +58,7 @@ def verifier_of(sampling: Sampling) -> SpeculativeVerifier:
 
 @cache
 def requests() -> tuple:
-    source = StdlibData(StdlibData.Settings(limit=PROMPTS, count=32))
+    source = StdlibData(StdlibData.Settings(limit=PROMPTS, count=32, kind="python"))
     tokenizer = shipped("target").tokenizer
     return tuple(render(prompt, [], tokenizer, chat=False) for prompt in load(source))
 

@@ -142,6 +142,8 @@ def test_a_draft_that_drops_guesses_it_has_seen_is_refused(tables, number_text):
     """Negative control: whether a guess is verified must not depend on the guess itself."""
 
     def drop_odd_last_guess(draft):
+        if not draft.tokens.shape[1]:
+            return draft
         last = draft.tokens.gather(1, (draft.count - 1).clamp(min=0)[:, None])[:, 0]
         fewer = draft.count - ((last % 2 == 1) & (draft.count > 0)).long()
         return Draft(draft.tokens, draft.parent, draft.probs, fewer)

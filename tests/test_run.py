@@ -124,10 +124,10 @@ def test_a_failed_prompt_is_recorded_and_the_rest_is_measured(monkeypatch, tmp_p
     doomed = list(parts.prompts)[1].id
     plain = specbench.run.decode
 
-    def decode(parts, jobs, speculative, columns):
+    def decode(parts, jobs, speculative, *others, **options):
         if jobs[0].key == prompt_key(0, doomed) and speculative:
             raise RuntimeError("out of memory")
-        return plain(parts, jobs, speculative, columns)
+        return plain(parts, jobs, speculative, *others, **options)
 
     monkeypatch.setattr(specbench.run, "decode", decode)
     result, _ = run(parts, tmp_path)
