@@ -4,7 +4,7 @@
     python experiments/engine.py NAME outputs/NAME
 
 NAME is vs_transformers, executors, cache_backends or batch_scaling.
-Writes experiments/NAME/table.md, results.csv and plot.png (needs matplotlib: pip install -e '.[report]').
+Writes experiments/NAME/table.md, results.csv and plot.png.
 """
 
 import argparse

@@ -100,10 +100,11 @@ def run(
                 if batch.error is None:
                     _remember(parts, batch, answers)
                     parts.costs.add(batch.speculative.rounds)
-                    batch.texts = _read_texts(parts, batch)
                 for line in prompt_records(batch, parts.target.tokenizer):
                     saved.write(json.dumps(line, ensure_ascii=False) + "\n")
                 saved.flush()
+                if batch.error is None:
+                    _read_texts(parts, batch)
                 done += len(requests)
                 progress(done + len(too_long), total, "decoding")
         except KeyboardInterrupt:
@@ -210,19 +211,23 @@ def _probe_costs(parts: Parts, request: Request, columns: int, gamma: int, token
         parts.costs.add(decode(parts, jobs, True, columns, policy=_constant(gamma, parts.policy)).rounds)
 
 
-def _read_texts(parts: Parts, batch: Batch) -> dict[str, list[TextLaws]]:
+def _read_texts(parts: Parts, batch: Batch) -> None:
     """Betas along both texts, which are one text where they are equal."""
-    found: dict[str, list[TextLaws]] = {"speculative": [], "baseline": []}
-    for request, ours, theirs in zip(batch.requests, batch.speculative.tokens, batch.baseline.tokens, strict=True):
-        room = parts.text_tokens < LIMIT and parts.verifier.judges_by_law
-        lenience = batch.speculative.lenience_of(len(found["speculative"]))
-        laws = read_text(parts, request.tokens, ours, lenience) if room else TextLaws.nothing()
-        found["speculative"].append(laws)
-        if room and (ours != theirs or set(lenience) != {1.0}):
-            laws = read_text(parts, request.tokens, theirs, [1.0] * len(theirs))
-        found["baseline"].append(laws)
+    both = zip(batch.requests, batch.speculative.tokens, batch.baseline.tokens, strict=True)
+    for row, (request, ours, theirs) in enumerate(both):
+        laws = plain = TextLaws.nothing()
+        lenience = batch.speculative.lenience_of(row)
+        if parts.text_tokens < LIMIT and parts.verifier.judges_by_law:
+            try:
+                laws = plain = read_text(parts, request.tokens, ours, lenience)
+                if ours != theirs or set(lenience) != {1.0}:
+                    plain = read_text(parts, request.tokens, theirs, [1.0] * len(theirs))
+            except RuntimeError as error:  # out of memory: the run goes on without these betas
+                plain = TextLaws.nothing()
+                log.warning("no betas along the text of %s: %s", request.id, str(error).splitlines()[0])
+        batch.texts.setdefault("speculative", []).append(laws)
+        batch.texts.setdefault("baseline", []).append(plain)
         parts.text_tokens += len(ours)
-    return found
 
 
 def _decode_all_ways(parts: Parts, requests: list[Request], columns: int, swap: bool) -> Batch:

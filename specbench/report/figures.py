@@ -69,34 +69,33 @@ def accounting(run: StoredRun) -> Figure:
 
 
 def speedup_by_gamma(runs: Sequence[StoredRun]) -> Figure:
-    """Theorem 3.8 and replay as curves over gamma, measured runs as points with their intervals."""
-    figure, axes = plt.subplots(figsize=(7, 4))
-    longest = max([entry["gamma"] for run in runs for entry in run.result["gamma_sweep"]], default=8) + 4
-    gammas = np.arange(longest + 1)
+    """Theorem 3.8, dashed, and replay as curves over gamma; measured runs as points with intervals."""
     several = len(runs) > 1
+    figure, axes = plt.subplots(figsize=(9 if several else 7, 4))
+    gammas = np.arange(max([entry["gamma"] for run in runs for entry in run.result["gamma_sweep"]], default=8) + 5)
     for run, colour in zip(runs, SERIES, strict=False):
+        ours, theirs = (colour, colour) if several else (MEASURED, THEORY)
         alpha, c = run.result["alpha"]["mean"], run.result["cost"]["c"]
-        name = f"{run.label}: " if several else ""
         if alpha is not None and c is not None:
             curve = [theory.walltime_improvement(alpha, gamma, c) for gamma in gammas]
             best = int(np.argmax(curve))
-            axes.plot(gammas, curve, "--", color=colour if several else THEORY, label=f"{name}Theorem 3.8")
-            axes.plot(best, curve[best], "*", color=colour if several else THEORY, markersize=13)
+            axes.plot(gammas, curve, "--", color=theirs, linewidth=1, label=None if several else "Theorem 3.8")
+            axes.plot(best, curve[best], "*", color=theirs, markersize=12)
         sweep = run.result["gamma_sweep"]
         if sweep:
             x, y = [e["gamma"] for e in sweep], [e["speedup"] for e in sweep]
-            axes.plot(x, y, "-", color=colour if several else MEASURED, label=f"{name}replay of this run")
+            axes.plot(x, y, "-", color=ours, label=None if several else "replay of this run")
             if not several:
                 low, high = np.array([e["ci95"] for e in sweep]).T
-                axes.fill_between(x, low, high, color=MEASURED, alpha=0.15, linewidth=0)
-        _measured_point(axes, run, colour if several else MEASURED, f"{name}measured")
+                axes.fill_between(x, low, high, color=ours, alpha=0.15, linewidth=0)
+        _measured_point(axes, run, ours, run.label if several else "measured, 95 % interval")
     axes.axhline(1, color=OTHER, linewidth=1, linestyle=":")
     axes.set_xlabel("gamma, tokens drafted a round (a star marks gamma* of Theorem 3.8)")
     axes.set_ylabel("speedup over plain decoding")
     axes.margins(y=0.1)
     axes.set_ylim(bottom=0)
     axes.grid()
-    axes.legend(fontsize=8)
+    figure.legend(loc="outside right upper", fontsize=8)
     return figure
 
 
@@ -110,7 +109,7 @@ def _measured_point(axes: Any, run: StoredRun, colour: str, name: str) -> None:
 
 def beta_by_position(runs: Sequence[StoredRun]) -> Figure:
     """Mean beta of the first, second, ... guess of a round, with standard errors."""
-    figure, axes = plt.subplots(figsize=(7, 3.4))
+    figure, axes = plt.subplots(figsize=(9, 3.4))
     for run in runs:
         found = [entry for entry in run.result["beta_by_position"] if entry["mean"] is not None]
         errors = [1.96 * (entry["stderr"] or 0) for entry in found]
@@ -129,7 +128,7 @@ def beta_by_position(runs: Sequence[StoredRun]) -> Figure:
     axes.set_ylim(0, 1.02)
     axes.xaxis.get_major_locator().set_params(integer=True)
     axes.grid(axis="y")
-    axes.legend(fontsize=8)
+    figure.legend(loc="outside right upper", fontsize=8)
     return figure
 
 
@@ -216,14 +215,16 @@ def latency(runs: Sequence[StoredRun]) -> Figure:
     names = {"queue": "in the queue", "first_token": "to the first token", "per_token": "per token after it"}
     for panel, (what, name) in zip(axes, names.items(), strict=True):
         for y, (run, way) in enumerate(rows):
-            found = [run.result["latency"][way][what][p] for p in ("p50", "p90", "p99")]
+            scale = 1e3 if what == "per_token" else 1
+            found = [run.result["latency"][way][what][p] * scale for p in ("p50", "p90", "p99")]
             panel.plot(found, [y] * 3, color=OTHER, linewidth=1)
             for value, marker in zip(found, "o|D", strict=True):
                 panel.plot(
                     value, y, marker, color=MEASURED if way == "speculative" else THEORY, markersize=7, mfc="none"
                 )
         panel.set_title(name)
-        panel.set_xlabel("seconds")
+        panel.set_xlabel("milliseconds" if what == "per_token" else "seconds")
+        panel.margins(x=0.06)
         panel.set_xlim(left=0)
         panel.grid(axis="x")
     axes[0].set_yticks(range(len(rows)), [f"{run.label}, {'plain' if w == 'baseline' else w}" for run, w in rows])
