@@ -4,11 +4,13 @@ re-runs the captured function on the same buffers and refuses what a real captur
 import pytest
 import torch
 from conftest import tabular_model
+from test_law import learning_policy
 from test_queue import decode, jobs
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from specbench.decoding.sampling import Sampling
 from specbench.executors.cudagraph import CudaGraphExecutor
+from specbench.gamma_policies.entropy import EntropyGamma
 
 HOST = ("_local_scalar_dense", "item", "nonzero", "lift_fresh", "is_nonzero", "_unique2", "masked_select")
 
@@ -66,6 +68,18 @@ def test_graphs_change_no_token_and_never_wait_for_the_host(cache, sampling, kin
     names = sorted(getattr(f, "__name__", "") for f in executor.phases)
     assert names == (["_draft", "_score", "accept_and_commit"] if kind else ["_score", "accept_and_commit"])
     assert executor.replays > executor.graphs > 0
+
+
+@pytest.mark.parametrize("signal", ["entropy", "confidence"])
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=0)], ids=["sampled", "greedy"])
+def test_graphs_change_no_token_of_drafts_that_end_early(signal, sampling, tables):
+    def policy():
+        return learning_policy(EntropyGamma, largest=4, signal=signal)
+
+    expected = decode(jobs(), 3, tables, sampling=sampling, policy=policy())
+    executor = Rerun()
+    assert decode(jobs(), 3, tables, sampling=sampling, policy=policy(), executor=executor) == expected
+    assert "_step" in {getattr(f, "__name__", "") for f in executor.phases} and executor.replays > executor.graphs
 
 
 def test_memory_is_bounded_by_the_number_of_graphs(tables):

@@ -29,7 +29,7 @@ def jobs(count: int = 11) -> list[Job]:
 
 
 def decode(wanted, rows, tables, cache="static", kind="model", chunk=5, sampling=SAMPLED, watch=None,
-           executor=None, device=None):  # fmt: skip
+           executor=None, device=None, policy=None):  # fmt: skip
     """New tokens by job."""
     target = tabular_model(tables.target, sampling, cache, executor=executor, device=device)
     verifier = SpeculativeVerifier(SpeculativeVerifier.Settings(), make_context(sampling))
@@ -50,7 +50,8 @@ def decode(wanted, rows, tables, cache="static", kind="model", chunk=5, sampling
     if drafter is None:
         decode_autoregressive(state, target, verifier, clock, feed=feed)
     else:
-        policy = FixedGamma(FixedGamma.Settings(gamma=GAMMA), None)
+        policy = policy or FixedGamma(FixedGamma.Settings(gamma=GAMMA), None)
+        drafter.watch = policy if hasattr(policy, "go_on") else None
         decode_speculative(state, target, drafter, policy, verifier, clock, feed=feed)
     return queue.outputs
 

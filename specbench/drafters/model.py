@@ -91,8 +91,9 @@ class ModelDrafter:
         while any(going):
             i = len(guesses)
             x_i, q_i, signal = step(x, first, bits[i], seen, visible, self.watch.signal)
+            x_i = x_i.clone()  # a graph writes its outputs again in the next step
             guesses.append(x_i)
-            laws.append(q_i)
+            laws.append(None if q_i is None else q_i.clone())
             count = [n + on for n, on in zip(count, going, strict=True)]
             more = self.watch.go_on(state, count, signal.tolist())
             going = [on and m and n < g for on, m, n, g in zip(going, more, count, gamma, strict=True)]

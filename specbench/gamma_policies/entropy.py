@@ -1,5 +1,6 @@
 """Drafting ends when the drafter's own distribution says that acceptance has become unlikely."""
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,8 +18,7 @@ PRIOR_GUESSES = 4.0  # that the overall mean counts for in each bin
 
 def entropy(q: Tensor, x: Tensor) -> Tensor:
     """sqrt(H(q)) as a share of its largest value [B]: the form that bounds of beta by H take."""
-    largest = torch.log(torch.tensor(float(q.shape[-1])))
-    return (torch.special.entr(q).sum(-1).clamp(min=0) / largest).sqrt()
+    return (torch.special.entr(q).sum(-1).clamp(min=0) / math.log(q.shape[-1])).sqrt()
 
 
 def confidence(q: Tensor, x: Tensor) -> Tensor:
