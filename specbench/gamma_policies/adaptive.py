@@ -30,11 +30,9 @@ class AdaptiveGamma:
         self.widths = tuple(range(1, settings.largest + 1))
         self.rows: PerRow[tuple[float, float]] = PerRow()  # accepted, tested
         self.everyone = (0.0, 0)
-        self.costs: CostTable | None = None
 
     def calibrate(self, costs: CostTable) -> None:
-        """The table goes on being measured; it is read again for every request."""
-        self.costs = costs
+        """Takes the time of a round by gamma, and a first mean beta."""
         self.everyone = costs.acceptance
         self.seconds = costs.seconds(self.largest)
 

@@ -11,6 +11,7 @@ that look at it see what it said of the text's own tokens instead.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -119,12 +120,13 @@ def replay(trace: Trace, policy: GammaPolicy, draws: int = 20, seed: int = 0) ->
     if policy.largest > trace.largest:
         raise ConfigError(f"the policy may draft {policy.largest} tokens, but rounds were measured to {trace.largest}")
     generator, totals = np.random.default_rng(seed), np.zeros((len(trace.texts), 3))
-    for again in range(draws):
+    for _ in range(draws):
+        fresh = copy.deepcopy(policy)  # what it learns in one pass must not help it in the next
         for index, text in enumerate(trace.texts):
             outcomes = np.where(
                 np.isnan(text.outcome), generator.random(len(text)) < np.nan_to_num(text.acceptance), text.outcome > 0
             )
-            totals[index] += _walk(trace, text, again * len(trace.texts) + index, outcomes, policy)
+            totals[index] += _walk(trace, text, index, outcomes, fresh)
     totals /= draws
     speedup, ci95 = speedup_interval(
         [t.baseline_seconds for t in trace.texts],
