@@ -18,6 +18,8 @@ import matplotlib
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 
+from specbench.report.tables import at
+
 KEYS = {  # what each experiment sweeps: heading, path in results.json
     "vs_transformers": {"executor": "config/executor/_target_", "temperature": "config/temperature"},
     "executors": {"executor": "config/executor/_target_", "temperature": "config/temperature"},
@@ -28,12 +30,6 @@ WAYS = {"speculative": "specbench, speculative", "baseline": "specbench, plain",
         "assisted": "assisted generation", "prompt_lookup": "prompt lookup"}  # fmt: skip
 COLOURS = {"speculative": "#1b6ca8", "baseline": "#8bbbd9", "generate": "#b5651d", "assisted": "#d99b5f",
            "prompt_lookup": "#e8c9a5"}  # fmt: skip
-
-
-def at(tree: Any, path: str) -> Any:
-    for key in path.split("/"):
-        tree = tree.get(key) if isinstance(tree, dict) else None
-    return tree
 
 
 def label(value: Any) -> Any:
@@ -123,6 +119,15 @@ def scaling(rows: list[dict[str, Any]], title: str) -> plt.Figure:
     return figure
 
 
+def different_texts(folder: Path) -> int:
+    """How many prompts have an output, speculative or plain, that is not the same in every job."""
+    outputs: dict[str, set[str]] = {}
+    for path in folder.glob("*/prompts.jsonl"):
+        for record in map(json.loads, path.read_text(encoding="utf-8").splitlines()):
+            outputs.setdefault(record["id"], set()).update((record["output"], record["baseline_output"]))
+    return sum(len(found) > 1 for found in outputs.values())
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("name", choices=KEYS)
@@ -145,6 +150,8 @@ def main() -> None:
     figure = scaling(rows, title) if args.name == "batch_scaling" else bars(rows, title)
     figure.savefig(folder / "plot.png", dpi=130)
     print(to_markdown(table))
+    if args.name == "batch_scaling":
+        print(f"different texts among {len(rows)} jobs, over all prompts: {different_texts(args.outputs)}")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,8 @@
 """A smaller language model drafts: the paper's main case."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -61,13 +63,7 @@ class ModelDrafter:
 
     def _draft(self, rows: Rows, width: int, steps: int, visible: int) -> tuple[Tensor, Tensor | None]:
         """Guesses x_1 .. x_steps [B, steps] and their q [B, steps, V], None at temperature 0."""
-        text, length = rows.tokens, rows.length
-        sampling = self.model.sampling
-        step = self.model.executor.leaf(self._step, self.model)
-        seen = None if sampling.repetition_penalty == 1 else seen_tokens(text, length, self.vocab_size)
-        first = (length - width).clamp(min=0)  # below 0 only in rows that are idle
-        x = window(text, first, width)
-        bits = window(rows.noise[PROPOSAL], length, steps).T.clone(memory_format=torch.contiguous_format)  # [steps, B]
+        step, x, first, bits, seen = self._first_step(rows, width, steps)
         guesses, laws = [], []
         for i in range(steps):
             x_i, q_i, _ = step(x, first, bits[i], seen, visible, None)
@@ -75,18 +71,24 @@ class ModelDrafter:
             laws.append(q_i)
             if seen is not None:
                 seen = seen.scatter(1, x_i[:, None], True)
-            x, first = x_i[:, None], length + i
-        return torch.stack(guesses, 1), None if sampling.greedy else torch.stack(laws, 1)
+            x, first = x_i[:, None], rows.length + i
+        return torch.stack(guesses, 1), None if self.model.sampling.greedy else torch.stack(laws, 1)
+
+    def _first_step(
+        self, rows: Rows, width: int, steps: int
+    ) -> tuple[Callable[..., Any], Tensor, Tensor, Tensor, Tensor | None]:
+        """The step, and what the first one takes: tokens [B, width] and where they begin [B], random
+        bits of every step [steps, B], and the tokens that the repetition penalty knows [B, V]."""
+        text, length = rows.tokens, rows.length
+        seen = None if self.model.sampling.repetition_penalty == 1 else seen_tokens(text, length, self.vocab_size)
+        first = (length - width).clamp(min=0)  # below 0 only in rows that are idle
+        bits = window(rows.noise[PROPOSAL], length, steps).T.clone(memory_format=torch.contiguous_format)
+        return self.model.executor.leaf(self._step, self.model), window(text, first, width), first, bits, seen
 
     def _draft_watched(self, state: State, gamma: list[int], width: int, visible: int) -> Draft:
         """As `_draft`, but a row's draft ends when the policy says so after one of its guesses. The
         policy sees q and guesses that stay in the draft, so what it decides leaves the law as it is."""
-        rows, sampling = state.rows, self.model.sampling
-        step = self.model.executor.leaf(self._step, self.model)
-        seen = None if sampling.repetition_penalty == 1 else seen_tokens(rows.tokens, rows.length, self.vocab_size)
-        first = (rows.length - width).clamp(min=0)
-        x = window(rows.tokens, first, width)
-        bits = window(rows.noise[PROPOSAL], rows.length, max(gamma)).T.clone(memory_format=torch.contiguous_format)
+        step, x, first, bits, seen = self._first_step(state.rows, width, max(gamma))
         guesses, laws, count, going = [], [], [0] * len(gamma), [wanted > 0 for wanted in gamma]
         while any(going):
             i = len(guesses)
@@ -99,8 +101,8 @@ class ModelDrafter:
             going = [on and m and n < g for on, m, n, g in zip(going, more, count, gamma, strict=True)]
             if seen is not None:
                 seen = seen.scatter(1, x_i[:, None], True)
-            x, first = x_i[:, None], rows.length + i
-        q = None if sampling.greedy else torch.stack(laws, 1)
+            x, first = x_i[:, None], state.length + i
+        q = None if self.model.sampling.greedy else torch.stack(laws, 1)
         return Draft.chain(torch.stack(guesses, 1), q, torch.tensor(count, device=x.device))
 
     def _step(

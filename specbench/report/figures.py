@@ -11,6 +11,7 @@ from matplotlib.patches import Patch
 from specbench import theory
 from specbench.report.load import StoredRun
 from specbench.report.style import BAD, GOOD, LAPS, MEASURED, OTHER, SERIES, THEORY
+from specbench.report.tables import at
 
 WORDS = {"theorem_3_8": "Theorem 3.8", "not_iid": "betas are\nnot i.i.d.", "verify": "verifying\ncosts v",
          "overhead": "everything\nelse"}  # fmt: skip
@@ -162,9 +163,7 @@ def heat_map(runs: Sequence[StoredRun], x: str, y: str, value: str, title: str) 
     columns, rows = (list(dict.fromkeys(run.keys.get(key, "-") for run in runs)) for key in (x, y))
     cells: dict[tuple[int, int], list[float]] = {}
     for run in runs:
-        found: Any = run.result
-        for key in value.split("/"):
-            found = found[key]
+        found = at(run.result, value)
         if found is not None:
             cells.setdefault((rows.index(run.keys.get(y, "-")), columns.index(run.keys.get(x, "-"))), []).append(found)
     grid = np.full((len(rows), len(columns)), np.nan)

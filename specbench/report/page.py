@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from specbench.report import figures, paper
 from specbench.report.load import StoredRun
 from specbench.report.style import save
-from specbench.report.tables import account, multirun_rows, verdict
+from specbench.report.tables import account, at, multirun_rows, verdict
 from specbench.report.text import samples
 from specbench.results import write_text
 
@@ -150,7 +150,7 @@ def _one_run(report: Report) -> None:
         samples=samples(run),
     )
     report.section(
-        "All numbers", tables=[[{"": name, "value": _number(_at(result, path))} for name, path in NUMBERS.items()]]
+        "All numbers", tables=[[{"": name, "value": _number(at(result, path))} for name, path in NUMBERS.items()]]
     )
 
 
@@ -275,12 +275,6 @@ def _provenance(result: dict[str, Any]) -> str:
     commit = (where["git_sha"] or "unknown")[:7] + (" with changes" if where["dirty"] else "")
     versions = ", ".join(f"{name} {version}" for name, version in where["versions"].items())
     return f"{where['device']}, {where['threads']} threads; {versions}; commit {commit}; {where['started']}"
-
-
-def _at(tree: Any, path: str) -> Any:
-    for key in path.split("/"):
-        tree = tree[key]
-    return tree
 
 
 def _number(value: Any) -> str:

@@ -141,7 +141,7 @@ def multirun_rows(jobs: Sequence[tuple[list[str], dict[str, Any] | None]]) -> li
         row: dict[str, Any] = dict(entry.split("=", 1) for entry in overrides if entry not in common)
         if result is not None:
             result["lossless"]["verdict"] = _word(result["lossless"])
-            row |= {heading: _at(result, path) for heading, path in COLUMNS.items()}
+            row |= {heading: at(result, path) for heading, path in COLUMNS.items()}
         else:
             row["lossless"] = "no result"
         rows.append(row)
@@ -216,7 +216,7 @@ def _word(lossless: dict[str, Any]) -> str:
     return "yes" if lossless["passed"] else "FAILED"
 
 
-def _at(tree: Any, path: str) -> Any:
+def at(tree: Any, path: str) -> Any:
     """The value at a path like "speedup/ci95/0", or None where there is none."""
     for key in path.split("/"):
         tree = tree[int(key)] if isinstance(tree, list) else tree.get(key)
