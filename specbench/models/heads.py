@@ -1,0 +1,67 @@
+"""Extra heads on a model's last hidden state, each for a token further ahead.
+
+Nothing of the model is copied: a head changes the hidden state, and the model's own output matrix
+turns it into logits. Medusa's and blockwise parallel decoding's heads, and a trained early exit,
+are all of this form.
+"""
+
+import torch
+from torch import Tensor, nn
+from transformers import PretrainedConfig, PreTrainedModel
+
+
+class HeadsConfig(PretrainedConfig):
+    """`inner` is the width of a bottleneck; None is one square matrix, as in Medusa.
+    `accuracy[k][i]` is how often the i-th best token of head k was the target's own choice."""
+
+    model_type = "specbench_heads"
+
+    def __init__(
+        self,
+        hidden_size: int = 0,
+        heads: int = 1,
+        inner: int | None = None,
+        layers: int | None = None,
+        accuracy: list[list[float]] | None = None,
+        **more,
+    ):
+        super().__init__(**more)
+        self.hidden_size, self.heads, self.inner = hidden_size, heads, inner
+        self.layers = layers  # the first layers of the target that they are for; None is all
+        self.accuracy = accuracy or []
+
+
+class Heads(PreTrainedModel):
+    """h + silu(U_k h), or with a bottleneck h + D_k silu(U_k h), for each head k."""
+
+    config_class = HeadsConfig
+
+    def __init__(self, config: HeadsConfig):
+        super().__init__(config)
+        heads, hidden, inner = config.heads, config.hidden_size, config.inner
+        self.up = nn.Parameter(torch.zeros(heads, inner or hidden, hidden))
+        self.down = None if inner is None else nn.Parameter(torch.zeros(heads, hidden, inner))
+        self.post_init()
+
+    def _init_weights(self, module: nn.Module) -> None:
+        """Every head begins as the model's own: the residual is zero."""
+        if self.down is not None:
+            nn.init.normal_(self.up, std=self.config.hidden_size**-0.5)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Hidden states [..., H] to [..., K, H], one per head."""
+        change = nn.functional.silu(torch.einsum("...h,kih->...ki", hidden, self.up))
+        if self.down is not None:
+            change = torch.einsum("...ki,khi->...kh", change, self.down)
+        return hidden.unsqueeze(-2) + change
+
+
+class ExitHead(nn.Module):
+    """One head in front of an output matrix: the logits of a model that stops early."""
+
+    def __init__(self, head: Heads, output: nn.Module):
+        super().__init__()
+        self.head, self.output = head, output
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return self.output(self.head(hidden).squeeze(-2))

@@ -1,0 +1,55 @@
+"""`python -m specbench.train method=medusa`: heads, look-ahead embeddings, exits and drafters for a target."""
+
+import os
+import sys
+from pathlib import Path
+
+import hydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from rich.console import Console
+from rich.table import Table
+
+from specbench.paths import conf_dir, fields
+from specbench.settings import ConfigError, explain, stop
+
+OmegaConf.register_new_resolver("fields", fields, replace=True)
+
+
+@hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name="train")
+def job(config: DictConfig) -> float:
+    """One training; returns the mean alpha over guesses, for Hydra's optimisers."""
+    from specbench.train.training import train
+
+    out_dir = Path(HydraConfig.get().runtime.output_dir)
+    metrics = train(config, out_dir)
+    alphas = metrics["alpha_by_guess"]
+    training = metrics["training"]
+    grid = Table(title=f"{metrics['method']}, loss {metrics['loss']}: {training['tokens']:,} tokens in "
+                       f"{training['seconds']:.0f} s, written to {out_dir}", title_justify="left")  # fmt: skip
+    for heading in ("guess", "alpha on held-out text", "agreement of argmaxes"):
+        grid.add_column(heading, justify="right")
+    for i, (alpha, agreement) in enumerate(zip(alphas, metrics["agreement_by_guess"], strict=True)):
+        grid.add_row(str(i + 1), f"{alpha:.3f}", f"{agreement:.3f}")
+    Console().print(grid)
+    return sum(alphas) / len(alphas)
+
+
+def main() -> None:
+    """As for a run: a mistake is one sentence and exit code 2."""
+    os.environ.setdefault("HYDRA_FULL_ERROR", "1")
+    sys.argv[0] = "specbench.train"
+    try:
+        job()
+    except ConfigError as error:
+        stop(str(error), 2)
+    except (HydraException, OmegaConfBaseException) as error:
+        stop(explain(error, []), 2)
+    except KeyboardInterrupt:
+        stop("interrupted", 130)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,39 @@
+"""Trains heads on the target's last hidden state: Medusa's, and blockwise parallel decoding's."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from specbench.models.heads import Heads, HeadsConfig
+from specbench.settings import setting
+from specbench.train.student import Student, head_input
+
+
+class HeadsStudent(Student):
+    """Head k sees the hidden state of a position and says the law k places beyond the target's own."""
+
+    @dataclass
+    class Settings:
+        heads: int = setting(ge=1)
+        inner: int | None = setting(ge=1)
+        learning_rate: float = setting(gt=0)
+
+    def __init__(self, settings: Settings, target: nn.Module, loss: str):
+        super().__init__(target, loss)
+        hidden = target.get_output_embeddings().weight.shape[1]
+        self.heads = Heads(HeadsConfig(hidden, settings.heads, settings.inner))
+
+    def laws(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        count, output = self.heads.config.heads, self.target.get_output_embeddings()
+        with torch.no_grad():
+            hidden = head_input(self.target, input_ids=tokens)  # [B, T, H]
+            ahead = hidden.unfold(1, count + 1, 1)[..., 1:]  # [B, T - K, H, K], the K positions after each
+            p = output(ahead.transpose(2, 3))
+        q = output(self.heads(hidden[:, :-count]))
+        return p.flatten(0, 1), q.flatten(0, 1)
+
+    def save(self, folder: Path, accuracy: list[list[float]]) -> None:
+        self.heads.config.accuracy = accuracy
+        self.heads.half().save_pretrained(folder)

@@ -1,0 +1,63 @@
+"""Trains look-ahead embeddings (PaSS): the model itself stays as it is."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from specbench.models.lookahead import LookAhead, LookAheadConfig
+from specbench.settings import ConfigError, setting
+from specbench.train.student import Student
+
+
+class LookAheadStudent(Student):
+    """Look-ahead tokens stand behind every `stride`-th token of a row, in one pass: a mask keeps each
+    group to the text before it. `model` is whose embeddings they are; None is the target itself."""
+
+    @dataclass
+    class Settings:
+        model: str | None = setting()
+        count: int = setting(ge=1)
+        stride: int = setting(ge=1)
+        learning_rate: float = setting(gt=0)
+
+    def __init__(self, settings: Settings, target: nn.Module, loss: str, model: nn.Module | None = None):
+        super().__init__(target, loss)
+        self.model = (model or target).requires_grad_(False)
+        self.stride = settings.stride
+        self.lookahead = LookAhead(LookAheadConfig(self.model.get_input_embeddings().weight.shape[1], settings.count))
+
+    def laws(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        count, width = self.lookahead.config.count, tokens.shape[1]
+        cuts = torch.arange(0, width - count, self.stride, device=tokens.device)  # last token of each context
+        if not len(cuts):
+            raise ConfigError(f"method.count={count} is not possible with rows of {width} tokens: raise row")
+        steps = torch.arange(1, count + 1, device=tokens.device)
+        ahead = self.lookahead.embeddings.repeat(len(cuts), 1).expand(len(tokens), -1, -1)
+        embedded = torch.cat([self.model.get_input_embeddings()(tokens), ahead], 1)
+        places = torch.cat([torch.arange(width, device=tokens.device), (cuts[:, None] + steps).flatten()])
+        logits = self.model(
+            inputs_embeds=embedded,
+            position_ids=places.expand(len(tokens), -1),
+            attention_mask=self._mask(cuts, width, count).expand(len(tokens), 1, -1, -1),
+        ).logits
+        q = logits[:, width:].unflatten(1, (len(cuts), count))
+        with torch.no_grad():
+            p = self.target(input_ids=tokens).logits[:, cuts[:, None] + steps]
+        return p.flatten(0, 1), q.flatten(0, 1)
+
+    @staticmethod
+    def _mask(cuts: Tensor, width: int, count: int) -> Tensor:
+        """[N, N]: text sees the text before it; a look-ahead token sees the text up to its cut and the
+        tokens of its own group before it."""
+        text = torch.arange(width, device=cuts.device)
+        owner = cuts.repeat_interleave(count)
+        number = torch.arange(count, device=cuts.device).repeat(len(cuts))
+        blind = torch.zeros(width, len(owner), dtype=torch.bool, device=cuts.device)
+        own = (owner[:, None] == owner) & (number[:, None] >= number)
+        above, below = (text[:, None] >= text, blind), (text <= owner[:, None], own)
+        return torch.cat([torch.cat(above, 1), torch.cat(below, 1)])
+
+    def save(self, folder: Path, accuracy: list[list[float]]) -> None:
+        self.lookahead.half().save_pretrained(folder)

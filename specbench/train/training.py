@@ -1,0 +1,141 @@
+"""Text in, a trained student and its measured acceptance out: the loop is transformers' own Trainer."""
+
+import dataclasses
+import json
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import hydra
+import torch
+import transformers
+from omegaconf import DictConfig, OmegaConf
+from rich.progress import track
+from torch import Tensor
+
+from specbench.config import pick_device
+from specbench.context import Context
+from specbench.data.stdlib_corpus import read_modules
+from specbench.decoding.sampling import Sampling
+from specbench.models.pretrained import PretrainedModel, load_module, load_tokenizer
+from specbench.results import provenance
+from specbench.settings import ConfigError, setting, validate
+from specbench.train.losses import LOSSES
+from specbench.train.student import Student
+
+HELD_OUT_ROWS = 64
+
+
+@dataclass
+class Training:
+    """The scalars of conf/train.yaml."""
+
+    loss: str = setting(choices=LOSSES)
+    text: str | None = setting()
+    tokens: int = setting(ge=1)
+    row: int = setting(ge=8)
+    batch_size: int = setting(ge=1)
+    epochs: float = setting(gt=0)
+    seed: int = setting(ge=0)
+    device: str = setting()
+
+
+def train(config: DictConfig, out_dir: Path) -> dict[str, Any]:
+    """Trains, measures on held-out text, and writes the checkpoint and metrics.json to `out_dir`.
+    Raises ConfigError."""
+    scalars = validate(Training, OmegaConf.masked_copy(config, [f.name for f in dataclasses.fields(Training)]))
+    target_settings = validate(PretrainedModel.Settings, config.target, "target.")
+    target_settings.check("target.")
+    kind = hydra.utils.get_class(config.method._target_)
+    settings = validate(kind.Settings, config.method, "method.")
+    device = pick_device(scalars.device)
+    transformers.set_seed(scalars.seed)
+    context = Context(device, torch.float32, Sampling(), seed=scalars.seed)
+    target = load_module(target_settings, context, "target")
+    tokenizer = load_tokenizer(target_settings, "target")
+    student = _student(kind, settings, target, scalars.loss, context).to(device)
+    texts, held_out = _texts(scalars)
+    rows = blocks(texts, tokenizer, scalars.row, scalars.tokens, scalars.seed)
+    started = time.perf_counter()
+    losses = _fit(student, rows, scalars, settings.learning_rate, out_dir)
+    seconds = time.perf_counter() - started
+    sums = sum(
+        student.eval().evaluate(row.to(device))
+        for row in track(blocks(held_out, tokenizer, scalars.row, HELD_OUT_ROWS * scalars.row).split(2), "held out")
+    )
+    shares = (sums[:, :-1] / sums[:, -1:]).tolist()
+    student.save(out_dir, [guess[1:] for guess in shares])
+    metrics = {
+        "method": config.method._target_.rsplit(".", 1)[-1],
+        "loss": scalars.loss,
+        "alpha_by_guess": [guess[0] for guess in shares],
+        "agreement_by_guess": [guess[1] for guess in shares],
+        "held_out_positions": int(sums[0, -1]),
+        "training": {"tokens": rows.numel(), "epochs": scalars.epochs, "seconds": seconds, "losses": losses},
+        "config": OmegaConf.to_container(config, resolve=True),
+        "provenance": {k: v for k, v in provenance(device).items() if k != "argv"},
+    }
+    (out_dir / "metrics.json").write_text(json.dumps(metrics, indent=2) + "\n", encoding="utf-8")
+    return metrics
+
+
+def _student(kind: type[Student], settings: Any, target: torch.nn.Module, loss: str, context: Context) -> Student:
+    """A student with a model of its own gets it loaded."""
+    path = getattr(settings, "model", None)
+    if path is None:
+        return kind(settings, target, loss)
+    own = PretrainedModel.Settings(path=path, weights="pretrained", chat_template="never")
+    own.check("method.")
+    return kind(settings, target, loss, load_module(own, context, "method"))
+
+
+def _texts(scalars: Training) -> tuple[list[str], list[str]]:
+    """Training and held-out texts: of the shipped pair, or nine tenths and the last tenth of a file."""
+    if scalars.text is None:
+        return list(read_modules(held_out=False).values()), list(read_modules(held_out=True).values())
+    if not Path(scalars.text).is_file():
+        raise ConfigError(f"text={scalars.text} is not a file: give a text file, or null for the standard library")
+    text = Path(scalars.text).read_text("utf-8")
+    cut = len(text) * 9 // 10
+    return [text[:cut]], [text[cut:]]
+
+
+def blocks(texts: list[str], tokenizer: Any, row: int, tokens: int, seed: int | None = None) -> Tensor:
+    """All texts behind one another as rows of `row` tokens, [n, row]; at most `tokens` of them in all,
+    from all over the text where a seed says which."""
+    ids = tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]
+    end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
+    stream = torch.tensor([token for text in ids for token in (*text, *end)])
+    if len(stream) < row:
+        raise ConfigError(f"row={row} is not possible: a text has only {len(stream)} tokens")
+    rows = stream[: len(stream) // row * row].view(-1, row)
+    if seed is not None:
+        rows = rows[torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed))]
+    return rows[: max(1, tokens // row)]
+
+
+def _fit(student: Student, rows: Tensor, scalars: Training, learning_rate: float, out_dir: Path) -> list[float]:
+    """Runs the Trainer; returns the logged losses."""
+    try:
+        arguments = transformers.TrainingArguments(
+            output_dir=str(out_dir),
+            num_train_epochs=scalars.epochs,
+            per_device_train_batch_size=scalars.batch_size,
+            learning_rate=learning_rate,
+            warmup_steps=20,
+            lr_scheduler_type="cosine",
+            max_grad_norm=1.0,
+            logging_steps=25,
+            save_strategy="no",
+            report_to="none",
+            remove_unused_columns=False,
+            dataloader_pin_memory=False,
+            use_cpu=next(student.parameters()).device.type == "cpu",
+            seed=scalars.seed,
+        )
+    except ImportError as error:
+        raise ConfigError("training needs accelerate: pip install -e '.[train]'") from error
+    trainer = transformers.Trainer(student, arguments, train_dataset=[{"input_ids": row} for row in rows])
+    trainer.train()
+    return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
