@@ -105,6 +105,7 @@ def check(config: DictConfig) -> Checked:
         names = [classes[group].__module__.rsplit(".", 1)[-1] for group in ("executor", "cache")]
         raise ConfigError("executor={} is not possible with cache={}: use cache=static or cache=paged".format(*names))
     check_policy(classes)
+    check_pair(classes, settings, root)
     return Checked(root, classes, settings, _resolved(config))
 
 
@@ -114,8 +115,30 @@ def check_policy(classes: dict[str, type]) -> None:
     name = policy.__module__.rsplit(".", 1)[-1]
     if getattr(policy, "replay_only", False):
         raise ConfigError(f"gamma_policy={name} knows the future: use python -m specbench.replay outputs/RUN")
-    if hasattr(policy, "go_on") and not hasattr(classes["drafter"], "watch"):
+    if hasattr(policy, "go_on") and not getattr(classes["drafter"], "ends_early", False):
         raise ConfigError(f"gamma_policy={name} needs a drafter that is a model: use drafter=stdlib or drafter=model")
+
+
+def check_pair(classes: dict[str, type], settings: dict[str, Any], root: Root) -> None:
+    """Not every verifier can judge every draft."""
+    drafter, verifier = classes["drafter"], classes["verifier"]
+    names = {group: classes[group].__module__.rsplit(".", 1)[-1] for group in ("drafter", "verifier")}
+    pair = f"verifier={names['verifier']} is not possible with drafter={names['drafter']}"
+    if getattr(drafter, "trees", False) and not verifier.trees:
+        raise ConfigError(f"{pair}, which drafts trees: use verifier=iterative, match or greedy_tree")
+    outright = getattr(settings["drafter"], "outright", False) or getattr(drafter, "outright", False)
+    if getattr(verifier, "needs_law", False) and outright and root.temperature > 0:
+        raise ConfigError(f"{pair}, whose guesses have no law: nothing would be accepted, use verifier=speculative")
+    if getattr(verifier, "temperatures", None) == "zero" and root.temperature > 0:
+        raise ConfigError(
+            f"temperature={root.temperature:g} is not possible with verifier={names['verifier']}: "
+            "it must be 0, or use verifier=iterative"
+        )
+    lenient = root.lenience < 1 or min(getattr(settings["lenience_policy"], "levels", [1.0])) < 1
+    if lenient and names["verifier"] not in ("speculative", "synthetic"):
+        raise ConfigError(
+            f"lenience below 1 is not possible with verifier={names['verifier']}: use verifier=speculative"
+        )
 
 
 def _resolved(config: DictConfig) -> dict[str, Any]:
@@ -142,8 +165,11 @@ def build(checked: Checked, announce: Callable[[str], None] = log.info) -> Parts
     scored = dataclasses.replace(context, sampling=dataclasses.replace(sampling, before_argmax=lenience.lowest < 1))
     target = context.target = checked.classes["target"](checked.settings["target"], scored)
     drafter = make("drafter")
-    context.drafter = getattr(drafter, "model", None)
-    refuse_different_tokenizers(target, context.drafter)
+    models = getattr(drafter, "models", [])
+    context.drafter = models[0] if models else None
+    for model in models:
+        refuse_different_tokenizers(target, model)
+    refuse_too_long_drafts(drafter, checked)
 
     def verifier_with(level: float) -> Verifier:
         return checked.classes["verifier"](checked.settings["verifier"], dataclasses.replace(context, lenience=level))
@@ -175,18 +201,20 @@ def build(checked: Checked, announce: Callable[[str], None] = log.info) -> Parts
 def memory_budget(checked: Checked, prompts: Sequence[Prompt], context: Context) -> Budget:
     """What the run will need at most. Raises ConfigError if there is not that much."""
     root, settings = checked.root, checked.settings
-    models = {
-        role: settings[role] for role in ("target", "drafter") if isinstance(settings[role], PretrainedModel.Settings)
-    }
-    footprints = {role: Footprint.of(load_config(s, role), context.dtype) for role, s in models.items()}
+    footprints = [
+        Footprint.of(load_config(model, role), context.dtype)
+        for role in ("target", "drafter")
+        for model in models_of(settings[role])
+    ]
     tokenizer = load_tokenizer(settings["target"], "target")
     longest = max(len(render(prompt, [], tokenizer, chat=False).tokens) for prompt in prompts)
-    spare = getattr(settings["gamma_policy"], "largest", root.gamma) + 1
-    columns = min(longest + root.max_new_tokens, footprints["target"].context) + spare
+    largest = getattr(settings["gamma_policy"], "largest", root.gamma)
+    spare = (settings["drafter"].nodes(largest) if hasattr(settings["drafter"], "nodes") else largest) + 1
+    columns = min(longest + root.max_new_tokens, footprints[0].context) + spare
     budget = Budget.of(
-        list(footprints.values()),
+        footprints,
         copies=2 if checked.classes["baseline"].loads_models and type(context.executor) is not EagerExecutor else 1,
-        doubled=sum(context.executor.doubles(f, context.device, context.dtype) for f in footprints.values()),
+        doubled=sum(context.executor.doubles(f, context.device, context.dtype) for f in footprints),
         rows=root.batch_size,
         columns=columns,
         held=checked.classes["cache"].held(settings["cache"], root.batch_size, context.executor.columns(columns)),
@@ -199,9 +227,16 @@ def memory_budget(checked: Checked, prompts: Sequence[Prompt], context: Context)
     return budget
 
 
+def models_of(settings: Any) -> list[PretrainedModel.Settings]:
+    """The models that a component will load."""
+    if hasattr(settings, "models"):
+        return settings.models()
+    return [settings] if isinstance(settings, PretrainedModel.Settings) else []
+
+
 def notes(target: Any, drafter: Any, verifier: Any) -> list[str]:
     """What a reader of the numbers must know."""
-    models = (("target", target), ("drafter", getattr(drafter, "model", None)))
+    models = (("target", target), *(("drafter", model) for model in getattr(drafter, "models", [])))
     found = [
         f"{role} has random weights: its times are real, its text and alpha are not"
         for role, model in models
@@ -231,10 +266,16 @@ def pick_dtype(name: str, device: torch.device) -> torch.dtype:
     return getattr(torch, name)
 
 
+def refuse_too_long_drafts(drafter: Any, checked: Checked) -> None:
+    """Heads and look-ahead embeddings are as many as were trained."""
+    longest = getattr(drafter, "longest", None)
+    largest = getattr(checked.settings["gamma_policy"], "largest", checked.root.gamma)
+    if longest is not None and largest > longest:
+        raise ConfigError(f"gamma={largest} is not possible: this drafter was trained for at most {longest} guesses")
+
+
 def refuse_different_tokenizers(target: Any, drafter: Any) -> None:
     """p and q must be distributions over the same tokens."""
-    if drafter is None:
-        return
     theirs, ours = target.tokenizer.get_vocab(), drafter.tokenizer.get_vocab()
     if theirs != ours:
         differing = sum(1 for token, index in ours.items() if theirs.get(token) != index)

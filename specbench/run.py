@@ -17,7 +17,7 @@ from specbench.batch import Batch, Decoded, prompt_records
 from specbench.data.prompts import Prompt, Request, render
 from specbench.decoding.autoregressive import decode_autoregressive
 from specbench.decoding.noise import prompt_key
-from specbench.decoding.protocols import Drafter, GammaPolicy, Verifier
+from specbench.decoding.protocols import Drafter, GammaPolicy, Verifier, nodes
 from specbench.decoding.queue import Job, Queue
 from specbench.decoding.speculative import decode_speculative
 from specbench.decoding.state import State
@@ -66,6 +66,11 @@ class Parts:
     state: State | None = None
     costs: CostTable = field(default_factory=CostTable)
     text_tokens: int = 0  # whose betas have been read along the text
+
+    @property
+    def spare(self) -> int:
+        """Columns that a round's guesses may take behind a row's limit."""
+        return nodes(self.drafter, self.policy.largest) + 1
 
 
 Progress = Callable[[int, int, str], None]
@@ -143,7 +148,7 @@ def _groups(
                 f"no prompt fits: the shortest has {shortest} tokens, "
                 f"and the context of {target.name} must hold at least one more, {target.context}"
             )
-        columns = max((_limit(parts, r) for r in waiting), default=0) + parts.policy.largest + 1
+        columns = max((_limit(parts, r) for r in waiting), default=0) + parts.spare
         for begin in range(0, len(waiting), size):
             yield waiting[begin : begin + size], columns
 
@@ -162,7 +167,7 @@ def _remember(parts: Parts, batch: Batch, answers: dict[str, list[str]]) -> None
 def _warm_up(parts: Parts, requests: list[Request], columns: int) -> None:
     """First calls pay for allocation, thread pools and compilation; nobody measures them. Every
     length at which the executor uses other shapes is met once."""
-    spare = parts.policy.largest + 1
+    spare = parts.spare
     for length in parts.target.executor.lengths(columns) or [len(requests[0].tokens)]:
         length = min(length, columns - spare - 1)
         prompt = (requests[0].tokens * length)[:length]
@@ -217,7 +222,8 @@ def _read_texts(parts: Parts, batch: Batch) -> None:
     for row, (request, ours, theirs) in enumerate(both):
         laws = plain = TextLaws.nothing()
         lenience = batch.speculative.lenience_of(row)
-        if parts.text_tokens < LIMIT and parts.verifier.judges_by_law:
+        by_law = parts.verifier.judges_by_law and getattr(parts.drafter, "reads_text", True)
+        if parts.text_tokens < LIMIT and by_law:
             try:
                 laws = plain = read_text(parts, request.tokens, ours, lenience)
                 if ours != theirs or set(lenience) != {1.0}:
@@ -264,10 +270,11 @@ def decode(
     if hasattr(drafter, "watch"):
         drafter.watch = policy if hasattr(policy, "go_on") else None
     state = _idle_state(parts, columns)
-    models = [target, drafter.model] if speculative and hasattr(drafter, "model") else [target]
-    queue = Queue(jobs, models, parts.prefill_chunk, parts.policy.largest + 1, arrivals)
+    models = [target, *getattr(drafter, "models", [])] if speculative else [target]
+    queue = Queue(jobs, models, parts.prefill_chunk, parts.spare, arrivals)
     clock = Stopwatch(target.device)
-    recorder = Recorder(parts.verifier, target.sampling.greedy, target.executor.leaf(round_numbers))
+    reduce = target.executor.leaf(round_numbers)
+    recorder = Recorder(parts.verifier, target.sampling.greedy, reduce, lambda: target.width)
     target.allocate(parts.batch_size, columns)
     if speculative:
         decode_speculative(state, target, drafter, policy, parts.verifier, clock, recorder, queue)

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterable
 from typing import Any, NoReturn
 
+import hydra
 from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import ConfigKeyError, MissingMandatoryValue, OmegaConfBaseException
 
@@ -19,10 +20,11 @@ class ConfigError(Exception):
 
 
 def setting(*, ge: float | None = None, gt: float | None = None, le: float | None = None,
-            choices: Iterable[Any] | None = None, required: str | None = None) -> Any:  # fmt: skip
+            choices: Iterable[Any] | None = None, required: str | None = None,
+            default: Any = MISSING) -> Any:  # fmt: skip
     """A field of a Settings dataclass with bounds. `required` says what a missing value should be."""
     return dataclasses.field(
-        default=MISSING,
+        default=default,
         metadata={"ge": ge, "gt": gt, "le": le, "choices": choices and tuple(choices), "required": required},
     )
 
@@ -53,10 +55,23 @@ def validate(schema: type, node: DictConfig, prefix: str = "") -> Any:
     return settings
 
 
+def nested(node: dict[str, Any], key: str) -> tuple[type, Any]:
+    """Class and validated settings of a component inside another one's settings. Raises ConfigError."""
+    kind = hydra.utils.get_class(node["_target_"])
+    settings = validate(kind.Settings, OmegaConf.create(node), f"{key}.")
+    if hasattr(settings, "check"):
+        settings.check(f"{key}.")
+    return kind, settings
+
+
 def check_bounds(key: str, value: Any, field: dataclasses.Field) -> None:
     limits = field.metadata
     if isinstance(value, bool) and field.type not in (bool, Any, "bool"):
         raise ConfigError(f"{key}={value} is not allowed: it must be {describe(field)}")
+    if isinstance(value, list):
+        for entry in value:
+            check_bounds(key, entry, field)
+        return
     if value is None or (isinstance(value, (str, bool)) and not limits.get("choices")):
         return
     too_low = (limits.get("ge") is not None and not value >= limits["ge"]) or (

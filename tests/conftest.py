@@ -1,5 +1,6 @@
 """Shared pieces: a tabular pair with known law, and the run of a decoder on it."""
 
+import copy
 import os
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -17,19 +18,43 @@ from specbench.cache.slots import SlotCache
 from specbench.cache.static import StaticCache
 from specbench.context import Context
 from specbench.decoding.sampling import Sampling
+from specbench.drafters.blockwise import BlockwiseDrafter
 from specbench.drafters.counts import BigramDrafter, UnigramDrafter
+from specbench.drafters.early_exit import EarlyExitDrafter
+from specbench.drafters.hierarchical import HierarchicalDrafter
+from specbench.drafters.medusa import MedusaDrafter
 from specbench.drafters.model import ModelDrafter
+from specbench.drafters.multi_draft import MultiDrafter
 from specbench.drafters.ngram import NgramDrafter
+from specbench.drafters.non_autoregressive import NonAutoregressiveDrafter
+from specbench.drafters.pass_lookahead import PassDrafter
 from specbench.drafters.prompt_lookup import PromptLookupDrafter
 from specbench.drafters.random import RandomDrafter
+from specbench.drafters.tree import TreeDrafter
 from specbench.executors.eager import EagerExecutor
-from specbench.models.language_model import LanguageModel
+from specbench.models.early_exit import first_layers
+from specbench.models.heads import Heads
+from specbench.models.language_model import BorrowedCache, LanguageModel
+from specbench.models.lookahead import LookAhead
+from specbench.models.pretrained import load_extras
 from specbench.models.tabular import TabularMarkov, random_table
 from specbench.paths import conf_dir
+from specbench.verifiers.block import BlockVerifier
+from specbench.verifiers.iterative import IterativeVerifier
+from specbench.verifiers.match import MatchVerifier
+from specbench.verifiers.rejection import RejectionVerifier
+from specbench.verifiers.speculative import SpeculativeVerifier
 
 CACHES = {"static": StaticCache, "dynamic": DynamicCache, "paged": PagedCache}
 CACHE_SETTINGS = {"paged": PagedCache.Settings(block_size=4, blocks=None)}
-DRAFTERS = ("model", "ngram", "ngram_sample", "prompt_lookup", "bigram", "unigram", "random")
+CHAINS = ("model", "ngram", "ngram_sample", "prompt_lookup", "bigram", "unigram", "random", "blockwise",
+          "non_autoregressive", "pass_lookahead", "early_exit", "under_ngram", "under_under_model")  # fmt: skip
+TREES = ("tree_independent", "tree_distinct", "tree_best", "multi_draft", "multi_draft_two", "medusa")
+DRAFTERS = CHAINS + TREES
+VERIFIERS = {
+    kind.__module__.rsplit(".", 1)[-1]: kind
+    for kind in (SpeculativeVerifier, IterativeVerifier, MatchVerifier, BlockVerifier, RejectionVerifier)
+}
 V = 16
 
 
@@ -92,8 +117,9 @@ def make_context(sampling: Sampling, target: LanguageModel | None = None, lenien
 def make_drafter(kind: str, target: LanguageModel, text_file: str, drafter_model: LanguageModel | None = None):
     """Any drafter for a target; `text_file` is what the count models are fitted on."""
     context = make_context(target.sampling, target)
+    V, model = target.vocab_size, drafter_model
     if kind == "model":
-        return ModelDrafter.of(drafter_model, target.vocab_size, gamma=5)
+        return ModelDrafter.of(model, V, gamma=5)
     if kind.startswith("ngram"):
         settings = NgramDrafter.Settings(min_order=2, max_order=4, window=512, sample=kind == "ngram_sample")
         return NgramDrafter(settings, context)
@@ -103,7 +129,65 @@ def make_drafter(kind: str, target: LanguageModel, text_file: str, drafter_model
         return BigramDrafter(BigramDrafter.Settings(path=text_file, smoothing=1.0), context)
     if kind == "unigram":
         return UnigramDrafter(UnigramDrafter.Settings(path=text_file), context)
-    return RandomDrafter(RandomDrafter.Settings(), context)
+    if kind == "random":
+        return RandomDrafter(RandomDrafter.Settings(), context)
+    if kind.startswith("tree_"):
+        return TreeDrafter.grown(model, V, 5, [3, 2], kind.removeprefix("tree_"))
+    if kind.startswith("multi_draft"):
+        models = [model, another(model)] if kind.endswith("two") else [model]
+        return MultiDrafter.of(models, 2, V, 5)
+    if kind.startswith("under_"):  # hierarchical: this drafter under the model
+        below = make_drafter(kind.removeprefix("under_"), model, text_file, another(model))
+        return HierarchicalDrafter.of(model, below, 2, V)
+    return self_drafter(kind, target, drafter_model)
+
+
+def another(model: LanguageModel) -> LanguageModel:
+    """The same model with a cache of its own."""
+    twin = copy.copy(model)
+    twin.cache = None
+    return twin
+
+
+def self_drafter(kind: str, target: LanguageModel, drafter_model: LanguageModel | None):
+    """Drafters that hang on the target: with what was trained for the shipped one, or with stand-ins for
+    a tabular one."""
+    tabular = isinstance(target.module, TabularMarkov)
+    if kind in ("blockwise", "medusa"):
+        drafter = {"blockwise": BlockwiseDrafter, "medusa": MedusaDrafter}[kind]
+        heads = PairHeads() if tabular else load_extras(Heads, f"shipped:{kind}", "drafter.heads", target)
+        return drafter.of(target, heads, target.sampling, **({"size": 6} if kind == "medusa" else {}))
+    if kind == "early_exit":
+        short = drafter_model.module if tabular else first_layers(target.module, 1)
+        return EarlyExitDrafter.of(BorrowedCache(short, target, "exit", target.sampling), target.vocab_size, 5)
+    own = kind == "non_autoregressive"
+    model = drafter_model if own else BorrowedCache(target.module, target, "ahead", target.sampling)
+    path = "shipped:drafter_lookahead" if own else "shipped:lookahead"
+    ahead = PairAhead() if tabular else load_extras(LookAhead, path, "drafter.lookahead", model)
+    drafter = NonAutoregressiveDrafter if own else PassDrafter
+    return drafter.of(model, ahead, target.vocab_size)
+
+
+class PairHeads(torch.nn.Module):
+    """Heads of a tabular target: head k reads another row of its table."""
+
+    def __init__(self, heads: int = 4):
+        super().__init__()
+        falling = [[0.5 / (k + i + 1) for i in range(4)] for k in range(heads)]
+        self.config = SimpleNamespace(heads=heads, hidden_size=1, accuracy=falling)
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        steps = torch.arange(self.config.heads)[:, None]
+        return (hidden[..., None, :] * 7 + 31 * steps) % (V * V)
+
+
+class PairAhead(torch.nn.Module):
+    """Look-ahead embeddings of a tabular model: certain tokens."""
+
+    def __init__(self):
+        super().__init__()
+        self.embeddings = torch.tensor([[3.0], [9.0], [5.0]])
+        self.config = SimpleNamespace(count=3, hidden_size=1)
 
 
 def composed(*overrides: str):

@@ -55,3 +55,69 @@ def output_law(p: np.ndarray, q: np.ndarray, lenience: float) -> np.ndarray:
     residual = np.maximum(0, p - q)
     rejected = 1 - kept.sum()
     return kept + (rejected * norm(residual) if rejected > 1e-15 else 0)
+
+
+def verify_tree(M_p, tokens, parent, q, r, t_exponentials):
+    """Speculative verification of a token tree, step by step as the SpecInfer algorithm has it: at each
+    node the children are tried in turn, against what the last rejection left of p. Nodes that spell the
+    same text are one node of the prefix tree, with the children of both.
+
+    M_p maps the tokens after the context to a distribution; node i is tokens[i] after node parent[i],
+    drawn from q[i]. Returns the accepted tokens and t.
+    """
+
+    def text(i):
+        return [] if i < 0 else [*text(parent[i]), tokens[i]]
+
+    V, law = [], M_p([])
+    going = True
+    while going:
+        going = False
+        for i in [i for i in range(len(tokens)) if text(parent[i]) == V]:
+            if r[i] * q[i][tokens[i]] < law[tokens[i]]:
+                V, going = [*V, tokens[i]], True
+                law = M_p(V)
+                break
+            law = norm(np.maximum(0, law - q[i]))
+    return V, sample(law, t_exponentials[len(V)])
+
+
+def greedy_tree(M_p, tokens, parent):
+    """Appendix A of the notes: the longest path of the tree along the argmaxes of p, and the next one."""
+
+    def text(i):
+        return [] if i < 0 else [*text(parent[i]), tokens[i]]
+
+    V = []
+    while [*V, int(np.argmax(M_p(V)))] in [text(i) for i in range(len(tokens))]:
+        V.append(int(np.argmax(M_p(V))))
+    return V, int(np.argmax(M_p(V)))
+
+
+def block_accept(p, q, x, r, t_exponentials):
+    """Block verification (Sun et al. 2024): tau, the longest block that stands, and the token after it."""
+    gamma, weight, tau = len(x), [1.0], 0
+    residual = [np.maximum(p[0] - q[0], 0)] if gamma else []
+    for i in range(1, gamma + 1):
+        weight.append(min(weight[i - 1] * p[i - 1][x[i - 1]] / q[i - 1][x[i - 1]], 1))
+        if i < gamma:
+            residual.append(np.maximum(weight[i] * p[i] - q[i], 0))
+            mass = residual[i].sum()
+            h = mass / (mass + 1 - weight[i]) if mass + 1 - weight[i] > 0 else 0
+        else:
+            h = weight[i]
+        if r[i - 1] < h:
+            tau = i
+    law = p[gamma] if tau == gamma else residual[tau] if residual[tau].sum() > 0 else p[tau]
+    return tau, sample(law, t_exponentials[tau])
+
+
+def rejection_accept(p, q, x, r, t_exponentials):
+    """Rejection sampling without repetition (A.2): n, and t drawn from p as it is."""
+    n = 0
+    for p_i, q_i, x_i, r_i in zip(p, q, x, r, strict=False):
+        M = max(p_i[y] / q_i[y] if q_i[y] > 0 else np.inf for y in np.flatnonzero(p_i))
+        if not r_i < p_i[x_i] / (M * q_i[x_i]):
+            break
+        n += 1
+    return n, sample(p[n], t_exponentials[n])

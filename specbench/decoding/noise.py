@@ -47,6 +47,16 @@ def token_bits(vocab_size: int, device: torch.device) -> Tensor:
     return _mix(_mix(torch.arange(vocab_size, device=device) - 0x61C8864680B583EB))
 
 
+def sibling_bits(bits: Tensor, number: Tensor) -> Tensor:
+    """Independent bits for several draws at one position: bits [...] for draw 0, others for 1, 2, ..."""
+    return torch.where(number == 0, bits, _mix(bits + number * -0x61C8864680B583EB))
+
+
+def renew(noise: Tensor, done: Tensor) -> None:
+    """Other bits in a table [3, B, T], in place, for rows that are not done [B]."""
+    noise.copy_(torch.where(done[:, None], noise, _mix(noise + 1)))
+
+
 def constant(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """A function of hashable arguments whose tensors are made once and kept; traced code makes its own."""
     return make if torch.compiler.is_compiling() else _kept(make)

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from torch import Tensor
 
+from specbench.decoding.noise import renew
 from specbench.decoding.protocols import Drafter, GammaPolicy, Noise, Verifier
 from specbench.decoding.state import Draft, Rows, State, Verdict, commit_tokens
 from specbench.executors.eager import EagerExecutor
@@ -41,6 +42,20 @@ def decode_speculative(
     The caches of the target, for every active row, must hold all committed tokens but the last.
     """
     drafter.begin(state)
+    return speculate(state, target, drafter, policy, verifier, clock, after_round, feed)
+
+
+def speculate(
+    state: State,
+    target: LanguageModel,
+    drafter: Drafter,
+    policy: GammaPolicy,
+    verifier: Verifier,
+    clock: Stopwatch,
+    after_round: RoundHook = ignore,
+    feed: Callable[[State, Stopwatch], bool] = these_rows,
+) -> State:
+    """`decode_speculative` with a drafter that has begun."""
     clock.start()
     while feed(state, clock):
         gamma = shrink(policy.next_gamma(state), state, drafter)
@@ -58,6 +73,7 @@ def decode_speculative(
         # Return one token from M_p, and n tokens from M_q.
         before = state.lengths
         verdict, kept = accept_and_append(state, p, draft, verifier.under(state), target.executor)
+        settle(state, draft, verdict, kept, target, drafter)
         clock.lap("accept")
         policy.observe(draft, [now - then for now, then in zip(state.lengths, before, strict=True)])
         clock.lap("host")
@@ -73,7 +89,10 @@ def accept_and_append(
     """The verdict on a draft, and [B], how many tokens of it each row kept."""
     if state.stop_strings is not None:  # these are found on the host
         verdict = verifier.accept(p, draft, Noise.of(state.rows, draft))
-        return verdict, state.append(verdict)
+        kept = state.append(verdict)
+        if verifier.looks_ahead:
+            renew(state.noise, state.rows.done)
+        return verdict, kept
     verdict, kept, summary = executor.leaf(accept_and_commit)(verifier, p, draft, state.rows)
     state.synchronise(summary)
     return verdict, kept
@@ -82,7 +101,18 @@ def accept_and_append(
 def accept_and_commit(verifier: Verifier, p: Tensor, draft: Draft, rows: Rows) -> tuple[Verdict, Tensor, Tensor]:
     """`Verifier.accept` and `commit_tokens` as one function of tensors."""
     verdict = verifier.accept(p, draft, Noise.of(rows, draft))
-    return verdict, *commit_tokens(rows, verdict)
+    kept, summary = commit_tokens(rows, verdict)
+    if verifier.looks_ahead:
+        renew(rows.noise, rows.done)
+    return verdict, kept, summary
+
+
+def settle(state: State, draft: Draft, verdict: Verdict, kept: Tensor, target: LanguageModel, drafter: Drafter) -> None:
+    """Puts the accepted path of a tree where a chain's would be, and tells a drafter that wants to know."""
+    if not draft.is_chain:
+        target.keep_path(verdict.path, state.length - kept)
+    if hasattr(drafter, "settle"):
+        drafter.settle(state, draft, verdict, state.length - kept)
 
 
 def shrink(gamma: list[int], state: State, drafter: Drafter) -> list[int]:

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from specbench.decoding.noise import STREAMS, noise_bits
+from specbench.decoding.noise import STREAMS, constant, noise_bits
 from specbench.decoding.stopping import StopStrings
+from specbench.decoding.tree import depth_of_count, depths
 
 
 @dataclass(frozen=True)
@@ -19,13 +20,15 @@ class Draft:
     """Guesses as a token tree. A chain is the tree in which each node's parent is the one before.
 
     `probs` is q, the very tensor the tokens were drawn from; None means a point mass on each
-    token. Rows are ragged: only the first `count[b]` nodes of row b are guesses.
+    token. Rows are ragged: only the first `count[b]` nodes of row b are guesses. Nodes stand in order
+    of depth, and those with one parent in the order in which they are to be tried.
     """
 
     tokens: Tensor  # [B, N]
     parent: tuple[int, ...]  # [N]; -1 is the last committed token
     probs: Tensor | None  # [B, N, V]
     count: Tensor  # [B]
+    repeats: bool = False  # whether nodes with one parent may be the same token
 
     @staticmethod
     def chain(tokens: Tensor, probs: Tensor | None, count: Tensor) -> "Draft":
@@ -41,6 +44,17 @@ class Draft:
     def is_chain(self) -> bool:
         return self.parent == tuple(range(-1, len(self.parent) - 1))
 
+    @property
+    def depth(self) -> int:
+        """Guesses on the longest path."""
+        return max(depths(self.parent), default=0)
+
+    def steps(self) -> Tensor:
+        """[B], the depth of each row's guesses: gamma."""
+        if self.is_chain:
+            return self.count
+        return constant(depth_of_count)(self.parent, self.count.device)[self.count]
+
     def padded(self, width: int) -> "Draft":
         """A chain with `width` columns, for code that wants one shape; `count` tells the guesses."""
         missing = width - self.tokens.shape[1]
@@ -54,8 +68,9 @@ class Draft:
 class Verdict:
     """What a verifier decided: x_1 .. x_n of the draft, then one token t of its own."""
 
-    tokens: Tensor  # [B, N + 1]; columns after n + 1 mean nothing
+    tokens: Tensor  # [B, D + 1] for drafts of depth D; columns after n + 1 mean nothing
     accepted: Tensor  # [B], n
+    path: Tensor | None = None  # [B, D], the accepted nodes of a tree in order; None is a chain's first n
 
 
 @dataclass(frozen=True)

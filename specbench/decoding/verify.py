@@ -1,4 +1,4 @@
-"""Accept or reject a drafted chain: the second half of Algorithm 1, as pure functions.
+"""Accept or reject a drafted chain: the second half of Algorithm 1, and its relatives, as pure functions.
 
 B rows, N drafted tokens, V vocabulary. p_1 .. p_{N+1} are the target's distributions, q_i the
 drafter's, x_i the guesses, n the number accepted, t the token of the target's own.
@@ -6,6 +6,7 @@ drafter's, x_i the guesses, n the number accepted, t the token of the target's o
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from specbench.decoding.sampling import draw
 from specbench.decoding.state import Draft, Verdict
@@ -40,6 +41,50 @@ def greedy_matching(p: Tensor, draft: Draft, lenience: float = 1.0) -> Verdict:
     n = leading(_at(p[:, :-1], x) >= lenience * p[:, :-1].amax(-1), draft.count)
     t = at_row(p, n).argmax(-1)
     return verdict(x, n, t)
+
+
+def block_verification(p: Tensor, draft: Draft, r: Tensor, bits: Tensor) -> Verdict:
+    """Block verification (Sun et al. 2024): guesses are judged together, and the longest block that may
+    stand is kept. The output law is p's, and never fewer guesses are expected to be kept than by
+    `speculative_sampling`. Shapes as there.
+
+    w_i = min(1, w_{i-1} p_i(x_i) / q_i(x_i)); x_1 .. x_i may stand when r_i < h_i.
+    """
+    x, N = draft.tokens, draft.tokens.shape[1]
+    q = _dense(draft, p.shape[-1])
+    ratio = _at(p[:, :-1], x) / _at(q, x)  # [B, N]
+    w = [torch.ones_like(p[:, 0, 0])]
+    for i in range(N):
+        w.append((w[i] * ratio[:, i]).clamp(max=1))
+    w = torch.stack(w, 1)  # [B, N + 1]
+    places = torch.arange(N + 1, device=p.device)
+    q_next = torch.cat([q, torch.zeros_like(p[:, :1])], 1) * (places < draft.count[:, None])[..., None]
+    residual = (w[..., None] * p - q_next).clamp(min=0)
+    left = residual.sum(-1)
+    h = torch.where(places < draft.count[:, None], left / (left + 1 - w).clamp(min=1e-30), w)
+    stands = (r < h[:, 1:]) & (places[1:] <= draft.count[:, None])
+    n = torch.where(stands, places[1:], 0).amax(1) if N else draft.count
+    law = torch.where(at_row(left[..., None], n) > 0, at_row(residual, n), at_row(p, n))
+    return verdict(x, n, draw(law, _at(bits, n)))
+
+
+def rejection_sampling(p: Tensor, draft: Draft, r: Tensor, bits: Tensor) -> Verdict:
+    """Non-iterative rejection sampling (A.2): accept x_i when r_i M q_i(x_i) < p_i(x_i), where
+    M = max_x p_i(x) / q_i(x); else t is drawn from p_i as it is. Shapes as for `speculative_sampling`."""
+    x = draft.tokens
+    rate = rejection_rate(p[:, :-1], _dense(draft, p.shape[-1]))
+    n = leading(r * _at(_dense(draft, p.shape[-1]), x) < rate * _at(p[:, :-1], x), draft.count)
+    return verdict(x, n, draw(at_row(p, n), _at(bits, n)))
+
+
+def rejection_rate(p: Tensor, q: Tensor) -> Tensor:
+    """1 / M [...], the probability that A.2's rejection sampling accepts a guess; p and q [..., V]."""
+    return 1 / torch.where(p > 0, p / q, 0.0).amax(-1)
+
+
+def _dense(draft: Draft, vocab_size: int) -> Tensor:
+    """q [B, N, V], of point masses too."""
+    return F.one_hot(draft.tokens, vocab_size).float() if draft.probs is None else draft.probs
 
 
 def acceptance_probability(p: Tensor, draft: Draft, lenience: float, greedy: bool) -> Tensor:

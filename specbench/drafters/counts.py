@@ -10,6 +10,7 @@ from torch import Tensor
 from specbench.context import Context
 from specbench.data.stdlib_corpus import read_modules
 from specbench.drafters.rows import CountDrafter
+from specbench.drafters.standard import OwnSampling
 from specbench.settings import ConfigError, setting
 
 
@@ -17,7 +18,7 @@ class UnigramDrafter(CountDrafter):
     """q(x) is the share of x in the text, one added to every count."""
 
     @dataclass
-    class Settings:
+    class Settings(OwnSampling):
         path: str | None = setting()
 
         def check(self, prefix: str) -> None:
@@ -26,7 +27,7 @@ class UnigramDrafter(CountDrafter):
                                   "training text of the shipped pair")  # fmt: skip
 
     def __init__(self, settings: Settings, context: Context):
-        super().__init__(context)
+        super().__init__(context, settings)
         self.fit(training_tokens(settings.path, context.target.tokenizer))
 
     def fit(self, tokens: Tensor) -> None:

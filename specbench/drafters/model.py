@@ -13,6 +13,7 @@ from specbench.decoding.noise import PROPOSAL
 from specbench.decoding.protocols import DraftStop, Signal
 from specbench.decoding.sampling import draw
 from specbench.decoding.state import Draft, Rows, State, seen_tokens, window
+from specbench.drafters.standard import OwnSampling, with_own_sampling
 from specbench.models.language_model import LanguageModel
 from specbench.models.pretrained import PretrainedModel
 
@@ -25,14 +26,16 @@ class ModelDrafter:
     fixed. A row whose text is further ahead of the cache is read first.
     """
 
+    ends_early = True
     watch: DraftStop | None = None  # set for policies that end a draft early
 
     @dataclass
-    class Settings(PretrainedModel.Settings):
+    class Settings(PretrainedModel.Settings, OwnSampling):
         pass
 
     def __init__(self, settings: Settings, context: Context):
-        self._use(PretrainedModel(settings, context, role="drafter"), context.target.vocab_size, context.gamma)
+        model = PretrainedModel(settings, with_own_sampling(context, settings), role="drafter")
+        self._use(model, context.target.vocab_size, context.gamma)
 
     @classmethod
     def of(cls, model: LanguageModel, vocab_size: int, gamma: int) -> "ModelDrafter":
@@ -44,6 +47,10 @@ class ModelDrafter:
     def _use(self, model: LanguageModel, vocab_size: int, gamma: int) -> None:
         self.model, self.vocab_size, self.context, self.gamma = model, vocab_size, model.context, gamma
         self.operations_per_token = model.operations_per_token
+
+    @property
+    def models(self) -> list[LanguageModel]:
+        return [self.model]
 
     def begin(self, state: State) -> None:
         self.model.allocate(state.batch_size, state.tokens.shape[1])
@@ -123,16 +130,7 @@ class ModelDrafter:
         """Brings every row's cache up to its last committed tokens, of which at most two are left
         for the first step: returns how many."""
         width = min(2, min(length for length, on in zip(state.lengths, state.active, strict=True) if on))
-        behind = [
-            row
-            for row, (length, cached, on) in enumerate(zip(state.lengths, self.model.cached, state.active, strict=True))
-            if on and length - cached > width
-        ]
-        if len(behind) == state.batch_size:
-            self.model.prefill(state, start=min(self.model.cached))
-        else:
-            for row in behind:
-                self.model.read(state, row, self.model.cached[row], state.lengths[row] - 1)
+        self.model.catch_up(state, width)
         return width
 
     def fit_probabilities(self, q: Tensor) -> Tensor:

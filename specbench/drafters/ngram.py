@@ -10,6 +10,7 @@ from torch import Tensor
 from specbench.context import Context
 from specbench.decoding.state import Draft, State
 from specbench.drafters.rows import UNLIMITED, CountDrafter, PointMassDrafter
+from specbench.drafters.standard import OwnSampling, with_own_sampling
 from specbench.settings import ConfigError, setting
 
 
@@ -27,7 +28,10 @@ class NgramTable:
         self.followers: dict[tuple[int, ...], dict[int, int]] = defaultdict(dict)
 
     def read(self, tokens: Sequence[int]) -> None:
-        """Counts what was committed since the last call and forgets what left the window."""
+        """Counts what was committed since the last call and forgets what left the window. Where the text is
+        not a longer one (an inner text of `drafter=hierarchical` was turned down), it goes back first."""
+        while self.tokens != tokens[: len(self.tokens)]:
+            self._take_back()
         for token in tokens[len(self.tokens) :]:
             self.tokens.append(token)
             end, start = len(self.tokens) - 1, len(self.tokens) - 1 - self.window
@@ -37,6 +41,18 @@ class NgramTable:
                     counts[token] = counts.pop(token, 0) + 1  # the most recent one moves to the end
                 if start >= 0:
                     self._forget(start, order)
+
+    def _take_back(self) -> None:
+        """The last token was never there; what it pushed out of the window is in it again."""
+        end, start = len(self.tokens) - 1, len(self.tokens) - 1 - self.window
+        for order in self.orders:
+            if end >= order - 1:
+                self._forget(end - order + 1, order)
+            if start >= 0:
+                counts = self.followers[tuple(self.tokens[start : start + order - 1])]
+                token = self.tokens[start + order - 1]
+                counts[token] = counts.get(token, 0) + 1
+        self.tokens.pop()
 
     def _forget(self, start: int, order: int) -> None:
         context = tuple(self.tokens[start : start + order - 1])
@@ -65,11 +81,15 @@ class NgramDrafter:
     """
 
     @dataclass
-    class Settings:
+    class Settings(OwnSampling):
         min_order: int = setting(ge=2)
         max_order: int = setting(ge=2)
         window: int = setting(ge=1)
         sample: bool = setting()
+
+        @property
+        def outright(self) -> bool:
+            return not self.sample
 
         def check(self, prefix: str) -> None:
             if self.min_order > self.max_order:
@@ -84,8 +104,8 @@ class NgramDrafter:
     def __init__(self, settings: Settings, context: Context):
         self.settings = settings
         self.tables: list[NgramTable] = []
-        sample = settings.sample and not context.sampling.greedy
-        self.guesser = _Sampling(self.tables, context) if sample else _MostFrequent(self.tables)
+        sample = settings.sample and not with_own_sampling(context, settings).sampling.greedy
+        self.guesser = _Sampling(self.tables, context, settings) if sample else _MostFrequent(self.tables)
 
     def begin(self, state: State) -> None:
         self.tables[:] = [self._table() for _ in range(state.batch_size)]
@@ -121,8 +141,8 @@ class _MostFrequent(PointMassDrafter):
 
 
 class _Sampling(CountDrafter):
-    def __init__(self, tables: list[NgramTable], context: Context):
-        super().__init__(context)
+    def __init__(self, tables: list[NgramTable], context: Context, settings: OwnSampling):
+        super().__init__(context, settings)
         self.tables = tables
 
     def weights(self, row: int, tokens: Sequence[int]) -> Tensor | None:

@@ -10,6 +10,7 @@ from specbench.context import Context
 from specbench.decoding.noise import PROPOSAL
 from specbench.decoding.sampling import draw
 from specbench.decoding.state import Draft, State, seen_tokens, window
+from specbench.drafters.standard import OwnSampling, with_own_sampling
 
 UNLIMITED = 2**63 - 1  # the context of a drafter that has no limit of its own
 
@@ -17,6 +18,7 @@ UNLIMITED = 2**63 - 1  # the context of a drafter that has no limit of its own
 class PointMassDrafter(ABC):
     """Guesses tokens outright: q is a point mass on each."""
 
+    outright = True
     context = UNLIMITED
     operations_per_token = 0
 
@@ -47,8 +49,8 @@ class CountDrafter(ABC):
     context = UNLIMITED
     operations_per_token = 0
 
-    def __init__(self, context: Context):
-        self.sampling = context.sampling
+    def __init__(self, context: Context, settings: OwnSampling):
+        self.sampling = with_own_sampling(context, settings).sampling
         self.vocab_size = context.target.vocab_size
 
     def begin(self, state: State) -> None:

@@ -13,8 +13,9 @@ from torch import Tensor
 
 from specbench.decoding.protocols import Verifier
 from specbench.decoding.state import Draft, State, Verdict
+from specbench.decoding.tree import along
 
-Beta = Callable[[Tensor, Draft], Tensor]  # p [B, N, V] and a draft -> acceptance probabilities [B, N]
+Beta = Callable[[Tensor, Draft, Verdict], Tensor]  # `Verifier.beta`
 LOG_FLOOR = -30.0  # log p of tokens that cannot be drawn, in nats
 
 
@@ -24,7 +25,7 @@ class Round:
 
     row: int  # the request's place among those decoded together
     position: int
-    gamma: int  # tokens drafted
+    gamma: int  # tokens drafted; of a tree, its depth
     accepted: int  # kept by the verifier and by the stop conditions
     tested: int  # guesses judged, none beyond a stop
     tokens: int  # tokens emitted
@@ -39,72 +40,92 @@ class Round:
     rows: int = 1  # rows that decoded in it
     steps: int = 0  # drafter steps of all rows together: the longest draft among them
     lenience: float = 1.0
+    width: int = 1  # tokens of each row that the target's call read
 
 
 class Recorder:
-    """The round hook that measures. `reduce` is `round_numbers`, or what an executor made of it."""
+    """The round hook that measures. `reduce` is `round_numbers`, or what an executor made of it;
+    `width` says how many tokens of each row the target has just read."""
 
-    def __init__(self, verifier: Verifier, greedy: bool = False, reduce: Callable[..., Tensor] | None = None):
-        self.verifier, self.greedy, self.reduce = verifier, greedy, reduce or round_numbers
-        self._rounds: list[tuple[list[int], list[int], float, Tensor]] = []
+    def __init__(
+        self,
+        verifier: Verifier,
+        greedy: bool = False,
+        reduce: Callable[..., Tensor] | None = None,
+        width: Callable[[], int] = lambda: 1,
+    ):
+        self.verifier, self.greedy, self.reduce, self.width = verifier, greedy, reduce or round_numbers, width
+        self._rounds: list[tuple[list[int], list[int], dict[str, Any], Tensor]] = []
 
     def __call__(self, state: State, p: Tensor, draft: Draft, verdict: Verdict, kept: Tensor) -> None:
         judge = self.verifier.under(state)
         numbers = self.reduce(p, draft, verdict, kept, judge.beta, self.greedy).clone()  # a graph writes it again
         lengths = [length - prompt for length, prompt in zip(state.lengths, state.prompt_lengths, strict=True)]
-        self._rounds.append((list(state.owners), lengths, judge.lenience, numbers))
+        call = {"lenience": judge.lenience, "width": self.width()}
+        self._rounds.append((list(state.owners), lengths, call, numbers))
 
     def rounds(self, laps: list[dict[str, float]]) -> list[list[Round]]:
         """Per round, one record for each row that was active in it, with the lap times of all."""
         result = []
-        for (owners, lengths, lenience, numbers), seconds in zip(self._rounds, laps, strict=True):
+        for (owners, lengths, call, numbers), seconds in zip(self._rounds, laps, strict=True):
             active = [row for row in zip(owners, lengths, numbers.tolist(), strict=True) if row[2][0] > 0]
-            call = {"seconds": seconds, "rows": len(active), "lenience": lenience}
+            call |= {"seconds": seconds, "rows": len(active)}
             call["steps"] = max((int(row[2][2]) for row in active), default=0)
             result.append([_round(*row, call) for row in active])
         return result
 
 
 def _round(row: int, length: int, numbers: list[float], call: dict[str, Any]) -> Round:
-    kept, n, count, tested = map(int, numbers[:4])
+    kept, n, gamma, tested, judged = map(int, numbers[:5])
     own_token = kept == n + 1
     return Round(
         row=row,
         position=length - kept,
-        gamma=count,
+        gamma=gamma,
         accepted=min(n, kept),
         tested=tested,
         tokens=kept,
-        recovered=int(own_token and n < count),
-        bonus=int(own_token and n == count),
+        recovered=int(own_token and n < judged),
+        bonus=int(own_token and n == judged),
         accepted_before_stop=n,
-        beta=numbers[9 : 9 + tested],
-        rejected=int(numbers[8]) if n < count else None,
-        log_p=(numbers[4], numbers[5]),
-        draft_leak=(numbers[6], numbers[7]),
+        beta=numbers[10 : 10 + tested],
+        rejected=int(numbers[9]) if n < judged else None,
+        log_p=(numbers[5], numbers[6]),
+        draft_leak=(numbers[7], numbers[8]),
         **call,
     )
 
 
 def round_numbers(p: Tensor, draft: Draft, verdict: Verdict, kept: Tensor, beta_of: Beta, greedy: bool) -> Tensor:
-    """A round as numbers [B, 9 + N]: tokens kept, guesses accepted, drafted and tested, the two
-    statistics of the losslessness gate (two numbers each), the guess after the accepted ones, and
-    beta of every guess."""
-    N = draft.tokens.shape[1]
+    """A round as numbers [B, 10 + D]: tokens kept, guesses accepted, depth drafted, steps tested, steps
+    that had a guess, the two statistics of the losslessness gate (two numbers each), the guess after
+    the accepted ones, and beta of every step."""
+    beta, gamma = beta_of(p, draft, verdict).double(), draft.steps()
+    p, draft = chosen_path(p, draft, verdict)
+    D = draft.tokens.shape[1]
     tested = torch.minimum(torch.minimum(verdict.accepted + 1, draft.count), kept)
-    counts = torch.stack([kept, verdict.accepted, draft.count, tested], 1).double()
+    counts = torch.stack([kept, verdict.accepted, gamma, tested, draft.count], 1).double()
     log_p = draft_leak = counts.new_zeros(len(counts), 2)
-    beta, next_guess = counts.new_zeros(len(counts), N), counts.new_zeros(len(counts), 1)
-    if N:
-        beta = beta_of(p[:, :-1], draft).double()
-        next_guess = draft.tokens.gather(1, verdict.accepted.clamp(max=N - 1)[:, None]).double()
+    next_guess = counts.new_zeros(len(counts), 1)
+    if D:
+        next_guess = draft.tokens.gather(1, verdict.accepted.clamp(max=D - 1)[:, None]).double()
     if not greedy:
-        places = torch.arange(N + 1, device=p.device)
+        places = torch.arange(D + 1, device=p.device)
         log_p = log_probability_statistic(p, verdict.tokens, places < kept[:, None])
-        if N:
+        if D:
             judged = places[:-1] < tested[:, None]
             draft_leak = draft_leak_statistic(p[:, :-1], draft, verdict.tokens[:, :-1], judged)
     return torch.cat([counts, log_p, draft_leak, next_guess, beta], 1)
+
+
+def chosen_path(p: Tensor, draft: Draft, verdict: Verdict) -> tuple[Tensor, Draft]:
+    """p [B, D+1, V] along the path that was taken, and the first guess of each step as a chain."""
+    if draft.is_chain:
+        return p, draft
+    entries, first, judged = along(draft, verdict)
+    rows = torch.arange(len(entries), device=p.device)[:, None]
+    q = None if draft.probs is None else draft.probs[rows, first]
+    return p[rows, entries], Draft.chain(draft.tokens.gather(1, first), q, judged)
 
 
 def log_probability_statistic(p: Tensor, tokens: Tensor, emitted: Tensor) -> Tensor:

@@ -153,7 +153,8 @@ def bandwidth(parts: Parts, finished: Sequence[Batch], cost: Cost, peak: float) 
     """What one step has to read, weights and the keys and values of every row, over its time."""
     rounds = [(b, r) for b in finished for r in b.baseline.rounds]
     columns = sum(r.position + len(b.requests[r.row].tokens) for b, r in rounds) / sum(1 / r.rows for _, r in rounds)
-    drafter = getattr(parts.drafter, "model", None)
+    drafters = getattr(parts.drafter, "models", [])
+    drafter = drafters[0] if len(drafters) == 1 else None
 
     def rate(model: LanguageModel | None, seconds: float | None) -> float | None:
         return None if model is None or not seconds else (model.step_bytes + columns * model.column_bytes) / seconds
@@ -183,8 +184,7 @@ def memory(parts: Parts, finished: Sequence[Batch]) -> Memory:
     else:
         unit = 1 if sys.platform == "darwin" else 1024
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-    drafter = getattr(parts.drafter, "model", None)
-    weights = parts.target.weight_bytes + (drafter.weight_bytes if drafter is not None else 0)
+    weights = parts.target.weight_bytes + sum(m.weight_bytes for m in getattr(parts.drafter, "models", []))
     weights += parts.target.executor.bytes()
     return Memory(peak, weights, max(b.speculative.kv_bytes for b in finished))
 

@@ -100,10 +100,10 @@ def _model_laws(model: LanguageModel, text: Tensor, begin: int, end: int) -> Ite
 
 def _drafter_laws(parts: Parts, text: Tensor, begin: int, end: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """For the same chunks: q [n, V], whether there is a guess [n], and q before argmax [n, V]."""
-    model = getattr(parts.drafter, "model", None)
-    if model is not None:
+    models = getattr(parts.drafter, "models", [])
+    if models:
         fit = parts.drafter.fit_probabilities
-        for _, q, certain in _model_laws(model, text, begin, end):
+        for _, q, certain in _model_laws(models[0], text, begin, end):
             yield fit(q), torch.ones(len(q), dtype=torch.bool, device=q.device), fit(certain)
         return
     state = State.start([text[0].tolist()], [text.shape[1] + 1], [0], [], 2, text.device)

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from specbench.cache.slots import SlotCache
 from specbench.decoding.noise import constant
 from specbench.decoding.sampling import Sampling
-from specbench.decoding.state import Draft, Rows, State, seen_tokens
+from specbench.decoding.state import Draft, Rows, State, Verdict, seen_tokens
+from specbench.decoding.tree import Tree, pack, tree_of
 from specbench.executors.eager import EagerExecutor
 from specbench.settings import ConfigError
 
@@ -49,6 +50,9 @@ class LanguageModel:
         self.executor, self.module = executor, executor.load(module)
         self.cache: SlotCache | None = None
         self.cached: list[int] = []  # leading columns of each row that are read
+        self.width = 1  # tokens per row of the last score
+        self.place: Tensor | None = None  # [B, N + 1], where the last score put a draft's entries
+        self.watched, self.head_input, self.hidden = False, None, None
 
     @property
     def vocab_size(self) -> int:
@@ -95,6 +99,16 @@ class LanguageModel:
             self.forward(tokens, torch.full_like(state.length, begin), visible, keep_logits=1)
         self.cached = [min(end, length - 1) for length in state.lengths]
 
+    def catch_up(self, state: State, width: int) -> None:
+        """Reads committed tokens of active rows until at most `width` of each are not in the cache."""
+        rows = zip(state.lengths, self.cached, state.active, strict=True)
+        behind = [row for row, (length, cached, on) in enumerate(rows) if on and length - cached > width]
+        if len(behind) == state.batch_size:
+            self.prefill(state, start=min(self.cached))
+        else:
+            for row in behind:
+                self.read(state, row, self.cached[row], state.lengths[row] - 1)
+
     def read(self, state: State, row: int, begin: int, end: int) -> None:
         """Reads the committed tokens begin .. end - 1 of one row; the others are left alone."""
         self.read_row(state.tokens[row : row + 1], row, begin, end, keep_logits=1)
@@ -117,23 +131,59 @@ class LanguageModel:
         What the cache held at and beyond `starts` is forgotten first: this is the rollback.
         """
         visible = self.make_room(starts, tokens.shape[1])
-        tree = None if draft is None or draft.is_chain else draft.parent
+        tree = None if draft is None or draft.is_chain else constant(tree_of)(draft.parent, tokens.device)
         return self.forward(tokens, torch.tensor(list(starts), device=self.device), visible, tree=tree)
 
     def score(self, state: State, draft: Draft) -> Tensor:
-        """p_1 .. p_{N+1}: the target's distributions before each guess and after the last
-        [B, N+1, V], from one forward on the last committed token and the draft."""
-        visible = self.make_room([n - 1 for n in state.lengths], draft.tokens.shape[1] + 1, state.active)
-        score = self.executor.leaf(self._score, self)
-        return score(state.rows, draft.tokens, visible, draft.parent)
+        """p [B, N+1, V]: the target's distributions after the last committed token, and after each
+        guess, from one forward on all of them. Guesses that say the same are read once."""
+        tokens, tree, self.place = draft.tokens, draft.parent, None
+        if draft.repeats and not self.executor.fixed_shapes:
+            packed = pack(draft.tokens, draft.parent, draft.count)
+            tokens, tree, self.place = packed.tokens, packed.tree, packed.place
+        self.width = tokens.shape[1] + 1
+        visible = self.make_room([n - 1 for n in state.lengths], self.width, state.active)
+        p, self.hidden = self.executor.leaf(self._score, self)(state.rows, tokens, visible, tree)
+        return p if self.place is None else p[torch.arange(len(p), device=p.device)[:, None], self.place]
 
-    def _score(self, rows: Rows, guesses: Tensor, visible: int, parent: tuple[int, ...]) -> Tensor:
+    def _score(
+        self, rows: Rows, guesses: Tensor, visible: int, parent: tuple[int, ...] | Tree
+    ) -> tuple[Tensor, Tensor | None]:
         text, length = rows.tokens, rows.length
         last = text.gather(1, length[:, None] - 1)
-        tree = None if parent == tuple(range(-1, len(parent) - 1)) else parent
+        chain = parent == tuple(range(-1, guesses.shape[1] - 1))
+        tree = parent if isinstance(parent, Tree) else None if chain else constant(tree_of)(parent, text.device)
         logits = self.forward(torch.cat([last, guesses], 1), length - 1, visible, tree=tree)
-        seen = None if self.sampling.repetition_penalty == 1 else self._seen(text, length, guesses, parent)
-        return self.sampling.probabilities(logits, seen)
+        penalised = self.sampling.repetition_penalty != 1
+        seen = self._seen(text, length, guesses, tree) if penalised else None
+        return self.sampling.probabilities(logits, seen), self.head_input
+
+    def keep_path(self, path: Tensor, base: Tensor) -> None:
+        """Moves the keys and values of a tree's accepted nodes [B, D] to where a chain's would be; base
+        [B] is the column of the first node."""
+        entries = path if self.place is None else self.place.gather(1, path + 1) - 1
+        self.executor.leaf(self._keep_path, self)(entries, base)
+
+    def _keep_path(self, entries: Tensor, base: Tensor) -> None:
+        self.cache.commit(entries, base)
+
+    def keep_hidden(self) -> None:
+        """From now on `hidden` [B, N+1, H] of a score is what its output matrix was applied to."""
+        if not self.watched:
+            self.watched = True
+            head = self.module.get_output_embeddings()
+            head.register_forward_pre_hook(lambda _, given: setattr(self, "head_input", given[0]))
+
+    def hidden_after(self, verdict: Verdict) -> Tensor:
+        """[B, H], the hidden state behind the token t of a verdict: of its last accepted guess."""
+        n = verdict.accepted
+        entry = n
+        if verdict.path is not None and verdict.path.shape[1]:
+            node = verdict.path.gather(1, (n - 1).clamp(min=0)[:, None])[:, 0]
+            entry = torch.where(n > 0, node + 1, 0)
+            if self.place is not None:
+                entry = self.place.gather(1, entry[:, None])[:, 0]
+        return self.hidden[torch.arange(len(n), device=n.device), entry]
 
     def make_room(self, starts: Sequence[int], width: int, active: Sequence[bool] | None = None) -> int:
         """Rolls the cache back to `starts`, so that `width` tokens can follow in the active rows;
@@ -151,43 +201,47 @@ class LanguageModel:
         first: Tensor,
         visible: int,
         row: int | None = None,
-        tree: tuple[int, ...] | None = None,
+        tree: Tree | None = None,
         keep_logits: int = 0,
     ) -> Tensor:
-        """Logits of tokens [b, N] at positions first[b], first[b] + 1, ... or, in a tree, by depth.
+        """Logits of tokens [b, N], or of their embeddings [b, N, H], at positions first[b],
+        first[b] + 1, ... or, in a tree, by depth.
 
         Only tensor operations: an executor may compile it, or capture it in a CUDA graph.
         """
         slots = first[:, None] + torch.arange(tokens.shape[1], device=tokens.device)
         self.cache.place(slots, visible, row)
-        positions = slots if tree is None else first[:, None] + constant(tree_depth)(tree, tokens.device)
+        root = first if tree is None else first - (tree.sees.shape[2] - tokens.shape[1])  # column of entry 0
+        positions = slots if tree is None else root[:, None] + tree.depth
         if visible > self.context:  # guesses of rows that are idle, which nobody reads
             positions = positions.clamp(max=self.context - 1)
         output = self.module(
-            input_ids=tokens,
+            **{"inputs_embeds" if tokens.is_floating_point() else "input_ids": tokens},
             position_ids=positions,
-            attention_mask=self._mask(slots, visible, tree),
+            attention_mask=self._mask(slots, root, visible, tree),
             past_key_values=self.cache,
             use_cache=True,
             **({"logits_to_keep": keep_logits} if self.can_skip_logits else {}),
         )
         return output.logits
 
-    def _mask(self, slots: Tensor, visible: int, tree: tuple[int, ...] | None):
+    def _mask(self, slots: Tensor, root: Tensor, visible: int, tree: Tree | None):
         """Which columns each new token sees, [B, 1, N, columns]: every earlier one of its row, and
-        in a tree only its ancestors among the new ones."""
+        in a tree only its ancestors among the entries of the tree."""
         columns = torch.arange(visible, device=slots.device)
         if tree is None:
             seen = columns <= slots[:, :, None]
         else:
-            relative = columns - slots[:, :1]  # [B, columns], column of the first new token is 0
-            inside = (relative >= 0)[:, None, :]
-            ancestors = constant(tree_ancestors)(tree, slots.device)[:, relative.clamp(0, len(tree))]
-            seen = torch.where(inside, ancestors.transpose(0, 1), True)
+            B, N, M = len(slots), slots.shape[1], tree.sees.shape[2]
+            relative = columns - root[:, None]  # [B, columns], column of entry 0 is 0
+            entry = relative.clamp(0, M - 1)[:, None].expand(B, N, visible)
+            ancestors = tree.sees.expand(B, N, M).gather(2, entry) & (relative < M)[:, None]
+            seen = torch.where((relative >= 0)[:, None], ancestors, True)
         seen = seen[:, None]
         if self.window is None:
             return self._as_attention_bias(seen)
-        near = seen & (columns > slots[:, None, :, None] - self.window)
+        places = slots if tree is None else root[:, None] + tree.depth
+        near = seen & (columns > places[:, None, :, None] - self.window)
         if not isinstance(getattr(self.config, "layer_types", None), list):
             return self._as_attention_bias(near)
         masks = {"full_attention": seen, "sliding_attention": near}
@@ -202,14 +256,15 @@ class LanguageModel:
         hidden = torch.finfo(self.dtype).min
         return torch.zeros_like(visible, dtype=self.dtype).masked_fill(~visible, hidden)
 
-    def _seen(self, text: Tensor, length: Tensor, guesses: Tensor, parent: tuple[int, ...]) -> Tensor:
+    def _seen(self, text: Tensor, length: Tensor, guesses: Tensor, tree: Tree | None) -> Tensor:
         """[B, N+1, V]: the repetition penalty's context grows with each guess on the path."""
         committed = seen_tokens(text, length, self.vocab_size)[:, None, :]
-        if not parent:
+        if not guesses.shape[1]:
             return committed
+        if tree is None:
+            tree = constant(tree_of)(tuple(range(-1, guesses.shape[1] - 1)), text.device)
         hot = nn.functional.one_hot(guesses, self.vocab_size).float()  # [B, N, V]
-        on_path = constant(tree_ancestors)(parent, guesses.device)[:, 1:].float()  # [N+1, N]
-        return committed | (on_path @ hot > 0)
+        return committed | (tree.sees[..., 1:].float() @ hot > 0)
 
     def _sliding_window(self) -> int | None:
         kinds = set(getattr(self.config, "layer_types", None) or [])
@@ -227,24 +282,29 @@ def _operations_per_token(module: nn.Module) -> int:
     """Multiply-adds with weights in one forward of one token: what c_hat compares."""
     head = module.get_output_embeddings() if hasattr(module, "get_output_embeddings") else None
     inputs = module.get_input_embeddings() if hasattr(module, "get_input_embeddings") else None
-    total = sum(p.numel() for p in module.parameters())
-    tied = head is not None and inputs is not None and head.weight is inputs.weight
+    packed = [m.packed for m in module.modules() if hasattr(m, "packed")]
+    total = sum(weight.numel() for weight in (*module.parameters(), *packed))
+    tied = inputs is not None and getattr(head, "weight", None) is inputs.weight
     return total if tied or inputs is None else total - inputs.weight.numel()
 
 
-def tree_depth(parent: tuple[int, ...], device: torch.device) -> Tensor:
-    """[N+1] distance from the last committed token, which is entry 0."""
-    depth = [0]
-    for node in parent:
-        depth.append(depth[node + 1] + 1)
-    return torch.tensor(depth, device=device)
+class BorrowedCache(LanguageModel):
+    """A model that shares another's layers, and with them its cache: it reads no prompt of its own."""
 
+    def __init__(self, module: nn.Module, owner: LanguageModel, name: str, sampling: Sampling):
+        super().__init__(
+            module,
+            owner.tokenizer,
+            name=name,
+            sampling=sampling,
+            new_cache=owner.new_cache,
+            executor=owner.executor,
+        )
+        self.owner = owner
 
-def tree_ancestors(parent: tuple[int, ...], device: torch.device) -> Tensor:
-    """[N+1, N+1] booleans: row i marks the entries on the path from the root to entry i, itself
-    included; entry 0 is the last committed token."""
-    size = len(parent) + 1
-    ancestors = torch.eye(size, dtype=torch.bool)
-    for node, above in enumerate(parent):
-        ancestors[node + 1] |= ancestors[above + 1]
-    return ancestors.to(device)
+    def allocate(self, rows: int, columns: int) -> None:
+        self.borrow()
+
+    def borrow(self) -> None:
+        """The owner's cache, as it is now."""
+        self.cache, self.cached = self.owner.cache, list(self.owner.cached)

@@ -5,7 +5,7 @@ model says at the k-th of them is its guess for the token k + 1 places ahead.
 """
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 
 
@@ -29,8 +29,3 @@ class LookAhead(PreTrainedModel):
 
     def _init_weights(self, module: nn.Module) -> None:
         nn.init.normal_(self.embeddings, std=0.02)
-
-    def forward(self, last: Tensor) -> Tensor:
-        """The embedded last token [..., 1, H] and the look-ahead embeddings behind it, [..., 1 + K, H]."""
-        ahead = self.embeddings.to(last.dtype).expand(*last.shape[:-2], -1, -1)
-        return torch.cat([last, ahead], -2)

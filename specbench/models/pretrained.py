@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import transformers
 from torch import nn
+from transformers import PreTrainedModel
 
 from specbench.context import Context
 from specbench.executors.eager import EagerExecutor
@@ -115,6 +116,25 @@ def load_module(settings: PretrainedModel.Settings, context: Context, role: str)
     except (OSError, ValueError) as error:
         raise ConfigError(_what_is_missing(settings.path, role, error)) from error
     return module.to(context.device).eval()
+
+
+def load_extras(kind: type[PreTrainedModel], path: str, key: str, model: LanguageModel) -> PreTrainedModel:
+    """Heads or look-ahead embeddings that were trained for a model: `shipped:NAME`, a folder or a hub id.
+    Raises ConfigError where they are missing, or are for another width."""
+    source = local_path(path)
+    try:
+        extras = kind.from_pretrained(str(source) if source.is_dir() else path, dtype=model.dtype)
+    except (OSError, ValueError) as error:
+        reason = str(error).strip().splitlines()[0].rstrip(".")
+        raise ConfigError(
+            f"{key}={path} could not be loaded ({reason}): train it with python -m specbench.train and give its folder"
+        ) from error
+    hidden = model.module.get_input_embeddings().weight.shape[1]
+    if extras.config.hidden_size != hidden:
+        raise ConfigError(
+            f"{key}={path} is for hidden states of {extras.config.hidden_size}, but {model.name} has {hidden}"
+        )
+    return extras.to(model.device).eval()
 
 
 def _source(settings: PretrainedModel.Settings) -> str:

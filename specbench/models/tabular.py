@@ -16,23 +16,57 @@ class TabularMarkov(nn.Module):
 
     def __init__(self, table: Tensor, context: int = 64):
         super().__init__()
-        self.table = nn.Parameter(table.clone(), requires_grad=False)
+        self.output = PairTable(table)
         self.config = SimpleNamespace(vocab_size=table.shape[-1], max_position_embeddings=context)
 
+    def get_input_embeddings(self) -> nn.Module:
+        return TokenNumbers()
+
+    def get_output_embeddings(self) -> nn.Module:
+        return self.output
+
     def forward(
-        self, input_ids: Tensor, attention_mask: Tensor, past_key_values, logits_to_keep: int = 0, **unused
+        self,
+        attention_mask: Tensor,
+        past_key_values,
+        input_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        logits_to_keep: int = 0,
+        **unused,
     ) -> SimpleNamespace:
-        """input_ids [B, N], attention_mask [B, 1, N, columns] -> .logits [B, N or kept, V]."""
-        new = input_ids[:, None, :, None].to(self.table.dtype)
+        """input_ids [B, N] or inputs_embeds [B, N, 1], attention_mask [B, 1, N, columns] -> .logits
+        [B, N or kept, V]."""
+        numbers = input_ids[..., None] if inputs_embeds is None else inputs_embeds
+        new = numbers[:, None].to(self.output.weight.dtype)
         keys, _ = past_key_values.update(new, new, 0)
         tokens = keys[:, 0, :, 0].long()  # [B, columns]
         columns = torch.arange(tokens.shape[1], device=tokens.device)
         visible = attention_mask[:, 0]  # [B, N, columns]
         last = torch.where(visible, columns, -1).amax(-1)  # [B, N]
         before = torch.where(visible & (columns < last[..., None]), columns, -1).amax(-1)
-        context = [tokens.gather(1, c.clamp(min=0)) for c in (before, last)]
-        logits = self.table[context[0], context[1]]
-        return SimpleNamespace(logits=logits[:, -logits_to_keep:])
+        first, second = (tokens.gather(1, c.clamp(min=0)) for c in (before, last))
+        hidden = (first * self.config.vocab_size + second)[..., None].to(new.dtype)
+        return SimpleNamespace(logits=self.output(hidden[:, -logits_to_keep:]))
+
+
+class PairTable(nn.Module):
+    """The output matrix: logits [..., V] of a hidden state [..., 1], which is the number of a pair."""
+
+    def __init__(self, table: Tensor):
+        super().__init__()
+        self.weight = nn.Parameter(table.flatten(0, 1).clone(), requires_grad=False)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return self.weight[hidden[..., 0].long()]
+
+
+class TokenNumbers(nn.Module):
+    """The input embedding [..., 1] of a token is its number."""
+
+    weight = torch.ones(1, 1)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return tokens[..., None].float()
 
 
 def random_table(vocab_size: int, seed: int, spread: float = 1.5) -> Tensor:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from specbench.context import Context
+from specbench.decoding.sampling import Sampling
 from specbench.decoding.state import Draft, State, Verdict
 from specbench.decoding.verify import acceptance_probability, greedy_matching, speculative_sampling
 
@@ -19,7 +20,16 @@ class SpeculativeVerifier:
     def __init__(self, settings: Settings, context: Context):
         self.sampling, self.lenience = context.sampling, context.lenience
 
+    @classmethod
+    def of(cls, sampling: Sampling) -> "SpeculativeVerifier":
+        """For a target with this sampling, without lenience."""
+        verifier = cls.__new__(cls)
+        verifier.sampling, verifier.lenience = sampling, 1.0
+        return verifier
+
     judges_by_law = True  # acceptance is min(p / l, q) of the two laws
+    looks_ahead = False
+    trees = False
 
     @property
     def lossless(self) -> bool:
@@ -36,6 +46,6 @@ class SpeculativeVerifier:
             return greedy_matching(p, draft, self.lenience)
         return speculative_sampling(p, draft, noise.r, noise.bits, self.lenience)
 
-    def beta(self, p: Tensor, draft: Draft) -> Tensor:
+    def beta(self, p: Tensor, draft: Draft, verdict: Verdict) -> Tensor:
         """[B, N], the probability that each guess is accepted: what alpha is the mean of."""
-        return acceptance_probability(p, draft, self.lenience, self.sampling.greedy)
+        return acceptance_probability(p[:, :-1], draft, self.lenience, self.sampling.greedy)

@@ -18,6 +18,8 @@ class SyntheticVerifier:
     lossless = False
     lenience = 1.0
     judges_by_law = False
+    looks_ahead = False
+    trees = False
 
     @dataclass
     class Settings:
@@ -38,6 +40,6 @@ class SyntheticVerifier:
         t = p_next.argmax(-1) if self.greedy else draw(p_next, noise.bits.gather(1, n[:, None]).squeeze(1))
         return verdict(draft.tokens, n, t)
 
-    def beta(self, p: Tensor, draft: Draft) -> Tensor:
+    def beta(self, p: Tensor, draft: Draft, verdict: Verdict) -> Tensor:
         """[B, N], the probability that each guess is accepted: what alpha is the mean of."""
         return torch.full_like(draft.tokens, self.alpha, dtype=torch.float64)

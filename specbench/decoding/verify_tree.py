@@ -1,0 +1,177 @@
+"""Walks down a token tree: iterative speculative sampling (SpecInfer) and the walk along known tokens.
+
+B rows, N nodes, D levels, V vocabulary. Entry 0 is the last committed token and entry i + 1 node i.
+Several nodes may spell the same text; whoever stands on one of them stands on all.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from specbench.decoding.noise import constant
+from specbench.decoding.sampling import draw
+from specbench.decoding.state import Draft, Verdict
+from specbench.decoding.tree import levels, parents
+from specbench.decoding.verify import at_row
+
+
+class Walk:
+    """Where the rows stand in a draft's tree, and how they came there."""
+
+    def __init__(self, draft: Draft):
+        B, N = draft.tokens.shape
+        device = draft.tokens.device
+        self.draft = draft
+        self.stands = torch.zeros(B, N + 1, dtype=torch.bool, device=device)  # on these entries
+        self.stands[:, 0] = True
+        self.entry = torch.zeros(B, dtype=torch.long, device=device)  # the first of them
+        self.n = torch.zeros(B, dtype=torch.long, device=device)
+        self.path: list[Tensor] = []
+
+    def children(self, level: range) -> Tensor:
+        """[B, n]: which nodes of the next level can be tried."""
+        device = self.stands.device
+        above = self.stands[:, constant(parents)(self.draft.parent, device)[level.start : level.stop]]
+        return above & (torch.arange(level.start, level.stop, device=device) < self.draft.count[:, None])
+
+    def step(self, level: range, token: Tensor) -> None:
+        """To the children that are this token [B]; rows without one stand nowhere from then on."""
+        hits = self.children(level) & (self.draft.tokens[:, level.start : level.stop] == token[:, None])
+        found, first = hits.any(1), hits.int().argmax(1) + level.start + 1
+        self.stands[:, level.start + 1 : level.stop + 1] = hits
+        self.entry = torch.where(found, first, self.entry)
+        self.path.append((self.entry - 1).clamp(min=0))
+        self.n = self.n + found
+
+    def verdict(self, tokens: Tensor) -> Verdict:
+        """tokens [B, D + 1]: x_1 .. x_n, t of each row."""
+        return Verdict(tokens, self.n, torch.stack(self.path, 1) if self.path else tokens[:, :0])
+
+
+def follow(draft: Draft, choose: Callable[[Tensor, int], Tensor]) -> Verdict:
+    """Goes along the tokens that `choose` says: choose(entry [B], depth) -> [B], after the text of that
+    entry. The first one that is no guess is t. Greedy verification (appendix A of the notes) is this."""
+    walk, tokens = Walk(draft), []
+    for depth, level in enumerate(levels(draft.parent)):
+        tokens.append(choose(walk.entry, depth))
+        walk.step(level, tokens[-1])
+    tokens.append(choose(walk.entry, len(tokens)))
+    return walk.verdict(torch.stack(tokens, 1))
+
+
+def match(p: Tensor, draft: Draft, bits: Tensor | None) -> Verdict:
+    """Draws a token from p after each accepted one, and accepts the guess that equals it; bits
+    [B, D + 1], None for the argmax. p [B, N + 1, V]."""
+
+    def choose(entry: Tensor, depth: int) -> Tensor:
+        law = at_row(p, entry)
+        return law.argmax(-1) if bits is None else draw(law, bits[:, depth])
+
+    return follow(draft, choose)
+
+
+def iterative_sampling(p: Tensor, draft: Draft, r: Tensor, bits: Tensor) -> Verdict:
+    """Iterative speculative sampling: at each node the children are tried in order, x accepted when
+    r q(x) < p(x); after each rejection p becomes norm(max(0, p - q)). t is drawn from what is left.
+
+    p [B, N+1, V]; r [B, N] uniforms; bits [B, D+1] of a stream of their own. A guess that was drawn
+    twice is tried twice: only then is the law that is left the right one.
+    """
+    walk, tokens = Walk(draft), []
+    law, left = p[:, 0], torch.ones_like(r[:, 0])  # an unnormalised law [B, V], and its sum [B]
+    q_x = None if draft.probs is None else draft.probs.gather(-1, draft.tokens[..., None])[..., 0]
+    for level in levels(draft.parent):
+        can_try = walk.children(level)
+        token, found = torch.full_like(draft.tokens[:, 0], -1), torch.zeros_like(can_try[:, 0])
+        for i, there in zip(level, can_try.T, strict=True):
+            x = draft.tokens[:, i]
+            tried = there & ~found
+            threshold = r[:, i] * left if q_x is None else r[:, i] * q_x[:, i] * left
+            passed = threshold < law.gather(1, x[:, None])[:, 0]
+            token, found = torch.where(tried & passed, x, token), found | (tried & passed)
+            law, left = _without(law, left, draft, i, tried & ~passed)
+        walk.step(level, token)
+        tokens.append(token.clamp(min=0))
+        law = torch.where(found[:, None], at_row(p, walk.entry), law)
+        left = torch.where(found, 1.0, left)
+    # Rounding alone can leave nothing: then p is what remains.
+    law = torch.where(law.sum(-1, keepdim=True) > 0, law, at_row(p, walk.entry))
+    t = draw(law, bits.gather(1, walk.n[:, None])[:, 0])
+    tokens = torch.stack([*tokens, t], 1)
+    return walk.verdict(tokens.scatter(1, walk.n[:, None], t[:, None]))
+
+
+def _without(law: Tensor, left: Tensor, draft: Draft, i: int, rejected: Tensor) -> tuple[Tensor, Tensor]:
+    """max(0, law - left * q_i) and its sum, in the rows [B] that rejected guess i."""
+    if draft.probs is None:
+        x = draft.tokens[:, i, None]
+        law = law.scatter(1, x, law.gather(1, x) * ~rejected[:, None])
+    else:
+        law = torch.addcmul(law, draft.probs[:, i], -(left * rejected).to(law.dtype)[:, None]).clamp_(min=0)
+    return law, torch.where(rejected, law.sum(-1, dtype=left.dtype), left)
+
+
+def iterative_beta(p: Tensor, draft: Draft, verdict: Verdict) -> Tensor:
+    """[B, D], the probability that some child is accepted at each step of the way: b_1 + miss_1 (b_2 +
+    miss_2 (...)), where b_k = sum_x min(p_k, q_k) and miss_k is how likely guess k was to be turned
+    down. Its mean is the share of steps that are taken: the tree's alpha."""
+    walk, steps = Walk(draft), []
+    for depth, level in enumerate(levels(draft.parent)):
+        law, beta, alive = at_row(p, walk.entry), 0.0, 1.0
+        for i, there in zip(level, walk.children(level).T, strict=True):
+            x = draft.tokens[:, i, None]
+            q = torch.zeros_like(law).scatter(1, x, 1.0) if draft.probs is None else draft.probs[:, i]
+            b = torch.minimum(law, q).sum(-1)
+            # Of independent guesses all are alike; else what comes next depends on this one.
+            miss = 1 - b if draft.repeats else 1 - (law.gather(1, x) / q.gather(1, x))[:, 0].clamp(max=1)
+            beta, alive = beta + there * alive * b, torch.where(there, alive * miss, alive)
+            rest = (law - q).clamp(min=0)
+            mass = rest.sum(-1, keepdim=True)
+            law = torch.where(there[:, None] & (mass > 0), rest / mass, law)
+        steps.append(beta)
+        walk.step(level, torch.where(depth < verdict.accepted, verdict.tokens[:, depth], -1))
+    return torch.stack(steps, 1) if steps else p.new_zeros(len(p), 0)
+
+
+def match_beta(p: Tensor, draft: Draft, verdict: Verdict) -> Tensor:
+    """[B, D], the probability that a draw from p is one of the guesses, at each step of the way."""
+    walk, steps = Walk(draft), []
+    for depth, level in enumerate(levels(draft.parent)):
+        law = at_row(p, walk.entry)
+        if draft.probs is None or not draft.is_chain:
+            there = walk.children(level)
+            hit = torch.zeros_like(law).scatter_reduce(
+                1, draft.tokens[:, level.start : level.stop], there.to(law.dtype), "amax"
+            )
+            steps.append((law * hit).sum(-1))
+        else:  # whatever was drawn
+            steps.append((law * draft.probs[:, depth]).sum(-1))
+        walk.step(level, torch.where(depth < verdict.accepted, verdict.tokens[:, depth], -1))
+    return torch.stack(steps, 1) if steps else p.new_zeros(len(p), 0)
+
+
+def longest_path(p: Tensor, draft: Draft, passes: Tensor, choose: Callable[[Tensor, Tensor], Tensor]) -> Verdict:
+    """The longest path of guesses that all pass [B, N]; of equally long ones the first. The token
+    after n accepted guesses is choose(p [B, V], n [B])."""
+    B, N = draft.tokens.shape
+    device = p.device
+    good = torch.ones(B, N + 1, dtype=torch.bool, device=device)
+    passes = passes & (torch.arange(N, device=device) < draft.count[:, None])
+    parent, n = constant(parents)(draft.parent, device), torch.zeros_like(draft.count)
+    for level in levels(draft.parent):
+        a, b = level.start, level.stop
+        good[:, a + 1 : b + 1] = good[:, parent[a:b]] & passes[:, a:b]
+        n = n + good[:, a + 1 : b + 1].any(1)
+    entry, path = torch.zeros_like(n), []  # upwards from the first good node of depth n
+    for depth, level in reversed([*enumerate(levels(draft.parent), 1)]):
+        deepest = good[:, level.start + 1 : level.stop + 1].int().argmax(1) + level.start + 1
+        entry = torch.where(n == depth, deepest, entry)
+        path.insert(0, (entry - 1).clamp(min=0))
+        entry = torch.where(n >= depth, F.pad(parent, (1, 0))[entry], entry)
+    path = torch.stack(path, 1) if path else n[:, None][:, :0]
+    entries = F.pad(path + 1, (1, 0))
+    t = choose(at_row(p, entries.gather(1, n[:, None])[:, 0]), n)
+    tokens = F.pad(draft.tokens.gather(1, path) if N else path, (0, 1))
+    return Verdict(tokens.scatter(1, n[:, None], t[:, None]), n, path)

@@ -1,0 +1,74 @@
+"""Blockwise parallel decoding (section 5 of the paper): heads on the target's hidden state guess ahead."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from specbench.context import Context
+from specbench.decoding.sampling import Sampling
+from specbench.decoding.state import Draft, State, Verdict
+from specbench.drafters.non_autoregressive import ParallelDrafter
+from specbench.drafters.rows import UNLIMITED
+from specbench.drafters.standard import OwnSampling, with_own_sampling
+from specbench.models.heads import Heads
+from specbench.models.language_model import LanguageModel
+from specbench.models.pretrained import load_extras
+from specbench.settings import setting
+
+
+class BlockwiseDrafter(ParallelDrafter):
+    """Guess k is what head k makes of the hidden state that the last round ended with, so a draft costs
+    no pass of any model. A row's first round has no such state yet, and drafts nothing."""
+
+    context = UNLIMITED
+
+    @dataclass
+    class Settings(OwnSampling):
+        heads: str = setting(required="a folder of heads")
+
+    def __init__(self, settings: Settings, context: Context):
+        target = context.target
+        heads = load_extras(Heads, settings.heads, "drafter.heads", target)
+        self._use(target, heads, with_own_sampling(context, settings).sampling)
+
+    @classmethod
+    def of(cls, target: LanguageModel, heads: Heads, sampling: Sampling) -> "BlockwiseDrafter":
+        """From heads that are already there."""
+        drafter = cls.__new__(cls)
+        drafter._use(target, heads, sampling)
+        return drafter
+
+    def _use(self, target: LanguageModel, heads: Heads, sampling: Sampling) -> None:
+        self.target, self.heads, self.sampling = target, heads, sampling
+        self.vocab_size, self.longest = target.vocab_size, heads.config.heads
+        self.operations_per_token = (
+            sum(p.numel() for p in heads.parameters()) / self.longest + heads.config.hidden_size * target.vocab_size
+        )
+        target.keep_hidden()
+
+    def begin(self, state: State) -> None:
+        self.hidden: Tensor | None = None  # [B, H], behind the last committed token but one
+        self.known: dict[int, int] = {}  # by row, the request whose hidden state it is
+
+    def can_guess(self, state: State) -> list[bool]:
+        rows = range(state.batch_size)
+        return [self.hidden is not None and self.known.get(row) == state.serials.get(row) for row in rows]
+
+    def logits(self, state: State, steps: int) -> Tensor:
+        return self.target.module.get_output_embeddings()(self.heads(self.hidden)[:, :steps]).float()
+
+    def settle(self, state: State, draft: Draft, verdict: Verdict, base: Tensor) -> None:
+        new = self.target.hidden_after(verdict)
+        self.hidden = new.clone() if self.hidden is None else torch.where(self._moved(state, new), new, self.hidden)
+        self.known |= {row: state.serials[row] for row in self.was_active}
+
+    def propose(self, state: State, gamma: list[int]) -> Draft:
+        self.was_active = [row for row, on in enumerate(state.active) if on]
+        return super().propose(state, gamma)
+
+    def _moved(self, state: State, new: Tensor) -> Tensor:
+        """[B, 1], the rows that were in this round."""
+        on = torch.zeros(state.batch_size, 1, dtype=torch.bool)
+        on[self.was_active] = True
+        return on.to(new.device)

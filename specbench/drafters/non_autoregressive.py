@@ -1,0 +1,116 @@
+"""Drafters that guess gamma tokens in one call: no guess knows what the others are."""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from specbench.context import Context
+from specbench.decoding.noise import PROPOSAL
+from specbench.decoding.sampling import Sampling, draw
+from specbench.decoding.state import Draft, Rows, State, seen_tokens, window
+from specbench.drafters.standard import OwnSampling, with_own_sampling
+from specbench.models.language_model import LanguageModel
+from specbench.models.lookahead import LookAhead
+from specbench.models.pretrained import PretrainedModel, load_extras
+from specbench.settings import setting
+
+
+class ParallelDrafter(ABC):
+    """A subclass says the logits of all guesses at once."""
+
+    reads_text = False  # q at a position depends on where its round began
+    sampling: Sampling
+    longest: int  # guesses at most
+
+    @abstractmethod
+    def logits(self, state: State, steps: int) -> Tensor:
+        """[B, steps, V], of the guesses x_1 .. x_steps."""
+
+    def can_guess(self, state: State) -> list[bool]:
+        """Rows that have what a guess needs."""
+        return [True] * state.batch_size
+
+    def propose(self, state: State, gamma: list[int]) -> Draft:
+        gamma = [min(g, self.longest) if able else 0 for g, able in zip(gamma, self.can_guess(state), strict=True)]
+        if max(gamma) == 0:
+            return Draft.empty(state.batch_size, state.tokens.device)
+        logits = self.logits(state, max(gamma))
+        tokens, q = self._draw(logits, state.rows, self._seen(state))
+        return Draft.chain(tokens, q, torch.tensor(gamma, device=tokens.device))
+
+    def _draw(self, logits: Tensor, rows: Rows, seen: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        if self.sampling.greedy:
+            return self.sampling.penalize(logits, seen).argmax(-1), None
+        q = self.sampling.probabilities(logits, seen)
+        return draw(q, window(rows.noise[PROPOSAL], rows.length, logits.shape[1])), q
+
+    def _seen(self, state: State) -> Tensor | None:
+        """[B, 1, V]: the penalty knows the text, but none of the guesses."""
+        if self.sampling.repetition_penalty == 1:
+            return None
+        return seen_tokens(state.tokens, state.length, self.vocab_size)[:, None]
+
+
+class NonAutoregressiveDrafter(ParallelDrafter):
+    """A model with trained look-ahead embeddings (`python -m specbench.train method=pass`) behind the text.
+
+    The call reads as many committed tokens as a round can have added, so that it needs no other.
+    """
+
+    @dataclass
+    class Settings(PretrainedModel.Settings, OwnSampling):
+        lookahead: str = setting(required="a folder of look-ahead embeddings")
+
+    def __init__(self, settings: Settings, context: Context):
+        own = with_own_sampling(context, settings)
+        model = PretrainedModel(settings, own, role="drafter")
+        self._use(
+            model, load_extras(LookAhead, settings.lookahead, "drafter.lookahead", model), context.target.vocab_size
+        )
+
+    @classmethod
+    def of(cls, model: LanguageModel, lookahead: LookAhead, vocab_size: int) -> "NonAutoregressiveDrafter":
+        """From parts that are already there."""
+        drafter = cls.__new__(cls)
+        drafter._use(model, lookahead, vocab_size)
+        return drafter
+
+    @property
+    def models(self) -> list[LanguageModel]:
+        return [self.model]
+
+    def _use(self, model: LanguageModel, lookahead: LookAhead, vocab_size: int) -> None:
+        self.model, self.lookahead, self.sampling = model, lookahead, model.sampling
+        self.vocab_size, self.context = vocab_size, model.context
+        self.longest = lookahead.config.count + 1
+        self.operations_per_token = model.operations_per_token
+
+    def begin(self, state: State) -> None:
+        self.model.allocate(state.batch_size, state.tokens.shape[1])
+
+    def logits(self, state: State, steps: int) -> Tensor:
+        width = self._text_width(state)
+        starts = [length - width for length in state.lengths]
+        visible = self.model.make_room(starts, width + steps - 1, state.active)
+        ahead = self.lookahead.embeddings[: steps - 1]
+        return self.model.executor.leaf(self._logits, self.model)(state.rows, ahead, width, visible)
+
+    def _logits(self, rows: Rows, ahead: Tensor, width: int, visible: int) -> Tensor:
+        """After the last `width` tokens of the text and each of the embeddings [K, H]: [B, 1 + K, V]."""
+        first = (rows.length - width).clamp(min=0)
+        text = self.model.module.get_input_embeddings()(window(rows.tokens, first, width))
+        x = torch.cat([text, ahead.expand(len(text), -1, -1).to(text.dtype)], 1)
+        logits = self.model.forward(x, first, visible)[:, width - 1 :]
+        missing = self.vocab_size - logits.shape[-1]
+        return F.pad(logits, (0, max(missing, 0)), value=-torch.inf)[..., : self.vocab_size].float()
+
+    def _text_width(self, state: State) -> int:
+        """Committed tokens to read: what a round adds at most, and everything before is in the cache."""
+        shortest = min(length for length, on in zip(state.lengths, state.active, strict=True) if on)
+        width = min(self.longest + 1, shortest)
+        self.model.catch_up(state, width)
+        self.model.cached = [min(c, n - 1) for c, n in zip(self.model.cached, state.lengths, strict=True)]
+        return width

@@ -1,0 +1,141 @@
+"""One model drafts a static token tree: several children of each guess, read in one pass per level."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from specbench.context import Context
+from specbench.decoding.noise import PROPOSAL, exponentials
+from specbench.decoding.protocols import node_bits
+from specbench.decoding.sampling import draw
+from specbench.decoding.state import Draft, Rows, State, Verdict, seen_tokens, window
+from specbench.decoding.tree import branching_tree, levels, newest
+from specbench.drafters.model import ModelDrafter
+from specbench.models.language_model import LanguageModel
+from specbench.settings import setting
+
+CHILDREN = ("independent", "distinct", "best")
+
+
+class TreeDrafter(ModelDrafter):
+    """Every node of depth d - 1 has branching[d - 1] children, one beyond the list.
+
+    `children` are drawn from q independently, or without replacement (then q of the second is what the
+    first one left), or they are the best by q, which are point masses; at temperature 0 always these.
+    """
+
+    trees = True
+    ends_early = False
+
+    @dataclass
+    class Settings(ModelDrafter.Settings):
+        branching: list[int] = setting(ge=1)
+        children: str = setting(choices=CHILDREN)
+
+        def nodes(self, gamma: int) -> int:
+            return len(branching_tree(widths(self.branching, gamma)))
+
+        @property
+        def outright(self) -> bool:
+            return self.children == "best"
+
+    def __init__(self, settings: Settings, context: Context):
+        super().__init__(settings, context)
+        self._grow(settings.branching, settings.children)
+
+    @classmethod
+    def grown(
+        cls, model: LanguageModel, vocab_size: int, gamma: int, branching: list[int], children: str, stream: int = 0
+    ) -> "TreeDrafter":
+        """From a model that is already there. Drafters that draft side by side need different streams."""
+        drafter = cls.of(model, vocab_size, gamma)
+        drafter._grow(branching, children, stream)
+        return drafter
+
+    def _grow(self, branching: list[int], children: str, stream: int = 0) -> None:
+        self.branching, self.stream = branching, stream
+        self.children = "best" if self.model.sampling.greedy else children
+
+    def nodes(self, gamma: int) -> int:
+        return len(branching_tree(widths(self.branching, gamma)))
+
+    def propose(self, state: State, gamma: list[int]) -> Draft:
+        if max(gamma) == 0:
+            return Draft.empty(state.batch_size, state.tokens.device)
+        parent = branching_tree(widths(self.branching, max(gamma)))
+        width = self._catch_up(state)
+        starts = [length - width for length in state.lengths]
+        visible = self.model.make_room(starts, width + levels(parent)[-1].start, state.active)
+        usual = max(gamma) == self.gamma
+        phase = self.model.executor.phase(self._draft_tree, self.model, usual=usual)
+        tokens, q = phase(state.rows, width, parent, visible)
+        ends = [0, *(level.stop for level in levels(parent))]
+        count = torch.tensor([ends[g] for g in gamma], device=tokens.device)
+        return Draft(tokens, parent, q, count, repeats=self.children == "independent")
+
+    def _draft_tree(
+        self, rows: Rows, width: int, parent: tuple[int, ...], visible: int
+    ) -> tuple[Tensor, Tensor | None]:
+        """All guesses [B, N] and the q they were drawn from [B, N, V], None for point masses."""
+        text, length = rows.tokens, rows.length
+        level_of = self.model.executor.leaf(self._level, self.model)
+        bits = node_bits(rows.noise[PROPOSAL], length, parent, stream=self.stream)
+        penalised = self.model.sampling.repetition_penalty != 1
+        seen = seen_tokens(text, length, self.vocab_size)[:, None] if penalised else None
+        first = (length - width).clamp(min=0)
+        x, above, guesses, laws = window(text, first, width), (), [], []
+        for level in levels(parent):
+            parents = 1 if not guesses else guesses[-1].shape[1]
+            x, q = level_of(x, first, bits[:, level.start : level.stop].contiguous(), seen, visible, above, parents)
+            guesses.append(x)
+            laws.append(q)
+            if seen is not None:
+                seen = seen.repeat_interleave(len(level) // parents, 1).scatter(2, x[..., None], True)
+            first, above = length + level.start, parent[: level.stop]
+        return torch.cat(guesses, 1), None if self.children == "best" else torch.cat(laws, 1)
+
+    def _level(
+        self, x: Tensor, first: Tensor, bits: Tensor, seen: Tensor | None, visible: int, above: tuple[int, ...],
+        parents: int,
+    ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+        """Reads the tokens x of one level of the tree `above`, or the end of the text where that is
+        empty; draws the next level [B, n] with bits [B, n], and its q [B, n, V]."""
+        tree = newest(above, x.shape[1], x.device) if above else None
+        logits = self._fit(self.model.forward(x, first, visible, tree=tree, keep_logits=0 if above else 1))
+        sampling, each = self.model.sampling, bits.shape[1] // parents
+        if self.children == "best":
+            logits = sampling.penalize(logits[:, -parents:].float(), seen)
+            return logits.topk(each, dim=-1).indices.flatten(1), None
+        q = sampling.probabilities(logits[:, -parents:], seen)
+        if self.children == "independent":
+            q = q.repeat_interleave(each, 1)
+            return draw(q, bits), q
+        return without_replacement(q, bits[:, ::each], each)
+
+    def settle(self, state: State, draft: Draft, verdict: Verdict, base: Tensor) -> None:
+        """The accepted path stays in the drafter's cache too, which has not read the last level."""
+        if not draft.is_chain and draft.depth > 1:
+            self.model.keep_path(verdict.path[:, :-1], base)
+
+
+def widths(branching: list[int], gamma: int) -> list[int]:
+    """Children of each node by depth, for a tree of depth gamma."""
+    return [*branching, *[1] * gamma][:gamma]
+
+
+def without_replacement(q: Tensor, bits: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """`count` different tokens [B, n * count] from each law q [B, n, V], in the order of a race with bits
+    [B, n]; and the law of each, given those before it. Where q has fewer tokens, the first one comes
+    again as a point mass, which no verifier accepts that has refused it once."""
+    order = (q / exponentials(bits, q.shape[-1])).topk(count, dim=-1).indices  # [B, n, count]
+    first = torch.zeros_like(q).scatter_(-1, order[..., :1], 1.0)
+    tokens, laws, rest = [], [], q
+    for k in range(count):
+        left = rest.sum(-1, keepdim=True)
+        enough = (left > 0) & (rest.gather(-1, order[..., k : k + 1]) > 0)
+        token = torch.where(enough, order[..., k : k + 1], order[..., :1])
+        laws.append(torch.where(enough, rest / left, first))
+        tokens.append(token)
+        rest = rest.scatter(-1, token, 0.0)
+    return torch.cat(tokens, -1).flatten(1), torch.stack(laws, 2).flatten(1, 2)

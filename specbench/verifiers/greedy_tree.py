@@ -1,0 +1,9 @@
+"""Greedy verification of a tree: down along the target's argmaxes."""
+
+from specbench.verifiers.match import MatchVerifier
+
+
+class GreedyTreeVerifier(MatchVerifier):
+    """At any node one child at most can be the argmax, so this finds the longest accepted path."""
+
+    temperatures = "zero"

@@ -1,0 +1,26 @@
+"""Rejection sampling without repetition (A.2 of the paper): exact, and wasteful."""
+
+from torch import Tensor
+
+from specbench.decoding.protocols import Noise
+from specbench.decoding.state import Draft, Verdict
+from specbench.decoding.verify import acceptance_probability, greedy_matching, rejection_rate, rejection_sampling
+from specbench.verifiers.rule import Rule
+
+
+class RejectionVerifier(Rule):
+    """Accepts with probability p(x) / (M q(x)), M = max p / q. Needs a law q: against a point mass M has
+    no bound, and nothing would ever be accepted."""
+
+    trees = False
+    needs_law = True
+
+    def accept(self, p: Tensor, draft: Draft, noise: Noise) -> Verdict:
+        if self.greedy:
+            return greedy_matching(p, draft)
+        return rejection_sampling(p, draft, noise.r, noise.bits)
+
+    def beta(self, p: Tensor, draft: Draft, verdict: Verdict) -> Tensor:
+        if self.greedy or draft.probs is None:
+            return acceptance_probability(p[:, :-1], draft, 1.0, self.greedy)
+        return rejection_rate(p[:, :-1], draft.probs)

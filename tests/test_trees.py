@@ -1,0 +1,268 @@
+"""Token trees: packing, the walk through a tree against the oracle, and the tree drafters' own laws."""
+
+import numpy as np
+import pytest
+import reference
+import torch
+from conftest import CACHES, V, make_context, make_drafter, tabular_model
+from test_verify import random_bits, random_laws
+
+from specbench.decoding.noise import exponentials
+from specbench.decoding.sampling import Sampling
+from specbench.decoding.speculative import accept_and_append, settle
+from specbench.decoding.state import Draft, State
+from specbench.decoding.tree import branching_tree, depths, levels, pack
+from specbench.decoding.verify import block_verification, rejection_sampling, speculative_sampling
+from specbench.decoding.verify_tree import iterative_beta, iterative_sampling, longest_path, match
+from specbench.drafters.medusa import chosen_tree
+from specbench.drafters.multi_draft import side_by_side
+from specbench.drafters.tree import without_replacement
+from specbench.models.tabular import random_table
+from specbench.verifiers.iterative import IterativeVerifier
+from specbench.verifiers.typical import TypicalVerifier
+
+ROWS = 2_000
+TREES = {
+    "wide": branching_tree([4, 2, 1]),
+    "three chains": branching_tree([3, 1, 1]),
+    "sparse": (-1, -1, -1, 0, 0, 1, 3),
+    "chain": (-1, 0, 1),
+}
+
+
+def law_after(table, text):
+    """A law that depends on the last two tokens, as float64."""
+    before, last = [0, 0, *text][-2:]
+    return table[before, last].double().softmax(-1)
+
+
+def random_tree(parent, seed, repeats):
+    """p [B, N+1, V] and a draft whose siblings were drawn independently from one q, or without replacement."""
+    generator = torch.Generator().manual_seed(seed)
+    p_table, q_table = random_table(V, seed), random_table(V, seed + 1, spread=0.7)
+    N = len(parent)
+    tokens = torch.zeros(ROWS, N, dtype=torch.long)
+    q = torch.zeros(ROWS, N, V, dtype=torch.float64)
+    for row in range(ROWS):
+        texts = {-1: []}
+        for i, above in enumerate(parent):
+            law = law_after(q_table, texts[above])
+            if not repeats:
+                for sibling in range(i):
+                    if parent[sibling] == above:
+                        law[tokens[row, sibling]] = 0
+                law = law / law.sum()
+            q[row, i] = law
+            tokens[row, i] = torch.multinomial(law, 1, generator=generator)
+            texts[i] = [*texts[above], int(tokens[row, i])]
+    count = torch.tensor([[0, *np.cumsum([len(level) for level in levels(parent)])][k] for k in
+                          torch.randint(len(levels(parent)) + 1, (ROWS,), generator=generator)])  # fmt: skip
+    draft = Draft(tokens, parent, q, count, repeats=repeats)
+    return p_table, draft, generator
+
+
+def p_of(p_table, draft):
+    """The target's laws of every entry, [B, N+1, V]."""
+    rows = []
+    for row in draft.tokens.tolist():
+        texts = [[]]
+        for token, above in zip(row, draft.parent, strict=True):
+            texts.append([*texts[above + 1], token])
+        rows.append(torch.stack([law_after(p_table, text) for text in texts]))
+    return torch.stack(rows)
+
+
+@pytest.mark.parametrize("repeats", [True, False], ids=["independent", "distinct"])
+@pytest.mark.parametrize("name", TREES)
+def test_a_tree_is_verified_as_the_oracle_does(name, repeats):
+    p_table, draft, generator = random_tree(TREES[name], 3, repeats)
+    N, D = len(draft.parent), max(depths(draft.parent))
+    r = torch.rand(ROWS, N, generator=generator, dtype=torch.float64)
+    bits = random_bits((ROWS, D + 1), generator)
+    times = exponentials(bits, V).numpy()
+    p = p_of(p_table, draft)
+    verdict = iterative_sampling(p, draft, r, bits)
+    greedy = match(p, draft, None)
+    for row in range(ROWS):
+        g = int(draft.count[row])
+        part = draft.tokens[row, :g].tolist(), draft.parent[:g]
+
+        def target(text):
+            return law_after(p_table, text).numpy()
+
+        accepted, t = reference.verify_tree(target, *part, draft.probs[row].numpy(), r[row].numpy(), times[row])
+        n = int(verdict.accepted[row])
+        assert [*accepted, t] == verdict.tokens[row, : n + 1].tolist()
+        assert draft.tokens[row, verdict.path[row, :n]].tolist() == accepted
+        accepted, t = reference.greedy_tree(target, *part)
+        assert [*accepted, t] == greedy.tokens[row, : int(greedy.accepted[row]) + 1].tolist()
+
+
+def test_a_tree_that_is_a_chain_is_algorithm_1():
+    p_table, draft, generator = random_tree((-1, 0, 1), 5, True)
+    p, r = p_of(p_table, draft), torch.rand(ROWS, 3, generator=generator, dtype=torch.float64)
+    bits = random_bits((ROWS, 4), generator)
+    ours, theirs = iterative_sampling(p, draft, r, bits), speculative_sampling(p, draft, r, bits)
+    assert torch.equal(ours.accepted, theirs.accepted)
+    places = torch.arange(4) <= ours.accepted[:, None]
+    assert torch.equal(ours.tokens[places], theirs.tokens[places])
+
+
+@pytest.mark.parametrize("point_mass", [False, True])
+@pytest.mark.parametrize("rule", ["block", "rejection"])
+def test_block_and_rejection_are_the_oracles(rule, point_mass):
+    N, generator = 4, torch.Generator().manual_seed(4)
+    p, q = (random_laws((ROWS, n), seed).double() for n, seed in ((N + 1, 1), (N, 2)))
+    p, q = (law / law.sum(-1, keepdim=True) for law in (p, q))
+    x = torch.multinomial(q.flatten(0, 1), 1, generator=generator).view(ROWS, N)
+    if point_mass:
+        q = torch.nn.functional.one_hot(x, V).double()
+    count = torch.randint(N + 1, (ROWS,), generator=generator)
+    r, bits = torch.rand(ROWS, N, generator=generator, dtype=torch.float64), random_bits((ROWS, N + 1), generator)
+    times = exponentials(bits, V).numpy()
+    judge = {"block": block_verification, "rejection": rejection_sampling}[rule]
+    oracle = {"block": reference.block_accept, "rejection": reference.rejection_accept}[rule]
+    verdict = judge(p, Draft.chain(x, None if point_mass else q, count), r, bits)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        for row in range(ROWS):
+            g = int(count[row])
+            n, t = oracle(
+                p[row, : g + 1].numpy(), q[row, :g].numpy(), x[row, :g].tolist(), r[row, :g].numpy(), times[row]
+            )
+            assert verdict.accepted[row] == n
+            assert verdict.tokens[row, : n + 1].tolist() == [*x[row, :n].tolist(), t]
+
+
+def test_a_block_keeps_at_least_as_much_as_algorithm_1():
+    """In expectation over the randomness, for one draft at a time; and more on the whole."""
+    N, generator, trials = 4, torch.Generator().manual_seed(6), 4_000
+    gains = []
+    for seed in range(20):
+        p, q = (random_laws((1, n), 10 * seed + n, spread=1.0).double() for n in (N + 1, N))
+        p, q = p.expand(trials, -1, -1), q.expand(trials, -1, -1)
+        x = torch.multinomial(q.flatten(0, 1), 1, generator=generator).view(trials, N)
+        draft = Draft.chain(x, q, torch.full((trials,), N))
+        r = torch.rand(trials, N, generator=generator, dtype=torch.float64)
+        bits = random_bits((trials, N + 1), generator)
+        kept = [rule(p, draft, r, bits).accepted.double() for rule in (block_verification, speculative_sampling)]
+        gains.append((kept[0] - kept[1]).mean().item())
+    assert min(gains) > -4 * N / trials**0.5 and np.mean(gains) > 0.05
+
+
+def test_packing_merges_what_says_the_same():
+    tokens = torch.tensor([[5, 5, 7, 1, 1, 2], [5, 6, 5, 1, 1, 1]])  # three chains of two
+    packed = pack(tokens, branching_tree([3, 1]), torch.tensor([6, 6]))
+    for row in range(2):
+        places = packed.place[row]
+        assert places[0] == 0
+        for i in range(6):
+            assert packed.tokens[row, places[i + 1] - 1] == tokens[row, i]
+    # Row 0: 5 (twice), 7, 5-1 (twice), 7-2: four guesses; row 1: 5 (twice), 6, 5-1 (twice), 6-1.
+    assert packed.tokens.shape[1] == 4
+    sees = packed.tree.sees[0]
+    assert sees.sum(-1).tolist() == [1, 2, 2, 3, 3] and packed.tree.depth[0].tolist() == [0, 1, 1, 2, 2]
+
+
+@pytest.mark.parametrize("cache", CACHES)
+def test_the_cache_holds_the_accepted_path(cache):
+    """After a tree round both models' caches are those of a text that was read token by token."""
+    sampling = Sampling()
+    table = random_table(V, 3)
+    helper_table = table + random_table(V, 4)
+    target, helper = (tabular_model(t, sampling, cache) for t in (table, helper_table))
+    moved = 0
+    for kind in ("tree_independent", "multi_draft_two", "tree_distinct"):
+        drafter = make_drafter(kind, target, "", helper)
+        state = State.start([[1, 2, 3], [4, 5, 6]], [30, 30], [11, 12], [], 40, target.device)
+        drafter.begin(state)
+        target.allocate(2, 70)
+        target.prefill(state)
+        verifier = IterativeVerifier(IterativeVerifier.Settings(), make_context(sampling))
+        for _ in range(6):
+            draft = drafter.propose(state, [3, 2])
+            for row in range(2):
+                before, last = state.tokens[row, state.lengths[row] - 2 : state.lengths[row]].tolist()
+                assert torch.allclose(draft.probs[row, 0], helper_table[before, last].softmax(-1), atol=1e-6)
+            p = target.score(state, draft)
+            verdict, kept = accept_and_append(state, p, draft, verifier, target.executor)
+            settle(state, draft, verdict, kept, target, drafter)
+            moved += int((verdict.path[:, 0] > 0).sum())
+            for row in range(2):
+                text = state.tokens[row, : state.lengths[row]].tolist()
+                before, last = text[-2:]
+                law = target.score(state, Draft.empty(2, target.device))[row, 0]
+                assert torch.allclose(law, table[before, last].softmax(-1), atol=1e-6)
+    assert moved > 2  # paths that were not the first
+
+
+def test_distinct_children_have_the_law_they_say():
+    trials = 100_000
+    q = torch.tensor([0.5, 0.25, 0.15, 0.1, 0.0])
+    bits = random_bits((trials, 1), torch.Generator().manual_seed(1))
+    tokens, laws = without_replacement(q.expand(trials, 1, 5), bits, 2)
+    assert (tokens[:, 0] != tokens[:, 1]).all()
+    first = torch.bincount(tokens[:, 0], minlength=5) / trials
+    assert torch.allclose(first, q, atol=5 * 0.5 / trials**0.5)
+    for x in range(4):
+        rows = tokens[:, 0] == x
+        rest = q.clone()
+        rest[x] = 0
+        assert torch.allclose(laws[rows, 1], rest / rest.sum())
+        second = torch.bincount(tokens[rows, 1], minlength=5) / rows.sum()
+        assert torch.allclose(second, rest / rest.sum(), atol=5 * 0.5 / rows.sum().item() ** 0.5)
+
+
+def test_children_beyond_the_support_of_q_are_never_accepted():
+    q = torch.tensor([0.0, 1.0, 0.0, 0.0]).expand(1, 1, 4)
+    tokens, laws = without_replacement(q, torch.zeros(1, 1, dtype=torch.long), 3)
+    assert tokens.tolist() == [[1, 1, 1]] and laws[0].tolist() == [[0, 1, 0, 0]] * 3
+    draft = Draft(tokens, (-1, -1, -1), laws, torch.tensor([3]))
+    p = torch.tensor([[0.3, 0.0, 0.7, 0.0]]).expand(1, 4, 4)
+    verdict = iterative_sampling(p, draft, torch.full((1, 3), 1e-9), torch.zeros(1, 2, dtype=torch.long))
+    assert verdict.accepted[0] == 0 and verdict.tokens[0, 0] in (0, 2)
+
+
+def test_the_tree_analogue_of_beta_is_the_share_of_steps_taken():
+    for repeats in (True, False):
+        p_table, draft, generator = random_tree(TREES["wide"], 8, repeats)
+        draft = Draft(draft.tokens, draft.parent, draft.probs, torch.full((ROWS,), len(draft.parent)), repeats)
+        p = p_of(p_table, draft)
+        r, bits = torch.rand(ROWS, p.shape[1] - 1, generator=generator), random_bits((ROWS, 4), generator)
+        verdict = iterative_sampling(p, draft, r.double(), bits)
+        beta = iterative_beta(p, draft, verdict)
+        steps = torch.arange(3)
+        tested, taken = steps <= verdict.accepted[:, None], steps < verdict.accepted[:, None]
+        difference = ((beta - taken.double()) * tested).sum() / tested.sum()
+        assert abs(difference) < 5 * 0.5 / tested.sum() ** 0.5
+
+
+def test_drafts_stand_side_by_side():
+    one = Draft(torch.tensor([[1, 2, 3]]), branching_tree([1, 2]), None, torch.tensor([3]))
+    two = Draft(torch.tensor([[4, 5, 6, 7]]), branching_tree([2, 1]), None, torch.tensor([2]))
+    both = side_by_side([one, two])
+    assert both.tokens.tolist() == [[1, 4, 5, 2, 3, 6, 7]]
+    assert both.parent == (-1, -1, -1, 0, 0, 1, 2) and both.count.tolist() == [5]
+
+
+def test_the_chosen_tree_has_the_likeliest_nodes():
+    parent, rank = chosen_tree([[0.5, 0.2, 0.1], [0.4, 0.3, 0.05]], 5)
+    # .5, .2, .5*.4 = .2, .5*.3 = .15, .1; then .2*.4 = .08
+    assert sorted(zip(parent, rank, strict=True)) == [(-1, 0), (-1, 1), (-1, 2), (0, 0), (0, 1)]
+    parent, rank = chosen_tree([[0.2, 0.3], [0.1, 0.0]], 9)  # accuracies that do not fall, and a zero
+    assert len(parent) == len(rank) and all(above < i for i, above in enumerate(parent))
+
+
+def test_typical_acceptance_takes_the_longest_path_that_passes():
+    parent = (-1, -1, 0, 1, 3)
+    tokens = torch.tensor([[1, 2, 3, 4, 5]])
+    p = torch.full((1, 6, V), 0.01)
+    p[0, 0, 1] = p[0, 0, 2] = 0.4
+    p[0, 1, 0] = p[0, 2, 4] = p[0, 4, 5] = 0.8  # node 2 (a 3 after 1) fails, nodes 3 and 4 pass
+    p = p / p.sum(-1, keepdim=True)
+    verifier = TypicalVerifier(TypicalVerifier.Settings(epsilon=0.3, delta=0.9), make_context(Sampling(temperature=0)))
+    draft = Draft(tokens, parent, None, torch.tensor([5]))
+    verdict = verifier.accept(p, draft, None)
+    assert verdict.path.tolist() == [[1, 3, 4]] and verdict.accepted.tolist() == [3]
+    assert verdict.tokens[0, :3].tolist() == [2, 4, 5]
+    nothing = longest_path(p, draft, torch.zeros(1, 5, dtype=torch.bool), lambda law, n: law.argmax(-1))
+    assert nothing.accepted.tolist() == [0]
