@@ -153,6 +153,7 @@ class Counts:
     too_long: int = 0  # prompts that leave no room for a token in the context
     accepted_before_stop: int = 0  # with those that a stop then cut off
     baseline_tokens: int = 0
+    verified: int = 0  # tokens that the target's calls read: the last one and every guess, of trees all nodes
 
 
 @dataclass

@@ -5,12 +5,13 @@ from functools import cache
 
 import pytest
 import torch
-from conftest import CACHES, DRAFTERS, cache_maker, make_context, make_drafter
+from conftest import CACHES, DRAFTERS, TREES, VERIFIERS, cache_maker, make_context, make_drafter
 
 from specbench.data.prompts import load, render
 from specbench.data.stdlib import StdlibData
 from specbench.decoding.autoregressive import decode_autoregressive
 from specbench.decoding.noise import prompt_key
+from specbench.decoding.protocols import Verifier, nodes
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.speculative import decode_speculative
 from specbench.decoding.state import State
@@ -21,7 +22,6 @@ from specbench.gamma_policies.fixed import FixedGamma
 from specbench.measure.timers import Stopwatch
 from specbench.models.language_model import LanguageModel
 from specbench.models.pretrained import PretrainedModel
-from specbench.verifiers.speculative import SpeculativeVerifier
 
 PROMPTS, NEW_TOKENS = 3, 24
 
@@ -52,8 +52,8 @@ def model(role: str, sampling: Sampling, cache_name: str, executor: str = "eager
 
 
 @cache
-def verifier_of(sampling: Sampling) -> SpeculativeVerifier:
-    return SpeculativeVerifier(SpeculativeVerifier.Settings(), make_context(sampling))
+def verifier_of(sampling: Sampling, name: str) -> Verifier:
+    return VERIFIERS[name](VERIFIERS[name].Settings(), make_context(sampling))
 
 
 @cache
@@ -63,24 +63,24 @@ def requests() -> tuple:
     return tuple(render(prompt, [], tokenizer, chat=False) for prompt in load(source))
 
 
-def decode(rows, sampling, kind=None, cache_name="static", gamma=5, text_file=None, executor="eager"):
+def decode(rows, sampling, kind=None, cache_name="static", gamma=4, text_file=None, executor="eager", judge=None):
     """New tokens of the given requests, decoded in one batch; kind None is autoregressive."""
     target = model("target", sampling, cache_name, executor)
+    drafter = kind and make_drafter(kind, target, text_file, model("drafter", sampling, cache_name, executor))
     state = State.start(
         [r.tokens for r in rows],
         [len(r.tokens) + NEW_TOKENS for r in rows],
         [prompt_key(0, r.id) for r in rows],
         target.stop_tokens,
-        gamma + 1,
+        nodes(drafter, gamma) + 1,
         target.device,
     )
-    verifier = verifier_of(sampling)
+    verifier = verifier_of(sampling, judge or ("iterative" if kind in TREES else "speculative"))
     target.allocate(state.batch_size, state.tokens.shape[1])
     target.prefill(state)
     clock = Stopwatch(target.device)
     if kind is None:
         return decode_autoregressive(state, target, verifier, clock).new_tokens()
-    drafter = make_drafter(kind, target, text_file, model("drafter", sampling, cache_name, executor))
     policy = FixedGamma(FixedGamma.Settings(gamma=gamma), None)
     return decode_speculative(state, target, drafter, policy, verifier, clock).new_tokens()
 
@@ -115,6 +115,28 @@ def test_a_batch_is_its_singles_at_temperature_one(kind, code_text):
     assert decode(requests(), sampling, kind, text_file=code_text) == singles
 
 
+@pytest.mark.parametrize("judge", ["match", "block", "rejection", "iterative"])
+def test_every_verifier_keeps_the_text_of_a_batch(judge, code_text):
+    sampling = Sampling(temperature=1)
+    singles = [decode([r], sampling, "model", judge=judge)[0] for r in requests()]
+    assert decode(requests(), sampling, "model", judge=judge) == singles
+    greedy = Sampling(temperature=0)
+    assert decode(requests(), greedy, "model", judge=judge) == greedy_baseline()
+
+
+@pytest.mark.parametrize("kind", DRAFTERS)
+def test_matching_writes_what_plain_decoding_writes(kind, code_text):
+    """At any temperature: the token is p's own draw, whatever was guessed."""
+    sampling = Sampling(temperature=1)
+    found = decode(requests(), sampling, kind, text_file=code_text, judge="match")
+    assert found == decode(requests(), sampling)
+
+
+def test_iterative_verification_of_a_chain_is_the_papers():
+    sampling = Sampling(temperature=1)
+    assert decode(requests(), sampling, "model", judge="iterative") == decode(requests(), sampling, "model")
+
+
 def test_options_of_the_distribution_keep_the_equality(code_text):
     """top-k, top-p and the repetition penalty reach p and q alike."""
     sampling = Sampling(temperature=0, top_k=20, top_p=0.9, repetition_penalty=1.3)
@@ -138,6 +160,14 @@ def test_every_executor_gives_the_tokens_of_eager_mode(executor, temperature, ca
     for kind in ("model", None):
         expected = decode(requests(), sampling, kind)
         assert decode(requests(), sampling, kind, cache_name, executor=executor) == expected
+
+
+@pytest.mark.parametrize("temperature", [0, 1])
+@pytest.mark.parametrize("kind", ["blockwise", "medusa", "early_exit", "pass_lookahead", "non_autoregressive",
+                                  "under_ngram", "tree_distinct", "multi_draft"])  # fmt: skip
+def test_every_kind_of_draft_runs_on_packed_weights(kind, temperature):
+    sampling = Sampling(temperature=temperature)
+    assert decode(requests(), sampling, kind, executor="prepacked") == decode(requests(), sampling, kind)
 
 
 def test_packing_replaces_the_layers_of_large_models_only():

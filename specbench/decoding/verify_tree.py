@@ -80,7 +80,7 @@ def iterative_sampling(p: Tensor, draft: Draft, r: Tensor, bits: Tensor) -> Verd
     twice is tried twice: only then is the law that is left the right one.
     """
     walk, tokens = Walk(draft), []
-    law, left = p[:, 0], torch.ones_like(r[:, 0])  # an unnormalised law [B, V], and its sum [B]
+    law, left = p[:, 0], torch.ones(len(p), dtype=r.dtype, device=r.device)  # an unnormalised law and its sum
     q_x = None if draft.probs is None else draft.probs.gather(-1, draft.tokens[..., None])[..., 0]
     for level in levels(draft.parent):
         can_try = walk.children(level)

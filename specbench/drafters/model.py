@@ -27,6 +27,7 @@ class ModelDrafter:
     """
 
     ends_early = True
+    reread = 2  # committed tokens that the first step of a round reads
     watch: DraftStop | None = None  # set for policies that end a draft early
 
     @dataclass
@@ -127,9 +128,9 @@ class ModelDrafter:
         return x_i, q_i, None if signal is None else signal(q_i, x_i)
 
     def _catch_up(self, state: State) -> int:
-        """Brings every row's cache up to its last committed tokens, of which at most two are left
+        """Brings every row's cache up to its last committed tokens, of which some, at most two, are left
         for the first step: returns how many."""
-        width = min(2, min(length for length, on in zip(state.lengths, state.active, strict=True) if on))
+        width = min(self.reread, min(length for length, on in zip(state.lengths, state.active, strict=True) if on))
         self.model.catch_up(state, width)
         return width
 

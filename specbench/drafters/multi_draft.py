@@ -60,6 +60,8 @@ class MultiDrafter:
         for drafter in self.drafters:
             if drafter.model.sampling.greedy:  # K samples of an argmax are one
                 drafter.branching = [1]
+            if len(models) > 1:  # the accepted guesses may all be another's
+                drafter.reread = gamma + 2
         self.context = min(model.context for model in models)
         self.operations_per_token = sum(model.operations_per_token for model in models) * samples
         self.drafts: list[Draft] = []

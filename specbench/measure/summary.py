@@ -48,7 +48,7 @@ def summarise(
     cost = costs(finished, parts.costs.summary())
     drafted = counts.drafted / counts.rounds
     gamma = drafted if parts.policy.constant is None else parts.policy.constant
-    known = None not in (alpha.mean, cost.c)
+    known, trees = None not in (alpha.mean, cost.c), getattr(parts.drafter, "trees", False)
     c_hat = getattr(parts.drafter, "operations_per_token", 0) / parts.target.operations_per_token
     ours = _times(finished, "speculative")
     measured, ci95 = speedup_interval(*_times(finished, "baseline"), *ours)
@@ -76,7 +76,8 @@ def summarise(
         block_efficiency=efficiency,
         cost=cost,
         speedup=speedup,
-        operations_factor=theory.operations_factor(alpha.mean, gamma, c_hat) if known else None,
+        # Theorem 3.11 counts a chain's operations.
+        operations_factor=theory.operations_factor(alpha.mean, gamma, c_hat) if known and not trees else None,
         optimal_gamma=theory.optimal_gamma(alpha.mean, cost.c) if known else None,
         gamma=parts.policy.constant,
         gamma_sweep=gammas,
@@ -114,6 +115,7 @@ def count(batches: Sequence[Batch], too_long: int) -> Counts:
         for r in batch.speculative.rounds:
             counts.rounds += 1
             counts.drafted += r.gamma
+            counts.verified += r.width
             for name in ("tokens", "tested", "accepted", "recovered", "bonus", "accepted_before_stop"):
                 setattr(counts, name, getattr(counts, name) + getattr(r, name))
     return counts

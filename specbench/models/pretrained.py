@@ -73,9 +73,11 @@ def local_path(path: str) -> Path:
 
 
 def load_tokenizer(settings: PretrainedModel.Settings, role: str) -> Any:
-    """The model's own; where only its shape is wanted and it is not at hand, the shipped one."""
+    """The model's own; the shipped one for the shipped drafters, which share it, and where only a shape
+    is wanted and nothing is at hand."""
     source = _source(settings)
-    if settings.weights == "random" and not (Path(source) / "tokenizer_config.json").is_file():
+    shares = settings.weights == "random" or settings.path.startswith("shipped:")
+    if shares and not (Path(source) / "tokenizer_config.json").is_file():
         source = str(SHIPPED / "target")
     try:
         return transformers.AutoTokenizer.from_pretrained(source, revision=settings.revision)

@@ -13,6 +13,8 @@ from specbench.train.student import Student
 class DistilledStudent(Student):
     """`model` is where it begins: a checkpoint with the target's vocabulary."""
 
+    whole = True
+
     @dataclass
     class Settings:
         model: str = setting(required="a local folder or a hub id")

@@ -14,6 +14,8 @@ BEST = 10  # tokens of each head whose accuracy is measured
 class Student(nn.Module, ABC):
     """A subclass says how its laws are found; loss and evaluation are alike for all of them."""
 
+    whole = False  # whether what is saved is a model of its own
+
     def __init__(self, target: nn.Module, loss: str):
         super().__init__()
         self.target, self.loss = target.requires_grad_(False), loss

@@ -66,6 +66,8 @@ def train(config: DictConfig, out_dir: Path) -> dict[str, Any]:
     )
     shares = (sums[:, :-1] / sums[:, -1:]).tolist()
     student.save(out_dir, [guess[1:] for guess in shares])
+    if student.whole:
+        tokenizer.save_pretrained(out_dir)
     metrics = {
         "method": config.method._target_.rsplit(".", 1)[-1],
         "loss": scalars.loss,
