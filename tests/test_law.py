@@ -4,6 +4,7 @@ V = 16, 200,000 trials, an adversarial drafter, chi-square per output position w
 df + 10 sqrt(2 df); and negative controls that must fail the same test.
 """
 
+import dataclasses
 from dataclasses import replace
 from functools import cache
 
@@ -14,6 +15,7 @@ import torch
 from conftest import CACHES, DRAFTERS, TREES, VERIFIERS, V, make_context, make_drafter, tabular_model
 
 from specbench.cache.static import StaticCache
+from specbench.decoding import protocols
 from specbench.decoding.autoregressive import decode_autoregressive
 from specbench.decoding.noise import ACCEPTANCE, PROPOSAL, RESIDUAL, exponentials, noise_bits, uniforms
 from specbench.decoding.protocols import nodes
@@ -21,6 +23,7 @@ from specbench.decoding.sampling import Sampling, draw
 from specbench.decoding.speculative import decode_speculative
 from specbench.decoding.state import Draft, State
 from specbench.decoding.verify import speculative_sampling
+from specbench.decoding.verify_tree import iterative_sampling
 from specbench.gamma_policies.adaptive import AdaptiveGamma
 from specbench.gamma_policies.confidence import ConfidenceGamma
 from specbench.gamma_policies.entropy import EntropyGamma
@@ -28,6 +31,9 @@ from specbench.gamma_policies.fixed import FixedGamma
 from specbench.gamma_policies.heuristic import HeuristicGamma
 from specbench.measure.costs import CostTable
 from specbench.measure.timers import Stopwatch
+from specbench.models.language_model import LanguageModel
+from specbench.verifiers.block import BlockVerifier
+from specbench.verifiers.iterative import IterativeVerifier
 from specbench.verifiers.speculative import SpeculativeVerifier
 
 TRIALS = 200_000
@@ -104,9 +110,9 @@ def worst_excess(state: State, law: np.ndarray) -> float:
 
 def decode(tables, number_text, kind="model", cache="static", verifier=SpeculativeVerifier, gamma=3, lenience=1.0,
            prepare=lambda state: state, drafter_table=None, policy=None, spoil=lambda draft: draft,
-           trials=TRIALS):  # fmt: skip
+           trials=TRIALS, own=SAMPLING):  # fmt: skip
     target = tabular_model(tables.target, SAMPLING, cache)
-    helper = tabular_model(tables.adversarial if drafter_table is None else drafter_table, SAMPLING, cache)
+    helper = tabular_model(tables.adversarial if drafter_table is None else drafter_table, own, cache)
     drafter = make_drafter(kind, target, number_text, helper)
     judge = verifier(verifier.Settings(), make_context(SAMPLING, target, lenience))
     state = prepare(start(trials, spare=nodes(drafter, gamma) + 1))
@@ -134,6 +140,79 @@ def test_every_drafter_and_verifier_leave_the_target_law(kind, verifier, tables,
     judge, table = VERIFIERS[verifier], tables.similar
     state = decode(tables, number_text, kind, verifier=judge, drafter_table=table, trials=trials)
     assert worst_excess(state, exact_marginals(tables.target)) < 1
+
+
+ADVERSARIAL = ("model", "tree_independent", "tree_distinct", "multi_draft", "early_exit", "under_under_model")
+
+
+@pytest.mark.parametrize("kind", ADVERSARIAL)
+def test_an_adversarial_drafter_leaves_the_target_law(kind, tables, number_text):
+    verifier = VERIFIERS["iterative" if kind in TREES else "speculative"]
+    assert worst_excess(decode(tables, number_text, kind, verifier=verifier), exact_marginals(tables.target)) < 1
+
+
+class TriesRepeatsOnce(IterativeVerifier):
+    """Negative control: siblings that say the same are one guess, which loses a subtraction of q."""
+
+    def accept(self, p, draft, noise):
+        if not draft.tokens.shape[1]:
+            return super().accept(p, draft, noise)
+        r, probs = noise.r.clone(), draft.probs.clone()
+        for i, above in enumerate(draft.parent):
+            for earlier in range(i):
+                if draft.parent[earlier] == above:
+                    same = draft.tokens[:, i] == draft.tokens[:, earlier]
+                    r[same, i], probs[same, i] = 2.0, 0.0
+        return iterative_sampling(p, dataclasses.replace(draft, probs=probs), r, noise.bits)
+
+
+class ForgetsOrder(IterativeVerifier):
+    """Negative control: every sibling is judged as if it were the first."""
+
+    def accept(self, p, draft, noise):
+        if not draft.tokens.shape[1]:
+            return super().accept(p, draft, noise)
+        first = [draft.parent.index(above) for above in draft.parent]
+        return iterative_sampling(p, dataclasses.replace(draft, probs=draft.probs[:, first]), noise.r, noise.bits)
+
+
+class BlockWithOldNoise(BlockVerifier):
+    """Negative control: what was looked at behind the kept block is drawn from again."""
+
+    looks_ahead = False
+
+
+@pytest.mark.parametrize(
+    ("kind", "verifier"),
+    [("tree_independent", TriesRepeatsOnce), ("tree_distinct", ForgetsOrder), ("model", BlockWithOldNoise)],
+    ids=["repeats", "order", "noise"],
+)
+def test_wrong_verifiers_are_caught(kind, verifier, tables, number_text):
+    state = decode(tables, number_text, kind, verifier=verifier, drafter_table=tables.similar)
+    assert worst_excess(state, exact_marginals(tables.target)) > 1
+
+
+def test_a_path_that_is_left_where_it_was_is_caught(tables, number_text, monkeypatch):
+    monkeypatch.setattr(LanguageModel, "keep_path", lambda *arguments: None)
+    state = decode(tables, number_text, "tree_distinct", verifier=IterativeVerifier, drafter_table=tables.similar)
+    assert worst_excess(state, exact_marginals(tables.target)) > 1
+
+
+def test_drafters_side_by_side_need_noise_of_their_own(tables, number_text, monkeypatch):
+    """Negative control: two models whose guesses are drawn with the same numbers."""
+    monkeypatch.setattr(protocols, "STREAM", 0)
+    state = decode(tables, number_text, "multi_draft_two", verifier=IterativeVerifier, drafter_table=tables.similar)
+    assert worst_excess(state, exact_marginals(tables.target)) > 1
+
+
+@pytest.mark.parametrize(("temperature", "top_k"), [(0.6, 0), (1.5, 4), (0, 0)])
+def test_a_drafter_with_a_standardization_of_its_own(temperature, top_k, tables, number_text):
+    """Section 6: M_q may be sampled otherwise than M_p."""
+    own = Sampling(temperature=temperature, top_k=top_k)
+    for kind in ("model", "tree_distinct"):
+        verifier = VERIFIERS["iterative" if kind in TREES else "speculative"]
+        state = decode(tables, number_text, kind, verifier=verifier, drafter_table=tables.similar, own=own)
+        assert worst_excess(state, exact_marginals(tables.target)) < 1
 
 
 def learning_policy(kind, **settings):

@@ -45,9 +45,19 @@ class Walk:
         self.path.append((self.entry - 1).clamp(min=0))
         self.n = self.n + found
 
+    def skip(self) -> None:
+        """A level that nobody can enter."""
+        self.path.append((self.entry - 1).clamp(min=0))
+
     def verdict(self, tokens: Tensor) -> Verdict:
         """tokens [B, D + 1]: x_1 .. x_n, t of each row."""
         return Verdict(tokens, self.n, torch.stack(self.path, 1) if self.path else tokens[:, :0])
+
+
+def nobody(mask: Tensor) -> bool:
+    """Whether the mask holds no row, where the answer is free: on a GPU it would have to be waited for,
+    and a program that is traced has to do without."""
+    return mask.device.type == "cpu" and not torch.compiler.is_compiling() and not mask.any()
 
 
 def follow(draft: Draft, choose: Callable[[Tensor, int], Tensor]) -> Verdict:
@@ -55,8 +65,12 @@ def follow(draft: Draft, choose: Callable[[Tensor, int], Tensor]) -> Verdict:
     entry. The first one that is no guess is t. Greedy verification (appendix A of the notes) is this."""
     walk, tokens = Walk(draft), []
     for depth, level in enumerate(levels(draft.parent)):
-        tokens.append(choose(walk.entry, depth))
-        walk.step(level, tokens[-1])
+        if tokens and nobody(walk.n == depth):
+            tokens.append(tokens[-1])
+            walk.skip()
+        else:
+            tokens.append(choose(walk.entry, depth))
+            walk.step(level, tokens[-1])
     tokens.append(choose(walk.entry, len(tokens)))
     return walk.verdict(torch.stack(tokens, 1))
 
@@ -84,10 +98,15 @@ def iterative_sampling(p: Tensor, draft: Draft, r: Tensor, bits: Tensor) -> Verd
     q_x = None if draft.probs is None else draft.probs.gather(-1, draft.tokens[..., None])[..., 0]
     for level in levels(draft.parent):
         can_try = walk.children(level)
+        if nobody(can_try):
+            walk.skip()
+            tokens.append(torch.zeros_like(draft.tokens[:, 0]))
+            continue
         token, found = torch.full_like(draft.tokens[:, 0], -1), torch.zeros_like(can_try[:, 0])
         for i, there in zip(level, can_try.T, strict=True):
-            x = draft.tokens[:, i]
-            tried = there & ~found
+            x, tried = draft.tokens[:, i], there & ~found
+            if nobody(tried):
+                continue
             threshold = r[:, i] * left if q_x is None else r[:, i] * q_x[:, i] * left
             passed = threshold < law.gather(1, x[:, None])[:, 0]
             token, found = torch.where(tried & passed, x, token), found | (tried & passed)
