@@ -156,7 +156,7 @@ def self_drafter(kind: str, target: LanguageModel, drafter_model: LanguageModel 
     if kind in ("blockwise", "medusa"):
         drafter = {"blockwise": BlockwiseDrafter, "medusa": MedusaDrafter}[kind]
         heads = PairHeads() if tabular else load_extras(Heads, f"shipped:{kind}", "drafter.heads", target)
-        return drafter.of(target, heads, target.sampling, **({"size": 6} if kind == "medusa" else {}))
+        return drafter.of(target, heads, target.sampling, **({"size": 6, "gamma": 4} if kind == "medusa" else {}))
     if kind == "early_exit":
         short = drafter_model.module if tabular else first_layers(target.module, 1)
         return EarlyExitDrafter.of(BorrowedCache(short, target, "exit", target.sampling), target.vocab_size, 5)
@@ -165,7 +165,7 @@ def self_drafter(kind: str, target: LanguageModel, drafter_model: LanguageModel 
     path = "shipped:drafter_lookahead" if own else "shipped:lookahead"
     ahead = PairAhead() if tabular else load_extras(LookAhead, path, "drafter.lookahead", model)
     drafter = NonAutoregressiveDrafter if own else PassDrafter
-    return drafter.of(model, ahead, target.vocab_size)
+    return drafter.of(model, ahead, target.vocab_size, 4)
 
 
 class PairHeads(torch.nn.Module):

@@ -16,8 +16,8 @@ from specbench.config import GROUPS, check
 from specbench.paths import conf_dir
 from specbench.settings import ConfigError
 
-NEEDS_PATH = {"target=model": "target.path=gpt2", "drafter=model": "drafter.path=gpt2",
-              "data=hub": "data.path=org/name"}  # fmt: skip
+NEEDS = {"target=model": "target.path=gpt2", "drafter=model": "drafter.path=gpt2",
+         "data=hub": "data.path=org/name", "verifier=greedy_tree": "temperature=0"}  # fmt: skip
 REPLAY_ONLY = ("gamma_policy=oracle", "gamma_policy=known_betas")
 OPTIONS = [
     f"{group}={file.stem}" for group in (*GROUPS, "experiment") for file in sorted((conf_dir() / group).glob("*.yaml"))
@@ -33,7 +33,7 @@ def prompts_file(tmp_path) -> Path:
 
 @pytest.mark.parametrize("option", OPTIONS)
 def test_every_option_composes(option, prompts_file):
-    extra = [NEEDS_PATH[option]] if option in NEEDS_PATH else []
+    extra = [NEEDS[option]] if option in NEEDS else []
     if option in ("data=jsonl", "data=questions"):
         extra = [f"data.path={prompts_file}"]
     config = composed(option, *extra)
@@ -133,6 +133,26 @@ BAD = {
     "blocks that hold no request": (["cache=paged", "cache.blocks=2", "data.limit=1"], "cache.blocks holds in all"),
     "a synthetic rate above one": (["verifier=synthetic", "verifier.alpha=1.2"], "verifier.alpha=1.2 is not allowed"),
     "no room to read": (["prefill_chunk=0"], "prefill_chunk=0 is not allowed: it must be an integer >= 1"),
+    "a tree for a verifier of chains": (["drafter=tree", "verifier=block"],
+        "verifier=block is not possible with drafter=tree, which drafts trees: use verifier=iterative"),
+    "rejection sampling without a law": (["drafter=prompt_lookup", "verifier=rejection"], "guesses have no law"),
+    "a greedy walk that samples": (["drafter=medusa", "verifier=greedy_tree"],
+        "temperature=1 is not possible with verifier=greedy_tree: it must be 0, or use verifier=iterative"),
+    "lenience with another rule": (["lenience=0.5", "verifier=block"], "use verifier=speculative"),
+    "lenience that follows the load": (["lenience_policy=load", "drafter=tree"], "use verifier=speculative"),
+    "more guesses than heads": (["drafter=blockwise", "gamma=6"], "trained for at most 4 guesses"),
+    "heads that are not there": (["drafter=medusa", "drafter.heads=./nowhere"], "python -m specbench.train"),
+    "a tree below a chain": (["drafter=hierarchical", "drafter@drafter.below=tree"],
+        "drafter.below=tree is not possible: it must be a drafter of chains"),
+    "a mistake below": (["drafter=hierarchical", "drafter.below.window=0"], "drafter.below.window=0 is not allowed"),
+    "no draft at all": (["drafter=multi_draft", "drafter.paths=[]"], "drafter.paths=[] is not allowed"),
+    "a tree without children": (["drafter=tree", "drafter.branching=[2,0]"], "drafter.branching=0 is not allowed"),
+    "an unknown way to draw": (["drafter=tree", "drafter.children=all"], "one of independent, distinct, best"),
+    "an exit after the last layer": (["drafter=early_exit", "drafter.layers=3", "drafter.head=null"],
+        "drafter.layers=3 is not allowed: it must be from 1 to 2"),
+    "a head for another exit": (["drafter=early_exit", "drafter.layers=2"], "it was trained for 1 layers"),
+    "a tree that ends early": (["drafter=tree", "gamma_policy=entropy"], "needs a drafter that is a model"),
+    "a drafter hotter than hot": (["drafter.temperature=-1"], "drafter.temperature=-1.0 is not allowed"),
     "broken grammar": (["gamma=[1"], "gamma=[1"),
 }  # fmt: skip
 

@@ -3,11 +3,12 @@ re-runs the captured function on the same buffers and refuses what a real captur
 
 import pytest
 import torch
-from conftest import tabular_model
+from conftest import TREES, tabular_model
 from test_law import learning_policy
 from test_queue import decode, jobs
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from specbench.decoding import verify_tree
 from specbench.decoding.sampling import Sampling
 from specbench.executors.cudagraph import CudaGraphExecutor
 from specbench.gamma_policies.entropy import EntropyGamma
@@ -67,6 +68,18 @@ def test_graphs_change_no_token_and_never_wait_for_the_host(cache, sampling, kin
     assert decode(jobs(), 3, tables, cache, kind, sampling=sampling, executor=executor) == expected
     names = sorted(getattr(f, "__name__", "") for f in executor.phases)
     assert names == (["_draft", "_score", "accept_and_commit"] if kind else ["_score", "accept_and_commit"])
+    assert executor.replays > executor.graphs > 0
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=0)], ids=["sampled", "greedy"])
+@pytest.mark.parametrize(
+    "kind", [*TREES, "blockwise", "pass_lookahead", "non_autoregressive", "early_exit", "under_under_model"]
+)
+def test_graphs_change_no_token_of_other_drafts(kind, sampling, tables, monkeypatch):
+    expected = decode(jobs(), 3, tables, kind=kind, sampling=sampling)
+    monkeypatch.setattr(verify_tree, "nobody", lambda mask: False)  # as on a GPU
+    executor = Rerun()
+    assert decode(jobs(), 3, tables, kind=kind, sampling=sampling, executor=executor) == expected
     assert executor.replays > executor.graphs > 0
 
 

@@ -2,10 +2,11 @@
 
 import pytest
 import torch
-from conftest import CACHES, V, make_context, make_drafter, tabular_model
+from conftest import CACHES, DRAFTERS, TREES, V, make_context, make_drafter, tabular_model
 
 from specbench.cache.paged import PagedCache
 from specbench.decoding.autoregressive import decode_autoregressive
+from specbench.decoding.protocols import nodes
 from specbench.decoding.queue import Job, Queue
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.speculative import decode_speculative
@@ -14,9 +15,10 @@ from specbench.gamma_policies.fixed import FixedGamma
 from specbench.measure.timers import Stopwatch
 from specbench.models.language_model import LanguageModel
 from specbench.settings import ConfigError
+from specbench.verifiers.iterative import IterativeVerifier
 from specbench.verifiers.speculative import SpeculativeVerifier
 
-GAMMA, COLUMNS = 4, 44
+GAMMA, COLUMNS = 4, 60
 SAMPLED = Sampling()
 
 
@@ -29,16 +31,18 @@ def jobs(count: int = 11) -> list[Job]:
 
 
 def decode(wanted, rows, tables, cache="static", kind="model", chunk=5, sampling=SAMPLED, watch=None,
-           executor=None, device=None, policy=None):  # fmt: skip
+           executor=None, device=None, policy=None, gamma=GAMMA, text=""):  # fmt: skip
     """New tokens by job."""
     target = tabular_model(tables.target, sampling, cache, executor=executor, device=device)
-    verifier = SpeculativeVerifier(SpeculativeVerifier.Settings(), make_context(sampling))
+    judge = IterativeVerifier if kind in TREES else SpeculativeVerifier
+    verifier = judge(judge.Settings(), make_context(sampling))
     state = State.idle(rows, COLUMNS, [], target.device)
     target.allocate(rows, COLUMNS)
     helper = tabular_model(tables.similar, sampling, cache, executor=executor, device=device)
-    drafter = None if kind is None else make_drafter(kind, target, "", helper)
-    models = [target, drafter.model] if hasattr(drafter, "model") else [target]
-    queue = Queue(wanted, models, chunk, GAMMA + 1)
+    drafter = None if kind is None else make_drafter(kind, target, text, helper)
+    if hasattr(drafter, "longest"):
+        gamma = min(gamma, drafter.longest)
+    queue = Queue(wanted, [target, *getattr(drafter, "models", [])], chunk, nodes(drafter, gamma) + 1)
     clock = Stopwatch(target.device)
 
     def feed(state, clock):
@@ -50,19 +54,19 @@ def decode(wanted, rows, tables, cache="static", kind="model", chunk=5, sampling
     if drafter is None:
         decode_autoregressive(state, target, verifier, clock, feed=feed)
     else:
-        policy = policy or FixedGamma(FixedGamma.Settings(gamma=GAMMA), None)
+        policy = policy or FixedGamma(FixedGamma.Settings(gamma=gamma), None)
         drafter.watch = policy if hasattr(policy, "go_on") else None
         decode_speculative(state, target, drafter, policy, verifier, clock, feed=feed)
     return queue.outputs
 
 
 @pytest.mark.parametrize("cache", CACHES)
-@pytest.mark.parametrize("kind", [None, "model", "ngram_sample", "prompt_lookup"])
-def test_the_batch_changes_no_token(cache, kind, tables):
-    singles = decode(jobs(), 1, tables, cache, kind)
+@pytest.mark.parametrize("kind", [None, *DRAFTERS])
+def test_the_batch_changes_no_token(cache, kind, tables, number_text):
+    singles = decode(jobs(), 1, tables, cache, kind, text=number_text)
     assert [len(out) for out in singles] == [job.limit - len(job.tokens) for job in jobs()]
     for rows, chunk in ((2, 1), (3, 5), (8, 64), (16, 7)):
-        assert decode(jobs(), rows, tables, cache, kind, chunk) == singles
+        assert decode(jobs(), rows, tables, cache, kind, chunk, text=number_text) == singles
 
 
 def test_a_job_alone_is_what_a_plain_loop_decodes(tables):

@@ -24,8 +24,7 @@ class Walk:
         B, N = draft.tokens.shape
         device = draft.tokens.device
         self.draft = draft
-        self.stands = torch.zeros(B, N + 1, dtype=torch.bool, device=device)  # on these entries
-        self.stands[:, 0] = True
+        self.stands = (torch.arange(N + 1, device=device) == 0).repeat(B, 1)  # on these entries
         self.entry = torch.zeros(B, dtype=torch.long, device=device)  # the first of them
         self.n = torch.zeros(B, dtype=torch.long, device=device)
         self.path: list[Tensor] = []

@@ -17,7 +17,7 @@ from specbench.settings import ConfigError, setting
 
 
 class MedusaDrafter(BlockwiseDrafter):
-    """The tree of `nodes` guesses that, by the heads' accuracy on held-out text, is likeliest to hold the
+    """The tree of `size` guesses that, by the heads' accuracy on held-out text, is likeliest to hold the
     target's. Guesses are point masses: at any temperature a draw from p is looked up among them."""
 
     trees = True
@@ -33,20 +33,20 @@ class MedusaDrafter(BlockwiseDrafter):
 
     def __init__(self, settings: Settings, context: Context):
         super().__init__(settings, context)
-        self._plant(settings.size, settings.heads)
+        self._plant(settings.size, context.gamma, settings.heads)
 
     @classmethod
-    def of(cls, target: LanguageModel, heads: Heads, sampling: Sampling, size: int) -> "MedusaDrafter":
-        """From heads that are already there."""
+    def of(cls, target: LanguageModel, heads: Heads, sampling: Sampling, size: int, gamma: int) -> "MedusaDrafter":
+        """From heads that are already there; `gamma` is the usual depth."""
         drafter = super().of(target, heads, sampling)
-        drafter._plant(size, "given")
+        drafter._plant(size, gamma, "given")
         return drafter
 
-    def _plant(self, size: int, path: str) -> None:
+    def _plant(self, size: int, gamma: int, path: str) -> None:
         accuracy = self.heads.config.accuracy
         if not accuracy:
             raise ConfigError(f"drafter.heads={path} has no accuracy of its heads, which the tree is chosen by")
-        self.size = size
+        self.size, self.usual = size, min(gamma, self.longest)
         self.trees_by_depth = {gamma: chosen_tree(accuracy[:gamma], size) for gamma in range(1, len(accuracy) + 1)}
 
     def nodes(self, gamma: int) -> int:
@@ -57,7 +57,8 @@ class MedusaDrafter(BlockwiseDrafter):
         gamma = [min(g, self.longest) if able else 0 for g, able in zip(gamma, self.can_guess(state), strict=True)]
         if max(gamma) == 0:
             return Draft.empty(state.batch_size, state.tokens.device)
-        parent, rank = self.trees_by_depth[max(gamma)]
+        # Near the end of a text the usual tree too, cut by count: few shapes are to occur.
+        parent, rank = self.trees_by_depth[max(max(gamma), self.usual)]
         steps = int(depth_of_count(parent, torch.device("cpu"))[-1])
         best = self._best(self.logits(state, steps), state, max(rank) + 1)  # [B, steps, ranks]
         depth = depth_of_count(parent, best.device)[1:]

@@ -24,6 +24,7 @@ class ParallelDrafter(ABC):
     reads_text = False  # q at a position depends on where its round began
     sampling: Sampling
     longest: int  # guesses at most
+    usual = 0  # guesses to ask for at least
 
     @abstractmethod
     def logits(self, state: State, steps: int) -> Tensor:
@@ -37,7 +38,9 @@ class ParallelDrafter(ABC):
         gamma = [min(g, self.longest) if able else 0 for g, able in zip(gamma, self.can_guess(state), strict=True)]
         if max(gamma) == 0:
             return Draft.empty(state.batch_size, state.tokens.device)
-        logits = self.logits(state, max(gamma))
+        # Near the end of a text as many as ever, since where shapes are compiled few are to occur.
+        steps = max(max(gamma), self.usual)
+        logits = self.logits(state, steps)[:, : max(gamma)]
         tokens, q = self._draw(logits, state.rows, self._seen(state))
         return Draft.chain(tokens, q, torch.tensor(gamma, device=tokens.device))
 
@@ -60,6 +63,8 @@ class NonAutoregressiveDrafter(ParallelDrafter):
     The call reads as many committed tokens as a round can have added, so that it needs no other.
     """
 
+    reads = 2  # tokens, for each guess
+
     @dataclass
     class Settings(PretrainedModel.Settings, OwnSampling):
         lookahead: str = setting(required="a folder of look-ahead embeddings")
@@ -67,26 +72,26 @@ class NonAutoregressiveDrafter(ParallelDrafter):
     def __init__(self, settings: Settings, context: Context):
         own = with_own_sampling(context, settings)
         model = PretrainedModel(settings, own, role="drafter")
-        self._use(
-            model, load_extras(LookAhead, settings.lookahead, "drafter.lookahead", model), context.target.vocab_size
-        )
+        lookahead = load_extras(LookAhead, settings.lookahead, "drafter.lookahead", model)
+        self._use(model, lookahead, context.target.vocab_size, context.gamma)
 
     @classmethod
-    def of(cls, model: LanguageModel, lookahead: LookAhead, vocab_size: int) -> "NonAutoregressiveDrafter":
-        """From parts that are already there."""
+    def of(cls, model: LanguageModel, lookahead: LookAhead, vocab_size: int, gamma: int) -> "NonAutoregressiveDrafter":
+        """From parts that are already there; `gamma` is how much it will usually draft."""
         drafter = cls.__new__(cls)
-        drafter._use(model, lookahead, vocab_size)
+        drafter._use(model, lookahead, vocab_size, gamma)
         return drafter
 
     @property
     def models(self) -> list[LanguageModel]:
         return [self.model]
 
-    def _use(self, model: LanguageModel, lookahead: LookAhead, vocab_size: int) -> None:
+    def _use(self, model: LanguageModel, lookahead: LookAhead, vocab_size: int, gamma: int) -> None:
         self.model, self.lookahead, self.sampling = model, lookahead, model.sampling
         self.vocab_size, self.context = vocab_size, model.context
         self.longest = lookahead.config.count + 1
-        self.operations_per_token = model.operations_per_token
+        self.usual = min(gamma, self.longest) if model.executor.fixed_shapes else 0
+        self.operations_per_token = model.operations_per_token * self.reads
 
     def begin(self, state: State) -> None:
         self.model.allocate(state.batch_size, state.tokens.shape[1])

@@ -17,6 +17,7 @@ class PassDrafter(NonAutoregressiveDrafter):
     second pass of the target."""
 
     models = ()  # none of its own
+    reads = 1
 
     @dataclass
     class Settings(OwnSampling):
@@ -26,7 +27,8 @@ class PassDrafter(NonAutoregressiveDrafter):
         sampling = with_own_sampling(context, settings).sampling
         name = f"{context.target.name} with look-ahead tokens"
         model = BorrowedCache(context.target.module, context.target, name, sampling)
-        self._use(model, load_extras(LookAhead, settings.lookahead, "drafter.lookahead", model), model.vocab_size)
+        lookahead = load_extras(LookAhead, settings.lookahead, "drafter.lookahead", model)
+        self._use(model, lookahead, model.vocab_size, context.gamma)
 
     def _text_width(self, state: State) -> int:
         self.model.borrow()

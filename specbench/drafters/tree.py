@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from specbench.context import Context
 from specbench.decoding.noise import PROPOSAL, exponentials
@@ -70,8 +71,15 @@ class TreeDrafter(ModelDrafter):
         usual = max(gamma) == self.gamma
         phase = self.model.executor.phase(self._draft_tree, self.model, usual=usual)
         tokens, q = phase(state.rows, width, parent, visible)
+        # Of any path the cache will hold all but its last guess.
+        ends = zip(self.model.cached, state.lengths, state.active, strict=True)
+        self.model.cached = [length + max(gamma) - 1 if on else cached for cached, length, on in ends]
         ends = [0, *(level.stop for level in levels(parent))]
         count = torch.tensor([ends[g] for g in gamma], device=tokens.device)
+        if self.model.executor.fixed_shapes and max(gamma) < self.gamma:
+            parent = branching_tree(widths(self.branching, self.gamma))
+            missing = len(parent) - tokens.shape[1]
+            tokens, q = F.pad(tokens, (0, missing)), None if q is None else F.pad(q, (0, 0, 0, missing))
         return Draft(tokens, parent, q, count, repeats=self.children == "independent")
 
     def _draft_tree(
