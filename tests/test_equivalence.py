@@ -97,8 +97,7 @@ def greedy_baseline() -> list[list[int]]:
     return [decode([r], Sampling(temperature=0))[0] for r in requests()]
 
 
-@pytest.mark.parametrize("batch_size", [1, 3])
-@pytest.mark.parametrize("cache_name", CACHES)
+@pytest.mark.parametrize(("cache_name", "batch_size"), [("static", 1), *((name, 3) for name in CACHES)])
 @pytest.mark.parametrize("kind", DRAFTERS)
 def test_temperature_zero_equals_the_baseline(kind, cache_name, batch_size, code_text):
     rows, found = requests(), []

@@ -115,7 +115,9 @@ def test_mistakes_are_told_before_anything_loads(override, told, tmp_path):
 README = (Path(__file__).parent.parent / "README.md").read_text()
 
 
-@pytest.mark.parametrize("arguments", sorted(set(re.findall(r"python -m specbench\.train (.*?)(?:  |$)", README, re.M))))
+@pytest.mark.parametrize(
+    "arguments", sorted(set(re.findall(r"python -m specbench\.train (.*?)(?:  |$)", README, re.M)))
+)
 def test_the_commands_of_the_readme_compose(arguments):
     config = training(*arguments.replace("=P", "=shipped:target").split())
     assert config.method._target_.startswith("specbench.train.")
