@@ -137,6 +137,6 @@ def test_a_text_becomes_rows():
 
 
 def test_the_look_ahead_of_another_width_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match="is for hidden states of 160, but shipped:target .* has 640"):
+    with pytest.raises(ConfigError, match=r"is for hidden states of 160, but shipped:target .* has 640"):
         build(check(composed("drafter=pass_lookahead", "drafter.lookahead=shipped:drafter_lookahead", "data.limit=1")))
     assert NonAutoregressiveDrafter.reads_text is False
