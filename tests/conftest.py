@@ -32,9 +32,10 @@ from specbench.drafters.prompt_lookup import PromptLookupDrafter
 from specbench.drafters.random import RandomDrafter
 from specbench.drafters.tree import TreeDrafter
 from specbench.executors.eager import EagerExecutor
+from specbench.models.borrowed_cache import BorrowedCache
 from specbench.models.early_exit import first_layers
 from specbench.models.heads import Heads
-from specbench.models.language_model import BorrowedCache, LanguageModel
+from specbench.models.language_model import LanguageModel
 from specbench.models.lookahead import LookAhead
 from specbench.models.pretrained import load_extras
 from specbench.models.tabular import TabularMarkov, random_table

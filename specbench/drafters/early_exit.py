@@ -8,9 +8,9 @@ from specbench.context import Context
 from specbench.decoding.state import State
 from specbench.drafters.model import ModelDrafter
 from specbench.drafters.standard import OwnSampling, with_own_sampling
+from specbench.models.borrowed_cache import BorrowedCache
 from specbench.models.early_exit import first_layers
 from specbench.models.heads import ExitHead, Heads
-from specbench.models.language_model import BorrowedCache
 from specbench.models.pretrained import load_extras
 from specbench.settings import ConfigError, setting
 

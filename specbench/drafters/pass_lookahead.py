@@ -6,7 +6,7 @@ from specbench.context import Context
 from specbench.decoding.state import State
 from specbench.drafters.non_autoregressive import NonAutoregressiveDrafter
 from specbench.drafters.standard import OwnSampling, with_own_sampling
-from specbench.models.language_model import BorrowedCache
+from specbench.models.borrowed_cache import BorrowedCache
 from specbench.models.lookahead import LookAhead
 from specbench.models.pretrained import load_extras
 from specbench.settings import setting

@@ -286,25 +286,3 @@ def _operations_per_token(module: nn.Module) -> int:
     total = sum(weight.numel() for weight in (*module.parameters(), *packed))
     tied = inputs is not None and getattr(head, "weight", None) is inputs.weight
     return total if tied or inputs is None else total - inputs.weight.numel()
-
-
-class BorrowedCache(LanguageModel):
-    """A model that shares another's layers, and with them its cache: it reads no prompt of its own."""
-
-    def __init__(self, module: nn.Module, owner: LanguageModel, name: str, sampling: Sampling):
-        super().__init__(
-            module,
-            owner.tokenizer,
-            name=name,
-            sampling=sampling,
-            new_cache=owner.new_cache,
-            executor=owner.executor,
-        )
-        self.owner = owner
-
-    def allocate(self, rows: int, columns: int) -> None:
-        self.borrow()
-
-    def borrow(self) -> None:
-        """The owner's cache, as it is now."""
-        self.cache, self.cached = self.owner.cache, list(self.owner.cached)
