@@ -62,21 +62,22 @@ class TreeDrafter(ModelDrafter):
         return len(branching_tree(widths(self.branching, gamma)))
 
     def propose(self, state: State, gamma: list[int]) -> Draft:
-        if max(gamma) == 0:
+        depth = max(gamma)
+        if depth == 0:
             return Draft.empty(state.batch_size, state.tokens.device)
-        parent = branching_tree(widths(self.branching, max(gamma)))
+        parent = branching_tree(widths(self.branching, depth))
         width = self._catch_up(state)
         starts = [length - width for length in state.lengths]
         visible = self.model.make_room(starts, width + levels(parent)[-1].start, state.active)
-        usual = max(gamma) == self.gamma
+        usual = depth == self.gamma
         phase = self.model.executor.phase(self._draft_tree, self.model, usual=usual)
         tokens, q = phase(state.rows, width, parent, visible)
         # Of any path the cache will hold all but its last guess.
         ends = zip(self.model.cached, state.lengths, state.active, strict=True)
-        self.model.cached = [length + max(gamma) - 1 if on else cached for cached, length, on in ends]
+        self.model.cached = [length + depth - 1 if on else cached for cached, length, on in ends]
         ends = [0, *(level.stop for level in levels(parent))]
         count = torch.tensor([ends[g] for g in gamma], device=tokens.device)
-        if self.model.executor.fixed_shapes and max(gamma) < self.gamma:
+        if self.model.executor.fixed_shapes and depth < self.gamma:
             parent = branching_tree(widths(self.branching, self.gamma))
             missing = len(parent) - tokens.shape[1]
             tokens, q = F.pad(tokens, (0, missing)), None if q is None else F.pad(q, (0, 0, 0, missing))
