@@ -9,7 +9,7 @@ from torch import Tensor
 
 from specbench.context import Context
 from specbench.decoding.state import Draft, State
-from specbench.drafters.rows import UNLIMITED, CountDrafter, PointMassDrafter
+from specbench.drafters.rows import UNLIMITED, CountDrafter, PointMassDrafter, committed
 from specbench.drafters.standard import OwnSampling, with_own_sampling
 from specbench.settings import ConfigError, setting
 
@@ -115,14 +115,14 @@ class NgramDrafter:
         return NgramTable(self.settings.min_order, self.settings.max_order, self.settings.window)
 
     def propose(self, state: State, gamma: list[int]) -> Draft:
-        rows = state.tokens.tolist()
-        for row, length in enumerate(state.lengths):
+        texts = committed(state)
+        for row, text in enumerate(texts):
             if state.owners[row] != self.owners[row]:  # another request has the row now
                 self.tables[row] = self._table()
             if state.active[row]:
-                self.tables[row].read(rows[row][:length])
+                self.tables[row].read(text)
         self.owners = list(state.owners)
-        return self.guesser.propose(state, gamma)
+        return self.guesser.propose_after(texts, state, gamma)
 
 
 class _MostFrequent(PointMassDrafter):

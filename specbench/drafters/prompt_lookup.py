@@ -6,8 +6,6 @@ The paper's input-copying case (section 3.6), for summaries, edits and chats tha
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from specbench.context import Context
 from specbench.drafters.rows import PointMassDrafter
 from specbench.settings import ConfigError, setting
@@ -32,13 +30,20 @@ class PromptLookupDrafter(PointMassDrafter):
         self.settings = settings
 
     def guess(self, row: int, tokens: Sequence[int], gamma: int) -> list[int]:
-        text = np.asarray(tokens)
-        for size in range(min(self.settings.max_match, len(text) - 1), self.settings.min_match - 1, -1):
-            windows = np.lib.stride_tricks.sliding_window_view(text[:-1], size)
-            matches = np.flatnonzero((windows == text[-size:]).all(1))
-            if len(matches):
-                start = matches[-1] + size
-                # A copy that reaches the end goes on with what it has copied itself.
-                period = len(text) - start
-                return [int(text[start + i % period]) for i in range(gamma)]
-        return []
+        last, most = len(tokens) - 1, self.settings.max_match
+        longest, start = self.settings.min_match - 1, None
+        for end in reversed(range(last)):
+            if tokens[end] != tokens[last]:
+                continue
+            size = 1  # of the suffix that ends here too
+            while size < most and size <= end and tokens[end - size] == tokens[last - size]:
+                size += 1
+            if size > longest:
+                longest, start = size, end + 1
+            if size == most:
+                break
+        if start is None:
+            return []
+        # A copy that reaches the end goes on with what it has copied itself.
+        period = len(tokens) - start
+        return [tokens[start + i % period] for i in range(gamma)]

@@ -15,6 +15,11 @@ from specbench.drafters.standard import OwnSampling, with_own_sampling
 UNLIMITED = 2**63 - 1  # the context of a drafter that has no limit of its own
 
 
+def committed(state: State) -> list[list[int]]:
+    """The text of each row. On a GPU this waits for it."""
+    return [row[:length] for row, length in zip(state.tokens.tolist(), state.lengths, strict=True)]
+
+
 class PointMassDrafter(ABC):
     """Guesses tokens outright: q is a point mass on each."""
 
@@ -26,10 +31,13 @@ class PointMassDrafter(ABC):
         """Nothing is remembered between prompts unless a subclass says so."""
 
     def propose(self, state: State, gamma: list[int]) -> Draft:
-        rows = state.tokens.tolist()
+        return self.propose_after(committed(state), state, gamma)
+
+    def propose_after(self, texts: list[list[int]], state: State, gamma: list[int]) -> Draft:
+        """`propose` where the committed texts are known already."""
         guesses = [
-            self.guess(row, rows[row][:length], wanted) if wanted else []
-            for row, (length, wanted) in enumerate(zip(state.lengths, gamma, strict=True))
+            self.guess(row, text, wanted) if wanted else []
+            for row, (text, wanted) in enumerate(zip(texts, gamma, strict=True))
         ]
         width = max(map(len, guesses))
         device = state.tokens.device
@@ -57,7 +65,10 @@ class CountDrafter(ABC):
         """Nothing is remembered between prompts unless a subclass says so."""
 
     def propose(self, state: State, gamma: list[int]) -> Draft:
-        texts = [row[:length] for row, length in zip(state.tokens.tolist(), state.lengths, strict=True)]
+        return self.propose_after(committed(state), state, gamma)
+
+    def propose_after(self, texts: list[list[int]], state: State, gamma: list[int]) -> Draft:
+        """`propose` where the committed texts are known already; they are written on."""
         noise = window(state.noise[PROPOSAL], state.length, max(gamma)).cpu()
         seen = (
             seen_tokens(state.tokens, state.length, self.vocab_size).cpu()
