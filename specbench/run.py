@@ -171,8 +171,8 @@ def _warm_up(parts: Parts, requests: list[Request], columns: int) -> None:
     for length in parts.target.executor.lengths(columns) or [len(requests[0].tokens)]:
         length = min(length, columns - spare - 1)
         prompt = (requests[0].tokens * length)[:length]
-        # Some with whole drafts, and some whose limit cuts the first one.
-        limits = [min(length + new, columns - spare) for new in (WARM_UP_TOKENS, 3)]
+        # Some with whole drafts, and some whose limit cuts the first one, by much or by one guess.
+        limits = {min(length + new, columns - spare) for new in (WARM_UP_TOKENS, 3, parts.policy.largest)}
         jobs = [Job(prompt, limit, key) for limit in limits for key in range(parts.batch_size)]
         # A failure here will be met, and recorded, by the prompt itself.
         with contextlib.suppress(RuntimeError):

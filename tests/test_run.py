@@ -331,8 +331,8 @@ def test_the_default_run_on_cuda(dtype, temperature, tmp_path):
 class CountsShapes(CompiledExecutor):
     """Compiles nothing, but notes each set of shapes and constants that would need a program."""
 
-    def __init__(self):
-        super().__init__(CompiledExecutor.Settings(), None)
+    def __init__(self, settings, context):
+        super().__init__(settings, context)
         self.keys, self.late, self.measuring = set(), [], False
 
     def load(self, module):
@@ -354,6 +354,8 @@ class CountsShapes(CompiledExecutor):
     "overrides",
     [
         ("gamma=3",),
+        ("gamma=4", "drafter=tree"),
+        ("gamma=3", "drafter=medusa"),
         ("gamma_policy=adaptive", "gamma_policy.largest=4"),
         ("gamma_policy=entropy", "gamma_policy.largest=4", "batch_size=2"),
         ("gamma_policy=heuristic", "gamma=2", "gamma_policy.largest=4", "temperature=0"),
@@ -361,9 +363,9 @@ class CountsShapes(CompiledExecutor):
     ],
 )
 def test_every_shape_is_met_before_anything_is_timed(overrides, monkeypatch, tmp_path):
-    parts = parts_of("executor=eager", "data.limit=5", "max_new_tokens=30", *overrides)
-    executor = CountsShapes()
-    parts.target.executor = parts.drafter.model.executor = executor
+    monkeypatch.setattr(specbench.executors.compiled, "CompiledExecutor", CountsShapes)
+    parts = parts_of("executor=compiled", "data.limit=5", "max_new_tokens=30", *overrides)
+    executor = parts.target.executor
     plain = specbench.run._decode_all_ways
 
     def measured(*arguments, **options):

@@ -96,7 +96,8 @@ class TreeDrafter(ModelDrafter):
         x, above, guesses, laws = window(text, first, width), (), [], []
         for level in levels(parent):
             parents = 1 if not guesses else guesses[-1].shape[1]
-            x, q = level_of(x, first, bits[:, level.start : level.stop].contiguous(), seen, visible, above, parents)
+            own = bits[:, level.start : level.stop].clone(memory_format=torch.contiguous_format)  # alike in any tree
+            x, q = level_of(x, first, own, seen, visible, above, parents)
             guesses.append(x)
             laws.append(q)
             if seen is not None:
