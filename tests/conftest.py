@@ -7,6 +7,8 @@ from types import SimpleNamespace
 
 os.environ.setdefault("WANDB_MODE", "offline")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+if workers := int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", 0)):  # pytest -n: they share the cores
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // workers)))
 
 import pytest
 import torch

@@ -168,6 +168,15 @@ def test_every_kind_of_draft_runs_on_packed_weights(kind, temperature):
     assert decode(requests(), sampling, kind, executor="prepacked") == decode(requests(), sampling, kind)
 
 
+@pytest.mark.parametrize(("kind", "temperature", "cache_name"), [
+    ("tree_distinct", 1, "static"), ("medusa", 0, "paged"), ("early_exit", 1, "paged"), ("pass_lookahead", 0, "static"),
+])  # fmt: skip
+def test_other_drafts_run_compiled(kind, temperature, cache_name):
+    sampling, rows = Sampling(temperature=temperature), requests()[:1]
+    expected = decode(rows, sampling, kind, gamma=2)
+    assert decode(rows, sampling, kind, cache_name, gamma=2, executor="compiled") == expected
+
+
 def test_packing_replaces_the_layers_of_large_models_only():
     packed = [[m for m in shipped(role, "prepacked").module.modules() if isinstance(m, PackedLinear)]
               for role in ("target", "drafter")]  # fmt: skip
