@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers
 from conftest import composed, make_context
 from hydra import compose, initialize_config_dir
 
@@ -69,6 +70,23 @@ def test_training_moves_the_heads_towards_the_target(tmp_path):
     assert alphas[6400] > alphas[32] + 0.2
 
 
+def test_an_interrupted_training_keeps_what_it_learned(monkeypatch, tmp_path):
+    pytest.importorskip("accelerate")
+    plain, calls = transformers.Trainer.training_step, []
+
+    def training_step(*args, **kwargs):
+        calls.append(1)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return plain(*args, **kwargs)
+
+    monkeypatch.setattr(transformers.Trainer, "training_step", training_step)
+    with torch.inference_mode(False), torch.enable_grad():
+        metrics = train(training("row=32", "batch_size=2", "tokens=640", "method.heads=1"), tmp_path)
+    assert metrics["training"]["status"] == "interrupted" and 0 < metrics["training"]["epochs"] < 1
+    assert Heads.from_pretrained(tmp_path).config.heads == 1
+
+
 def test_total_variation_is_one_minus_beta():
     p, q = torch.randn(5, 7, 30), torch.randn(5, 7, 30)
     assert torch.isclose(divergence("tv", p, q), 1 - overlap(p, q).mean(), atol=1e-6)
@@ -103,13 +121,14 @@ def test_untrained_heads_are_the_models_own():
     [
         ("loss=mse", "loss=mse is not allowed: it must be one of kl, tv"),
         ("text=/nowhere.txt", "text=/nowhere.txt is not a file"),
+        ("row=8 method.heads=8", "row=8 is not possible with 8 guesses ahead"),
         ("method.heads=0", "method.heads=0 is not allowed: it must be an integer >= 1"),
         ("target.path=/nowhere", "target.path=/nowhere is not a model"),
     ],
 )
 def test_mistakes_are_told_before_anything_loads(override, told, tmp_path):
     with pytest.raises(ConfigError, match=told.replace("/", ".")):
-        train(training(override), tmp_path)
+        train(training(*override.split()), tmp_path)
 
 
 README = (Path(__file__).parent.parent / "README.md").read_text()

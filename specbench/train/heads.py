@@ -20,6 +20,10 @@ class HeadsStudent(Student):
         inner: int | None = setting(ge=1)
         learning_rate: float = setting(gt=0)
 
+        @property
+        def ahead(self) -> int:
+            return self.heads
+
     def __init__(self, settings: Settings, target: nn.Module, loss: str):
         super().__init__(target, loss)
         hidden = target.get_output_embeddings().weight.shape[1]

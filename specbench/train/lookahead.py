@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from specbench.models.lookahead import LookAhead, LookAheadConfig
-from specbench.settings import ConfigError, setting
+from specbench.settings import setting
 from specbench.train.student import Student
 
 
@@ -22,6 +22,10 @@ class LookAheadStudent(Student):
         stride: int = setting(ge=1)
         learning_rate: float = setting(gt=0)
 
+        @property
+        def ahead(self) -> int:
+            return self.count
+
     def __init__(self, settings: Settings, target: nn.Module, loss: str, model: nn.Module | None = None):
         super().__init__(target, loss)
         self.model = (model or target).requires_grad_(False)
@@ -31,8 +35,6 @@ class LookAheadStudent(Student):
     def laws(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
         count, width = self.lookahead.config.count, tokens.shape[1]
         cuts = torch.arange(0, width - count, self.stride, device=tokens.device)  # last token of each context
-        if not len(cuts):
-            raise ConfigError(f"method.count={count} is not possible with rows of {width} tokens: raise row")
         steps = torch.arange(1, count + 1, device=tokens.device)
         ahead = self.lookahead.embeddings.repeat(len(cuts), 1).expand(len(tokens), -1, -1)
         embedded = torch.cat([self.model.get_input_embeddings()(tokens), ahead], 1)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import logging
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,7 @@ from specbench.settings import ConfigError, setting, validate
 from specbench.train.losses import LOSSES
 from specbench.train.student import Student
 
+log = logging.getLogger(__name__)
 HELD_OUT_ROWS = 64
 
 
@@ -49,21 +51,22 @@ def train(config: DictConfig, out_dir: Path) -> dict[str, Any]:
     target_settings.check("target.")
     kind = hydra.utils.get_class(config.method._target_)
     settings = validate(kind.Settings, config.method, "method.")
+    ahead = getattr(settings, "ahead", 0)
+    if scalars.row <= ahead:
+        raise ConfigError(f"row={scalars.row} is not possible with {ahead} guesses ahead: it must be more")
     device = pick_device(scalars.device)
     transformers.set_seed(scalars.seed)
+    texts, held_out = _texts(scalars)
+    tokenizer = load_tokenizer(target_settings, "target")
+    rows = blocks(texts, tokenizer, scalars.row, scalars.tokens, scalars.seed)
+    held_out_rows = blocks(held_out, tokenizer, scalars.row, HELD_OUT_ROWS * scalars.row)
     context = Context(device, torch.float32, Sampling(), seed=scalars.seed)
     target = load_module(target_settings, context, "target")
-    tokenizer = load_tokenizer(target_settings, "target")
     student = _student(kind, settings, target, scalars.loss, context).to(device)
-    texts, held_out = _texts(scalars)
-    rows = blocks(texts, tokenizer, scalars.row, scalars.tokens, scalars.seed)
     started = time.perf_counter()
-    losses = _fit(student, rows, scalars, settings.learning_rate, out_dir)
-    seconds = time.perf_counter() - started
-    sums = sum(
-        student.eval().evaluate(row.to(device))
-        for row in track(blocks(held_out, tokenizer, scalars.row, HELD_OUT_ROWS * scalars.row).split(2), "held out")
-    )
+    training = _fit(student, rows, scalars, settings.learning_rate, out_dir)
+    training["seconds"] = time.perf_counter() - started
+    sums = sum(student.eval().evaluate(row.to(device)) for row in track(held_out_rows.split(2), "held out"))
     shares = (sums[:, :-1] / sums[:, -1:]).tolist()
     student.save(out_dir, [guess[1:] for guess in shares])
     if student.whole:
@@ -74,7 +77,7 @@ def train(config: DictConfig, out_dir: Path) -> dict[str, Any]:
         "alpha_by_guess": [guess[0] for guess in shares],
         "agreement_by_guess": [guess[1] for guess in shares],
         "held_out_positions": int(sums[0, -1]),
-        "training": {"tokens": rows.numel(), "epochs": scalars.epochs, "seconds": seconds, "losses": losses},
+        "training": training,
         "config": OmegaConf.to_container(config, resolve=True),
         "provenance": {k: v for k, v in provenance(device).items() if k != "argv"},
     }
@@ -117,8 +120,8 @@ def blocks(texts: list[str], tokenizer: Any, row: int, tokens: int, seed: int | 
     return rows[: max(1, tokens // row)]
 
 
-def _fit(student: Student, rows: Tensor, scalars: Training, learning_rate: float, out_dir: Path) -> list[float]:
-    """Runs the Trainer; returns the logged losses."""
+def _fit(student: Student, rows: Tensor, scalars: Training, learning_rate: float, out_dir: Path) -> dict[str, Any]:
+    """Runs the Trainer, and says what was done. Interrupted, it keeps what has been learned."""
     try:
         arguments = transformers.TrainingArguments(
             output_dir=str(out_dir),
@@ -139,5 +142,16 @@ def _fit(student: Student, rows: Tensor, scalars: Training, learning_rate: float
     except ImportError as error:
         raise ConfigError("training needs accelerate: pip install -e '.[train]'") from error
     trainer = transformers.Trainer(student, arguments, train_dataset=[{"input_ids": row} for row in rows])
-    trainer.train()
-    return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+    status = "complete"
+    try:
+        trainer.train()
+    except KeyboardInterrupt:
+        status = "interrupted"
+        log.warning("interrupted after %d of %d steps: measuring and writing what is there",
+                    trainer.state.global_step, trainer.state.max_steps)  # fmt: skip
+    return {
+        "status": status,
+        "tokens": rows.numel(),
+        "epochs": trainer.state.epoch,
+        "losses": [entry["loss"] for entry in trainer.state.log_history if "loss" in entry],
+    }
