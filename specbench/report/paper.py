@@ -40,12 +40,10 @@ def figure_3(runs: Sequence[StoredRun]) -> Figure:
     for c, colour in zip((0.01, 0.02, 0.05, 0.1, 0.2), SERIES, strict=False):
         best = [theory.optimal_gamma(a, c, largest=40) for a in alphas]
         axes.step(alphas, best, color=colour, where="mid", label=f"c = {c}")
-    for run in _points(runs):
-        swept = run.result["gamma_sweep"]
-        if swept:
-            best = max(swept, key=lambda entry: entry["speedup"])["gamma"]
-            axes.plot(run.result["alpha"]["mean"], best, "o", color=MEASURED)
-    axes.plot([], [], "o", color=MEASURED, label="best by replay")
+    swept = [run.result for run in _points(runs) if run.result["gamma_sweep"]]
+    if swept:
+        best = [max(result["gamma_sweep"], key=lambda entry: entry["speedup"])["gamma"] for result in swept]
+        axes.plot([result["alpha"]["mean"] for result in swept], best, "o", color=MEASURED, label="best by replay")
     axes.set_xlabel("alpha")
     axes.set_ylabel("best gamma")
     axes.set_ylim(0, 25)
@@ -62,13 +60,14 @@ def figure_4(runs: Sequence[StoredRun]) -> Figure:
             ALPHAS, [theory.walltime_improvement(a, gamma, 0) for a in ALPHAS], color=colour, label=f"gamma {gamma}"
         )
         axes.plot(ALPHAS, [theory.operations_factor(a, gamma, 0) for a in ALPHAS], "--", color=colour)
-    for run in _points(runs):
-        alpha = run.result["alpha"]["mean"]
-        axes.plot(alpha, run.result["speedup"]["measured"], "o", color=MEASURED)
-        if run.result["operations_factor"] is not None:
-            axes.plot(alpha, run.result["operations_factor"], "s", color=OTHER)
-    axes.plot([], [], "o", color=MEASURED, label="speedup, measured (c above 0)")
-    axes.plot([], [], "s", color=OTHER, label="operations of the runs")
+    for key, marker, colour, label in (
+        ("speedup", "o", MEASURED, "speedup, measured (c above 0)"),
+        ("operations_factor", "s", OTHER, "operations of the runs"),
+    ):
+        results = [run.result for run in _points(runs) if run.result[key] is not None]
+        y = [result[key]["measured"] if key == "speedup" else result[key] for result in results]
+        if y:
+            axes.plot([result["alpha"]["mean"] for result in results], y, marker, ls="", color=colour, label=label)
     axes.set_xlabel("alpha")
     axes.set_ylabel("speedup (solid), operations (dashed)")
     axes.grid()
