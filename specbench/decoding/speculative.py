@@ -36,26 +36,15 @@ def decode_speculative(
     clock: Stopwatch,
     after_round: RoundHook = ignore,
     feed: Callable[[State, Stopwatch], bool] = these_rows,
+    begin: bool = True,
 ) -> State:
-    """Decodes until `feed`, which may admit new rows before each round, says that there is none.
+    """Decodes until `feed`, which may admit new rows before each round, says that there is none. Without
+    `begin` the drafter goes on with rows that it knows.
 
     The caches of the target, for every active row, must hold all committed tokens but the last.
     """
-    drafter.begin(state)
-    return speculate(state, target, drafter, policy, verifier, clock, after_round, feed)
-
-
-def speculate(
-    state: State,
-    target: LanguageModel,
-    drafter: Drafter,
-    policy: GammaPolicy,
-    verifier: Verifier,
-    clock: Stopwatch,
-    after_round: RoundHook = ignore,
-    feed: Callable[[State, Stopwatch], bool] = these_rows,
-) -> State:
-    """`decode_speculative` with a drafter that has begun."""
+    if begin:
+        drafter.begin(state)
     clock.start()
     while feed(state, clock):
         gamma = shrink(policy.next_gamma(state), state, drafter)

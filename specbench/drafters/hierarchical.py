@@ -9,7 +9,7 @@ from torch import Tensor
 from specbench.context import Context
 from specbench.decoding.noise import PROPOSAL, STREAMS, sibling_bits
 from specbench.decoding.protocols import STREAM, Drafter
-from specbench.decoding.speculative import speculate
+from specbench.decoding.speculative import decode_speculative
 from specbench.decoding.state import Draft, Rows, State, Verdict, window
 from specbench.drafters.standard import OwnSampling, with_own_sampling
 from specbench.gamma_policies.fixed import FixedGamma
@@ -96,7 +96,9 @@ class HierarchicalDrafter:
             at = torch.where(places < kept[:, None], at[:, None] + places, steps)  # the last one is for the rest
             laws.scatter_(1, at[..., None].expand(p.shape), p)
 
-        speculate(self.inner, self.model, self.below, self.policy, self.judge, _NoClock(), keep_laws)
+        decode_speculative(
+            self.inner, self.model, self.below, self.policy, self.judge, _NoClock(), keep_laws, begin=False
+        )
         ends = zip(self.inner.lengths, self.model.cached, gamma, strict=True)
         self.model.cached = [length - 1 if g else cached for length, cached, g in ends]
         tokens = window(self.inner.tokens, state.length, steps)
