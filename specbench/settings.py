@@ -112,7 +112,9 @@ def explain(error: Exception, known_keys: Iterable[str]) -> str:
         return str(unknown(f"{group}={option}", (f"{group}={name}" for name in options), "choice"))
     first = next((line for line in text.splitlines() if line.strip()), type(error).__name__).strip()
     if override := getattr(error, "override", None):
-        return f"{override} is not an override that Hydra can read: {first}"
+        key, _, value = str(override).partition("=")
+        hint = f"; a value with = in it needs quotes: '{key}=\"{value}\"'" if "=" in value else ""
+        return f"{override} is not an override that Hydra can read: {first}{hint}"
     return f"{first} (see python -m specbench --help)"
 
 

@@ -109,6 +109,7 @@ BAD = {
     "an unknown device": (["device=tpu"], "device=tpu is not allowed: it must be auto, cpu, cuda or cuda:N"),
     "orders that cross": (["drafter=ngram", "drafter.min_order=5"], "drafter.min_order=5 is not allowed"),
     "a model without a path": (["drafter=model"], "drafter.path is not set: give a local folder or a hub id"),
+    "a folder with = in its name": (["drafter=model", "drafter.path=a=b"], "needs quotes: 'drafter.path=\"a=b\"'"),
     "a folder that is no model": (["drafter=model", "drafter.path=./nowhere"], "drafter.path=./nowhere is not a model"),
     "a hub model that cannot be had": (["target=model", "target.path=nobody/nothing"], "target.weights=random"),
     "a chat template that is not there": (["target.chat_template=always"], "has no chat template"),

@@ -2,7 +2,9 @@
 
 import json
 import re
+import shlex
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -18,6 +20,7 @@ from specbench.models.pretrained import PretrainedModel, load_module
 from specbench.paths import conf_dir
 from specbench.run import run
 from specbench.settings import ConfigError
+from specbench.train.__main__ import use
 from specbench.train.lookahead import LookAheadStudent
 from specbench.train.losses import divergence, overlap
 from specbench.train.training import blocks, train
@@ -140,6 +143,16 @@ README = (Path(__file__).parent.parent / "README.md").read_text()
 def test_the_commands_of_the_readme_compose(arguments):
     config = training(*arguments.replace("=P", "=shipped:target").split())
     assert config.method._target_.startswith("specbench.train.")
+
+
+@pytest.mark.parametrize(("method", "model", "key"), [
+    ("medusa", None, "heads"), ("blockwise", None, "heads"), ("early_exit", None, "head"), ("distill", None, "path"),
+    ("pass", None, "lookahead"), ("pass", "shipped:drafter", "lookahead"),
+])  # fmt: skip
+def test_what_is_said_of_the_use_composes(method, model, key, tmp_path):
+    folder = tmp_path / "a=1,b=shipped_x"
+    config = composed(*shlex.split(use(method, SimpleNamespace(model=model), folder)))
+    assert config.drafter[key] == str(folder) and (model is None or config.drafter.path == model)
 
 
 def test_a_text_becomes_rows():
