@@ -112,7 +112,7 @@ def _one_run(report: Report) -> None:
                 "Replay evaluates every constant gamma on this run's text, with the measured time of a round of "
                 "that many tokens; the band is a 95 % interval."
                 if result["gamma_sweep"]
-                else "This run cannot be replayed: acceptance here does not follow from p and q at a position alone.",
+                else "This run has no betas along its text, so no other gamma is evaluated on it.",
                 lambda: figures.speedup_by_gamma([run]),
             )
         ],
