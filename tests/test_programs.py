@@ -1,0 +1,79 @@
+"""Where shapes are fixed, every program is there before anything is timed."""
+
+import pytest
+from test_run import parts_of
+
+import specbench.executors.compiled
+import specbench.run
+from specbench.executors.arguments import flatten
+from specbench.executors.compiled import CompiledExecutor
+from specbench.run import run
+
+
+def test_compiled_programs_are_few_and_all_there_before_anything_is_timed(monkeypatch, tmp_path):
+    parts = parts_of("executor=compiled", "temperature=0")
+    counts, plain = [], specbench.run._decode_all_ways
+
+    def decode_all_ways(*args, **kwargs):
+        counts.append(sum(len(leaf.programs) for leaf in parts.target.executor.leaves.values()))
+        return plain(*args, **kwargs)
+
+    monkeypatch.setattr(specbench.run, "_decode_all_ways", decode_all_ways)
+    result, _ = run(parts, tmp_path)
+    assert result.lossless.passed
+    # In three buckets p of 1 and 5 tokens, drafter steps on 1 and 2, and a whole draft; verdicts and records, with
+    # and without a draft.
+    assert counts == [19, 19] and sum(len(leaf.programs) for leaf in parts.target.executor.leaves.values()) == 19
+
+
+class CountsShapes(CompiledExecutor):
+    """Compiles nothing, but notes each set of shapes and constants that would need a program."""
+
+    def __init__(self, settings, context):
+        super().__init__(settings, context)
+        self.keys, self.late, self.measuring = set(), [], False
+
+    def load(self, module):
+        return module
+
+    def leaf(self, function, model=None):
+        def call(*arguments):
+            spec, tensors = flatten(arguments)
+            key = (function, spec, *((t.shape, t.stride(), t.dtype) for t in tensors))
+            if key not in self.keys and self.measuring:
+                self.late.append(key)
+            self.keys.add(key)
+            return function(*arguments)
+
+        return call
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ("gamma=3",),
+        ("gamma=4", "drafter=tree"),
+        ("gamma=3", "drafter=medusa"),
+        ("gamma_policy=adaptive", "gamma_policy.largest=4"),
+        ("gamma_policy=entropy", "gamma_policy.largest=4", "batch_size=2"),
+        ("gamma_policy=heuristic", "gamma=2", "gamma_policy.largest=4", "temperature=0"),
+        ("lenience_policy=load", "lenience_policy.step=1", "workload=poisson", "workload.rate=1000", "batch_size=2"),
+    ],
+)
+def test_every_shape_is_met_before_anything_is_timed(overrides, monkeypatch, tmp_path):
+    monkeypatch.setattr(specbench.executors.compiled, "CompiledExecutor", CountsShapes)
+    parts = parts_of("executor=compiled", "data.limit=5", "max_new_tokens=30", *overrides)
+    executor = parts.target.executor
+    plain = specbench.run._decode_all_ways
+
+    def measured(*arguments, **options):
+        executor.measuring = True
+        try:
+            return plain(*arguments, **options)
+        finally:
+            executor.measuring = False
+
+    monkeypatch.setattr(specbench.run, "_decode_all_ways", measured)
+    result, _ = run(parts, tmp_path)
+    assert result.counts.failed == 0 and executor.keys
+    assert not executor.late, executor.late[:3]
