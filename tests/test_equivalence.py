@@ -150,7 +150,8 @@ def test_gamma_zero_is_autoregressive_decoding_at_any_temperature():
     assert decode(requests(), sampling, "model", gamma=0) == decode(requests(), sampling)
 
 
-@pytest.mark.parametrize(("temperature", "cache_name"), [(0, "paged"), (1, "static")])
+@pytest.mark.parametrize("cache_name", ["static", "paged"])
+@pytest.mark.parametrize("temperature", [0, 1])
 @pytest.mark.parametrize("executor", ["prepacked", "compiled"])
 def test_every_executor_gives_the_tokens_of_eager_mode(executor, temperature, cache_name):
     """Speculative and plain decoding, in a batch; float32, so every token."""

@@ -60,14 +60,13 @@ def figure_4(runs: Sequence[StoredRun]) -> Figure:
             ALPHAS, [theory.walltime_improvement(a, gamma, 0) for a in ALPHAS], color=colour, label=f"gamma {gamma}"
         )
         axes.plot(ALPHAS, [theory.operations_factor(a, gamma, 0) for a in ALPHAS], "--", color=colour)
-    for key, marker, colour, label in (
-        ("speedup", "o", MEASURED, "speedup, measured (c above 0)"),
-        ("operations_factor", "s", OTHER, "operations of the runs"),
-    ):
-        results = [run.result for run in _points(runs) if run.result[key] is not None]
-        y = [result[key]["measured"] if key == "speedup" else result[key] for result in results]
-        if y:
-            axes.plot([result["alpha"]["mean"] for result in results], y, marker, ls="", color=colour, label=label)
+    results = [run.result for run in _points(runs)]
+    x = [result["alpha"]["mean"] for result in results]
+    speedups = [result["speedup"]["measured"] for result in results]
+    axes.plot(x, speedups, "o", color=MEASURED, label="speedup, measured (c above 0)")
+    operations = [result["operations_factor"] for result in results]
+    if any(factor is not None for factor in operations):
+        axes.plot(x, [np.nan if f is None else f for f in operations], "s", color=OTHER, label="operations of the runs")
     axes.set_xlabel("alpha")
     axes.set_ylabel("speedup (solid), operations (dashed)")
     axes.grid()

@@ -34,7 +34,8 @@ def job(config: DictConfig) -> float:
     metrics = train(config, out_dir)
     alphas = metrics["alpha_by_guess"]
     training = metrics["training"]
-    grid = Table(title=f"{metrics['method']}, loss {metrics['loss']}: {training['tokens']:,} tokens in "
+    read = training["tokens"] * training["epochs"]
+    grid = Table(title=f"{metrics['method']}, loss {metrics['loss']}: {read:,.0f} tokens in "
                        f"{training['seconds']:.0f} s, written to {out_dir}", title_justify="left")  # fmt: skip
     for heading in ("guess", "alpha on held-out text", "agreement of argmaxes"):
         grid.add_column(heading, justify="right")

@@ -152,6 +152,6 @@ def _fit(student: Student, rows: Tensor, scalars: Training, learning_rate: float
     return {
         "status": status,
         "tokens": rows.numel(),
-        "epochs": trainer.state.epoch,
+        "epochs": trainer.state.epoch or 0.0,  # of these tokens
         "losses": [entry["loss"] for entry in trainer.state.log_history if "loss" in entry],
     }
