@@ -39,24 +39,28 @@ def job(config: DictConfig) -> float | None:
 
 def one_run(config: DictConfig, skip_finished: bool = False) -> float | None:
     """One run of the composed configuration. Returns the measured speedup, for Hydra's optimisers."""
-    from specbench.config import build, check
-    from specbench.loggers.files import is_finished, write_config, write_result
+    from specbench.config.build import build
+    from specbench.config.checks import check
     from specbench.progress import decoding_progress
     from specbench.report.tables import run_table, show
-    from specbench.run import run
+    from specbench.run.run import run
+    from specbench.storage.read import is_finished
+    from specbench.storage.write import write_config, write_result
 
-    out_dir = Path(HydraConfig.get().runtime.output_dir)
-    checked = check(config)
+    runtime = HydraConfig.get().runtime
+    out_dir = Path(runtime.output_dir)
+    checked = check(config, runtime.choices)
     if skip_finished and not checked.root.force and is_finished(out_dir, checked.digest):
         log.warning("finished before, skipped (force=true redoes it): %s", out_dir)
         return None
     write_config(checked.resolved, out_dir)
     parts = build(checked, lambda text: show(Text(text, style="dim")))
     with decoding_progress() as progress:
-        result, batches = run(parts, out_dir, progress)
-    write_result(result, batches, checked.digest, out_dir, parts.target.tokenizer)
+        result, record = run(parts, out_dir, progress)
+    write_result(result, record, checked.digest, out_dir, parts.target.tokenizer)
     show(run_table(result.as_dict(), out_dir))
-    checked.classes["logger"](checked.settings["logger"]).log(result, batches, out_dir)
+    logger = checked.choices["logger"]
+    logger.kind.from_settings(logger.settings).log(result, record, out_dir)
     if result.status == "interrupted":
         raise KeyboardInterrupt
     return result.speedup.measured
@@ -71,7 +75,7 @@ def main() -> None:
     except ConfigError as error:
         stop(str(error), 2)
     except (HydraException, OmegaConfBaseException) as error:
-        from specbench.config import known_keys
+        from specbench.config.schema import known_keys
 
         stop(explain(error, known_keys(sys.argv[1:])), 2)
     except KeyboardInterrupt:

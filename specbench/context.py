@@ -1,32 +1,23 @@
-"""What every component is built from, besides its own settings: `Component(settings, context)`."""
-
-from __future__ import annotations
+"""What models and drafters are built from, besides their own settings."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 
+from specbench.cache.slots import SlotCache
+from specbench.decoding.executor import Executor
 from specbench.decoding.sampling import Sampling
 
-if TYPE_CHECKING:
-    from specbench.cache.slots import SlotCache
-    from specbench.executors.eager import EagerExecutor
-    from specbench.models.language_model import LanguageModel
 
-
-@dataclass
+@dataclass(frozen=True)
 class Context:
-    """The run's scalars, and the parts that are already built when later ones need them."""
+    """How models are run, and the scalars that they and drafters need."""
 
     device: torch.device
     dtype: torch.dtype
-    sampling: Sampling
-    lenience: float = 1.0
+    sampling: Sampling  # of the logits of the model that is being built
+    new_cache: Callable[[int, int], SlotCache]  # of so many rows and columns
+    executor: Executor
     seed: int = 0
-    gamma: int = 0
-    new_cache: Callable[[int, int], SlotCache] | None = None
-    executor: EagerExecutor | None = None
-    target: LanguageModel | None = None
-    drafter: LanguageModel | None = None
+    gamma: int = 0  # the most tokens that a round will draft

@@ -1,6 +1,5 @@
 """Multiruns: every job is checked before the first one starts, and a table closes the sweep."""
 
-import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,9 +11,11 @@ from hydra.core.utils import JobReturn
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
 
+from specbench.config.checks import check
 from specbench.report.tables import multirun_rows, multirun_tables, show, to_csv
-from specbench.results import write_text
 from specbench.settings import ConfigError, stop
+from specbench.storage.atomic import write_text
+from specbench.storage.read import read_result
 
 
 class Sweep(Callback):
@@ -23,36 +24,27 @@ class Sweep(Callback):
     def __init__(self) -> None:
         self.jobs: list[tuple[list[str], Path]] = []
 
-    def on_multirun_start(self, config: DictConfig, config_name: str, **kwargs: Any) -> None:
+    def on_multirun_start(self, config: DictConfig, config_name: str = "config", **kwargs: Any) -> None:
         """A mistake in the last job must not be found after hours of the others."""
-        from specbench.config import check
-
         if not config.hydra.sweeper._target_.endswith(".BasicSweeper"):
             return  # an optimiser decides its jobs as it goes
         wanted = [f"{key}={value}" for key, value in (config.hydra.sweeper.params or {}).items()]
         parsed = OverridesParser.create().parse_overrides([*wanted, *config.hydra.overrides.task])
         try:
             for overrides in BasicSweeper.split_arguments(parsed, None)[0]:
-                check(compose(config_name, overrides=overrides))
+                check(compose(config_name, overrides=overrides, return_hydra_config=True))
         except ConfigError as error:  # Hydra would only warn of it
             stop(str(error), 2)
 
     def on_job_end(self, config: DictConfig, job_return: JobReturn, **kwargs: Any) -> None:
-        self.jobs.append((list(job_return.overrides), Path(config.hydra.runtime.output_dir)))
+        self.jobs.append((list(job_return.overrides or []), Path(config.hydra.runtime.output_dir)))
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
         folder = Path(config.hydra.sweep.dir)
-        found = [(overrides, _read(out_dir / "results.json")) for overrides, out_dir in self.jobs]
+        found = [(overrides, read_result(out_dir)) for overrides, out_dir in self.jobs]
         rows = multirun_rows(found)
         write_text(folder / "summary.csv", to_csv(rows))
         show(*multirun_tables(rows, f"{len(rows)} jobs, written to {folder / 'summary.csv'}"))
         missing = sum(result is None for _, result in found)
         if missing:
             sys.exit(f"specbench: {missing} of {len(rows)} jobs have no result, see their run.log")
-
-
-def _read(path: Path) -> dict[str, Any] | None:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, json.JSONDecodeError):
-        return None

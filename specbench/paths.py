@@ -1,10 +1,11 @@
-"""Where the configurations are, and what the folders of runs are called."""
+"""Where the configurations and the shipped models are, and what the folders of runs are called."""
 
 import hashlib
 import re
 from pathlib import Path
 
 LONGEST = 120  # characters
+SHIPPED = Path(__file__).resolve().parent / "shipped"  # the models that come with the package
 
 
 def fields(override_dirname: str) -> str:

@@ -3,10 +3,9 @@
 import argparse
 import json
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
-import hydra
 import numpy as np
 import pyarrow.parquet as parquet
 from hydra import compose, initialize_config_dir
@@ -16,11 +15,14 @@ from omegaconf.errors import OmegaConfBaseException
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from specbench.decoding.protocols import GammaPolicy
-from specbench.measure.replay import Replayed, Text, Trace, replay, seconds_by_gamma, sweep
+from specbench.config.checks import choose
+from specbench.decoding.gamma_policy import Floats, GammaPolicy
+from specbench.measure.simulate import Replayed, Text, Trace, replay, seconds_by_gamma, sweep
 from specbench.paths import conf_dir, fields
-from specbench.results import RoundCost, write_json
-from specbench.settings import ConfigError, explain, stop, validate
+from specbench.report.tables import show
+from specbench.results import RoundCost
+from specbench.settings import ConfigError, explain, stop
+from specbench.storage.atomic import write_json
 
 OmegaConf.register_new_resolver("fields", fields, replace=True)
 ALL = "optimal,adaptive,entropy,heuristic,confidence,known_betas,oracle"
@@ -68,12 +70,12 @@ def policies(trace: Trace, names: Sequence[str], overrides: list[str]) -> Iterat
 
 
 def build_policy(config: DictConfig, trace: Trace) -> GammaPolicy:
-    kind = hydra.utils.get_class(config.gamma_policy._target_)
-    settings = validate(kind.Settings, config.gamma_policy, "gamma_policy.")
-    if hasattr(settings, "largest"):
-        settings.largest = min(settings.largest, trace.largest)
-    policy = kind(settings, None)
-    if hasattr(policy, "calibrate"):
+    """The policy of a composed configuration. Raises ConfigError."""
+    choice = choose(config, "gamma_policy", None)
+    policy: GammaPolicy = choice.kind.from_settings(choice.settings)
+    if policy.largest > trace.largest and policy.constant is None:
+        policy = choice.kind.from_settings(replace(choice.settings, largest=trace.largest))
+    if policy.calibrated:
         policy.calibrate(TracedCosts(trace))
     return policy
 
@@ -85,7 +87,7 @@ class TracedCosts:
         betas = np.concatenate([text.beta[np.isfinite(text.beta)] for text in trace.texts])
         self.trace, self.alpha, self.acceptance = trace, float(betas.mean()), (float(betas.sum()), len(betas))
 
-    def seconds(self, largest: int) -> np.ndarray:
+    def seconds(self, largest: int) -> Floats:
         return self.trace.seconds[: largest + 1]
 
 
@@ -112,21 +114,16 @@ def table(trace: Trace, found: dict[str, Replayed]) -> Table:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    from specbench.report.tables import show
-
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("run", type=Path, help="a run's folder, with results.json and positions.parquet")
     parser.add_argument("overrides", nargs="*", help=f"gamma_policy=A,B (default: {ALL}) and settings of it")
     args = parser.parse_args(arguments)
-    given = SimpleNamespace(names=ALL, others=[])
-    for override in args.overrides:
-        if override.startswith("gamma_policy="):
-            given.names = override.split("=", 1)[1]
-        else:
-            given.others.append(override)
+    chosen = [override for override in args.overrides if override.startswith("gamma_policy=")]
+    others = [override for override in args.overrides if override not in chosen]
+    names = chosen[-1].split("=", 1)[1] if chosen else ALL
     try:
         trace = load_trace(args.run)
-        found = replay_all(trace, list(policies(trace, given.names.split(","), given.others)))
+        found = replay_all(trace, list(policies(trace, names.split(","), others)))
     except ConfigError as error:
         stop(str(error), 2)
     except (HydraException, OmegaConfBaseException) as error:

@@ -1,23 +1,24 @@
-"""What a run measures, with units, and how it is written.
+"""What a run measures, with units: the schema of results.json.
 
 Field names are those of results.json, version 1: names are added, never changed. Times are
 seconds; None means that a number does not exist for this run.
 """
 
 import dataclasses
-import json
 import math
-import os
-import platform
-import subprocess
-import sys
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-from specbench.measure.estimators import Estimate
-
 SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A ratio of sums over prompts, with the standard error of prompts as clusters."""
+
+    mean: float | None
+    stderr: float | None
+    n: int  # what the denominator counts
 
 
 @dataclass
@@ -187,11 +188,15 @@ class RunResult:
     latency: dict[str, Latency]  # "speculative" and "baseline", for a workload that arrives over time
     memory: Memory
     counts: Counts
+    metrics: dict[str, dict[str, float | None]] = field(default_factory=dict)  # of the group `metric`, by name
+    choices: dict[str, str] = field(default_factory=dict)  # the option that was chosen in each group
     notes: list[str] = field(default_factory=list)  # what a reader must know before comparing
     schema_version: int = SCHEMA_VERSION
 
     def as_dict(self) -> dict[str, Any]:
-        return _plain(dataclasses.asdict(self))
+        """What results.json holds."""
+        plain: dict[str, Any] = _plain(dataclasses.asdict(self))
+        return plain
 
 
 def _plain(value: Any) -> Any:
@@ -207,68 +212,10 @@ def _plain(value: Any) -> Any:
 
 def flatten(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     """{"speedup": {"measured": 2}} to {"speedup/measured": 2}."""
-    flat = {}
+    flat: dict[str, Any] = {}
     for key, value in tree.items():
         if isinstance(value, dict):
             flat |= flatten(value, f"{prefix}{key}/")
         else:
             flat[prefix + key] = value
     return flat
-
-
-def write_text(path: Path, text: str) -> None:
-    """Writes under a temporary name and renames, so that a reader never sees half a file."""
-    temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text(text, encoding="utf-8")
-    os.replace(temporary, path)
-
-
-def write_json(path: Path, value: Any) -> None:
-    write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
-
-
-def provenance(device: Any) -> dict[str, Any]:
-    """Code, versions and machine, as far as a number depends on them."""
-    import numpy
-    import torch
-    import transformers
-
-    sha, dirty = _git()
-    on_cuda = getattr(device, "type", "") == "cuda"
-    return {
-        "git_sha": sha,
-        "dirty": dirty,
-        "versions": {
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-            "transformers": transformers.__version__,
-            "numpy": numpy.__version__,
-        },
-        "device": torch.cuda.get_device_name(device) if on_cuda else _cpu_name(),
-        "threads": torch.get_num_threads(),
-        "argv": sys.argv,
-    }
-
-
-def _cpu_name() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.processor() or platform.machine()
-
-
-def _git() -> tuple[str | None, bool | None]:
-    """Commit of the checkout that specbench runs from, and whether it has changes; else None."""
-    folder = Path(__file__).resolve().parent.parent
-
-    def git(*words: str) -> str:
-        call = ["git", "-C", str(folder), *words]
-        return subprocess.run(call, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
-
-    try:
-        if Path(git("rev-parse", "--show-toplevel")) != folder:
-            return None, None
-        return git("rev-parse", "HEAD"), bool(git("status", "--porcelain"))
-    except (OSError, subprocess.SubprocessError):
-        return None, None

@@ -7,8 +7,8 @@ import dataclasses
 import difflib
 import re
 import sys
-from collections.abc import Iterable
-from typing import Any, NoReturn
+from collections.abc import Iterable, Sequence
+from typing import Any, NoReturn, TypeVar
 
 import hydra
 from omegaconf import MISSING, DictConfig, OmegaConf
@@ -17,6 +17,21 @@ from omegaconf.errors import ConfigKeyError, MissingMandatoryValue, OmegaConfBas
 
 class ConfigError(Exception):
     """A mistake of the user's: one sentence that names the key, the value and what is allowed."""
+
+
+@dataclasses.dataclass
+class BaseSettings:
+    """What every schema inherits. A schema is a dataclass whose fields are made by `setting`."""
+
+    def check(self, prefix: str) -> None:
+        """Checks what bounds of single fields cannot say. `prefix` is the group, "drafter.".
+
+        Raises ConfigError.
+        """
+
+    def models(self) -> "Sequence[BaseSettings]":
+        """Settings of the checkpoints that the component will load, for the memory budget."""
+        return ()
 
 
 def setting(*, ge: float | None = None, gt: float | None = None, le: float | None = None,
@@ -29,9 +44,15 @@ def setting(*, ge: float | None = None, gt: float | None = None, le: float | Non
     )
 
 
-def validate(schema: type, node: DictConfig, prefix: str = "") -> Any:
-    """The node as an instance of the schema, or a ConfigError. `prefix` is the group, "drafter."."""
-    values = OmegaConf.to_container(node, resolve=True)
+Schema = TypeVar("Schema", bound=BaseSettings)
+
+
+def validate(schema: type[Schema], node: DictConfig, prefix: str = "") -> Schema:
+    """The node as an instance of the schema. `prefix` is the group, "drafter.".
+
+    Raises ConfigError for an unknown key, a wrong type, a value out of bounds, or what `check` refuses.
+    """
+    values: Any = OmegaConf.to_container(node, resolve=True)
     values.pop("_target_", None)
     fields = {field.name: field for field in dataclasses.fields(schema)}
     for name in values:
@@ -39,7 +60,7 @@ def validate(schema: type, node: DictConfig, prefix: str = "") -> Any:
             raise unknown(f"{prefix}{name}", (f"{prefix}{field}" for field in fields), "setting")
     try:
         typed = OmegaConf.merge(OmegaConf.structured(schema), values)
-        settings = OmegaConf.to_object(typed)
+        settings: Schema = OmegaConf.to_object(typed)  # type: ignore[assignment]
     except MissingMandatoryValue as error:
         name = (error.full_key or "").split(".")[-1]
         what = fields[name].metadata.get("required") or "a value"
@@ -52,19 +73,18 @@ def validate(schema: type, node: DictConfig, prefix: str = "") -> Any:
         raise ConfigError(f"{prefix}{name}={values.get(name)} is not allowed: it must be {allowed}") from error
     for field in fields.values():
         check_bounds(f"{prefix}{field.name}", getattr(settings, field.name), field)
+    settings.check(prefix)
     return settings
 
 
-def nested(node: dict[str, Any], key: str) -> tuple[type, Any]:
+def nested(node: dict[str, Any], key: str) -> tuple[Any, Any]:
     """Class and validated settings of a component inside another one's settings. Raises ConfigError."""
-    kind = hydra.utils.get_class(node["_target_"])
-    settings = validate(kind.Settings, OmegaConf.create(node), f"{key}.")
-    if hasattr(settings, "check"):
-        settings.check(f"{key}.")
-    return kind, settings
+    kind: Any = hydra.utils.get_class(node["_target_"])
+    return kind, validate(kind.Settings, OmegaConf.create(node), f"{key}.")
 
 
-def check_bounds(key: str, value: Any, field: dataclasses.Field) -> None:
+def check_bounds(key: str, value: Any, field: dataclasses.Field[Any]) -> None:
+    """Raises ConfigError if the value, or an entry of a list, is outside the field's bounds."""
     limits = field.metadata
     if isinstance(value, bool) and field.type not in (bool, Any, "bool"):
         raise ConfigError(f"{key}={value} is not allowed: it must be {describe(field)}")
@@ -82,12 +102,12 @@ def check_bounds(key: str, value: Any, field: dataclasses.Field) -> None:
         raise ConfigError(f"{key}={value} is not allowed: it must be {describe(field)}")
 
 
-def describe(field: dataclasses.Field) -> str:
+def describe(field: dataclasses.Field[Any]) -> str:
     """What a field accepts, in words: "an integer >= 1"."""
     limits = field.metadata
     if limits.get("choices"):
         return "one of " + ", ".join(map(str, limits["choices"]))
-    name = getattr(field.type, "__name__", str(field.type))
+    name = field.type.__name__ if isinstance(field.type, type) else str(field.type)
     words = {"int": "an integer", "float": "a number", "bool": "true or false", "str": "text"}.get(name, name)
     bounds = [f"{sign} {limits[key]:g}" for key, sign in (("ge", ">="), ("gt", ">"), ("le", "<="))
               if limits.get(key) is not None]  # fmt: skip

@@ -11,7 +11,8 @@ def expected_tokens(alpha: float, gamma: float) -> float:
     """Equation 1: expected tokens per run of Algorithm 1, when betas are i.i.d. with mean alpha."""
     if alpha == 1:
         return gamma + 1
-    return (1 - alpha ** (gamma + 1)) / (1 - alpha)
+    expected: float = (1 - alpha ** (gamma + 1)) / (1 - alpha)
+    return expected
 
 
 def walltime_improvement(alpha: float, gamma: float, c: float) -> float:

@@ -1,8 +1,8 @@
 """Shared pieces: a tabular pair with known law, and the run of a decoder on it."""
 
-import copy
 import os
 from collections.abc import Callable
+from functools import partial
 from types import SimpleNamespace
 
 os.environ.setdefault("WANDB_MODE", "offline")
@@ -13,15 +13,18 @@ if workers := int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", 0)):  # pytest -n:
 import pytest
 import torch
 from hydra import compose, initialize_config_dir
+from tabular import TabularMarkov, random_table
 
 from specbench.cache.dynamic import DynamicCache
 from specbench.cache.paged import PagedCache
 from specbench.cache.slots import SlotCache
 from specbench.cache.static import StaticCache
-from specbench.context import Context
+from specbench.decoding.executor import Executor
 from specbench.decoding.sampling import Sampling
+from specbench.decoding.state import Job
+from specbench.decoding.verifier import Verifier
 from specbench.drafters.blockwise import BlockwiseDrafter
-from specbench.drafters.counts import BigramDrafter, UnigramDrafter
+from specbench.drafters.counts import BigramDrafter, UnigramDrafter, training_tokens
 from specbench.drafters.early_exit import EarlyExitDrafter
 from specbench.drafters.hierarchical import HierarchicalDrafter
 from specbench.drafters.medusa import MedusaDrafter
@@ -35,12 +38,11 @@ from specbench.drafters.random import RandomDrafter
 from specbench.drafters.tree import TreeDrafter
 from specbench.executors.eager import EagerExecutor
 from specbench.models.borrowed_cache import BorrowedCache
-from specbench.models.early_exit import first_layers
+from specbench.models.first_layers import first_layers
 from specbench.models.heads import Heads
 from specbench.models.language_model import LanguageModel
 from specbench.models.lookahead import LookAhead
 from specbench.models.pretrained import load_extras
-from specbench.models.tabular import TabularMarkov, random_table
 from specbench.paths import conf_dir
 from specbench.verifiers.block import BlockVerifier
 from specbench.verifiers.iterative import IterativeVerifier
@@ -48,8 +50,11 @@ from specbench.verifiers.match import MatchVerifier
 from specbench.verifiers.rejection import RejectionVerifier
 from specbench.verifiers.speculative import SpeculativeVerifier
 
-CACHES = {"static": StaticCache, "dynamic": DynamicCache, "paged": PagedCache}
-CACHE_SETTINGS = {"paged": PagedCache.Settings(block_size=4, blocks=None)}
+CACHES: dict[str, Callable[[int, int], SlotCache]] = {
+    "static": StaticCache,
+    "dynamic": DynamicCache,
+    "paged": partial(PagedCache, block_size=4),
+}
 CHAINS = ("model", "ngram", "ngram_sample", "prompt_lookup", "bigram", "unigram", "random", "blockwise",
           "non_autoregressive", "pass_lookahead", "early_exit", "under_ngram", "under_under_model")  # fmt: skip
 TREES = ("tree_independent", "tree_distinct", "tree_best", "multi_draft", "multi_draft_two", "medusa")
@@ -87,19 +92,12 @@ class DigitTokenizer:
         return {str(i): i for i in range(V)}
 
 
-def cache_maker(cache: str | type) -> Callable[[int, int], SlotCache]:
-    """What `LanguageModel` takes as `new_cache`."""
-    kind = CACHES[cache] if isinstance(cache, str) else cache
-    settings = CACHE_SETTINGS.get(cache) or kind.Settings()
-    return lambda rows, columns: kind(settings, rows, columns)
-
-
 def tabular_model(
     table: torch.Tensor,
     sampling: Sampling,
-    cache: str | type = "static",
+    cache: str | Callable[[int, int], SlotCache] = "static",
     context: int = 64,
-    executor: EagerExecutor | None = None,
+    executor: Executor | None = None,
     device: torch.device | None = None,
 ) -> LanguageModel:
     """An order-2 Markov chain behind the ordinary adapter."""
@@ -108,67 +106,67 @@ def tabular_model(
         DigitTokenizer(),
         name="tabular",
         sampling=sampling,
-        new_cache=cache_maker(cache),
-        executor=executor or EagerExecutor(EagerExecutor.Settings(), None),
+        new_cache=CACHES[cache] if isinstance(cache, str) else cache,
+        executor=executor or EagerExecutor(),
     )
 
 
-def make_context(sampling: Sampling, target: LanguageModel | None = None, lenience: float = 1.0) -> Context:
-    return Context(torch.device("cpu"), torch.float32, sampling, lenience, target=target)
+def verifier_of(kind: type[Verifier], sampling: Sampling, lenience: float = 1.0) -> Verifier:
+    """A verifier that has no settings of its own."""
+    return kind.from_settings(kind.Settings(), sampling, lenience)
 
 
 def make_drafter(kind: str, target: LanguageModel, text_file: str, drafter_model: LanguageModel | None = None):
     """Any drafter for a target; `text_file` is what the count models are fitted on."""
-    context = make_context(target.sampling, target)
-    V, model = target.vocab_size, drafter_model
+    V, sampling, model = target.vocab_size, target.sampling, drafter_model
     if kind == "model":
-        return ModelDrafter.of(model, V, gamma=5)
-    if kind.startswith("ngram"):
-        settings = NgramDrafter.Settings(min_order=2, max_order=4, window=512, sample=kind == "ngram_sample")
-        return NgramDrafter(settings, context)
+        return ModelDrafter(model, V, gamma=5)
+    if kind == "ngram":
+        return NgramDrafter(2, 4, 512)
+    if kind == "ngram_sample":
+        return NgramDrafter(2, 4, 512, None if sampling.greedy else sampling, V)
     if kind == "prompt_lookup":
-        return PromptLookupDrafter(PromptLookupDrafter.Settings(max_match=3, min_match=1), context)
+        return PromptLookupDrafter(max_match=3, min_match=1)
     if kind == "bigram":
-        return BigramDrafter(BigramDrafter.Settings(path=text_file, smoothing=1.0), context)
+        return BigramDrafter(training_tokens(text_file, target.tokenizer), V, sampling, smoothing=1.0)
     if kind == "unigram":
-        return UnigramDrafter(UnigramDrafter.Settings(path=text_file), context)
+        return UnigramDrafter(training_tokens(text_file, target.tokenizer), V, sampling)
     if kind == "random":
-        return RandomDrafter(RandomDrafter.Settings(), context)
+        return RandomDrafter(V, sampling.greedy)
     if kind.startswith("tree_"):
-        return TreeDrafter.grown(model, V, 5, [3, 2], kind.removeprefix("tree_"))
+        return TreeDrafter(model, V, 5, [3, 2], kind.removeprefix("tree_"))
     if kind.startswith("multi_draft"):
-        models = [model, another(model)] if kind.endswith("two") else [model]
-        return MultiDrafter.of(models, 2, V, 5)
+        models = [model, model.without_cache()] if kind.endswith("two") else [model]
+        return MultiDrafter(models, 2, V, 5)
     if kind.startswith("under_"):  # hierarchical: this drafter under the model
-        below = make_drafter(kind.removeprefix("under_"), model, text_file, another(model))
-        return HierarchicalDrafter.of(model, below, 2, V)
+        below = make_drafter(kind.removeprefix("under_"), model, text_file, model.without_cache())
+        return HierarchicalDrafter(model, below, 2, V)
     return self_drafter(kind, target, drafter_model)
 
 
-def another(model: LanguageModel) -> LanguageModel:
-    """The same model with a cache of its own."""
-    twin = copy.copy(model)
-    twin.cache = None
-    return twin
-
-
 def self_drafter(kind: str, target: LanguageModel, drafter_model: LanguageModel | None):
-    """Drafters that hang on the target: with what was trained for the shipped one, or with stand-ins for
+    """Drafters that are parts of the target: with what was trained for the shipped one, or with stand-ins for
     a tabular one."""
     tabular = isinstance(target.module, TabularMarkov)
     if kind in ("blockwise", "medusa"):
-        drafter = {"blockwise": BlockwiseDrafter, "medusa": MedusaDrafter}[kind]
         heads = PairHeads() if tabular else load_extras(Heads, f"shipped:{kind}", "drafter.heads", target)
-        return drafter.of(target, heads, target.sampling, **({"size": 6, "gamma": 4} if kind == "medusa" else {}))
+        if kind == "medusa":
+            return MedusaDrafter(target, heads, target.sampling, size=6, gamma=4)
+        return BlockwiseDrafter(target, heads, target.sampling)
     if kind == "early_exit":
         short = drafter_model.module if tabular else first_layers(target.module, 1)
-        return EarlyExitDrafter.of(BorrowedCache(short, target, "exit", target.sampling), target.vocab_size, 5)
+        return EarlyExitDrafter(BorrowedCache(short, target, "exit", target.sampling), target.vocab_size, 5)
     own = kind == "non_autoregressive"
     model = drafter_model if own else BorrowedCache(target.module, target, "ahead", target.sampling)
     path = "shipped:drafter_lookahead" if own else "shipped:lookahead"
     ahead = PairAhead() if tabular else load_extras(LookAhead, path, "drafter.lookahead", model)
     drafter = NonAutoregressiveDrafter if own else PassDrafter
-    return drafter.of(model, ahead, target.vocab_size, 4)
+    return drafter(model, ahead, target.vocab_size, 4)
+
+
+def jobs_of(prompts, limits, keys) -> list[Job]:
+    """Requests from parallel lists."""
+    return [Job(*job) for job in zip(prompts, limits, keys, strict=True)]
 
 
 class PairHeads(torch.nn.Module):
@@ -196,7 +194,7 @@ class PairAhead(torch.nn.Module):
 def composed(*overrides: str):
     """The configuration that the command line would compose."""
     with initialize_config_dir(str(conf_dir()), version_base="1.3"):
-        return compose("config", overrides=list(overrides))
+        return compose("config", overrides=list(overrides), return_hydra_config=True)
 
 
 @pytest.fixture(scope="session")

@@ -2,12 +2,13 @@
 
 import pytest
 import torch
-from conftest import CACHES, V, cache_maker
+from conftest import CACHES, V
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from specbench.cache.paged import Blocks, PagedCache
+from specbench.decoding.draft import Draft
 from specbench.decoding.sampling import Sampling
-from specbench.decoding.state import Draft, State
+from specbench.decoding.state import Job, State
 from specbench.executors.eager import EagerExecutor
 from specbench.models.language_model import LanguageModel
 
@@ -21,8 +22,8 @@ def tiny_llama(cache: str, **config) -> LanguageModel:
         None,
         name="tiny",
         sampling=Sampling(),
-        new_cache=cache_maker(cache),
-        executor=EagerExecutor(EagerExecutor.Settings(), None),
+        new_cache=CACHES[cache],
+        executor=EagerExecutor(),
     )
 
 
@@ -52,18 +53,18 @@ def test_a_token_tree_scores_each_branch_as_if_it_stood_alone(cache):
     model = tiny_llama(cache)
     text = torch.randint(V, (2, 6), generator=torch.Generator().manual_seed(1))
     nodes = torch.randint(V, (2, 5), generator=torch.Generator().manual_seed(2))
-    tree = Draft(nodes, (-1, 0, -1, 2, 2), None, torch.tensor([5, 5]))
+    tree = Draft.tree(nodes, (-1, -1, 0, 1, 1), None, torch.tensor([5, 5]))
     assert not tree.is_chain
     model.allocate(2, 16)
     model.logits(text[:, :-1], [0, 0])
     logits = model.logits(torch.cat([text[:, -1:], nodes], 1), [5, 5], tree)
-    for path in ([0], [0, 1], [2], [2, 3], [2, 4]):
+    for path in ([0], [0, 2], [1], [1, 3], [1, 4]):
         expected = fresh_logits(model, torch.cat([text, nodes[:, path]], 1))[:, -1]
         assert torch.allclose(logits[:, path[-1] + 1], expected, atol=1e-4)
-    # Commit the path 2, 4: it moves to where a chain would have left it, and decoding goes on.
-    model.cache.commit(torch.tensor([[0, 3, 5], [0, 3, 5]]), torch.tensor([5, 5]))
+    # Commit the path 1, 4: it moves to where a chain would have left it, and decoding goes on.
+    model.cache.commit(torch.tensor([[0, 2, 5], [0, 2, 5]]), torch.tensor([5, 5]))
     more = torch.tensor([[1], [2]])
-    expected = fresh_logits(model, torch.cat([text, nodes[:, [2, 4]], more], 1))[:, -1]
+    expected = fresh_logits(model, torch.cat([text, nodes[:, [1, 4]], more], 1))[:, -1]
     assert torch.allclose(model.logits(more, [8, 8])[:, 0], expected, atol=1e-4)
 
 
@@ -80,7 +81,7 @@ def test_a_row_is_read_in_chunks_beside_rows_that_decode(cache):
     def put(row, text):
         model.cache.release(row)
         model.cached[row] = model.cache.admit(row, text, 30)
-        state.admit([text], [30], [0], [row], [row])
+        state.admit([Job(text, 30, 0)], [row], [row])
         state.active[row] = False
 
     def expected(row):
@@ -93,20 +94,20 @@ def test_a_row_is_read_in_chunks_beside_rows_that_decode(cache):
     for text in (texts[0], texts[2]):
         put(0, text)
         for begin in range(0, len(text) - 1, 3):
-            p = model.score(state, nothing)  # row 0 is idle and computes nonsense
+            p = model.score(state, nothing).p  # row 0 is idle and computes nonsense
             assert torch.allclose(p[1, 0], expected(1), atol=1e-5)
             state.tokens[1, state.lengths[1]] = 3
             state.length[1] += 1
             state.lengths[1] += 1
             model.read(state, 0, begin, min(begin + 3, len(text) - 1))
         state.begin([0])
-        p = model.score(state, nothing)
+        p = model.score(state, nothing).p
         assert torch.allclose(p[0, 0], expected(0), atol=1e-5)
         assert torch.allclose(p[1, 0], expected(1), atol=1e-5)
 
 
 def paged(rows=2, columns=32, blocks=None, block_size=4) -> PagedCache:
-    return PagedCache(PagedCache.Settings(block_size=block_size, blocks=blocks), rows, columns)
+    return PagedCache(rows, columns, block_size, blocks)
 
 
 def in_use(cache: PagedCache) -> int:
@@ -195,7 +196,7 @@ def test_writing_into_a_shared_block_takes_a_copy():
     model.allocate(2, 24)
     cache, prompt = model.cache, list(range(9))
     state = State.idle(2, 24, [], model.device)
-    state.admit([prompt, prompt], [20, 20], [0, 0], [0, 1], [0, 1])
+    state.admit([Job(prompt, 20, 0)] * 2, [0, 1], [0, 1])
     cache.admit(0, prompt, 20)
     model.read(state, 0, 0, 8)
     cache.written(0, prompt)

@@ -12,7 +12,8 @@ from conftest import composed
 from omegaconf import OmegaConf
 
 import specbench.__main__ as command
-from specbench.config import GROUPS, check
+from specbench.config.checks import check
+from specbench.config.schema import GROUPS
 from specbench.paths import conf_dir
 from specbench.settings import ConfigError
 
@@ -20,7 +21,9 @@ NEEDS = {"target=model": "target.path=gpt2", "drafter=model": "drafter.path=gpt2
          "data=hub": "data.path=org/name", "verifier=greedy_tree": "temperature=0"}  # fmt: skip
 REPLAY_ONLY = ("gamma_policy=oracle", "gamma_policy=known_betas")
 OPTIONS = [
-    f"{group}={file.stem}" for group in (*GROUPS, "experiment") for file in sorted((conf_dir() / group).glob("*.yaml"))
+    f"{group}={file.stem}"
+    for group in (*GROUPS, "metric", "experiment")
+    for file in sorted((conf_dir() / group).glob("*.yaml"))
 ]
 
 
@@ -42,7 +45,7 @@ def test_every_option_composes(option, prompts_file):
             check(config)
         return
     checked = check(config)
-    assert set(checked.settings) == set(GROUPS)
+    assert set(checked.choices.groups) == set(GROUPS)
 
 
 def test_the_target_follows_the_drafter_unless_it_is_named():
@@ -53,7 +56,7 @@ def test_the_target_follows_the_drafter_unless_it_is_named():
 
 
 def test_gamma_is_a_scalar_that_reaches_the_policy():
-    assert check(composed("gamma=7")).settings["gamma_policy"].gamma == 7
+    assert check(composed("gamma=7")).choices["gamma_policy"].settings.gamma == 7
 
 
 def test_the_digest_ignores_what_numbers_do_not_depend_on():
@@ -138,13 +141,13 @@ BAD = {
         "verifier=block is not possible with drafter=tree, which drafts trees: use verifier=iterative"),
     "rejection sampling without a law": (["drafter=prompt_lookup", "verifier=rejection"], "guesses have no law"),
     "a greedy walk that samples": (["drafter=medusa", "verifier=greedy_tree"],
-        "temperature=1 is not possible with verifier=greedy_tree: it must be 0, or use verifier=iterative"),
+        "verifier=greedy_tree is not possible with temperature=1: it must be 0, or use verifier=iterative"),
     "lenience with another rule": (["lenience=0.5", "verifier=block"], "use verifier=speculative"),
     "lenience that follows the load": (["lenience_policy=load", "drafter=tree"], "use verifier=speculative"),
     "more guesses than heads": (["drafter=blockwise", "gamma=6"], "trained for at most 4 guesses"),
     "heads that are not there": (["drafter=medusa", "drafter.heads=./nowhere"], "python -m specbench.train"),
     "a tree below a chain": (["drafter=hierarchical", "drafter@drafter.below=tree"],
-        "drafter.below=tree is not possible: it must be a drafter of chains"),
+        "drafter.below=TreeDrafter is not possible: it must be a drafter of chains"),
     "a mistake below": (["drafter=hierarchical", "drafter.below.window=0"], "drafter.below.window=0 is not allowed"),
     "no draft at all": (["drafter=multi_draft", "drafter.paths=[]"], "drafter.paths=[] is not allowed"),
     "a tree without children": (["drafter=tree", "drafter.branching=[2,0]"], "drafter.branching=0 is not allowed"),

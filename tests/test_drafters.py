@@ -6,7 +6,7 @@ from conftest import DigitTokenizer, V, make_drafter, tabular_model
 
 from specbench.data.prompts import Prompt, render
 from specbench.decoding.sampling import Sampling
-from specbench.decoding.state import State
+from specbench.decoding.state import Job, State
 from specbench.drafters.ngram import NgramTable
 
 
@@ -20,7 +20,7 @@ def guesses(kind, prompt, gamma, target, text_file="", temperature=0.0):
     sampling = Sampling(temperature=temperature)
     target = tabular_model(target, sampling)
     drafter = make_drafter(kind, target, text_file)
-    state = State.start([prompt], [40], [1], [], gamma + 1, target.device)
+    state = State.start([Job(prompt, 40, 1)], [], gamma + 1, target.device)
     drafter.begin(state)
     draft = drafter.propose(state, [gamma])
     return draft.tokens[0].tolist(), draft
@@ -78,7 +78,7 @@ def test_random_guesses_are_uniform(tables):
     target = tabular_model(tables.target, Sampling())
     drafter = make_drafter("random", target, "")
     rows = 4000
-    state = State.start([[1]] * rows, [9] * rows, list(range(rows)), [], 4, target.device)
+    state = State.start([Job([1], 9, row) for row in range(rows)], [], 4, target.device)
     draft = drafter.propose(state, [3] * rows)
     counts = torch.bincount(draft.tokens.flatten(), minlength=V).float()
     assert ((counts - 3 * rows / V) ** 2 / (3 * rows / V)).sum() < (V - 1) + 10 * (2 * (V - 1)) ** 0.5

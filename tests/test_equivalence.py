@@ -1,25 +1,28 @@
 """On the shipped pair: temperature 0 is the baseline token for token, and batches change nothing."""
 
-import copy
 from functools import cache
 
+import conftest
 import pytest
 import torch
-from conftest import CACHES, DRAFTERS, TREES, VERIFIERS, cache_maker, make_context, make_drafter
+from conftest import CACHES, DRAFTERS, TREES, VERIFIERS, make_drafter
 
+from specbench.cache.static import StaticCache
+from specbench.context import Context
 from specbench.data.prompts import load, render
 from specbench.data.stdlib import StdlibData
 from specbench.decoding.autoregressive import decode_autoregressive
+from specbench.decoding.clock import Stopwatch
+from specbench.decoding.executor import Executor
 from specbench.decoding.noise import prompt_key
-from specbench.decoding.protocols import Verifier, nodes
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.speculative import decode_speculative
-from specbench.decoding.state import State
+from specbench.decoding.state import Job, State
+from specbench.decoding.verifier import Verifier
 from specbench.executors.compiled import CompiledExecutor
 from specbench.executors.eager import EagerExecutor
 from specbench.executors.prepacked import PackedLinear, PrepackedExecutor
 from specbench.gamma_policies.fixed import FixedGamma
-from specbench.measure.timers import Stopwatch
 from specbench.models.language_model import LanguageModel
 from specbench.models.pretrained import PretrainedModel
 
@@ -30,8 +33,8 @@ EXECUTORS = {"eager": EagerExecutor, "prepacked": PrepackedExecutor, "compiled":
 
 
 @cache
-def executor_of(name: str) -> EagerExecutor:
-    return EXECUTORS[name](EXECUTORS[name].Settings(), None)
+def executor_of(name: str) -> Executor:
+    return EXECUTORS[name]()
 
 
 @cache
@@ -39,26 +42,25 @@ def shipped(role: str, executor: str = "eager") -> PretrainedModel:
     settings = PretrainedModel.Settings(
         path=f"shipped:{role}", revision=None, weights="pretrained", chat_template="never"
     )
-    context = make_context(Sampling())
-    context.executor = executor_of(executor)
+    context = Context(torch.device("cpu"), torch.float32, Sampling(), StaticCache, executor_of(executor))
     return PretrainedModel(settings, context, role)
 
 
 @cache
 def model(role: str, sampling: Sampling, cache_name: str, executor: str = "eager") -> LanguageModel:
-    other = copy.copy(shipped(role, executor))
-    other.sampling, other.new_cache, other.cache = sampling, cache_maker(cache_name), None
+    other = shipped(role, executor).without_cache()
+    other.sampling, other.new_cache = sampling, CACHES[cache_name]
     return other
 
 
 @cache
 def verifier_of(sampling: Sampling, name: str) -> Verifier:
-    return VERIFIERS[name](VERIFIERS[name].Settings(), make_context(sampling))
+    return conftest.verifier_of(VERIFIERS[name], sampling)
 
 
 @cache
 def requests() -> tuple:
-    source = StdlibData(StdlibData.Settings(limit=PROMPTS, count=32, kind="python"))
+    source = StdlibData(limit=PROMPTS, count=32, kind="python")
     tokenizer = shipped("target").tokenizer
     return tuple(render(prompt, [], tokenizer, chat=False) for prompt in load(source))
 
@@ -67,21 +69,16 @@ def decode(rows, sampling, kind=None, cache_name="static", gamma=4, text_file=No
     """New tokens of the given requests, decoded in one batch; kind None is autoregressive."""
     target = model("target", sampling, cache_name, executor)
     drafter = kind and make_drafter(kind, target, text_file, model("drafter", sampling, cache_name, executor))
-    state = State.start(
-        [r.tokens for r in rows],
-        [len(r.tokens) + NEW_TOKENS for r in rows],
-        [prompt_key(0, r.id) for r in rows],
-        target.stop_tokens,
-        nodes(drafter, gamma) + 1,
-        target.device,
-    )
+    jobs = [Job(r.tokens, len(r.tokens) + NEW_TOKENS, prompt_key(0, r.id)) for r in rows]
+    spare = 1 if drafter is None else drafter.nodes(gamma) + 1
+    state = State.start(jobs, target.stop_tokens, spare, target.device)
     verifier = verifier_of(sampling, judge or ("iterative" if kind in TREES else "speculative"))
     target.allocate(state.batch_size, state.tokens.shape[1])
     target.prefill(state)
     clock = Stopwatch(target.device)
     if kind is None:
         return decode_autoregressive(state, target, verifier, clock).new_tokens()
-    policy = FixedGamma(FixedGamma.Settings(gamma=gamma), None)
+    policy = FixedGamma(gamma)
     return decode_speculative(state, target, drafter, policy, verifier, clock).new_tokens()
 
 

@@ -4,7 +4,6 @@ V = 16, 200,000 trials, an adversarial drafter, chi-square per output position w
 df + 10 sqrt(2 df); and negative controls that must fail the same test.
 """
 
-import dataclasses
 from dataclasses import replace
 from functools import cache
 
@@ -12,16 +11,16 @@ import numpy as np
 import pytest
 import reference
 import torch
-from conftest import CACHES, DRAFTERS, TREES, VERIFIERS, V, make_context, make_drafter, tabular_model
+from conftest import CACHES, DRAFTERS, TREES, VERIFIERS, V, make_drafter, tabular_model, verifier_of
 
 from specbench.cache.static import StaticCache
-from specbench.decoding import protocols
+from specbench.decoding import round_noise
 from specbench.decoding.autoregressive import decode_autoregressive
+from specbench.decoding.clock import NoClock
 from specbench.decoding.noise import ACCEPTANCE, PROPOSAL, RESIDUAL, exponentials, uniforms
-from specbench.decoding.protocols import nodes
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.speculative import decode_speculative
-from specbench.decoding.state import Draft, State
+from specbench.decoding.state import Job, State
 from specbench.decoding.verify import speculative_sampling
 from specbench.decoding.verify_tree import iterative_sampling
 from specbench.gamma_policies.adaptive import AdaptiveGamma
@@ -30,13 +29,12 @@ from specbench.gamma_policies.entropy import EntropyGamma
 from specbench.gamma_policies.fixed import FixedGamma
 from specbench.gamma_policies.heuristic import HeuristicGamma
 from specbench.measure.costs import CostTable
-from specbench.measure.timers import Stopwatch
 from specbench.models.language_model import LanguageModel
 from specbench.verifiers.block import BlockVerifier
 from specbench.verifiers.iterative import IterativeVerifier
 from specbench.verifiers.speculative import SpeculativeVerifier
 
-TRIALS = 200_000
+TRIALS, ROWS = 200_000, 20_000  # trials, and how many of them decode together
 PROMPT = [3, 7, 1, 3, 7, 2, 3]  # repeats, so that copying drafters have something to copy
 NEW_TOKENS = 4
 SAMPLING = Sampling(temperature=1.0)
@@ -55,7 +53,7 @@ class ResidualFromTarget(SpeculativeVerifier):
 
     def accept(self, p, draft, noise):
         n = speculative_sampling(p, draft, noise.r, noise.bits).accepted
-        as_if_no_more = Draft(draft.tokens, draft.parent, draft.probs, n)
+        as_if_no_more = replace(draft, count=n)
         return speculative_sampling(p, as_if_no_more, torch.zeros_like(noise.r), noise.bits)
 
 
@@ -86,19 +84,27 @@ def exact_marginals(table: torch.Tensor) -> np.ndarray:
 
 
 @cache
-def fresh(trials: int, seed: int, spare: int) -> State:
-    keys = torch.randint(2**62, (trials,), generator=torch.Generator().manual_seed(seed)).tolist()
-    return State.start([PROMPT] * trials, [len(PROMPT) + NEW_TOKENS] * trials, keys, [], spare, torch.device("cpu"))
+def fresh(begin: int, rows: int, seed: int, spare: int) -> State:
+    """Rows begin .. begin + rows - 1 of all trials with a seed."""
+    keys = torch.randint(2**62, (TRIALS,), generator=torch.Generator().manual_seed(seed)).tolist()
+    jobs = [Job(PROMPT, len(PROMPT) + NEW_TOKENS, key) for key in keys[begin : begin + rows]]
+    return State.start(jobs, [], spare, torch.device("cpu"))
 
 
-def start(trials: int, seed: int = 0, spare: int = 4) -> State:
-    state = fresh(trials, seed, spare)
-    return replace(state, rows=replace(state.rows, **{name: t.clone() for name, t in vars(state.rows).items()}))
+def start(rows: int, seed: int = 0, spare: int = 4, begin: int = 0) -> State:
+    state = fresh(begin, rows, seed, spare)
+    fields = {name: t.clone() for name, t in vars(state.rows).items()}
+    lists = {name: list(getattr(state, name)) for name in ("lengths", "limits", "prompt_lengths", "active", "owners")}
+    return replace(state, rows=replace(state.rows, **fields), **lists)
 
 
-def worst_excess(state: State, law: np.ndarray) -> float:
+def new_tokens(state: State) -> np.ndarray:
+    """What every row wrote, [rows, NEW_TOKENS]."""
+    return state.tokens[:, len(PROMPT) : len(PROMPT) + NEW_TOKENS].numpy()
+
+
+def worst_excess(outputs: np.ndarray, law: np.ndarray) -> float:
     """Largest chi-square over positions, in units of its limit: above 1 the law is refused."""
-    outputs = state.tokens[:, len(PROMPT) : len(PROMPT) + NEW_TOKENS].numpy()
     limit = (V - 1) + 10 * np.sqrt(2 * (V - 1))
     excess = []
     for position in range(NEW_TOKENS):
@@ -111,19 +117,22 @@ def worst_excess(state: State, law: np.ndarray) -> float:
 def decode(tables, number_text, kind="model", cache="static", verifier=SpeculativeVerifier, gamma=3, lenience=1.0,
            prepare=lambda state: state, drafter_table=None, policy=None, spoil=lambda draft: draft,
            trials=TRIALS, own=SAMPLING):  # fmt: skip
+    """What every trial wrote, [trials, NEW_TOKENS]. Rows decode in parts that stay in the processor's caches."""
     target = tabular_model(tables.target, SAMPLING, cache)
     helper = tabular_model(tables.adversarial if drafter_table is None else drafter_table, own, cache)
     drafter = make_drafter(kind, target, number_text, helper)
-    judge = verifier(verifier.Settings(), make_context(SAMPLING, target, lenience))
-    state = prepare(start(trials, spare=nodes(drafter, gamma) + 1))
-    target.allocate(trials, state.tokens.shape[1])
-    target.prefill(state)
-    policy = policy or FixedGamma(FixedGamma.Settings(gamma=gamma), None)
-    if hasattr(policy, "go_on"):
-        drafter.watch = policy
+    judge = verifier_of(verifier, SAMPLING, lenience)
+    policy = policy or FixedGamma(gamma)
     propose = drafter.propose
     drafter.propose = lambda state, gamma: spoil(propose(state, gamma))
-    return decode_speculative(state, target, drafter, policy, judge, Stopwatch(target.device))
+    found = []
+    for begin in range(0, trials, ROWS):
+        state = prepare(start(ROWS, spare=drafter.nodes(gamma) + 1, begin=begin))
+        target.allocate(ROWS, state.tokens.shape[1])
+        target.prefill(state)
+        decode_speculative(state, target, drafter, policy, judge, NoClock())
+        found.append(new_tokens(state))
+    return np.concatenate(found)
 
 
 def possible(kind: str, verifier: str) -> bool:
@@ -138,8 +147,8 @@ def test_every_drafter_and_verifier_leave_the_target_law(kind, verifier, tables,
     """Drafters that are Python, row by row, have all trials with the paper's verifier, and a tenth with others."""
     trials = TRIALS // 10 if kind in ROW_BY_ROW and verifier != "speculative" else TRIALS
     judge, table = VERIFIERS[verifier], tables.similar
-    state = decode(tables, number_text, kind, verifier=judge, drafter_table=table, trials=trials)
-    assert worst_excess(state, exact_marginals(tables.target)) < 1
+    outputs = decode(tables, number_text, kind, verifier=judge, drafter_table=table, trials=trials)
+    assert worst_excess(outputs, exact_marginals(tables.target)) < 1
 
 
 ADVERSARIAL = ("model", "tree_independent", "tree_distinct", "multi_draft", "early_exit", "under_under_model")
@@ -158,12 +167,13 @@ class TriesRepeatsOnce(IterativeVerifier):
         if not draft.tokens.shape[1]:
             return super().accept(p, draft, noise)
         r, probs = noise.r.clone(), draft.probs.clone()
-        for i, above in enumerate(draft.parent):
+        parent = draft.parents[0].tolist()
+        for i, above in enumerate(parent):
             for earlier in range(i):
-                if draft.parent[earlier] == above:
+                if parent[earlier] == above:
                     same = draft.tokens[:, i] == draft.tokens[:, earlier]
                     r[same, i], probs[same, i] = 2.0, 0.0
-        return iterative_sampling(p, dataclasses.replace(draft, probs=probs), r, noise.bits)
+        return iterative_sampling(p, replace(draft, probs=probs), r, noise.bits)
 
 
 class ForgetsOrder(IterativeVerifier):
@@ -172,8 +182,9 @@ class ForgetsOrder(IterativeVerifier):
     def accept(self, p, draft, noise):
         if not draft.tokens.shape[1]:
             return super().accept(p, draft, noise)
-        first = [draft.parent.index(above) for above in draft.parent]
-        return iterative_sampling(p, dataclasses.replace(draft, probs=draft.probs[:, first]), noise.r, noise.bits)
+        parent = draft.parents[0].tolist()
+        first = [parent.index(above) for above in parent]
+        return iterative_sampling(p, replace(draft, probs=draft.probs[:, first]), noise.r, noise.bits)
 
 
 class BlockWithOldNoise(BlockVerifier):
@@ -188,21 +199,21 @@ class BlockWithOldNoise(BlockVerifier):
     ids=["repeats", "order", "noise"],
 )
 def test_wrong_verifiers_are_caught(kind, verifier, tables, number_text):
-    state = decode(tables, number_text, kind, verifier=verifier, drafter_table=tables.similar)
-    assert worst_excess(state, exact_marginals(tables.target)) > 1
+    outputs = decode(tables, number_text, kind, verifier=verifier, drafter_table=tables.similar)
+    assert worst_excess(outputs, exact_marginals(tables.target)) > 1
 
 
 def test_a_path_that_is_left_where_it_was_is_caught(tables, number_text, monkeypatch):
     monkeypatch.setattr(LanguageModel, "keep_path", lambda *arguments: None)
-    state = decode(tables, number_text, "tree_distinct", verifier=IterativeVerifier, drafter_table=tables.similar)
-    assert worst_excess(state, exact_marginals(tables.target)) > 1
+    outputs = decode(tables, number_text, "tree_distinct", verifier=IterativeVerifier, drafter_table=tables.similar)
+    assert worst_excess(outputs, exact_marginals(tables.target)) > 1
 
 
 def test_drafters_side_by_side_need_noise_of_their_own(tables, number_text, monkeypatch):
     """Negative control: two models whose guesses are drawn with the same numbers."""
-    monkeypatch.setattr(protocols, "STREAM", 0)
-    state = decode(tables, number_text, "multi_draft_two", verifier=IterativeVerifier, drafter_table=tables.similar)
-    assert worst_excess(state, exact_marginals(tables.target)) > 1
+    monkeypatch.setattr(round_noise, "STREAM", 0)
+    outputs = decode(tables, number_text, "multi_draft_two", verifier=IterativeVerifier, drafter_table=tables.similar)
+    assert worst_excess(outputs, exact_marginals(tables.target)) > 1
 
 
 @pytest.mark.parametrize(("temperature", "top_k"), [(0.6, 0), (1.5, 4), (0, 0)])
@@ -211,16 +222,15 @@ def test_a_drafter_with_a_standardization_of_its_own(temperature, top_k, tables,
     own = Sampling(temperature=temperature, top_k=top_k)
     for kind in ("model", "tree_distinct"):
         verifier = VERIFIERS["iterative" if kind in TREES else "speculative"]
-        state = decode(tables, number_text, kind, verifier=verifier, drafter_table=tables.similar, own=own)
-        assert worst_excess(state, exact_marginals(tables.target)) < 1
+        outputs = decode(tables, number_text, kind, verifier=verifier, drafter_table=tables.similar, own=own)
+        assert worst_excess(outputs, exact_marginals(tables.target)) < 1
 
 
 def learning_policy(kind, **settings):
-    policy = kind(kind.Settings(**settings), None)
-    if hasattr(policy, "calibrate"):
-        costs = CostTable()
-        costs.laps = {0: [(0.0, 1.0, 0.0, 1.0)], 3: [(0.6, 1.0, 0.0, 1.6)]}
-        policy.calibrate(costs)
+    policy = kind(**settings)
+    costs = CostTable()
+    costs.laps = {0: [(0.0, 1.0, 0.0, 1.0)], 3: [(0.6, 1.0, 0.0, 1.6)]}
+    policy.calibrate(costs)
     return policy
 
 
@@ -236,8 +246,8 @@ def learning_policy(kind, **settings):
     ids=lambda policy: type(policy).__name__,
 )
 def test_a_gamma_that_depends_on_the_text_leaves_the_target_law(policy, tables, number_text):
-    state = decode(tables, number_text, policy=policy, drafter_table=tables.similar)
-    assert worst_excess(state, exact_marginals(tables.target)) < 1
+    outputs = decode(tables, number_text, policy=policy, drafter_table=tables.similar)
+    assert worst_excess(outputs, exact_marginals(tables.target)) < 1
 
 
 def test_a_draft_that_drops_guesses_it_has_seen_is_refused(tables, number_text):
@@ -248,43 +258,44 @@ def test_a_draft_that_drops_guesses_it_has_seen_is_refused(tables, number_text):
             return draft
         last = draft.tokens.gather(1, (draft.count - 1).clamp(min=0)[:, None])[:, 0]
         fewer = draft.count - ((last % 2 == 1) & (draft.count > 0)).long()
-        return Draft(draft.tokens, draft.parent, draft.probs, fewer)
+        return replace(draft, count=fewer)
 
-    state = decode(tables, number_text, drafter_table=tables.similar, gamma=2, spoil=drop_odd_last_guess)
-    assert worst_excess(state, exact_marginals(tables.target)) > 1
+    outputs = decode(tables, number_text, drafter_table=tables.similar, gamma=2, spoil=drop_odd_last_guess)
+    assert worst_excess(outputs, exact_marginals(tables.target)) > 1
 
 
 @pytest.mark.parametrize("cache", CACHES)
 def test_a_similar_drafter_through_every_cache(cache, tables, number_text):
     """With many acceptances, so that rollback happens at every depth."""
-    state = decode(tables, number_text, cache=cache, drafter_table=tables.similar)
-    assert worst_excess(state, exact_marginals(tables.target)) < 1
+    outputs = decode(tables, number_text, cache=cache, drafter_table=tables.similar)
+    assert worst_excess(outputs, exact_marginals(tables.target)) < 1
 
 
 def test_autoregressive_decoding_has_the_target_law(tables):
-    target = tabular_model(tables.target, SAMPLING)
-    state = start(TRIALS)
-    target.allocate(TRIALS, state.tokens.shape[1])
-    target.prefill(state)
-    verifier = SpeculativeVerifier(SpeculativeVerifier.Settings(), make_context(SAMPLING))
-    decode_autoregressive(state, target, verifier, Stopwatch(target.device))
-    assert worst_excess(state, exact_marginals(tables.target)) < 1
+    target, found = tabular_model(tables.target, SAMPLING), []
+    for begin in range(0, TRIALS, ROWS):
+        state = start(ROWS, begin=begin)
+        target.allocate(ROWS, state.tokens.shape[1])
+        target.prefill(state)
+        decode_autoregressive(state, target, SpeculativeVerifier(SAMPLING), NoClock())
+        found.append(new_tokens(state))
+    assert worst_excess(np.concatenate(found), exact_marginals(tables.target)) < 1
 
 
 @pytest.mark.parametrize("verifier", [AcceptEverything, ResidualFromTarget])
 def test_biased_verifiers_are_caught(verifier, tables, number_text):
-    state = decode(tables, number_text, verifier=verifier, drafter_table=tables.similar)
-    assert worst_excess(state, exact_marginals(tables.target)) > 1
+    outputs = decode(tables, number_text, verifier=verifier, drafter_table=tables.similar)
+    assert worst_excess(outputs, exact_marginals(tables.target)) > 1
 
 
 def test_lenience_is_caught(tables, number_text):
-    state = decode(tables, number_text, lenience=0.8, drafter_table=tables.similar)
-    assert worst_excess(state, exact_marginals(tables.target)) > 1
+    outputs = decode(tables, number_text, lenience=0.8, drafter_table=tables.similar)
+    assert worst_excess(outputs, exact_marginals(tables.target)) > 1
 
 
 def test_a_missing_rollback_is_caught(tables, number_text):
-    state = decode(tables, number_text, cache=StaleCache)
-    assert worst_excess(state, exact_marginals(tables.target)) > 1
+    outputs = decode(tables, number_text, cache=StaleCache)
+    assert worst_excess(outputs, exact_marginals(tables.target)) > 1
 
 
 def test_a_shared_noise_stream_is_caught(tables, number_text):
@@ -294,8 +305,8 @@ def test_a_shared_noise_stream_is_caught(tables, number_text):
         state.noise[RESIDUAL] = state.noise[PROPOSAL]
         return state
 
-    state = decode(tables, number_text, prepare=share, drafter_table=tables.similar)
-    assert worst_excess(state, exact_marginals(tables.target)) > 1
+    outputs = decode(tables, number_text, prepare=share, drafter_table=tables.similar)
+    assert worst_excess(outputs, exact_marginals(tables.target)) > 1
 
 
 def test_a_round_is_algorithm_1_step_by_step(tables):
@@ -307,13 +318,13 @@ def test_a_round_is_algorithm_1_step_by_step(tables):
     target.allocate(rows, state.tokens.shape[1])
     target.prefill(state)
 
-    def keep(state, p, draft, verdict, kept):
+    def keep(state, scores, draft, verdict, kept):
         first.append([t[: n + 1] for t, n in zip(verdict.tokens.tolist(), verdict.accepted.tolist(), strict=True)])
 
-    verifier = SpeculativeVerifier(SpeculativeVerifier.Settings(), make_context(SAMPLING, target))
-    policy = FixedGamma(FixedGamma.Settings(gamma=gamma), None)
+    verifier = SpeculativeVerifier(SAMPLING)
+    policy = FixedGamma(gamma)
     drafter = make_drafter("model", target, "", helper)
-    decode_speculative(state, target, drafter, policy, verifier, Stopwatch(target.device), keep)
+    decode_speculative(state, target, drafter, policy, verifier, NoClock(), keep)
 
     def law(table):
         return lambda text: table[text[-2], text[-1]].softmax(-1).numpy()

@@ -3,11 +3,12 @@
 import numpy as np
 import pytest
 import torch
-from conftest import composed, make_context, make_drafter, tabular_model
+from conftest import composed, make_drafter, tabular_model
 from test_queue import COLUMNS, GAMMA, jobs
 
-from specbench.config import build, check
-from specbench.context import Context
+from specbench.config.build import build
+from specbench.config.checks import check
+from specbench.decoding.clock import Stopwatch
 from specbench.decoding.queue import Queue
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.speculative import decode_speculative
@@ -16,8 +17,7 @@ from specbench.gamma_policies.fixed import FixedGamma
 from specbench.lenience_policies.load import LoadLenience
 from specbench.measure.drift import distinct, repetition
 from specbench.measure.recorder import Recorder
-from specbench.measure.timers import Stopwatch
-from specbench.run import run
+from specbench.run.run import run
 from specbench.settings import ConfigError
 from specbench.verifiers.speculative import SpeculativeVerifier
 from specbench.workloads.poisson import Poisson
@@ -27,7 +27,7 @@ SMALL = ["max_new_tokens=24", "data.limit=4", "device=cpu", "logger=none"]
 
 def poisson(seed=0, **changes):
     settings = dict(rate=5.0, spike=1.0, spike_from=0, spike_length=0) | changes
-    return Poisson(Poisson.Settings(**settings), Context(torch.device("cpu"), torch.float32, Sampling(), seed=seed))
+    return Poisson(seed, **settings)
 
 
 def test_arrivals_are_seeded_and_come_at_the_rate():
@@ -46,13 +46,13 @@ def test_a_spike_is_a_spike():
 
 def decode_arrivals(tables, arrivals, verifier=None, rows=2):
     target = tabular_model(tables.target, Sampling())
-    verifier = verifier or SpeculativeVerifier(SpeculativeVerifier.Settings(), make_context(Sampling()))
+    verifier = verifier or SpeculativeVerifier(Sampling())
     drafter = make_drafter("model", target, "", tabular_model(tables.similar, Sampling()))
     state = State.idle(rows, COLUMNS, [], target.device)
     target.allocate(rows, COLUMNS)
     queue = Queue(jobs(), [target, drafter.model], 5, GAMMA + 1, arrivals)
-    clock, recorder = Stopwatch(target.device), Recorder(verifier)
-    policy = FixedGamma(FixedGamma.Settings(gamma=GAMMA), None)
+    clock, recorder = Stopwatch(target.device), Recorder(verifier, {})
+    policy = FixedGamma(GAMMA)
     decode_speculative(state, target, drafter, policy, verifier, clock, recorder, queue)
     laps = clock.rounds()
     return queue, [r for call in recorder.rounds([lap for lap in laps if "verify" in lap]) for r in call], laps
@@ -62,17 +62,17 @@ def test_arrivals_change_no_token_and_every_wait_is_counted(tables):
     at_once, _, _ = decode_arrivals(tables, None)
     arrivals = [0.0, 0.0, 0.0, 0.001, 0.002, 0.3, 0.3, 0.3, 0.31, 0.32, 0.33]
     queue, _, laps = decode_arrivals(tables, arrivals)
-    assert queue.outputs == at_once.outputs and at_once.latencies == []
-    for arrived, seen in zip(arrivals, queue.latencies, strict=True):
+    assert [o.tokens for o in queue.outputs] == [o.tokens for o in at_once.outputs]
+    assert all(o.times is None for o in at_once.outputs)
+    times = [o.times for o in queue.outputs]
+    for arrived, seen in zip(arrivals, times, strict=True):
         assert arrived == seen.arrived <= seen.admitted <= seen.first_token <= seen.finished
     assert sum(lap.get("idle", 0.0) for lap in laps) > 0.05  # nothing to do until .3
-    assert max(seen.admitted - seen.arrived for seen in queue.latencies[:3]) > 0  # the third one had to wait
+    assert max(seen.admitted - seen.arrived for seen in times[:3]) > 0  # the third one had to wait
 
 
 def levels(*values, step=2):
-    policy = LoadLenience(LoadLenience.Settings(list(values), step), make_context(Sampling()))
-    return policy.verifier(lambda level: SpeculativeVerifier(SpeculativeVerifier.Settings(),
-                                                             make_context(Sampling(), lenience=level)))  # fmt: skip
+    return LoadLenience(values, step).verifier(lambda level: SpeculativeVerifier(Sampling(), level))
 
 
 def test_lenience_follows_the_queue_within_its_levels(tables):
@@ -115,8 +115,8 @@ def test_signs_of_drift_in_the_text():
 
 def test_a_run_under_load_reports_latency(tmp_path):
     overrides = ("workload=poisson", "workload.rate=50", "batch_size=2", "lenience_policy=load")
-    result, batches = run(build(check(composed(*SMALL, *overrides, "lenience_policy.step=1"))), tmp_path)
-    assert len(batches) == 1 and set(result.latency) == {"speculative", "baseline"}
+    result, record = run(build(check(composed(*SMALL, *overrides, "lenience_policy.step=1"))), tmp_path)
+    assert len(record.groups) == 1 and set(result.latency) == {"speculative", "baseline"}
     for latency in result.latency.values():
         assert 0 <= latency.queue["p50"] <= latency.queue["p90"] <= latency.queue["p99"] <= latency.first_token["p99"]
         assert latency.per_token["p50"] > 0

@@ -3,17 +3,19 @@
 import numpy as np
 import pytest
 import torch
-from conftest import V, make_context, make_drafter, tabular_model
+from conftest import V, make_drafter, tabular_model, verifier_of
 from test_law import AcceptEverything, ResidualFromTarget
 
+from specbench.data.prompts import Request
+from specbench.decoded import DecodedRequest, Result
+from specbench.decoding.clock import Lap, Stopwatch
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.speculative import decode_speculative
-from specbench.decoding.state import State
+from specbench.decoding.state import Job, State
 from specbench.gamma_policies.fixed import FixedGamma
 from specbench.measure.estimators import ratio, speedup_interval
-from specbench.measure.lossless import equality_gate, martingale_gate
+from specbench.measure.lossless import GATE, equality_gate, martingale_gate
 from specbench.measure.recorder import Recorder
-from specbench.measure.timers import Stopwatch
 from specbench.verifiers.speculative import SpeculativeVerifier
 
 
@@ -22,15 +24,16 @@ def record(tables, number_text, kind="model", verifier=SpeculativeVerifier, leni
     sampling = Sampling(temperature=temperature)
     target = tabular_model(tables.target, sampling)
     drafter = make_drafter(kind, target, number_text, tabular_model(tables.similar, sampling))
-    judge = verifier(verifier.Settings(), make_context(sampling, target, lenience))
+    judge = verifier_of(verifier, sampling, lenience)
     prompts = [[3, 7, 1, int(i % V)] for i in range(rows)]
-    state = State.start(prompts, [4 + new_tokens] * rows, list(range(rows)), list(stop), gamma + 1, target.device)
+    jobs = [Job(prompt, 4 + new_tokens, key) for key, prompt in enumerate(prompts)]
+    state = State.start(jobs, list(stop), gamma + 1, target.device)
     target.allocate(rows, state.tokens.shape[1])
     target.prefill(state)
-    recorder, clock = Recorder(judge, sampling.greedy), Stopwatch(target.device)
-    policy = FixedGamma(FixedGamma.Settings(gamma=gamma), None)
+    recorder, clock = Recorder(judge, {} if sampling.greedy else GATE), Stopwatch(target.device)
+    policy = FixedGamma(gamma)
     decode_speculative(state, target, drafter, policy, judge, clock, recorder)
-    calls = recorder.rounds([lap for lap in clock.rounds() if "verify" in lap])
+    calls = recorder.rounds([laps for laps in clock.rounds() if Lap.VERIFY in laps])
     return [r for call in calls for r in call], state
 
 
@@ -54,11 +57,16 @@ def test_the_gate_refuses_hidden_lenience(tables, number_text):
     assert not martingale_gate(rounds, expected=False).passed
 
 
+def decoded(prompt, ours, baseline) -> Result:
+    """A request and what two decoders wrote."""
+    return Result(Request("r", "", prompt, ""), 9, DecodedRequest(ours, []), DecodedRequest(baseline, []))
+
+
 def test_greedy_gate_names_the_first_divergence(tables):
     target = tabular_model(tables.target, Sampling(temperature=0))
-    same = equality_gate([[1, 2]], [[3, 4, 5]], [[3, 4, 5]], target, torch.float32, expected=True)
+    same = equality_gate([decoded([1, 2], [3, 4, 5], [3, 4, 5])], target, expected=True)
     assert same.passed and same.detail["equal"] == 1
-    other = equality_gate([[1, 2]], [[3, 4, 5]], [[3, 9, 5]], target, torch.float32, expected=True)
+    other = equality_gate([decoded([1, 2], [3, 4, 5], [3, 9, 5])], target, expected=True)
     assert not other.passed
     assert other.detail["divergences"][0]["position"] == 1
     assert other.detail["divergences"][0]["kind"] == "bug"
@@ -69,9 +77,10 @@ def test_greedy_gate_forgives_a_tie_in_16_bits_only(tables):
     best, second = table[2, 3].topk(2).indices
     table[2, 3, second] = table[2, 3, best] - 1e-3
     target = tabular_model(table, Sampling(temperature=0))
-    outputs = [[3, int(best)]], [[3, int(second)]]
-    assert equality_gate([[1, 2]], *outputs, target, torch.bfloat16, expected=True).passed
-    assert not equality_gate([[1, 2]], *outputs, target, torch.float32, expected=True).passed
+    outputs = [decoded([1, 2], [3, int(best)], [3, int(second)])]
+    assert not equality_gate(outputs, target, expected=True).passed
+    target.dtype = torch.bfloat16
+    assert equality_gate(outputs, target, expected=True).passed
 
 
 def test_counters_add_up(tables, number_text):

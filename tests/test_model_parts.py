@@ -1,18 +1,20 @@
 """Cache rollback, token trees, the model drafter's q, and the standardization of logits."""
 
 import torch
-from conftest import V, cache_maker, make_context, make_drafter, tabular_model
+from conftest import V, make_drafter, tabular_model
 from transformers.generation.logits_process import (
     RepetitionPenaltyLogitsProcessor,
     TopKLogitsWarper,
     TopPLogitsWarper,
 )
 
+from specbench.cache.static import StaticCache
+from specbench.decoding.clock import Stopwatch
+from specbench.decoding.draft import Draft, Verdict
 from specbench.decoding.noise import PROPOSAL
 from specbench.decoding.sampling import Sampling, draw
-from specbench.decoding.state import Draft, State, Verdict, window
+from specbench.decoding.state import Job, State, window
 from specbench.executors.eager import EagerExecutor
-from specbench.measure.timers import Stopwatch
 from specbench.models.language_model import LanguageModel
 
 
@@ -28,8 +30,8 @@ def test_a_sliding_window_is_kept():
         vocab_size=V, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
         num_key_value_heads=2, max_position_embeddings=64, sliding_window=4, initializer_range=0.5)).eval()  # fmt: skip
     model = LanguageModel(module, None, name="mistral", sampling=Sampling(),
-                          new_cache=cache_maker("static"),
-                          executor=EagerExecutor(EagerExecutor.Settings(), None))  # fmt: skip
+                          new_cache=StaticCache,
+                          executor=EagerExecutor())  # fmt: skip
     text = torch.randint(V, (1, 14), generator=torch.Generator().manual_seed(1))
     model.allocate(1, 16)
     model.logits(text[:, :9], [0])
@@ -40,7 +42,7 @@ def test_q_is_the_tensor_that_the_guesses_were_drawn_from(tables):
     sampling = Sampling(temperature=0.7, top_k=5)
     target = tabular_model(tables.target, sampling)
     drafter = make_drafter("model", target, "", tabular_model(tables.similar, sampling))
-    state = State.start([[1, 2, 3], [4, 5]], [20, 20], [11, 12], [], 6, target.device)
+    state = State.start([Job([1, 2, 3], 20, 11), Job([4, 5], 20, 12)], [], 6, target.device)
     drafter.begin(state)
     draft = drafter.propose(state, [4, 4])
     noise = window(state.noise[PROPOSAL], state.length, 4)
@@ -59,7 +61,7 @@ def test_the_drafter_cache_is_right_after_full_and_partial_acceptance(tables):
     sampling = Sampling(temperature=0)
     target = tabular_model(tables.target, sampling)
     drafter = make_drafter("model", target, "", tabular_model(tables.similar, sampling))
-    state = State.start([[1, 2, 3], [4]], [40, 40], [1, 2], [], 6, target.device)
+    state = State.start([Job([1, 2, 3], 40, 1), Job([4], 40, 2)], [], 6, target.device)
     drafter.begin(state)
     for accepted, gamma in (((3, 0), 3), ((0, 3), 3), ((0, 0), 0), ((2, 1), 4), ((1, 1), 1)):
         draft = drafter.propose(state, [gamma, gamma])
@@ -95,11 +97,11 @@ def test_the_penalty_sees_each_guess_on_the_path(tables):
     """p_i is penalised for the prompt and x_1 .. x_{i-1}, as plain decoding would do it."""
     sampling = Sampling(repetition_penalty=2.0)
     target = tabular_model(tables.target, sampling)
-    state = State.start([[1, 2]], [20], [1], [], 6, target.device)
+    state = State.start([Job([1, 2], 20, 1)], [], 6, target.device)
     target.allocate(1, 24)
     target.prefill(state)
     draft = Draft.chain(torch.tensor([[7, 9]]), None, torch.tensor([2]))
-    p = target.score(state, draft)
+    p = target.score(state, draft).p
     text = [1, 2, 7, 9]
     for i in range(3):
         seen = torch.zeros(V, dtype=torch.bool)
@@ -117,15 +119,15 @@ def test_guesses_stop_where_the_context_ends(tables):
     sampling, drafted = Sampling(), []
     target = tabular_model(tables.target, sampling, context=16)
     drafter = make_drafter("model", target, "", tabular_model(tables.similar, sampling, context=12))
-    state = State.start([[1, 2, 3]], [16], [1], [], 6, target.device)
+    state = State.start([Job([1, 2, 3], 16, 1)], [], 6, target.device)
     target.allocate(1, state.tokens.shape[1])
     target.prefill(state)
-    verifier = SpeculativeVerifier(SpeculativeVerifier.Settings(), make_context(sampling))
+    verifier = SpeculativeVerifier(sampling)
 
-    def note(state, p, draft, verdict, kept):
+    def note(state, scores, draft, verdict, kept):
         drafted.append((state.lengths[0] - int(kept[0]), draft.tokens.shape[1]))
 
-    policy = FixedGamma(FixedGamma.Settings(gamma=5), None)
+    policy = FixedGamma(5)
     decode_speculative(state, target, drafter, policy, verifier, clock(), note)
     assert state.lengths == [16]
     assert all(length + guesses < 12 for length, guesses in drafted if guesses)

@@ -4,7 +4,10 @@ import numpy as np
 import pytest
 import torch
 
-from specbench.decoding.state import Draft, State
+from specbench.decoded import Round
+from specbench.decoding.clock import Lap
+from specbench.decoding.draft import Draft
+from specbench.decoding.state import State
 from specbench.gamma_policies.adaptive import AdaptiveGamma
 from specbench.gamma_policies.confidence import ConfidenceGamma
 from specbench.gamma_policies.entropy import EntropyGamma, confidence, entropy
@@ -13,8 +16,7 @@ from specbench.gamma_policies.heuristic import HeuristicGamma
 from specbench.gamma_policies.optimal import OptimalGamma, best_gamma
 from specbench.gamma_policies.oracle import KnownBetas, OracleGamma
 from specbench.measure.costs import CostTable, extend
-from specbench.measure.recorder import Round
-from specbench.measure.replay import Text, Trace, replay, sweep
+from specbench.measure.simulate import Text, Trace, replay, sweep
 from specbench.theory import optimal_gamma, oracle_improvement, walltime_improvement
 
 LARGEST, C = 10, 0.1
@@ -45,9 +47,8 @@ class Costs:
 
 
 def policy(kind, trace, alpha=0.5, **settings):
-    made = kind(kind.Settings(largest=LARGEST, **settings), None)
-    if hasattr(made, "calibrate"):
-        made.calibrate(Costs(trace, alpha))
+    made = kind(largest=LARGEST, **settings)
+    made.calibrate(Costs(trace, alpha))
     return made
 
 
@@ -100,7 +101,7 @@ def test_signals_are_of_the_law():
     expected = [np.sqrt(1.5 * np.log(2) / np.log(4)), 1.0, 0.0]
     assert entropy(q, x).tolist() == pytest.approx(expected, abs=1e-6)
     assert confidence(q, x).tolist() == [0.5, 0.25, 1.0]
-    assert ConfidenceGamma.signal(q, x).tolist() == [0.25, 0.25, 1.0]
+    assert ConfidenceGamma(1, 0.5).signal(q, x).tolist() == [0.25, 0.25, 1.0]
 
 
 def state(*owners: int) -> State:
@@ -114,7 +115,7 @@ def draft(*counts: int) -> Draft:
 
 
 def test_heuristic_is_plus_two_minus_one_in_each_row():
-    made = HeuristicGamma(HeuristicGamma.Settings(gamma=4, largest=7), None)
+    made = HeuristicGamma(4, 7)
     rows = state(0, 1)
     assert made.next_gamma(rows) == [4, 4]
     made.observe(draft(4, 4), [5, 3])
@@ -129,7 +130,7 @@ def test_heuristic_is_plus_two_minus_one_in_each_row():
 
 
 def test_confidence_keeps_the_guess_that_it_stops_at():
-    made = ConfidenceGamma(ConfidenceGamma.Settings(largest=6, threshold=0.4), None)
+    made = ConfidenceGamma(6, 0.4)
     assert made.go_on(state(0, 1), [1, 1], [0.39, 0.4]) == [False, True]
 
 
@@ -144,13 +145,13 @@ def test_adaptive_forgets_the_row_with_its_request():
 
 
 def test_a_fixed_policy_does_not_change():
-    made = FixedGamma(FixedGamma.Settings(gamma=3), None)
+    made = FixedGamma(3)
     made.observe(draft(3), [1])
     assert made.next_gamma(state(0, 1)) == [3, 3] and made.widths == (3,) and made.constant == 3
 
 
 def rounds_with(steps, seconds, count, rows=1):
-    laps = {"draft": 0.0, "verify": seconds, "accept": 0.0, "host": 0.0}
+    laps = {Lap.DRAFT: 0.0, Lap.VERIFY: seconds, Lap.ACCEPT: 0.0, Lap.HOST: 0.0}
     return [Round(0, 0, steps, 0, 1, 1, 1, 0, 0, [0.5], seconds=laps, rows=rows, steps=steps) for _ in range(count)]
 
 

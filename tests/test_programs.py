@@ -4,21 +4,21 @@ import pytest
 from test_run import parts_of
 
 import specbench.executors.compiled
-import specbench.run
+import specbench.run.run
 from specbench.executors.arguments import flatten
 from specbench.executors.compiled import CompiledExecutor
-from specbench.run import run
+from specbench.run.run import run
 
 
 def test_compiled_programs_are_few_and_all_there_before_anything_is_timed(monkeypatch, tmp_path):
     parts = parts_of("executor=compiled", "temperature=0")
-    counts, plain = [], specbench.run._decode_all_ways
+    counts, plain = [], specbench.run.run.decode_all_ways
 
     def decode_all_ways(*args, **kwargs):
         counts.append(sum(len(leaf.programs) for leaf in parts.target.executor.leaves.values()))
         return plain(*args, **kwargs)
 
-    monkeypatch.setattr(specbench.run, "_decode_all_ways", decode_all_ways)
+    monkeypatch.setattr(specbench.run.run, "decode_all_ways", decode_all_ways)
     result, _ = run(parts, tmp_path)
     assert result.lossless.passed
     # In three buckets p of 1 and 5 tokens, drafter steps on 1 and 2, and a whole draft; verdicts and records, with
@@ -29,8 +29,8 @@ def test_compiled_programs_are_few_and_all_there_before_anything_is_timed(monkey
 class CountsShapes(CompiledExecutor):
     """Compiles nothing, but notes each set of shapes and constants that would need a program."""
 
-    def __init__(self, settings, context):
-        super().__init__(settings, context)
+    def __init__(self):
+        super().__init__()
         self.keys, self.late, self.measuring = set(), [], False
 
     def load(self, module):
@@ -64,7 +64,7 @@ def test_every_shape_is_met_before_anything_is_timed(overrides, monkeypatch, tmp
     monkeypatch.setattr(specbench.executors.compiled, "CompiledExecutor", CountsShapes)
     parts = parts_of("executor=compiled", "data.limit=5", "max_new_tokens=30", *overrides)
     executor = parts.target.executor
-    plain = specbench.run._decode_all_ways
+    plain = specbench.run.run.decode_all_ways
 
     def measured(*arguments, **options):
         executor.measuring = True
@@ -73,7 +73,7 @@ def test_every_shape_is_met_before_anything_is_timed(overrides, monkeypatch, tmp
         finally:
             executor.measuring = False
 
-    monkeypatch.setattr(specbench.run, "_decode_all_ways", measured)
+    monkeypatch.setattr(specbench.run.run, "decode_all_ways", measured)
     result, _ = run(parts, tmp_path)
     assert result.counts.failed == 0 and executor.keys
     assert not executor.late, executor.late[:3]

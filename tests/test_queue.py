@@ -1,18 +1,19 @@
 """Continuous batching: rows are handed on, prompts are read in chunks, and no token changes."""
 
+from functools import partial
+
 import pytest
 import torch
-from conftest import CACHES, DRAFTERS, TREES, V, make_context, make_drafter, tabular_model
+from conftest import CACHES, DRAFTERS, TREES, V, make_drafter, tabular_model, verifier_of
 
 from specbench.cache.paged import PagedCache
 from specbench.decoding.autoregressive import decode_autoregressive
-from specbench.decoding.protocols import nodes
-from specbench.decoding.queue import Job, Queue
+from specbench.decoding.clock import Stopwatch
+from specbench.decoding.queue import Queue
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.speculative import decode_speculative
-from specbench.decoding.state import State
+from specbench.decoding.state import Job, State
 from specbench.gamma_policies.fixed import FixedGamma
-from specbench.measure.timers import Stopwatch
 from specbench.models.language_model import LanguageModel
 from specbench.settings import ConfigError
 from specbench.verifiers.iterative import IterativeVerifier
@@ -35,14 +36,15 @@ def decode(wanted, rows, tables, cache="static", kind="model", chunk=5, sampling
     """New tokens by job."""
     target = tabular_model(tables.target, sampling, cache, executor=executor, device=device)
     judge = IterativeVerifier if kind in TREES else SpeculativeVerifier
-    verifier = judge(judge.Settings(), make_context(sampling))
+    verifier = verifier_of(judge, sampling)
     state = State.idle(rows, COLUMNS, [], target.device)
     target.allocate(rows, COLUMNS)
     helper = tabular_model(tables.similar, sampling, cache, executor=executor, device=device)
     drafter = None if kind is None else make_drafter(kind, target, text, helper)
-    if hasattr(drafter, "longest"):
+    if drafter is not None and drafter.longest is not None:
         gamma = min(gamma, drafter.longest)
-    queue = Queue(wanted, [target, *getattr(drafter, "models", [])], chunk, nodes(drafter, gamma) + 1)
+    models, spare = ([target], 1) if drafter is None else ([target, *drafter.models], drafter.nodes(gamma) + 1)
+    queue = Queue(wanted, models, chunk, spare)
     clock = Stopwatch(target.device)
 
     def feed(state, clock):
@@ -54,10 +56,9 @@ def decode(wanted, rows, tables, cache="static", kind="model", chunk=5, sampling
     if drafter is None:
         decode_autoregressive(state, target, verifier, clock, feed=feed)
     else:
-        policy = policy or FixedGamma(FixedGamma.Settings(gamma=gamma), None)
-        drafter.watch = policy if hasattr(policy, "go_on") else None
+        policy = policy or FixedGamma(gamma)
         decode_speculative(state, target, drafter, policy, verifier, clock, feed=feed)
-    return queue.outputs
+    return [output.tokens for output in queue.outputs]
 
 
 @pytest.mark.parametrize("cache", CACHES)
@@ -74,12 +75,12 @@ def test_a_job_alone_is_what_a_plain_loop_decodes(tables):
     sampling = Sampling()
     for job, out in zip(jobs(), decode(jobs(), 3, tables), strict=True):
         target = tabular_model(tables.target, sampling)
-        state = State.start([job.tokens], [job.limit], [job.key], [], GAMMA + 1, target.device)
+        state = State.start([job], [], GAMMA + 1, target.device)
         target.allocate(1, COLUMNS)
         target.prefill(state)
         drafter = make_drafter("model", target, "", tabular_model(tables.similar, sampling))
-        verifier = SpeculativeVerifier(SpeculativeVerifier.Settings(), make_context(sampling))
-        policy = FixedGamma(FixedGamma.Settings(gamma=GAMMA), None)
+        verifier = SpeculativeVerifier(sampling)
+        policy = FixedGamma(GAMMA)
         decode_speculative(state, target, drafter, policy, verifier, Stopwatch(target.device))
         assert state.new_tokens()[0] == out
 
@@ -99,8 +100,7 @@ def test_a_row_is_handed_on_at_once_and_reading_never_stops_the_others(tables):
 
 
 def few_blocks(count):
-    settings = PagedCache.Settings(block_size=4, blocks=count)
-    return type("Small", (PagedCache,), {"Settings": staticmethod(lambda: settings)})
+    return partial(PagedCache, block_size=4, blocks=count)
 
 
 def test_requests_wait_for_blocks_and_change_no_token(tables):

@@ -10,7 +10,7 @@ from conftest import composed
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from specbench.config import check
+from specbench.config.checks import check
 from specbench.paths import conf_dir
 
 ROOT = Path(__file__).parent.parent

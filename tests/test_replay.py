@@ -2,7 +2,6 @@
 
 import json
 import math
-from types import SimpleNamespace
 
 import numpy as np
 import pyarrow.parquet
@@ -11,17 +10,18 @@ import torch
 from conftest import V, composed, make_drafter, tabular_model
 
 import specbench.replay as command
-from specbench.config import build, check
+from specbench.config.build import build
+from specbench.config.checks import check
+from specbench.decoding.draft import Draft
 from specbench.decoding.sampling import Sampling
-from specbench.decoding.state import Draft
 from specbench.decoding.verify import output_law, speculative_sampling
 from specbench.gamma_policies.fixed import FixedGamma
 from specbench.gamma_policies.heuristic import HeuristicGamma
-from specbench.loggers.files import write_result
-from specbench.measure.replay import replay, trace_of
-from specbench.measure.text import read_text
+from specbench.measure.simulate import replay, trace_of
+from specbench.measure.text_laws import read_text
 from specbench.replay import load_trace
-from specbench.run import run
+from specbench.run.run import run
+from specbench.storage.write import write_result
 
 SMALL = ["max_new_tokens=24", "data.limit=4", "device=cpu", "logger=none"]
 
@@ -35,9 +35,9 @@ def finished(tmp_path_factory):
         if overrides not in made:
             folder = tmp_path_factory.mktemp("run")
             parts = build(check(composed(*SMALL, *overrides)))
-            result, batches = run(parts, folder)
-            write_result(result, batches, "digest", folder, parts.target.tokenizer)
-            made[overrides] = result, batches, folder
+            result, record = run(parts, folder)
+            write_result(result, record, "digest", folder, parts.target.tokenizer)
+            made[overrides] = result, record, folder
         return made[overrides]
 
     return get
@@ -45,20 +45,20 @@ def finished(tmp_path_factory):
 
 @pytest.mark.parametrize("overrides", [("gamma=3",), ("gamma=3", "temperature=0"), ("gamma=2", "batch_size=2")])
 def test_replay_of_the_traced_policy_reproduces_the_trace(overrides, finished):
-    result, batches, folder = finished(*overrides)
-    for trace in (load_trace(folder), trace_of(batches, result.cost.by_gamma, result.speedup.measured)):
+    result, record, folder = finished(*overrides)
+    for trace in (load_trace(folder), trace_of(record.results, result.cost.by_gamma, result.speedup.measured)):
         gamma = result.gamma
-        again = replay(trace, FixedGamma(FixedGamma.Settings(gamma), None), draws=1)
+        again = replay(trace, FixedGamma(gamma), draws=1)
         assert (again.rounds, again.tokens, again.drafted) == (
             result.counts.rounds, result.counts.tokens, result.counts.drafted)  # fmt: skip
-        other = replay(trace, FixedGamma(FixedGamma.Settings(gamma - 1), None), draws=1)
+        other = replay(trace, FixedGamma(gamma - 1), draws=1)
         assert other.rounds > again.rounds and other.drafted < again.drafted
 
 
 def test_replay_of_a_policy_that_learns_reproduces_its_trace(finished):
     result, _, folder = finished("gamma_policy=heuristic", "gamma=2", "gamma_policy.largest=5", "temperature=0")
     trace = load_trace(folder)
-    again = replay(trace, HeuristicGamma(HeuristicGamma.Settings(gamma=2, largest=5), None), draws=1)
+    again = replay(trace, HeuristicGamma(2, 5), draws=1)
     assert (again.rounds, again.drafted) == (result.counts.rounds, result.counts.drafted)
 
 
@@ -120,7 +120,7 @@ def test_betas_along_a_text_of_a_known_chain(kind, tables, number_text):
     if kind == "model":
         drafter.model.allocate(1, 48)
     text = torch.randint(V, (30,), generator=torch.Generator().manual_seed(3)).tolist()
-    laws = read_text(SimpleNamespace(target=target, drafter=drafter), text[:4], text[4:], [1.0] * 26)
+    laws = read_text(target, drafter, text[:4], text[4:], [1.0] * 26)
     p = tables.target.double().softmax(-1)
     for place in range(26):
         before, last, x = text[place + 2], text[place + 3], text[place + 4]
@@ -141,10 +141,10 @@ def test_betas_along_a_text_of_a_known_chain(kind, tables, number_text):
 def test_replay_predicts_another_gamma_of_the_same_law(finished):
     """Tokens a round of gamma 2, replayed on the text of gamma 4, against a run with gamma 2."""
     wide, narrow = finished("gamma=4", "data.limit=24"), finished("gamma=2", "data.limit=24")
-    predicted = replay(load_trace(wide[2]), FixedGamma(FixedGamma.Settings(2), None))
+    predicted = replay(load_trace(wide[2]), FixedGamma(2))
     efficiency = narrow[0].block_efficiency
     assert abs(predicted.block_efficiency - efficiency.mean) < 4 * math.hypot(efficiency.stderr, 0.02)
-    wrong = replay(load_trace(wide[2]), FixedGamma(FixedGamma.Settings(4), None))  # negative control
+    wrong = replay(load_trace(wide[2]), FixedGamma(4))  # negative control
     assert abs(wrong.block_efficiency - efficiency.mean) > 4 * math.hypot(efficiency.stderr, 0.02)
 
 

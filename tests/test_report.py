@@ -10,12 +10,13 @@ import pytest
 from conftest import composed
 
 import specbench.report.__main__ as command
-from specbench.config import build, check
-from specbench.loggers.files import write_result
-from specbench.report.load import load_runs
+from specbench.config.build import build
+from specbench.config.checks import check
+from specbench.report.samples import samples
 from specbench.report.style import embed
-from specbench.report.text import samples
-from specbench.run import run
+from specbench.run.run import run
+from specbench.storage.read import load_runs
+from specbench.storage.write import write_result
 
 SMALL = ["max_new_tokens=16", "data.limit=3", "device=cpu", "logger=none"]
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -24,8 +25,8 @@ CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shuti
 def store(folder, *overrides):
     parts = build(check(composed(*SMALL, *overrides)))
     folder.mkdir(parents=True)
-    result, batches = run(parts, folder)
-    write_result(result, batches, "digest", folder, parts.target.tokenizer)
+    result, record = run(parts, folder)
+    write_result(result, record, "digest", folder, parts.target.tokenizer)
     return folder
 
 

@@ -10,12 +10,14 @@ import yaml
 from conftest import composed
 
 import specbench.__main__ as command
-import specbench.run
-from specbench.config import build, check
+import specbench.run.run
+from specbench.config.build import build
+from specbench.config.checks import check
 from specbench.decoding.noise import prompt_key
 from specbench.loggers.wandb import summary
 from specbench.memory import size
-from specbench.run import run
+from specbench.run.run import run
+from specbench.run.session import Session
 
 SMALL = ["max_new_tokens=12", "data.limit=2", "device=cpu"]
 
@@ -120,14 +122,14 @@ def test_a_multirun_skips_finished_jobs_and_writes_a_table(monkeypatch, tmp_path
 def test_a_failed_prompt_is_recorded_and_the_rest_is_measured(monkeypatch, tmp_path):
     parts = parts_of("data.limit=3", "temperature=0")
     doomed = list(parts.prompts)[1].id
-    plain = specbench.run.decode
+    plain = Session.decode
 
-    def decode(parts, jobs, speculative, *others, **options):
+    def decode(self, jobs, speculative, *others, **options):
         if jobs[0].key == prompt_key(0, doomed) and speculative:
             raise RuntimeError("out of memory")
-        return plain(parts, jobs, speculative, *others, **options)
+        return plain(self, jobs, speculative, *others, **options)
 
-    monkeypatch.setattr(specbench.run, "decode", decode)
+    monkeypatch.setattr(Session, "decode", decode)
     result, _ = run(parts, tmp_path)
     assert result.counts.failed == 1 and result.counts.prompts == 2 and result.counts.tokens == 24
     lines = [json.loads(line) for line in (tmp_path / "prompts.jsonl.part").read_text().splitlines()]
@@ -135,14 +137,14 @@ def test_a_failed_prompt_is_recorded_and_the_rest_is_measured(monkeypatch, tmp_p
 
 
 def test_an_interrupted_run_keeps_what_it_finished(monkeypatch, tmp_path):
-    plain = specbench.run._decode_all_ways
+    plain = specbench.run.run.decode_all_ways
 
-    def interrupted(parts, requests, columns, swap):
+    def interrupted(session, requests, wanted, swap):
         if swap:
             raise KeyboardInterrupt
-        return plain(parts, requests, columns, swap)
+        return plain(session, requests, wanted, swap)
 
-    monkeypatch.setattr(specbench.run, "_decode_all_ways", interrupted)
+    monkeypatch.setattr(specbench.run.run, "decode_all_ways", interrupted)
     code = call([*SMALL, "logger=none", "hydra.run.dir=out"], monkeypatch, tmp_path)
     result = json.loads((tmp_path / "out" / "results.json").read_text())
     assert code == 130
@@ -169,8 +171,8 @@ def test_turns_after_one_that_does_not_fit_are_counted_too(tmp_path):
 def test_later_turns_follow_the_answers(tmp_path):
     path = tmp_path / "questions.jsonl"
     path.write_text(json.dumps({"question_id": 7, "category": "code", "turns": ["def f(x):", "def g(x):"]}))
-    result, batches = run(parts_of("data=questions", f"data.path={path}", "temperature=0"), tmp_path)
-    first, second = (batch.requests[0] for batch in batches)
+    result, record = run(parts_of("data=questions", f"data.path={path}", "temperature=0"), tmp_path)
+    first, second = (found.request for found in record.results)
     assert (first.id, second.id) == ("7/1", "7/2") and result.counts.prompts == 2
     records = [json.loads(line) for line in (tmp_path / "prompts.jsonl.part").read_text().splitlines()]
     assert second.text == f"def f(x):\n\n{records[0]['baseline_output']}\n\ndef g(x):"
@@ -179,11 +181,11 @@ def test_later_turns_follow_the_answers(tmp_path):
 def test_stop_strings_end_both_decoders_at_the_same_token(tmp_path):
     free, _ = run(parts_of("temperature=0", "max_new_tokens=40"), tmp_path)
     parts = parts_of("temperature=0", "max_new_tokens=40", "stop=['\\n','self']")
-    stopped, batches = run(parts, tmp_path)
+    stopped, record = run(parts, tmp_path)
     assert stopped.lossless.passed and stopped.counts.tokens < free.counts.tokens
-    for batch in batches:
-        text = parts.target.tokenizer.decode(batch.speculative.tokens[0])
-        without_last = parts.target.tokenizer.decode(batch.speculative.tokens[0][:-1])
+    for found in record.results:
+        text = parts.target.tokenizer.decode(found.speculative.tokens)
+        without_last = parts.target.tokenizer.decode(found.speculative.tokens[:-1])
         assert ("\n" in text or "self" in text) and not ("\n" in without_last or "self" in without_last)
 
 
@@ -219,9 +221,10 @@ def test_the_wandb_summary_has_the_keys_that_people_plot(tmp_path):
 
 
 def test_batches_change_no_token(tmp_path):
-    singles, batches = run(parts_of("data.limit=3"), tmp_path)
+    singles, alone = run(parts_of("data.limit=3"), tmp_path)
     together, batch = run(parts_of("data.limit=3", "batch_size=3"), tmp_path)
-    assert batch[0].speculative.tokens == [b.speculative.tokens[0] for b in batches]
+    assert len(batch.groups) == 1 and len(alone.groups) == 3
+    assert [r.speculative.tokens for r in batch.results] == [r.speculative.tokens for r in alone.results]
     assert together.counts.tokens == singles.counts.tokens
     assert together.counts.rounds == singles.counts.rounds
     assert together.alpha.mean == pytest.approx(singles.alpha.mean, abs=1e-4)
@@ -230,24 +233,24 @@ def test_batches_change_no_token(tmp_path):
 @pytest.mark.parametrize("drafter", ["stdlib", "prompt_lookup"])
 def test_transformers_decodes_the_same_prompts_beside_us(drafter, tmp_path):
     parts = parts_of("baseline=transformers", "temperature=0", f"drafter={drafter}")
-    result, batches = run(parts, tmp_path)
+    result, record = run(parts, tmp_path)
     peers = {"generate", "prompt_lookup"} | ({"assisted"} if drafter == "stdlib" else set())
-    assert set(result.speedup_over) == peers == set(parts.peers.names)
+    assert set(result.speedup_over) == peers == set(parts.peers)
     assert {f"{peer}_tokens_per_second" for peer in peers} < set(result.throughput)
     for over in result.speedup_over.values():
         assert over.ci95[0] <= over.measured <= over.ci95[1]
-    for batch in batches:
-        for outputs in batch.peers.values():  # greedy, so their tokens are ours
-            assert outputs[0].tokens == batch.baseline.tokens[0]
-            assert 0 < outputs[0].decoded < len(outputs[0].tokens)
-    record = json.loads((tmp_path / "prompts.jsonl.part").read_text().splitlines()[0])
-    assert record["generate_tokens"] == 12 and record["prompt_lookup_decode_seconds"] > 0
+    for found in record.results:
+        for output in found.peers.values():  # greedy, so their tokens are ours
+            assert output.tokens == found.baseline.tokens
+            assert 0 < output.decoded < len(output.tokens)
+    line = json.loads((tmp_path / "prompts.jsonl.part").read_text().splitlines()[0])
+    assert line["generate_tokens"] == 12 and line["prompt_lookup_decode_seconds"] > 0
 
 
 def test_peers_run_stock_modules(tmp_path):
     """Packed weights would make transformers faster than it is."""
     parts = parts_of("baseline=transformers", "executor=prepacked")
-    stock = [type(m).__name__ for m in parts.peers.module.modules()]
+    stock = [type(m).__name__ for m in parts.peers["generate"].module.modules()]
     ours = [type(m).__name__ for m in parts.target.module.modules()]
     assert "PackedLinear" in ours and "PackedLinear" not in stock
 
@@ -261,13 +264,14 @@ def test_the_synthetic_rate_is_the_alpha_and_nothing_is_claimed(tmp_path):
 
 def test_the_seconds_of_requests_add_up_in_a_batch(tmp_path):
     parts = parts_of("data.limit=5", "batch_size=2", "temperature=0", "max_new_tokens=20")
-    result, batches = run(parts, tmp_path)
-    assert len(batches) == 1 and result.counts.prompts == 5 and result.lossless.passed
-    for decoded in (batches[0].baseline, batches[0].speculative):
-        shares = [decoded.seconds_of(row) for row in range(5)]
+    result, record = run(parts, tmp_path)
+    assert len(record.groups) == 1 and result.counts.prompts == 5 and result.lossless.passed
+    group = record.groups[0]
+    for decoded in (group.baseline, group.speculative):
+        shares = [request.seconds for request in decoded.requests]
         assert sum(shares) == pytest.approx(decoded.decode_seconds) and min(shares) > 0
         assert max(r.rows for r in decoded.rounds) == 2
-    assert len(batches[0].baseline.laps) < sum(map(len, batches[0].baseline.tokens))
+    assert len(group.baseline.laps) < result.counts.baseline_tokens
 
 
 def test_memory_is_announced_before_anything_loads():

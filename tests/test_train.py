@@ -4,23 +4,22 @@ import json
 import re
 import shlex
 from pathlib import Path
-from types import SimpleNamespace
 
+import hydra
 import pytest
 import torch
 import transformers
-from conftest import composed, make_context
+from conftest import composed
 from hydra import compose, initialize_config_dir
 
-from specbench.config import build, check
-from specbench.decoding.sampling import Sampling
+from specbench.config.build import build
+from specbench.config.checks import check
 from specbench.drafters.non_autoregressive import NonAutoregressiveDrafter
 from specbench.models.heads import Heads, HeadsConfig
 from specbench.models.pretrained import PretrainedModel, load_module
 from specbench.paths import conf_dir
-from specbench.run import run
-from specbench.settings import ConfigError
-from specbench.train.__main__ import use
+from specbench.run.run import run
+from specbench.settings import ConfigError, validate
 from specbench.train.lookahead import LookAheadStudent
 from specbench.train.losses import divergence, overlap
 from specbench.train.training import blocks, train
@@ -41,7 +40,7 @@ def training(*overrides):
 
 def shipped(role):
     settings = PretrainedModel.Settings(f"shipped:{role}", weights="pretrained", chat_template="never")
-    return load_module(settings, make_context(Sampling()), role)
+    return load_module(settings, role, torch.device("cpu"), torch.float32, 0)
 
 
 @pytest.mark.parametrize("method", DRAFTERS)
@@ -100,8 +99,7 @@ def test_total_variation_is_one_minus_beta():
 def test_look_ahead_training_sees_what_decoding_will_see():
     """The masked pass over a whole row gives, at each cut, the logits of a pass over that context alone."""
     target = shipped("target")
-    settings = LookAheadStudent.Settings(model=None, count=3, stride=5, learning_rate=1.0)
-    student = LookAheadStudent(settings, target, "kl")
+    student = LookAheadStudent(target, "kl", count=3, stride=5)
     student.lookahead.embeddings.data.normal_(std=0.5)
     row = torch.randint(4096, (1, 24), generator=torch.Generator().manual_seed(0))
     p, q = student.laws(row)
@@ -151,7 +149,9 @@ def test_the_commands_of_the_readme_compose(arguments):
 ])  # fmt: skip
 def test_what_is_said_of_the_use_composes(method, model, key, tmp_path):
     folder = tmp_path / "a=1,b=shipped_x"
-    config = composed(*shlex.split(use(method, SimpleNamespace(model=model), folder)))
+    method = training(f"method={method}", *([f"method.model={model}"] if model else [])).method
+    kind = hydra.utils.get_class(method._target_)
+    config = composed(*shlex.split(shlex.join(kind.use(validate(kind.Settings, method), folder))))
     assert config.drafter[key] == str(folder) and (model is None or config.drafter.path == model)
 
 

@@ -1,23 +1,33 @@
 """Token trees: packing, the walk through a tree against the oracle, and the tree drafters' own laws."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import reference
 import torch
-from conftest import CACHES, V, make_context, make_drafter, tabular_model
+from conftest import CACHES, V, make_drafter, tabular_model
+from tabular import random_table
 from test_verify import random_bits, random_laws
 
+from specbench.decoding.draft import Draft
 from specbench.decoding.noise import exponentials
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.speculative import accept_and_append, settle
-from specbench.decoding.state import Draft, State
-from specbench.decoding.tree import branching_tree, depths, levels, pack
+from specbench.decoding.state import Job, State
+from specbench.decoding.token_tree import (
+    MISSING,
+    branching_tree,
+    level_ranges,
+    levels_of,
+    pack,
+    static_parent,
+)
 from specbench.decoding.verify import block_verification, rejection_sampling, speculative_sampling
 from specbench.decoding.verify_tree import iterative_beta, iterative_sampling, longest_path, match
 from specbench.drafters.medusa import chosen_tree
 from specbench.drafters.multi_draft import side_by_side
 from specbench.drafters.tree import without_replacement
-from specbench.models.tabular import random_table
 from specbench.verifiers.iterative import IterativeVerifier
 from specbench.verifiers.typical import TypicalVerifier
 
@@ -28,6 +38,7 @@ TREES = {
     "sparse": (-1, -1, -1, 0, 0, 1, 3),
     "chain": (-1, 0, 1),
 }
+BY_ROW = "one of its own in each row"
 
 
 def law_after(table, text):
@@ -36,16 +47,35 @@ def law_after(table, text):
     return table[before, last].double().softmax(-1)
 
 
-def random_tree(parent, seed, repeats):
-    """p [B, N+1, V] and a draft whose siblings were drawn independently from one q, or without replacement."""
+def own_parents(levels, generator):
+    """Parents [B, N] that differ by row; about a fifth of the nodes is missing."""
+    parents = torch.full((ROWS, sum(levels)), MISSING)
+    chance = torch.rand(parents.shape, generator=generator)
+    for row in range(ROWS):
+        above = [-1]
+        for level in level_ranges(levels):
+            for i in level:
+                if above and chance[row, i] > 0.2:
+                    parents[row, i] = above[int((chance[row, i] - 0.2) / 0.8 * len(above))]
+            above = [i for i in level if parents[row, i] != MISSING]
+    return parents
+
+
+def random_tree(name, seed, repeats):
+    """The target's table, and a draft whose siblings were drawn independently from one q, or without replacement."""
     generator = torch.Generator().manual_seed(seed)
+    levels = levels_of(TREES["wide" if name == BY_ROW else name])
+    parents = own_parents(levels, generator) if name == BY_ROW else torch.tensor([TREES[name]] * ROWS)
     p_table, q_table = random_table(V, seed), random_table(V, seed + 1, spread=0.7)
-    N = len(parent)
+    N = parents.shape[1]
     tokens = torch.zeros(ROWS, N, dtype=torch.long)
     q = torch.zeros(ROWS, N, V, dtype=torch.float64)
     for row in range(ROWS):
         texts = {-1: []}
+        parent = parents[row].tolist()
         for i, above in enumerate(parent):
+            if above == MISSING:
+                continue
             law = law_after(q_table, texts[above])
             if not repeats:
                 for sibling in range(i):
@@ -55,28 +85,28 @@ def random_tree(parent, seed, repeats):
             q[row, i] = law
             tokens[row, i] = torch.multinomial(law, 1, generator=generator)
             texts[i] = [*texts[above], int(tokens[row, i])]
-    count = torch.tensor([[0, *np.cumsum([len(level) for level in levels(parent)])][k] for k in
-                          torch.randint(len(levels(parent)) + 1, (ROWS,), generator=generator)])  # fmt: skip
-    draft = Draft(tokens, parent, q, count, repeats=repeats)
+    depth = torch.randint(len(levels) + 1, (ROWS,), generator=generator)
+    count = torch.tensor([0, *np.cumsum(levels)])[depth]
+    draft = Draft(tokens, levels, None if name == "chain" else parents, q, count, repeats=repeats)
     return p_table, draft, generator
 
 
 def p_of(p_table, draft):
     """The target's laws of every entry, [B, N+1, V]."""
     rows = []
-    for row in draft.tokens.tolist():
+    for row, parent in zip(draft.tokens.tolist(), draft.parents.expand(ROWS, -1).tolist(), strict=True):
         texts = [[]]
-        for token, above in zip(row, draft.parent, strict=True):
-            texts.append([*texts[above + 1], token])
+        for token, above in zip(row, parent, strict=True):
+            texts.append([*texts[above + 1], token] if above != MISSING else [])
         rows.append(torch.stack([law_after(p_table, text) for text in texts]))
     return torch.stack(rows)
 
 
 @pytest.mark.parametrize("repeats", [True, False], ids=["independent", "distinct"])
-@pytest.mark.parametrize("name", TREES)
+@pytest.mark.parametrize("name", [*TREES, BY_ROW])
 def test_a_tree_is_verified_as_the_oracle_does(name, repeats):
-    p_table, draft, generator = random_tree(TREES[name], 3, repeats)
-    N, D = len(draft.parent), max(depths(draft.parent))
+    p_table, draft, generator = random_tree(name, 3, repeats)
+    N, D = draft.tokens.shape[1], draft.depth
     r = torch.rand(ROWS, N, generator=generator, dtype=torch.float64)
     bits = random_bits((ROWS, D + 1), generator)
     times = exponentials(bits, V).numpy()
@@ -84,13 +114,16 @@ def test_a_tree_is_verified_as_the_oracle_does(name, repeats):
     verdict = iterative_sampling(p, draft, r, bits)
     greedy = match(p, draft, None)
     for row in range(ROWS):
-        g = int(draft.count[row])
-        part = draft.tokens[row, :g].tolist(), draft.parent[:g]
+        parent = draft.parents.expand(ROWS, -1)[row].tolist()
+        there = [i for i in range(int(draft.count[row])) if parent[i] != MISSING]
+        part = draft.tokens[row, there].tolist(), [there.index(parent[i]) if parent[i] >= 0 else -1 for i in there]
 
         def target(text):
             return law_after(p_table, text).numpy()
 
-        accepted, t = reference.verify_tree(target, *part, draft.probs[row].numpy(), r[row].numpy(), times[row])
+        accepted, t = reference.verify_tree(
+            target, *part, draft.probs[row, there].numpy(), r[row, there].numpy(), times[row]
+        )
         n = int(verdict.accepted[row])
         assert [*accepted, t] == verdict.tokens[row, : n + 1].tolist()
         assert draft.tokens[row, verdict.path[row, :n]].tolist() == accepted
@@ -99,7 +132,7 @@ def test_a_tree_is_verified_as_the_oracle_does(name, repeats):
 
 
 def test_a_tree_that_is_a_chain_is_algorithm_1():
-    p_table, draft, generator = random_tree((-1, 0, 1), 5, True)
+    p_table, draft, generator = random_tree("chain", 5, True)
     p, r = p_of(p_table, draft), torch.rand(ROWS, 3, generator=generator, dtype=torch.float64)
     bits = random_bits((ROWS, 4), generator)
     ours, theirs = iterative_sampling(p, draft, r, bits), speculative_sampling(p, draft, r, bits)
@@ -149,9 +182,19 @@ def test_a_block_keeps_at_least_as_much_as_algorithm_1():
     assert min(gains) > -4 * N / trials**0.5 and np.mean(gains) > 0.05
 
 
+def test_packing_leaves_out_what_is_missing():
+    """A node that a row does not have holds no place, even where another one spells the same text."""
+    tokens, parent = torch.tensor([[5, 5, 7, 1]]), torch.tensor([[MISSING, -1, -1, 1]])
+    draft = Draft(tokens, (3, 1), parent, None, torch.tensor([4]))
+    packed = pack(tokens, draft.levels, draft.parents, draft.exists())
+    assert packed.tokens.tolist() == [[5, 7, 1]] and packed.place[0, 1:].tolist()[1:] == [1, 2, 3]
+    assert packed.tree.sees[0, 3].tolist() == [True, True, False, True]
+
+
 def test_packing_merges_what_says_the_same():
     tokens = torch.tensor([[5, 5, 7, 1, 1, 2], [5, 6, 5, 1, 1, 1]])  # three chains of two
-    packed = pack(tokens, branching_tree([3, 1]), torch.tensor([6, 6]))
+    parent = static_parent(branching_tree([3, 1]), tokens.device)
+    packed = pack(tokens, (3, 3), parent, torch.ones(2, 6, dtype=torch.bool))
     for row in range(2):
         places = packed.place[row]
         assert places[0] == 0
@@ -173,24 +216,24 @@ def test_the_cache_holds_the_accepted_path(cache):
     moved = 0
     for kind in ("tree_independent", "multi_draft_two", "tree_distinct"):
         drafter = make_drafter(kind, target, "", helper)
-        state = State.start([[1, 2, 3], [4, 5, 6]], [30, 30], [11, 12], [], 40, target.device)
+        state = State.start([Job([1, 2, 3], 30, 11), Job([4, 5, 6], 30, 12)], [], 40, target.device)
         drafter.begin(state)
         target.allocate(2, 70)
         target.prefill(state)
-        verifier = IterativeVerifier(IterativeVerifier.Settings(), make_context(sampling))
+        verifier = IterativeVerifier(sampling.greedy)
         for _ in range(6):
             draft = drafter.propose(state, [3, 2])
             for row in range(2):
                 before, last = state.tokens[row, state.lengths[row] - 2 : state.lengths[row]].tolist()
                 assert torch.allclose(draft.probs[row, 0], helper_table[before, last].softmax(-1), atol=1e-6)
-            p = target.score(state, draft)
-            verdict, kept = accept_and_append(state, p, draft, verifier, target.executor)
-            settle(state, draft, verdict, kept, target, drafter)
+            scores = target.score(state, draft)
+            verdict, kept = accept_and_append(state, scores.p, draft, verifier, target.executor)
+            settle(state, draft, verdict, scores, kept, target, drafter)
             moved += int((verdict.path[:, 0] > 0).sum())
             for row in range(2):
                 text = state.tokens[row, : state.lengths[row]].tolist()
                 before, last = text[-2:]
-                law = target.score(state, Draft.empty(2, target.device))[row, 0]
+                law = target.score(state, Draft.empty(2, target.device)).p[row, 0]
                 assert torch.allclose(law, table[before, last].softmax(-1), atol=1e-6)
     assert moved > 2  # paths that were not the first
 
@@ -216,7 +259,7 @@ def test_children_beyond_the_support_of_q_are_never_accepted():
     q = torch.tensor([0.0, 1.0, 0.0, 0.0]).expand(1, 1, 4)
     tokens, laws = without_replacement(q, torch.zeros(1, 1, dtype=torch.long), 3)
     assert tokens.tolist() == [[1, 1, 1]] and laws[0].tolist() == [[0, 1, 0, 0]] * 3
-    draft = Draft(tokens, (-1, -1, -1), laws, torch.tensor([3]))
+    draft = Draft.tree(tokens, (-1, -1, -1), laws, torch.tensor([3]))
     p = torch.tensor([[0.3, 0.0, 0.7, 0.0]]).expand(1, 4, 4)
     verdict = iterative_sampling(p, draft, torch.full((1, 3), 1e-9), torch.zeros(1, 2, dtype=torch.long))
     assert verdict.accepted[0] == 0 and verdict.tokens[0, 0] in (0, 2)
@@ -224,8 +267,8 @@ def test_children_beyond_the_support_of_q_are_never_accepted():
 
 def test_the_tree_analogue_of_beta_is_the_share_of_steps_taken():
     for repeats in (True, False):
-        p_table, draft, generator = random_tree(TREES["wide"], 8, repeats)
-        draft = Draft(draft.tokens, draft.parent, draft.probs, torch.full((ROWS,), len(draft.parent)), repeats)
+        p_table, draft, generator = random_tree("wide", 8, repeats)
+        draft = replace(draft, count=torch.full((ROWS,), draft.tokens.shape[1]))
         p = p_of(p_table, draft)
         r, bits = torch.rand(ROWS, p.shape[1] - 1, generator=generator), random_bits((ROWS, 4), generator)
         verdict = iterative_sampling(p, draft, r.double(), bits)
@@ -237,11 +280,11 @@ def test_the_tree_analogue_of_beta_is_the_share_of_steps_taken():
 
 
 def test_drafts_stand_side_by_side():
-    one = Draft(torch.tensor([[1, 2, 3]]), branching_tree([1, 2]), None, torch.tensor([3]))
-    two = Draft(torch.tensor([[4, 5, 6, 7]]), branching_tree([2, 1]), None, torch.tensor([2]))
+    one = Draft.tree(torch.tensor([[1, 2, 3]]), branching_tree([1, 2]), None, torch.tensor([3]))
+    two = Draft.tree(torch.tensor([[4, 5, 6, 7]]), branching_tree([2, 1]), None, torch.tensor([2]))
     both = side_by_side([one, two])
     assert both.tokens.tolist() == [[1, 4, 5, 2, 3, 6, 7]]
-    assert both.parent == (-1, -1, -1, 0, 0, 1, 2) and both.count.tolist() == [5]
+    assert both.levels == (3, 4) and both.parent.tolist() == [[-1, -1, -1, 0, 0, 1, 2]] and both.count.tolist() == [5]
 
 
 def test_the_chosen_tree_has_the_likeliest_nodes():
@@ -259,8 +302,8 @@ def test_typical_acceptance_takes_the_longest_path_that_passes():
     p[0, 0, 1] = p[0, 0, 2] = 0.4
     p[0, 1, 0] = p[0, 2, 4] = p[0, 4, 5] = 0.8  # node 2 (a 3 after 1) fails, nodes 3 and 4 pass
     p = p / p.sum(-1, keepdim=True)
-    verifier = TypicalVerifier(TypicalVerifier.Settings(epsilon=0.3, delta=0.9), make_context(Sampling(temperature=0)))
-    draft = Draft(tokens, parent, None, torch.tensor([5]))
+    verifier = TypicalVerifier(greedy=True, epsilon=0.3, delta=0.9)
+    draft = Draft.tree(tokens, parent, None, torch.tensor([5]))
     verdict = verifier.accept(p, draft, None)
     assert verdict.path.tolist() == [[1, 3, 4]] and verdict.accepted.tolist() == [3]
     assert verdict.tokens[0, :3].tolist() == [2, 4, 5]

@@ -5,8 +5,8 @@ import pytest
 import reference
 import torch
 
+from specbench.decoding.draft import Draft
 from specbench.decoding.noise import exponentials
-from specbench.decoding.state import Draft
 from specbench.decoding.verify import greedy_matching, speculative_sampling
 
 ROWS, N, V = 20_000, 4, 16

@@ -19,8 +19,10 @@ import torch
 from hydra import compose, initialize_config_dir
 from matplotlib import pyplot as plt
 from rich.progress import track
-
 from specbench.batch import Batch
+from specbench.measure.replay import replay, trace_of
+from specbench.measure.text import read_text
+
 from specbench.config import build, check
 from specbench.data.prompts import render
 from specbench.decoding.noise import prompt_key
@@ -28,8 +30,6 @@ from specbench.decoding.queue import Job
 from specbench.gamma_policies.fixed import FixedGamma
 from specbench.measure.costs import CostTable
 from specbench.measure.estimators import speedup_interval
-from specbench.measure.replay import replay, trace_of
-from specbench.measure.text import read_text
 from specbench.paths import conf_dir
 from specbench.results import provenance
 from specbench.run import Parts, decode

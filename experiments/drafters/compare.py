@@ -21,8 +21,8 @@ import torch
 from hydra import compose, initialize_config_dir
 from matplotlib import pyplot as plt
 from rich.progress import track
-
 from specbench.batch import Decoded
+
 from specbench.config import build, check
 from specbench.data.prompts import render
 from specbench.decoding.noise import prompt_key

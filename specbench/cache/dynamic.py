@@ -1,28 +1,24 @@
 """Hugging Face's own growing cache: columns are appended by concatenation, rollback crops them."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 from transformers.cache_utils import DynamicLayer
 
-from specbench.cache.slots import SlotCache, move_columns, write_columns
+from specbench.cache.slots import SlotCache, move_columns
 
 
 class DynamicCache(SlotCache):
     """One `DynamicLayer` of transformers per layer, always as long as its longest row."""
 
     fixed_shapes = False
+    layers: list[Any]
 
-    @dataclass
-    class Settings:
-        pass
-
-    def __init__(self, settings: Settings, rows: int, columns: int):
-        super().__init__(rows, columns)
-
-    def update(self, key_states, value_states, layer_idx, *args, **kwargs):
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
         if layer_idx == len(self.layers):
             self.layers.append(DynamicLayer())
         layer = self.layers[layer_idx]
@@ -30,12 +26,7 @@ class DynamicCache(SlotCache):
         if missing > 0:
             layer.update(*(new.new_zeros(self.rows, new.shape[1], missing, new.shape[3])
                            for new in (key_states, value_states)))  # fmt: skip
-        found = []
-        for stored, new in ((layer.keys, key_states), (layer.values, value_states)):
-            stored = stored if self.row is None else stored[self.row : self.row + 1]
-            write_columns(stored, self.slots, new)
-            found.append(stored[:, :, : self.visible])
-        return tuple(found)
+        return self.write(layer.keys, key_states), self.write(layer.values, value_states)
 
     def truncate(self, lengths: Sequence[int]) -> None:
         for layer in self.layers:

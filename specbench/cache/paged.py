@@ -10,12 +10,13 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from specbench.cache.slots import SlotCache
-from specbench.settings import setting
+from specbench.settings import BaseSettings, setting
 
 NOBODY = 0  # the block that rows without a request write to
 
@@ -79,22 +80,26 @@ class PagedCache(SlotCache):
     """
 
     @dataclass
-    class Settings:
+    class Settings(BaseSettings):
         block_size: int = setting(ge=1)
         blocks: int | None = setting(ge=1)
 
-    def __init__(self, settings: Settings, rows: int, columns: int):
+    def __init__(self, rows: int, columns: int, block_size: int, blocks: int | None = None):
         super().__init__(rows, columns)
-        self.block_size = settings.block_size
-        self.width = -(-columns // self.block_size)  # blocks of a row at most
-        self.blocks = Blocks(settings.blocks or rows * self.width)
+        self.block_size = block_size
+        self.width = -(-columns // block_size)  # blocks of a row at most
+        self.blocks = Blocks(blocks or rows * self.width)
         self.held: list[list[int]] = [[] for _ in range(rows)]
         self.promised = [0] * rows  # blocks that an admitted row may come to hold
         self.pools: list[Tensor] = []
         self.table = torch.full((rows, self.width), NOBODY)
 
-    @staticmethod
-    def held(settings: Settings, rows: int, columns: int) -> int:
+    @classmethod
+    def from_settings(cls, settings: Settings, rows: int, columns: int) -> "PagedCache":
+        return cls(rows, columns, settings.block_size, settings.blocks)
+
+    @classmethod
+    def columns_in_all(cls, settings: Settings, rows: int, columns: int) -> int:
         return (settings.blocks or rows * -(-columns // settings.block_size)) * settings.block_size
 
     def __len__(self) -> int:
@@ -186,16 +191,19 @@ class PagedCache(SlotCache):
         block = table.gather(1, (columns // self.block_size).clamp(max=self.width - 1))
         return block * self.block_size + columns % self.block_size
 
-    def update(self, key_states, value_states, layer_idx, *args, **kwargs):
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
         if 2 * layer_idx == len(self.pools):  # head sizes are known only now
             for new in (key_states, value_states):
                 shape = ((self.blocks.count + 1) * self.block_size, new.shape[1], new.shape[3])
                 self.pools.append(new.new_zeros(shape))
-        found = []
-        for pool, new in zip(self.pools[2 * layer_idx : 2 * layer_idx + 2], (key_states, value_states), strict=True):
-            pool.index_copy_(0, self.targets.flatten(), new.transpose(1, 2).flatten(0, 1))
-            found.append(pool[self.columns].transpose(1, 2))  # [b, heads, visible, head size]
-        return tuple(found)
+        keys, values = self.pools[2 * layer_idx : 2 * layer_idx + 2]
+        return self.write(keys, key_states), self.write(values, value_states)
+
+    def write(self, stored: Tensor, new: Tensor) -> Tensor:
+        stored.index_copy_(0, self.targets.flatten(), new.transpose(1, 2).flatten(0, 1))
+        return stored[self.columns].transpose(1, 2)  # [b, heads, visible, head size]
 
     def bytes(self) -> int:
         return sum(pool.nbytes for pool in self.pools)

@@ -9,17 +9,19 @@ columns, and `commit` moves the accepted path to where a chain would have left i
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 from transformers import Cache
 
+from specbench.component import Component
 
-class SlotCache(Cache):
+
+class SlotCache(Component, Cache):
     """Keys and values of `rows` rows, `capacity` columns each; a column is a position."""
 
-    fixed_shapes = True  # whether its tensors keep their shapes, as compiled code needs them
+    fixed_shapes: ClassVar[bool] = True  # whether its tensors keep their shapes, as compiled code needs them
 
     def __init__(self, rows: int, columns: int):
         super().__init__(layers=[])
@@ -28,9 +30,14 @@ class SlotCache(Cache):
         self.visible = 0  # columns that attention reads
         self.row: int | None = None  # the only row being forwarded, or None for all of them
 
-    @staticmethod
-    def held(settings: Any, rows: int, columns: int) -> int:
-        """Columns that it has memory for, in all rows together."""
+    @classmethod
+    def from_settings(cls, settings: Any, rows: int, columns: int) -> "SlotCache":
+        """An empty cache."""
+        return cls(rows, columns)
+
+    @classmethod
+    def columns_in_all(cls, settings: Any, rows: int, columns: int) -> int:
+        """Columns that a cache of this size has memory for, in all rows together."""
         return rows * columns
 
     def place(self, slots: Tensor, visible: int, row: int | None = None) -> None:
@@ -41,9 +48,16 @@ class SlotCache(Cache):
 
     @abstractmethod
     def update(
-        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args, **kwargs
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
         """Stores [b, heads, N, head size] and returns every visible column."""
+
+    def write(self, stored: Tensor, new: Tensor) -> Tensor:
+        """Writes new [b, heads, N, head size] into stored [B, heads, T, head size] at the placed slots; returns
+        what attention sees of the rows being forwarded, [b, heads, visible, head size]."""
+        rows = stored if self.row is None else stored[self.row : self.row + 1]
+        write_columns(rows, self.slots, new)
+        return rows[:, :, : self.visible]
 
     @abstractmethod
     def truncate(self, lengths: Sequence[int]) -> None:

@@ -1,21 +1,17 @@
 """Contiguous slots, allocated once: rollback writes nothing, stale columns are never visible."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 
-from specbench.cache.slots import SlotCache, move_columns, write_columns
+from specbench.cache.slots import SlotCache, move_columns
 
 
 class StaticCache(SlotCache):
     """All columns exist from the first forward on; each token overwrites its own."""
 
-    @dataclass
-    class Settings:
-        pass
-
-    def __init__(self, settings: Settings, rows: int, columns: int):
+    def __init__(self, rows: int, columns: int):
         super().__init__(rows, columns)
         self.keys: list[Tensor] = []  # per layer [B, heads, T, head size]
         self.values: list[Tensor] = []
@@ -23,16 +19,13 @@ class StaticCache(SlotCache):
     def __len__(self) -> int:
         return len(self.keys)
 
-    def update(self, key_states, value_states, layer_idx, *args, **kwargs):
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
         if layer_idx == len(self.keys):  # head sizes are known only now
             for stored, new in ((self.keys, key_states), (self.values, value_states)):
                 stored.append(new.new_zeros(self.rows, new.shape[1], self.capacity, new.shape[3]))
-        found = []
-        for stored, new in ((self.keys[layer_idx], key_states), (self.values[layer_idx], value_states)):
-            stored = stored if self.row is None else stored[self.row : self.row + 1]
-            write_columns(stored, self.slots, new)
-            found.append(stored[:, :, : self.visible])
-        return tuple(found)
+        return self.write(self.keys[layer_idx], key_states), self.write(self.values[layer_idx], value_states)
 
     def truncate(self, lengths: Sequence[int]) -> None:
         """Nothing to do: what lies beyond a row's length is overwritten before it can be seen."""

@@ -1,9 +1,11 @@
 """What a data source yields, and how it becomes tokens."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
+from specbench.component import Component
 from specbench.settings import ConfigError
 
 
@@ -22,16 +24,24 @@ class Request:
 
     id: str
     text: str
-    tokens: list[int]
+    tokens: list[int]  # what the decoder's text begins with
     category: str
+    encoder_tokens: list[int] | None = None  # what an encoder reads, where the target has one
 
 
-class Data(Protocol):
+class Data(Component, ABC):
     """A source of prompts; `limit` is the number of prompts to take, None for all."""
 
-    limit: int | None
+    limit: int | None = None
 
-    def prompts(self) -> Iterator[Prompt]: ...
+    @classmethod
+    def from_settings(cls, settings: Any) -> "Data":
+        """By default the settings are the constructor's arguments. Raises ConfigError."""
+        return cls(**vars(settings))
+
+    @abstractmethod
+    def prompts(self) -> Iterator[Prompt]:
+        """Prompts in a fixed order. Raises ConfigError where the source can't be read."""
 
 
 def load(data: Data) -> list[Prompt]:
@@ -52,7 +62,7 @@ def render(prompt: Prompt, answers: Sequence[str], tokenizer: Any, chat: bool) -
     """The turn that follows the given answers, as text and tokens."""
     turn = len(answers)
     if chat:
-        messages = []
+        messages: list[dict[str, str]] = []
         for question, answer in zip(prompt.turns, answers, strict=False):
             messages += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
         messages.append({"role": "user", "content": prompt.turns[turn]})

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from specbench.data.prompts import Prompt
-from specbench.settings import ConfigError, setting
+from specbench.data.prompts import Data, Prompt
+from specbench.settings import BaseSettings, ConfigError, setting
 
 
 def need_file(path: str, prefix: str) -> None:
@@ -39,7 +39,7 @@ def read_json_lines(path: str) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 @dataclass
-class RecordSettings:
+class RecordSettings(BaseSettings):
     """Which records there are, and how one becomes a prompt."""
 
     path: str = setting(required="a file of JSON lines, or for data=hub the id of a data set")
@@ -62,7 +62,7 @@ def to_prompt(number: int, record: dict[str, Any], s: RecordSettings) -> Prompt:
     return Prompt(str(number), (text,), str(record.get(s.category_field, "")) if s.category_field else "")
 
 
-class JsonlData:
+class JsonlData(Data):
     """Any local file of JSON objects, one a line, plain or gzipped."""
 
     @dataclass
@@ -73,16 +73,20 @@ class JsonlData:
     def __init__(self, settings: Settings):
         self.settings, self.limit = settings, settings.limit
 
+    @classmethod
+    def from_settings(cls, settings: Settings) -> "JsonlData":
+        return cls(settings)
+
     def prompts(self) -> Iterator[Prompt]:
         for number, record in read_json_lines(self.settings.path):
             yield to_prompt(number, record, self.settings)
 
 
-class QuestionsData:
+class QuestionsData(Data):
     """Question files in the format of Spec-Bench and MT-bench: `question_id`, `category`, `turns`."""
 
     @dataclass
-    class Settings:
+    class Settings(BaseSettings):
         path: str = setting(required="a question file in the Spec-Bench or MT-bench format")
         category: str | None = setting()
         turns: int | None = setting(ge=1)
@@ -94,8 +98,13 @@ class QuestionsData:
     def __init__(self, settings: Settings):
         self.settings, self.limit = settings, settings.limit
 
+    @classmethod
+    def from_settings(cls, settings: Settings) -> "QuestionsData":
+        return cls(settings)
+
     def prompts(self) -> Iterator[Prompt]:
-        s, seen = self.settings, set()
+        s = self.settings
+        seen: set[str] = set()
         for number, record in read_json_lines(s.path):
             turns = record.get("turns")
             if not isinstance(turns, list) or not turns:
@@ -108,7 +117,7 @@ class QuestionsData:
             raise ConfigError(f"data.category={s.category} is not in {s.path}: it has {', '.join(sorted(seen))}")
 
 
-class HubData:
+class HubData(Data):
     """Any data set that `datasets.load_dataset` opens: a hub id, or a local folder or script."""
 
     @dataclass
@@ -118,6 +127,10 @@ class HubData:
 
     def __init__(self, settings: Settings):
         self.settings, self.limit = settings, settings.limit
+
+    @classmethod
+    def from_settings(cls, settings: Settings) -> "HubData":
+        return cls(settings)
 
     def prompts(self) -> Iterator[Prompt]:
         import datasets

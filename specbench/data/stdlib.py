@@ -11,26 +11,26 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
-from specbench.data.prompts import Prompt
+from specbench.data.prompts import Data, Prompt
 from specbench.data.stdlib_corpus import read_modules
-from specbench.settings import setting
+from specbench.settings import BaseSettings, setting
 
 SIGNATURE = re.compile(r"^\s*(async )?def \w+\(.*\).*:\s*$")
 LINES_BEFORE = 24
 
 
-class StdlibData:
+class StdlibData(Data):
     """`count` prompts of up to 24 lines. `kind` is python, which end with the first line of a function;
     prose, which end inside a documentation string; or mixed, one of each in turn."""
 
     @dataclass
-    class Settings:
+    class Settings(BaseSettings):
         limit: int | None = setting(ge=1)
         count: int = setting(ge=1)
         kind: str = setting(choices=("python", "prose", "mixed"))
 
-    def __init__(self, settings: Settings):
-        self.limit, self.count, self.kind = settings.limit, settings.count, settings.kind
+    def __init__(self, limit: int | None, count: int, kind: str):
+        self.limit, self.count, self.kind = limit, count, kind
 
     def prompts(self) -> Iterator[Prompt]:
         kinds = {"python": [functions], "prose": [documentation], "mixed": [functions, documentation]}[self.kind]
@@ -66,6 +66,6 @@ def documentation(text: str) -> Iterator[int]:
         return
     for node in nodes:
         if isinstance(node, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)) and ast.get_docstring(node):
-            quoted = node.body[0]
-            if quoted.end_lineno - quoted.lineno >= 8:
-                yield (quoted.lineno + quoted.end_lineno) // 2 - 1
+            begin, end = node.body[0].lineno, node.body[0].end_lineno or 0
+            if end - begin >= 8:
+                yield (begin + end) // 2 - 1

@@ -9,12 +9,14 @@ position is still fresh, given everything that was kept before it.
 import hashlib
 from collections.abc import Callable
 from functools import lru_cache
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 PROPOSAL, ACCEPTANCE, RESIDUAL = 0, 1, 2
 STREAMS = 3
+Made = TypeVar("Made")
 
 
 def prompt_key(seed: int, prompt_id: str) -> int:
@@ -57,13 +59,13 @@ def renew(noise: Tensor, done: Tensor) -> None:
     noise.copy_(torch.where(done[:, None], noise, _mix(noise + 1)))
 
 
-def constant(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
+def constant(make: Callable[..., Made]) -> Callable[..., Made]:
     """A function of hashable arguments whose tensors are made once and kept; traced code makes its own."""
     return make if torch.compiler.is_compiling() else _kept(make)
 
 
 @lru_cache(maxsize=8)
-def _kept(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
+def _kept(make: Callable[..., Made]) -> Callable[..., Made]:
     return lru_cache(maxsize=64)(make)
 
 

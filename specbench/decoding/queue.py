@@ -9,23 +9,14 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from specbench.decoding.state import State
-from specbench.measure.timers import Stopwatch
-from specbench.models.language_model import LanguageModel
+from specbench.decoding.clock import Clock, Lap
+from specbench.decoding.state import Job, State
+from specbench.decoding.target import Model
 from specbench.settings import ConfigError
 
 
-@dataclass(frozen=True)
-class Job:
-    """A request to decode: its prompt, the length at which it ends, and the key of its noise."""
-
-    tokens: Sequence[int]
-    limit: int
-    key: int
-
-
 @dataclass
-class Latency:
+class RequestTimes:
     """When a request came and what it waited for, in seconds since decoding began."""
 
     arrived: float
@@ -35,31 +26,39 @@ class Latency:
 
 
 @dataclass
+class Output:
+    """What became of a job."""
+
+    tokens: list[int] = field(default_factory=list)  # new ones
+    times: RequestTimes | None = None  # where requests arrive over time
+
+
 class Queue:
     """The feed of `decode_speculative` and `decode_autoregressive`, and the tokens that came out.
 
-    `models` are those with a cache: the target, and the drafter's if it has one. `spare` columns
-    beyond a job's limit take the guesses of its last round. With `arrivals`, in seconds from the
-    first call and in order, a job exists only from then on; else all are there at once.
+    `models` are those with a cache: the target, and the drafter's if it has one. Before each round at most
+    about `prefill_chunk` prompt tokens are read. `spare` columns beyond a job's limit take the guesses of
+    its last round. With `arrivals`, in seconds from the first call and in order, a job exists only from
+    then on; else all are there at once.
     """
 
-    jobs: Sequence[Job]
-    models: Sequence[LanguageModel]
-    prefill_chunk: int  # prompt tokens read before each round
-    spare: int
-    arrivals: Sequence[float] | None = None
-    outputs: list[list[int]] = field(default_factory=list)  # new tokens by job
-    waiting: list[int] = field(default_factory=list)  # jobs without a row, in order
-    reading: list[int] = field(default_factory=list)  # rows whose prompt is being read, in order
-
-    def __post_init__(self) -> None:
-        self.outputs = [[] for _ in self.jobs]
-        self.coming = [] if self.arrivals is None else list(range(len(self.jobs)))
-        self.waiting = list(range(len(self.jobs))) if self.arrivals is None else []
-        self.latencies = [Latency(arrived) for arrived in self.arrivals or []]
+    def __init__(
+        self,
+        jobs: Sequence[Job],
+        models: Sequence[Model],
+        prefill_chunk: int,
+        spare: int,
+        arrivals: Sequence[float] | None = None,
+    ):
+        self.jobs, self.models, self.prefill_chunk, self.spare = jobs, models, prefill_chunk, spare
+        self.arrivals = arrivals
+        self.outputs = [Output(times=RequestTimes(when)) for when in arrivals] if arrivals else [Output() for _ in jobs]
+        self.coming = [] if arrivals is None else list(range(len(jobs)))
+        self.waiting = list(range(len(jobs))) if arrivals is None else []  # jobs without a row, in order
+        self.reading: list[int] = []  # rows whose prompt is being read, in order
         self.began: float | None = None
 
-    def __call__(self, state: State, clock: Stopwatch) -> bool:
+    def __call__(self, state: State, clock: Clock) -> bool:
         """Whether there is a row to decode."""
         if self.arrivals is not None:
             self._watch(state)
@@ -69,10 +68,10 @@ class Queue:
         if self.waiting:
             self._admit(state)
         state.waiting = len(self.waiting)
-        clock.lap("host")
+        clock.lap(Lap.HOST)
         while self.reading:
             self._read(state)
-            clock.lap("prefill")
+            clock.lap(Lap.PREFILL)
             if any(state.active):
                 break
         return any(state.active)
@@ -89,17 +88,19 @@ class Queue:
         now = self._now
         for row, owner in enumerate(state.owners):
             if owner >= 0 and state.lengths[row] > state.prompt_lengths[row]:
-                latency = self.latencies[owner]
-                latency.first_token = latency.first_token or now
-                latency.finished = now
+                times = self.outputs[owner].times
+                assert times is not None
+                times.first_token = times.first_token or now
+                times.finished = now
 
-    def _arrive(self, state: State, clock: Stopwatch) -> None:
+    def _arrive(self, state: State, clock: Clock) -> None:
         """Takes the requests that have come; where there is nothing else to do, waits for the next."""
+        assert self.arrivals is not None
         idle = not any(owner >= 0 for owner in state.owners) and not self.waiting
         if idle and self.coming:
-            clock.lap("host")
+            clock.lap(Lap.HOST)
             time.sleep(max(0.0, self.arrivals[self.coming[0]] - self._now))
-            clock.lap("idle")
+            clock.lap(Lap.IDLE)
         while self.coming and self.arrivals[self.coming[0]] <= self._now:
             self.waiting.append(self.coming.pop(0))
 
@@ -114,28 +115,29 @@ class Queue:
             return
         rows = state.new_tokens()
         for row in ended:
-            self.outputs[state.owners[row]] = rows[row]
+            self.outputs[state.owners[row]].tokens = rows[row]
             state.owners[row] = -1
             for model in self.models:
-                model.cache.release(row)
+                model.release(row)
 
     def _admit(self, state: State) -> None:
         free = [row for row, owner in enumerate(state.owners) if owner < 0]
-        rows, owners = [], []
+        rows: list[int] = []
+        owners: list[int] = []
         for row in free:
             if not self.waiting or not self._fits(self.jobs[self.waiting[0]]):
                 break
             owner = self.waiting.pop(0)
             job = self.jobs[owner]
             for model in self.models:
-                model.cached[row] = model.cache.admit(row, job.tokens, job.limit + self.spare)
-            if self.latencies:
-                self.latencies[owner].admitted = self._now
+                model.admit(row, job, job.limit + self.spare)
+            times = self.outputs[owner].times
+            if times is not None:
+                times.admitted = self._now
             rows.append(row)
             owners.append(owner)
         if rows:
-            jobs = [self.jobs[owner] for owner in owners]
-            state.admit([j.tokens for j in jobs], [j.limit for j in jobs], [j.key for j in jobs], rows, owners)
+            state.admit([self.jobs[owner] for owner in owners], rows, owners)
             self.reading += rows
         elif len(free) == state.batch_size:
             job = self.jobs[self.waiting[0]]
@@ -145,7 +147,7 @@ class Queue:
             )
 
     def _fits(self, job: Job) -> bool:
-        return all(model.cache.may_admit(job.tokens, job.limit + self.spare) for model in self.models)
+        return all(model.may_admit(job, job.limit + self.spare) for model in self.models)
 
     def _read(self, state: State) -> None:
         """Reads at most about `prefill_chunk` tokens, for all rows together if they all begin."""
@@ -171,5 +173,5 @@ class Queue:
         self.reading = [row for row in self.reading if row not in rows]
         for row in rows:
             for model in self.models:
-                model.cache.written(row, self.jobs[state.owners[row]].tokens)
+                model.prompt_read(row, self.jobs[state.owners[row]])
         state.begin(rows)

@@ -8,34 +8,39 @@ from collections.abc import Callable
 
 from torch import Tensor
 
+from specbench.decoding.clock import Clock, Lap
+from specbench.decoding.draft import Draft, Verdict
+from specbench.decoding.drafter import Drafter
+from specbench.decoding.executor import Executor
+from specbench.decoding.gamma_policy import GammaPolicy
 from specbench.decoding.noise import renew
-from specbench.decoding.protocols import Drafter, GammaPolicy, Noise, Verifier
-from specbench.decoding.state import Draft, Rows, State, Verdict, commit_tokens
-from specbench.executors.eager import EagerExecutor
-from specbench.measure.timers import Stopwatch
-from specbench.models.language_model import LanguageModel
+from specbench.decoding.round_noise import Noise
+from specbench.decoding.state import Rows, State, commit_tokens
+from specbench.decoding.target import Scores, Target
+from specbench.decoding.verifier import Verifier
 
-RoundHook = Callable[[State, Tensor, Draft, Verdict, Tensor], None]
+RoundHook = Callable[[State, Scores, Draft, Verdict, Tensor], None]
+Feed = Callable[[State, Clock], bool]
 
 
-def ignore(*round_: object) -> None:
+def ignore(state: State, scores: Scores, draft: Draft, verdict: Verdict, kept: Tensor) -> None:
     """The round hook of a run that records nothing."""
 
 
-def these_rows(state: State, clock: Stopwatch) -> bool:
+def these_rows(state: State, clock: Clock) -> bool:
     """The feed of a batch that nobody joins: decoding goes on while a row is active."""
     return any(state.active)
 
 
 def decode_speculative(
     state: State,
-    target: LanguageModel,
+    target: Target,
     drafter: Drafter,
     policy: GammaPolicy,
     verifier: Verifier,
-    clock: Stopwatch,
+    clock: Clock,
     after_round: RoundHook = ignore,
-    feed: Callable[[State, Stopwatch], bool] = these_rows,
+    feed: Feed = these_rows,
     begin: bool = True,
 ) -> State:
     """Decodes until `feed`, which may admit new rows before each round, says that there is none. Without
@@ -44,7 +49,7 @@ def decode_speculative(
     The caches of the target, for every active row, must hold all committed tokens but the last.
     """
     if begin:
-        drafter.begin(state)
+        drafter.begin(state, policy.stop)
     clock.start()
     while feed(state, clock):
         gamma = shrink(policy.next_gamma(state), state, drafter)
@@ -52,30 +57,30 @@ def decode_speculative(
         # Sample gamma guesses x_1 .. x_gamma from M_q autoregressively.
         draft = drafter.propose(state, gamma)
         draft = draft.padded(pad_to(policy, draft)) if target.executor.fixed_shapes else draft
-        clock.lap("draft")
+        clock.lap(Lap.DRAFT)
 
         # Run M_p in parallel: p_1(x) .. p_{gamma+1}(x).
-        p = target.score(state, draft)
-        clock.lap("verify")
+        scores = target.score(state, draft, drafter.needs_hidden)
+        clock.lap(Lap.VERIFY)
 
         # Determine the number of accepted guesses n; adjust p_{n+1} if needed; t ~ p'(x).
         # Return one token from M_p, and n tokens from M_q.
         before = state.lengths
-        verdict, kept = accept_and_append(state, p, draft, verifier.under(state), target.executor)
-        settle(state, draft, verdict, kept, target, drafter)
-        clock.lap("accept")
+        verdict, kept = accept_and_append(state, scores.p, draft, verifier.under(state), target.executor)
+        settle(state, draft, verdict, scores, kept, target, drafter)
+        clock.lap(Lap.ACCEPT)
         policy.observe(draft, [now - then for now, then in zip(state.lengths, before, strict=True)])
-        clock.lap("host")
-        after_round(state, p, draft, verdict, kept)
-        clock.lap("record")
+        clock.lap(Lap.HOST)
+        after_round(state, scores, draft, verdict, kept)
+        clock.lap(Lap.RECORD)
         clock.start()
     return state
 
 
 def accept_and_append(
-    state: State, p: Tensor, draft: Draft, verifier: Verifier, executor: EagerExecutor
+    state: State, p: Tensor, draft: Draft, verifier: Verifier, executor: Executor
 ) -> tuple[Verdict, Tensor]:
-    """The verdict on a draft, and [B], how many tokens of it each row kept."""
+    """The verdict on a draft, and [B], how many tokens of it each row kept. p [B, N + 1, V]."""
     if state.stop_strings is not None:  # these are found on the host
         verdict = verifier.accept(p, draft, Noise.of(state.rows, draft))
         kept = state.append(verdict)
@@ -88,7 +93,8 @@ def accept_and_append(
 
 
 def accept_and_commit(verifier: Verifier, p: Tensor, draft: Draft, rows: Rows) -> tuple[Verdict, Tensor, Tensor]:
-    """`Verifier.accept` and `commit_tokens` as one function of tensors."""
+    """`Verifier.accept` and `commit_tokens` as one function of tensors: the verdict, tokens kept [B], and
+    lengths and ends [2, B]. p [B, N + 1, V]."""
     verdict = verifier.accept(p, draft, Noise.of(rows, draft))
     kept, summary = commit_tokens(rows, verdict)
     if verifier.looks_ahead:
@@ -96,12 +102,13 @@ def accept_and_commit(verifier: Verifier, p: Tensor, draft: Draft, rows: Rows) -
     return verdict, kept, summary
 
 
-def settle(state: State, draft: Draft, verdict: Verdict, kept: Tensor, target: LanguageModel, drafter: Drafter) -> None:
-    """Puts the accepted path of a tree where a chain's would be, and tells a drafter that wants to know."""
-    if not draft.is_chain:
-        target.keep_path(verdict.path, state.length - kept)
-    if hasattr(drafter, "settle"):
-        drafter.settle(state, draft, verdict, state.length - kept)
+def settle(
+    state: State, draft: Draft, verdict: Verdict, scores: Scores, kept: Tensor, target: Target, drafter: Drafter
+) -> None:
+    """Both models keep what was accepted, and forget the rest. kept [B] tokens of each row."""
+    base = state.length - kept
+    target.settle(state, draft, verdict, scores, base)
+    drafter.settle(state, draft, verdict, scores, base)
 
 
 def shrink(gamma: list[int], state: State, drafter: Drafter) -> list[int]:

@@ -1,76 +1,24 @@
-"""The state of a batch being decoded, and the token tree that a drafter proposes.
-
-Shapes: B rows, T columns, N drafted nodes, V vocabulary.
-"""
+"""The state of a batch being decoded: committed tokens of ragged rows. B rows, T columns, V vocabulary."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
-from specbench.decoding.noise import STREAMS, constant, noise_bits
+from specbench.decoding.draft import Verdict
+from specbench.decoding.noise import STREAMS, noise_bits
 from specbench.decoding.stopping import StopStrings
-from specbench.decoding.tree import depth_of_count, depths
 
 
 @dataclass(frozen=True)
-class Draft:
-    """Guesses as a token tree. A chain is the tree in which each node's parent is the one before.
+class Job:
+    """A request to decode: its prompt, the length at which it ends, and the key of its noise."""
 
-    `probs` is q, the very tensor the tokens were drawn from; None means a point mass on each
-    token. Rows are ragged: only the first `count[b]` nodes of row b are guesses. Nodes stand in order
-    of depth, and those with one parent in the order in which they are to be tried.
-    """
-
-    tokens: Tensor  # [B, N]
-    parent: tuple[int, ...]  # [N]; -1 is the last committed token
-    probs: Tensor | None  # [B, N, V]
-    count: Tensor  # [B]
-    repeats: bool = False  # whether nodes with one parent may be the same token
-
-    @staticmethod
-    def chain(tokens: Tensor, probs: Tensor | None, count: Tensor) -> "Draft":
-        return Draft(tokens, tuple(range(-1, tokens.shape[1] - 1)), probs, count)
-
-    @staticmethod
-    def empty(batch_size: int, device: torch.device) -> "Draft":
-        """No guess: the round is a plain one-token step."""
-        tokens = torch.zeros(batch_size, 0, dtype=torch.long, device=device)
-        return Draft.chain(tokens, None, tokens.new_zeros(batch_size))
-
-    @property
-    def is_chain(self) -> bool:
-        return self.parent == tuple(range(-1, len(self.parent) - 1))
-
-    @property
-    def depth(self) -> int:
-        """Guesses on the longest path."""
-        return max(depths(self.parent), default=0)
-
-    def steps(self) -> Tensor:
-        """[B], the depth of each row's guesses: gamma."""
-        if self.is_chain:
-            return self.count
-        return constant(depth_of_count)(self.parent, self.count.device)[self.count]
-
-    def padded(self, width: int) -> "Draft":
-        """A chain with `width` columns, for code that wants one shape; `count` tells the guesses."""
-        missing = width - self.tokens.shape[1]
-        if missing <= 0 or not self.tokens.shape[1] or not self.is_chain:
-            return self
-        probs = None if self.probs is None else F.pad(self.probs, (0, 0, 0, missing))
-        return Draft.chain(F.pad(self.tokens, (0, missing)), probs, self.count)
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """What a verifier decided: x_1 .. x_n of the draft, then one token t of its own."""
-
-    tokens: Tensor  # [B, D + 1] for drafts of depth D; columns after n + 1 mean nothing
-    accepted: Tensor  # [B], n
-    path: Tensor | None = None  # [B, D], the accepted nodes of a tree in order; None is a chain's first n
+    tokens: Sequence[int]  # what the decoder's text begins with
+    limit: int
+    key: int
+    encoder_tokens: Sequence[int] | None = None  # what an encoder reads, where there is one
 
 
 @dataclass(frozen=True)
@@ -142,25 +90,17 @@ class State:
         self.lengths, self.limits, self.prompt_lengths = [1] * rows, [1] * rows, [1] * rows
         self.active, self.owners = [False] * rows, [-1] * rows
 
-    def admit(
-        self,
-        prompts: Sequence[Sequence[int]],
-        limits: Sequence[int],
-        keys: Sequence[int],
-        rows: Sequence[int],
-        owners: Sequence[int],
-    ) -> None:
-        """Gives rows to requests: prompt tokens, limits and keys of their noise. They stay idle
-        until `begin`."""
+    def admit(self, jobs: Sequence[Job], rows: Sequence[int], owners: Sequence[int]) -> None:
+        """Gives rows to requests. They stay idle until `begin`."""
         device, width = self.tokens.device, self.tokens.shape[1]
         where = torch.tensor(list(rows), device=device)
-        self.tokens[where] = torch.tensor([[*p, *[0] * (width - len(p))] for p in prompts], device=device)
-        self.length[where] = torch.tensor([len(p) for p in prompts], device=device)
-        self.rows.limit[where] = torch.tensor(list(limits), device=device)
-        self.noise[:, where] = noise_bits(torch.tensor(list(keys), device=device), width)
-        for row, prompt, limit, owner in zip(rows, prompts, limits, owners, strict=True):
-            self.lengths[row] = self.prompt_lengths[row] = len(prompt)
-            self.limits[row], self.owners[row] = limit, owner
+        self.tokens[where] = torch.tensor([[*j.tokens, *[0] * (width - len(j.tokens))] for j in jobs], device=device)
+        self.length[where] = torch.tensor([len(j.tokens) for j in jobs], device=device)
+        self.rows.limit[where] = torch.tensor([j.limit for j in jobs], device=device)
+        self.noise[:, where] = noise_bits(torch.tensor([j.key for j in jobs], device=device), width)
+        for row, job, owner in zip(rows, jobs, owners, strict=True):
+            self.lengths[row] = self.prompt_lengths[row] = len(job.tokens)
+            self.limits[row], self.owners[row] = job.limit, owner
             self.admitted += 1
             self.serials[row] = self.admitted
 
@@ -172,9 +112,7 @@ class State:
 
     @staticmethod
     def start(
-        prompts: Sequence[Sequence[int]],
-        limits: Sequence[int],
-        keys: Sequence[int],
+        jobs: Sequence[Job],
         stop_tokens: Sequence[int],
         spare: int,
         device: torch.device,
@@ -182,9 +120,9 @@ class State:
     ) -> "State":
         """A batch in which every row decodes at once. `spare` columns beyond the longest limit
         take the guesses of rows that are done."""
-        rows = range(len(prompts))
-        state = State.idle(len(prompts), max(limits) + spare, stop_tokens, device, stop_strings)
-        state.admit(prompts, limits, keys, rows, rows)
+        rows = range(len(jobs))
+        state = State.idle(len(jobs), max(j.limit for j in jobs) + spare, stop_tokens, device, stop_strings)
+        state.admit(jobs, rows, rows)
         state.begin(rows)
         return state
 
@@ -230,6 +168,7 @@ class State:
     def _find_stop_strings(self, verdict: Verdict) -> Tensor:
         """[B], the tokens to keep where one of them completes a stop string, else more than there
         are. Costs a host synchronisation of its own."""
+        assert self.stop_strings is not None
         new, counts = verdict.tokens.tolist(), verdict.accepted.tolist()
         cuts = [len(row) + 1 for row in new]
         for row, generated in enumerate(self.new_tokens()):

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from specbench.decoding.draft import Draft, Verdict
 from specbench.decoding.sampling import draw
-from specbench.decoding.state import Draft, Verdict
 
 
 def speculative_sampling(p: Tensor, draft: Draft, r: Tensor, bits: Tensor, lenience: float = 1.0) -> Verdict:
@@ -51,12 +51,12 @@ def block_verification(p: Tensor, draft: Draft, r: Tensor, bits: Tensor) -> Verd
     w_i = min(1, w_{i-1} p_i(x_i) / q_i(x_i)); x_1 .. x_i may stand when r_i < h_i.
     """
     x, N = draft.tokens, draft.tokens.shape[1]
-    q = _dense(draft, p.shape[-1])
+    q = dense(draft, p.shape[-1])
     ratio = _at(p[:, :-1], x) / _at(q, x)  # [B, N]
-    w = [torch.ones_like(p[:, 0, 0])]
+    weights = [torch.ones_like(p[:, 0, 0])]
     for i in range(N):
-        w.append((w[i] * ratio[:, i]).clamp(max=1))
-    w = torch.stack(w, 1)  # [B, N + 1]
+        weights.append((weights[i] * ratio[:, i]).clamp(max=1))
+    w = torch.stack(weights, 1)  # [B, N + 1]
     places = torch.arange(N + 1, device=p.device)
     q_next = torch.cat([q, torch.zeros_like(p[:, :1])], 1) * (places < draft.count[:, None])[..., None]
     residual = (w[..., None] * p - q_next).clamp(min=0)
@@ -72,8 +72,8 @@ def rejection_sampling(p: Tensor, draft: Draft, r: Tensor, bits: Tensor) -> Verd
     """Non-iterative rejection sampling (A.2): accept x_i when r_i M q_i(x_i) < p_i(x_i), where
     M = max_x p_i(x) / q_i(x); else t is drawn from p_i as it is. Shapes as for `speculative_sampling`."""
     x = draft.tokens
-    rate = rejection_rate(p[:, :-1], _dense(draft, p.shape[-1]))
-    n = leading(r * _at(_dense(draft, p.shape[-1]), x) < rate * _at(p[:, :-1], x), draft.count)
+    q = dense(draft, p.shape[-1])
+    n = leading(r * _at(q, x) < rejection_rate(p[:, :-1], q) * _at(p[:, :-1], x), draft.count)
     return verdict(x, n, draw(at_row(p, n), _at(bits, n)))
 
 
@@ -82,7 +82,7 @@ def rejection_rate(p: Tensor, q: Tensor) -> Tensor:
     return 1 / torch.where(p > 0, p / q, 0.0).amax(-1)
 
 
-def _dense(draft: Draft, vocab_size: int) -> Tensor:
+def dense(draft: Draft, vocab_size: int) -> Tensor:
     """q [B, N, V], of point masses too."""
     return F.one_hot(draft.tokens, vocab_size).float() if draft.probs is None else draft.probs
 

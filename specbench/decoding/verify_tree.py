@@ -1,7 +1,7 @@
-"""Walks down a token tree: iterative speculative sampling (SpecInfer) and the walk along known tokens.
+"""Walks down a token tree: iterative speculative sampling (SpecInfer) and the walk along chosen tokens.
 
 B rows, N nodes, D levels, V vocabulary. Entry 0 is the last committed token and entry i + 1 node i.
-Several nodes may spell the same text; whoever stands on one of them stands on all.
+Several nodes may spell the same text; a row that stands on one of them stands on all.
 """
 
 from collections.abc import Callable
@@ -10,10 +10,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from specbench.decoding.noise import constant
+from specbench.decoding.draft import Draft, Verdict
 from specbench.decoding.sampling import draw
-from specbench.decoding.state import Draft, Verdict
-from specbench.decoding.tree import levels, parents
+from specbench.decoding.token_tree import level_ranges
 from specbench.decoding.verify import at_row
 
 
@@ -23,7 +22,8 @@ class Walk:
     def __init__(self, draft: Draft):
         B, N = draft.tokens.shape
         device = draft.tokens.device
-        self.draft = draft
+        self.draft, self.exists = draft, draft.exists()
+        self.above = (draft.parents + 1).clamp(min=0).expand(B, N)  # entry of each node's parent
         self.stands = (torch.arange(N + 1, device=device) == 0).repeat(B, 1)  # on these entries
         self.entry = torch.zeros(B, dtype=torch.long, device=device)  # the first of them
         self.n = torch.zeros(B, dtype=torch.long, device=device)
@@ -31,9 +31,8 @@ class Walk:
 
     def children(self, level: range) -> Tensor:
         """[B, n]: which nodes of the next level can be tried."""
-        device = self.stands.device
-        above = self.stands[:, constant(parents)(self.draft.parent, device)[level.start : level.stop]]
-        return above & (torch.arange(level.start, level.stop, device=device) < self.draft.count[:, None])
+        here = slice(level.start, level.stop)
+        return self.stands.gather(1, self.above[:, here]) & self.exists[:, here]
 
     def step(self, level: range, token: Tensor) -> None:
         """To the children that are this token [B]; rows without one stand nowhere from then on."""
@@ -45,7 +44,7 @@ class Walk:
         self.n = self.n + found
 
     def skip(self) -> None:
-        """A level that nobody can enter."""
+        """Past a level that no row can enter."""
         self.path.append((self.entry - 1).clamp(min=0))
 
     def verdict(self, tokens: Tensor) -> Verdict:
@@ -54,16 +53,16 @@ class Walk:
 
 
 def nobody(mask: Tensor) -> bool:
-    """Whether the mask holds no row, where the answer is free: on a GPU it would have to be waited for,
-    and a program that is traced has to do without."""
+    """True if the mask is empty and can be read without a device synchronisation; else False."""
     return mask.device.type == "cpu" and not torch.compiler.is_compiling() and not mask.any()
 
 
 def follow(draft: Draft, choose: Callable[[Tensor, int], Tensor]) -> Verdict:
-    """Goes along the tokens that `choose` says: choose(entry [B], depth) -> [B], after the text of that
-    entry. The first one that is no guess is t. Greedy verification (appendix A of the notes) is this."""
-    walk, tokens = Walk(draft), []
-    for depth, level in enumerate(levels(draft.parent)):
+    """Walks by the tokens of choose(entry [B], depth) -> [B]; t is the first that is not a child. Greedy
+    verification (appendix A of the SpecInfer notes) is the case in which `choose` is the argmax."""
+    walk = Walk(draft)
+    tokens: list[Tensor] = []
+    for depth, level in enumerate(level_ranges(draft.levels)):
         if tokens and nobody(walk.n == depth):
             tokens.append(tokens[-1])
             walk.skip()
@@ -92,10 +91,11 @@ def iterative_sampling(p: Tensor, draft: Draft, r: Tensor, bits: Tensor) -> Verd
     p [B, N+1, V]; r [B, N] uniforms; bits [B, D+1] of a stream of their own. A guess that was drawn
     twice is tried twice: only then is the law that is left the right one.
     """
-    walk, tokens = Walk(draft), []
+    walk = Walk(draft)
+    tokens: list[Tensor] = []
     law, left = p[:, 0], torch.ones(len(p), dtype=r.dtype, device=r.device)  # an unnormalised law and its sum
     q_x = None if draft.probs is None else draft.probs.gather(-1, draft.tokens[..., None])[..., 0]
-    for level in levels(draft.parent):
+    for level in level_ranges(draft.levels):
         can_try = walk.children(level)
         if nobody(can_try):
             walk.skip()
@@ -117,8 +117,8 @@ def iterative_sampling(p: Tensor, draft: Draft, r: Tensor, bits: Tensor) -> Verd
     # Rounding alone can leave nothing: then p is what remains.
     law = torch.where(law.sum(-1, keepdim=True) > 0, law, at_row(p, walk.entry))
     t = draw(law, bits.gather(1, walk.n[:, None])[:, 0])
-    tokens = torch.stack([*tokens, t], 1)
-    return walk.verdict(tokens.scatter(1, walk.n[:, None], t[:, None]))
+    x = torch.stack([*tokens, t], 1)
+    return walk.verdict(x.scatter(1, walk.n[:, None], t[:, None]))
 
 
 def _without(law: Tensor, left: Tensor, draft: Draft, i: int, rejected: Tensor) -> tuple[Tensor, Tensor]:
@@ -132,12 +132,14 @@ def _without(law: Tensor, left: Tensor, draft: Draft, i: int, rejected: Tensor) 
 
 
 def iterative_beta(p: Tensor, draft: Draft, verdict: Verdict) -> Tensor:
-    """[B, D], the probability that some child is accepted at each step of the way: b_1 + miss_1 (b_2 +
-    miss_2 (...)), where b_k = sum_x min(p_k, q_k) and miss_k is how likely guess k was to be turned
-    down. Its mean is the share of steps that are taken: the tree's alpha."""
-    walk, steps = Walk(draft), []
-    for depth, level in enumerate(levels(draft.parent)):
-        law, beta, alive = at_row(p, walk.entry), 0.0, 1.0
+    """[B, D], the probability that some child is accepted at each step of the path: b_1 + miss_1 (b_2 +
+    miss_2 (...)), where b_k = sum_x min(p_k, q_k) and miss_k is the probability that guess k is rejected.
+    Its mean is the share of steps that are taken: the tree's alpha. p [B, N + 1, V]."""
+    walk = Walk(draft)
+    steps: list[Tensor] = []
+    for depth, level in enumerate(level_ranges(draft.levels)):
+        law = at_row(p, walk.entry)
+        beta, alive = torch.zeros_like(law[:, 0]), torch.ones_like(law[:, 0])
         for i, there in zip(level, walk.children(level).T, strict=True):
             x = draft.tokens[:, i, None]
             q = torch.zeros_like(law).scatter(1, x, 1.0) if draft.probs is None else draft.probs[:, i]
@@ -154,9 +156,11 @@ def iterative_beta(p: Tensor, draft: Draft, verdict: Verdict) -> Tensor:
 
 
 def match_beta(p: Tensor, draft: Draft, verdict: Verdict) -> Tensor:
-    """[B, D], the probability that a draw from p is one of the guesses, at each step of the way."""
-    walk, steps = Walk(draft), []
-    for depth, level in enumerate(levels(draft.parent)):
+    """[B, D], the probability that a draw from p is one of the guesses, at each step of the path.
+    p [B, N + 1, V]."""
+    walk = Walk(draft)
+    steps: list[Tensor] = []
+    for depth, level in enumerate(level_ranges(draft.levels)):
         law = at_row(p, walk.entry)
         if draft.probs is None or not draft.is_chain:
             there = walk.children(level)
@@ -174,21 +178,21 @@ def longest_path(p: Tensor, draft: Draft, passes: Tensor, choose: Callable[[Tens
     """The longest path of guesses that all pass [B, N]; of equally long ones the first. The token
     after n accepted guesses is choose(p [B, V], n [B])."""
     B, N = draft.tokens.shape
-    device = p.device
-    good = torch.ones(B, N + 1, dtype=torch.bool, device=device)
-    passes = passes & (torch.arange(N, device=device) < draft.count[:, None])
-    parent, n = constant(parents)(draft.parent, device), torch.zeros_like(draft.count)
-    for level in levels(draft.parent):
+    good = torch.ones(B, N + 1, dtype=torch.bool, device=p.device)
+    passes = passes & draft.exists()
+    above, n = (draft.parents + 1).clamp(min=0).expand(B, N), torch.zeros_like(draft.count)
+    for level in level_ranges(draft.levels):
         a, b = level.start, level.stop
-        good[:, a + 1 : b + 1] = good[:, parent[a:b]] & passes[:, a:b]
+        good[:, a + 1 : b + 1] = good.gather(1, above[:, a:b]) & passes[:, a:b]
         n = n + good[:, a + 1 : b + 1].any(1)
-    entry, path = torch.zeros_like(n), []  # upwards from the first good node of depth n
-    for depth, level in reversed([*enumerate(levels(draft.parent), 1)]):
+    entry = torch.zeros_like(n)
+    nodes: list[Tensor] = []  # upwards from the first good node of depth n
+    for depth, level in reversed([*enumerate(level_ranges(draft.levels), 1)]):
         deepest = good[:, level.start + 1 : level.stop + 1].int().argmax(1) + level.start + 1
         entry = torch.where(n == depth, deepest, entry)
-        path.insert(0, (entry - 1).clamp(min=0))
-        entry = torch.where(n >= depth, F.pad(parent, (1, 0))[entry], entry)
-    path = torch.stack(path, 1) if path else n[:, None][:, :0]
+        nodes.insert(0, (entry - 1).clamp(min=0))
+        entry = torch.where(n >= depth, F.pad(above, (1, 0)).gather(1, entry[:, None])[:, 0], entry)
+    path = torch.stack(nodes, 1) if nodes else n[:, None][:, :0]
     entries = F.pad(path + 1, (1, 0))
     t = choose(at_row(p, entries.gather(1, n[:, None])[:, 0]), n)
     tokens = F.pad(draft.tokens.gather(1, path) if N else path, (0, 1))

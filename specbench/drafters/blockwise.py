@@ -1,16 +1,19 @@
 """Blockwise parallel decoding (section 5 of the paper): heads on the target's hidden state guess ahead."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from specbench.context import Context
+from specbench.decoding.draft import Draft, Verdict
+from specbench.decoding.gamma_policy import DraftStop
 from specbench.decoding.sampling import Sampling
-from specbench.decoding.state import Draft, State, Verdict
+from specbench.decoding.state import State
+from specbench.decoding.target import Scores
 from specbench.drafters.non_autoregressive import ParallelDrafter
-from specbench.drafters.rows import UNLIMITED
-from specbench.drafters.standard import OwnSampling, with_own_sampling
+from specbench.drafters.own_sampling import OwnSampling
 from specbench.models.heads import Heads
 from specbench.models.language_model import LanguageModel
 from specbench.models.pretrained import load_extras
@@ -18,48 +21,43 @@ from specbench.settings import setting
 
 
 class BlockwiseDrafter(ParallelDrafter):
-    """Guess k is what head k makes of the hidden state that the last round ended with, so a draft costs
-    no pass of any model. A row's first round has no such state yet, and drafts nothing."""
+    """Guess k is drawn from the logits of head k on the hidden state that the last round ended with, so a
+    draft costs no pass of any model. A row's first round has no such state yet, and drafts nothing."""
 
-    context = UNLIMITED
+    needs_hidden = True
 
     @dataclass
     class Settings(OwnSampling):
         heads: str = setting(required="a folder of heads")
 
-    def __init__(self, settings: Settings, context: Context):
-        target = context.target
-        heads = load_extras(Heads, settings.heads, "drafter.heads", target)
-        self._use(target, heads, with_own_sampling(context, settings).sampling)
-
-    @classmethod
-    def of(cls, target: LanguageModel, heads: Heads, sampling: Sampling) -> "BlockwiseDrafter":
-        """From heads that are already there."""
-        drafter = cls.__new__(cls)
-        drafter._use(target, heads, sampling)
-        return drafter
-
-    def _use(self, target: LanguageModel, heads: Heads, sampling: Sampling) -> None:
+    def __init__(self, target: LanguageModel, heads: Heads, sampling: Sampling):
         self.target, self.heads, self.sampling = target, heads, sampling
         self.vocab_size, self.longest = target.vocab_size, heads.config.heads
         self.operations_per_token = (
             sum(p.numel() for p in heads.parameters()) / self.longest + heads.config.hidden_size * target.vocab_size
         )
-        target.keep_hidden()
 
-    def begin(self, state: State) -> None:
+    @classmethod
+    def from_settings(cls, settings: Any, context: Context, target: LanguageModel) -> "BlockwiseDrafter":
+        heads = load_extras(Heads, settings.heads, "drafter.heads", target)
+        return cls(target, heads, settings.sampling_of(context.sampling))
+
+    def begin(self, state: State, stop: DraftStop | None = None) -> None:
         self.hidden: Tensor | None = None  # [B, H], behind the last committed token but one
         self.known: dict[int, int] = {}  # by row, the request whose hidden state it is
+        self.was_active: list[int] = []
 
     def can_guess(self, state: State) -> list[bool]:
         rows = range(state.batch_size)
         return [self.hidden is not None and self.known.get(row) == state.serials.get(row) for row in rows]
 
     def logits(self, state: State, steps: int) -> Tensor:
-        return self.target.module.get_output_embeddings()(self.heads(self.hidden)[:, :steps]).float()
+        output: Any = self.target.module.get_output_embeddings()
+        logits: Tensor = output(self.heads(self.hidden)[:, :steps])
+        return logits.float()
 
-    def settle(self, state: State, draft: Draft, verdict: Verdict, base: Tensor) -> None:
-        new = self.target.hidden_after(verdict)
+    def settle(self, state: State, draft: Draft, verdict: Verdict, scores: Scores, base: Tensor) -> None:
+        new = scores.hidden_after(verdict)
         self.hidden = new.clone() if self.hidden is None else torch.where(self._moved(state, new), new, self.hidden)
         self.known |= {row: state.serials[row] for row in self.was_active}
 

@@ -3,14 +3,17 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from specbench.context import Context
 from specbench.data.stdlib_corpus import read_modules
-from specbench.drafters.rows import CountDrafter
-from specbench.drafters.standard import OwnSampling
+from specbench.decoding.sampling import Sampling
+from specbench.drafters.own_sampling import OwnSampling
+from specbench.drafters.row_by_row import CountDrafter
+from specbench.models.language_model import LanguageModel
 from specbench.settings import ConfigError, setting
 
 
@@ -26,11 +29,18 @@ class UnigramDrafter(CountDrafter):
                 raise ConfigError(f"{prefix}path={self.path} is not a file: give a text file, or null for the "
                                   "training text of the shipped pair")  # fmt: skip
 
-    def __init__(self, settings: Settings, context: Context):
-        super().__init__(context, settings)
-        self.fit(training_tokens(settings.path, context.target.tokenizer))
+    def __init__(self, tokens: Tensor, vocab_size: int, sampling: Sampling):
+        """Fits the counts on tokens [n]."""
+        super().__init__(vocab_size, sampling)
+        self.fit(tokens)
+
+    @classmethod
+    def from_settings(cls, settings: Any, context: Context, target: LanguageModel) -> "UnigramDrafter":
+        tokens = training_tokens(settings.path, target.tokenizer)
+        return cls(tokens, target.vocab_size, settings.sampling_of(context.sampling))
 
     def fit(self, tokens: Tensor) -> None:
+        """Counts the tokens [n] of a text."""
         self.unigram = torch.bincount(tokens, minlength=self.vocab_size)[: self.vocab_size].float() + 1
 
     def weights(self, row: int, tokens: Sequence[int]) -> Tensor:
@@ -45,9 +55,14 @@ class BigramDrafter(UnigramDrafter):
     class Settings(UnigramDrafter.Settings):
         smoothing: float = setting(gt=0)
 
-    def __init__(self, settings: Settings, context: Context):
-        self.smoothing = settings.smoothing
-        super().__init__(settings, context)
+    def __init__(self, tokens: Tensor, vocab_size: int, sampling: Sampling, smoothing: float):
+        self.smoothing = smoothing
+        super().__init__(tokens, vocab_size, sampling)
+
+    @classmethod
+    def from_settings(cls, settings: Any, context: Context, target: LanguageModel) -> "BigramDrafter":
+        tokens = training_tokens(settings.path, target.tokenizer)
+        return cls(tokens, target.vocab_size, settings.sampling_of(context.sampling), settings.smoothing)
 
     def fit(self, tokens: Tensor) -> None:
         super().fit(tokens)
@@ -62,8 +77,8 @@ class BigramDrafter(UnigramDrafter):
         return self.backoff.index_add(0, self.followers[begin:end], self.counts[begin:end])
 
 
-def training_tokens(path: str | None, tokenizer) -> Tensor:
-    """Token ids of a text file, or of the text that the shipped pair was trained on."""
+def training_tokens(path: str | None, tokenizer: Any) -> Tensor:
+    """Token ids [n] of a text file, or of the text that the shipped pair was trained on."""
     texts = list(read_modules(held_out=False).values()) if path is None else [Path(path).read_text("utf-8")]
     backend = getattr(tokenizer, "backend_tokenizer", None)
     encoded = (

@@ -1,16 +1,18 @@
 """The target drafts for itself: its first layers, with its own norm and output matrix."""
 
 from dataclasses import dataclass
+from typing import Any
 
 from torch import nn
 
 from specbench.context import Context
 from specbench.decoding.state import State
 from specbench.drafters.model import ModelDrafter
-from specbench.drafters.standard import OwnSampling, with_own_sampling
+from specbench.drafters.own_sampling import OwnSampling
 from specbench.models.borrowed_cache import BorrowedCache
-from specbench.models.early_exit import first_layers
+from specbench.models.first_layers import first_layers
 from specbench.models.heads import ExitHead, Heads
+from specbench.models.language_model import LanguageModel
 from specbench.models.pretrained import load_extras
 from specbench.settings import ConfigError, setting
 
@@ -19,16 +21,19 @@ class EarlyExitDrafter(ModelDrafter):
     """Reads and writes the target's cache: its layers have read the text already, and what they write
     for guesses the target's own call writes again. A trained head is optional."""
 
-    reads_text = False  # its q is not read along finished texts
-    models = ()  # none of its own
+    reads_text = False
 
     @dataclass
     class Settings(OwnSampling):
         layers: int = setting(ge=1)
         head: str | None = setting()
 
-    def __init__(self, settings: Settings, context: Context):
-        target = context.target
+    def __init__(self, model: BorrowedCache, vocab_size: int, gamma: int):
+        super().__init__(model, vocab_size, gamma)
+        self.exit, self.models = model, []  # it has no model with a cache of its own
+
+    @classmethod
+    def from_settings(cls, settings: Any, context: Context, target: LanguageModel) -> "EarlyExitDrafter":
         module = first_layers(target.module, settings.layers)
         if settings.head is not None:
             head = load_extras(Heads, settings.head, "drafter.head", target)
@@ -37,17 +42,15 @@ class EarlyExitDrafter(ModelDrafter):
                     f"drafter.layers={settings.layers} is not possible with drafter.head={settings.head}: "
                     f"it was trained for {head.config.layers} layers"
                 )
-            # Shares the target's matrix, which stays as it is.
-            module._modules[_name_of(module, module.get_output_embeddings())] = ExitHead(
-                head, module.get_output_embeddings()
-            )
-        sampling = with_own_sampling(context, settings).sampling
-        model = BorrowedCache(module, target, name=f"the first {settings.layers} layers", sampling=sampling)
-        self._use(model, target.vocab_size, context.gamma)
+            output: Any = module.get_output_embeddings()  # the target's matrix, which stays as it is
+            module._modules[_name_of(module, output)] = ExitHead(head, output)
+        name = f"the first {settings.layers} layers"
+        model = BorrowedCache(module, target, name, settings.sampling_of(context.sampling))
+        return cls(model, target.vocab_size, context.gamma)
 
     def _catch_up(self, state: State) -> int:
         """The target has read all but the last token, and with it these layers."""
-        self.model.borrow()
+        self.exit.borrow()
         return 1
 
 

@@ -2,17 +2,20 @@
 
 import heapq
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from specbench.context import Context
+from specbench.decoding.draft import Draft
 from specbench.decoding.sampling import Sampling
-from specbench.decoding.state import Draft, State
-from specbench.decoding.tree import depth_of_count
+from specbench.decoding.state import State
+from specbench.decoding.token_tree import depths, levels_of
 from specbench.drafters.blockwise import BlockwiseDrafter
 from specbench.models.heads import Heads
 from specbench.models.language_model import LanguageModel
+from specbench.models.pretrained import load_extras
 from specbench.settings import ConfigError, setting
 
 
@@ -26,28 +29,28 @@ class MedusaDrafter(BlockwiseDrafter):
     class Settings(BlockwiseDrafter.Settings):
         size: int = setting(ge=1)
 
-        outright = True
+        @property
+        def point_masses(self) -> bool:
+            return True
 
         def nodes(self, gamma: int) -> int:
             return self.size
 
-    def __init__(self, settings: Settings, context: Context):
-        super().__init__(settings, context)
-        self._plant(settings.size, context.gamma, settings.heads)
+    def __init__(self, target: LanguageModel, heads: Heads, sampling: Sampling, size: int, gamma: int):
+        """`gamma` is the usual depth; the heads' config must have their accuracy."""
+        super().__init__(target, heads, sampling)
+        accuracy = heads.config.accuracy
+        self.size, self.usual = size, min(gamma, self.longest)
+        self.trees_by_depth = {depth: chosen_tree(accuracy[:depth], size) for depth in range(1, len(accuracy) + 1)}
 
     @classmethod
-    def of(cls, target: LanguageModel, heads: Heads, sampling: Sampling, size: int, gamma: int) -> "MedusaDrafter":
-        """From heads that are already there; `gamma` is the usual depth."""
-        drafter = super().of(target, heads, sampling)
-        drafter._plant(size, gamma, "given")
-        return drafter
-
-    def _plant(self, size: int, gamma: int, path: str) -> None:
-        accuracy = self.heads.config.accuracy
-        if not accuracy:
-            raise ConfigError(f"drafter.heads={path} has no accuracy of its heads, which the tree is chosen by")
-        self.size, self.usual = size, min(gamma, self.longest)
-        self.trees_by_depth = {gamma: chosen_tree(accuracy[:gamma], size) for gamma in range(1, len(accuracy) + 1)}
+    def from_settings(cls, settings: Any, context: Context, target: LanguageModel) -> "MedusaDrafter":
+        heads = load_extras(Heads, settings.heads, "drafter.heads", target)
+        if not heads.config.accuracy:
+            raise ConfigError(
+                f"drafter.heads={settings.heads} has no accuracy of its heads, which the tree is chosen by"
+            )
+        return cls(target, heads, settings.sampling_of(context.sampling), settings.size, context.gamma)
 
     def nodes(self, gamma: int) -> int:
         return self.size
@@ -59,12 +62,12 @@ class MedusaDrafter(BlockwiseDrafter):
             return Draft.empty(state.batch_size, state.tokens.device)
         # Near the end of a text the usual tree too, cut by count: few shapes are to occur.
         parent, rank = self.trees_by_depth[max(max(gamma), self.usual)]
-        steps = int(depth_of_count(parent, torch.device("cpu"))[-1])
-        best = self._best(self.logits(state, steps), state, max(rank) + 1)  # [B, steps, ranks]
-        depth = depth_of_count(parent, best.device)[1:]
-        tokens = best[:, depth - 1, torch.tensor(rank, device=best.device)]
-        ends = [sum(d <= g for d in depth.tolist()) for g in gamma]
-        return Draft(tokens, parent, None, torch.tensor(ends, device=best.device))
+        depth = depths(levels_of(parent))
+        best = self._best(self.logits(state, depth[-1]), state, max(rank) + 1)  # [B, depth, ranks]
+        head = torch.tensor([d - 1 for d in depth], device=best.device)
+        tokens = best[:, head, torch.tensor(rank, device=best.device)]
+        ends = [sum(d <= g for d in depth) for g in gamma]
+        return Draft.tree(tokens, parent, None, torch.tensor(ends, device=best.device))
 
     def _best(self, logits: Tensor, state: State, count: int) -> Tensor:
         return self.sampling.penalize(logits, self._seen(state)).topk(count, dim=-1).indices
@@ -74,7 +77,7 @@ def chosen_tree(accuracy: list[list[float]], size: int) -> tuple[tuple[int, ...]
     """(parent, rank) of the `size` nodes with the largest product of accuracies along their path; the
     node of rank i is its head's i-th best token. Accuracy falls with the rank, so parents come first."""
     falling = [[max(row[i:]) for i in range(len(row))] for row in accuracy]
-    waiting = [(-falling[0][0], (0,))]
+    waiting: list[tuple[float, tuple[int, ...]]] = [(-falling[0][0], (0,))]
     chosen: list[tuple[int, ...]] = []
     while waiting and len(chosen) < size:
         score, path = heapq.heappop(waiting)

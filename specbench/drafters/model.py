@@ -9,16 +9,28 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from specbench.context import Context
+from specbench.decoding.draft import Draft
+from specbench.decoding.drafter import Drafter
+from specbench.decoding.gamma_policy import DraftStop, Signal
 from specbench.decoding.noise import PROPOSAL
-from specbench.decoding.protocols import DraftStop, Signal
 from specbench.decoding.sampling import draw
-from specbench.decoding.state import Draft, Rows, State, seen_tokens, window
-from specbench.drafters.standard import OwnSampling, with_own_sampling
+from specbench.decoding.state import Rows, State, seen_tokens, window
+from specbench.drafters.own_sampling import OwnSampling
 from specbench.models.language_model import LanguageModel
 from specbench.models.pretrained import PretrainedModel
 
 
-class ModelDrafter:
+@dataclass
+class ModelSettings(PretrainedModel.Settings, OwnSampling):
+    """A checkpoint, and how its logits become q."""
+
+
+def load_drafter(settings: ModelSettings, context: Context) -> PretrainedModel:
+    """The checkpoint, with the drafter's own sampling. Raises ConfigError."""
+    return PretrainedModel(settings, settings.own(context), role="drafter")
+
+
+class ModelDrafter(Drafter):
     """Samples gamma guesses from M_q autoregressively (Algorithm 1, first step).
 
     The first step of a round reads the last two committed tokens: after a round in which every
@@ -26,34 +38,23 @@ class ModelDrafter:
     fixed. A row whose text is further ahead of the cache is read first.
     """
 
+    Settings = ModelSettings
     ends_early = True
     reread = 2  # committed tokens that the first step of a round reads
-    watch: DraftStop | None = None  # set for policies that end a draft early
 
-    @dataclass
-    class Settings(PretrainedModel.Settings, OwnSampling):
-        pass
-
-    def __init__(self, settings: Settings, context: Context):
-        model = PretrainedModel(settings, with_own_sampling(context, settings), role="drafter")
-        self._use(model, context.target.vocab_size, context.gamma)
-
-    @classmethod
-    def of(cls, model: LanguageModel, vocab_size: int, gamma: int) -> "ModelDrafter":
-        """A drafter from a model that is already there; `gamma` is how much it will usually draft."""
-        drafter = cls.__new__(cls)
-        drafter._use(model, vocab_size, gamma)
-        return drafter
-
-    def _use(self, model: LanguageModel, vocab_size: int, gamma: int) -> None:
+    def __init__(self, model: LanguageModel, vocab_size: int, gamma: int):
+        """`vocab_size` is the target's, and `gamma` how much will usually be drafted."""
         self.model, self.vocab_size, self.context, self.gamma = model, vocab_size, model.context, gamma
         self.operations_per_token = model.operations_per_token
+        self.models = [model]
+        self.stop: DraftStop | None = None
 
-    @property
-    def models(self) -> list[LanguageModel]:
-        return [self.model]
+    @classmethod
+    def from_settings(cls, settings: Any, context: Context, target: LanguageModel) -> "ModelDrafter":
+        return cls(load_drafter(settings, context), target.vocab_size, context.gamma)
 
-    def begin(self, state: State) -> None:
+    def begin(self, state: State, stop: DraftStop | None = None) -> None:
+        self.stop = stop
         self.model.allocate(state.batch_size, state.tokens.shape[1])
 
     def propose(self, state: State, gamma: list[int]) -> Draft:
@@ -63,8 +64,8 @@ class ModelDrafter:
         width = self._catch_up(state)
         starts = [length - width for length in state.lengths]
         visible = self.model.make_room(starts, width + steps - 1, state.active)
-        if self.watch is not None:
-            return self._draft_watched(state, gamma, width, visible)
+        if self.stop is not None:
+            return self._draft_until(self.stop, state, gamma, width, visible)
         phase = self.model.executor.phase(self._draft, self.model, usual=steps == self.gamma)
         tokens, q = phase(state.rows, width, steps, visible)
         return Draft.chain(tokens, q, torch.tensor(gamma, device=tokens.device))
@@ -93,31 +94,34 @@ class ModelDrafter:
         bits = window(rows.noise[PROPOSAL], length, steps).T.clone(memory_format=torch.contiguous_format)
         return self.model.executor.leaf(self._step, self.model), window(text, first, width), first, bits, seen
 
-    def _draft_watched(self, state: State, gamma: list[int], width: int, visible: int) -> Draft:
-        """As `_draft`, but a row's draft ends when the policy says so after one of its guesses. The
-        policy sees q and guesses that stay in the draft, so what it decides leaves the law as it is."""
+    def _draft_until(self, stop: DraftStop, state: State, gamma: list[int], width: int, visible: int) -> Draft:
+        """As `_draft`, but a row's draft ends when `stop` says so after one of its guesses. It sees q and
+        guesses that stay in the draft, so what it decides leaves the law as it is."""
         step, x, first, bits, seen = self._first_step(state.rows, width, max(gamma))
-        guesses, laws, count, going = [], [], [0] * len(gamma), [wanted > 0 for wanted in gamma]
+        guesses: list[Tensor] = []
+        laws: list[Tensor] = []
+        count, going = [0] * len(gamma), [wanted > 0 for wanted in gamma]
         while any(going):
             i = len(guesses)
-            x_i, q_i, signal = step(x, first, bits[i], seen, visible, self.watch.signal)
+            x_i, q_i, signal = step(x, first, bits[i], seen, visible, stop.signal)
             x_i = x_i.clone()  # a graph writes its outputs again in the next step
             guesses.append(x_i)
-            laws.append(None if q_i is None else q_i.clone())
+            if q_i is not None:
+                laws.append(q_i.clone())
             count = [n + on for n, on in zip(count, going, strict=True)]
-            more = self.watch.go_on(state, count, signal.tolist())
+            more = stop.go_on(state, count, signal.tolist())
             going = [on and m and n < g for on, m, n, g in zip(going, more, count, gamma, strict=True)]
             if seen is not None:
                 seen = seen.scatter(1, x_i[:, None], True)
             x, first = x_i[:, None], state.length + i
-        q = None if self.model.sampling.greedy else torch.stack(laws, 1)
+        q = torch.stack(laws, 1) if laws else None
         return Draft.chain(torch.stack(guesses, 1), q, torch.tensor(count, device=x.device))
 
     def _step(
         self, x: Tensor, first: Tensor, bits: Tensor, seen: Tensor | None, visible: int, signal: Signal | None
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """After the tokens x [B, n]: a guess x_i [B], the q_i [B, V] it was drawn from, and what a
-        policy wants to know of it, [B]."""
+        """After the tokens x [B, n]: a guess x_i [B], the q_i [B, V] it was drawn from, and the number [B]
+        that a policy wants to know of it."""
         sampling, logits = self.model.sampling, self._fit(self.model.forward(x, first, visible, keep_logits=1)[:, -1])
         if sampling.greedy:
             logits = sampling.penalize(logits, seen)
@@ -135,10 +139,14 @@ class ModelDrafter:
         return width
 
     def fit_probabilities(self, q: Tensor) -> Tensor:
-        """q [..., V'] over the drafter's vocabulary as [..., V] over the target's."""
         return F.pad(q, (0, self.vocab_size - q.shape[-1]))
 
     def _fit(self, logits: Tensor) -> Tensor:
         """To the target's vocabulary: families pad their embeddings to different sizes."""
-        missing = self.vocab_size - logits.shape[-1]
-        return F.pad(logits, (0, missing), value=-torch.inf) if missing > 0 else logits[..., : self.vocab_size]
+        return fit_logits(logits, self.vocab_size)
+
+
+def fit_logits(logits: Tensor, vocab_size: int) -> Tensor:
+    """Logits [..., V'] as [..., V]: tokens that are missing can't be drawn, surplus ones are cut off."""
+    missing = vocab_size - logits.shape[-1]
+    return F.pad(logits, (0, missing), value=-torch.inf) if missing > 0 else logits[..., :vocab_size]

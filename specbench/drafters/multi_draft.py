@@ -1,24 +1,31 @@
 """K drafts side by side (SpecInfer): of K models, of K samples of one, or both."""
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from specbench.context import Context
-from specbench.decoding.state import Draft, State, Verdict
-from specbench.decoding.tree import levels
+from specbench.decoding.draft import Draft, Verdict
+from specbench.decoding.drafter import Drafter
+from specbench.decoding.gamma_policy import DraftStop
+from specbench.decoding.state import State
+from specbench.decoding.target import Scores
+from specbench.decoding.token_tree import level_ranges
 from specbench.decoding.verify_tree import follow
-from specbench.drafters.standard import OwnSampling, with_own_sampling
+from specbench.drafters.own_sampling import OwnSampling
 from specbench.drafters.tree import TreeDrafter, widths
 from specbench.models.language_model import LanguageModel
 from specbench.models.pretrained import PretrainedModel
 from specbench.settings import ConfigError, setting
 
 
-class MultiDrafter:
-    """`samples` chains of each model in `paths`, drawn independently. The target reads them as one prefix
-    tree, in which guesses that say the same share a place."""
+class MultiDrafter(Drafter):
+    """`samples` chains of each model, drawn independently. The target reads them as one prefix tree, in
+    which guesses that spell the same text share a place."""
 
     trees = True
 
@@ -27,7 +34,7 @@ class MultiDrafter:
         paths: list[str] = setting()
         samples: int = setting(ge=1)
 
-        def models(self) -> list[PretrainedModel.Settings]:
+        def models(self) -> Sequence[PretrainedModel.Settings]:
             return [PretrainedModel.Settings(path, weights="pretrained", chat_template="never") for path in self.paths]
 
         def nodes(self, gamma: int) -> int:
@@ -39,37 +46,30 @@ class MultiDrafter:
             for model in self.models():
                 model.check(prefix)
 
-    def __init__(self, settings: Settings, context: Context):
-        own = with_own_sampling(context, settings)
-        models = [PretrainedModel(model, own, role="drafter") for model in settings.models()]
-        self._use(models, settings.samples, context.target.vocab_size, context.gamma)
-
-    @classmethod
-    def of(cls, models: list[LanguageModel], samples: int, vocab_size: int, gamma: int) -> "MultiDrafter":
-        """From models that are already there."""
-        drafter = cls.__new__(cls)
-        drafter._use(models, samples, vocab_size, gamma)
-        return drafter
-
-    def _use(self, models: list[LanguageModel], samples: int, vocab_size: int, gamma: int) -> None:
+    def __init__(self, models: Sequence[LanguageModel], samples: int, vocab_size: int, gamma: int):
+        """`vocab_size` is the target's, and `gamma` how much will usually be drafted."""
         self.models, self.samples = models, samples
+        each = 1 if models[0].sampling.greedy else samples  # K samples of an argmax are one
         self.drafters = [
-            TreeDrafter.grown(model, vocab_size, gamma, [samples], "independent", stream)
-            for stream, model in enumerate(models)
+            TreeDrafter(model, vocab_size, gamma, [each], "independent", stream) for stream, model in enumerate(models)
         ]
-        for drafter in self.drafters:
-            if drafter.model.sampling.greedy:  # K samples of an argmax are one
-                drafter.branching = [1]
-            if len(models) > 1:  # the accepted guesses may all be another's
+        if len(models) > 1:  # the accepted guesses may all be another's
+            for drafter in self.drafters:
                 drafter.reread = gamma + 2
         self.context = min(model.context for model in models)
         self.operations_per_token = sum(model.operations_per_token for model in models) * samples
         self.drafts: list[Draft] = []
 
+    @classmethod
+    def from_settings(cls, settings: Any, context: Context, target: LanguageModel) -> "MultiDrafter":
+        own = settings.own(context)
+        models = [PretrainedModel(model, own, role="drafter") for model in settings.models()]
+        return cls(models, settings.samples, target.vocab_size, context.gamma)
+
     def nodes(self, gamma: int) -> int:
         return sum(len(widths(d.branching, gamma)) * d.branching[0] for d in self.drafters)
 
-    def begin(self, state: State) -> None:
+    def begin(self, state: State, stop: DraftStop | None = None) -> None:
         for drafter in self.drafters:
             drafter.begin(state)
 
@@ -77,42 +77,50 @@ class MultiDrafter:
         self.drafts = [drafter.propose(state, gamma) for drafter in self.drafters]
         return side_by_side(self.drafts)
 
-    def settle(self, state: State, draft: Draft, verdict: Verdict, base: torch.Tensor) -> None:
+    def settle(self, state: State, draft: Draft, verdict: Verdict, scores: Scores, base: Tensor) -> None:
         """Each model keeps what it has of the accepted path; the rest it will read."""
         steps = torch.arange(verdict.tokens.shape[1], device=base.device)
         accepted = torch.where(steps < verdict.accepted[:, None], verdict.tokens, -1)
         for drafter, own in zip(self.drafters, self.drafts, strict=True):
             walked = follow(own, lambda entry, depth: accepted[:, depth])
-            drafter.settle(state, own, walked, base)
+            drafter.settle(state, own, walked, scores, base)
             if len(self.drafters) > 1:
                 known = (base + walked.accepted).tolist()
                 drafter.model.cached = [min(c, k) for c, k in zip(drafter.model.cached, known, strict=True)]
 
 
-def side_by_side(drafts: list[Draft]) -> Draft:
+def side_by_side(drafts: Sequence[Draft]) -> Draft:
     """Drafts of the same rows and depths as one tree, the first draft's guesses first at each depth."""
-    if len(drafts) == 1:
-        return drafts[0]
-    if not drafts[0].tokens.shape[1]:
+    if len(drafts) == 1 or not drafts[0].tokens.shape[1]:
         return drafts[0]
     order = sorted(
         (depth, which, node)
         for which, draft in enumerate(drafts)
-        for depth, level in enumerate(levels(draft.parent))
+        for depth, level in enumerate(level_ranges(draft.levels))
         for node in level
     )
     place = {(which, node): i for i, (_, which, node) in enumerate(order)}
-    parent = tuple(place.get((which, drafts[which].parent[node]), -1) for _, which, node in order)
     begins = [0]
     for draft in drafts:
         begins.append(begins[-1] + draft.tokens.shape[1])
-    index = torch.tensor([begins[which] + node for _, which, node in order], device=drafts[0].tokens.device)
-    merged = dataclasses.replace(
+    device = drafts[0].tokens.device
+    index = torch.tensor([begins[which] + node for _, which, node in order], device=device)
+    new = [
+        torch.tensor([place[which, node] for node in range(draft.tokens.shape[1])], device=device)
+        for which, draft in enumerate(drafts)
+    ]
+    B = len(drafts[0].tokens)
+    parents = [
+        torch.where(draft.parents < 0, draft.parents, places[draft.parents.clamp(min=0)]).expand(B, -1)
+        for draft, places in zip(drafts, new, strict=True)
+    ]
+    probs = [draft.probs for draft in drafts if draft.probs is not None]
+    return dataclasses.replace(
         drafts[0],
         tokens=torch.cat([draft.tokens for draft in drafts], 1)[:, index],
-        parent=parent,
-        probs=None if drafts[0].probs is None else torch.cat([draft.probs for draft in drafts], 1)[:, index],
-        count=sum(draft.count for draft in drafts),
+        levels=tuple(map(sum, zip(*(draft.levels for draft in drafts), strict=True))),
+        parent=torch.cat(parents, 1)[:, index],
+        probs=torch.cat(probs, 1)[:, index] if probs else None,
+        count=torch.stack([draft.count for draft in drafts]).sum(0),
         repeats=True,
     )
-    return merged

@@ -3,14 +3,20 @@
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from specbench.context import Context
-from specbench.decoding.state import Draft, State
-from specbench.drafters.rows import UNLIMITED, CountDrafter, PointMassDrafter, committed
-from specbench.drafters.standard import OwnSampling, with_own_sampling
+from specbench.decoding.draft import Draft
+from specbench.decoding.drafter import Drafter
+from specbench.decoding.gamma_policy import DraftStop
+from specbench.decoding.sampling import Sampling
+from specbench.decoding.state import State
+from specbench.drafters.own_sampling import OwnSampling
+from specbench.drafters.row_by_row import CountDrafter, PointMassDrafter, committed
+from specbench.models.language_model import LanguageModel
 from specbench.settings import ConfigError, setting
 
 
@@ -43,7 +49,7 @@ class NgramTable:
                     self._forget(start, order)
 
     def _take_back(self) -> None:
-        """The last token was never there; what it pushed out of the window is in it again."""
+        """Undoes the last counted token; what it pushed out of the window is in it again."""
         end, start = len(self.tokens) - 1, len(self.tokens) - 1 - self.window
         for order in self.orders:
             if end >= order - 1:
@@ -74,7 +80,7 @@ class NgramTable:
         return None
 
 
-class NgramDrafter:
+class NgramDrafter(Drafter):
     """The most frequent continuation of the longest known context, chained on its own guesses.
 
     With `sample` a guess is drawn from the counts instead, which then serve as q.
@@ -88,7 +94,7 @@ class NgramDrafter:
         sample: bool = setting()
 
         @property
-        def outright(self) -> bool:
+        def point_masses(self) -> bool:
             return not self.sample
 
         def check(self, prefix: str) -> None:
@@ -98,21 +104,28 @@ class NgramDrafter:
                     f"it must be at most {prefix}max_order={self.max_order}"
                 )
 
-    context = UNLIMITED
-    operations_per_token = 0
-
-    def __init__(self, settings: Settings, context: Context):
-        self.settings = settings
+    def __init__(
+        self, min_order: int, max_order: int, window: int, sampled_as: Sampling | None = None, vocab_size: int = 0
+    ):
+        """`sampled_as` is how guesses are drawn from the counts; None takes the most frequent."""
+        self.orders, self.window = (min_order, max_order), window
         self.tables: list[NgramTable] = []
-        sample = settings.sample and not with_own_sampling(context, settings).sampling.greedy
-        self.guesser = _Sampling(self.tables, context, settings) if sample else _MostFrequent(self.tables)
+        self.guesser: PointMassDrafter | CountDrafter = (
+            _MostFrequent(self.tables) if sampled_as is None else _Sampling(self.tables, vocab_size, sampled_as)
+        )
 
-    def begin(self, state: State) -> None:
+    @classmethod
+    def from_settings(cls, settings: Any, context: Context, target: LanguageModel) -> "NgramDrafter":
+        sampling = settings.sampling_of(context.sampling)
+        sampled_as = sampling if settings.sample and not sampling.greedy else None
+        return cls(settings.min_order, settings.max_order, settings.window, sampled_as, target.vocab_size)
+
+    def begin(self, state: State, stop: DraftStop | None = None) -> None:
         self.tables[:] = [self._table() for _ in range(state.batch_size)]
         self.owners = list(state.owners)
 
     def _table(self) -> NgramTable:
-        return NgramTable(self.settings.min_order, self.settings.max_order, self.settings.window)
+        return NgramTable(*self.orders, self.window)
 
     def propose(self, state: State, gamma: list[int]) -> Draft:
         texts = committed(state)
@@ -126,6 +139,8 @@ class NgramDrafter:
 
 
 class _MostFrequent(PointMassDrafter):
+    """The most frequent continuation, and of equally frequent ones the most recent."""
+
     def __init__(self, tables: list[NgramTable]):
         self.tables = tables
 
@@ -135,14 +150,15 @@ class _MostFrequent(PointMassDrafter):
             counts = self.tables[row].following(text)
             if counts is None:
                 break
-            # Of equally frequent ones the most recent, which stands last.
-            text.append(max(reversed(counts), key=counts.__getitem__))
+            text.append(max(reversed(counts), key=counts.__getitem__))  # the most recent one stands last
         return text[len(tokens) :]
 
 
 class _Sampling(CountDrafter):
-    def __init__(self, tables: list[NgramTable], context: Context, settings: OwnSampling):
-        super().__init__(context, settings)
+    """A draw from the counts of the longest known context."""
+
+    def __init__(self, tables: list[NgramTable], vocab_size: int, sampling: Sampling):
+        super().__init__(vocab_size, sampling)
         self.tables = tables
 
     def weights(self, row: int, tokens: Sequence[int]) -> Tensor | None:

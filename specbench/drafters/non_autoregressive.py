@@ -1,29 +1,33 @@
 """Drafters that guess gamma tokens in one call: no guess knows what the others are."""
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from specbench.context import Context
+from specbench.decoding.draft import Draft
+from specbench.decoding.drafter import Drafter
+from specbench.decoding.gamma_policy import DraftStop
 from specbench.decoding.noise import PROPOSAL
 from specbench.decoding.sampling import Sampling, draw
-from specbench.decoding.state import Draft, Rows, State, seen_tokens, window
-from specbench.drafters.standard import OwnSampling, with_own_sampling
+from specbench.decoding.state import Rows, State, seen_tokens, window
+from specbench.drafters.model import ModelSettings, fit_logits, load_drafter
 from specbench.models.language_model import LanguageModel
 from specbench.models.lookahead import LookAhead
-from specbench.models.pretrained import PretrainedModel, load_extras
+from specbench.models.pretrained import load_extras
 from specbench.settings import setting
 
 
-class ParallelDrafter(ABC):
-    """A subclass says the logits of all guesses at once."""
+class ParallelDrafter(Drafter):
+    """Guesses all tokens of a draft in one call. Subclasses return the logits of all guesses."""
 
     reads_text = False  # q at a position depends on where its round began
     sampling: Sampling
-    longest: int  # guesses at most
+    vocab_size: int  # the target's
+    longest: int
     usual = 0  # guesses to ask for at least
 
     @abstractmethod
@@ -66,34 +70,25 @@ class NonAutoregressiveDrafter(ParallelDrafter):
     reads = 2  # tokens, for each guess
 
     @dataclass
-    class Settings(PretrainedModel.Settings, OwnSampling):
+    class Settings(ModelSettings):
         lookahead: str = setting(required="a folder of look-ahead embeddings")
 
-    def __init__(self, settings: Settings, context: Context):
-        own = with_own_sampling(context, settings)
-        model = PretrainedModel(settings, own, role="drafter")
-        lookahead = load_extras(LookAhead, settings.lookahead, "drafter.lookahead", model)
-        self._use(model, lookahead, context.target.vocab_size, context.gamma)
-
-    @classmethod
-    def of(cls, model: LanguageModel, lookahead: LookAhead, vocab_size: int, gamma: int) -> "NonAutoregressiveDrafter":
-        """From parts that are already there; `gamma` is how much it will usually draft."""
-        drafter = cls.__new__(cls)
-        drafter._use(model, lookahead, vocab_size, gamma)
-        return drafter
-
-    @property
-    def models(self) -> list[LanguageModel]:
-        return [self.model]
-
-    def _use(self, model: LanguageModel, lookahead: LookAhead, vocab_size: int, gamma: int) -> None:
+    def __init__(self, model: LanguageModel, lookahead: LookAhead, vocab_size: int, gamma: int):
+        """`vocab_size` is the target's, and `gamma` how much will usually be drafted."""
         self.model, self.lookahead, self.sampling = model, lookahead, model.sampling
         self.vocab_size, self.context = vocab_size, model.context
         self.longest = lookahead.config.count + 1
         self.usual = min(gamma, self.longest) if model.executor.fixed_shapes else 0
         self.operations_per_token = model.operations_per_token * self.reads
+        self.models = [model]
 
-    def begin(self, state: State) -> None:
+    @classmethod
+    def from_settings(cls, settings: Any, context: Context, target: LanguageModel) -> "NonAutoregressiveDrafter":
+        model = load_drafter(settings, context)
+        lookahead = load_extras(LookAhead, settings.lookahead, "drafter.lookahead", model)
+        return cls(model, lookahead, target.vocab_size, context.gamma)
+
+    def begin(self, state: State, stop: DraftStop | None = None) -> None:
         self.model.allocate(state.batch_size, state.tokens.shape[1])
 
     def logits(self, state: State, steps: int) -> Tensor:
@@ -101,16 +96,17 @@ class NonAutoregressiveDrafter(ParallelDrafter):
         starts = [length - width for length in state.lengths]
         visible = self.model.make_room(starts, width + steps - 1, state.active)
         ahead = self.lookahead.embeddings[: steps - 1]
-        return self.model.executor.leaf(self._logits, self.model)(state.rows, ahead, width, visible)
+        logits: Tensor = self.model.executor.leaf(self._logits, self.model)(state.rows, ahead, width, visible)
+        return logits
 
     def _logits(self, rows: Rows, ahead: Tensor, width: int, visible: int) -> Tensor:
         """After the last `width` tokens of the text and each of the embeddings [K, H]: [B, 1 + K, V]."""
         first = (rows.length - width).clamp(min=0)
-        text = self.model.module.get_input_embeddings()(window(rows.tokens, first, width))
+        embed: Any = self.model.module.get_input_embeddings()
+        text = embed(window(rows.tokens, first, width))
         x = torch.cat([text, ahead.expand(len(text), -1, -1).to(text.dtype)], 1)
         logits = self.model.forward(x, first, visible)[:, width - 1 :]
-        missing = self.vocab_size - logits.shape[-1]
-        return F.pad(logits, (0, max(missing, 0)), value=-torch.inf)[..., : self.vocab_size].float()
+        return fit_logits(logits, self.vocab_size).float()
 
     def _text_width(self, state: State) -> int:
         """Committed tokens to read: what a round adds at most, and everything before is in the cache."""

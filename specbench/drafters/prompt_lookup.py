@@ -6,8 +6,8 @@ The paper's input-copying case (section 3.6), for summaries, edits and chats tha
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from specbench.context import Context
-from specbench.drafters.rows import PointMassDrafter
+from specbench.decoding.drafter import DrafterSettings
+from specbench.drafters.row_by_row import PointMassDrafter
 from specbench.settings import ConfigError, setting
 
 
@@ -15,9 +15,13 @@ class PromptLookupDrafter(PointMassDrafter):
     """Looks for the longest suffix, of at most max_match tokens, that occurred before."""
 
     @dataclass
-    class Settings:
+    class Settings(DrafterSettings):
         max_match: int = setting(ge=1)
         min_match: int = setting(ge=1)
+
+        @property
+        def point_masses(self) -> bool:
+            return True
 
         def check(self, prefix: str) -> None:
             if self.min_match > self.max_match:
@@ -26,12 +30,12 @@ class PromptLookupDrafter(PointMassDrafter):
                     f"it must be at most {prefix}max_match={self.max_match}"
                 )
 
-    def __init__(self, settings: Settings, context: Context):
-        self.settings = settings
+    def __init__(self, max_match: int, min_match: int):
+        self.max_match, self.min_match = max_match, min_match
 
     def guess(self, row: int, tokens: Sequence[int], gamma: int) -> list[int]:
-        last, most = len(tokens) - 1, self.settings.max_match
-        longest, start = self.settings.min_match - 1, None
+        last, most = len(tokens) - 1, self.max_match
+        longest, start = self.min_match - 1, None
         for end in reversed(range(last)):
             if tokens[end] != tokens[last]:
                 continue

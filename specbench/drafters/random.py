@@ -1,34 +1,30 @@
 """Tokens at random: the paper's limiting case (section 3.6), which still gains a little."""
 
-from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from specbench.context import Context
+from specbench.decoding.draft import Draft
+from specbench.decoding.drafter import Drafter
 from specbench.decoding.noise import PROPOSAL, uniforms
-from specbench.decoding.state import Draft, State, window
-from specbench.drafters.rows import UNLIMITED
+from specbench.decoding.state import State, window
+from specbench.models.language_model import LanguageModel
 
 
-class RandomDrafter:
+class RandomDrafter(Drafter):
     """Every token of the vocabulary is equally likely; q says so.
 
     At temperature 0 its guess is still random, and a point mass like every other guess there.
     """
 
-    @dataclass
-    class Settings:
-        pass
+    def __init__(self, vocab_size: int, greedy: bool):
+        self.vocab_size, self.greedy = vocab_size, greedy
 
-    context = UNLIMITED
-    operations_per_token = 0
-
-    def __init__(self, settings: Settings, context: Context):
-        self.vocab_size, self.greedy = context.target.vocab_size, context.sampling.greedy
-
-    def begin(self, state: State) -> None:
-        pass
+    @classmethod
+    def from_settings(cls, settings: Any, context: Context, target: LanguageModel) -> "RandomDrafter":
+        return cls(target.vocab_size, context.sampling.greedy)
 
     def propose(self, state: State, gamma: list[int]) -> Draft:
         uniform = uniforms(window(state.noise[PROPOSAL], state.length, max(gamma)))

@@ -1,18 +1,21 @@
 """One model drafts a static token tree: several children of each guess, read in one pass per level."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from specbench.context import Context
+from specbench.decoding.draft import Draft, Verdict
 from specbench.decoding.noise import PROPOSAL, exponentials
-from specbench.decoding.protocols import node_bits
+from specbench.decoding.round_noise import node_bits
 from specbench.decoding.sampling import draw
-from specbench.decoding.state import Draft, Rows, State, Verdict, seen_tokens, window
-from specbench.decoding.tree import branching_tree, levels, newest
-from specbench.drafters.model import ModelDrafter
+from specbench.decoding.state import Rows, State, seen_tokens, window
+from specbench.decoding.target import Scores
+from specbench.decoding.token_tree import branching_tree, level_ranges, levels_of, newest
+from specbench.drafters.model import ModelDrafter, ModelSettings, load_drafter
 from specbench.models.language_model import LanguageModel
 from specbench.settings import setting
 
@@ -30,33 +33,29 @@ class TreeDrafter(ModelDrafter):
     ends_early = False
 
     @dataclass
-    class Settings(ModelDrafter.Settings):
+    class Settings(ModelSettings):
         branching: list[int] = setting(ge=1)
         children: str = setting(choices=CHILDREN)
+
+        @property
+        def point_masses(self) -> bool:
+            return self.children == "best"
 
         def nodes(self, gamma: int) -> int:
             return len(branching_tree(widths(self.branching, gamma)))
 
-        @property
-        def outright(self) -> bool:
-            return self.children == "best"
-
-    def __init__(self, settings: Settings, context: Context):
-        super().__init__(settings, context)
-        self._grow(settings.branching, settings.children)
+    def __init__(
+        self, model: LanguageModel, vocab_size: int, gamma: int, branching: list[int], children: str, stream: int = 0
+    ):
+        """Drafters that draft side by side need different streams of noise."""
+        super().__init__(model, vocab_size, gamma)
+        self.branching, self.stream = branching, stream
+        self.children = "best" if model.sampling.greedy else children
 
     @classmethod
-    def grown(
-        cls, model: LanguageModel, vocab_size: int, gamma: int, branching: list[int], children: str, stream: int = 0
-    ) -> "TreeDrafter":
-        """From a model that is already there. Drafters that draft side by side need different streams."""
-        drafter = cls.of(model, vocab_size, gamma)
-        drafter._grow(branching, children, stream)
-        return drafter
-
-    def _grow(self, branching: list[int], children: str, stream: int = 0) -> None:
-        self.branching, self.stream = branching, stream
-        self.children = "best" if self.model.sampling.greedy else children
+    def from_settings(cls, settings: Any, context: Context, target: LanguageModel) -> "TreeDrafter":
+        model = load_drafter(settings, context)
+        return cls(model, target.vocab_size, context.gamma, settings.branching, settings.children)
 
     def nodes(self, gamma: int) -> int:
         return len(branching_tree(widths(self.branching, gamma)))
@@ -66,22 +65,23 @@ class TreeDrafter(ModelDrafter):
         if depth == 0:
             return Draft.empty(state.batch_size, state.tokens.device)
         parent = branching_tree(widths(self.branching, depth))
+        levels = level_ranges(levels_of(parent))
         width = self._catch_up(state)
         starts = [length - width for length in state.lengths]
-        visible = self.model.make_room(starts, width + levels(parent)[-1].start, state.active)
+        visible = self.model.make_room(starts, width + levels[-1].start, state.active)
         usual = depth == self.gamma
         phase = self.model.executor.phase(self._draft_tree, self.model, usual=usual)
         tokens, q = phase(state.rows, width, parent, visible)
         # Of any path the cache will hold all but its last guess.
-        ends = zip(self.model.cached, state.lengths, state.active, strict=True)
-        self.model.cached = [length + depth - 1 if on else cached for cached, length, on in ends]
-        ends = [0, *(level.stop for level in levels(parent))]
+        rows = zip(self.model.cached, state.lengths, state.active, strict=True)
+        self.model.cached = [length + depth - 1 if on else cached for cached, length, on in rows]
+        ends = [0, *(level.stop for level in levels)]
         count = torch.tensor([ends[g] for g in gamma], device=tokens.device)
         if self.model.executor.fixed_shapes and depth < self.gamma:
             parent = branching_tree(widths(self.branching, self.gamma))
             missing = len(parent) - tokens.shape[1]
             tokens, q = F.pad(tokens, (0, missing)), None if q is None else F.pad(q, (0, 0, 0, missing))
-        return Draft(tokens, parent, q, count, repeats=self.children == "independent")
+        return Draft.tree(tokens, parent, q, count, repeats=self.children == "independent")
 
     def _draft_tree(
         self, rows: Rows, width: int, parent: tuple[int, ...], visible: int
@@ -89,12 +89,14 @@ class TreeDrafter(ModelDrafter):
         """All guesses [B, N] and the q they were drawn from [B, N, V], None for point masses."""
         text, length = rows.tokens, rows.length
         level_of = self.model.executor.leaf(self._level, self.model)
-        bits = node_bits(rows.noise[PROPOSAL], length, parent, stream=self.stream)
+        bits = node_bits(rows.noise[PROPOSAL], length, levels_of(parent), stream=self.stream)
         penalised = self.model.sampling.repetition_penalty != 1
         seen = seen_tokens(text, length, self.vocab_size)[:, None] if penalised else None
         first = (length - width).clamp(min=0)
-        x, above, guesses, laws = window(text, first, width), (), [], []
-        for level in levels(parent):
+        x, above = window(text, first, width), parent[:0]
+        guesses: list[Tensor] = []
+        laws: list[Tensor] = []
+        for level in level_ranges(levels_of(parent)):
             parents = 1 if not guesses else guesses[-1].shape[1]
             own = bits[:, level.start : level.stop].clone(memory_format=torch.contiguous_format)  # alike in any tree
             x, q = level_of(x, first, own, seen, visible, above, parents)
@@ -123,9 +125,9 @@ class TreeDrafter(ModelDrafter):
             return draw(q, bits), q
         return without_replacement(q, bits[:, ::each], each)
 
-    def settle(self, state: State, draft: Draft, verdict: Verdict, base: Tensor) -> None:
+    def settle(self, state: State, draft: Draft, verdict: Verdict, scores: Scores, base: Tensor) -> None:
         """The accepted path stays in the drafter's cache too, which has not read the last level."""
-        if not draft.is_chain and draft.depth > 1:
+        if verdict.path is not None and not draft.is_chain and draft.depth > 1:
             self.model.keep_path(verdict.path[:, :-1], base)
 
 

@@ -8,20 +8,16 @@ Inductor's disk cache makes a second process start without compiling.
 
 import contextlib
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from specbench.context import Context
+from specbench.component import Choices
+from specbench.decoding.executor import HasCache
 from specbench.executors.arguments import flatten, rebuild
+from specbench.executors.buckets import bucket, bucket_lengths, refuse_growing_cache
 from specbench.executors.prepacked import SMALLEST_BYTES, PrepackedExecutor
-
-if TYPE_CHECKING:
-    from specbench.models.language_model import LanguageModel
-
-SMALLEST_BUCKET = 128  # cache columns
 
 
 class CompiledExecutor(PrepackedExecutor):
@@ -29,15 +25,15 @@ class CompiledExecutor(PrepackedExecutor):
 
     fixed_shapes = True
 
-    @dataclass
-    class Settings:
-        pass
-
-    def __init__(self, settings: Settings, context: Context | None):
-        super().__init__(settings, context)
+    def __init__(self) -> None:
+        super().__init__()
         self.leaves: dict[Callable[..., Any], Leaf] = {}
 
-    def leaf(self, function: Callable[..., Any], model: "LanguageModel | None" = None) -> Callable[..., Any]:
+    @classmethod
+    def refuses(cls, settings: Any, run: Choices) -> str | None:
+        return refuse_growing_cache(run)
+
+    def leaf(self, function: Callable[..., Any], model: HasCache | None = None) -> Callable[..., Any]:
         if torch.compiler.is_compiling():  # part of a phase
             return function
         if function not in self.leaves:
@@ -45,7 +41,7 @@ class CompiledExecutor(PrepackedExecutor):
         return self.leaves[function]
 
     def phase(
-        self, function: Callable[..., Any], model: "LanguageModel | None" = None, usual: bool = True
+        self, function: Callable[..., Any], model: HasCache | None = None, usual: bool = True
     ) -> Callable[..., Any]:
         """As one program where calls, not weights, take the time: in models that fit the caches."""
         small = model is not None and model.weight_bytes < SMALLEST_BYTES
@@ -58,30 +54,16 @@ class CompiledExecutor(PrepackedExecutor):
         return bucket_lengths(columns)
 
 
-def bucket(needed: int, capacity: int | None = None) -> int:
-    """The next power of two, at least the smallest bucket and at most what there is."""
-    size = max(SMALLEST_BUCKET, 1 << (needed - 1).bit_length())
-    return size if capacity is None else min(size, capacity)
-
-
-def bucket_lengths(columns: int) -> list[int]:
-    """A text length in every bucket up to `columns`."""
-    sizes = [SMALLEST_BUCKET]
-    while sizes[-1] < columns:
-        sizes.append(2 * sizes[-1])
-    return [2, *(size // 2 + 1 for size in sizes[1:])]
-
-
 class Leaf:
     """A function of tensors, compiled for every set of shapes and constants it is called with."""
 
-    def __init__(self, function: Callable[..., Any], model: "LanguageModel | None"):
+    def __init__(self, function: Callable[..., Any], model: HasCache | None):
         self.function, self.model = function, model
         self.programs: dict[Any, tuple[Callable[..., Any], Any]] = {}
         self.traced_result: Any = None  # how the outputs of the last trace are put together
 
     def __call__(self, *arguments: Any) -> Any:
-        stored = [] if self.model is None else self.model.cache.tensors()
+        stored = [] if self.model is None else self.model.cache_tensors()
         if self.model is not None and not stored:  # the cache takes its shape from a first forward
             return self.function(*arguments)
         spec, tensors = flatten(arguments)
@@ -96,7 +78,7 @@ class Leaf:
         inputs = (*tensors, *stored)
         exported = torch.export.export(traced, inputs, strict=False)
         with torch._inductor.config.patch({"cpp.threads": 1}):  # OpenMP threads beside oneDNN's own get in their way
-            program = torch._inductor.compile(exported.module(check_guards=False), inputs)
+            program = torch._inductor.compile(exported.module(check_guards=False), [*inputs])
         return program, self.traced_result
 
 
@@ -111,7 +93,7 @@ class Traced(nn.Module):
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         own, stored = tensors[: self.arguments], tensors[self.arguments :]
         model = self.leaf.model
-        with contextlib.nullcontext() if model is None else model.cache.bound(stored):
+        with contextlib.nullcontext() if model is None else model.on_cache(stored):
             result, found = flatten(self.leaf.function(*rebuild(self.spec, own)))
         self.leaf.traced_result = result
         return tuple(found)

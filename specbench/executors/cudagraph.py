@@ -9,44 +9,47 @@ graph waits for the host; the round's one synchronisation is the stop check afte
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from specbench.context import Context
+from specbench.component import Choices
+from specbench.decoding.executor import Executor, HasCache
 from specbench.decoding.state import Rows
 from specbench.executors.arguments import flatten, rebuild
-from specbench.executors.compiled import bucket, bucket_lengths
-from specbench.executors.eager import EagerExecutor
-from specbench.settings import ConfigError, setting
-
-if TYPE_CHECKING:
-    from specbench.models.language_model import LanguageModel
+from specbench.executors.buckets import bucket, bucket_lengths, refuse_growing_cache
+from specbench.settings import BaseSettings, setting
 
 WARM_UP_CALLS = 2  # kernels choose their algorithms, and constants are made, before a capture
 
 
-class CudaGraphExecutor(EagerExecutor):
+class CudaGraphExecutor(Executor):
     """Captures what it is given as a leaf or a phase; what is called inside a capture is part of it."""
 
     fixed_shapes = True
 
     @dataclass
-    class Settings:
+    class Settings(BaseSettings):
         max_graphs: int = setting(ge=1)
 
-    def __init__(self, settings: Settings, context: Context | None):
-        if context is not None and context.device.type != "cuda":
-            raise ConfigError(
-                f"executor=cudagraph is not possible on device={context.device}: it needs CUDA, use executor=compiled"
-            )
-        self.max_graphs, self.inside = settings.max_graphs, False  # inside a phase, where nothing is captured
+    def __init__(self, max_graphs: int):
+        self.max_graphs, self.inside = max_graphs, False  # inside a phase, where nothing is captured
         self.phases: dict[Callable[..., Any], Phase] = {}
         self.graphs, self.pool_bytes = 0, 0
         self.pool: Any = None
 
-    def leaf(self, function: Callable[..., Any], model: "LanguageModel | None" = None) -> Callable[..., Any]:
+    @classmethod
+    def from_settings(cls, settings: Settings, device: torch.device) -> "CudaGraphExecutor":
+        return cls(settings.max_graphs)
+
+    @classmethod
+    def refuses(cls, settings: Any, run: Choices) -> str | None:
+        if not run.device.startswith("cuda"):
+            return f"on device={run.device}: it needs CUDA, use executor=compiled"
+        return refuse_growing_cache(run)
+
+    def leaf(self, function: Callable[..., Any], model: HasCache | None = None) -> Callable[..., Any]:
         if self.inside:
             return function
         if function not in self.phases:
@@ -54,7 +57,7 @@ class CudaGraphExecutor(EagerExecutor):
         return self.phases[function]
 
     def phase(
-        self, function: Callable[..., Any], model: "LanguageModel | None" = None, usual: bool = True
+        self, function: Callable[..., Any], model: HasCache | None = None, usual: bool = True
     ) -> Callable[..., Any]:
         return self.leaf(function, model)
 
@@ -100,12 +103,12 @@ class CudaGraphExecutor(EagerExecutor):
 class Phase:
     """One function, with a graph for every set of shapes and constants it is called with."""
 
-    def __init__(self, function: Callable[..., Any], model: "LanguageModel | None", executor: CudaGraphExecutor):
+    def __init__(self, function: Callable[..., Any], model: HasCache | None, executor: CudaGraphExecutor):
         self.function, self.model, self.executor = function, model, executor
         self.captured: dict[Any, tuple[Callable[[], None], list[Tensor], Any]] = {}
 
     def __call__(self, *arguments: Any) -> Any:
-        stored = [] if self.model is None else self.model.cache.tensors()
+        stored = [] if self.model is None else self.model.cache_tensors()
         if self.model is not None and not stored:  # the cache takes its shape from a first forward
             return self._run(arguments)
         spec, tensors = flatten(arguments)

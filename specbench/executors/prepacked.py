@@ -5,17 +5,11 @@ product is 2 to 3 times slower. Nothing is compiled, so there is no warm-up.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
-from specbench.context import Context
-from specbench.executors.eager import EagerExecutor
-
-if TYPE_CHECKING:
-    from specbench.memory import Footprint
+from specbench.decoding.executor import Executor, Module
 
 # What the layout is chosen for. One for 16 rows was the fastest, or equal, for 1 to 512 rows.
 ROWS = 16
@@ -46,21 +40,20 @@ class PackedLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         if torch.compiler.is_compiling():
-            return packed_linear(x, self.packed, self.bias)
+            product: Tensor = packed_linear(x, self.packed, self.bias)
+            return product
         return _product(x, self.packed, self.bias, "none", [], "")
 
 
-class PrepackedExecutor(EagerExecutor):
+class PrepackedExecutor(Executor):
     """Eager mode on packed weights; on CUDA, and where oneDNN is missing, plain eager mode."""
 
-    @dataclass
-    class Settings:
-        pass
+    changes_modules = True
 
-    def __init__(self, settings: Settings, context: Context | None):
+    def __init__(self) -> None:
         self.packed_bytes = 0
 
-    def load(self, module: nn.Module) -> nn.Module:
+    def load(self, module: Module) -> Module:
         """Replaces every linear layer. A weight that an embedding shares exists twice from then on."""
         weight = next(module.parameters())
         if self._packs(weight.device, weight.dtype):
@@ -73,8 +66,12 @@ class PrepackedExecutor(EagerExecutor):
     def _packs(device: torch.device, dtype: torch.dtype) -> bool:
         return device.type == "cpu" and dtype == torch.float32 and torch.backends.mkldnn.is_available()
 
-    def doubles(self, footprint: "Footprint", device: torch.device, dtype: torch.dtype) -> int:
-        return footprint.tied if self._packs(device, dtype) and footprint.weights >= SMALLEST_BYTES else 0
+    def weights(self, module: nn.Module) -> list[Tensor]:
+        packed = [layer.packed for layer in module.modules() if isinstance(layer, PackedLinear)]
+        return [*module.parameters(), *packed]
+
+    def doubles(self, weights: int, tied: int, device: torch.device, dtype: torch.dtype) -> int:
+        return tied if self._packs(device, dtype) and weights >= SMALLEST_BYTES else 0
 
     def _replace(self, parent: nn.Module, shared: set[int]) -> None:
         """Layer by layer, so that no more than one weight is there twice."""

@@ -2,15 +2,14 @@
 
 from dataclasses import dataclass
 
-from specbench.context import Context
-from specbench.decoding.state import Draft, State
+from specbench.decoding.draft import Draft
+from specbench.decoding.gamma_policy import Costs, GammaPolicy, RowsSeen
 from specbench.gamma_policies.optimal import best_gamma
-from specbench.gamma_policies.rows import PerRow
-from specbench.measure.costs import CostTable
-from specbench.settings import setting
+from specbench.gamma_policies.row_memory import PerRow
+from specbench.settings import BaseSettings, setting
 
 
-class AdaptiveGamma:
+class AdaptiveGamma(GammaPolicy):
     """argmax of the corrected Theorem 3.8 in every round, with the row's own estimate of beta.
 
     The estimate is a discounted count of accepted guesses over tested ones. It begins at the mean
@@ -18,25 +17,24 @@ class AdaptiveGamma:
     """
 
     @dataclass
-    class Settings:
+    class Settings(BaseSettings):
         largest: int = setting(ge=1)
         prior: float = setting(gt=0)
         forget: float = setting(ge=0, le=1)
 
-    constant = None
+    calibrated = True
 
-    def __init__(self, settings: Settings, context: Context | None):
-        self.largest, self.prior, self.forget = settings.largest, settings.prior, settings.forget
-        self.widths = tuple(range(1, settings.largest + 1))
+    def __init__(self, largest: int, prior: float, forget: float):
+        self.largest, self.prior, self.forget = largest, prior, forget
+        self.widths = tuple(range(1, largest + 1))
         self.rows: PerRow[tuple[float, float]] = PerRow()  # accepted, tested
         self.everyone = (0.0, 0)
 
-    def calibrate(self, costs: CostTable) -> None:
-        """Takes the time of a round by gamma, and a first mean beta."""
+    def calibrate(self, costs: Costs) -> None:
         self.everyone = costs.acceptance
         self.seconds = costs.seconds(self.largest)
 
-    def next_gamma(self, state: State) -> list[int]:
+    def next_gamma(self, state: RowsSeen) -> list[int]:
         chosen = []
         for row in range(state.batch_size):
             accepted, tested = self.rows.of(state, row, (self._mean() * self.prior, self.prior))

@@ -1,12 +1,11 @@
-"""Drafting ends at a guess that the drafter itself does not believe in, as in transformers."""
+"""Stops drafting when q(x) of a guess falls below a threshold, as in transformers."""
 
 from dataclasses import dataclass
 
 from torch import Tensor
 
-from specbench.context import Context
-from specbench.decoding.state import Draft, State
-from specbench.settings import setting
+from specbench.decoding.gamma_policy import GammaPolicy, RowsSeen
+from specbench.settings import BaseSettings, setting
 
 
 def probability(q: Tensor, x: Tensor) -> Tensor:
@@ -14,27 +13,24 @@ def probability(q: Tensor, x: Tensor) -> Tensor:
     return q.gather(-1, x[:, None])[:, 0]
 
 
-class ConfidenceGamma:
+class ConfidenceGamma(GammaPolicy):
     """Drafts until a guess has q(x) below `threshold`; that guess is still verified."""
 
     @dataclass
-    class Settings:
+    class Settings(BaseSettings):
         largest: int = setting(ge=1)
         threshold: float = setting(ge=0, le=1)
 
-    constant = None
-    signal = staticmethod(probability)
-    traced_as = "confidence"  # of a text, in replay: the largest q, which is q(x) at temperature 0
+    watches = True
+    traced_as = "confidence"  # the largest q, which is q(x) at temperature 0
 
-    def __init__(self, settings: Settings, context: Context | None):
-        self.largest, self.threshold = settings.largest, settings.threshold
-        self.widths = tuple(range(1, settings.largest + 1))
+    def __init__(self, largest: int, threshold: float):
+        self.largest, self.threshold = largest, threshold
+        self.signal = probability
+        self.widths = tuple(range(1, largest + 1))
 
-    def next_gamma(self, state: State) -> list[int]:
+    def next_gamma(self, state: RowsSeen) -> list[int]:
         return [self.largest] * state.batch_size
 
-    def go_on(self, state: State, count: list[int], signals: list[float]) -> list[bool]:
+    def go_on(self, state: RowsSeen, count: list[int], signals: list[float]) -> list[bool]:
         return [s >= self.threshold for s in signals]
-
-    def observe(self, draft: Draft, kept: list[int]) -> None:
-        pass

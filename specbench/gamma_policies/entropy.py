@@ -1,4 +1,4 @@
-"""Drafting ends when the drafter's own distribution says that acceptance has become unlikely."""
+"""Stops drafting when q, by past acceptance at similar entropy, makes another guess not worth its time."""
 
 import math
 from dataclasses import dataclass
@@ -7,10 +7,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specbench.context import Context
-from specbench.decoding.state import Draft, State
-from specbench.measure.costs import CostTable
-from specbench.settings import setting
+from specbench.decoding.draft import Draft
+from specbench.decoding.gamma_policy import Costs, GammaPolicy, RowsSeen
+from specbench.settings import BaseSettings, setting
 
 BINS = 12
 PRIOR_GUESSES = 4.0  # that the overall mean counts for in each bin
@@ -18,7 +17,8 @@ PRIOR_GUESSES = 4.0  # that the overall mean counts for in each bin
 
 def entropy(q: Tensor, x: Tensor) -> Tensor:
     """sqrt(H(q)) as a share of its largest value [B]: the form that bounds of beta by H take."""
-    return (torch.special.entr(q).sum(-1).clamp(min=0) / math.log(q.shape[-1])).sqrt()
+    H: Tensor = torch.special.entr(q).sum(-1)
+    return (H.clamp(min=0) / math.log(q.shape[-1])).sqrt()
 
 
 def confidence(q: Tensor, x: Tensor) -> Tensor:
@@ -26,7 +26,7 @@ def confidence(q: Tensor, x: Tensor) -> Tensor:
     return q.amax(-1)
 
 
-class EntropyGamma:
+class EntropyGamma(GammaPolicy):
     """Drafts on while another guess is worth its time.
 
     The beta of a guess is estimated from a `signal` of the q it was drawn from: the share of guesses
@@ -36,20 +36,21 @@ class EntropyGamma:
     """
 
     @dataclass
-    class Settings:
+    class Settings(BaseSettings):
         largest: int = setting(ge=1)
         signal: str = setting(choices=("entropy", "confidence"))
 
-    constant = None
+    calibrated = True
+    watches = True
 
-    def __init__(self, settings: Settings, context: Context | None):
-        self.largest = settings.largest
-        self.signal = {"entropy": entropy, "confidence": confidence}[settings.signal]
-        self.traced_as = {"entropy": "root_entropy", "confidence": "confidence"}[settings.signal]  # in replay
-        self.widths = tuple(range(1, settings.largest + 1))
+    def __init__(self, largest: int, signal: str):
+        self.largest = largest
+        self.signal = {"entropy": entropy, "confidence": confidence}[signal]
+        self.traced_as = {"entropy": "root_entropy", "confidence": "confidence"}[signal]
+        self.widths = tuple(range(1, largest + 1))
         self.draft: dict[int, list[int]] = {}  # the bins of this round's guesses, by row
 
-    def calibrate(self, costs: CostTable) -> None:
+    def calibrate(self, costs: Costs) -> None:
         """Begins at the mean beta; a round's time is a straight line in gamma."""
         seconds = costs.seconds(self.largest)
         self.step, self.round = np.polyfit(np.arange(self.largest + 1), seconds, 1)
@@ -57,11 +58,11 @@ class EntropyGamma:
         self.accepted = self.tested * costs.alpha
         self.tokens, self.time = 1.0, float(seconds[0])
 
-    def next_gamma(self, state: State) -> list[int]:
+    def next_gamma(self, state: RowsSeen) -> list[int]:
         self.draft = {row: [] for row in range(state.batch_size)}
         return [self.largest] * state.batch_size
 
-    def go_on(self, state: State, count: list[int], signals: list[float]) -> list[bool]:
+    def go_on(self, state: RowsSeen, count: list[int], signals: list[float]) -> list[bool]:
         betas, mean = self.accepted / self.tested, self.accepted.sum() / self.tested.sum()
         worth = self.step * self.tokens / self.time
         answers = []

@@ -2,24 +2,28 @@
 
 from dataclasses import dataclass
 
-from specbench.context import Context
-from specbench.decoding.state import Draft, State
-from specbench.settings import setting
+from specbench.decoding.gamma_policy import GammaPolicy, RowsSeen, Signal
+from specbench.settings import BaseSettings, setting
 
 
-class FixedGamma:
+class FixedGamma(GammaPolicy):
     """Drafts `gamma` tokens a round."""
 
     @dataclass
-    class Settings:
+    class Settings(BaseSettings):
         gamma: int = setting(ge=0)
 
-    def __init__(self, settings: Settings, context: Context | None):
-        self.constant = self.largest = settings.gamma
-        self.widths = (settings.gamma,)
+    def __init__(self, gamma: int):
+        self.constant = self.largest = gamma
+        self.widths = (gamma,)
 
-    def next_gamma(self, state: State) -> list[int]:
-        return [self.constant] * state.batch_size
+    def next_gamma(self, state: RowsSeen) -> list[int]:
+        return [self.largest] * state.batch_size
 
-    def observe(self, draft: Draft, kept: list[int]) -> None:
-        pass
+
+class WatchedGamma(FixedGamma):
+    """The same gamma in every round, whose rounds pay for the signal that another policy looks at."""
+
+    def __init__(self, gamma: int, signal: Signal | None):
+        super().__init__(gamma)
+        self.signal = signal

@@ -2,29 +2,27 @@
 
 from dataclasses import dataclass
 
-from specbench.context import Context
-from specbench.decoding.state import Draft, State
-from specbench.gamma_policies.rows import PerRow
-from specbench.settings import setting
+from specbench.decoding.draft import Draft
+from specbench.decoding.gamma_policy import GammaPolicy, RowsSeen
+from specbench.gamma_policies.row_memory import PerRow
+from specbench.settings import BaseSettings, setting
 
 
-class HeuristicGamma:
+class HeuristicGamma(GammaPolicy):
     """Two more after a round in which every guess was kept, one fewer after any other, between 1
     and `largest`; each row has its own, from `gamma` on."""
 
     @dataclass
-    class Settings:
+    class Settings(BaseSettings):
         gamma: int = setting(ge=1)
         largest: int = setting(ge=1)
 
-    constant = None
-
-    def __init__(self, settings: Settings, context: Context | None):
-        self.first, self.largest = min(settings.gamma, settings.largest), settings.largest
-        self.widths = tuple(range(1, settings.largest + 1))
+    def __init__(self, gamma: int, largest: int):
+        self.first, self.largest = min(gamma, largest), largest
+        self.widths = tuple(range(1, largest + 1))
         self.rows: PerRow[int] = PerRow()
 
-    def next_gamma(self, state: State) -> list[int]:
+    def next_gamma(self, state: RowsSeen) -> list[int]:
         return [self.rows.of(state, row, self.first) for row in range(state.batch_size)]
 
     def observe(self, draft: Draft, kept: list[int]) -> None:

@@ -5,47 +5,43 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from specbench.context import Context
-from specbench.decoding.state import Draft, State
-from specbench.measure.costs import CostTable
-from specbench.settings import setting
+from specbench.decoding.draft import Draft
+from specbench.decoding.gamma_policy import Costs, Floats, GammaPolicy, RowsSeen
+from specbench.settings import BaseSettings, setting
 
 
-class OracleGamma:
+class OracleGamma(GammaPolicy):
     """Every round drafts exactly the guesses that will be accepted: the bound of section 3.5."""
 
     @dataclass
-    class Settings:
+    class Settings(BaseSettings):
         largest: int = setting(ge=1)
 
-    constant = None
     replay_only = True
 
-    def __init__(self, settings: Settings, context: Context | None):
-        self.largest = settings.largest
-        self.widths = tuple(range(1, settings.largest + 1))
+    def __init__(self, largest: int):
+        self.largest = largest
+        self.widths = tuple(range(1, largest + 1))
 
-    def foresee(self, outcomes: Sequence[bool], betas: np.ndarray) -> None:
-        """For each position of a text, whether a guess would be accepted there, and with what beta."""
+    def foresee(self, outcomes: Sequence[bool], betas: Floats) -> None:
         self.outcomes, self.betas = outcomes, np.nan_to_num(betas)
 
-    def next_gamma(self, state: State) -> list[int]:
+    def next_gamma(self, state: RowsSeen) -> list[int]:
         ahead = self.outcomes[_place(state) :][: self.largest]
         return [int(np.cumprod(ahead).sum())]
-
-    def observe(self, draft: Draft, kept: list[int]) -> None:
-        pass
 
 
 class KnownBetas(OracleGamma):
     """Every round drafts what pays best given the true beta of every guess to come, though not which
     will be accepted: a bound on policies that predict beta, however well they do."""
 
-    def calibrate(self, costs: CostTable) -> None:
+    calibrated = True
+
+    def calibrate(self, costs: Costs) -> None:
         self.seconds = costs.seconds(self.largest)
         self.tokens, self.time = 1.0, float(self.seconds[0])
 
-    def next_gamma(self, state: State) -> list[int]:
+    def next_gamma(self, state: RowsSeen) -> list[int]:
         ahead = self.betas[_place(state) :][: self.largest]
         gain = np.concatenate([[0.0], np.cumsum(np.cumprod(ahead))])
         return [int(np.argmax(gain - self.seconds[: len(gain)] * self.tokens / self.time))]
@@ -55,6 +51,6 @@ class KnownBetas(OracleGamma):
         self.time += float(self.seconds[draft.tokens.shape[1]])
 
 
-def _place(state: State) -> int:
+def _place(state: RowsSeen) -> int:
     """The position in the text."""
     return state.lengths[0] - state.prompt_lengths[0]

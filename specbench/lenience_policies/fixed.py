@@ -1,21 +1,21 @@
 """One lenience for the whole run: the setting `lenience`."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import Any
 
-from specbench.context import Context
-from specbench.decoding.protocols import Verifier
+from specbench.decoding.verifier import Verifier
+from specbench.lenience_policies.lenience_policy import LeniencePolicy
 
 
-class FixedLenience:
+class FixedLenience(LeniencePolicy):
     """The verifier as it is."""
 
-    @dataclass
-    class Settings:
-        pass
+    def __init__(self, lenience: float):
+        self.lenience = lenience
 
-    def __init__(self, settings: Settings, context: Context):
-        self.lenience = self.lowest = context.lenience
+    @classmethod
+    def from_settings(cls, settings: Any, lenience: float) -> "FixedLenience":
+        return cls(lenience)
 
     def verifier(self, with_lenience: Callable[[float], Verifier]) -> Verifier:
         return with_lenience(self.lenience)

@@ -1,53 +1,68 @@
-"""More lenience while requests wait: speed for exactness, only when somebody pays for the delay."""
+"""Lowers lenience while requests are queued."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
 
 from torch import Tensor
 
-from specbench.context import Context
-from specbench.decoding.protocols import Noise, Verifier
-from specbench.decoding.state import Draft, State, Verdict
-from specbench.settings import ConfigError, setting
+from specbench.decoding.draft import Draft, Verdict
+from specbench.decoding.round_noise import Noise
+from specbench.decoding.state import State
+from specbench.decoding.verifier import Verifier
+from specbench.lenience_policies.lenience_policy import LeniencePolicy
+from specbench.settings import BaseSettings, ConfigError, setting
 
 
-class LoadLenience:
+class LoadLenience(LeniencePolicy):
     """Goes down `levels` by one for every `step` requests that wait, and up again as they get rows."""
 
     @dataclass
-    class Settings:
+    class Settings(BaseSettings):
         levels: list[float] = setting()
         step: int = setting(ge=1)
 
         def check(self, prefix: str) -> None:
-            falling = all(a > b for a, b in zip(self.levels, self.levels[1:], strict=False))
+            falling = all(a > b for a, b in pairwise(self.levels))
             if not self.levels or not falling or not 0 < self.levels[-1] <= self.levels[0] <= 1:
                 raise ConfigError(f"{prefix}levels={self.levels} is not allowed: falling numbers in (0, 1]")
 
-    def __init__(self, settings: Settings, context: Context):
-        self.levels, self.step, self.lowest = settings.levels, settings.step, settings.levels[-1]
+    def __init__(self, levels: Sequence[float], step: int):
+        self.levels, self.step = levels, step
+
+    @classmethod
+    def from_settings(cls, settings: Any, lenience: float) -> "LoadLenience":
+        return cls(settings.levels, settings.step)
+
+    @classmethod
+    def lowest(cls, settings: Any, lenience: float) -> float:
+        return float(min(settings.levels))
 
     def verifier(self, with_lenience: Callable[[float], Verifier]) -> Verifier:
         return VerifierUnderLoad([with_lenience(level) for level in self.levels], self.step)
 
 
-class VerifierUnderLoad:
-    """One verifier per level, so that compiled code of each is found again; `under` picks one."""
+class VerifierUnderLoad(Verifier):
+    """One verifier per level, so that compiled code of each is found again; `under` picks one. Without a
+    state to look at, it is the first level."""
 
-    def __init__(self, levels: list[Verifier], step: int):
-        self.levels, self.step = levels, step
+    def __init__(self, levels: Sequence[Verifier], step: int):
+        self._levels, self.step, self.first = levels, step, levels[0]
         self.lossless = all(level.lossless for level in levels)
-        self.lenience = levels[0].lenience
-        self.judges_by_law = levels[0].judges_by_law
+        self.lenience, self.note = self.first.lenience, self.first.note
+        self.judges_by_law, self.looks_ahead = self.first.judges_by_law, self.first.looks_ahead
+
+    @property
+    def levels(self) -> Sequence[Verifier]:
+        return self._levels
 
     def under(self, state: State) -> Verifier:
         """By the number of requests that wait now."""
-        return self.levels[min(state.waiting // self.step, len(self.levels) - 1)]
+        return self._levels[min(state.waiting // self.step, len(self._levels) - 1)]
 
     def accept(self, p: Tensor, draft: Draft, noise: Noise) -> Verdict:
-        """Without load."""
-        return self.levels[0].accept(p, draft, noise)
+        return self.first.accept(p, draft, noise)
 
-    def beta(self, p: Tensor, draft: Draft) -> Tensor:
-        """Without load."""
-        return self.levels[0].beta(p, draft)
+    def beta(self, p: Tensor, draft: Draft, verdict: Verdict) -> Tensor:
+        return self.first.beta(p, draft, verdict)

@@ -1,22 +1,14 @@
-"""Nothing beside the files of the run."""
+"""`logger=none`: nothing beside the files of the run."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
-from specbench.batch import Batch
+from specbench.decoded import Record
+from specbench.loggers.logger import Logger
 from specbench.results import RunResult
 
 
-class NoLogger:
-    """`logger=none`."""
+class NoLogger(Logger):
+    """Mirrors nothing."""
 
-    @dataclass
-    class Settings:
-        pass
-
-    def __init__(self, settings: Settings):
-        pass
-
-    def log(self, result: RunResult, batches: Sequence[Batch], out_dir: Path) -> None:
-        pass
+    def log(self, result: RunResult, record: Record, out_dir: Path) -> None:
+        """The files are there already."""

@@ -2,14 +2,17 @@
 
 import json
 import logging
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from specbench.batch import Batch
+from specbench.decoded import Record
+from specbench.decoding.clock import DECODING
+from specbench.loggers.logger import Logger
+from specbench.report.page import write_report
 from specbench.results import RunResult, flatten
-from specbench.settings import setting
+from specbench.settings import BaseSettings, setting
+from specbench.storage.read import load_runs
 
 log = logging.getLogger(__name__)
 TABLE_COLUMNS = ("id", "category", "prompt_tokens", "tokens", "rounds", "alpha", "block_efficiency",
@@ -17,11 +20,11 @@ TABLE_COLUMNS = ("id", "category", "prompt_tokens", "tokens", "rounds", "alpha",
 MOST_ROUNDS = 5000  # in the history; of longer runs every second one, or third, ...
 
 
-class WandbLogger:
+class WandbLogger(Logger):
     """One W&B run per result: its config, summary keys, a history of rounds, tables and figures."""
 
     @dataclass
-    class Settings:
+    class Settings(BaseSettings):
         mode: str = setting(choices=("offline", "online", "disabled"))
         project: str = setting()
         entity: str | None = setting()
@@ -30,18 +33,19 @@ class WandbLogger:
     def __init__(self, settings: Settings):
         self.settings = settings
 
-    def log(self, result: RunResult, batches: Sequence[Batch], out_dir: Path) -> None:
+    @classmethod
+    def from_settings(cls, settings: Settings) -> "WandbLogger":
+        return cls(settings)
+
+    def log(self, result: RunResult, record: Record, out_dir: Path) -> None:
         """Reads prompts and figures from the run's files in `out_dir`, where an offline run is stored too."""
         import wandb
-
-        from specbench.report.load import load_runs
-        from specbench.report.page import write_report
 
         s = self.settings
         write_report(out_dir, load_runs(out_dir))
         run = wandb.init(
             dir=str(out_dir),
-            mode=s.mode,
+            mode=s.mode,  # type: ignore[arg-type]
             project=s.project,
             entity=s.entity,
             tags=s.tags,
@@ -53,15 +57,15 @@ class WandbLogger:
         )
         with run:
             run.define_metric("round/*", step_metric="round/number")
-            for record in history(batches):
-                run.log(record)
+            for entry in history(record):
+                run.log(entry)
             prompts = wandb.Table(columns=list(TABLE_COLUMNS))
             for line in (out_dir / "prompts.jsonl").read_text(encoding="utf-8").splitlines():
-                record = json.loads(line)
-                prompts.add_data(*(record.get(column) for column in TABLE_COLUMNS))
+                prompt = json.loads(line)
+                prompts.add_data(*(prompt.get(column) for column in TABLE_COLUMNS))
             sweep = wandb.Table(columns=["gamma", "speedup"])
-            for entry in result.gamma_sweep:
-                sweep.add_data(entry.gamma, entry.speedup)
+            for predicted in result.gamma_sweep:
+                sweep.add_data(predicted.gamma, predicted.speedup)
             figures = {f"figures/{path.stem}": wandb.Image(str(path)) for path in (out_dir / "figures").glob("*.png")}
             run.log(
                 {
@@ -74,9 +78,9 @@ class WandbLogger:
             run.summary.update(summary(result))
 
 
-def history(batches: Sequence[Batch]) -> list[dict[str, Any]]:
+def history(record: Record) -> list[dict[str, Any]]:
     """Rounds in the order in which they were decoded, as W&B's flat records."""
-    rounds = [r for batch in batches if batch.error is None for r in batch.speculative.rounds]
+    rounds = [r for group in record.groups for r in group.speculative.rounds]
     every = -(-len(rounds) // MOST_ROUNDS) or 1
     return [
         {
@@ -85,7 +89,7 @@ def history(batches: Sequence[Batch]) -> list[dict[str, Any]]:
             "round/accepted": r.accepted,
             "round/tokens": r.tokens,
             **({"round/beta": sum(r.beta) / len(r.beta)} if r.beta else {}),
-            **{f"round/{lap}_ms": r.seconds[lap] * 1e3 for lap in ("draft", "verify", "accept", "host")},
+            **{f"round/{lap}_ms": r.seconds[lap] * 1e3 for lap in DECODING},
         }
         for number, r in enumerate(rounds)
         if number % every == 0
@@ -98,7 +102,7 @@ def summary(result: RunResult) -> dict[str, object]:
     keys = {"alpha": result.alpha.mean, "alpha_stderr": result.alpha.stderr, "c": result.cost.c}
     keys |= {"v": result.cost.v, "o": result.cost.o, "block_efficiency": result.block_efficiency.mean}
     groups = ("speedup", "cost", "lossless", "throughput", "speedup_over", "bandwidth", "drift", "latency", "memory",
-              "counts", "alpha_counted", "alpha_on_target_text", "alpha_by_category")  # fmt: skip
+              "counts", "metrics", "alpha_counted", "alpha_on_target_text", "alpha_by_category")  # fmt: skip
     for group in groups:
         keys |= flatten({group: tree[group]})
     for name in ("operations_factor", "optimal_gamma", "regret", "draft_acceptance_rate", "recording", "status"):

@@ -4,66 +4,64 @@ All of them are ratios of sums over requests, so that a bootstrap over requests 
 interval. Where rows decode together, a request has its even share of every call it was in.
 """
 
-from __future__ import annotations
-
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
+from specbench.decoded import Result
+from specbench.decoding.clock import Lap
 from specbench.measure.estimators import resampled_sums
 from specbench.results import Factor
 
-if TYPE_CHECKING:
-    from specbench.batch import Batch
-
-COLUMNS = ("beta", "tested", "tokens", "rounds", "drafted", "draft_seconds", "steps", "verify_seconds", "calls",
-           "seconds", "plain_tokens", "plain_step_seconds", "plain_calls", "plain_seconds")  # fmt: skip
+Floats = npt.NDArray[np.float64]
 
 
-def accounting(finished: Sequence[Batch], gamma: int | None) -> dict[str, Factor]:
+def accounting(results: Sequence[Result], gamma: int | None) -> dict[str, Factor]:
     """theorem_3_8: the prediction, at the measured alpha and c; not_iid: tokens per round against
     equation 1; verify: the target's call on gamma + 1 tokens costs v steps and not 1; overhead: all
     the rest. `gamma` is None where a policy varies it: then the mean of what was drafted counts.
     Empty where nothing was drafted."""
-    table = np.array([row for batch in finished for row in _requests(batch)]).T  # [columns, requests]
-    sums = table.sum(-1)
-    if not sums[COLUMNS.index("tested")] or not sums[COLUMNS.index("steps")]:
+    rows = [_sums(result) for result in results]
+    columns = list(rows[0])
+    table = np.array([list(row.values()) for row in rows]).T  # [columns, requests]
+    sums = dict(zip(columns, table.sum(-1), strict=True))
+    if not sums["tested"] or not sums["steps"]:
         return {}
-    point = _factors(dict(zip(COLUMNS, sums, strict=True)), gamma)
+    point = _factors(sums, gamma)
     with np.errstate(divide="ignore", invalid="ignore"):  # a resample may hold no tested guess
-        samples = _factors(dict(zip(COLUMNS, resampled_sums(table), strict=True)), gamma)
+        samples = _factors(dict(zip(columns, resampled_sums(table), strict=True)), gamma)
+    found = {}
+    for name, value in point.items():
+        low, high = np.nanpercentile(samples[name], [2.5, 97.5])
+        found[name] = Factor(float(value), (float(low), float(high)))
+    return found
+
+
+def _sums(result: Result) -> dict[str, float]:
+    """What the factors are made of, for one request."""
+    rounds, plain = result.speculative.rounds, result.baseline.rounds
     return {
-        name: Factor(float(value), tuple(map(float, np.nanpercentile(samples[name], [2.5, 97.5]))))
-        for name, value in point.items()
+        "beta": sum(sum(r.beta) for r in rounds),
+        "tested": sum(r.tested for r in rounds),
+        "tokens": len(result.speculative.tokens),
+        "rounds": len(rounds),
+        "drafted": sum(r.gamma for r in rounds),
+        "draft_seconds": sum(r.seconds[Lap.DRAFT] / r.rows for r in rounds),
+        "steps": sum(r.steps / r.rows for r in rounds),
+        "verify_seconds": sum(r.seconds[Lap.VERIFY] / r.rows for r in rounds),
+        "calls": sum(1 / r.rows for r in rounds),
+        "seconds": result.speculative.seconds,
+        "plain_tokens": len(result.baseline.tokens),
+        "plain_step_seconds": sum(r.seconds[Lap.VERIFY] / r.rows for r in plain),
+        "plain_calls": sum(1 / r.rows for r in plain),
+        "plain_seconds": result.baseline.seconds,
     }
 
 
-def _requests(batch: Batch) -> list[list[float]]:
-    rows = []
-    for index in range(len(batch.requests)):
-        rounds = [r for r in batch.speculative.rounds if r.row == index]
-        plain = [r for r in batch.baseline.rounds if r.row == index]
-        rows.append([
-            sum(sum(r.beta) for r in rounds),
-            sum(r.tested for r in rounds),
-            len(batch.speculative.tokens[index]),
-            len(rounds),
-            sum(r.gamma for r in rounds),
-            sum(r.seconds["draft"] / r.rows for r in rounds),
-            sum(r.steps / r.rows for r in rounds),
-            sum(r.seconds["verify"] / r.rows for r in rounds),
-            sum(1 / r.rows for r in rounds),
-            batch.speculative.seconds_of(index),
-            len(batch.baseline.tokens[index]),
-            sum(r.seconds["verify"] / r.rows for r in plain),
-            sum(1 / r.rows for r in plain),
-            batch.baseline.seconds_of(index),
-        ])  # fmt: skip
-    return rows
-
-
-def _factors(s: dict[str, np.ndarray], gamma: int | None) -> dict[str, np.ndarray]:
+def _factors(s: Mapping[str, Any], gamma: int | None) -> dict[str, Any]:
+    """The factors of sums over requests, numbers or one for each sample."""
     g = s["drafted"] / s["rounds"] if gamma is None else gamma
     alpha = np.minimum(s["beta"] / s["tested"], 1 - 1e-12)  # equation 1 is continuous at 1
     step = s["plain_step_seconds"] / s["plain_calls"]

@@ -14,11 +14,11 @@ class BandwidthProbe:
 
     def __init__(self, device: torch.device):
         self.buffer = torch.ones(READ_BYTES // 4, device=device)
-        self.copy = torch.empty_like(self.buffer) if device.type == "cuda" else None
+        self.copy = torch.empty_like(self.buffer) if device.type == "cuda" else self.buffer
         self.rates: list[float] = []
 
     def __call__(self) -> None:
-        self.rates.append(self._read() if self.copy is None else self._copy())
+        self.rates.append(self._copy() if self.buffer.is_cuda else self._read())
 
     @property
     def bytes_per_second(self) -> float:
@@ -36,4 +36,5 @@ class BandwidthProbe:
         self.copy.copy_(self.buffer)
         end.record()
         torch.cuda.synchronize()
-        return 2 * self.buffer.nbytes / (start.elapsed_time(end) / 1e3)
+        seconds: float = start.elapsed_time(end) / 1e3
+        return 2 * self.buffer.nbytes / seconds

@@ -1,14 +1,16 @@
 """What a round costs by the number of tokens it drafts: measured, for policies and for replay."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
 import numpy as np
+import numpy.typing as npt
 
-from specbench.measure.recorder import Round
+from specbench.decoded import Round
+from specbench.decoding.clock import Lap
 from specbench.results import RoundCost
+
+Floats = npt.NDArray[np.float64]
 
 
 class CostTable:
@@ -20,13 +22,13 @@ class CostTable:
 
     def __init__(self) -> None:
         self.laps: dict[int, list[tuple[float, float, float, float]]] = defaultdict(list)
-        self.acceptance = (0.0, 0)  # sum of betas, tested positions
+        self.acceptance: tuple[float, int] = (0.0, 0)  # sum of betas, tested positions
 
     def add(self, rounds: Iterable[Round]) -> None:
         """Takes every round of a call once for each row that it served."""
         for r in rounds:
-            draft, verify = r.seconds.get("draft", 0.0), r.seconds["verify"]
-            other = r.seconds["accept"] + r.seconds["host"]
+            draft, verify = r.seconds.get(Lap.DRAFT, 0.0), r.seconds[Lap.VERIFY]
+            other = r.seconds[Lap.ACCEPT] + r.seconds[Lap.HOST]
             self.laps[r.steps].append((draft, verify, other, (draft + verify + other) / r.rows))
             self.acceptance = self.acceptance[0] + sum(r.beta), self.acceptance[1] + r.tested
 
@@ -36,7 +38,7 @@ class CostTable:
         total, tested = self.acceptance
         return (total + 0.5) / (tested + 1)
 
-    def seconds(self, largest: int) -> np.ndarray:
+    def seconds(self, largest: int) -> Floats:
         """Time of a call with 0 .. largest drafter steps, [largest + 1]; between measured gammas
         on a straight line."""
         known = sorted(self.laps)
@@ -44,14 +46,19 @@ class CostTable:
         return extend(known, medians, largest)
 
     def summary(self) -> list[RoundCost]:
+        """What a round costs, by the number of tokens that it drafts."""
         tables = {g: np.array(laps) for g, laps in sorted(self.laps.items())}
         medians = {g: np.median(laps, axis=0) for g, laps in tables.items()}
         total = sum(laps[:, 3].sum() for laps in tables.values())
         hiccups = total / sum(medians[g][3] * len(laps) for g, laps in tables.items())
-        return [RoundCost(g, *map(float, m * hiccups), rounds=len(tables[g])) for g, m in medians.items()]
+        found = []
+        for g, m in medians.items():
+            draft, verify, other, share = map(float, m * hiccups)
+            found.append(RoundCost(g, draft, verify, other, share, rounds=len(tables[g])))
+        return found
 
 
-def extend(gammas: Sequence[int], values: Sequence[float], largest: int) -> np.ndarray:
+def extend(gammas: Sequence[int], values: Sequence[float], largest: int) -> Floats:
     """Values at 0 .. largest from those at some gammas: straight lines between and beyond them."""
     wanted = np.arange(largest + 1)
     found = np.interp(wanted, gammas, values)

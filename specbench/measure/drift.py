@@ -1,29 +1,25 @@
 """What lenience costs: how far the output law is from the target's, and how the text shows it."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from specbench.decoded import Result
 from specbench.results import Drift
 
-if TYPE_CHECKING:
-    from specbench.batch import Batch
 
-
-def drift(finished: Sequence[Batch], greedy: bool) -> Drift:
+def drift(results: Sequence[Result]) -> Drift:
     """Means over the positions whose guess was tested; others have the target's law itself."""
-    found = [
-        np.stack([laws.drift_tv, laws.drift_kl, laws.bound])[:, _tested(batch, row)[: len(laws.beta)]]
-        for batch in finished
-        for row, laws in enumerate(batch.texts.get("speculative", []))
-    ]
+    found = []
+    for result in results:
+        laws = result.speculative_laws
+        if laws is not None:
+            tested = [outcome is not None for outcome in result.speculative.outcomes()]
+            found.append(np.stack([laws.drift_tv, laws.drift_kl, laws.bound])[:, tested[: len(laws.beta)]])
     table = np.concatenate(found, 1) if found else np.zeros((3, 0))
     table = table[:, np.isfinite(table).all(0)]
     some = table.shape[1] > 0
-    ours, theirs = ([t for b in finished for t in getattr(b, way).tokens] for way in ("speculative", "baseline"))
+    ours, theirs = ([result.both[way].tokens for result in results] for way in (0, 1))
     return Drift(
         tv=float(table[0].mean()) if some else None,
         kl=float(table[1].mean()) if some else None,
@@ -33,10 +29,6 @@ def drift(finished: Sequence[Batch], greedy: bool) -> Drift:
         baseline_repetition=repetition(theirs),
         baseline_distinct_2=distinct(theirs),
     )
-
-
-def _tested(batch: Batch, row: int) -> list[bool]:
-    return [outcome is not None for outcome in batch.speculative.outcomes_of(row)]
 
 
 def repetition(texts: Sequence[Sequence[int]], n: int = 4) -> float:

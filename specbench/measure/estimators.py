@@ -1,20 +1,15 @@
 """Rates with their errors, from raw counts per prompt."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
+
+from specbench.results import Estimate
 
 BOOTSTRAP_SAMPLES = 10_000
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """A ratio of sums over prompts, with the standard error of prompts as clusters."""
-
-    mean: float | None
-    stderr: float | None
-    n: int  # what the denominator counts
+Floats = npt.NDArray[np.float64]
 
 
 def ratio(numerators: Sequence[float], denominators: Sequence[float]) -> Estimate:
@@ -39,18 +34,19 @@ def speedup_interval(
     paired bootstrap. With equal token counts it is the ratio of total times."""
     data = np.asarray([baseline, baseline_tokens, ours, our_tokens], float)
 
-    def speedup(sums: np.ndarray) -> np.ndarray:
+    def speedup(sums: Floats) -> Any:
         return (sums[0] / sums[1]) / (sums[2] / sums[3])
 
     low, high = np.percentile(speedup(resampled_sums(data)), [2.5, 97.5])
     return float(speedup(data.sum(-1))), (float(low), float(high))
 
 
-def resampled_sums(data: np.ndarray) -> np.ndarray:
+def resampled_sums(data: Floats) -> Floats:
     """Sums [columns, samples] of a table [columns, requests] over requests drawn with replacement:
     the paired bootstrap. The draws are the same in every call."""
     requests = data.shape[1]
     picks = np.random.default_rng(0).integers(requests, size=(BOOTSTRAP_SAMPLES, requests))
     weights = np.zeros((BOOTSTRAP_SAMPLES, requests))
     np.add.at(weights, (np.arange(BOOTSTRAP_SAMPLES)[:, None], picks), 1)
-    return data @ weights.T
+    sums: Floats = data @ weights.T
+    return sums

@@ -1,33 +1,27 @@
 """How long requests waited, where they arrive over time."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import numpy as np
 
+from specbench.decoded import DecodedRequest
 from specbench.results import Latency
 
-if TYPE_CHECKING:
-    from specbench.batch import Decoded
-    from specbench.decoding import queue
 
-
-def with_latency(decoded: Decoded) -> Iterator[tuple[queue.Latency, int]]:
-    """Times and number of tokens of each request that was watched."""
-    yield from zip(decoded.latencies, map(len, decoded.tokens), strict=False)
-
-
-def latency(requests: Sequence[tuple[queue.Latency, int]]) -> Latency:
-    """Percentiles over requests."""
-    later = [(seen.finished - seen.first_token) / (tokens - 1) for seen, tokens in requests if tokens > 1]
+def latency(requests: Sequence[DecodedRequest]) -> Latency | None:
+    """Percentiles over the requests that arrived over time; None if there is none."""
+    seen = [(request.times, len(request.tokens)) for request in requests if request.times is not None]
+    if not seen:
+        return None
     return Latency(
-        queue=percentiles([seen.admitted - seen.arrived for seen, _ in requests]),
-        first_token=percentiles([seen.first_token - seen.arrived for seen, _ in requests]),
-        per_token=percentiles(later),
+        queue=percentiles([times.admitted - times.arrived for times, _ in seen]),
+        first_token=percentiles([times.first_token - times.arrived for times, _ in seen]),
+        per_token=percentiles(
+            [(times.finished - times.first_token) / (tokens - 1) for times, tokens in seen if tokens > 1]
+        ),
     )
 
 
 def percentiles(values: Sequence[float]) -> dict[str, float]:
+    """{"p50": .., "p90": .., "p99": ..}."""
     return {f"p{p}": float(np.percentile(values, p)) if len(values) else float("nan") for p in (50, 90, 99)}

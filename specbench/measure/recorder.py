@@ -1,151 +1,128 @@
 """What happened in each round, as raw numbers: one record per round and row.
 
-The betas and the losslessness statistics need p and q, which only exist during the round, so they
-are reduced there, outside the timed laps, and read once at the end.
+The betas and the metrics need p and q, which only exist during the round, so they are reduced there,
+outside the timed laps, and read once at the end.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from specbench.decoding.protocols import Verifier
-from specbench.decoding.state import Draft, State, Verdict
-from specbench.decoding.tree import along
+from specbench.decoded import Round
+from specbench.decoding.clock import Laps
+from specbench.decoding.draft import Draft, Verdict, along
+from specbench.decoding.state import State
+from specbench.decoding.target import Scores
+from specbench.decoding.verifier import Verifier
+from specbench.metrics.metric import Metric, Path
 
 Beta = Callable[[Tensor, Draft, Verdict], Tensor]  # `Verifier.beta`
-LOG_FLOOR = -30.0  # log p of tokens that cannot be drawn, in nats
 
 
-@dataclass
-class Round:
-    """One round of one request. Positions count from the first generated token."""
+class Counts(NamedTuple):
+    """The first numbers of a round and row; those of the metrics follow, then the betas."""
 
-    row: int  # the request's place among those decoded together
-    position: int
-    gamma: int  # tokens drafted; of a tree, its depth
-    accepted: int  # kept by the verifier and by the stop conditions
-    tested: int  # guesses judged, none beyond a stop
-    tokens: int  # tokens emitted
-    recovered: int
-    bonus: int
-    accepted_before_stop: int  # by the verifier alone
-    beta: list[float]  # of each tested position
-    rejected: int | None = None  # the guess that was turned down
-    log_p: tuple[float, float] = (0.0, 0.0)  # sums over emitted tokens: f - E f, and Var f
-    draft_leak: tuple[float, float] = (0.0, 0.0)  # likewise over tested positions
-    seconds: dict[str, float] = field(default_factory=dict)  # of all rows together, by lap
-    rows: int = 1  # rows that decoded in it
-    steps: int = 0  # drafter steps of all rows together: the longest draft among them
-    lenience: float = 1.0
-    width: int = 1  # tokens of each row that the target's call read
+    kept: int  # tokens
+    accepted: int  # guesses
+    gamma: int  # depth drafted
+    tested: int  # steps
+    judged: int  # steps that had a guess
+    next_guess: int  # after the accepted ones
+
+
+class Call(NamedTuple):
+    """What a round was for all rows together."""
+
+    owners: list[int]  # by row
+    lengths: list[int]  # of the new text, by row
+    lenience: float
+    width: int
+    numbers: Tensor  # [B, counts, metrics and betas]
 
 
 class Recorder:
-    """The round hook that measures. `reduce` is `round_numbers`, or what an executor made of it;
-    `width` says how many tokens of each row the target has just read."""
+    """The round hook that measures. `reduce` is `round_numbers`, or what an executor made of it."""
 
     def __init__(
         self,
         verifier: Verifier,
-        greedy: bool = False,
+        metrics: Mapping[str, Metric],
         reduce: Callable[..., Tensor] | None = None,
-        width: Callable[[], int] = lambda: 1,
     ):
-        self.verifier, self.greedy, self.reduce, self.width = verifier, greedy, reduce or round_numbers, width
-        self._rounds: list[tuple[list[int], list[int], dict[str, Any], Tensor]] = []
+        self.verifier, self.metrics, self.reduce = verifier, metrics, reduce or round_numbers
+        self._calls: list[Call] = []
 
-    def __call__(self, state: State, p: Tensor, draft: Draft, verdict: Verdict, kept: Tensor) -> None:
+    def __call__(self, state: State, scores: Scores, draft: Draft, verdict: Verdict, kept: Tensor) -> None:
         judge = self.verifier.under(state)
-        numbers = self.reduce(p, draft, verdict, kept, judge.beta, self.greedy).clone()  # a graph writes it again
+        numbers = self.reduce(scores.p, draft, verdict, kept, judge.beta, tuple(self.metrics.values()))
         lengths = [length - prompt for length, prompt in zip(state.lengths, state.prompt_lengths, strict=True)]
-        call = {"lenience": judge.lenience, "width": self.width()}
-        self._rounds.append((list(state.owners), lengths, call, numbers))
+        # A graph writes its outputs again in the next round.
+        self._calls.append(Call(list(state.owners), lengths, judge.lenience, scores.width, numbers.clone()))
 
-    def rounds(self, laps: list[dict[str, float]]) -> list[list[Round]]:
+    def rounds(self, laps: Sequence[Laps]) -> list[list[Round]]:
         """Per round, one record for each row that was active in it, with the lap times of all."""
-        result = []
-        for (owners, lengths, call, numbers), seconds in zip(self._rounds, laps, strict=True):
-            active = [row for row in zip(owners, lengths, numbers.tolist(), strict=True) if row[2][0] > 0]
-            call |= {"seconds": seconds, "rows": len(active)}
-            call["steps"] = max((int(row[2][2]) for row in active), default=0)
-            result.append([_round(*row, call) for row in active])
-        return result
+        return [self._rounds(call, seconds) for call, seconds in zip(self._calls, laps, strict=True)]
+
+    def _rounds(self, call: Call, seconds: Laps) -> list[Round]:
+        rows = zip(call.owners, call.lengths, call.numbers.tolist(), strict=True)
+        active = [(owner, length, numbers) for owner, length, numbers in rows if numbers[0] > 0]
+        shared = {
+            "seconds": seconds,
+            "rows": len(active),
+            "steps": max((int(numbers[Counts._fields.index("gamma")]) for _, _, numbers in active), default=0),
+            "lenience": call.lenience,
+            "width": call.width,
+        }
+        return [self._round(*row, shared) for row in active]
+
+    def _round(self, owner: int, length: int, numbers: list[float], shared: dict[str, Any]) -> Round:
+        counts = Counts(*map(int, numbers[: len(Counts._fields)]))
+        kept, n, rest = counts.kept, counts.accepted, len(Counts._fields)
+        found = {}
+        for name, metric in self.metrics.items():
+            found[name] = tuple(numbers[rest : rest + len(metric.columns)])
+            rest += len(metric.columns)
+        own_token = kept == n + 1
+        return Round(
+            row=owner,
+            position=length - kept,
+            gamma=counts.gamma,
+            accepted=min(n, kept),
+            tested=counts.tested,
+            tokens=kept,
+            recovered=int(own_token and n < counts.judged),
+            bonus=int(own_token and n == counts.judged),
+            accepted_before_stop=n,
+            beta=numbers[rest : rest + counts.tested],
+            rejected=counts.next_guess if n < counts.judged else None,
+            numbers=found,
+            **shared,
+        )
 
 
-def _round(row: int, length: int, numbers: list[float], call: dict[str, Any]) -> Round:
-    kept, n, gamma, tested, judged = map(int, numbers[:5])
-    own_token = kept == n + 1
-    return Round(
-        row=row,
-        position=length - kept,
-        gamma=gamma,
-        accepted=min(n, kept),
-        tested=tested,
-        tokens=kept,
-        recovered=int(own_token and n < judged),
-        bonus=int(own_token and n == judged),
-        accepted_before_stop=n,
-        beta=numbers[10 : 10 + tested],
-        rejected=int(numbers[9]) if n < judged else None,
-        log_p=(numbers[5], numbers[6]),
-        draft_leak=(numbers[7], numbers[8]),
-        **call,
-    )
-
-
-def round_numbers(p: Tensor, draft: Draft, verdict: Verdict, kept: Tensor, beta_of: Beta, greedy: bool) -> Tensor:
-    """A round as numbers [B, 10 + D]: tokens kept, guesses accepted, depth drafted, steps tested, steps
-    that had a guess, the two statistics of the losslessness gate (two numbers each), the guess after
-    the accepted ones, and beta of every step."""
+def round_numbers(
+    p: Tensor, draft: Draft, verdict: Verdict, kept: Tensor, beta_of: Beta, metrics: tuple[Metric, ...]
+) -> Tensor:
+    """A round as float64 numbers [B, K]: `Counts`, the numbers of the metrics, and beta of every step.
+    p [B, N + 1, V], kept [B]."""
     beta, gamma = beta_of(p, draft, verdict).double(), draft.steps()
-    p, draft = chosen_path(p, draft, verdict)
-    D = draft.tokens.shape[1]
-    tested = torch.minimum(torch.minimum(verdict.accepted + 1, draft.count), kept)
-    counts = torch.stack([kept, verdict.accepted, gamma, tested, draft.count], 1).double()
-    log_p = draft_leak = counts.new_zeros(len(counts), 2)
-    next_guess = counts.new_zeros(len(counts), 1)
+    path = chosen_path(p, draft, verdict, kept)
+    judged, D = path.draft.count, path.draft.tokens.shape[1]
+    next_guess = torch.zeros_like(kept)
     if D:
-        next_guess = draft.tokens.gather(1, verdict.accepted.clamp(max=D - 1)[:, None]).double()
-    if not greedy:
-        places = torch.arange(D + 1, device=p.device)
-        log_p = log_probability_statistic(p, verdict.tokens, places < kept[:, None])
-        if D:
-            judged = places[:-1] < tested[:, None]
-            draft_leak = draft_leak_statistic(p[:, :-1], draft, verdict.tokens[:, :-1], judged)
-    return torch.cat([counts, log_p, draft_leak, next_guess, beta], 1)
+        next_guess = path.draft.tokens.gather(1, verdict.accepted.clamp(max=D - 1)[:, None])[:, 0]
+    counts = torch.stack([kept, verdict.accepted, gamma, path.tested, judged, next_guess], 1).double()
+    return torch.cat([counts, *(metric.of_round(path) for metric in metrics), beta], 1)
 
 
-def chosen_path(p: Tensor, draft: Draft, verdict: Verdict) -> tuple[Tensor, Draft]:
-    """p [B, D+1, V] along the path that was taken, and the first guess of each step as a chain."""
-    if draft.is_chain:
-        return p, draft
-    entries, first, judged = along(draft, verdict)
-    rows = torch.arange(len(entries), device=p.device)[:, None]
-    q = None if draft.probs is None else draft.probs[rows, first]
-    return p[rows, entries], Draft.chain(draft.tokens.gather(1, first), q, judged)
-
-
-def log_probability_statistic(p: Tensor, tokens: Tensor, emitted: Tensor) -> Tensor:
-    """For f = log p: sums of f(x_t) - E_p f and of Var_p f over emitted tokens, [B, 2]."""
-    f = p.log().clamp(min=LOG_FLOOR)
-    mean = (p * f).sum(-1)
-    variance = (p * (f - mean[..., None]).square()).sum(-1)
-    drawn = f.gather(-1, tokens[..., None]).squeeze(-1)
-    return torch.stack([((drawn - mean) * emitted).sum(-1), (variance * emitted).sum(-1)], -1).double()
-
-
-def draft_leak_statistic(p: Tensor, draft: Draft, tokens: Tensor, tested: Tensor) -> Tensor:
-    """For f = 1[q(x) > p(x)], the tokens that the draft proposes too often: likewise, [B, 2]."""
-    if draft.probs is None:
-        mean = p.gather(-1, draft.tokens[..., None]).squeeze(-1)
-        drawn = (tokens == draft.tokens).double()
-        drawn = torch.where(mean < 1, drawn, mean.double())
-    else:
-        over = draft.probs > p
-        mean = (p * over).sum(-1)
-        drawn = over.gather(-1, tokens[..., None]).squeeze(-1).double()
-    mean = mean.double()
-    return torch.stack([((drawn - mean) * tested).sum(-1), (mean * (1 - mean) * tested).sum(-1)], -1)
+def chosen_path(p: Tensor, draft: Draft, verdict: Verdict, kept: Tensor) -> Path:
+    """The laws along the path that was taken, and the first guess of each step as a chain. p [B, N + 1, V]."""
+    if verdict.path is not None and not draft.is_chain:
+        entries, first, judged = along(draft, verdict.path, verdict.accepted)
+        rows = torch.arange(len(entries), device=p.device)[:, None]
+        q = None if draft.probs is None else draft.probs[rows, first]
+        p, draft = p[rows, entries], Draft.chain(draft.tokens.gather(1, first), q, judged)
+    tested = torch.minimum(torch.minimum(verdict.accepted + 1, draft.count), kept)
+    return Path(p, draft, verdict.tokens, verdict.accepted, kept, tested)

@@ -1,6 +1,6 @@
 """A model that is part of another one, as early exits and look-ahead tokens are."""
 
-from torch import nn
+from transformers import PreTrainedModel
 
 from specbench.decoding.sampling import Sampling
 from specbench.models.language_model import LanguageModel
@@ -9,7 +9,7 @@ from specbench.models.language_model import LanguageModel
 class BorrowedCache(LanguageModel):
     """A model that shares another's layers, and with them its cache: it reads no prompt of its own."""
 
-    def __init__(self, module: nn.Module, owner: LanguageModel, name: str, sampling: Sampling):
+    def __init__(self, module: PreTrainedModel, owner: LanguageModel, name: str, sampling: Sampling):
         super().__init__(
             module,
             owner.tokenizer,

@@ -5,6 +5,8 @@ turns it into logits. Medusa's and blockwise parallel decoding's heads, and a tr
 are all of this form.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
@@ -23,7 +25,7 @@ class HeadsConfig(PretrainedConfig):
         inner: int | None = None,
         layers: int | None = None,
         accuracy: list[list[float]] | None = None,
-        **more,
+        **more: Any,
     ):
         super().__init__(**more)
         self.hidden_size, self.heads, self.inner = hidden_size, heads, inner
@@ -64,4 +66,6 @@ class ExitHead(nn.Module):
         self.head, self.output = head, output
 
     def forward(self, hidden: Tensor) -> Tensor:
-        return self.output(self.head(hidden).squeeze(-2))
+        """Hidden states [..., H] to logits [..., V]."""
+        logits: Tensor = self.output(self.head(hidden).squeeze(-2))
+        return logits

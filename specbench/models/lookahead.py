@@ -4,6 +4,8 @@ Behind the last token stand K trained embeddings in the place of tokens that are
 model says at the k-th of them is its guess for the token k + 1 places ahead.
 """
 
+from typing import Any
+
 import torch
 from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
@@ -12,7 +14,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 class LookAheadConfig(PretrainedConfig):
     model_type = "specbench_lookahead"
 
-    def __init__(self, hidden_size: int = 0, count: int = 1, **more):
+    def __init__(self, hidden_size: int = 0, count: int = 1, **more: Any):
         super().__init__(**more)
         self.hidden_size, self.count = hidden_size, count
 

@@ -2,29 +2,29 @@
 
 import os
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import transformers
-from torch import nn
 from transformers import PreTrainedModel
 
 from specbench.context import Context
-from specbench.executors.eager import EagerExecutor
 from specbench.models.language_model import LanguageModel
-from specbench.settings import ConfigError, setting
+from specbench.paths import SHIPPED
+from specbench.settings import BaseSettings, ConfigError, setting
 
-SHIPPED = Path(__file__).parent / "stdlib"
+Extras = TypeVar("Extras", bound=PreTrainedModel)
 
 
 class PretrainedModel(LanguageModel):
     """A causal language model from `path`, or with random weights in its real shape."""
 
     @dataclass
-    class Settings:
+    class Settings(BaseSettings):
         path: str = setting(required="a local folder or a hub id")
         revision: str | None = None
         weights: str = setting(choices=("pretrained", "random"))
@@ -40,9 +40,17 @@ class PretrainedModel(LanguageModel):
                     f"{prefix}path={self.path} is not a model: it must be a hub id or a folder with a config.json"
                 )
 
-    def __init__(self, settings: Settings, context: Context, role: str = "target"):
+        def models(self) -> Sequence[BaseSettings]:
+            return (self,)
+
+    @classmethod
+    def from_settings(cls, settings: Settings, context: Context, role: str = "target") -> "PretrainedModel":
+        """Loads the checkpoint. `role` is the group that a mistake is told of. Raises ConfigError."""
+        return cls(settings, context, role)
+
+    def __init__(self, settings: Settings, context: Context, role: str):
         tokenizer = load_tokenizer(settings, role)
-        self.load_again = partial(load_module, settings, context, role)
+        self.load_again = partial(load_module, settings, role, context.device, context.dtype, context.seed)
         self.random_weights = settings.weights == "random"
         has_template = bool(getattr(tokenizer, "chat_template", None))
         if settings.chat_template == "always" and not has_template and not self.random_weights:
@@ -60,9 +68,9 @@ class PretrainedModel(LanguageModel):
             chat_template=has_template and settings.chat_template != "never",
         )
 
-    def stock_module(self) -> nn.Module:
+    def stock_module(self) -> PreTrainedModel:
         """The module as transformers made it, which an executor may have changed."""
-        return self.module if type(self.executor) is EagerExecutor else self.load_again()
+        return self.load_again() if self.executor.changes_modules else self.module
 
 
 def local_path(path: str) -> Path:
@@ -86,8 +94,9 @@ def load_tokenizer(settings: PretrainedModel.Settings, role: str) -> Any:
 
 
 def load_config(settings: PretrainedModel.Settings, role: str) -> transformers.PretrainedConfig:
-    """The shape: of the checkpoint, or for random weights the one in the settings."""
+    """The shape: of the checkpoint, or for random weights the one in the settings. Raises ConfigError."""
     source = _source(settings)
+    config: transformers.PretrainedConfig
     if settings.weights == "random" and not (Path(source) / "config.json").is_file():
         if not settings.shape:
             raise ConfigError(
@@ -95,48 +104,58 @@ def load_config(settings: PretrainedModel.Settings, role: str) -> transformers.P
                 "config.json, or choose a named target or drafter, which list theirs"
             )
         shape = dict(settings.shape)
-        return transformers.AutoConfig.for_model(shape.pop("model_type"), **shape)
+        config = transformers.AutoConfig.for_model(shape.pop("model_type"), **shape)
+        return config
     try:
-        return transformers.AutoConfig.from_pretrained(source, revision=settings.revision)
+        config = transformers.AutoConfig.from_pretrained(source, revision=settings.revision)
     except (OSError, ValueError) as error:
         raise ConfigError(_what_is_missing(settings.path, role, error)) from error
+    return config
 
 
-def load_module(settings: PretrainedModel.Settings, context: Context, role: str) -> nn.Module:
-    """The stock module of transformers; nothing is downloaded for random weights."""
+def load_module(
+    settings: PretrainedModel.Settings, role: str, device: torch.device, dtype: torch.dtype, seed: int
+) -> PreTrainedModel:
+    """The stock module of transformers; nothing is downloaded for random weights, which `seed` decides. `role`
+    is the group that a mistake is told of. Raises ConfigError."""
     if not sys.stderr.isatty():
         transformers.utils.logging.disable_progress_bar()
-    options = {"dtype": context.dtype, "attn_implementation": "sdpa"}
+    options = {"dtype": dtype, "attn_implementation": "sdpa"}
+    module: Any
     if settings.weights == "random":
-        torch.manual_seed(context.seed)
-        with torch.device(context.device):
-            return transformers.AutoModelForCausalLM.from_config(load_config(settings, role), **options).eval()
-    try:
-        module = transformers.AutoModelForCausalLM.from_pretrained(
-            _source(settings), revision=settings.revision, **options
-        )
-    except (OSError, ValueError) as error:
-        raise ConfigError(_what_is_missing(settings.path, role, error)) from error
-    return module.to(context.device).eval()
+        torch.manual_seed(seed)
+        with torch.device(device):
+            module = transformers.AutoModelForCausalLM.from_config(load_config(settings, role), **options)
+    else:
+        try:
+            module = transformers.AutoModelForCausalLM.from_pretrained(
+                _source(settings), revision=settings.revision, **options
+            )
+        except (OSError, ValueError) as error:
+            raise ConfigError(_what_is_missing(settings.path, role, error)) from error
+    loaded: PreTrainedModel = module.to(device).eval()
+    return loaded
 
 
-def load_extras(kind: type[PreTrainedModel], path: str, key: str, model: LanguageModel) -> PreTrainedModel:
+def load_extras(kind: type[Extras], path: str, key: str, model: LanguageModel) -> Extras:
     """Heads or look-ahead embeddings that were trained for a model: `shipped:NAME`, a folder or a hub id.
     Raises ConfigError where they are missing, or are for another width."""
     source = local_path(path)
     try:
-        extras = kind.from_pretrained(str(source) if source.is_dir() else path, dtype=model.dtype)
+        extras: Any = kind.from_pretrained(str(source) if source.is_dir() else path, dtype=model.dtype)
     except (OSError, ValueError) as error:
         reason = str(error).strip().splitlines()[0].rstrip(".")
         raise ConfigError(
             f"{key}={path} could not be loaded ({reason}): train it with python -m specbench.train and give its folder"
         ) from error
-    hidden = model.module.get_input_embeddings().weight.shape[1]
+    embedding: Any = model.module.get_input_embeddings()
+    hidden = embedding.weight.shape[1]
     if extras.config.hidden_size != hidden:
         raise ConfigError(
             f"{key}={path} is for hidden states of {extras.config.hidden_size}, but {model.name} has {hidden}"
         )
-    return extras.to(model.device).eval()
+    loaded: Extras = extras.to(model.device).eval()
+    return loaded
 
 
 def _source(settings: PretrainedModel.Settings) -> str:

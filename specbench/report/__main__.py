@@ -11,8 +11,8 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("folder", type=Path, help="a run's folder, or a multirun's")
     parser.add_argument("--wandb-report", metavar="ENTITY/PROJECT", help="also create a W&B report there")
     args = parser.parse_args(arguments)
-    from specbench.report.load import load_runs
     from specbench.report.page import write_report
+    from specbench.storage.read import load_runs
 
     try:
         runs = load_runs(args.folder)

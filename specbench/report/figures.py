@@ -6,12 +6,14 @@ from typing import Any
 import numpy as np
 from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
+from matplotlib.ticker import MaxNLocator
 
 from specbench import theory
-from specbench.report.load import StoredRun
 from specbench.report.style import BAD, GOOD, LAPS, MEASURED, OTHER, SERIES, THEORY
 from specbench.report.tables import at
+from specbench.storage.read import StoredRun
 
 WORDS = {"theorem_3_8": "Theorem 3.8", "not_iid": "betas are\nnot i.i.d.", "verify": "verifying\ncosts v",
          "overhead": "everything\nelse"}  # fmt: skip
@@ -127,7 +129,7 @@ def beta_by_position(runs: Sequence[StoredRun]) -> Figure:
     axes.set_xlabel("place of the guess in its round")
     axes.set_ylabel("mean beta")
     axes.set_ylim(0, 1.02)
-    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.grid(axis="y")
     figure.legend(loc="outside right upper", fontsize=8)
     return figure
@@ -147,8 +149,8 @@ def round_times(runs: Sequence[StoredRun]) -> Figure:
         axes.plot([step, step], [y - 0.4, y + 0.4], color=BAD, linewidth=2)
         tokens = run.result["block_efficiency"]["mean"]
         axes.annotate(f"{tokens:.2f} tokens", (left, y), (5, 0), textcoords="offset points", va="center", fontsize=9)
-    handles = [Patch(color=colour, label=lap) for lap, colour in LAPS.items()]
-    handles.append(plt.Line2D([], [], color=BAD, linewidth=2, label="one-token target step"))
+    handles: list[Any] = [Patch(color=colour, label=lap) for lap, colour in LAPS.items()]
+    handles.append(Line2D([], [], color=BAD, linewidth=2, label="one-token target step"))
     axes.set_yticks(range(len(runs)), [run.label if len(runs) > 1 else "a round" for run in runs])
     axes.set_ylim(len(runs) - 0.5, -0.5)
     axes.margins(x=0.14)
@@ -228,7 +230,7 @@ def latency(runs: Sequence[StoredRun]) -> Figure:
         panel.grid(axis="x")
     axes[0].set_yticks(range(len(rows)), [f"{run.label}, {'plain' if w == 'baseline' else w}" for run, w in rows])
     axes[0].set_ylim(len(rows) - 0.5, -0.5)
-    handles = [plt.Line2D([], [], color=OTHER, marker=m, linestyle="", label=p, mfc="none")
+    handles = [Line2D([], [], color=OTHER, marker=m, linestyle="", label=p, mfc="none")
                for m, p in zip("o|D", ("p50", "p90", "p99"), strict=True)]  # fmt: skip
     figure.legend(handles=handles, loc="outside lower center", ncols=3)
     return figure

@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +10,11 @@ from jinja2 import Environment, FileSystemLoader
 from matplotlib.figure import Figure
 
 from specbench.report import figures, paper
-from specbench.report.load import StoredRun
+from specbench.report.samples import samples
 from specbench.report.style import save
 from specbench.report.tables import account, at, multirun_rows, verdict
-from specbench.report.text import samples
-from specbench.results import write_text
+from specbench.storage.atomic import write_text
+from specbench.storage.read import StoredRun
 
 HEAT_MAPS = {"alpha/mean": "alpha", "speedup/measured": "measured speedup"}
 MOST_HEAT_MAPS = 6
@@ -186,7 +187,7 @@ def _many_runs(report: Report) -> None:
         report.figure(
             f"heat_{value.split('/')[0]}_{x}_{y}",
             f"{what} over {x} and {y}",
-            lambda x=x, y=y, value=value, what=what: figures.heat_map(runs, x, y, value, what),
+            partial(figures.heat_map, runs, x, y, value, what),
         )
         for x, y in pairs[: MOST_HEAT_MAPS // 2]
         for value, what in HEAT_MAPS.items()

@@ -7,8 +7,8 @@ from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
 
 from specbench import theory
-from specbench.report.load import StoredRun
 from specbench.report.style import MEASURED, OTHER, SERIES
+from specbench.storage.read import StoredRun
 
 ALPHAS = np.linspace(0, 0.999, 200)
 TABLE_1 = ((0.6, 2), (0.7, 3), (0.8, 2), (0.8, 5), (0.9, 2), (0.9, 10))

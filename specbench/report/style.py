@@ -4,8 +4,10 @@ import io
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import matplotlib
+from cycler import cycler
 
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
@@ -18,11 +20,12 @@ INK = "#24292f"
 PAGE_INK = "#123456"  # stands for the page's text colour
 
 
-def style(ink: str) -> dict[str, object]:
+def style(ink: str) -> Any:
+    """matplotlib's settings, for text in this colour."""
     return {
         "svg.fonttype": "none", "font.family": "sans-serif", "font.size": 10, "figure.constrained_layout.use": True,
         "axes.spines.top": False, "axes.spines.right": False, "axes.titlelocation": "left", "axes.titlesize": 11,
-        "axes.prop_cycle": matplotlib.cycler(color=SERIES), "legend.frameon": False,
+        "axes.prop_cycle": cycler(color=SERIES), "legend.frameon": False,
         "savefig.transparent": ink != INK, "text.color": ink, "axes.labelcolor": ink, "axes.edgecolor": ink,
         "axes.titlecolor": ink, "xtick.color": ink, "ytick.color": ink, "grid.color": OTHER, "grid.alpha": 0.25,
     }  # fmt: skip
@@ -49,8 +52,8 @@ def embed(svg: str, name: str) -> str:
     svg = re.sub(r'\bid="([^"]+)"', rf'id="{name}-\1"', svg)
     svg = re.sub(r"url\(#([^)]+)\)", rf"url(#{name}-\1)", svg)
     svg = re.sub(r'href="#([^"]+)"', rf'href="#{name}-\1"', svg)
-    tag = re.match(r"<svg[^>]*>", svg)[0]
-    width = float(re.search(r'width="([\d.]+)pt"', tag)[1])
+    tag = svg[: svg.index(">") + 1]
+    width = float(re.findall(r'width="([\d.]+)pt"', tag)[0])
     fluid = re.sub(r' (width|height)="[^"]*"', "", tag)
     fluid = fluid.replace("<svg", f'<svg role="img" style="width:100%;max-width:{width * 1.25:.0f}px;height:auto"', 1)
     return svg.replace(tag, fluid, 1)

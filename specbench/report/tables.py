@@ -25,13 +25,13 @@ COLUMNS = {  # of a multirun's table: heading, path in results.json
     "corrected": "speedup/corrected",
     "tokens/s": "throughput/speculative_tokens_per_second",
     "plain tokens/s": "throughput/baseline_tokens_per_second",
-    "over generate": "speedup_over/generate/measured",
-    "over assisted": "speedup_over/assisted/measured",
-    "over lookup": "speedup_over/prompt_lookup/measured",
     "of peak": "bandwidth/target_share_of_peak",
     "lossless": "lossless/verdict",
 }
-ENGINE = ("tokens/s", "plain tokens/s", "over generate", "over assisted", "over lookup", "of peak")
+OVER = "over "  # a peer: how much faster speculative decoding is
+ENGINE = ("tokens/s", "plain tokens/s", "of peak")
+TWO_DIGITS = ("speedup", "Thm 3.8", "corrected", "of peak")
+ONE_DIGIT = ("tokens/s", "plain tokens/s")
 WIDTH = 140  # characters, where the output is not a terminal
 
 
@@ -54,14 +54,15 @@ def run_table(result: dict[str, Any], out_dir: Path) -> Group:
     config, cost, speedup = result["config"], result["cost"], result["speedup"]
     counts = result["counts"]
     title = (
-        f"\n{_path(config['drafter'])} drafts for {_path(config['target'])}\n"
-        f"{_policy(config)}, temperature {config['temperature']:g}, "
+        f"\n{_path(result, 'drafter')} drafts for {_path(result, 'target')}\n"
+        f"{_policy(result)}, temperature {config['temperature']:g}, "
         f"lenience {config['lenience']:g}, batch {config['batch_size']}"
     )
     table = Table(title=title, title_style="bold", header_style="dim", title_justify="left",
                   box=SIMPLE_HEAD)  # fmt: skip
-    for heading, justify in (("", "left"), ("measured", "right"), ("", "left")):
-        table.add_column(heading, justify=justify)
+    table.add_column("")
+    table.add_column("measured", justify="right")
+    table.add_column("")
     alpha, counted = result["alpha"], result["alpha_counted"]
     table.add_row("alpha (mean beta)", _pm(alpha), f"over {counts['tested']:,} tested guesses")
     table.add_row("alpha (accepted / tested)", _pm(counted), "cross-check")
@@ -85,7 +86,7 @@ def run_table(result: dict[str, Any], out_dir: Path) -> Group:
         low, high = over["ci95"]
         theirs = result["throughput"][f"{peer}_tokens_per_second"]
         told = f"95 % interval {low:.2f} to {high:.2f}; {theirs:.1f} tokens/s"
-        table.add_row(f"  over transformers {peer}", f"{over['measured']:.2f}x", told)
+        table.add_row(f"  over {peer}", f"{over['measured']:.2f}x", told)
     rate, peak = (result["bandwidth"][f"{name}_bytes_per_second"] / 1e9 for name in ("target", "measured_peak"))
     table.add_row("GB/s read", f"{rate:.1f}", f"by a target step; {rate / peak:.0%} of {peak:.1f} measured")
     if result["operations_factor"] is not None:
@@ -103,6 +104,9 @@ def run_table(result: dict[str, Any], out_dir: Path) -> Group:
         best = max(sweep, key=lambda entry: entry["speedup"])
         regret = "" if result["regret"] is None else f"; {result['regret']:.1%} more than gamma {result['gamma']}"
         table.add_row("gamma, best by replay", str(best["gamma"]), f"expected {best['speedup']:.2f}x{regret}")
+    for name, numbers in result["metrics"].items():
+        for what, value in numbers.items():
+            table.add_row(name, _number(value, 3), what.replace("_", " "))
     lines: list[Any] = [table]
     if speedup["accounting"]:
         lines.append(Text(account(result)))
@@ -143,6 +147,7 @@ def multirun_rows(jobs: Sequence[tuple[list[str], dict[str, Any] | None]]) -> li
         if result is not None:
             result["lossless"]["verdict"] = _word(result["lossless"])
             row |= {heading: at(result, path) for heading, path in COLUMNS.items()}
+            row |= {f"{OVER}{peer}": over["measured"] for peer, over in result["speedup_over"].items()}
         else:
             row["lossless"] = "no result"
         rows.append(row)
@@ -154,12 +159,14 @@ def multirun_tables(rows: Sequence[dict[str, Any]], title: str) -> list[Table]:
     peers were run, the engines have a table of their own, since both in one would not fit."""
     shown = [_for_terminal(row) for row in rows]
     headings = list(dict.fromkeys(key for row in shown for key, cell in row.items() if cell != "-"))
-    if not any(heading.startswith("over ") for heading in headings):
+    peers = [heading for heading in headings if heading.startswith(OVER)]
+    if not peers:
         return [_grid(shown, headings, title)]
-    named = [heading for heading in headings if heading not in COLUMNS and heading != "95 %"]
+    engine = [heading for heading in ENGINE if heading in headings] + peers
+    named = [heading for heading in headings if heading not in (*COLUMNS, *engine, "95 %")]
     return [
-        _grid(shown, [heading for heading in headings if heading not in ENGINE], title),
-        _grid(shown, named + [heading for heading in ENGINE if heading in headings], "engines, tokens per second"),
+        _grid(shown, [heading for heading in headings if heading not in engine], title),
+        _grid(shown, named + engine, "engines, tokens per second"),
     ]
 
 
@@ -180,22 +187,14 @@ def _for_terminal(row: dict[str, Any]) -> dict[str, str]:
         if heading == "low":
             cells["95 %"] = f"{value:.2f}-{row['high']:.2f}"
         elif heading not in ("high", "stderr"):
-            digits = {
-                "tokens/s": 1,
-                "plain tokens/s": 1,
-                "speedup": 2,
-                "Thm 3.8": 2,
-                "corrected": 2,
-                "over generate": 2,
-                "over assisted": 2,
-                "over lookup": 2,
-                "of peak": 2,
-            }.get(heading, 3)
+            two = heading in TWO_DIGITS or heading.startswith(OVER)
+            digits = 1 if heading in ONE_DIGIT else 2 if two else 3
             cells[heading] = _number(value, digits) if isinstance(value, float | None) else str(value)
     return cells
 
 
 def to_csv(rows: Sequence[dict[str, Any]]) -> str:
+    """The rows as CSV, with a column for every key that some row has."""
     text = StringIO()
     writer = csv.DictWriter(text, list(dict.fromkeys(key for row in rows for key in row)), lineterminator="\n")
     writer.writeheader()
@@ -204,6 +203,7 @@ def to_csv(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def show(*renderables: Any) -> None:
+    """Prints to the terminal, or as wide as `WIDTH` where the output is none."""
     console = Console()
     if not console.is_terminal:
         console = Console(width=WIDTH)
@@ -226,13 +226,16 @@ def at(tree: Any, path: str) -> Any:
     return tree
 
 
-def _policy(config: dict[str, Any]) -> str:
-    name = config["gamma_policy"]["_target_"].split(".")[-2]
-    return f"gamma {config['gamma']}" if name == "fixed" else f"gamma by {name}"
+def _policy(result: dict[str, Any]) -> str:
+    if result["gamma"] is not None:
+        return f"gamma {result['gamma']}"
+    policy = result["choices"].get("gamma_policy", "a policy")
+    return f"gamma by {policy}"
 
 
-def _path(node: dict[str, Any]) -> str:
-    return str(node.get("path") or node["_target_"].rsplit(".", 1)[-1].removesuffix("Drafter").lower())
+def _path(result: dict[str, Any], role: str) -> str:
+    """The checkpoint, or where there is none the option that was chosen."""
+    return str(result["config"][role].get("path") or result["choices"][role])
 
 
 def _pm(estimate: dict[str, Any]) -> str:

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from typing import Any
 
-from specbench.report.load import StoredRun
 from specbench.report.tables import account
 from specbench.settings import ConfigError
+from specbench.storage.read import StoredRun
 
 PANELS = {  # title: (what is drawn by run, keys of the summary)
     "Speedup: measured, Theorem 3.8, corrected": ["speedup/measured", "speedup/theorem_3_8", "speedup/corrected"],
@@ -45,7 +45,7 @@ def save_report(where: str, runs: Sequence[StoredRun]) -> str:
         entity=entity, project=project, title="specbench", blocks=blocks(project, entity, runs)
     )
     report.save()
-    return report.url
+    return str(report.url)
 
 
 def _workspaces() -> Any:

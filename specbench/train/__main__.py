@@ -1,6 +1,7 @@
 """`python -m specbench.train method=medusa`: heads, look-ahead embeddings, exits and drafters for a target."""
 
 import os
+import shlex
 import sys
 from pathlib import Path
 
@@ -15,13 +16,6 @@ from rich.table import Table
 from specbench.paths import conf_dir, fields
 from specbench.settings import ConfigError, explain, stop
 
-USES = {  # method: the drafter that its result is for, and the key that takes it
-    "medusa": ("drafter=medusa", "heads"),
-    "blockwise": ("drafter=blockwise", "heads"),
-    "pass": ("drafter=pass_lookahead", "lookahead"),
-    "early_exit": ("drafter=early_exit", "head"),
-    "distill": ("drafter=model", "path"),
-}
 OmegaConf.register_new_resolver("fields", fields, replace=True)
 
 
@@ -42,18 +36,8 @@ def job(config: DictConfig) -> float:
     for i, (alpha, agreement) in enumerate(zip(alphas, metrics["agreement_by_guess"], strict=True)):
         grid.add_row(str(i + 1), f"{alpha:.3f}", f"{agreement:.3f}")
     Console().print(grid)
-    method = HydraConfig.get().runtime.choices["method"]
-    if method in USES:
-        print(f"use it with: python -m specbench {use(method, config.method, out_dir)}")
-    return sum(alphas) / len(alphas)
-
-
-def use(method: str, settings: DictConfig, folder: Path) -> str:
-    """The overrides of a run with what was trained, quoted for a shell and for Hydra."""
-    drafter, key = USES[method]
-    if method == "pass" and settings.model is not None:  # the look-ahead of a small model, not of the target
-        drafter = f"drafter=non_autoregressive drafter.path={settings.model}"
-    return f"{drafter} 'drafter.{key}=\"{folder}\"'"
+    print(f"use it with: python -m specbench {shlex.join(metrics['use'])}")
+    return float(sum(alphas) / len(alphas))
 
 
 def main() -> None:

@@ -1,13 +1,14 @@
-"""Distils a drafter: a small model learns the target's law, by KL or by the total variation itself."""
+"""Distils a drafter: trains a small model on the target's law, by KL or by total variation."""
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from specbench.settings import setting
-from specbench.train.student import Student
+from specbench.train.student import Student, StudentSettings, quoted
 
 
 class DistilledStudent(Student):
@@ -16,13 +17,25 @@ class DistilledStudent(Student):
     whole = True
 
     @dataclass
-    class Settings:
+    class Settings(StudentSettings):
         model: str = setting(required="a local folder or a hub id")
-        learning_rate: float = setting(gt=0)
 
-    def __init__(self, settings: Settings, target: nn.Module, loss: str, model: nn.Module):
+        @property
+        def own_model(self) -> str | None:
+            return self.model
+
+    def __init__(self, target: Any, loss: str, model: Any):
         super().__init__(target, loss)
         self.model = model
+
+    @classmethod
+    def from_settings(cls, settings: Any, target: Any, loss: str, model: Any) -> "DistilledStudent":
+        assert model is not None
+        return cls(target, loss, model)
+
+    @classmethod
+    def use(cls, settings: Any, folder: Path) -> list[str]:
+        return ["drafter=model", quoted("drafter.path", folder)]
 
     def laws(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
         with torch.no_grad():

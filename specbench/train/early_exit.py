@@ -1,31 +1,39 @@
-"""Trains the head of an early exit: the target's first layers learn to speak for all of them."""
+"""Trains the head of an early exit: what the target's first layers need to predict as all of them do."""
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from specbench.models.early_exit import first_layers
+from specbench.models.first_layers import first_layers
 from specbench.models.heads import Heads, HeadsConfig
 from specbench.settings import setting
-from specbench.train.student import Student, head_input
+from specbench.train.student import Student, StudentSettings, head_input, quoted
 
 
 class EarlyExitStudent(Student):
     """One head between the target's own norm and output matrix, after some of its layers."""
 
     @dataclass
-    class Settings:
+    class Settings(StudentSettings):
         layers: int = setting(ge=1)
         inner: int | None = setting(ge=1)
-        learning_rate: float = setting(gt=0)
 
-    def __init__(self, settings: Settings, target: nn.Module, loss: str):
+    def __init__(self, target: Any, loss: str, layers: int, inner: int | None):
         super().__init__(target, loss)
-        self.short = first_layers(target, settings.layers)
+        self.short = first_layers(target, layers)
         hidden = target.get_output_embeddings().weight.shape[1]
-        self.head = Heads(HeadsConfig(hidden, 1, settings.inner, layers=settings.layers))
+        self.head = Heads(HeadsConfig(hidden, 1, inner, layers=layers))
+
+    @classmethod
+    def from_settings(cls, settings: Any, target: Any, loss: str, model: Any) -> "EarlyExitStudent":
+        return cls(target, loss, settings.layers, settings.inner)
+
+    @classmethod
+    def use(cls, settings: Any, folder: Path) -> list[str]:
+        return ["drafter=early_exit", quoted("drafter.head", folder)]
 
     def laws(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
         output = self.target.get_output_embeddings()

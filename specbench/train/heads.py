@@ -2,32 +2,42 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from specbench.models.heads import Heads, HeadsConfig
 from specbench.settings import setting
-from specbench.train.student import Student, head_input
+from specbench.train.student import Student, StudentSettings, head_input, quoted
 
 
 class HeadsStudent(Student):
-    """Head k sees the hidden state of a position and says the law k places beyond the target's own."""
+    """Head k predicts, from the hidden state of a position, the token k places beyond the target's own.
+    `drafter` is the drafter that they are for."""
 
     @dataclass
-    class Settings:
+    class Settings(StudentSettings):
         heads: int = setting(ge=1)
         inner: int | None = setting(ge=1)
-        learning_rate: float = setting(gt=0)
+        drafter: str = setting()
 
         @property
         def ahead(self) -> int:
             return self.heads
 
-    def __init__(self, settings: Settings, target: nn.Module, loss: str):
+    def __init__(self, target: Any, loss: str, heads: int, inner: int | None):
         super().__init__(target, loss)
         hidden = target.get_output_embeddings().weight.shape[1]
-        self.heads = Heads(HeadsConfig(hidden, settings.heads, settings.inner))
+        self.heads = Heads(HeadsConfig(hidden, heads, inner))
+
+    @classmethod
+    def from_settings(cls, settings: Any, target: Any, loss: str, model: Any) -> "HeadsStudent":
+        return cls(target, loss, settings.heads, settings.inner)
+
+    @classmethod
+    def use(cls, settings: Any, folder: Path) -> list[str]:
+        return [f"drafter={settings.drafter}", quoted("drafter.heads", folder)]
 
     def laws(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
         count, output = self.heads.config.heads, self.target.get_output_embeddings()

@@ -2,13 +2,14 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from specbench.models.lookahead import LookAhead, LookAheadConfig
 from specbench.settings import setting
-from specbench.train.student import Student
+from specbench.train.student import Student, StudentSettings, quoted
 
 
 class LookAheadStudent(Student):
@@ -16,21 +17,36 @@ class LookAheadStudent(Student):
     group to the text before it. `model` is whose embeddings they are; None is the target itself."""
 
     @dataclass
-    class Settings:
+    class Settings(StudentSettings):
         model: str | None = setting()
         count: int = setting(ge=1)
         stride: int = setting(ge=1)
-        learning_rate: float = setting(gt=0)
 
         @property
         def ahead(self) -> int:
             return self.count
 
-    def __init__(self, settings: Settings, target: nn.Module, loss: str, model: nn.Module | None = None):
+        @property
+        def own_model(self) -> str | None:
+            return self.model
+
+    def __init__(self, target: Any, loss: str, count: int, stride: int, model: Any = None):
         super().__init__(target, loss)
         self.model = (model or target).requires_grad_(False)
-        self.stride = settings.stride
-        self.lookahead = LookAhead(LookAheadConfig(self.model.get_input_embeddings().weight.shape[1], settings.count))
+        self.stride = stride
+        self.lookahead = LookAhead(LookAheadConfig(self.model.get_input_embeddings().weight.shape[1], count))
+
+    @classmethod
+    def from_settings(cls, settings: Any, target: Any, loss: str, model: Any) -> "LookAheadStudent":
+        return cls(target, loss, settings.count, settings.stride, model)
+
+    @classmethod
+    def use(cls, settings: Any, folder: Path) -> list[str]:
+        """With a model of their own, they are not the target's."""
+        own = ["drafter=pass_lookahead"]
+        if settings.model is not None:
+            own = ["drafter=non_autoregressive", f"drafter.path={settings.model}"]
+        return [*own, quoted("drafter.lookahead", folder)]
 
     def laws(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
         count, width = self.lookahead.config.count, tokens.shape[1]

@@ -1,24 +1,57 @@
-"""What is trained: something that says q for one or more guesses, beside the frozen target that says p."""
+"""Base class of what can be trained: drafters, heads, exits and look-ahead embeddings."""
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
+from specbench.component import Component
+from specbench.models.head_input import head_inputs
+from specbench.settings import BaseSettings, setting
 from specbench.train.losses import divergence, overlap, ranks
 
 BEST = 10  # tokens of each head whose accuracy is measured
 
 
-class Student(nn.Module, ABC):
-    """A subclass says how its laws are found; loss and evaluation are alike for all of them."""
+@dataclass
+class StudentSettings(BaseSettings):
+    """What every method of training has."""
 
-    whole = False  # whether what is saved is a model of its own
+    learning_rate: float = setting(gt=0)
 
-    def __init__(self, target: nn.Module, loss: str):
+    @property
+    def ahead(self) -> int:
+        """Guesses ahead of the next token."""
+        return 0
+
+    @property
+    def own_model(self) -> str | None:
+        """The checkpoint of a model of the student's own, if it has one."""
+        return None
+
+
+class Student(Component, nn.Module, ABC):
+    """What is trained, beside the frozen target. Subclasses return the laws p and q; loss and evaluation are
+    the same for all of them."""
+
+    whole: ClassVar[bool] = False  # whether what is saved is a model of its own
+
+    def __init__(self, target: Any, loss: str):
         super().__init__()
         self.target, self.loss = target.requires_grad_(False), loss
+
+    @classmethod
+    @abstractmethod
+    def from_settings(cls, settings: Any, target: Any, loss: str, model: Any) -> "Student":
+        """For a target; `model` is the checkpoint `settings.own_model`, loaded."""
+
+    @classmethod
+    @abstractmethod
+    def use(cls, settings: Any, folder: Path) -> list[str]:
+        """The overrides of a run that uses what was trained and saved in the folder."""
 
     @abstractmethod
     def laws(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
@@ -41,12 +74,13 @@ class Student(nn.Module, ABC):
         return torch.cat([overlap(p, q).sum(0)[:, None], hits, torch.full_like(hits[:, :1], len(p))], 1).double().cpu()
 
 
-def head_input(module: nn.Module, **inputs: Tensor) -> Tensor:
+def head_input(module: Any, **inputs: Tensor) -> Tensor:
     """The hidden states [B, T, H] that the output matrix of a causal model is applied to."""
-    found: list[Tensor] = []
-    hook = module.get_output_embeddings().register_forward_pre_hook(lambda _, given: found.append(given[0]))
-    try:
+    with head_inputs(module) as found:
         module(**inputs)
-    finally:
-        hook.remove()
     return found[0]
+
+
+def quoted(key: str, folder: Path) -> str:
+    """An override whose value may hold any character that Hydra's grammar has a meaning for."""
+    return f'{key}="{folder}"'

@@ -15,22 +15,20 @@ from omegaconf import DictConfig, OmegaConf
 from rich.progress import track
 from torch import Tensor
 
-from specbench.config import pick_device
-from specbench.context import Context
 from specbench.data.stdlib_corpus import read_modules
-from specbench.decoding.sampling import Sampling
+from specbench.devices import pick_device
 from specbench.models.pretrained import PretrainedModel, load_module, load_tokenizer
-from specbench.results import provenance
-from specbench.settings import ConfigError, setting, validate
+from specbench.settings import BaseSettings, ConfigError, setting, validate
+from specbench.storage.provenance import provenance
 from specbench.train.losses import LOSSES
-from specbench.train.student import Student
+from specbench.train.student import Student, StudentSettings
 
 log = logging.getLogger(__name__)
 HELD_OUT_ROWS = 64
 
 
 @dataclass
-class Training:
+class Training(BaseSettings):
     """The scalars of conf/train.yaml."""
 
     loss: str = setting(choices=LOSSES)
@@ -48,21 +46,18 @@ def train(config: DictConfig, out_dir: Path) -> dict[str, Any]:
     Raises ConfigError."""
     scalars = validate(Training, OmegaConf.masked_copy(config, [f.name for f in dataclasses.fields(Training)]))
     target_settings = validate(PretrainedModel.Settings, config.target, "target.")
-    target_settings.check("target.")
-    kind = hydra.utils.get_class(config.method._target_)
+    kind: Any = hydra.utils.get_class(config.method._target_)
     settings = validate(kind.Settings, config.method, "method.")
-    ahead = getattr(settings, "ahead", 0)
-    if scalars.row <= ahead:
-        raise ConfigError(f"row={scalars.row} is not possible with {ahead} guesses ahead: it must be more")
+    if scalars.row <= settings.ahead:
+        raise ConfigError(f"row={scalars.row} is not possible with {settings.ahead} guesses ahead: it must be more")
     device = pick_device(scalars.device)
     transformers.set_seed(scalars.seed)
     texts, held_out = _texts(scalars)
     tokenizer = load_tokenizer(target_settings, "target")
     rows = blocks(texts, tokenizer, scalars.row, scalars.tokens, scalars.seed)
     held_out_rows = blocks(held_out, tokenizer, scalars.row, HELD_OUT_ROWS * scalars.row)
-    context = Context(device, torch.float32, Sampling(), seed=scalars.seed)
-    target = load_module(target_settings, context, "target")
-    student = _student(kind, settings, target, scalars.loss, context).to(device)
+    target = load_module(target_settings, "target", device, torch.float32, scalars.seed)
+    student = kind.from_settings(settings, target, scalars.loss, _own_model(settings, scalars, device)).to(device)
     started = time.perf_counter()
     training = _fit(student, rows, scalars, settings.learning_rate, out_dir)
     training["seconds"] = time.perf_counter() - started
@@ -72,7 +67,8 @@ def train(config: DictConfig, out_dir: Path) -> dict[str, Any]:
     if student.whole:
         tokenizer.save_pretrained(out_dir)
     metrics = {
-        "method": config.method._target_.rsplit(".", 1)[-1],
+        "method": kind.__name__,
+        "use": kind.use(settings, out_dir),
         "loss": scalars.loss,
         "alpha_by_guess": [guess[0] for guess in shares],
         "agreement_by_guess": [guess[1] for guess in shares],
@@ -85,14 +81,13 @@ def train(config: DictConfig, out_dir: Path) -> dict[str, Any]:
     return metrics
 
 
-def _student(kind: type[Student], settings: Any, target: torch.nn.Module, loss: str, context: Context) -> Student:
+def _own_model(settings: StudentSettings, scalars: Training, device: torch.device) -> Any:
     """A student with a model of its own gets it loaded."""
-    path = getattr(settings, "model", None)
-    if path is None:
-        return kind(settings, target, loss)
-    own = PretrainedModel.Settings(path=path, weights="pretrained", chat_template="never")
+    if settings.own_model is None:
+        return None
+    own = PretrainedModel.Settings(path=settings.own_model, weights="pretrained", chat_template="never")
     own.check("method.")
-    return kind(settings, target, loss, load_module(own, context, "method"))
+    return load_module(own, "method", device, torch.float32, scalars.seed)
 
 
 def _texts(scalars: Training) -> tuple[list[str], list[str]]:

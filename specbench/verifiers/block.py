@@ -1,14 +1,14 @@
-"""Block verification: guesses stand or fall together, and more of them stand than one by one."""
+"""Block verification (Sun et al. 2024): judges all guesses of a draft together, and keeps more of them."""
 
 from torch import Tensor
 
-from specbench.decoding.protocols import Noise
-from specbench.decoding.state import Draft, Verdict
+from specbench.decoding.draft import Draft, Verdict
+from specbench.decoding.round_noise import Noise
 from specbench.decoding.verify import acceptance_probability, block_verification, greedy_matching
-from specbench.verifiers.rule import Rule
+from specbench.verifiers.simple import SimpleVerifier
 
 
-class BlockVerifier(Rule):
+class BlockVerifier(SimpleVerifier):
     """Exact for chains. The verdict depends on every guess, so no noise of a round may be used again."""
 
     looks_ahead = True
@@ -20,5 +20,5 @@ class BlockVerifier(Rule):
         return block_verification(p, draft, noise.r, noise.bits)
 
     def beta(self, p: Tensor, draft: Draft, verdict: Verdict) -> Tensor:
-        """sum_x min(p, q): what alpha is defined by. A block keeps more than it says."""
+        """sum_x min(p, q), as alpha is defined. Blocks are accepted more often than that."""
         return acceptance_probability(p[:, :-1], draft, 1.0, self.greedy)

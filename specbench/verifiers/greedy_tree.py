@@ -6,4 +6,4 @@ from specbench.verifiers.match import MatchVerifier
 class GreedyTreeVerifier(MatchVerifier):
     """At any node one child at most can be the argmax, so this finds the longest accepted path."""
 
-    temperatures = "zero"
+    only_greedy = True

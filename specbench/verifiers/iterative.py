@@ -1,16 +1,19 @@
-"""Iterative speculative sampling (SpecInfer): siblings are tried in turn, against what the last one left of p."""
+"""Iterative speculative sampling (SpecInfer): tries the children of a node in turn; each rejection replaces p
+by norm(max(0, p - q))."""
+
+from dataclasses import replace
 
 from torch import Tensor
 
-from specbench.decoding.protocols import Noise
-from specbench.decoding.state import Draft, Verdict
+from specbench.decoding.draft import Draft, Verdict
+from specbench.decoding.round_noise import Noise
 from specbench.decoding.verify_tree import iterative_beta, iterative_sampling, match, match_beta
-from specbench.verifiers.rule import Rule
+from specbench.verifiers.simple import SimpleVerifier
 
 
-class IterativeVerifier(Rule):
-    """Exact for trees and chains; of a chain it makes Algorithm 1. Guesses without a law, and any at
-    temperature 0, are accepted where p's own draw is one of them, which for point masses is the same."""
+class IterativeVerifier(SimpleVerifier):
+    """Exact for trees and chains; on a chain it is Algorithm 1. Guesses without a law, and all at temperature
+    0, are accepted if a draw from p is one of them, which for point masses is the same rule."""
 
     def accept(self, p: Tensor, draft: Draft, noise: Noise) -> Verdict:
         if self.greedy or draft.probs is None:
@@ -19,5 +22,5 @@ class IterativeVerifier(Rule):
 
     def beta(self, p: Tensor, draft: Draft, verdict: Verdict) -> Tensor:
         if self.greedy or draft.probs is None:
-            return match_beta(p, Draft(draft.tokens, draft.parent, None, draft.count), verdict)
+            return match_beta(p, replace(draft, probs=None), verdict)
         return iterative_beta(p, draft, verdict)

@@ -1,16 +1,16 @@
-"""Accepts a guess that equals a draw from p: what engines do that keep no q."""
+"""Accepts a guess that equals a draw from p, as engines do that do not keep q."""
 
 from torch import Tensor
 
-from specbench.decoding.protocols import Noise
-from specbench.decoding.state import Draft, Verdict
+from specbench.decoding.draft import Draft, Verdict
+from specbench.decoding.round_noise import Noise
 from specbench.decoding.verify_tree import match, match_beta
-from specbench.verifiers.rule import Rule
+from specbench.verifiers.simple import SimpleVerifier
 
 
-class MatchVerifier(Rule):
-    """Exact whatever the draft is, and the text is that of plain decoding with the same seed; but two
-    draws meet with probability sum_x p(x) q(x) only, where speculative sampling accepts sum_x min(p, q)."""
+class MatchVerifier(SimpleVerifier):
+    """Exact for every draft, and the text is that of plain decoding with the same seed. A guess is accepted
+    with probability sum_x p(x) q(x), where speculative sampling accepts with sum_x min(p, q)."""
 
     def accept(self, p: Tensor, draft: Draft, noise: Noise) -> Verdict:
         return match(p, draft, None if self.greedy else noise.bits)

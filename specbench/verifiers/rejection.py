@@ -2,13 +2,13 @@
 
 from torch import Tensor
 
-from specbench.decoding.protocols import Noise
-from specbench.decoding.state import Draft, Verdict
+from specbench.decoding.draft import Draft, Verdict
+from specbench.decoding.round_noise import Noise
 from specbench.decoding.verify import acceptance_probability, greedy_matching, rejection_rate, rejection_sampling
-from specbench.verifiers.rule import Rule
+from specbench.verifiers.simple import SimpleVerifier
 
 
-class RejectionVerifier(Rule):
+class RejectionVerifier(SimpleVerifier):
     """Accepts with probability p(x) / (M q(x)), M = max p / q. Needs a law q: against a point mass M has
     no bound, and nothing would ever be accepted."""
 

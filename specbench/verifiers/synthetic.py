@@ -1,45 +1,42 @@
-"""Acceptance drawn at a given rate, whatever the models say: for timing an engine without weights."""
+"""Acceptance drawn at a given rate, whatever the models compute: for timing an engine without weights."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from specbench.context import Context
-from specbench.decoding.sampling import draw
-from specbench.decoding.state import Draft, State, Verdict
+from specbench.decoding.draft import Draft, Verdict
+from specbench.decoding.round_noise import Noise
+from specbench.decoding.sampling import Sampling, draw
+from specbench.decoding.verifier import Verifier
 from specbench.decoding.verify import at_row, leading, verdict
-from specbench.settings import setting
+from specbench.settings import BaseSettings, setting
 
 
-class SyntheticVerifier:
+class SyntheticVerifier(Verifier):
     """Accepts each guess with probability `alpha`, then adds a token from p. Never lossless."""
 
+    takes_lenience = True  # which changes nothing
     lossless = False
-    lenience = 1.0
-    judges_by_law = False
-    looks_ahead = False
-    trees = False
 
     @dataclass
-    class Settings:
+    class Settings(BaseSettings):
         alpha: float = setting(ge=0, le=1)
 
-    def __init__(self, settings: Settings, context: Context):
-        self.alpha, self.greedy = settings.alpha, context.sampling.greedy
-        self.note = f"acceptance was drawn at rate {self.alpha:g}: times are real, text and alpha are not"
+    def __init__(self, greedy: bool, alpha: float):
+        self.greedy, self.alpha = greedy, alpha
+        self.note = f"acceptance was drawn at rate {alpha:g}: times are real, text and alpha are not"
 
-    def under(self, state: State) -> "SyntheticVerifier":
-        """The same rule in every round."""
-        return self
+    @classmethod
+    def from_settings(cls, settings: Any, sampling: Sampling, lenience: float) -> "SyntheticVerifier":
+        return cls(sampling.greedy, settings.alpha)
 
-    def accept(self, p: Tensor, draft: Draft, noise) -> Verdict:
-        """p [B, N+1, V] from the target, the draft, and this round's randomness."""
+    def accept(self, p: Tensor, draft: Draft, noise: Noise) -> Verdict:
         n = leading(noise.r < self.alpha, draft.count)
         p_next = at_row(p, n)
         t = p_next.argmax(-1) if self.greedy else draw(p_next, noise.bits.gather(1, n[:, None]).squeeze(1))
         return verdict(draft.tokens, n, t)
 
     def beta(self, p: Tensor, draft: Draft, verdict: Verdict) -> Tensor:
-        """[B, N], the probability that each guess is accepted: what alpha is the mean of."""
         return torch.full_like(draft.tokens, self.alpha, dtype=torch.float64)

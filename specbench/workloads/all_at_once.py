@@ -1,22 +1,10 @@
 """Every request is there from the start."""
 
-from dataclasses import dataclass
-
-from specbench.context import Context
+from specbench.workloads.workload import Workload
 
 
-class AllAtOnce:
+class AllAtOnce(Workload):
     """Requests are decoded as fast as rows are free."""
 
-    @dataclass
-    class Settings:
-        pass
-
-    rate: float | None = None
-
-    def __init__(self, settings: Settings, context: Context | None):
-        pass
-
     def arrivals(self, requests: int) -> list[float] | None:
-        """None: there is nothing to wait for."""
         return None

@@ -1,32 +1,38 @@
 """Requests that arrive over time, as at a server."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from specbench.context import Context
-from specbench.settings import setting
+from specbench.settings import BaseSettings, setting
+from specbench.workloads.workload import Workload
 
 
-class Poisson:
+class Poisson(Workload):
     """A Poisson process of `rate` requests per second, the same one for every decoder of a run and
     for every run with this seed. From the request `spike_from` on (counted from 0), `spike` times
     the rate, for `spike_length` requests."""
 
+    over_time = True
+
     @dataclass
-    class Settings:
+    class Settings(BaseSettings):
         rate: float = setting(gt=0)
         spike: float = setting(gt=0)
         spike_from: int = setting(ge=0)
         spike_length: int = setting(ge=0)
 
-    def __init__(self, settings: Settings, context: Context):
-        self.settings, self.rate, self.seed = settings, settings.rate, context.seed
+    def __init__(self, seed: int, rate: float, spike: float = 1.0, spike_from: int = 0, spike_length: int = 0):
+        self.seed, self.rate, self.spike = seed, rate, spike
+        self.spiked = slice(spike_from, spike_from + spike_length)
+
+    @classmethod
+    def from_settings(cls, settings: Any, seed: int) -> "Poisson":
+        return cls(seed, **vars(settings))
 
     def arrivals(self, requests: int) -> list[float]:
-        """Seconds from the start at which each request comes."""
-        s = self.settings
-        rates = np.full(requests, s.rate)
-        rates[s.spike_from : s.spike_from + s.spike_length] *= s.spike
+        rates = np.full(requests, self.rate)
+        rates[self.spiked] *= self.spike
         gaps = np.random.default_rng(self.seed).exponential(size=requests) / rates
-        return np.cumsum(gaps).tolist()
+        return [float(second) for second in np.cumsum(gaps)]

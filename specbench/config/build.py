@@ -1,0 +1,139 @@
+"""Builds what a checked configuration says: prompts, models, and the parts of a run."""
+
+import dataclasses
+import logging
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from specbench.config.checks import Checked
+from specbench.context import Context
+from specbench.data.prompts import Prompt, load, render
+from specbench.decoding.drafter import Drafter
+from specbench.decoding.sampling import Sampling
+from specbench.decoding.target import Model
+from specbench.decoding.verifier import Verifier
+from specbench.devices import pick_device, pick_dtype
+from specbench.memory import Budget, Footprint
+from specbench.models.pretrained import load_config, load_tokenizer
+from specbench.run.parts import Parts
+from specbench.settings import ConfigError
+
+log = logging.getLogger(__name__)
+
+
+def build(checked: Checked, announce: Callable[[str], None] = log.info) -> Parts:
+    """Reads the prompts, says what memory the run needs, then loads the models and puts the parts
+    together. Raises ConfigError."""
+    root, chosen = checked.root, checked.choices
+    prompts = load(_make(checked, "data"))
+    device = pick_device(root.device)
+    policy = _make(checked, "gamma_policy")
+    context = Context(
+        device=device,
+        dtype=pick_dtype(root.dtype, device),
+        sampling=Sampling(root.temperature, root.top_k, root.top_p, root.repetition_penalty),
+        new_cache=partial(chosen["cache"].kind.from_settings, chosen["cache"].settings),
+        executor=_make(checked, "executor", device),
+        seed=root.seed,
+        gamma=policy.largest,
+    )
+    announce(str(memory_budget(checked, prompts, context, policy.largest)))
+    # Lenience at temperature 0 compares the target's probabilities before argmax; drafters keep theirs.
+    scored = dataclasses.replace(context.sampling, before_argmax=chosen.lenience < 1)
+    target = _make(checked, "target", dataclasses.replace(context, sampling=scored))
+    drafter = _make(checked, "drafter", context, target)
+    refuse_unfit(target, drafter, policy.largest)
+    first_model = drafter.models[0] if drafter.models else None
+    verifier = _make(checked, "lenience_policy", root.lenience).verifier(
+        lambda level: _make(checked, "verifier", scored, level)
+    )
+    return Parts(
+        name=root.name,
+        config=checked.resolved,
+        choices={group: choice.name for group, choice in chosen.groups.items()},
+        target=target,
+        drafter=drafter,
+        policy=policy,
+        verifier=verifier,
+        prompts=prompts,
+        peers=_make(checked, "baseline", context, target, first_model, root.gamma).by_name(),
+        workload=_make(checked, "workload", root.seed),
+        max_new_tokens=root.max_new_tokens,
+        batch_size=root.batch_size,
+        prefill_chunk=root.prefill_chunk,
+        seed=root.seed,
+        metrics={name: choice.kind.from_settings(choice.settings) for name, choice in checked.metrics.items()},
+        # A shell cannot easily say a line break, so \n and \t are read here.
+        stop_strings=[text.replace("\\n", "\n").replace("\\t", "\t") for text in root.stop],
+        notes=notes(target, drafter, verifier),
+    )
+
+
+def _make(checked: Checked, group: str, *arguments: Any) -> Any:
+    """The component that was chosen in a group; its base class says what else `from_settings` takes."""
+    choice = checked.choices[group]
+    return choice.kind.from_settings(choice.settings, *arguments)
+
+
+def memory_budget(checked: Checked, prompts: Sequence[Prompt], context: Context, largest: int) -> Budget:
+    """What the run will need at most, where a policy drafts at most `largest` tokens. Raises ConfigError if
+    there is not that much."""
+    root, chosen = checked.root, checked.choices
+    footprints = [
+        Footprint.of(load_config(model, role), context.dtype)
+        for role in ("target", "drafter")
+        for model in chosen[role].settings.models()
+    ]
+    tokenizer = load_tokenizer(chosen["target"].settings, "target")
+    longest = max(len(render(prompt, [], tokenizer, chat=False).tokens) for prompt in prompts)
+    spare = chosen["drafter"].settings.nodes(largest) + 1
+    columns = min(longest + root.max_new_tokens, footprints[0].context) + spare
+    executor, cache = context.executor, chosen["cache"]
+    in_all = cache.kind.columns_in_all(cache.settings, root.batch_size, executor.columns(columns))
+    budget = Budget.of(
+        footprints,
+        copies=2 if chosen["baseline"].kind.loads_models and executor.changes_modules else 1,
+        doubled=sum(executor.doubles(f.weights, f.tied, context.device, context.dtype) for f in footprints),
+        rows=root.batch_size,
+        columns=columns,
+        held=in_all,
+        tokens=spare,
+        prefill_chunk=root.prefill_chunk,
+        dtype=context.dtype,
+        device=context.device,
+    )
+    budget.check()
+    return budget
+
+
+def notes(target: Model, drafter: Drafter, verifier: Verifier) -> list[str]:
+    """What a reader of the numbers must know."""
+    models = (("target", target), *(("drafter", model) for model in drafter.models))
+    found = [
+        f"{role} has random weights: its times are real, its text and alpha are not"
+        for role, model in models
+        if model.random_weights
+    ]
+    return found + ([verifier.note] if verifier.note else [])
+
+
+def refuse_unfit(target: Model, drafter: Drafter, largest: int) -> None:
+    """What is known only after loading. Raises ConfigError."""
+    for model in drafter.models:
+        refuse_different_tokenizers(target, model)
+    if drafter.longest is not None and largest > drafter.longest:
+        raise ConfigError(
+            f"gamma={largest} is not possible: this drafter was trained for at most {drafter.longest} guesses"
+        )
+
+
+def refuse_different_tokenizers(target: Model, drafter: Model) -> None:
+    """p and q must be distributions over the same tokens. Raises ConfigError."""
+    theirs, ours = target.tokenizer.get_vocab(), drafter.tokenizer.get_vocab()
+    if theirs != ours:
+        differing = sum(1 for token, index in ours.items() if theirs.get(token) != index)
+        raise ConfigError(
+            f"target.path={target.name} and drafter.path={drafter.name} have different tokenizers "
+            f"({len(theirs)} and {len(ours)} tokens, {differing} of the drafter's differ): they must share one"
+        )

@@ -1,0 +1,145 @@
+"""What came out of decoding: raw counts and times, by round, by request and by group of requests."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from specbench.data.prompts import Request
+from specbench.decoding.clock import Lap, Laps, decoding_seconds
+from specbench.decoding.queue import RequestTimes
+from specbench.peers.peer import PeerOutput
+
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass
+class Round:
+    """One round of one request. Positions count from the first generated token."""
+
+    row: int  # the request's place among those decoded together
+    position: int
+    gamma: int  # tokens drafted; of a tree, its depth
+    accepted: int  # kept by the verifier and by the stop conditions
+    tested: int  # guesses judged, none beyond a stop
+    tokens: int  # tokens emitted
+    recovered: int
+    bonus: int
+    accepted_before_stop: int  # by the verifier alone
+    beta: list[float]  # of each tested position
+    rejected: int | None = None  # the guess that was rejected
+    numbers: dict[str, tuple[float, ...]] = field(default_factory=dict)  # by metric
+    seconds: Laps = field(default_factory=dict)  # of all rows together
+    rows: int = 1  # rows that decoded in it
+    steps: int = 0  # drafter steps of all rows together: the longest draft among them
+    lenience: float = 1.0
+    width: int = 1  # tokens of each row that the target's call read
+
+
+@dataclass
+class DecodedRequest:
+    """One request, decoded one way."""
+
+    tokens: list[int]  # new ones
+    rounds: list[Round]
+    times: RequestTimes | None = None  # where requests arrive over time
+
+    @cached_property
+    def seconds(self) -> float:
+        """The request's share of the decoding time: each call's is split evenly among the rows it served."""
+        return sum(decoding_seconds(r.seconds) / r.rows for r in self.rounds)
+
+    def outcomes(self) -> list[int | None]:
+        """Of each new token: 1 for a guess that was accepted, 0 for the token in the place of a
+        rejected one, None where no guess was tested."""
+        found: list[int | None] = []
+        for r in self.rounds:
+            found += [1] * r.accepted + [0 if r.recovered else None] * (r.tokens - r.accepted)
+        return found
+
+    def lenience(self) -> list[float]:
+        """At each new token."""
+        return [r.lenience for r in self.rounds for _ in range(r.tokens)]
+
+
+@dataclass
+class Decoded:
+    """Some requests, decoded one way."""
+
+    requests: list[DecodedRequest]
+    rounds: list[Round]  # of all requests, in the order of decoding
+    laps: list[Laps]  # of each call of the target
+    prefill_seconds: float  # of the target, and of the drafter when it reads prompts
+    kv_bytes: int
+
+    @property
+    def decode_seconds(self) -> float:
+        return sum(map(decoding_seconds, self.laps))
+
+    @property
+    def record_seconds(self) -> float:
+        return sum(laps[Lap.RECORD] for laps in self.laps)
+
+
+@dataclass(frozen=True)
+class TextLaws:
+    """p and q along a text, an entry per token of it; not a number where the drafter had no guess."""
+
+    beta: Floats  # sum_x min(p, q), with lenience as the verifier has it
+    acceptance: Floats  # of a guess, given the token that stands there
+    relative_entropy: Floats  # H(q) / log V; before argmax at temperature 0
+    confidence: Floats  # largest probability of q, likewise
+    drift_tv: Floats  # total variation between the output law of a tested position and p
+    drift_kl: Floats  # KL(output law | p); at temperature 0, nats of p lost against its argmax
+    bound: Floats  # max_x s(x) l / p(x), at most 1 (A.5); at temperature 0, max p l / p(x), likewise
+
+
+@dataclass
+class Result:
+    """One request, decoded every way."""
+
+    request: Request
+    limit: int  # new tokens at most
+    speculative: DecodedRequest
+    baseline: DecodedRequest
+    peers: dict[str, PeerOutput] = field(default_factory=dict)
+    speculative_laws: TextLaws | None = None  # along both texts, where they were read
+    baseline_laws: TextLaws | None = None
+
+    @property
+    def both(self) -> tuple[DecodedRequest, DecodedRequest]:
+        """Decoded speculatively, and plainly."""
+        return self.speculative, self.baseline
+
+
+@dataclass
+class Group:
+    """Requests that were decoded one way and then the other."""
+
+    results: list[Result]
+    speculative: Decoded
+    baseline: Decoded
+
+
+@dataclass
+class Failure:
+    """Requests that could not be decoded, and why."""
+
+    requests: Sequence[Request]
+    error: str
+
+
+@dataclass
+class Record:
+    """Everything that a run decoded."""
+
+    groups: list[Group] = field(default_factory=list)
+    failures: list[Failure] = field(default_factory=list)
+    too_long: int = 0  # requests that leave no room for a token in the context
+    columns: dict[str, tuple[str, ...]] = field(default_factory=dict)  # what the numbers of each metric are
+
+    @property
+    def results(self) -> list[Result]:
+        return [result for group in self.groups for result in group.results]

@@ -1,0 +1,52 @@
+"""The verifier's randomness for one round, cut out of the table of a state."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from specbench.decoding.draft import Draft
+from specbench.decoding.noise import ACCEPTANCE, RESIDUAL, constant, sibling_bits, uniforms
+from specbench.decoding.state import Rows, window
+from specbench.decoding.token_tree import Levels, depths, siblings
+
+STREAM = 1 << 20  # more than the nodes of any tree
+
+
+@dataclass(frozen=True)
+class Noise:
+    """Uniforms for acceptance and bits for the token after it, from streams of their own."""
+
+    table: Tensor  # [3, B, T]
+    length: Tensor  # [B]
+    levels: Levels
+
+    @staticmethod
+    def of(rows: Rows, draft: Draft) -> "Noise":
+        """For a draft that follows the committed text of these rows."""
+        return Noise(rows.noise, rows.length, draft.levels)
+
+    @property
+    def r(self) -> Tensor:
+        """[B, N] uniforms for the acceptance of each guess, from the bits of the position that it would
+        take. Nodes at one position get independent uniforms."""
+        if set(self.levels) <= {1}:
+            return uniforms(window(self.table[ACCEPTANCE], self.length, len(self.levels)))
+        return uniforms(node_bits(self.table[ACCEPTANCE], self.length, self.levels))
+
+    @property
+    def bits(self) -> Tensor:
+        """[B, D + 1], to draw the token after n accepted guesses."""
+        return window(self.table[RESIDUAL], self.length, len(self.levels) + 1)
+
+
+def node_bits(bits: Tensor, length: Tensor, levels: Levels, stream: int = 0) -> Tensor:
+    """Bits [B, N] for the nodes of a tree, from a table [B, T] at their positions; another `stream` gives
+    independent ones."""
+    depth, number = constant(places_of)(levels, bits.device)
+    return sibling_bits(bits.gather(1, length[:, None] + depth - 1), number + stream * STREAM)
+
+
+def places_of(levels: Levels, device: torch.device) -> Tensor:
+    """[2, N]: the depth of each node, and how many nodes of that depth stand before it."""
+    return torch.tensor([depths(levels), siblings(levels)], device=device)

@@ -1,0 +1,153 @@
+"""Token trees: which guess sees which, and how guesses that spell the same text share a place.
+
+The nodes of a draft stand in order of depth. `levels` says how many there are at each depth, the same in
+every row; `parent` [B, N] may differ by row, and a leading 1 stands for all rows. Entry 0 of a tree is the
+last committed token and entry i + 1 is node i.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from specbench.decoding.noise import constant
+
+Levels = tuple[int, ...]
+ROOT, MISSING = -1, -2  # as a parent: the last committed token; the row has no such node
+
+
+@dataclass(frozen=True)
+class Tree:
+    """New tokens of a forward: the last N of the M entries of a tree. A leading 1 stands for all rows."""
+
+    depth: Tensor  # [1 or B, N], distance from entry 0
+    sees: Tensor  # [1 or B, N, M], the entries on the path to each new token, itself included
+
+
+def chain_levels(length: int) -> Levels:
+    """A chain of `length` nodes has one at each depth."""
+    return (1,) * length
+
+
+def level_ranges(levels: Levels) -> list[range]:
+    """The nodes of each depth."""
+    ends = [0]
+    for width in levels:
+        ends.append(ends[-1] + width)
+    return [range(begin, begin + width) for begin, width in zip(ends, levels, strict=False)]
+
+
+def depths(levels: Levels) -> list[int]:
+    """The depth of each node, from 1."""
+    return [depth for depth, width in enumerate(levels, 1) for _ in range(width)]
+
+
+def siblings(levels: Levels) -> list[int]:
+    """How many nodes of its depth stand before each node."""
+    return [i for width in levels for i in range(width)]
+
+
+def levels_of(parent: Sequence[int]) -> Levels:
+    """How many nodes of each depth a static tree has. Its nodes must stand in order of depth."""
+    found: list[int] = []
+    for above in parent:
+        found.append(1 if above == ROOT else found[above] + 1)
+    return tuple(found.count(depth) for depth in range(1, max(found, default=0) + 1))
+
+
+def branching_tree(branching: Sequence[int]) -> tuple[int, ...]:
+    """The parents of the tree in which every node of depth d - 1 has branching[d - 1] children."""
+    parent: list[int] = []
+    above = [ROOT]
+    for width in branching:
+        begin = len(parent)
+        parent += [node for node in above for _ in range(width)]
+        above = list(range(begin, len(parent)))
+    return tuple(parent)
+
+
+def static_parent(parent: tuple[int, ...], device: torch.device) -> Tensor:
+    """[1, N]: the same parents in every row."""
+    return torch.tensor([parent], dtype=torch.long, device=device)
+
+
+def chain_parent(length: int, device: torch.device) -> Tensor:
+    """[1, N]: each node's parent is the one before."""
+    return static_parent(tuple(range(-1, length - 1)), device)
+
+
+def depth_of_entries(levels: Levels, device: torch.device) -> Tensor:
+    """[N + 1]: 0, then the depth of each node."""
+    return torch.tensor([0, *depths(levels)], device=device)
+
+
+def tree_of(levels: Levels, parent: Tensor) -> Tree:
+    """All entries of trees with these parents [1 or B, N]."""
+    N = parent.shape[1]
+    own = torch.eye(N + 1, dtype=torch.bool, device=parent.device).expand(len(parent), -1, -1)
+    sees = own[:, :1]
+    for level in level_ranges(levels):
+        a, b = level.start, level.stop
+        above = (parent[:, a:b] + 1).clamp(min=0)
+        sees = torch.cat([sees, own[:, a + 1 : b + 1] | _rows(sees, above)], 1)
+    return Tree(constant(depth_of_entries)(levels, parent.device)[None], sees)
+
+
+def static_tree(parent: tuple[int, ...], device: torch.device) -> Tree:
+    """All entries of a tree that every row has."""
+    return tree_of(levels_of(parent), static_parent(parent, device))
+
+
+def newest(parent: tuple[int, ...], count: int, device: torch.device) -> Tree:
+    """The last `count` nodes of a static tree, where a cache holds the entries before them."""
+    whole = constant(static_tree)(parent, device)
+    return Tree(whole.depth[:, -count:], whole.sees[:, -count:])
+
+
+@dataclass(frozen=True)
+class Packed:
+    """A draft in which guesses that spell the same text share one place (SpecInfer's prefix tree)."""
+
+    tokens: Tensor  # [B, M]
+    tree: Tree  # with its entry 0
+    place: Tensor  # [B, N + 1], the packed entry of each entry of the draft
+
+
+def pack(tokens: Tensor, levels: Levels, parent: Tensor, exists: Tensor) -> Packed:
+    """Packs guesses [B, N] with parents [1 or B, N], of which `exists` [B, N] says which are there. Each row
+    gets a tree of its own, as wide as the widest. Costs a host synchronisation."""
+    B, N = tokens.shape
+    entry = torch.zeros(B, N + 1, dtype=torch.long, device=tokens.device)  # first entry with the same text
+    parent_entry = (parent + 1).clamp(min=0).expand(B, N)
+    for level in level_ranges(levels):
+        a, b = level.start, level.stop
+        above, x = entry.gather(1, parent_entry[:, a:b]), tokens[:, a:b]
+        same = (above[:, :, None] == above[:, None]) & (x[:, :, None] == x[:, None]) & exists[:, None, a:b]
+        entry[:, a + 1 : b + 1] = same.int().argmax(-1) + a + 1
+    keeps = (entry == torch.arange(N + 1, device=tokens.device)) & F.pad(exists, (1, 0), value=True)
+    rank = keeps.cumsum(1) - 1
+    place = rank.gather(1, entry)
+    M = int(rank[:, -1].max())
+    kept = keeps.int().argsort(dim=1, descending=True, stable=True)[:, : M + 1]  # [B, M + 1], draft entries
+    whole = tree_of(levels, parent)
+    path = _rows(whole.sees.expand(B, -1, -1), kept).float()  # [B, M + 1, N + 1]
+    sees = path @ F.one_hot(place.clamp(max=M), M + 1).float() > 0
+    depth = whole.depth[0][kept]
+    guesses = tokens.gather(1, (kept[:, 1:] - 1).clamp(min=0))
+    return Packed(guesses, Tree(depth, sees), place)
+
+
+def first_children(parent: Tensor) -> Tensor:
+    """[1 or B, N + 1]: the first child of each entry, as a node; -1 is none. parent [1 or B, N]."""
+    N = parent.shape[1]
+    nodes = torch.where(parent == MISSING, N, torch.arange(N, device=parent.device)).expand_as(parent)
+    found = torch.full((len(parent), N + 1), N, device=parent.device)
+    found = found.scatter_reduce(1, (parent + 1).clamp(min=0), nodes, "amin")
+    return torch.where(found == N, -1, found)
+
+
+def _rows(values: Tensor, index: Tensor) -> Tensor:
+    """values [b, M, K] at rows index [b, n] -> [b, n, K]."""
+    return values.gather(1, index[..., None].expand(-1, -1, values.shape[2]))

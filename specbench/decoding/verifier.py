@@ -1,0 +1,67 @@
+"""What a verifier is: which guesses to keep, and the token after them."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from specbench.component import Choices, Component
+from specbench.decoding.draft import Draft, Verdict
+from specbench.decoding.round_noise import Noise
+from specbench.decoding.sampling import Sampling
+from specbench.decoding.state import State
+
+
+class Verifier(Component, ABC):
+    """A rule of acceptance. `lossless` says whether its output law is the target's own."""
+
+    trees: ClassVar[bool] = False  # whether it can judge drafts that branch
+    takes_lenience: ClassVar[bool] = False  # whether lenience below 1 is possible (A.5)
+    needs_law: ClassVar[bool] = False  # whether guesses must have a law q
+    only_greedy: ClassVar[bool] = False  # whether the temperature must be 0
+    judges_by_law: bool = False  # whether acceptance at a position follows from p, q and lenience there
+    looks_ahead: bool = False  # whether a verdict depends on guesses behind the first rejected one
+
+    lossless: bool = True
+    lenience: float = 1.0
+    note: str | None = None  # what a reader of the numbers must know
+
+    @classmethod
+    def from_settings(cls, settings: Any, sampling: Sampling, lenience: float) -> "Verifier":
+        """For a target with this sampling. By default the settings are the constructor's arguments."""
+        return cls(**vars(settings))
+
+    @classmethod
+    def refuses(cls, settings: Any, run: Choices) -> str | None:
+        drafter = run["drafter"]
+        if drafter.kind.trees and not cls.trees:
+            return f"with drafter={drafter.name}, which drafts trees: use verifier=iterative, match or greedy_tree"
+        if cls.needs_law and drafter.settings.point_masses and run.temperature > 0:
+            return (
+                f"with drafter={drafter.name}, whose guesses have no law: nothing would be accepted, "
+                "use verifier=speculative"
+            )
+        if cls.only_greedy and run.temperature > 0:
+            return f"with temperature={run.temperature:g}: it must be 0, or use verifier=iterative"
+        if run.lenience < 1 and not cls.takes_lenience:
+            return "with lenience below 1: use verifier=speculative"
+        return None
+
+    @property
+    def levels(self) -> Sequence["Verifier"]:
+        """Every verifier that a round may be judged by."""
+        return (self,)
+
+    def under(self, state: State) -> "Verifier":
+        """The verifier for this round: itself, unless its lenience depends on the load."""
+        return self
+
+    @abstractmethod
+    def accept(self, p: Tensor, draft: Draft, noise: Noise) -> Verdict:
+        """p [B, N + 1, V] from the target, the draft, and this round's randomness."""
+
+    @abstractmethod
+    def beta(self, p: Tensor, draft: Draft, verdict: Verdict) -> Tensor:
+        """The probability that a guess is accepted at each step of the path, [B, D]: what alpha is the
+        mean of (Definition 3.1)."""

@@ -1,0 +1,90 @@
+"""What drafters without a network share: they look at one row's tokens at a time, in plain Python."""
+
+from abc import abstractmethod
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from specbench.decoding.draft import Draft
+from specbench.decoding.drafter import Drafter
+from specbench.decoding.noise import PROPOSAL
+from specbench.decoding.sampling import Sampling, draw
+from specbench.decoding.state import State, seen_tokens, window
+
+
+def committed(state: State) -> list[list[int]]:
+    """The text of each row. On a GPU this waits for it."""
+    return [row[:length] for row, length in zip(state.tokens.tolist(), state.lengths, strict=True)]
+
+
+class PointMassDrafter(Drafter):
+    """Guesses without a law: q is a point mass on each."""
+
+    def propose(self, state: State, gamma: list[int]) -> Draft:
+        return self.propose_after(committed(state), state, gamma)
+
+    def propose_after(self, texts: list[list[int]], state: State, gamma: list[int]) -> Draft:
+        """`propose` where the committed texts are known already."""
+        guesses = [
+            self.guess(row, text, wanted) if wanted else []
+            for row, (text, wanted) in enumerate(zip(texts, gamma, strict=True))
+        ]
+        width = max(map(len, guesses))
+        device = state.tokens.device
+        if width == 0:
+            return Draft.empty(state.batch_size, device)
+        tokens = torch.tensor([row + [0] * (width - len(row)) for row in guesses], device=device)
+        return Draft.chain(tokens, None, torch.tensor([len(row) for row in guesses], device=device))
+
+    @abstractmethod
+    def guess(self, row: int, tokens: Sequence[int], gamma: int) -> list[int]:
+        """At most gamma tokens that may follow this row's committed tokens."""
+
+
+class CountDrafter(Drafter):
+    """Samples guesses from a table of weights, with the real q."""
+
+    def __init__(self, vocab_size: int, sampling: Sampling):
+        self.vocab_size, self.sampling = vocab_size, sampling
+
+    def propose(self, state: State, gamma: list[int]) -> Draft:
+        return self.propose_after(committed(state), state, gamma)
+
+    def propose_after(self, texts: list[list[int]], state: State, gamma: list[int]) -> Draft:
+        """`propose` where the committed texts are known already; they are written on."""
+        noise = window(state.noise[PROPOSAL], state.length, max(gamma)).cpu()
+        seen = (
+            seen_tokens(state.tokens, state.length, self.vocab_size).cpu()
+            if self.sampling.repetition_penalty != 1
+            else None
+        )
+        count = [0] * len(texts)
+        tokens: list[Tensor] = []
+        probs: list[Tensor] = []
+        for i in range(max(gamma)):
+            weights = [
+                self.weights(row, text) if count[row] == i < gamma[row] else None for row, text in enumerate(texts)
+            ]
+            if all(w is None for w in weights):
+                break
+            anything = torch.ones(self.vocab_size)  # for rows whose guesses have ended
+            law = self.sampling.probabilities(torch.stack([anything if w is None else w for w in weights]).log(), seen)
+            guess = draw(law, noise[:, i])
+            if seen is not None:
+                seen.scatter_(1, guess[:, None], True)
+            for row, token in enumerate(guess.tolist()):
+                if weights[row] is not None:
+                    texts[row].append(token)
+                    count[row] += 1
+            tokens.append(guess)
+            probs.append(law)
+        device = state.tokens.device
+        if not tokens:
+            return Draft.empty(state.batch_size, device)
+        q = None if self.sampling.greedy else torch.stack(probs, 1).to(device)
+        return Draft.chain(torch.stack(tokens, 1).to(device), q, torch.tensor(count, device=device))
+
+    @abstractmethod
+    def weights(self, row: int, tokens: Sequence[int]) -> Tensor | None:
+        """Unnormalised weights [V] of what follows `tokens`, on the CPU; None is no guess."""

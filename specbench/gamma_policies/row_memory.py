@@ -1,0 +1,22 @@
+"""What policies that learn from a row's rounds share: memory of each row, lost with its request."""
+
+from typing import TypeVar
+
+from specbench.decoding.gamma_policy import RowsSeen
+
+Memory = TypeVar("Memory")
+
+
+class PerRow(dict[int, tuple[int | None, Memory]]):
+    """A value per row that begins anew when another request takes the row."""
+
+    def of(self, state: RowsSeen, row: int, fresh: Memory) -> Memory:
+        """The row's value; `fresh` where its request has none yet."""
+        owner = state.serials.get(row)
+        if row not in self or self[row][0] != owner:
+            self[row] = (owner, fresh)
+        return self[row][1]
+
+    def change(self, row: int, value: Memory) -> None:
+        """Another value for the request that has the row."""
+        self[row] = (self[row][0], value)

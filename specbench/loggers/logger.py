@@ -1,0 +1,22 @@
+"""What a logger is: it mirrors the files of a finished run, and never holds the only copy."""
+
+from abc import ABC, abstractmethod
+from pathlib import Path
+from typing import Any
+
+from specbench.component import Component
+from specbench.decoded import Record
+from specbench.results import RunResult
+
+
+class Logger(Component, ABC):
+    """Called once, after every file of a run has been written."""
+
+    @classmethod
+    def from_settings(cls, settings: Any) -> "Logger":
+        """By default the settings are the constructor's arguments."""
+        return cls(**vars(settings))
+
+    @abstractmethod
+    def log(self, result: RunResult, record: Record, out_dir: Path) -> None:
+        """`out_dir` holds the files of the run."""

@@ -1,0 +1,179 @@
+"""What another gamma policy would have given on a finished run, without a model.
+
+Given that a token stands at a position, its guess was accepted there with a probability that does
+not depend on what was drafted before (`measure/text_laws.py`). So outcomes of guesses are known where
+the run tested one, and are drawn where it did not. A policy is then simulated on the stored text, and
+each of its rounds costs what a round with that many drafted tokens was measured to cost.
+
+One thing is not in a trace: what the drafter says of guesses that come after a rejected one. Policies
+that look at it see what it said of the text's own tokens instead.
+"""
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from specbench.decoded import Result
+from specbench.decoding.draft import Draft
+from specbench.decoding.gamma_policy import GammaPolicy
+from specbench.gamma_policies.fixed import FixedGamma
+from specbench.measure.costs import extend
+from specbench.measure.estimators import speedup_interval
+from specbench.results import RoundCost
+from specbench.settings import ConfigError
+
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass
+class Text:
+    """One prompt's speculated text, an entry per token."""
+
+    prompt: str
+    prompt_tokens: int
+    limit: int  # new tokens at most
+    baseline_seconds: float
+    baseline_tokens: int
+    outcome: Floats  # 1, 0, or not a number where no guess was tested
+    beta: Floats  # not a number where the drafter has no guess
+    acceptance: Floats  # likewise
+    root_entropy: Floats  # of q, as a share of its largest value
+    confidence: Floats
+
+    def __len__(self) -> int:
+        return len(self.outcome)
+
+
+@dataclass
+class Trace:
+    """A finished run, as far as a gamma policy could have changed it."""
+
+    texts: list[Text]
+    seconds: Floats  # of a row's share of a round, by drafted tokens [largest + 1]
+    speedup: float  # as it was measured
+
+    @property
+    def largest(self) -> int:
+        """The largest gamma whose cost was measured."""
+        return len(self.seconds) - 1
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """One policy on one trace; sums over all texts, means over the draws of unknown outcomes."""
+
+    speedup: float
+    ci95: tuple[float, float]
+    rounds: float
+    drafted: float
+    tokens: float
+
+    @property
+    def block_efficiency(self) -> float:
+        return self.tokens / self.rounds
+
+
+def trace_of(results: Sequence[Result], costs: Sequence[RoundCost], speedup: float) -> Trace:
+    """A trace of what was just decoded."""
+    return Trace([text for text in map(_text, results) if text is not None], seconds_by_gamma(costs), speedup)
+
+
+def _text(result: Result) -> Text | None:
+    """A request's text; None where it was not read."""
+    laws = result.speculative_laws
+    if laws is None:
+        return None
+    return Text(
+        prompt=result.request.id,
+        prompt_tokens=len(result.request.tokens),
+        limit=result.limit,
+        baseline_seconds=result.baseline.seconds,
+        baseline_tokens=len(result.baseline.tokens),
+        outcome=np.array([np.nan if o is None else o for o in result.speculative.outcomes()], float),
+        beta=laws.beta,
+        acceptance=laws.acceptance,
+        root_entropy=np.sqrt(laws.relative_entropy),
+        confidence=laws.confidence,
+    )
+
+
+def seconds_by_gamma(costs: Sequence[RoundCost]) -> Floats:
+    """A row's share of a round, by drafted tokens [largest + 1]."""
+    gammas = [cost.gamma for cost in costs]
+    return extend(gammas, [cost.share for cost in costs], max(gammas))
+
+
+def sweep(trace: Trace, draws: int = 3) -> dict[int, Replayed]:
+    """Every constant gamma whose cost was measured."""
+    return {g: replay(trace, FixedGamma(g), draws) for g in range(trace.largest + 1)}
+
+
+def replay(trace: Trace, policy: GammaPolicy, draws: int = 20, seed: int = 0) -> Replayed:
+    """`policy` on the whole trace, begun anew for each of `draws` completions of its outcomes. Raises
+    ConfigError if it may draft more than what a round was measured to cost."""
+    if policy.largest > trace.largest:
+        raise ConfigError(f"the policy may draft {policy.largest} tokens, but rounds were measured to {trace.largest}")
+    generator, totals = np.random.default_rng(seed), np.zeros((len(trace.texts), 3))
+    for _ in range(draws):
+        fresh = copy.deepcopy(policy)  # what it learns in one pass must not help it in the next
+        for index, text in enumerate(trace.texts):
+            outcomes = np.where(
+                np.isnan(text.outcome), generator.random(len(text)) < np.nan_to_num(text.acceptance), text.outcome > 0
+            )
+            totals[index] += _walk(trace, text, index, outcomes, fresh)
+    totals /= draws
+    speedup, ci95 = speedup_interval(
+        [t.baseline_seconds for t in trace.texts],
+        [t.baseline_tokens for t in trace.texts],
+        totals[:, 2].tolist(),
+        [len(t) for t in trace.texts],
+    )
+    return Replayed(speedup, ci95, totals[:, 0].sum(), totals[:, 1].sum(), sum(map(len, trace.texts)))
+
+
+@dataclass
+class _Place:
+    """What a policy sees of the state: one row, as in decoding."""
+
+    lengths: list[int]
+    prompt_lengths: list[int]
+    serials: dict[int, int]
+    active: tuple[bool, ...] = (True,)
+    batch_size: int = 1
+
+
+def _walk(trace: Trace, text: Text, serial: int, outcomes: Floats, policy: GammaPolicy) -> tuple[int, int, float]:
+    """Rounds, drafted tokens and seconds of one text."""
+    position, rounds, drafted, seconds = 0, 0, 0, 0.0
+    place = _Place([text.prompt_tokens], [text.prompt_tokens], {0: serial})
+    policy.foresee(outcomes.tolist(), text.beta)
+    while position < len(text):
+        place.lengths = [text.prompt_tokens + position]
+        gamma = min(policy.next_gamma(place)[0], text.limit - position - 1)
+        gamma = _ended_early(policy, place, text, position, gamma)
+        accepted = 0
+        while accepted < gamma and position + accepted < len(text) and outcomes[position + accepted]:
+            accepted += 1
+        kept = min(accepted + 1, len(text) - position)
+        policy.observe(Draft.chain(torch.zeros(1, gamma), None, torch.tensor([gamma])), [kept])
+        rounds, drafted, seconds = rounds + 1, drafted + gamma, seconds + trace.seconds[gamma]
+        position += kept
+    return rounds, drafted, seconds
+
+
+def _ended_early(policy: GammaPolicy, place: _Place, text: Text, position: int, gamma: int) -> int:
+    """Where the drafter has no guess, and where a policy that watches it ends the draft."""
+    inside = np.isnan(text.acceptance[position : position + gamma])
+    gamma = int(inside.argmax()) if inside.any() else gamma
+    if policy.stop is None:
+        return gamma
+    signals: Floats = vars(text)[policy.traced_as]
+    for count in range(1, gamma):
+        at = min(position + count, len(text)) - 1
+        if not policy.go_on(place, [count], [float(signals[at])])[0]:
+            return count
+    return gamma

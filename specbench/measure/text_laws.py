@@ -1,0 +1,114 @@
+"""Betas along a finished text: p and q at every position, not only where a guess was tested.
+
+The mean of beta over text that the target wrote itself is the paper's estimate of alpha (Corollary
+3.6). Along the speculated text, the same numbers say what any other gamma policy would have met:
+given that token x stands at a position, its guess was accepted there with probability
+min(p, q)(x) / p(x), whatever was drafted before. Nothing here is timed.
+"""
+
+import dataclasses
+import math
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from specbench.decoded import TextLaws
+from specbench.decoding.draft import Draft
+from specbench.decoding.drafter import Drafter
+from specbench.decoding.state import Job, State
+from specbench.decoding.target import Model
+from specbench.decoding.verify import dense, output_law
+
+CHUNK = 64  # positions read at a time
+LIMIT = 10_000  # tokens of each kind of text that a run reads
+
+
+def read_text(
+    target: Model, drafter: Drafter, prompt: Sequence[int], new: Sequence[int], lenience: Sequence[float]
+) -> TextLaws:
+    """Scores the tokens `new` [T] after a prompt with target and drafter; lenience [T] of each."""
+    text = torch.tensor([[*prompt, *new]], device=target.device)
+    begin, end = len(prompt), min(text.shape[1], drafter.context)
+    drafted = _drafter_laws(drafter, target.vocab_size, text, begin, end)
+    columns = []
+    for (first, p, _), (q, known, certain) in zip(_model_laws(target, text, begin, end), drafted, strict=True):
+        x = text[0, first : first + len(p)]
+        lenient = torch.tensor(lenience[first - begin :][: len(p)], dtype=torch.double, device=p.device)[:, None]
+        columns.append(_numbers(p, q, x, lenient, target.sampling.greedy, certain, known))
+    table = torch.cat(columns, 1).cpu().numpy() if columns else np.zeros((len(dataclasses.fields(TextLaws)), 0))
+    missing = len(new) - table.shape[1]
+    return TextLaws(*np.pad(table, ((0, 0), (0, missing)), constant_values=np.nan))
+
+
+def _numbers(p: Tensor, q: Tensor, x: Tensor, lenience: Tensor, greedy: bool, certain: Tensor, known: Tensor) -> Tensor:
+    """The columns of TextLaws for n positions, [7, n]: p and q [n, V], tokens x [n], lenience [n, 1]."""
+    p, q = (law.double() / law.double().sum(-1, keepdim=True).clamp(min=1e-300) for law in (p, q))
+    law, kept = output_law(p, q, lenience, greedy)
+    own = law.gather(-1, x[:, None])[:, 0]
+    accepted = torch.where(own > 0, kept.gather(-1, x[:, None])[:, 0] / own, 0.0).clamp(max=1)
+    if greedy:
+        best = p.argmax(-1, keepdim=True)
+        tv = 1 - law.gather(-1, best)[:, 0]
+        kl = (law * (p.gather(-1, best).log() - p.clamp(min=1e-300).log())).sum(-1)
+        bound = (law * lenience * p.gather(-1, best) / p.clamp(min=1e-300)).amax(-1)
+    else:
+        tv = 0.5 * (law - p).abs().sum(-1)
+        kl = (torch.xlogy(law, law) - torch.xlogy(law, p.clamp(min=1e-300))).sum(-1)
+        bound = (law * lenience / p.clamp(min=1e-300)).amax(-1)
+    entropy = torch.special.entr(certain.double()).sum(-1) / math.log(certain.shape[-1])
+    rows = [kept.sum(-1), accepted, entropy, certain.amax(-1).double(), tv, kl.clamp(min=0), bound]
+    return torch.where(known, torch.stack(rows), torch.nan)
+
+
+def _model_laws(model: Model, text: Tensor, begin: int, end: int) -> Iterator[tuple[int, Tensor, Tensor]]:
+    """(first position, laws [n, V], laws before argmax [n, V]) of the tokens begin .. end - 1, read
+    through row 0 of the model's cache, uncompiled."""
+    model.open_text(text, begin, end)
+    confident = dataclasses.replace(model.sampling, before_argmax=True)
+    for first in range(begin, end, CHUNK):
+        last = min(first + CHUNK, end)
+        logits = model.read_text(text, first, last)
+        seen = None if model.sampling.repetition_penalty == 1 else _seen(text, first, last, model.vocab_size)
+        yield first, model.sampling.probabilities(logits, seen)[0], confident.probabilities(logits, seen)[0]
+    model.release(0)
+
+
+def _drafter_laws(
+    drafter: Drafter, vocab_size: int, text: Tensor, begin: int, end: int
+) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """For the same chunks: q [n, V], whether there is a guess [n], and q before argmax [n, V]."""
+    if drafter.models:
+        fit = drafter.fit_probabilities
+        for _, q, certain in _model_laws(drafter.models[0], text, begin, end):
+            yield fit(q), torch.ones(len(q), dtype=torch.bool, device=q.device), fit(certain)
+        return
+    state = State.start([Job(text[0].tolist(), text.shape[1] + 1, 0)], [], 2, text.device)
+    drafter.begin(state)
+    for first in range(begin, end, CHUNK):
+        drafts = [_propose_at(drafter, state, position) for position in range(first, min(first + CHUNK, end))]
+        q = torch.cat([_first_law(draft, vocab_size) for draft in drafts])
+        yield q, torch.tensor([draft.tokens.shape[1] > 0 for draft in drafts], device=q.device), q
+
+
+def _propose_at(drafter: Drafter, state: State, position: int) -> Draft:
+    """One guess of a drafter without a model, after the first `position` tokens."""
+    state.rows.length.fill_(position)
+    state.lengths = [position]
+    return drafter.propose(state, [1])
+
+
+def _first_law(draft: Draft, vocab_size: int) -> Tensor:
+    """q [1, V] of a draft's first guess; zero where there is none."""
+    if not draft.tokens.shape[1]:
+        return torch.zeros(1, vocab_size, device=draft.tokens.device)
+    return dense(draft, vocab_size)[:, 0]
+
+
+def _seen(text: Tensor, first: int, last: int, vocab_size: int) -> Tensor:
+    """[1, n, V]: the tokens that stand before each position first .. last - 1."""
+    before = F.one_hot(text[0, :first], vocab_size).amax(0)
+    inside = F.one_hot(text[0, first : last - 1], vocab_size).cumsum(0)
+    return (before + F.pad(inside, (0, 0, 1, 0)) > 0)[None]

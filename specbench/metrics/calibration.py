@@ -1,0 +1,45 @@
+"""Is the drafter calibrated? Compares q(x) of each tested guess with how often such guesses are accepted."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from specbench.metrics.metric import Metric, Path
+from specbench.settings import BaseSettings, setting
+
+
+class Calibration(Metric):
+    """Guesses in `bins` bins by q(x). A point mass has q(x) = 1."""
+
+    @dataclass
+    class Settings(BaseSettings):
+        bins: int = setting(ge=1)
+
+    def __init__(self, bins: int):
+        self.bins = bins
+        self.columns = tuple(f"{name}_{i}" for name in ("guesses", "q", "accepted") for i in range(bins))
+
+    def of_round(self, path: Path) -> Tensor:
+        draft = path.draft
+        q = torch.ones_like(draft.tokens, dtype=torch.double)
+        if draft.probs is not None:
+            q = draft.probs.gather(-1, draft.tokens[..., None])[..., 0].double()
+        where = (q * self.bins).long().clamp(max=self.bins - 1)  # [B, D]
+        one = torch.nn.functional.one_hot(where, self.bins).double() * path.judged()[..., None]
+        accepted = torch.arange(q.shape[1], device=q.device) < path.accepted[:, None]
+        sums = [one.sum(1), (one * q[..., None]).sum(1), (one * accepted[..., None]).sum(1)]
+        return torch.cat(sums, -1)
+
+    def of_run(self, requests: Sequence[Sequence[tuple[float, ...]]]) -> Mapping[str, float | None]:
+        """Mean q(x) and the share of accepted guesses; `error` is the mean distance of the two over bins, each
+        with the weight of its guesses (the expected calibration error)."""
+        rounds = [numbers for rounds in requests for numbers in rounds]
+        guesses, q, accepted = np.reshape(rounds, (-1, 3, self.bins)).sum(0)
+        total = guesses.sum()
+        if not total:
+            return {"mean_q": None, "accepted": None, "error": None}
+        error = float(np.abs(q - accepted).sum() / total)
+        return {"mean_q": float(q.sum() / total), "accepted": float(accepted.sum() / total), "error": error}

@@ -1,0 +1,98 @@
+"""transformers in the same process, on the same prompts: `generate`, assisted generation with the
+same drafter, and prompt lookup.
+
+Each decodes one prompt at a time, since assisted generation refuses batches. The models are stock:
+loaded again where our executor has changed its own. Assisted generation keeps gamma constant and has
+no confidence threshold, as in the paper; its default has a heuristic for the one and .4 for the other.
+"""
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from transformers import StoppingCriteria, StoppingCriteriaList
+
+from specbench.context import Context
+from specbench.decoding.state import Job
+from specbench.models.language_model import LanguageModel
+from specbench.peers.peer import Peer, PeerOutput, Peers
+
+
+class TransformersPeers(Peers):
+    """Peers `generate`, `assisted` (with a drafter that is a model) and `prompt_lookup`."""
+
+    loads_models = True
+
+    def __init__(self, peers: Mapping[str, "Generate"]):
+        self.peers = peers
+
+    @classmethod
+    def from_settings(
+        cls, settings: Any, context: Context, target: LanguageModel, drafter: LanguageModel | None, gamma: int
+    ) -> "TransformersPeers":
+        sampling, module = context.sampling, target.stock_module()
+        options: dict[str, Any] = {
+            "eos_token_id": target.stop_tokens or None,
+            "pad_token_id": (target.stop_tokens or [0])[0],
+            "repetition_penalty": sampling.repetition_penalty,
+            "do_sample": not sampling.greedy,
+        }
+        if not sampling.greedy:
+            options |= {"temperature": sampling.temperature, "top_k": sampling.top_k, "top_p": sampling.top_p}
+        ways: dict[str, dict[str, Any]] = {"generate": {}}
+        if gamma > 0:
+            if drafter is not None:
+                ways["assisted"] = {"assistant_model": assistant(drafter.stock_module(), gamma)}
+            ways["prompt_lookup"] = {"prompt_lookup_num_tokens": gamma}
+        return cls({name: Generate(module, target.device, options | more) for name, more in ways.items()})
+
+    def by_name(self) -> Mapping[str, "Generate"]:
+        return self.peers
+
+
+def assistant(module: Any, gamma: int) -> Any:
+    """A model that assists with gamma tokens in every round."""
+    module.generation_config.num_assistant_tokens = gamma
+    module.generation_config.num_assistant_tokens_schedule = "constant"
+    module.generation_config.assistant_confidence_threshold = 0
+    return module
+
+
+class Generate(Peer):
+    """`module.generate` with some options."""
+
+    def __init__(self, module: Any, device: torch.device, options: dict[str, Any]):
+        self.module, self.device, self.options = module, device, options
+
+    def decode(self, job: Job) -> PeerOutput:
+        prompt = torch.tensor([list(job.tokens)], device=self.device)
+        first = FirstStep(self.device)
+        torch.manual_seed(job.key)
+        text = self.module.generate(
+            prompt,
+            attention_mask=torch.ones_like(prompt),
+            max_new_tokens=job.limit - len(job.tokens),
+            stopping_criteria=StoppingCriteriaList([first]),
+            **self.options,
+        )
+        seconds = first.now() - first.seconds
+        return PeerOutput(text[0, len(job.tokens) :].tolist(), text.shape[1] - first.length, seconds)
+
+
+class FirstStep(StoppingCriteria):
+    """Stops nothing; notes when the first step, which reads the prompt, had ended."""
+
+    def __init__(self, device: torch.device):
+        self.device, self.length, self.seconds = device, 0, 0.0
+
+    def now(self) -> float:
+        """Seconds on a clock, after everything before has been computed."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        return time.perf_counter()
+
+    def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
+        if not self.length:
+            self.length, self.seconds = input_ids.shape[1], self.now()
+        return torch.zeros(input_ids.shape[0], dtype=torch.bool, device=input_ids.device)

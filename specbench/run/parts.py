@@ -1,0 +1,51 @@
+"""What a run is made of. Nothing of it changes while the run goes on, but what components learn."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from specbench.data.prompts import Prompt
+from specbench.decoding.drafter import Drafter
+from specbench.decoding.gamma_policy import GammaPolicy
+from specbench.decoding.verifier import Verifier
+from specbench.metrics.metric import Metric
+from specbench.models.language_model import LanguageModel
+from specbench.peers.peer import Peer
+from specbench.workloads.workload import Workload
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Everything that was chosen, built and checked. `config` and `choices` are what to record of it."""
+
+    name: str
+    config: dict[str, Any]
+    choices: dict[str, str]  # the option that was chosen in each group
+    target: LanguageModel
+    drafter: Drafter
+    policy: GammaPolicy
+    verifier: Verifier
+    prompts: Sequence[Prompt]
+    peers: Mapping[str, Peer]
+    workload: Workload
+    max_new_tokens: int
+    batch_size: int
+    prefill_chunk: int
+    seed: int
+    metrics: Mapping[str, Metric] = field(default_factory=dict)
+    stop_strings: Sequence[str] = ()
+    notes: Sequence[str] = ()  # what a reader of the numbers must know
+
+    @property
+    def spare(self) -> int:
+        """Columns that a round's guesses may take behind a row's limit."""
+        return self.drafter.nodes(self.policy.largest) + 1
+
+    @property
+    def gammas(self) -> list[int]:
+        """The constant gammas whose rounds are measured beside the run: all, or where each has programs of
+        its own, those that the policy uses."""
+        policy = self.policy
+        if self.target.executor.fixed_shapes:
+            return [*policy.widths]
+        return [*range(1, policy.largest + 1)] or [0]

@@ -1,0 +1,143 @@
+"""One run: decode every prompt both ways, interleaved, and measure. Knows neither Hydra nor W&B."""
+
+import datetime
+import json
+import logging
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, TextIO
+
+import torch
+
+from specbench.decoded import Failure, Group, Record, Result
+from specbench.decoding.noise import prompt_key
+from specbench.decoding.state import Job
+from specbench.measure.bandwidth import BandwidthProbe
+from specbench.measure.text_laws import LIMIT, read_text
+from specbench.results import RunResult
+from specbench.run.parts import Parts
+from specbench.run.requests import Requests, Wanted
+from specbench.run.session import Session
+from specbench.run.summary import summarise
+from specbench.run.warm_up import calibrate, probe_costs, warm_up
+from specbench.storage.provenance import provenance
+from specbench.storage.write import failure_records, prompt_records
+
+log = logging.getLogger(__name__)
+Progress = Callable[[int, int, str], None]  # requests that are done, all requests, what is going on
+
+
+def run(parts: Parts, out_dir: Path, progress: Progress = lambda done, total, what: None) -> tuple[RunResult, Record]:
+    """Decodes and measures. Every finished group is appended to `prompts.jsonl.part` in `out_dir`,
+    so an interrupted run keeps what it has. Raises ConfigError if no prompt fits the context."""
+    started, clock = datetime.datetime.now(datetime.UTC), time.perf_counter()
+    session, requests, status = Session(parts), Requests(parts), "complete"
+    record = Record(columns={name: metric.columns for name, metric in session.metrics.items()})
+    probe = BandwidthProbe(parts.target.device)
+    out_dir.mkdir(parents=True, exist_ok=True)
+    with torch.inference_mode():
+        try:
+            _decode_all(session, requests, record, probe, out_dir, progress)
+        except KeyboardInterrupt:
+            if not record.groups:
+                raise
+            log.warning("interrupted after %d of %d prompts: measuring what is there", _done(record), requests.total)
+            status = "interrupted"
+        record.too_long = len(requests.too_long)
+        facts = provenance(parts.target.device)
+        facts |= {"started": started.isoformat(timespec="seconds"), "seconds": time.perf_counter() - clock}
+        return summarise(session, record, status, facts, probe.bytes_per_second), record
+
+
+def _decode_all(
+    session: Session, requests: Requests, record: Record, probe: BandwidthProbe, out_dir: Path, progress: Progress
+) -> None:
+    """Every group of requests: warmed up for, probed, decoded all ways, read again, and written."""
+    parts, warm = session.parts, 0
+    with (out_dir / "prompts.jsonl.part").open("w", encoding="utf-8") as saved:
+        for number, wanted in enumerate(requests.groups()):
+            if wanted.columns > warm:
+                progress(_done(record), requests.total, "warming up")
+                warm_up(session, wanted)
+                if not warm and parts.policy.calibrated:
+                    calibrate(session, wanted)
+                warm = wanted.columns
+            probe()
+            gamma = parts.gammas[number % len(parts.gammas)]
+            probe_costs(session, wanted.requests[0], wanted.columns, gamma)
+            try:
+                group = decode_all_ways(session, requests, wanted, swap=number % 2 == 1)
+            except RuntimeError as error:  # out of memory, a kernel that fails: the run goes on without it
+                _save(saved, failure_records(_failed(record, wanted, error)))
+            else:
+                record.groups.append(group)
+                session.costs.add(group.speculative.rounds)
+                _save(saved, prompt_records(group, parts.target.tokenizer))
+                for result in group.results:
+                    requests.remember(result)
+                    _read_texts(session, result)
+            progress(_done(record) + len(requests.too_long), requests.total, "decoding")
+
+
+def _save(saved: TextIO, lines: Iterable[dict[str, Any]]) -> None:
+    """Appends to prompts.jsonl, so that an interrupted run keeps what it has finished."""
+    for line in lines:
+        saved.write(json.dumps(line, ensure_ascii=False) + "\n")
+    saved.flush()
+
+
+def _failed(record: Record, wanted: Wanted, error: RuntimeError) -> Failure:
+    """Adds to the record that these requests could not be decoded."""
+    failure = Failure(wanted.requests, f"{type(error).__name__}: {error}".splitlines()[0])
+    log.warning("prompts %s failed: %s", ", ".join(r.id for r in wanted.requests), failure.error)
+    record.failures.append(failure)
+    return failure
+
+
+def _done(record: Record) -> int:
+    return len(record.results) + sum(len(failure.requests) for failure in record.failures)
+
+
+def decode_all_ways(session: Session, requests: Requests, wanted: Wanted, swap: bool) -> Group:
+    """Baseline, speculative and peers on the same requests; who goes first alternates."""
+    parts = session.parts
+    jobs = [Job(r.tokens, requests.limit(r), prompt_key(parts.seed, r.id), r.encoder_tokens) for r in wanted.requests]
+    arrivals = parts.workload.arrivals(len(jobs))
+    ways = ["baseline", "speculative", *parts.peers]
+    decoded, peers = {}, {}
+    for way in reversed(ways) if swap else ways:
+        if way in parts.peers:
+            peers[way] = [parts.peers[way].decode(job) for job in jobs]
+        else:
+            decoded[way] = session.decode(jobs, way == "speculative", wanted.columns, arrivals)
+    results = [
+        Result(
+            request,
+            job.limit - len(request.tokens),
+            decoded["speculative"].requests[row],
+            decoded["baseline"].requests[row],
+            {name: peers[name][row] for name in parts.peers},
+        )
+        for row, (request, job) in enumerate(zip(wanted.requests, jobs, strict=True))
+    ]
+    return Group(results, decoded["speculative"], decoded["baseline"])
+
+
+def _read_texts(session: Session, result: Result) -> None:
+    """Betas along both texts, which are one text where they are equal; for about the first `LIMIT` tokens of
+    a run."""
+    parts, ours, theirs = session.parts, result.speculative, result.baseline
+    read_already = session.text_tokens
+    session.text_tokens += len(ours.tokens)
+    if read_already >= LIMIT or not (parts.verifier.judges_by_law and parts.drafter.reads_text):
+        return
+    prompt, lenience = result.request.tokens, ours.lenience()
+    try:
+        laws = plain = read_text(parts.target, parts.drafter, prompt, ours.tokens, lenience)
+        if ours.tokens != theirs.tokens or set(lenience) != {1.0}:
+            plain = read_text(parts.target, parts.drafter, prompt, theirs.tokens, [1.0] * len(theirs.tokens))
+    except RuntimeError as error:  # out of memory: the run goes on without these betas
+        log.warning("no betas along the text of %s: %s", result.request.id, str(error).splitlines()[0])
+        return
+    result.speculative_laws, result.baseline_laws = laws, plain

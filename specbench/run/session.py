@@ -1,0 +1,84 @@
+"""One session decodes for a whole run: it owns the state and what has been learned about costs."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from specbench.decoded import Decoded, DecodedRequest
+from specbench.decoding.autoregressive import decode_autoregressive
+from specbench.decoding.clock import Lap, Stopwatch
+from specbench.decoding.gamma_policy import GammaPolicy
+from specbench.decoding.queue import Queue
+from specbench.decoding.speculative import decode_speculative
+from specbench.decoding.state import Job, State
+from specbench.decoding.stopping import StopStrings
+from specbench.decoding.target import Model
+from specbench.decoding.verifier import Verifier
+from specbench.measure.costs import CostTable
+from specbench.measure.lossless import GATE
+from specbench.measure.recorder import Recorder, round_numbers
+from specbench.metrics.metric import Metric
+from specbench.run.parts import Parts
+
+
+class Session:
+    """Decodes requests through the same rows, one way or the other, and times it."""
+
+    def __init__(self, parts: Parts):
+        self.parts = parts
+        self.costs = CostTable()
+        self.text_tokens = 0  # whose betas have been read along the text
+        gate: dict[str, Metric] = {} if parts.target.sampling.greedy else GATE
+        self.metrics = {**gate, **parts.metrics}
+        self._state: State | None = None
+
+    def decode(
+        self,
+        jobs: Sequence[Job],
+        speculative: bool,
+        columns: int,
+        arrivals: Sequence[float] | None = None,
+        policy: GammaPolicy | None = None,
+        verifier: Verifier | None = None,
+    ) -> Decoded:
+        """Decodes some requests one way through `batch_size` rows of `columns`. Policy and verifier are the
+        run's own unless others are given, for what their rounds cost."""
+        parts = self.parts
+        target, drafter = parts.target, parts.drafter
+        policy, verifier = policy or parts.policy, verifier or parts.verifier
+        state = self._idle_state(columns)
+        models: list[Model] = [target, *drafter.models] if speculative else [target]
+        queue = Queue(jobs, models, parts.prefill_chunk, parts.spare, arrivals)
+        clock = Stopwatch(target.device)
+        recorder = Recorder(verifier, self.metrics, target.executor.leaf(round_numbers))
+        target.allocate(parts.batch_size, columns)
+        if speculative:
+            decode_speculative(state, target, drafter, policy, verifier, clock, recorder, queue)
+        else:
+            decode_autoregressive(state, target, verifier, clock, recorder, queue)
+        return self._decoded(queue, clock, recorder, models)
+
+    @staticmethod
+    def _decoded(queue: Queue, clock: Stopwatch, recorder: Recorder, models: Sequence[Model]) -> Decoded:
+        """What queue, clock and recorder know of each request, together."""
+        laps = clock.rounds()
+        calls: list[Any] = [lap for lap in laps if Lap.VERIFY in lap]
+        rounds = [r for call in recorder.rounds(calls) for r in call]
+        requests = [DecodedRequest(output.tokens, [], output.times) for output in queue.outputs]
+        for r in rounds:
+            requests[r.row].rounds.append(r)
+        return Decoded(
+            requests=requests,
+            rounds=rounds,
+            laps=calls,
+            prefill_seconds=sum(lap.get(Lap.PREFILL, 0.0) for lap in laps),
+            kv_bytes=sum(model.cache_bytes() for model in models),
+        )
+
+    def _idle_state(self, columns: int) -> State:
+        """One state serves the whole run, at the same addresses, until more columns are needed."""
+        parts, target = self.parts, self.parts.target
+        if self._state is None or self._state.tokens.shape[1] < columns:
+            strings = StopStrings(parts.stop_strings, target.tokenizer) if parts.stop_strings else None
+            self._state = State.idle(parts.batch_size, columns, target.stop_tokens, target.device, strings)
+        self._state.clear()
+        return self._state

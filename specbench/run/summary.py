@@ -1,0 +1,234 @@
+"""From decoded batches to a RunResult: every rate is derived here, from raw counts and times."""
+
+import resource
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from specbench import theory
+from specbench.decoded import DecodedRequest, Record, Result
+from specbench.decoding.clock import Lap, Laps
+from specbench.decoding.target import Model
+from specbench.measure.acceptance import acceptance, alpha_by_category, alpha_on_text, beta_by_position
+from specbench.measure.accounting import accounting
+from specbench.measure.drift import drift
+from specbench.measure.estimators import speedup_interval
+from specbench.measure.latency import latency
+from specbench.measure.lossless import equality_gate, martingale_gate
+from specbench.measure.simulate import sweep, trace_of
+from specbench.results import (
+    Bandwidth,
+    Cost,
+    Counts,
+    GammaSpeedup,
+    Latency,
+    Lossless,
+    Memory,
+    RoundCost,
+    RunResult,
+    Speedup,
+    SpeedupOver,
+)
+from specbench.run.parts import Parts
+from specbench.run.session import Session
+
+Times = tuple[list[float], list[int]]  # seconds and tokens of every request
+
+
+def summarise(session: Session, record: Record, status: str, provenance: dict[str, Any], peak: float) -> RunResult:
+    """All estimates of a run; `peak` is the measured memory bandwidth in bytes per second. Raises
+    RuntimeError if every prompt failed."""
+    parts, results = session.parts, record.results
+    if not results:
+        raise RuntimeError(f"every prompt failed, the first with {record.failures[0].error}")
+    counts = count(record)
+    alpha, alpha_counted, efficiency = acceptance(results)
+    cost = costs(record, session.costs.summary())
+    drafted = counts.drafted / counts.rounds
+    gamma = drafted if parts.policy.constant is None else parts.policy.constant
+    c_hat = parts.drafter.operations_per_token / parts.target.operations_per_token
+    ours, plain = _times([r.speculative for r in results]), _times([r.baseline for r in results])
+    measured, ci95 = speedup_interval(*plain, *ours)
+    peers = {name: _peer_times(results, name) for name in parts.peers}
+    theorem = operations = optimal = None
+    if alpha.mean is not None and cost.c is not None:
+        theorem = theory.walltime_improvement(alpha.mean, gamma, cost.c)
+        optimal = theory.optimal_gamma(alpha.mean, cost.c)
+        if not parts.drafter.trees:  # Theorem 3.11 counts a chain's operations
+            operations = theory.operations_factor(alpha.mean, gamma, c_hat)
+    gammas = gamma_sweep(results, cost.by_gamma, measured)
+    decode_seconds = sum(group.speculative.decode_seconds for group in record.groups)
+    return RunResult(
+        name=parts.name,
+        status=status,
+        config=parts.config,
+        choices=parts.choices,
+        provenance=provenance,
+        alpha=alpha,
+        alpha_counted=alpha_counted,
+        alpha_on_target_text=alpha_on_text([r.baseline_laws for r in results]),
+        beta_by_position=beta_by_position(results),
+        alpha_by_category=alpha_by_category(results),
+        draft_acceptance_rate=counts.accepted / counts.drafted if counts.drafted else None,
+        block_efficiency=efficiency,
+        cost=cost,
+        speedup=Speedup(
+            measured=measured,
+            ci95=ci95,
+            end_to_end=_end_to_end(record),
+            theorem_3_8=theorem,
+            corrected=_corrected(efficiency.mean, drafted, cost),
+            accounting=accounting(results, parts.policy.constant),
+        ),
+        operations_factor=operations,
+        optimal_gamma=optimal,
+        gamma=parts.policy.constant,
+        gamma_sweep=gammas,
+        regret=regret(gammas, parts.policy.constant),
+        lossless=gate(parts, record),
+        throughput={
+            "speculative_tokens_per_second": counts.tokens / decode_seconds,
+            "baseline_tokens_per_second": counts.baseline_tokens
+            / sum(g.baseline.decode_seconds for g in record.groups),
+        }
+        | {f"{name}_tokens_per_second": sum(tokens) / sum(seconds) for name, (seconds, tokens) in peers.items()},
+        speedup_over={name: SpeedupOver(*speedup_interval(*times, *ours)) for name, times in peers.items()},
+        bandwidth=bandwidth(parts, results, cost, peak),
+        recording=sum(group.speculative.record_seconds for group in record.groups) / decode_seconds,
+        drift=drift(results),
+        latency=latencies(results),
+        memory=memory(parts, record),
+        counts=counts,
+        metrics=of_metrics(parts, results),
+        notes=list(parts.notes),
+    )
+
+
+def count(record: Record) -> Counts:
+    """Sums over all rounds of all requests."""
+    counts = Counts(too_long=record.too_long, failed=sum(len(failure.requests) for failure in record.failures))
+    for result in record.results:
+        rounds = result.speculative.rounds
+        counts.prompts += 1
+        counts.baseline_tokens += len(result.baseline.tokens)
+        counts.rounds += len(rounds)
+        counts.drafted += sum(r.gamma for r in rounds)
+        counts.verified += sum(r.width for r in rounds)
+        counts.tokens += sum(r.tokens for r in rounds)
+        counts.tested += sum(r.tested for r in rounds)
+        counts.accepted += sum(r.accepted for r in rounds)
+        counts.recovered += sum(r.recovered for r in rounds)
+        counts.bonus += sum(r.bonus for r in rounds)
+        counts.accepted_before_stop += sum(r.accepted_before_stop for r in rounds)
+    return counts
+
+
+def costs(record: Record, by_gamma: list[RoundCost]) -> Cost:
+    """c, v and o: means over all rounds, in steps of the baseline's single-token target calls."""
+    plain: list[Laps] = [laps for group in record.groups for laps in group.baseline.laps]
+    ours: list[Laps] = [laps for group in record.groups for laps in group.speculative.laps]
+    step = _mean([laps[Lap.VERIFY] for laps in plain])
+    steps = round(sum(r.steps / r.rows for group in record.groups for r in group.speculative.rounds))
+    drafter_step = sum(laps[Lap.DRAFT] for laps in ours) / steps if steps else None
+    verify = _mean([laps[Lap.VERIFY] for laps in ours])
+    return Cost(
+        c=drafter_step / step if drafter_step is not None else None,
+        v=verify / step,
+        o=_mean([laps[Lap.ACCEPT] + laps[Lap.HOST] for laps in ours]) / step,
+        target_step_seconds=step,
+        drafter_step_seconds=drafter_step,
+        verify_seconds=verify,
+        by_gamma=by_gamma,
+    )
+
+
+def _corrected(block_efficiency: float | None, drafted: float, cost: Cost) -> float | None:
+    if block_efficiency is None or cost.v is None or cost.o is None:
+        return None
+    return theory.corrected_improvement(block_efficiency, drafted, cost.c or 0.0, cost.v, cost.o)
+
+
+def gamma_sweep(results: Sequence[Result], costs: list[RoundCost], measured: float) -> list[GammaSpeedup]:
+    """What every constant gamma up to the largest measured one would have given, by replay."""
+    trace = trace_of(results, costs, measured)
+    return [GammaSpeedup(g, r.speedup, r.ci95) for g, r in sweep(trace).items()] if trace.texts else []
+
+
+def regret(gammas: list[GammaSpeedup], chosen: int | None) -> float | None:
+    """By how much the best constant gamma beats the chosen one, both by replay: 0.05 is 5 %."""
+    ours = next((g.speedup for g in gammas if g.gamma == chosen), None)
+    return None if ours is None else max(g.speedup for g in gammas) / ours - 1
+
+
+def bandwidth(parts: Parts, results: Sequence[Result], cost: Cost, peak: float) -> Bandwidth:
+    """What one step has to read, weights and the keys and values of every row, over its time."""
+    rounds = [(len(result.request.tokens), r) for result in results for r in result.baseline.rounds]
+    columns = sum(r.position + prompt for prompt, r in rounds) / sum(1 / r.rows for _, r in rounds)
+    drafter = parts.drafter.models[0] if len(parts.drafter.models) == 1 else None
+    ours = _bytes_per_second(parts.target, columns, cost.target_step_seconds)
+    theirs = None if drafter is None else _bytes_per_second(drafter, columns, cost.drafter_step_seconds)
+    return Bandwidth(ours, theirs, peak, None if ours is None else ours / peak)
+
+
+def _bytes_per_second(model: Model, columns: float, seconds: float | None) -> float | None:
+    return (model.step_bytes + columns * model.column_bytes()) / seconds if seconds else None
+
+
+def gate(parts: Parts, record: Record) -> Lossless:
+    """Whether the output law is the target's own."""
+    if parts.target.sampling.greedy:
+        return equality_gate(record.results, parts.target, parts.verifier.lossless)
+    rounds = [r for group in record.groups for r in group.speculative.rounds]
+    return martingale_gate(rounds, parts.verifier.lossless)
+
+
+def latencies(results: Sequence[Result]) -> dict[str, Latency]:
+    """Waiting times of both decoders, where requests arrive over time."""
+    found = {
+        "speculative": latency([r.speculative for r in results]),
+        "baseline": latency([r.baseline for r in results]),
+    }
+    return {way: times for way, times in found.items() if times is not None}
+
+
+def of_metrics(parts: Parts, results: Sequence[Result]) -> dict[str, dict[str, float | None]]:
+    """What each metric of the run makes of its rounds."""
+    return {
+        name: dict(metric.of_run([[r.numbers[name] for r in result.speculative.rounds] for result in results]))
+        for name, metric in parts.metrics.items()
+    }
+
+
+def memory(parts: Parts, record: Record) -> Memory:
+    """Bytes that were in use at most, of weights, and of keys and values."""
+    if parts.target.device.type == "cuda":
+        peak = torch.cuda.max_memory_allocated(parts.target.device)
+    else:
+        unit = 1 if sys.platform == "darwin" else 1024
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+    weights = parts.target.weight_bytes + sum(model.weight_bytes for model in parts.drafter.models)
+    weights += parts.target.executor.bytes()
+    return Memory(peak, weights, max(group.speculative.kv_bytes for group in record.groups))
+
+
+def _times(requests: Sequence[DecodedRequest]) -> Times:
+    return [request.seconds for request in requests], [len(request.tokens) for request in requests]
+
+
+def _peer_times(results: Sequence[Result], name: str) -> Times:
+    outputs = [result.peers[name] for result in results]
+    return [output.decode_seconds for output in outputs], [output.decoded for output in outputs]
+
+
+def _end_to_end(record: Record) -> float:
+    """Ratio of seconds per token, reading prompts included."""
+    ours, plain = ([(g.speculative, g.baseline)[way] for g in record.groups] for way in (0, 1))
+    seconds = [sum(d.prefill_seconds + d.decode_seconds for d in decoded) for decoded in (ours, plain)]
+    tokens = [sum(len(r.tokens) for d in decoded for r in d.requests) for decoded in (ours, plain)]
+    return (seconds[1] / tokens[1]) / (seconds[0] / tokens[0])
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)

@@ -1,0 +1,58 @@
+"""What happens before and between the timed prompts: first calls, calibration, and probes of costs."""
+
+import contextlib
+
+from specbench.data.prompts import Request
+from specbench.decoding.noise import prompt_key
+from specbench.decoding.state import Job
+from specbench.gamma_policies.fixed import WatchedGamma
+from specbench.run.requests import Wanted
+from specbench.run.session import Session
+
+WARM_UP_TOKENS = 16
+PROBE_TOKENS = 16  # of a decode that only measures what a round with some gamma costs
+CALIBRATION_TOKENS = 32  # per gamma, before the first prompt, for policies that choose by cost
+
+
+def warm_up(session: Session, wanted: Wanted) -> None:
+    """First calls pay for allocation, thread pools and compilation, and are not measured. Every length at
+    which the executor uses other shapes is met once."""
+    parts, columns, first = session.parts, wanted.columns, wanted.requests[0].tokens
+    spare = parts.spare
+    jobs: list[Job] = []
+    for length in parts.target.executor.lengths(columns) or [len(first)]:
+        length = min(length, columns - spare - 1)
+        prompt = (first * length)[:length]
+        # Some with whole drafts, and some whose limit cuts the first one, by much or by one guess.
+        limits = {min(length + new, columns - spare) for new in (WARM_UP_TOKENS, 3, parts.policy.largest)}
+        jobs = [Job(prompt, limit, key) for limit in limits for key in range(parts.batch_size)]
+        # A failure here will be met, and recorded, by the prompt itself.
+        with contextlib.suppress(RuntimeError):
+            session.decode(jobs, False, columns)
+            for level in parts.verifier.levels:
+                for gamma in parts.gammas:
+                    policy = WatchedGamma(gamma, parts.policy.signal)
+                    session.decode(jobs, True, columns, policy=policy, verifier=level)
+    for peer in parts.peers.values():
+        with contextlib.suppress(RuntimeError):
+            peer.decode(jobs[0])
+
+
+def calibrate(session: Session, wanted: Wanted) -> None:
+    """Some tokens of the first prompts with every gamma, for a policy that chooses by cost."""
+    for index, gamma in enumerate([0, *session.parts.gammas] * 2):
+        request = wanted.requests[index % len(wanted.requests)]
+        probe_costs(session, request, wanted.columns, gamma, CALIBRATION_TOKENS)
+    session.parts.policy.calibrate(session.costs)
+
+
+def probe_costs(session: Session, request: Request, columns: int, gamma: int, tokens: int = PROBE_TOKENS) -> None:
+    """Decodes a few tokens with a constant gamma, for what its rounds cost."""
+    parts = session.parts
+    end = min(parts.max_new_tokens, tokens)
+    limit = min(len(request.tokens) + end, parts.target.context)
+    keys = [prompt_key(parts.seed, f"{request.id} probe {row}") for row in range(parts.batch_size)]
+    jobs = [Job(request.tokens, limit, key) for key in keys]
+    policy = WatchedGamma(gamma, parts.policy.signal)
+    with contextlib.suppress(RuntimeError):
+        session.costs.add(session.decode(jobs, True, columns, policy=policy).rounds)

@@ -1,0 +1,19 @@
+"""What the verifiers share that need nothing but the temperature."""
+
+from typing import Any
+
+from specbench.decoding.sampling import Sampling
+from specbench.decoding.verifier import Verifier
+
+
+class SimpleVerifier(Verifier):
+    """The same rule in every round, without lenience. `greedy` is temperature 0."""
+
+    trees = True
+
+    def __init__(self, greedy: bool):
+        self.greedy = greedy
+
+    @classmethod
+    def from_settings(cls, settings: Any, sampling: Sampling, lenience: float) -> "SimpleVerifier":
+        return cls(sampling.greedy)

@@ -1,0 +1,87 @@
+"""A language model whose law is known exactly: an order-2 Markov chain given by a table.
+
+It is an ordinary module with a Hugging Face cache: its "keys" are the tokens themselves, and the
+two that condition the next token are found through the attention mask. So a wrong rollback,
+column, position or mask changes its law, and the tests can see it.
+"""
+
+from dataclasses import dataclass
+from types import SimpleNamespace
+
+import torch
+from torch import Tensor, nn
+
+
+class TabularMarkov(nn.Module):
+    """Next-token logits from the last two visible tokens: table [V, V, V], indexed [before, last]."""
+
+    def __init__(self, table: Tensor, context: int = 64):
+        super().__init__()
+        self.output = PairTable(table)
+        self.config = TabularConfig(table.shape[-1], context)
+
+    def get_input_embeddings(self) -> nn.Module:
+        return TokenNumbers()
+
+    def get_output_embeddings(self) -> nn.Module:
+        return self.output
+
+    def forward(
+        self,
+        attention_mask: Tensor,
+        past_key_values,
+        input_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        logits_to_keep: int = 0,
+        **unused,
+    ) -> SimpleNamespace:
+        """input_ids [B, N] or inputs_embeds [B, N, 1], attention_mask [B, 1, N, columns] -> .logits
+        [B, N or kept, V]."""
+        numbers = input_ids[..., None] if inputs_embeds is None else inputs_embeds
+        new = numbers[:, None].to(self.output.weight.dtype)
+        keys, _ = past_key_values.update(new, new, 0)
+        tokens = keys[:, 0, :, 0].long()  # [B, columns]
+        columns = torch.arange(tokens.shape[1], device=tokens.device)
+        visible = attention_mask[:, 0]  # [B, N, columns]
+        last = torch.where(visible, columns, -1).amax(-1)  # [B, N]
+        before = torch.where(visible & (columns < last[..., None]), columns, -1).amax(-1)
+        first, second = (tokens.gather(1, c.clamp(min=0)) for c in (before, last))
+        hidden = (first * self.config.vocab_size + second)[..., None].to(new.dtype)
+        return SimpleNamespace(logits=self.output(hidden[:, -logits_to_keep:]))
+
+
+@dataclass
+class TabularConfig:
+    """The part of a Hugging Face configuration that the adapter reads."""
+
+    vocab_size: int
+    max_position_embeddings: int
+
+    def get_text_config(self) -> "TabularConfig":
+        return self
+
+
+class PairTable(nn.Module):
+    """The output matrix: logits [..., V] of a hidden state [..., 1], which is the number of a pair."""
+
+    def __init__(self, table: Tensor):
+        super().__init__()
+        self.weight = nn.Parameter(table.flatten(0, 1).clone(), requires_grad=False)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return self.weight[hidden[..., 0].long()]
+
+
+class TokenNumbers(nn.Module):
+    """The input embedding [..., 1] of a token is its number."""
+
+    weight = torch.ones(1, 1)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return tokens[..., None].float()
+
+
+def random_table(vocab_size: int, seed: int, spread: float = 1.5) -> Tensor:
+    """Logits of a random order-2 chain, [V, V, V]."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(vocab_size, vocab_size, vocab_size, generator=generator) * spread
