@@ -1,8 +1,11 @@
 """Shared pieces: a tabular pair with known law, and the run of a decoder on it."""
 
+import json
 import os
+import tempfile
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
+from pathlib import Path
 from types import SimpleNamespace
 
 os.environ.setdefault("WANDB_MODE", "offline")
@@ -19,6 +22,9 @@ from specbench.cache.dynamic import DynamicCache
 from specbench.cache.paged import PagedCache
 from specbench.cache.slots import SlotCache
 from specbench.cache.static import StaticCache
+from specbench.config.build import build
+from specbench.config.checks import check
+from specbench.data.stdlib import StdlibData
 from specbench.decoding.executor import Executor
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.state import Job
@@ -195,6 +201,30 @@ def composed(*overrides: str):
     """The configuration that the command line would compose."""
     with initialize_config_dir(str(conf_dir()), version_base="1.3"):
         return compose("config", overrides=list(overrides), return_hydra_config=True)
+
+
+@cache
+def short_prompts() -> str:
+    """A file of 32 prompts of about 50 tokens: reading long ones would be most of a test's time."""
+    prompts = StdlibData(limit=None, count=32, kind="python").prompts()
+    path = Path(tempfile.mkdtemp()) / "short.jsonl"
+    lines = (json.dumps({"prompt": "\n".join(prompt.turns[0].splitlines()[-5:])}) for prompt in prompts)
+    path.write_text("\n".join(lines))
+    return str(path)
+
+
+def small(*overrides: str) -> list[str]:
+    """Overrides of a run that takes two seconds, on short prompts unless the overrides choose others."""
+    given = {override.split("=", 1)[0] for override in overrides}
+    wanted = {"device": "cpu", "max_new_tokens": "12", "data.limit": "2"}
+    if not given & {"data", "data.kind", "data.count"}:
+        wanted |= {"data": "jsonl", "data.path": short_prompts()}
+    return [*(f"{key}={value}" for key, value in wanted.items() if key not in given), *overrides]
+
+
+def parts_of(*overrides: str):
+    """The parts of a small run, built."""
+    return build(check(composed(*small("logger=none", *overrides))))
 
 
 @pytest.fixture(scope="session")

@@ -5,12 +5,12 @@ from functools import cache
 import conftest
 import pytest
 import torch
-from conftest import CACHES, DRAFTERS, TREES, VERIFIERS, make_drafter
+from conftest import CACHES, DRAFTERS, TREES, VERIFIERS, make_drafter, short_prompts
 
 from specbench.cache.static import StaticCache
 from specbench.context import Context
 from specbench.data.prompts import load, render
-from specbench.data.stdlib import StdlibData
+from specbench.data.records import JsonlData
 from specbench.decoding.autoregressive import decode_autoregressive
 from specbench.decoding.clock import Stopwatch
 from specbench.decoding.executor import Executor
@@ -60,9 +60,10 @@ def verifier_of(sampling: Sampling, name: str) -> Verifier:
 
 @cache
 def requests() -> tuple:
-    source = StdlibData(limit=PROMPTS, count=32, kind="python")
+    """Short prompts, so that compiled programs are needed for one bucket of columns only."""
+    settings = JsonlData.Settings(short_prompts(), "prompt", template=None, category_field=None, limit=PROMPTS)
     tokenizer = shipped("target").tokenizer
-    return tuple(render(prompt, [], tokenizer, chat=False) for prompt in load(source))
+    return tuple(render(prompt, [], tokenizer, chat=False) for prompt in load(JsonlData(settings)))
 
 
 def decode(rows, sampling, kind=None, cache_name="static", gamma=4, text_file=None, executor="eager", judge=None):

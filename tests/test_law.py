@@ -1,7 +1,7 @@
 """The output law of the whole decoder, through cache and rollback, on a target whose law is known.
 
-V = 16, 200,000 trials, an adversarial drafter, chi-square per output position within
-df + 10 sqrt(2 df); and negative controls that must fail the same test.
+V = 16, 100,000 trials, chi-square per output position within df + 8 sqrt(2 df), and negative controls that
+must fail the same test. Pairs of a drafter and a verifier that is not its usual one have 25,000 trials.
 """
 
 from dataclasses import replace
@@ -34,11 +34,10 @@ from specbench.verifiers.block import BlockVerifier
 from specbench.verifiers.iterative import IterativeVerifier
 from specbench.verifiers.speculative import SpeculativeVerifier
 
-TRIALS, ROWS = 200_000, 20_000  # trials, and how many of them decode together
+TRIALS, FEW, ROWS = 100_000, 25_000, 12_500  # trials, and how many of them decode together
 PROMPT = [3, 7, 1, 3, 7, 2, 3]  # repeats, so that copying drafters have something to copy
 NEW_TOKENS = 4
 SAMPLING = Sampling(temperature=1.0)
-ROW_BY_ROW = ("ngram", "ngram_sample", "prompt_lookup", "bigram", "unigram", "under_ngram")
 
 
 class AcceptEverything(SpeculativeVerifier):
@@ -105,7 +104,7 @@ def new_tokens(state: State) -> np.ndarray:
 
 def worst_excess(outputs: np.ndarray, law: np.ndarray) -> float:
     """Largest chi-square over positions, in units of its limit: above 1 the law is refused."""
-    limit = (V - 1) + 10 * np.sqrt(2 * (V - 1))
+    limit = (V - 1) + 8 * np.sqrt(2 * (V - 1))
     excess = []
     for position in range(NEW_TOKENS):
         counts = np.bincount(outputs[:, position], minlength=V)
@@ -144,8 +143,7 @@ def possible(kind: str, verifier: str) -> bool:
 
 @pytest.mark.parametrize(("kind", "verifier"), [(k, v) for k in DRAFTERS for v in VERIFIERS if possible(k, v)], ids=str)
 def test_every_drafter_and_verifier_leave_the_target_law(kind, verifier, tables, number_text):
-    """Drafters that are Python, row by row, have all trials with the paper's verifier, and a tenth with others."""
-    trials = TRIALS // 10 if kind in ROW_BY_ROW and verifier != "speculative" else TRIALS
+    trials = TRIALS if verifier == ("iterative" if kind in TREES else "speculative") else FEW
     judge, table = VERIFIERS[verifier], tables.similar
     outputs = decode(tables, number_text, kind, verifier=judge, drafter_table=table, trials=trials)
     assert worst_excess(outputs, exact_marginals(tables.target)) < 1

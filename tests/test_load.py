@@ -3,11 +3,9 @@
 import numpy as np
 import pytest
 import torch
-from conftest import composed, make_drafter, tabular_model
+from conftest import make_drafter, parts_of, tabular_model
 from test_queue import COLUMNS, GAMMA, jobs
 
-from specbench.config.build import build
-from specbench.config.checks import check
 from specbench.decoding.clock import Stopwatch
 from specbench.decoding.queue import Queue
 from specbench.decoding.sampling import Sampling
@@ -21,8 +19,6 @@ from specbench.run.run import run
 from specbench.settings import ConfigError
 from specbench.verifiers.speculative import SpeculativeVerifier
 from specbench.workloads.poisson import Poisson
-
-SMALL = ["max_new_tokens=24", "data.limit=4", "device=cpu", "logger=none"]
 
 
 def poisson(seed=0, **changes):
@@ -99,7 +95,7 @@ def test_levels_must_fall(bad):
 def test_drift_grows_with_lenience_within_its_bound(temperature, tmp_path):
     drifts = []
     for lenience in (1, 0.5, 0.1):
-        parts = build(check(composed(*SMALL, f"lenience={lenience}", f"temperature={temperature}")))
+        parts = parts_of("data.limit=4", "max_new_tokens=24", f"lenience={lenience}", f"temperature={temperature}")
         result, _ = run(parts, tmp_path)
         assert result.drift.bound <= 1 + 1e-9
         assert result.lossless.expected == (lenience == 1)
@@ -115,7 +111,7 @@ def test_signs_of_drift_in_the_text():
 
 def test_a_run_under_load_reports_latency(tmp_path):
     overrides = ("workload=poisson", "workload.rate=50", "batch_size=2", "lenience_policy=load")
-    result, record = run(build(check(composed(*SMALL, *overrides, "lenience_policy.step=1"))), tmp_path)
+    result, record = run(parts_of("data.limit=4", "max_new_tokens=24", *overrides, "lenience_policy.step=1"), tmp_path)
     assert len(record.groups) == 1 and set(result.latency) == {"speculative", "baseline"}
     for latency in result.latency.values():
         assert 0 <= latency.queue["p50"] <= latency.queue["p90"] <= latency.queue["p99"] <= latency.first_token["p99"]

@@ -1,7 +1,9 @@
 """Where shapes are fixed, every program is there before anything is timed."""
 
+import json
+
 import pytest
-from test_run import parts_of
+from conftest import parts_of
 
 import specbench.executors.compiled
 import specbench.run.run
@@ -21,9 +23,18 @@ def test_compiled_programs_are_few_and_all_there_before_anything_is_timed(monkey
     monkeypatch.setattr(specbench.run.run, "decode_all_ways", decode_all_ways)
     result, _ = run(parts, tmp_path)
     assert result.lossless.passed
-    # In three buckets p of 1 and 5 tokens, drafter steps on 1 and 2, and a whole draft; verdicts and records, with
+    # In one bucket p of 1 and 5 tokens, drafter steps on 1 and 2, and a whole draft; verdicts and records, with
     # and without a draft.
-    assert counts == [19, 19] and sum(len(leaf.programs) for leaf in parts.target.executor.leaves.values()) == 19
+    assert counts == [9, 9] and sum(len(leaf.programs) for leaf in parts.target.executor.leaves.values()) == 9
+
+
+@pytest.fixture(scope="module")
+def two_buckets(tmp_path_factory) -> str:
+    """Prompts whose texts grow from the first bucket of columns into the second."""
+    path = tmp_path_factory.mktemp("prompts") / "prompts.jsonl"
+    prompts = ["x = 1\n" * lines + "def f(a):" for lines in (25, 26, 27, 28, 29)]
+    path.write_text("\n".join(json.dumps({"prompt": prompt}) for prompt in prompts))
+    return str(path)
 
 
 class CountsShapes(CompiledExecutor):
@@ -31,10 +42,16 @@ class CountsShapes(CompiledExecutor):
 
     def __init__(self):
         super().__init__()
-        self.keys, self.late, self.measuring = set(), [], False
+        self.keys, self.late, self.measuring, self.visible = set(), [], False, set()
 
     def load(self, module):
         return module
+
+    def columns(self, needed, capacity=None):
+        found = super().columns(needed, capacity)
+        if self.measuring and capacity is not None:
+            self.visible.add(found)
+        return found
 
     def leaf(self, function, model=None):
         def call(*arguments):
@@ -60,9 +77,9 @@ class CountsShapes(CompiledExecutor):
         ("lenience_policy=load", "lenience_policy.step=1", "workload=poisson", "workload.rate=1000", "batch_size=2"),
     ],
 )
-def test_every_shape_is_met_before_anything_is_timed(overrides, monkeypatch, tmp_path):
+def test_every_shape_is_met_before_anything_is_timed(overrides, two_buckets, monkeypatch, tmp_path):
     monkeypatch.setattr(specbench.executors.compiled, "CompiledExecutor", CountsShapes)
-    parts = parts_of("executor=compiled", "data.limit=5", "max_new_tokens=30", *overrides)
+    parts = parts_of("executor=compiled", "data.limit=5", f"data.path={two_buckets}", "data=jsonl", *overrides)
     executor = parts.target.executor
     plain = specbench.run.run.decode_all_ways
 
@@ -76,4 +93,5 @@ def test_every_shape_is_met_before_anything_is_timed(overrides, monkeypatch, tmp
     monkeypatch.setattr(specbench.run.run, "decode_all_ways", measured)
     result, _ = run(parts, tmp_path)
     assert result.counts.failed == 0 and executor.keys
+    assert len({shape for shape in executor.visible}) == 2  # both buckets were needed
     assert not executor.late, executor.late[:3]

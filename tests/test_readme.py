@@ -1,43 +1,257 @@
-"""What the README and --help tell people to type must work."""
+"""What the README, the pages of docs/ and --help tell people to type must work.
 
+Every `python -m specbench` line of a fenced block is composed and checked, and run on one prompt. A line that ends with
+`# not run here: REASON` is composed and checked only.
+"""
+
+import dataclasses
 import re
 import shlex
+import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import get_args, get_type_hints
 
 import pytest
 import yaml
-from conftest import composed
+from hydra import compose, initialize_config_dir
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
+import specbench.__main__ as command
+import specbench.replay
+import specbench.report.__main__ as report
 from specbench.config.checks import check
+from specbench.config.schema import GROUPS
+from specbench.decoded import Round, TextLaws
 from specbench.paths import conf_dir
+from specbench.results import RunResult
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
-HELP = yaml.safe_load((conf_dir() / "hydra" / "help" / "specbench.yaml").read_text())["header"]
-COMMANDS = sorted(set(re.findall(r"^ *python -m specbench(?=\s|$)(.*?)(?:  |$)", README + "\n" + HELP, re.M)))
+DOCS = {path.relative_to(ROOT / "docs").as_posix(): path.read_text() for path in sorted((ROOT / "docs").rglob("*.md"))}
+PAGES = [README, *DOCS.values()]
+HELP = yaml.safe_load((conf_dir() / "hydra" / "help" / "specbench.yaml").read_text())
+NOT_RUN_OF_HELP = {  # its lines have no room for a comment
+    "drafter=llama1b gamma=5": "gated weights",
+    "baseline=transformers executor=compiled": "compiles for half a minute",
+    "drafter=llama1b target.weights=random drafter.weights=random verifier=synthetic": "some 20 GB of weights",
+}
+SHELL = ("", "sh", "bash", "console")  # languages of fenced blocks with commands
+SMALL = {"data.limit": "1", "max_new_tokens": "6"}
+RUN = "RUN"  # stands for a finished run's folder
 
 
-@pytest.mark.parametrize("arguments", COMMANDS)
-def test_every_command_composes(arguments, tmp_path):
-    file = tmp_path / "prompts.jsonl"
-    file.write_text('{"question": "1 + 1?", "category": "math_reasoning", "turns": ["1 + 1?"]}\n')
-    for placeholder, value in (("=P", "=shipped:target"), ("=Q", "=shipped:drafter"), ("=F", f"={file}")):
-        arguments = re.sub(rf"{placeholder}(?=\s|$)", value, arguments)
-    overrides = [word for word in shlex.split(arguments.split("#")[0]) if word != "-m"]
-    for job in BasicSweeper.split_arguments(OverridesParser.create().parse_overrides(overrides), None)[0]:
-        check(composed(*job))
+@dataclasses.dataclass(frozen=True)
+class Command:
+    """`python -m specbench<module> <words>`, and whether a test runs it."""
+
+    module: str
+    words: tuple[str, ...]
+    is_run: bool
+
+    def __str__(self) -> str:
+        return f"specbench{self.module} {shlex.join(self.words)}".strip()
 
 
-def test_there_are_commands():
-    assert len(COMMANDS) > 10
+def fenced(text: str) -> list[tuple[str, str]]:
+    """(info line, content) of every fenced block."""
+    return re.findall(r"^```([^\n]*)\n(.*?)^```$", text, re.M | re.S)
 
 
-def test_the_python_example_runs(tmp_path, monkeypatch, capsys):
+def commands_of_a_page(text: str) -> Iterator[Command]:
+    for info, content in fenced(text):
+        if info.strip() not in SHELL:
+            continue
+        for line in content.splitlines():
+            if found := re.match(r" *python -m specbench(\.\w+)?(?=\s|$)(.*)", line):
+                is_run = re.search(r"# not run here: \S", line) is None
+                yield Command(found[1] or "", words_of(found[2]), is_run)
+
+
+def commands_of_help() -> Iterator[Command]:
+    """Descriptions follow after two spaces; the footer's commands stand in sentences."""
+    for module, text in re.findall(r"^ *python -m specbench(\.\w+)?(?=\s|$)(.*?)(?:  |$)", HELP["header"], re.M):
+        yield Command(module, words_of(text), text.strip() not in NOT_RUN_OF_HELP)
+    for module, folder in re.findall(r"python -m specbench(\.\w+) (outputs/\S+)", HELP["footer"]):
+        yield Command(module, words_of(folder), True)
+
+
+def words_of(text: str) -> tuple[str, ...]:
+    """As a shell splits them. Folders of runs are all the same: one small run stands for each."""
+    words = shlex.split(text, comments=True)
+    return tuple(RUN if word.startswith("outputs/") else word for word in words if word != "-m")
+
+
+FOUND = [found for page in PAGES for found in commands_of_a_page(page)] + [*commands_of_help()]
+COMMANDS = sorted(set(FOUND), key=str)
+COMPOSED = [c for c in COMMANDS if c.module in ("", ".train") and "--help" not in c.words]
+RUNS = [c for c in COMMANDS if c.module == "" and c.is_run]
+ON_A_RUN = [c for c in COMMANDS if c.module in (".replay", ".report") and c.is_run]
+
+
+def titled() -> dict[str, str]:
+    """The files that docs/extending.md shows, by path."""
+    shown = ((re.search(r'title="(.*?)"', info), content) for info, content in fenced(DOCS["extending.md"]))
+    return {title[1]: content for title, content in shown if title}
+
+
+def put(files: dict[str, str], folder: Path) -> Path:
+    for name, content in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(content)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def here(tmp_path_factory) -> Iterator[Path]:
+    """The folder in which everything is typed: it holds the files of docs/extending.md and some prompts."""
+    prompts = '{"question": "1 + 1?", "category": "math_reasoning", "turns": ["1 + 1?"]}\n'
+    folder = put(titled() | {"prompts.jsonl": prompts}, tmp_path_factory.mktemp("typed"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.syspath_prepend(folder)
+        yield folder
+
+
+def filled(words: tuple[str, ...], here: Path) -> list[str]:
+    """P and Q are models, F is a file of prompts; what Hydra reads of its own stands apart."""
+    values = {"P": "shipped:target", "Q": "shipped:drafter", "F": str(here / "prompts.jsonl")}
+    return [re.sub(r"=([PQF])$", lambda found: f"={values[found[1]]}", word) for word in words]
+
+
+def apart(words: list[str]) -> tuple[list[str], list[str]]:
+    """Flags, and overrides."""
+    if "--config-dir" not in words:
+        return [], words
+    place = words.index("--config-dir")
+    return words[place : place + 2], words[:place] + words[place + 2 :]
+
+
+def composed(flags: list[str], overrides: list[str], config: str = "config"):
+    """The configuration that the command line would compose."""
+    more = [f"hydra.searchpath=[file://{Path(flags[1]).resolve()}]"] if flags else []
+    with initialize_config_dir(str(conf_dir()), version_base="1.3"):
+        return compose(config, overrides=[*overrides, *more], return_hydra_config=True)
+
+
+def jobs_of(flags: list[str], overrides: list[str]) -> list[list[str]]:
+    """The jobs of a sweep, its experiment's included; of a single run, itself."""
+
+    def split(words: list[str]) -> list[list[str]]:
+        return BasicSweeper.split_arguments(OverridesParser.create().parse_overrides(words), None)[0]
+
+    jobs = split(overrides)
+    params = composed(flags, jobs[0]).hydra.sweeper.params or {}
+    return split([*(f"{key}={value}" for key, value in params.items()), *overrides]) if params else jobs
+
+
+def ids(found: Command) -> str:
+    return str(found)
+
+
+@pytest.mark.parametrize("found", COMPOSED, ids=ids)
+def test_every_command_composes(found, here):
+    flags, overrides = apart(filled(found.words, here))
+    if found.module == ".train":  # tests/test_train.py runs every method
+        assert composed(flags, overrides, "train").method._target_.startswith("specbench.train.")
+        return
+    for job in jobs_of(flags, overrides):
+        check(composed(flags, job))
+
+
+@pytest.fixture(scope="module")
+def run_small(here):
+    """Runs a command's first job on one prompt, in this process; the same one once. Returns the run's folder."""
+    done: dict[tuple[str, ...], Path] = {}
+
+    def run(words: tuple[str, ...]) -> Path:
+        flags, overrides = apart(filled(words, here))
+        job = [word for word in jobs_of(flags, overrides)[0] if word.split("=")[0] not in SMALL]
+        small = [f"{key}={value}" for key, value in SMALL.items()]
+        small += [] if any(word.startswith("logger=") for word in job) else ["logger=none"]
+        typed = (*flags, *sorted([*job, *small]))
+        if typed not in done:
+            out = here / f"out{len(done)}"
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(sys, "argv", ["specbench", *typed, "hydra.mode=RUN", f"hydra.run.dir={out}"])
+                command.main()
+            done[typed] = out
+        return done[typed]
+
+    return run
+
+
+@pytest.mark.parametrize("found", RUNS, ids=ids)
+def test_every_command_runs(found, run_small):
+    folder = run_small(found.words)
+    assert {"results.json", "rounds.parquet", "prompts.jsonl"} <= {path.name for path in folder.iterdir()}
+
+
+@pytest.mark.parametrize("found", ON_A_RUN, ids=ids)
+def test_every_command_on_a_finished_run_runs(found, run_small):
+    folder = run_small(())
+    main, left = {".replay": (specbench.replay.main, "replay.json"), ".report": (report.main, "report.html")}[
+        found.module
+    ]
+    (folder / left).unlink(missing_ok=True)
+    main([str(folder) if word == RUN else word for word in found.words])
+    assert (folder / left).stat().st_size > 0
+
+
+def test_no_command_is_missed():
+    assert len(RUNS) > 15 and len(ON_A_RUN) > 2
+    for page in PAGES:
+        shell = "\n".join(content for info, content in fenced(page) if info.strip() in SHELL)
+        assert len(re.findall(r"python -m specbench\b", shell)) == len([*commands_of_a_page(page)])
+    told = [" ".join(found.words) for found in commands_of_help()]
+    assert set(NOT_RUN_OF_HELP) <= set(told)
+    assert {found.module for found in FOUND} <= {"", ".train", ".replay", ".report"}
+
+
+def test_the_python_page_runs(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    code = re.search(r"```python\n(from hydra.*?)```", README, re.S)[1]
-    small = code.replace('"logger=none"', '"logger=none", "data.limit=1", "max_new_tokens=8"')
+    code = "\n".join(content for info, content in fenced(DOCS["python.md"]) if info == "python")
+    small = code.replace('"temperature=0"', '"temperature=0", "data.limit=1", "max_new_tokens=8"')
     assert small != code
-    exec(compile(small, "README.md", "exec"), {})
-    assert "Estimate(mean=" in capsys.readouterr().out
+    exec(compile(small, "docs/python.md", "exec"), {})
+    told = capsys.readouterr().out
+    assert "tokens in" in told and "report.html" in told and f"{sum(0.8**i for i in range(6)):.6f}" in told
+    assert {"results.json", "config.yaml", "prompts.jsonl"} <= {path.name for path in (tmp_path / "out").iterdir()}
+
+
+def test_the_readme_is_short():
+    assert len(README.splitlines()) <= 120 and len(README.split()) <= 1000
+    assert max(map(len, README.splitlines())) <= 120
+
+
+def test_every_option_is_on_a_page():
+    named = set(re.findall(r"`([\w.]+)`", "\n".join(PAGES)))
+    for group in (*GROUPS, "metric", "experiment", "method"):
+        assert {file.stem for file in (conf_dir() / group).glob("*.yaml")} <= named, group
+
+
+def test_every_number_is_on_a_page():
+    for page, names in (
+        ("metrics.md", set(fields_of(RunResult))),
+        ("files.md", {field.name for kind in (Round, TextLaws) for field in dataclasses.fields(kind)}),
+    ):
+        told = set(re.findall(r"\w+", DOCS[page]))
+        assert names - {"numbers", "seconds"} <= told, page
+
+
+def fields_of(kind: type) -> Iterator[str]:
+    """Names of the fields of a dataclass, and of the dataclasses in them."""
+    hints = get_type_hints(kind)
+    for field in dataclasses.fields(kind):
+        yield field.name
+        for inner in (hints[field.name], *get_args(hints[field.name])):
+            if dataclasses.is_dataclass(inner):
+                yield from fields_of(inner)
+
+
+@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", *(f"docs/{name}" for name in DOCS)])
+def test_every_file_that_a_page_names_is_there(page):
+    text = (ROOT / page).read_text()
+    for name in re.findall(r"`((?:specbench|conf|tests|experiments|docs)/[\w./-]*)`", text):
+        assert "NAME" in name or (ROOT / name).exists(), name

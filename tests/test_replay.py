@@ -7,11 +7,9 @@ import numpy as np
 import pyarrow.parquet
 import pytest
 import torch
-from conftest import V, composed, make_drafter, tabular_model
+from conftest import V, make_drafter, parts_of, tabular_model
 
 import specbench.replay as command
-from specbench.config.build import build
-from specbench.config.checks import check
 from specbench.decoding.draft import Draft
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.verify import output_law, speculative_sampling
@@ -23,8 +21,6 @@ from specbench.replay import load_trace
 from specbench.run.run import run
 from specbench.storage.write import write_result
 
-SMALL = ["max_new_tokens=24", "data.limit=4", "device=cpu", "logger=none"]
-
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
@@ -34,7 +30,8 @@ def finished(tmp_path_factory):
     def get(*overrides):
         if overrides not in made:
             folder = tmp_path_factory.mktemp("run")
-            parts = build(check(composed(*SMALL, *overrides)))
+            limited = any(override.startswith("data.limit") for override in overrides)
+            parts = parts_of("max_new_tokens=24", *([] if limited else ["data.limit=4"]), *overrides)
             result, record = run(parts, folder)
             write_result(result, record, "digest", folder, parts.target.tokenizer)
             made[overrides] = result, record, folder
@@ -140,7 +137,7 @@ def test_betas_along_a_text_of_a_known_chain(kind, tables, number_text):
 
 def test_replay_predicts_another_gamma_of_the_same_law(finished):
     """Tokens a round of gamma 2, replayed on the text of gamma 4, against a run with gamma 2."""
-    wide, narrow = finished("gamma=4", "data.limit=24"), finished("gamma=2", "data.limit=24")
+    wide, narrow = finished("gamma=4", "data.limit=16"), finished("gamma=2", "data.limit=16")
     predicted = replay(load_trace(wide[2]), FixedGamma(2))
     efficiency = narrow[0].block_efficiency
     assert abs(predicted.block_efficiency - efficiency.mean) < 4 * math.hypot(efficiency.stderr, 0.02)

@@ -7,7 +7,7 @@ import pyarrow.parquet
 import pytest
 import torch
 import yaml
-from conftest import composed
+from conftest import composed, parts_of, small
 
 import specbench.__main__ as command
 import specbench.run.run
@@ -18,8 +18,6 @@ from specbench.loggers.wandb import summary
 from specbench.memory import size
 from specbench.run.run import run
 from specbench.run.session import Session
-
-SMALL = ["max_new_tokens=12", "data.limit=2", "device=cpu"]
 
 RESULT_KEYS = {
     "alpha": {"mean", "stderr", "n"},
@@ -55,13 +53,9 @@ def call(arguments, monkeypatch, folder) -> int:
     return 0
 
 
-def parts_of(*overrides):
-    return build(check(composed(*SMALL, "logger=none", *overrides)))
-
-
 def test_a_run_leaves_every_file_with_every_field(monkeypatch, tmp_path, capsys):
     out = tmp_path / "here"
-    assert call([*SMALL, f"hydra.run.dir={out}"], monkeypatch, tmp_path) == 0
+    assert call(small(f"hydra.run.dir={out}"), monkeypatch, tmp_path) == 0
     result = json.loads((out / "results.json").read_text())
     for key, fields in RESULT_KEYS.items():
         assert fields <= set(result[key])
@@ -95,14 +89,14 @@ def test_every_drafter_runs_from_the_command(drafter, monkeypatch, tmp_path):
     if drafter in ("bigram", "unigram"):
         (tmp_path / "text.py").write_text("def f(self):\n    return self.x\n" * 50)
     extra = ["drafter.path=text.py"] if drafter in ("bigram", "unigram") else []
-    arguments = [f"drafter={drafter}", *extra, *SMALL, "temperature=0", "logger=none", "hydra.run.dir=out"]
+    arguments = small(f"drafter={drafter}", *extra, "temperature=0", "logger=none", "hydra.run.dir=out")
     assert call(arguments, monkeypatch, tmp_path) == 0
     result = json.loads((tmp_path / "out" / "results.json").read_text())
     assert result["lossless"]["passed"] and result["counts"]["tokens"] == 24
 
 
 def test_a_multirun_skips_finished_jobs_and_writes_a_table(monkeypatch, tmp_path, capsys):
-    arguments = ["-m", "gamma=1,3", "name=sweep", *SMALL, "temperature=0"]
+    arguments = ["-m", *small("gamma=1,3", "name=sweep", "temperature=0")]
     assert call(arguments, monkeypatch, tmp_path) == 0
     folders = sorted((tmp_path / "outputs" / "sweep").glob("*gamma*"))
     assert len(folders) == 2
@@ -145,7 +139,7 @@ def test_an_interrupted_run_keeps_what_it_finished(monkeypatch, tmp_path):
         return plain(session, requests, wanted, swap)
 
     monkeypatch.setattr(specbench.run.run, "decode_all_ways", interrupted)
-    code = call([*SMALL, "logger=none", "hydra.run.dir=out"], monkeypatch, tmp_path)
+    code = call(small("logger=none", "hydra.run.dir=out"), monkeypatch, tmp_path)
     result = json.loads((tmp_path / "out" / "results.json").read_text())
     assert code == 130
     assert result["status"] == "interrupted" and result["counts"]["prompts"] == 1
@@ -276,7 +270,7 @@ def test_the_seconds_of_requests_add_up_in_a_batch(tmp_path):
 
 def test_memory_is_announced_before_anything_loads():
     told = []
-    parts = build(check(composed(*SMALL, "logger=none", "batch_size=3")), told.append)
+    parts = build(check(composed(*small("logger=none", "batch_size=3"))), told.append)
     assert len(told) == 1 and "3 rows" in told[0]
     assert f"weights {size(parts.target.weight_bytes + parts.drafter.model.weight_bytes)}" in told[0]
 

@@ -6,6 +6,7 @@ it, and `data=stdlib` cuts its prompts from the modules that training never saw.
 
 import hashlib
 import sysconfig
+from functools import cache
 from pathlib import Path
 
 # Tests are not library code; the other two are tables and manual pages, not Python.
@@ -22,8 +23,9 @@ def is_held_out(module: str) -> bool:
     return int.from_bytes(digest[:8], "big") % HELD_OUT_ONE_IN == 0
 
 
+@cache
 def read_modules(*, held_out: bool) -> dict[str, str]:
-    """Source text by module path (posix, relative to the library), sorted by path.
+    """Source text by module path (posix, relative to the library), sorted by path; read once a process.
 
     `held_out=False` is the training text, `held_out=True` what prompts and perplexity come from.
     """

@@ -1,5 +1,6 @@
 """One clock for both decoders: seconds between laps, by name, on the CPU or on a CUDA stream."""
 
+import operator
 import time
 from collections.abc import Callable, Mapping
 from enum import StrEnum
@@ -58,7 +59,8 @@ class Stopwatch:
     """
 
     def __init__(self, device: torch.device):
-        self._mark: Callable[[], Any] = _cuda_event if device.type == "cuda" else time.perf_counter
+        self._cuda = device.type == "cuda"
+        self._mark: Callable[[], Any] = _cuda_event if self._cuda else time.perf_counter
         self._rounds: list[list[tuple[Lap, Any]]] = []
 
     def start(self) -> None:
@@ -69,9 +71,10 @@ class Stopwatch:
 
     def rounds(self) -> list[dict[Lap, float]]:
         """Seconds by lap, one entry per round."""
-        if self._rounds and not isinstance(self._rounds[0][0][1], float):
+        if self._cuda and self._rounds:
             torch.cuda.synchronize()
-        return [_laps(marks) for marks in self._rounds]
+        between = _event_seconds if self._cuda else operator.sub
+        return [_laps(marks, between) for marks in self._rounds]
 
 
 def _cuda_event() -> torch.cuda.Event:
@@ -80,14 +83,14 @@ def _cuda_event() -> torch.cuda.Event:
     return event
 
 
-def _laps(marks: list[tuple[Lap, Any]]) -> dict[Lap, float]:
+def _event_seconds(now: torch.cuda.Event, before: torch.cuda.Event) -> float:
+    milliseconds: float = before.elapsed_time(now)
+    return milliseconds / 1e3
+
+
+def _laps(marks: list[tuple[Lap, Any]], between: Callable[[Any, Any], float]) -> dict[Lap, float]:
+    """Seconds by lap, where between(now, before) are the seconds from one mark to the next."""
     seconds: dict[Lap, float] = {}
     for (_, before), (name, now) in pairwise(marks):
-        seconds[name] = seconds.get(name, 0.0) + _seconds(before, now)
+        seconds[name] = seconds.get(name, 0.0) + between(now, before)
     return seconds
-
-
-def _seconds(before: Any, now: Any) -> float:
-    """Seconds between two marks: numbers on the CPU, events on CUDA."""
-    found: float = now - before if isinstance(now, float) else before.elapsed_time(now) / 1e3
-    return found

@@ -6,7 +6,6 @@ The paper's input-copying case (section 3.6), for summaries, edits and chats tha
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from specbench.decoding.drafter import DrafterSettings
 from specbench.drafters.row_by_row import PointMassDrafter
 from specbench.settings import ConfigError, setting
 
@@ -15,13 +14,9 @@ class PromptLookupDrafter(PointMassDrafter):
     """Looks for the longest suffix, of at most max_match tokens, that occurred before."""
 
     @dataclass
-    class Settings(DrafterSettings):
+    class Settings(PointMassDrafter.Settings):
         max_match: int = setting(ge=1)
         min_match: int = setting(ge=1)
-
-        @property
-        def point_masses(self) -> bool:
-            return True
 
         def check(self, prefix: str) -> None:
             if self.min_match > self.max_match:

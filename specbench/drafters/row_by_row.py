@@ -2,12 +2,13 @@
 
 from abc import abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from specbench.decoding.draft import Draft
-from specbench.decoding.drafter import Drafter
+from specbench.decoding.drafter import Drafter, DrafterSettings
 from specbench.decoding.noise import PROPOSAL
 from specbench.decoding.sampling import Sampling, draw
 from specbench.decoding.state import State, seen_tokens, window
@@ -20,6 +21,12 @@ def committed(state: State) -> list[list[int]]:
 
 class PointMassDrafter(Drafter):
     """Guesses without a law: q is a point mass on each."""
+
+    @dataclass
+    class Settings(DrafterSettings):
+        @property
+        def point_masses(self) -> bool:
+            return True
 
     def propose(self, state: State, gamma: list[int]) -> Draft:
         return self.propose_after(committed(state), state, gamma)

@@ -20,12 +20,14 @@ from transformers import PretrainedConfig, PreTrainedModel
 from specbench.cache.slots import SlotCache
 from specbench.decoding.draft import Draft, Verdict
 from specbench.decoding.executor import Executor
+from specbench.decoding.noise import constant
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.state import Job, Rows, State, seen_tokens
 from specbench.decoding.target import READ_CHUNK, Scores, Target
-from specbench.decoding.token_tree import Levels, Tree, chain_levels, chain_parent, pack, tree_of
+from specbench.decoding.token_tree import Levels, Tree, pack, static_tree, tree_of
 from specbench.models.attention_mask import AttentionMask
 from specbench.models.head_input import head_inputs
+from specbench.models.operations import operations_per_token
 
 
 class LanguageModel(Target):
@@ -48,7 +50,7 @@ class LanguageModel(Target):
         weight = next(module.parameters())
         self.device, self.dtype = weight.device, weight.dtype
         self.weight_bytes = sum(p.nbytes for p in module.parameters())
-        self.operations_per_token = _operations_per_token(module, executor.weights(module))
+        self.operations_per_token = operations_per_token(module, executor.weights(module))
         self.step_bytes = self.operations_per_token * weight.element_size()
         self.mask = AttentionMask(self.config, self.dtype, name)
         self.can_skip_logits = "logits_to_keep" in inspect.signature(module.forward).parameters
@@ -285,20 +287,6 @@ class LanguageModel(Target):
         if not guesses.shape[1]:
             return committed
         if tree is None:
-            tree = tree_of(chain_levels(guesses.shape[1]), chain_parent(guesses.shape[1], text.device))
+            tree = constant(static_tree)(tuple(range(-1, guesses.shape[1] - 1)), text.device)
         hot = F.one_hot(guesses, self.vocab_size).float()  # [B, N, V]
         return committed | (tree.sees[..., 1:].float() @ hot > 0)
-
-
-def _operations_per_token(module: PreTrainedModel, weights: Sequence[Tensor]) -> int:
-    """Multiply-adds with the weights of a module in one forward of one token. An embedding that no output
-    matrix shares is looked up, not multiplied."""
-    total = sum(weight.numel() for weight in weights)
-    embedding: Any = module.get_input_embeddings().weight
-    tied = any(weight is embedding for weight in _head(module).parameters())
-    return total if tied else total - embedding.numel()
-
-
-def _head(module: PreTrainedModel) -> Any:
-    """The output matrix."""
-    return module.get_output_embeddings()

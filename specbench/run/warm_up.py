@@ -18,18 +18,20 @@ def warm_up(session: Session, wanted: Wanted) -> None:
     """First calls pay for allocation, thread pools and compilation, and are not measured. Every length at
     which the executor uses other shapes is met once."""
     parts, columns, first = session.parts, wanted.columns, wanted.requests[0].tokens
-    spare = parts.spare
+    end, largest = columns - parts.spare, parts.policy.largest
+    lengths = parts.target.executor.lengths(columns) or [len(first)]
+    # A length that is close to the end of the columns is met once more with room for a whole draft.
+    lengths = list(dict.fromkeys(max(1, min(length, end - 1 - room)) for length in lengths for room in (0, largest)))
     jobs: list[Job] = []
-    for length in parts.target.executor.lengths(columns) or [len(first)]:
-        length = min(length, columns - spare - 1)
+    for length in lengths:
         prompt = (first * length)[:length]
         # Some with whole drafts, and some whose limit cuts the first one, by much or by one guess.
-        limits = {min(length + new, columns - spare) for new in (WARM_UP_TOKENS, 3, parts.policy.largest)}
+        limits = {min(length + new, end) for new in (WARM_UP_TOKENS, 3, largest)}
         jobs = [Job(prompt, limit, key) for limit in limits for key in range(parts.batch_size)]
         # A failure here will be met, and recorded, by the prompt itself.
         with contextlib.suppress(RuntimeError):
-            session.decode(jobs, False, columns)
             for level in parts.verifier.levels:
+                session.decode(jobs, False, columns, verifier=level)
                 for gamma in parts.gammas:
                     policy = WatchedGamma(gamma, parts.policy.signal)
                     session.decode(jobs, True, columns, policy=policy, verifier=level)

@@ -1,0 +1,1 @@
+"""A user's own package: specbench knows nothing of it."""
