@@ -42,7 +42,8 @@ def one_run(config: DictConfig, skip_finished: bool = False) -> float | None:
     from specbench.config.build import build
     from specbench.config.checks import check
     from specbench.progress import decoding_progress
-    from specbench.report.tables import run_table, show
+    from specbench.report.run_table import run_table
+    from specbench.report.tables import show
     from specbench.run.run import run
     from specbench.storage.read import is_finished
     from specbench.storage.write import write_config, write_result

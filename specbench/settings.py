@@ -130,6 +130,8 @@ def explain(error: Exception, known_keys: Iterable[str]) -> str:
     if found := re.search(r"Could not find '([^']+)/([^'/]+)'\s+Available options in '[^']+':\n((?:\t.*\n?)*)", text):
         group, option, options = found[1], found[2], found[3].split()
         return str(unknown(f"{group}={option}", (f"{group}={name}" for name in options), "choice"))
+    if found := re.search(r"Could not load '([^']+)/([^'/]+)'", text):  # of a list of options
+        return f"{found[1]}={found[2]} is not a choice (see python -m specbench --help)"
     first = next((line for line in text.splitlines() if line.strip()), type(error).__name__).strip()
     if override := getattr(error, "override", None):
         key, _, value = str(override).partition("=")

@@ -150,12 +150,18 @@ def make_drafter(kind: str, target: LanguageModel, text_file: str, drafter_model
     return self_drafter(kind, target, drafter_model)
 
 
+@cache
+def extras(kind: type, name: str, model: LanguageModel):
+    """What was trained for a shipped model, loaded once."""
+    return load_extras(kind, f"shipped:{name}", f"drafter.{name}", model)
+
+
 def self_drafter(kind: str, target: LanguageModel, drafter_model: LanguageModel | None):
     """Drafters that are parts of the target: with what was trained for the shipped one, or with stand-ins for
     a tabular one."""
     tabular = isinstance(target.module, TabularMarkov)
     if kind in ("blockwise", "medusa"):
-        heads = PairHeads() if tabular else load_extras(Heads, f"shipped:{kind}", "drafter.heads", target)
+        heads = PairHeads() if tabular else extras(Heads, kind, target)
         if kind == "medusa":
             return MedusaDrafter(target, heads, target.sampling, size=6, gamma=4)
         return BlockwiseDrafter(target, heads, target.sampling)
@@ -164,8 +170,7 @@ def self_drafter(kind: str, target: LanguageModel, drafter_model: LanguageModel 
         return EarlyExitDrafter(BorrowedCache(short, target, "exit", target.sampling), target.vocab_size, 5)
     own = kind == "non_autoregressive"
     model = drafter_model if own else BorrowedCache(target.module, target, "ahead", target.sampling)
-    path = "shipped:drafter_lookahead" if own else "shipped:lookahead"
-    ahead = PairAhead() if tabular else load_extras(LookAhead, path, "drafter.lookahead", model)
+    ahead = PairAhead() if tabular else extras(LookAhead, "drafter_lookahead" if own else "lookahead", model)
     drafter = NonAutoregressiveDrafter if own else PassDrafter
     return drafter(model, ahead, target.vocab_size, 4)
 

@@ -163,6 +163,9 @@ BAD = {
     "a tree that ends early": (["drafter=tree", "gamma_policy=entropy"], "needs a drafter that is a model"),
     "a drafter hotter than hot": (["drafter.temperature=-1"], "drafter.temperature=-1.0 is not allowed"),
     "broken grammar": (["gamma=[1"], "gamma=[1"),
+    "an unknown metric": (["metric=[calibration,nothing]"], "metric=nothing is not a choice"),
+    "a metric without bins": (["metric=calibration", "metrics.calibration.bins=0"],
+        "metrics.calibration.bins=0 is not allowed: it must be an integer >= 1"),
 }  # fmt: skip
 
 

@@ -26,7 +26,7 @@ from specbench.gamma_policies.fixed import FixedGamma
 from specbench.models.language_model import LanguageModel
 from specbench.models.pretrained import PretrainedModel
 
-PROMPTS, NEW_TOKENS = 3, 24
+PROMPTS, NEW_TOKENS = 3, 16
 
 
 EXECUTORS = {"eager": EagerExecutor, "prepacked": PrepackedExecutor, "compiled": CompiledExecutor}
@@ -148,9 +148,10 @@ def test_gamma_zero_is_autoregressive_decoding_at_any_temperature():
     assert decode(requests(), sampling, "model", gamma=0) == decode(requests(), sampling)
 
 
-@pytest.mark.parametrize("cache_name", ["static", "paged"])
-@pytest.mark.parametrize("temperature", [0, 1])
-@pytest.mark.parametrize("executor", ["prepacked", "compiled"])
+@pytest.mark.parametrize(("executor", "temperature", "cache_name"), [
+    *(("prepacked", temperature, cache) for temperature in (0, 1) for cache in ("static", "paged")),
+    ("compiled", 1, "static"), ("compiled", 0, "paged"),
+])  # fmt: skip
 def test_every_executor_gives_the_tokens_of_eager_mode(executor, temperature, cache_name):
     """Speculative and plain decoding, in a batch; float32, so every token."""
     sampling = Sampling(temperature=temperature)

@@ -1,7 +1,8 @@
 """The output law of the whole decoder, through cache and rollback, on a target whose law is known.
 
 V = 16, 100,000 trials, chi-square per output position within df + 8 sqrt(2 df), and negative controls that
-must fail the same test. Pairs of a drafter and a verifier that is not its usual one have 25,000 trials.
+must fail the same test. Drafters that work row by row in Python have half as many trials; pairs of a drafter
+and a verifier that is not its usual one have 25,000.
 """
 
 from dataclasses import replace
@@ -38,6 +39,7 @@ TRIALS, FEW, ROWS = 100_000, 25_000, 12_500  # trials, and how many of them deco
 PROMPT = [3, 7, 1, 3, 7, 2, 3]  # repeats, so that copying drafters have something to copy
 NEW_TOKENS = 4
 SAMPLING = Sampling(temperature=1.0)
+ROW_BY_ROW = ("ngram", "ngram_sample", "prompt_lookup", "bigram", "unigram", "under_ngram")
 
 
 class AcceptEverything(SpeculativeVerifier):
@@ -143,7 +145,8 @@ def possible(kind: str, verifier: str) -> bool:
 
 @pytest.mark.parametrize(("kind", "verifier"), [(k, v) for k in DRAFTERS for v in VERIFIERS if possible(k, v)], ids=str)
 def test_every_drafter_and_verifier_leave_the_target_law(kind, verifier, tables, number_text):
-    trials = TRIALS if verifier == ("iterative" if kind in TREES else "speculative") else FEW
+    usual = verifier == ("iterative" if kind in TREES else "speculative")
+    trials = (TRIALS // 2 if kind in ROW_BY_ROW else TRIALS) if usual else FEW
     judge, table = VERIFIERS[verifier], tables.similar
     outputs = decode(tables, number_text, kind, verifier=judge, drafter_table=table, trials=trials)
     assert worst_excess(outputs, exact_marginals(tables.target)) < 1

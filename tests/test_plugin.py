@@ -60,13 +60,8 @@ def test_the_search_path_of_hydra_does_the_same(installed, tmp_path):
     assert "full_rounds" in done.stdout
 
 
-def test_their_mistakes_are_told_as_ours(installed, tmp_path):
-    arguments = ["--config-dir", str(installed / "conf"), "drafter=echo", "drafter.back=0"]
+def test_their_parts_are_refused_like_ours(installed, tmp_path):
+    arguments = ["--config-dir", str(installed / "conf"), "drafter=echo", "verifier=rejection"]
     done = call(installed, tmp_path, *arguments)
-    assert done.returncode == 2
-    assert done.stderr.strip() == "specbench: drafter.back=0 is not allowed: it must be an integer >= 1"
-    pair = [*arguments[:-1], "verifier=rejection"]
-    assert (
-        "verifier=rejection is not possible with drafter=echo, whose guesses have no law"
-        in call(installed, tmp_path, *pair).stderr
-    )
+    assert done.returncode == 2 and len(done.stderr.strip().splitlines()) == 1
+    assert "verifier=rejection is not possible with drafter=echo, whose guesses have no law" in done.stderr

@@ -54,8 +54,8 @@ def policy(kind, trace, alpha=0.5, **settings):
 
 @pytest.mark.parametrize("alpha", [0.3, 0.6, 0.8, 0.9])
 def test_replay_of_constant_betas_is_theorem_3_8(alpha):
-    trace = process(alpha)
-    constant = sweep(trace, draws=4)
+    trace = process(alpha, texts=40)
+    constant = sweep(trace, draws=3)
     for gamma, found in constant.items():
         assert found.speedup == pytest.approx(walltime_improvement(alpha, gamma, C), rel=0.02)
     oracle = replay(trace, policy(OracleGamma, trace), draws=4)

@@ -137,7 +137,7 @@ def test_betas_along_a_text_of_a_known_chain(kind, tables, number_text):
 
 def test_replay_predicts_another_gamma_of_the_same_law(finished):
     """Tokens a round of gamma 2, replayed on the text of gamma 4, against a run with gamma 2."""
-    wide, narrow = finished("gamma=4", "data.limit=16"), finished("gamma=2", "data.limit=16")
+    wide, narrow = finished("gamma=4", "data.limit=12"), finished("gamma=2", "data.limit=12")
     predicted = replay(load_trace(wide[2]), FixedGamma(2))
     efficiency = narrow[0].block_efficiency
     assert abs(predicted.block_efficiency - efficiency.mean) < 4 * math.hypot(efficiency.stderr, 0.02)

@@ -20,7 +20,7 @@ CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shuti
 
 
 def store(folder, *overrides):
-    parts = parts_of("max_new_tokens=16", *overrides)
+    parts = parts_of(*overrides)
     folder.mkdir(parents=True)
     result, record = run(parts, folder)
     write_result(result, record, "digest", folder, parts.target.tokenizer)

@@ -83,8 +83,10 @@ def test_an_interrupted_training_keeps_what_it_learned(monkeypatch, tmp_path):
         return plain(*args, **kwargs)
 
     monkeypatch.setattr(transformers.Trainer, "training_step", training_step)
+    text = tmp_path / "text.txt"
+    text.write_text("def add(a, b):\n    return a + b\n\n\n" * 200)
     with torch.inference_mode(False), torch.enable_grad():
-        metrics = train(training("row=32", "batch_size=2", "tokens=640", "method.heads=1"), tmp_path)
+        metrics = train(training(f"text={text}", "row=32", "batch_size=2", "tokens=640", "method.heads=1"), tmp_path)
     assert metrics["training"]["status"] == "interrupted" and 0 < metrics["training"]["epochs"] < 1
     assert Heads.from_pretrained(tmp_path).config.heads == 1
 

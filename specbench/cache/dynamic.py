@@ -11,7 +11,7 @@ from specbench.cache.slots import SlotCache, move_columns
 
 
 class DynamicCache(SlotCache):
-    """One `DynamicLayer` of transformers per layer, always as long as its longest row."""
+    """One transformers `DynamicLayer` per layer, each always as long as its longest row."""
 
     fixed_shapes = False
     layers: list[Any]
@@ -45,6 +45,6 @@ class DynamicCache(SlotCache):
             layer.keys, layer.values = tensors[2 * index : 2 * index + 2]
 
     def commit(self, path: Tensor, base: Tensor) -> None:
-        self.hold([torch.clone(t) for t in self.tensors()])  # a crop is a view of what was longer
+        self.hold([torch.clone(t) for t in self.tensors()])  # a cropped tensor is a view of a longer one
         for stored in self.tensors():
             move_columns(stored, path, base)

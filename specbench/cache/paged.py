@@ -1,8 +1,8 @@
-"""Blocks of columns, handed out as rows grow: the block table says where a row's columns are.
+"""Paged cache: rows are given blocks of columns as they grow, and a block table maps rows to blocks.
 
-A block belongs to the rows that refer to it. Full blocks of a prompt are shared by every row whose
-prompt begins with the same tokens, and stay until their memory is wanted for something else. A row's
-rollback frees its blocks at and beyond ceil(length / block_size); the partly filled one is kept.
+A block belongs to the rows that refer to it. Full blocks of a prompt are shared by every row whose prompt begins with
+the same tokens, and keep their content until a row needs the memory. A row's rollback frees its blocks at and beyond
+ceil(length / block_size); the partly filled one is kept. B rows, N new tokens.
 """
 
 import hashlib
@@ -18,21 +18,21 @@ from torch import Tensor
 from specbench.cache.slots import SlotCache
 from specbench.settings import BaseSettings, setting
 
-NOBODY = 0  # the block that rows without a request write to
+NOBODY = 0  # the block that idle rows write to
 
 
 class Blocks:
-    """The accounting: who holds which block, which are free, and which prompts they hold."""
+    """Bookkeeping of blocks: how many rows refer to each, which are free, and which prompts they hold."""
 
     def __init__(self, count: int):
         self.count = count
-        self.holders = [0] * (count + 1)  # references to each block; block 0 is nobody's
+        self.holders = [0] * (count + 1)  # references to each block; block 0 has none
         self.free: OrderedDict[int, None] = OrderedDict.fromkeys(range(1, count + 1))  # oldest first
         self.by_prefix: dict[bytes, int] = {}  # digest of all tokens up to a full block's end -> block
         self.prefix_of: dict[int, bytes] = {}
 
     def take(self) -> int:
-        """A free block, whose old content is forgotten. Raises RuntimeError when none is left."""
+        """Takes a free block; its old content can no longer be found. Raises RuntimeError if none is free."""
         if not self.free:
             raise RuntimeError(f"all {self.count} cache blocks are in use")
         block, _ = self.free.popitem(last=False)
@@ -41,13 +41,14 @@ class Blocks:
         return block
 
     def share(self, block: int) -> int:
-        """One more reference to a block that is in use, or free with its content still there."""
+        """Adds a reference to a block that is in use, or free with its content still there; returns the block."""
         self.free.pop(block, None)
         self.holders[block] += 1
         return block
 
     def drop(self, block: int) -> None:
-        """One reference less; the last one frees the block, but its content can still be found."""
+        """Removes a reference; the last one frees the block, but its content can still be found. Raises RuntimeError if
+        nothing refers to it."""
         if self.holders[block] <= 0:
             raise RuntimeError(f"cache block {block} was freed twice")
         self.holders[block] -= 1
@@ -55,18 +56,19 @@ class Blocks:
             self.free[block] = None
 
     def forget(self, block: int) -> None:
-        """What the block holds cannot be found any more."""
+        """Removes the block's content from the prompts that `by_prefix` finds."""
         self.by_prefix.pop(self.prefix_of.pop(block, b""), None)
 
     def publish(self, block: int, prefix: bytes) -> None:
-        """The block is full and holds the end of this prefix."""
+        """Lets `by_prefix` find a full block; `prefix` is the digest of all tokens up to its end."""
         if prefix not in self.by_prefix and block not in self.prefix_of:
             self.by_prefix[prefix] = block
             self.prefix_of[block] = prefix
 
 
 def full_blocks(tokens: Sequence[int], size: int) -> Iterator[bytes]:
-    """A digest of the prompt up to the end of each full block. The last token is never cached."""
+    """The digest of the prompt up to the end of each full block of `size` tokens, without the last token, which is
+    never cached."""
     digest = hashlib.sha256()
     for begin in range(0, len(tokens) - size, size):
         digest.update(array("q", tokens[begin : begin + size]).tobytes())
@@ -76,7 +78,7 @@ def full_blocks(tokens: Sequence[int], size: int) -> Iterator[bytes]:
 class PagedCache(SlotCache):
     """Keys and values in a pool [blocks * block_size, heads, head size] per layer.
 
-    Attention reads a gathered copy of the visible columns, which any kernel of transformers takes.
+    Attention reads a gathered copy of the visible columns, which every attention kernel of transformers accepts.
     """
 
     @dataclass
@@ -87,10 +89,10 @@ class PagedCache(SlotCache):
     def __init__(self, rows: int, columns: int, block_size: int, blocks: int | None = None):
         super().__init__(rows, columns)
         self.block_size = block_size
-        self.width = -(-columns // block_size)  # blocks of a row at most
+        self.width = -(-columns // block_size)  # the largest number of blocks of a row
         self.blocks = Blocks(blocks or rows * self.width)
         self.held: list[list[int]] = [[] for _ in range(rows)]
-        self.promised = [0] * rows  # blocks that an admitted row may come to hold
+        self.promised = [0] * rows  # the most blocks that each admitted row will hold
         self.pools: list[Tensor] = []
         self.table = torch.full((rows, self.width), NOBODY)
 
@@ -141,7 +143,8 @@ class PagedCache(SlotCache):
                 self._own_last(row)
 
     def _own_last(self, row: int) -> None:
-        """The partly filled block will be written to, so nobody else may read it there."""
+        """Gives the row a copy of its partly filled last block if other rows share it, because it will be written
+        to."""
         block = self.held[row][-1]
         if self.blocks.holders[block] > 1:
             own = self.held[row][-1] = self.blocks.take()
@@ -165,6 +168,7 @@ class PagedCache(SlotCache):
         return -(-columns // self.block_size)
 
     def _cut(self, row: int, keep: int) -> None:
+        """Drops the row's blocks after the first `keep`."""
         surplus = self.held[row][keep:]
         if surplus:
             self.held[row] = self.held[row][:keep]
@@ -184,10 +188,11 @@ class PagedCache(SlotCache):
             self.table = self.table.to(slots.device)
         table = self.table if row is None else self.table[row : row + 1]
         columns = torch.arange(visible, device=slots.device)
-        self.columns = self._where(table, columns.expand(len(table), -1))  # [b, visible], in the pool
-        self.targets = self._where(table, slots)  # [b, N]
+        self.columns = self._where(table, columns.expand(len(table), -1))  # [b, visible], pool indices
+        self.targets = self._where(table, slots)  # [b, N], pool indices
 
     def _where(self, table: Tensor, columns: Tensor) -> Tensor:
+        """Indices [b, n] into a pool, of columns [b, n] of the rows with block table [b, width]."""
         block = table.gather(1, (columns // self.block_size).clamp(max=self.width - 1))
         return block * self.block_size + columns % self.block_size
 

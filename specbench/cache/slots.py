@@ -1,9 +1,9 @@
-"""What every cache backend shares: a token's keys and values live in the column of its position.
+"""Base class of cache backends: a token's keys and values are stored in the column of its position.
 
-The model adapter says before each forward which columns the new tokens take (`place`); the
-Hugging Face model then calls `update` layer by layer as with any other cache. Rollback is
-`truncate`: what stands at and beyond a row's length is forgotten. A token tree takes consecutive
-columns, and `commit` moves the accepted path to where a chain would have left it.
+The model adapter says before each forward which columns the new tokens take (`place`); the Hugging Face model then
+calls `update` layer by layer as with any other cache. Rollback is `truncate`: everything at and beyond a row's length
+is forgotten. A token tree takes consecutive columns, and `commit` moves the accepted path to the columns that a chain
+would have taken. B rows, b of them in a forward, N new tokens, T columns.
 """
 
 from abc import abstractmethod
@@ -21,7 +21,7 @@ from specbench.component import Component
 class SlotCache(Component, Cache):
     """Keys and values of `rows` rows, `capacity` columns each; a column is a position."""
 
-    fixed_shapes: ClassVar[bool] = True  # whether its tensors keep their shapes, as compiled code needs them
+    fixed_shapes: ClassVar[bool] = True  # whether its tensors keep their shapes, which compiled code needs
 
     def __init__(self, rows: int, columns: int):
         super().__init__(layers=[])
@@ -32,16 +32,17 @@ class SlotCache(Component, Cache):
 
     @classmethod
     def from_settings(cls, settings: Any, rows: int, columns: int) -> "SlotCache":
-        """An empty cache."""
+        """An empty cache of `rows` rows and at least `columns` columns."""
         return cls(rows, columns)
 
     @classmethod
     def columns_in_all(cls, settings: Any, rows: int, columns: int) -> int:
-        """Columns that a cache of this size has memory for, in all rows together."""
+        """The number of columns that such a cache has memory for, all rows together."""
         return rows * columns
 
     def place(self, slots: Tensor, visible: int, row: int | None = None) -> None:
-        """The next forward writes slots [b, N] and sees the first `visible` columns."""
+        """Sets the columns slots [b, N] that the next forward writes, and the number `visible` of leading columns that
+        it sees; `row` is the only row of the forward, None for all. Raises ValueError if they are too many."""
         if visible > self.capacity:
             raise ValueError(f"the cache holds {self.capacity} columns, {visible} are needed")
         self.slots, self.visible, self.row = slots, visible, row
@@ -50,18 +51,19 @@ class SlotCache(Component, Cache):
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        """Stores [b, heads, N, head size] and returns every visible column."""
+        """Stores a layer's new keys and values [b, heads, N, head size]; returns all visible keys and values, each [b,
+        heads, visible, head size]."""
 
     def write(self, stored: Tensor, new: Tensor) -> Tensor:
-        """Writes new [b, heads, N, head size] into stored [B, heads, T, head size] at the placed slots; returns
-        what attention sees of the rows being forwarded, [b, heads, visible, head size]."""
+        """Writes new [b, heads, N, head size] into stored [B, heads, T, head size] at the placed columns; returns the
+        visible columns of these rows, [b, heads, visible, head size]."""
         rows = stored if self.row is None else stored[self.row : self.row + 1]
         write_columns(rows, self.slots, new)
         return rows[:, :, : self.visible]
 
     @abstractmethod
     def truncate(self, lengths: Sequence[int]) -> None:
-        """Forgets everything at and beyond lengths[b] in row b."""
+        """Forgets everything at and beyond column lengths[b] in row b."""
 
     @abstractmethod
     def bytes(self) -> int:
@@ -73,45 +75,47 @@ class SlotCache(Component, Cache):
 
     @abstractmethod
     def tensors(self) -> list[Tensor]:
-        """Every tensor that a forward reads or writes, in a fixed order."""
+        """Every tensor that a forward reads or writes, in a fixed order; shapes as the backend stores them, such as [B,
+        heads, T, head size]."""
 
     @abstractmethod
     def hold(self, tensors: Sequence[Tensor]) -> None:
-        """Takes other tensors for those of `tensors()`."""
+        """Uses these tensors, of the order and shapes of `tensors()` ([B, heads, T, head size]), in their place."""
 
     @abstractmethod
     def commit(self, path: Tensor, base: Tensor) -> None:
-        """Moves a tree's accepted path to consecutive columns.
+        """Moves the accepted path of a tree to consecutive columns.
 
-        path [B, P] are node indices of the path in order, base [B] the column of node 0. A path
-        shorter than P repeats any node; what lies beyond a row's length is forgotten anyway.
+        path [B, P] holds the node indices of the path in order, base [B] the column of node 0. A path shorter than P
+        repeats any node, since everything beyond a row's length is forgotten.
         """
 
     def reserve(self, lengths: Sequence[int]) -> None:
-        """Makes sure that row b can be written up to column lengths[b] - 1; 0 leaves a row out."""
+        """Makes sure that columns up to lengths[b] - 1 of row b can be written; 0 leaves a row out."""
 
     def may_admit(self, tokens: Sequence[int], columns: int) -> bool:
-        """Whether a request with this prompt, of at most `columns` columns, fits beside the others."""
+        """Whether a request with this prompt, which needs at most `columns` columns, fits beside the others."""
         return True
 
     def admit(self, row: int, tokens: Sequence[int], columns: int) -> int:
-        """Gives a row to a new request; returns how many of its leading tokens are there already."""
+        """Gives a row to a new request; returns how many of its leading tokens are in the cache already."""
         return 0
 
     def written(self, row: int, tokens: Sequence[int]) -> None:
-        """These leading tokens of the row have been read completely, and may be shared."""
+        """Called when these leading tokens of the row have been read completely: other rows may share them."""
 
     def release(self, row: int) -> None:
-        """The row's request has ended."""
+        """Frees a row: its request has ended."""
 
     def clear(self) -> None:
-        """Every row's request has ended, and nothing of them will be found again."""
+        """Frees all rows, and forgets their content."""
         for row in range(self.rows):
             self.release(row)
 
     @contextmanager
     def bound(self, tensors: Sequence[Tensor]) -> Iterator[None]:
-        """Runs on other tensors for a while: those that a compiler traces."""
+        """Inside this context the cache holds other tensors, such as those that a compiler traces; as for `hold`, of
+        the shapes of `tensors()` ([B, heads, T, head size])."""
         own = self.tensors()
         self.hold(tensors)
         try:
@@ -130,7 +134,7 @@ class SlotCache(Component, Cache):
 
 
 def write_columns(stored: Tensor, slots: Tensor, new: Tensor) -> None:
-    """Writes new [b, heads, N, head size] into stored [b, heads, T, head size] at slots [b, N]."""
+    """Writes new [b, heads, N, head size] into stored [b, heads, T, head size] at columns slots [b, N]."""
     if stored.shape[0] == 1:
         stored.index_copy_(2, slots[0], new)
     else:
@@ -139,7 +143,7 @@ def write_columns(stored: Tensor, slots: Tensor, new: Tensor) -> None:
 
 
 def move_columns(stored: Tensor, path: Tensor, base: Tensor) -> None:
-    """`SlotCache.commit` for stored [B, heads, T, head size]."""
+    """`SlotCache.commit` for one tensor: stored [B, heads, T, head size], path [B, P], base [B]."""
     source = base[:, None] + path
     target = base[:, None] + torch.arange(path.shape[1], device=path.device)
     shape = (-1, stored.shape[1], -1, stored.shape[3])

@@ -1,4 +1,4 @@
-"""Contiguous slots, allocated once: rollback writes nothing, stale columns are never visible."""
+"""Contiguous columns, allocated once: rollback writes nothing, because stale columns are never visible."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,7 +9,7 @@ from specbench.cache.slots import SlotCache, move_columns
 
 
 class StaticCache(SlotCache):
-    """All columns exist from the first forward on; each token overwrites its own."""
+    """Allocates all columns in the first forward; each token overwrites the column of its position."""
 
     def __init__(self, rows: int, columns: int):
         super().__init__(rows, columns)
@@ -28,7 +28,7 @@ class StaticCache(SlotCache):
         return self.write(self.keys[layer_idx], key_states), self.write(self.values[layer_idx], value_states)
 
     def truncate(self, lengths: Sequence[int]) -> None:
-        """Nothing to do: what lies beyond a row's length is overwritten before it can be seen."""
+        """Does nothing: columns beyond a row's length are overwritten before they can be seen."""
 
     def bytes(self) -> int:
         return sum(t.nbytes for t in self.tensors())

@@ -1,4 +1,4 @@
-"""Plain decoding, one token per target call: what speculative decoding is measured against.
+"""Plain (autoregressive) decoding, one token per target call: the baseline of every speedup.
 
 It runs through the same model, cache, executor, sampler and clock as the speculative loop.
 """
@@ -19,7 +19,8 @@ def decode_autoregressive(
     after_round: RoundHook = ignore,
     feed: Feed = these_rows,
 ) -> State:
-    """Decodes until `feed`, which may admit new rows before each step, says that there is none."""
+    """Decodes one token per active row and step until `feed` returns False; returns the state. `feed` may admit new
+    rows before each step. For every active row, the target's cache must hold all committed tokens but the last."""
     no_draft = Draft.empty(state.batch_size, state.tokens.device)
     clock.start()
     while feed(state, clock):

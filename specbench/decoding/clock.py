@@ -1,4 +1,4 @@
-"""One clock for both decoders: seconds between laps, by name, on the CPU or on a CUDA stream."""
+"""The clock of both decoders: seconds of each part of a round, on the CPU or on a CUDA stream."""
 
 import operator
 import time
@@ -11,14 +11,14 @@ import torch
 
 
 class Lap(StrEnum):
-    """What a part of a round's time was spent on."""
+    """A part of a round: what a stretch of its time was spent on."""
 
     DRAFT = "draft"
     VERIFY = "verify"  # the target's call
-    ACCEPT = "accept"  # the verdict, and its tokens appended to the text
+    ACCEPT = "accept"  # the verdict, and committing its tokens
     HOST = "host"  # Python between the calls
     PREFILL = "prefill"  # reading prompts
-    RECORD = "record"  # measuring: no part of decoding
+    RECORD = "record"  # measuring betas and metrics: no part of decoding
     IDLE = "idle"  # waiting for requests to arrive
 
 
@@ -27,35 +27,34 @@ DECODING = (Lap.DRAFT, Lap.VERIFY, Lap.ACCEPT, Lap.HOST)
 
 
 def decoding_seconds(laps: Laps) -> float:
-    """Seconds of a round without reading prompts, recording, or waiting for requests."""
+    """Seconds of a round in DRAFT, VERIFY, ACCEPT and HOST: without prefill, recording and idle time."""
     return sum(seconds for lap, seconds in laps.items() if lap in DECODING)
 
 
 class Clock(Protocol):
-    """What the decoding loops tell a clock."""
+    """Interface of the clocks that the decoding loops call."""
 
     def start(self) -> None:
-        """A new round begins."""
+        """Begins a new round."""
 
     def lap(self, name: Lap) -> None:
-        """Everything since the last mark was `name`; a name that comes again is added up."""
+        """Adds the time since the last mark to lap `name` of this round."""
 
 
 class NoClock:
-    """Measures nothing."""
+    """A clock that measures nothing."""
 
     def start(self) -> None:
-        """Nothing is noted."""
+        """Does nothing."""
 
     def lap(self, name: Lap) -> None:
-        """Nothing is noted."""
+        """Does nothing."""
 
 
 class Stopwatch:
-    """Laps of one round after another.
+    """Measures the laps of one round after another, in seconds.
 
-    On CUDA an event is recorded at each lap and read only in `rounds`, so timing adds no host
-    synchronisation.
+    On CUDA an event is recorded at each lap and read only in `rounds`, so timing adds no host synchronisation.
     """
 
     def __init__(self, device: torch.device):
@@ -64,13 +63,15 @@ class Stopwatch:
         self._rounds: list[list[tuple[Lap, Any]]] = []
 
     def start(self) -> None:
+        """Begins a new round."""
         self._rounds.append([(Lap.HOST, self._mark())])
 
     def lap(self, name: Lap) -> None:
+        """Adds the time since the last mark to lap `name` of this round."""
         self._rounds[-1].append((name, self._mark()))
 
     def rounds(self) -> list[dict[Lap, float]]:
-        """Seconds by lap, one entry per round."""
+        """Seconds by lap, one dict per round. On CUDA it waits for the device."""
         if self._cuda and self._rounds:
             torch.cuda.synchronize()
         between = _event_seconds if self._cuda else operator.sub
@@ -89,7 +90,7 @@ def _event_seconds(now: torch.cuda.Event, before: torch.cuda.Event) -> float:
 
 
 def _laps(marks: list[tuple[Lap, Any]], between: Callable[[Any, Any], float]) -> dict[Lap, float]:
-    """Seconds by lap, where between(now, before) are the seconds from one mark to the next."""
+    """Seconds by lap; between(now, before) is the time in seconds from one mark to the next."""
     seconds: dict[Lap, float] = {}
     for (_, before), (name, now) in pairwise(marks):
         seconds[name] = seconds.get(name, 0.0) + between(now, before)

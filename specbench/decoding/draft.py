@@ -1,4 +1,4 @@
-"""What a drafter proposes, and what a verifier decides about it. B rows, N drafted nodes, V vocabulary."""
+"""Draft (what a drafter proposes) and Verdict (what a verifier decides). B rows, N nodes, D levels, V vocabulary."""
 
 from dataclasses import dataclass
 
@@ -21,37 +21,39 @@ from specbench.decoding.token_tree import (
 
 @dataclass(frozen=True)
 class Draft:
-    """Guesses as a token tree. A chain is the tree in which each node's parent is the one before.
+    """Drafted tokens (guesses) as a token tree. In a chain, each node's parent is the node before it.
 
-    `probs` is q, the very tensor the tokens were drawn from; None means a point mass on each token.
-    Nodes stand in order of depth, those with one parent in the order in which they are to be tried. Rows
-    are ragged: node i is a guess of row b if i < count[b] and its parent is not MISSING.
+    `probs` is q, the tensor that the tokens were drawn from; None means that q is a point mass on each token. Nodes
+    stand in order of depth, and the children of one node in the order in which a verifier tries them. Rows are ragged:
+    node i exists in row b if i < count[b] and its parent is not MISSING.
     """
 
     tokens: Tensor  # [B, N]
-    levels: Levels  # nodes of each depth
-    parent: Tensor | None  # [1 or B, N], ROOT is the last committed token; None for a chain
+    levels: Levels  # number of nodes at each depth
+    parent: Tensor | None  # [1 or B, N], node indices; ROOT is the last committed token; None for a chain
     probs: Tensor | None  # [B, N, V]
-    count: Tensor  # [B]
-    repeats: bool = False  # whether nodes with one parent may be the same token
+    count: Tensor  # [B], nodes of each row
+    repeats: bool = False  # whether children of one node may be the same token
 
     @staticmethod
     def chain(tokens: Tensor, probs: Tensor | None, count: Tensor) -> "Draft":
-        """Guesses [B, N] one after the other, the first count[b] of row b."""
+        """A chain: guesses [B, N] and q [B, N, V] (None: point masses), of which the first count[b] exist in row b.
+        count [B]."""
         return Draft(tokens, chain_levels(tokens.shape[1]), None, probs, count)
 
     @staticmethod
     def tree(
         tokens: Tensor, parent: tuple[int, ...], probs: Tensor | None, count: Tensor, repeats: bool = False
     ) -> "Draft":
-        """The same tree in every row, by the parent of each node."""
+        """A tree with the same `parent` of each of the N nodes in every row: tokens [B, N], probs [B, N, V] or None,
+        count [B]."""
         levels = levels_of(parent)
         parents = constant(static_parent)(parent, tokens.device)
         return Draft(tokens, levels, None if set(levels) <= {1} else parents, probs, count, repeats)
 
     @staticmethod
     def empty(batch_size: int, device: torch.device) -> "Draft":
-        """No guess: the round is a plain one-token step."""
+        """A draft without guesses: the round becomes a plain one-token step."""
         tokens = torch.zeros(batch_size, 0, dtype=torch.long, device=device)
         return Draft.chain(tokens, None, tokens.new_zeros(batch_size))
 
@@ -61,30 +63,31 @@ class Draft:
 
     @property
     def depth(self) -> int:
-        """Guesses on the longest path."""
+        """D, the number of guesses on the longest path."""
         return len(self.levels)
 
     @property
     def parents(self) -> Tensor:
-        """[1 or B, N], of a chain too."""
+        """Parents [1 or B, N] of the nodes, for a chain too."""
         if self.parent is None:
             return constant(chain_parent)(self.tokens.shape[1], self.tokens.device)
         return self.parent
 
     def exists(self) -> Tensor:
-        """[B, N]: which nodes are guesses."""
+        """[B, N] bool: which nodes exist in each row."""
         there = torch.arange(self.tokens.shape[1], device=self.tokens.device) < self.count[:, None]
         return there if self.parent is None else there & (self.parent >= ROOT)
 
     def steps(self) -> Tensor:
-        """[B], the depth of each row's guesses: gamma."""
+        """[B]: the depth of each row's draft, which is its gamma."""
         if self.parent is None:
             return self.count
         depth = constant(depth_of_entries)(self.levels, self.count.device)
         return torch.where(F.pad(self.exists(), (1, 0), value=True), depth, 0).amax(1)
 
     def padded(self, width: int) -> "Draft":
-        """A chain with `width` columns, for code that wants one shape; `count` tells the guesses."""
+        """The same chain padded to `width` columns, so that all drafts have one shape; `count` stays. Trees, empty
+        drafts and drafts that are wide enough are returned unchanged."""
         missing = width - self.tokens.shape[1]
         if missing <= 0 or not self.tokens.shape[1] or not self.is_chain:
             return self
@@ -94,16 +97,18 @@ class Draft:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a verifier decided: x_1 .. x_n of the draft, then one token t of its own."""
+    """What a verifier decided: x_1 .. x_n of the draft are accepted, and t, a recovered or bonus token, follows (the
+    last lines of Algorithm 1)."""
 
-    tokens: Tensor  # [B, D + 1] for drafts of depth D; columns after n + 1 mean nothing
-    accepted: Tensor  # [B], n
-    path: Tensor | None = None  # [B, D], the accepted nodes of a tree in order; None is a chain's first n
+    tokens: Tensor  # [B, D + 1]: x_1 .. x_n, t; columns after these n + 1 are undefined
+    accepted: Tensor  # [B], n: the number of accepted guesses
+    path: Tensor | None = None  # [B, D], the n accepted nodes of a tree in order; None for a chain
 
 
 def along(draft: Draft, path: Tensor, accepted: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The accepted path of a tree, path [B, D] and accepted [B] of the verdict: the entry before each step
-    [B, D + 1], the first guess that could be tried there, as a node [B, D], and how many steps had a guess [B]."""
+    """What was tried along the accepted path of a tree, given path [B, D] and accepted [B] of its verdict. Returns the
+    entry before each step [B, D + 1] (0: the last committed token; i + 1: node i), that entry's first child as a node
+    [B, D], and the number of steps at which there was a child to try [B]."""
     B = len(path)
     first = first_children(draft.parents).expand(B, -1)
     entries = F.pad(path + 1, (1, 0))

@@ -1,4 +1,4 @@
-"""What a drafter is: guesses from M_q, with the q that they were drawn from."""
+"""Base class of drafters: they propose guesses drawn from M_q, together with q."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -14,35 +14,35 @@ from specbench.decoding.state import State
 from specbench.decoding.target import Model, Scores
 from specbench.settings import BaseSettings
 
-UNLIMITED = 2**63 - 1  # the context of a drafter that has no limit of its own
+UNLIMITED = 2**63 - 1  # tokens: the context of a drafter without a limit of its own
 
 
 @dataclass
 class DrafterSettings(BaseSettings):
-    """What can be known of a drafter before it is built."""
+    """Settings of every drafter, and what follows from them before it is built."""
 
     @property
     def point_masses(self) -> bool:
-        """Whether its guesses have no law: q is a point mass on each."""
+        """Whether q is a point mass on each guess: the drafter gives no probabilities."""
         return False
 
     def nodes(self, gamma: int) -> int:
-        """How many guesses a draft of depth gamma has at most."""
+        """The largest number of guesses (nodes) in a draft of depth gamma."""
         return gamma
 
 
 class Drafter(Component, ABC):
-    """Guesses tokens for every row of a state.
+    """Proposes guesses for every row of a state (the first step of Algorithm 1; kinds of M_q: section 3.6).
 
-    `context` is the longest text that it can read, in tokens, and `longest` the most guesses in a row that
-    it can make, where there is such a limit. `models` are the language models that read prompts into caches
-    of their own.
+    `context` is the longest text that it can read, in tokens. `longest` is the largest gamma that it can draft, None if
+    there is no limit. `operations_per_token` is multiply-adds per guess (for c_hat, Definition 3.10). `models` are its
+    language models with caches of their own.
     """
 
     Settings: ClassVar[type[DrafterSettings]] = DrafterSettings
     trees: ClassVar[bool] = False  # whether its drafts may branch
-    ends_early: ClassVar[bool] = False  # whether a gamma policy may end a draft while it is being drawn
-    reads_text: ClassVar[bool] = True  # whether q at a position follows from the text before it alone
+    ends_early: ClassVar[bool] = False  # whether a gamma policy may stop a draft after any guess
+    reads_text: ClassVar[bool] = True  # whether q at a position depends only on the text before it
     needs_hidden: ClassVar[bool] = False  # whether `settle` reads the target's hidden states
 
     context: int = UNLIMITED
@@ -52,26 +52,26 @@ class Drafter(Component, ABC):
 
     @classmethod
     def from_settings(cls, settings: Any, context: Any, target: Any) -> "Drafter":
-        """Builds it for a target (a `LanguageModel`), where models are run as the `Context` says. By default
-        the settings are the constructor's arguments. Raises ConfigError."""
+        """Builds the drafter from its settings, the run's `Context` and the target, a `LanguageModel`. By default the
+        settings are the constructor's arguments. Raises ConfigError."""
         return cls(**vars(settings))
 
     def nodes(self, gamma: int) -> int:
-        """How many guesses a draft of depth gamma has at most."""
+        """The largest number of guesses (nodes) in a draft of depth gamma."""
         return gamma
 
     def begin(self, state: State, stop: DraftStop | None = None) -> None:
-        """A new batch of rows; whatever was remembered of the last one is dropped. `stop` is given where a
-        policy wants to end drafts early."""
+        """Prepares for a new batch of rows and forgets the last one. `stop` may end drafts early, if given."""
 
     @abstractmethod
     def propose(self, state: State, gamma: list[int]) -> Draft:
-        """Guesses for row b of depth gamma[b] at most, with the q that they were drawn from; where no
-        row has a guess, the round is a plain one-token step."""
+        """Drafts at most gamma[b] levels of guesses for row b. If no row has a guess, the draft is empty and the round
+        is a plain one-token step."""
 
     def settle(self, state: State, draft: Draft, verdict: Verdict, scores: Scores, base: Tensor) -> None:
-        """Called after each round; base [B] is the column of node 0."""
+        """Called after each round, to keep the accepted guesses and forget the others. base [B] is the position of node
+        0 in each row."""
 
     def fit_probabilities(self, q: Tensor) -> Tensor:
-        """q [..., V'] over the vocabulary of its first model as [..., V] over the target's."""
+        """Maps q [..., V'] over the vocabulary of its first model to [..., V] over the target's."""
         return q

@@ -1,4 +1,4 @@
-"""How a forward runs: the seam between the decoder and whatever makes it fast."""
+"""Base class of executors: how a forward pass runs (eager, prepacked, compiled, or as a CUDA graph)."""
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -13,7 +13,7 @@ Module = TypeVar("Module", bound=nn.Module)
 
 
 class HasCache(Protocol):
-    """What a leaf of a model reads and writes besides its arguments."""
+    """A model as executors see it: functions of it read its weights, and read and write its cache."""
 
     @property
     def module(self) -> nn.Module: ...
@@ -22,54 +22,56 @@ class HasCache(Protocol):
     def weight_bytes(self) -> int: ...
 
     def cache_tensors(self) -> list[Tensor]:
-        """The cache's tensors in a fixed order; empty before the first forward."""
+        """The cache's tensors, in a fixed order and in the backend's own shapes; empty before the first forward."""
 
     def on_cache(self, tensors: Sequence[Tensor]) -> AbstractContextManager[None]:
-        """Runs on other tensors for a while: those that a compiler traces."""
+        """Inside this context the cache uses these tensors, of the same order and shapes as `cache_tensors`, instead of
+        its own; a compiler traces with them."""
 
 
 class Executor(Component):
-    """PyTorch's eager mode. Subclasses override what they do faster."""
+    """Runs everything in PyTorch's eager mode; subclasses override what they run faster."""
 
     fixed_shapes = False  # whether drafts are padded to one width, so that few shapes occur
-    changes_modules = False  # whether `load` may change the modules that it is given
+    changes_modules = False  # whether `load` may change the module in place
 
     @classmethod
     def from_settings(cls, settings: Any, device: torch.device) -> "Executor":
-        """Raises ConfigError where it cannot run on this device."""
+        """Builds the executor for a device. Raises ConfigError if it cannot run there."""
         return cls()
 
     def load(self, module: Module) -> Module:
-        """The module that is run in place of a loaded one."""
+        """Returns the module to run in place of a freshly loaded one: the same object or another."""
         return module
 
     def weights(self, module: nn.Module) -> list[Tensor]:
-        """The weights of a module that `load` returned, each once."""
+        """The weight tensors, of any shape, of a module that `load` returned; each once."""
         return list(module.parameters())
 
     def leaf(self, function: Callable[..., Any], model: HasCache | None = None) -> Callable[..., Any]:
-        """A faster form of a function of tensors. `model` is the model whose cache it changes."""
+        """Returns a faster version of a function of tensors. `model` is the model whose cache it changes."""
         return function
 
     def phase(
         self, function: Callable[..., Any], model: HasCache | None = None, usual: bool = True
     ) -> Callable[..., Any]:
-        """Likewise for a function that calls leaves; `usual` if its shapes are those of most calls."""
+        """As `leaf`, for a function that itself calls leaves. `usual` says whether this call has the shapes of most
+        calls."""
         return function
 
     def columns(self, needed: int, capacity: int | None = None) -> int:
-        """How many cache columns to allocate, or (at most `capacity`) to attend to."""
+        """Number of cache columns to allocate for `needed` ones or, given the cache's `capacity`, to attend to."""
         return needed
 
     def lengths(self, columns: int) -> list[int]:
-        """Text lengths to warm up, one per shape bucket up to `columns`; empty if there are no buckets."""
+        """Text lengths, in tokens, to warm up: one per shape bucket up to `columns`; empty without buckets."""
         return []
 
     def doubles(self, weights: int, tied: int, device: torch.device, dtype: torch.dtype) -> int:
-        """Bytes of a model's weights that will exist twice, of `weights` in all and `tied` in a head that
-        shares the embedding."""
+        """Bytes of a model's weights that this executor stores twice, out of `weights` bytes in all and `tied` bytes in
+        an output matrix that is also the embedding."""
         return 0
 
     def bytes(self) -> int:
-        """Memory that the executor itself holds: packed weights, graph pools."""
+        """Bytes that the executor itself holds: second copies of weights, graph pools."""
         return 0

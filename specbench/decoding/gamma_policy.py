@@ -1,4 +1,4 @@
-"""What a gamma policy is: how many tokens to draft in the next round."""
+"""Base class of gamma policies: how many tokens to draft in each round (section 3.5)."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -16,7 +16,7 @@ Floats = npt.NDArray[np.float64]
 
 
 class RowsSeen(Protocol):
-    """What a policy sees of a state; replay stands in with one row."""
+    """The part of a `State` that gamma policies read; replay passes an object with one row."""
 
     lengths: list[int]
     prompt_lengths: list[int]
@@ -27,20 +27,21 @@ class RowsSeen(Protocol):
 
 
 class Costs(Protocol):
-    """What rounds cost and how often guesses were accepted, as far as it has been measured."""
+    """Measured cost of rounds and acceptance of guesses, for policies that choose by cost."""
 
     @property
     def alpha(self) -> float:
-        """Mean beta."""
+        """Mean beta so far."""
 
     acceptance: tuple[float, int]  # sum of betas, tested positions
 
     def seconds(self, largest: int) -> Floats:
-        """Time of a round with 0 .. largest drafted tokens, [largest + 1]."""
+        """Seconds that a round with 0 .. largest drafted tokens takes, [largest + 1]."""
 
 
 class DraftStop(Protocol):
-    """Ends a row's draft while it is being drawn."""
+    """Stops a row's draft while it is being drawn. `signal` computes a number from each guess, `go_on` decides: see
+    `GammaPolicy`."""
 
     @property
     def signal(self) -> Signal | None: ...
@@ -49,19 +50,22 @@ class DraftStop(Protocol):
 
 
 class GammaPolicy(Component, ABC):
-    """`largest` is the most tokens that it drafts, `widths` the lengths of draft that it uses, which
-    executors with fixed shapes pad to, and `constant` is gamma where it never changes."""
+    """Chooses gamma for every row and round.
 
-    replay_only: ClassVar[bool] = False  # whether it knows the future
-    calibrated: ClassVar[bool] = False  # whether it chooses by measured costs
-    watches: ClassVar[bool] = False  # whether it may end a draft by the signal of a guess
+    `largest` is the most tokens that it drafts. `widths` are the draft lengths that it uses, to which executors with
+    fixed shapes pad. `constant` is gamma if it never changes, else None.
+    """
+
+    replay_only: ClassVar[bool] = False  # whether it needs `foresee`, so that only replay can run it
+    calibrated: ClassVar[bool] = False  # whether it needs `calibrate`
+    watches: ClassVar[bool] = False  # whether it may stop a draft after any guess
 
     largest: int
     widths: tuple[int, ...]
     constant: int | None = None
-    # A number of q [B, V] (before argmax at temperature 0) and the guess [B]: [B].
+    # Maps q [B, V] (before argmax at temperature 0) and the guesses [B] to one number per row, [B].
     signal: Signal | None = None
-    traced_as: str = ""  # the column of a stored text that replay takes for the signal
+    traced_as: str = ""  # the field of `simulate.Text` that replay uses as the signal
 
     @classmethod
     def from_settings(cls, settings: Any) -> "GammaPolicy":
@@ -81,22 +85,24 @@ class GammaPolicy(Component, ABC):
 
     @property
     def stop(self) -> DraftStop | None:
-        """The policy itself, where it looks at each guess of a draft."""
+        """Itself if it decides after each guess whether to draft another, else None."""
         return None if self.signal is None else self
 
     def calibrate(self, costs: Costs) -> None:
-        """Takes the time of a round by gamma, and a first mean beta."""
+        """Receives the measured seconds of a round by gamma, and a first mean beta."""
 
     @abstractmethod
     def next_gamma(self, state: RowsSeen) -> list[int]:
-        """Tokens to draft, per row."""
+        """gamma of the next round, one number per row."""
 
     def go_on(self, state: RowsSeen, count: list[int], signals: list[float]) -> list[bool]:
-        """Whether to draft another guess, per row, given how many there are and the signal of the last one."""
+        """Whether to draft another guess, per row, from the number of guesses so far and the signal of the last one."""
         return [True] * len(count)
 
     def observe(self, draft: Draft, kept: list[int]) -> None:
-        """What became of the round: `kept` tokens per row, its own one included, 0 in idle rows."""
+        """Receives the finished round. kept[b] is the number of tokens that row b kept, recovered or bonus token
+        included; 0 in idle rows."""
 
     def foresee(self, outcomes: Sequence[bool], betas: Floats) -> None:
-        """In replay, for each position of the next text: whether a guess would be accepted there, and beta."""
+        """Only in replay: for each position of the next text, whether a guess would be accepted there, and beta
+        [positions]."""

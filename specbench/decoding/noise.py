@@ -1,9 +1,11 @@
 """Counter-based randomness: a number is a pure function of (seed, prompt, position, stream).
 
-So a prompt's tokens depend neither on the batch it is decoded in nor on the order of rounds, and
-a decode can be replayed. A position is proposed, tested and resampled from three separate
-streams. Rejected guesses are forgotten before their noise is used again, so the noise of a
-position is still fresh, given everything that was kept before it.
+So a prompt's tokens depend neither on the batch it is decoded in nor on the order of rounds, and a decode can be
+replayed. The proposal, the acceptance and the residual draw of a position use three separate streams. Guesses after a
+rejected one are discarded. Unless the verdict depended on them (then `renew` is called), the bits of their positions
+are independent of everything that was kept, and are used again.
+
+B rows, T columns, V vocabulary.
 """
 
 import hashlib
@@ -20,47 +22,49 @@ Made = TypeVar("Made")
 
 
 def prompt_key(seed: int, prompt_id: str) -> int:
-    """A 63-bit key for one prompt under one seed."""
+    """A 63-bit integer key for one prompt under one seed."""
     digest = hashlib.sha256(f"{seed}/{prompt_id}".encode()).digest()
     return int.from_bytes(digest[:8], "big") >> 1
 
 
 def noise_bits(keys: Tensor, positions: int) -> Tensor:
-    """64 random bits for every stream, row and position: keys [B] int64 -> [3, B, T] int64."""
+    """64 random bits for every stream, row and position: keys [B] int64 -> [3, B, positions] int64."""
     stream = torch.arange(STREAMS, device=keys.device)[:, None, None]
     counter = torch.arange(positions, device=keys.device) * STREAMS + stream  # [3, 1, T]
     return _mix(keys[None, :, None] + _mix(counter + 1))
 
 
 def uniforms(bits: Tensor) -> Tensor:
-    """Uniforms in (0, 1), float64, from the upper 52 of 64 random bits each."""
+    """Uniforms in (0, 1), float64, from the upper 52 of 64 random bits each: bits [...] -> [...]."""
     return (_logical_shift(bits, 12).double() + 0.5) * 2.0**-52
 
 
 def exponentials(bits: Tensor, vocab_size: int) -> Tensor:
-    """A standard exponential for each token, from one set of bits: [...] -> [..., V] float64."""
+    """A standard exponential for each token, from one set of 64 bits: bits [...] -> [..., V] float64."""
     x = (bits.unsqueeze(-1) ^ constant(token_bits)(vocab_size, bits.device)) * -0x40A7B892E31B1A47
     x = (x ^ (x >> 32)) * -0x6B2FB644ECCEEE15
     return uniforms(x).log().neg()
 
 
 def token_bits(vocab_size: int, device: torch.device) -> Tensor:
-    """64 bits that tell one token from another, [V]."""
+    """64 pseudo-random bits of each token id, [V]."""
     return _mix(_mix(torch.arange(vocab_size, device=device) - 0x61C8864680B583EB))
 
 
 def sibling_bits(bits: Tensor, number: Tensor) -> Tensor:
-    """Independent bits for several draws at one position: bits [...] for draw 0, others for 1, 2, ..."""
+    """Independent bits for several draws at one position: given bits [...] and the draw's number [...], the bits
+    themselves for number 0 and other bits [...] for 1, 2, ..."""
     return torch.where(number == 0, bits, _mix(bits + number * -0x61C8864680B583EB))
 
 
 def renew(noise: Tensor, done: Tensor) -> None:
-    """Other bits in a table [3, B, T], in place, for rows that are not done [B]."""
+    """Replaces the bits of rows that are not done, in place: noise [3, B, T], done [B]."""
     noise.copy_(torch.where(done[:, None], noise, _mix(noise + 1)))
 
 
 def constant(make: Callable[..., Made]) -> Callable[..., Made]:
-    """A function of hashable arguments whose tensors are made once and kept; traced code makes its own."""
+    """A version of `make` that keeps what it returned for each set of hashable arguments; for tensors that never
+    change. While a compiler traces it is `make` itself, so that traced code makes its own."""
     return make if torch.compiler.is_compiling() else _kept(make)
 
 
@@ -70,11 +74,13 @@ def _kept(make: Callable[..., Made]) -> Callable[..., Made]:
 
 
 def _mix(x: Tensor) -> Tensor:
-    """The finaliser of splitmix64: every input bit flips every output bit with probability 1/2."""
+    """The finaliser of splitmix64: [...] int64 -> [...]. Every input bit flips every output bit with probability
+    1/2."""
     x = (x ^ _logical_shift(x, 30)) * -0x40A7B892E31B1A47
     x = (x ^ _logical_shift(x, 27)) * -0x6B2FB644ECCEEE15
     return x ^ _logical_shift(x, 31)
 
 
 def _logical_shift(x: Tensor, bits: int) -> Tensor:
+    """x [...] int64 shifted right by `bits`, with zeros shifted in."""
     return (x >> bits) & ((1 << (64 - bits)) - 1)

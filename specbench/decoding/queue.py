@@ -1,8 +1,8 @@
-"""Continuous batching: requests wait in a queue, and a row that ends is handed on at once.
+"""Continuous batching: requests wait in a queue, and a row whose text has ended goes to the next request at once.
 
-Before each round the decoder asks the queue for rows (`feed`). It collects what ended, admits
-requests while rows and cache columns of every model are free, and reads a chunk of the prompts
-that are waiting to be read, so that rows which decode already are never held up for long.
+Before each round the decoder calls the queue (`feed`). It collects the texts that have ended, admits requests while
+rows and cache columns of every model are free, and reads a chunk of the prompts of admitted requests, so that rows that
+already decode are not held up for long.
 """
 
 import time
@@ -17,29 +17,29 @@ from specbench.settings import ConfigError
 
 @dataclass
 class RequestTimes:
-    """When a request came and what it waited for, in seconds since decoding began."""
+    """When a request arrived, got a row, and got its first and last token: seconds since decoding began."""
 
     arrived: float
-    admitted: float = 0.0  # to a row
+    admitted: float = 0.0  # got a row
     first_token: float = 0.0
     finished: float = 0.0
 
 
 @dataclass
 class Output:
-    """What became of a job."""
+    """What was decoded for a job."""
 
-    tokens: list[int] = field(default_factory=list)  # new ones
+    tokens: list[int] = field(default_factory=list)  # generated tokens
     times: RequestTimes | None = None  # where requests arrive over time
 
 
 class Queue:
-    """The feed of `decode_speculative` and `decode_autoregressive`, and the tokens that came out.
+    """The `feed` of both decoding loops; `outputs` holds what was decoded.
 
-    `models` are those with a cache: the target, and the drafter's if it has one. Before each round at most
-    about `prefill_chunk` prompt tokens are read. `spare` columns beyond a job's limit take the guesses of
-    its last round. With `arrivals`, in seconds from the first call and in order, a job exists only from
-    then on; else all are there at once.
+    `models` are those with a cache: the target, and the drafter's if it has one. Before each round at most about
+    `prefill_chunk` prompt tokens are read. `spare` cache columns beyond a job's limit take the guesses of its last
+    round. `arrivals`, in seconds from the first call and in order, says when each job arrives; without it all jobs are
+    there at once.
     """
 
     def __init__(
@@ -59,7 +59,8 @@ class Queue:
         self.began: float | None = None
 
     def __call__(self, state: State, clock: Clock) -> bool:
-        """Whether there is a row to decode."""
+        """Collects, admits and reads; returns whether any row is active. Raises ConfigError if a request needs more
+        cache columns than the cache can have."""
         if self.arrivals is not None:
             self._watch(state)
         self._collect(state)
@@ -84,7 +85,7 @@ class Queue:
         return time.perf_counter() - self.began
 
     def _watch(self, state: State) -> None:
-        """Notes which requests have their first token, and which are finished."""
+        """Notes the time of first and last tokens that are there since the last call."""
         now = self._now
         for row, owner in enumerate(state.owners):
             if owner >= 0 and state.lengths[row] > state.prompt_lengths[row]:
@@ -94,7 +95,8 @@ class Queue:
                 times.finished = now
 
     def _arrive(self, state: State, clock: Clock) -> None:
-        """Takes the requests that have come; where there is nothing else to do, waits for the next."""
+        """Moves requests that have arrived to the waiting list. If there is nothing to decode, sleeps until the next
+        one arrives."""
         assert self.arrivals is not None
         idle = not any(owner >= 0 for owner in state.owners) and not self.waiting
         if idle and self.coming:
@@ -105,7 +107,7 @@ class Queue:
             self.waiting.append(self.coming.pop(0))
 
     def _collect(self, state: State) -> None:
-        """Takes the text of rows that ended, and frees them."""
+        """Stores the tokens of rows that ended, and frees these rows."""
         ended = [
             row
             for row, owner in enumerate(state.owners)
@@ -121,6 +123,7 @@ class Queue:
                 model.release(row)
 
     def _admit(self, state: State) -> None:
+        """Gives free rows to waiting requests, in order, while they fit into every cache."""
         free = [row for row, owner in enumerate(state.owners) if owner < 0]
         rows: list[int] = []
         owners: list[int] = []
@@ -150,7 +153,7 @@ class Queue:
         return all(model.may_admit(job, job.limit + self.spare) for model in self.models)
 
     def _read(self, state: State) -> None:
-        """Reads at most about `prefill_chunk` tokens, for all rows together if they all begin."""
+        """Reads at most about `prefill_chunk` prompt tokens; for all rows together if they all begin."""
         if len(self.reading) == state.batch_size and not any(any(model.cached) for model in self.models):
             for model in self.models:
                 model.prefill(state, chunk=max(1, self.prefill_chunk // state.batch_size))
@@ -170,6 +173,7 @@ class Queue:
                 self._begin(state, [row])
 
     def _begin(self, state: State, rows: list[int]) -> None:
+        """Makes these rows active: their prompts have been read."""
         self.reading = [row for row in self.reading if row not in rows]
         for row in rows:
             for model in self.models:

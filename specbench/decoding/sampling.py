@@ -1,7 +1,7 @@
-"""Standardized sampling (paper, section 2.2): logits to the distribution that is sampled from.
+"""Standardized sampling (section 2.2): from logits to the distribution that is sampled from.
 
-Temperature, top-k, top-p and the repetition penalty are applied to target and drafter alike, in
-the order transformers applies them, so that what is left is plain sampling from a distribution.
+Temperature, top-k, top-p and the repetition penalty are applied to target and drafter alike, in the order transformers
+applies them, so that what is left is plain sampling from a distribution.
 """
 
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from specbench.decoding.noise import exponentials
 class Sampling:
     """How logits become probabilities. top_k = 0, top_p = 1 and repetition_penalty = 1 are off.
 
-    `before_argmax` leaves out the argmax of temperature 0: what lenience compares there (A.5).
+    `before_argmax` leaves out the argmax of temperature 0, because lenience compares probabilities before it (A.5).
     """
 
     temperature: float = 1.0
@@ -45,12 +45,15 @@ class Sampling:
         return self.truncate(logits).softmax(-1)
 
     def penalize(self, logits: Tensor, seen: Tensor | None) -> Tensor:
+        """Logits [..., V] after the repetition penalty on the tokens that `seen` [..., V] marks; unchanged if `seen` is
+        None."""
         if self.repetition_penalty == 1 or seen is None:
             return logits
         penalty = self.repetition_penalty
         return torch.where(seen, torch.where(logits < 0, logits * penalty, logits / penalty), logits)
 
     def truncate(self, logits: Tensor) -> Tensor:
+        """Logits [..., V] with -inf for all tokens outside top-k and top-p."""
         if 0 < self.top_k < logits.shape[-1]:
             kth = logits.topk(self.top_k, dim=-1).values[..., -1:]
             logits = logits.masked_fill(logits < kth, -torch.inf)
@@ -63,10 +66,10 @@ class Sampling:
 
 
 def draw(weights: Tensor, bits: Tensor) -> Tensor:
-    """Samples from unnormalised weights [..., V] with random bits [...], one set per draw.
+    """Samples one token from each of the unnormalised weights [..., V], with random bits [...]: tokens [...].
 
-    An exponential race: token x finishes at E_x / w_x, and the first one wins with probability
-    proportional to w_x. Unlike the inverse of a cumulative sum, whose thousands of boundaries all
-    move when a sum is rounded differently, it gives the same token in a batch of any size.
+    An exponential race: token x finishes at E_x / w_x, and the first one wins with probability proportional to w_x.
+    Unlike the inverse of a cumulative sum, whose thousands of boundaries all move when a sum is rounded differently, it
+    gives the same token in a batch of any size.
     """
     return (weights / exponentials(bits, weights.shape[-1])).argmax(-1)

@@ -1,7 +1,7 @@
 """Algorithm 1 of Leviathan, Kalman, Matias 2023, for a batch of ragged rows.
 
-M_p is the target, M_q the drafter. A round samples gamma guesses from M_q, runs M_p once on all
-of them, keeps the n that the verifier accepts and adds one token t of the target's own.
+M_p is the target, M_q the drafter. A round samples gamma guesses from M_q, runs M_p once on all of them, keeps the n
+that the verifier accepts and adds one token t: recovered after a rejection, bonus if all were accepted.
 """
 
 from collections.abc import Callable
@@ -24,11 +24,11 @@ Feed = Callable[[State, Clock], bool]
 
 
 def ignore(state: State, scores: Scores, draft: Draft, verdict: Verdict, kept: Tensor) -> None:
-    """The round hook of a run that records nothing."""
+    """A round hook that records nothing. kept [B] is the number of tokens that each row kept."""
 
 
 def these_rows(state: State, clock: Clock) -> bool:
-    """The feed of a batch that nobody joins: decoding goes on while a row is active."""
+    """The feed of a fixed batch: True while a row is active."""
     return any(state.active)
 
 
@@ -43,10 +43,10 @@ def decode_speculative(
     feed: Feed = these_rows,
     begin: bool = True,
 ) -> State:
-    """Decodes until `feed`, which may admit new rows before each round, says that there is none. Without
-    `begin` the drafter goes on with rows that it knows.
+    """Repeats Algorithm 1 until `feed` returns False; returns the state. `feed` may admit new rows before each round.
+    With `begin=False` the drafter keeps what it knows of the rows.
 
-    The caches of the target, for every active row, must hold all committed tokens but the last.
+    For every active row, the target's cache must hold all committed tokens but the last.
     """
     if begin:
         drafter.begin(state, policy.stop)
@@ -80,8 +80,9 @@ def decode_speculative(
 def accept_and_append(
     state: State, p: Tensor, draft: Draft, verifier: Verifier, executor: Executor
 ) -> tuple[Verdict, Tensor]:
-    """The verdict on a draft, and [B], how many tokens of it each row kept. p [B, N + 1, V]."""
-    if state.stop_strings is not None:  # these are found on the host
+    """Judges a draft and commits its tokens: returns the verdict, and the number of tokens that each row kept [B]. p
+    [B, N + 1, V]."""
+    if state.stop_strings is not None:  # stop strings are searched on the host, outside the leaf
         verdict = verifier.accept(p, draft, Noise.of(state.rows, draft))
         kept = state.append(verdict)
         if verifier.looks_ahead:
@@ -93,8 +94,8 @@ def accept_and_append(
 
 
 def accept_and_commit(verifier: Verifier, p: Tensor, draft: Draft, rows: Rows) -> tuple[Verdict, Tensor, Tensor]:
-    """`Verifier.accept` and `commit_tokens` as one function of tensors: the verdict, tokens kept [B], and
-    lengths and ends [2, B]. p [B, N + 1, V]."""
+    """`Verifier.accept` and `commit_tokens` as one function of tensors, for executors: returns the verdict, the number
+    of tokens kept [B], and length and done [2, B]. p [B, N + 1, V]."""
     verdict = verifier.accept(p, draft, Noise.of(rows, draft))
     kept, summary = commit_tokens(rows, verdict)
     if verifier.looks_ahead:
@@ -105,18 +106,19 @@ def accept_and_commit(verifier: Verifier, p: Tensor, draft: Draft, rows: Rows) -
 def settle(
     state: State, draft: Draft, verdict: Verdict, scores: Scores, kept: Tensor, target: Target, drafter: Drafter
 ) -> None:
-    """Both models keep what was accepted, and forget the rest. kept [B] tokens of each row."""
+    """Both models keep the accepted guesses in their caches and forget the others. kept [B] is the number of tokens
+    that each row kept."""
     base = state.length - kept
     target.settle(state, draft, verdict, scores, base)
     drafter.settle(state, draft, verdict, scores, base)
 
 
 def shrink(gamma: list[int], state: State, drafter: Drafter) -> list[int]:
-    """gamma, cut to what max_new_tokens and the contexts of both models still hold."""
+    """gamma per row, cut to the number of guesses that max_new_tokens and the contexts of both models still allow."""
     return [min(wanted, room) for wanted, room in zip(gamma, state.room(drafter.context), strict=True)]
 
 
 def pad_to(policy: GammaPolicy, draft: Draft) -> int:
-    """The next of the policy's widths."""
+    """The smallest of the policy's widths that holds the draft."""
     drafted = draft.tokens.shape[1]
     return next((width for width in policy.widths if width >= drafted), drafted)

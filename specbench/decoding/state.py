@@ -13,43 +13,43 @@ from specbench.decoding.stopping import StopStrings
 
 @dataclass(frozen=True)
 class Job:
-    """A request to decode: its prompt, the length at which it ends, and the key of its noise."""
+    """A request to decode."""
 
     tokens: Sequence[int]  # what the decoder's text begins with
-    limit: int
-    key: int
+    limit: int  # the length in tokens, prompt included, at which it ends
+    key: int  # of its noise
     encoder_tokens: Sequence[int] | None = None  # what an encoder reads, where there is one
 
 
 @dataclass(frozen=True)
 class Rows:
-    """The tensors of a state. They stay where they are, so code may be captured around them."""
+    """The tensors of a state. They keep their addresses, so that code can be captured around them."""
 
-    tokens: Tensor  # [B, T]; what stands at and beyond `length` means nothing
-    length: Tensor  # [B]
+    tokens: Tensor  # [B, T]; columns at and beyond `length` are undefined
+    length: Tensor  # [B], committed tokens
     limit: Tensor  # [B], the length at which max_new_tokens or the context ends the row
-    done: Tensor  # [B]
+    done: Tensor  # [B] bool
     noise: Tensor  # [3, B, T], 64 random bits by stream, row and position
-    stop_tokens: Tensor  # [S]
+    stop_tokens: Tensor  # [S], ids of the tokens that end a text
 
 
 @dataclass
 class State:
-    """Committed tokens of B ragged rows. The last one of each row is not in any cache yet.
+    """Committed tokens of B ragged rows. The last token of each row is not in any cache yet.
 
-    A row is idle (`done`, and not `active`) before its prompt is read and after its text ends.
+    A row is idle (`done`, and not `active`) before its prompt is read and after its text has ended.
     """
 
     rows: Rows
     lengths: list[int]  # host copy of `length`, refreshed once a round
-    limits: list[int]
-    prompt_lengths: list[int]
+    limits: list[int]  # host copy of `limit`
+    prompt_lengths: list[int]  # tokens
     active: list[bool]  # host copy of ~done
-    owners: list[int]  # which request has the row; -1 is none
+    owners: list[int]  # the number of the request that has the row; -1 if none
     stop_strings: StopStrings | None = None
-    waiting: int = 0  # requests that have come and have no row yet
+    waiting: int = 0  # requests that have arrived and have no row yet
     admitted: int = 0  # requests that ever had a row
-    serials: dict[int, int] = field(default_factory=dict)  # by row, a number that no other request has
+    serials: dict[int, int] = field(default_factory=dict)  # by row, a number that is unique to its request
 
     @staticmethod
     def idle(
@@ -59,7 +59,7 @@ class State:
         device: torch.device,
         stop_strings: StopStrings | None = None,
     ) -> "State":
-        """Rows of `width` columns without a request."""
+        """A state of `rows` idle rows of `width` columns, without requests."""
 
         def filled(value: int, kind: torch.dtype = torch.long) -> Tensor:
             return torch.full((rows,), value, dtype=kind, device=device)
@@ -82,7 +82,7 @@ class State:
         )
 
     def clear(self) -> None:
-        """All rows idle again, in the same tensors."""
+        """Makes all rows idle again, in the same tensors."""
         self.rows.length.fill_(1)
         self.rows.limit.fill_(1)
         self.rows.done.fill_(True)
@@ -91,7 +91,8 @@ class State:
         self.active, self.owners = [False] * rows, [-1] * rows
 
     def admit(self, jobs: Sequence[Job], rows: Sequence[int], owners: Sequence[int]) -> None:
-        """Gives rows to requests. They stay idle until `begin`."""
+        """Writes prompt, limit and noise of each job into one of `rows`; `owners` are the numbers of the requests. The
+        rows stay idle until `begin`."""
         device, width = self.tokens.device, self.tokens.shape[1]
         where = torch.tensor(list(rows), device=device)
         self.tokens[where] = torch.tensor([[*j.tokens, *[0] * (width - len(j.tokens))] for j in jobs], device=device)
@@ -105,7 +106,7 @@ class State:
             self.serials[row] = self.admitted
 
     def begin(self, rows: Sequence[int]) -> None:
-        """These rows' prompts have been read: decoding can start."""
+        """Makes these rows active: their prompts have been read."""
         self.rows.done[torch.tensor(list(rows), device=self.tokens.device)] = False
         for row in rows:
             self.active[row] = True
@@ -118,8 +119,8 @@ class State:
         device: torch.device,
         stop_strings: StopStrings | None = None,
     ) -> "State":
-        """A batch in which every row decodes at once. `spare` columns beyond the longest limit
-        take the guesses of rows that are done."""
+        """A state in which every job has a row and decodes at once. `spare` columns beyond the longest limit take the
+        guesses of rows that are done."""
         rows = range(len(jobs))
         state = State.idle(len(jobs), max(j.limit for j in jobs) + spare, stop_tokens, device, stop_strings)
         state.admit(jobs, rows, rows)
@@ -147,27 +148,29 @@ class State:
         return max(self.lengths)
 
     def room(self, context: int) -> list[int]:
-        """Per row, how many guesses can still be kept: the round's own token needs a place too."""
+        """How many guesses each row can still keep within its limit and `context` tokens. One place is left for the
+        round's recovered or bonus token."""
         return [
             max(0, min(limit, context) - length - 1) if active else 0
             for limit, length, active in zip(self.limits, self.lengths, self.active, strict=True)
         ]
 
     def append(self, verdict: Verdict) -> Tensor:
-        """Commits x_1 .. x_n, t up to the first stop; returns [B], how many tokens each row kept."""
+        """Commits x_1 .. x_n, t of each row up to the first stop; returns the number of tokens that each row kept,
+        [B]."""
         cuts = None if self.stop_strings is None else self._find_stop_strings(verdict)
         kept, summary = commit_tokens(self.rows, verdict, cuts)
         self.synchronise(summary)
         return kept
 
     def synchronise(self, summary: Tensor) -> None:
-        """The one host synchronisation of a round: lengths and stops, [2, B], to the host."""
+        """The one host synchronisation of a round: copies length and done, [2, B], to `lengths` and `active`."""
         self.lengths, done = summary.tolist()
         self.active = [not d for d in done]
 
     def _find_stop_strings(self, verdict: Verdict) -> Tensor:
-        """[B], the tokens to keep where one of them completes a stop string, else more than there
-        are. Costs a host synchronisation of its own."""
+        """[B]: the number of the round's tokens up to the one that completes a stop string, or more than there are if
+        none does. Costs a host synchronisation of its own."""
         assert self.stop_strings is not None
         new, counts = verdict.tokens.tolist(), verdict.accepted.tolist()
         cuts = [len(row) + 1 for row in new]
@@ -178,17 +181,17 @@ class State:
         return torch.tensor(cuts, device=self.tokens.device)
 
     def new_tokens(self) -> list[list[int]]:
-        """What was generated, per row, without the prompt."""
+        """The generated tokens of each row, without its prompt."""
         rows = self.tokens.tolist()
         spans = zip(rows, self.prompt_lengths, self.lengths, strict=True)
         return [row[start:end] for row, start, end in spans]
 
 
 def commit_tokens(rows: Rows, verdict: Verdict, cuts: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Writes the verdict behind the text of each row and moves length and done, all in place.
+    """Writes the verdict's tokens behind the text of each row, and updates length and done, all in place.
 
-    Of the n + 1 new tokens, those up to the first stop token, to `cuts` [B] and to the limit are
-    kept. Returns kept [B] and, for the host, length and done as one tensor [2, B].
+    Of the n + 1 new tokens, those up to the first stop token, to cuts[b] and to the limit are kept; cuts [B]. Returns
+    kept [B], and for the host length and done as one tensor [2, B].
     """
     new, length, done = verdict.tokens, rows.length, rows.done
     offsets = torch.arange(new.shape[1], device=new.device)
@@ -207,12 +210,13 @@ def commit_tokens(rows: Rows, verdict: Verdict, cuts: Tensor | None = None) -> t
 
 
 def window(values: Tensor, begin: Tensor, width: int) -> Tensor:
-    """values [B, T] at positions begin[b] .. begin[b] + width - 1: [B, width]."""
+    """values [B, T] at the `width` positions from begin [B] on: [B, width]."""
     return values.gather(1, begin[:, None] + torch.arange(width, device=values.device))
 
 
 def seen_tokens(text: Tensor, length: Tensor, vocab_size: int) -> Tensor:
-    """[B, V]: which of the first `length` tokens the repetition penalty counts as used."""
+    """[B, V] bool: the tokens among the first length[b] of each text, which the repetition penalty applies to. text [B,
+    T], length [B]."""
     committed = torch.arange(text.shape[1], device=text.device) < length[:, None]
     counts = torch.zeros(text.shape[0], vocab_size, dtype=torch.long, device=text.device)
     return counts.scatter_add_(1, text, committed.long()) > 0

@@ -1,4 +1,7 @@
-"""What the decoder asks of a model: reading text into a cache, and of the target, scoring a draft."""
+"""Base classes of models: `Model` reads text into a cache, `Target` also scores drafts.
+
+B rows, N nodes, D levels, T columns, V vocabulary, H hidden.
+"""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -13,20 +16,21 @@ from specbench.decoding.executor import Executor
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.state import Job, State
 
-READ_CHUNK = 2048  # tokens per row and forward where nothing else says how much
+READ_CHUNK = 2048  # tokens per row and forward, by default
 
 
 @dataclass(frozen=True)
 class Scores:
-    """What a target made of a draft. An entry is the last committed token (0) or node i (i + 1)."""
+    """The target's distributions for a draft. Entry 0 is the last committed token, entry i + 1 is node i."""
 
-    p: Tensor  # [B, N + 1, V], the law after each entry
+    p: Tensor  # [B, N + 1, V], the distribution of the token after each entry
     width: int  # tokens of each row that the call read
-    hidden: Tensor | None = None  # [B, width, H], what the output matrix was applied to, if it was asked for
-    place: Tensor | None = None  # [B, N + 1], where each entry was read, if guesses shared places
+    hidden: Tensor | None = None  # [B, width, H], last hidden states (inputs of the output matrix), if asked for
+    place: Tensor | None = None  # [B, N + 1], each entry's index among the tokens read, if guesses shared places
 
     def hidden_after(self, verdict: Verdict) -> Tensor:
-        """[B, H]: the hidden state of the last accepted guess, from which the token t was drawn."""
+        """[B, H]: the hidden state from which t was drawn, that of the last accepted guess (of the last committed token
+        if none was accepted)."""
         assert self.hidden is not None
         n = verdict.accepted
         entry = n
@@ -39,10 +43,10 @@ class Scores:
 
 
 class Model(Component, ABC):
-    """A language model with a cache, which reads the texts of rows that come and go.
+    """A language model with a cache, for rows that requests enter and leave.
 
-    `cached[b]` leading tokens of row b are in the cache. A forward that begins at position s forgets what
-    was read at and beyond s: this is the rollback.
+    The first cached[b] tokens of row b are in the cache. A forward that begins at position s forgets everything at and
+    beyond s: this is the rollback.
     """
 
     name: str
@@ -53,20 +57,20 @@ class Model(Component, ABC):
     executor: Executor
     device: torch.device
     dtype: torch.dtype  # the precision of its arithmetic
-    weight_bytes: int
+    weight_bytes: int  # bytes of all weights
     step_bytes: float  # bytes of weights that a one-token step reads
     operations_per_token: float  # multiply-adds with weights: what c_hat compares (Definition 3.10)
-    cached: list[int]
+    cached: list[int]  # by row, the number of leading tokens in the cache
 
     @property
     @abstractmethod
     def vocab_size(self) -> int:
-        """V, rows of the output matrix."""
+        """V, the number of rows of the output matrix."""
 
     @property
     @abstractmethod
     def context(self) -> int:
-        """Positions that the model was made for."""
+        """The longest text that the model supports, in tokens."""
 
     @property
     @abstractmethod
@@ -75,40 +79,43 @@ class Model(Component, ABC):
 
     @abstractmethod
     def allocate(self, rows: int, columns: int) -> None:
-        """An empty cache of at least `columns` positions for each row."""
+        """Makes an empty cache of at least `columns` positions for each of `rows` rows."""
 
     @abstractmethod
     def prefill(self, state: State, upto: int | None = None, start: int = 0, chunk: int = READ_CHUNK) -> None:
-        """Reads committed tokens of all rows into the cache, all but the last of each row."""
+        """Reads the committed tokens `start` .. upto - 1 of all rows into the cache, `chunk` of each row per forward.
+        By default all but the last of each row."""
 
     @abstractmethod
     def read(self, state: State, row: int, begin: int, end: int) -> None:
-        """Reads the committed tokens begin .. end - 1 of one row; the others are left alone."""
+        """Reads the committed tokens begin .. end - 1 of one row into the cache; other rows are not touched."""
 
     @abstractmethod
     def may_admit(self, job: Job, columns: int) -> bool:
-        """Whether the cache has room for this request, of at most `columns` columns."""
+        """Whether the cache has room for this request, which needs at most `columns` columns."""
 
     @abstractmethod
     def admit(self, row: int, job: Job, columns: int) -> None:
-        """Gives a row of the cache to a request. `cached[row]` of its tokens may be there already."""
+        """Gives a row of the cache to a request, and sets cached[row] to the number of its tokens that the cache
+        already holds."""
 
     @abstractmethod
     def prompt_read(self, row: int, job: Job) -> None:
-        """The row's prompt has been read completely, and may be shared with other rows."""
+        """Called when the row's prompt has been read completely: other rows may share it from now on."""
 
     @abstractmethod
     def release(self, row: int) -> None:
-        """The row's request has ended."""
+        """Frees a row of the cache: its request has ended."""
 
     @abstractmethod
     def read_text(self, text: Tensor, begin: int, end: int) -> Tensor:
-        """Logits [1, end - begin, V] after each of the tokens begin - 1 .. end - 2 of a text [1, T], read
-        through row 0, which must hold what comes before."""
+        """Logits [1, end - begin, V] that predict the tokens begin .. end - 1 of a text [1, T]. The tokens before them,
+        begin - 1 .. end - 2, are read through row 0, which must hold all earlier ones."""
 
     @abstractmethod
     def open_text(self, text: Tensor, begin: int, end: int) -> None:
-        """Empties the cache and reads the first begin - 1 tokens of a text [1, T] into row 0."""
+        """Empties the cache and reads the first begin - 1 tokens of a text [1, T] into row 0; it will be read on to
+        position `end`."""
 
     @abstractmethod
     def cache_bytes(self) -> int:
@@ -116,17 +123,17 @@ class Model(Component, ABC):
 
     @abstractmethod
     def column_bytes(self) -> float:
-        """Bytes of one position's keys and values."""
+        """Bytes of the keys and values of one position of one row, all layers."""
 
 
 class Target(Model):
-    """M_p: what speculative decoding speeds up."""
+    """M_p, the model that speculative decoding speeds up."""
 
     @abstractmethod
     def score(self, state: State, draft: Draft, keep_hidden: bool = False) -> Scores:
-        """The target's distributions after the last committed token and after each guess, from one
-        forward on all of them."""
+        """Runs M_p once on the last committed token and every guess ("Run M_p in parallel" of Algorithm 1). With
+        `keep_hidden` the scores hold hidden states too."""
 
     @abstractmethod
     def settle(self, state: State, draft: Draft, verdict: Verdict, scores: Scores, base: Tensor) -> None:
-        """Keeps of the round's guesses what was accepted. base [B] is the column of node 0."""
+        """Keeps the accepted guesses in the cache and forgets the others. base [B] is the position of node 0."""

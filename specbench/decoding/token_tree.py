@@ -1,8 +1,8 @@
-"""Token trees: which guess sees which, and how guesses that spell the same text share a place.
+"""Token trees: depth and ancestors of each node, and packing of guesses that spell the same text (SpecInfer).
 
-The nodes of a draft stand in order of depth. `levels` says how many there are at each depth, the same in
-every row; `parent` [B, N] may differ by row, and a leading 1 stands for all rows. Entry 0 of a tree is the
-last committed token and entry i + 1 is node i.
+The nodes of a draft stand in order of depth. `levels` says how many there are at each depth, the same in every row;
+`parent` [B, N] may differ by row, and a leading 1 stands for all rows. Entry 0 of a tree is the last committed token
+and entry i + 1 is node i. B rows, N nodes.
 """
 
 from collections.abc import Sequence
@@ -20,19 +20,19 @@ ROOT, MISSING = -1, -2  # as a parent: the last committed token; the row has no 
 
 @dataclass(frozen=True)
 class Tree:
-    """New tokens of a forward: the last N of the M entries of a tree. A leading 1 stands for all rows."""
+    """The new tokens of a forward: the last N of the M entries of a tree. A leading 1 stands for all rows."""
 
     depth: Tensor  # [1 or B, N], distance from entry 0
     sees: Tensor  # [1 or B, N, M], the entries on the path to each new token, itself included
 
 
 def chain_levels(length: int) -> Levels:
-    """A chain of `length` nodes has one at each depth."""
+    """The levels of a chain of `length` nodes: one node at each depth."""
     return (1,) * length
 
 
 def level_ranges(levels: Levels) -> list[range]:
-    """The nodes of each depth."""
+    """The node indices of each depth."""
     ends = [0]
     for width in levels:
         ends.append(ends[-1] + width)
@@ -40,17 +40,17 @@ def level_ranges(levels: Levels) -> list[range]:
 
 
 def depths(levels: Levels) -> list[int]:
-    """The depth of each node, from 1."""
+    """The depth of each node; nodes without a parent node have depth 1."""
     return [depth for depth, width in enumerate(levels, 1) for _ in range(width)]
 
 
 def siblings(levels: Levels) -> list[int]:
-    """How many nodes of its depth stand before each node."""
+    """For each node, the number of nodes of the same depth before it."""
     return [i for width in levels for i in range(width)]
 
 
 def levels_of(parent: Sequence[int]) -> Levels:
-    """How many nodes of each depth a static tree has. Its nodes must stand in order of depth."""
+    """The number of nodes at each depth of a static tree, whose nodes must stand in order of depth."""
     found: list[int] = []
     for above in parent:
         found.append(1 if above == ROOT else found[above] + 1)
@@ -58,7 +58,7 @@ def levels_of(parent: Sequence[int]) -> Levels:
 
 
 def branching_tree(branching: Sequence[int]) -> tuple[int, ...]:
-    """The parents of the tree in which every node of depth d - 1 has branching[d - 1] children."""
+    """The parent of each node of the tree in which every node of depth d - 1 has branching[d - 1] children."""
     parent: list[int] = []
     above = [ROOT]
     for width in branching:
@@ -69,22 +69,22 @@ def branching_tree(branching: Sequence[int]) -> tuple[int, ...]:
 
 
 def static_parent(parent: tuple[int, ...], device: torch.device) -> Tensor:
-    """[1, N]: the same parents in every row."""
+    """[1, N]: the same parents for every row."""
     return torch.tensor([parent], dtype=torch.long, device=device)
 
 
 def chain_parent(length: int, device: torch.device) -> Tensor:
-    """[1, N]: each node's parent is the one before."""
+    """[1, N]: the parents of a chain, in which each node's parent is the node before it."""
     return static_parent(tuple(range(-1, length - 1)), device)
 
 
 def depth_of_entries(levels: Levels, device: torch.device) -> Tensor:
-    """[N + 1]: 0, then the depth of each node."""
+    """[N + 1]: 0 for entry 0, then the depth of each node."""
     return torch.tensor([0, *depths(levels)], device=device)
 
 
 def tree_of(levels: Levels, parent: Tensor) -> Tree:
-    """All entries of trees with these parents [1 or B, N]."""
+    """The `Tree` of all N + 1 entries, for parents [1 or B, N]."""
     N = parent.shape[1]
     own = torch.eye(N + 1, dtype=torch.bool, device=parent.device).expand(len(parent), -1, -1)
     sees = own[:, :1]
@@ -96,28 +96,28 @@ def tree_of(levels: Levels, parent: Tensor) -> Tree:
 
 
 def static_tree(parent: tuple[int, ...], device: torch.device) -> Tree:
-    """All entries of a tree that every row has."""
+    """The `Tree` of all N + 1 entries, the same in every row."""
     return tree_of(levels_of(parent), static_parent(parent, device))
 
 
 def newest(parent: tuple[int, ...], count: int, device: torch.device) -> Tree:
-    """The last `count` nodes of a static tree, where a cache holds the entries before them."""
+    """The `Tree` of the last `count` nodes of a static tree, for a cache that holds the entries before them."""
     whole = constant(static_tree)(parent, device)
     return Tree(whole.depth[:, -count:], whole.sees[:, -count:])
 
 
 @dataclass(frozen=True)
 class Packed:
-    """A draft in which guesses that spell the same text share one place (SpecInfer's prefix tree)."""
+    """A draft in which guesses that spell the same text share one place: SpecInfer's prefix tree."""
 
-    tokens: Tensor  # [B, M]
-    tree: Tree  # with its entry 0
+    tokens: Tensor  # [B, M], packed guesses
+    tree: Tree  # of M + 1 entries: the last committed token and the packed guesses
     place: Tensor  # [B, N + 1], the packed entry of each entry of the draft
 
 
 def pack(tokens: Tensor, levels: Levels, parent: Tensor, exists: Tensor) -> Packed:
-    """Packs guesses [B, N] with parents [1 or B, N], of which `exists` [B, N] says which are there. Each row
-    gets a tree of its own, as wide as the widest. Costs a host synchronisation."""
+    """Packs guesses tokens [B, N] with parents [1 or B, N] into a prefix tree per row, as wide as the widest row's
+    (SpecInfer). exists [B, N] says which guesses there are. Costs a host synchronisation."""
     B, N = tokens.shape
     entry = torch.zeros(B, N + 1, dtype=torch.long, device=tokens.device)  # first entry with the same text
     parent_entry = (parent + 1).clamp(min=0).expand(B, N)
@@ -140,7 +140,7 @@ def pack(tokens: Tensor, levels: Levels, parent: Tensor, exists: Tensor) -> Pack
 
 
 def first_children(parent: Tensor) -> Tensor:
-    """[1 or B, N + 1]: the first child of each entry, as a node; -1 is none. parent [1 or B, N]."""
+    """[1 or B, N + 1]: the first child of each entry, as a node index; -1 if it has none. parent [1 or B, N]."""
     N = parent.shape[1]
     nodes = torch.where(parent == MISSING, N, torch.arange(N, device=parent.device)).expand_as(parent)
     found = torch.full((len(parent), N + 1), N, device=parent.device)

@@ -1,4 +1,4 @@
-"""What a verifier is: which guesses to keep, and the token after them."""
+"""Base class of verifiers: which guesses to accept, and the token after them."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -14,22 +14,23 @@ from specbench.decoding.state import State
 
 
 class Verifier(Component, ABC):
-    """A rule of acceptance. `lossless` says whether its output law is the target's own."""
+    """A rule that accepts or rejects guesses. `lossless` says whether its output distribution is the target's."""
 
-    trees: ClassVar[bool] = False  # whether it can judge drafts that branch
+    trees: ClassVar[bool] = False  # whether it can judge trees, not only chains
     takes_lenience: ClassVar[bool] = False  # whether lenience below 1 is possible (A.5)
-    needs_law: ClassVar[bool] = False  # whether guesses must have a law q
+    needs_law: ClassVar[bool] = False  # whether it cannot judge guesses whose q is a point mass
     only_greedy: ClassVar[bool] = False  # whether the temperature must be 0
-    judges_by_law: bool = False  # whether acceptance at a position follows from p, q and lenience there
-    looks_ahead: bool = False  # whether a verdict depends on guesses behind the first rejected one
+    judges_by_law: bool = False  # whether acceptance at a position depends only on p, q and lenience there
+    looks_ahead: bool = False  # whether a verdict depends on guesses after the first rejected one
 
     lossless: bool = True
     lenience: float = 1.0
-    note: str | None = None  # what a reader of the numbers must know
+    note: str | None = None  # a warning to print with the results
 
     @classmethod
     def from_settings(cls, settings: Any, sampling: Sampling, lenience: float) -> "Verifier":
-        """For a target with this sampling. By default the settings are the constructor's arguments."""
+        """Builds the verifier for a target with this sampling. By default the settings are the constructor's
+        arguments."""
         return cls(**vars(settings))
 
     @classmethod
@@ -50,18 +51,19 @@ class Verifier(Component, ABC):
 
     @property
     def levels(self) -> Sequence["Verifier"]:
-        """Every verifier that a round may be judged by."""
+        """Every verifier that `under` may return."""
         return (self,)
 
     def under(self, state: State) -> "Verifier":
-        """The verifier for this round: itself, unless its lenience depends on the load."""
+        """The verifier of this round: itself, unless its lenience depends on the load."""
         return self
 
     @abstractmethod
     def accept(self, p: Tensor, draft: Draft, noise: Noise) -> Verdict:
-        """p [B, N + 1, V] from the target, the draft, and this round's randomness."""
+        """Judges a draft by the target's p [B, N + 1, V] with this round's noise: the part of Algorithm 1 after M_p has
+        run."""
 
     @abstractmethod
     def beta(self, p: Tensor, draft: Draft, verdict: Verdict) -> Tensor:
-        """The probability that a guess is accepted at each step of the path, [B, D]: what alpha is the
-        mean of (Definition 3.1)."""
+        """The probability that a guess is accepted, at each step of the path, [B, D]. alpha is its mean over tested
+        steps (Definition 3.1). p [B, N + 1, V]."""

@@ -1,7 +1,7 @@
-"""Accept or reject a drafted chain: the second half of Algorithm 1, and its relatives, as pure functions.
+"""Verification of chains as pure functions: speculative sampling (Algorithm 1) and its relatives.
 
-B rows, N drafted tokens, V vocabulary. p_1 .. p_{N+1} are the target's distributions, q_i the
-drafter's, x_i the guesses, n the number accepted, t the token of the target's own.
+B rows, N drafted tokens, V vocabulary. p_1 .. p_{N+1} are the target's distributions, q_i the drafter's, x_i the
+guesses, n the number accepted, t the recovered or bonus token.
 """
 
 import torch
@@ -13,11 +13,10 @@ from specbench.decoding.sampling import draw
 
 
 def speculative_sampling(p: Tensor, draft: Draft, r: Tensor, bits: Tensor, lenience: float = 1.0) -> Verdict:
-    """Algorithm 1 with lenience l (A.5): accept x_i when r_i * l * q_i(x_i) < p_i(x_i).
+    """Algorithm 1 (section 2.3) with lenience l (A.5): accept x_i when r_i * l * q_i(x_i) < p_i(x_i).
 
-    p [B, N+1, V]; r [B, N] uniforms in (0, 1); bits [B, N+1] random bits of a stream of their
-    own. The token t is drawn from norm(max(0, p_{n+1} - q_{n+1})), with q_{n+1} = 0 if every
-    guess was kept.
+    p [B, N+1, V]; r [B, N] uniforms in (0, 1); bits [B, N+1] random bits of a stream of their own. The token t is drawn
+    from norm(max(0, p_{n+1} - q_{n+1})), with q_{n+1} = 0 if every guess was accepted.
     """
     x, q = draft.tokens, draft.probs
     p_x = _at(p[:, :-1], x)  # [B, N]
@@ -32,10 +31,10 @@ def speculative_sampling(p: Tensor, draft: Draft, r: Tensor, bits: Tensor, lenie
 
 
 def greedy_matching(p: Tensor, draft: Draft, lenience: float = 1.0) -> Verdict:
-    """Temperature 0: accept x_i when p_i(x_i) >= l * max p_i, then t = argmax p_{n+1} (A.5).
+    """Temperature 0: accept x_i when p_i(x_i) >= l * max p_i (A.5, which prints <=); then t = argmax p_{n+1}.
 
-    p [B, N+1, V] is one-hot for lenience 1 (so that x_i must be the argmax itself) and the
-    distribution before argmax for lenience < 1.
+    p [B, N+1, V] is one-hot for lenience 1 (so that x_i must be the argmax itself) and the distribution before argmax
+    for lenience < 1.
     """
     x = draft.tokens
     n = leading(_at(p[:, :-1], x) >= lenience * p[:, :-1].amax(-1), draft.count)
@@ -44,11 +43,11 @@ def greedy_matching(p: Tensor, draft: Draft, lenience: float = 1.0) -> Verdict:
 
 
 def block_verification(p: Tensor, draft: Draft, r: Tensor, bits: Tensor) -> Verdict:
-    """Block verification (Sun et al. 2024): guesses are judged together, and the longest block that may
-    stand is kept. The output law is p's, and never fewer guesses are expected to be kept than by
-    `speculative_sampling`. Shapes as there.
+    """Block verification (Sun et al. 2024): n is the largest i with r_i < h_i, even if an earlier test failed. The
+    output distribution is p, and the expected n is at least that of `speculative_sampling`.
 
-    w_i = min(1, w_{i-1} p_i(x_i) / q_i(x_i)); x_1 .. x_i may stand when r_i < h_i.
+    p [B, N+1, V]; r [B, N] uniforms in (0, 1); bits [B, N+1]. With w_i = min(1, w_{i-1} p_i(x_i) / q_i(x_i)), w_0 = 1
+    and S_i = sum_x max(0, w_i p_{i+1}(x) - q_{i+1}(x)), h_i = S_i / (S_i + 1 - w_i) for i < N and h_N = w_N.
     """
     x, N = draft.tokens, draft.tokens.shape[1]
     q = dense(draft, p.shape[-1])
@@ -69,8 +68,8 @@ def block_verification(p: Tensor, draft: Draft, r: Tensor, bits: Tensor) -> Verd
 
 
 def rejection_sampling(p: Tensor, draft: Draft, r: Tensor, bits: Tensor) -> Verdict:
-    """Non-iterative rejection sampling (A.2): accept x_i when r_i M q_i(x_i) < p_i(x_i), where
-    M = max_x p_i(x) / q_i(x); else t is drawn from p_i as it is. Shapes as for `speculative_sampling`."""
+    """Non-iterative rejection sampling (A.2): accept x_i when r_i M q_i(x_i) < p_i(x_i), with M = max_x p_i(x) /
+    q_i(x); after a rejection t is drawn from the unmodified p_i. p [B, N+1, V]; r [B, N]; bits [B, N+1]."""
     x = draft.tokens
     q = dense(draft, p.shape[-1])
     n = leading(r * _at(q, x) < rejection_rate(p[:, :-1], q) * _at(p[:, :-1], x), draft.count)
@@ -78,17 +77,18 @@ def rejection_sampling(p: Tensor, draft: Draft, r: Tensor, bits: Tensor) -> Verd
 
 
 def rejection_rate(p: Tensor, q: Tensor) -> Tensor:
-    """1 / M [...], the probability that A.2's rejection sampling accepts a guess; p and q [..., V]."""
+    """1 / M [...], the probability that rejection sampling (A.2) accepts a guess; p and q [..., V]."""
     return 1 / torch.where(p > 0, p / q, 0.0).amax(-1)
 
 
 def dense(draft: Draft, vocab_size: int) -> Tensor:
-    """q [B, N, V], of point masses too."""
+    """q [B, N, V] of a draft; one-hot where q is a point mass."""
     return F.one_hot(draft.tokens, vocab_size).float() if draft.probs is None else draft.probs
 
 
 def acceptance_probability(p: Tensor, draft: Draft, lenience: float, greedy: bool) -> Tensor:
-    """beta [B, N] = sum_x min(p(x) / l, q(x)) (Theorem 3.5, with the lenience of A.5)."""
+    """beta [B, N] = sum_x min(p(x) / l, q(x)) (Theorem 3.5, with the lenience of A.5), from p [B, N, V]. For a point
+    mass on x: min(p(x) / l, 1), or at temperature 0 whether p(x) >= l max p."""
     if draft.probs is not None:
         return torch.minimum(p / lenience, draft.probs).sum(-1)
     p_x = _at(p, draft.tokens)
@@ -98,8 +98,8 @@ def acceptance_probability(p: Tensor, draft: Draft, lenience: float, greedy: boo
 
 
 def output_law(p: Tensor, q: Tensor, lenience: float | Tensor, greedy: bool) -> tuple[Tensor, Tensor]:
-    """The law s of the token at a tested position, and the part of it that is an accepted guess,
-    both [..., V], from p and q [..., V]. For lenience 1, s = p; always s(x) <= p(x) / lenience (A.5)."""
+    """The output distribution s of a tested position, and the part of it that comes from accepted guesses, both [...,
+    V], from p and q [..., V]. s = p for lenience 1; s(x) <= p(x) / lenience always (A.5)."""
     if greedy:
         kept = q * (p >= lenience * p.amax(-1, keepdim=True))
         residual = torch.zeros_like(p).scatter_(-1, p.argmax(-1, keepdim=True), 1.0)
@@ -112,23 +112,24 @@ def output_law(p: Tensor, q: Tensor, lenience: float | Tensor, greedy: bool) -> 
 
 
 def _at(values: Tensor, index: Tensor) -> Tensor:
-    """values [..., V] at index [...]."""
+    """values [..., V] at index [...]: [...]."""
     return values.gather(-1, index.unsqueeze(-1)).squeeze(-1)
 
 
 def at_row(values: Tensor, n: Tensor) -> Tensor:
-    """values [B, M, V] at row n [B] -> [B, V]."""
+    """values [B, M, V] at row n [B]: [B, V]."""
     return values[torch.arange(len(n), device=n.device), n]
 
 
 def leading(accept: Tensor, count: Tensor) -> Tensor:
-    """[B, N] decisions -> [B], how many of the first `count` are kept before the first rejection."""
+    """[B]: how many of the first count[b] guesses are accepted before the first rejection, from decisions accept [B, N]
+    bool."""
     guesses = torch.arange(accept.shape[1], device=accept.device) < count[:, None]
     return (accept & guesses).cumprod(-1).sum(-1)
 
 
 def _q_next(draft: Draft, n: Tensor, vocab_size: int) -> Tensor:
-    """q_{n+1} [B, V]: zero for the rows that kept all of their guesses."""
+    """q_{n+1} [B, V] for n [B]; zero in rows that accepted all of their guesses."""
     last = n.clamp(max=draft.tokens.shape[1] - 1)
     if draft.probs is None:
         token = draft.tokens.gather(1, last[:, None])
@@ -139,6 +140,6 @@ def _q_next(draft: Draft, n: Tensor, vocab_size: int) -> Tensor:
 
 
 def verdict(x: Tensor, n: Tensor, t: Tensor) -> Verdict:
-    """x_1 .. x_n of the guesses x [B, N], then t [B]; what follows t means nothing."""
+    """The verdict x_1 .. x_n, t from the guesses x [B, N], n [B] and t [B]."""
     tokens = torch.cat([x, t[:, None]], dim=1)
     return Verdict(tokens.scatter_(1, n[:, None], t[:, None]), n)

@@ -1,7 +1,7 @@
-"""Walks down a token tree: iterative speculative sampling (SpecInfer) and the walk along chosen tokens.
+"""Verification of token trees as pure functions: iterative speculative sampling and greedy verification (SpecInfer).
 
-B rows, N nodes, D levels, V vocabulary. Entry 0 is the last committed token and entry i + 1 node i.
-Several nodes may spell the same text; a row that stands on one of them stands on all.
+B rows, N nodes, D levels, V vocabulary. Entry 0 is the last committed token and entry i + 1 is node i. Several nodes
+may spell the same text; a walk that reaches one of them stands on all of them.
 """
 
 from collections.abc import Callable
@@ -17,7 +17,7 @@ from specbench.decoding.verify import at_row
 
 
 class Walk:
-    """Where the rows stand in a draft's tree, and how they came there."""
+    """The walk of each row down a draft's tree: the entries it stands on, and the path so far."""
 
     def __init__(self, draft: Draft):
         B, N = draft.tokens.shape
@@ -30,12 +30,12 @@ class Walk:
         self.path: list[Tensor] = []
 
     def children(self, level: range) -> Tensor:
-        """[B, n]: which nodes of the next level can be tried."""
+        """[B, n] bool: which of the n nodes of this level are children of the entries where the row stands."""
         here = slice(level.start, level.stop)
         return self.stands.gather(1, self.above[:, here]) & self.exists[:, here]
 
     def step(self, level: range, token: Tensor) -> None:
-        """To the children that are this token [B]; rows without one stand nowhere from then on."""
+        """Moves each row to its children on this level that are token [B]. A row without such a child ends its walk."""
         hits = self.children(level) & (self.draft.tokens[:, level.start : level.stop] == token[:, None])
         found, first = hits.any(1), hits.int().argmax(1) + level.start + 1
         self.stands[:, level.start + 1 : level.stop + 1] = hits
@@ -44,22 +44,22 @@ class Walk:
         self.n = self.n + found
 
     def skip(self) -> None:
-        """Past a level that no row can enter."""
+        """Passes a level at which no row has a child to try."""
         self.path.append((self.entry - 1).clamp(min=0))
 
     def verdict(self, tokens: Tensor) -> Verdict:
-        """tokens [B, D + 1]: x_1 .. x_n, t of each row."""
+        """The verdict of the finished walk; tokens [B, D + 1] are x_1 .. x_n, t of each row."""
         return Verdict(tokens, self.n, torch.stack(self.path, 1) if self.path else tokens[:, :0])
 
 
 def nobody(mask: Tensor) -> bool:
-    """True if the mask is empty and can be read without a device synchronisation; else False."""
+    """True if the mask [B] or [B, n] has no True and can be read without a device synchronisation; else False."""
     return mask.device.type == "cpu" and not torch.compiler.is_compiling() and not mask.any()
 
 
 def follow(draft: Draft, choose: Callable[[Tensor, int], Tensor]) -> Verdict:
-    """Walks by the tokens of choose(entry [B], depth) -> [B]; t is the first that is not a child. Greedy
-    verification (appendix A of the SpecInfer notes) is the case in which `choose` is the argmax."""
+    """Walks down by the tokens of choose(entry [B], depth) -> [B]; t is the first one that is not a child. With the
+    argmax of p as `choose` it is greedy verification (SpecInfer)."""
     walk = Walk(draft)
     tokens: list[Tensor] = []
     for depth, level in enumerate(level_ranges(draft.levels)):
@@ -74,8 +74,8 @@ def follow(draft: Draft, choose: Callable[[Tensor, int], Tensor]) -> Verdict:
 
 
 def match(p: Tensor, draft: Draft, bits: Tensor | None) -> Verdict:
-    """Draws a token from p after each accepted one, and accepts the guess that equals it; bits
-    [B, D + 1], None for the argmax. p [B, N + 1, V]."""
+    """Draws a token from p after each accepted guess, and accepts the guess that equals it. p [B, N + 1, V]; bits [B, D
+    + 1], or None for the argmax in place of a draw."""
 
     def choose(entry: Tensor, depth: int) -> Tensor:
         law = at_row(p, entry)
@@ -85,11 +85,11 @@ def match(p: Tensor, draft: Draft, bits: Tensor | None) -> Verdict:
 
 
 def iterative_sampling(p: Tensor, draft: Draft, r: Tensor, bits: Tensor) -> Verdict:
-    """Iterative speculative sampling: at each node the children are tried in order, x accepted when
-    r q(x) < p(x); after each rejection p becomes norm(max(0, p - q)). t is drawn from what is left.
+    """Iterative speculative sampling (SpecInfer): at each node the children are tried in order, and x is accepted when
+    r q(x) < p(x); after each rejection p becomes norm(max(0, p - q)). t is drawn from the p that is left.
 
-    p [B, N+1, V]; r [B, N] uniforms; bits [B, D+1] of a stream of their own. A guess that was drawn
-    twice is tried twice: only then is the law that is left the right one.
+    p [B, N+1, V]; r [B, N] uniforms; bits [B, D+1] of a stream of their own. A token that was drafted twice is tried
+    twice, because the residual is correct only then.
     """
     walk = Walk(draft)
     tokens: list[Tensor] = []
@@ -122,7 +122,8 @@ def iterative_sampling(p: Tensor, draft: Draft, r: Tensor, bits: Tensor) -> Verd
 
 
 def _without(law: Tensor, left: Tensor, draft: Draft, i: int, rejected: Tensor) -> tuple[Tensor, Tensor]:
-    """max(0, law - left * q_i) and its sum, in the rows [B] that rejected guess i."""
+    """max(0, law - left * q_i) [B, V] and its sum [B], in the rows rejected [B] that rejected guess i; law [B, V] and
+    left [B] unchanged in the others."""
     if draft.probs is None:
         x = draft.tokens[:, i, None]
         law = law.scatter(1, x, law.gather(1, x) * ~rejected[:, None])
@@ -132,9 +133,9 @@ def _without(law: Tensor, left: Tensor, draft: Draft, i: int, rejected: Tensor) 
 
 
 def iterative_beta(p: Tensor, draft: Draft, verdict: Verdict) -> Tensor:
-    """[B, D], the probability that some child is accepted at each step of the path: b_1 + miss_1 (b_2 +
-    miss_2 (...)), where b_k = sum_x min(p_k, q_k) and miss_k is the probability that guess k is rejected.
-    Its mean is the share of steps that are taken: the tree's alpha. p [B, N + 1, V]."""
+    """[B, D]: the probability that some child is accepted, at each step of the path: b_1 + miss_1 (b_2 + miss_2 (...)),
+    where b_k = sum_x min(p_k, q_k) and miss_k is the probability that guess k is rejected. Its mean is the share of
+    steps that are taken: the tree's alpha (Theorem 3.5 for one child). p [B, N + 1, V]."""
     walk = Walk(draft)
     steps: list[Tensor] = []
     for depth, level in enumerate(level_ranges(draft.levels)):
@@ -144,7 +145,7 @@ def iterative_beta(p: Tensor, draft: Draft, verdict: Verdict) -> Tensor:
             x = draft.tokens[:, i, None]
             q = torch.zeros_like(law).scatter(1, x, 1.0) if draft.probs is None else draft.probs[:, i]
             b = torch.minimum(law, q).sum(-1)
-            # Of independent guesses all are alike; else what comes next depends on this one.
+            # Independent guesses: the mean over x. Otherwise the next guess depends on this x.
             miss = 1 - b if draft.repeats else 1 - (law.gather(1, x) / q.gather(1, x))[:, 0].clamp(max=1)
             beta, alive = beta + there * alive * b, torch.where(there, alive * miss, alive)
             rest = (law - q).clamp(min=0)
@@ -156,8 +157,7 @@ def iterative_beta(p: Tensor, draft: Draft, verdict: Verdict) -> Tensor:
 
 
 def match_beta(p: Tensor, draft: Draft, verdict: Verdict) -> Tensor:
-    """[B, D], the probability that a draw from p is one of the guesses, at each step of the path.
-    p [B, N + 1, V]."""
+    """[B, D]: the probability that a draw from p is one of the guesses, at each step of the path. p [B, N + 1, V]."""
     walk = Walk(draft)
     steps: list[Tensor] = []
     for depth, level in enumerate(level_ranges(draft.levels)):
@@ -168,15 +168,15 @@ def match_beta(p: Tensor, draft: Draft, verdict: Verdict) -> Tensor:
                 1, draft.tokens[:, level.start : level.stop], there.to(law.dtype), "amax"
             )
             steps.append((law * hit).sum(-1))
-        else:  # whatever was drawn
+        else:  # averaged over the draw of the guess from q
             steps.append((law * draft.probs[:, depth]).sum(-1))
         walk.step(level, torch.where(depth < verdict.accepted, verdict.tokens[:, depth], -1))
     return torch.stack(steps, 1) if steps else p.new_zeros(len(p), 0)
 
 
 def longest_path(p: Tensor, draft: Draft, passes: Tensor, choose: Callable[[Tensor, Tensor], Tensor]) -> Verdict:
-    """The longest path of guesses that all pass [B, N]; of equally long ones the first. The token
-    after n accepted guesses is choose(p [B, V], n [B])."""
+    """The longest path of guesses that all pass, passes [B, N] bool; of equally long paths the first (Medusa's rule).
+    The token after n accepted guesses is choose(p [B, V], n [B]) -> [B]. p [B, N + 1, V]."""
     B, N = draft.tokens.shape
     good = torch.ones(B, N + 1, dtype=torch.bool, device=p.device)
     passes = passes & draft.exists()

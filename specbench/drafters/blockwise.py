@@ -1,4 +1,4 @@
-"""Blockwise parallel decoding (section 5 of the paper): heads on the target's hidden state guess ahead."""
+"""Blockwise parallel decoding (Stern et al. 2018; sections 3.6 and 5): heads on the target's hidden state draft."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -21,8 +21,11 @@ from specbench.settings import setting
 
 
 class BlockwiseDrafter(ParallelDrafter):
-    """Guess k is drawn from the logits of head k on the hidden state that the last round ended with, so a
-    draft costs no pass of any model. A row's first round has no such state yet, and drafts nothing."""
+    """Draws guess k from the logits of head k on the hidden state from which the last round drew its last token.
+
+    A draft costs no forward pass of any model. In a row's first round there is no hidden state yet, and nothing is
+    drafted.
+    """
 
     needs_hidden = True
 
@@ -43,8 +46,8 @@ class BlockwiseDrafter(ParallelDrafter):
         return cls(target, heads, settings.sampling_of(context.sampling))
 
     def begin(self, state: State, stop: DraftStop | None = None) -> None:
-        self.hidden: Tensor | None = None  # [B, H], behind the last committed token but one
-        self.known: dict[int, int] = {}  # by row, the request whose hidden state it is
+        self.hidden: Tensor | None = None  # [B, H], from which each row's last committed token was drawn
+        self.known: dict[int, int] = {}  # by row, the serial of the request that the hidden state belongs to
         self.was_active: list[int] = []
 
     def can_guess(self, state: State) -> list[bool]:
@@ -66,7 +69,7 @@ class BlockwiseDrafter(ParallelDrafter):
         return super().propose(state, gamma)
 
     def _moved(self, state: State, new: Tensor) -> Tensor:
-        """[B, 1], the rows that were in this round."""
+        """[B, 1] bool: the rows that were active in this round; `new` [B, H] gives the device."""
         on = torch.zeros(state.batch_size, 1, dtype=torch.bool)
         on[self.was_active] = True
         return on.to(new.device)

@@ -1,4 +1,4 @@
-"""The paper's trivial count models (section 3.6): unigram and bigram, fitted on a text."""
+"""Unigram and bigram drafters (sections 3.6 and 4.2), fitted on a text."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from specbench.settings import ConfigError, setting
 
 
 class UnigramDrafter(CountDrafter):
-    """q(x) is the share of x in the text, one added to every count."""
+    """The unigram model (section 4.2): q(x) is proportional to the count of x in the text, plus one."""
 
     @dataclass
     class Settings(OwnSampling):
@@ -48,8 +48,9 @@ class UnigramDrafter(CountDrafter):
 
 
 class BigramDrafter(UnigramDrafter):
-    """q(x | y) is how often x followed y, interpolated with the unigram (as if each context had
-    been seen `smoothing` times more, with unigram continuations)."""
+    """The bigram model (section 3.6): q(x | y) is the share of x among the tokens that followed y in the text,
+    interpolated with the unigram as if each context had been seen `smoothing` times more, with unigram
+    continuations."""
 
     @dataclass
     class Settings(UnigramDrafter.Settings):
@@ -69,7 +70,7 @@ class BigramDrafter(UnigramDrafter):
         pairs, counts = (tokens[:-1] * self.vocab_size + tokens[1:]).unique(return_counts=True)
         self.followers, self.counts = pairs % self.vocab_size, counts.float()
         first = torch.arange(self.vocab_size + 1) * self.vocab_size
-        self.begins = torch.searchsorted(pairs, first)  # the pairs of context y: begins[y] .. begins[y + 1]
+        self.begins = torch.searchsorted(pairs, first)  # [V + 1]; pairs of context y: begins[y] .. begins[y + 1] - 1
         self.backoff = self.unigram * (self.smoothing / self.unigram.sum())
 
     def weights(self, row: int, tokens: Sequence[int]) -> Tensor:
@@ -78,7 +79,7 @@ class BigramDrafter(UnigramDrafter):
 
 
 def training_tokens(path: str | None, tokenizer: Any) -> Tensor:
-    """Token ids [n] of a text file, or of the text that the shipped pair was trained on."""
+    """Token ids [n] of a text file or, if `path` is None, of the text that the shipped pair was trained on."""
     texts = list(read_modules(held_out=False).values()) if path is None else [Path(path).read_text("utf-8")]
     backend = getattr(tokenizer, "backend_tokenizer", None)
     encoded = (

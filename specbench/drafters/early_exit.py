@@ -1,4 +1,4 @@
-"""The target drafts for itself: its first layers, with its own norm and output matrix."""
+"""Early exit: the target's own first layers draft, with its norm and output matrix and optionally a trained head."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -18,8 +18,8 @@ from specbench.settings import ConfigError, setting
 
 
 class EarlyExitDrafter(ModelDrafter):
-    """Reads and writes the target's cache: its layers have read the text already, and what they write
-    for guesses the target's own call writes again. A trained head is optional."""
+    """A model drafter that shares the target's cache: its layers have read the text already, and the target's own call
+    overwrites what they store for guesses."""
 
     reads_text = False
 
@@ -49,7 +49,7 @@ class EarlyExitDrafter(ModelDrafter):
         return cls(model, target.vocab_size, context.gamma)
 
     def _catch_up(self, state: State) -> int:
-        """The target has read all but the last token, and with it these layers."""
+        """Takes the target's cache, in which only the last committed token is missing: returns 1."""
         self.exit.borrow()
         return 1
 

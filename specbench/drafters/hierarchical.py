@@ -1,4 +1,4 @@
-"""A drafter that is itself decoded speculatively, with a cheaper drafter below it; any depth."""
+"""A drafter that is itself decoded speculatively, with a cheaper drafter below it, to any depth (section 6)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -25,8 +25,8 @@ from specbench.verifiers.speculative import SpeculativeVerifier
 
 
 class HierarchicalDrafter(Drafter):
-    """Draws guesses from M_q by Algorithm 1, with M_q as the target of the drafter `below`. The inner
-    decoding is exact, so q is M_q's own law, and the outer one stays exact too."""
+    """Draws guesses from M_q by Algorithm 1, with M_q as the target of the drafter `below`. The inner decoding is
+    exact, so q is M_q's own distribution and the outer decoding stays exact."""
 
     reads_text = False
 
@@ -36,7 +36,7 @@ class HierarchicalDrafter(Drafter):
         below_gamma: int = setting(ge=1)
 
         def nodes(self, gamma: int) -> int:
-            return gamma + self.below_gamma  # the last inner round may draft beyond
+            return gamma + self.below_gamma  # the last inner round may draft beyond gamma gamma gamma
 
         def check(self, prefix: str) -> None:
             super().check(prefix)
@@ -49,7 +49,7 @@ class HierarchicalDrafter(Drafter):
             return [self, *below.models()]
 
     def __init__(self, model: LanguageModel, below: Drafter, below_gamma: int, vocab_size: int):
-        """`vocab_size` is the target's. Raises ConfigError if it is not the model's."""
+        """`vocab_size` is the target's V. Raises ConfigError if it is not the model's."""
         self.model, self.below, self.vocab_size = model, below, vocab_size
         if model.vocab_size != vocab_size:
             raise ConfigError(
@@ -91,7 +91,7 @@ class HierarchicalDrafter(Drafter):
             p = scores.p
             places = torch.arange(p.shape[1], device=p.device)
             at = inner.length - kept - state.length
-            at = torch.where(places < kept[:, None], at[:, None] + places, steps)  # the last one is for the rest
+            at = torch.where(places < kept[:, None], at[:, None] + places, steps)  # column `steps`: not kept
             laws.scatter_(1, at[..., None].expand(p.shape), p)
 
         decode_speculative(

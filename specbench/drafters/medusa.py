@@ -1,4 +1,4 @@
-"""Medusa: heads on the target's hidden state, whose best tokens make a sparse tree."""
+"""Medusa (Cai et al. 2024): heads on the target's hidden state, whose most probable tokens make a sparse tree."""
 
 import heapq
 from dataclasses import dataclass
@@ -20,8 +20,8 @@ from specbench.settings import ConfigError, setting
 
 
 class MedusaDrafter(BlockwiseDrafter):
-    """The tree of `size` guesses that, by the heads' accuracy on held-out text, is likeliest to hold the
-    target's. Guesses are point masses: at any temperature a draw from p is looked up among them."""
+    """Drafts the tree of `size` guesses that is most likely to contain the target's tokens, judged by the heads'
+    accuracy on held-out text. Guesses are point masses at every temperature."""
 
     trees = True
 
@@ -37,7 +37,7 @@ class MedusaDrafter(BlockwiseDrafter):
             return self.size
 
     def __init__(self, target: LanguageModel, heads: Heads, sampling: Sampling, size: int, gamma: int):
-        """`gamma` is the usual depth; the heads' config must have their accuracy."""
+        """`gamma` is the usual depth of a draft. The heads' config must hold their accuracy."""
         super().__init__(target, heads, sampling)
         accuracy = heads.config.accuracy
         self.size, self.usual = size, min(gamma, self.longest)
@@ -60,7 +60,7 @@ class MedusaDrafter(BlockwiseDrafter):
         gamma = [min(g, self.longest) if able else 0 for g, able in zip(gamma, self.can_guess(state), strict=True)]
         if max(gamma) == 0:
             return Draft.empty(state.batch_size, state.tokens.device)
-        # Near the end of a text the usual tree too, cut by count: few shapes are to occur.
+        # Near the end of a text the usual tree too, cut by count, so that few shapes occur.
         parent, rank = self.trees_by_depth[max(max(gamma), self.usual)]
         depth = depths(levels_of(parent))
         best = self._best(self.logits(state, depth[-1]), state, max(rank) + 1)  # [B, depth, ranks]
@@ -70,12 +70,14 @@ class MedusaDrafter(BlockwiseDrafter):
         return Draft.tree(tokens, parent, None, torch.tensor(ends, device=best.device))
 
     def _best(self, logits: Tensor, state: State, count: int) -> Tensor:
+        """The `count` most probable tokens [B, depth, count] by logits [B, depth, V] of the heads."""
         return self.sampling.penalize(logits, self._seen(state)).topk(count, dim=-1).indices
 
 
 def chosen_tree(accuracy: list[list[float]], size: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """(parent, rank) of the `size` nodes with the largest product of accuracies along their path; the
-    node of rank i is its head's i-th best token. Accuracy falls with the rank, so parents come first."""
+    """Medusa's sparse tree: the `size` nodes with the largest product of accuracies along their path. Returns the
+    parent and the rank of each node; a node of rank i at depth d is the i-th best token of head d - 1. accuracy[k][i]
+    is how often the i-th best token of head k was right; made falling in i, so that parents are chosen first."""
     falling = [[max(row[i:]) for i in range(len(row))] for row in accuracy]
     waiting: list[tuple[float, tuple[int, ...]]] = [(-falling[0][0], (0,))]
     chosen: list[tuple[int, ...]] = []

@@ -1,4 +1,4 @@
-"""A smaller language model drafts: the paper's main case."""
+"""A smaller language model drafts autoregressively: the paper's main case (sections 2.1 and 3.6)."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -26,16 +26,16 @@ class ModelSettings(PretrainedModel.Settings, OwnSampling):
 
 
 def load_drafter(settings: ModelSettings, context: Context) -> PretrainedModel:
-    """The checkpoint, with the drafter's own sampling. Raises ConfigError."""
+    """Loads the checkpoint, with the drafter's own sampling. Raises ConfigError."""
     return PretrainedModel(settings, settings.own(context), role="drafter")
 
 
 class ModelDrafter(Drafter):
     """Samples gamma guesses from M_q autoregressively (Algorithm 1, first step).
 
-    The first step of a round reads the last two committed tokens: after a round in which every
-    guess was kept, the last guess is not in the cache yet, and reading it always keeps the shape
-    fixed. A row whose text is further ahead of the cache is read first.
+    The first step of a round reads the last two committed tokens: if the last round accepted every guess, the last
+    guess is not in the cache yet, and reading two in every round keeps the shape fixed. Rows whose cache lacks more
+    than these two are read first.
     """
 
     Settings = ModelSettings
@@ -43,7 +43,7 @@ class ModelDrafter(Drafter):
     reread = 2  # committed tokens that the first step of a round reads
 
     def __init__(self, model: LanguageModel, vocab_size: int, gamma: int):
-        """`vocab_size` is the target's, and `gamma` how much will usually be drafted."""
+        """`vocab_size` is the target's V; `gamma` is the usual gamma, whose shapes an executor optimises."""
         self.model, self.vocab_size, self.context, self.gamma = model, vocab_size, model.context, gamma
         self.operations_per_token = model.operations_per_token
         self.models = [model]
@@ -86,17 +86,17 @@ class ModelDrafter(Drafter):
     def _first_step(
         self, rows: Rows, width: int, steps: int
     ) -> tuple[Callable[..., Any], Tensor, Tensor, Tensor, Tensor | None]:
-        """The step, and what the first one takes: tokens [B, width] and where they begin [B], random
-        bits of every step [steps, B], and the tokens that the repetition penalty knows [B, V]."""
+        """The step function, and the arguments of the first step: tokens [B, width], their first position [B], random
+        bits of every step [steps, B], and the tokens that the repetition penalty applies to, [B, V] bool or None."""
         text, length = rows.tokens, rows.length
         seen = None if self.model.sampling.repetition_penalty == 1 else seen_tokens(text, length, self.vocab_size)
-        first = (length - width).clamp(min=0)  # below 0 only in rows that are idle
+        first = (length - width).clamp(min=0)  # negative only in idle rows
         bits = window(rows.noise[PROPOSAL], length, steps).T.clone(memory_format=torch.contiguous_format)
         return self.model.executor.leaf(self._step, self.model), window(text, first, width), first, bits, seen
 
     def _draft_until(self, stop: DraftStop, state: State, gamma: list[int], width: int, visible: int) -> Draft:
-        """As `_draft`, but a row's draft ends when `stop` says so after one of its guesses. It sees q and
-        guesses that stay in the draft, so what it decides leaves the law as it is."""
+        """As `_draft`, but `stop` may end a row's draft after any of its guesses. It decides from q and guesses that
+        stay in the draft, so the output distribution does not change."""
         step, x, first, bits, seen = self._first_step(state.rows, width, max(gamma))
         guesses: list[Tensor] = []
         laws: list[Tensor] = []
@@ -104,7 +104,7 @@ class ModelDrafter(Drafter):
         while any(going):
             i = len(guesses)
             x_i, q_i, signal = step(x, first, bits[i], seen, visible, stop.signal)
-            x_i = x_i.clone()  # a graph writes its outputs again in the next step
+            x_i = x_i.clone()  # a CUDA graph overwrites its outputs in the next step
             guesses.append(x_i)
             if q_i is not None:
                 laws.append(q_i.clone())
@@ -120,8 +120,9 @@ class ModelDrafter(Drafter):
     def _step(
         self, x: Tensor, first: Tensor, bits: Tensor, seen: Tensor | None, visible: int, signal: Signal | None
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """After the tokens x [B, n]: a guess x_i [B], the q_i [B, V] it was drawn from, and the number [B]
-        that a policy wants to know of it."""
+        """One drafter step after the tokens x [B, n], the first at position first [B], with bits [B]: a guess x_i
+        [B], the q_i [B, V] that it was drawn from (None at temperature 0), and its signal [B] for a gamma policy, or
+        None."""
         sampling, logits = self.model.sampling, self._fit(self.model.forward(x, first, visible, keep_logits=1)[:, -1])
         if sampling.greedy:
             logits = sampling.penalize(logits, seen)
@@ -132,8 +133,8 @@ class ModelDrafter(Drafter):
         return x_i, q_i, None if signal is None else signal(q_i, x_i)
 
     def _catch_up(self, state: State) -> int:
-        """Brings every row's cache up to its last committed tokens, of which some, at most two, are left
-        for the first step: returns how many."""
+        """Reads each row's committed tokens into the cache but for the last `reread` or fewer. Returns how many are
+        left for the first step."""
         width = min(self.reread, min(length for length, on in zip(state.lengths, state.active, strict=True) if on))
         self.model.catch_up(state, width)
         return width
@@ -142,11 +143,12 @@ class ModelDrafter(Drafter):
         return F.pad(q, (0, self.vocab_size - q.shape[-1]))
 
     def _fit(self, logits: Tensor) -> Tensor:
-        """To the target's vocabulary: families pad their embeddings to different sizes."""
+        """Logits [..., V'] over the model's vocabulary as [..., V] over the target's: families pad embeddings to
+        different sizes."""
         return fit_logits(logits, self.vocab_size)
 
 
 def fit_logits(logits: Tensor, vocab_size: int) -> Tensor:
-    """Logits [..., V'] as [..., V]: tokens that are missing can't be drawn, surplus ones are cut off."""
+    """Logits [..., V'] as [..., V]: missing tokens get -inf, surplus ones are cut off."""
     missing = vocab_size - logits.shape[-1]
     return F.pad(logits, (0, missing), value=-torch.inf) if missing > 0 else logits[..., :vocab_size]

@@ -1,4 +1,4 @@
-"""K drafts side by side (SpecInfer): of K models, of K samples of one, or both."""
+"""Several drafts side by side (SpecInfer): of several models, of several samples of one model, or both."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -24,8 +24,8 @@ from specbench.settings import ConfigError, setting
 
 
 class MultiDrafter(Drafter):
-    """`samples` chains of each model, drawn independently. The target reads them as one prefix tree, in
-    which guesses that spell the same text share a place."""
+    """Draws `samples` independent chains from each model. The target reads them as one prefix tree, in which guesses
+    that spell the same text share a place (SpecInfer)."""
 
     trees = True
 
@@ -47,13 +47,13 @@ class MultiDrafter(Drafter):
                 model.check(prefix)
 
     def __init__(self, models: Sequence[LanguageModel], samples: int, vocab_size: int, gamma: int):
-        """`vocab_size` is the target's, and `gamma` how much will usually be drafted."""
+        """`vocab_size` is the target's V; `gamma` is the usual gamma."""
         self.models, self.samples = models, samples
         each = 1 if models[0].sampling.greedy else samples  # K samples of an argmax are one
         self.drafters = [
             TreeDrafter(model, vocab_size, gamma, [each], "independent", stream) for stream, model in enumerate(models)
         ]
-        if len(models) > 1:  # the accepted guesses may all be another's
+        if len(models) > 1:  # all accepted guesses may be another model's
             for drafter in self.drafters:
                 drafter.reread = gamma + 2
         self.context = min(model.context for model in models)
@@ -78,7 +78,8 @@ class MultiDrafter(Drafter):
         return side_by_side(self.drafts)
 
     def settle(self, state: State, draft: Draft, verdict: Verdict, scores: Scores, base: Tensor) -> None:
-        """Each model keeps what it has of the accepted path; the rest it will read."""
+        """Each model keeps what its cache holds of the accepted path, and reads the rest before its next draft. base
+        [B] is the position of node 0."""
         steps = torch.arange(verdict.tokens.shape[1], device=base.device)
         accepted = torch.where(steps < verdict.accepted[:, None], verdict.tokens, -1)
         for drafter, own in zip(self.drafters, self.drafts, strict=True):
@@ -90,7 +91,7 @@ class MultiDrafter(Drafter):
 
 
 def side_by_side(drafts: Sequence[Draft]) -> Draft:
-    """Drafts of the same rows and depths as one tree, the first draft's guesses first at each depth."""
+    """Joins drafts of the same rows and depth to one tree; at each depth the first draft's guesses come first."""
     if len(drafts) == 1 or not drafts[0].tokens.shape[1]:
         return drafts[0]
     order = sorted(

@@ -1,4 +1,4 @@
-"""N-gram tables built from the tokens of the prompt and the text so far: no model, no training."""
+"""N-gram drafter (section 3.6): tables of the tokens of the prompt and the text so far, without model or training."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -21,21 +21,21 @@ from specbench.settings import ConfigError, setting
 
 
 class NgramTable:
-    """How often each token followed each context among the last `window` tokens of one row.
+    """Counts, for each context among the last `window` tokens of one row, the tokens that followed it.
 
     An n-gram of order k is a context of k - 1 tokens and the token that followed it.
     """
 
     def __init__(self, min_order: int, max_order: int, window: int):
-        # Longest context first; an n-gram that is longer than the window never is inside it.
+        # Longest context first; n-grams longer than the window cannot occur in it.
         self.orders = range(min(max_order, window), min_order - 1, -1)
         self.window = window
         self.tokens: list[int] = []
         self.followers: dict[tuple[int, ...], dict[int, int]] = defaultdict(dict)
 
     def read(self, tokens: Sequence[int]) -> None:
-        """Counts what was committed since the last call and forgets what left the window. Where the text is
-        not a longer one (an inner text of `drafter=hierarchical` was turned down), it goes back first."""
+        """Counts the tokens that are new since the last call and uncounts those that left the window. Tokens counted
+        before that are not in the text any more (rejected inside `drafter=hierarchical`) are uncounted first."""
         while self.tokens != tokens[: len(self.tokens)]:
             self._take_back()
         for token in tokens[len(self.tokens) :]:
@@ -49,7 +49,7 @@ class NgramTable:
                     self._forget(start, order)
 
     def _take_back(self) -> None:
-        """Undoes the last counted token; what it pushed out of the window is in it again."""
+        """Undoes the last counted token; the n-grams that it pushed out of the window are counted again."""
         end, start = len(self.tokens) - 1, len(self.tokens) - 1 - self.window
         for order in self.orders:
             if end >= order - 1:
@@ -61,6 +61,7 @@ class NgramTable:
         self.tokens.pop()
 
     def _forget(self, start: int, order: int) -> None:
+        """Takes one from the count of the n-gram of this order that begins at `start`."""
         context = tuple(self.tokens[start : start + order - 1])
         token = self.tokens[start + order - 1]
         counts = self.followers[context]
@@ -71,7 +72,7 @@ class NgramTable:
             del self.followers[context]
 
     def following(self, tokens: Sequence[int]) -> dict[int, int] | None:
-        """Counts of what followed the longest context that is known, or None."""
+        """How often each token followed the longest known context at the end of `tokens`; None if none is known."""
         for order in self.orders:
             if len(tokens) >= order - 1:
                 counts = self.followers.get(tuple(tokens[len(tokens) - order + 1 :]))
@@ -81,10 +82,8 @@ class NgramTable:
 
 
 class NgramDrafter(Drafter):
-    """The most frequent continuation of the longest known context, chained on its own guesses.
-
-    With `sample` a guess is drawn from the counts instead, which then serve as q.
-    """
+    """Guesses the most frequent continuation of the longest known context, chained on its own guesses (section 3.6).
+    With `sample` a guess is drawn from the counts instead, which then serve as q."""
 
     @dataclass
     class Settings(OwnSampling):
@@ -107,7 +106,7 @@ class NgramDrafter(Drafter):
     def __init__(
         self, min_order: int, max_order: int, window: int, sampled_as: Sampling | None = None, vocab_size: int = 0
     ):
-        """`sampled_as` is how guesses are drawn from the counts; None takes the most frequent."""
+        """`sampled_as` says how guesses are drawn from the counts; None takes the most frequent token."""
         self.orders, self.window = (min_order, max_order), window
         self.tables: list[NgramTable] = []
         self.guesser: PointMassDrafter | CountDrafter = (
@@ -139,7 +138,7 @@ class NgramDrafter(Drafter):
 
 
 class _MostFrequent(PointMassDrafter):
-    """The most frequent continuation, and of equally frequent ones the most recent."""
+    """Guesses the most frequent continuation; of equally frequent ones the most recent."""
 
     def __init__(self, tables: list[NgramTable]):
         self.tables = tables
@@ -155,7 +154,7 @@ class _MostFrequent(PointMassDrafter):
 
 
 class _Sampling(CountDrafter):
-    """A draw from the counts of the longest known context."""
+    """Draws guesses from the counts of the longest known context."""
 
     def __init__(self, tables: list[NgramTable], vocab_size: int, sampling: Sampling):
         super().__init__(vocab_size, sampling)

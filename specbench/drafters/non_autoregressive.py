@@ -1,4 +1,4 @@
-"""Drafters that guess gamma tokens in one call: no guess knows what the others are."""
+"""Drafters that guess all tokens of a draft in one call (section 3.6): no guess depends on another."""
 
 from abc import abstractmethod
 from dataclasses import dataclass
@@ -22,59 +22,60 @@ from specbench.settings import setting
 
 
 class ParallelDrafter(Drafter):
-    """Guesses all tokens of a draft in one call. Subclasses return the logits of all guesses."""
+    """Base class: draws a chain from the logits that a subclass computes in one call."""
 
     reads_text = False  # q at a position depends on where its round began
     sampling: Sampling
     vocab_size: int  # the target's
     longest: int
-    usual = 0  # guesses to ask for at least
+    usual = 0  # the fewest guesses that `logits` is asked for
 
     @abstractmethod
     def logits(self, state: State, steps: int) -> Tensor:
-        """[B, steps, V], of the guesses x_1 .. x_steps."""
+        """Logits [B, steps, V] of the guesses x_1 .. x_steps."""
 
     def can_guess(self, state: State) -> list[bool]:
-        """Rows that have what a guess needs."""
+        """Which rows have the inputs that a draft needs; the others draft nothing in this round."""
         return [True] * state.batch_size
 
     def propose(self, state: State, gamma: list[int]) -> Draft:
         gamma = [min(g, self.longest) if able else 0 for g, able in zip(gamma, self.can_guess(state), strict=True)]
         if max(gamma) == 0:
             return Draft.empty(state.batch_size, state.tokens.device)
-        # Near the end of a text as many as ever, since where shapes are compiled few are to occur.
+        # Near the end of a text the usual number too, so that few shapes are compiled.
         steps = max(max(gamma), self.usual)
         logits = self.logits(state, steps)[:, : max(gamma)]
         tokens, q = self._draw(logits, state.rows, self._seen(state))
         return Draft.chain(tokens, q, torch.tensor(gamma, device=tokens.device))
 
     def _draw(self, logits: Tensor, rows: Rows, seen: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """Guesses [B, N] and their q [B, N, V], None at temperature 0, from logits [B, N, V]; seen [B, 1, V] bool."""
         if self.sampling.greedy:
             return self.sampling.penalize(logits, seen).argmax(-1), None
         q = self.sampling.probabilities(logits, seen)
         return draw(q, window(rows.noise[PROPOSAL], rows.length, logits.shape[1])), q
 
     def _seen(self, state: State) -> Tensor | None:
-        """[B, 1, V]: the penalty knows the text, but none of the guesses."""
+        """[B, 1, V] bool: the tokens that the repetition penalty applies to, without the round's guesses."""
         if self.sampling.repetition_penalty == 1:
             return None
         return seen_tokens(state.tokens, state.length, self.vocab_size)[:, None]
 
 
 class NonAutoregressiveDrafter(ParallelDrafter):
-    """A model with trained look-ahead embeddings (`python -m specbench.train method=pass`) behind the text.
+    """A model with trained look-ahead embeddings after the text (`python -m specbench.train method=pass`).
 
-    The call reads as many committed tokens as a round can have added, so that it needs no other.
+    One forward reads the committed tokens of the last round and the embeddings together, so a draft costs one call.
     """
 
-    reads = 2  # tokens, for each guess
+    reads = 2  # tokens that the model reads per guess, for `operations_per_token`
 
     @dataclass
     class Settings(ModelSettings):
         lookahead: str = setting(required="a folder of look-ahead embeddings")
 
     def __init__(self, model: LanguageModel, lookahead: LookAhead, vocab_size: int, gamma: int):
-        """`vocab_size` is the target's, and `gamma` how much will usually be drafted."""
+        """`vocab_size` is the target's V; `gamma` is the usual gamma."""
         self.model, self.lookahead, self.sampling = model, lookahead, model.sampling
         self.vocab_size, self.context = vocab_size, model.context
         self.longest = lookahead.config.count + 1
@@ -100,7 +101,7 @@ class NonAutoregressiveDrafter(ParallelDrafter):
         return logits
 
     def _logits(self, rows: Rows, ahead: Tensor, width: int, visible: int) -> Tensor:
-        """After the last `width` tokens of the text and each of the embeddings [K, H]: [B, 1 + K, V]."""
+        """Logits [B, 1 + K, V] after the last of `width` committed tokens and each of the embeddings [K, H]."""
         first = (rows.length - width).clamp(min=0)
         embed: Any = self.model.module.get_input_embeddings()
         text = embed(window(rows.tokens, first, width))
@@ -109,7 +110,8 @@ class NonAutoregressiveDrafter(ParallelDrafter):
         return fit_logits(logits, self.vocab_size).float()
 
     def _text_width(self, state: State) -> int:
-        """Committed tokens to read: what a round adds at most, and everything before is in the cache."""
+        """The number of committed tokens to read, at most what a round adds. Reads all tokens before them into the
+        cache."""
         shortest = min(length for length, on in zip(state.lengths, state.active, strict=True) if on)
         width = min(self.longest + 1, shortest)
         self.model.catch_up(state, width)

@@ -1,4 +1,4 @@
-"""A drafter's own standardization (paper, section 6): M_q need not be sampled as M_p is."""
+"""Settings of a drafter's own standardization, which may differ from the target's (section 6)."""
 
 import dataclasses
 from dataclasses import dataclass
@@ -11,18 +11,18 @@ from specbench.settings import setting
 
 @dataclass(kw_only=True)
 class OwnSampling(DrafterSettings):
-    """Settings of every drafter with a law of its own. What is null is as for the target."""
+    """Settings of every drafter that computes q. Null means the target's value."""
 
     temperature: float | None = setting(ge=0, default=None)
     top_k: int | None = setting(ge=0, default=None)
     top_p: float | None = setting(gt=0, le=1, default=None)
 
     def sampling_of(self, target: Sampling) -> Sampling:
-        """How the drafter's logits become q, given how the target's become p. Whatever q becomes, the output
-        law stays p: q is what guesses are drawn from."""
+        """How the drafter's logits become q, given how the target's become p. The output distribution stays p, because
+        guesses are drawn from this q."""
         own = {f.name: getattr(self, f.name) for f in dataclasses.fields(OwnSampling)}
         return dataclasses.replace(target, **{name: value for name, value in own.items() if value is not None})
 
     def own(self, context: Context) -> Context:
-        """The context that the drafter's model is built from."""
+        """The run's context with the drafter's own sampling: what its model is built from."""
         return dataclasses.replace(context, sampling=self.sampling_of(context.sampling))

@@ -1,4 +1,4 @@
-"""PaSS: the target guesses its own next tokens, in one more pass over look-ahead embeddings."""
+"""PaSS (Monea et al. 2023): the target guesses its own next tokens in one more pass, with look-ahead embeddings."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -15,8 +15,8 @@ from specbench.settings import setting
 
 
 class PassDrafter(NonAutoregressiveDrafter):
-    """Shares the target's weights and cache. Its first guess is drawn from p itself; each round costs a
-    second pass of the target."""
+    """Shares the target's weights and cache. Its first guess is drawn from p itself; each round costs a second pass of
+    the target."""
 
     reads = 1
 
@@ -36,5 +36,6 @@ class PassDrafter(NonAutoregressiveDrafter):
         return cls(model, lookahead, model.vocab_size, context.gamma)
 
     def _text_width(self, state: State) -> int:
+        """Takes the target's cache, in which only the last committed token is missing: returns 1."""
         self.borrowed.borrow()
         return 1

@@ -1,6 +1,6 @@
-"""Copies from the context: what followed the last time these tokens stood there.
+"""Prompt lookup: copies what followed an earlier occurrence of the text's last tokens.
 
-The paper's input-copying case (section 3.6), for summaries, edits and chats that repeat.
+The paper's copying from the context (section 3.6), for summaries, edits and chats that repeat.
 """
 
 from collections.abc import Sequence
@@ -11,7 +11,8 @@ from specbench.settings import ConfigError, setting
 
 
 class PromptLookupDrafter(PointMassDrafter):
-    """Looks for the longest suffix, of at most max_match tokens, that occurred before."""
+    """Copies after the longest suffix of the text, of min_match to max_match tokens, that occurred before; of equally
+    long ones the most recent."""
 
     @dataclass
     class Settings(PointMassDrafter.Settings):
@@ -43,6 +44,6 @@ class PromptLookupDrafter(PointMassDrafter):
                 break
         if start is None:
             return []
-        # A copy that reaches the end goes on with what it has copied itself.
+        # A copy that reaches the end of the text goes on with its own first tokens.
         period = len(tokens) - start
         return [tokens[start + i % period] for i in range(gamma)]

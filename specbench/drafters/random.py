@@ -1,4 +1,4 @@
-"""Tokens at random: the paper's limiting case (section 3.6), which still gains a little."""
+"""Tokens at random: the paper's theoretical case, which still guarantees a small improvement (section 3.6)."""
 
 from typing import Any
 
@@ -14,9 +14,9 @@ from specbench.models.language_model import LanguageModel
 
 
 class RandomDrafter(Drafter):
-    """Every token of the vocabulary is equally likely; q says so.
+    """Draws every guess uniformly from the vocabulary: q(x) = 1 / V.
 
-    At temperature 0 its guess is still random, and a point mass like every other guess there.
+    At temperature 0 the guess is random too, and a point mass like all guesses there.
     """
 
     def __init__(self, vocab_size: int, greedy: bool):

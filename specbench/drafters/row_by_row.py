@@ -1,4 +1,4 @@
-"""What drafters without a network share: they look at one row's tokens at a time, in plain Python."""
+"""Base classes of drafters without a network, which look at one row's tokens at a time, in plain Python."""
 
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -15,12 +15,12 @@ from specbench.decoding.state import State, seen_tokens, window
 
 
 def committed(state: State) -> list[list[int]]:
-    """The text of each row. On a GPU this waits for it."""
+    """The committed tokens of each row. On a GPU this waits for the device."""
     return [row[:length] for row, length in zip(state.tokens.tolist(), state.lengths, strict=True)]
 
 
 class PointMassDrafter(Drafter):
-    """Guesses without a law: q is a point mass on each."""
+    """Drafts guesses without probabilities: q is a point mass on each."""
 
     @dataclass
     class Settings(DrafterSettings):
@@ -32,7 +32,7 @@ class PointMassDrafter(Drafter):
         return self.propose_after(committed(state), state, gamma)
 
     def propose_after(self, texts: list[list[int]], state: State, gamma: list[int]) -> Draft:
-        """`propose` where the committed texts are known already."""
+        """`propose`, for committed texts that are known already."""
         guesses = [
             self.guess(row, text, wanted) if wanted else []
             for row, (text, wanted) in enumerate(zip(texts, gamma, strict=True))
@@ -50,7 +50,7 @@ class PointMassDrafter(Drafter):
 
 
 class CountDrafter(Drafter):
-    """Samples guesses from a table of weights, with the real q."""
+    """Samples guesses from weights of all tokens; q is the distribution that they were drawn from."""
 
     def __init__(self, vocab_size: int, sampling: Sampling):
         self.vocab_size, self.sampling = vocab_size, sampling
@@ -59,7 +59,7 @@ class CountDrafter(Drafter):
         return self.propose_after(committed(state), state, gamma)
 
     def propose_after(self, texts: list[list[int]], state: State, gamma: list[int]) -> Draft:
-        """`propose` where the committed texts are known already; they are written on."""
+        """`propose`, for committed texts that are known already; appends the guesses to these lists."""
         noise = window(state.noise[PROPOSAL], state.length, max(gamma)).cpu()
         seen = (
             seen_tokens(state.tokens, state.length, self.vocab_size).cpu()
@@ -75,7 +75,7 @@ class CountDrafter(Drafter):
             ]
             if all(w is None for w in weights):
                 break
-            anything = torch.ones(self.vocab_size)  # for rows whose guesses have ended
+            anything = torch.ones(self.vocab_size)  # for rows that have no further guess
             law = self.sampling.probabilities(torch.stack([anything if w is None else w for w in weights]).log(), seen)
             guess = draw(law, noise[:, i])
             if seen is not None:
@@ -94,4 +94,4 @@ class CountDrafter(Drafter):
 
     @abstractmethod
     def weights(self, row: int, tokens: Sequence[int]) -> Tensor | None:
-        """Unnormalised weights [V] of what follows `tokens`, on the CPU; None is no guess."""
+        """Unnormalised weights [V], on the CPU, of the token that follows `tokens`; None if there is no guess."""

@@ -1,4 +1,4 @@
-"""One model drafts a static token tree: several children of each guess, read in one pass per level."""
+"""One model drafts a static token tree: several children of each guess, one forward per level (SpecInfer)."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -23,10 +23,11 @@ CHILDREN = ("independent", "distinct", "best")
 
 
 class TreeDrafter(ModelDrafter):
-    """Every node of depth d - 1 has branching[d - 1] children, one beyond the list.
+    """Drafts the tree in which every node of depth d - 1 has branching[d - 1] children; one child beyond the list.
 
-    `children` are drawn from q independently, or without replacement (then q of the second is what the
-    first one left), or they are the best by q, which are point masses; at temperature 0 always these.
+    `children` says how they are chosen: "independent" draws from q; "distinct" draws without replacement, where q of
+    the second child excludes the first; "best", the most probable tokens by q, as point masses. Temperature 0 always
+    uses "best".
     """
 
     trees = True
@@ -47,7 +48,8 @@ class TreeDrafter(ModelDrafter):
     def __init__(
         self, model: LanguageModel, vocab_size: int, gamma: int, branching: list[int], children: str, stream: int = 0
     ):
-        """Drafters that draft side by side need different streams of noise."""
+        """`vocab_size` is the target's V; `gamma` is the usual gamma. Drafters that draft side by side need different
+        numbers `stream`, for independent noise."""
         super().__init__(model, vocab_size, gamma)
         self.branching, self.stream = branching, stream
         self.children = "best" if model.sampling.greedy else children
@@ -72,7 +74,7 @@ class TreeDrafter(ModelDrafter):
         usual = depth == self.gamma
         phase = self.model.executor.phase(self._draft_tree, self.model, usual=usual)
         tokens, q = phase(state.rows, width, parent, visible)
-        # Of any path the cache will hold all but its last guess.
+        # Of each path the cache will hold all guesses but the last.
         rows = zip(self.model.cached, state.lengths, state.active, strict=True)
         self.model.cached = [length + depth - 1 if on else cached for cached, length, on in rows]
         ends = [0, *(level.stop for level in levels)]
@@ -86,7 +88,7 @@ class TreeDrafter(ModelDrafter):
     def _draft_tree(
         self, rows: Rows, width: int, parent: tuple[int, ...], visible: int
     ) -> tuple[Tensor, Tensor | None]:
-        """All guesses [B, N] and the q they were drawn from [B, N, V], None for point masses."""
+        """All guesses [B, N] and the q that they were drawn from [B, N, V], None for point masses."""
         text, length = rows.tokens, rows.length
         level_of = self.model.executor.leaf(self._level, self.model)
         bits = node_bits(rows.noise[PROPOSAL], length, levels_of(parent), stream=self.stream)
@@ -98,7 +100,7 @@ class TreeDrafter(ModelDrafter):
         laws: list[Tensor] = []
         for level in level_ranges(levels_of(parent)):
             parents = 1 if not guesses else guesses[-1].shape[1]
-            own = bits[:, level.start : level.stop].clone(memory_format=torch.contiguous_format)  # alike in any tree
+            own = bits[:, level.start : level.stop].clone(memory_format=torch.contiguous_format)  # same strides always
             x, q = level_of(x, first, own, seen, visible, above, parents)
             guesses.append(x)
             laws.append(q)
@@ -111,8 +113,9 @@ class TreeDrafter(ModelDrafter):
         self, x: Tensor, first: Tensor, bits: Tensor, seen: Tensor | None, visible: int, above: tuple[int, ...],
         parents: int,
     ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-        """Reads the tokens x of one level of the tree `above`, or the end of the text where that is
-        empty; draws the next level [B, n] with bits [B, n], and its q [B, n, V]."""
+        """Draws the next level of the tree: guesses [B, n], and their q [B, n, V] (None for point masses), with bits
+        [B, n]. Reads x [B, m] first: the last level of the tree `above`, or if that is empty the end of the text; the
+        first token is at position first [B]. seen [B, n', V] bool or None."""
         tree = newest(above, x.shape[1], x.device) if above else None
         logits = self._fit(self.model.forward(x, first, visible, tree=tree, keep_logits=0 if above else 1))
         sampling, each = self.model.sampling, bits.shape[1] // parents
@@ -126,20 +129,21 @@ class TreeDrafter(ModelDrafter):
         return without_replacement(q, bits[:, ::each], each)
 
     def settle(self, state: State, draft: Draft, verdict: Verdict, scores: Scores, base: Tensor) -> None:
-        """The accepted path stays in the drafter's cache too, which has not read the last level."""
+        """Keeps the accepted path in the drafter's cache too, which does not hold the last level. base [B] is the
+        position of node 0."""
         if verdict.path is not None and not draft.is_chain and draft.depth > 1:
             self.model.keep_path(verdict.path[:, :-1], base)
 
 
 def widths(branching: list[int], gamma: int) -> list[int]:
-    """Children of each node by depth, for a tree of depth gamma."""
+    """The number of children of each node by depth, for a tree of depth gamma."""
     return [*branching, *[1] * gamma][:gamma]
 
 
 def without_replacement(q: Tensor, bits: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """`count` different tokens [B, n * count] from each law q [B, n, V], in the order of a race with bits
-    [B, n]; and the law of each, given those before it. Where q has fewer tokens, the first one comes
-    again as a point mass, which no verifier accepts that has refused it once."""
+    """Draws `count` different tokens from each q [B, n, V], in the order of an exponential race with bits [B, n].
+    Returns tokens [B, n * count], and the distribution of each given those before it, [B, n * count, V]. If q has too
+    few tokens, the first one is repeated as a point mass; a verifier that has rejected it will reject it again."""
     order = (q / exponentials(bits, q.shape[-1])).topk(count, dim=-1).indices  # [B, n, count]
     first = torch.zeros_like(q).scatter_(-1, order[..., :1], 1.0)
     tokens, laws, rest = [], [], q

@@ -1,4 +1,4 @@
-"""Arguments as a flat list of tensors and a description that rebuilds them, for traced functions."""
+"""Flattens arguments to a list of tensors and a hashable description, for traced and captured functions."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -10,13 +10,14 @@ TENSOR = "a tensor"
 
 
 def flatten(value: Any) -> tuple[Any, list[Tensor]]:
-    """A hashable description of tensors, tuples, dataclasses and constants, and the tensors."""
+    """A hashable description of `value` (tensors, tuples, dataclasses, constants), and the tensors in it, of any shape
+    [...], in order."""
     tensors: list[Tensor] = []
     return _describe(value, tensors), tensors
 
 
 def rebuild(spec: Any, tensors: Sequence[Tensor]) -> Any:
-    """The inverse of `flatten`, with other tensors in the places of the first ones."""
+    """The inverse of `flatten`, with `tensors` (of any shape [...]) in place of the original ones."""
     return _rebuild(spec, iter(tensors))
 
 

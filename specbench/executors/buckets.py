@@ -1,4 +1,4 @@
-"""Few shapes: executors with fixed shapes let attention see a bucket of the cache's columns."""
+"""Shape buckets: executors with fixed shapes attend to a power of two of cache columns, so that few shapes occur."""
 
 from specbench.component import Choices
 
@@ -6,13 +6,13 @@ SMALLEST_BUCKET = 128  # cache columns
 
 
 def bucket(needed: int, capacity: int | None = None) -> int:
-    """The next power of two, at least the smallest bucket and at most what there is."""
+    """The next power of two from `needed` on, at least the smallest bucket and at most `capacity`."""
     size = max(SMALLEST_BUCKET, 1 << (needed - 1).bit_length())
     return size if capacity is None else min(size, capacity)
 
 
 def bucket_lengths(columns: int) -> list[int]:
-    """A text length in every bucket up to `columns`."""
+    """One text length, in tokens, in every bucket up to `columns`."""
     sizes = [SMALLEST_BUCKET]
     while sizes[-1] < columns:
         sizes.append(2 * sizes[-1])
@@ -20,7 +20,7 @@ def bucket_lengths(columns: int) -> list[int]:
 
 
 def refuse_growing_cache(run: Choices) -> str | None:
-    """`Component.refuses` of executors with fixed shapes."""
+    """`Component.refuses` of executors with fixed shapes: they need a cache with fixed shapes."""
     cache = run["cache"]
     if cache.kind.fixed_shapes:
         return None

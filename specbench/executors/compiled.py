@@ -1,9 +1,9 @@
 """Leaf functions compiled by TorchInductor, one program per set of shapes, kept on disk.
 
-A leaf is traced once with `torch.export` and compiled ahead of its first call, so a call checks no
-guards and enters no Python of the model. The whole draft of a small drafter is one leaf. Attention
-sees a bucket of the cache's columns, and drafts are padded to one width, so that few shapes occur.
-Inductor's disk cache makes a second process start without compiling.
+A leaf is traced once with `torch.export` and compiled ahead of its first call, so a call checks no guards and runs no
+Python of the model. The whole draft of a small drafter is one leaf. Attention sees a bucket of the cache's columns, and
+drafts are padded to one width, so that few shapes occur. Inductor's disk cache makes a second process start without
+compiling.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ from specbench.executors.prepacked import SMALLEST_BYTES, PrepackedExecutor
 
 
 class CompiledExecutor(PrepackedExecutor):
-    """Compiled leaves, on packed weights where there is a CPU."""
+    """Runs compiled leaves, on a CPU with packed weights."""
 
     fixed_shapes = True
 
@@ -43,7 +43,8 @@ class CompiledExecutor(PrepackedExecutor):
     def phase(
         self, function: Callable[..., Any], model: HasCache | None = None, usual: bool = True
     ) -> Callable[..., Any]:
-        """As one program where calls, not weights, take the time: in models that fit the caches."""
+        """Compiles a phase as one program if the model fits into the processor's caches, where calls and not weights
+        take the time."""
         small = model is not None and model.weight_bytes < SMALLEST_BYTES
         return self.leaf(function, model) if usual and small else function
 
@@ -55,14 +56,16 @@ class CompiledExecutor(PrepackedExecutor):
 
 
 class Leaf:
-    """A function of tensors, compiled for every set of shapes and constants it is called with."""
+    """A function of tensors, compiled for each set of shapes and constants that it is called with."""
 
     def __init__(self, function: Callable[..., Any], model: HasCache | None):
         self.function, self.model = function, model
         self.programs: dict[Any, tuple[Callable[..., Any], Any]] = {}
-        self.traced_result: Any = None  # how the outputs of the last trace are put together
+        self.traced_result: Any = None  # the description that rebuilds the result of the last trace
 
     def __call__(self, *arguments: Any) -> Any:
+        """Runs the program for these shapes and constants, and compiles it first if there is none. Before the model's
+        cache has tensors it runs the function itself."""
         stored = [] if self.model is None else self.model.cache_tensors()
         if self.model is not None and not stored:  # the cache takes its shape from a first forward
             return self.function(*arguments)
@@ -77,13 +80,13 @@ class Leaf:
         traced = Traced(self, spec, len(tensors))
         inputs = (*tensors, *stored)
         exported = torch.export.export(traced, inputs, strict=False)
-        with torch._inductor.config.patch({"cpp.threads": 1}):  # OpenMP threads beside oneDNN's own get in their way
+        with torch._inductor.config.patch({"cpp.threads": 1}):  # OpenMP threads would slow down oneDNN's
             program = torch._inductor.compile(exported.module(check_guards=False), [*inputs])
         return program, self.traced_result
 
 
 class Traced(nn.Module):
-    """A leaf as the module that `torch.export` wants: tensors in, a tuple of tensors out."""
+    """A leaf in the form that `torch.export` needs: a module from tensors to a tuple of tensors."""
 
     def __init__(self, leaf: Leaf, spec: Any, arguments: int):
         super().__init__()
@@ -91,6 +94,7 @@ class Traced(nn.Module):
         self.weights = None if leaf.model is None else leaf.model.module
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        """Takes the leaf's tensors and then the cache's, of any shape [...]; returns the tensors of its result."""
         own, stored = tensors[: self.arguments], tensors[self.arguments :]
         model = self.leaf.model
         with contextlib.nullcontext() if model is None else model.on_cache(stored):

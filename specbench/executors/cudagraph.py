@@ -1,9 +1,9 @@
 """Phases captured as CUDA graphs: the whole draft, the target's call, and verify-accept-commit.
 
-A graph is keyed by the shapes and constants of its call, the bucket of cache columns among them, and
-replays on the same addresses: the state's tensors and the cache are used where they are, everything
-else is copied into the graph's own buffers. All graphs share one memory pool. Nothing inside a
-graph waits for the host; the round's one synchronisation is the stop check after it.
+A graph is keyed by the shapes and constants of its call, the bucket of cache columns among them, and replays on the
+same addresses: the state's tensors and the cache are used where they are, everything else is copied into the graph's
+own buffers. All graphs share one memory pool. Nothing inside a graph waits for the host; the round's one
+synchronisation is the stop check after it.
 """
 
 from collections.abc import Callable, Iterator
@@ -21,11 +21,11 @@ from specbench.executors.arguments import flatten, rebuild
 from specbench.executors.buckets import bucket, bucket_lengths, refuse_growing_cache
 from specbench.settings import BaseSettings, setting
 
-WARM_UP_CALLS = 2  # kernels choose their algorithms, and constants are made, before a capture
+WARM_UP_CALLS = 2  # calls before a capture, in which kernels choose algorithms and constants are made
 
 
 class CudaGraphExecutor(Executor):
-    """Captures what it is given as a leaf or a phase; what is called inside a capture is part of it."""
+    """Captures each leaf and phase that is called outside another capture; at most `max_graphs` graphs."""
 
     fixed_shapes = True
 
@@ -34,7 +34,7 @@ class CudaGraphExecutor(Executor):
         max_graphs: int = setting(ge=1)
 
     def __init__(self, max_graphs: int):
-        self.max_graphs, self.inside = max_graphs, False  # inside a phase, where nothing is captured
+        self.max_graphs, self.inside = max_graphs, False  # inside a phase nothing else is captured
         self.phases: dict[Callable[..., Any], Phase] = {}
         self.graphs, self.pool_bytes = 0, 0
         self.pool: Any = None
@@ -65,7 +65,7 @@ class CudaGraphExecutor(Executor):
         return bucket(needed, capacity)
 
     def lengths(self, columns: int) -> list[int]:
-        """Largest first, so that the smaller graphs find their memory in the pool."""
+        """Longest first, so that smaller graphs find their memory in the pool."""
         return bucket_lengths(columns)[::-1]
 
     def bytes(self) -> int:
@@ -73,7 +73,7 @@ class CudaGraphExecutor(Executor):
 
     @contextmanager
     def whole(self) -> Iterator[None]:
-        """What is called in here is part of one phase."""
+        """Inside this context leaves run as they are, because a phase around them is captured."""
         self.inside = True
         try:
             yield
@@ -81,8 +81,8 @@ class CudaGraphExecutor(Executor):
             self.inside = False
 
     def capture(self, function: Callable[[], Any]) -> tuple[Callable[[], None], Any]:
-        """Records a function without arguments; returns how to run it again, and its outputs, which
-        every run writes anew."""
+        """Captures a function without arguments. Returns a function that replays the graph, and the outputs, which
+        every replay overwrites."""
         graph, before = torch.cuda.CUDAGraph(), torch.cuda.memory_reserved()
         with torch.cuda.graph(graph, pool=self.pool):
             outputs = function()
@@ -91,7 +91,7 @@ class CudaGraphExecutor(Executor):
         return graph.replay, outputs
 
     def warm_up(self, function: Callable[[], Any]) -> None:
-        """Runs it a few times on a side stream, as captures demand."""
+        """Runs the function a few times on a side stream, as CUDA requires before a capture."""
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
@@ -101,13 +101,15 @@ class CudaGraphExecutor(Executor):
 
 
 class Phase:
-    """One function, with a graph for every set of shapes and constants it is called with."""
+    """A function with a CUDA graph for each set of shapes and constants that it is called with."""
 
     def __init__(self, function: Callable[..., Any], model: HasCache | None, executor: CudaGraphExecutor):
         self.function, self.model, self.executor = function, model, executor
         self.captured: dict[Any, tuple[Callable[[], None], list[Tensor], Any]] = {}
 
     def __call__(self, *arguments: Any) -> Any:
+        """Replays the graph for these shapes and constants, and captures it first if there is none. Runs the function
+        itself if the limit of graphs is reached, or before the model's cache has tensors."""
         stored = [] if self.model is None else self.model.cache_tensors()
         if self.model is not None and not stored:  # the cache takes its shape from a first forward
             return self._run(arguments)
@@ -133,7 +135,8 @@ class Phase:
     def _capture(
         self, spec: Any, tensors: list[Tensor], fixed: set[int]
     ) -> tuple[Callable[[], None], list[Tensor], Any]:
-        """Runs the function to warm up, undoes what that did to the state, and records it."""
+        """Runs the function to warm up, restores the state's tensors, and captures it. Returns the replay, its input
+        tensors and its outputs."""
         inputs = [t if id(t) in fixed else t.clone() for t in tensors]
         before = [t.clone() for t in inputs]
 

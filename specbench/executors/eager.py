@@ -1,7 +1,7 @@
-"""The reference executor: everything runs as it is written, one operation after the other."""
+"""The reference executor: runs every operation as it is written, one after the other."""
 
 from specbench.decoding.executor import Executor
 
 
 class EagerExecutor(Executor):
-    """PyTorch's eager mode, as the base class has it."""
+    """PyTorch's eager mode, as in the base class."""

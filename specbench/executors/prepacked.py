@@ -1,6 +1,6 @@
-"""Linear layers through oneDNN weights that are laid out once: the default on a CPU.
+"""Linear layers on oneDNN weights that are laid out once, when the model is loaded.
 
-At the few tokens of a decoding step a linear layer is as fast as its weight can be read; the plain
+At the few tokens of a decoding step a linear layer is as fast as its weight can be read; on some processors the plain
 product is 2 to 3 times slower. Nothing is compiled, so there is no warm-up.
 """
 
@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from specbench.decoding.executor import Executor, Module
 
-# What the layout is chosen for. One for 16 rows was the fastest, or equal, for 1 to 512 rows.
+# Rows of x that the layout is made for. 16 was the fastest, or equal, for 1 to 512 rows.
 ROWS = 16
-# Models below this stay in the caches of the processor, where the plain product is faster.
+# Bytes. Weights below this stay in the caches of the processor, where the plain product is faster.
 SMALLEST_BYTES = 16e6
 
 _product: Callable[..., Tensor] = torch.ops.mkldnn._linear_pointwise.default
@@ -21,7 +21,8 @@ _product: Callable[..., Tensor] = torch.ops.mkldnn._linear_pointwise.default
 
 @torch.library.custom_op("specbench::packed_linear", mutates_args=())
 def packed_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """x [..., in] times a packed weight [out, in]: one opaque operation for the compiler."""
+    """x [..., in] times a packed weight [out, in], plus bias [out]: [..., out]. One operation that compilers do not
+    look into."""
     return _product(x, weight, bias, "none", [], "")
 
 
@@ -39,6 +40,7 @@ class PackedLinear(nn.Module):
         self.bias = None if linear.bias is None else linear.bias.detach()
 
     def forward(self, x: Tensor) -> Tensor:
+        """x [..., in] to [..., out]."""
         if torch.compiler.is_compiling():
             product: Tensor = packed_linear(x, self.packed, self.bias)
             return product
@@ -46,7 +48,7 @@ class PackedLinear(nn.Module):
 
 
 class PrepackedExecutor(Executor):
-    """Eager mode on packed weights; on CUDA, and where oneDNN is missing, plain eager mode."""
+    """Eager mode on packed weights, for float32 models on a CPU with oneDNN; elsewhere plain eager mode."""
 
     changes_modules = True
 
@@ -54,7 +56,8 @@ class PrepackedExecutor(Executor):
         self.packed_bytes = 0
 
     def load(self, module: Module) -> Module:
-        """Replaces every linear layer. A weight that an embedding shares exists twice from then on."""
+        """Packs every linear layer of a module with at least SMALLEST_BYTES in them. A weight that is also the
+        embedding exists twice from then on."""
         weight = next(module.parameters())
         if self._packs(weight.device, weight.dtype):
             total = sum(m.weight.nbytes for m in module.modules() if type(m) is nn.Linear)
@@ -74,7 +77,7 @@ class PrepackedExecutor(Executor):
         return tied if self._packs(device, dtype) and weights >= SMALLEST_BYTES else 0
 
     def _replace(self, parent: nn.Module, shared: set[int]) -> None:
-        """Layer by layer, so that no more than one weight is there twice."""
+        """Packs one layer after the other, so that no more than one weight exists twice meanwhile."""
         for name, child in list(parent.named_children()):
             if type(child) is nn.Linear:
                 self.packed_bytes += child.weight.nbytes if id(child.weight) in shared else 0
@@ -83,5 +86,5 @@ class PrepackedExecutor(Executor):
                 self._replace(child, shared)
 
     def bytes(self) -> int:
-        """Weights that exist twice, because an embedding is tied to a packed layer."""
+        """Bytes of weights that exist twice, because an embedding is tied to a packed layer."""
         return self.packed_bytes

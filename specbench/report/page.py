@@ -13,6 +13,7 @@ from specbench.report import figures, paper
 from specbench.report.samples import samples
 from specbench.report.style import save
 from specbench.report.tables import account, at, multirun_rows, verdict
+from specbench.results import flatten
 from specbench.storage.atomic import write_text
 from specbench.storage.read import StoredRun
 
@@ -91,59 +92,14 @@ def write_report(folder: Path, runs: Sequence[StoredRun]) -> Path:
 
 def _one_run(report: Report) -> None:
     run = report.runs[0]
-    result = run.result
-    if result["speedup"]["accounting"]:
-        report.section(
-            "Why the gain is not Theorem 3.8's",
-            texts=[account(result)],
-            figures=[
-                report.figure(
-                    "accounting",
-                    "Each factor with its 95 % interval (bootstrap over prompts); they multiply to the measured "
-                    "speedup.",
-                    lambda: figures.accounting(run),
-                )
-            ],
+    _accounting(report, run)
+    _which_gamma(report, run)
+    _times(report, run)
+    if run.result["beta_by_position"]:
+        figure = report.figure(
+            "beta_by_position", "Theorem 3.8 takes all of them to be alpha.", lambda: figures.beta_by_position([run])
         )
-    report.section(
-        "Which gamma",
-        figures=[
-            report.figure(
-                "speedup_by_gamma",
-                "Replay evaluates every constant gamma on this run's text, with the measured time of a round of "
-                "that many tokens; the band is a 95 % interval."
-                if result["gamma_sweep"]
-                else "This run has no betas along its text, so no other gamma is evaluated on it.",
-                lambda: figures.speedup_by_gamma([run]),
-            )
-        ],
-    )
-    report.section(
-        "Where the time goes",
-        figures=[
-            report.figure(
-                "round_times",
-                "A mean round, and the single step of plain decoding.",
-                lambda: figures.round_times([run]),
-            ),
-            report.figure(
-                "timeline",
-                "Figure 5 of the paper from this run's trace; the number is the tokens that a round kept.",
-                lambda: figures.timeline(run),
-            ),
-        ],
-    )
-    if result["beta_by_position"]:
-        report.section(
-            "Beta by position",
-            figures=[
-                report.figure(
-                    "beta_by_position",
-                    "Theorem 3.8 takes all of them to be alpha.",
-                    lambda: figures.beta_by_position([run]),
-                )
-            ],
-        )
+        report.section("Beta by position", figures=[figure])
     report.section(
         "The text as it came about",
         texts=[
@@ -152,38 +108,79 @@ def _one_run(report: Report) -> None:
         ],
         samples=samples(run),
     )
-    report.section(
-        "All numbers", tables=[[{"": name, "value": _number(at(result, path))} for name, path in NUMBERS.items()]]
+    numbers = {name: at(run.result, path) for name, path in NUMBERS.items()} | flatten(run.result.get("metrics", {}))
+    report.section("All numbers", tables=[[{"": name, "value": _number(value)} for name, value in numbers.items()]])
+
+
+def _accounting(report: Report, run: StoredRun) -> None:
+    if not run.result["speedup"]["accounting"]:
+        return
+    caption = "Each factor with its 95 % interval (bootstrap over prompts); they multiply to the measured speedup."
+    figure = report.figure("accounting", caption, lambda: figures.accounting(run))
+    report.section("Why the gain is not Theorem 3.8's", texts=[account(run.result)], figures=[figure])
+
+
+def _which_gamma(report: Report, run: StoredRun) -> None:
+    caption = (
+        "Replay evaluates every constant gamma on this run's text, with the measured time of a round of that many "
+        "tokens; the band is a 95 % interval."
+        if run.result["gamma_sweep"]
+        else "This run has no betas along its text, so no other gamma is evaluated on it."
     )
+    figure = report.figure("speedup_by_gamma", caption, lambda: figures.speedup_by_gamma([run]))
+    report.section("Which gamma", figures=[figure])
+
+
+def _times(report: Report, run: StoredRun) -> None:
+    mean = "A mean round, and the single step of plain decoding."
+    trace = "Figure 5 of the paper from this run's trace; the number is the tokens that a round kept."
+    drawn = [
+        report.figure("round_times", mean, lambda: figures.round_times([run])),
+        report.figure("timeline", trace, lambda: figures.timeline(run)),
+    ]
+    report.section("Where the time goes", figures=drawn)
 
 
 def _many_runs(report: Report) -> None:
     runs = report.runs
-    report.section(
-        "Measured and predicted",
-        figures=[
-            report.figure(
-                "predicted_and_measured",
-                "Speedup of every run; the diamond is Theorem 3.8 from the run's own alpha and c.",
-                lambda: figures.predicted_and_measured(runs),
-            )
-        ],
-    )
+    caption = "Speedup of every run; the diamond is Theorem 3.8 from the run's own alpha and c."
+    measured = report.figure("predicted_and_measured", caption, lambda: figures.predicted_and_measured(runs))
+    report.section("Measured and predicted", figures=[measured])
     rows = multirun_rows([([f"{k}={v}" for k, v in run.keys.items()], run.result) for run in runs])
     headings = dict.fromkeys(key for row in rows for key in row)
     report.section("All runs", tables=[[{key: _number(row.get(key)) for key in headings} for row in rows]])
-    explained = [
-        {
-            "run": run.label,
-            **{name: f"{f['factor']:.3f}" for name, f in run.result["speedup"]["accounting"].items()},
-            "measured": f"{run.result['speedup']['measured']:.3f}",
-        }
-        for run in runs
-    ]
-    report.section("Why: the factors of every run", tables=[[row for row in explained if len(row) == 6]])
+    report.section("Why: the factors of every run", tables=[[_factors(run) for run in runs if _factors(run)]])
+    if maps := _heat_maps(report):
+        report.section("Over two keys at a time", figures=maps)
+    few = runs[:8]
+    for title, name, caption, make in (
+        ("Where the time goes", "round_times", "A mean round of each run.", partial(figures.round_times, runs)),
+        (
+            "Which gamma",
+            "speedup_by_gamma",
+            "Up to eight runs: replay (solid), Theorem 3.8 (dashed) and what was measured (points).",
+            partial(figures.speedup_by_gamma, few),
+        ),
+        ("Beta by position", "beta_by_position", "Up to eight runs.", partial(figures.beta_by_position, few)),
+    ):
+        report.section(title, figures=[report.figure(name, caption, make)])
+
+
+def _factors(run: StoredRun) -> dict[str, str]:
+    """A run's accounting as a row; empty where nothing was drafted."""
+    speedup = run.result["speedup"]
+    if not speedup["accounting"]:
+        return {}
+    factors = {name: f"{entry['factor']:.3f}" for name, entry in speedup["accounting"].items()}
+    return {"run": run.label, **factors, "measured": f"{speedup['measured']:.3f}"}
+
+
+def _heat_maps(report: Report) -> list[dict[str, str]]:
+    """Numbers over two swept keys, for the first pairs of keys."""
+    runs = report.runs
     swept = list(dict.fromkeys(key for run in runs for key in run.keys))
     pairs = [(x, y) for x, y in itertools.combinations(swept, 2) if not _one_each(runs, x, y)]
-    maps = [
+    return [
         report.figure(
             f"heat_{value.split('/')[0]}_{x}_{y}",
             f"{what} over {x} and {y}",
@@ -192,26 +189,6 @@ def _many_runs(report: Report) -> None:
         for x, y in pairs[: MOST_HEAT_MAPS // 2]
         for value, what in HEAT_MAPS.items()
     ]
-    if maps:
-        report.section("Over two keys at a time", figures=maps)
-    report.section(
-        "Where the time goes",
-        figures=[report.figure("round_times", "A mean round of each run.", lambda: figures.round_times(runs))],
-    )
-    report.section(
-        "Which gamma",
-        figures=[
-            report.figure(
-                "speedup_by_gamma",
-                "Up to eight runs: replay (solid), Theorem 3.8 (dashed) and what was measured (points).",
-                lambda: figures.speedup_by_gamma(runs[:8]),
-            )
-        ],
-    )
-    report.section(
-        "Beta by position",
-        figures=[report.figure("beta_by_position", "Up to eight runs.", lambda: figures.beta_by_position(runs[:8]))],
-    )
 
 
 def _under_load(report: Report) -> None:

@@ -2,8 +2,8 @@
 
 import resource
 import sys
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 
@@ -52,14 +52,9 @@ def summarise(session: Session, record: Record, status: str, provenance: dict[st
     ours, plain = _times([r.speculative for r in results]), _times([r.baseline for r in results])
     measured, ci95 = speedup_interval(*plain, *ours)
     peers = {name: _peer_times(results, name) for name in parts.peers}
-    theorem = operations = optimal = None
-    if alpha.mean is not None and cost.c is not None:
-        theorem = theory.walltime_improvement(alpha.mean, gamma, cost.c)
-        optimal = theory.optimal_gamma(alpha.mean, cost.c)
-        if not parts.drafter.trees:  # Theorem 3.11 counts a chain's operations
-            operations = theory.operations_factor(alpha.mean, gamma, c_hat)
     gammas = gamma_sweep(results, cost.by_gamma, measured)
-    decode_seconds = sum(group.speculative.decode_seconds for group in record.groups)
+    known = _Known(alpha.mean, cost.c, gamma) if alpha.mean is not None and cost.c is not None else None
+    chain = known is not None and not parts.drafter.trees  # Theorem 3.11 counts a chain's operations
     return RunResult(
         name=parts.name,
         status=status,
@@ -78,25 +73,20 @@ def summarise(session: Session, record: Record, status: str, provenance: dict[st
             measured=measured,
             ci95=ci95,
             end_to_end=_end_to_end(record),
-            theorem_3_8=theorem,
+            theorem_3_8=theory.walltime_improvement(known.alpha, known.gamma, known.c) if known else None,
             corrected=_corrected(efficiency.mean, drafted, cost),
             accounting=accounting(results, parts.policy.constant),
         ),
-        operations_factor=operations,
-        optimal_gamma=optimal,
+        operations_factor=theory.operations_factor(known.alpha, known.gamma, c_hat) if known and chain else None,
+        optimal_gamma=theory.optimal_gamma(known.alpha, known.c) if known else None,
         gamma=parts.policy.constant,
         gamma_sweep=gammas,
         regret=regret(gammas, parts.policy.constant),
         lossless=gate(parts, record),
-        throughput={
-            "speculative_tokens_per_second": counts.tokens / decode_seconds,
-            "baseline_tokens_per_second": counts.baseline_tokens
-            / sum(g.baseline.decode_seconds for g in record.groups),
-        }
-        | {f"{name}_tokens_per_second": sum(tokens) / sum(seconds) for name, (seconds, tokens) in peers.items()},
+        throughput=throughput(record, counts, peers),
         speedup_over={name: SpeedupOver(*speedup_interval(*times, *ours)) for name, times in peers.items()},
         bandwidth=bandwidth(parts, results, cost, peak),
-        recording=sum(group.speculative.record_seconds for group in record.groups) / decode_seconds,
+        recording=sum(g.speculative.record_seconds for g in record.groups) / _decode_seconds(record),
         drift=drift(results),
         latency=latencies(results),
         memory=memory(parts, record),
@@ -104,6 +94,28 @@ def summarise(session: Session, record: Record, status: str, provenance: dict[st
         metrics=of_metrics(parts, results),
         notes=list(parts.notes),
     )
+
+
+class _Known(NamedTuple):
+    """What Theorem 3.8 needs, where something was drafted."""
+
+    alpha: float
+    c: float
+    gamma: float
+
+
+def throughput(record: Record, counts: Counts, peers: Mapping[str, Times]) -> dict[str, float]:
+    """New tokens per second of decoding, all rows together: ours, of plain decoding, and of each peer."""
+    plain_seconds = sum(group.baseline.decode_seconds for group in record.groups)
+    return {
+        "speculative_tokens_per_second": counts.tokens / _decode_seconds(record),
+        "baseline_tokens_per_second": counts.baseline_tokens / plain_seconds,
+        **{f"{name}_tokens_per_second": sum(tokens) / sum(seconds) for name, (seconds, tokens) in peers.items()},
+    }
+
+
+def _decode_seconds(record: Record) -> float:
+    return sum(group.speculative.decode_seconds for group in record.groups)
 
 
 def count(record: Record) -> Counts:

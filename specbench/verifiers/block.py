@@ -1,4 +1,4 @@
-"""Block verification (Sun et al. 2024): judges all guesses of a draft together, and keeps more of them."""
+"""Block verification (Sun et al. 2024): judges all guesses of a chain together, and accepts more of them."""
 
 from torch import Tensor
 
@@ -9,7 +9,7 @@ from specbench.verifiers.simple import SimpleVerifier
 
 
 class BlockVerifier(SimpleVerifier):
-    """Exact for chains. The verdict depends on every guess, so no noise of a round may be used again."""
+    """Exact for chains. A verdict depends on guesses after the accepted ones too, so every round renews the noise."""
 
     looks_ahead = True
     trees = False
@@ -20,5 +20,5 @@ class BlockVerifier(SimpleVerifier):
         return block_verification(p, draft, noise.r, noise.bits)
 
     def beta(self, p: Tensor, draft: Draft, verdict: Verdict) -> Tensor:
-        """sum_x min(p, q), as alpha is defined. Blocks are accepted more often than that."""
+        """sum_x min(p, q) [B, N] as for speculative sampling (Theorem 3.5), although blocks are accepted more often."""
         return acceptance_probability(p[:, :-1], draft, 1.0, self.greedy)

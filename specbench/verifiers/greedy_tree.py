@@ -1,9 +1,9 @@
-"""Greedy verification of a tree: down along the target's argmaxes."""
+"""Greedy verification of a tree (SpecInfer): accepts the guesses that are the target's argmaxes."""
 
 from specbench.verifiers.match import MatchVerifier
 
 
 class GreedyTreeVerifier(MatchVerifier):
-    """At any node one child at most can be the argmax, so this finds the longest accepted path."""
+    """Only for temperature 0. At most one child of a node is the argmax, so this finds the longest accepted path."""
 
     only_greedy = True

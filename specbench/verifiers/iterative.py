@@ -1,5 +1,7 @@
-"""Iterative speculative sampling (SpecInfer): tries the children of a node in turn; each rejection replaces p
-by norm(max(0, p - q))."""
+"""Iterative speculative sampling (SpecInfer): tries the children of a node in turn.
+
+Each rejection replaces p by norm(max(0, p - q)).
+"""
 
 from dataclasses import replace
 
@@ -12,8 +14,8 @@ from specbench.verifiers.simple import SimpleVerifier
 
 
 class IterativeVerifier(SimpleVerifier):
-    """Exact for trees and chains; on a chain it is Algorithm 1. Guesses without a law, and all at temperature
-    0, are accepted if a draw from p is one of them, which for point masses is the same rule."""
+    """Exact for trees and chains; on a chain it is Algorithm 1. Point masses, and at temperature 0 all guesses, are
+    accepted if a draw from p is one of them, which has the same acceptance probability and output distribution."""
 
     def accept(self, p: Tensor, draft: Draft, noise: Noise) -> Verdict:
         if self.greedy or draft.probs is None:

@@ -1,4 +1,4 @@
-"""Accepts a guess that equals a draw from p, as engines do that do not keep q."""
+"""Accepts a guess that equals a draw from p: the rule of engines that do not keep q."""
 
 from torch import Tensor
 
@@ -9,8 +9,8 @@ from specbench.verifiers.simple import SimpleVerifier
 
 
 class MatchVerifier(SimpleVerifier):
-    """Exact for every draft, and the text is that of plain decoding with the same seed. A guess is accepted
-    with probability sum_x p(x) q(x), where speculative sampling accepts with sum_x min(p, q)."""
+    """Exact for every draft, and the text is that of plain decoding with the same seed. A guess is accepted with
+    probability sum_x p(x) q(x), which is at most speculative sampling's sum_x min(p, q) (Theorem 3.5)."""
 
     def accept(self, p: Tensor, draft: Draft, noise: Noise) -> Verdict:
         return match(p, draft, None if self.greedy else noise.bits)

@@ -1,4 +1,4 @@
-"""Rejection sampling without repetition (A.2 of the paper): exact, and wasteful."""
+"""Non-iterative rejection sampling (A.2): exact, but accepts less often than speculative sampling."""
 
 from torch import Tensor
 
@@ -9,8 +9,8 @@ from specbench.verifiers.simple import SimpleVerifier
 
 
 class RejectionVerifier(SimpleVerifier):
-    """Accepts with probability p(x) / (M q(x)), M = max p / q. Needs a law q: against a point mass M has
-    no bound, and nothing would ever be accepted."""
+    """Accepts with probability p(x) / (M q(x)), M = max p / q (A.2). Needs a q that is no point mass: there M is
+    infinite, and nothing would be accepted."""
 
     trees = False
     needs_law = True

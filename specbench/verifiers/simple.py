@@ -1,4 +1,4 @@
-"""What the verifiers share that need nothing but the temperature."""
+"""Base class of the verifiers that depend on the temperature and nothing else."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ from specbench.decoding.verifier import Verifier
 
 
 class SimpleVerifier(Verifier):
-    """The same rule in every round, without lenience. `greedy` is temperature 0."""
+    """The same rule in every round, without lenience. `greedy` means temperature 0."""
 
     trees = True
 

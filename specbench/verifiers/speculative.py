@@ -12,10 +12,10 @@ from specbench.decoding.verify import acceptance_probability, greedy_matching, s
 
 
 class SpeculativeVerifier(Verifier):
-    """Algorithm 1's acceptance rule; exact for lenience 1."""
+    """Algorithm 1's acceptance rule for chains; exact for lenience 1."""
 
     takes_lenience = True
-    judges_by_law = True  # acceptance is min(p / l, q) of the two laws
+    judges_by_law = True  # beta is sum_x min(p / l, q)
 
     def __init__(self, sampling: Sampling, lenience: float = 1.0):
         self.sampling, self.lenience, self.lossless = sampling, lenience, lenience == 1

@@ -1,4 +1,4 @@
-"""Acceptance drawn at a given rate, whatever the models compute: for timing an engine without weights."""
+"""Accepts at a given rate, no matter what the models compute: for timing an engine without trained weights."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -15,9 +15,9 @@ from specbench.settings import BaseSettings, setting
 
 
 class SyntheticVerifier(Verifier):
-    """Accepts each guess with probability `alpha`, then adds a token from p. Never lossless."""
+    """Accepts each guess with probability `alpha`, then adds a token drawn from p. Never lossless."""
 
-    takes_lenience = True  # which changes nothing
+    takes_lenience = True  # but ignores it
     lossless = False
 
     @dataclass

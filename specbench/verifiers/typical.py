@@ -1,4 +1,4 @@
-"""Typical acceptance (Medusa): guesses that the target finds likely enough. Not exact."""
+"""Typical acceptance (Medusa): accepts guesses that the target finds probable enough. Not exact."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -15,8 +15,8 @@ from specbench.verifiers.simple import SimpleVerifier
 
 
 class TypicalVerifier(SimpleVerifier):
-    """Accepts x where p(x) >= min(epsilon, delta exp(-H(p))); of all paths the longest is kept. At
-    temperature 0, where p is the argmax alone, nothing is lost."""
+    """Accepts x where p(x) >= min(epsilon, delta exp(-H(p))), and keeps the longest path (Medusa). Exact at temperature
+    0, where p is one-hot."""
 
     lossless = False
     note = "typical acceptance is not exact: the text is not drawn from the target's law"
@@ -44,11 +44,12 @@ class TypicalVerifier(SimpleVerifier):
         return longest_path(p, draft, passes, choose)
 
     def _threshold(self, law: Tensor) -> Tensor:
+        """min(epsilon, delta exp(-H(p))) [B, N], from p as law [B, N, V]."""
         H: Tensor = torch.special.entr(law).sum(-1)
         typical = self.delta * (-H).exp()
         return typical.clamp(max=self.epsilon)
 
     def beta(self, p: Tensor, draft: Draft, verdict: Verdict) -> Tensor:
-        """[B, D]: whether the guess that was tried at each step passes."""
+        """[B, D]: 1 where the step was taken, else 0."""
         steps = torch.arange(draft.depth, device=p.device)
         return (steps < verdict.accepted[:, None]).to(p.dtype)

@@ -1,0 +1,140 @@
+"""What one run found, as a table for the terminal."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from specbench.report.tables import account, number, verdict
+
+Rows = Iterator[tuple[str, str, str]]  # what, its value, a remark
+
+
+def run_table(result: dict[str, Any], out_dir: Path) -> Group:
+    """Prediction beside measurement, and the verdict. `result` is what results.json holds."""
+    config = result["config"]
+    title = (
+        f"\n{_path(result, 'drafter')} drafts for {_path(result, 'target')}\n"
+        f"{_policy(result)}, temperature {config['temperature']:g}, "
+        f"lenience {config['lenience']:g}, batch {config['batch_size']}"
+    )
+    table = Table(title=title, title_style="bold", header_style="dim", title_justify="left", box=SIMPLE_HEAD)
+    table.add_column("")
+    table.add_column("measured", justify="right")
+    table.add_column("")
+    for row in (*_acceptance(result), *_costs(result)):
+        table.add_row(*row)
+    table.add_section()
+    for row in (*_speedups(result), *_engine(result), *_gammas(result), *_others(result)):
+        table.add_row(*row)
+    return Group(table, *_remarks(result, out_dir))
+
+
+def _acceptance(result: dict[str, Any]) -> Rows:
+    yield "alpha (mean beta)", _pm(result["alpha"]), f"over {result['counts']['tested']:,} tested guesses"
+    yield "alpha (accepted / tested)", _pm(result["alpha_counted"]), "cross-check"
+    own_text = result["alpha_on_target_text"]
+    if own_text["mean"] is not None:
+        yield "alpha (target's own text)", _pm(own_text), f"over {own_text['n']:,} positions of plain decoding"
+    yield "block efficiency", _pm(result["block_efficiency"]), "tokens per target call"
+
+
+def _costs(result: dict[str, Any]) -> Rows:
+    cost = result["cost"]
+    step = cost["target_step_seconds"] * 1e3
+    yield "c", number(cost["c"], 3), f"drafter step / target step of {step:.2f} ms"
+    yield "v", number(cost["v"], 3), "verify call / target step; 3.8 assumes 1"
+    yield "o", number(cost["o"], 3), "rest of a round / target step; 3.8 assumes 0"
+
+
+def _speedups(result: dict[str, Any]) -> Rows:
+    speedup, rates = result["speedup"], result["throughput"]
+    yield "speedup", f"{speedup['measured']:.2f}x", _interval(speedup["ci95"])
+    yield "  predicted, Theorem 3.8", _times(speedup["theorem_3_8"]), "from alpha, gamma and c"
+    yield "  predicted, corrected", _times(speedup["corrected"]), "from tokens per call, c, v and o"
+    yield "  end to end", f"{speedup['end_to_end']:.2f}x", "with prefill"
+    ours, plain = (rates[f"{who}_tokens_per_second"] for who in ("speculative", "baseline"))
+    yield "tokens/s", f"{ours:.1f}", f"autoregressive {plain:.1f}"
+    for peer, over in result["speedup_over"].items():
+        remark = f"{_interval(over['ci95'])}; {rates[f'{peer}_tokens_per_second']:.1f} tokens/s"
+        yield f"  over {peer}", f"{over['measured']:.2f}x", remark
+
+
+def _engine(result: dict[str, Any]) -> Rows:
+    rate, peak = (result["bandwidth"][f"{name}_bytes_per_second"] / 1e9 for name in ("target", "measured_peak"))
+    yield "GB/s read", f"{rate:.1f}", f"by a target step; {rate / peak:.0%} of {peak:.1f} measured"
+    if result["operations_factor"] is not None:
+        yield "operations", _times(result["operations_factor"]), "of plain decoding's (Theorem 3.11)"
+
+
+def _gammas(result: dict[str, Any]) -> Rows:
+    gamma = result["optimal_gamma"]
+    yield "gamma*", "-" if gamma is None else str(gamma), "best by Theorem 3.8, this alpha and c"
+    if sweep := result["gamma_sweep"]:
+        best = max(sweep, key=lambda entry: entry["speedup"])
+        regret = "" if result["regret"] is None else f"; {result['regret']:.1%} more than gamma {result['gamma']}"
+        yield "gamma, best by replay", str(best["gamma"]), f"expected {best['speedup']:.2f}x{regret}"
+
+
+def _others(result: dict[str, Any]) -> Rows:
+    """What only some runs have: drift, waiting times, metrics."""
+    drift = result["drift"]
+    if not result["lossless"]["expected"] and drift["tv"] is not None:
+        yield "drift (total variation)", f"{drift['tv']:.3f}", f"a tested position; KL {drift['kl']:.3f} nats"
+    for way, latency in result["latency"].items():
+        for what, seconds in latency.items():
+            remark = f"{what.replace('_', ' ')}, {way}; p90 {seconds['p90']:.3f}, p99 {seconds['p99']:.3f}"
+            yield "seconds (p50)", f"{seconds['p50']:.3f}", remark
+    for name, numbers in result["metrics"].items():
+        for what, value in numbers.items():
+            yield name, number(value, 3), what.replace("_", " ")
+
+
+def _remarks(result: dict[str, Any], out_dir: Path) -> Iterator[Text]:
+    """The lines below the table."""
+    counts = result["counts"]
+    if result["speedup"]["accounting"]:
+        yield Text(account(result))
+    sentence, style = verdict(result["lossless"])
+    yield Text("lossless: ", style="bold").append(sentence, style=style)
+    if result["speedup"]["measured"] < 1:
+        yield Text("speculative decoding was slower than plain decoding here", style="yellow")
+    notes = list(result["notes"])
+    for key, what in (("too_long", "prompts do not fit the context"), ("failed", "prompts failed")):
+        notes += [f"{counts[key]} {what}"] if counts[key] else []
+    if result["status"] != "complete":
+        notes.append(f"{result['status']}: these are the prompts that were finished")
+    for note in notes:
+        yield Text(f"note: {note}", style="yellow")
+    yield Text(f"{counts['prompts']} prompts, {counts['tokens']:,} tokens; written to", style="dim")
+    yield Text(str(out_dir), style="dim", overflow="fold")
+
+
+def _policy(result: dict[str, Any]) -> str:
+    if result["gamma"] is not None:
+        return f"gamma {result['gamma']}"
+    return f"gamma by {result['choices']['gamma_policy']}"
+
+
+def _path(result: dict[str, Any], role: str) -> str:
+    """The checkpoint, or where there is none the option that was chosen."""
+    return str(result["config"][role].get("path") or result["choices"][role])
+
+
+def _pm(estimate: dict[str, Any]) -> str:
+    if estimate["mean"] is None:
+        return "-"
+    error = "" if estimate["stderr"] is None else f" +- {estimate['stderr']:.3f}"
+    return f"{estimate['mean']:.3f}{error}"
+
+
+def _interval(ci95: list[float]) -> str:
+    return "95 % interval {:.2f} to {:.2f}".format(*ci95)
+
+
+def _times(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}x"
