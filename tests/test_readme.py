@@ -8,6 +8,7 @@ import dataclasses
 import re
 import shlex
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import get_args, get_type_hints
@@ -240,6 +241,13 @@ def test_every_number_is_on_a_page():
     ):
         told = set(re.findall(r"\w+", DOCS[page]))
         assert names - {"numbers", "seconds"} <= told, page
+
+
+def test_every_layer_is_on_a_page():
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    stated = [layer.replace(" | ", ", ") for layer in contracts[0]["layers"]]
+    table = re.findall(r"^\| (`.*?`) \|", DOCS["house.md"].split("| folder |")[0], re.M)
+    assert [cell.replace("`", "") for cell in table] == stated
 
 
 def fields_of(kind: type) -> Iterator[str]:

@@ -52,5 +52,5 @@ def _workspaces() -> Any:
     try:
         import wandb_workspaces.reports.v2 as wr
     except ImportError as error:
-        raise ConfigError("--wandb-report needs wandb-workspaces: pip install 'specbench[wandb-report]'") from error
+        raise ConfigError("--wandb-report needs wandb-workspaces: pip install -e '.[wandb-report]'") from error
     return wr
