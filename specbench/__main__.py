@@ -1,4 +1,4 @@
-"""`python -m specbench`: validate, build, run, write. `--help` says what can be set."""
+"""`python -m specbench`: validates, builds, runs and writes. `--help` lists what can be set."""
 
 import logging
 import os
@@ -22,7 +22,7 @@ OmegaConf.register_new_resolver("fields", fields, replace=True)
 
 @hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name="config")
 def job(config: DictConfig) -> float | None:
-    """One job of Hydra's. In a multirun a job that fails is logged and the next one goes on."""
+    """Runs one job of Hydra's. In a multirun a job that fails is logged, and the next one starts."""
     if HydraConfig.get().mode != RunMode.MULTIRUN:
         try:
             return one_run(config)
@@ -38,7 +38,8 @@ def job(config: DictConfig) -> float | None:
 
 
 def one_run(config: DictConfig, skip_finished: bool = False) -> float | None:
-    """One run of the composed configuration. Returns the measured speedup, for Hydra's optimisers."""
+    """Runs the composed configuration. Returns the measured speedup, for Hydra's optimisers; None if the run was
+    finished before and is skipped. Raises ConfigError."""
     from specbench.config.build import build
     from specbench.config.checks import check
     from specbench.progress import decoding_progress
@@ -68,7 +69,7 @@ def one_run(config: DictConfig, skip_finished: bool = False) -> float | None:
 
 
 def main() -> None:
-    """Runs Hydra and turns mistakes into one sentence and exit code 2, without a traceback."""
+    """Runs Hydra; a mistake of the user's becomes one sentence and exit code 2, without a traceback."""
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # Hydra hands exceptions to us instead of exiting
     sys.argv[0] = "specbench"
     try:

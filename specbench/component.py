@@ -1,4 +1,4 @@
-"""What every part that a configuration chooses has in common: settings, and a say in what it can be paired with."""
+"""Base class of every part that a configuration chooses: its settings, and which other choices it refuses."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from specbench.settings import BaseSettings
 
 @dataclass(frozen=True)
 class Choice:
-    """What was chosen in one group: the name of the option, its class and its validated settings."""
+    """The option that was chosen in one group: its name, class and validated settings."""
 
     name: str
     kind: Any  # a subclass of the group's base class
@@ -18,11 +18,11 @@ class Choice:
 
 @dataclass(frozen=True)
 class Choices:
-    """Everything that a run is to be made of, before any of it is built."""
+    """The options that were chosen in all groups, before anything is built."""
 
     groups: Mapping[str, Choice]
     temperature: float
-    lenience: float  # the lowest that any round may have
+    lenience: float  # the lowest of any round
     device: str
 
     def __getitem__(self, group: str) -> Choice:
@@ -32,14 +32,14 @@ class Choices:
 class Component:
     """Base class of drafters, verifiers, policies, executors, caches, peers, loggers, data and metrics.
 
-    A subclass has its schema beside it, as a nested dataclass `Settings`, and is built by `from_settings`,
-    whose arguments the base class of its group declares.
+    A subclass has its schema beside it, as a nested dataclass `Settings`, and is built by `from_settings`, whose
+    arguments the base class of its group declares.
     """
 
     Settings: ClassVar[type[BaseSettings]] = BaseSettings
 
     @classmethod
     def refuses(cls, settings: Any, run: Choices) -> str | None:
-        """Why this choice is not possible in such a run, or None if it is. The answer completes the
+        """Why this choice is not possible with the other choices of the run, or None if it is. The answer completes the
         sentence "verifier=block is not possible ...", and ends with what can be chosen instead."""
         return None

@@ -1,4 +1,4 @@
-"""What models and drafters are built from, besides their own settings."""
+"""The context from which models and drafters are built, besides their own settings."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,12 +12,12 @@ from specbench.decoding.sampling import Sampling
 
 @dataclass(frozen=True)
 class Context:
-    """How models are run, and the scalars that they and drafters need."""
+    """How models run, and the scalars that they and drafters need."""
 
     device: torch.device
     dtype: torch.dtype
     sampling: Sampling  # of the logits of the model that is being built
-    new_cache: Callable[[int, int], SlotCache]  # of so many rows and columns
+    new_cache: Callable[[int, int], SlotCache]  # makes a cache of so many rows and columns
     executor: Executor
     seed: int = 0
-    gamma: int = 0  # the most tokens that a round will draft
+    gamma: int = 0  # the largest gamma of any round

@@ -1,4 +1,4 @@
-"""What came out of decoding: raw counts and times, by round, by request and by group of requests."""
+"""Records of what was decoded: raw counts and times, by round, by request and by group of requests."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -17,22 +17,22 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass
 class Round:
-    """One round of one request. Positions count from the first generated token."""
+    """One round of one request. Positions count from the first generated token; `seconds` are seconds by lap."""
 
-    row: int  # the request's place among those decoded together
+    row: int  # the request's index among those decoded together
     position: int
     gamma: int  # tokens drafted; of a tree, its depth
-    accepted: int  # kept by the verifier and by the stop conditions
-    tested: int  # guesses judged, none beyond a stop
+    accepted: int  # accepted by the verifier, and not cut off by a stop
+    tested: int  # guesses tested, none beyond a stop
     tokens: int  # tokens emitted
-    recovered: int
-    bonus: int
-    accepted_before_stop: int  # by the verifier alone
+    recovered: int  # 1 if a recovered token was emitted
+    bonus: int  # 1 if a bonus token was emitted
+    accepted_before_stop: int  # accepted by the verifier, also beyond a stop
     beta: list[float]  # of each tested position
     rejected: int | None = None  # the guess that was rejected
     numbers: dict[str, tuple[float, ...]] = field(default_factory=dict)  # by metric
     seconds: Laps = field(default_factory=dict)  # of all rows together
-    rows: int = 1  # rows that decoded in it
+    rows: int = 1  # rows that took part in the call
     steps: int = 0  # drafter steps of all rows together: the longest draft among them
     lenience: float = 1.0
     width: int = 1  # tokens of each row that the target's call read
@@ -42,25 +42,25 @@ class Round:
 class DecodedRequest:
     """One request, decoded one way."""
 
-    tokens: list[int]  # new ones
+    tokens: list[int]  # generated tokens
     rounds: list[Round]
-    times: RequestTimes | None = None  # where requests arrive over time
+    times: RequestTimes | None = None  # only if requests arrive over time
 
     @cached_property
     def seconds(self) -> float:
-        """The request's share of the decoding time: each call's is split evenly among the rows it served."""
+        """Decoding time of the request in seconds: each call is split evenly among the rows that it served."""
         return sum(decoding_seconds(r.seconds) / r.rows for r in self.rounds)
 
     def outcomes(self) -> list[int | None]:
-        """Of each new token: 1 for a guess that was accepted, 0 for the token in the place of a
-        rejected one, None where no guess was tested."""
+        """For each new token: 1 for an accepted guess, 0 for the token in the place of a rejected one, None if no guess
+        was tested."""
         found: list[int | None] = []
         for r in self.rounds:
             found += [1] * r.accepted + [0 if r.recovered else None] * (r.tokens - r.accepted)
         return found
 
     def lenience(self) -> list[float]:
-        """At each new token."""
+        """The lenience of each new token."""
         return [r.lenience for r in self.rounds for _ in range(r.tokens)]
 
 
@@ -85,14 +85,14 @@ class Decoded:
 
 @dataclass(frozen=True)
 class TextLaws:
-    """p and q along a text, an entry per token of it; not a number where the drafter had no guess."""
+    """p and q along a text: arrays [tokens], not a number where the drafter had no guess."""
 
-    beta: Floats  # sum_x min(p, q), with lenience as the verifier has it
+    beta: Floats  # sum_x min(p / l, q) with lenience l (Theorem 3.5, A.5)
     acceptance: Floats  # of a guess, given the token that stands there
-    relative_entropy: Floats  # H(q) / log V; before argmax at temperature 0
-    confidence: Floats  # largest probability of q, likewise
-    drift_tv: Floats  # total variation between the output law of a tested position and p
-    drift_kl: Floats  # KL(output law | p); at temperature 0, nats of p lost against its argmax
+    relative_entropy: Floats  # H(q) / log V; of q before argmax at temperature 0
+    confidence: Floats  # max q, likewise
+    drift_tv: Floats  # total variation between the output distribution s of a tested position and p
+    drift_kl: Floats  # KL(s | p), nats; at temperature 0, log p lost against the argmax
     bound: Floats  # max_x s(x) l / p(x), at most 1 (A.5); at temperature 0, max p l / p(x), likewise
 
 
@@ -101,16 +101,16 @@ class Result:
     """One request, decoded every way."""
 
     request: Request
-    limit: int  # new tokens at most
+    limit: int  # the largest number of new tokens
     speculative: DecodedRequest
     baseline: DecodedRequest
     peers: dict[str, PeerOutput] = field(default_factory=dict)
-    speculative_laws: TextLaws | None = None  # along both texts, where they were read
+    speculative_laws: TextLaws | None = None  # along both texts, if they were read
     baseline_laws: TextLaws | None = None
 
     @property
     def both(self) -> tuple[DecodedRequest, DecodedRequest]:
-        """Decoded speculatively, and plainly."""
+        """The request decoded speculatively, and plainly."""
         return self.speculative, self.baseline
 
 
@@ -125,7 +125,7 @@ class Group:
 
 @dataclass
 class Failure:
-    """Requests that could not be decoded, and why."""
+    """Requests that could not be decoded, and the error."""
 
     requests: Sequence[Request]
     error: str
@@ -138,7 +138,7 @@ class Record:
     groups: list[Group] = field(default_factory=list)
     failures: list[Failure] = field(default_factory=list)
     too_long: int = 0  # requests that leave no room for a token in the context
-    columns: dict[str, tuple[str, ...]] = field(default_factory=dict)  # what the numbers of each metric are
+    columns: dict[str, tuple[str, ...]] = field(default_factory=dict)  # names of the numbers of each metric
 
     @property
     def results(self) -> list[Result]:

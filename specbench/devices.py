@@ -1,4 +1,4 @@
-"""Where tensors live, and in which precision, as settings name it."""
+"""Turns the settings `device` and `dtype` into a torch device and dtype."""
 
 import torch
 
@@ -6,7 +6,7 @@ from specbench.settings import ConfigError
 
 
 def pick_device(name: str) -> torch.device:
-    """The device of a setting `device`. Raises ConfigError where it isn't there."""
+    """The device that the setting names. Raises ConfigError if there is no such device."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -21,7 +21,8 @@ def pick_device(name: str) -> torch.device:
 
 
 def pick_dtype(name: str, device: torch.device) -> torch.dtype:
-    """`auto` is float32 on a CPU, where 16 bits gain nothing, and bfloat16 on CUDA."""
+    """The dtype that the setting names; `auto` is float32 on a CPU, where 16 bits gain nothing, and bfloat16 on
+    CUDA."""
     if name == "auto":
         return torch.bfloat16 if device.type == "cuda" else torch.float32
     return {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[name]

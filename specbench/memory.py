@@ -1,4 +1,4 @@
-"""What a run will need, worked out from the shapes before anything is loaded, and what there is."""
+"""Estimates the memory of a run from model shapes before anything loads, and compares it with what is free."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,17 +9,17 @@ import transformers
 
 from specbench.settings import ConfigError
 
-LOGIT_COPIES = 4  # logits, probabilities, their differences and the race's keys, at float32 or wider
+LOGIT_COPIES = 4  # float32 or wider: logits, probabilities, their differences, the exponential race
 
 
 @dataclass(frozen=True)
 class Footprint:
-    """What one model needs: bytes of weights, and bytes per cached position."""
+    """The size of one model: bytes of weights and per cached position, and the widths that activations depend on."""
 
-    weights: int
-    tied: int  # those of a head that the embedding shares: packed, it exists twice
-    column: int
-    context: int
+    weights: int  # bytes
+    tied: int  # bytes of an output matrix that is also the embedding: packed, it exists twice
+    column: int  # bytes of keys and values of one position
+    context: int  # tokens
     vocab_size: int
     widest: int  # values per token of its widest layer
 
@@ -45,7 +45,7 @@ class Footprint:
 
 @dataclass(frozen=True)
 class Budget:
-    """Bytes by purpose, and those that are free."""
+    """Bytes that a run needs, by purpose, and bytes that are free."""
 
     weights: int
     kv: int
@@ -68,8 +68,8 @@ class Budget:
         dtype: torch.dtype,
         device: torch.device,
     ) -> "Budget":
-        """`copies` of the weights and `doubled` bytes of them once more, `held` cache columns in all
-        rows, and forwards of `tokens` per row."""
+        """`copies` of all weights and `doubled` bytes of them once more, `held` cache columns in all rows together, and
+        forwards of `tokens` tokens per row."""
         chunk = min(prefill_chunk, rows * columns)
         reading = max(chunk * (m.widest * dtype.itemsize + columns) for m in models)
         scoring = LOGIT_COPIES * rows * tokens * max(m.vocab_size for m in models) * 4
@@ -91,7 +91,7 @@ class Budget:
         )
 
     def check(self) -> None:
-        """Raises ConfigError where the run cannot fit."""
+        """Raises ConfigError if the run does not fit."""
         needed = self.weights + self.kv + self.activations
         if needed > self.free:
             change = "a smaller model, dtype=bfloat16 or another device"
@@ -127,7 +127,7 @@ def _number(path: Path) -> int | None:
 
 
 def size(count: int) -> str:
-    """1536 MB as 1.5 GB."""
+    """Bytes as text: 1500000000 is "1.5 GB"."""
     value = float(count)
     for unit in ("B", "kB", "MB", "GB"):
         if value < 1000:

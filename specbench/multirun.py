@@ -1,4 +1,4 @@
-"""Multiruns: every job is checked before the first one starts, and a table closes the sweep."""
+"""Multiruns: checks every job before the first one starts, and prints a table of all jobs at the end."""
 
 import sys
 from pathlib import Path
@@ -19,15 +19,15 @@ from specbench.storage.read import read_result
 
 
 class Sweep(Callback):
-    """Checks all jobs at the start; at the end prints one row per job and writes summary.csv."""
+    """Hydra callback: checks all jobs at the start; at the end prints one row per job and writes summary.csv."""
 
     def __init__(self) -> None:
         self.jobs: list[tuple[list[str], Path]] = []
 
     def on_multirun_start(self, config: DictConfig, config_name: str = "config", **kwargs: Any) -> None:
-        """A mistake in the last job must not be found after hours of the others."""
+        """Checks every job, so that a mistake in the last one is not found after hours of the others."""
         if not config.hydra.sweeper._target_.endswith(".BasicSweeper"):
-            return  # an optimiser decides its jobs as it goes
+            return  # an optimiser chooses each job after the one before
         wanted = [f"{key}={value}" for key, value in (config.hydra.sweeper.params or {}).items()]
         parsed = OverridesParser.create().parse_overrides([*wanted, *config.hydra.overrides.task])
         try:

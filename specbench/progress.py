@@ -1,4 +1,4 @@
-"""A progress bar while decoding."""
+"""A progress bar for the terminal while a run decodes."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -9,7 +9,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 @contextmanager
 def decoding_progress() -> Iterator[Callable[[int, int, str], None]]:
-    """Yields `progress(done, total, what)` in prompts."""
+    """Yields a function progress(done, total, what), which counts prompts."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("prompts"),
                TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())  # fmt: skip
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:

@@ -1,4 +1,4 @@
-"""`python -m specbench.replay outputs/RUN [gamma_policy=NAME ...]`: other gamma policies on a run."""
+"""`python -m specbench.replay outputs/RUN [gamma_policy=NAME ...]`: simulates other gamma policies on a run."""
 
 import argparse
 import json
@@ -29,7 +29,7 @@ ALL = "optimal,adaptive,entropy,heuristic,confidence,known_betas,oracle"
 
 
 def load_trace(folder: Path) -> Trace:
-    """What a run left. Raises ConfigError where a file is missing or holds no betas along the text."""
+    """The trace of a run's files. Raises ConfigError if one is missing or holds no betas along the text."""
     try:
         result = json.loads((folder / "results.json").read_text(encoding="utf-8"))
         lines = (folder / "prompts.jsonl").read_text(encoding="utf-8").splitlines()
@@ -61,8 +61,8 @@ def load_trace(folder: Path) -> Trace:
 
 
 def policies(trace: Trace, names: Sequence[str], overrides: list[str]) -> Iterator[tuple[str, GammaPolicy]]:
-    """The named policies, with settings from `conf/gamma_policy` and the overrides; none may draft
-    more than the trace has costs for."""
+    """The named policies, with settings from `conf/gamma_policy` and the overrides; none may draft more tokens than the
+    trace has costs for. Raises ConfigError."""
     for name in names:
         with initialize_config_dir(str(conf_dir()), version_base="1.3"):
             config = compose("config", overrides=[f"gamma_policy={name}", *overrides])
@@ -81,24 +81,26 @@ def build_policy(config: DictConfig, trace: Trace) -> GammaPolicy:
 
 
 class TracedCosts:
-    """A trace in the place of a calibration pass."""
+    """The costs of a trace, in place of a calibration pass."""
 
     def __init__(self, trace: Trace):
         betas = np.concatenate([text.beta[np.isfinite(text.beta)] for text in trace.texts])
         self.trace, self.alpha, self.acceptance = trace, float(betas.mean()), (float(betas.sum()), len(betas))
 
     def seconds(self, largest: int) -> Floats:
+        """Seconds of a round with 0 .. largest drafted tokens, [largest + 1]."""
         return self.trace.seconds[: largest + 1]
 
 
 def replay_all(trace: Trace, chosen: Sequence[tuple[str, GammaPolicy]]) -> dict[str, Replayed]:
-    """Every constant gamma, then the chosen policies."""
+    """Replays every constant gamma, then the chosen policies."""
     found = {f"gamma {g}": replayed for g, replayed in sweep(trace).items()}
     return found | {name: replay(trace, policy) for name, policy in chosen}
 
 
 def table(trace: Trace, found: dict[str, Replayed]) -> Table:
-    """Predicted speedups, the best constant gamma marked, and the oracle's extra gain as a yardstick."""
+    """A table of predicted speedups, with the best constant gamma marked and each policy's share of the gain that the
+    oracle has over it (section 3.5)."""
     best = max(replayed.speedup for name, replayed in found.items() if name.startswith("gamma "))
     oracle = found["oracle"].speedup - best if "oracle" in found else None
     grid = Table(title=f"measured on this trace: {trace.speedup:.2f}x", title_justify="left", box=SIMPLE_HEAD)
@@ -114,6 +116,7 @@ def table(trace: Trace, found: dict[str, Replayed]) -> Table:
 
 
 def main(arguments: list[str] | None = None) -> None:
+    """Runs the command and writes replay.json; a mistake of the user's becomes one sentence and exit code 2."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("run", type=Path, help="a run's folder, with results.json and positions.parquet")
     parser.add_argument("overrides", nargs="*", help=f"gamma_policy=A,B (default: {ALL}) and settings of it")

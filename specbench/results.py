@@ -1,7 +1,7 @@
-"""What a run measures, with units: the schema of results.json.
+"""The schema of results.json: what a run measures, with units.
 
-Field names are those of results.json, version 1: names are added, never changed. Times are
-seconds; None means that a number does not exist for this run.
+Field names are those of results.json, version 1: names are added, never changed. Times are seconds; None means that a
+number does not exist for this run.
 """
 
 import dataclasses
@@ -14,33 +14,34 @@ SCHEMA_VERSION = 1
 
 @dataclass(frozen=True)
 class Estimate:
-    """A ratio of sums over prompts, with the standard error of prompts as clusters."""
+    """A ratio of sums over prompts, with its standard error (prompts as clusters)."""
 
     mean: float | None
     stderr: float | None
-    n: int  # what the denominator counts
+    n: int  # the denominator: positions, guesses or rounds
 
 
 @dataclass
 class RoundCost:
-    """What a round with `gamma` drafter steps takes, in seconds of one call: medians over `rounds`
-    of the run itself and of short probes between its prompts, all raised to the level of the mean."""
+    """Seconds of a round with `gamma` drafter steps: medians over `rounds` of the run itself and of short probes
+    between its prompts, all scaled by one factor to the level of the mean."""
 
     gamma: int
     draft_seconds: float
     verify_seconds: float
     other_seconds: float  # accept and host
-    share: float  # seconds of the call per row that it served
+    share: float  # seconds of the call / rows that it served
     rounds: int
 
 
 @dataclass
 class Cost:
-    """Definition 3.7 and what Theorem 3.8 leaves out, in units of a single-token target step."""
+    """The cost coefficient c (Definition 3.7) and the costs v and o, which Theorem 3.8 leaves out, in units of a
+    single-token target step."""
 
     c: float | None  # one drafter step
     v: float | None  # the target call of a round (gamma + 1 tokens, fewer where a limit cut it)
-    o: float | None  # a round's time in neither drafter nor target
+    o: float | None  # the part of a round in neither drafter nor target calls
     target_step_seconds: float | None
     drafter_step_seconds: float | None
     verify_seconds: float | None
@@ -57,7 +58,7 @@ class Factor:
 
 @dataclass
 class GammaSpeedup:
-    """What a constant gamma would have given on this run's text, by replay."""
+    """The speedup that a constant gamma would have had on this run's text, by replay."""
 
     gamma: int
     speedup: float
@@ -66,19 +67,19 @@ class GammaSpeedup:
 
 @dataclass
 class Speedup:
-    """Speculative over autoregressive decoding. Decode-only except `end_to_end`."""
+    """Speculative over plain decoding: ratios of seconds per token, of decoding only except `end_to_end`."""
 
     measured: float
     ci95: tuple[float, float]
     end_to_end: float  # prefill of target and drafter included
-    theorem_3_8: float | None
-    corrected: float | None
-    accounting: dict[str, Factor]  # theorem_3_8, not_iid, verify, overhead: their product is `measured`
+    theorem_3_8: float | None  # prediction of Theorem 3.8
+    corrected: float | None  # block_efficiency / (gamma c + v + o)
+    accounting: dict[str, Factor]  # theorem_3_8, not_iid, verify, overhead; their product is `measured`
 
 
 @dataclass
 class Lossless:
-    """Whether the output law is the target's own: `expected` of this setting, `passed` by the test."""
+    """Whether the output distribution is the target's: `expected` of these settings, `passed` by the test."""
 
     expected: bool
     passed: bool
@@ -90,7 +91,7 @@ class Lossless:
 
 @dataclass
 class SpeedupOver:
-    """Our speculative decoding over a peer's engine: ratio of seconds per token, decode only."""
+    """Our speculative decoding over a peer: ratio of seconds per token, of decoding only."""
 
     measured: float
     ci95: tuple[float, float]
@@ -108,7 +109,7 @@ class Bandwidth:
 
 @dataclass
 class Latency:
-    """Seconds that requests waited, where they arrive over time: {"p50": .., "p90": .., "p99": ..}."""
+    """Seconds that requests waited, if they arrive over time: {"p50": .., "p90": .., "p99": ..}."""
 
     queue: dict[str, float]  # arrival to row
     first_token: dict[str, float]  # arrival to first token
@@ -117,12 +118,12 @@ class Latency:
 
 @dataclass
 class Drift:
-    """How far the output law is from the target's at tested positions, computed from p and q, and
-    the text's own signs of it."""
+    """The distance of the output distribution from the target's at tested positions (A.5), and signs of it in the
+    text."""
 
     tv: float | None  # mean total variation
     kl: float | None  # mean KL(output | target), nats; at temperature 0, log-probability lost to the argmax
-    bound: float | None  # largest s(x) * lenience / p(x), at most 1 (A.5)
+    bound: float | None  # largest s(x) * lenience / p(x) of the output distribution s, at most 1 (A.5)
     repetition: float  # share of 4-grams that occurred before in the same output
     distinct_2: float  # different 2-grams / 2-grams, all outputs together
     baseline_repetition: float
@@ -131,7 +132,7 @@ class Drift:
 
 @dataclass
 class Memory:
-    """Bytes: peak of the process (CUDA: of the device's allocator), weights and KV of both models."""
+    """Bytes: peak of the process (on CUDA, of the device's allocator), weights, and keys and values of both models."""
 
     peak_bytes: int
     weights_bytes: int
@@ -143,7 +144,7 @@ class Counts:
     """Raw counts over all finished prompts."""
 
     prompts: int = 0
-    rounds: int = 0  # per row: two rows in one batch make two
+    rounds: int = 0  # per row: a round of two rows counts twice
     tokens: int = 0
     drafted: int = 0
     tested: int = 0
@@ -152,14 +153,14 @@ class Counts:
     bonus: int = 0
     failed: int = 0
     too_long: int = 0  # prompts that leave no room for a token in the context
-    accepted_before_stop: int = 0  # with those that a stop then cut off
+    accepted_before_stop: int = 0  # also guesses that a stop then cut off
     baseline_tokens: int = 0
-    verified: int = 0  # tokens that the target's calls read: the last one and every guess, of trees all nodes
+    verified: int = 0  # tokens that the target's calls read: the last committed one and every guess of each row
 
 
 @dataclass
 class RunResult:
-    """One run: what was asked, where it ran, what came out."""
+    """The result of one run."""
 
     name: str
     status: str  # "complete" or "interrupted"
@@ -168,39 +169,39 @@ class RunResult:
     alpha: Estimate
     alpha_counted: Estimate
     alpha_on_target_text: Estimate  # Corollary 3.6: beta at every position of plain decoding's text
-    beta_by_position: list[Estimate]  # in the round, of tested positions
+    beta_by_position: list[Estimate]  # by place in the round, over tested positions
     alpha_by_category: dict[str, Estimate]
-    draft_acceptance_rate: float | None
-    block_efficiency: Estimate
+    draft_acceptance_rate: float | None  # accepted / drafted, which is not alpha
+    block_efficiency: Estimate  # tokens per target call
     cost: Cost
     speedup: Speedup
-    operations_factor: float | None
-    optimal_gamma: int | None
-    gamma: int | None  # of every round; None where a policy varies it
+    operations_factor: float | None  # Theorem 3.11
+    optimal_gamma: int | None  # gamma* of Theorem 3.8 (section 3.5)
+    gamma: int | None  # of every round; None if a policy varies it
     gamma_sweep: list[GammaSpeedup]
-    regret: float | None  # best of the sweep / this run's gamma in it - 1; None where a policy varies it
+    regret: float | None  # best of the sweep / this run's gamma in it - 1; None if a policy varies it
     lossless: Lossless
     throughput: dict[str, float]  # new tokens per second of decoding, all rows together
     speedup_over: dict[str, SpeedupOver]
     bandwidth: Bandwidth
-    recording: float  # time spent on measuring betas and statistics / decoding time, which leaves it out
+    recording: float  # seconds spent on measuring / seconds of decoding, which do not include them
     drift: Drift
     latency: dict[str, Latency]  # "speculative" and "baseline", for a workload that arrives over time
     memory: Memory
     counts: Counts
-    metrics: dict[str, dict[str, float | None]] = field(default_factory=dict)  # of the group `metric`, by name
+    metrics: dict[str, dict[str, float | None]] = field(default_factory=dict)  # numbers of the group `metric`, by name
     choices: dict[str, str] = field(default_factory=dict)  # the option that was chosen in each group
-    notes: list[str] = field(default_factory=list)  # what a reader must know before comparing
+    notes: list[str] = field(default_factory=list)  # warnings, to read before comparing
     schema_version: int = SCHEMA_VERSION
 
     def as_dict(self) -> dict[str, Any]:
-        """What results.json holds."""
+        """The contents of results.json."""
         plain: dict[str, Any] = _plain(dataclasses.asdict(self))
         return plain
 
 
 def _plain(value: Any) -> Any:
-    """JSON's types only: tuples become lists, numbers that are not finite become null."""
+    """The value in JSON's types only: tuples become lists, numbers that are not finite become null."""
     if isinstance(value, dict):
         return {str(key): _plain(entry) for key, entry in value.items()}
     if isinstance(value, (list, tuple)):
@@ -211,7 +212,7 @@ def _plain(value: Any) -> Any:
 
 
 def flatten(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """{"speedup": {"measured": 2}} to {"speedup/measured": 2}."""
+    """Flattens nested dicts: {"speedup": {"measured": 2}} becomes {"speedup/measured": 2}."""
     flat: dict[str, Any] = {}
     for key, value in tree.items():
         if isinstance(value, dict):

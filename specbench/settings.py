@@ -1,4 +1,4 @@
-"""Typed, bounded settings: what a component's `Settings` dataclass is made of and checked with.
+"""Typed, bounded settings: the base of a component's `Settings` dataclass, and their checks and errors.
 
 Types and bounds stand in code beside the class that uses them, values in `conf/`.
 """
@@ -21,16 +21,13 @@ class ConfigError(Exception):
 
 @dataclasses.dataclass
 class BaseSettings:
-    """What every schema inherits. A schema is a dataclass whose fields are made by `setting`."""
+    """Base class of every schema: a dataclass whose fields are made by `setting`."""
 
     def check(self, prefix: str) -> None:
-        """Checks what bounds of single fields cannot say. `prefix` is the group, "drafter.".
-
-        Raises ConfigError.
-        """
+        """Checks what bounds of single fields cannot express. `prefix` is the group, "drafter.". Raises ConfigError."""
 
     def models(self) -> "Sequence[BaseSettings]":
-        """Settings of the checkpoints that the component will load, for the memory budget."""
+        """Settings of the checkpoints that the component loads, for the memory estimate."""
         return ()
 
 
@@ -78,7 +75,7 @@ def validate(schema: type[Schema], node: DictConfig, prefix: str = "") -> Schema
 
 
 def nested(node: dict[str, Any], key: str) -> tuple[Any, Any]:
-    """Class and validated settings of a component inside another one's settings. Raises ConfigError."""
+    """The class and the validated settings of a component inside another one's settings. Raises ConfigError."""
     kind: Any = hydra.utils.get_class(node["_target_"])
     return kind, validate(kind.Settings, OmegaConf.create(node), f"{key}.")
 
@@ -115,7 +112,7 @@ def describe(field: dataclasses.Field[Any]) -> str:
 
 
 def unknown(name: str, available: Iterable[str], kind: str) -> ConfigError:
-    """ "unknown X 'foo'. Did you mean ...? Available: ..." """
+    """The error "X is not a KIND. Did you mean Y? Available: ...", with Y among those available if one is close."""
     available = sorted(available)
     close = difflib.get_close_matches(name, available, n=1)
     hint = f" Did you mean {close[0]}?" if close else ""
@@ -141,6 +138,6 @@ def explain(error: Exception, known_keys: Iterable[str]) -> str:
 
 
 def stop(sentence: str, code: int) -> NoReturn:
-    """Ends the program with one sentence on standard error."""
+    """Prints one sentence on standard error and ends the program with this exit code."""
     print("specbench:", " ".join(sentence.split()), file=sys.stderr)
     sys.exit(code)

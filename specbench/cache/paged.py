@@ -76,7 +76,7 @@ def full_blocks(tokens: Sequence[int], size: int) -> Iterator[bytes]:
 
 
 class PagedCache(SlotCache):
-    """Keys and values in a pool [blocks * block_size, heads, head size] per layer.
+    """Keys and values in a pool [(blocks + 1) * block_size, heads, head size] per layer.
 
     Attention reads a gathered copy of the visible columns, which every attention kernel of transformers accepts.
     """
@@ -188,8 +188,8 @@ class PagedCache(SlotCache):
             self.table = self.table.to(slots.device)
         table = self.table if row is None else self.table[row : row + 1]
         columns = torch.arange(visible, device=slots.device)
-        self.columns = self._where(table, columns.expand(len(table), -1))  # [b, visible], pool indices
-        self.targets = self._where(table, slots)  # [b, N], pool indices
+        self.columns = self._where(table, columns.expand(len(table), -1))  # [b, visible], indices into the pool
+        self.targets = self._where(table, slots)  # [b, N], indices into the pool
 
     def _where(self, table: Tensor, columns: Tensor) -> Tensor:
         """Indices [b, n] into a pool, of columns [b, n] of the rows with block table [b, width]."""

@@ -51,8 +51,8 @@ class SlotCache(Component, Cache):
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        """Stores a layer's new keys and values [b, heads, N, head size]; returns all visible keys and values, each [b,
-        heads, visible, head size]."""
+        """Stores a layer's new keys [b, heads, N, head size] and values [b, heads, N, head size]; returns all visible
+        keys [b, heads, visible, head size] and values [b, heads, visible, head size]."""
 
     def write(self, stored: Tensor, new: Tensor) -> Tensor:
         """Writes new [b, heads, N, head size] into stored [B, heads, T, head size] at the placed columns; returns the
@@ -75,12 +75,12 @@ class SlotCache(Component, Cache):
 
     @abstractmethod
     def tensors(self) -> list[Tensor]:
-        """Every tensor that a forward reads or writes, in a fixed order; shapes as the backend stores them, such as [B,
-        heads, T, head size]."""
+        """Every tensor that a forward reads or writes, in a fixed order. Their shape depends on the backend:
+        [B, heads, T, head size] or a pool."""
 
     @abstractmethod
     def hold(self, tensors: Sequence[Tensor]) -> None:
-        """Uses these tensors, of the order and shapes of `tensors()` ([B, heads, T, head size]), in their place."""
+        """Uses these tensors, with the order and shapes of `tensors()`, in place of the present ones."""
 
     @abstractmethod
     def commit(self, path: Tensor, base: Tensor) -> None:
@@ -114,8 +114,8 @@ class SlotCache(Component, Cache):
 
     @contextmanager
     def bound(self, tensors: Sequence[Tensor]) -> Iterator[None]:
-        """Inside this context the cache holds other tensors, such as those that a compiler traces; as for `hold`, of
-        the shapes of `tensors()` ([B, heads, T, head size])."""
+        """Inside this context the cache holds these tensors, with the order and shapes of `tensors()`; a compiler
+        traces with them."""
         own = self.tensors()
         self.hold(tensors)
         try:

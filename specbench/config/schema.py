@@ -1,7 +1,7 @@
-"""The schema of a run: its scalars, its groups, and what can be set.
+"""The schema of a run: its scalars, its groups, and the keys that can be set.
 
-Each group's YAML in `conf/` names its class with Hydra's `_target_`; the class carries its schema as a
-nested `Settings` dataclass. So a new component is one .py and one .yaml.
+Each group's YAML in `conf/` names its class with Hydra's `_target_`; the class has its schema as a nested `Settings`
+dataclass. So a new component is one .py and one .yaml.
 """
 
 import dataclasses
@@ -39,8 +39,8 @@ GROUPS: dict[str, type[Component]] = {  # group: the base class of what can be c
     "logger": Logger,
 }
 METRICS = "metrics"  # of the group `metric`, several may be chosen: metric=[a,b]
-OTHERS = (METRICS, "metric", "experiment", "hydra")  # keys of a configuration that are no scalars
-# What a number does not depend on, so that a finished run with the same rest is not done again.
+OTHERS = (METRICS, "metric", "experiment", "hydra")  # other keys of a configuration that are not scalars
+# Keys that no number depends on: a finished run that differs only in these is not repeated.
 NOT_HASHED = ("name", "force", "logger", "experiment")
 
 
@@ -66,7 +66,7 @@ class Root(BaseSettings):
 
 
 def known_keys(overrides: Sequence[str]) -> list[str]:
-    """Every key that can be set, given the choices among the overrides: for "did you mean"."""
+    """Every key that can be set, given the options chosen by these overrides: for "did you mean" in errors."""
     chosen = dict(o.split("=", 1) for o in overrides if "=" in o)
     keys = [field.name for field in dataclasses.fields(Root)]
     for group in GROUPS:

@@ -1,4 +1,4 @@
-"""What a data source yields, and how it becomes tokens."""
+"""Base class of data sources, and the way from a prompt to tokens."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
@@ -11,7 +11,7 @@ from specbench.settings import ConfigError
 
 @dataclass(frozen=True)
 class Prompt:
-    """One question. A later turn is asked after the answers to the turns before it."""
+    """A question of one or more turns. A later turn is asked after the answers to the turns before it."""
 
     id: str
     turns: tuple[str, ...]
@@ -20,32 +20,33 @@ class Prompt:
 
 @dataclass(frozen=True)
 class Request:
-    """A prompt's turn, ready to decode."""
+    """One turn of a prompt, ready to decode."""
 
     id: str
     text: str
-    tokens: list[int]  # what the decoder's text begins with
+    tokens: list[int]  # the prompt in the decoder's text
     category: str
-    encoder_tokens: list[int] | None = None  # what an encoder reads, where the target has one
+    encoder_tokens: list[int] | None = None  # the encoder's input, if the target has one
 
 
 class Data(Component, ABC):
-    """A source of prompts; `limit` is the number of prompts to take, None for all."""
+    """A source of prompts; `limit` is the largest number of prompts to take, None for all."""
 
     limit: int | None = None
 
     @classmethod
     def from_settings(cls, settings: Any) -> "Data":
-        """By default the settings are the constructor's arguments. Raises ConfigError."""
+        """Builds the source; by default the settings are the constructor's arguments. Raises ConfigError."""
         return cls(**vars(settings))
 
     @abstractmethod
     def prompts(self) -> Iterator[Prompt]:
-        """Prompts in a fixed order. Raises ConfigError where the source can't be read."""
+        """The prompts, in a fixed order. Raises ConfigError if the source cannot be read."""
 
 
 def load(data: Data) -> list[Prompt]:
-    """The first `data.limit` prompts. Their ids seed their noise, so each must be its own."""
+    """The first `data.limit` prompts. Raises ConfigError if there are none, or if two have the same id, which would
+    give them the same noise."""
     prompts: dict[str, Prompt] = {}
     for prompt in data.prompts():
         if data.limit is not None and len(prompts) == data.limit:
@@ -59,7 +60,7 @@ def load(data: Data) -> list[Prompt]:
 
 
 def render(prompt: Prompt, answers: Sequence[str], tokenizer: Any, chat: bool) -> Request:
-    """The turn that follows the given answers, as text and tokens."""
+    """The turn that follows these answers, as text and tokens; with `chat`, through the chat template."""
     turn = len(answers)
     if chat:
         messages: list[dict[str, str]] = []

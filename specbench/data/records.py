@@ -1,4 +1,4 @@
-"""Prompts from records: local JSON lines, question files, and data sets of the hub."""
+"""Prompts from records: local JSON lines, question files (Spec-Bench, MT-bench), and data sets of the hub."""
 
 import gzip
 import json
@@ -12,7 +12,7 @@ from specbench.settings import BaseSettings, ConfigError, setting
 
 
 def need_file(path: str, prefix: str) -> None:
-    """A data file must be there and hold something."""
+    """Raises ConfigError if the data file is missing or empty."""
     if not Path(path).is_file():
         raise ConfigError(f"{prefix}path={path} is not a file: it must be a file of JSON lines (.jsonl or .jsonl.gz)")
     if Path(path).stat().st_size == 0:
@@ -20,7 +20,7 @@ def need_file(path: str, prefix: str) -> None:
 
 
 def read_json_lines(path: str) -> Iterator[tuple[int, dict[str, Any]]]:
-    """(line number, object) for each line that is not blank."""
+    """Yields (line number, object) for each line that is not blank. Raises ConfigError if one is no JSON object."""
     opener = gzip.open if path.endswith(".gz") else open
     with opener(path, "rt", encoding="utf-8") as lines:
         for number, line in enumerate(lines, 1):
@@ -40,7 +40,7 @@ def read_json_lines(path: str) -> Iterator[tuple[int, dict[str, Any]]]:
 
 @dataclass
 class RecordSettings(BaseSettings):
-    """Which records there are, and how one becomes a prompt."""
+    """Where the records are, and how one becomes a prompt."""
 
     path: str = setting(required="a file of JSON lines, or for data=hub the id of a data set")
     field: str = setting()
@@ -50,7 +50,8 @@ class RecordSettings(BaseSettings):
 
 
 def to_prompt(number: int, record: dict[str, Any], s: RecordSettings) -> Prompt:
-    """The record's field, or the template with the record's fields in it."""
+    """The prompt of a record: its field, or the template filled with its fields. Raises ConfigError if a field is
+    missing."""
     try:
         text = str(record[s.field]) if s.template is None else s.template.format(**record)
     except (KeyError, IndexError) as error:
@@ -138,7 +139,7 @@ class HubData(Data):
         s = self.settings
         try:
             rows = datasets.load_dataset(s.path, s.name, split=s.split)
-        except Exception as error:  # datasets raises whatever its backends raise
+        except Exception as error:  # datasets passes on the errors of its backends
             reason = str(error).strip().splitlines()[0].rstrip(".")
             raise ConfigError(
                 f"data.path={s.path} could not be loaded ({reason}): check data.name and data.split, log in with "

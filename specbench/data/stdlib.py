@@ -1,8 +1,6 @@
-"""The default prompts: functions of the standard library whose bodies are to be written, or its
-documentation, which is to be continued.
+"""The default prompts: beginnings of functions and of documentation strings of Python's standard library.
 
-They come from modules that the shipped pair was not trained on, and are the same for every run
-of one Python version.
+They come from modules that the shipped pair was not trained on, and are the same for every run of one Python version.
 """
 
 import ast
@@ -16,12 +14,12 @@ from specbench.data.stdlib_corpus import read_modules
 from specbench.settings import BaseSettings, setting
 
 SIGNATURE = re.compile(r"^\s*(async )?def \w+\(.*\).*:\s*$")
-LINES_BEFORE = 24
+LINES_BEFORE = 24  # lines of a prompt
 
 
 class StdlibData(Data):
-    """`count` prompts of up to 24 lines. `kind` is python, which end with the first line of a function;
-    prose, which end inside a documentation string; or mixed, one of each in turn."""
+    """`count` prompts of 24 lines. Those of kind python end with the first line of a function, those of kind prose
+    inside a documentation string; mixed alternates."""
 
     @dataclass
     class Settings(BaseSettings):
@@ -39,8 +37,8 @@ class StdlibData(Data):
 
 
 def take(ends: Callable[[str], Iterable[int]]) -> list[Prompt]:
-    """The prompts that end with the lines of each held-out module that `ends` finds in it: one of
-    each module, in no particular order, then a second one."""
+    """The prompts that end with the lines which `ends` finds in the held-out modules: one prompt of each module, in a
+    hashed order, then a second one of each, and so on."""
     found = []
     for module, text in read_modules(held_out=True).items():
         lines = text.splitlines()
@@ -54,15 +52,15 @@ def take(ends: Callable[[str], Iterable[int]]) -> list[Prompt]:
 
 
 def functions(text: str) -> Iterator[int]:
-    """Numbers of the lines that begin a function."""
+    """Numbers of the lines that begin a function, counted from 0."""
     return (number for number, line in enumerate(text.splitlines()) if SIGNATURE.match(line))
 
 
 def documentation(text: str) -> Iterator[int]:
-    """Numbers of the middle lines of documentation strings of at least eight lines."""
+    """Numbers of the middle lines of documentation strings of at least eight lines, counted from 0."""
     try:
         nodes = list(ast.walk(ast.parse(text)))
-    except SyntaxError:  # a file of the library that is meant to be broken
+    except SyntaxError:  # some files of the library are broken on purpose
         return
     for node in nodes:
         if isinstance(node, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)) and ast.get_docstring(node):

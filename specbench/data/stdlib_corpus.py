@@ -1,7 +1,7 @@
-"""Python's own standard library as a corpus: every machine that runs specbench has it.
+"""Python's own standard library as a corpus, which every machine that runs specbench has.
 
-The shipped pair is trained on it (`experiments/train_pair`), the count drafters are fitted on
-it, and `data=stdlib` cuts its prompts from the modules that training never saw.
+The shipped pair is trained on it (`experiments/train_pair`), the count drafters are fitted on it, and `data=stdlib`
+cuts its prompts from the modules that training never saw.
 """
 
 import hashlib
@@ -25,7 +25,7 @@ def is_held_out(module: str) -> bool:
 
 @cache
 def read_modules(*, held_out: bool) -> dict[str, str]:
-    """Source text by module path (posix, relative to the library), sorted by path; read once a process.
+    """Source text by module path (posix, relative to the library), sorted by path; read once per process.
 
     `held_out=False` is the training text, `held_out=True` what prompts and perplexity come from.
     """

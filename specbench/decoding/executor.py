@@ -25,7 +25,7 @@ class HasCache(Protocol):
         """The cache's tensors, in a fixed order and in the backend's own shapes; empty before the first forward."""
 
     def on_cache(self, tensors: Sequence[Tensor]) -> AbstractContextManager[None]:
-        """Inside this context the cache uses these tensors, of the same order and shapes as `cache_tensors`, instead of
+        """Inside this context the cache uses these tensors, with the order and shapes of `cache_tensors`, instead of
         its own; a compiler traces with them."""
 
 

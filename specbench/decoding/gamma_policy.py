@@ -69,7 +69,7 @@ class GammaPolicy(Component, ABC):
 
     @classmethod
     def from_settings(cls, settings: Any) -> "GammaPolicy":
-        """By default the settings are the constructor's arguments."""
+        """Builds the policy; by default the settings are the constructor's arguments."""
         return cls(**vars(settings))
 
     @classmethod

@@ -82,5 +82,5 @@ def _mix(x: Tensor) -> Tensor:
 
 
 def _logical_shift(x: Tensor, bits: int) -> Tensor:
-    """x [...] int64 shifted right by `bits`, with zeros shifted in."""
+    """x [...] int64 shifted right by `bits`, with zeros shifted in: [...]."""
     return (x >> bits) & ((1 << (64 - bits)) - 1)

@@ -30,7 +30,7 @@ class Output:
     """What was decoded for a job."""
 
     tokens: list[int] = field(default_factory=list)  # generated tokens
-    times: RequestTimes | None = None  # where requests arrive over time
+    times: RequestTimes | None = None  # only if requests arrive over time
 
 
 class Queue:
@@ -85,7 +85,7 @@ class Queue:
         return time.perf_counter() - self.began
 
     def _watch(self, state: State) -> None:
-        """Notes the time of first and last tokens that are there since the last call."""
+        """Notes the time for each row whose first token is there, and as the time of its last token so far."""
         now = self._now
         for row, owner in enumerate(state.owners):
             if owner >= 0 and state.lengths[row] > state.prompt_lengths[row]:

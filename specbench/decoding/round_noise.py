@@ -19,7 +19,7 @@ class Noise:
     levels, T columns."""
 
     table: Tensor  # [3, B, T]
-    length: Tensor  # [B]
+    length: Tensor  # [B], committed tokens
     levels: Levels
 
     @staticmethod

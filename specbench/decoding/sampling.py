@@ -30,7 +30,7 @@ class Sampling:
         return self.temperature == 0
 
     def probabilities(self, logits: Tensor, seen: Tensor | None = None) -> Tensor:
-        """Logits [..., V] to float32 probabilities [..., V]; one-hot at temperature 0.
+        """Logits [..., V] to float32 probabilities [..., V] (section 2.2); one-hot at temperature 0.
 
         `seen` [..., V] marks the tokens of the context for the repetition penalty.
         """
@@ -45,15 +45,15 @@ class Sampling:
         return self.truncate(logits).softmax(-1)
 
     def penalize(self, logits: Tensor, seen: Tensor | None) -> Tensor:
-        """Logits [..., V] after the repetition penalty on the tokens that `seen` [..., V] marks; unchanged if `seen` is
-        None."""
+        """Logits [..., V] to logits [..., V] after the repetition penalty on the tokens that `seen` [..., V] marks;
+        unchanged if `seen` is None."""
         if self.repetition_penalty == 1 or seen is None:
             return logits
         penalty = self.repetition_penalty
         return torch.where(seen, torch.where(logits < 0, logits * penalty, logits / penalty), logits)
 
     def truncate(self, logits: Tensor) -> Tensor:
-        """Logits [..., V] with -inf for all tokens outside top-k and top-p."""
+        """Logits [..., V] to logits [..., V] that are -inf for all tokens outside top-k and top-p."""
         if 0 < self.top_k < logits.shape[-1]:
             kth = logits.topk(self.top_k, dim=-1).values[..., -1:]
             logits = logits.masked_fill(logits < kth, -torch.inf)

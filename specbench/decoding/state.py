@@ -15,10 +15,10 @@ from specbench.decoding.stopping import StopStrings
 class Job:
     """A request to decode."""
 
-    tokens: Sequence[int]  # what the decoder's text begins with
+    tokens: Sequence[int]  # the prompt in the decoder's text
     limit: int  # the length in tokens, prompt included, at which it ends
     key: int  # of its noise
-    encoder_tokens: Sequence[int] | None = None  # what an encoder reads, where there is one
+    encoder_tokens: Sequence[int] | None = None  # the encoder's input, if there is one
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Rows:
     limit: Tensor  # [B], the length at which max_new_tokens or the context ends the row
     done: Tensor  # [B] bool
     noise: Tensor  # [3, B, T], 64 random bits by stream, row and position
-    stop_tokens: Tensor  # [S], ids of the tokens that end a text
+    stop_tokens: Tensor  # [S], tokens that end a text
 
 
 @dataclass
@@ -215,8 +215,8 @@ def window(values: Tensor, begin: Tensor, width: int) -> Tensor:
 
 
 def seen_tokens(text: Tensor, length: Tensor, vocab_size: int) -> Tensor:
-    """[B, V] bool: the tokens among the first length[b] of each text, which the repetition penalty applies to. text [B,
-    T], length [B]."""
+    """[B, V] bool: the tokens among the first length[b] of each text, which the repetition penalty applies to. text
+    [B, T], length [B]."""
     committed = torch.arange(text.shape[1], device=text.device) < length[:, None]
     counts = torch.zeros(text.shape[0], vocab_size, dtype=torch.long, device=text.device)
     return counts.scatter_add_(1, text, committed.long()) > 0

@@ -77,7 +77,7 @@ def rejection_sampling(p: Tensor, draft: Draft, r: Tensor, bits: Tensor) -> Verd
 
 
 def rejection_rate(p: Tensor, q: Tensor) -> Tensor:
-    """1 / M [...], the probability that rejection sampling (A.2) accepts a guess; p and q [..., V]."""
+    """1 / M [...], the probability that rejection sampling (A.2) accepts a guess, from p [..., V] and q [..., V]."""
     return 1 / torch.where(p > 0, p / q, 0.0).amax(-1)
 
 
@@ -98,8 +98,9 @@ def acceptance_probability(p: Tensor, draft: Draft, lenience: float, greedy: boo
 
 
 def output_law(p: Tensor, q: Tensor, lenience: float | Tensor, greedy: bool) -> tuple[Tensor, Tensor]:
-    """The output distribution s of a tested position, and the part of it that comes from accepted guesses, both [...,
-    V], from p and q [..., V]. s = p for lenience 1; s(x) <= p(x) / lenience always (A.5)."""
+    """The output distribution s [..., V] of a tested position, and the part of it [..., V] that comes from accepted
+    guesses, from p [..., V], q [..., V] and lenience, a number or [..., 1]. s = p for lenience 1 (A.1); always s(x) <=
+    p(x) / lenience (A.5)."""
     if greedy:
         kept = q * (p >= lenience * p.amax(-1, keepdim=True))
         residual = torch.zeros_like(p).scatter_(-1, p.argmax(-1, keepdim=True), 1.0)
@@ -122,8 +123,8 @@ def at_row(values: Tensor, n: Tensor) -> Tensor:
 
 
 def leading(accept: Tensor, count: Tensor) -> Tensor:
-    """[B]: how many of the first count[b] guesses are accepted before the first rejection, from decisions accept [B, N]
-    bool."""
+    """[B]: n of Algorithm 1, how many of the first count[b] guesses are accepted before the first rejection; accept
+    [B, N] bool are the decisions, count [B]."""
     guesses = torch.arange(accept.shape[1], device=accept.device) < count[:, None]
     return (accept & guesses).cumprod(-1).sum(-1)
 

@@ -23,11 +23,11 @@ class Walk:
         B, N = draft.tokens.shape
         device = draft.tokens.device
         self.draft, self.exists = draft, draft.exists()
-        self.above = (draft.parents + 1).clamp(min=0).expand(B, N)  # entry of each node's parent
-        self.stands = (torch.arange(N + 1, device=device) == 0).repeat(B, 1)  # on these entries
-        self.entry = torch.zeros(B, dtype=torch.long, device=device)  # the first of them
-        self.n = torch.zeros(B, dtype=torch.long, device=device)
-        self.path: list[Tensor] = []
+        self.above = (draft.parents + 1).clamp(min=0).expand(B, N)  # [B, N], entry of each node's parent
+        self.stands = (torch.arange(N + 1, device=device) == 0).repeat(B, 1)  # [B, N + 1] bool: the row stands here
+        self.entry = torch.zeros(B, dtype=torch.long, device=device)  # [B], the first of these entries
+        self.n = torch.zeros(B, dtype=torch.long, device=device)  # [B], accepted guesses
+        self.path: list[Tensor] = []  # per level [B], the node where the row stands
 
     def children(self, level: range) -> Tensor:
         """[B, n] bool: which of the n nodes of this level are children of the entries where the row stands."""
@@ -74,8 +74,8 @@ def follow(draft: Draft, choose: Callable[[Tensor, int], Tensor]) -> Verdict:
 
 
 def match(p: Tensor, draft: Draft, bits: Tensor | None) -> Verdict:
-    """Draws a token from p after each accepted guess, and accepts the guess that equals it. p [B, N + 1, V]; bits [B, D
-    + 1], or None for the argmax in place of a draw."""
+    """Draws a token from p after each accepted guess, and accepts the guess that equals it. p [B, N + 1, V]; bits
+    [B, D + 1], or None for the argmax in place of a draw."""
 
     def choose(entry: Tensor, depth: int) -> Tensor:
         law = at_row(p, entry)
@@ -93,7 +93,7 @@ def iterative_sampling(p: Tensor, draft: Draft, r: Tensor, bits: Tensor) -> Verd
     """
     walk = Walk(draft)
     tokens: list[Tensor] = []
-    law, left = p[:, 0], torch.ones(len(p), dtype=r.dtype, device=r.device)  # an unnormalised law and its sum
+    law, left = p[:, 0], torch.ones(len(p), dtype=r.dtype, device=r.device)  # unnormalised, and its sum
     q_x = None if draft.probs is None else draft.probs.gather(-1, draft.tokens[..., None])[..., 0]
     for level in level_ranges(draft.levels):
         can_try = walk.children(level)

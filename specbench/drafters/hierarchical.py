@@ -36,7 +36,7 @@ class HierarchicalDrafter(Drafter):
         below_gamma: int = setting(ge=1)
 
         def nodes(self, gamma: int) -> int:
-            return gamma + self.below_gamma  # the last inner round may draft beyond gamma gamma gamma
+            return gamma + self.below_gamma  # the last inner round may draft beyond gamma
 
         def check(self, prefix: str) -> None:
             super().check(prefix)

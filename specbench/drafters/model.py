@@ -71,7 +71,7 @@ class ModelDrafter(Drafter):
         return Draft.chain(tokens, q, torch.tensor(gamma, device=tokens.device))
 
     def _draft(self, rows: Rows, width: int, steps: int, visible: int) -> tuple[Tensor, Tensor | None]:
-        """Guesses x_1 .. x_steps [B, steps] and their q [B, steps, V], None at temperature 0."""
+        """Guesses x_1 .. x_steps [B, steps] and their q [B, steps, V], None at temperature 0 (Algorithm 1)."""
         step, x, first, bits, seen = self._first_step(rows, width, steps)
         guesses, laws = [], []
         for i in range(steps):
@@ -120,9 +120,9 @@ class ModelDrafter(Drafter):
     def _step(
         self, x: Tensor, first: Tensor, bits: Tensor, seen: Tensor | None, visible: int, signal: Signal | None
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """One drafter step after the tokens x [B, n], the first at position first [B], with bits [B]: a guess x_i
-        [B], the q_i [B, V] that it was drawn from (None at temperature 0), and its signal [B] for a gamma policy, or
-        None."""
+        """One drafter step after the tokens x [B, n], the first at position first [B], with bits [B] and seen [B, V]
+        bool or None: a guess x_i [B], the q_i [B, V] that it was drawn from (None at temperature 0), and its signal [B]
+        for a gamma policy, or None."""
         sampling, logits = self.model.sampling, self._fit(self.model.forward(x, first, visible, keep_logits=1)[:, -1])
         if sampling.greedy:
             logits = sampling.penalize(logits, seen)

@@ -10,14 +10,14 @@ TENSOR = "a tensor"
 
 
 def flatten(value: Any) -> tuple[Any, list[Tensor]]:
-    """A hashable description of `value` (tensors, tuples, dataclasses, constants), and the tensors in it, of any shape
-    [...], in order."""
+    """A hashable description of `value` (tensors, tuples, dataclasses, constants), and the tensors in it in order, of
+    any shape."""
     tensors: list[Tensor] = []
     return _describe(value, tensors), tensors
 
 
 def rebuild(spec: Any, tensors: Sequence[Tensor]) -> Any:
-    """The inverse of `flatten`, with `tensors` (of any shape [...]) in place of the original ones."""
+    """The inverse of `flatten`, with these tensors, of any shape, in place of the original ones."""
     return _rebuild(spec, iter(tensors))
 
 

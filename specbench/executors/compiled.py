@@ -94,7 +94,7 @@ class Traced(nn.Module):
         self.weights = None if leaf.model is None else leaf.model.module
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        """Takes the leaf's tensors and then the cache's, of any shape [...]; returns the tensors of its result."""
+        """Takes the leaf's tensors and then the cache's, of any shape; returns the tensors of its result."""
         own, stored = tensors[: self.arguments], tensors[self.arguments :]
         model = self.leaf.model
         with contextlib.nullcontext() if model is None else model.on_cache(stored):

@@ -1,4 +1,4 @@
-"""Linear layers on oneDNN weights that are laid out once, when the model is loaded.
+"""The default executor: linear layers use oneDNN weights that are laid out once, when the model is loaded.
 
 At the few tokens of a decoding step a linear layer is as fast as its weight can be read; on some processors the plain
 product is 2 to 3 times slower. Nothing is compiled, so there is no warm-up.

@@ -1,4 +1,4 @@
-"""gamma by a running estimate of beta, row by row."""
+"""Chooses gamma for each row and round from a running estimate of the row's beta (section 3.5)."""
 
 from dataclasses import dataclass
 
@@ -10,10 +10,11 @@ from specbench.settings import BaseSettings, setting
 
 
 class AdaptiveGamma(GammaPolicy):
-    """argmax of the corrected Theorem 3.8 in every round, with the row's own estimate of beta.
+    """Chooses the gamma that maximises equation 1 over the measured seconds of a round (Theorem 3.8 with measured
+    costs), at the row's own estimate of beta.
 
-    The estimate is a discounted count of accepted guesses over tested ones. It begins at the mean
-    of all text so far with the weight of `prior` guesses, and forgets a share of `forget` a guess.
+    The estimate is accepted over tested guesses of the row. It starts from the mean of all rows so far, which counts as
+    `prior` guesses; each tested guess takes the share `forget` off the weight of those before it.
     """
 
     @dataclass
@@ -52,4 +53,5 @@ class AdaptiveGamma(GammaPolicy):
             self.everyone = self.everyone[0] + accepted, self.everyone[1] + tested
 
     def _mean(self) -> float:
+        """Accepted over tested guesses of all rows so far; 1/2 before there is one."""
         return (self.everyone[0] + 0.5) / (self.everyone[1] + 1)

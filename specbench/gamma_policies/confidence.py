@@ -1,4 +1,4 @@
-"""Stops drafting when q(x) of a guess falls below a threshold, as in transformers."""
+"""Stops drafting when q(x) of a guess falls below a threshold, as transformers' assisted generation does."""
 
 from dataclasses import dataclass
 
@@ -9,7 +9,7 @@ from specbench.settings import BaseSettings, setting
 
 
 def probability(q: Tensor, x: Tensor) -> Tensor:
-    """q(x) [B] of the guesses x [B]."""
+    """q(x) [B] of the guesses x [B]; q [B, V]."""
     return q.gather(-1, x[:, None])[:, 0]
 
 

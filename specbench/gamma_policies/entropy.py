@@ -1,4 +1,4 @@
-"""Stops drafting when q, by past acceptance at similar entropy, makes another guess not worth its time."""
+"""Stops drafting when past acceptance at similar q says that another guess is not worth its time (section 3.5)."""
 
 import math
 from dataclasses import dataclass
@@ -12,27 +12,28 @@ from specbench.decoding.gamma_policy import Costs, GammaPolicy, RowsSeen
 from specbench.settings import BaseSettings, setting
 
 BINS = 12
-PRIOR_GUESSES = 4.0  # that the overall mean counts for in each bin
+PRIOR_GUESSES = 4.0  # weight of the mean beta at the start, in guesses per bin
 
 
 def entropy(q: Tensor, x: Tensor) -> Tensor:
-    """sqrt(H(q)) as a share of its largest value [B]: the form that bounds of beta by H take."""
+    """sqrt(H(q) / log V) [B], from q [B, V]; the guesses x [B] are not used. H enters bounds of beta as a square
+    root."""
     H: Tensor = torch.special.entr(q).sum(-1)
     return (H.clamp(min=0) / math.log(q.shape[-1])).sqrt()
 
 
 def confidence(q: Tensor, x: Tensor) -> Tensor:
-    """max q [B]."""
+    """max q [B], from q [B, V]; the guesses x [B] are not used."""
     return q.amax(-1)
 
 
 class EntropyGamma(GammaPolicy):
-    """Drafts on while another guess is worth its time.
+    """Drafts another guess while its expected tokens are worth its time.
 
-    The beta of a guess is estimated from a `signal` of the q it was drawn from: the share of guesses
-    with such a signal that were accepted so far. Another guess brings (product of the betas of the
-    draft) x (mean beta) tokens, and takes the time by which a round grows; time is worth the tokens
-    that decoding yields in it on average. So the threshold follows from measured costs.
+    The beta of a guess is estimated from a `signal` in [0, 1] of the q that it was drawn from: the share of guesses
+    with a signal in the same bin that were accepted so far. Another guess brings (product of the betas of the draft) x
+    (mean beta) tokens. Its time is what it adds to a round, and is worth the tokens that decoding has yielded in such a
+    time on average.
     """
 
     @dataclass
@@ -48,10 +49,10 @@ class EntropyGamma(GammaPolicy):
         self.signal = {"entropy": entropy, "confidence": confidence}[signal]
         self.traced_as = {"entropy": "root_entropy", "confidence": "confidence"}[signal]
         self.widths = tuple(range(1, largest + 1))
-        self.draft: dict[int, list[int]] = {}  # the bins of this round's guesses, by row
+        self.draft: dict[int, list[int]] = {}  # by row, the bins of this round's guesses
 
     def calibrate(self, costs: Costs) -> None:
-        """Begins at the mean beta; a round's time is a straight line in gamma."""
+        """Sets every bin to the mean beta, and fits the seconds of a round by a straight line in gamma."""
         seconds = costs.seconds(self.largest)
         self.step, self.round = np.polyfit(np.arange(self.largest + 1), seconds, 1)
         self.tested = np.full(BINS, PRIOR_GUESSES)

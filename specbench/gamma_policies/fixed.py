@@ -1,4 +1,4 @@
-"""The paper's policy: the same gamma in every round."""
+"""The paper's policy: the same gamma in every round (Algorithm 1)."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ from specbench.settings import BaseSettings, setting
 
 
 class FixedGamma(GammaPolicy):
-    """Drafts `gamma` tokens a round."""
+    """Drafts `gamma` tokens in every round."""
 
     @dataclass
     class Settings(BaseSettings):
@@ -22,7 +22,7 @@ class FixedGamma(GammaPolicy):
 
 
 class WatchedGamma(FixedGamma):
-    """The same gamma in every round, whose rounds pay for the signal that another policy looks at."""
+    """A constant gamma that also computes another policy's signal, so that its rounds take as long as that policy's."""
 
     def __init__(self, gamma: int, signal: Signal | None):
         super().__init__(gamma)

@@ -1,4 +1,4 @@
-"""The schedule of transformers' assisted generation."""
+"""The schedule `heuristic_transient` of gamma in transformers' assisted generation."""
 
 from dataclasses import dataclass
 
@@ -9,8 +9,8 @@ from specbench.settings import BaseSettings, setting
 
 
 class HeuristicGamma(GammaPolicy):
-    """Two more after a round in which every guess was kept, one fewer after any other, between 1
-    and `largest`; each row has its own, from `gamma` on."""
+    """gamma rises by 2 after a round in which every guess was accepted and falls by 1 after any other, between 1 and
+    `largest`. Each row begins at `gamma` and has its own."""
 
     @dataclass
     class Settings(BaseSettings):

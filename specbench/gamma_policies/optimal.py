@@ -1,4 +1,4 @@
-"""One gamma for the whole run: the best by the corrected form of Theorem 3.8, as calibrated."""
+"""One gamma for the whole run: the best by Theorem 3.8 with measured costs (section 3.5)."""
 
 from dataclasses import dataclass
 
@@ -9,18 +9,19 @@ from specbench.settings import BaseSettings, setting
 
 
 def tokens_by_gamma(alpha: float, largest: int) -> Floats:
-    """Equation 1 for gamma = 0 .. largest, [largest + 1]."""
+    """Equation 1 for gamma = 0 .. largest: expected tokens of a round, [largest + 1]."""
     return np.cumsum(np.power(alpha, np.arange(largest + 1)))
 
 
 def best_gamma(alpha: float, seconds: Floats) -> int:
-    """argmax over gamma of equation 1 over the measured time of such a round, seconds [largest + 1]."""
+    """The gamma that maximises equation 1 divided by the measured seconds of such a round, seconds [largest + 1]
+    (section 3.5)."""
     return int(np.argmax(tokens_by_gamma(alpha, len(seconds) - 1) / seconds))
 
 
 class OptimalGamma(GammaPolicy):
-    """argmax of E(tokens) / (gamma c + v(gamma) + o), with alpha and all costs from a calibration
-    pass that decodes some of the run's own prompts with every gamma up to `largest` (section 3.5)."""
+    """Maximises E(tokens) / (gamma c + v(gamma) + o) (section 3.5), with alpha and all costs from a calibration pass
+    that decodes some of the run's own prompts with every gamma up to `largest`."""
 
     @dataclass
     class Settings(BaseSettings):
@@ -33,7 +34,7 @@ class OptimalGamma(GammaPolicy):
         self.widths = tuple(range(1, largest + 1))
 
     def calibrate(self, costs: Costs) -> None:
-        """Chooses, from what was measured before the first prompt."""
+        """Chooses gamma, before the first prompt."""
         self.constant = best_gamma(costs.alpha, costs.seconds(self.largest))
 
     def next_gamma(self, state: RowsSeen) -> list[int]:

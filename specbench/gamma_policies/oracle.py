@@ -1,4 +1,4 @@
-"""Bounds on what any gamma policy can gain. They know a trace, so they exist in replay only."""
+"""Oracles for replay only: bounds on what any gamma policy can gain (section 3.5)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from specbench.settings import BaseSettings, setting
 
 
 class OracleGamma(GammaPolicy):
-    """Every round drafts exactly the guesses that will be accepted: the bound of section 3.5."""
+    """Drafts in every round exactly the guesses that will be accepted: the oracle of section 3.5."""
 
     @dataclass
     class Settings(BaseSettings):
@@ -32,8 +32,8 @@ class OracleGamma(GammaPolicy):
 
 
 class KnownBetas(OracleGamma):
-    """Every round drafts what pays best given the true beta of every guess to come, though not which
-    will be accepted: a bound on policies that predict beta, however well they do."""
+    """Knows the true beta of every coming guess, but not which will be accepted, and drafts what pays best: a bound for
+    all policies that predict beta."""
 
     calibrated = True
 
@@ -52,5 +52,5 @@ class KnownBetas(OracleGamma):
 
 
 def _place(state: RowsSeen) -> int:
-    """The position in the text."""
+    """The number of generated tokens: the position in the text."""
     return state.lengths[0] - state.prompt_lengths[0]

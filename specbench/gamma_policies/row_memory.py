@@ -1,4 +1,4 @@
-"""What policies that learn from a row's rounds share: memory of each row, lost with its request."""
+"""Memory of each row for policies that learn from its rounds; it is lost when the row's request ends."""
 
 from typing import TypeVar
 
@@ -8,15 +8,15 @@ Memory = TypeVar("Memory")
 
 
 class PerRow(dict[int, tuple[int | None, Memory]]):
-    """A value per row that begins anew when another request takes the row."""
+    """A value per row, which starts anew when another request takes the row."""
 
     def of(self, state: RowsSeen, row: int, fresh: Memory) -> Memory:
-        """The row's value; `fresh` where its request has none yet."""
+        """The row's value, or `fresh` if its request has none yet."""
         owner = state.serials.get(row)
         if row not in self or self[row][0] != owner:
             self[row] = (owner, fresh)
         return self[row][1]
 
     def change(self, row: int, value: Memory) -> None:
-        """Another value for the request that has the row."""
+        """Sets the value of the request that has the row."""
         self[row] = (self[row][0], value)

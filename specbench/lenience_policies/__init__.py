@@ -1,1 +1,1 @@
-"""How lenient the verifier is, round by round."""
+"""Lenience policies: how lenient the verifier is in each round (A.5)."""

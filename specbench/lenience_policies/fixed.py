@@ -1,4 +1,4 @@
-"""One lenience for the whole run: the setting `lenience`."""
+"""One lenience for the whole run (A.5): the setting `lenience`."""
 
 from collections.abc import Callable
 from typing import Any
@@ -8,7 +8,7 @@ from specbench.lenience_policies.lenience_policy import LeniencePolicy
 
 
 class FixedLenience(LeniencePolicy):
-    """The verifier as it is."""
+    """Uses the verifier of this lenience in every round."""
 
     def __init__(self, lenience: float):
         self.lenience = lenience

@@ -1,4 +1,4 @@
-"""What a lenience policy is: how lenient the verifier is, round by round (A.5)."""
+"""Base class of lenience policies: how lenient the verifier is in each round (A.5)."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -9,18 +9,18 @@ from specbench.decoding.verifier import Verifier
 
 
 class LeniencePolicy(Component, ABC):
-    """Turns verifiers of a constant lenience into the one that a run uses."""
+    """Makes the run's verifier out of verifiers of constant lenience."""
 
     @classmethod
     @abstractmethod
     def from_settings(cls, settings: Any, lenience: float) -> "LeniencePolicy":
-        """`lenience` is the run's scalar, in (0, 1]."""
+        """Builds the policy; `lenience` is the run's setting, in (0, 1]."""
 
     @classmethod
     def lowest(cls, settings: Any, lenience: float) -> float:
-        """The lowest lenience that a round may have."""
+        """The lowest lenience that any round may have."""
         return lenience
 
     @abstractmethod
     def verifier(self, with_lenience: Callable[[float], Verifier]) -> Verifier:
-        """The run's verifier, made of verifiers of a constant lenience."""
+        """The run's verifier; with_lenience(l) makes a verifier of constant lenience l."""

@@ -1,4 +1,4 @@
-"""Lowers lenience while requests are queued."""
+"""Lowers lenience (A.5) while requests are queued."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,7 +16,8 @@ from specbench.settings import BaseSettings, ConfigError, setting
 
 
 class LoadLenience(LeniencePolicy):
-    """Goes down `levels` by one for every `step` requests that wait, and up again as they get rows."""
+    """The lenience of a round is levels[waiting // step], or the last level; `waiting` is the number of requests that
+    have no row yet."""
 
     @dataclass
     class Settings(BaseSettings):
@@ -44,8 +45,8 @@ class LoadLenience(LeniencePolicy):
 
 
 class VerifierUnderLoad(Verifier):
-    """One verifier per level, so that compiled code of each is found again; `under` picks one. Without a
-    state to look at, it is the first level."""
+    """One verifier per level, so that compiled code of each level is reused; `under` picks one. `accept` and `beta`
+    themselves use the first level."""
 
     def __init__(self, levels: Sequence[Verifier], step: int):
         self._levels, self.step, self.first = levels, step, levels[0]
@@ -58,7 +59,7 @@ class VerifierUnderLoad(Verifier):
         return self._levels
 
     def under(self, state: State) -> Verifier:
-        """By the number of requests that wait now."""
+        """The verifier of this round, by the number of requests that wait."""
         return self._levels[min(state.waiting // self.step, len(self._levels) - 1)]
 
     def accept(self, p: Tensor, draft: Draft, noise: Noise) -> Verdict:

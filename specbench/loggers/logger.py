@@ -1,4 +1,4 @@
-"""What a logger is: it mirrors the files of a finished run, and never holds the only copy."""
+"""Base class of loggers: they mirror the files of a finished run, and never hold the only copy."""
 
 from abc import ABC, abstractmethod
 from pathlib import Path
@@ -14,9 +14,9 @@ class Logger(Component, ABC):
 
     @classmethod
     def from_settings(cls, settings: Any) -> "Logger":
-        """By default the settings are the constructor's arguments."""
+        """Builds the logger; by default the settings are the constructor's arguments."""
         return cls(**vars(settings))
 
     @abstractmethod
     def log(self, result: RunResult, record: Record, out_dir: Path) -> None:
-        """`out_dir` holds the files of the run."""
+        """Mirrors a run, whose files are in `out_dir`."""

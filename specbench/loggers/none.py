@@ -1,4 +1,4 @@
-"""`logger=none`: nothing beside the files of the run."""
+"""The logger `none`, for runs that leave only their files."""
 
 from pathlib import Path
 
@@ -11,4 +11,4 @@ class NoLogger(Logger):
     """Mirrors nothing."""
 
     def log(self, result: RunResult, record: Record, out_dir: Path) -> None:
-        """The files are there already."""
+        """Does nothing."""

@@ -1,4 +1,4 @@
-"""Mirrors a finished run to Weights & Biases: offline by default, so no account is needed."""
+"""Mirrors a finished run to Weights & Biases; offline by default, so no account is needed."""
 
 import json
 import logging
@@ -17,11 +17,11 @@ from specbench.storage.read import load_runs
 log = logging.getLogger(__name__)
 TABLE_COLUMNS = ("id", "category", "prompt_tokens", "tokens", "rounds", "alpha", "block_efficiency",
                  "decode_seconds", "baseline_decode_seconds", "prompt", "output", "baseline_output")  # fmt: skip
-MOST_ROUNDS = 5000  # in the history; of longer runs every second one, or third, ...
+MOST_ROUNDS = 5000  # in the history; of longer runs only every second, third, ... round
 
 
 class WandbLogger(Logger):
-    """One W&B run per result: its config, summary keys, a history of rounds, tables and figures."""
+    """Writes one W&B run per result: config, summary, a history of rounds, tables and figures."""
 
     @dataclass
     class Settings(BaseSettings):
@@ -38,7 +38,7 @@ class WandbLogger(Logger):
         return cls(settings)
 
     def log(self, result: RunResult, record: Record, out_dir: Path) -> None:
-        """Reads prompts and figures from the run's files in `out_dir`, where an offline run is stored too."""
+        """Reads prompts and figures from the files in `out_dir`, and stores an offline W&B run there."""
         import wandb
 
         s = self.settings
@@ -79,7 +79,7 @@ class WandbLogger(Logger):
 
 
 def history(record: Record) -> list[dict[str, Any]]:
-    """Rounds in the order in which they were decoded, as W&B's flat records."""
+    """The rounds in the order of decoding, as W&B's flat records; times in milliseconds."""
     rounds = [r for group in record.groups for r in group.speculative.rounds]
     every = -(-len(rounds) // MOST_ROUNDS) or 1
     return [
@@ -97,7 +97,7 @@ def history(record: Record) -> list[dict[str, Any]]:
 
 
 def summary(result: RunResult) -> dict[str, object]:
-    """Flat keys, `alpha` and `c` among them; numbers that do not exist are left out."""
+    """The results as flat keys, `alpha` and `c` among them, without numbers that do not exist."""
     tree = result.as_dict()
     keys = {"alpha": result.alpha.mean, "alpha_stderr": result.alpha.stderr, "c": result.cost.c}
     keys |= {"v": result.cost.v, "o": result.cost.o, "block_efficiency": result.block_efficiency.mean}

@@ -1,4 +1,4 @@
-"""How often guesses are accepted: alpha, by position and by category, and tokens per round."""
+"""Estimates of acceptance: alpha in total, by position and by category, and block efficiency."""
 
 from collections.abc import Sequence
 
@@ -10,8 +10,8 @@ from specbench.results import Estimate
 
 
 def acceptance(results: Sequence[Result]) -> tuple[Estimate, Estimate, Estimate]:
-    """alpha by mean beta over tested positions (Corollary 3.6), alpha by accepted / tested, and
-    block efficiency, tokens per target call; each with prompts as clusters."""
+    """Three estimates, with prompts as clusters: alpha as mean beta over tested positions (Corollary 3.6), alpha as
+    accepted / tested, and block efficiency, tokens per target call."""
     rows = [result.speculative.rounds for result in results]
     tested = [sum(r.tested for r in rounds) for rounds in rows]
     return (
@@ -22,7 +22,7 @@ def acceptance(results: Sequence[Result]) -> tuple[Estimate, Estimate, Estimate]
 
 
 def beta_by_position(results: Sequence[Result]) -> list[Estimate]:
-    """Mean beta of the first, second, ... guess of a round, where it was tested."""
+    """Mean beta (Definition 3.1) of the first, second, ... guess of a round, over the rounds in which it was tested."""
     rows = [result.speculative.rounds for result in results]
     longest = max((r.tested for rounds in rows for r in rounds), default=0)
     return [
@@ -35,7 +35,7 @@ def beta_by_position(results: Sequence[Result]) -> list[Estimate]:
 
 
 def alpha_by_category(results: Sequence[Result]) -> dict[str, Estimate]:
-    """alpha of each kind of prompt, where the data name them."""
+    """alpha (mean beta) of each category of prompts, if the data name categories."""
     categories = sorted({result.request.category for result in results} - {""})
     return {
         category: acceptance([result for result in results if result.request.category == category])[0]
@@ -44,6 +44,7 @@ def alpha_by_category(results: Sequence[Result]) -> dict[str, Estimate]:
 
 
 def alpha_on_text(laws: Sequence[TextLaws | None]) -> Estimate:
-    """Mean beta over every position of the texts that were read, tested or not; a prompt is a cluster."""
+    """Mean beta over every position of the texts that were read, tested or not (Corollary 3.6), with prompts as
+    clusters."""
     betas = [read.beta[np.isfinite(read.beta)] for read in laws if read is not None]
     return ratio([found.sum() for found in betas], [len(found) for found in betas])

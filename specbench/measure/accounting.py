@@ -1,7 +1,7 @@
-"""Why the measured speedup differs from Theorem 3.8's: four factors whose product it is.
+"""Splits the measured speedup into four factors: Theorem 3.8's prediction and three causes of the difference.
 
-All of them are ratios of sums over requests, so that a bootstrap over requests gives each an
-interval. Where rows decode together, a request has its even share of every call it was in.
+All of them are ratios of sums over requests, so that a bootstrap over requests gives each an interval. Where rows
+decode together, a request has its even share of every call it was in.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,10 +19,12 @@ Floats = npt.NDArray[np.float64]
 
 
 def accounting(results: Sequence[Result], gamma: int | None) -> dict[str, Factor]:
-    """theorem_3_8: the prediction, at the measured alpha and c; not_iid: tokens per round against
-    equation 1; verify: the target's call on gamma + 1 tokens costs v steps and not 1; overhead: all
-    the rest. `gamma` is None where a policy varies it: then the mean of what was drafted counts.
-    Empty where nothing was drafted."""
+    """The four factors of the measured speedup, each with its 95 % interval; empty if nothing was drafted.
+
+    theorem_3_8: the prediction, at the measured alpha and c. not_iid: tokens per round over equation 1. verify: the
+    target's call on gamma + 1 tokens costs v steps and not 1. overhead: all the rest. `gamma` is None if a policy
+    varies it; then the mean number of drafted tokens is used.
+    """
     rows = [_sums(result) for result in results]
     columns = list(rows[0])
     table = np.array([list(row.values()) for row in rows]).T  # [columns, requests]
@@ -40,7 +42,7 @@ def accounting(results: Sequence[Result], gamma: int | None) -> dict[str, Factor
 
 
 def _sums(result: Result) -> dict[str, float]:
-    """What the factors are made of, for one request."""
+    """The sums over one request that the factors are computed from; times in seconds."""
     rounds, plain = result.speculative.rounds, result.baseline.rounds
     return {
         "beta": sum(sum(r.beta) for r in rounds),
@@ -61,7 +63,7 @@ def _sums(result: Result) -> dict[str, float]:
 
 
 def _factors(s: Mapping[str, Any], gamma: int | None) -> dict[str, Any]:
-    """The factors of sums over requests, numbers or one for each sample."""
+    """The factors, from sums over requests: numbers, or arrays [samples]."""
     g = s["drafted"] / s["rounds"] if gamma is None else gamma
     alpha = np.minimum(s["beta"] / s["tested"], 1 - 1e-12)  # equation 1 is continuous at 1
     step = s["plain_step_seconds"] / s["plain_calls"]

@@ -1,16 +1,16 @@
-"""How fast this machine reads memory: the roof that a decoding step is held against."""
+"""Measures memory bandwidth, which limits how fast a decoding step can be."""
 
 import statistics
 import time
 
 import torch
 
-READ_BYTES = 2**28
+READ_BYTES = 2**28  # the size of the buffer
 
 
 class BandwidthProbe:
-    """Reads a buffer far larger than the caches, once for every call. The calls are spread over a
-    run, since other work on the machine changes what is left for this one."""
+    """Reads a buffer far larger than the caches, once per call. The calls are spread over a run, since other work on
+    the machine changes the bandwidth that is left."""
 
     def __init__(self, device: torch.device):
         self.buffer = torch.ones(READ_BYTES // 4, device=device)
@@ -18,11 +18,12 @@ class BandwidthProbe:
         self.rates: list[float] = []
 
     def __call__(self) -> None:
+        """Measures once."""
         self.rates.append(self._copy() if self.buffer.is_cuda else self._read())
 
     @property
     def bytes_per_second(self) -> float:
-        """The median; on CUDA of a copy, where each byte is read and written and both count."""
+        """The median, in bytes per second; on CUDA of a copy, where each byte counts as read and as written."""
         return statistics.median(self.rates)
 
     def _read(self) -> float:

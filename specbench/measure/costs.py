@@ -1,4 +1,4 @@
-"""What a round costs by the number of tokens it drafts: measured, for policies and for replay."""
+"""Measured time of a round by the number of tokens that it drafts, for gamma policies and for replay."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -14,10 +14,10 @@ Floats = npt.NDArray[np.float64]
 
 
 class CostTable:
-    """Times of rounds by gamma, which policies may read while the run goes on.
+    """Seconds of rounds by gamma, which policies may read while the run goes on.
 
-    Single rounds are noisy and their mean follows every hiccup of the machine, so gammas are
-    compared by medians; `summary`, which predicts sums, raises all of them to the level of the means.
+    Single rounds are noisy and their mean follows every interruption by other processes, so gammas are compared by
+    medians. `summary` scales all medians by one factor so that they sum to the measured total.
     """
 
     def __init__(self) -> None:
@@ -25,7 +25,7 @@ class CostTable:
         self.acceptance: tuple[float, int] = (0.0, 0)  # sum of betas, tested positions
 
     def add(self, rounds: Iterable[Round]) -> None:
-        """Takes every round of a call once for each row that it served."""
+        """Adds rounds. A call that served several rows comes once for each of them."""
         for r in rounds:
             draft, verify = r.seconds.get(Lap.DRAFT, 0.0), r.seconds[Lap.VERIFY]
             other = r.seconds[Lap.ACCEPT] + r.seconds[Lap.HOST]
@@ -34,19 +34,19 @@ class CostTable:
 
     @property
     def alpha(self) -> float:
-        """Mean beta of all rounds seen so far; 1/2 before there is one."""
+        """Mean beta of all rounds so far; 1/2 before there is one."""
         total, tested = self.acceptance
         return (total + 0.5) / (tested + 1)
 
     def seconds(self, largest: int) -> Floats:
-        """Time of a call with 0 .. largest drafter steps, [largest + 1]; between measured gammas
-        on a straight line."""
+        """Seconds of a call with 0 .. largest drafter steps, [largest + 1]; on straight lines between and beyond the
+        measured ones."""
         known = sorted(self.laps)
         medians = [float(np.median([sum(laps[:3]) for laps in self.laps[g]])) for g in known]
         return extend(known, medians, largest)
 
     def summary(self) -> list[RoundCost]:
-        """What a round costs, by the number of tokens that it drafts."""
+        """Seconds of a round by the number of tokens that it drafts."""
         tables = {g: np.array(laps) for g, laps in sorted(self.laps.items())}
         medians = {g: np.median(laps, axis=0) for g, laps in tables.items()}
         total = sum(laps[:, 3].sum() for laps in tables.values())
@@ -59,7 +59,7 @@ class CostTable:
 
 
 def extend(gammas: Sequence[int], values: Sequence[float], largest: int) -> Floats:
-    """Values at 0 .. largest from those at some gammas: straight lines between and beyond them."""
+    """Values at 0 .. largest, [largest + 1], from values at some gammas: straight lines between and beyond them."""
     wanted = np.arange(largest + 1)
     found = np.interp(wanted, gammas, values)
     if len(gammas) > 1:

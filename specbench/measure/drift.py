@@ -1,4 +1,4 @@
-"""What lenience costs: how far the output law is from the target's, and how the text shows it."""
+"""What lenience costs: the distance of the output distribution from the target's, and signs of it in the text."""
 
 from collections.abc import Sequence
 
@@ -9,7 +9,8 @@ from specbench.results import Drift
 
 
 def drift(results: Sequence[Result]) -> Drift:
-    """Means over the positions whose guess was tested; others have the target's law itself."""
+    """Total variation, KL and the bound of A.5 over tested positions (others have the target's own distribution), and
+    repetition in the texts of both decoders."""
     found = []
     for result in results:
         laws = result.speculative_laws
@@ -32,7 +33,7 @@ def drift(results: Sequence[Result]) -> Drift:
 
 
 def repetition(texts: Sequence[Sequence[int]], n: int = 4) -> float:
-    """The share of n-grams that stood earlier in the same text already."""
+    """The share of n-grams that occurred earlier in the same text."""
     repeated = total = 0
     for text in texts:
         grams = list(zip(*(text[i:] for i in range(n)), strict=False))
@@ -42,6 +43,6 @@ def repetition(texts: Sequence[Sequence[int]], n: int = 4) -> float:
 
 
 def distinct(texts: Sequence[Sequence[int]], n: int = 2) -> float:
-    """Different n-grams over n-grams of all texts together (distinct-n)."""
+    """The number of different n-grams divided by the number of n-grams, all texts together (distinct-n)."""
     grams = [gram for text in texts for gram in zip(*(text[i:] for i in range(n)), strict=False)]
     return len(set(grams)) / len(grams) if grams else 0.0

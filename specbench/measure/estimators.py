@@ -1,4 +1,4 @@
-"""Rates with their errors, from raw counts per prompt."""
+"""Ratios with standard errors and intervals, from raw counts and seconds per prompt."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -13,8 +13,8 @@ Floats = npt.NDArray[np.float64]
 
 
 def ratio(numerators: Sequence[float], denominators: Sequence[float]) -> Estimate:
-    """sum(numerators) / sum(denominators), one entry per prompt. The standard error is the
-    linearised one for clustered data, since the positions of one prompt are not independent."""
+    """sum(numerators) / sum(denominators), with one entry per prompt. The standard error is the linearised one for
+    clustered data, since the positions of one prompt are not independent."""
     a, b = np.asarray(numerators, float), np.asarray(denominators, float)
     total, count = b.sum(), len(b)
     if total == 0:
@@ -30,8 +30,8 @@ def ratio(numerators: Sequence[float], denominators: Sequence[float]) -> Estimat
 def speedup_interval(
     baseline: Sequence[float], baseline_tokens: Sequence[int], ours: Sequence[float], our_tokens: Sequence[int]
 ) -> tuple[float, tuple[float, float]]:
-    """Ratio of seconds per token over the same batches of prompts, and its 95 % interval from a
-    paired bootstrap. With equal token counts it is the ratio of total times."""
+    """Baseline seconds per token / our seconds per token, with its 95 % interval from a paired bootstrap over requests.
+    With equal token counts it is the ratio of total times."""
     data = np.asarray([baseline, baseline_tokens, ours, our_tokens], float)
 
     def speedup(sums: Floats) -> Any:
@@ -42,8 +42,8 @@ def speedup_interval(
 
 
 def resampled_sums(data: Floats) -> Floats:
-    """Sums [columns, samples] of a table [columns, requests] over requests drawn with replacement:
-    the paired bootstrap. The draws are the same in every call."""
+    """Sums [columns, samples] of a table [columns, requests] over requests drawn with replacement: the paired
+    bootstrap. Every call draws the same requests."""
     requests = data.shape[1]
     picks = np.random.default_rng(0).integers(requests, size=(BOOTSTRAP_SAMPLES, requests))
     weights = np.zeros((BOOTSTRAP_SAMPLES, requests))

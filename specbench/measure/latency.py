@@ -1,4 +1,4 @@
-"""How long requests waited, where they arrive over time."""
+"""Waiting times of requests that arrive over time."""
 
 from collections.abc import Sequence
 
@@ -9,7 +9,7 @@ from specbench.results import Latency
 
 
 def latency(requests: Sequence[DecodedRequest]) -> Latency | None:
-    """Percentiles over the requests that arrived over time; None if there is none."""
+    """Percentiles of waiting times, in seconds, over the requests that arrived over time; None if there are none."""
     seen = [(request.times, len(request.tokens)) for request in requests if request.times is not None]
     if not seen:
         return None
@@ -23,5 +23,5 @@ def latency(requests: Sequence[DecodedRequest]) -> Latency | None:
 
 
 def percentiles(values: Sequence[float]) -> dict[str, float]:
-    """{"p50": .., "p90": .., "p99": ..}."""
+    """{"p50": .., "p90": .., "p99": ..} of the values, in their unit."""
     return {f"p{p}": float(np.percentile(values, p)) if len(values) else float("nan") for p in (50, 90, 99)}

@@ -1,11 +1,10 @@
-"""The losslessness gate: is the output law the target's own? A field of every run.
+"""The losslessness gate of every run: tests whether the output distribution is the target's.
 
-Temperature 0: every token must equal the baseline's. In float32 there is no excuse; in 16 bits a
-one-token and a batched forward round differently, so a first divergence is classed as a tie when
-the target's two best logits there differ by no more than rounding.
+Temperature 0: every token must equal the baseline's. In float32 any difference is a bug; in 16 bits a one-token and a
+batched forward round differently, so a first divergence is classed as a tie if the target's two best logits there
+differ by no more than rounding.
 
-Temperature above 0: two statistics (`metrics/martingale.py`) that are standard normal if tokens are
-drawn from p.
+Temperature above 0: two statistics (`metrics/martingale.py`) that are standard normal if tokens are drawn from p.
 """
 
 from collections.abc import Sequence
@@ -21,11 +20,11 @@ from specbench.results import Lossless
 
 GATE: dict[str, Metric] = {"log_p": LogProbability(), "draft_leak": DraftLeak()}  # recorded at temperature > 0
 Z_LIMIT = 4.0  # |z| of an exact run exceeds it once in 16,000
-TIE_IN_ROUNDINGS = 4.0  # the logits' largest magnitude times the dtype's resolution, times this
+TIE_IN_ROUNDINGS = 4.0  # a tie: a gap up to this times the largest |logit| times the dtype's eps
 
 
 def martingale_gate(rounds: Sequence[Round], expected: bool) -> Lossless:
-    """The gate for sampled runs."""
+    """The test above temperature 0: passes if no |z| exceeds Z_LIMIT."""
     z = {name: z_of([r.numbers[name] for r in rounds]) for name in GATE}
     worst = max(map(abs, z.values()))
     detail: dict[str, Any] = {f"z_{name}": value for name, value in z.items()}
@@ -34,7 +33,7 @@ def martingale_gate(rounds: Sequence[Round], expected: bool) -> Lossless:
 
 
 def equality_gate(results: Sequence[Result], target: LanguageModel, expected: bool) -> Lossless:
-    """The gate for temperature 0."""
+    """The test at temperature 0: passes if every token equals the baseline's, up to ties in 16 bits."""
     divergences = []
     for index, result in enumerate(results):
         a, b = (decoded.tokens for decoded in result.both)
@@ -55,7 +54,7 @@ def equality_gate(results: Sequence[Result], target: LanguageModel, expected: bo
 
 
 def _classify(tokens: list[int], target: LanguageModel) -> dict[str, Any]:
-    """The top-2 logit gap after `tokens`, and whether rounding alone could swap the two."""
+    """The gap of the two best logits after `tokens`, and whether rounding alone could swap them."""
     target.allocate(1, len(tokens))
     logits = target.logits(torch.tensor([tokens], device=target.device), [0])[0, -1].float()
     best, second = logits.topk(2).values.tolist()

@@ -1,7 +1,7 @@
-"""What happened in each round, as raw numbers: one record per round and row.
+"""Records each round as raw numbers: one record per round and row.
 
-The betas and the metrics need p and q, which only exist during the round, so they are reduced there,
-outside the timed laps, and read once at the end.
+The betas and the metrics need p and q, which exist only during the round, so they are computed there, outside the timed
+laps, and copied to the host once at the end.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -24,26 +24,26 @@ Beta = Callable[[Tensor, Draft, Verdict], Tensor]  # `Verifier.beta`
 class Counts(NamedTuple):
     """The first numbers of a round and row; those of the metrics follow, then the betas."""
 
-    kept: int  # tokens
-    accepted: int  # guesses
-    gamma: int  # depth drafted
-    tested: int  # steps
+    kept: int  # tokens that the row kept
+    accepted: int  # guesses, by the verifier
+    gamma: int  # depth of the draft
+    tested: int  # steps that were tested, none beyond a stop
     judged: int  # steps that had a guess
-    next_guess: int  # after the accepted ones
+    next_guess: int  # the guess after the accepted ones
 
 
 class Call(NamedTuple):
-    """What a round was for all rows together."""
+    """The numbers of one round for all rows."""
 
-    owners: list[int]  # by row
-    lengths: list[int]  # of the new text, by row
+    owners: list[int]  # by row, the number of its request
+    lengths: list[int]  # by row, generated tokens
     lenience: float
-    width: int
-    numbers: Tensor  # [B, counts, metrics and betas]
+    width: int  # tokens of each row that the target's call read
+    numbers: Tensor  # [B, K]: counts, metrics, betas
 
 
 class Recorder:
-    """The round hook that measures. `reduce` is `round_numbers`, or what an executor made of it."""
+    """The round hook that measures. `reduce` is `round_numbers`, or an executor's version of it."""
 
     def __init__(
         self,
@@ -55,14 +55,16 @@ class Recorder:
         self._calls: list[Call] = []
 
     def __call__(self, state: State, scores: Scores, draft: Draft, verdict: Verdict, kept: Tensor) -> None:
+        """Stores the numbers [B, K] of a round; kept [B] is the number of tokens that each row kept."""
         judge = self.verifier.under(state)
         numbers = self.reduce(scores.p, draft, verdict, kept, judge.beta, tuple(self.metrics.values()))
         lengths = [length - prompt for length, prompt in zip(state.lengths, state.prompt_lengths, strict=True)]
-        # A graph writes its outputs again in the next round.
+        # A CUDA graph overwrites its outputs in the next round.
         self._calls.append(Call(list(state.owners), lengths, judge.lenience, scores.width, numbers.clone()))
 
     def rounds(self, laps: Sequence[Laps]) -> list[list[Round]]:
-        """Per round, one record for each row that was active in it, with the lap times of all."""
+        """One list of records per round, a record for each row that was active in it; `laps` are the seconds of each
+        round."""
         return [self._rounds(call, seconds) for call, seconds in zip(self._calls, laps, strict=True)]
 
     def _rounds(self, call: Call, seconds: Laps) -> list[Round]:
@@ -105,8 +107,8 @@ class Recorder:
 def round_numbers(
     p: Tensor, draft: Draft, verdict: Verdict, kept: Tensor, beta_of: Beta, metrics: tuple[Metric, ...]
 ) -> Tensor:
-    """A round as float64 numbers [B, K]: `Counts`, the numbers of the metrics, and beta of every step.
-    p [B, N + 1, V], kept [B]."""
+    """A round as K float64 numbers per row, [B, K]: `Counts`, the numbers of the metrics, and beta of every step. p
+    [B, N + 1, V], kept [B]."""
     beta, gamma = beta_of(p, draft, verdict).double(), draft.steps()
     path = chosen_path(p, draft, verdict, kept)
     judged, D = path.draft.count, path.draft.tokens.shape[1]
@@ -118,7 +120,7 @@ def round_numbers(
 
 
 def chosen_path(p: Tensor, draft: Draft, verdict: Verdict, kept: Tensor) -> Path:
-    """The laws along the path that was taken, and the first guess of each step as a chain. p [B, N + 1, V]."""
+    """p along the path that was taken, and the first guess of each step as a chain. p [B, N + 1, V], kept [B]."""
     if verdict.path is not None and not draft.is_chain:
         entries, first, judged = along(draft, verdict.path, verdict.accepted)
         rows = torch.arange(len(entries), device=p.device)[:, None]

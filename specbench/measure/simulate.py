@@ -1,12 +1,12 @@
-"""What another gamma policy would have given on a finished run, without a model.
+"""Replay: what another gamma policy would have given on a finished run, without a model.
 
-Given that a token stands at a position, its guess was accepted there with a probability that does
-not depend on what was drafted before (`measure/text_laws.py`). So outcomes of guesses are known where
-the run tested one, and are drawn where it did not. A policy is then simulated on the stored text, and
-each of its rounds costs what a round with that many drafted tokens was measured to cost.
+Given that a token stands at a position, its guess was accepted there with a probability that does not depend on what
+was drafted before (`measure/text_laws.py`). So the outcome of a guess is known where the run tested one, and is drawn
+where it did not. A policy is then simulated on the stored text, and each of its rounds costs what a round with that
+many drafted tokens was measured to cost.
 
-One thing is not in a trace: what the drafter says of guesses that come after a rejected one. Policies
-that look at it see what it said of the text's own tokens instead.
+A trace does not hold the drafter's q for guesses that come after a rejected one. Policies that look at q see instead
+its values along the text's own tokens.
 """
 
 import copy
@@ -31,18 +31,18 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass
 class Text:
-    """One prompt's speculated text, an entry per token."""
+    """One prompt's speculated text: arrays [tokens], with an entry per generated token."""
 
     prompt: str
     prompt_tokens: int
-    limit: int  # new tokens at most
+    limit: int  # the largest number of new tokens
     baseline_seconds: float
     baseline_tokens: int
     outcome: Floats  # 1, 0, or not a number where no guess was tested
     beta: Floats  # not a number where the drafter has no guess
-    acceptance: Floats  # likewise
-    root_entropy: Floats  # of q, as a share of its largest value
-    confidence: Floats
+    acceptance: Floats  # of a guess, given the token that stands there; likewise
+    root_entropy: Floats  # sqrt(H(q) / log V)
+    confidence: Floats  # max q
 
     def __len__(self) -> int:
         return len(self.outcome)
@@ -50,11 +50,11 @@ class Text:
 
 @dataclass
 class Trace:
-    """A finished run, as far as a gamma policy could have changed it."""
+    """What replay needs of a finished run."""
 
     texts: list[Text]
-    seconds: Floats  # of a row's share of a round, by drafted tokens [largest + 1]
-    speedup: float  # as it was measured
+    seconds: Floats  # [largest + 1], a row's share of a round, by drafted tokens
+    speedup: float  # as measured
 
     @property
     def largest(self) -> int:
@@ -64,7 +64,7 @@ class Trace:
 
 @dataclass(frozen=True)
 class Replayed:
-    """One policy on one trace; sums over all texts, means over the draws of unknown outcomes."""
+    """One policy on one trace: sums over all texts, means over the draws of unknown outcomes."""
 
     speedup: float
     ci95: tuple[float, float]
@@ -78,12 +78,12 @@ class Replayed:
 
 
 def trace_of(results: Sequence[Result], costs: Sequence[RoundCost], speedup: float) -> Trace:
-    """A trace of what was just decoded."""
+    """The trace of what was just decoded."""
     return Trace([text for text in map(_text, results) if text is not None], seconds_by_gamma(costs), speedup)
 
 
 def _text(result: Result) -> Text | None:
-    """A request's text; None where it was not read."""
+    """A request's text; None if its betas were not read."""
     laws = result.speculative_laws
     if laws is None:
         return None
@@ -102,19 +102,19 @@ def _text(result: Result) -> Text | None:
 
 
 def seconds_by_gamma(costs: Sequence[RoundCost]) -> Floats:
-    """A row's share of a round, by drafted tokens [largest + 1]."""
+    """Seconds of a row's share of a round, by drafted tokens, [largest + 1]."""
     gammas = [cost.gamma for cost in costs]
     return extend(gammas, [cost.share for cost in costs], max(gammas))
 
 
 def sweep(trace: Trace, draws: int = 3) -> dict[int, Replayed]:
-    """Every constant gamma whose cost was measured."""
+    """Replays every constant gamma whose cost was measured."""
     return {g: replay(trace, FixedGamma(g), draws) for g in range(trace.largest + 1)}
 
 
 def replay(trace: Trace, policy: GammaPolicy, draws: int = 20, seed: int = 0) -> Replayed:
-    """`policy` on the whole trace, begun anew for each of `draws` completions of its outcomes. Raises
-    ConfigError if it may draft more than what a round was measured to cost."""
+    """Simulates `policy` on the whole trace, begun anew for each of `draws` completions of the unknown outcomes. Raises
+    ConfigError if it may draft more tokens than rounds were measured with."""
     if policy.largest > trace.largest:
         raise ConfigError(f"the policy may draft {policy.largest} tokens, but rounds were measured to {trace.largest}")
     generator, totals = np.random.default_rng(seed), np.zeros((len(trace.texts), 3))
@@ -137,7 +137,7 @@ def replay(trace: Trace, policy: GammaPolicy, draws: int = 20, seed: int = 0) ->
 
 @dataclass
 class _Place:
-    """What a policy sees of the state: one row, as in decoding."""
+    """The part of a state that a policy reads (`RowsSeen`): one row."""
 
     lengths: list[int]
     prompt_lengths: list[int]
@@ -147,7 +147,7 @@ class _Place:
 
 
 def _walk(trace: Trace, text: Text, serial: int, outcomes: Floats, policy: GammaPolicy) -> tuple[int, int, float]:
-    """Rounds, drafted tokens and seconds of one text."""
+    """The number of rounds, of drafted tokens, and the seconds of one text; outcomes [tokens]."""
     position, rounds, drafted, seconds = 0, 0, 0, 0.0
     place = _Place([text.prompt_tokens], [text.prompt_tokens], {0: serial})
     policy.foresee(outcomes.tolist(), text.beta)
@@ -166,7 +166,7 @@ def _walk(trace: Trace, text: Text, serial: int, outcomes: Floats, policy: Gamma
 
 
 def _ended_early(policy: GammaPolicy, place: _Place, text: Text, position: int, gamma: int) -> int:
-    """Where the drafter has no guess, and where a policy that watches it ends the draft."""
+    """gamma, cut where the drafter has no guess and where the policy stops the draft."""
     inside = np.isnan(text.acceptance[position : position + gamma])
     gamma = int(inside.argmax()) if inside.any() else gamma
     if policy.stop is None:

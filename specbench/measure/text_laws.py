@@ -1,9 +1,10 @@
 """Betas along a finished text: p and q at every position, not only where a guess was tested.
 
-The mean of beta over text that the target wrote itself is the paper's estimate of alpha (Corollary
-3.6). Along the speculated text, the same numbers say what any other gamma policy would have met:
-given that token x stands at a position, its guess was accepted there with probability
-min(p, q)(x) / p(x), whatever was drafted before. Nothing here is timed.
+The mean of beta over text that the target wrote itself is the paper's estimate of alpha (Corollary 3.6, section 4.2).
+Along the speculated text the same numbers serve replay: given that token x stands at a position, its guess was accepted
+there with probability min(p, q)(x) / p(x), independent of what was drafted before. Nothing here is timed.
+
+T tokens of a text, n of them read at a time, V vocabulary.
 """
 
 import dataclasses
@@ -23,13 +24,14 @@ from specbench.decoding.target import Model
 from specbench.decoding.verify import dense, output_law
 
 CHUNK = 64  # positions read at a time
-LIMIT = 10_000  # tokens of each kind of text that a run reads
+LIMIT = 10_000  # a run reads about this many tokens of each decoder's text
 
 
 def read_text(
     target: Model, drafter: Drafter, prompt: Sequence[int], new: Sequence[int], lenience: Sequence[float]
 ) -> TextLaws:
-    """Scores the tokens `new` [T] after a prompt with target and drafter; lenience [T] of each."""
+    """Scores the T tokens `new` after a prompt with target and drafter; lenience [T] is that of each token. Returns
+    arrays [T]."""
     text = torch.tensor([[*prompt, *new]], device=target.device)
     begin, end = len(prompt), min(text.shape[1], drafter.context)
     drafted = _drafter_laws(drafter, target.vocab_size, text, begin, end)
@@ -44,7 +46,8 @@ def read_text(
 
 
 def _numbers(p: Tensor, q: Tensor, x: Tensor, lenience: Tensor, greedy: bool, certain: Tensor, known: Tensor) -> Tensor:
-    """The columns of TextLaws for n positions, [7, n]: p and q [n, V], tokens x [n], lenience [n, 1]."""
+    """The columns of TextLaws for n positions, [7, n]: p [n, V], q [n, V], tokens x [n], lenience [n, 1], certain
+    [n, V] (q before argmax), known [n] bool (whether there is a guess)."""
     p, q = (law.double() / law.double().sum(-1, keepdim=True).clamp(min=1e-300) for law in (p, q))
     law, kept = output_law(p, q, lenience, greedy)
     own = law.gather(-1, x[:, None])[:, 0]
@@ -64,8 +67,8 @@ def _numbers(p: Tensor, q: Tensor, x: Tensor, lenience: Tensor, greedy: bool, ce
 
 
 def _model_laws(model: Model, text: Tensor, begin: int, end: int) -> Iterator[tuple[int, Tensor, Tensor]]:
-    """(first position, laws [n, V], laws before argmax [n, V]) of the tokens begin .. end - 1, read
-    through row 0 of the model's cache, uncompiled."""
+    """Chunks of (first position, distributions [n, V], distributions before argmax [n, V]) of the tokens
+    begin .. end - 1 of text [1, T], read through row 0 of the model's cache, uncompiled."""
     model.open_text(text, begin, end)
     confident = dataclasses.replace(model.sampling, before_argmax=True)
     for first in range(begin, end, CHUNK):
@@ -79,7 +82,7 @@ def _model_laws(model: Model, text: Tensor, begin: int, end: int) -> Iterator[tu
 def _drafter_laws(
     drafter: Drafter, vocab_size: int, text: Tensor, begin: int, end: int
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """For the same chunks: q [n, V], whether there is a guess [n], and q before argmax [n, V]."""
+    """For the same chunks of text [1, T]: q [n, V], whether there is a guess [n], and q before argmax [n, V]."""
     if drafter.models:
         fit = drafter.fit_probabilities
         for _, q, certain in _model_laws(drafter.models[0], text, begin, end):
@@ -94,21 +97,21 @@ def _drafter_laws(
 
 
 def _propose_at(drafter: Drafter, state: State, position: int) -> Draft:
-    """One guess of a drafter without a model, after the first `position` tokens."""
+    """The one guess that a drafter without a model makes after the first `position` tokens."""
     state.rows.length.fill_(position)
     state.lengths = [position]
     return drafter.propose(state, [1])
 
 
 def _first_law(draft: Draft, vocab_size: int) -> Tensor:
-    """q [1, V] of a draft's first guess; zero where there is none."""
+    """q [1, V] of a draft's first guess; zeros if there is none."""
     if not draft.tokens.shape[1]:
         return torch.zeros(1, vocab_size, device=draft.tokens.device)
     return dense(draft, vocab_size)[:, 0]
 
 
 def _seen(text: Tensor, first: int, last: int, vocab_size: int) -> Tensor:
-    """[1, n, V]: the tokens that stand before each position first .. last - 1."""
+    """[1, n, V] bool: the tokens of text [1, T] that occur before each of the positions first .. last - 1."""
     before = F.one_hot(text[0, :first], vocab_size).amax(0)
     inside = F.one_hot(text[0, first : last - 1], vocab_size).cumsum(0)
     return (before + F.pad(inside, (0, 0, 1, 0)) > 0)[None]

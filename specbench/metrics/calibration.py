@@ -1,4 +1,4 @@
-"""Is the drafter calibrated? Compares q(x) of each tested guess with how often such guesses are accepted."""
+"""Calibration of the drafter: compares q(x) of tested guesses with how often such guesses are accepted."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from specbench.settings import BaseSettings, setting
 
 
 class Calibration(Metric):
-    """Guesses in `bins` bins by q(x). A point mass has q(x) = 1."""
+    """Counts tested guesses in `bins` bins by q(x). A point mass has q(x) = 1."""
 
     @dataclass
     class Settings(BaseSettings):
@@ -34,8 +34,8 @@ class Calibration(Metric):
         return torch.cat(sums, -1)
 
     def of_run(self, requests: Sequence[Sequence[tuple[float, ...]]]) -> Mapping[str, float | None]:
-        """Mean q(x) and the share of accepted guesses; `error` is the mean distance of the two over bins, each
-        with the weight of its guesses (the expected calibration error)."""
+        """Mean q(x), the share of accepted guesses, and `error`: the mean distance of the two over bins, weighted by
+        their guesses (the expected calibration error)."""
         rounds = [numbers for rounds in requests for numbers in rounds]
         guesses, q, accepted = np.reshape(rounds, (-1, 3, self.bins)).sum(0)
         total = guesses.sum()

@@ -1,7 +1,7 @@
-"""Statistics that are standard normal if tokens are drawn from p: what the losslessness gate is made of.
+"""Statistics that are standard normal if tokens are drawn from p; the losslessness gate tests them.
 
-For any f that is known before the draw, z = sum(f(x_t) - E_p f) / sqrt(sum Var_p f) is a sum of martingale
-differences over its standard deviation.
+For any f that is known before the draw, z = sum(f(x_t) - E_p f) / sqrt(sum Var_p f) is a sum of martingale differences
+over its standard deviation.
 """
 
 import math
@@ -12,11 +12,11 @@ from torch import Tensor
 
 from specbench.metrics.metric import Metric, Path
 
-LOG_FLOOR = -30.0  # log p of tokens that cannot be drawn, in nats
+LOG_FLOOR = -30.0  # nats: stands for log p of tokens that cannot be drawn
 
 
 class Martingale(Metric):
-    """A round is the pair of sum(f(x_t) - E_p f) and sum Var_p f."""
+    """Base class: a round is the pair of sum(f(x_t) - E_p f) and sum Var_p f."""
 
     columns = ("deviation", "variance")
 
@@ -25,13 +25,13 @@ class Martingale(Metric):
 
 
 def z_of(rounds: Sequence[tuple[float, ...]]) -> float:
-    """z of all rounds together; 0 where the variance is 0."""
+    """z of all rounds together; 0 if the variance is 0."""
     deviation, variance = (sum(numbers[i] for numbers in rounds) for i in (0, 1))
     return deviation / math.sqrt(variance) if variance > 0 else 0.0
 
 
 class LogProbability(Martingale):
-    """f = log p, over emitted tokens."""
+    """f = log p, over the emitted tokens of a round."""
 
     def of_round(self, path: Path) -> Tensor:
         p, emitted = path.p, path.emitted()
@@ -43,7 +43,8 @@ class LogProbability(Martingale):
 
 
 class DraftLeak(Martingale):
-    """f = 1[q(x) > p(x)], the tokens that the draft proposes too often, over tested positions."""
+    """f = 1[q(x) > p(x)], which marks tokens that the draft proposes too often, over the tested positions of a
+    round."""
 
     def of_round(self, path: Path) -> Tensor:
         p, tokens, draft = path.p[:, :-1], path.tokens[:, :-1], path.draft

@@ -1,4 +1,7 @@
-"""Which cache columns each new token of a forward sees: ragged rows, token trees, sliding windows."""
+"""Attention masks: which cache columns each new token of a forward sees (ragged rows, trees, sliding windows).
+
+B rows, N new tokens, M entries of a tree.
+"""
 
 from typing import Any
 
@@ -11,16 +14,16 @@ from specbench.settings import ConfigError
 
 
 class AttentionMask:
-    """The mask that a Hugging Face model of this configuration takes. Raises ConfigError where some of its
-    layers are no attention layers."""
+    """Makes the mask that a Hugging Face model of this configuration takes. Raises ConfigError if some of its layers
+    are no attention layers."""
 
     def __init__(self, config: PretrainedConfig, dtype: torch.dtype, name: str):
         self.config, self.dtype = config, dtype
         self.window = _sliding_window(config, name)
 
     def __call__(self, slots: Tensor, root: Tensor, visible: int, tree: Tree | None) -> Any:
-        """For new tokens in columns slots [B, N], with entry 0 of their tree in column root [B], if they
-        are one: a mask [B, 1, N, visible], or one for each kind of layer."""
+        """The mask [B, 1, N, visible], or one for each kind of layer, for new tokens in columns slots [B, N]. root [B]
+        is the column of entry 0 of their tree, if they are one."""
         seen = seen_columns(slots, root, visible, tree)[:, None]
         if self.window is None:
             return self._as_attention_bias(seen)
@@ -35,7 +38,8 @@ class AttentionMask:
         return {kind: self._as_attention_bias(mask) for kind, mask in masks.items()}
 
     def _as_attention_bias(self, visible: Tensor) -> Tensor:
-        """SDPA takes booleans; the eager attention of transformers adds the mask to its scores."""
+        """visible [B, 1, N, columns] bool as the mask [B, 1, N, columns]: booleans for SDPA, or numbers that the eager
+        attention of transformers adds to its scores."""
         if getattr(self.config, "_attn_implementation", "sdpa") != "eager":
             return visible
         hidden = torch.finfo(self.dtype).min
@@ -43,8 +47,8 @@ class AttentionMask:
 
 
 def seen_columns(slots: Tensor, root: Tensor, visible: int, tree: Tree | None) -> Tensor:
-    """[B, N, visible]: every earlier column of its row, and in a tree only the ancestors among the tree's
-    entries. slots [B, N], root [B]."""
+    """[B, N, visible] bool: every column up to the token's own and, of a tree's entries, only its ancestors and itself.
+    slots [B, N], root [B]."""
     columns = torch.arange(visible, device=slots.device)
     if tree is None:
         return columns <= slots[:, :, None]
@@ -56,6 +60,7 @@ def seen_columns(slots: Tensor, root: Tensor, visible: int, tree: Tree | None) -
 
 
 def _sliding_window(config: PretrainedConfig, name: str) -> int | None:
+    """The width of the sliding window in tokens, or None. Raises ConfigError for other kinds of layers."""
     kinds = set(getattr(config, "layer_types", None) or [])
     if kinds - {"full_attention", "sliding_attention"}:
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""A model that is part of another one, as early exits and look-ahead tokens are."""
+"""A model that shares layers and cache with another one: early exits, and the target with look-ahead tokens."""
 
 from transformers import PreTrainedModel
 
@@ -7,7 +7,7 @@ from specbench.models.language_model import LanguageModel
 
 
 class BorrowedCache(LanguageModel):
-    """A model that shares another's layers, and with them its cache: it reads no prompt of its own."""
+    """A model that uses its owner's layers and cache, and so reads no prompt of its own."""
 
     def __init__(self, module: PreTrainedModel, owner: LanguageModel, name: str, sampling: Sampling):
         super().__init__(
@@ -24,5 +24,5 @@ class BorrowedCache(LanguageModel):
         self.borrow()
 
     def borrow(self) -> None:
-        """The owner's cache, as it is now."""
+        """Takes the owner's cache in its present state."""
         self.cache, self.cached = self.owner.cache, list(self.owner.cached)

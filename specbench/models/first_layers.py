@@ -1,4 +1,4 @@
-"""The first layers of a model as a model of its own: same weights, same modelling code, fewer layers."""
+"""The first layers of a model as a model: same weights, same modelling code, fewer layers."""
 
 import copy
 from typing import TypeVar
@@ -12,8 +12,9 @@ Module = TypeVar("Module", bound=nn.Module)
 
 
 def first_layers(module: PreTrainedModel, count: int) -> PreTrainedModel:
-    """A view of a Hugging Face causal model that ends after `count` layers, with its norm and output
-    matrix. Raises ConfigError where the module keeps its layers in another way."""
+    """A Hugging Face causal model that shares the module's weights and ends after `count` layers, with its norm and
+    output matrix. Raises ConfigError if the module has no list of its layers, or if `count` is not below their
+    number."""
     base_name = module.base_model_prefix
     base = getattr(module, base_name)
     total = module.config.num_hidden_layers
@@ -29,7 +30,7 @@ def first_layers(module: PreTrainedModel, count: int) -> PreTrainedModel:
 
 
 def _view(module: Module) -> Module:
-    """Another module with the same parameters, whose children can be exchanged."""
+    """A copy of the module that shares its parameters and whose children can be exchanged."""
     view = copy.copy(module)
     view._modules = dict(module._modules)
     return view

@@ -1,4 +1,4 @@
-"""The hidden states that a model's output matrix is applied to."""
+"""The last hidden states of a causal model, which are the inputs of its output matrix."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,8 +10,8 @@ from transformers import PreTrainedModel
 
 @contextmanager
 def head_inputs(module: PreTrainedModel) -> Iterator[list[Tensor]]:
-    """Yields a list to which each forward of a causal model inside the block appends the hidden states
-    [B, N, H] that its output matrix is applied to."""
+    """Yields a list to which each forward inside this context appends the inputs [B, N, H] of the model's output
+    matrix: its last hidden states."""
     found: list[Tensor] = []
     head: Any = module.get_output_embeddings()
     hook = head.register_forward_pre_hook(lambda _, given: found.append(given[0]))

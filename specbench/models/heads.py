@@ -1,8 +1,7 @@
-"""Extra heads on a model's last hidden state, each for a token further ahead.
+"""Extra heads on a model's last hidden state (Medusa, blockwise parallel decoding, early exits).
 
-Nothing of the model is copied: a head changes the hidden state, and the model's own output matrix
-turns it into logits. Medusa's and blockwise parallel decoding's heads, and a trained early exit,
-are all of this form.
+Nothing of the model is copied: a head changes the hidden state, and the model's own output matrix turns it into logits.
+K heads, H hidden, V vocabulary.
 """
 
 from typing import Any
@@ -13,8 +12,8 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 
 class HeadsConfig(PretrainedConfig):
-    """`inner` is the width of a bottleneck; None is one square matrix, as in Medusa.
-    `accuracy[k][i]` is how often the i-th best token of head k was the target's own choice."""
+    """`inner` is the width of a bottleneck; None is one square matrix, as in Medusa. `accuracy[k][i]` is how often the
+    i-th best token of head k was the target's argmax."""
 
     model_type = "specbench_heads"
 
@@ -29,12 +28,12 @@ class HeadsConfig(PretrainedConfig):
     ):
         super().__init__(**more)
         self.hidden_size, self.heads, self.inner = hidden_size, heads, inner
-        self.layers = layers  # the first layers of the target that they are for; None is all
+        self.layers = layers  # how many of the target's first layers they follow; None is all
         self.accuracy = accuracy or []
 
 
 class Heads(PreTrainedModel):
-    """h + silu(U_k h), or with a bottleneck h + D_k silu(U_k h), for each head k."""
+    """h + silu(U_k h) for each head k (Medusa), or with a bottleneck h + D_k silu(U_k h)."""
 
     config_class = HeadsConfig
 
@@ -46,12 +45,12 @@ class Heads(PreTrainedModel):
         self.post_init()
 
     def _init_weights(self, module: nn.Module) -> None:
-        """Every head begins as the model's own: the residual is zero."""
+        """Makes every head begin as the model's own: the residual is zero."""
         if self.down is not None:
             nn.init.normal_(self.up, std=self.config.hidden_size**-0.5)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """Hidden states [..., H] to [..., K, H], one per head."""
+        """Hidden states [..., H] to [..., K, H], one for each head."""
         change = nn.functional.silu(torch.einsum("...h,kih->...ki", hidden, self.up))
         if self.down is not None:
             change = torch.einsum("...ki,khi->...kh", change, self.down)

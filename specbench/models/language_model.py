@@ -1,8 +1,8 @@
 """The adapter between the decoder and any Hugging Face causal language model.
 
-It adds what `generate` hides: ragged rows (each with its own length), exact rollback, and token
-trees, through explicit positions, cache columns and a 4-D attention mask. The modelling code of
-transformers runs unmodified.
+It adds what `generate` does not offer: ragged rows (each with its own length), exact rollback, and token trees, through
+explicit positions, cache columns and a 4-D attention mask. The modelling code of transformers runs unmodified. B rows
+(b of them in a forward), N new tokens, D levels, T columns, V vocabulary, H hidden.
 """
 
 import copy
@@ -69,10 +69,12 @@ class LanguageModel(Target):
         self._cache = cache
 
     def cache_tensors(self) -> list[Tensor]:
+        """See `HasCache.cache_tensors`; shapes of `SlotCache.tensors`."""
         return self.cache.tensors()
 
     @contextmanager
     def on_cache(self, tensors: Sequence[Tensor]) -> Iterator[None]:
+        """See `HasCache.on_cache`; shapes of `SlotCache.tensors`."""
         with self.cache.bound(tensors):
             yield
 
@@ -81,7 +83,7 @@ class LanguageModel(Target):
         return self.module
 
     def without_cache(self) -> "LanguageModel":
-        """The same model, to be used with a cache of its own."""
+        """A copy with the same weights, which makes a cache of its own."""
         twin = copy.copy(self)
         twin._cache = None
         return twin
@@ -110,11 +112,11 @@ class LanguageModel(Target):
         return self.cache.column_bytes()
 
     def allocate(self, rows: int, columns: int) -> None:
-        """An empty cache of at least `columns` positions for each of `rows` rows. One that is there
-        and fits is used again, at the same addresses."""
+        """Makes an empty cache of at least `columns` positions for each of `rows` rows. A present one that fits is
+        emptied and used again, at the same addresses."""
         cache = self._cache
         if cache is None or cache.rows != rows or cache.capacity < columns or not cache.fixed_shapes:
-            self._cache = None  # before the next one takes its memory
+            self._cache = None  # frees its memory before the next one is made
             self._cache = self.new_cache(rows, self.executor.columns(columns))
         else:
             cache.clear()
@@ -133,8 +135,8 @@ class LanguageModel(Target):
         self.cache.release(row)
 
     def prefill(self, state: State, upto: int | None = None, start: int = 0, chunk: int = READ_CHUNK) -> None:
-        """See `Model.prefill`. Rows are padded on the right: what a shorter row writes beyond its length is
-        overwritten before any of its tokens can see it."""
+        """See `Model.prefill`. Rows are padded on the right: what a shorter row writes beyond its length is overwritten
+        before any of its tokens can see it."""
         end = state.longest - 1 if upto is None else upto
         for begin in range(start, end, chunk):
             tokens = state.tokens[:, begin : min(begin + chunk, end)]
@@ -143,7 +145,7 @@ class LanguageModel(Target):
         self.cached = [min(end, length - 1) for length in state.lengths]
 
     def catch_up(self, state: State, width: int) -> None:
-        """Reads committed tokens of active rows until at most `width` of each are not in the cache."""
+        """Reads committed tokens of active rows until at most `width` of each are missing in the cache."""
         rows = zip(state.lengths, self.cached, state.active, strict=True)
         behind = [row for row, (length, cached, on) in enumerate(rows) if on and length - cached > width]
         if len(behind) == state.batch_size:
@@ -156,8 +158,8 @@ class LanguageModel(Target):
         self.read_row(state.tokens[row : row + 1], row, begin, end, keep_logits=1)
 
     def read_row(self, text: Tensor, row: int, begin: int, end: int, keep_logits: int = 0) -> Tensor:
-        """Reads the tokens begin .. end - 1 of a text [1, T] into one row of the cache; logits
-        [1, end - begin, V] unless only the last `keep_logits` are wanted."""
+        """Reads the tokens begin .. end - 1 of a text [1, T] into one row of the cache. Returns logits
+        [1, end - begin, V], or only the last `keep_logits` of them."""
         self.cached[row] = begin
         self.cache.truncate(self.cached)
         self.cache.reserve([end if r == row else 0 for r in range(self.cache.rows)])
@@ -177,16 +179,16 @@ class LanguageModel(Target):
         return self.read_row(text, 0, begin - 1, end - 1)
 
     def logits(self, tokens: Tensor, starts: Sequence[int], draft: Draft | None = None) -> Tensor:
-        """Logits [B, N, V] of tokens [B, N] that begin at position starts[b] of each row.
+        """Logits [B, N, V] of tokens [B, N], of which the first is at position starts[b] in row b.
 
-        What the cache held at and beyond `starts` is forgotten first: this is the rollback.
+        Everything in the cache at and beyond `starts` is forgotten first: this is the rollback.
         """
         visible = self.make_room(starts, tokens.shape[1])
         tree = None if draft is None or draft.parent is None else tree_of(draft.levels, draft.parent)
         return self.forward(tokens, torch.tensor(list(starts), device=self.device), visible, tree=tree)
 
     def score(self, state: State, draft: Draft, keep_hidden: bool = False) -> Scores:
-        """See `Target.score`. Guesses that spell the same text are read once, where shapes may vary."""
+        """See `Target.score`. Guesses that spell the same text are read once, unless shapes are fixed."""
         lengths = [n - 1 for n in state.lengths]
         if draft.repeats and not self.executor.fixed_shapes:
             packed = pack(draft.tokens, draft.levels, draft.parents, draft.exists())
@@ -204,14 +206,16 @@ class LanguageModel(Target):
     def _score_draft(
         self, rows: Rows, guesses: Tensor, visible: int, levels: Levels, parent: Tensor | None, keep_hidden: bool
     ) -> tuple[Tensor, Tensor | None]:
+        """`_score` of the guesses [B, N] of a draft, by its levels and parent [1 or B, N] (None: a chain): p
+        [B, N + 1, V] and hidden states [B, N + 1, H] or None."""
         tree = None if parent is None else tree_of(levels, parent)
         return self._score(rows, guesses, visible, tree, keep_hidden)
 
     def _score(
         self, rows: Rows, guesses: Tensor, visible: int, tree: Tree | None, keep_hidden: bool
     ) -> tuple[Tensor, Tensor | None]:
-        """p [B, N + 1, V] after the last committed token and each of the guesses [B, N], and the hidden
-        states [B, N + 1, H] if they are asked for."""
+        """p [B, N + 1, V] after the last committed token and each of the guesses [B, N], and the last hidden states
+        [B, N + 1, H] if `keep_hidden`, else None."""
         text, length = rows.tokens, rows.length
         last = text.gather(1, length[:, None] - 1)
         x = torch.cat([last, guesses], 1)
@@ -227,22 +231,24 @@ class LanguageModel(Target):
         return self.sampling.probabilities(logits, seen), hidden
 
     def settle(self, state: State, draft: Draft, verdict: Verdict, scores: Scores, base: Tensor) -> None:
-        """Moves the keys and values of a tree's accepted path to where a chain's would be."""
+        """Moves the keys and values of a tree's accepted path to the columns of a chain. base [B] is the column of node
+        0."""
         if verdict.path is not None and not draft.is_chain:
             self.keep_path(verdict.path, base, scores.place)
 
     def keep_path(self, path: Tensor, base: Tensor, place: Tensor | None = None) -> None:
-        """Moves the keys and values of nodes [B, D], which were read at `place` if guesses shared places, to
-        consecutive columns from base [B], the column of node 0."""
+        """Moves the keys and values of the nodes path [B, D] to consecutive columns from base [B] on, the column of
+        node 0. place [B, N + 1] says where each entry was read, if guesses shared places."""
         entries = path if place is None else place.gather(1, path + 1) - 1
         self.executor.leaf(self._keep_path, self)(entries, base)
 
     def _keep_path(self, entries: Tensor, base: Tensor) -> None:
+        """Moves the packed nodes entries [B, D] to consecutive columns from base [B] on."""
         self.cache.commit(entries, base)
 
     def make_room(self, starts: Sequence[int], width: int, active: Sequence[bool] | None = None) -> int:
-        """Rolls the cache back to `starts`, so that `width` tokens can follow in the active rows;
-        returns how many columns attention has to see."""
+        """Rolls the cache back to `starts`, so that `width` tokens can follow in the active rows. Returns the number of
+        columns that attention sees."""
         on = active or [True] * len(starts)
         self.cached = [s if a else c for s, c, a in zip(starts, self.cached, on, strict=True)]
         self.cache.truncate(self.cached)
@@ -259,8 +265,8 @@ class LanguageModel(Target):
         tree: Tree | None = None,
         keep_logits: int = 0,
     ) -> Tensor:
-        """Logits of tokens [b, N], or of their embeddings [b, N, H], at positions first[b],
-        first[b] + 1, ... or, in a tree, by depth.
+        """Logits [b, N, V] (only the last `keep_logits` if not 0) of tokens [b, N], or of their embeddings [b, N, H],
+        at positions first[b], first[b] + 1, ... or, in a tree, by depth; first [b].
 
         Only tensor operations: an executor may compile it, or capture it in a CUDA graph.
         """
@@ -268,7 +274,7 @@ class LanguageModel(Target):
         self.cache.place(slots, visible, row)
         root = first if tree is None else first - (tree.sees.shape[2] - tokens.shape[1])  # column of entry 0
         positions = slots if tree is None else root[:, None] + tree.depth
-        if visible > self.context:  # guesses of rows that are idle, which nobody reads
+        if visible > self.context:  # guesses of idle rows, whose logits are not used
             positions = positions.clamp(max=self.context - 1)
         output = self.module(
             **{"inputs_embeds" if tokens.is_floating_point() else "input_ids": tokens},
@@ -282,7 +288,8 @@ class LanguageModel(Target):
         return logits
 
     def _seen(self, text: Tensor, length: Tensor, guesses: Tensor, tree: Tree | None) -> Tensor:
-        """[B, N+1, V]: the repetition penalty's context grows with each guess on the path."""
+        """[B, N + 1, V] bool: the tokens that the repetition penalty applies to, which grow with each of the guesses
+        [B, N] on the path. text [B, T], length [B]."""
         committed = seen_tokens(text, length, self.vocab_size)[:, None, :]
         if not guesses.shape[1]:
             return committed

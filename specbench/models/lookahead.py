@@ -1,7 +1,7 @@
 """Look-ahead embeddings (PaSS): one pass of a model guesses several tokens.
 
-Behind the last token stand K trained embeddings in the place of tokens that are not known yet; what the
-model says at the k-th of them is its guess for the token k + 1 places ahead.
+After the last token stand K trained embeddings in place of the tokens that are not known yet. The logits at the k-th of
+them predict the token k + 1 positions after the last one.
 """
 
 from typing import Any
@@ -12,6 +12,8 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 
 class LookAheadConfig(PretrainedConfig):
+    """`hidden_size` is H of the model that they are for, `count` is K."""
+
     model_type = "specbench_lookahead"
 
     def __init__(self, hidden_size: int = 0, count: int = 1, **more: Any):

@@ -1,4 +1,4 @@
-"""How much arithmetic one token costs (Definition 3.10)."""
+"""Arithmetic operations per token, for the ratio c_hat of Definition 3.10."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -8,8 +8,8 @@ from transformers import PreTrainedModel
 
 
 def operations_per_token(module: PreTrainedModel, weights: Sequence[Tensor]) -> int:
-    """Multiply-adds with the weights of a module in one forward of one token. An embedding that no output
-    matrix shares is looked up, not multiplied."""
+    """Multiply-adds with the weights (of any shape) of a module in a forward of one token (Definition 3.10). An
+    embedding that is not also the output matrix is looked up, not multiplied."""
     head: Any = module.get_output_embeddings()
     embedding: Any = module.get_input_embeddings()
     total = sum(weight.numel() for weight in weights)

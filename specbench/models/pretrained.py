@@ -1,4 +1,4 @@
-"""Loading an ordinary Hugging Face checkpoint: a local folder, a hub id, or only its shape."""
+"""Loads Hugging Face checkpoints: from a local folder or a hub id, or random weights in a model's shape."""
 
 import os
 import sys
@@ -32,7 +32,7 @@ class PretrainedModel(LanguageModel):
         shape: dict[str, Any] = field(default_factory=dict)
 
         def check(self, prefix: str) -> None:
-            """Before anything loads: a path that can only be a folder must be one."""
+            """Raises ConfigError, before anything loads, if a path that can only be a folder is none."""
             path = local_path(self.path)
             looks_local = self.path.startswith((".", "/", "~", "shipped:")) or self.path.count("/") > 1
             if looks_local and not (path / "config.json").is_file():
@@ -45,7 +45,7 @@ class PretrainedModel(LanguageModel):
 
     @classmethod
     def from_settings(cls, settings: Settings, context: Context, role: str = "target") -> "PretrainedModel":
-        """Loads the checkpoint. `role` is the group that a mistake is told of. Raises ConfigError."""
+        """Loads the checkpoint. Errors name the group `role`. Raises ConfigError."""
         return cls(settings, context, role)
 
     def __init__(self, settings: Settings, context: Context, role: str):
@@ -69,20 +69,20 @@ class PretrainedModel(LanguageModel):
         )
 
     def stock_module(self) -> PreTrainedModel:
-        """The module as transformers made it, which an executor may have changed."""
+        """The module as transformers made it; loaded again if the executor may have changed it."""
         return self.load_again() if self.executor.changes_modules else self.module
 
 
 def local_path(path: str) -> Path:
-    """`shipped:target` and `shipped:drafter` are the pair that comes with specbench."""
+    """The path of a folder; `shipped:NAME` is a model that comes with specbench."""
     if path.startswith("shipped:"):
         return SHIPPED / path.removeprefix("shipped:")
     return Path(os.path.expanduser(path))
 
 
 def load_tokenizer(settings: PretrainedModel.Settings, role: str) -> Any:
-    """The model's own; the shipped one for the shipped drafters, which share it, and where only a shape
-    is wanted and nothing is at hand."""
+    """The model's own tokenizer, or the shipped one for the shipped models and for random weights without a tokenizer
+    at hand. Raises ConfigError."""
     source = _source(settings)
     shares = settings.weights == "random" or settings.path.startswith("shipped:")
     if shares and not (Path(source) / "tokenizer_config.json").is_file():
@@ -94,7 +94,7 @@ def load_tokenizer(settings: PretrainedModel.Settings, role: str) -> Any:
 
 
 def load_config(settings: PretrainedModel.Settings, role: str) -> transformers.PretrainedConfig:
-    """The shape: of the checkpoint, or for random weights the one in the settings. Raises ConfigError."""
+    """The model's shape: that of the checkpoint or, for random weights, of the settings. Raises ConfigError."""
     source = _source(settings)
     config: transformers.PretrainedConfig
     if settings.weights == "random" and not (Path(source) / "config.json").is_file():
@@ -116,8 +116,8 @@ def load_config(settings: PretrainedModel.Settings, role: str) -> transformers.P
 def load_module(
     settings: PretrainedModel.Settings, role: str, device: torch.device, dtype: torch.dtype, seed: int
 ) -> PreTrainedModel:
-    """The stock module of transformers; nothing is downloaded for random weights, which `seed` decides. `role`
-    is the group that a mistake is told of. Raises ConfigError."""
+    """The module as transformers makes it. For random weights, which follow from `seed`, nothing is downloaded. Errors
+    name the group `role`. Raises ConfigError."""
     if not sys.stderr.isatty():
         transformers.utils.logging.disable_progress_bar()
     options = {"dtype": dtype, "attn_implementation": "sdpa"}
@@ -138,8 +138,8 @@ def load_module(
 
 
 def load_extras(kind: type[Extras], path: str, key: str, model: LanguageModel) -> Extras:
-    """Heads or look-ahead embeddings that were trained for a model: `shipped:NAME`, a folder or a hub id.
-    Raises ConfigError where they are missing, or are for another width."""
+    """Heads or look-ahead embeddings that were trained for a model: `shipped:NAME`, a folder or a hub id. Raises
+    ConfigError if they are missing or are for another hidden size."""
     source = local_path(path)
     try:
         extras: Any = kind.from_pretrained(str(source) if source.is_dir() else path, dtype=model.dtype)

@@ -1,4 +1,4 @@
-"""`baseline=autoregressive`: our own plain decoding, which is always there, and nobody else's."""
+"""No peers (`baseline=autoregressive`): the run is compared with its own plain decoding only."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -9,7 +9,7 @@ from specbench.peers.peer import Peer, Peers
 
 
 class NoPeers(Peers):
-    """No peer."""
+    """The empty set of peers."""
 
     @classmethod
     def from_settings(

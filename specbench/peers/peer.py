@@ -1,4 +1,4 @@
-"""What a peer is: somebody else's engine, on the same prompts, for comparison."""
+"""Base classes of peers: other engines that decode the same prompts, for comparison."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -13,24 +13,24 @@ from specbench.models.language_model import LanguageModel
 
 @dataclass(frozen=True)
 class PeerOutput:
-    """One prompt, decoded by a peer. The step that reads the prompt, and the tokens that come with it, are
-    in neither number."""
+    """One prompt, decoded by a peer. `decoded` and `decode_seconds` leave out the first step, which reads the
+    prompt."""
 
     tokens: list[int]  # all new tokens
-    decoded: int  # those after the first step
-    decode_seconds: float
+    decoded: int  # tokens after the first step
+    decode_seconds: float  # without the first step
 
 
 class Peer(ABC):
-    """One way of decoding."""
+    """One way in which another engine decodes."""
 
     @abstractmethod
     def decode(self, job: Job) -> PeerOutput:
-        """Decodes one prompt. Raises RuntimeError where that fails."""
+        """Decodes one prompt. Raises RuntimeError if that fails."""
 
 
 class Peers(Component, ABC):
-    """The group `baseline`: the peers that a run is compared with. Our own plain decoding is always there."""
+    """The group `baseline`: the peers that a run is compared with, besides its own plain decoding."""
 
     loads_models: ClassVar[bool] = False  # whether it may need the weights a second time
 
@@ -39,8 +39,8 @@ class Peers(Component, ABC):
     def from_settings(
         cls, settings: Any, context: Context, target: LanguageModel, drafter: LanguageModel | None, gamma: int
     ) -> "Peers":
-        """For this target; `drafter` is the drafter's first model, if it has one."""
+        """Builds the peers for this target; `drafter` is the drafter's first model, if it has one."""
 
     @abstractmethod
     def by_name(self) -> Mapping[str, Peer]:
-        """The peers, by the names that their numbers go under."""
+        """The peers by name, as in the fields of results.json."""

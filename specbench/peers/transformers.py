@@ -1,9 +1,8 @@
-"""transformers in the same process, on the same prompts: `generate`, assisted generation with the
-same drafter, and prompt lookup.
+"""Peers from transformers, in the same process: `generate`, assisted generation, and prompt lookup.
 
-Each decodes one prompt at a time, since assisted generation refuses batches. The models are stock:
-loaded again where our executor has changed its own. Assisted generation keeps gamma constant and has
-no confidence threshold, as in the paper; its default has a heuristic for the one and .4 for the other.
+Each decodes one prompt at a time, since assisted generation refuses batches. The models are stock: loaded again if our
+executor changed its own. Assisted generation keeps gamma constant, as in the paper, and has no confidence threshold,
+which is .4 by default.
 """
 
 import time
@@ -20,7 +19,7 @@ from specbench.peers.peer import Peer, PeerOutput, Peers
 
 
 class TransformersPeers(Peers):
-    """Peers `generate`, `assisted` (with a drafter that is a model) and `prompt_lookup`."""
+    """Peers `generate`, `assisted` (for a drafter that is a model) and `prompt_lookup`."""
 
     loads_models = True
 
@@ -52,7 +51,7 @@ class TransformersPeers(Peers):
 
 
 def assistant(module: Any, gamma: int) -> Any:
-    """A model that assists with gamma tokens in every round."""
+    """Sets a model to assist with a constant gamma and no confidence threshold; returns it."""
     module.generation_config.num_assistant_tokens = gamma
     module.generation_config.num_assistant_tokens_schedule = "constant"
     module.generation_config.assistant_confidence_threshold = 0
@@ -60,7 +59,7 @@ def assistant(module: Any, gamma: int) -> Any:
 
 
 class Generate(Peer):
-    """`module.generate` with some options."""
+    """Decodes by `module.generate` with some options."""
 
     def __init__(self, module: Any, device: torch.device, options: dict[str, Any]):
         self.module, self.device, self.options = module, device, options
@@ -81,18 +80,19 @@ class Generate(Peer):
 
 
 class FirstStep(StoppingCriteria):
-    """Stops nothing; notes when the first step, which reads the prompt, had ended."""
+    """Stops nothing; notes when the first step, which reads the prompt, has ended."""
 
     def __init__(self, device: torch.device):
         self.device, self.length, self.seconds = device, 0, 0.0
 
     def now(self) -> float:
-        """Seconds on a clock, after everything before has been computed."""
+        """Seconds of a clock, read when all work of the device is done."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         return time.perf_counter()
 
     def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
+        """Notes the time after the first step. input_ids [B, T]; returns [B], all False."""
         if not self.length:
             self.length, self.seconds = input_ids.shape[1], self.now()
         return torch.zeros(input_ids.shape[0], dtype=torch.bool, device=input_ids.device)

@@ -7,6 +7,7 @@ from specbench.settings import ConfigError, stop
 
 
 def main(arguments: list[str] | None = None) -> None:
+    """Writes the report of a run or multirun; a mistake of the user's becomes one sentence and exit code 2."""
     parser = argparse.ArgumentParser(prog="specbench.report", description=__doc__)
     parser.add_argument("folder", type=Path, help="a run's folder, or a multirun's")
     parser.add_argument("--wandb-report", metavar="ENTITY/PROJECT", help="also create a W&B report there")

@@ -1,4 +1,4 @@
-"""Figures of what was measured. Each function takes stored runs and returns a matplotlib figure."""
+"""Figures of measured runs: each function takes stored runs and returns a matplotlib figure."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -20,7 +20,7 @@ WORDS = {"theorem_3_8": "Theorem 3.8", "not_iid": "betas are\nnot i.i.d.", "veri
 
 
 def predicted_and_measured(runs: Sequence[StoredRun]) -> Figure:
-    """Every run: measured speedup with its interval, beside both predictions."""
+    """Speedup of every run: measured with its interval, and both predictions (Theorem 3.8, corrected)."""
     figure, axes = plt.subplots(figsize=(8, 1.2 + 0.34 * len(runs)))
     y = np.arange(len(runs))
     speedups = [run.result["speedup"] for run in runs]
@@ -45,7 +45,7 @@ def predicted_and_measured(runs: Sequence[StoredRun]) -> Figure:
 
 
 def accounting(run: StoredRun) -> Figure:
-    """The four factors as a waterfall from the prediction to the measurement."""
+    """The four factors of the speedup as a waterfall, from Theorem 3.8's prediction to the measurement."""
     figure, axes = plt.subplots(figsize=(7, 3.6))
     factors = run.result["speedup"]["accounting"]
     level, names = 0.0, [*WORDS]
@@ -72,7 +72,7 @@ def accounting(run: StoredRun) -> Figure:
 
 
 def speedup_by_gamma(runs: Sequence[StoredRun]) -> Figure:
-    """Theorem 3.8, dashed, and replay as curves over gamma; measured runs as points with intervals."""
+    """Speedup by gamma: Theorem 3.8 (dashed) and replay as curves, measured runs as points with intervals."""
     several = len(runs) > 1
     figure, axes = plt.subplots(figsize=(9 if several else 7, 4))
     gammas = np.arange(max([entry["gamma"] for run in runs for entry in run.result["gamma_sweep"]], default=8) + 5)
@@ -111,7 +111,7 @@ def _measured_point(axes: Any, run: StoredRun, colour: str, name: str) -> None:
 
 
 def beta_by_position(runs: Sequence[StoredRun]) -> Figure:
-    """Mean beta of the first, second, ... guess of a round, with standard errors."""
+    """Mean beta of the first, second, ... guess of a round, with 95 % intervals."""
     figure, axes = plt.subplots(figsize=(9, 3.4))
     for run in runs:
         found = [entry for entry in run.result["beta_by_position"] if entry["mean"] is not None]
@@ -136,7 +136,7 @@ def beta_by_position(runs: Sequence[StoredRun]) -> Figure:
 
 
 def round_times(runs: Sequence[StoredRun]) -> Figure:
-    """Mean time of a round by lap, against a plain step."""
+    """Mean milliseconds of a round by lap, and of a one-token target step."""
     figure, axes = plt.subplots(figsize=(8, 1.5 + 0.36 * len(runs)))
     for y, run in enumerate(runs):
         calls = [r for r in run.rounds if r["rows"] == 1] or run.rounds
@@ -160,8 +160,7 @@ def round_times(runs: Sequence[StoredRun]) -> Figure:
 
 
 def heat_map(runs: Sequence[StoredRun], x: str, y: str, value: str, title: str) -> Figure:
-    """A number of the results, a path like "speedup/measured", over two swept keys; where several
-    runs fall on one cell, their mean."""
+    """A number of the results, a path like "speedup/measured", over two swept keys; the mean of runs in one cell."""
     columns, rows = (list(dict.fromkeys(run.keys.get(key, "-") for run in runs)) for key in (x, y))
     cells: dict[tuple[int, int], list[float]] = {}
     for run in runs:
@@ -188,7 +187,7 @@ def heat_map(runs: Sequence[StoredRun], x: str, y: str, value: str, title: str) 
 
 
 def lenience(runs: Sequence[StoredRun]) -> Figure:
-    """Alpha, speedup and drift by lenience, a line per temperature."""
+    """Alpha, speedup and drift by lenience (A.5), one line per temperature."""
     figure, axes = plt.subplots(1, 3, figsize=(10, 3.3))
     paths = {"alpha": ("alpha", "mean"), "speedup": ("speedup", "measured"), "drift: total variation": ("drift", "tv")}
     for temperature in sorted({run.result["config"]["temperature"] for run in runs}):
@@ -237,7 +236,8 @@ def latency(runs: Sequence[StoredRun]) -> Figure:
 
 
 def timeline(run: StoredRun) -> Figure:
-    """Figure 5: the first rounds of a real trace over time, and plain decoding for as many tokens."""
+    """The paper's Figure 5 from a real trace: the first rounds over time, in milliseconds, and plain decoding of as
+    many tokens."""
     first = run.rounds[0]["prompt"]
     rounds = [r for r in run.rounds if r["prompt"] == first][:8]
     step = run.result["cost"]["target_step_seconds"] * 1e3

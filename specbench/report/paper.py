@@ -1,4 +1,4 @@
-"""The paper's own figures and its Table 1 from `theory.py`, with what was measured on them."""
+"""The paper's Figures 2 to 4 and Table 1, computed by `theory.py`, with measured runs added."""
 
 from collections.abc import Sequence
 
@@ -15,11 +15,12 @@ TABLE_1 = ((0.6, 2), (0.7, 3), (0.8, 2), (0.8, 5), (0.9, 2), (0.9, 10))
 
 
 def _points(runs: Sequence[StoredRun]) -> list[StoredRun]:
+    """The runs that have an alpha."""
     return [run for run in runs if run.result["alpha"]["mean"] is not None]
 
 
 def figure_2(runs: Sequence[StoredRun]) -> Figure:
-    """Tokens per run of Algorithm 1 by alpha (equation 1)."""
+    """Figure 2: expected tokens per run of Algorithm 1, by alpha (equation 1)."""
     figure, axes = plt.subplots(figsize=(6, 4))
     for gamma, colour in zip((1, 3, 5, 7, 10), SERIES, strict=False):
         axes.plot(ALPHAS, [theory.expected_tokens(a, gamma) for a in ALPHAS], color=colour, label=f"gamma {gamma}")
@@ -34,7 +35,7 @@ def figure_2(runs: Sequence[StoredRun]) -> Figure:
 
 
 def figure_3(runs: Sequence[StoredRun]) -> Figure:
-    """The best gamma by alpha (section 3.5)."""
+    """Figure 3: the best gamma by alpha (section 3.5)."""
     figure, axes = plt.subplots(figsize=(6, 4))
     alphas = np.linspace(0.01, 0.95, 95)
     for c, colour in zip((0.01, 0.02, 0.05, 0.1, 0.2), SERIES, strict=False):
@@ -53,7 +54,7 @@ def figure_3(runs: Sequence[StoredRun]) -> Figure:
 
 
 def figure_4(runs: Sequence[StoredRun]) -> Figure:
-    """Speedup, solid, and operations, dashed, by alpha for c = c_hat = 0."""
+    """Figure 4: speedup (solid) and operations (dashed) by alpha, for c = c_hat = 0 (Theorems 3.8 and 3.11)."""
     figure, axes = plt.subplots(figsize=(6, 4))
     for gamma, colour in zip((3, 5, 7, 10), SERIES, strict=False):
         axes.plot(
@@ -75,7 +76,7 @@ def figure_4(runs: Sequence[StoredRun]) -> Figure:
 
 
 def table_1(runs: Sequence[StoredRun]) -> list[dict[str, str]]:
-    """Operations and speed by alpha and gamma for c = c_hat = 0, then the runs with theirs."""
+    """Table 1: operations and speed by alpha and gamma for c = c_hat = 0, then the measured runs."""
     rows = [
         {
             "": "theory",

@@ -1,4 +1,4 @@
-"""Figure 1: the text as it came about, every token coloured by where it came from."""
+"""The paper's Figure 1: generated text with every token marked by its origin."""
 
 from typing import Any
 
@@ -8,8 +8,8 @@ PROMPT_CHARACTERS = 300
 
 
 def samples(run: StoredRun, count: int = 3) -> list[dict[str, Any]]:
-    """The first prompts: the end of the prompt, then pieces of kind "a" (accepted guesses), "r" (a
-    rejected one, which is not in the text), "o" (the target's own in its place) and "b" (bonus)."""
+    """The first prompts: the end of the prompt, then pieces of text of kind "a" (accepted guesses), "r" (a rejected
+    guess, not in the text), "o" (the recovered token) and "b" (the bonus token)."""
     found = []
     for prompt in [p for p in run.prompts if "error" not in p][:count]:
         pieces = []

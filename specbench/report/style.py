@@ -1,4 +1,4 @@
-"""How figures look, and how one becomes PNG, SVG and a part of a page that may be light or dark."""
+"""The style of figures, and their files: PNG, SVG, and SVG inside a page that may be light or dark."""
 
 import io
 import re
@@ -21,7 +21,7 @@ PAGE_INK = "#123456"  # stands for the page's text colour
 
 
 def style(ink: str) -> Any:
-    """matplotlib's settings, for text in this colour."""
+    """matplotlib's settings for text in the colour `ink`."""
     return {
         "svg.fonttype": "none", "font.family": "sans-serif", "font.size": 10, "figure.constrained_layout.use": True,
         "axes.spines.top": False, "axes.spines.right": False, "axes.titlelocation": "left", "axes.titlesize": 11,
@@ -32,7 +32,7 @@ def style(ink: str) -> Any:
 
 
 def save(make: Callable[[], Figure], path: Path) -> str:
-    """Writes path.png and path.svg, and returns an SVG for a page, in the page's own text colour."""
+    """Writes path.png and path.svg, and returns an SVG element in the page's own text colour."""
     with plt.rc_context(style(INK)):
         figure = make()
         figure.savefig(path.with_suffix(".png"), dpi=130)
@@ -46,7 +46,7 @@ def save(make: Callable[[], Figure], path: Path) -> str:
 
 
 def embed(svg: str, name: str) -> str:
-    """An SVG file as an element of a page, with ids of its own."""
+    """An SVG file as an element of a page; `name` makes its ids unique there."""
     svg = svg[svg.index("<svg") :].replace(PAGE_INK, "currentColor")
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.S)
     svg = re.sub(r'\bid="([^"]+)"', rf'id="{name}-\1"', svg)

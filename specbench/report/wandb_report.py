@@ -7,7 +7,7 @@ from specbench.report.tables import account
 from specbench.settings import ConfigError
 from specbench.storage.read import StoredRun
 
-PANELS = {  # title: (what is drawn by run, keys of the summary)
+PANELS = {  # title: keys of the summary, drawn by run
     "Speedup: measured, Theorem 3.8, corrected": ["speedup/measured", "speedup/theorem_3_8", "speedup/corrected"],
     "alpha": ["alpha"],
     "Cost of a round in target steps: c, v, o": ["c", "v", "o"],
@@ -17,7 +17,8 @@ PANELS = {  # title: (what is drawn by run, keys of the summary)
 
 
 def blocks(project: str, entity: str, runs: Sequence[StoredRun]) -> list[Any]:
-    """The report's blocks. Needs no account: they are data until the report is saved."""
+    """The report's blocks, which need no account until the report is saved. Raises ConfigError without
+    wandb-workspaces."""
     wr = _workspaces()
     bars = [wr.BarPlot(title=title, metrics=metrics, orientation="h") for title, metrics in PANELS.items()]
     by_gamma = wr.ScatterPlot(title="Speedup by gamma", x="c::gamma", y="s::speedup/measured")
@@ -37,7 +38,7 @@ def blocks(project: str, entity: str, runs: Sequence[StoredRun]) -> list[Any]:
 
 
 def save_report(where: str, runs: Sequence[StoredRun]) -> str:
-    """Creates the report in ENTITY/PROJECT and returns its address. Needs an account."""
+    """Creates the report in `where`, ENTITY/PROJECT, and returns its address. Needs an account. Raises ConfigError."""
     entity, _, project = where.partition("/")
     if not entity or not project:
         raise ConfigError(f"--wandb-report={where} is not allowed: it must be ENTITY/PROJECT")

@@ -1,4 +1,4 @@
-"""What a run is made of. Nothing of it changes while the run goes on, but what components learn."""
+"""The parts of a run: everything that was chosen and built."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,7 +16,7 @@ from specbench.workloads.workload import Workload
 
 @dataclass(frozen=True)
 class Parts:
-    """Everything that was chosen, built and checked. `config` and `choices` are what to record of it."""
+    """The built components and the scalars of a run. `config` and `choices` are what results.json records of them."""
 
     name: str
     config: dict[str, Any]
@@ -29,22 +29,22 @@ class Parts:
     peers: Mapping[str, Peer]
     workload: Workload
     max_new_tokens: int
-    batch_size: int
-    prefill_chunk: int
+    batch_size: int  # rows
+    prefill_chunk: int  # tokens
     seed: int
     metrics: Mapping[str, Metric] = field(default_factory=dict)
     stop_strings: Sequence[str] = ()
-    notes: Sequence[str] = ()  # what a reader of the numbers must know
+    notes: Sequence[str] = ()  # warnings to print with the results
 
     @property
     def spare(self) -> int:
-        """Columns that a round's guesses may take behind a row's limit."""
+        """Cache columns that a round's guesses may take beyond a row's limit."""
         return self.drafter.nodes(self.policy.largest) + 1
 
     @property
     def gammas(self) -> list[int]:
-        """The constant gammas whose rounds are measured beside the run: all, or where each has programs of
-        its own, those that the policy uses."""
+        """The constant gammas whose rounds are timed by probes: all up to the policy's largest or, with fixed shapes,
+        those that the policy uses."""
         policy = self.policy
         if self.target.executor.fixed_shapes:
             return [*policy.widths]

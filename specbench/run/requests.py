@@ -1,4 +1,4 @@
-"""Which requests are decoded together, and in which order: turn by turn, in groups."""
+"""Forms the groups of requests that are decoded together, turn by turn."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -8,20 +8,19 @@ from specbench.decoded import Result
 from specbench.run.parts import Parts
 from specbench.settings import ConfigError
 
-ROUNDS_OF_REQUESTS = 4  # requests per row in a group that is decoded one way, then the other
+ROUNDS_OF_REQUESTS = 4  # requests per row in a group, which is decoded one way and then the other
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """Requests that are decoded one way and then the other, and the columns that the longest of their turn
-    needs."""
+    """A group of requests to decode, and the cache columns that the longest request of its turn needs."""
 
     requests: list[Request]
     columns: int
 
 
 class Requests:
-    """The prompts of a run as requests. Answers of a turn are the history of the next one."""
+    """The prompts of a run as requests. The answers of a turn become the history of the next one."""
 
     def __init__(self, parts: Parts):
         self.parts = parts
@@ -30,23 +29,23 @@ class Requests:
 
     @property
     def total(self) -> int:
-        """Turns of all prompts."""
+        """The number of turns of all prompts."""
         return sum(len(prompt.turns) for prompt in self.parts.prompts)
 
     def limit(self, request: Request) -> int:
-        """The length at which a request ends."""
+        """The length in tokens, prompt included, at which a request ends."""
         return min(len(request.tokens) + self.parts.max_new_tokens, self.parts.target.context)
 
     def remember(self, result: Result) -> None:
-        """The baseline's answer is the history of the next turn, for both decoders."""
+        """Keeps the baseline's answer as the history of the next turn, for both decoders."""
         request = result.request
         prompt_id = request.id if request.id in self.answers else request.id.rsplit("/", 1)[0]
         text = self.parts.target.tokenizer.decode(result.baseline.tokens, skip_special_tokens=True)
         self.answers[prompt_id].append(text)
 
     def groups(self) -> Iterator[Wanted]:
-        """All first turns, then the second turns of those that have one, ... Raises ConfigError if no
-        prompt fits the context."""
+        """Groups of all first turns, then of the second turns, and so on. Raises ConfigError if no prompt fits the
+        context, or if one is empty."""
         parts = self.parts
         size = parts.batch_size * (1 if parts.batch_size == 1 else ROUNDS_OF_REQUESTS)
         size = len(parts.prompts) if parts.workload.over_time else size
@@ -63,7 +62,7 @@ class Requests:
                 yield Wanted(waiting[begin : begin + size], columns)
 
     def _turn(self, turn: int) -> list[Request]:
-        """The requests of one turn that fit the context."""
+        """The requests of one turn that fit the context. Raises ConfigError if one is empty."""
         target, waiting = self.parts.target, []
         for prompt in self.parts.prompts:
             if len(prompt.turns) <= turn or len(self.answers[prompt.id]) != turn:
@@ -73,6 +72,6 @@ class Requests:
                 raise ConfigError(f"prompt {request.id} is empty, and the tokenizer of {target.name} has no BOS token")
             if len(request.tokens) < target.context:
                 waiting.append(request)
-            else:  # nor can the turns after it be asked
+            else:  # the turns after it cannot be asked either
                 self.too_long += [request] * (len(prompt.turns) - turn)
         return waiting

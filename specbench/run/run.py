@@ -1,4 +1,4 @@
-"""One run: decode every prompt both ways, interleaved, and measure. Knows neither Hydra nor W&B."""
+"""One run: decodes every prompt both ways, interleaved, and measures. Does not use Hydra or W&B."""
 
 import datetime
 import json
@@ -25,12 +25,13 @@ from specbench.storage.provenance import provenance
 from specbench.storage.write import failure_records, prompt_records
 
 log = logging.getLogger(__name__)
-Progress = Callable[[int, int, str], None]  # requests that are done, all requests, what is going on
+Progress = Callable[[int, int, str], None]  # requests done, all requests, what is going on
 
 
 def run(parts: Parts, out_dir: Path, progress: Progress = lambda done, total, what: None) -> tuple[RunResult, Record]:
-    """Decodes and measures. Every finished group is appended to `prompts.jsonl.part` in `out_dir`,
-    so an interrupted run keeps what it has. Raises ConfigError if no prompt fits the context."""
+    """Decodes all prompts and measures. Every finished group is appended to `prompts.jsonl.part` in `out_dir`, so that
+    an interrupted run keeps what it has. Raises ConfigError if no prompt fits the context, RuntimeError if every prompt
+    failed."""
     started, clock = datetime.datetime.now(datetime.UTC), time.perf_counter()
     session, requests, status = Session(parts), Requests(parts), "complete"
     record = Record(columns={name: metric.columns for name, metric in session.metrics.items()})
@@ -53,7 +54,7 @@ def run(parts: Parts, out_dir: Path, progress: Progress = lambda done, total, wh
 def _decode_all(
     session: Session, requests: Requests, record: Record, probe: BandwidthProbe, out_dir: Path, progress: Progress
 ) -> None:
-    """Every group of requests: warmed up for, probed, decoded all ways, read again, and written."""
+    """Decodes every group of requests all ways, after warm-up and probes, then reads betas and writes the group."""
     parts, warm = session.parts, 0
     with (out_dir / "prompts.jsonl.part").open("w", encoding="utf-8") as saved:
         for number, wanted in enumerate(requests.groups()):
@@ -81,14 +82,14 @@ def _decode_all(
 
 
 def _save(saved: TextIO, lines: Iterable[dict[str, Any]]) -> None:
-    """Appends to prompts.jsonl, so that an interrupted run keeps what it has finished."""
+    """Appends lines to `prompts.jsonl.part`, so that an interrupted run keeps what it has finished."""
     for line in lines:
         saved.write(json.dumps(line, ensure_ascii=False) + "\n")
     saved.flush()
 
 
 def _failed(record: Record, wanted: Wanted, error: RuntimeError) -> Failure:
-    """Adds to the record that these requests could not be decoded."""
+    """Records that these requests could not be decoded."""
     failure = Failure(wanted.requests, f"{type(error).__name__}: {error}".splitlines()[0])
     log.warning("prompts %s failed: %s", ", ".join(r.id for r in wanted.requests), failure.error)
     record.failures.append(failure)
@@ -100,7 +101,7 @@ def _done(record: Record) -> int:
 
 
 def decode_all_ways(session: Session, requests: Requests, wanted: Wanted, swap: bool) -> Group:
-    """Baseline, speculative and peers on the same requests; who goes first alternates."""
+    """Decodes the same requests by baseline, speculative decoding and peers, in this order or reversed (`swap`)."""
     parts = session.parts
     jobs = [Job(r.tokens, requests.limit(r), prompt_key(parts.seed, r.id), r.encoder_tokens) for r in wanted.requests]
     arrivals = parts.workload.arrivals(len(jobs))
@@ -125,8 +126,7 @@ def decode_all_ways(session: Session, requests: Requests, wanted: Wanted, swap: 
 
 
 def _read_texts(session: Session, result: Result) -> None:
-    """Betas along both texts, which are one text where they are equal; for about the first `LIMIT` tokens of
-    a run."""
+    """Reads betas along both texts (one text if they are equal), for about the first LIMIT tokens of a run."""
     parts, ours, theirs = session.parts, result.speculative, result.baseline
     read_already = session.text_tokens
     session.text_tokens += len(ours.tokens)

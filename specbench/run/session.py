@@ -1,4 +1,4 @@
-"""One session decodes for a whole run: it owns the state and what has been learned about costs."""
+"""The session of a run: decodes groups of requests and times them."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -21,12 +21,12 @@ from specbench.run.parts import Parts
 
 
 class Session:
-    """Decodes requests through the same rows, one way or the other, and times it."""
+    """Decodes requests, speculatively or plainly, through the same rows. It owns the state and the table of costs."""
 
     def __init__(self, parts: Parts):
         self.parts = parts
         self.costs = CostTable()
-        self.text_tokens = 0  # whose betas have been read along the text
+        self.text_tokens = 0  # generated tokens so far of the texts that `_read_texts` has met
         gate: dict[str, Metric] = {} if parts.target.sampling.greedy else GATE
         self.metrics = {**gate, **parts.metrics}
         self._state: State | None = None
@@ -40,8 +40,8 @@ class Session:
         policy: GammaPolicy | None = None,
         verifier: Verifier | None = None,
     ) -> Decoded:
-        """Decodes some requests one way through `batch_size` rows of `columns`. Policy and verifier are the
-        run's own unless others are given, for what their rounds cost."""
+        """Decodes `jobs` one way through `batch_size` rows of `columns` columns; `arrivals` in seconds. Policy and
+        verifier are the run's own unless given."""
         parts = self.parts
         target, drafter = parts.target, parts.drafter
         policy, verifier = policy or parts.policy, verifier or parts.verifier
@@ -59,7 +59,7 @@ class Session:
 
     @staticmethod
     def _decoded(queue: Queue, clock: Stopwatch, recorder: Recorder, models: Sequence[Model]) -> Decoded:
-        """What queue, clock and recorder know of each request, together."""
+        """Joins what queue, clock and recorder know of each request."""
         laps = clock.rounds()
         calls: list[Any] = [lap for lap in laps if Lap.VERIFY in lap]
         rounds = [r for call in recorder.rounds(calls) for r in call]
@@ -75,7 +75,7 @@ class Session:
         )
 
     def _idle_state(self, columns: int) -> State:
-        """One state serves the whole run, at the same addresses, until more columns are needed."""
+        """The idle state of the run: one object at the same addresses, until more columns are needed."""
         parts, target = self.parts, self.parts.target
         if self._state is None or self._state.tokens.shape[1] < columns:
             strings = StopStrings(parts.stop_strings, target.tokenizer) if parts.stop_strings else None

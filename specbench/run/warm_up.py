@@ -1,4 +1,4 @@
-"""What happens before and between the timed prompts: first calls, calibration, and probes of costs."""
+"""Runs before and between the timed prompts: warm-up, calibration, and probes of costs."""
 
 import contextlib
 
@@ -10,25 +10,25 @@ from specbench.run.requests import Wanted
 from specbench.run.session import Session
 
 WARM_UP_TOKENS = 16
-PROBE_TOKENS = 16  # of a decode that only measures what a round with some gamma costs
+PROBE_TOKENS = 16  # of a decode that only times rounds with one gamma
 CALIBRATION_TOKENS = 32  # per gamma, before the first prompt, for policies that choose by cost
 
 
 def warm_up(session: Session, wanted: Wanted) -> None:
-    """First calls pay for allocation, thread pools and compilation, and are not measured. Every length at
-    which the executor uses other shapes is met once."""
+    """Makes the first calls, which pay for allocation, thread pools and compilation, outside the measurement: at least
+    one at every text length at which the executor uses other shapes."""
     parts, columns, first = session.parts, wanted.columns, wanted.requests[0].tokens
     end, largest = columns - parts.spare, parts.policy.largest
     lengths = parts.target.executor.lengths(columns) or [len(first)]
-    # A length that is close to the end of the columns is met once more with room for a whole draft.
+    # A length close to the end of the columns is tried once more with room for a whole draft.
     lengths = list(dict.fromkeys(max(1, min(length, end - 1 - room)) for length in lengths for room in (0, largest)))
     jobs: list[Job] = []
     for length in lengths:
         prompt = (first * length)[:length]
-        # Some with whole drafts, and some whose limit cuts the first one, by much or by one guess.
+        # Some with whole drafts, some whose limit cuts the first draft by much or by one guess.
         limits = {min(length + new, end) for new in (WARM_UP_TOKENS, 3, largest)}
         jobs = [Job(prompt, limit, key) for limit in limits for key in range(parts.batch_size)]
-        # A failure here will be met, and recorded, by the prompt itself.
+        # If this fails, the prompt itself will fail too, and be recorded.
         with contextlib.suppress(RuntimeError):
             for level in parts.verifier.levels:
                 session.decode(jobs, False, columns, verifier=level)
@@ -41,7 +41,7 @@ def warm_up(session: Session, wanted: Wanted) -> None:
 
 
 def calibrate(session: Session, wanted: Wanted) -> None:
-    """Some tokens of the first prompts with every gamma, for a policy that chooses by cost."""
+    """Decodes some tokens of the first prompts with every gamma, for a policy that chooses by cost."""
     for index, gamma in enumerate([0, *session.parts.gammas] * 2):
         request = wanted.requests[index % len(wanted.requests)]
         probe_costs(session, request, wanted.columns, gamma, CALIBRATION_TOKENS)
@@ -49,7 +49,7 @@ def calibrate(session: Session, wanted: Wanted) -> None:
 
 
 def probe_costs(session: Session, request: Request, columns: int, gamma: int, tokens: int = PROBE_TOKENS) -> None:
-    """Decodes a few tokens with a constant gamma, for what its rounds cost."""
+    """Decodes `tokens` tokens with a constant gamma and adds the times of the rounds to the session's costs."""
     parts = session.parts
     end = min(parts.max_new_tokens, tokens)
     limit = min(len(request.tokens) + end, parts.target.context)

@@ -1,4 +1,4 @@
-"""Files that a reader never sees half written."""
+"""Writes files so that a reader never sees half of one."""
 
 import json
 import os
@@ -7,12 +7,12 @@ from typing import Any
 
 
 def write_text(path: Path, text: str) -> None:
-    """Writes under a temporary name and renames, so that a reader never sees half a file."""
+    """Writes under a temporary name, then renames."""
     temporary = path.with_name(path.name + ".tmp")
     temporary.write_text(text, encoding="utf-8")
     os.replace(temporary, path)
 
 
 def write_json(path: Path, value: Any) -> None:
-    """As `write_text`, indented."""
+    """Writes indented JSON, as `write_text` does."""
     write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")

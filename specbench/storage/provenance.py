@@ -1,4 +1,4 @@
-"""Code, versions and machine, as far as a number depends on them."""
+"""The provenance of a run: code, versions and machine that its numbers depend on."""
 
 import platform
 import subprocess
@@ -12,7 +12,7 @@ import transformers
 
 
 def provenance(device: torch.device) -> dict[str, Any]:
-    """The `provenance` of results.json, for a run on this device."""
+    """The field `provenance` of results.json, for a run on this device."""
     sha, dirty = _git()
     on_cuda = device.type == "cuda"
     return {
@@ -39,7 +39,7 @@ def _cpu_name() -> str:
 
 
 def _git() -> tuple[str | None, bool | None]:
-    """Commit of the checkout that specbench runs from, and whether it has changes; else None."""
+    """The commit of the checkout that specbench runs from, and whether it has changes; None outside a checkout."""
     folder = Path(__file__).resolve().parents[2]
 
     def git(*words: str) -> str:

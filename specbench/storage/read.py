@@ -1,4 +1,4 @@
-"""Finished runs, read back from their files: what reports and replay are made from."""
+"""Reads the files of finished runs, for reports and replay."""
 
 import json
 from dataclasses import dataclass, field
@@ -14,7 +14,7 @@ from specbench.settings import ConfigError
 
 @dataclass
 class StoredRun:
-    """One run's folder. `keys` are the overrides in which it differs from the others."""
+    """One run's folder. `keys` are the overrides in which it differs from the other runs."""
 
     folder: Path
     result: dict[str, Any]
@@ -22,12 +22,12 @@ class StoredRun:
 
     @property
     def label(self) -> str:
-        """What tells it from the other runs."""
+        """A short name that tells the run from the others."""
         return ", ".join(f"{key.split('.')[-1]} {value}" for key, value in self.keys.items()) or self.folder.name
 
     @cached_property
     def rounds(self) -> list[dict[str, Any]]:
-        """One record per round and prompt, as rounds.parquet has them."""
+        """One record per round and prompt, from rounds.parquet."""
         rows: list[dict[str, Any]] = parquet.read_table(self.folder / "rounds.parquet").to_pylist()
         return rows
 
@@ -51,7 +51,7 @@ def load_runs(folder: Path) -> list[StoredRun]:
 
 
 def _overrides(folder: Path) -> dict[str, str]:
-    """{"gamma": "5", ...}: what Hydra noted beside the run, or else the folder's name."""
+    """{"gamma": "5", ...}: the overrides that Hydra wrote beside the run, or else those in the folder's name."""
     noted = folder / ".hydra" / "overrides.yaml"
     words = yaml.safe_load(noted.read_text(encoding="utf-8")) if noted.is_file() else folder.name.split(",")
     return dict(word.split("=", 1) for word in words if "=" in word)
@@ -65,7 +65,7 @@ def _sortable(value: str) -> tuple[int, float, str]:
 
 
 def read_result(folder: Path) -> dict[str, Any] | None:
-    """results.json of a run, or None where there is none that can be read."""
+    """results.json of a run; None if it is missing or cannot be read."""
     try:
         found: dict[str, Any] = json.loads((folder / "results.json").read_text(encoding="utf-8"))
     except (OSError, json.JSONDecodeError):
@@ -74,6 +74,6 @@ def read_result(folder: Path) -> dict[str, Any] | None:
 
 
 def is_finished(folder: Path, digest: str) -> bool:
-    """Whether this very configuration has a complete result in the folder."""
+    """Whether the folder holds a complete result of the configuration with this digest."""
     found = read_result(folder)
     return found is not None and found.get("config_digest") == digest and found.get("status") == "complete"

@@ -1,4 +1,4 @@
-"""The files of a run. They are always written; loggers mirror them."""
+"""Writes the files of a run, which every run leaves; loggers mirror them."""
 
 import dataclasses
 import os
@@ -15,18 +15,18 @@ from specbench.decoding.clock import DECODING
 from specbench.results import RunResult
 from specbench.storage.atomic import write_json, write_text
 
-CONTEXT_TOKENS = 16  # before a token, enough to know how it is written
+CONTEXT_TOKENS = 16  # decoded before a token, enough to get its text right
 
 
 def write_config(config: dict[str, Any], out_dir: Path) -> None:
-    """config.yaml, as it was resolved; written before the run begins."""
+    """Writes the resolved configuration to config.yaml, before the run begins."""
     out_dir.mkdir(parents=True, exist_ok=True)
     write_text(out_dir / "config.yaml", yaml.safe_dump(config, sort_keys=False))
 
 
 def write_result(result: RunResult, record: Record, digest: str, out_dir: Path, tokenizer: Any) -> None:
-    """prompts.jsonl, rounds.parquet, positions.parquet, and last results.json, which says that the
-    others are there. The tokenizer turns each round's tokens into text."""
+    """Writes prompts.jsonl, rounds.parquet, positions.parquet and, last, results.json, which shows that the others are
+    complete. The tokenizer turns each round's tokens into text."""
     os.replace(out_dir / "prompts.jsonl.part", out_dir / "prompts.jsonl")
     _write_table(rounds_table(record, tokenizer), out_dir / "rounds.parquet")
     _write_table(positions_table(record), out_dir / "positions.parquet")
@@ -40,7 +40,7 @@ def _write_table(table: pyarrow.Table, path: Path) -> None:
 
 
 def prompt_records(group: Group, tokenizer: Any) -> Iterator[dict[str, Any]]:
-    """Lines of prompts.jsonl: text in, text out, counts and times. Where rows decode together, each has its
+    """Lines of prompts.jsonl: text in, text out, counts, and times in seconds. If rows decode together, each has its
     share of the seconds."""
     for result in group.results:
         request, ours, plain = result.request, result.speculative, result.baseline
@@ -80,8 +80,8 @@ def failure_records(failure: Failure) -> Iterator[dict[str, Any]]:
 
 
 def rounds_table(record: Record, tokenizer: Any) -> pyarrow.Table:
-    """One row per round and prompt, with the text that it kept, added and rejected. Seconds are the
-    batch's: with several rows in one batch, the rounds that share `batch` and `round` were one call."""
+    """rounds.parquet: one row per round and prompt, with the text that was accepted, added and rejected. Seconds are
+    those of the whole batch: rows with the same `batch` and `round` were one call."""
     rows = []
     for index, group in enumerate(record.groups):
         number: dict[int, int] = {}
@@ -98,7 +98,7 @@ def rounds_table(record: Record, tokenizer: Any) -> pyarrow.Table:
 
 
 def _round_record(r: Round, record: Record) -> dict[str, Any]:
-    """A round as columns: its own fields, the numbers of each metric by name, and the seconds of each lap."""
+    """A round as columns: its fields, the numbers of each metric, and the seconds of each lap."""
     row = dataclasses.asdict(r)
     row.pop("seconds")
     numbers = row.pop("numbers")
@@ -108,7 +108,8 @@ def _round_record(r: Round, record: Record) -> dict[str, Any]:
 
 
 def _texts(r: Round, tokens: Sequence[int], tokenizer: Any) -> dict[str, str]:
-    """What the round wrote: as the difference of two texts, since some tokenizers join by context."""
+    """The text of the round's accepted, added and rejected tokens: differences of longer texts, since some tokenizers
+    join tokens by context."""
     begin = max(0, r.position - CONTEXT_TOKENS)
 
     def upto(end: int, *more: int) -> str:
@@ -122,8 +123,8 @@ def _texts(r: Round, tokens: Sequence[int], tokenizer: Any) -> dict[str, str]:
 
 
 def positions_table(record: Record) -> pyarrow.Table:
-    """One row per token of the speculated text: what `read_text` found there, and `outcome`: 1 for a
-    guess that was accepted, 0 for the token in the place of a rejected one, null where none was tested."""
+    """positions.parquet: one row per token of the speculated text, with what `read_text` found there, and `outcome`: 1
+    for an accepted guess, 0 for the token in the place of a rejected one, null if no guess was tested."""
     rows = []
     for result in record.results:
         laws = result.speculative_laws

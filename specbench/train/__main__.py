@@ -1,4 +1,4 @@
-"""`python -m specbench.train method=medusa`: heads, look-ahead embeddings, exits and drafters for a target."""
+"""`python -m specbench.train method=medusa`: trains heads, look-ahead embeddings, exits and drafters for a target."""
 
 import os
 import shlex
@@ -21,7 +21,7 @@ OmegaConf.register_new_resolver("fields", fields, replace=True)
 
 @hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name="train")
 def job(config: DictConfig) -> float:
-    """One training; returns the mean alpha over guesses, for Hydra's optimisers."""
+    """Trains once and prints the result. Returns the mean alpha over guesses, for Hydra's optimisers."""
     from specbench.train.training import train
 
     out_dir = Path(HydraConfig.get().runtime.output_dir)
@@ -41,7 +41,7 @@ def job(config: DictConfig) -> float:
 
 
 def main() -> None:
-    """As for a run: a mistake is one sentence and exit code 2."""
+    """Runs Hydra; a mistake of the user's becomes one sentence and exit code 2."""
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")
     sys.argv[0] = "specbench.train"
     try:

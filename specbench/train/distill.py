@@ -1,4 +1,4 @@
-"""Distils a drafter: trains a small model on the target's law, by KL or by total variation."""
+"""Distils a drafter: trains a small model on the target's distribution, by KL or by total variation (section 6)."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +12,7 @@ from specbench.train.student import Student, StudentSettings, quoted
 
 
 class DistilledStudent(Student):
-    """`model` is where it begins: a checkpoint with the target's vocabulary."""
+    """A small model; `model` is the checkpoint that it begins with, with the target's vocabulary."""
 
     whole = True
 

@@ -1,4 +1,4 @@
-"""Trains the head of an early exit: what the target's first layers need to predict as all of them do."""
+"""Trains the head of an early exit, so that the target's first layers predict what all of them predict."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +14,7 @@ from specbench.train.student import Student, StudentSettings, head_input, quoted
 
 
 class EarlyExitStudent(Student):
-    """One head between the target's own norm and output matrix, after some of its layers."""
+    """One head between the target's own norm and output matrix, after its first `layers` layers."""
 
     @dataclass
     class Settings(StudentSettings):

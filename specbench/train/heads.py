@@ -1,4 +1,4 @@
-"""Trains heads on the target's last hidden state: Medusa's, and blockwise parallel decoding's."""
+"""Trains heads on the target's last hidden state, for Medusa and for blockwise parallel decoding."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,8 +13,8 @@ from specbench.train.student import Student, StudentSettings, head_input, quoted
 
 
 class HeadsStudent(Student):
-    """Head k predicts, from the hidden state of a position, the token k places beyond the target's own.
-    `drafter` is the drafter that they are for."""
+    """Head k predicts, from the hidden state of a position, the token k positions after the target's own next token.
+    `drafter` is the drafter that the heads are for."""
 
     @dataclass
     class Settings(StudentSettings):

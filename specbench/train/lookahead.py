@@ -1,4 +1,4 @@
-"""Trains look-ahead embeddings (PaSS): the model itself stays as it is."""
+"""Trains look-ahead embeddings (PaSS); the model itself does not change."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,8 +13,8 @@ from specbench.train.student import Student, StudentSettings, quoted
 
 
 class LookAheadStudent(Student):
-    """Look-ahead tokens stand behind every `stride`-th token of a row, in one pass: a mask keeps each
-    group to the text before it. `model` is whose embeddings they are; None is the target itself."""
+    """Puts look-ahead tokens after every `stride`-th token of a row, all in one pass: a mask lets each group see only
+    the text before it. `model` is the model that they are for; None is the target."""
 
     @dataclass
     class Settings(StudentSettings):
@@ -42,7 +42,7 @@ class LookAheadStudent(Student):
 
     @classmethod
     def use(cls, settings: Any, folder: Path) -> list[str]:
-        """With a model of their own, they are not the target's."""
+        """Names the drafter too: `non_autoregressive` if the embeddings are for a model of their own."""
         own = ["drafter=pass_lookahead"]
         if settings.model is not None:
             own = ["drafter=non_autoregressive", f"drafter.path={settings.model}"]
@@ -67,8 +67,8 @@ class LookAheadStudent(Student):
 
     @staticmethod
     def _mask(cuts: Tensor, width: int, count: int) -> Tensor:
-        """[N, N]: text sees the text before it; a look-ahead token sees the text up to its cut and the
-        tokens of its own group before it."""
+        """[N, N] bool, for `width` text tokens and `count` look-ahead tokens after each of cuts [n]: text sees the text
+        before it; a look-ahead token sees the text up to its cut and the tokens of its group before it."""
         text = torch.arange(width, device=cuts.device)
         owner = cuts.repeat_interleave(count)
         number = torch.arange(count, device=cuts.device).repeat(len(cuts))

@@ -1,7 +1,7 @@
-"""How far a drafter's law q is from the target's p: what training makes small.
+"""Training losses: how far a drafter's distribution q is from the target's p.
 
-`tv` is the total variation, 1 - beta: minimising it maximises alpha itself (section 6 of the paper).
-`kl` is KL(p | q), the usual distillation.
+`tv` is the total variation, which is D_LK of Definition 3.2 and 1 - beta (Theorem 3.5): minimising it maximises alpha
+itself (section 6). `kl` is KL(p|q), the usual distillation.
 """
 
 import torch
@@ -11,7 +11,7 @@ LOSSES = ("kl", "tv")
 
 
 def divergence(kind: str, p: Tensor, q: Tensor) -> Tensor:
-    """Mean over all positions, from logits [..., V] of target and drafter."""
+    """The loss `kind`, a scalar: the mean over all positions, from logits p [..., V] and q [..., V]."""
     log_p, log_q = p.log_softmax(-1), q.log_softmax(-1)
     if kind == "tv":
         return 0.5 * (log_p.exp() - log_q.exp()).abs().sum(-1).mean()
@@ -19,10 +19,10 @@ def divergence(kind: str, p: Tensor, q: Tensor) -> Tensor:
 
 
 def overlap(p: Tensor, q: Tensor) -> Tensor:
-    """beta = sum_x min(p, q) of every position [...], from logits [..., V]."""
+    """beta [...] = sum_x min(p, q) of every position (Theorem 3.5), from logits p [..., V] and q [..., V]."""
     return torch.minimum(p.softmax(-1), q.softmax(-1)).sum(-1)
 
 
 def ranks(p: Tensor, q: Tensor, most: int) -> Tensor:
-    """[..., most]: whether the i-th best token of q is the target's argmax."""
+    """[..., most] bool: whether the i-th best token of q is the argmax of p, from logits p [..., V] and q [..., V]."""
     return q.topk(most, dim=-1).indices == p.argmax(-1, keepdim=True)

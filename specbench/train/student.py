@@ -1,4 +1,7 @@
-"""Base class of what can be trained: drafters, heads, exits and look-ahead embeddings."""
+"""Base class of what can be trained: drafters, heads, exits and look-ahead embeddings.
+
+B rows, T tokens, K guesses, V vocabulary, H hidden.
+"""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -18,26 +21,26 @@ BEST = 10  # tokens of each head whose accuracy is measured
 
 @dataclass
 class StudentSettings(BaseSettings):
-    """What every method of training has."""
+    """Settings of every method of training."""
 
     learning_rate: float = setting(gt=0)
 
     @property
     def ahead(self) -> int:
-        """Guesses ahead of the next token."""
+        """The number of guesses after the next token."""
         return 0
 
     @property
     def own_model(self) -> str | None:
-        """The checkpoint of a model of the student's own, if it has one."""
+        """The checkpoint of the student's own model; None if it has none."""
         return None
 
 
 class Student(Component, nn.Module, ABC):
-    """What is trained, beside the frozen target. Subclasses return the laws p and q; loss and evaluation are
-    the same for all of them."""
+    """The trained module beside the frozen target. Subclasses compute logits of p and q; loss and evaluation are the
+    same for all."""
 
-    whole: ClassVar[bool] = False  # whether what is saved is a model of its own
+    whole: ClassVar[bool] = False  # whether a complete model is saved
 
     def __init__(self, target: Any, loss: str):
         super().__init__()
@@ -46,7 +49,7 @@ class Student(Component, nn.Module, ABC):
     @classmethod
     @abstractmethod
     def from_settings(cls, settings: Any, target: Any, loss: str, model: Any) -> "Student":
-        """For a target; `model` is the checkpoint `settings.own_model`, loaded."""
+        """Builds the student for a target; `model` is the loaded checkpoint `settings.own_model`, or None."""
 
     @classmethod
     @abstractmethod
@@ -55,32 +58,33 @@ class Student(Component, nn.Module, ABC):
 
     @abstractmethod
     def laws(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """Rows of text [B, T] to logits p and q [n, K, V] of K guesses at n positions of it."""
+        """Rows of text [B, T] to logits p [n, K, V] and q [n, K, V] of K guesses at n positions."""
 
     @abstractmethod
     def save(self, folder: Path, accuracy: list[list[float]]) -> None:
-        """Writes what was trained, as a Hugging Face checkpoint."""
+        """Writes what was trained, as a Hugging Face checkpoint. accuracy[k][i] is how often the i-th best token of
+        guess k was the target's argmax."""
 
     def forward(self, input_ids: Tensor) -> dict[str, Tensor]:
-        """What transformers.Trainer wants."""
+        """The loss, a scalar, of rows [B, T], in the form that transformers.Trainer expects."""
         return {"loss": divergence(self.loss, *self.laws(input_ids))}
 
     @torch.no_grad()
     def evaluate(self, tokens: Tensor) -> Tensor:
-        """Per guess: sum of betas, then hits of the best, second best, ... token; [K, 1 + BEST], and
-        the last column is the number of positions."""
+        """Sums over the positions of rows [B, T], for each of K guesses: beta (Theorem 3.5), then whether the best,
+        second best, ... token was the target's argmax, then 1: [K, 2 + BEST]."""
         p, q = self.laws(tokens)
         hits = ranks(p, q, BEST).sum(0)
         return torch.cat([overlap(p, q).sum(0)[:, None], hits, torch.full_like(hits[:, :1], len(p))], 1).double().cpu()
 
 
 def head_input(module: Any, **inputs: Tensor) -> Tensor:
-    """The hidden states [B, T, H] that the output matrix of a causal model is applied to."""
+    """The last hidden states [B, T, H] of a causal model: the inputs of its output matrix."""
     with head_inputs(module) as found:
         module(**inputs)
     return found[0]
 
 
 def quoted(key: str, folder: Path) -> str:
-    """An override whose value may hold any character that Hydra's grammar has a meaning for."""
+    """An override `key="folder"`, quoted so that the folder may hold any character of Hydra's grammar."""
     return f'{key}="{folder}"'

@@ -1,4 +1,4 @@
-"""Text in, a trained student and its measured acceptance out: the loop is transformers' own Trainer."""
+"""Trains a student on text and measures its acceptance; the loop is transformers' own Trainer."""
 
 import dataclasses
 import json
@@ -42,7 +42,7 @@ class Training(BaseSettings):
 
 
 def train(config: DictConfig, out_dir: Path) -> dict[str, Any]:
-    """Trains, measures on held-out text, and writes the checkpoint and metrics.json to `out_dir`.
+    """Trains, measures on held-out text, and writes the checkpoint and metrics.json to `out_dir`; returns the metrics.
     Raises ConfigError."""
     scalars = validate(Training, OmegaConf.masked_copy(config, [f.name for f in dataclasses.fields(Training)]))
     target_settings = validate(PretrainedModel.Settings, config.target, "target.")
@@ -82,7 +82,7 @@ def train(config: DictConfig, out_dir: Path) -> dict[str, Any]:
 
 
 def _own_model(settings: StudentSettings, scalars: Training, device: torch.device) -> Any:
-    """A student with a model of its own gets it loaded."""
+    """The student's own model, loaded; None if it has none."""
     if settings.own_model is None:
         return None
     own = PretrainedModel.Settings(path=settings.own_model, weights="pretrained", chat_template="never")
@@ -91,7 +91,7 @@ def _own_model(settings: StudentSettings, scalars: Training, device: torch.devic
 
 
 def _texts(scalars: Training) -> tuple[list[str], list[str]]:
-    """Training and held-out texts: of the shipped pair, or nine tenths and the last tenth of a file."""
+    """Training and held-out texts: those of the shipped pair, or nine tenths and the last tenth of a file."""
     if scalars.text is None:
         return list(read_modules(held_out=False).values()), list(read_modules(held_out=True).values())
     if not Path(scalars.text).is_file():
@@ -102,8 +102,8 @@ def _texts(scalars: Training) -> tuple[list[str], list[str]]:
 
 
 def blocks(texts: list[str], tokenizer: Any, row: int, tokens: int, seed: int | None = None) -> Tensor:
-    """All texts behind one another as rows of `row` tokens, [n, row]; at most `tokens` of them in all,
-    from all over the text where a seed says which."""
+    """All texts one after another, cut into rows [n, row]; at most `tokens` tokens in all, from random places if there
+    is a seed. Raises ConfigError if the text is shorter than one row."""
     ids = tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]
     end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
     stream = torch.tensor([token for text in ids for token in (*text, *end)])
@@ -116,7 +116,8 @@ def blocks(texts: list[str], tokenizer: Any, row: int, tokens: int, seed: int | 
 
 
 def _fit(student: Student, rows: Tensor, scalars: Training, learning_rate: float, out_dir: Path) -> dict[str, Any]:
-    """Runs the Trainer, and says what was done. Interrupted, it keeps what has been learned."""
+    """Runs the Trainer on rows [n, row], and returns what was done. An interrupted training keeps what it has
+    learned."""
     try:
         arguments = transformers.TrainingArguments(
             output_dir=str(out_dir),

@@ -39,7 +39,7 @@ class TypicalVerifier(SimpleVerifier):
             return law.argmax(-1) if self.greedy else draw(law, noise.bits.gather(1, n[:, None])[:, 0])
 
         above = (draft.parents + 1).clamp(min=0).expand(len(p), -1)
-        law = p.gather(1, above[..., None].expand(-1, -1, p.shape[-1]))  # [B, N, V], before each guess
+        law = p.gather(1, above[..., None].expand(-1, -1, p.shape[-1]))  # [B, N, V], p at each guess's parent
         passes = law.gather(-1, draft.tokens[..., None])[..., 0] >= self._threshold(law)
         return longest_path(p, draft, passes, choose)
 

@@ -1,1 +1,1 @@
-"""When requests come."""
+"""Workloads: when requests arrive."""

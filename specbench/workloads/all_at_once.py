@@ -1,10 +1,10 @@
-"""Every request is there from the start."""
+"""The workload in which every request is there from the start."""
 
 from specbench.workloads.workload import Workload
 
 
 class AllAtOnce(Workload):
-    """Requests are decoded as fast as rows are free."""
+    """Requests are decoded as fast as rows become free."""
 
     def arrivals(self, requests: int) -> list[float] | None:
         return None

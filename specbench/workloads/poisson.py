@@ -1,4 +1,4 @@
-"""Requests that arrive over time, as at a server."""
+"""The workload in which requests arrive over time, as at a server."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -10,9 +10,8 @@ from specbench.workloads.workload import Workload
 
 
 class Poisson(Workload):
-    """A Poisson process of `rate` requests per second, the same one for every decoder of a run and
-    for every run with this seed. From the request `spike_from` on (counted from 0), `spike` times
-    the rate, for `spike_length` requests."""
+    """A Poisson process of `rate` requests per second, the same for every decoder of a run and for every run with this
+    seed. For `spike_length` requests from number `spike_from` on (counted from 0) the rate is `spike` times as high."""
 
     over_time = True
 

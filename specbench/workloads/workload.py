@@ -1,4 +1,4 @@
-"""What a workload is: when requests come."""
+"""Base class of workloads: when requests arrive."""
 
 from abc import ABC, abstractmethod
 from typing import Any
@@ -7,15 +7,15 @@ from specbench.component import Component
 
 
 class Workload(Component, ABC):
-    """`over_time` says whether requests arrive while others are decoded."""
+    """The arrival times of requests. `over_time` says whether requests arrive while others are decoded."""
 
     over_time: bool = False
 
     @classmethod
     def from_settings(cls, settings: Any, seed: int) -> "Workload":
-        """By default it has no settings."""
+        """Builds the workload; by default it has no settings."""
         return cls()
 
     @abstractmethod
     def arrivals(self, requests: int) -> list[float] | None:
-        """Seconds from the start at which each request comes, in order; None if all are there at once."""
+        """The second, from the start, at which each request arrives, in order; None if all are there at once."""
