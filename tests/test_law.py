@@ -1,4 +1,4 @@
-"""The output law of the whole decoder, through cache and rollback, on a target whose law is known.
+"""The output distribution of the whole decoder, through cache and rollback, on a target whose distribution is known.
 
 V = 16, 100,000 trials, chi-square per output position within df + 8 sqrt(2 df), and negative controls that
 must fail the same test. Drafters that work row by row in Python have half as many trials; pairs of a drafter

@@ -1,4 +1,4 @@
-"""Builds what a checked configuration says: prompts, models, and the parts of a run."""
+"""Builds the parts of a run from a checked configuration: prompts, models and components."""
 
 import dataclasses
 import logging
@@ -71,14 +71,15 @@ def build(checked: Checked, announce: Callable[[str], None] = log.info) -> Parts
 
 
 def _make(checked: Checked, group: str, *arguments: Any) -> Any:
-    """The component that was chosen in a group; its base class says what else `from_settings` takes."""
+    """The component that was chosen in a group. The group's base class documents the other arguments of
+    `from_settings`."""
     choice = checked.choices[group]
     return choice.kind.from_settings(choice.settings, *arguments)
 
 
 def memory_budget(checked: Checked, prompts: Sequence[Prompt], context: Context, largest: int) -> Budget:
-    """What the run will need at most, where a policy drafts at most `largest` tokens. Raises ConfigError if
-    there is not that much."""
+    """The most memory that the run will need if its policy drafts at most `largest` tokens. Raises ConfigError if
+    the device has less."""
     root, chosen = checked.root, checked.choices
     footprints = [
         Footprint.of(load_config(model, role), context.dtype)
@@ -108,7 +109,7 @@ def memory_budget(checked: Checked, prompts: Sequence[Prompt], context: Context,
 
 
 def notes(target: Model, drafter: Drafter, verifier: Verifier) -> list[str]:
-    """What a reader of the numbers must know."""
+    """Sentences that a reader of the numbers must know, such as that a model has random weights."""
     models = (("target", target), *(("drafter", model) for model in drafter.models))
     found = [
         f"{role} has random weights: its times are real, its text and alpha are not"
@@ -119,7 +120,7 @@ def notes(target: Model, drafter: Drafter, verifier: Verifier) -> list[str]:
 
 
 def refuse_unfit(target: Model, drafter: Drafter, largest: int) -> None:
-    """What is known only after loading. Raises ConfigError."""
+    """Checks that need the loaded models. Raises ConfigError."""
     for model in drafter.models:
         refuse_different_tokenizers(target, model)
     if drafter.longest is not None and largest > drafter.longest:

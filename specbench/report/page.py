@@ -48,7 +48,7 @@ NUMBERS = {  # of one run: name, path in results.json
 
 
 class Report:
-    """A report in the making: sections, and the folder that their figures are written to."""
+    """A report being written: its sections, and the folder of its figures."""
 
     def __init__(self, folder: Path, runs: Sequence[StoredRun]):
         self.folder, self.runs = folder, runs

@@ -1,4 +1,4 @@
-"""What one run found, as a table for the terminal."""
+"""The results of one run as a table for the terminal."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -81,7 +81,7 @@ def _gammas(result: dict[str, Any]) -> Rows:
 
 
 def _others(result: dict[str, Any]) -> Rows:
-    """What only some runs have: drift, waiting times, metrics."""
+    """Rows that only some runs have: drift, waiting times, metrics."""
     drift = result["drift"]
     if not result["lossless"]["expected"] and drift["tv"] is not None:
         yield "drift (total variation)", f"{drift['tv']:.3f}", f"a tested position; KL {drift['kl']:.3f} nats"

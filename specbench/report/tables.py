@@ -1,4 +1,4 @@
-"""Tables of the jobs of a multirun, and how a verdict and a number are told."""
+"""Tables of the jobs of a multirun, and the wording of verdicts and numbers."""
 
 import csv
 from collections.abc import Sequence
@@ -62,8 +62,8 @@ def account(result: dict[str, Any]) -> str:
 
 
 def multirun_rows(jobs: Sequence[tuple[list[str], dict[str, Any] | None]]) -> list[dict[str, Any]]:
-    """One row per job: the overrides in which jobs differ, then the columns; a job without result
-    has none of those."""
+    """One row per job: the overrides in which jobs differ, then the columns. A job without a result has only its
+    overrides."""
     common = set.intersection(*(set(overrides) for overrides, _ in jobs)) if len(jobs) > 1 else set()
     rows = []
     for overrides, result in jobs:
@@ -128,7 +128,7 @@ def to_csv(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def show(*renderables: Any) -> None:
-    """Prints to the terminal, or as wide as `WIDTH` where the output is none."""
+    """Prints to the terminal, or `WIDTH` characters wide if the output is not a terminal."""
     console = Console()
     if not console.is_terminal:
         console = Console(width=WIDTH)

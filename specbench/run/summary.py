@@ -97,7 +97,7 @@ def summarise(session: Session, record: Record, status: str, provenance: dict[st
 
 
 class _Known(NamedTuple):
-    """What Theorem 3.8 needs, where something was drafted."""
+    """The quantities of Theorem 3.8, which exist if something was drafted."""
 
     alpha: float
     c: float
@@ -189,7 +189,7 @@ def _bytes_per_second(model: Model, columns: float, seconds: float | None) -> fl
 
 
 def gate(parts: Parts, record: Record) -> Lossless:
-    """Whether the output law is the target's own."""
+    """The test of whether the output distribution is the target's own."""
     if parts.target.sampling.greedy:
         return equality_gate(record.results, parts.target, parts.verifier.lossless)
     rounds = [r for group in record.groups for r in group.speculative.rounds]
@@ -206,7 +206,7 @@ def latencies(results: Sequence[Result]) -> dict[str, Latency]:
 
 
 def of_metrics(parts: Parts, results: Sequence[Result]) -> dict[str, dict[str, float | None]]:
-    """What each metric of the run makes of its rounds."""
+    """The numbers of each of the run's metrics, by its name."""
     return {
         name: dict(metric.of_run([[r.numbers[name] for r in result.speculative.rounds] for result in results]))
         for name, metric in parts.metrics.items()
