@@ -1,158 +1,285 @@
-"""Table and plot of an engine experiment, from the results that its multirun left.
+"""What the makers share: numbers of finished runs, results.csv, table.md, and a README's header.
 
-    python -m specbench experiment=NAME
-    python experiments/engine.py NAME outputs/NAME
-
-NAME is vs_transformers, executors, cache_backends or batch_scaling.
-Writes experiments/NAME/table.md, results.csv and plot.png.
+A folder's `make.py` collects rows of numbers under plain names, and says how to show them. They are written to
+results.csv; table.md and figure.png are made from that file alone, so `make.py --stored` makes both again.
 """
 
 import argparse
 import csv
-import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import matplotlib
-
-matplotlib.use("Agg")
 from matplotlib import pyplot as plt
+from matplotlib.figure import Figure
 
+from specbench.report.style import INK, style
 from specbench.report.tables import at
+from specbench.settings import ConfigError
+from specbench.storage.read import StoredRun, load_runs
 
-KEYS = {  # what each experiment sweeps: heading, path in results.json
-    "vs_transformers": {"executor": "config/executor/_target_", "temperature": "config/temperature"},
-    "executors": {"executor": "config/executor/_target_", "temperature": "config/temperature"},
-    "cache_backends": {"cache": "config/cache/_target_", "batch": "config/batch_size"},
-    "batch_scaling": {"gamma": "config/gamma", "batch": "config/batch_size"},
-}
+Row = dict[str, Any]
+Columns = Mapping[str, str | Callable[[dict[str, Any]], Any]]  # a path in results.json, or what finds the value
+Cell = Callable[[Row], str]
+Table = Mapping[str, Cell]  # by heading
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Rows, and where they were measured, as a README's header says it."""
+
+    rows: list[Row]
+    machine: str
+    commit: str
+
+
+# What the folders' makers pass to `make`.
+Collect = Callable[[list[str]], Measured]
+Draw = Callable[[list[Row]], Figure]
+
+
+def make(script: str, about: str | None, collect: Collect, table: Table, draw: Draw) -> None:
+    """A maker's command: writes results.csv, table.md and figure.png beside the script, and the README's header."""
+    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("inputs", nargs="*", help="a multirun's folder, or settings of a comparison that runs here")
+    parser.add_argument("--stored", action="store_true", help="make table.md and figure.png again from results.csv")
+    args = parser.parse_args()
+    folder = Path(script).resolve().parent
+    stored = folder / "results.csv"
+    if not args.stored:
+        try:
+            found = collect(args.inputs)
+        except ConfigError as error:
+            parser.error(str(error))
+        write_rows(stored, found.rows)
+        write_header(folder / "README.md", found)
+    elif not stored.is_file():
+        parser.error(f"{stored} is not there: run the command of the README")
+    rows = read_rows(stored)
+    shown = to_markdown(rows, table)
+    (folder / "table.md").write_text(shown, encoding="utf-8")
+    with plt.rc_context(style(INK)):
+        figure = draw(rows)
+        figure.suptitle(title(folder / "README.md"), x=0.01, ha="left", fontsize=9)
+        figure.savefig(folder / "figure.png", dpi=130)
+    print(shown)
+
+
+# Numbers of finished runs
+
+
+def multirun(columns: Columns, order: Callable[[Row], Any]) -> Collect:
+    """Collects a row of these columns from each job in a multirun's folder."""
+
+    def collect(inputs: list[str]) -> Measured:
+        results = [run.result for run in runs_in(inputs)]
+        rows = [
+            {
+                name: at(result, source) if isinstance(source, str) else source(result)
+                for name, source in columns.items()
+            }
+            for result in results
+        ]
+        return measured(sorted(rows, key=order), results)
+
+    return collect
+
+
+def runs_in(inputs: list[str]) -> list[StoredRun]:
+    """The jobs in the one folder that a maker was given. Raises ConfigError."""
+    if len(inputs) != 1:
+        raise ConfigError("give one folder, the one that the multirun has written: outputs/NAME")
+    return load_runs(Path(inputs[0]))
+
+
+def measured(rows: list[Row], results: Sequence[dict[str, Any]]) -> Measured:
+    """Rows, with the machines and commits of the runs that they come from."""
+    machines = dict.fromkeys(machine(result["provenance"], result["config"]["dtype"]) for result in results)
+    commits = dict.fromkeys(commit(result["provenance"]) for result in results)
+    return Measured(rows, "; ".join(machines), ", ".join(commits))
+
+
+def option(group: str) -> Callable[[dict[str, Any]], str]:
+    """The option that a run chose in a group; of results that do not name it, the module of its class."""
+
+    def find(result: dict[str, Any]) -> str:
+        named = result.get("choices", {}).get(group)
+        return named or result["config"][group]["_target_"].split(".")[-2]
+
+    return find
+
+
+def lossless(result: dict[str, Any]) -> str:
+    """The verdict of a run's gate, in a word."""
+    gate = result["lossless"]
+    if not gate["expected"]:
+        return "by choice not"
+    return {True: "yes", False: "FAILED"}.get(gate["passed"], "untested")
+
+
+def ratio(above: str, below: str) -> Callable[[dict[str, Any]], float | None]:
+    """One number of a run over another, where it has both."""
+
+    def find(result: dict[str, Any]) -> float | None:
+        a, b = at(result, above), at(result, below)
+        return a / b if a is not None and b else None
+
+    return find
+
+
 WAYS = {"speculative": "specbench, speculative", "baseline": "specbench, plain", "generate": "generate()",
         "assisted": "assisted generation", "prompt_lookup": "prompt lookup"}  # fmt: skip
-COLOURS = {"speculative": "#1b6ca8", "baseline": "#8bbbd9", "generate": "#b5651d", "assisted": "#d99b5f",
-           "prompt_lookup": "#e8c9a5"}  # fmt: skip
+PEERS = [*WAYS][2:]
+NUMBERS: Columns = {  # of a run, whatever it was made for
+    "alpha": "alpha/mean",
+    "alpha_stderr": "alpha/stderr",
+    "accepted_of_tested": "alpha_counted/mean",
+    "tau": "block_efficiency/mean",
+    "tau_stderr": "block_efficiency/stderr",
+    "read_a_round": ratio("counts/verified", "counts/rounds"),
+    "c": "cost/c",
+    "v": "cost/v",
+    "o": "cost/o",
+    "target_step_ms": lambda result: (step := at(result, "cost/target_step_seconds")) and step * 1e3,
+    "speedup": "speedup/measured",
+    "low": "speedup/ci95/0",
+    "high": "speedup/ci95/1",
+    "theorem_3_8": "speedup/theorem_3_8",
+    "corrected": "speedup/corrected",
+    "measured_of_corrected": ratio("speedup/measured", "speedup/corrected"),
+    **{f"{way}_tokens_per_second": f"throughput/{way}_tokens_per_second" for way in WAYS},
+    **{f"over_{peer}{suffix}": f"speedup_over/{peer}/{path}" for peer in PEERS
+       for suffix, path in (("", "measured"), ("_low", "ci95/0"), ("_high", "ci95/1"))},
+    "share_of_read_peak": "bandwidth/target_share_of_peak",
+    "recording": "recording",
+    "lossless": lossless,
+}  # fmt: skip
 
 
-def label(value: Any) -> Any:
-    """The module's name of a class: specbench.cache.paged.PagedCache is paged."""
-    return value.split(".")[-2] if isinstance(value, str) and value.startswith("specbench.") else value
+# Files
 
 
-def load(name: str, folder: Path) -> list[dict[str, Any]]:
-    """One record per finished job: its keys, and the whole result."""
-    results = [json.loads(path.read_text()) for path in sorted(folder.glob("*/results.json"))]
-    rows = [{"keys": {k: label(at(r, path)) for k, path in KEYS[name].items()}, "result": r} for r in results]
-    order = {"eager": 0, "prepacked": 1, "compiled": 2, "cudagraph": 3}
-    return sorted(rows, key=lambda row: [order.get(v, v) if isinstance(v, str) else v for v in row["keys"].values()])
-
-
-def cells(row: dict[str, Any]) -> dict[str, Any]:
-    """A row of the table, with what is there."""
-    r = row["result"]
-    low, high = r["speedup"]["ci95"]
-    found = dict(row["keys"])
-    found |= {"alpha": f"{r['alpha']['mean']:.3f}", "tau": f"{r['block_efficiency']['mean']:.2f}"}
-    found |= {name: f"{r['cost'][name]:.3f}" for name in ("c", "v", "o")}
-    found["step, ms"] = f"{r['cost']['target_step_seconds'] * 1e3:.2f}"
-    found["speedup"] = f"{r['speedup']['measured']:.2f}x ({low:.2f}-{high:.2f})"
-    found["measured / corrected"] = f"{r['speedup']['measured'] / r['speedup']['corrected']:.3f}"
-    for way in WAYS:
-        if rate := r["throughput"].get(f"{way}_tokens_per_second"):
-            found[f"{WAYS[way]}, tokens/s"] = f"{rate:.0f}"
-    for peer, over in r["speedup_over"].items():
-        found[f"over {WAYS[peer]}"] = "{:.2f}x ({:.2f}-{:.2f})".format(over["measured"], *over["ci95"])
-    found["share of read peak"] = f"{r['bandwidth']['target_share_of_peak']:.2f}"
-    found["recording"] = f"{r['recording']:.1%}"
-    found["lossless"] = "yes" if r["lossless"]["passed"] else "FAILED"
-    return found
-
-
-def to_markdown(rows: list[dict[str, Any]]) -> str:
-    headings = list(dict.fromkeys(key for row in rows for key in row))
-    lines = ["| " + " | ".join(headings) + " |", "|" + "---|" * len(headings)]
-    lines += ["| " + " | ".join(str(row.get(h, "-")) for h in headings) + " |" for row in rows]
-    return "\n".join(lines) + "\n"
-
-
-def bars(rows: list[dict[str, Any]], title: str) -> plt.Figure:
-    """Tokens a second by job and way of decoding, each with its multiple of the job's generate()."""
-    figure, axes = plt.subplots(figsize=(9, 0.4 + 0.95 * len(rows)), layout="constrained")
-    ways = [way for way in WAYS if f"{way}_tokens_per_second" in rows[0]["result"]["throughput"]]
-    height = 0.82 / len(ways)
-    for place, way in enumerate(ways):
-        rates = [row["result"]["throughput"][f"{way}_tokens_per_second"] for row in rows]
-        yardstick = [row["result"]["throughput"].get("generate_tokens_per_second") for row in rows]
-        y = [i + (place - (len(ways) - 1) / 2) * height for i in range(len(rows))]
-        drawn = axes.barh(y, rates, height * 0.92, color=COLOURS[way], label=WAYS[way])
-        axes.bar_label(
-            drawn, [f"{a:.0f}  ({a / b:.2f}x)" for a, b in zip(rates, yardstick, strict=True)], padding=3, fontsize=8
-        )
-    names = ["\n".join(f"{key} {value}" for key, value in row["keys"].items()) for row in rows]
-    axes.set_yticks(range(len(rows)), names)
-    axes.invert_yaxis()
-    axes.set_xlabel("tokens per second of decoding (and the multiple of generate() in the same run)")
-    axes.margins(x=0.14)
-    axes.set_title(title, loc="left")
-    axes.spines[["top", "right"]].set_visible(False)
-    figure.legend(loc="outside lower center", ncols=len(ways), frameon=False, fontsize=8)
-    return figure
-
-
-def scaling(rows: list[dict[str, Any]], title: str) -> plt.Figure:
-    """Total tokens a second by rows."""
-    figure, axes = plt.subplots(figsize=(7, 4.5), layout="constrained")
-    for gamma in sorted({row["keys"]["gamma"] for row in rows}):
-        here = [row for row in rows if row["keys"]["gamma"] == gamma]
-        sizes = [row["keys"]["batch"] for row in here]
-        rates = [row["result"]["throughput"]["speculative_tokens_per_second"] for row in here]
-        axes.plot(sizes, rates, marker="o", label=f"speculative, gamma {gamma}")
-    plain = [row["result"]["throughput"]["baseline_tokens_per_second"] for row in here]
-    axes.plot(sizes, plain, marker="s", color="grey", label="plain decoding")
-    axes.set_xscale("log", base=2)
-    axes.set_xticks(sizes, [str(s) for s in sizes])
-    axes.set_ylim(0)
-    axes.set_xlabel("rows decoded together")
-    axes.set_ylabel("tokens per second, all rows")
-    axes.set_title(title, loc="left")
-    axes.grid(alpha=0.3)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False)
-    return figure
-
-
-def different_texts(folder: Path) -> int:
-    """How many prompts have an output, speculative or plain, that is not the same in every job."""
-    outputs: dict[str, set[str]] = {}
-    for path in folder.glob("*/prompts.jsonl"):
-        for record in map(json.loads, path.read_text(encoding="utf-8").splitlines()):
-            outputs.setdefault(record["id"], set()).update((record["output"], record["baseline_output"]))
-    return sum(len(found) > 1 for found in outputs.values())
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("name", choices=KEYS)
-    parser.add_argument("outputs", type=Path)
-    args = parser.parse_args()
-    rows = load(args.name, args.outputs)
-    if not rows:
-        parser.error(f"{args.outputs} holds no results.json: run python -m specbench experiment={args.name} first")
-    folder = Path(__file__).parent / args.name
-    folder.mkdir(exist_ok=True)
-    table = [cells(row) for row in rows]
-    (folder / "table.md").write_text(to_markdown(table), encoding="utf-8")
-    with (folder / "results.csv").open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, list(dict.fromkeys(key for row in table for key in row)), lineterminator="\n")
+def write_rows(path: Path, rows: Sequence[Row]) -> None:
+    """results.csv: every column that some row has a value in."""
+    names = dict.fromkeys(name for row in rows for name, value in row.items() if value is not None)
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, [*names], extrasaction="ignore", lineterminator="\n")
         writer.writeheader()
-        writer.writerows(table)
-    first = rows[0]["result"]
-    where = first["provenance"]
-    title = f"{where['device']}, {where['threads']} threads, commit {(where['git_sha'] or 'unknown')[:7]}"
-    figure = scaling(rows, title) if args.name == "batch_scaling" else bars(rows, title)
-    figure.savefig(folder / "plot.png", dpi=130)
-    print(to_markdown(table))
-    if args.name == "batch_scaling":
-        print(f"different texts among {len(rows)} jobs, over all prompts: {different_texts(args.outputs)}")
+        writer.writerows(rows)
 
 
-if __name__ == "__main__":
-    main()
+def read_rows(path: Path) -> list[Row]:
+    """results.csv: numbers as numbers, and nothing where there is none."""
+    with path.open(newline="", encoding="utf-8") as file:
+        return [{name: _value(cell) for name, cell in row.items() if cell} for row in csv.DictReader(file)]
+
+
+def _value(cell: str) -> float | str:
+    try:
+        return float(cell)
+    except ValueError:
+        return cell
+
+
+def to_markdown(rows: Sequence[Row], table: Table) -> str:
+    """The table, without headings that no row has a cell for."""
+    cells = [{heading: cell(row) for heading, cell in table.items()} for row in rows]
+    headings = [heading for heading in table if any(row[heading] != "-" for row in cells)]
+    lines = ["| " + " | ".join(headings) + " |", "|" + "---|" * len(headings)]
+    return "\n".join([*lines, *("| " + " | ".join(row[h] for h in headings) + " |" for row in cells)]) + "\n"
+
+
+def text(name: str) -> Cell:
+    """A word, or a number as short as it is."""
+    return lambda row: f"{row[name]:g}" if isinstance(row.get(name), float) else row.get(name, "-")
+
+
+def number(name: str, form: str = ".2f", unit: str = "") -> Cell:
+    """A number in this form."""
+    return lambda row: f"{row[name]:{form}}{unit}" if name in row else "-"
+
+
+def plus_minus(name: str, digits: int) -> Cell:
+    """A number and its standard error, where it has one."""
+
+    def cell(row: Row) -> str:
+        found = [row[key] for key in (name, f"{name}_stderr") if key in row]
+        return " ± ".join(f"{value:.{digits}f}" for value in found) or "-"
+
+    return cell
+
+
+def interval(name: str, low: str, high: str) -> Cell:
+    """A multiple and its 95 % interval."""
+    return lambda row: f"{row[name]:.2f}x ({row[low]:.2f}-{row[high]:.2f})" if name in row else "-"
+
+
+SPEEDUP = interval("speedup", "low", "high")
+ENGINE: Table = {  # of runs that ask how fast the engine is; the keys of a folder come before it
+    "alpha": number("alpha", ".3f"),
+    "tau": number("tau"),
+    "c": number("c", ".3f"),
+    "v": number("v", ".3f"),
+    "o": number("o", ".3f"),
+    "step, ms": number("target_step_ms"),
+    "speedup": SPEEDUP,
+    "measured / corrected": number("measured_of_corrected", ".3f"),
+    **{f"{name}, tokens/s": number(f"{way}_tokens_per_second", ".0f") for way, name in WAYS.items()},
+    **{f"over {WAYS[peer]}": interval(f"over_{peer}", f"over_{peer}_low", f"over_{peer}_high") for peer in PEERS},
+    "share of read peak": number("share_of_read_peak"),
+    "recording": number("recording", ".1%"),
+    "lossless": text("lossless"),
+}
+GAIN: Table = {  # of runs that ask where a gain goes, likewise
+    "T": text("temperature"),
+    "alpha": plus_minus("alpha", 3),
+    "accepted / tested": number("accepted_of_tested", ".3f"),
+    "tau": plus_minus("tau", 2),
+    "target tokens a round": number("read_a_round", ".1f"),
+    "c": number("c", ".3f"),
+    "v": number("v"),
+    "o": number("o"),
+    "speedup": SPEEDUP,
+    "Theorem 3.8": number("theorem_3_8", unit="x"),
+    "corrected": number("corrected", unit="x"),
+    "lossless": text("lossless"),
+}
+
+
+# Machine and commit: the README's header is the one place that says them
+
+
+def machine(provenance: dict[str, Any], dtype: str) -> str:
+    """A header's `Machine:`."""
+    versions = ", ".join(f"{name} {provenance['versions'][name]}" for name in ("torch", "transformers"))
+    where = f"{provenance['device']}, {provenance['threads']} threads, Python {provenance['versions']['python']}"
+    return f"{where}, {versions}, {'dtype auto' if dtype == 'auto' else dtype}"
+
+
+def commit(provenance: dict[str, Any]) -> str:
+    """A header's `Commit:`."""
+    return (provenance["git_sha"] or "unknown")[:7] + (" with changes" if provenance["dirty"] else "")
+
+
+def write_header(readme: Path, found: Measured) -> None:
+    """Puts machine and commit of new numbers into a folder's README and the commit into the list of folders.
+    Sentences stay as they are: whoever measured reads them again."""
+    folder, index = readme.parent.name, readme.parents[1] / "README.md"
+    _replace(readme, r"^(Machine: ).*$", found.machine)
+    _replace(readme, r"^(Commit: ).*$", found.commit)
+    _replace(index, rf"^(\| \[{folder}\]\(.*\| ).*\|.*\|$", f"{found.commit} | today's |")
+    print(f"{readme} has this machine and commit now; its sentences are about the numbers before\n")
+
+
+def _replace(path: Path, pattern: str, by: str) -> None:
+    """What follows the pattern's group in the first line that has this form."""
+    words = path.read_text(encoding="utf-8")
+    path.write_text(re.sub(pattern, lambda found: found[1] + by, words, count=1, flags=re.M), encoding="utf-8")
+
+
+def title(readme: Path) -> str:
+    """What a figure is headed with: machine and commit, as the README has them."""
+    header = dict(re.findall(r"^(Machine|Commit): (.*)$", readme.read_text(encoding="utf-8"), re.M))
+    return f"{header['Machine'].split(', Python')[0]}, commit {header['Commit']}"

@@ -1,142 +1,121 @@
-"""Every drafter, or every verifier, on each prompt in turn in one process.
+"""Options of a group compared on each prompt in turn, in one process.
 
-    python experiments/drafters/compare.py drafters
-    python experiments/drafters/compare.py verifiers [data.count=32 ...]
-
-The jobs of `experiment=drafters` stand minutes apart, and a shared machine drifts by more than drafters
-differ. Here each prompt is decoded in all ways, in an order that turns, before the next one is begun.
-Writes NAME_compared.md, .csv and .png beside this file: the speedup over plain decoding with a 95 %
-interval (paired bootstrap over prompts).
+The jobs of a multirun stand minutes apart, and a shared machine drifts by more than options differ. Here each
+prompt is decoded in all ways, in an order that turns, before the next one is begun.
 """
 
-import argparse
-import csv
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
-import matplotlib
-
-matplotlib.use("Agg")
 import torch
+from common import SPEEDUP, Collect, Measured, Row, Table, commit, machine, number, text
 from hydra import compose, initialize_config_dir
-from matplotlib import pyplot as plt
+from omegaconf import DictConfig
 from rich.progress import track
-from specbench.batch import Decoded
 
-from specbench.config import build, check
-from specbench.data.prompts import render
+from specbench.config.build import build
+from specbench.config.checks import check
+from specbench.data.prompts import Request
+from specbench.decoded import Decoded
 from specbench.decoding.noise import prompt_key
-from specbench.decoding.queue import Job
+from specbench.decoding.state import Job
 from specbench.measure.estimators import speedup_interval
 from specbench.paths import conf_dir
-from specbench.results import provenance
-from specbench.run import Parts, decode
+from specbench.run.parts import Parts
+from specbench.run.requests import Requests
+from specbench.run.session import Session
+from specbench.storage.provenance import provenance
 
-HERE = Path(__file__).parent
 PLAIN = "plain"
+Way = Callable[[Job], Decoded]
 
 
-def configuration(*overrides: str) -> Any:
+def configuration(*overrides: str) -> DictConfig:
+    """What the command line would make of these overrides."""
     with initialize_config_dir(str(conf_dir()), version_base="1.3"):
         return compose("config", overrides=list(overrides), return_hydra_config=True)
 
 
-def ways(name: str) -> dict[int, dict[str, list[str]]]:
-    """By temperature, the choices of the experiment of that name."""
-    swept = configuration(f"experiment={name}").hydra.sweeper.params
-    key = name.removesuffix("s")
-    choices = {choice: [f"{key}={choice}"] for choice in str(swept[key]).split(",")}
-    return {int(t): choices for t in str(swept.get("temperature", 1)).split(",")}
+def built(*overrides: str) -> Parts:
+    """The parts of a run with these overrides, without a logger. Raises ConfigError."""
+    return build(check(configuration("logger=none", *overrides)), announce=lambda told: None)
 
 
-def measure(temperature: int, choices: dict[str, list[str]], others: list[str]) -> list[dict[str, str]]:
-    """One row per choice, fastest first."""
-    asked = [f"temperature={temperature}", "logger=none", *others]
-    made = {
-        name: build(check(configuration(*overrides, *asked)), announce=lambda text: None)
-        for name, overrides in track(choices.items(), f"loading, temperature {temperature}")
-    }
-    some = next(iter(made.values()))
-    requests = [render(prompt, [], some.target.tokenizer, some.target.chat_template) for prompt in some.prompts]
-    jobs = [Job(r.tokens, len(r.tokens) + some.max_new_tokens, prompt_key(some.seed, r.id)) for r in requests]
+def jobs_of(parts: Parts) -> tuple[list[Request], list[Job]]:
+    """The first turn of every prompt that fits the context."""
+    asked = Requests(parts)
+    requests = [request for wanted in asked.groups() for request in wanted.requests]
+    return requests, [Job(r.tokens, asked.limit(r), prompt_key(parts.seed, r.id), r.encoder_tokens) for r in requests]
+
+
+def in_turn(ways: Mapping[str, Way], jobs: Sequence[Job], what: str) -> dict[str, list[Decoded]]:
+    """Every prompt decoded in all ways before the next one is begun, in an order that turns."""
+    names, found = [*ways], {name: [] for name in ways}
+    for index, job in track(list(enumerate(jobs)), what):
+        first = index % len(names)
+        for name in names[first:] + names[:first]:
+            found[name].append(ways[name](job))
+    return found
+
+
+def seconds_and_tokens(decoded: Sequence[Decoded]) -> tuple[list[float], list[int]]:
+    """Of every prompt."""
+    requests = [request for d in decoded for request in d.requests]
+    return [request.seconds for request in requests], [len(request.tokens) for request in requests]
+
+
+def place(parts: Parts) -> tuple[str, str]:
+    """Machine and commit, where the comparison runs."""
+    facts = provenance(parts.target.device)
+    return machine(facts, str(parts.target.dtype).removeprefix("torch.")), commit(facts)
+
+
+def compare(group: str) -> Collect:
+    """Compares the options that the experiment of a group sweeps, at the temperatures that it sweeps."""
+
+    def collect(overrides: list[str]) -> Measured:
+        swept = {key: str(value) for key, value in configuration(f"experiment={group}s").hydra.sweeper.params.items()}
+        options = [name.strip() for name in swept.pop(group).split(",")]
+        temperatures = swept.pop("temperature", "1").split(",")
+        others = [*(f"{key}={value}" for key, value in swept.items()), *overrides]
+        rows, where = [], ("", "")
+        for temperature in temperatures:
+            made = {
+                name: built(*others, f"temperature={temperature}", f"{group}={name}")
+                for name in track(options, f"loading, temperature {temperature}")
+            }
+            where = place(made[options[0]])
+            with torch.inference_mode():
+                rows += _rows(group, float(temperature), made)
+        return Measured(rows, *where)
+
+    return collect
+
+
+def _rows(group: str, temperature: float, made: Mapping[str, Parts]) -> list[Row]:
+    """A row for each option, fastest first."""
+    sessions = {name: Session(parts) for name, parts in made.items()}
+    first = next(iter(sessions.values()))
+    _, jobs = jobs_of(first.parts)
     columns = max(job.limit for job in jobs) + max(parts.spare for parts in made.values())
-    parts_of = made | {PLAIN: some}
-    found: dict[str, list[Decoded]] = {name: [] for name in parts_of}
-    for name, parts in parts_of.items():
-        decode_one(name, parts, jobs[0], columns)  # first calls pay for much that others do not
-    for index, job in track(list(enumerate(jobs)), f"temperature {temperature}"):
-        turned = [*found][index % len(found) :] + [*found][: index % len(found)]
-        for name in turned:
-            found[name].append(decode_one(name, parts_of[name], job, columns))
-    rows = [row(name, temperature, found) for name in choices]
-    return sorted(rows, key=lambda found: -float(found["speedup"]))
+    ways = {name: partial(_decode, session, columns, True) for name, session in sessions.items()}
+    ways[PLAIN] = partial(_decode, first, columns, False)
+    for way in ways.values():
+        way(jobs[0])  # first calls pay for much that others do not
+    found = in_turn(ways, jobs, f"temperature {temperature:g}")
+    plain, rows = seconds_and_tokens(found[PLAIN]), []
+    for name in made:
+        speedup, (low, high) = speedup_interval(*plain, *seconds_and_tokens(found[name]))
+        rounds = [r for decoded in found[name] for r in decoded.rounds]
+        tau = sum(r.tokens for r in rounds) / len(rounds)
+        rows.append({"temperature": temperature, group: name, "tau": tau, "speedup": speedup, "low": low, "high": high})
+    return sorted(rows, key=lambda row: -row["speedup"])
 
 
-def decode_one(name: str, parts: Parts, job: Job, columns: int) -> Decoded:
-    return decode(parts, [job], name != PLAIN, columns)
+def _decode(session: Session, columns: int, speculative: bool, job: Job) -> Decoded:
+    return session.decode([job], speculative, columns)
 
 
-def row(name: str, temperature: int, found: dict[str, list[Decoded]]) -> dict[str, str]:
-    times = {way: ([d.seconds_of(0) for d in found[way]], [len(d.tokens[0]) for d in found[way]])
-             for way in (PLAIN, name)}  # fmt: skip
-    measured, (low, high) = speedup_interval(*times[PLAIN], *times[name])
-    rounds = [r for d in found[name] for r in d.rounds]
-    return {
-        "T": str(temperature),
-        "choice": name,
-        "tau": f"{sum(r.tokens for r in rounds) / len(rounds):.2f}",
-        "speedup": f"{measured:.3f}",
-        "low": f"{low:.3f}",
-        "high": f"{high:.3f}",
-    }
-
-
-def plot(rows: list[dict[str, str]], title: str) -> plt.Figure:
-    temperatures = sorted({row["T"] for row in rows})
-    longest = max(sum(row["T"] == t for row in rows) for t in temperatures)
-    size = (5.2 * len(temperatures), 0.9 + 0.3 * longest)
-    figure, panels = plt.subplots(1, len(temperatures), figsize=size, layout="constrained", squeeze=False)
-    for axes, temperature in zip(panels[0], temperatures, strict=True):
-        here = [row for row in rows if row["T"] == temperature]
-        measured, low, high = ([float(row[key]) for row in here] for key in ("speedup", "low", "high"))
-        ends = [
-            [m - v for m, v in zip(measured, low, strict=True)],
-            [v - m for m, v in zip(measured, high, strict=True)],
-        ]
-        axes.errorbar(measured, range(len(here)), xerr=ends, fmt="o", color="#1b6ca8", capsize=3)
-        axes.axvline(1, color="#888888", lw=1)
-        axes.set_yticks(range(len(here)), [row["choice"] for row in here])
-        axes.invert_yaxis()
-        axes.grid(axis="x", alpha=0.3)
-        axes.set_xlabel("tokens per second over plain decoding, 95 % interval")
-        axes.set_title(f"temperature {temperature}", loc="left")
-        axes.spines[["top", "right"]].set_visible(False)
-    figure.suptitle(title, x=0.01, ha="left", fontsize=10)
-    return figure
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("name", choices=["drafters", "verifiers"])
-    parser.add_argument("overrides", nargs="*")
-    args = parser.parse_args()
-    others = args.overrides or (["data.count=96"] if args.name == "verifiers" else [])
-    with torch.inference_mode():
-        rows = [row for t, choices in ways(args.name).items() for row in measure(t, choices, others)]
-    headings = list(rows[0])
-    table = "\n".join(["| " + " | ".join(headings) + " |", "|" + "---|" * len(headings),
-                       *("| " + " | ".join(row.values()) + " |" for row in rows)]) + "\n"  # fmt: skip
-    out = HERE / f"{args.name}_compared"
-    out.with_suffix(".md").write_text(table, encoding="utf-8")
-    with out.with_suffix(".csv").open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, headings, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
-    where = provenance(torch.device("cpu"))
-    title = f"{where['device']}, {where['threads']} threads, commit {(where['git_sha'] or 'unknown')[:7]}"
-    plot(rows, title).savefig(out.with_suffix(".png"), dpi=130)
-    print(table)
-
-
-if __name__ == "__main__":
-    main()
+def table(group: str) -> Table:
+    """How the rows of `compare` are shown."""
+    return {"T": text("temperature"), group: text(group), "tau": number("tau"), "speedup": SPEEDUP}

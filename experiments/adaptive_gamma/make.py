@@ -1,41 +1,41 @@
-"""Gamma policies against every fixed gamma, prompt by prompt in one process.
+"""Gamma policies against every fixed gamma, on each prompt in turn, in one process. Overrides may follow the command.
 
-    python experiments/adaptive_gamma/compare.py [data.count=62 ...]
+    python experiments/adaptive_gamma/make.py
 
-A multirun puts minutes between policies, and a shared machine drifts by more than they differ. Here
-each prompt is decoded by all of them, in an order that turns, before the next prompt is begun. Writes
-table.md, results.csv and plot.png beside this file: measured tokens per second over the best fixed
-gamma's with a 95 % interval (paired bootstrap over prompts), and what replay of the gamma 10 rounds
-predicted for each.
+A multirun puts minutes between policies, and a shared machine drifts by more than they differ. Measured tokens
+per second are given over the best fixed gamma's, with a 95 % interval (paired bootstrap over prompts), beside
+what replay of the rounds of gamma 10 predicts for each policy.
 """
 
-import csv
 import sys
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
 
-import hydra
 import torch
-from hydra import compose, initialize_config_dir
 from matplotlib import pyplot as plt
-from rich.progress import track
-from specbench.batch import Batch
-from specbench.measure.replay import replay, trace_of
-from specbench.measure.text import read_text
+from matplotlib.figure import Figure
 
-from specbench.config import build, check
-from specbench.data.prompts import render
-from specbench.decoding.noise import prompt_key
-from specbench.decoding.queue import Job
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from common import Measured, Row, make, number, text
+from figures import distances, named
+from interleaved import PLAIN, built, configuration, in_turn, jobs_of, place, seconds_and_tokens
+
+from specbench.config.checks import choose
+from specbench.data.prompts import Request
+from specbench.decoded import Decoded, Result
+from specbench.decoding.gamma_policy import GammaPolicy
+from specbench.decoding.state import Job
 from specbench.gamma_policies.fixed import FixedGamma
 from specbench.measure.costs import CostTable
 from specbench.measure.estimators import speedup_interval
-from specbench.paths import conf_dir
-from specbench.results import provenance
-from specbench.run import Parts, decode
+from specbench.measure.simulate import Trace, replay, trace_of
+from specbench.measure.text_laws import read_text
+from specbench.report.style import MEASURED, OTHER, THEORY
+from specbench.run.session import Session
 
 LARGEST = 10
-FIXED = (1, 2, 3, 4, 5, 6, LARGEST)
+FIXED = {f"gamma {gamma}": gamma for gamma in (1, 2, 3, 4, 5, 6, LARGEST)}
 ONLINE = {
     "optimal": ["gamma_policy=optimal"],
     "adaptive": ["gamma_policy=adaptive"],
@@ -45,137 +45,141 @@ ONLINE = {
     "confidence, threshold .4": ["gamma_policy=confidence"],
 }
 BOUNDS = {"known betas": ["gamma_policy=known_betas"], "oracle": ["gamma_policy=oracle"]}
-HERE = Path(__file__).parent
+BEST, REPLAYED = " (best fixed)", " (replay only)"
+DRAWS, WARM_UP, CALIBRATION_TOKENS = 6, 1, 32
+TABLE = {
+    "temperature": text("temperature"),
+    "policy": text("policy"),
+    "tokens a round": number("tau"),
+    "drafted a round": number("drafted_a_round"),
+    "speedup": number("speedup", ".3f"),
+    "replay predicts": number("replayed", ".3f"),
+    "predicted / measured": number("replayed_of_measured", ".3f"),
+    "over the best fixed gamma": number("over_best", ".3f"),
+    "low": number("low", ".3f"),
+    "high": number("high", ".3f"),
+}
 
 
-def configuration(*overrides: str) -> Any:
-    with initialize_config_dir(str(conf_dir()), version_base="1.3"):
-        return compose("config", overrides=list(overrides))
-
-
-def policy(overrides: list[str], costs: CostTable) -> Any:
-    node = configuration(*overrides, f"gamma_policy.largest={LARGEST}").gamma_policy
-    kind = hydra.utils.get_class(node._target_)
-    made = kind(kind.Settings(**{key: value for key, value in node.items() if key != "_target_"}), None)
-    if hasattr(made, "calibrate"):
-        made.calibrate(costs)
+def policy(name: str, costs: CostTable) -> GammaPolicy:
+    """A policy as it begins, with what is known of costs."""
+    if name in FIXED:
+        return FixedGamma(FIXED[name])
+    overrides = [*(ONLINE | BOUNDS)[name], f"gamma_policy.largest={LARGEST}"]
+    choice = choose(configuration(*overrides), "gamma_policy", None)
+    made: GammaPolicy = choice.kind.from_settings(choice.settings)
+    made.calibrate(costs)
     return made
 
 
-def fixed(gamma: int) -> FixedGamma:
-    return FixedGamma(FixedGamma.Settings(gamma), None)
-
-
-def calibrate(parts: Parts, jobs: list[Job], columns: int) -> CostTable:
+def calibrate(session: Session, jobs: Sequence[Job], columns: int) -> CostTable:
     """Every gamma on some prompts, after a first pass that only warms up."""
     costs = CostTable()
-    for again in range(3):
+    for again in range(WARM_UP + 2):
         for gamma in range(LARGEST + 1):
             job = jobs[(again * (LARGEST + 1) + gamma) % len(jobs)]
-            short = Job(job.tokens, min(job.limit, len(job.tokens) + 32), job.key)
-            rounds = decode(parts, [short], True, columns, policy=fixed(gamma)).rounds
-            costs.add(rounds if again else [])
+            short = Job(job.tokens, min(job.limit, len(job.tokens) + CALIBRATION_TOKENS), job.key)
+            rounds = session.decode([short], True, columns, policy=FixedGamma(gamma)).rounds
+            costs.add(rounds if again >= WARM_UP else [])
     return costs
 
 
-def measure(temperature: int, others: list[str]) -> list[dict[str, Any]]:
-    """One row per policy."""
-    asked = ["data.kind=mixed", "data.count=62", f"gamma={LARGEST}", f"temperature={temperature}", "logger=none"]
-    parts = build(check(configuration(*asked, *others)))
-    tokenizer = parts.target.tokenizer
-    requests = [render(prompt, [], tokenizer, parts.target.chat_template) for prompt in parts.prompts]
-    jobs = [Job(r.tokens, len(r.tokens) + parts.max_new_tokens, prompt_key(parts.seed, r.id)) for r in requests]
-    columns = max(job.limit for job in jobs) + LARGEST + 1
-    costs = calibrate(parts, jobs, columns)
-    ways = {f"gamma {g}": fixed(g) for g in FIXED} | {name: policy(o, costs) for name, o in ONLINE.items()}
-    found = {name: [] for name in (*ways, "plain")}
-    batches = []
-    for index, job in track(list(enumerate(jobs)), f"temperature {temperature}"):
-        order = [*found][index % len(found) :] + [*found][: index % len(found)]
-        for name in order:
-            found[name].append(decode(parts, [job], name != "plain", columns, policy=ways.get(name)))
-        widest, plain = found[f"gamma {LARGEST}"][-1], found["plain"][-1]
-        batch = Batch([requests[index]], [parts.max_new_tokens], plain, widest)
-        tokens = widest.tokens[0]
-        batch.texts["speculative"] = [read_text(parts, job.tokens, tokens, [1.0] * len(tokens))]
-        batches.append(batch)
-    for decoded in (d for name in ways for d in found[name]):
-        costs.add(decoded.rounds)
-    return rows(found, ways, batches, costs, temperature)
+def collect(overrides: list[str]) -> Measured:
+    """A row for each policy and bound, at both temperatures."""
+    rows, where = [], ("", "")
+    for temperature in (0, 1):
+        asked = ["data.kind=mixed", "data.count=62", f"gamma={LARGEST}", f"temperature={temperature}"]
+        session = Session(built(*asked, *overrides))
+        where = place(session.parts)
+        with torch.inference_mode():
+            rows += [
+                {"temperature": float(temperature)} | row for row in compare(session, f"temperature {temperature}")
+            ]
+    return Measured(rows, *where)
 
 
-def rows(found: dict[str, Any], ways: dict[str, Any], batches: list[Batch], costs: CostTable, temperature: int) -> list:
-    trace = trace_of(batches, costs.summary(), 1.0)
-    times = {name: ([d.seconds_of(0) for d in ds], [len(d.tokens[0]) for d in ds]) for name, ds in found.items()}
-    rate = {name: sum(tokens) / sum(seconds) for name, (seconds, tokens) in times.items()}
-    best = max((name for name in rate if name.startswith("gamma ")), key=rate.get)
-    table = []
+def compare(session: Session, what: str) -> list[Row]:
+    """A row for each policy and bound."""
+    requests, jobs = jobs_of(session.parts)
+    columns = max(job.limit for job in jobs) + session.parts.spare
+    costs = calibrate(session, jobs, columns)
+    ways = {name: partial(decode, session, columns, policy(name, costs)) for name in (*FIXED, *ONLINE)}
+    found = in_turn(ways | {PLAIN: partial(decode, session, columns, None)}, jobs, what)
     for name in ways:
+        for decoded in found[name]:
+            costs.add(decoded.rounds)
+    return rows_of(found, trace(session, requests, jobs, found, costs), costs)
+
+
+def decode(session: Session, columns: int, chosen: GammaPolicy | None, job: Job) -> Decoded:
+    """One prompt; without a policy plainly."""
+    return session.decode([job], chosen is not None, columns, policy=chosen)
+
+
+def trace(
+    session: Session,
+    requests: Sequence[Request],
+    jobs: Sequence[Job],
+    found: Mapping[str, Sequence[Decoded]],
+    costs: CostTable,
+) -> Trace:
+    """The rounds of the largest gamma, for replay."""
+    results = []
+    for request, job, plain, widest in zip(requests, jobs, found[PLAIN], found[f"gamma {LARGEST}"], strict=True):
+        ours = widest.requests[0]
+        laws = read_text(session.parts.target, session.parts.drafter, job.tokens, ours.tokens, ours.lenience())
+        limit = job.limit - len(job.tokens)
+        results.append(Result(request, limit, ours, plain.requests[0], speculative_laws=laws))
+    return trace_of(results, costs.summary(), 1.0)
+
+
+def rows_of(found: Mapping[str, Sequence[Decoded]], traced: Trace, costs: CostTable) -> list[Row]:
+    """What was measured of every policy, beside what replay says; and the bounds, which replay alone knows."""
+    times = {name: seconds_and_tokens(decoded) for name, decoded in found.items()}
+    rate = {name: sum(tokens) / sum(seconds) for name, (seconds, tokens) in times.items()}
+    best = max(FIXED, key=lambda name: rate[name])
+    rows: list[Row] = []
+    for name in (*FIXED, *ONLINE):
         over, (low, high) = speedup_interval(*times[best], *times[name])
-        rounds = [r for d in found[name] for r in d.rounds]
-        again = fixed(int(name.split()[1])) if name.startswith("gamma ") else policy(ONLINE[name], costs)
-        expected = replay(trace, again, draws=6).speedup
-        measured = rate[name] / rate["plain"]
-        table.append(
+        rounds = [r for decoded in found[name] for r in decoded.rounds]
+        expected, speedup = replay(traced, policy(name, costs), DRAWS).speedup, rate[name] / rate[PLAIN]
+        rows.append(
             {
-                "temperature": temperature,
-                "policy": name + (" (best fixed)" if name == best else ""),
-                "tokens a round": f"{sum(r.tokens for r in rounds) / len(rounds):.2f}",
-                "drafted a round": f"{sum(r.gamma for r in rounds) / len(rounds):.2f}",
-                "speedup": f"{measured:.3f}",
-                "replay predicts": f"{expected:.3f}",
-                "predicted / measured": f"{expected / measured:.3f}",
-                "over the best fixed gamma": f"{over:.3f}",
-                "low": f"{low:.3f}",
-                "high": f"{high:.3f}",
+                "policy": name + (BEST if name == best else ""),
+                "tau": sum(r.tokens for r in rounds) / len(rounds),
+                "drafted_a_round": sum(r.gamma for r in rounds) / len(rounds),
+                "speedup": speedup,
+                "replayed": expected,
+                "replayed_of_measured": expected / speedup,
+                "over_best": over,
+                "low": low,
+                "high": high,
             }
         )
-    for name, overrides in BOUNDS.items():
-        expected = replay(trace, policy(overrides, costs), draws=6).speedup
-        reference = replay(trace, fixed(int(best.split()[1])), draws=6).speedup
-        bound = {"replay predicts": f"{expected:.3f}", "over the best fixed gamma": f"{expected / reference:.3f}"}
-        table.append({"temperature": temperature, "policy": f"{name} (replay only)"} | bound)
-    return table
+    reference = replay(traced, policy(best, costs), DRAWS).speedup
+    for name in BOUNDS:
+        expected = replay(traced, policy(name, costs), DRAWS).speedup
+        rows.append({"policy": name + REPLAYED, "replayed": expected, "over_best": expected / reference})
+    return rows
 
 
-def plot(table: list[dict[str, Any]], title: str) -> None:
-    figure, both = plt.subplots(1, 2, figsize=(11, 5.4), sharey=True, layout="constrained")
-    for axes, temperature in zip(both, (0, 1), strict=True):
-        here = [row for row in table if row["temperature"] == temperature]
+def draw(rows: Sequence[Row]) -> Figure:
+    """Every policy's tokens a second over the best fixed gamma's; bounds as diamonds."""
+    figure, panels = plt.subplots(1, 2, figsize=(11, 5.4), sharey=True)
+    for axes, temperature in zip(panels, (0, 1), strict=True):
+        here = [row for row in rows if row["temperature"] == temperature]
         for y, row in enumerate(here):
-            value = float(row["over the best fixed gamma"])
             if "low" in row:
-                error = [[value - float(row["low"])], [float(row["high"]) - value]]
-                colour = "#8a8f98" if row["policy"].startswith("gamma") else "#3b82c4"
-                axes.errorbar([value], [y], xerr=error, fmt="o", color=colour, capsize=3)
+                colour = OTHER if row["policy"].startswith("gamma") else MEASURED
+                ends = distances([row], "over_best")
+                axes.errorbar([row["over_best"]], [y], xerr=ends, fmt="o", color=colour, capsize=3)
             else:
-                axes.plot([value], [y], "D", color="#d9822b")
-        axes.set_yticks(range(len(here)), [row["policy"].replace(" (best fixed)", "") for row in here])
-        axes.axvline(1, color="#8a8f98", linewidth=1, linestyle=":")
-        axes.set_title(f"temperature {temperature}", loc="left")
-        axes.set_xlabel("tokens per second, over the best fixed gamma's")
-        axes.grid(axis="x", alpha=0.3)
-        axes.spines[["top", "right"]].set_visible(False)
-    axes.invert_yaxis()
-    figure.suptitle(title, x=0.01, ha="left", fontsize=10)
-    figure.savefig(HERE / "plot.png", dpi=130)
-
-
-def main() -> None:
-    with torch.inference_mode():
-        table = [row for temperature in (0, 1) for row in measure(temperature, sys.argv[1:])]
-    headings = list(table[0])
-    lines = ["| " + " | ".join(headings) + " |", "|" + "---|" * len(headings)]
-    lines += ["| " + " | ".join(str(row.get(h, "-")) for h in headings) + " |" for row in table]
-    (HERE / "table.md").write_text("\n".join(lines) + "\n")
-    with (HERE / "results.csv").open("w", newline="") as file:
-        writer = csv.DictWriter(file, headings, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(table)
-    where = provenance(torch.device("cpu"))
-    plot(table, f"{where['device']}, {where['threads']} threads, commit {(where['git_sha'] or 'unknown')[:7]}")
-    print("\n".join(lines))
+                axes.plot([row["over_best"]], [y], "D", color=THEORY)
+        names = [row["policy"].replace(BEST, "") for row in here]
+        named(axes, names, "tokens per second, over the best fixed gamma's")
+        axes.set_title(f"temperature {temperature}")
+    return figure
 
 
 if __name__ == "__main__":
-    main()
+    make(__file__, __doc__, collect, TABLE, draw)

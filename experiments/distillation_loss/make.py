@@ -1,51 +1,97 @@
 """Does training on total variation give a larger alpha than training on KL? On the same held-out text.
 
-    python experiments/drafters/losses.py
+    python experiments/distillation_loss/make.py
 
 Both shipped drafters began as `shipped:drafter` and saw the same million tokens in the same order
 (`python -m specbench.train method=distill loss=kl|tv tokens=1000000`). Their betas are compared position by
-position; the interval is a bootstrap over rows of 512 tokens.
+position; the interval is a bootstrap over rows of 512 tokens. `tokens=N` reads the first N held-out tokens only.
 """
 
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
 import numpy as np
+import numpy.typing as npt
 import torch
+from matplotlib import pyplot as plt
+from matplotlib.figure import Figure
 from rich.progress import track
 
-from specbench.context import Context
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from common import Cell, Measured, Row, commit, machine, make, text
+from figures import distances
+
 from specbench.data.stdlib_corpus import read_modules
-from specbench.decoding.sampling import Sampling
 from specbench.models.pretrained import PretrainedModel, load_module, load_tokenizer
+from specbench.report.style import MEASURED, OTHER
+from specbench.settings import ConfigError
+from specbench.storage.provenance import provenance
 from specbench.train.losses import overlap
 from specbench.train.training import blocks
 
 ROW, RESAMPLES = 512, 10_000
+DRAFTERS = ("drafter", "drafter_kl", "drafter_tv")
+DIFFERENCES = (("drafter_tv", "drafter_kl"), ("drafter_kl", "drafter"))
+CPU = torch.device("cpu")
+
+
+def shipped(name: str) -> PretrainedModel.Settings:
+    """The settings of a model that comes with the package."""
+    return PretrainedModel.Settings(f"shipped:{name}", weights="pretrained", chat_template="never")
 
 
 @torch.inference_mode()
-def main() -> None:
-    def settings(name: str) -> PretrainedModel.Settings:
-        return PretrainedModel.Settings(f"shipped:{name}", weights="pretrained", chat_template="never")
-
-    context = Context(torch.device("cpu"), torch.float32, Sampling())
-    names = ("drafter", "drafter_kl", "drafter_tv")
-    target, *drafters = (load_module(settings(name), context, name) for name in ("target", *names))
-    tokenizer = load_tokenizer(settings("target"), "target")
-    rows = blocks(list(read_modules(held_out=True).values()), tokenizer, ROW, 10**9)
-    betas = np.zeros((len(drafters), len(rows)))  # mean of each row
+def collect(inputs: list[str]) -> Measured:
+    """Alpha of each drafter on held-out text, then differences position by position."""
+    most = 10**9
+    for entry in inputs:
+        if not entry.startswith("tokens=") or not entry.removeprefix("tokens=").isdigit():
+            raise ConfigError(f"{entry} is not a setting of this comparison: it has tokens=N")
+        most = int(entry.removeprefix("tokens="))
+    rows = blocks(list(read_modules(held_out=True).values()), load_tokenizer(shipped("target"), "target"), ROW, most)
+    target, *drafters = (load_module(shipped(name), name, CPU, torch.float32, 0) for name in ("target", *DRAFTERS))
+    betas = {name: np.zeros(len(rows)) for name in DRAFTERS}  # mean of each row
     for i, row in enumerate(track(rows, "held out")):
         p = target(row[None]).logits
-        for d, drafter in enumerate(drafters):
-            betas[d, i] = overlap(p, drafter(row[None]).logits).mean()
-    chosen = np.random.default_rng(0).integers(len(rows), size=(RESAMPLES, len(rows)))
-    print(f"{rows.numel():,} held-out tokens")
-    for name, beta in zip(names, betas, strict=True):
-        low, high = np.percentile(beta[chosen].mean(1), [2.5, 97.5])
-        print(f"alpha of {name}: {beta.mean():.4f} ({low:.4f} to {high:.4f})")
-    for a, b in ((2, 1), (1, 0)):
-        difference = betas[a] - betas[b]
-        low, high = np.percentile(difference[chosen].mean(1), [2.5, 97.5])
-        print(f"{names[a]} - {names[b]}: {difference.mean():+.4f} ({low:+.4f} to {high:+.4f})")
+        for name, drafter in zip(DRAFTERS, drafters, strict=True):
+            betas[name][i] = overlap(p, drafter(row[None]).logits).mean()
+    found = dict(betas) | {f"{a} - {b}": betas[a] - betas[b] for a, b in DIFFERENCES}
+    facts = provenance(CPU)
+    lines = [{"drafter": name, "tokens": rows.numel()} | mean_and_interval(of_rows) for name, of_rows in found.items()]
+    return Measured(lines, machine(facts, "float32"), commit(facts))
+
+
+def mean_and_interval(of_rows: npt.NDArray[np.float64]) -> Row:
+    """The mean over rows and its 95 % interval, by a bootstrap whose draws are the same for everything."""
+    chosen = np.random.default_rng(0).integers(len(of_rows), size=(RESAMPLES, len(of_rows)))
+    low, high = np.percentile(of_rows[chosen].mean(1), [2.5, 97.5])
+    return {"alpha": float(of_rows.mean()), "low": float(low), "high": float(high)}
+
+
+def value(name: str) -> Cell:
+    """Four digits; of a difference with its sign."""
+    return lambda row: f"{row[name]:{'+' if ' - ' in row['drafter'] else ''}.4f}"
+
+
+TABLE = {"drafter": text("drafter"), "alpha": value("alpha"), "low": value("low"), "high": value("high")}
+
+
+def draw(rows: Sequence[Row]) -> Figure:
+    """Alphas on the left, differences on the right, with their intervals."""
+    figure, panels = plt.subplots(1, 2, figsize=(9, 2.6))
+    alphas = [row for row in rows if " - " not in row["drafter"]]
+    differences = [row for row in rows if row not in alphas]
+    for axes, here, what in zip(panels, (alphas, differences), ("alpha", "difference in alpha, paired"), strict=True):
+        values = [row["alpha"] for row in here]
+        axes.errorbar(values, range(len(here)), xerr=distances(here, "alpha"), fmt="o", color=MEASURED, capsize=3)
+        axes.set_yticks(range(len(here)), [row["drafter"] for row in here])
+        axes.set_ylim(len(here) - 0.5, -0.5)
+        axes.set_xlabel(f"{what}, 95 % interval")
+        axes.grid(axis="x")
+    panels[1].axvline(0, color=OTHER, linewidth=1, linestyle=":")
+    return figure
 
 
 if __name__ == "__main__":
-    main()
+    make(__file__, __doc__, collect, TABLE, draw)

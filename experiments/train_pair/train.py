@@ -13,9 +13,11 @@ import math
 import platform
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from torch import nn
 from torch.nn import functional as F
 from tqdm import tqdm
 from transformers import (
@@ -23,15 +25,17 @@ from transformers import (
     AutoTokenizer,
     LlamaConfig,
     LlamaForCausalLM,
+    PreTrainedTokenizerBase,
     PreTrainedTokenizerFast,
     Trainer,
     TrainingArguments,
     set_seed,
 )
 
-import specbench.models
 from specbench.data.stdlib_corpus import read_modules
+from specbench.paths import SHIPPED
 
+Losses = dict[str, float]  # a line of the Trainer's log
 SEED = 0
 CONTEXT = 512  # tokens; also the longest sequence that the models are trained on
 VOCABULARY = 4096
@@ -42,6 +46,7 @@ DRAFTER_SHAPE = dict(hidden_size=160, intermediate_size=448, num_hidden_layers=1
 
 
 def train_tokenizer(texts: list[str], out: Path) -> None:
+    """A byte-level BPE tokenizer of these texts."""
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     bpe.decoder = decoders.ByteLevel()
@@ -51,7 +56,7 @@ def train_tokenizer(texts: list[str], out: Path) -> None:
     PreTrainedTokenizerFast(tokenizer_object=bpe, eos_token=END_OF_TEXT, model_max_length=CONTEXT).save_pretrained(out)
 
 
-def blocks_of(texts: list[str], tokenizer) -> torch.Tensor:
+def blocks_of(texts: list[str], tokenizer: PreTrainedTokenizerBase) -> torch.Tensor:
     """All texts, end-of-text after each, as rows of CONTEXT tokens: [n, CONTEXT]."""
     encoded = tokenizer(texts)["input_ids"]
     stream = torch.tensor([t for ids in encoded for t in (*ids, tokenizer.eos_token_id)])
@@ -59,7 +64,8 @@ def blocks_of(texts: list[str], tokenizer) -> torch.Tensor:
     return stream[: n * CONTEXT].view(n, CONTEXT)
 
 
-def fresh_model(shape: dict, tokenizer, tied: bool) -> LlamaForCausalLM:
+def fresh_model(shape: dict[str, int], tokenizer: PreTrainedTokenizerBase, tied: bool) -> LlamaForCausalLM:
+    """An untrained Llama of this shape."""
     config = LlamaConfig(
         **shape,
         vocab_size=VOCABULARY,
@@ -100,6 +106,7 @@ def start_as_bigram(model: LlamaForCausalLM, blocks: torch.Tensor, steps: int = 
 
 
 def arguments(learning_rate: float, epochs: float, batch_size: int, schedule: str) -> TrainingArguments:
+    """What both trainings have in common, and these four."""
     return TrainingArguments(
         output_dir="outputs/train_pair",
         num_train_epochs=epochs,
@@ -126,11 +133,13 @@ class DistillationTrainer(Trainer):
     passes over it several times; only the output matrix is applied again in each batch.
     """
 
-    def __init__(self, *args, teacher_hidden: torch.Tensor, teacher_head: torch.nn.Module, **kwargs):
+    def __init__(self, *args: Any, teacher_hidden: torch.Tensor, teacher_head: nn.Module, **kwargs: Any):
         super().__init__(*args, **kwargs)
         self.teacher_hidden, self.teacher_head = teacher_hidden, teacher_head
 
-    def compute_loss(self, model, inputs, return_outputs=False, **kwargs):
+    def compute_loss(
+        self, model: nn.Module, inputs: dict[str, torch.Tensor], return_outputs: bool = False, **kwargs: Any
+    ) -> Any:
         with torch.no_grad():
             hidden = self.teacher_hidden[inputs["row"].cpu()].to(model.device, torch.float32)
             log_p = self.teacher_head(hidden).log_softmax(-1)
@@ -140,7 +149,7 @@ class DistillationTrainer(Trainer):
         return (loss, outputs) if return_outputs else loss
 
 
-def train_target(blocks: torch.Tensor, tokenizer, out: Path) -> list[dict]:
+def train_target(blocks: torch.Tensor, tokenizer: PreTrainedTokenizerBase, out: Path) -> list[Losses]:
     """Short rows first, since eight of 128 tokens teach more than two of 512; then whole ones."""
     set_seed(SEED)
     model = fresh_model(TARGET_SHAPE, tokenizer, tied=False)
@@ -157,7 +166,10 @@ def train_target(blocks: torch.Tensor, tokenizer, out: Path) -> list[dict]:
     return losses
 
 
-def train_drafter(blocks: torch.Tensor, tokenizer, target_folder: Path, out: Path, epochs: float) -> list[dict]:
+def train_drafter(
+    blocks: torch.Tensor, tokenizer: PreTrainedTokenizerBase, target_folder: Path, out: Path, epochs: float
+) -> list[Losses]:
+    """Distils the drafter from the target's soft targets."""
     set_seed(SEED)
     target = AutoModelForCausalLM.from_pretrained(target_folder, dtype=torch.float32)
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -177,7 +189,8 @@ def train_drafter(blocks: torch.Tensor, tokenizer, target_folder: Path, out: Pat
     return fit(trainer, tokenizer, out)
 
 
-def fit(trainer: Trainer, tokenizer, out: Path) -> list[dict]:
+def fit(trainer: Trainer, tokenizer: PreTrainedTokenizerBase, out: Path) -> list[Losses]:
+    """Trains, saves model and tokenizer, and returns the log."""
     trainer.train()
     trainer.accelerator.unwrap_model(trainer.model).to(torch.bfloat16).save_pretrained(out)
     tokenizer.save_pretrained(out)
@@ -186,7 +199,7 @@ def fit(trainer: Trainer, tokenizer, out: Path) -> list[dict]:
 
 
 @torch.no_grad()
-def evaluate(held_out: torch.Tensor, pair: Path) -> dict:
+def evaluate(held_out: torch.Tensor, pair: Path) -> dict[str, Any]:
     """Perplexity of both on held-out modules, and alpha by teacher forcing on the same text."""
     target, drafter = (
         AutoModelForCausalLM.from_pretrained(pair / part, dtype=torch.float32).eval() for part in ("target", "drafter")
@@ -216,7 +229,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     stages = ("tokenizer", "target", "drafter", "evaluate")
     parser.add_argument("--stages", nargs="+", choices=stages, default=stages)
-    parser.add_argument("--out", type=Path, default=Path(specbench.models.__file__).parent / "stdlib")
+    parser.add_argument("--out", type=Path, default=SHIPPED)
     parser.add_argument("--drafter-epochs", type=float, default=6)
     args = parser.parse_args()
     target, drafter = args.out / "target", args.out / "drafter"

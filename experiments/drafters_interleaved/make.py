@@ -1,0 +1,15 @@
+"""Which drafter is faster: each on every prompt in turn, in one process. Overrides may follow the command.
+
+python experiments/drafters_interleaved/make.py
+"""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from common import make
+from figures import measured
+from interleaved import compare, table
+
+if __name__ == "__main__":
+    make(__file__, __doc__, compare("drafter"), table("drafter"), lambda rows: measured(rows, "drafter"))
