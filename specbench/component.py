@@ -24,6 +24,7 @@ class Choices:
     temperature: float
     lenience: float  # the lowest of any round
     device: str
+    batch_size: int
 
     def __getitem__(self, group: str) -> Choice:
         return self.groups[group]
@@ -41,5 +42,6 @@ class Component:
     @classmethod
     def refuses(cls, settings: Any, run: Choices) -> str | None:
         """Why this choice is not possible with the other choices of the run, or None if it is. The answer completes the
-        sentence "verifier=block is not possible ...", and ends with what can be chosen instead."""
+        sentence "verifier=block is not possible ...", and ends with what can be chosen instead, as in "with
+        drafter=tree: choose verifier=iterative"."""
         return None

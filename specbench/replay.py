@@ -71,7 +71,7 @@ def policies(trace: Trace, names: Sequence[str], overrides: list[str]) -> Iterat
 
 def build_policy(config: DictConfig, trace: Trace) -> GammaPolicy:
     """The policy of a composed configuration. Raises ConfigError."""
-    choice = choose(config, "gamma_policy", None)
+    choice = choose(config, "gamma_policy", GammaPolicy, None)
     policy: GammaPolicy = choice.kind.from_settings(choice.settings)
     if policy.largest > trace.largest and policy.constant is None:
         policy = choice.kind.from_settings(replace(choice.settings, largest=trace.largest))

@@ -123,7 +123,10 @@ def explain(error: Exception, known_keys: Iterable[str]) -> str:
     """A mistake that Hydra or OmegaConf found while composing, as one sentence."""
     text = str(error)
     if found := re.search(r"Could not override '([^']+)'|Key '([^']+)' is not in struct", text):
-        return str(unknown(found[1] or found[2], known_keys, "setting"))
+        key = found[1] or found[2]
+        group = key.rpartition(".")[0]
+        what = f"setting of the chosen {group}" if group else "setting"
+        return str(unknown(key, (known for known in known_keys if known.rpartition(".")[0] == group), what))
     if found := re.search(r"Could not find '([^']+)/([^'/]+)'\s+Available options in '[^']+':\n((?:\t.*\n?)*)", text):
         group, option, options = found[1], found[2], found[3].split()
         return str(unknown(f"{group}={option}", (f"{group}={name}" for name in options), "choice"))

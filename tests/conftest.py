@@ -25,9 +25,14 @@ from specbench.cache.static import StaticCache
 from specbench.config.build import build
 from specbench.config.checks import check
 from specbench.data.stdlib import StdlibData
+from specbench.decoding.draft import Draft
+from specbench.decoding.drafter import Drafter
 from specbench.decoding.executor import Executor
+from specbench.decoding.noise import PROPOSAL, uniforms
+from specbench.decoding.round_noise import node_bits
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.state import Job
+from specbench.decoding.token_tree import MISSING, ROOT, branching_tree
 from specbench.decoding.verifier import Verifier
 from specbench.drafters.blockwise import BlockwiseDrafter
 from specbench.drafters.counts import BigramDrafter, UnigramDrafter, training_tokens
@@ -41,7 +46,7 @@ from specbench.drafters.non_autoregressive import NonAutoregressiveDrafter
 from specbench.drafters.pass_lookahead import PassDrafter
 from specbench.drafters.prompt_lookup import PromptLookupDrafter
 from specbench.drafters.random import RandomDrafter
-from specbench.drafters.tree import TreeDrafter
+from specbench.drafters.tree import TreeDrafter, widths
 from specbench.executors.eager import EagerExecutor
 from specbench.models.borrowed_cache import BorrowedCache
 from specbench.models.first_layers import first_layers
@@ -63,7 +68,7 @@ CACHES: dict[str, Callable[[int, int], SlotCache]] = {
 }
 CHAINS = ("model", "ngram", "ngram_sample", "prompt_lookup", "bigram", "unigram", "random", "blockwise",
           "non_autoregressive", "pass_lookahead", "early_exit", "under_ngram", "under_under_model")  # fmt: skip
-TREES = ("tree_independent", "tree_distinct", "tree_best", "multi_draft", "multi_draft_two", "medusa")
+TREES = ("tree_independent", "tree_distinct", "tree_best", "multi_draft", "multi_draft_two", "medusa", "own_trees")
 DRAFTERS = CHAINS + TREES
 VERIFIERS = {
     kind.__module__.rsplit(".", 1)[-1]: kind
@@ -122,6 +127,61 @@ def verifier_of(kind: type[Verifier], sampling: Sampling, lenience: float = 1.0)
     return kind.from_settings(kind.Settings(), sampling, lenience)
 
 
+class OwnTrees(Drafter):
+    """Every row has a tree of its own, with nodes that are missing and siblings that are equal. Guesses are uniform
+    over the vocabulary, or point masses at temperature 0."""
+
+    trees = True
+
+    def __init__(self, vocab_size: int, greedy: bool):
+        self.vocab_size, self.greedy = vocab_size, greedy
+
+    def propose(self, state, gamma):
+        depth, rows = max(gamma), state.batch_size
+        if not depth:
+            return Draft.empty(rows, state.tokens.device)
+        levels = (WIDTH,) * depth
+        bits, others = (node_bits(state.noise[PROPOSAL], state.length, levels, stream) for stream in (0, 1))
+        shape = (uniforms(others) * (WIDTH + 1)).long()  # a parent's number on its level, or none
+        limit = torch.tensor(gamma, device=bits.device)[:, None]
+        above = torch.full((rows, WIDTH), ROOT, device=bits.device)
+        parents = []
+        for begin in range(0, depth * WIDTH, WIDTH):
+            which = shape[:, begin : begin + WIDTH]
+            if begin:
+                found = above.gather(1, which.clamp(max=WIDTH - 1))
+                parent = torch.where(found == MISSING, MISSING, which + begin - WIDTH)
+            else:
+                parent = above
+            there = (which < WIDTH) & (begin // WIDTH < limit)
+            above = torch.where(there, parent, MISSING)
+            parents.append(above)
+        tokens = (uniforms(bits) * self.vocab_size).long()
+        q = (
+            None
+            if self.greedy
+            else torch.full((*tokens.shape, self.vocab_size), 1 / self.vocab_size, device=bits.device)
+        )
+        count = torch.full((rows,), depth * WIDTH, device=bits.device)
+        return Draft(tokens, levels, torch.cat(parents, 1), q, count, repeats=True)
+
+
+WIDTH = 3  # nodes at each depth of `OwnTrees`
+
+
+def spare_of(kind: str, gamma: int) -> int:
+    """Cache columns that a draft of `make_drafter(kind, ...)` may take, and one."""
+    if kind == "own_trees":
+        return WIDTH * gamma + 1
+    if kind.startswith("tree_"):
+        return len(branching_tree(widths([3, 2], gamma))) + 1
+    if kind.startswith("multi_draft"):
+        return 4 * gamma + 1
+    if kind.startswith("under_"):
+        return gamma + 4  # its inner gamma is 2, of a drafter below too
+    return 7 if kind == "medusa" else gamma + 1
+
+
 def make_drafter(kind: str, target: LanguageModel, text_file: str, drafter_model: LanguageModel | None = None):
     """Any drafter for a target; `text_file` is what the count models are fitted on."""
     V, sampling, model = target.vocab_size, target.sampling, drafter_model
@@ -137,6 +197,8 @@ def make_drafter(kind: str, target: LanguageModel, text_file: str, drafter_model
         return BigramDrafter(training_tokens(text_file, target.tokenizer), V, sampling, smoothing=1.0)
     if kind == "unigram":
         return UnigramDrafter(training_tokens(text_file, target.tokenizer), V, sampling)
+    if kind == "own_trees":
+        return OwnTrees(V, sampling.greedy)
     if kind == "random":
         return RandomDrafter(V, sampling.greedy)
     if kind.startswith("tree_"):

@@ -5,7 +5,7 @@ from functools import cache
 import conftest
 import pytest
 import torch
-from conftest import CACHES, DRAFTERS, TREES, VERIFIERS, make_drafter, short_prompts
+from conftest import CACHES, DRAFTERS, TREES, VERIFIERS, make_drafter, short_prompts, spare_of
 
 from specbench.cache.static import StaticCache
 from specbench.context import Context
@@ -71,7 +71,7 @@ def decode(rows, sampling, kind=None, cache_name="static", gamma=4, text_file=No
     target = model("target", sampling, cache_name, executor)
     drafter = kind and make_drafter(kind, target, text_file, model("drafter", sampling, cache_name, executor))
     jobs = [Job(r.tokens, len(r.tokens) + NEW_TOKENS, prompt_key(0, r.id)) for r in rows]
-    spare = 1 if drafter is None else drafter.nodes(gamma) + 1
+    spare = 1 if drafter is None else spare_of(kind, gamma)
     state = State.start(jobs, target.stop_tokens, spare, target.device)
     verifier = verifier_of(sampling, judge or ("iterative" if kind in TREES else "speculative"))
     target.allocate(state.batch_size, state.tokens.shape[1])

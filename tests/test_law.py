@@ -1,8 +1,9 @@
 """The output distribution of the whole decoder, through cache and rollback, on a target whose distribution is known.
 
 V = 16, 100,000 trials, chi-square per output position within df + 8 sqrt(2 df), and negative controls that
-must fail the same test. Drafters that work row by row in Python have half as many trials; pairs of a drafter
-and a verifier that is not its usual one have 25,000.
+must fail the same test. Every verifier has that many with one drafter, and every drafter with its usual verifier
+(half as many where it works row by row in Python). The other pairs have 25,000, enough for lenience .8 and for a
+verifier that does not fit a drafter, but not for the subtlest of the controls.
 """
 
 from dataclasses import replace
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 import reference
 import torch
-from conftest import CACHES, DRAFTERS, TREES, VERIFIERS, V, make_drafter, tabular_model, verifier_of
+from conftest import CACHES, DRAFTERS, TREES, VERIFIERS, V, make_drafter, spare_of, tabular_model, verifier_of
 
 from specbench.cache.static import StaticCache
 from specbench.decoding import round_noise
@@ -62,6 +63,10 @@ class StaleCache(StaticCache):
     """Negative control for rollback: a column that was written once is never written again."""
 
     written = len(PROMPT)
+
+    def clear(self):
+        super().clear()
+        self.written = len(PROMPT)
 
     def update(self, key_states, value_states, layer_idx, *args, **kwargs):
         before = self.keys[layer_idx].clone() if layer_idx < len(self.keys) else None
@@ -128,7 +133,7 @@ def decode(tables, number_text, kind="model", cache="static", verifier=Speculati
     drafter.propose = lambda state, gamma: spoil(propose(state, gamma))
     found = []
     for begin in range(0, trials, ROWS):
-        state = prepare(start(ROWS, spare=drafter.nodes(gamma) + 1, begin=begin))
+        state = prepare(start(ROWS, spare=spare_of(kind, gamma), begin=begin))
         target.allocate(ROWS, state.tokens.shape[1])
         target.prefill(state)
         decode_speculative(state, target, drafter, policy, judge, NoClock())
@@ -145,7 +150,7 @@ def possible(kind: str, verifier: str) -> bool:
 
 @pytest.mark.parametrize(("kind", "verifier"), [(k, v) for k in DRAFTERS for v in VERIFIERS if possible(k, v)], ids=str)
 def test_every_drafter_and_verifier_leave_the_target_law(kind, verifier, tables, number_text):
-    usual = verifier == ("iterative" if kind in TREES else "speculative")
+    usual = verifier == ("iterative" if kind in TREES else "speculative") or kind in ("model", "tree_distinct")
     trials = (TRIALS // 2 if kind in ROW_BY_ROW else TRIALS) if usual else FEW
     judge, table = VERIFIERS[verifier], tables.similar
     outputs = decode(tables, number_text, kind, verifier=judge, drafter_table=table, trials=trials)
@@ -289,8 +294,9 @@ def test_biased_verifiers_are_caught(verifier, tables, number_text):
     assert worst_excess(outputs, exact_marginals(tables.target)) > 1
 
 
-def test_lenience_is_caught(tables, number_text):
-    outputs = decode(tables, number_text, lenience=0.8, drafter_table=tables.similar)
+@pytest.mark.parametrize("trials", [TRIALS, FEW])
+def test_lenience_is_caught(trials, tables, number_text):
+    outputs = decode(tables, number_text, lenience=0.8, drafter_table=tables.similar, trials=trials)
     assert worst_excess(outputs, exact_marginals(tables.target)) > 1
 
 

@@ -1,22 +1,29 @@
 """Metrics of a round: what they count, and where it is shown."""
 
 import json
+from dataclasses import replace
 
 import pyarrow.parquet
 import pytest
 import torch
-from conftest import V, make_drafter, parts_of, tabular_model, verifier_of
+from conftest import V, composed, make_drafter, parts_of, small, tabular_model, verifier_of
+from test_trees import BY_ROW, p_of, random_tree
+from test_verify import random_bits
 
+from specbench.config.checks import check
 from specbench.decoding.clock import Lap, Stopwatch
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.speculative import decode_speculative
 from specbench.decoding.state import Job, State
+from specbench.decoding.token_tree import MISSING, ROOT
+from specbench.decoding.verify_tree import along, iterative_sampling
 from specbench.gamma_policies.fixed import FixedGamma
 from specbench.measure.recorder import Recorder
 from specbench.metrics.calibration import Calibration
 from specbench.report.run_table import run_table
 from specbench.report.tables import multirun_rows
 from specbench.run.run import run
+from specbench.settings import ConfigError
 from specbench.storage.write import write_result
 from specbench.verifiers.iterative import IterativeVerifier
 from specbench.verifiers.speculative import SpeculativeVerifier
@@ -82,3 +89,65 @@ def test_a_metric_is_in_every_file_and_table(tmp_path):
     cells = run_table(stored, tmp_path).renderables[0].columns[0]._cells
     assert cells.count("calibration") == 3
     assert torch.isfinite(torch.tensor(list(stored["metrics"]["calibration"].values()))).all()
+
+
+@pytest.mark.parametrize("name", [BY_ROW, "wide"])
+def test_what_was_tried_along_a_path_is_what_its_text_says(name):
+    """Rows have trees of their own in which some nodes say the same: one step per guess, found from the texts alone."""
+    p_table, draft, generator = random_tree(name, 5, repeats=True)
+    bits = random_bits((len(draft.tokens), draft.depth + 1), generator)
+    r = torch.rand(draft.tokens.shape, generator=generator, dtype=torch.float64)
+    verdict = iterative_sampling(p_of(p_table, draft), draft, r, bits)
+    entries, first, steps = along(draft, verdict)
+    parents = draft.parents.expand(len(draft.tokens), -1).tolist()
+    for row, parent in enumerate(parents):
+        texts = {ROOT: ()}
+        for i, above in enumerate(parent[: int(draft.count[row])]):
+            if above != MISSING:
+                texts[i] = (*texts[above], int(draft.tokens[row, i]))
+        n = int(verdict.accepted[row])
+        accepted = tuple(verdict.tokens[row, :n].tolist())
+        children = [[i for i in texts if i >= 0 and texts[parent[i]] == accepted[:k]] for k in range(n + 1)]
+        assert [texts[e - 1] for e in entries[row, : n + 1].tolist()] == [accepted[:k] for k in range(n + 1)]
+        assert int(steps[row]) == sum(1 for found in children if found)
+        for k in range(int(steps[row])):
+            assert int(first[row, k]) == children[k][0]
+
+
+class OneColumn(Calibration):
+    """A metric that names one number."""
+
+    def __init__(self, count):
+        super().__init__(1)
+        self.columns, self.count = ("one",), count
+
+    def of_round(self, path):
+        return path.kept[:, None].double().expand(-1, self.count)
+
+    def of_run(self, requests):
+        return {"one": 1 / 0}
+
+
+def test_a_metric_with_more_numbers_than_columns_is_refused(tables):
+    target = tabular_model(tables.target, Sampling())
+    state = State.start([Job([3, 7, 1], 9, 0)], [], 4, target.device)
+    target.allocate(1, state.tokens.shape[1])
+    target.prefill(state)
+    judge = verifier_of(SpeculativeVerifier, Sampling())
+    drafter = make_drafter("random", target, "")
+    recorder = Recorder(judge, {"one": OneColumn(2)})
+    with pytest.raises(ValueError, match=r"OneColumn\.of_round returned a tensor of shape \(1, 2\)"):
+        decode_speculative(state, target, drafter, FixedGamma(2), judge, Stopwatch(target.device), recorder)
+
+
+def test_a_metric_may_refuse_other_choices(monkeypatch):
+    monkeypatch.setattr(Calibration, "refuses", classmethod(lambda cls, settings, run: f"with {run.batch_size} rows"))
+    with pytest.raises(ConfigError, match=r"metric=calibration is not possible with 3 rows"):
+        check(composed(*small("metric=[calibration]", "batch_size=3")))
+
+
+def test_an_error_in_a_metric_does_not_lose_the_run(tmp_path):
+    parts = replace(parts_of(), metrics={"one": OneColumn(1), "calibration": Calibration(2)})
+    result, _ = run(parts, tmp_path)
+    assert result.metrics["one"] == {} and result.metrics["calibration"]["accepted"] is not None
+    assert any("metric one has no numbers: ZeroDivisionError" in note for note in result.notes)

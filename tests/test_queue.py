@@ -4,7 +4,7 @@ from functools import partial
 
 import pytest
 import torch
-from conftest import CACHES, DRAFTERS, TREES, V, make_drafter, tabular_model, verifier_of
+from conftest import CACHES, DRAFTERS, TREES, V, make_drafter, spare_of, tabular_model, verifier_of
 
 from specbench.cache.paged import PagedCache
 from specbench.decoding.autoregressive import decode_autoregressive
@@ -43,7 +43,7 @@ def decode(wanted, rows, tables, cache="static", kind="model", chunk=5, sampling
     drafter = None if kind is None else make_drafter(kind, target, text, helper)
     if drafter is not None and drafter.longest is not None:
         gamma = min(gamma, drafter.longest)
-    models, spare = ([target], 1) if drafter is None else ([target, *drafter.models], drafter.nodes(gamma) + 1)
+    models, spare = ([target], 1) if drafter is None else ([target, *drafter.models], spare_of(kind, gamma))
     queue = Queue(wanted, models, chunk, spare)
     clock = Stopwatch(target.device)
 

@@ -182,6 +182,12 @@ def test_a_block_keeps_at_least_as_much_as_algorithm_1():
     assert min(gains) > -4 * N / trials**0.5 and np.mean(gains) > 0.05
 
 
+@pytest.mark.parametrize("parent", [(-1, 0, -1), (1, -1), (-1, -3)])
+def test_nodes_that_are_not_in_order_are_refused(parent):
+    with pytest.raises(ValueError, match="tree"):
+        levels_of(parent)
+
+
 def test_packing_leaves_out_what_is_missing():
     """A node that a row does not have holds no place, even where another one spells the same text."""
     tokens, parent = torch.tensor([[5, 5, 7, 1]]), torch.tensor([[MISSING, -1, -1, 1]])

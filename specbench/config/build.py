@@ -38,7 +38,8 @@ def build(checked: Checked, announce: Callable[[str], None] = log.info) -> Parts
         seed=root.seed,
         gamma=policy.largest,
     )
-    announce(str(memory_budget(checked, prompts, context, policy.largest)))
+    spare = chosen["drafter"].settings.nodes(policy.largest) + 1
+    announce(str(memory_budget(checked, prompts, context, spare)))
     # Lenience at temperature 0 compares the target's probabilities before argmax; drafters keep theirs.
     scored = dataclasses.replace(context.sampling, before_argmax=chosen.lenience < 1)
     target = _make(checked, "target", dataclasses.replace(context, sampling=scored))
@@ -61,6 +62,7 @@ def build(checked: Checked, announce: Callable[[str], None] = log.info) -> Parts
         workload=_make(checked, "workload", root.seed),
         max_new_tokens=root.max_new_tokens,
         batch_size=root.batch_size,
+        spare=spare,
         prefill_chunk=root.prefill_chunk,
         seed=root.seed,
         metrics={name: choice.kind.from_settings(choice.settings) for name, choice in checked.metrics.items()},
@@ -77,9 +79,9 @@ def _make(checked: Checked, group: str, *arguments: Any) -> Any:
     return choice.kind.from_settings(choice.settings, *arguments)
 
 
-def memory_budget(checked: Checked, prompts: Sequence[Prompt], context: Context, largest: int) -> Budget:
-    """The most memory that the run will need if its policy drafts at most `largest` tokens. Raises ConfigError if
-    the device has less."""
+def memory_budget(checked: Checked, prompts: Sequence[Prompt], context: Context, spare: int) -> Budget:
+    """The most memory that the run will need; `spare` is the most tokens that a target call reads. Raises ConfigError
+    if the device has less."""
     root, chosen = checked.root, checked.choices
     footprints = [
         Footprint.of(load_config(model, role), context.dtype)
@@ -88,7 +90,6 @@ def memory_budget(checked: Checked, prompts: Sequence[Prompt], context: Context,
     ]
     tokenizer = load_tokenizer(chosen["target"].settings, "target")
     longest = max(len(render(prompt, [], tokenizer, chat=False).tokens) for prompt in prompts)
-    spare = chosen["drafter"].settings.nodes(largest) + 1
     columns = min(longest + root.max_new_tokens, footprints[0].context) + spare
     executor, cache = context.executor, chosen["cache"]
     in_all = cache.kind.columns_in_all(cache.settings, root.batch_size, executor.columns(columns))

@@ -9,10 +9,11 @@ from typing import Any
 import hydra
 from omegaconf import DictConfig, OmegaConf
 
-from specbench.component import Choice, Choices
+from specbench.component import Choice, Choices, Component
 from specbench.config.schema import GROUPS, METRICS, NOT_HASHED, OTHERS, Root
 from specbench.devices import pick_device
 from specbench.measure.lossless import GATE
+from specbench.metrics.metric import Metric
 from specbench.settings import ConfigError, validate
 
 
@@ -40,30 +41,48 @@ def check(config: DictConfig, names: Mapping[str, str] | None = None) -> Checked
     scalars._set_parent(config)
     root = validate(Root, scalars)
     device = pick_device(root.device)
-    groups = {group: choose(config, group, names.get(group)) for group in GROUPS}
+    groups = {group: choose(config, group, base, names.get(group)) for group, base in GROUPS.items()}
     policy = groups["lenience_policy"]
     lowest = policy.kind.lowest(policy.settings, root.lenience)
-    choices = Choices(groups, root.temperature, lowest, str(device))
-    for group, choice in groups.items():
+    choices = Choices(groups, root.temperature, lowest, str(device), root.batch_size)
+    metrics = choose_metrics(config)
+    for key, choice in (*groups.items(), *(("metric", choice) for choice in metrics.values())):
         if reason := choice.kind.refuses(choice.settings, choices):
-            raise ConfigError(f"{group}={choice.name} is not possible {reason}")
-    metrics = {str(name): choose(config, f"{METRICS}.{name}", str(name)) for name in config.get(METRICS) or {}}
-    if reserved := sorted(set(metrics) & set(GATE)):
-        raise ConfigError(
-            f"{METRICS}.{reserved[0]} is not allowed: a metric must have a name other than {', '.join(GATE)}"
-        )
+            raise ConfigError(f"{key}={choice.name} is not possible {reason}")
     resolved: Any = OmegaConf.to_container(
         OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"]), resolve=True
     )
     return Checked(root, choices, metrics, resolved)
 
 
-def choose(config: DictConfig, key: str, name: str | None) -> Choice:
-    """The class and the validated settings at a key of the configuration. Raises ConfigError."""
+def choose_metrics(config: DictConfig) -> dict[str, Choice]:
+    """The metrics that were chosen, by name. Raises ConfigError."""
+    chosen = config.get(METRICS)
+    if chosen is None:
+        return {}
+    if not isinstance(chosen, DictConfig):
+        raise ConfigError(f"{METRICS}={chosen} is not allowed: choose metrics with metric=[NAME,NAME]")
+    for name in chosen:
+        if name in GATE:
+            raise ConfigError(
+                f"{METRICS}.{name} is not allowed: a metric must have a name other than {', '.join(GATE)}"
+            )
+    return {str(name): choose(config, METRICS, Metric, str(name)) for name in chosen}
+
+
+def choose(config: DictConfig, group: str, base: type[Component], name: str | None) -> Choice:
+    """The class, a subclass of `base`, and the validated settings of a group, or of the metric `name`. Raises
+    ConfigError."""
+    key, how = (f"{METRICS}.{name}", f"metric=[{name}]") if base is Metric else (group, f"{group}=NAME")
     target = OmegaConf.select(config, f"{key}._target_")
     if target is None:
-        raise ConfigError(f"{key} is not set: choose one with {key}=NAME")
-    kind: Any = hydra.utils.get_class(target)
+        raise ConfigError(f"{key} is not set: choose one with {how}")
+    try:
+        kind: Any = hydra.utils.get_class(target)
+    except Exception as error:
+        raise ConfigError(f"{key}._target_={target} is not allowed: no such class can be imported ({error})") from error
+    if not issubclass(kind, base):
+        raise ConfigError(f"{key}._target_={target} is not allowed: it must be a subclass of {base.__name__}")
     settings = validate(kind.Settings, OmegaConf.select(config, key), f"{key}.")
     return Choice(name or kind.__name__, kind, settings)
 

@@ -5,8 +5,9 @@ dataclass. So a new component is one .py and one .yaml.
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from omegaconf import OmegaConf
 
@@ -67,11 +68,12 @@ class Root(BaseSettings):
 
 def known_keys(overrides: Sequence[str]) -> list[str]:
     """Every key that can be set, given the options chosen by these overrides: for "did you mean" in errors."""
-    chosen = dict(o.split("=", 1) for o in overrides if "=" in o)
+    defaults = OmegaConf.to_container(OmegaConf.load(conf_dir() / "config.yaml"))["defaults"]  # type: ignore[index, call-overload]
+    chosen = {group: option for entry in defaults if isinstance(entry, dict) for group, option in entry.items()}
+    chosen |= dict(o.split("=", 1) for o in overrides if "=" in o)
     keys = [field.name for field in dataclasses.fields(Root)]
     for group in GROUPS:
-        file = conf_dir() / group / f"{chosen.get(group, 'stdlib')}.yaml"
-        files = [file] if file.is_file() else sorted((conf_dir() / group).glob("*.yaml"))
-        for path in files:
-            keys += [f"{group}.{key}" for key in map(str, OmegaConf.load(path)) if key not in ("_target_", "defaults")]
+        file = conf_dir() / group / f"{chosen[group]}.yaml"
+        own: Iterable[Any] = OmegaConf.load(file) if file.is_file() else ()
+        keys += [f"{group}.{key}" for key in map(str, own) if key not in ("_target_", "defaults")]
     return [*keys, *GROUPS, "metric", "experiment"]

@@ -13,7 +13,6 @@ from specbench.decoding.token_tree import (
     chain_levels,
     chain_parent,
     depth_of_entries,
-    first_children,
     levels_of,
     static_parent,
 )
@@ -25,7 +24,8 @@ class Draft:
 
     `probs` is q, the tensor that the tokens were drawn from; None means that q is a point mass on each token. Nodes
     stand in order of depth, and the children of one node in the order in which a verifier tries them. Rows are ragged:
-    node i exists in row b if i < count[b] and its parent is not MISSING.
+    node i exists in row b if i < count[b] and its parent is not MISSING. Whoever makes parents [B, N] by row gives
+    every node of depth d a parent of depth d - 1 that exists, or MISSING.
     """
 
     tokens: Tensor  # [B, N]
@@ -103,17 +103,3 @@ class Verdict:
     tokens: Tensor  # [B, D + 1]: x_1 .. x_n, t; columns after these n + 1 are undefined
     accepted: Tensor  # [B], n: the number of accepted guesses
     path: Tensor | None = None  # [B, D], the n accepted nodes of a tree in order; None for a chain
-
-
-def along(draft: Draft, path: Tensor, accepted: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """What was tried along the accepted path of a tree, given path [B, D] and accepted [B] of its verdict. Returns the
-    entry before each step [B, D + 1] (0: the last committed token; i + 1: node i), that entry's first child as a node
-    [B, D], and the number of steps at which there was a child to try [B]."""
-    B = len(path)
-    first = first_children(draft.parents).expand(B, -1)
-    entries = F.pad(path + 1, (1, 0))
-    steps = torch.arange(entries.shape[1], device=path.device)
-    entries = torch.where(steps <= accepted[:, None], entries, entries.gather(1, accepted[:, None]))
-    child = first.gather(1, entries)
-    there = (child >= 0) & (child < draft.count[:, None])
-    return entries, child[:, :-1].clamp(min=0), accepted + there[:, -1].long()

@@ -56,10 +56,6 @@ class Drafter(Component, ABC):
         settings are the constructor's arguments. Raises ConfigError."""
         return cls(**vars(settings))
 
-    def nodes(self, gamma: int) -> int:
-        """The largest number of guesses (nodes) in a draft of depth gamma."""
-        return gamma
-
     def begin(self, state: State, stop: DraftStop | None = None) -> None:
         """Prepares for a new batch of rows and forgets the last one. `stop` may end drafts early, if given."""
 

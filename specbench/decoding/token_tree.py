@@ -50,10 +50,14 @@ def siblings(levels: Levels) -> list[int]:
 
 
 def levels_of(parent: Sequence[int]) -> Levels:
-    """The number of nodes at each depth of a static tree, whose nodes must stand in order of depth."""
+    """The number of nodes at each depth of a static tree. Raises ValueError if the nodes are not in order of depth."""
     found: list[int] = []
-    for above in parent:
+    for node, above in enumerate(parent):
+        if not ROOT <= above < node:
+            raise ValueError(f"node {node} of a tree has parent {above}: allowed are -1 (the root) and earlier nodes")
         found.append(1 if above == ROOT else found[above] + 1)
+    if found != sorted(found):
+        raise ValueError(f"the nodes of a tree must stand in order of depth, but their depths are {found}")
     return tuple(found.count(depth) for depth in range(1, max(found, default=0) + 1))
 
 
@@ -137,15 +141,6 @@ def pack(tokens: Tensor, levels: Levels, parent: Tensor, exists: Tensor) -> Pack
     depth = whole.depth[0][kept]
     guesses = tokens.gather(1, (kept[:, 1:] - 1).clamp(min=0))
     return Packed(guesses, Tree(depth, sees), place)
-
-
-def first_children(parent: Tensor) -> Tensor:
-    """[1 or B, N + 1]: the first child of each entry, as a node index; -1 if it has none. parent [1 or B, N]."""
-    N = parent.shape[1]
-    nodes = torch.where(parent == MISSING, N, torch.arange(N, device=parent.device)).expand_as(parent)
-    found = torch.full((len(parent), N + 1), N, device=parent.device)
-    found = found.scatter_reduce(1, (parent + 1).clamp(min=0), nodes, "amin")
-    return torch.where(found == N, -1, found)
 
 
 def _rows(values: Tensor, index: Tensor) -> Tensor:

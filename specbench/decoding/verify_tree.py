@@ -52,6 +52,21 @@ class Walk:
         return Verdict(tokens, self.n, torch.stack(self.path, 1) if self.path else tokens[:, :0])
 
 
+def along(draft: Draft, verdict: Verdict) -> tuple[Tensor, Tensor, Tensor]:
+    """What was tried along the accepted path of a tree. Returns the entry before each step [B, D + 1] (0: the last
+    committed token; i + 1: node i), the first guess that was tried at each step as a node [B, D], and the number of
+    steps at which there was a guess to try [B]."""
+    walk = Walk(draft)
+    entries, first, steps = [walk.entry], [], torch.zeros_like(walk.n)
+    for depth, level in enumerate(level_ranges(draft.levels)):
+        can_try = walk.children(level)
+        first.append(can_try.int().argmax(1) + level.start)
+        steps = steps + can_try.any(1)
+        walk.step(level, torch.where(depth < verdict.accepted, verdict.tokens[:, depth], -1))
+        entries.append(walk.entry)
+    return torch.stack(entries, 1), torch.stack(first, 1), steps
+
+
 def nobody(mask: Tensor) -> bool:
     """True if the mask [B] or [B, n] has no True and can be read without a device synchronisation; else False."""
     return mask.device.type == "cpu" and not torch.compiler.is_compiling() and not mask.any()

@@ -42,7 +42,9 @@ class HierarchicalDrafter(Drafter):
             super().check(prefix)
             kind, _ = nested(self.below, f"{prefix}below")
             if kind.trees:
-                raise ConfigError(f"{prefix}below={kind.__name__} is not possible: it must be a drafter of chains")
+                raise ConfigError(
+                    f"{prefix}below._target_={self.below['_target_']} is not possible: it must be a drafter of chains"
+                )
 
         def models(self) -> Sequence[BaseSettings]:
             _, below = nested(self.below, "below")
@@ -68,9 +70,6 @@ class HierarchicalDrafter(Drafter):
         kind, own = nested(settings.below, "drafter.below")
         below = kind.from_settings(own, replace(settings.own(context), gamma=settings.below_gamma), model)
         return cls(model, below, settings.below_gamma, target.vocab_size)
-
-    def nodes(self, gamma: int) -> int:
-        return gamma + self.policy.largest
 
     def begin(self, state: State, stop: DraftStop | None = None) -> None:
         self.model.allocate(state.batch_size, state.tokens.shape[1])

@@ -52,9 +52,6 @@ class MedusaDrafter(BlockwiseDrafter):
             )
         return cls(target, heads, settings.sampling_of(context.sampling), settings.size, context.gamma)
 
-    def nodes(self, gamma: int) -> int:
-        return self.size
-
     def propose(self, state: State, gamma: list[int]) -> Draft:
         self.was_active = [row for row, on in enumerate(state.active) if on]
         gamma = [min(g, self.longest) if able else 0 for g, able in zip(gamma, self.can_guess(state), strict=True)]

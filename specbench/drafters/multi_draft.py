@@ -17,7 +17,7 @@ from specbench.decoding.target import Scores
 from specbench.decoding.token_tree import level_ranges
 from specbench.decoding.verify_tree import follow
 from specbench.drafters.own_sampling import OwnSampling
-from specbench.drafters.tree import TreeDrafter, widths
+from specbench.drafters.tree import TreeDrafter
 from specbench.models.language_model import LanguageModel
 from specbench.models.pretrained import PretrainedModel
 from specbench.settings import ConfigError, setting
@@ -65,9 +65,6 @@ class MultiDrafter(Drafter):
         own = settings.own(context)
         models = [PretrainedModel(model, own, role="drafter") for model in settings.models()]
         return cls(models, settings.samples, target.vocab_size, context.gamma)
-
-    def nodes(self, gamma: int) -> int:
-        return sum(len(widths(d.branching, gamma)) * d.branching[0] for d in self.drafters)
 
     def begin(self, state: State, stop: DraftStop | None = None) -> None:
         for drafter in self.drafters:

@@ -59,9 +59,6 @@ class TreeDrafter(ModelDrafter):
         model = load_drafter(settings, context)
         return cls(model, target.vocab_size, context.gamma, settings.branching, settings.children)
 
-    def nodes(self, gamma: int) -> int:
-        return len(branching_tree(widths(self.branching, gamma)))
-
     def propose(self, state: State, gamma: list[int]) -> Draft:
         depth = max(gamma)
         if depth == 0:

@@ -12,10 +12,11 @@ from torch import Tensor
 
 from specbench.decoded import Round
 from specbench.decoding.clock import Laps
-from specbench.decoding.draft import Draft, Verdict, along
+from specbench.decoding.draft import Draft, Verdict
 from specbench.decoding.state import State
 from specbench.decoding.target import Scores
 from specbench.decoding.verifier import Verifier
+from specbench.decoding.verify_tree import along
 from specbench.metrics.metric import Metric, Path
 
 Beta = Callable[[Tensor, Draft, Verdict], Tensor]  # `Verifier.beta`
@@ -116,13 +117,24 @@ def round_numbers(
     if D:
         next_guess = path.draft.tokens.gather(1, verdict.accepted.clamp(max=D - 1)[:, None])[:, 0]
     counts = torch.stack([kept, verdict.accepted, gamma, path.tested, judged, next_guess], 1).double()
-    return torch.cat([counts, *(metric.of_round(path) for metric in metrics), beta], 1)
+    return torch.cat([counts, *(numbers_of(metric, path) for metric in metrics), beta], 1)
+
+
+def numbers_of(metric: Metric, path: Path) -> Tensor:
+    """The numbers [B, K] of a metric. Raises ValueError if they are not as many as its columns."""
+    numbers, columns = metric.of_round(path), metric.columns
+    if numbers.shape != (len(path.kept), len(columns)):
+        raise ValueError(
+            f"{type(metric).__name__}.of_round returned a tensor of shape {tuple(numbers.shape)} where its columns "
+            f"{', '.join(columns)} need {(len(path.kept), len(columns))}"
+        )
+    return numbers
 
 
 def chosen_path(p: Tensor, draft: Draft, verdict: Verdict, kept: Tensor) -> Path:
     """p along the path that was taken, and the first guess of each step as a chain. p [B, N + 1, V], kept [B]."""
     if verdict.path is not None and not draft.is_chain:
-        entries, first, judged = along(draft, verdict.path, verdict.accepted)
+        entries, first, judged = along(draft, verdict)
         rows = torch.arange(len(entries), device=p.device)[:, None]
         q = None if draft.probs is None else draft.probs[rows, first]
         p, draft = p[rows, entries], Draft.chain(draft.tokens.gather(1, first), q, judged)

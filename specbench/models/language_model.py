@@ -234,7 +234,8 @@ class LanguageModel(Target):
         """Moves the keys and values of a tree's accepted path to the columns of a chain. base [B] is the column of node
         0."""
         if verdict.path is not None and not draft.is_chain:
-            self.keep_path(verdict.path, base, scores.place)
+            # Nodes that a row has not got are not read: the path of accepted guesses ends before them.
+            self.keep_path(verdict.path[:, : scores.width - 1], base, scores.place)
 
     def keep_path(self, path: Tensor, base: Tensor, place: Tensor | None = None) -> None:
         """Moves the keys and values of the nodes path [B, D] to consecutive columns from base [B] on, the column of

@@ -30,16 +30,12 @@ class Parts:
     workload: Workload
     max_new_tokens: int
     batch_size: int  # rows
+    spare: int  # cache columns that a round's guesses may take beyond a row's limit
     prefill_chunk: int  # tokens
     seed: int
     metrics: Mapping[str, Metric] = field(default_factory=dict)
     stop_strings: Sequence[str] = ()
     notes: Sequence[str] = ()  # warnings to print with the results
-
-    @property
-    def spare(self) -> int:
-        """Cache columns that a round's guesses may take beyond a row's limit."""
-        return self.drafter.nodes(self.policy.largest) + 1
 
     @property
     def gammas(self) -> list[int]:

@@ -55,6 +55,7 @@ def summarise(session: Session, record: Record, status: str, provenance: dict[st
     gammas = gamma_sweep(results, cost.by_gamma, measured)
     known = _Known(alpha.mean, cost.c, gamma) if alpha.mean is not None and cost.c is not None else None
     chain = known is not None and not parts.drafter.trees  # Theorem 3.11 counts a chain's operations
+    metrics, notes = of_metrics(parts, results)
     return RunResult(
         name=parts.name,
         status=status,
@@ -91,8 +92,8 @@ def summarise(session: Session, record: Record, status: str, provenance: dict[st
         latency=latencies(results),
         memory=memory(parts, record),
         counts=counts,
-        metrics=of_metrics(parts, results),
-        notes=list(parts.notes),
+        metrics=metrics,
+        notes=[*parts.notes, *notes],
     )
 
 
@@ -205,12 +206,18 @@ def latencies(results: Sequence[Result]) -> dict[str, Latency]:
     return {way: times for way, times in found.items() if times is not None}
 
 
-def of_metrics(parts: Parts, results: Sequence[Result]) -> dict[str, dict[str, float | None]]:
-    """The numbers of each of the run's metrics, by its name."""
-    return {
-        name: dict(metric.of_run([[r.numbers[name] for r in result.speculative.rounds] for result in results]))
-        for name, metric in parts.metrics.items()
-    }
+def of_metrics(parts: Parts, results: Sequence[Result]) -> tuple[dict[str, dict[str, float | None]], list[str]]:
+    """The numbers of each of the run's metrics, by its name, and a note on each one that failed: an error in a metric
+    must not lose a run that is decoded."""
+    found: dict[str, dict[str, float | None]] = {}
+    notes = []
+    for name, metric in parts.metrics.items():
+        try:
+            found[name] = dict(metric.of_run([[r.numbers[name] for r in x.speculative.rounds] for x in results]))
+        except Exception as error:
+            found[name] = {}
+            notes.append(f"metric {name} has no numbers: {type(error).__name__}: {error}")
+    return found, notes
 
 
 def memory(parts: Parts, record: Record) -> Memory:
