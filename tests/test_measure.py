@@ -1,5 +1,8 @@
 """Counters, estimators and the losslessness gate, with verifiers that the gate must refuse."""
 
+import dataclasses
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -16,6 +19,7 @@ from specbench.gamma_policies.fixed import FixedGamma
 from specbench.measure.estimators import ratio, speedup_interval
 from specbench.measure.lossless import GATE, equality_gate, martingale_gate
 from specbench.measure.recorder import Recorder
+from specbench.report import tables as report_tables
 from specbench.verifiers.speculative import SpeculativeVerifier
 
 
@@ -55,6 +59,19 @@ def test_the_gate_refuses_biased_verifiers(kind, verifier, tables, number_text):
 def test_the_gate_refuses_hidden_lenience(tables, number_text):
     rounds, _ = record(tables, number_text, lenience=0.8)
     assert not martingale_gate(rounds, expected=False).passed
+
+
+@pytest.mark.parametrize("kind", ["model", "ngram"])
+def test_the_gate_refuses_probabilities_that_are_not_numbers(kind, tables, number_text):
+    broken = tables.target.clone()
+    broken[3, :] = float("nan")
+    rounds, _ = record(SimpleNamespace(target=broken, similar=tables.similar), number_text, kind)
+    gate = martingale_gate(rounds, expected=True)
+    assert not gate.passed and not np.isfinite(gate.statistic)
+    told, _ = report_tables.verdict(
+        dataclasses.asdict(gate) | {"statistic": None}
+    )  # as results.json has what is not finite
+    assert told == "FAILED: a probability of the target or the drafter is not finite"
 
 
 def decoded(prompt, ours, baseline) -> Result:

@@ -25,8 +25,10 @@ class Martingale(Metric):
 
 
 def z_of(rounds: Sequence[tuple[float, ...]]) -> float:
-    """z of all rounds together; 0 if the variance is 0."""
+    """z of all rounds together: 0 if the variance is 0, infinite if a number is not finite."""
     deviation, variance = (sum(numbers[i] for numbers in rounds) for i in (0, 1))
+    if not math.isfinite(deviation + variance):
+        return math.inf
     return deviation / math.sqrt(variance) if variance > 0 else 0.0
 
 

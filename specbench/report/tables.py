@@ -42,6 +42,8 @@ def verdict(lossless: dict[str, Any]) -> tuple[str, str]:
         told = f"{detail['equal']} of {detail['requests']} outputs equal the baseline's, token by token"
         if detail["ties"]:
             told += f"; {detail['ties']} differ first at a tie of the two best logits"
+    elif lossless["statistic"] is None:
+        told = "a probability of the target or the drafter is not finite"
     else:
         told = f"largest |z| {lossless['statistic']:.2f}, limit {lossless['threshold']:g}"
     if not lossless["expected"]:
