@@ -48,7 +48,7 @@ def accounting(run: StoredRun) -> Figure:
     """The four factors of the speedup as a waterfall, from Theorem 3.8's prediction to the measurement."""
     figure, axes = plt.subplots(figsize=(7, 3.6))
     factors = run.result["speedup"]["accounting"]
-    level, names = 0.0, [*WORDS]
+    level, highest, names = 0.0, 0.0, [*WORDS]
     for x, name in enumerate(names):
         after = factors[name]["factor"] if x == 0 else level * factors[name]["factor"]
         low, high = factors[name]["ci95"]
@@ -59,13 +59,13 @@ def accounting(run: StoredRun) -> Figure:
         text = f"{after:.2f}x" if x == 0 else f"x{factors[name]['factor']:.2f}"
         axes.annotate(f"{text}\n{low:.2f} to {high:.2f}", (x, max(level, after)), (0, 4), textcoords="offset points",
                       ha="center", fontsize=9)  # fmt: skip
-        level = after
+        level, highest = after, max(highest, after)
     axes.bar(len(names), level, color=MEASURED, width=0.6)
     low, high = run.result["speedup"]["ci95"]
     axes.annotate(f"{level:.2f}x\n{low:.2f} to {high:.2f}", (len(names), level), (0, 4), textcoords="offset points",
                   ha="center", fontsize=9)  # fmt: skip
     axes.set_xticks(range(len(names) + 1), [*WORDS.values(), "measured"])
-    axes.margins(y=0.2)
+    axes.set_ylim(0, 1.2 * highest)  # room for the labels
     axes.axhline(1, color=OTHER, linewidth=1, linestyle=":")
     axes.set_ylabel("speedup over plain decoding")
     return figure
