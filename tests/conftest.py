@@ -4,6 +4,7 @@ import json
 import os
 import tempfile
 from collections.abc import Callable
+from copy import copy
 from functools import cache, partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -182,6 +183,13 @@ def spare_of(kind: str, gamma: int) -> int:
     return 7 if kind == "medusa" else gamma + 1
 
 
+def without_cache(model: LanguageModel) -> LanguageModel:
+    """A copy with the same weights, which makes a cache of its own."""
+    twin = copy(model)
+    twin._cache = None
+    return twin
+
+
 def make_drafter(kind: str, target: LanguageModel, text_file: str, drafter_model: LanguageModel | None = None):
     """Any drafter for a target; `text_file` is what the count models are fitted on."""
     V, sampling, model = target.vocab_size, target.sampling, drafter_model
@@ -204,10 +212,10 @@ def make_drafter(kind: str, target: LanguageModel, text_file: str, drafter_model
     if kind.startswith("tree_"):
         return TreeDrafter(model, V, 5, [3, 2], kind.removeprefix("tree_"))
     if kind.startswith("multi_draft"):
-        models = [model, model.without_cache()] if kind.endswith("two") else [model]
+        models = [model, without_cache(model)] if kind.endswith("two") else [model]
         return MultiDrafter(models, 2, V, 5)
     if kind.startswith("under_"):  # hierarchical: this drafter under the model
-        below = make_drafter(kind.removeprefix("under_"), model, text_file, model.without_cache())
+        below = make_drafter(kind.removeprefix("under_"), model, text_file, without_cache(model))
         return HierarchicalDrafter(model, below, 2, V)
     return self_drafter(kind, target, drafter_model)
 

@@ -5,7 +5,7 @@ from functools import cache
 import conftest
 import pytest
 import torch
-from conftest import CACHES, DRAFTERS, TREES, VERIFIERS, make_drafter, short_prompts, spare_of
+from conftest import CACHES, DRAFTERS, TREES, VERIFIERS, make_drafter, short_prompts, spare_of, without_cache
 
 from specbench.cache.static import StaticCache
 from specbench.context import Context
@@ -48,7 +48,7 @@ def shipped(role: str, executor: str = "eager") -> PretrainedModel:
 
 @cache
 def model(role: str, sampling: Sampling, cache_name: str, executor: str = "eager") -> LanguageModel:
-    other = shipped(role, executor).without_cache()
+    other = without_cache(shipped(role, executor))
     other.sampling, other.new_cache = sampling, CACHES[cache_name]
     return other
 

@@ -5,7 +5,6 @@ explicit positions, cache columns and a 4-D attention mask. The modelling code o
 (b of them in a forward), N new tokens, D levels, T columns, V vocabulary, H hidden.
 """
 
-import copy
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -81,12 +80,6 @@ class LanguageModel(Target):
     def stock_module(self) -> PreTrainedModel:
         """The module as transformers made it."""
         return self.module
-
-    def without_cache(self) -> "LanguageModel":
-        """A copy with the same weights, which makes a cache of its own."""
-        twin = copy.copy(self)
-        twin._cache = None
-        return twin
 
     @property
     def vocab_size(self) -> int:
