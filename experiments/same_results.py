@@ -22,7 +22,7 @@ def facts(folder: Path) -> dict[str, Any]:
     """What must not depend on time, of one finished run."""
     run = StoredRun(folder, json.loads((folder / "results.json").read_text(encoding="utf-8")))
     found = {name: run.result[name] for name in NUMBERS}
-    found["lossless"] = [run.result["lossless"][name] for name in ("passed", "statistic")]
+    found["lossless"] = [run.result["lossless"].get(name) for name in ("verdict", "passed", "statistic")]
     found["prompts"] = [{name: line.get(name) for name in OF_PROMPTS} for line in run.prompts]
     return found
 

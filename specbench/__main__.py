@@ -14,7 +14,7 @@ from omegaconf.errors import OmegaConfBaseException
 from rich.text import Text
 
 from specbench.paths import conf_dir, fields
-from specbench.settings import ConfigError, explain, stop
+from specbench.settings import ConfigError, VerdictError, explain, stop
 
 log = logging.getLogger("specbench")
 OmegaConf.register_new_resolver("fields", fields, replace=True)
@@ -28,9 +28,11 @@ def job(config: DictConfig) -> float | None:
             return one_run(config)
         except ConfigError as error:  # before Hydra adds a line of its own
             stop(str(error), 2)
+        except VerdictError as error:
+            stop(str(error), 3)
     try:
         return one_run(config, skip_finished=True)
-    except ConfigError as error:
+    except (ConfigError, VerdictError) as error:
         log.error("%s", error)
     except Exception:
         log.exception("the job failed")
@@ -39,12 +41,12 @@ def job(config: DictConfig) -> float | None:
 
 def one_run(config: DictConfig, skip_finished: bool = False) -> float | None:
     """Runs the composed configuration. Returns the measured speedup, for Hydra's optimisers; None if the run was
-    finished before and is skipped. Raises ConfigError."""
+    finished before and is skipped. Raises ConfigError, or VerdictError with strict=true."""
     from specbench.config.build import build
     from specbench.config.checks import check
     from specbench.progress import decoding_progress
     from specbench.report.run_table import run_table
-    from specbench.report.tables import show
+    from specbench.report.tables import GOOD, show
     from specbench.run.run import run
     from specbench.storage.read import is_finished
     from specbench.storage.write import write_config, write_result
@@ -65,6 +67,9 @@ def one_run(config: DictConfig, skip_finished: bool = False) -> float | None:
     logger.kind.from_settings(logger.settings).log(result, record, out_dir)
     if result.status == "interrupted":
         raise KeyboardInterrupt
+    lossless = result.lossless
+    if checked.root.strict and lossless.verdict not in GOOD:
+        raise VerdictError(f"strict=true: the verdict is {lossless.verdict} ({lossless.reason}), see {out_dir}")
     return result.speedup.measured
 
 

@@ -11,6 +11,7 @@ from specbench.data.prompts import Request
 from specbench.decoding.clock import Lap, Laps, decoding_seconds
 from specbench.decoding.queue import RequestTimes
 from specbench.peers.peer import PeerOutput
+from specbench.reading import Evidence, Reading
 
 Floats = npt.NDArray[np.float64]
 
@@ -73,6 +74,7 @@ class Decoded:
     laps: list[Laps]  # of each call of the target
     prefill_seconds: float  # of the target, and of the drafter when it reads prompts
     kv_bytes: int
+    evidence: Sequence[Evidence] = ()  # of each request, until its text is read again
 
     @property
     def decode_seconds(self) -> float:
@@ -107,6 +109,7 @@ class Result:
     peers: dict[str, PeerOutput] = field(default_factory=dict)
     speculative_laws: TextLaws | None = None  # along both texts, if they were read
     baseline_laws: TextLaws | None = None
+    reading: Reading | None = None  # by the stock module, if it was read
 
     @property
     def both(self) -> tuple[DecodedRequest, DecodedRequest]:
@@ -139,6 +142,7 @@ class Record:
     failures: list[Failure] = field(default_factory=list)
     too_long: int = 0  # requests that leave no room for a token in the context
     columns: dict[str, tuple[str, ...]] = field(default_factory=dict)  # names of the numbers of each metric
+    unread: str = ""  # why some texts were not read again
 
     @property
     def results(self) -> list[Result]:

@@ -12,7 +12,7 @@ from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
 
 from specbench.config.checks import check
-from specbench.report.tables import multirun_rows, multirun_tables, show, to_csv
+from specbench.report.tables import GOOD, multirun_rows, multirun_tables, show, to_csv, word
 from specbench.settings import ConfigError, stop
 from specbench.storage.atomic import write_text
 from specbench.storage.read import read_result
@@ -23,6 +23,7 @@ class Sweep(Callback):
 
     def __init__(self) -> None:
         self.jobs: list[tuple[list[str], Path]] = []
+        self.strict = False
 
     def on_multirun_start(self, config: DictConfig, config_name: str = "config", **kwargs: Any) -> None:
         """Checks every job, so that a mistake in the last one is not found after hours of the others."""
@@ -37,6 +38,7 @@ class Sweep(Callback):
             stop(str(error), 2)
 
     def on_job_end(self, config: DictConfig, job_return: JobReturn, **kwargs: Any) -> None:
+        self.strict = self.strict or config.strict
         self.jobs.append((list(job_return.overrides or []), Path(config.hydra.runtime.output_dir)))
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
@@ -48,3 +50,6 @@ class Sweep(Callback):
         missing = sum(result is None for _, result in found)
         if missing:
             sys.exit(f"specbench: {missing} of {len(rows)} jobs have no result, see their run.log")
+        bad = sum(word(result["lossless"]) not in GOOD for _, result in found if result is not None)
+        if self.strict and bad:
+            stop(f"the verdict on losslessness is not good in {bad} of {len(rows)} jobs", 3)

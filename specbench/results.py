@@ -78,15 +78,50 @@ class Speedup:
 
 
 @dataclass
+class DecoderTV:
+    """Total variation between the p that the decoder used and the stock module's, over `positions`."""
+
+    mean: float
+    largest: float
+    mean_limit: float  # what rounding explains
+    largest_limit: float
+    positions: int
+    within: bool  # the mean and every position
+
+
+@dataclass
+class Detectable:
+    """The smallest faults that nine of ten runs of this size would find; None where there is no such number."""
+
+    tv: float | None  # total variation of the output distribution at tested positions, towards the drafter's
+    lenience: float | None  # the closest to 1
+
+
+@dataclass
+class Reread:
+    """What the verdict read once more with the stock module, and the seconds that it took, outside all other times."""
+
+    texts: int
+    tokens: int  # new ones
+    seconds: float
+
+
+@dataclass
 class Lossless:
-    """Whether the output distribution is the target's: `expected` of these settings, `passed` by the test."""
+    """Whether the output distribution is the target's: `expected` of these settings, `passed` by the test (None: not
+    tested, or not enough). `verdict` is "passed", "failed", "untested", "inconclusive" or "lossy" (by choice)."""
 
     expected: bool
-    passed: bool
+    passed: bool | None
+    verdict: str
+    reason: str
     method: str
     statistic: float
     threshold: float
     detail: dict[str, Any]
+    decoder_tv: DecoderTV | None
+    detectable: Detectable
+    reread: Reread
 
 
 @dataclass

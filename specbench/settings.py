@@ -19,6 +19,10 @@ class ConfigError(Exception):
     """A mistake of the user's: one sentence that names the key, the value and what is allowed."""
 
 
+class VerdictError(Exception):
+    """With strict=true: a run is finished and written, but its verdict is not good."""
+
+
 @dataclasses.dataclass
 class BaseSettings:
     """Base class of every schema: a dataclass whose fields are made by `setting`."""

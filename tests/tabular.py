@@ -26,17 +26,24 @@ class TabularMarkov(nn.Module):
     def get_output_embeddings(self) -> nn.Module:
         return self.output
 
+    def set_attn_implementation(self, name: str) -> None:
+        self.config._attn_implementation = name
+
     def forward(
         self,
-        attention_mask: Tensor,
-        past_key_values,
+        attention_mask: Tensor | None = None,
+        past_key_values=None,
         input_ids: Tensor | None = None,
         inputs_embeds: Tensor | None = None,
         logits_to_keep: int = 0,
         **unused,
     ) -> SimpleNamespace:
         """input_ids [B, N] or inputs_embeds [B, N, 1], attention_mask [B, 1, N, columns] -> .logits
-        [B, N or kept, V]."""
+        [B, N or kept, V]. Without a mask, as transformers calls it: the text as it stands."""
+        if attention_mask is None:
+            before = nn.functional.pad(input_ids, (1, 0))[:, :-1]
+            pairs = (before * self.config.vocab_size + input_ids)[..., None].to(self.output.weight.dtype)
+            return SimpleNamespace(logits=self.output(pairs[:, -logits_to_keep:]))
         numbers = input_ids[..., None] if inputs_embeds is None else inputs_embeds
         new = numbers[:, None].to(self.output.weight.dtype)
         keys, _ = past_key_values.update(new, new, 0)
@@ -56,6 +63,7 @@ class TabularConfig:
 
     vocab_size: int
     max_position_embeddings: int
+    _attn_implementation: str = "sdpa"
 
     def get_text_config(self) -> "TabularConfig":
         return self

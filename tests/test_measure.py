@@ -1,25 +1,16 @@
-"""Counters, estimators and the losslessness gate, with verifiers that the gate must refuse."""
-
-import dataclasses
-from types import SimpleNamespace
+"""Counters and estimators."""
 
 import numpy as np
 import pytest
-import torch
 from conftest import V, make_drafter, tabular_model, verifier_of
-from test_law import AcceptEverything, ResidualFromTarget
 
-from specbench.data.prompts import Request
-from specbench.decoded import DecodedRequest, Result
 from specbench.decoding.clock import Lap, Stopwatch
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.speculative import decode_speculative
 from specbench.decoding.state import Job, State
 from specbench.gamma_policies.fixed import FixedGamma
 from specbench.measure.estimators import ratio, speedup_interval
-from specbench.measure.lossless import GATE, equality_gate, martingale_gate
 from specbench.measure.recorder import Recorder
-from specbench.report import tables as report_tables
 from specbench.verifiers.speculative import SpeculativeVerifier
 
 
@@ -34,70 +25,11 @@ def record(tables, number_text, kind="model", verifier=SpeculativeVerifier, leni
     state = State.start(jobs, list(stop), gamma + 1, target.device)
     target.allocate(rows, state.tokens.shape[1])
     target.prefill(state)
-    recorder, clock = Recorder(judge, {} if sampling.greedy else GATE), Stopwatch(target.device)
+    recorder, clock = Recorder(judge, {}), Stopwatch(target.device)
     policy = FixedGamma(gamma)
     decode_speculative(state, target, drafter, policy, judge, clock, recorder)
     calls = recorder.rounds([laps for laps in clock.rounds() if Lap.VERIFY in laps])
     return [r for call in calls for r in call], state
-
-
-@pytest.mark.parametrize("kind", ["model", "ngram", "ngram_sample", "prompt_lookup", "bigram", "random"])
-def test_the_gate_passes_exact_decoding(kind, tables, number_text):
-    rounds, _ = record(tables, number_text, kind)
-    verdict = martingale_gate(rounds, expected=True)
-    assert verdict.passed, verdict.detail
-    assert verdict.detail["tokens"] == 300 * 40
-
-
-@pytest.mark.parametrize("kind", ["model", "bigram", "ngram"])
-@pytest.mark.parametrize("verifier", [AcceptEverything, ResidualFromTarget])
-def test_the_gate_refuses_biased_verifiers(kind, verifier, tables, number_text):
-    rounds, _ = record(tables, number_text, kind, verifier)
-    assert not martingale_gate(rounds, expected=True).passed
-
-
-def test_the_gate_refuses_hidden_lenience(tables, number_text):
-    rounds, _ = record(tables, number_text, lenience=0.8)
-    assert not martingale_gate(rounds, expected=False).passed
-
-
-@pytest.mark.parametrize("kind", ["model", "ngram"])
-def test_the_gate_refuses_probabilities_that_are_not_numbers(kind, tables, number_text):
-    broken = tables.target.clone()
-    broken[3, :] = float("nan")
-    rounds, _ = record(SimpleNamespace(target=broken, similar=tables.similar), number_text, kind)
-    gate = martingale_gate(rounds, expected=True)
-    assert not gate.passed and not np.isfinite(gate.statistic)
-    told, _ = report_tables.verdict(
-        dataclasses.asdict(gate) | {"statistic": None}
-    )  # as results.json has what is not finite
-    assert told == "FAILED: a probability of the target or the drafter is not finite"
-
-
-def decoded(prompt, ours, baseline) -> Result:
-    """A request and what two decoders wrote."""
-    return Result(Request("r", "", prompt, ""), 9, DecodedRequest(ours, []), DecodedRequest(baseline, []))
-
-
-def test_greedy_gate_names_the_first_divergence(tables):
-    target = tabular_model(tables.target, Sampling(temperature=0))
-    same = equality_gate([decoded([1, 2], [3, 4, 5], [3, 4, 5])], target, expected=True)
-    assert same.passed and same.detail["equal"] == 1
-    other = equality_gate([decoded([1, 2], [3, 4, 5], [3, 9, 5])], target, expected=True)
-    assert not other.passed
-    assert other.detail["divergences"][0]["position"] == 1
-    assert other.detail["divergences"][0]["kind"] == "bug"
-
-
-def test_greedy_gate_forgives_a_tie_in_16_bits_only(tables):
-    table = tables.target.clone()
-    best, second = table[2, 3].topk(2).indices
-    table[2, 3, second] = table[2, 3, best] - 1e-3
-    target = tabular_model(table, Sampling(temperature=0))
-    outputs = [decoded([1, 2], [3, int(best)], [3, int(second)])]
-    assert not equality_gate(outputs, target, expected=True).passed
-    target.dtype = torch.bfloat16
-    assert equality_gate(outputs, target, expected=True).passed
 
 
 def test_counters_add_up(tables, number_text):

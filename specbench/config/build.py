@@ -65,6 +65,7 @@ def build(checked: Checked, announce: Callable[[str], None] = log.info) -> Parts
         spare=spare,
         prefill_chunk=root.prefill_chunk,
         seed=root.seed,
+        verdict_tokens=root.verdict_tokens,
         metrics={name: choice.kind.from_settings(choice.settings) for name, choice in checked.metrics.items()},
         # A shell cannot easily say a line break, so \n and \t are read here.
         stop_strings=[text.replace("\\n", "\n").replace("\\t", "\t") for text in root.stop],

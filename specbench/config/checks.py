@@ -12,7 +12,6 @@ from omegaconf import DictConfig, OmegaConf
 from specbench.component import Choice, Choices, Component
 from specbench.config.schema import GROUPS, METRICS, NOT_HASHED, OTHERS, Root
 from specbench.devices import pick_device
-from specbench.measure.lossless import GATE
 from specbench.metrics.metric import Metric
 from specbench.settings import ConfigError, validate
 
@@ -62,11 +61,6 @@ def choose_metrics(config: DictConfig) -> dict[str, Choice]:
         return {}
     if not isinstance(chosen, DictConfig):
         raise ConfigError(f"{METRICS}={chosen} is not allowed: choose metrics with metric=[NAME,NAME]")
-    for name in chosen:
-        if name in GATE:
-            raise ConfigError(
-                f"{METRICS}.{name} is not allowed: a metric must have a name other than {', '.join(GATE)}"
-            )
     return {str(name): choose(config, METRICS, Metric, str(name)) for name in chosen}
 
 

@@ -42,7 +42,7 @@ GROUPS: dict[str, type[Component]] = {  # group: the base class of what can be c
 METRICS = "metrics"  # of the group `metric`, several may be chosen: metric=[a,b]
 OTHERS = (METRICS, "metric", "experiment", "hydra")  # other keys of a configuration that are not scalars
 # Keys that no number depends on: a finished run that differs only in these is not repeated.
-NOT_HASHED = ("name", "force", "logger", "experiment")
+NOT_HASHED = ("name", "force", "strict", "logger", "experiment")
 
 
 @dataclass
@@ -61,6 +61,8 @@ class Root(BaseSettings):
     prefill_chunk: int = setting(ge=1)
     stop: list[str] = setting()
     seed: int = setting(ge=0)
+    verdict_tokens: int = setting(ge=0)
+    strict: bool = setting()
     device: str = setting()
     dtype: str = setting(choices=("auto", "float32", "bfloat16", "float16"))
     force: bool = setting()

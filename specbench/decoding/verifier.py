@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from torch import Tensor
 
@@ -21,6 +21,9 @@ class Verifier(Component, ABC):
     needs_law: ClassVar[bool] = False  # whether it cannot judge guesses whose q is a point mass
     only_greedy: ClassVar[bool] = False  # whether the temperature must be 0
     judges_by_law: bool = False  # whether acceptance at a position depends only on p, q and lenience there
+    # The probability that the first guess x of a step stands there: min(1, p(x) / q(x)), p(x), or None if it depends on
+    # more. The losslessness test compares it with what happened.
+    keeps_guess: Literal["p / q", "p"] | None = None
     looks_ahead: bool = False  # whether a verdict depends on guesses after the first rejected one
 
     lossless: bool = True

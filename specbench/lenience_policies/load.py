@@ -52,6 +52,7 @@ class VerifierUnderLoad(Verifier):
         self._levels, self.step, self.first = levels, step, levels[0]
         self.lossless = all(level.lossless for level in levels)
         self.lenience, self.note = self.first.lenience, self.first.note
+        self.keeps_guess = self.first.keeps_guess
         self.judges_by_law, self.looks_ahead = self.first.judges_by_law, self.first.looks_ahead
 
     @property

@@ -17,7 +17,9 @@ from specbench.decoding.state import State
 from specbench.decoding.target import Scores
 from specbench.decoding.verifier import Verifier
 from specbench.decoding.verify_tree import along
+from specbench.measure.evidence import LAW_BYTES, evidence_numbers, width
 from specbench.metrics.metric import Metric, Path
+from specbench.reading import Evidence
 
 Beta = Callable[[Tensor, Draft, Verdict], Tensor]  # `Verifier.beta`
 
@@ -40,36 +42,67 @@ class Call(NamedTuple):
     lengths: list[int]  # by row, generated tokens
     lenience: float
     width: int  # tokens of each row that the target's call read
-    numbers: Tensor  # [B, K]: counts, metrics, betas
+    numbers: Tensor  # [B, K]: counts, metrics, betas, evidence
+    steps: int  # D
+    law: Tensor | None  # [B, D + 1, V], the decoder's p along the path, while there is room for it
 
 
 class Recorder:
-    """The round hook that measures. `reduce` is `round_numbers`, or an executor's version of it."""
+    """The round hook that measures. `reduce` is `round_numbers`, or an executor's version of it. For the losslessness
+    test it records `evidence`, and with `laws` p too."""
 
     def __init__(
         self,
         verifier: Verifier,
         metrics: Mapping[str, Metric],
         reduce: Callable[..., Tensor] | None = None,
+        evidence: bool = False,
+        laws: bool = False,
     ):
         self.verifier, self.metrics, self.reduce = verifier, metrics, reduce or round_numbers
+        self._evidence, self._room = evidence, LAW_BYTES if laws else 0.0
         self._calls: list[Call] = []
 
     def __call__(self, state: State, scores: Scores, draft: Draft, verdict: Verdict, kept: Tensor) -> None:
         """Stores the numbers [B, K] of a round; kept [B] is the number of tokens that each row kept."""
         judge = self.verifier.under(state)
-        numbers = self.reduce(scores.p, draft, verdict, kept, judge.beta, tuple(self.metrics.values()))
+        metrics = tuple(self.metrics.values())
+        numbers = self.reduce(scores.p, draft, verdict, kept, judge.beta, metrics, self._evidence)
         lengths = [length - prompt for length, prompt in zip(state.lengths, state.prompt_lengths, strict=True)]
+        law = self._law(scores.p, draft, verdict, kept)
         # A CUDA graph overwrites its outputs in the next round.
-        self._calls.append(Call(list(state.owners), lengths, judge.lenience, scores.width, numbers.clone()))
+        call = Call(list(state.owners), lengths, judge.lenience, scores.width, numbers.clone(), draft.depth, law)
+        self._calls.append(call)
+
+    def _law(self, p: Tensor, draft: Draft, verdict: Verdict, kept: Tensor) -> Tensor | None:
+        """A copy of p [B, N + 1, V] along the path [B, D + 1, V]; None if there is no room left for it."""
+        if self._room <= 0:
+            return None
+        law = chosen_path(p, draft, verdict, kept).p.clone()
+        self._room -= law.nbytes
+        return law
 
     def rounds(self, laps: Sequence[Laps]) -> list[list[Round]]:
         """One list of records per round, a record for each row that was active in it; `laps` are the seconds of each
         round."""
         return [self._rounds(call, seconds) for call, seconds in zip(self._calls, laps, strict=True)]
 
+    def evidence(self, requests: int) -> list[Evidence]:
+        """What stood behind the tokens of each of so many requests."""
+        found = [Evidence(self.verifier.keeps_guess) for _ in range(requests)]
+        for call in self._calls:
+            table = call.numbers.cpu().numpy()
+            for row, numbers in enumerate(table):
+                counts = Counts(*map(int, numbers[: len(Counts._fields)]))
+                if counts.kept:
+                    law = None if call.law is None else call.law[row]
+                    position, own = call.lengths[row] - counts.kept, numbers[-width(call.steps) :]
+                    found[call.owners[row]].add(position, counts.kept, counts.tested, own, law)
+        return found
+
     def _rounds(self, call: Call, seconds: Laps) -> list[Round]:
-        rows = zip(call.owners, call.lengths, call.numbers.tolist(), strict=True)
+        numbers = call.numbers[:, : -width(call.steps)] if self._evidence else call.numbers
+        rows = zip(call.owners, call.lengths, numbers.tolist(), strict=True)
         active = [(owner, length, numbers) for owner, length, numbers in rows if numbers[0] > 0]
         shared = {
             "seconds": seconds,
@@ -106,10 +139,16 @@ class Recorder:
 
 
 def round_numbers(
-    p: Tensor, draft: Draft, verdict: Verdict, kept: Tensor, beta_of: Beta, metrics: tuple[Metric, ...]
+    p: Tensor,
+    draft: Draft,
+    verdict: Verdict,
+    kept: Tensor,
+    beta_of: Beta,
+    metrics: tuple[Metric, ...],
+    evidence: bool = False,
 ) -> Tensor:
-    """A round as K float64 numbers per row, [B, K]: `Counts`, the numbers of the metrics, and beta of every step. p
-    [B, N + 1, V], kept [B]."""
+    """A round as K float64 numbers per row, [B, K]: `Counts`, the numbers of the metrics, beta of every step, and with
+    `evidence` those of `evidence_numbers`. p [B, N + 1, V], kept [B]."""
     beta, gamma = beta_of(p, draft, verdict).double(), draft.steps()
     path = chosen_path(p, draft, verdict, kept)
     judged, D = path.draft.count, path.draft.tokens.shape[1]
@@ -117,7 +156,8 @@ def round_numbers(
     if D:
         next_guess = path.draft.tokens.gather(1, verdict.accepted.clamp(max=D - 1)[:, None])[:, 0]
     counts = torch.stack([kept, verdict.accepted, gamma, path.tested, judged, next_guess], 1).double()
-    return torch.cat([counts, *(numbers_of(metric, path) for metric in metrics), beta], 1)
+    more = [evidence_numbers(path)] if evidence else []
+    return torch.cat([counts, *(numbers_of(metric, path) for metric in metrics), beta, *more], 1)
 
 
 def numbers_of(metric: Metric, path: Path) -> Tensor:

@@ -4,7 +4,7 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -69,8 +69,12 @@ class PretrainedModel(LanguageModel):
         )
 
     def stock_module(self) -> PreTrainedModel:
-        """The module as transformers made it; loaded again if the executor may have changed it."""
-        return self.load_again() if self.executor.changes_modules else self.module
+        """The module as transformers made it; loaded again, once, if the executor may have changed it."""
+        return self._second_module if self.executor.changes_modules else self.module
+
+    @cached_property
+    def _second_module(self) -> PreTrainedModel:
+        return self.load_again()
 
 
 def local_path(path: str) -> Path:

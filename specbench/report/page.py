@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from specbench.report import figures, paper
 from specbench.report.samples import samples
 from specbench.report.style import save
-from specbench.report.tables import account, at, multirun_rows, verdict
+from specbench.report.tables import account, at, multirun_rows, verdict, word
 from specbench.results import flatten
 from specbench.storage.atomic import write_text
 from specbench.storage.read import StoredRun
@@ -224,13 +224,12 @@ def _one_each(runs: Sequence[StoredRun], x: str, y: str) -> bool:
 def _cards(result: dict[str, Any]) -> list[dict[str, str]]:
     speedup, alpha = result["speedup"], result["alpha"]
     low, high = speedup["ci95"]
-    sentence, _ = verdict(result["lossless"])
     cards = [("speedup, measured", f"{speedup['measured']:.2f}x", f"95 % interval {low:.2f} to {high:.2f}")]
     if speedup["theorem_3_8"] is not None:
         cards.append(("Theorem 3.8", f"{speedup['theorem_3_8']:.2f}x", "from alpha, gamma and c"))
         cards.append(("alpha", f"{alpha['mean']:.3f}", f"standard error {alpha['stderr'] or 0:.3f}"))
     cards.append(("tokens a round", f"{result['block_efficiency']['mean']:.2f}", "block efficiency"))
-    cards.append(("lossless", sentence.split(":")[0].split(" (")[0], result["lossless"]["method"].replace("_", " ")))
+    cards.append(("lossless", word(result["lossless"]), result["lossless"]["method"].replace("_", " ")))
     return [{"name": name, "value": value, "note": note} for name, value, note in cards]
 
 
@@ -239,8 +238,8 @@ def _notes(runs: Sequence[StoredRun]) -> list[dict[str, str]]:
     for run in runs:
         result = run.result
         sentence, _ = verdict(result["lossless"])
-        if not result["lossless"]["passed"] or len(runs) == 1:
-            kind = ("good" if result["lossless"]["passed"] else "bad") if result["lossless"]["expected"] else "dim"
+        if word(result["lossless"]) != "passed" or len(runs) == 1:
+            kind = {"passed": "good", "lossy": "dim"}.get(word(result["lossless"]), "bad")
             found.append({"kind": kind, "text": f"{run.label}: {sentence}" if len(runs) > 1 else sentence})
         if result["speedup"]["measured"] < 1:
             found.append({"kind": "bad", "text": f"{run.label}: slower than plain decoding"})

@@ -1,13 +1,14 @@
 """Tables of the jobs of a multirun, and the wording of verdicts and numbers."""
 
 import csv
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from io import StringIO
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from specbench.results import flatten
 
@@ -35,20 +36,51 @@ ONE_DIGIT = ("tokens/s", "plain tokens/s")
 WIDTH = 140  # characters, where the output is not a terminal
 
 
+GOOD = ("passed", "lossy")  # verdicts that strict=true accepts
+STYLES = {"passed": "green", "lossy": "yellow"}  # of verdicts; others are red
+WORDS = {"passed": "yes", "lossy": "no", "failed": "FAILED"}  # in a multirun's table
+
+
+def word(lossless: dict[str, Any]) -> str:
+    """The verdict of a result: "passed", "failed", "untested", "inconclusive" or "lossy". Results of earlier versions
+    have only `expected` and `passed`."""
+    known = lossless.get("verdict")
+    if known is None:
+        known = "lossy" if not lossless["expected"] else "passed" if lossless["passed"] else "failed"
+    return str(known)
+
+
 def verdict(lossless: dict[str, Any]) -> tuple[str, str]:
-    """(sentence, colour) for the losslessness gate of a result."""
-    if lossless["method"] == "token_equality":
-        detail = lossless["detail"]
-        told = f"{detail['equal']} of {detail['requests']} outputs equal the baseline's, token by token"
-        if detail["ties"]:
-            told += f"; {detail['ties']} differ first at a tie of the two best logits"
-    elif lossless["statistic"] is None:
-        told = "a probability of the target or the drafter is not finite"
-    else:
-        told = f"largest |z| {lossless['statistic']:.2f}, limit {lossless['threshold']:g}"
-    if not lossless["expected"]:
-        return f"not lossless by choice ({told})", "yellow"
-    return (f"passed: {told}", "green") if lossless["passed"] else (f"FAILED: {told}", "bold red")
+    """(sentence, colour) for the losslessness verdict of a result."""
+    found = word(lossless)
+    told = [lossless.get("reason"), *_tested(lossless), *_detectable(lossless)]
+    opening = {"lossy": "not lossless by choice", "failed": "FAILED"}.get(found, found)
+    return f"{opening}: {'; '.join(part for part in told if part)}", STYLES.get(found, "bold red")
+
+
+def _tested(lossless: dict[str, Any]) -> Iterator[str]:
+    """What the verdict was made from."""
+    detail = lossless["detail"]
+    if "equal" in detail:
+        yield f"{detail['equal']} of {detail['requests']} outputs equal plain decoding's"
+    if "wrong" in detail:
+        yield f"{detail['tokens'] - detail['wrong']:,} of {detail['tokens']:,} tokens are the stock module's"
+    if detail.get("ties"):
+        yield f"{detail['ties']} differ first at a tie"
+    if "tested" in detail and lossless["statistic"] is not None:
+        name = "p" if lossless["method"] == "martingale" else "|z|"
+        yield f"{name} {lossless['statistic']:.2g}, limit {lossless['threshold']:g}"
+    if tv := lossless.get("decoder_tv"):
+        yield f"the decoder's p is within {tv['largest']:.1g} of the stock module's, limit {tv['largest_limit']:.1g}"
+
+
+def _detectable(lossless: dict[str, Any]) -> Iterator[str]:
+    """What the run would have found."""
+    found = lossless.get("detectable") or {"lenience": None, "tv": None}
+    names = [f"lenience {found['lenience']:.2f}"] if found["lenience"] is not None else []
+    names += [f"a total variation of {found['tv']:.3f}"] if found["tv"] is not None else []
+    if names:
+        yield f"it would have found {' or '.join(names)}"
 
 
 def account(result: dict[str, Any]) -> str:
@@ -71,8 +103,8 @@ def multirun_rows(jobs: Sequence[tuple[list[str], dict[str, Any] | None]]) -> li
     for overrides, result in jobs:
         row: dict[str, Any] = dict(entry.split("=", 1) for entry in overrides if entry not in common)
         if result is not None:
-            result["lossless"]["verdict"] = _word(result["lossless"])
             row |= {heading: at(result, path) for heading, path in COLUMNS.items()}
+            row["lossless"] = WORDS.get(word(result["lossless"]), word(result["lossless"]))
             row |= {f"{OVER}{peer}": over["measured"] for peer, over in result["speedup_over"].items()}
             row |= flatten(result.get("metrics", {}))
         else:
@@ -104,8 +136,14 @@ def _grid(rows: Sequence[dict[str, str]], headings: Sequence[str], title: str) -
         name = heading.replace(" ", "\n") if heading != "95 %" else heading
         table.add_column(name, justify="right", vertical="bottom", no_wrap=True)
     for row in rows:
-        table.add_row(*(row.get(heading, "-") for heading in headings))
+        table.add_row(*(_cell(heading, row.get(heading, "-")) for heading in headings))
     return table
+
+
+def _cell(heading: str, text: str) -> Text:
+    """A cell as it stands, red for a verdict that is not good."""
+    bad = heading == "lossless" and text not in ("yes", "no")
+    return Text(text, style="bold red" if bad else "")
 
 
 def _for_terminal(row: dict[str, Any]) -> dict[str, str]:
@@ -136,12 +174,6 @@ def show(*renderables: Any) -> None:
         console = Console(width=WIDTH)
     for renderable in renderables:
         console.print(renderable)
-
-
-def _word(lossless: dict[str, Any]) -> str:
-    if not lossless["expected"]:
-        return "no"
-    return "yes" if lossless["passed"] else "FAILED"
 
 
 def at(tree: Any, path: str) -> Any:

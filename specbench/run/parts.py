@@ -33,6 +33,7 @@ class Parts:
     spare: int  # cache columns that a round's guesses may take beyond a row's limit
     prefill_chunk: int  # tokens
     seed: int
+    verdict_tokens: int = 0  # tokens that the losslessness verdict may read again
     metrics: Mapping[str, Metric] = field(default_factory=dict)
     stop_strings: Sequence[str] = ()
     notes: Sequence[str] = ()  # warnings to print with the results

@@ -14,6 +14,7 @@ from specbench.decoded import Failure, Group, Record, Result
 from specbench.decoding.noise import prompt_key
 from specbench.decoding.state import Job
 from specbench.measure.bandwidth import BandwidthProbe
+from specbench.measure.stock_reading import read
 from specbench.measure.text_laws import LIMIT, read_text
 from specbench.results import RunResult
 from specbench.run.parts import Parts
@@ -34,7 +35,7 @@ def run(parts: Parts, out_dir: Path, progress: Progress = lambda done, total, wh
     failed."""
     started, clock = datetime.datetime.now(datetime.UTC), time.perf_counter()
     session, requests, status = Session(parts), Requests(parts), "complete"
-    record = Record(columns={name: metric.columns for name, metric in session.metrics.items()})
+    record = Record(columns={name: metric.columns for name, metric in parts.metrics.items()})
     probe = BandwidthProbe(parts.target.device)
     out_dir.mkdir(parents=True, exist_ok=True)
     with torch.inference_mode():
@@ -78,6 +79,7 @@ def _decode_all(
                 for result in group.results:
                     requests.remember(result)
                     _read_texts(session, result)
+                read_again(session, record, group)
             progress(_done(record) + len(requests.too_long), requests.total, "decoding")
 
 
@@ -111,7 +113,9 @@ def decode_all_ways(session: Session, requests: Requests, wanted: Wanted, swap: 
         if way in parts.peers:
             peers[way] = [parts.peers[way].decode(job) for job in jobs]
         else:
-            decoded[way] = session.decode(jobs, way == "speculative", wanted.columns, arrivals)
+            decoded[way] = session.decode(
+                jobs, way == "speculative", wanted.columns, arrivals, evidence=session.to_read > 0
+            )
     results = [
         Result(
             request,
@@ -141,3 +145,23 @@ def _read_texts(session: Session, result: Result) -> None:
         log.warning("no betas along the text of %s: %s", result.request.id, str(error).splitlines()[0])
         return
     result.speculative_laws, result.baseline_laws = laws, plain
+
+
+def read_again(session: Session, record: Record, group: Group) -> None:
+    """Reads the group's texts with the stock module, for the verdict, while tokens may still be read. At temperature 0
+    also every text that differs from plain decoding's."""
+    parts, evidence = session.parts, group.speculative.evidence
+    for row, result in enumerate(group.results):
+        prompt, new = result.request.tokens, result.speculative.tokens
+        differs = parts.target.sampling.greedy and new != result.baseline.tokens
+        if session.to_read <= 0 and not differs:
+            record.unread = f"more than verdict_tokens={parts.verdict_tokens} tokens"
+            continue
+        try:
+            result.reading = read(parts.target, prompt, new, evidence[row] if evidence else None)
+        except RuntimeError as error:  # out of memory: the verdict does without this text
+            record.unread = f"{type(error).__name__}: {error}".splitlines()[0]
+            log.warning("the text of %s is not read again: %s", result.request.id, record.unread)
+            continue
+        session.to_read -= len(prompt) + result.reading.tokens
+    group.speculative.evidence = ()

@@ -14,9 +14,7 @@ from specbench.decoding.stopping import StopStrings
 from specbench.decoding.target import Model
 from specbench.decoding.verifier import Verifier
 from specbench.measure.costs import CostTable
-from specbench.measure.lossless import GATE
 from specbench.measure.recorder import Recorder, round_numbers
-from specbench.metrics.metric import Metric
 from specbench.run.parts import Parts
 
 
@@ -27,8 +25,7 @@ class Session:
         self.parts = parts
         self.costs = CostTable()
         self.text_tokens = 0  # generated tokens so far of the texts that `_read_texts` has met
-        gate: dict[str, Metric] = {} if parts.target.sampling.greedy else GATE
-        self.metrics = {**gate, **parts.metrics}
+        self.to_read = parts.verdict_tokens  # tokens that may still be read again for the verdict
         self._state: State | None = None
 
     def decode(
@@ -39,9 +36,10 @@ class Session:
         arrivals: Sequence[float] | None = None,
         policy: GammaPolicy | None = None,
         verifier: Verifier | None = None,
+        evidence: bool = False,
     ) -> Decoded:
         """Decodes `jobs` one way through `batch_size` rows of `columns` columns; `arrivals` in seconds. Policy and
-        verifier are the run's own unless given."""
+        verifier are the run's own unless given. With `evidence`, what the tokens were drawn from is kept."""
         parts = self.parts
         target, drafter = parts.target, parts.drafter
         policy, verifier = policy or parts.policy, verifier or parts.verifier
@@ -49,13 +47,18 @@ class Session:
         models: list[Model] = [target, *drafter.models] if speculative else [target]
         queue = Queue(jobs, models, parts.prefill_chunk, parts.spare, arrivals)
         clock = Stopwatch(target.device)
-        recorder = Recorder(verifier, self.metrics, target.executor.leaf(round_numbers))
+        drawn = speculative and not target.sampling.greedy
+        reduce = target.executor.leaf(round_numbers)
+        recorder = Recorder(verifier, parts.metrics, reduce, evidence=drawn, laws=drawn and evidence)
         target.allocate(parts.batch_size, columns)
         if speculative:
             decode_speculative(state, target, drafter, policy, verifier, clock, recorder, queue)
         else:
             decode_autoregressive(state, target, verifier, clock, recorder, queue)
-        return self._decoded(queue, clock, recorder, models)
+        decoded = self._decoded(queue, clock, recorder, models)
+        if drawn and evidence:
+            decoded.evidence = recorder.evidence(len(jobs))
+        return decoded
 
     @staticmethod
     def _decoded(queue: Queue, clock: Stopwatch, recorder: Recorder, models: Sequence[Model]) -> Decoded:

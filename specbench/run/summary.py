@@ -16,7 +16,7 @@ from specbench.measure.accounting import accounting
 from specbench.measure.drift import drift
 from specbench.measure.estimators import speedup_interval
 from specbench.measure.latency import latency
-from specbench.measure.lossless import equality_gate, martingale_gate
+from specbench.measure.lossless import judge
 from specbench.measure.simulate import sweep, trace_of
 from specbench.results import (
     Bandwidth,
@@ -24,7 +24,6 @@ from specbench.results import (
     Counts,
     GammaSpeedup,
     Latency,
-    Lossless,
     Memory,
     RoundCost,
     RunResult,
@@ -83,7 +82,7 @@ def summarise(session: Session, record: Record, status: str, provenance: dict[st
         gamma=parts.policy.constant,
         gamma_sweep=gammas,
         regret=regret(gammas, parts.policy.constant),
-        lossless=gate(parts, record),
+        lossless=judge(results, parts.verifier.lossless, parts.target.sampling.greedy, record.unread),
         throughput=throughput(record, counts, peers),
         speedup_over={name: SpeedupOver(*speedup_interval(*times, *ours)) for name, times in peers.items()},
         bandwidth=bandwidth(parts, results, cost, peak),
@@ -187,14 +186,6 @@ def bandwidth(parts: Parts, results: Sequence[Result], cost: Cost, peak: float) 
 
 def _bytes_per_second(model: Model, columns: float, seconds: float | None) -> float | None:
     return (model.step_bytes + columns * model.column_bytes()) / seconds if seconds else None
-
-
-def gate(parts: Parts, record: Record) -> Lossless:
-    """The test of whether the output distribution is the target's own."""
-    if parts.target.sampling.greedy:
-        return equality_gate(record.results, parts.target, parts.verifier.lossless)
-    rounds = [r for group in record.groups for r in group.speculative.rounds]
-    return martingale_gate(rounds, parts.verifier.lossless)
 
 
 def latencies(results: Sequence[Result]) -> dict[str, Latency]:

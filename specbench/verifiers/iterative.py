@@ -17,6 +17,8 @@ class IterativeVerifier(SimpleVerifier):
     """Exact for trees and chains; on a chain it is Algorithm 1. Point masses, and at temperature 0 all guesses, are
     accepted if a draw from p is one of them, which has the same acceptance probability and output distribution."""
 
+    keeps_guess = "p / q"
+
     def accept(self, p: Tensor, draft: Draft, noise: Noise) -> Verdict:
         if self.greedy or draft.probs is None:
             return match(p, draft, None if self.greedy else noise.bits)

@@ -12,6 +12,8 @@ class MatchVerifier(SimpleVerifier):
     """Exact for every draft, and the text is that of plain decoding with the same seed. A guess is accepted with
     probability sum_x p(x) q(x), which is at most speculative sampling's sum_x min(p, q) (Theorem 3.5)."""
 
+    keeps_guess = "p"
+
     def accept(self, p: Tensor, draft: Draft, noise: Noise) -> Verdict:
         return match(p, draft, None if self.greedy else noise.bits)
 

@@ -16,6 +16,7 @@ class SpeculativeVerifier(Verifier):
 
     takes_lenience = True
     judges_by_law = True  # beta is sum_x min(p / l, q)
+    keeps_guess = "p / q"
 
     def __init__(self, sampling: Sampling, lenience: float = 1.0):
         self.sampling, self.lenience, self.lossless = sampling, lenience, lenience == 1
