@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow.parquet as parquet
 from hydra import compose, initialize_config_dir
 from hydra.errors import HydraException
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
@@ -18,13 +18,13 @@ from rich.table import Table
 from specbench.config.checks import choose
 from specbench.decoding.gamma_policy import Floats, GammaPolicy
 from specbench.measure.simulate import Replayed, Text, Trace, replay, seconds_by_gamma, sweep
-from specbench.paths import conf_dir, fields
+from specbench.paths import conf_dir, register_resolvers
 from specbench.report.tables import show
 from specbench.results import RoundCost
 from specbench.settings import ConfigError, explain, stop
 from specbench.storage.atomic import write_json
 
-OmegaConf.register_new_resolver("fields", fields, replace=True)
+register_resolvers()
 ALL = "optimal,adaptive,entropy,heuristic,confidence,known_betas,oracle"
 
 

@@ -83,8 +83,8 @@ class PagedCache(SlotCache):
 
     @dataclass
     class Settings(BaseSettings):
-        block_size: int = setting(ge=1)
-        blocks: int | None = setting(ge=1)
+        block_size: int = setting(ge=1, le=2**20)
+        blocks: int | None = setting(ge=1, le=2**31)
 
     def __init__(self, rows: int, columns: int, block_size: int, blocks: int | None = None):
         super().__init__(rows, columns)

@@ -32,7 +32,7 @@ class MultiDrafter(Drafter):
     @dataclass
     class Settings(OwnSampling):
         paths: list[str] = setting()
-        samples: int = setting(ge=1)
+        samples: int = setting(ge=1, le=1000)
 
         def models(self) -> Sequence[PretrainedModel.Settings]:
             return [PretrainedModel.Settings(path, weights="pretrained", chat_template="never") for path in self.paths]

@@ -18,8 +18,8 @@ class HeadsStudent(Student):
 
     @dataclass
     class Settings(StudentSettings):
-        heads: int = setting(ge=1)
-        inner: int | None = setting(ge=1)
+        heads: int = setting(ge=1, le=1000)
+        inner: int | None = setting(ge=1, le=10**5)
         drafter: str = setting()
 
         @property

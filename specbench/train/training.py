@@ -8,15 +8,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import hydra
 import torch
 import transformers
 from omegaconf import DictConfig, OmegaConf
 from rich.progress import track
 from torch import Tensor
 
+from specbench.component import chosen_class
 from specbench.data.stdlib_corpus import read_modules
-from specbench.devices import pick_device
+from specbench.data.text_file import read_text
+from specbench.devices import LARGEST_SEED, pick_device
 from specbench.models.pretrained import PretrainedModel, load_module, load_tokenizer
 from specbench.settings import BaseSettings, ConfigError, setting, validate
 from specbench.storage.provenance import provenance
@@ -33,11 +34,11 @@ class Training(BaseSettings):
 
     loss: str = setting(choices=LOSSES)
     text: str | None = setting()
-    tokens: int = setting(ge=1)
-    row: int = setting(ge=8)
-    batch_size: int = setting(ge=1)
-    epochs: float = setting(gt=0)
-    seed: int = setting(ge=0)
+    tokens: int = setting(ge=1, le=10**11)
+    row: int = setting(ge=8, le=10**6)
+    batch_size: int = setting(ge=1, le=10**5)
+    epochs: float = setting(ge=1e-6, le=1000)
+    seed: int = setting(ge=0, le=LARGEST_SEED)
     device: str = setting()
 
 
@@ -46,8 +47,7 @@ def train(config: DictConfig, out_dir: Path) -> dict[str, Any]:
     Raises ConfigError."""
     scalars = validate(Training, OmegaConf.masked_copy(config, [f.name for f in dataclasses.fields(Training)]))
     target_settings = validate(PretrainedModel.Settings, config.target, "target.")
-    kind: Any = hydra.utils.get_class(config.method._target_)
-    settings = validate(kind.Settings, config.method, "method.")
+    kind, settings = chosen_class(config.method, "method", Student, "method=NAME")
     if scalars.row <= settings.ahead:
         raise ConfigError(f"row={scalars.row} is not possible with {settings.ahead} guesses ahead: it must be more")
     device = pick_device(scalars.device)
@@ -94,9 +94,7 @@ def _texts(scalars: Training) -> tuple[list[str], list[str]]:
     """Training and held-out texts: those of the shipped pair, or nine tenths and the last tenth of a file."""
     if scalars.text is None:
         return list(read_modules(held_out=False).values()), list(read_modules(held_out=True).values())
-    if not Path(scalars.text).is_file():
-        raise ConfigError(f"text={scalars.text} is not a file: give a text file, or null for the standard library")
-    text = Path(scalars.text).read_text("utf-8")
+    text = read_text(scalars.text, "text")
     cut = len(text) * 9 // 10
     return [text[:cut]], [text[cut:]]
 
