@@ -56,9 +56,11 @@ class Component:
 def chosen_class(node: Any, key: str, base: type[Component], how: str) -> tuple[Any, Any]:
     """The class that a node names with `_target_`, a subclass of `base` that can be built, and its validated settings.
     `how` says how one is chosen. Importing the class's module is all that runs of it. Raises ConfigError."""
-    if not isinstance(node, DictConfig) or node._is_none() or node.get("_target_") is None:
+    if not isinstance(node, DictConfig) or node._is_none():
         raise ConfigError(f"{key} is not set: choose one with {how}")
-    target = resolved(node, "_target_", f"{key}._target_")
+    target = resolved(node, "_target_", f"{key}._target_") if "_target_" in node else None
+    if target is None:
+        raise ConfigError(f"{key}._target_ is not set: choose one with {how}")
     named = f"{key}._target_={shown(target)} is not allowed"
     if not isinstance(target, str):
         raise ConfigError(f"{named}: it must be the name of a class, MODULE.CLASS")
@@ -68,7 +70,7 @@ def chosen_class(node: Any, key: str, base: type[Component], how: str) -> tuple[
         raise ConfigError(f"{named}: no such class can be imported ({first_line(error)})") from error
     if not issubclass(kind, base):
         raise ConfigError(f"{named}: it must be a subclass of {base.__name__}")
-    if inspect.isabstract(kind):
+    if kind is base or inspect.isabstract(kind):
         raise ConfigError(f"{named}: it is the base class of what can be chosen, choose one with {how}")
     schema: Any = kind.Settings
     if not (isinstance(schema, type) and dataclasses.is_dataclass(schema) and issubclass(schema, base.Settings)):

@@ -13,7 +13,7 @@ from omegaconf import DictConfig
 
 from specbench.config.checks import check
 from specbench.report.tables import multirun_rows, multirun_tables, show, to_csv
-from specbench.settings import ConfigError, stop
+from specbench.settings import ConfigError, explain, stop
 from specbench.storage.atomic import write_text
 from specbench.storage.read import read_result
 
@@ -35,6 +35,8 @@ class Sweep(Callback):
                 check(compose(config_name, overrides=overrides, return_hydra_config=True))
         except ConfigError as error:  # Hydra would only warn of it
             stop(str(error), 2)
+        except Exception as error:
+            stop(explain(error, [], config.hydra.overrides.task), 2)
 
     def on_job_end(self, config: DictConfig, job_return: JobReturn, **kwargs: Any) -> None:
         self.jobs.append((list(job_return.overrides or []), Path(config.hydra.runtime.output_dir)))

@@ -23,7 +23,8 @@ LARGEST_INTEGER = 2**63 - 1
 LONGEST_SENTENCE = 2000  # characters
 NUMBER = re.compile(r"[+-]?\d+")
 WORDS = {"int": "an integer", "float": "a number", "bool": "true or false", "str": "text", "list[int]":
-         "a list of integers", "list[float]": "a list of numbers", "list[str]": "a list of texts"}  # fmt: skip
+         "a list of integers", "list[float]": "a list of numbers", "list[str]": "a list of texts",
+         "dict[str, typing.Any]": "a mapping of keys to values"}  # fmt: skip
 
 
 class ConfigError(Exception):
@@ -215,12 +216,9 @@ def unknown(name: str, available: Iterable[str], kind: str) -> ConfigError:
 
 def explain(error: BaseException, known_keys: Iterable[str], overrides: Sequence[str] = ()) -> str:
     """A mistake that Hydra or OmegaConf found while composing these overrides, as one sentence."""
-    cause: BaseException | None = error
-    while cause is not None:
-        if isinstance(cause, ConfigError):  # of one of our resolvers
-            return str(cause)
-        cause = cause.__cause__
     text = str(error)
+    if found := re.search(r"ConfigError raised while resolving interpolation: (.*)", text):  # by one of our resolvers
+        return found[1]
     if found := re.search(r"Could not override '([^']+)'|Key '([^']+)' is not in struct", text):
         key = found[1] or found[2]
         group = key.rpartition(".")[0]
@@ -235,10 +233,11 @@ def explain(error: BaseException, known_keys: Iterable[str], overrides: Sequence
         key, _, value = str(override).partition("=")
         hint = f"; a value with = in it needs quotes: '{key}=\"{value}\"'" if "=" in value else ""
         return f"{shown(override)} is not an override that Hydra can read: {first_line(error)}{hint}"
-    where = getattr(error, "full_key", None)
-    if not where and overrides:
-        where = "one of " + shown(", ".join(overrides))
-    return f"{f'{where} is not possible: ' if where else ''}{first_line(error)} (see python -m specbench --help)"
+    overrides = [override for override in overrides if not override.startswith("-")]
+    where = getattr(error, "full_key", None) or "hydra."
+    if where.startswith("hydra.") and overrides:  # a folder's name holds all overrides
+        where = ("one of " if len(overrides) > 1 else "") + shown(", ".join(overrides))
+    return f"{where} is not possible: {first_line(error)} (see python -m specbench --help)"
 
 
 def comes_from(function: Callable[..., Any], error: BaseException) -> bool:

@@ -22,6 +22,7 @@ from specbench.models.pretrained import load_config, load_tokenizer
 from specbench.run.parts import Parts, timed_gammas
 from specbench.run.warm_up import warm_up_tokens
 from specbench.settings import ConfigError
+from specbench.visible import first_line
 from specbench.workloads.workload import Workload
 
 log = logging.getLogger(__name__)
@@ -84,9 +85,16 @@ def build(checked: Checked, announce: Callable[[str], None] = log.info) -> Parts
 
 def _make(checked: Checked, group: str, *arguments: Any) -> Any:
     """The component that was chosen in a group. The group's base class documents the other arguments of
-    `from_settings`."""
+    `from_settings`. Raises ConfigError."""
     choice = checked.choices[group]
-    return choice.kind.from_settings(choice.settings, *arguments)
+    try:
+        return choice.kind.from_settings(choice.settings, *arguments)
+    except TypeError as error:
+        log.info("%s could not be built", group, exc_info=True)
+        raise ConfigError(
+            f"{group}._target_={choice.kind.__module__}.{choice.kind.__qualname__} cannot be built from its settings "
+            f"({first_line(error)}): choose one with {group}=NAME, or see run.log"
+        ) from error
 
 
 def memory_budget(checked: Checked, prompts: Sequence[Prompt], context: Context, spare: int) -> Budget:
@@ -139,7 +147,7 @@ def refuse_slow_arrivals(workload: Workload, requests: int) -> None:
     if not seconds <= LONGEST_WAIT:
         raise ConfigError(
             f"the workload's last request of {requests} would arrive after {seconds / 3600:,.0f} hours: it must be "
-            f"{LONGEST_WAIT // 3600} at most, so choose a higher workload.rate or a lower data.limit"
+            f"{LONGEST_WAIT // 3600} at most, so choose a higher workload.rate or workload.spike, or a lower data.limit"
         )
 
 

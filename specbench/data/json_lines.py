@@ -37,7 +37,7 @@ def read_json_lines(path: str) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yields (line number, object) for each line that is not blank. The file is UTF-8, with or without a byte order
     mark; that it is gzipped shows from its first bytes. Raises ConfigError if a line is no JSON object, or if the file
     cannot be read to its end."""
-    number = 0
+    number, found = 0, False
     try:
         with open(path, "rb") as file:
             compressed = file.peek(2)[:2] == GZIP
@@ -49,12 +49,15 @@ def read_json_lines(path: str) -> Iterator[tuple[int, dict[str, Any]]]:
                     raise ConfigError(f"{where} is longer than {LONGEST_LINE // 2**20} MiB: it must be one JSON object")
                 text = _text(line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line, where)
                 if text.strip():
+                    found = True
                     yield number, _record(text, where)
     except (OSError, EOFError, zlib.error) as error:  # of gzip too
         raise ConfigError(
             f"data.path={path} cannot be read after line {number} ({first_line(error)}): the file is damaged or not "
             "complete, fetch it again"
         ) from error
+    if not found:
+        raise ConfigError(f"data.path={path} holds only blank lines: it must be {LINES}")
 
 
 def _text(line: bytes, where: str) -> str:

@@ -119,6 +119,7 @@ class QuestionsData(Data):
     def prompts(self) -> Iterator[Prompt]:
         s = self.settings
         seen: set[str] = set()
+        lines: dict[str, int] = {}  # by id
         for number, record in read_json_lines(s.path):
             where = f"data.path={s.path} line {number}"
             turns = record.get("turns")
@@ -129,6 +130,8 @@ class QuestionsData(Data):
             seen.add(category)
             if s.category is None or category == s.category:
                 name = name_of(record.get("question_id", number), f"{where} question_id")
+                if lines.setdefault(name, number) != number:
+                    raise ConfigError(f"{where} and line {lines[name]} are two prompts with the id {name}: change one")
                 yield Prompt(name, texts[: s.turns], category)
         if s.category is not None and s.category not in seen:
             has = shown(", ".join(sorted(seen)) or "none")
@@ -163,5 +166,17 @@ class HubData(Data):
                 f"data.path={s.path} could not be loaded ({first_line(error)}): check data.name and data.split, log in "
                 "with `hf auth login` if it is gated, or use data=jsonl with a local file"
             ) from error
-        for number, record in enumerate(rows):
+        number, records = 0, iter(rows)
+        while record := self._next(records, number):
             yield to_prompt(number, record, s)
+            number += 1
+
+    def _next(self, records: Iterator[Any], number: int) -> dict[str, Any] | None:
+        """The record of this number, None after the last. Raises ConfigError if it cannot be decoded."""
+        try:
+            return next(records, None)
+        except Exception as error:  # of the backend
+            raise ConfigError(
+                f"data.path={self.settings.path} record {number} could not be read ({first_line(error)}): mend the data "
+                "set, or use data=jsonl with a local file"
+            ) from error

@@ -20,7 +20,7 @@ class HeadsStudent(Student):
     class Settings(StudentSettings):
         heads: int = setting(ge=1, le=1000)
         inner: int | None = setting(ge=1, le=10**5)
-        drafter: str = setting()
+        drafter: str = setting(choices=("medusa", "blockwise"))
 
         @property
         def ahead(self) -> int:

@@ -1,6 +1,5 @@
 """Trains a student on text and measures its acceptance; the loop is transformers' own Trainer."""
 
-import dataclasses
 import json
 import logging
 import time
@@ -18,7 +17,7 @@ from specbench.component import chosen_class
 from specbench.data.stdlib_corpus import read_modules
 from specbench.data.text_file import read_text
 from specbench.devices import LARGEST_SEED, pick_device
-from specbench.models.pretrained import PretrainedModel, load_module, load_tokenizer
+from specbench.models.pretrained import PretrainedModel, load_config, load_module, load_tokenizer
 from specbench.settings import BaseSettings, ConfigError, setting, validate
 from specbench.storage.provenance import provenance
 from specbench.train.losses import LOSSES
@@ -45,11 +44,7 @@ class Training(BaseSettings):
 def train(config: DictConfig, out_dir: Path) -> dict[str, Any]:
     """Trains, measures on held-out text, and writes the checkpoint and metrics.json to `out_dir`; returns the metrics.
     Raises ConfigError."""
-    scalars = validate(Training, OmegaConf.masked_copy(config, [f.name for f in dataclasses.fields(Training)]))
-    target_settings = validate(PretrainedModel.Settings, config.target, "target.")
-    kind, settings = chosen_class(config.method, "method", Student, "method=NAME")
-    if scalars.row <= settings.ahead:
-        raise ConfigError(f"row={scalars.row} is not possible with {settings.ahead} guesses ahead: it must be more")
+    scalars, target_settings, kind, settings = check(config)
     device = pick_device(scalars.device)
     transformers.set_seed(scalars.seed)
     texts, held_out = _texts(scalars)
@@ -81,13 +76,35 @@ def train(config: DictConfig, out_dir: Path) -> dict[str, Any]:
     return metrics
 
 
+def check(config: DictConfig) -> tuple[Training, Any, Any, Any]:
+    """The scalars, the target's settings, and the class and the settings of the method. Raises ConfigError for what can
+    be known before anything loads."""
+    masked = OmegaConf.masked_copy(config, [str(key) for key in config if key not in ("target", "method", "hydra")])
+    masked._set_parent(config)
+    scalars = validate(Training, masked)
+    _, target = chosen_class(config.get("target"), "target", PretrainedModel, "target=NAME")
+    kind, settings = chosen_class(config.get("method"), "method", Student, "method=NAME")
+    if scalars.row <= settings.ahead:
+        raise ConfigError(f"row={scalars.row} is not possible with {settings.ahead} guesses ahead: it must be more")
+    shape = load_config(target, "target").get_text_config()
+    longest = getattr(shape, "max_position_embeddings", None)
+    if longest is not None and scalars.row > longest:
+        raise ConfigError(f"row={scalars.row} is not possible: the context of {target.path} is {longest} tokens")
+    if settings.own_model is not None:
+        own_settings(settings).check("method.")
+    return scalars, target, kind, settings
+
+
+def own_settings(settings: StudentSettings) -> PretrainedModel.Settings:
+    """Settings of the checkpoint of the student's own model."""
+    return PretrainedModel.Settings(path=str(settings.own_model), weights="pretrained", chat_template="never")
+
+
 def _own_model(settings: StudentSettings, scalars: Training, device: torch.device) -> Any:
     """The student's own model, loaded; None if it has none."""
     if settings.own_model is None:
         return None
-    own = PretrainedModel.Settings(path=settings.own_model, weights="pretrained", chat_template="never")
-    own.check("method.")
-    return load_module(own, "method", device, torch.float32, scalars.seed)
+    return load_module(own_settings(settings), "method", device, torch.float32, scalars.seed)
 
 
 def _texts(scalars: Training) -> tuple[list[str], list[str]]:
