@@ -177,6 +177,6 @@ class HubData(Data):
             return next(records, None)
         except Exception as error:  # of the backend
             raise ConfigError(
-                f"data.path={self.settings.path} record {number} could not be read ({first_line(error)}): mend the data "
-                "set, or use data=jsonl with a local file"
+                f"data.path={self.settings.path} record {number} could not be read ({first_line(error)}): mend the "
+                "data set, or use data=jsonl with a local file"
             ) from error
