@@ -70,7 +70,7 @@ def chosen_class(node: Any, key: str, base: type[Component], how: str) -> tuple[
         raise ConfigError(f"{named}: no such class can be imported ({first_line(error)})") from error
     if not issubclass(kind, base):
         raise ConfigError(f"{named}: it must be a subclass of {base.__name__}")
-    if kind is base or inspect.isabstract(kind):
+    if inspect.isabstract(kind):
         raise ConfigError(f"{named}: it is the base class of what can be chosen, choose one with {how}")
     schema: Any = kind.Settings
     if not (isinstance(schema, type) and dataclasses.is_dataclass(schema) and issubclass(schema, base.Settings)):

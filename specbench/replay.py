@@ -84,7 +84,7 @@ def refuse_more_than_was_measured(largest: int, trace: Trace) -> None:
     """Raises ConfigError if a policy is to draft more tokens than the trace has costs for."""
     if largest > trace.largest:
         raise ConfigError(
-            f"gamma_policy.largest={largest} is not possible: rounds of this run were measured to {trace.largest} tokens"
+            f"gamma_policy.largest={largest} is not possible: this run's rounds were measured to {trace.largest} tokens"
         )
 
 

@@ -80,6 +80,8 @@ def choose(config: DictConfig, group: str, base: type[Component], name: str | No
     except OmegaConfBaseException as error:
         raise ConfigError(f"{key} is not set: {first_line(error)}, choose one with {how}") from error
     kind, settings = chosen_class(node, key, base, how)
+    if kind is base:
+        raise ConfigError(f"{key}._target_={base.__module__}.{base.__name__} is not allowed: choose one with {how}")
     return Choice(name or kind.__name__, kind, settings)
 
 
