@@ -1,5 +1,5 @@
-"""Property-based: whatever stands in a setting, a data file or a template, the answer is a ConfigError that names it, or
-a value that is finite and of its type. The settings are those of the schema and of every option in `conf/`."""
+"""Property-based: whatever stands in a setting, a data file or a template, the answer is a ConfigError that names it,
+or a value that is finite and of its type. The settings are those of the schema and of every option in `conf/`."""
 
 import dataclasses
 import gzip
@@ -151,8 +151,8 @@ def test_any_values_of_a_whole_run(changes):
 
 PIECES = st.one_of(
     st.sampled_from([
-        b"{", b"}", b'"', b":", b"[", b"]", b",", b"\n", b"null", b"NaN", b'{"prompt": "a"}', b'"prompt"', b"\xff", b" ",
-        b"\xef\xbb\xbf", b"\x1f\x8b", b"\\ud800", b"9" * 5000, b"[" * 3000, b"true", b"\0",
+        b"{", b"}", b'"', b":", b"[", b"]", b",", b"\n", b"null", b"NaN", b'{"prompt": "a"}', b'"prompt"', b"\xff",
+        b" ", b"\xef\xbb\xbf", b"\x1f\x8b", b"\\ud800", b"9" * 5000, b"[" * 3000, b"true", b"\0",
     ]),
     st.binary(max_size=6),
 )  # fmt: skip
