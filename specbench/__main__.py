@@ -7,17 +7,15 @@ from pathlib import Path
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
-from hydra.errors import HydraException
 from hydra.types import RunMode
-from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf import DictConfig
 from rich.text import Text
 
-from specbench.paths import conf_dir, fields
-from specbench.settings import ConfigError, VerdictError, explain, stop
+from specbench.paths import conf_dir, register_resolvers
+from specbench.settings import ConfigError, VerdictError, comes_from, explain, stop
 
 log = logging.getLogger("specbench")
-OmegaConf.register_new_resolver("fields", fields, replace=True)
+register_resolvers()
 
 
 @hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name="config")
@@ -81,12 +79,14 @@ def main() -> None:
         job()
     except ConfigError as error:
         stop(str(error), 2)
-    except (HydraException, OmegaConfBaseException) as error:
-        from specbench.config.schema import known_keys
-
-        stop(explain(error, known_keys(sys.argv[1:])), 2)
     except KeyboardInterrupt:
         stop("interrupted", 130)
+    except Exception as error:
+        if comes_from(one_run, error):
+            raise
+        from specbench.config.schema import known_keys
+
+        stop(explain(error, known_keys(sys.argv[1:]), sys.argv[1:]), 2)
 
 
 if __name__ == "__main__":

@@ -1,20 +1,22 @@
 """Turns the settings `device` and `dtype` into a torch device and dtype."""
 
+import re
+
 import torch
 
 from specbench.settings import ConfigError
+from specbench.visible import shown
+
+LARGEST_SEED = 2**32 - 1  # of numpy; torch takes larger ones
 
 
 def pick_device(name: str) -> torch.device:
     """The device that the setting names. Raises ConfigError if there is no such device."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        device = torch.device("meta")
-    if device.type not in ("cpu", "cuda"):
-        raise ConfigError(f"device={name} is not allowed: it must be auto, cpu, cuda or cuda:N")
+    if not re.fullmatch(r"cpu|cuda(:(0|[1-9][0-9]?))?", name):
+        raise ConfigError(f"device={shown(name)} is not allowed: it must be auto, cpu, cuda or cuda:N")
+    device = torch.device(name)
     if device.type == "cuda" and not (torch.cuda.is_available() and (device.index or 0) < torch.cuda.device_count()):
         raise ConfigError(f"device={name} is not here: {torch.cuda.device_count()} CUDA devices are visible, use cpu")
     return device

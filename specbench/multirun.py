@@ -9,11 +9,11 @@ from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.utils import JobReturn
 from hydra.experimental.callback import Callback
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from specbench.config.checks import check
 from specbench.report.tables import GOOD, multirun_rows, multirun_tables, show, to_csv, word
-from specbench.settings import ConfigError, stop
+from specbench.settings import ConfigError, explain, stop
 from specbench.storage.atomic import write_text
 from specbench.storage.read import read_result
 
@@ -30,12 +30,15 @@ class Sweep(Callback):
         if not config.hydra.sweeper._target_.endswith(".BasicSweeper"):
             return  # an optimiser chooses each job after the one before
         wanted = [f"{key}={value}" for key, value in (config.hydra.sweeper.params or {}).items()]
-        parsed = OverridesParser.create().parse_overrides([*wanted, *config.hydra.overrides.task])
+        given: Any = OmegaConf.to_container(config.hydra.overrides.task, resolve=False)
+        parsed = OverridesParser.create().parse_overrides([*wanted, *given])
         try:
             for overrides in BasicSweeper.split_arguments(parsed, None)[0]:
                 check(compose(config_name, overrides=overrides, return_hydra_config=True))
         except ConfigError as error:  # Hydra would only warn of it
             stop(str(error), 2)
+        except Exception as error:
+            stop(explain(error, [], [*wanted, *given]), 2)
 
     def on_job_end(self, config: DictConfig, job_return: JobReturn, **kwargs: Any) -> None:
         self.strict = self.strict or config.strict

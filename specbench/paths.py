@@ -4,16 +4,41 @@ import hashlib
 import re
 from pathlib import Path
 
-LONGEST = 120  # characters of a folder name
+from omegaconf import OmegaConf
+
+from specbench.settings import ConfigError
+from specbench.visible import shown, visible
+
+LONGEST, DEEPEST = 120, 8  # bytes of a folder name, folders of a run's name
 SHIPPED = Path(__file__).resolve().parent / "shipped"  # the models that come with the package
 
 
 def fields(override_dirname: str) -> str:
     """The overrides, `gamma=5,temperature=0`, as a folder name; `default` if there are none."""
     name = re.sub(r"[^\w.,=+-]+", "_", override_dirname)
-    if len(name) > LONGEST:
-        name = name[:LONGEST] + "-" + hashlib.sha256(override_dirname.encode()).hexdigest()[:8]
+    if len(name.encode()) > LONGEST:
+        digest = hashlib.sha256(override_dirname.encode(errors="replace")).hexdigest()[:8]
+        name = f"{name.encode()[:LONGEST].decode(errors='ignore')}-{digest}"
     return name or "default"
+
+
+def inside_outputs(name: object) -> str:
+    """The name of a run, or of a multirun, as a path below outputs/. Raises ConfigError if it is none, or leaves it."""
+    text = str(name)
+    parts = text.split("/")
+    fits = visible(text) == text and len(parts) <= DEEPEST and len(max(parts, key=len).encode()) <= LONGEST
+    if name is None or not fits or any(part.strip() in ("", ".", "..") for part in parts):
+        raise ConfigError(
+            f"name={shown(name)} is not allowed: it must be the name of a folder inside outputs/, of at most {LONGEST} "
+            "characters, without . or .. and without control characters"
+        )
+    return text
+
+
+def register_resolvers() -> None:
+    """Makes the functions that conf/config.yaml and conf/train.yaml use known to OmegaConf."""
+    OmegaConf.register_new_resolver("fields", fields, replace=True)
+    OmegaConf.register_new_resolver("inside_outputs", inside_outputs, replace=True)
 
 
 def conf_dir() -> Path:

@@ -9,22 +9,22 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as parquet
 from hydra import compose, initialize_config_dir
-from hydra.errors import HydraException
-from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf import DictConfig
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from specbench.config.checks import choose
+from specbench.config.schema import known_keys
 from specbench.decoding.gamma_policy import Floats, GammaPolicy
 from specbench.measure.simulate import Replayed, Text, Trace, replay, seconds_by_gamma, sweep
-from specbench.paths import conf_dir, fields
+from specbench.paths import conf_dir, register_resolvers
 from specbench.report.tables import show
 from specbench.results import RoundCost
 from specbench.settings import ConfigError, explain, stop
 from specbench.storage.atomic import write_json
+from specbench.visible import shown, visible
 
-OmegaConf.register_new_resolver("fields", fields, replace=True)
+register_resolvers()
 ALL = "optimal,adaptive,entropy,heuristic,confidence,known_betas,oracle"
 
 
@@ -62,11 +62,47 @@ def load_trace(folder: Path) -> Trace:
 
 def policies(trace: Trace, names: Sequence[str], overrides: list[str]) -> Iterator[tuple[str, GammaPolicy]]:
     """The named policies, with settings from `conf/gamma_policy` and the overrides; none may draft more tokens than the
-    trace has costs for. Raises ConfigError."""
+    trace has costs for. Raises ConfigError, also for overrides that apply to none of them."""
+    used = not any(override.startswith("gamma=") for override in overrides)
     for name in names:
-        with initialize_config_dir(str(conf_dir()), version_base="1.3"):
-            config = compose("config", overrides=[f"gamma_policy={name}", *overrides])
-        yield name, build_policy(config, trace)
+        choice = [f"gamma_policy={name}", *overrides]
+        try:
+            with initialize_config_dir(str(conf_dir()), version_base="1.3"):
+                config = compose("config", overrides=choice)
+        except Exception as error:  # Hydra's composition fails with errors of any class
+            raise ConfigError(explain(error, known_keys(choice), choice)) from error
+        used = used or "gamma" in config.gamma_policy
+        policy = build_policy(config, trace)
+        if any(override.startswith("gamma_policy.largest=") for override in overrides):
+            refuse_more_than_was_measured(config.gamma_policy.largest, trace)
+        yield name, policy
+    if not used:
+        raise ConfigError(f"gamma=... cannot apply to gamma_policy={','.join(names)}: it is for fixed and heuristic")
+
+
+def refuse_more_than_was_measured(largest: int, trace: Trace) -> None:
+    """Raises ConfigError if a policy is to draft more tokens than the trace has costs for."""
+    if largest > trace.largest:
+        raise ConfigError(
+            f"gamma_policy.largest={largest} is not possible: this run's rounds were measured to {trace.largest} tokens"
+        )
+
+
+def split(overrides: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The names of the policies, and the overrides of their settings. Raises ConfigError for all that a replay cannot
+    change, since the run is over."""
+    for override in overrides:
+        key = override.partition("=")[0]
+        if "=" not in override or not (key in ("gamma", "gamma_policy") or key.startswith("gamma_policy.")):
+            raise ConfigError(
+                f"{shown(override)} cannot apply to a run that is over: give gamma_policy=NAME, a setting of it, or "
+                "gamma=N"
+            )
+    chosen = [override for override in overrides if override.startswith("gamma_policy=")]
+    if len(chosen) > 1:
+        raise ConfigError(f"{shown(' '.join(chosen))} is not possible: give one list, gamma_policy=A,B")
+    names = chosen[0].partition("=")[2] if chosen else ALL
+    return names.split(","), [override for override in overrides if override not in chosen]
 
 
 def build_policy(config: DictConfig, trace: Trace) -> GammaPolicy:
@@ -121,19 +157,15 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("run", type=Path, help="a run's folder, with results.json and positions.parquet")
     parser.add_argument("overrides", nargs="*", help=f"gamma_policy=A,B (default: {ALL}) and settings of it")
     args = parser.parse_args(arguments)
-    chosen = [override for override in args.overrides if override.startswith("gamma_policy=")]
-    others = [override for override in args.overrides if override not in chosen]
-    names = chosen[-1].split("=", 1)[1] if chosen else ALL
     try:
+        names, others = split(args.overrides)
         trace = load_trace(args.run)
-        found = replay_all(trace, list(policies(trace, names.split(","), others)))
+        found = replay_all(trace, list(policies(trace, names, others)))
     except ConfigError as error:
         stop(str(error), 2)
-    except (HydraException, OmegaConfBaseException) as error:
-        stop(explain(error, []), 2)
     show(table(trace, found))
     write_json(args.run / "replay.json", {name: vars(replayed) for name, replayed in found.items()})
-    print(f"written to {args.run / 'replay.json'}")
+    print(visible(f"written to {args.run / 'replay.json'}"))
 
 
 if __name__ == "__main__":

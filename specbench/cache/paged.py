@@ -83,8 +83,8 @@ class PagedCache(SlotCache):
 
     @dataclass
     class Settings(BaseSettings):
-        block_size: int = setting(ge=1)
-        blocks: int | None = setting(ge=1)
+        block_size: int = setting(ge=1, le=2**16)
+        blocks: int | None = setting(ge=1, le=2**31)
 
     def __init__(self, rows: int, columns: int, block_size: int, blocks: int | None = None):
         super().__init__(rows, columns)
@@ -102,7 +102,7 @@ class PagedCache(SlotCache):
 
     @classmethod
     def columns_in_all(cls, settings: Settings, rows: int, columns: int) -> int:
-        return (settings.blocks or rows * -(-columns // settings.block_size)) * settings.block_size
+        return ((settings.blocks or rows * -(-columns // settings.block_size)) + 1) * settings.block_size
 
     def __len__(self) -> int:
         return len(self.pools) // 2

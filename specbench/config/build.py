@@ -10,16 +10,24 @@ from specbench.config.checks import Checked
 from specbench.context import Context
 from specbench.data.prompts import Prompt, load, render
 from specbench.decoding.drafter import Drafter
+from specbench.decoding.executor import Executor
+from specbench.decoding.gamma_policy import GammaPolicy
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.target import Model
 from specbench.decoding.verifier import Verifier
 from specbench.devices import pick_device, pick_dtype
+from specbench.drafters.own_sampling import OwnSampling
 from specbench.memory import Budget, Footprint
 from specbench.models.pretrained import load_config, load_tokenizer
-from specbench.run.parts import Parts
+from specbench.run.parts import Parts, timed_gammas
+from specbench.run.warm_up import warm_up_tokens
 from specbench.settings import ConfigError
+from specbench.visible import first_line
+from specbench.workloads.workload import Workload
 
 log = logging.getLogger(__name__)
+LONGEST_WAIT = 24 * 3600  # seconds until the last request arrives
+MOST_WARM_UP_TOKENS = 500_000  # a row
 
 
 def build(checked: Checked, announce: Callable[[str], None] = log.info) -> Parts:
@@ -38,17 +46,21 @@ def build(checked: Checked, announce: Callable[[str], None] = log.info) -> Parts
         seed=root.seed,
         gamma=policy.largest,
     )
+    workload = _make(checked, "workload", root.seed)
+    refuse_slow_arrivals(workload, sum(len(prompt.turns) for prompt in prompts))
     spare = chosen["drafter"].settings.nodes(policy.largest) + 1
-    announce(str(memory_budget(checked, prompts, context, spare)))
+    budget = memory_budget(checked, prompts, context, spare)
+    announce(str(budget))
     # Lenience at temperature 0 compares the target's probabilities before argmax; drafters keep theirs.
     scored = dataclasses.replace(context.sampling, before_argmax=chosen.lenience < 1)
+    verifier = _make(checked, "lenience_policy", root.lenience).verifier(
+        lambda level: _make(checked, "verifier", scored, level)
+    )
+    refuse_long_warm_up(checked, policy, context.executor, budget.columns, len(verifier.levels))
     target = _make(checked, "target", dataclasses.replace(context, sampling=scored))
     drafter = _make(checked, "drafter", context, target)
     refuse_unfit(target, drafter, policy.largest)
     first_model = drafter.models[0] if drafter.models else None
-    verifier = _make(checked, "lenience_policy", root.lenience).verifier(
-        lambda level: _make(checked, "verifier", scored, level)
-    )
     return Parts(
         name=root.name,
         config=checked.resolved,
@@ -59,7 +71,7 @@ def build(checked: Checked, announce: Callable[[str], None] = log.info) -> Parts
         verifier=verifier,
         prompts=prompts,
         peers=_make(checked, "baseline", context, target, first_model, root.gamma).by_name(),
-        workload=_make(checked, "workload", root.seed),
+        workload=workload,
         max_new_tokens=root.max_new_tokens,
         batch_size=root.batch_size,
         spare=spare,
@@ -67,17 +79,23 @@ def build(checked: Checked, announce: Callable[[str], None] = log.info) -> Parts
         seed=root.seed,
         verdict_tokens=root.verdict_tokens,
         metrics={name: choice.kind.from_settings(choice.settings) for name, choice in checked.metrics.items()},
-        # A shell cannot easily say a line break, so \n and \t are read here.
-        stop_strings=[text.replace("\\n", "\n").replace("\\t", "\t") for text in root.stop],
+        stop_strings=root.stop_strings,
         notes=notes(target, drafter, verifier),
     )
 
 
 def _make(checked: Checked, group: str, *arguments: Any) -> Any:
     """The component that was chosen in a group. The group's base class documents the other arguments of
-    `from_settings`."""
+    `from_settings`. Raises ConfigError."""
     choice = checked.choices[group]
-    return choice.kind.from_settings(choice.settings, *arguments)
+    try:
+        return choice.kind.from_settings(choice.settings, *arguments)
+    except TypeError as error:
+        log.info("%s could not be built", group, exc_info=True)
+        raise ConfigError(
+            f"{group}._target_={choice.kind.__module__}.{choice.kind.__qualname__} cannot be built from its settings "
+            f"({first_line(error)}): choose one with {group}=NAME, or see run.log"
+        ) from error
 
 
 def memory_budget(checked: Checked, prompts: Sequence[Prompt], context: Context, spare: int) -> Budget:
@@ -89,6 +107,7 @@ def memory_budget(checked: Checked, prompts: Sequence[Prompt], context: Context,
         for role in ("target", "drafter")
         for model in chosen[role].settings.models()
     ]
+    refuse_more_than_the_target_has(checked, context.gamma, footprints[0])
     tokenizer = load_tokenizer(chosen["target"].settings, "target")
     longest = max(len(render(prompt, [], tokenizer, chat=False).tokens) for prompt in prompts)
     columns = min(longest + root.max_new_tokens, footprints[0].context) + spare
@@ -108,6 +127,42 @@ def memory_budget(checked: Checked, prompts: Sequence[Prompt], context: Context,
     )
     budget.check()
     return budget
+
+
+def refuse_more_than_the_target_has(checked: Checked, largest: int, target: Footprint) -> None:
+    """Raises ConfigError if a top_k is above the target's vocabulary, or gamma fills its context."""
+    drafts = checked.choices["drafter"].settings
+    wanted = {"top_k": checked.root.top_k, "drafter.top_k": drafts.top_k if isinstance(drafts, OwnSampling) else None}
+    for key, top_k in wanted.items():
+        if (top_k or 0) > target.vocab_size:
+            raise ConfigError(
+                f"{key}={top_k} is not allowed: the target has {target.vocab_size} tokens in all, and 0 is off"
+            )
+    if largest >= target.context:
+        raise ConfigError(f"gamma={largest} is not possible: the target's context is {target.context} tokens")
+
+
+def refuse_slow_arrivals(workload: Workload, requests: int) -> None:
+    """Raises ConfigError if the last of the requests would arrive after more than a day."""
+    seconds = (workload.arrivals(requests) or [0.0])[-1]
+    if not seconds <= LONGEST_WAIT:
+        raise ConfigError(
+            f"the workload's last request of {requests} would arrive after {seconds / 3600:,.0f} hours: it must be "
+            f"{LONGEST_WAIT // 3600} at most, so choose a higher workload.rate or workload.spike, or a lower data.limit"
+        )
+
+
+def refuse_long_warm_up(checked: Checked, policy: GammaPolicy, executor: Executor, columns: int, levels: int) -> None:
+    """Raises ConfigError if warm-up would read more than `MOST_WARM_UP_TOKENS` tokens a row."""
+    nodes = checked.choices["drafter"].settings.nodes
+    gammas = timed_gammas(policy, executor.fixed_shapes)
+    tokens = warm_up_tokens([nodes(gamma) for gamma in gammas], gammas, len(executor.lengths(columns)), levels)
+    if tokens > MOST_WARM_UP_TOKENS:
+        raise ConfigError(
+            f"gamma={policy.largest} with up to {nodes(policy.largest):,} guesses a round is not possible: warm-up "
+            f"alone would read up to {tokens:,} tokens a row, more than {MOST_WARM_UP_TOKENS:,}; choose a smaller "
+            "gamma, gamma_policy.largest or drafter"
+        )
 
 
 def notes(target: Model, drafter: Drafter, verifier: Verifier) -> list[str]:

@@ -6,14 +6,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import hydra
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
-from specbench.component import Choice, Choices, Component
+from specbench.component import Choice, Choices, Component, chosen_class
 from specbench.config.schema import GROUPS, METRICS, NOT_HASHED, OTHERS, Root
 from specbench.devices import pick_device
 from specbench.metrics.metric import Metric
 from specbench.settings import ConfigError, validate
+from specbench.visible import first_line, shown
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,7 @@ def choose_metrics(config: DictConfig) -> dict[str, Choice]:
     if chosen is None:
         return {}
     if not isinstance(chosen, DictConfig):
-        raise ConfigError(f"{METRICS}={chosen} is not allowed: choose metrics with metric=[NAME,NAME]")
+        raise ConfigError(f"{METRICS}={shown(chosen)} is not allowed: choose metrics with metric=[NAME,NAME]")
     return {str(name): choose(config, METRICS, Metric, str(name)) for name in chosen}
 
 
@@ -68,16 +69,13 @@ def choose(config: DictConfig, group: str, base: type[Component], name: str | No
     """The class, a subclass of `base`, and the validated settings of a group, or of the metric `name`. Raises
     ConfigError."""
     key, how = (f"{METRICS}.{name}", f"metric=[{name}]") if base is Metric else (group, f"{group}=NAME")
-    target = OmegaConf.select(config, f"{key}._target_")
-    if target is None:
-        raise ConfigError(f"{key} is not set: choose one with {how}")
     try:
-        kind: Any = hydra.utils.get_class(target)
-    except Exception as error:
-        raise ConfigError(f"{key}._target_={target} is not allowed: no such class can be imported ({error})") from error
-    if not issubclass(kind, base):
-        raise ConfigError(f"{key}._target_={target} is not allowed: it must be a subclass of {base.__name__}")
-    settings = validate(kind.Settings, OmegaConf.select(config, key), f"{key}.")
+        node = OmegaConf.select(config, key)
+    except OmegaConfBaseException as error:
+        raise ConfigError(f"{key} is not set: {first_line(error)}, choose one with {how}") from error
+    kind, settings = chosen_class(node, key, base, how)
+    if kind is base:
+        raise ConfigError(f"{key}._target_={base.__module__}.{base.__name__} is not allowed: choose one with {how}")
     return Choice(name or kind.__name__, kind, settings)
 
 

@@ -5,6 +5,7 @@ dataclass. So a new component is one .py and one .yaml.
 """
 
 import dataclasses
+import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,14 +17,17 @@ from specbench.component import Component
 from specbench.data.prompts import Data
 from specbench.decoding.drafter import Drafter
 from specbench.decoding.executor import Executor
-from specbench.decoding.gamma_policy import GammaPolicy
+from specbench.decoding.gamma_policy import LARGEST_GAMMA, GammaPolicy
+from specbench.decoding.sampling import LENIENCE, REPETITION_PENALTY, TEMPERATURE, TOP_K, TOP_P
 from specbench.decoding.target import Target
 from specbench.decoding.verifier import Verifier
+from specbench.devices import LARGEST_SEED
 from specbench.lenience_policies.lenience_policy import LeniencePolicy
 from specbench.loggers.logger import Logger
-from specbench.paths import conf_dir
+from specbench.paths import conf_dir, inside_outputs
 from specbench.peers.peer import Peers
-from specbench.settings import BaseSettings, setting
+from specbench.settings import BaseSettings, ConfigError, setting
+from specbench.visible import shown
 from specbench.workloads.workload import Workload
 
 GROUPS: dict[str, type[Component]] = {  # group: the base class of what can be chosen
@@ -41,6 +45,7 @@ GROUPS: dict[str, type[Component]] = {  # group: the base class of what can be c
 }
 METRICS = "metrics"  # of the group `metric`, several may be chosen: metric=[a,b]
 OTHERS = (METRICS, "metric", "experiment", "hydra")  # other keys of a configuration that are not scalars
+MOST_STOPS, LONGEST_STOP = 64, 1000  # strings, and characters of one: all are searched after every round
 # Keys that no number depends on: a finished run that differs only in these is not repeated.
 NOT_HASHED = ("name", "force", "strict", "logger", "experiment")
 
@@ -50,22 +55,35 @@ class Root(BaseSettings):
     """The run's scalars."""
 
     name: str = setting()
-    gamma: int = setting(ge=0)
-    lenience: float = setting(gt=0, le=1)
-    temperature: float = setting(ge=0)
-    top_k: int = setting(ge=0)
-    top_p: float = setting(gt=0, le=1)
-    repetition_penalty: float = setting(gt=0)
-    max_new_tokens: int = setting(ge=1)
-    batch_size: int = setting(ge=1)
-    prefill_chunk: int = setting(ge=1)
+    gamma: int = setting(ge=0, le=LARGEST_GAMMA)
+    lenience: float = setting(**LENIENCE)
+    temperature: float = setting(**TEMPERATURE)
+    top_k: int = setting(**TOP_K)
+    top_p: float = setting(**TOP_P)
+    repetition_penalty: float = setting(**REPETITION_PENALTY)
+    max_new_tokens: int = setting(ge=1, le=10**7)
+    batch_size: int = setting(ge=1, le=10**6)
+    prefill_chunk: int = setting(ge=1, le=10**7)
     stop: list[str] = setting()
-    seed: int = setting(ge=0)
-    verdict_tokens: int = setting(ge=0)
+    seed: int = setting(ge=0, le=LARGEST_SEED)
+    verdict_tokens: int = setting(ge=0, le=10**9)
     strict: bool = setting()
     device: str = setting()
     dtype: str = setting(choices=("auto", "float32", "bfloat16", "float16"))
     force: bool = setting()
+
+    def check(self, prefix: str) -> None:
+        inside_outputs(self.name)
+        if len(self.stop) > MOST_STOPS or any(not 0 < len(text) <= LONGEST_STOP for text in self.stop_strings):
+            raise ConfigError(
+                f"stop={shown(self.stop)} is not allowed: it must be at most {MOST_STOPS} texts of 1 to {LONGEST_STOP} "
+                "characters"
+            )
+
+    @property
+    def stop_strings(self) -> list[str]:
+        """`stop`, with its \\n and \\t read as line breaks and tabs, which a shell cannot easily say."""
+        return [text.replace("\\n", "\n").replace("\\t", "\t") for text in self.stop]
 
 
 def known_keys(overrides: Sequence[str]) -> list[str]:
@@ -76,6 +94,6 @@ def known_keys(overrides: Sequence[str]) -> list[str]:
     keys = [field.name for field in dataclasses.fields(Root)]
     for group in GROUPS:
         file = conf_dir() / group / f"{chosen[group]}.yaml"
-        own: Iterable[Any] = OmegaConf.load(file) if file.is_file() else ()
+        own: Iterable[Any] = OmegaConf.load(file) if os.path.isfile(file) else ()
         keys += [f"{group}.{key}" for key in map(str, own) if key not in ("_target_", "defaults")]
     return [*keys, *GROUPS, "metric", "experiment"]

@@ -7,6 +7,7 @@ from typing import Any
 
 from specbench.component import Component
 from specbench.settings import ConfigError
+from specbench.visible import shown
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,7 @@ def load(data: Data) -> list[Prompt]:
         if data.limit is not None and len(prompts) == data.limit:
             break
         if prompt.id in prompts:
-            raise ConfigError(f"data has two prompts with the id {prompt.id}: each must have its own")
+            raise ConfigError(f"data has two prompts with the id {shown(prompt.id)}: each must have its own")
         prompts[prompt.id] = prompt
     if not prompts:
         raise ConfigError("data has no prompts: the source is empty, or no record passes its filter")

@@ -1,41 +1,16 @@
 """Prompts from records: local JSON lines, question files (Spec-Bench, MT-bench), and data sets of the hub."""
 
-import gzip
-import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
+from specbench.data.json_lines import need_file, read_json_lines
 from specbench.data.prompts import Data, Prompt
+from specbench.data.template import check_template, fill
 from specbench.settings import BaseSettings, ConfigError, setting
+from specbench.visible import first_line, shown, visible
 
-
-def need_file(path: str, prefix: str) -> None:
-    """Raises ConfigError if the data file is missing or empty."""
-    if not Path(path).is_file():
-        raise ConfigError(f"{prefix}path={path} is not a file: it must be a file of JSON lines (.jsonl or .jsonl.gz)")
-    if Path(path).stat().st_size == 0:
-        raise ConfigError(f"{prefix}path={path} is empty: it must hold one JSON object per line")
-
-
-def read_json_lines(path: str) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yields (line number, object) for each line that is not blank. Raises ConfigError if one is no JSON object."""
-    opener = gzip.open if path.endswith(".gz") else open
-    with opener(path, "rt", encoding="utf-8") as lines:
-        for number, line in enumerate(lines, 1):
-            if not line.strip():
-                continue
-            try:
-                record = json.loads(line)
-            except json.JSONDecodeError as error:
-                raise ConfigError(
-                    f"data.path={path} line {number} is not JSON ({error.msg} at column {error.colno}): "
-                    "it must hold one JSON object per line"
-                ) from error
-            if not isinstance(record, dict):
-                raise ConfigError(f"data.path={path} line {number} is not a JSON object: it must be one per line")
-            yield number, record
+LONGEST_NAME = 200  # characters of an id or a category
 
 
 @dataclass
@@ -48,19 +23,56 @@ class RecordSettings(BaseSettings):
     category_field: str | None = setting()
     limit: int | None = setting(ge=1)
 
+    def check(self, prefix: str) -> None:
+        if self.template is not None:
+            check_template(self.template, f"{prefix}template")
 
-def to_prompt(number: int, record: dict[str, Any], s: RecordSettings) -> Prompt:
-    """The prompt of a record: its field, or the template filled with its fields. Raises ConfigError if a field is
-    missing."""
-    try:
-        text = str(record[s.field]) if s.template is None else s.template.format(**record)
-    except (KeyError, IndexError) as error:
-        missing = s.field if s.template is None else error.args[0]
+
+def text_of(value: Any, what: str, blank: bool = False) -> str:
+    """The value itself, if it is text; with `blank`, text that is blank too. `what` names file, line and field. Raises
+    ConfigError."""
+    if not isinstance(value, str):
+        raise ConfigError(f"{what} is {kind_of(value)}, not text: a prompt must be text")
+    if not value.strip() and not blank:
+        raise ConfigError(f"{what} is empty: a prompt must be text that is not blank")
+    if any("\ud800" <= character <= "\udfff" for character in value):
+        raise ConfigError(f"{what} holds half of a surrogate pair, which is no text: mend or remove it")
+    return value
+
+
+def name_of(value: Any, what: str) -> str:
+    """An id or a category: text or an integer. `what` names file, line and field. Raises ConfigError."""
+    name = str(value) if isinstance(value, str | int) and not isinstance(value, bool) else ""
+    if not name.strip() or len(name) > LONGEST_NAME or visible(name) != name:
         raise ConfigError(
-            f"data.path={s.path} record {number} has no field {missing!r}: set data.field or data.template to what "
-            f"it has, {', '.join(sorted(record))}"
-        ) from error
-    return Prompt(str(number), (text,), str(record.get(s.category_field, "")) if s.category_field else "")
+            f"{what} is {shown(value) if isinstance(value, str | int) else kind_of(value)}: it must be an integer or a "
+            f"text of 1 to {LONGEST_NAME} characters, none of them a control character"
+        )
+    return name
+
+
+def kind_of(value: Any) -> str:
+    """What a value of JSON is, in words."""
+    kinds = {bool: "true or false", int: "a number", float: "a number", list: "a list", dict: "an object"}
+    return "null" if value is None else kinds.get(type(value), f"a {type(value).__name__}")
+
+
+def to_prompt(number: int, record: Mapping[str, Any], s: RecordSettings) -> Prompt:
+    """The prompt of a record: its field, or the template filled with its fields. Raises ConfigError if a field is
+    missing or no text."""
+    where = f"data.path={s.path} record {number}"
+
+    def field(name: str) -> str:
+        if name not in record:
+            has = shown(", ".join(sorted(map(str, record))) or "none")
+            raise ConfigError(f"{where} has no field {name!r}: set data.field or data.template to what it has, {has}")
+        return text_of(record[name], f"{where} field {name!r}", blank=s.template is not None)
+
+    text = field(s.field) if s.template is None else text_of(fill(s.template, field), f"{where} as data.template")
+    category = record.get(s.category_field) if s.category_field else None
+    if category is None:
+        return Prompt(str(number), (text,))
+    return Prompt(str(number), (text,), name_of(category, f"{where} field {s.category_field!r}"))
 
 
 class JsonlData(Data):
@@ -69,7 +81,8 @@ class JsonlData(Data):
     @dataclass
     class Settings(RecordSettings):
         def check(self, prefix: str) -> None:
-            need_file(self.path, prefix)
+            super().check(prefix)
+            need_file(self.path, f"{prefix}path")
 
     def __init__(self, settings: Settings):
         self.settings, self.limit = settings, settings.limit
@@ -94,7 +107,7 @@ class QuestionsData(Data):
         limit: int | None = setting(ge=1)
 
         def check(self, prefix: str) -> None:
-            need_file(self.path, prefix)
+            need_file(self.path, f"{prefix}path")
 
     def __init__(self, settings: Settings):
         self.settings, self.limit = settings, settings.limit
@@ -106,20 +119,27 @@ class QuestionsData(Data):
     def prompts(self) -> Iterator[Prompt]:
         s = self.settings
         seen: set[str] = set()
+        lines: dict[str, int] = {}  # by id
         for number, record in read_json_lines(s.path):
+            where = f"data.path={s.path} line {number}"
             turns = record.get("turns")
             if not isinstance(turns, list) or not turns:
-                raise ConfigError(f"data.path={s.path} line {number} has no list of turns: it is not a question file")
-            category = str(record.get("category", ""))
+                raise ConfigError(f"{where} has no list of turns: it is not a question file")
+            texts = tuple(text_of(turn, f"{where} turn {place}") for place, turn in enumerate(turns, 1))
+            category = name_of(record["category"], f"{where} category") if "category" in record else ""
             seen.add(category)
             if s.category is None or category == s.category:
-                yield Prompt(str(record.get("question_id", number)), tuple(map(str, turns[: s.turns])), category)
+                name = name_of(record.get("question_id", number), f"{where} question_id")
+                if lines.setdefault(name, number) != number:
+                    raise ConfigError(f"{where} and line {lines[name]} are two prompts with the id {name}: change one")
+                yield Prompt(name, texts[: s.turns], category)
         if s.category is not None and s.category not in seen:
-            raise ConfigError(f"data.category={s.category} is not in {s.path}: it has {', '.join(sorted(seen))}")
+            has = shown(", ".join(sorted(seen)) or "none")
+            raise ConfigError(f"data.category={shown(s.category)} is not in {s.path}: it has {has}")
 
 
 class HubData(Data):
-    """Any data set that `datasets.load_dataset` opens: a hub id, or a local folder or script."""
+    """Any data set that `datasets.load_dataset` opens: a hub id, or a local folder."""
 
     @dataclass
     class Settings(RecordSettings):
@@ -139,11 +159,24 @@ class HubData(Data):
         s = self.settings
         try:
             rows = datasets.load_dataset(s.path, s.name, split=s.split)
+            if not isinstance(rows, datasets.Dataset):
+                raise ValueError(f"data.split={s.split} is not one split")
         except Exception as error:  # datasets passes on the errors of its backends
-            reason = str(error).strip().splitlines()[0].rstrip(".")
             raise ConfigError(
-                f"data.path={s.path} could not be loaded ({reason}): check data.name and data.split, log in with "
-                "`hf auth login` if it is gated, or use data=jsonl with a local file"
+                f"data.path={s.path} could not be loaded ({first_line(error)}): check data.name and data.split, log in "
+                "with `hf auth login` if it is gated, or use data=jsonl with a local file"
             ) from error
-        for number, record in enumerate(rows):
+        number, records = 0, iter(rows)
+        while record := self._next(records, number):
             yield to_prompt(number, record, s)
+            number += 1
+
+    def _next(self, records: Iterator[Any], number: int) -> dict[str, Any] | None:
+        """The record of this number, None after the last. Raises ConfigError if it cannot be decoded."""
+        try:
+            return next(records, None)
+        except Exception as error:  # of the backend
+            raise ConfigError(
+                f"data.path={self.settings.path} record {number} could not be read ({first_line(error)}): mend the "
+                "data set, or use data=jsonl with a local file"
+            ) from error

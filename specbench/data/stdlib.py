@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from specbench.data.prompts import Data, Prompt
 from specbench.data.stdlib_corpus import read_modules
-from specbench.settings import BaseSettings, setting
+from specbench.settings import BaseSettings, ConfigError, setting
 
 SIGNATURE = re.compile(r"^\s*(async )?def \w+\(.*\).*:\s*$")
 LINES_BEFORE = 24  # lines of a prompt
@@ -23,8 +23,8 @@ class StdlibData(Data):
 
     @dataclass
     class Settings(BaseSettings):
-        limit: int | None = setting(ge=1)
-        count: int = setting(ge=1)
+        limit: int | None = setting(ge=1, le=10**9)
+        count: int = setting(ge=1, le=10**9)
         kind: str = setting(choices=("python", "prose", "mixed"))
 
     def __init__(self, limit: int | None, count: int, kind: str):
@@ -33,7 +33,13 @@ class StdlibData(Data):
     def prompts(self) -> Iterator[Prompt]:
         kinds = {"python": [functions], "prose": [documentation], "mixed": [functions, documentation]}[self.kind]
         each = [take(kind) for kind in kinds]
-        return iter([prompt for prompts in zip(*each, strict=False) for prompt in prompts][: self.count])
+        found = [prompt for prompts in zip(*each, strict=False) for prompt in prompts]
+        if self.count > len(found):
+            raise ConfigError(
+                f"data.count={self.count} is not possible: this Python's standard library has {len(found)} prompts of "
+                f"data.kind={self.kind}"
+            )
+        return iter(found[: self.count])
 
 
 def take(ends: Callable[[str], Iterable[int]]) -> list[Prompt]:

@@ -11,6 +11,7 @@ from torch import Tensor
 from specbench.component import Choices, Component
 from specbench.decoding.draft import Draft
 
+LARGEST_GAMMA = 1000  # guesses of a draft, one after another
 Signal = Callable[[Tensor, Tensor], Tensor]
 Floats = npt.NDArray[np.float64]
 

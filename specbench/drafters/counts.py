@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -10,11 +9,12 @@ from torch import Tensor
 
 from specbench.context import Context
 from specbench.data.stdlib_corpus import read_modules
+from specbench.data.text_file import read_text
 from specbench.decoding.sampling import Sampling
 from specbench.drafters.own_sampling import OwnSampling
 from specbench.drafters.row_by_row import CountDrafter
 from specbench.models.language_model import LanguageModel
-from specbench.settings import ConfigError, setting
+from specbench.settings import setting
 
 
 class UnigramDrafter(CountDrafter):
@@ -25,9 +25,8 @@ class UnigramDrafter(CountDrafter):
         path: str | None = setting()
 
         def check(self, prefix: str) -> None:
-            if self.path is not None and not Path(self.path).is_file():
-                raise ConfigError(f"{prefix}path={self.path} is not a file: give a text file, or null for the "
-                                  "training text of the shipped pair")  # fmt: skip
+            if self.path is not None:
+                read_text(self.path, f"{prefix}path")
 
     def __init__(self, tokens: Tensor, vocab_size: int, sampling: Sampling):
         """Fits the counts on tokens [n]."""
@@ -54,7 +53,7 @@ class BigramDrafter(UnigramDrafter):
 
     @dataclass
     class Settings(UnigramDrafter.Settings):
-        smoothing: float = setting(gt=0)
+        smoothing: float = setting(ge=1e-6, le=1e9)
 
     def __init__(self, tokens: Tensor, vocab_size: int, sampling: Sampling, smoothing: float):
         self.smoothing = smoothing
@@ -80,7 +79,7 @@ class BigramDrafter(UnigramDrafter):
 
 def training_tokens(path: str | None, tokenizer: Any) -> Tensor:
     """Token ids [n] of a text file or, if `path` is None, of the text that the shipped pair was trained on."""
-    texts = list(read_modules(held_out=False).values()) if path is None else [Path(path).read_text("utf-8")]
+    texts = list(read_modules(held_out=False).values()) if path is None else [read_text(path, "drafter.path")]
     backend = getattr(tokenizer, "backend_tokenizer", None)
     encoded = (
         [e.ids for e in backend.encode_batch_fast(texts, add_special_tokens=False)]

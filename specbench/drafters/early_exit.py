@@ -25,7 +25,7 @@ class EarlyExitDrafter(ModelDrafter):
 
     @dataclass
     class Settings(OwnSampling):
-        layers: int = setting(ge=1)
+        layers: int = setting(ge=1, le=10_000)
         head: str | None = setting()
 
     def __init__(self, model: BorrowedCache, vocab_size: int, gamma: int):

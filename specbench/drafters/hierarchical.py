@@ -7,11 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from specbench.component import nested
 from specbench.context import Context
 from specbench.decoding.clock import NoClock
 from specbench.decoding.draft import Draft, Verdict
 from specbench.decoding.drafter import Drafter
-from specbench.decoding.gamma_policy import DraftStop
+from specbench.decoding.gamma_policy import LARGEST_GAMMA, DraftStop
 from specbench.decoding.noise import PROPOSAL, STREAMS, sibling_bits
 from specbench.decoding.round_noise import STREAM
 from specbench.decoding.speculative import decode_speculative
@@ -20,7 +21,7 @@ from specbench.decoding.target import Scores
 from specbench.drafters.model import ModelSettings, load_drafter
 from specbench.gamma_policies.fixed import FixedGamma
 from specbench.models.language_model import LanguageModel
-from specbench.settings import BaseSettings, ConfigError, nested, setting
+from specbench.settings import BaseSettings, ConfigError, setting
 from specbench.verifiers.speculative import SpeculativeVerifier
 
 
@@ -33,21 +34,21 @@ class HierarchicalDrafter(Drafter):
     @dataclass
     class Settings(ModelSettings):
         below: Any = setting(required="a drafter")
-        below_gamma: int = setting(ge=1)
+        below_gamma: int = setting(ge=1, le=LARGEST_GAMMA)
 
         def nodes(self, gamma: int) -> int:
             return gamma + self.below_gamma  # the last inner round may draft beyond gamma
 
         def check(self, prefix: str) -> None:
             super().check(prefix)
-            kind, _ = nested(self.below, f"{prefix}below")
+            kind, _ = nested(self.below, f"{prefix}below", Drafter)
             if kind.trees:
                 raise ConfigError(
                     f"{prefix}below._target_={self.below['_target_']} is not possible: it must be a drafter of chains"
                 )
 
         def models(self) -> Sequence[BaseSettings]:
-            _, below = nested(self.below, "below")
+            _, below = nested(self.below, "drafter.below", Drafter)
             return [self, *below.models()]
 
     def __init__(self, model: LanguageModel, below: Drafter, below_gamma: int, vocab_size: int):
@@ -67,7 +68,7 @@ class HierarchicalDrafter(Drafter):
     @classmethod
     def from_settings(cls, settings: Any, context: Context, target: LanguageModel) -> "HierarchicalDrafter":
         model = load_drafter(settings, context)
-        kind, own = nested(settings.below, "drafter.below")
+        kind, own = nested(settings.below, "drafter.below", Drafter)
         below = kind.from_settings(own, replace(settings.own(context), gamma=settings.below_gamma), model)
         return cls(model, below, settings.below_gamma, target.vocab_size)
 

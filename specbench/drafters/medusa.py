@@ -27,7 +27,7 @@ class MedusaDrafter(BlockwiseDrafter):
 
     @dataclass
     class Settings(BlockwiseDrafter.Settings):
-        size: int = setting(ge=1)
+        size: int = setting(ge=1, le=10_000)
 
         @property
         def point_masses(self) -> bool:

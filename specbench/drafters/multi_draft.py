@@ -21,6 +21,9 @@ from specbench.drafters.tree import TreeDrafter
 from specbench.models.language_model import LanguageModel
 from specbench.models.pretrained import PretrainedModel
 from specbench.settings import ConfigError, setting
+from specbench.visible import shown
+
+MOST_MODELS = 16
 
 
 class MultiDrafter(Drafter):
@@ -32,7 +35,7 @@ class MultiDrafter(Drafter):
     @dataclass
     class Settings(OwnSampling):
         paths: list[str] = setting()
-        samples: int = setting(ge=1)
+        samples: int = setting(ge=1, le=1000)
 
         def models(self) -> Sequence[PretrainedModel.Settings]:
             return [PretrainedModel.Settings(path, weights="pretrained", chat_template="never") for path in self.paths]
@@ -43,8 +46,13 @@ class MultiDrafter(Drafter):
         def check(self, prefix: str) -> None:
             if not self.paths:
                 raise ConfigError(f"{prefix}paths=[] is not allowed: give at least one model")
+            if len(self.paths) > MOST_MODELS:
+                raise ConfigError(f"{prefix}paths={shown(self.paths)} is not allowed: at most {MOST_MODELS} models")
             for model in self.models():
-                model.check(prefix)
+                try:
+                    model.check(prefix)
+                except ConfigError as error:
+                    raise ConfigError(str(error).replace("path=", "paths=", 1)) from error
 
     def __init__(self, models: Sequence[LanguageModel], samples: int, vocab_size: int, gamma: int):
         """`vocab_size` is the target's V; `gamma` is the usual gamma."""

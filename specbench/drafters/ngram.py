@@ -87,9 +87,9 @@ class NgramDrafter(Drafter):
 
     @dataclass
     class Settings(OwnSampling):
-        min_order: int = setting(ge=2)
-        max_order: int = setting(ge=2)
-        window: int = setting(ge=1)
+        min_order: int = setting(ge=2, le=100)
+        max_order: int = setting(ge=2, le=100)
+        window: int = setting(ge=1, le=10**7)
         sample: bool = setting()
 
         @property

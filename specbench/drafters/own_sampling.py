@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from specbench.context import Context
 from specbench.decoding.drafter import DrafterSettings
-from specbench.decoding.sampling import Sampling
+from specbench.decoding.sampling import TEMPERATURE, TOP_K, TOP_P, Sampling
 from specbench.settings import setting
 
 
@@ -13,9 +13,9 @@ from specbench.settings import setting
 class OwnSampling(DrafterSettings):
     """Settings of every drafter that computes q. Null means the target's value."""
 
-    temperature: float | None = setting(ge=0, default=None)
-    top_k: int | None = setting(ge=0, default=None)
-    top_p: float | None = setting(gt=0, le=1, default=None)
+    temperature: float | None = setting(**TEMPERATURE, default=None)
+    top_k: int | None = setting(**TOP_K, default=None)
+    top_p: float | None = setting(**TOP_P, default=None)
 
     def sampling_of(self, target: Sampling) -> Sampling:
         """How the drafter's logits become q, given how the target's become p. The output distribution stays p, because

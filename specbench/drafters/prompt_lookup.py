@@ -16,8 +16,8 @@ class PromptLookupDrafter(PointMassDrafter):
 
     @dataclass
     class Settings(PointMassDrafter.Settings):
-        max_match: int = setting(ge=1)
-        min_match: int = setting(ge=1)
+        max_match: int = setting(ge=1, le=1000)
+        min_match: int = setting(ge=1, le=1000)
 
         def check(self, prefix: str) -> None:
             if self.min_match > self.max_match:

@@ -1,6 +1,9 @@
 """One model drafts a static token tree: several children of each guess, one forward per level (SpecInfer)."""
 
+import math
+import operator
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -9,6 +12,7 @@ from torch.nn import functional as F
 
 from specbench.context import Context
 from specbench.decoding.draft import Draft, Verdict
+from specbench.decoding.gamma_policy import LARGEST_GAMMA
 from specbench.decoding.noise import PROPOSAL, exponentials
 from specbench.decoding.round_noise import node_bits
 from specbench.decoding.sampling import draw
@@ -17,8 +21,10 @@ from specbench.decoding.target import Scores
 from specbench.decoding.token_tree import branching_tree, level_ranges, levels_of, newest
 from specbench.drafters.model import ModelDrafter, ModelSettings, load_drafter
 from specbench.models.language_model import LanguageModel
-from specbench.settings import setting
+from specbench.settings import ConfigError, setting
+from specbench.visible import shown
 
+MOST_LEAVES = 1000
 CHILDREN = ("independent", "distinct", "best")
 
 
@@ -35,7 +41,7 @@ class TreeDrafter(ModelDrafter):
 
     @dataclass
     class Settings(ModelSettings):
-        branching: list[int] = setting(ge=1)
+        branching: list[int] = setting(ge=1, le=MOST_LEAVES)
         children: str = setting(choices=CHILDREN)
 
         @property
@@ -43,7 +49,15 @@ class TreeDrafter(ModelDrafter):
             return self.children == "best"
 
         def nodes(self, gamma: int) -> int:
-            return len(branching_tree(widths(self.branching, gamma)))
+            return sum(accumulate(widths(self.branching, gamma), operator.mul))
+
+        def check(self, prefix: str) -> None:
+            super().check(prefix)
+            if len(self.branching) > LARGEST_GAMMA or math.prod(self.branching) > MOST_LEAVES:
+                raise ConfigError(
+                    f"{prefix}branching={shown(self.branching)} is not allowed: the product of its numbers, the leaves "
+                    f"of the tree, must be at most {MOST_LEAVES}"
+                )
 
     def __init__(
         self, model: LanguageModel, vocab_size: int, gamma: int, branching: list[int], children: str, stream: int = 0
@@ -57,6 +71,10 @@ class TreeDrafter(ModelDrafter):
     @classmethod
     def from_settings(cls, settings: Any, context: Context, target: LanguageModel) -> "TreeDrafter":
         model = load_drafter(settings, context)
+        if max(settings.branching, default=0) > model.vocab_size:
+            raise ConfigError(
+                f"drafter.branching={settings.branching} is not possible: {model.name} has {model.vocab_size} tokens"
+            )
         return cls(model, target.vocab_size, context.gamma, settings.branching, settings.children)
 
     def propose(self, state: State, gamma: list[int]) -> Draft:

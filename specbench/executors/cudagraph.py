@@ -31,7 +31,7 @@ class CudaGraphExecutor(Executor):
 
     @dataclass
     class Settings(BaseSettings):
-        max_graphs: int = setting(ge=1)
+        max_graphs: int = setting(ge=1, le=10_000)
 
     def __init__(self, max_graphs: int):
         self.max_graphs, self.inside = max_graphs, False  # inside a phase nothing else is captured

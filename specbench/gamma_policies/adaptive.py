@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from specbench.decoding.draft import Draft
-from specbench.decoding.gamma_policy import Costs, GammaPolicy, RowsSeen
+from specbench.decoding.gamma_policy import LARGEST_GAMMA, Costs, GammaPolicy, RowsSeen
 from specbench.gamma_policies.optimal import best_gamma
 from specbench.gamma_policies.row_memory import PerRow
 from specbench.settings import BaseSettings, setting
@@ -19,8 +19,8 @@ class AdaptiveGamma(GammaPolicy):
 
     @dataclass
     class Settings(BaseSettings):
-        largest: int = setting(ge=1)
-        prior: float = setting(gt=0)
+        largest: int = setting(ge=1, le=LARGEST_GAMMA)
+        prior: float = setting(ge=1e-3, le=1e9)
         forget: float = setting(ge=0, le=1)
 
     calibrated = True

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from specbench.decoding.gamma_policy import GammaPolicy, RowsSeen
+from specbench.decoding.gamma_policy import LARGEST_GAMMA, GammaPolicy, RowsSeen
 from specbench.settings import BaseSettings, setting
 
 
@@ -18,7 +18,7 @@ class ConfidenceGamma(GammaPolicy):
 
     @dataclass
     class Settings(BaseSettings):
-        largest: int = setting(ge=1)
+        largest: int = setting(ge=1, le=LARGEST_GAMMA)
         threshold: float = setting(ge=0, le=1)
 
     watches = True

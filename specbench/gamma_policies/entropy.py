@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from specbench.decoding.draft import Draft
-from specbench.decoding.gamma_policy import Costs, GammaPolicy, RowsSeen
+from specbench.decoding.gamma_policy import LARGEST_GAMMA, Costs, GammaPolicy, RowsSeen
 from specbench.settings import BaseSettings, setting
 
 BINS = 12
@@ -38,7 +38,7 @@ class EntropyGamma(GammaPolicy):
 
     @dataclass
     class Settings(BaseSettings):
-        largest: int = setting(ge=1)
+        largest: int = setting(ge=1, le=LARGEST_GAMMA)
         signal: str = setting(choices=("entropy", "confidence"))
 
     calibrated = True

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from specbench.decoding.gamma_policy import GammaPolicy, RowsSeen, Signal
+from specbench.decoding.gamma_policy import LARGEST_GAMMA, GammaPolicy, RowsSeen, Signal
 from specbench.settings import BaseSettings, setting
 
 
@@ -11,7 +11,7 @@ class FixedGamma(GammaPolicy):
 
     @dataclass
     class Settings(BaseSettings):
-        gamma: int = setting(ge=0)
+        gamma: int = setting(ge=0, le=LARGEST_GAMMA)
 
     def __init__(self, gamma: int):
         self.constant = self.largest = gamma

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from specbench.decoding.draft import Draft
-from specbench.decoding.gamma_policy import GammaPolicy, RowsSeen
+from specbench.decoding.gamma_policy import LARGEST_GAMMA, GammaPolicy, RowsSeen
 from specbench.gamma_policies.row_memory import PerRow
 from specbench.settings import BaseSettings, setting
 
@@ -14,8 +14,8 @@ class HeuristicGamma(GammaPolicy):
 
     @dataclass
     class Settings(BaseSettings):
-        gamma: int = setting(ge=1)
-        largest: int = setting(ge=1)
+        gamma: int = setting(ge=1, le=LARGEST_GAMMA)
+        largest: int = setting(ge=1, le=LARGEST_GAMMA)
 
     def __init__(self, gamma: int, largest: int):
         self.first, self.largest = min(gamma, largest), largest

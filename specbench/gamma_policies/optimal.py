@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from specbench.decoding.gamma_policy import Costs, Floats, GammaPolicy, RowsSeen
+from specbench.decoding.gamma_policy import LARGEST_GAMMA, Costs, Floats, GammaPolicy, RowsSeen
 from specbench.settings import BaseSettings, setting
 
 
@@ -25,7 +25,7 @@ class OptimalGamma(GammaPolicy):
 
     @dataclass
     class Settings(BaseSettings):
-        largest: int = setting(ge=1)
+        largest: int = setting(ge=1, le=LARGEST_GAMMA)
 
     calibrated = True
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from specbench.decoding.draft import Draft
-from specbench.decoding.gamma_policy import Costs, Floats, GammaPolicy, RowsSeen
+from specbench.decoding.gamma_policy import LARGEST_GAMMA, Costs, Floats, GammaPolicy, RowsSeen
 from specbench.settings import BaseSettings, setting
 
 
@@ -15,7 +15,7 @@ class OracleGamma(GammaPolicy):
 
     @dataclass
     class Settings(BaseSettings):
-        largest: int = setting(ge=1)
+        largest: int = setting(ge=1, le=LARGEST_GAMMA)
 
     replay_only = True
 

@@ -9,10 +9,14 @@ from torch import Tensor
 
 from specbench.decoding.draft import Draft, Verdict
 from specbench.decoding.round_noise import Noise
+from specbench.decoding.sampling import LENIENCE
 from specbench.decoding.state import State
 from specbench.decoding.verifier import Verifier
 from specbench.lenience_policies.lenience_policy import LeniencePolicy
 from specbench.settings import BaseSettings, ConfigError, setting
+from specbench.visible import shown
+
+MOST_LEVELS = 16  # each is warmed up
 
 
 class LoadLenience(LeniencePolicy):
@@ -21,13 +25,15 @@ class LoadLenience(LeniencePolicy):
 
     @dataclass
     class Settings(BaseSettings):
-        levels: list[float] = setting()
-        step: int = setting(ge=1)
+        levels: list[float] = setting(**LENIENCE)
+        step: int = setting(ge=1, le=10**6)
 
         def check(self, prefix: str) -> None:
             falling = all(a > b for a, b in pairwise(self.levels))
-            if not self.levels or not falling or not 0 < self.levels[-1] <= self.levels[0] <= 1:
-                raise ConfigError(f"{prefix}levels={self.levels} is not allowed: falling numbers in (0, 1]")
+            if not falling or not 0 < len(self.levels) <= MOST_LEVELS:
+                raise ConfigError(
+                    f"{prefix}levels={shown(self.levels)} is not allowed: it must be 1 to {MOST_LEVELS} falling numbers"
+                )
 
     def __init__(self, levels: Sequence[float], step: int):
         self.levels, self.step = levels, step

@@ -11,8 +11,9 @@ from specbench.decoding.clock import DECODING
 from specbench.loggers.logger import Logger
 from specbench.report.page import write_report
 from specbench.results import RunResult, flatten
-from specbench.settings import BaseSettings, setting
+from specbench.settings import BaseSettings, ConfigError, setting
 from specbench.storage.read import load_runs
+from specbench.visible import shown
 
 log = logging.getLogger(__name__)
 TABLE_COLUMNS = ("id", "category", "prompt_tokens", "tokens", "rounds", "alpha", "block_efficiency",
@@ -29,6 +30,18 @@ class WandbLogger(Logger):
         project: str = setting()
         entity: str | None = setting()
         tags: list[str] = setting()
+
+        def check(self, prefix: str) -> None:
+            """Raises ConfigError for names that W&B refuses, which it would do after the run."""
+            if len(self.project) > 128 or set(self.project) & set("/\\#?%:"):
+                raise ConfigError(
+                    f"{prefix}project={shown(self.project)} is not allowed: it must have at most 128 characters, and "
+                    "none of / \\ # ? % :"
+                )
+            if len(set(self.tags)) < len(self.tags) or any(len(tag) > 64 for tag in self.tags):
+                raise ConfigError(
+                    f"{prefix}tags={shown(self.tags)} is not allowed: they must differ, and have at most 64 characters"
+                )
 
     def __init__(self, settings: Settings):
         self.settings = settings

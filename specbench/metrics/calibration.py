@@ -16,7 +16,7 @@ class Calibration(Metric):
 
     @dataclass
     class Settings(BaseSettings):
-        bins: int = setting(ge=1)
+        bins: int = setting(ge=1, le=1000)
 
     def __init__(self, bins: int):
         self.bins = bins

@@ -4,6 +4,7 @@ import argparse
 from pathlib import Path
 
 from specbench.settings import ConfigError, stop
+from specbench.visible import visible
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -18,11 +19,12 @@ def main(arguments: list[str] | None = None) -> None:
     try:
         runs = load_runs(args.folder)
         page = write_report(args.folder, runs)
-        print(f"{page} and {len(list((args.folder / 'figures').glob('*.png')))} figures in {args.folder / 'figures'}")
+        drawn = args.folder / "figures"
+        print(visible(f"{page} and {len(list(drawn.glob('*.png')))} figures in {drawn}"))
         if args.wandb_report:
             from specbench.report.wandb_report import save_report
 
-            print(save_report(args.wandb_report, runs))
+            print(visible(save_report(args.wandb_report, runs)))
     except ConfigError as error:
         stop(str(error), 2)
 

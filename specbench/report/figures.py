@@ -14,6 +14,7 @@ from specbench import theory
 from specbench.report.style import BAD, GOOD, LAPS, MEASURED, OTHER, SERIES, THEORY
 from specbench.report.tables import at
 from specbench.storage.read import StoredRun
+from specbench.visible import visible
 
 WORDS = {"theorem_3_8": "Theorem 3.8", "not_iid": "betas are\nnot i.i.d.", "verify": "verifying\ncosts v",
          "overhead": "everything\nelse"}  # fmt: skip
@@ -177,10 +178,10 @@ def heat_map(runs: Sequence[StoredRun], x: str, y: str, value: str, title: str) 
         if np.isfinite(number):
             colour = "white" if number <= middle else "black"
             axes.text(column, row, f"{number:.2f}", ha="center", va="center", color=colour)
-    axes.set_xticks(range(len(columns)), columns)
-    axes.set_yticks(range(len(rows)), rows)
-    axes.set_xlabel(x)
-    axes.set_ylabel(y)
+    axes.set_xticks(range(len(columns)), map(visible, columns))
+    axes.set_yticks(range(len(rows)), map(visible, rows))
+    axes.set_xlabel(visible(x))
+    axes.set_ylabel(visible(y))
     axes.set_title(title)
     figure.colorbar(image)
     return figure
@@ -261,6 +262,6 @@ def timeline(run: StoredRun) -> Figure:
                for lap, colour in LAPS.items()]  # fmt: skip
     axes.set_yticks([0, 1], [f"speculative,\n{len(rounds)} rounds", f"plain,\n{tokens} steps"])
     axes.set_ylim(1.5, -0.75)
-    axes.set_xlabel(f"milliseconds; {tokens} tokens of {first}; a plain step at its mean time")
+    axes.set_xlabel(f"milliseconds; {tokens} tokens of {visible(first)}; a plain step at its mean time")
     figure.legend(handles=handles, loc="outside upper left", ncols=4)
     return figure

@@ -1,12 +1,14 @@
 """One self-contained page from finished runs, and its figures as PNG and SVG."""
 
 import itertools
+import re
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader
+from markupsafe import Markup
 from matplotlib.figure import Figure
 
 from specbench.report import figures, paper
@@ -16,9 +18,11 @@ from specbench.report.tables import account, at, multirun_rows, verdict, word
 from specbench.results import flatten
 from specbench.storage.atomic import write_text
 from specbench.storage.read import StoredRun
+from specbench.visible import visible
 
 HEAT_MAPS = {"alpha/mean": "alpha", "speedup/measured": "measured speedup"}
 MOST_HEAT_MAPS = 6
+LONGEST_NAME = 60  # characters of a figure's file name
 NUMBERS = {  # of one run: name, path in results.json
     "alpha": "alpha",
     "alpha, accepted / tested": "alpha_counted",
@@ -53,9 +57,15 @@ class Report:
     def __init__(self, folder: Path, runs: Sequence[StoredRun]):
         self.folder, self.runs = folder, runs
         self.sections: list[dict[str, Any]] = []
+        self.names: list[str] = []  # of figures
         (folder / "figures").mkdir(parents=True, exist_ok=True)
 
     def figure(self, name: str, caption: str, make: Callable[[], Figure]) -> dict[str, str]:
+        """Draws a figure into figures/; a name that another figure has, or that no file can have, is changed."""
+        name = re.sub(r"[^\w.-]", "_", name)[:LONGEST_NAME]
+        self.names.append(name)
+        if (again := self.names.count(name)) > 1:
+            name = f"{name}-{again}"
         return {"svg": save(make, self.folder / "figures" / name), "caption": caption}
 
     def section(
@@ -78,7 +88,8 @@ def write_report(folder: Path, runs: Sequence[StoredRun]) -> Path:
     _under_load(report)
     _paper(report)
     first = runs[0].result
-    page = Environment(loader=FileSystemLoader(Path(__file__).parent), autoescape=True).get_template("page.html")
+    templates = FileSystemLoader(Path(__file__).parent)
+    page = Environment(loader=templates, autoescape=True, finalize=_printable).get_template("page.html")
     html = page.render(
         title=f"{first['name']}: {folder.name}" if one else f"{first['name']}: {len(runs)} runs",
         subtitle=_provenance(first),
@@ -88,6 +99,11 @@ def write_report(folder: Path, runs: Sequence[StoredRun]) -> Path:
     )
     write_text(folder / "report.html", html)
     return folder / "report.html"
+
+
+def _printable(value: Any) -> Any:
+    """A text of the page without control characters, before it is escaped; an SVG element as it is."""
+    return visible(value, layout=True) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
 def _one_run(report: Report) -> None:

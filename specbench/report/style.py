@@ -23,7 +23,8 @@ PAGE_INK = "#123456"  # stands for the page's text colour
 def style(ink: str) -> Any:
     """matplotlib's settings for text in the colour `ink`."""
     return {
-        "svg.fonttype": "none", "font.family": "sans-serif", "font.size": 10, "figure.constrained_layout.use": True,
+        "svg.fonttype": "none", "text.parse_math": False,
+        "font.family": "sans-serif", "font.size": 10, "figure.constrained_layout.use": True,
         "axes.spines.top": False, "axes.spines.right": False, "axes.titlelocation": "left", "axes.titlesize": 11,
         "axes.prop_cycle": cycler(color=SERIES), "legend.frameon": False,
         "savefig.transparent": ink != INK, "text.color": ink, "axes.labelcolor": ink, "axes.edgecolor": ink,
@@ -35,14 +36,14 @@ def save(make: Callable[[], Figure], path: Path) -> str:
     """Writes path.png and path.svg, and returns an SVG element in the page's own text colour."""
     with plt.rc_context(style(INK)):
         figure = make()
-        figure.savefig(path.with_suffix(".png"), dpi=130)
-        figure.savefig(path.with_suffix(".svg"))
+        figure.savefig(path.with_name(f"{path.name}.png"), dpi=130)
+        figure.savefig(path.with_name(f"{path.name}.svg"))
         plt.close(figure)
     with plt.rc_context(style(PAGE_INK)):
         figure, stream = make(), io.StringIO()
         figure.savefig(stream, format="svg")
         plt.close(figure)
-    return embed(stream.getvalue(), path.stem)
+    return embed(stream.getvalue(), path.name)
 
 
 def embed(svg: str, name: str) -> str:

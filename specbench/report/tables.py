@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from specbench.results import flatten
+from specbench.visible import Visible
 
 COLUMNS = {  # of a multirun's table: heading, path in results.json
     "alpha": "alpha/mean",
@@ -169,11 +170,11 @@ def to_csv(rows: Sequence[dict[str, Any]]) -> str:
 
 def show(*renderables: Any) -> None:
     """Prints to the terminal, or `WIDTH` characters wide if the output is not a terminal."""
-    console = Console()
+    console = Console(markup=False, emoji=False)
     if not console.is_terminal:
-        console = Console(width=WIDTH)
+        console = Console(markup=False, emoji=False, width=WIDTH)
     for renderable in renderables:
-        console.print(renderable)
+        console.print(Visible(renderable))
 
 
 def at(tree: Any, path: str) -> Any:

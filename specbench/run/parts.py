@@ -13,6 +13,8 @@ from specbench.models.language_model import LanguageModel
 from specbench.peers.peer import Peer
 from specbench.workloads.workload import Workload
 
+EVERY_GAMMA = 20  # as large as any policy of conf/ has it
+
 
 @dataclass(frozen=True)
 class Parts:
@@ -40,9 +42,16 @@ class Parts:
 
     @property
     def gammas(self) -> list[int]:
-        """The constant gammas whose rounds are timed by probes: all up to the policy's largest or, with fixed shapes,
-        those that the policy uses."""
-        policy = self.policy
-        if self.target.executor.fixed_shapes:
-            return [*policy.widths]
-        return [*range(1, policy.largest + 1)] or [0]
+        """The constant gammas whose rounds are timed by probes: all up to `EVERY_GAMMA`, then each half as large
+        again, up to the policy's largest; with fixed shapes, those that the policy uses."""
+        return timed_gammas(self.policy, self.target.executor.fixed_shapes)
+
+
+def timed_gammas(policy: GammaPolicy, fixed_shapes: bool) -> list[int]:
+    """The gammas of `Parts.gammas`. Costs between two of them are interpolated."""
+    if fixed_shapes:
+        return [*policy.widths]
+    gammas = [*range(1, min(policy.largest, EVERY_GAMMA) + 1)] or [0]
+    while gammas[-1] < policy.largest:
+        gammas.append(min(gammas[-1] * 3 // 2, policy.largest))
+    return gammas

@@ -1,6 +1,7 @@
 """Runs before and between the timed prompts: warm-up, calibration, and probes of costs."""
 
 import contextlib
+from collections.abc import Sequence
 
 from specbench.data.prompts import Request
 from specbench.decoding.noise import prompt_key
@@ -10,6 +11,7 @@ from specbench.run.requests import Wanted
 from specbench.run.session import Session
 
 WARM_UP_TOKENS = 16
+SHORT = 3  # tokens of a job whose limit cuts its first draft
 PROBE_TOKENS = 16  # of a decode that only times rounds with one gamma
 CALIBRATION_TOKENS = 32  # per gamma, before the first prompt, for policies that choose by cost
 
@@ -25,19 +27,38 @@ def warm_up(session: Session, wanted: Wanted) -> None:
     jobs: list[Job] = []
     for length in lengths:
         prompt = (first * length)[:length]
-        # Some with whole drafts, some whose limit cuts the first draft by much or by one guess.
-        limits = {min(length + new, end) for new in (WARM_UP_TOKENS, 3, largest)}
-        jobs = [Job(prompt, limit, key) for limit in limits for key in range(parts.batch_size)]
+        jobs = _jobs(prompt, SHORT, end, parts.batch_size)
         # If this fails, the prompt itself will fail too, and be recorded.
         with contextlib.suppress(RuntimeError):
             for level in parts.verifier.levels:
                 session.decode(jobs, False, columns, verifier=level)
                 for gamma in parts.gammas:
                     policy = WatchedGamma(gamma, parts.policy.signal)
-                    session.decode(jobs, True, columns, policy=policy, verifier=level)
+                    drafted = _jobs(prompt, gamma, end, parts.batch_size)
+                    session.decode(drafted, True, columns, policy=policy, verifier=level)
     for peer in parts.peers.values():
         with contextlib.suppress(RuntimeError):
             peer.decode(jobs[0])
+
+
+def _jobs(prompt: list[int], gamma: int, end: int, rows: int) -> list[Job]:
+    """Some jobs with whole drafts, some whose limit cuts the first draft by much or by one guess."""
+    limits = {min(len(prompt) + new, end) for new in _new_tokens(gamma)}
+    return [Job(prompt, limit, key) for limit in limits for key in range(rows)]
+
+
+def _new_tokens(gamma: int) -> tuple[int, int, int]:
+    return max(WARM_UP_TOKENS, gamma + SHORT), SHORT, gamma
+
+
+def warm_up_tokens(nodes: Sequence[int], gammas: Sequence[int], lengths: int, levels: int) -> int:
+    """The most tokens, besides prompts, that the target reads in each row during warm-up and calibration, when every
+    guess is rejected. nodes[i] is the number of guesses in a draft of gammas[i] levels, `lengths` the number of text
+    lengths, 0 without buckets, `levels` the number of verifiers."""
+    rounds = [sum(_new_tokens(gamma)) for gamma in gammas]
+    once = sum(count * (guesses + 1) for count, guesses in zip(rounds, nodes, strict=True))
+    calibration = 2 * CALIBRATION_TOKENS * sum(guesses + 1 for guesses in nodes)
+    return once * 2 * max(1, lengths) * levels + calibration
 
 
 def calibrate(session: Session, wanted: Wanted) -> None:

@@ -10,6 +10,7 @@ import pyarrow.parquet as parquet
 import yaml
 
 from specbench.settings import ConfigError
+from specbench.visible import visible
 
 
 @dataclass
@@ -23,7 +24,8 @@ class StoredRun:
     @property
     def label(self) -> str:
         """A short name that tells the run from the others."""
-        return ", ".join(f"{key.split('.')[-1]} {value}" for key, value in self.keys.items()) or self.folder.name
+        name = ", ".join(f"{key.split('.')[-1]} {value}" for key, value in self.keys.items()) or self.folder.name
+        return visible(name)
 
     @cached_property
     def rounds(self) -> list[dict[str, Any]]:

@@ -7,21 +7,26 @@ from pathlib import Path
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
-from hydra.errors import HydraException
-from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-from rich.console import Console
+from omegaconf import DictConfig
 from rich.table import Table
 
-from specbench.paths import conf_dir, fields
-from specbench.settings import ConfigError, explain, stop
+from specbench.paths import conf_dir, register_resolvers
+from specbench.report.tables import show
+from specbench.settings import ConfigError, comes_from, explain, stop
+from specbench.visible import visible
 
-OmegaConf.register_new_resolver("fields", fields, replace=True)
+register_resolvers()
 
 
 @hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name="train")
 def job(config: DictConfig) -> float:
-    """Trains once and prints the result. Returns the mean alpha over guesses, for Hydra's optimisers."""
+    """Trains once. Returns the mean alpha over guesses, for Hydra's optimisers."""
+    return one_training(config)
+
+
+def one_training(config: DictConfig) -> float:
+    """Trains as the composed configuration says, and prints the result. Returns the mean alpha over guesses. Raises
+    ConfigError."""
     from specbench.train.training import train
 
     out_dir = Path(HydraConfig.get().runtime.output_dir)
@@ -35,8 +40,8 @@ def job(config: DictConfig) -> float:
         grid.add_column(heading, justify="right")
     for i, (alpha, agreement) in enumerate(zip(alphas, metrics["agreement_by_guess"], strict=True)):
         grid.add_row(str(i + 1), f"{alpha:.3f}", f"{agreement:.3f}")
-    Console().print(grid)
-    print(f"use it with: python -m specbench {shlex.join(metrics['use'])}")
+    show(grid)
+    print(visible(f"use it with: python -m specbench {shlex.join(metrics['use'])}"))
     return float(sum(alphas) / len(alphas))
 
 
@@ -48,10 +53,12 @@ def main() -> None:
         job()
     except ConfigError as error:
         stop(str(error), 2)
-    except (HydraException, OmegaConfBaseException) as error:
-        stop(explain(error, []), 2)
     except KeyboardInterrupt:
         stop("interrupted", 130)
+    except Exception as error:
+        if comes_from(one_training, error):
+            raise
+        stop(explain(error, [], sys.argv[1:]), 2)
 
 
 if __name__ == "__main__":

@@ -18,8 +18,8 @@ class EarlyExitStudent(Student):
 
     @dataclass
     class Settings(StudentSettings):
-        layers: int = setting(ge=1)
-        inner: int | None = setting(ge=1)
+        layers: int = setting(ge=1, le=10_000)
+        inner: int | None = setting(ge=1, le=10**5)
 
     def __init__(self, target: Any, loss: str, layers: int, inner: int | None):
         super().__init__(target, loss)

@@ -18,9 +18,9 @@ class HeadsStudent(Student):
 
     @dataclass
     class Settings(StudentSettings):
-        heads: int = setting(ge=1)
-        inner: int | None = setting(ge=1)
-        drafter: str = setting()
+        heads: int = setting(ge=1, le=1000)
+        inner: int | None = setting(ge=1, le=10**5)
+        drafter: str = setting(choices=("medusa", "blockwise"))
 
         @property
         def ahead(self) -> int:

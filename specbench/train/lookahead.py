@@ -19,8 +19,8 @@ class LookAheadStudent(Student):
     @dataclass
     class Settings(StudentSettings):
         model: str | None = setting()
-        count: int = setting(ge=1)
-        stride: int = setting(ge=1)
+        count: int = setting(ge=1, le=1000)
+        stride: int = setting(ge=1, le=10**6)
 
         @property
         def ahead(self) -> int:

@@ -23,7 +23,7 @@ BEST = 10  # tokens of each head whose accuracy is measured
 class StudentSettings(BaseSettings):
     """Settings of every method of training."""
 
-    learning_rate: float = setting(gt=0)
+    learning_rate: float = setting(ge=1e-9, le=10)
 
     @property
     def ahead(self) -> int:

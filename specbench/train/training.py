@@ -1,6 +1,5 @@
 """Trains a student on text and measures its acceptance; the loop is transformers' own Trainer."""
 
-import dataclasses
 import json
 import logging
 import time
@@ -8,16 +7,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import hydra
 import torch
 import transformers
 from omegaconf import DictConfig, OmegaConf
 from rich.progress import track
 from torch import Tensor
 
+from specbench.component import chosen_class
 from specbench.data.stdlib_corpus import read_modules
-from specbench.devices import pick_device
-from specbench.models.pretrained import PretrainedModel, load_module, load_tokenizer
+from specbench.data.text_file import read_text
+from specbench.devices import LARGEST_SEED, pick_device
+from specbench.models.pretrained import PretrainedModel, load_config, load_module, load_tokenizer
 from specbench.settings import BaseSettings, ConfigError, setting, validate
 from specbench.storage.provenance import provenance
 from specbench.train.losses import LOSSES
@@ -33,23 +33,18 @@ class Training(BaseSettings):
 
     loss: str = setting(choices=LOSSES)
     text: str | None = setting()
-    tokens: int = setting(ge=1)
-    row: int = setting(ge=8)
-    batch_size: int = setting(ge=1)
-    epochs: float = setting(gt=0)
-    seed: int = setting(ge=0)
+    tokens: int = setting(ge=1, le=10**11)
+    row: int = setting(ge=8, le=10**6)
+    batch_size: int = setting(ge=1, le=10**5)
+    epochs: float = setting(ge=1e-6, le=1000)
+    seed: int = setting(ge=0, le=LARGEST_SEED)
     device: str = setting()
 
 
 def train(config: DictConfig, out_dir: Path) -> dict[str, Any]:
     """Trains, measures on held-out text, and writes the checkpoint and metrics.json to `out_dir`; returns the metrics.
     Raises ConfigError."""
-    scalars = validate(Training, OmegaConf.masked_copy(config, [f.name for f in dataclasses.fields(Training)]))
-    target_settings = validate(PretrainedModel.Settings, config.target, "target.")
-    kind: Any = hydra.utils.get_class(config.method._target_)
-    settings = validate(kind.Settings, config.method, "method.")
-    if scalars.row <= settings.ahead:
-        raise ConfigError(f"row={scalars.row} is not possible with {settings.ahead} guesses ahead: it must be more")
+    scalars, target_settings, kind, settings = check(config)
     device = pick_device(scalars.device)
     transformers.set_seed(scalars.seed)
     texts, held_out = _texts(scalars)
@@ -81,22 +76,42 @@ def train(config: DictConfig, out_dir: Path) -> dict[str, Any]:
     return metrics
 
 
+def check(config: DictConfig) -> tuple[Training, Any, Any, Any]:
+    """The scalars, the target's settings, and the class and the settings of the method. Raises ConfigError for what can
+    be known before anything loads."""
+    masked = OmegaConf.masked_copy(config, [str(key) for key in config if key not in ("target", "method", "hydra")])
+    masked._set_parent(config)
+    scalars = validate(Training, masked)
+    _, target = chosen_class(config.get("target"), "target", PretrainedModel, "target=NAME")
+    kind, settings = chosen_class(config.get("method"), "method", Student, "method=NAME")
+    if scalars.row <= settings.ahead:
+        raise ConfigError(f"row={scalars.row} is not possible with {settings.ahead} guesses ahead: it must be more")
+    shape = load_config(target, "target").get_text_config()
+    longest = getattr(shape, "max_position_embeddings", None)
+    if longest is not None and scalars.row > longest:
+        raise ConfigError(f"row={scalars.row} is not possible: the context of {target.path} is {longest} tokens")
+    if settings.own_model is not None:
+        own_settings(settings).check("method.")
+    return scalars, target, kind, settings
+
+
+def own_settings(settings: StudentSettings) -> PretrainedModel.Settings:
+    """Settings of the checkpoint of the student's own model."""
+    return PretrainedModel.Settings(path=str(settings.own_model), weights="pretrained", chat_template="never")
+
+
 def _own_model(settings: StudentSettings, scalars: Training, device: torch.device) -> Any:
     """The student's own model, loaded; None if it has none."""
     if settings.own_model is None:
         return None
-    own = PretrainedModel.Settings(path=settings.own_model, weights="pretrained", chat_template="never")
-    own.check("method.")
-    return load_module(own, "method", device, torch.float32, scalars.seed)
+    return load_module(own_settings(settings), "method", device, torch.float32, scalars.seed)
 
 
 def _texts(scalars: Training) -> tuple[list[str], list[str]]:
     """Training and held-out texts: those of the shipped pair, or nine tenths and the last tenth of a file."""
     if scalars.text is None:
         return list(read_modules(held_out=False).values()), list(read_modules(held_out=True).values())
-    if not Path(scalars.text).is_file():
-        raise ConfigError(f"text={scalars.text} is not a file: give a text file, or null for the standard library")
-    text = Path(scalars.text).read_text("utf-8")
+    text = read_text(scalars.text, "text")
     cut = len(text) * 9 // 10
     return [text[:cut]], [text[cut:]]
 

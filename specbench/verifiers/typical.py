@@ -23,8 +23,8 @@ class TypicalVerifier(SimpleVerifier):
 
     @dataclass
     class Settings(BaseSettings):
-        epsilon: float = setting(gt=0, le=1)
-        delta: float = setting(gt=0, le=1)
+        epsilon: float = setting(ge=1e-6, le=1)
+        delta: float = setting(ge=1e-6, le=1)
 
     def __init__(self, greedy: bool, epsilon: float, delta: float):
         super().__init__(greedy)

@@ -17,10 +17,10 @@ class Poisson(Workload):
 
     @dataclass
     class Settings(BaseSettings):
-        rate: float = setting(gt=0)
-        spike: float = setting(gt=0)
-        spike_from: int = setting(ge=0)
-        spike_length: int = setting(ge=0)
+        rate: float = setting(ge=1e-6, le=1e6)
+        spike: float = setting(ge=1e-6, le=1e6)
+        spike_from: int = setting(ge=0, le=10**9)
+        spike_length: int = setting(ge=0, le=10**9)
 
     def __init__(self, seed: int, rate: float, spike: float = 1.0, spike_from: int = 0, spike_length: int = 0):
         self.seed, self.rate, self.spike = seed, rate, spike

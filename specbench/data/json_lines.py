@@ -1,0 +1,95 @@
+"""Reads files of JSON objects, one a line, plain or gzipped. Every fault of a file is one sentence."""
+
+import gzip
+import json
+import os
+import stat
+import zlib
+from collections.abc import Iterator
+from typing import Any, BinaryIO
+
+from specbench.settings import ConfigError
+from specbench.visible import first_line
+
+GZIP = b"\x1f\x8b"
+LONGEST_LINE = 64 * 2**20  # bytes
+MOST_DIGITS = 1000  # of an integer
+LINES = "a file of JSON objects, one a line (.jsonl or .jsonl.gz)"
+
+
+def need_file(path: str, key: str, what: str = LINES) -> None:
+    """Raises ConfigError if the path is no regular file, or one that is empty or cannot be read. `key` is the setting
+    that names it."""
+    try:
+        found = os.stat(path)
+        if not stat.S_ISREG(found.st_mode):
+            raise ConfigError(f"{key}={path} is not a file: it must be {what}")
+        with open(path, "rb"):
+            pass
+    except OSError as error:
+        reason = "is not a file" if isinstance(error, FileNotFoundError) else f"cannot be read ({error.strerror})"
+        raise ConfigError(f"{key}={path} {reason}: it must be {what}") from error
+    if found.st_size == 0:
+        raise ConfigError(f"{key}={path} is empty: it must be {what}")
+
+
+def read_json_lines(path: str) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yields (line number, object) for each line that is not blank. The file is UTF-8, with or without a byte order
+    mark; that it is gzipped shows from its first bytes. Raises ConfigError if a line is no JSON object, or if the file
+    cannot be read to its end."""
+    number, found = 0, False
+    try:
+        with open(path, "rb") as file:
+            compressed = file.peek(2)[:2] == GZIP
+            lines: BinaryIO = gzip.GzipFile(fileobj=file) if compressed else file  # type: ignore[assignment]
+            while line := lines.readline(LONGEST_LINE + 1):
+                number += 1
+                where = f"data.path={path} line {number}"
+                if len(line) > LONGEST_LINE:
+                    raise ConfigError(f"{where} is longer than {LONGEST_LINE // 2**20} MiB: it must be one JSON object")
+                text = _text(line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line, where)
+                if text.strip():
+                    found = True
+                    yield number, _record(text, where)
+    except (OSError, EOFError, zlib.error) as error:  # of gzip too
+        raise ConfigError(
+            f"data.path={path} cannot be read after line {number} ({first_line(error)}): the file is damaged or not "
+            "complete, fetch it again"
+        ) from error
+    if not found:
+        raise ConfigError(f"data.path={path} holds only blank lines: it must be {LINES}")
+
+
+def _text(line: bytes, where: str) -> str:
+    try:
+        return line.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ConfigError(
+            f"{where} is not UTF-8 (byte {error.start + 1}): save the file as UTF-8, plain or gzipped"
+        ) from error
+
+
+def _record(text: str, where: str) -> dict[str, Any]:
+    try:
+        record = json.loads(text, parse_int=_integer, parse_constant=_refuse_constant)
+    except json.JSONDecodeError as error:
+        raise ConfigError(
+            f"{where} is not JSON ({error.msg} at column {error.colno}): it must hold one JSON object per line"
+        ) from error
+    except ValueError as error:
+        raise ConfigError(f"{where} is not allowed: {error}") from error
+    except RecursionError as error:
+        raise ConfigError(f"{where} is not allowed: its values are nested too deeply") from error
+    if not isinstance(record, dict):
+        raise ConfigError(f"{where} is not a JSON object: it must be one per line")
+    return record
+
+
+def _integer(digits: str) -> int:
+    if len(digits) > MOST_DIGITS:
+        raise ValueError(f"an integer of {len(digits)} digits is too large, write it as text")
+    return int(digits)
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is not a number of JSON")
