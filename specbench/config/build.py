@@ -14,8 +14,8 @@ from specbench.decoding.sampling import Sampling
 from specbench.decoding.target import Model
 from specbench.decoding.verifier import Verifier
 from specbench.devices import pick_device, pick_dtype
-from specbench.memory import Budget, Footprint
-from specbench.models.pretrained import load_config, load_tokenizer
+from specbench.memory import Budget
+from specbench.models.pretrained import footprint, load_tokenizer, uses_template
 from specbench.run.parts import Parts
 from specbench.settings import ConfigError
 
@@ -84,12 +84,14 @@ def memory_budget(checked: Checked, prompts: Sequence[Prompt], context: Context,
     if the device has less."""
     root, chosen = checked.root, checked.choices
     footprints = [
-        Footprint.of(load_config(model, role), context.dtype)
+        footprint(model, role, context.dtype)
         for role in ("target", "drafter")
         for model in chosen[role].settings.models()
     ]
-    tokenizer = load_tokenizer(chosen["target"].settings, "target")
-    longest = max(len(render(prompt, [], tokenizer, chat=False).tokens) for prompt in prompts)
+    settings = chosen["target"].settings
+    tokenizer = load_tokenizer(settings, "target")
+    chat = uses_template(settings, tokenizer, "target")
+    longest = max(len(render(prompt, ["..."] * (len(prompt.turns) - 1), tokenizer, chat).tokens) for prompt in prompts)
     columns = min(longest + root.max_new_tokens, footprints[0].context) + spare
     executor, cache = context.executor, chosen["cache"]
     in_all = cache.kind.columns_in_all(cache.settings, root.batch_size, executor.columns(columns))

@@ -56,7 +56,7 @@ class TreeDrafter(ModelDrafter):
 
     @classmethod
     def from_settings(cls, settings: Any, context: Context, target: LanguageModel) -> "TreeDrafter":
-        model = load_drafter(settings, context)
+        model = load_drafter(settings, context, target)
         return cls(model, target.vocab_size, context.gamma, settings.branching, settings.children)
 
     def propose(self, state: State, gamma: list[int]) -> Draft:
@@ -114,7 +114,7 @@ class TreeDrafter(ModelDrafter):
         [B, n]. Reads x [B, m] first: the last level of the tree `above`, or if that is empty the end of the text; the
         first token is at position first [B]. seen [B, n', V] bool or None."""
         tree = newest(above, x.shape[1], x.device) if above else None
-        logits = self._fit(self.model.forward(x, first, visible, tree=tree, keep_logits=0 if above else 1))
+        logits = self.model.forward(x, first, visible, tree=tree, keep_logits=0 if above else 1)
         sampling, each = self.model.sampling, bits.shape[1] // parents
         if self.children == "best":
             logits = sampling.penalize(logits[:, -parents:].float(), seen)

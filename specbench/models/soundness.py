@@ -1,0 +1,116 @@
+"""What is checked once of every loaded model: complete, finite, causal, and within its tokenizer's range.
+
+B rows, T tokens, V vocabulary.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PretrainedConfig, PreTrainedModel
+
+from specbench.settings import ConfigError
+
+NAMED = 3  # tensors that an error names
+MOST_LAYERS = 1000  # building the modules of more would take minutes, even without memory
+SIZES = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "max_position_embeddings")
+PROBE = 8  # tokens of the texts that show whether a model is causal
+ROUNDING = {torch.float64: 1e-6, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 3e-2}  # of the largest logit
+WORDS = "The quick brown fox, or def f(x): return 1"
+
+
+def refuse_bad_sizes(config: PretrainedConfig, where: str) -> None:
+    """Raises ConfigError if a size of the model is missing, no integer, or not positive, or if it has an encoder.
+    `where` comes before the name of the size: "target.path=FOLDER has "."""
+    if config.is_encoder_decoder:
+        raise ConfigError(
+            f"{where}model_type={config.model_type} in its config, an encoder-decoder: give a model without an encoder"
+        )
+    text = config.get_text_config()
+    optional = ("num_key_value_heads", "head_dim", "intermediate_size")
+    for name in (*SIZES, *(name for name in optional if getattr(text, name, None) is not None)):
+        value = getattr(text, name, None)
+        most = MOST_LAYERS if name == "num_hidden_layers" else 2**63 - 1
+        if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
+            allowed = f"from 1 to {most}" if name == "num_hidden_layers" else ">= 1"
+            raise ConfigError(f"{where}{name}={value} in its config: it must be an integer {allowed}")
+
+
+def refuse_incomplete(info: Mapping[str, Any], key: str) -> None:
+    """Raises ConfigError if transformers found tensors that are missing, unexpected or of another shape. `info` is its
+    loading info."""
+    wrong = {
+        "lacks": info["missing_keys"],
+        "holds what its config has no place for:": info["unexpected_keys"],
+        "has other shapes than its config says:": [
+            f"{name} {list(stored)} for {list(wanted)}" for name, stored, wanted in info["mismatched_keys"]
+        ],
+    }
+    found = [f"{what} {few(names)}" for what, names in wrong.items() if names]
+    found += [str(message) for message in info["error_msgs"]]
+    if found:
+        raise ConfigError(f"{key} {'; it '.join(found)}: its weights and its config.json must agree")
+
+
+def few(names: Iterable[str]) -> str:
+    """The first names and the number of the others: "a, b, c and 5 more"."""
+    ordered = sorted(names)
+    more = f" and {len(ordered) - NAMED} more" if len(ordered) > NAMED else ""
+    return ", ".join(ordered[:NAMED]) + more
+
+
+def refuse_not_finite(module: PreTrainedModel, key: str, dtype: torch.dtype) -> None:
+    """Raises ConfigError if a weight is NaN or infinite in the run's dtype. Each tensor is read once, and a device is
+    waited for once."""
+    state = module.state_dict(keep_vars=True)
+    tensors = {id(t): (name, t.detach()) for name, t in state.items() if t.is_floating_point() and t.numel()}
+    if not tensors:
+        return
+    finite = torch.stack([_all_finite(tensor).to(module.device) for _, tensor in tensors.values()]).tolist()
+    bad = [name for (name, _), good in zip(tensors.values(), finite, strict=True) if not good]
+    if bad:
+        advice = "repair it" if dtype == torch.float32 else "use dtype=float32, or repair it"
+        raise ConfigError(f"{key} has weights that are not finite in {_name(dtype)}, in {few(bad)}: {advice}")
+
+
+def _all_finite(tensor: Tensor) -> Tensor:
+    """A bool scalar: the smallest and the largest value carry every NaN and infinity."""
+    low, high = (tensor.float() if tensor.element_size() == 1 else tensor).aminmax()
+    return low.isfinite() & high.isfinite()
+
+
+@torch.no_grad()
+def refuse_not_causal(module: PreTrainedModel, key: str, dtype: torch.dtype) -> None:
+    """Raises ConfigError if logits at a token change when a later token does, or are not finite. One forward of two
+    texts that differ in their last token, as transformers runs it."""
+    config = module.config.get_text_config()
+    vocabulary, length = int(config.vocab_size), min(PROBE, int(config.max_position_embeddings))
+    text = torch.arange(length, device=module.device) * 7 % vocabulary
+    other = text.clone()
+    other[-1] = (other[-1] + max(1, vocabulary // 2)) % vocabulary
+    logits: Tensor = module(input_ids=torch.stack([text, other]), use_cache=False).logits.float()  # [2, T, V]
+    if logits.shape[-1] != vocabulary:
+        raise ConfigError(f"{key} has logits of {logits.shape[-1]} tokens, but vocab_size={vocabulary} in its config")
+    before = logits[:, :-1]
+    if not bool(logits.isfinite().all()):
+        raise ConfigError(f"{key} has logits that are not finite in {_name(dtype)}: use another dtype or model")
+    if length > 1 and float((before[0] - before[1]).abs().max()) > ROUNDING[dtype] * float(before.abs().max()):
+        raise ConfigError(f"{key} is not causal: its logits at a token change with later tokens, give a causal model")
+
+
+def refuse_bad_tokenizer(tokenizer: Any, key: str, vocabulary: int) -> None:
+    """Raises ConfigError if the tokenizer has ids that the model has no embedding for, or cannot read text."""
+    ids = tokenizer.get_vocab().values()
+    if not ids or max(ids) >= vocabulary:
+        raise ConfigError(
+            f"{key} has a tokenizer with ids up to {max(ids, default=None)}, but the model has {vocabulary} tokens: "
+            "give the tokenizer that the model was trained with"
+        )
+    found = set(tokenizer(WORDS, add_special_tokens=False)["input_ids"])
+    if found <= {tokenizer.unk_token_id}:
+        raise ConfigError(f"{key} has a tokenizer that reads no text: its vocabulary file is missing or empty")
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
