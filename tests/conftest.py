@@ -111,6 +111,7 @@ def tabular_model(
     context: int = 64,
     executor: Executor | None = None,
     device: torch.device | None = None,
+    vocab_size: int | None = None,
 ) -> LanguageModel:
     """An order-2 Markov chain behind the ordinary adapter."""
     return LanguageModel(
@@ -120,6 +121,7 @@ def tabular_model(
         sampling=sampling,
         new_cache=CACHES[cache] if isinstance(cache, str) else cache,
         executor=executor or EagerExecutor(),
+        vocab_size=vocab_size,
     )
 
 

@@ -60,14 +60,22 @@ def load(data: Data) -> list[Prompt]:
 
 
 def render(prompt: Prompt, answers: Sequence[str], tokenizer: Any, chat: bool) -> Request:
-    """The turn that follows these answers, as text and tokens; with `chat`, through the chat template."""
+    """The turn that follows these answers, as text and tokens; with `chat`, through the chat template. Raises
+    ConfigError if the template fails."""
     turn = len(answers)
     if chat:
         messages: list[dict[str, str]] = []
         for question, answer in zip(prompt.turns, answers, strict=False):
             messages += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
         messages.append({"role": "user", "content": prompt.turns[turn]})
-        text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        try:
+            text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        except Exception as error:  # a template is a program, and may raise anything
+            reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+            raise ConfigError(
+                f"target.chat_template is not possible with prompt {prompt.id}: the template of the tokenizer fails "
+                f"({reason}), use target.chat_template=never"
+            ) from error
         tokens = tokenizer(text, add_special_tokens=False)["input_ids"]
     else:
         parts = [part for pair in zip(prompt.turns, answers, strict=False) for part in pair]

@@ -5,6 +5,8 @@ Libraries raise errors of a dozen classes for a damaged file. `reading` is the o
 
 import json
 import os
+import pickle
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -65,30 +67,34 @@ def check_path(key: str, path: str, revision: str | None = None, must: str = MOD
 
 
 @contextmanager
-def reading(key: str, path: str, advice: str | None = None, trusts: bool = False) -> Iterator[None]:
-    """Turns whatever a library raises inside this context into a ConfigError that names the key, the path and the
-    reason, and ends with `advice`. `trusts` says whether the checkpoint's own code may run. Libraries log nothing
-    below errors meanwhile."""
+def reading(key: str, path: str, what: str, advice: str | None = None, trusts: bool = False) -> Iterator[None]:
+    """Turns whatever a library raises inside this context into a ConfigError that names the key, the path, `what` is
+    read of it and the reason, and ends with `advice`. `trusts` says whether the checkpoint's own code may run. Warnings of the libraries
+    are not shown: what they warn of is refused or harmless."""
     verbosity = transformers.utils.logging.get_verbosity()
     transformers.utils.logging.set_verbosity_error()
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
     except (ConfigError, KeyboardInterrupt, SystemExit, GeneratorExit):
         raise
     except BaseException as error:  # the panics of tokenizers are no Exception
-        raise ConfigError(_sentence(error, key, path, advice, trusts)) from error
+        raise ConfigError(_sentence(error, key, path, what, advice, trusts)) from error
     finally:
         transformers.utils.logging.set_verbosity(verbosity)
 
 
-def _sentence(error: BaseException, key: str, path: str, advice: str | None, trusts: bool) -> str:
+def _sentence(error: BaseException, key: str, path: str, what: str, advice: str | None, trusts: bool) -> str:
     reason = one_line(error)
+    if isinstance(error, pickle.UnpicklingError):  # the library's message advises to run it
+        reason = "a pickle is damaged or holds more than tensors, and was not run"
     if isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in str(error):
         return f"{key}={path} does not fit into memory ({reason}): use a smaller model, dtype=bfloat16 or a GPU"
     if "trust_remote_code" in str(error) and not trusts:
         setting = f"{key.rpartition('.')[0]}.trust_remote_code"
         return f"{key}={path} needs Python code of its own: {setting}=true runs it, if you trust its authors"
-    return f"{key}={path} could not be loaded ({reason}): {advice or advice_for(key, path)}"
+    return f"{key}={path} could not be loaded ({what}: {reason}): {advice or advice_for(key, path)}"
 
 
 def advice_for(key: str, path: str) -> str:

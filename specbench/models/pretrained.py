@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import torch
 import transformers
 from transformers import PreTrainedModel
+from transformers.quantizers import AutoHfQuantizer
 
 from specbench.context import Context
 from specbench.memory import Footprint
@@ -97,7 +98,7 @@ def load_tokenizer(settings: PretrainedModel.Settings, role: str) -> Any:
     shares = settings.weights == "random" or settings.path.startswith("shipped:")
     if shares and not (Path(source) / "tokenizer_config.json").is_file():
         source = str(SHIPPED / "target")
-    with _reading(settings, role):
+    with _reading(settings, role, "tokenizer"):
         return transformers.AutoTokenizer.from_pretrained(source, **_options(settings))
 
 
@@ -107,7 +108,7 @@ def load_config(settings: PretrainedModel.Settings, role: str) -> transformers.P
     if settings.weights == "random" and not (source / "config.json").is_file():
         return _config_of_shape(settings, role)
     config: transformers.PretrainedConfig
-    with _reading(settings, role):
+    with _reading(settings, role, "config"):
         if source.is_dir():
             check_files(source)
         config = transformers.AutoConfig.from_pretrained(str(source), **_options(settings))
@@ -131,7 +132,7 @@ def _config_of_shape(settings: PretrainedModel.Settings, role: str) -> transform
     for name in shape:
         if name not in names:
             raise unknown(f"{role}.shape.{name}", (f"{role}.shape.{known}" for known in names), "setting")
-    with reading(f"{role}.shape", str(settings.shape), advice="change it"):
+    with reading(f"{role}.shape", str(settings.shape), "config", advice="change it"):
         config: transformers.PretrainedConfig = kind(**shape)
     refuse_bad_sizes(config, f"{role}.shape.")
     return config
@@ -140,7 +141,7 @@ def _config_of_shape(settings: PretrainedModel.Settings, role: str) -> transform
 def footprint(settings: PretrainedModel.Settings, role: str, dtype: torch.dtype) -> Footprint:
     """The memory that the model will need, from its shape. Raises ConfigError."""
     config = load_config(settings, role)
-    with _reading(settings, role):
+    with _reading(settings, role, "config"):
         return Footprint.of(config, dtype, settings.trust_remote_code)
 
 
@@ -154,15 +155,18 @@ def load_module(
     config, key = load_config(settings, role), f"{role}.path={settings.path}"
     options = {"dtype": dtype, "attn_implementation": "sdpa", "trust_remote_code": settings.trust_remote_code}
     module: Any
-    with _reading(settings, role):
+    with _reading(settings, role, "weights"):
         if settings.weights == "random":
             torch.manual_seed(seed)
             with torch.device(device):
                 module = transformers.AutoModelForCausalLM.from_config(config, **options)
         else:
             source = source_of(settings.path)
+            quantized = getattr(config, "quantization_config", None)
+            if quantized is not None and not AutoHfQuantizer.supports_quant_method(quantized):
+                raise ValueError(f"quantization_config={quantized} in its config is not of a kind that can be read")
             if Path(source).is_dir():
-                check_weights(Path(source), hasattr(config, "quantization_config"))
+                check_weights(Path(source), quantized is not None)
             kind: Any = transformers.AutoModelForCausalLM
             module, info = kind.from_pretrained(source, revision=settings.revision, **WHOLE, **options)
             refuse_incomplete(info, key)
@@ -176,12 +180,14 @@ def load_extras(kind: type[Extras], path: str, key: str, model: LanguageModel) -
     """Heads or look-ahead embeddings that were trained for a model: `shipped:NAME`, a folder or a hub id. Raises
     ConfigError if they are missing, incomplete, not finite or for another hidden size."""
     source = source_of(path)
-    with reading(key, path, advice="train it with python -m specbench.train and give its folder"):
+    with reading(key, path, "weights", advice="train it with python -m specbench.train and give its folder"):
         if Path(source).is_dir():
             check_files(Path(source))
             check_weights(Path(source), quantized=False)
         loader: Any = kind
         config = loader.config_class.from_pretrained(source)
+        if config.model_type != loader.config_class.model_type:
+            raise ValueError(f"its model_type is {config.model_type}, not {loader.config_class.model_type}")
         config.check()
         extras, info = loader.from_pretrained(source, config=config, dtype=model.dtype, **WHOLE)
         refuse_incomplete(info, f"{key}={path}")
@@ -198,5 +204,5 @@ def _options(settings: PretrainedModel.Settings) -> dict[str, Any]:
     return {"revision": settings.revision, "trust_remote_code": settings.trust_remote_code}
 
 
-def _reading(settings: PretrainedModel.Settings, role: str) -> Any:
-    return reading(f"{role}.path", settings.path, trusts=settings.trust_remote_code)
+def _reading(settings: PretrainedModel.Settings, role: str, what: str) -> Any:
+    return reading(f"{role}.path", settings.path, what, trusts=settings.trust_remote_code)

@@ -1,0 +1,463 @@
+"""Checkpoints: what is loaded whole, and what is refused with one sentence."""
+
+import json
+import os
+import pickle
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import V, composed, parts_of, small
+from safetensors.torch import load_file, save_file
+from tabular import random_table
+from test_law import FEW, decode, exact_marginals, worst_excess
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from specbench.config.build import build
+from specbench.config.checks import check
+from specbench.paths import SHIPPED
+from specbench.run.run import run
+from specbench.settings import ConfigError
+from specbench.verifiers.iterative import IterativeVerifier
+from specbench.verifiers.speculative import SpeculativeVerifier
+
+SHAPE = dict(model_type="llama", vocab_size=4160, hidden_size=16, intermediate_size=32, num_hidden_layers=2,
+             num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=2048, initializer_range=0.5)  # fmt: skip
+WEIGHTS = "model.safetensors"
+
+
+def checkpoint(folder: Path, **changes) -> Path:
+    """Writes a tiny model with random weights and the shipped tokenizer of 4,096 tokens; returns the folder."""
+    torch.manual_seed(0)
+    shape = SHAPE | changes
+    module = AutoModelForCausalLM.from_config(AutoConfig.for_model(shape.pop("model_type"), **shape))
+    module.save_pretrained(folder)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(SHIPPED / "target" / name, folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def good(tmp_path_factory) -> Path:
+    return checkpoint(tmp_path_factory.mktemp("good"))
+
+
+def config(**changes):
+    """Changes values of config.json; a value of ... is taken out."""
+
+    def change(folder):
+        values = json.loads((folder / "config.json").read_text()) | changes
+        (folder / "config.json").write_text(json.dumps({k: v for k, v in values.items() if v is not ...}))
+
+    return change
+
+
+def tensors(change, file=WEIGHTS):
+    """Changes the dictionary of weights by a function."""
+
+    def changed(folder):
+        state = load_file(folder / file)
+        change(state)
+        save_file(state, folder / file, metadata={"format": "pt"})
+
+    return changed
+
+
+def content(name, text):
+    """Writes a file."""
+
+    def write(folder):
+        (folder / name).write_bytes(text if isinstance(text, bytes) else text.encode())
+
+    return write
+
+
+def cut(name, share):
+    """Keeps the first part of a file."""
+
+    def shorten(folder):
+        (folder / name).write_bytes((folder / name).read_bytes()[: int(share * (folder / name).stat().st_size)])
+
+    return shorten
+
+
+def without(*names):
+    def remove(folder):
+        for name in names:
+            (folder / name).unlink()
+
+    return remove
+
+
+def other(**shape):
+    """Another architecture in place of the checkpoint."""
+    return lambda folder: checkpoint(shutil.rmtree(folder) or folder, **shape)
+
+
+def shards(change=lambda folder: None):
+    """Splits the weights into files with an index."""
+
+    def split(folder):
+        module = AutoModelForCausalLM.from_pretrained(folder)
+        (folder / WEIGHTS).unlink()
+        module.save_pretrained(folder, max_shard_size="150KB")
+        change(folder)
+
+    return split
+
+
+def binary(change=lambda state: state):
+    """Weights as a pickle."""
+
+    def write(folder):
+        state = change(load_file(folder / WEIGHTS))
+        (folder / WEIGHTS).unlink()
+        torch.save(state, folder / "pytorch_model.bin")
+
+    return write
+
+
+def then(*changes):
+    return lambda folder: [change(folder) for change in changes]
+
+
+def pop(name):
+    return tensors(lambda state: state.pop(name))
+
+
+def put(name, index, value):
+    def change(state):
+        state[name].view(-1)[index] = value
+
+    return tensors(change)
+
+
+def edit_tokenizer(change):
+    def edit(folder):
+        values = json.loads((folder / "tokenizer.json").read_text())
+        change(values)
+        (folder / "tokenizer.json").write_text(json.dumps(values))
+
+    return edit
+
+
+class Harmful:
+    """Makes a file if it is unpickled."""
+
+    def __init__(self, path):
+        self.path = str(path)
+
+    def __reduce__(self):
+        return (os.mkdir, (self.path,))
+
+
+def harmful(folder):
+    (folder / WEIGHTS).unlink()
+    with (folder / "pytorch_model.bin").open("wb") as file:
+        pickle.dump({"lm_head.weight": Harmful(folder / "ran")}, file)
+
+
+BERT = dict(model_type="bert", vocab_size=4160, hidden_size=16, intermediate_size=32, num_hidden_layers=2,
+            num_attention_heads=4, max_position_embeddings=2048, initializer_range=0.5)  # fmt: skip
+NORM, EMBED, HEAD = "model.norm.weight", "model.embed_tokens.weight", "lm_head.weight"
+SHARD = "model-00002-of-00003.safetensors"
+LAYER_1 = "model.layers.1.mlp.up_proj.weight"
+
+BROKEN = {
+    # tensors
+    "a tensor is missing": (pop(LAYER_1), f"lacks {LAYER_1}"),
+    "the embedding is missing": (pop(EMBED), f"lacks {EMBED}"),
+    "the output matrix is missing": (pop(HEAD), f"lacks {HEAD}"),
+    "a tied pair is missing": (then(config(tie_word_embeddings=True), pop(HEAD), pop(EMBED)), "lacks"),
+    "a tensor too many": (tensors(lambda state: state.update(extra=torch.ones(3))), "no place for: extra"),
+    "more layers than weights": (config(num_hidden_layers=3), "lacks model.layers.2."),
+    "fewer layers than weights": (config(num_hidden_layers=1), "no place for: model.layers.1."),
+    "biases that the weights lack": (config(attention_bias=True), "lacks model.layers.0.self_attn"),
+    "another vocabulary": (config(vocab_size=4100), "[4160, 16] for [4100, 16]"),
+    "another width": (config(hidden_size=32), "other shapes"),
+    "another number of key heads": (config(num_key_value_heads=4), "other shapes"),
+    "a tensor of another shape": (tensors(lambda s: s.update({NORM: torch.ones(17)})), f"{NORM} [17] for [16]"),
+    "Llama declared as BERT": (content("config.json", json.dumps(BERT)), "lacks"),
+    "Llama declared as GPT-2": (config(model_type="gpt2", architectures=["GPT2LMHeadModel"]), ""),
+    "weights of whole numbers": (tensors(lambda s: s.update({NORM: torch.ones(16, dtype=torch.int8)})), "dtype I8"),
+    # not finite, not causal
+    "NaN in a weight": (put(LAYER_1, 7, torch.nan), f"not finite in float32, in {LAYER_1}"),
+    "infinity in the embedding": (put(EMBED, -1, -torch.inf), f"in {EMBED}"),
+    "NaN in a pickle": (then(put(NORM, 3, torch.nan), binary()), f"in {NORM}"),
+    "logits overflow": (tensors(lambda s: s.update({HEAD: s[HEAD] * (3e38 / s[HEAD].abs().max())})), "logits"),
+    "BERT": (other(**BERT), "is not causal"),
+    # weight files
+    "no weights": (without(WEIGHTS), "no weights"),
+    "only GGUF": (then(without(WEIGHTS), content("model.gguf", b"GGUF")), "model.gguf"),
+    "only ONNX": (then(without(WEIGHTS), content("model.onnx", b"onnx")), "no weights"),
+    "only TensorFlow": (then(without(WEIGHTS), content("tf_model.h5", b"h5")), "no weights"),
+    "weights of no bytes": (content(WEIGHTS, b""), f"{WEIGHTS} is empty"),
+    "weights cut in half": (cut(WEIGHTS, 0.5), f"{WEIGHTS} is damaged"),
+    "weights cut in their header": (cut(WEIGHTS, 0.001), f"{WEIGHTS} is damaged"),
+    "weights are garbage": (content(WEIGHTS, b"\x07" * 999), f"{WEIGHTS} is damaged"),
+    "a huge header": (content(WEIGHTS, (2**62).to_bytes(8, "little") + b"{}"), f"{WEIGHTS} is damaged"),
+    "a pointer of Git LFS": (content(WEIGHTS, b"version https://git-lfs.github.com/spec/v1\n"), "git lfs pull"),
+    "a folder named like weights": (then(without(WEIGHTS), lambda f: (f / WEIGHTS).mkdir()), WEIGHTS),
+    "a shard is missing": (shards(without(SHARD)), f"{SHARD} is not there"),
+    "a shard is cut": (shards(cut(SHARD, 0.3)), f"{SHARD} is damaged"),
+    "an index that is no JSON": (shards(cut("model.safetensors.index.json", 0.5)), "model.safetensors.index.json"),
+    "an index without a map": (shards(content("model.safetensors.index.json", "{}")), "weight_map"),
+    "a pickle that is none": (then(without(WEIGHTS), content("pytorch_model.bin", b"no pickle")), "could not be"),
+    "a pickle that runs code": (harmful, "could not be loaded"),
+    "a pickled list": (binary(lambda state: list(state.values())), "could not be loaded"),
+    "a pickle of no bytes": (then(without(WEIGHTS), content("pytorch_model.bin", b"")), "pytorch_model.bin is empty"),
+    "an adapter only": (then(without(WEIGHTS, "config.json"), content("adapter_config.json", "{}")), "adapter_config"),
+    "an adapter beside weights": (content("adapter_config.json", '{"peft_type": "LORA"}'), "merge it"),
+    # config.json
+    "no config.json": (without("config.json"), "no config.json"),
+    "config.json is no JSON": (content("config.json", "{'model_type': llama"), "config.json is not JSON"),
+    "config.json is empty": (content("config.json", ""), "config.json is not JSON"),
+    "config.json is a list": (content("config.json", "[1]"), "config.json holds list"),
+    "config.json is null": (content("config.json", "null"), "config.json holds NoneType"),
+    "config.json is UTF-16": (content("config.json", '{"model_type": "llama"}'.encode("utf-16")), "config.json"),
+    "config.json is nested deeply": (content("config.json", '{"a":' * 100_000), "config.json is not JSON"),
+    "no model type": (config(model_type=...), "names no model_type"),
+    "an unknown model type": (config(model_type="nope"), "nope"),
+    "text for a number": (config(hidden_size="large"), "hidden_size"),
+    "null for a number": (config(num_hidden_layers=None), "num_hidden_layers"),
+    "a fraction": (config(num_attention_heads=2.5), "num_attention_heads"),
+    "no layers": (config(num_hidden_layers=0), "num_hidden_layers=0"),
+    "-1 layers": (config(num_hidden_layers=-1), "num_hidden_layers=-1"),
+    "a billion layers": (config(num_hidden_layers=10**9), "num_hidden_layers=1000000000"),
+    "a vocabulary of 0": (config(vocab_size=0), "vocab_size=0"),
+    "a huge vocabulary": (config(vocab_size=10**30), "vocab_size"),
+    "a negative context": (config(max_position_embeddings=-5), "max_position_embeddings=-5"),
+    "heads that do not divide": (config(num_attention_heads=3, head_dim=...), "could not be loaded"),
+    "0 key heads": (config(num_key_value_heads=0), "num_key_value_heads=0"),
+    "an unknown activation": (config(hidden_act="nope"), "could not be loaded"),
+    "an unknown kind of rope": (config(rope_parameters={"rope_type": "nope", "rope_theta": 1e4}), "nope"),
+    "an encoder-decoder": (content("config.json", '{"model_type": "t5", "is_encoder_decoder": true}'), "encoder"),
+    "no language model": (content("config.json", '{"model_type": "vit"}'), ""),
+    "Mamba": (content("config.json", '{"model_type": "mamba"}'), "num_attention_heads=None"),
+    "a package that is not here": (config(quantization_config={"quant_method": "hqq"}), "could not be loaded"),
+    "an unknown quantization": (config(quantization_config={"quant_method": "nope"}), "nope"),
+    "code of its own": (config(model_type="own", auto_map={"AutoConfig": "own.C"}), ".trust_remote_code=true"),
+    "generation_config.json is no JSON": (content("generation_config.json", "{"), "generation_config.json is not"),
+    # tokenizer
+    "no tokenizer": (without("tokenizer.json", "tokenizer_config.json"), "could not be loaded"),
+    "tokenizer.json is cut": (cut("tokenizer.json", 0.5), "could not be loaded"),
+    "tokenizer.json is a list": (content("tokenizer.json", "[]"), "could not be loaded"),
+    "tokenizer.json is empty": (content("tokenizer.json", "{}"), "could not be loaded"),
+    "tokenizer_config.json is a list": (content("tokenizer_config.json", "[]"), "tokenizer_config.json holds list"),
+    "a tokenizer without its vocabulary": (
+        then(without("tokenizer.json"), content("tokenizer_config.json", '{"tokenizer_class": "LlamaTokenizer"}')),
+        "reads no text",
+    ),
+    "a tokenizer with too many ids": (other(vocab_size=4000), "ids up to 4095"),
+    "a token beyond the embedding": (
+        edit_tokenizer(lambda t: t["model"]["vocab"].update(zzzzzz=9999)),
+        "ids up to 9999, but the model has 4160",
+    ),
+}  # fmt: skip
+
+
+def refusal(*overrides: str) -> str:
+    """The sentence that a run is refused with, built as the command line builds it."""
+    with pytest.raises(ConfigError) as caught:
+        build(check(composed(*small("logger=none", *overrides))))
+    sentence = str(caught.value)
+    assert len(sentence.splitlines()) == 1 and len(sentence) < 1200
+    return sentence
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_broken_target_is_refused(name, good, tmp_path):
+    change, expected = BROKEN[name]
+    folder = tmp_path / "model"
+    shutil.copytree(good, folder)
+    change(folder)
+    sentence = refusal("target=model", f"target.path={folder}", "drafter=random")
+    assert sentence.startswith("target.") and str(folder) in sentence and expected in sentence, sentence
+    assert "hf auth" not in sentence and not (folder / "ran").exists()
+
+
+AS_DRAFTER = ("a tensor is missing", "fewer layers than weights", "another vocabulary", "NaN in a weight", "BERT",
+              "weights cut in half", "a pickle that runs code", "config.json is a list", "a tokenizer with too many ids",
+              "-1 layers", "code of its own", "no weights")  # fmt: skip
+
+
+@pytest.mark.parametrize("name", AS_DRAFTER)
+@pytest.mark.parametrize("kind", ["model", "multi_draft"])
+def test_a_broken_drafter_is_refused(kind, name, good, tmp_path):
+    change, expected = BROKEN[name]
+    folder = tmp_path / "model"
+    shutil.copytree(good, folder)
+    change(folder)
+    path = f"drafter.path={folder}" if kind == "model" else f"drafter.paths=[{folder}]"
+    sentence = refusal("target=model", f"target.path={good}", f"drafter={kind}", path)
+    assert sentence.startswith("drafter.") and str(folder) in sentence and expected in sentence, sentence
+
+
+FINE = {
+    "as it is": lambda folder: None,
+    "in shards": shards(),
+    "as a pickle": binary(),
+    "tied": then(config(tie_word_embeddings=True), pop(HEAD)),
+    "tied, with both tensors": then(
+        config(tie_word_embeddings=True), tensors(lambda s: s.update({HEAD: s[EMBED].clone()}))
+    ),
+    "in float64": tensors(lambda s: s.update({name: t.double() for name, t in s.items()})),
+    "in bfloat16": tensors(lambda s: s.update({name: t.bfloat16() for name, t in s.items()})),
+    "GPT-2": other(model_type="gpt2", n_positions=2048),
+    "BERT as a decoder": other(**BERT, is_decoder=True),
+    "no generation config": without("generation_config.json"),
+    "a tokenizer without special tokens": content("tokenizer_config.json", "{}"),
+}
+
+
+@pytest.mark.parametrize("name", FINE)
+def test_a_whole_checkpoint_is_loaded(name, good, tmp_path):
+    folder = tmp_path / "model"
+    shutil.copytree(good, folder)
+    FINE[name](folder)
+    parts = parts_of("target=model", f"target.path={folder}/", "drafter=model", f"drafter.path={folder}")
+    assert parts.target.vocab_size == 4160
+
+
+def test_a_model_may_be_its_own_drafter(good, tmp_path):
+    parts = parts_of("target=model", f"target.path={good}", "drafter=model", f"drafter.path={good}", "temperature=1")
+    result, _ = run(parts, tmp_path)
+    assert result.alpha.mean == pytest.approx(1, abs=1e-5) and result.lossless.passed
+
+
+PATHS = {
+    "a//b": "is not a model", "..": "no config.json", "a b": "is not a model", "'a/b/'": "is not a model",
+    "''": "is not a model", "/nowhere": "no such folder", "'~/nowhere/at/all'": "no such folder",
+    "'{tmp}/loop'": "no such folder", "'{good}/config.json'": "it is a file", "'{tmp}'": "only loop",
+    "x" * 300: "is not a model", "shipped:nothing": "no such folder",
+    "{good} target.revision=main": "target.revision=main is not possible",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_a_path_that_is_no_model_is_refused_before_anything_loads(path, good, tmp_path):
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    given = f"target.path={path.format(good=good, tmp=tmp_path)}".split(" target.")
+    overrides = [given[0], *(f"target.{more}" for more in given[1:])]
+    with pytest.raises(ConfigError, match=r"^target\.") as caught:
+        check(composed(*small("logger=none", "target=model", *overrides)))
+    assert PATHS[path] in str(caught.value)
+
+
+SHAPES = {
+    "vocab_size=0": "target.shape.vocab_size=0",
+    "vocab_size=many": "vocab_size",
+    "vocab_size=1000": "ids up to 4095",
+    "num_hidden_layers=1000000": "target.shape.num_hidden_layers=1000000",
+    "num_hidden_layers=-1": "target.shape.num_hidden_layers=-1",
+    "num_attention_heads=null": "target.shape",
+    "num_attention_heads=1.5": "target.shape",
+    "hidden_size=100000000000": "the run needs",
+    "hidden_size=1000000": "the run needs",
+    "model_type=nope": "target.shape.model_type=nope is not",
+    "~model_type": "target.shape.model_type=None is not",
+    "+nope=3": "target.shape.nope is not a setting",
+}
+
+
+@pytest.mark.parametrize("value", SHAPES)
+def test_a_shape_that_no_model_has_is_refused(value):
+    key = value.lstrip("+~")
+    mark = value[: len(value) - len(key)]
+    tiny = (
+        "hidden_size=16,intermediate_size=32,num_hidden_layers=1,num_attention_heads=4,num_key_value_heads=2,head_dim=4"
+    )
+    small_shape = [f"target.shape.{size}" for size in tiny.split(",")]
+    sentence = refusal("target=llama3b", "target.chat_template=auto", "target.weights=random", "drafter=random",
+                       *small_shape, f"{mark}target.shape.{key}")  # fmt: skip
+    assert SHAPES[value] in sentence, sentence
+
+
+def test_weights_that_overflow_in_the_run_s_dtype_are_refused(good, tmp_path):
+    folder = tmp_path / "model"
+    shutil.copytree(good, folder)
+    put(NORM, 3, 1e5)(folder)
+    sentence = refusal("target=model", f"target.path={folder}", "drafter=random", "dtype=float16")
+    assert f"not finite in float16, in {NORM}: use dtype=float32" in sentence
+
+
+@pytest.mark.parametrize(
+    "template", ["{{ raise_exception('no') }}", "{% if %}", "{{ messages[9].content }}", "{{ 1/0 }}"]
+)
+def test_a_chat_template_that_fails_is_refused_before_models_load(template, good, tmp_path):
+    folder = tmp_path / "model"
+    shutil.copytree(good, folder)
+    content("chat_template.jinja", template)(folder)
+    content(WEIGHTS, "")(folder)
+    sentence = refusal("target=model", f"target.path={folder}", "drafter=random")
+    assert sentence.startswith("target.chat_template") and "target.chat_template=never" in sentence
+
+
+EXTRAS = {
+    "a tensor is missing": (pop("up"), "lacks up"),
+    "NaN": (put("up", 5, torch.nan), "not finite"),
+    "no weights": (without(WEIGHTS), "no weights"),
+    "cut": (cut(WEIGHTS, 0.5), f"{WEIGHTS} is damaged"),
+    "no heads": (config(heads=0), "heads=0"),
+    "more heads than weights": (config(heads=9, accuracy=[]), "other shapes"),
+    "accuracy of other heads": (config(accuracy=[[0.5]]), "accuracy"),
+    "accuracy that is text": (config(accuracy="high"), "accuracy"),
+    "another model": (lambda folder: checkpoint(shutil.rmtree(folder) or folder), "its model_type is llama"),
+}
+
+
+@pytest.mark.parametrize("name", EXTRAS)
+def test_broken_heads_are_refused(name, tmp_path):
+    change, expected = EXTRAS[name]
+    folder = tmp_path / "heads"
+    shutil.copytree(SHIPPED / "medusa", folder)
+    change(folder)
+    sentence = refusal("drafter=medusa", f"drafter.heads={folder}")
+    assert sentence.startswith(f"drafter.heads={folder}") and expected in sentence, sentence
+
+
+@pytest.fixture(scope="session")
+def wider(tmp_path_factory) -> Path:
+    """As `good`, with 64 more rows of padding, whose tokens it writes often."""
+    folder = checkpoint(tmp_path_factory.mktemp("wider"), vocab_size=4224)
+    tensors(lambda state: state[HEAD][4160:].mul_(2))(folder)
+    return folder
+
+
+@pytest.mark.parametrize("kind, batch_size", [("model", 1), ("tree", 3), ("multi_draft", 1), ("hierarchical", 3)])
+@pytest.mark.parametrize("drafter_is", ["wider", "narrower"])
+def test_padded_vocabularies_leave_the_text_as_it_is(drafter_is, kind, batch_size, good, wider, tmp_path):
+    target, drafter = (good, wider) if drafter_is == "wider" else (wider, good)
+    path = f"drafter.paths=[{drafter}]" if kind == "multi_draft" else f"drafter.path={drafter}"
+    parts = parts_of("target=model", f"target.path={target}", f"drafter={kind}", path, f"batch_size={batch_size}",
+                     "data.limit=3", "max_new_tokens=8", "temperature=0", "repetition_penalty=1.2")  # fmt: skip
+    result, record = run(parts, tmp_path)
+    assert result.lossless.passed and result.counts.failed == 0
+    padding = [t >= 4160 for group in record.groups for found in group.results for t in found.speculative.tokens]
+    assert any(padding) == (drafter_is == "narrower")
+
+
+BY_KIND = {"model": SpeculativeVerifier, "non_autoregressive": SpeculativeVerifier, "under_model": SpeculativeVerifier,
+           "tree_independent": IterativeVerifier, "tree_distinct": IterativeVerifier,
+           "multi_draft_two": IterativeVerifier}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", BY_KIND)
+@pytest.mark.parametrize("rows", [V - 5, V + 5])
+def test_a_drafter_of_another_vocabulary_leaves_the_law_as_it_is(rows, kind, tables):
+    table = random_table(rows, seed=4)
+    outputs = decode(tables, None, kind, verifier=BY_KIND[kind], drafter_table=table, trials=FEW)
+    assert worst_excess(outputs, exact_marginals(tables.target)) < 1
+
+
+def test_q_that_is_not_renormalised_changes_the_law(tables):
+    """Negative control: q as the wider drafter has it, without the mass of the tokens that were cut off."""
+    share = V / (V + 5)
+
+    def spoil(draft):
+        return draft if draft.probs is None else replace(draft, probs=draft.probs * share)
+
+    outputs = decode(tables, None, drafter_table=random_table(V + 5, seed=4), spoil=spoil, trials=FEW)
+    assert worst_excess(outputs, exact_marginals(tables.target)) > 1
