@@ -23,8 +23,9 @@ from specbench.settings import ConfigError
 from specbench.verifiers.iterative import IterativeVerifier
 from specbench.verifiers.speculative import SpeculativeVerifier
 
-SHAPE = dict(model_type="llama", vocab_size=4160, hidden_size=16, intermediate_size=32, num_hidden_layers=2,
-             num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=2048, initializer_range=0.5)  # fmt: skip
+SIZES = dict(vocab_size=4160, hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=4,
+             max_position_embeddings=2048, initializer_range=0.5)  # fmt: skip
+SHAPE = dict(SIZES, model_type="llama", num_key_value_heads=2)
 WEIGHTS = "model.safetensors"
 
 
@@ -159,8 +160,7 @@ def harmful(folder):
         pickle.dump({"lm_head.weight": Harmful(folder / "ran")}, file)
 
 
-BERT = dict(model_type="bert", vocab_size=4160, hidden_size=16, intermediate_size=32, num_hidden_layers=2,
-            num_attention_heads=4, max_position_embeddings=2048, initializer_range=0.5)  # fmt: skip
+BERT = dict(SIZES, model_type="bert")
 NORM, EMBED, HEAD = "model.norm.weight", "model.embed_tokens.weight", "lm_head.weight"
 SHARD = "model-00002-of-00003.safetensors"
 LAYER_1 = "model.layers.1.mlp.up_proj.weight"
@@ -188,6 +188,7 @@ BROKEN = {
     "NaN in a pickle": (then(put(NORM, 3, torch.nan), binary()), f"in {NORM}"),
     "logits overflow": (tensors(lambda s: s.update({HEAD: s[HEAD] * (3e38 / s[HEAD].abs().max())})), "logits"),
     "BERT": (other(**BERT), "is not causal"),
+    "BERT, hardly trained": (other(**BERT | {"initializer_range": 0.02}), "is not causal"),
     # weight files
     "no weights": (without(WEIGHTS), "no weights"),
     "only GGUF": (then(without(WEIGHTS), content("model.gguf", b"GGUF")), "model.gguf"),
@@ -279,8 +280,8 @@ def test_a_broken_target_is_refused(name, good, tmp_path):
 
 
 AS_DRAFTER = ("a tensor is missing", "fewer layers than weights", "another vocabulary", "NaN in a weight", "BERT",
-              "weights cut in half", "a pickle that runs code", "config.json is a list", "a tokenizer with too many ids",
-              "-1 layers", "code of its own", "no weights")  # fmt: skip
+              "weights cut in half", "a pickle that runs code", "config.json is a list", "-1 layers",
+              "a tokenizer with too many ids", "code of its own", "no weights")  # fmt: skip
 
 
 @pytest.mark.parametrize("name", AS_DRAFTER)

@@ -69,8 +69,8 @@ def check_path(key: str, path: str, revision: str | None = None, must: str = MOD
 @contextmanager
 def reading(key: str, path: str, what: str, advice: str | None = None, trusts: bool = False) -> Iterator[None]:
     """Turns whatever a library raises inside this context into a ConfigError that names the key, the path, `what` is
-    read of it and the reason, and ends with `advice`. `trusts` says whether the checkpoint's own code may run. Warnings of the libraries
-    are not shown: what they warn of is refused or harmless."""
+    read of it and the reason, and ends with `advice`. `trusts` says whether the checkpoint's own code may run. The
+    libraries' warnings are not shown: what they warn of is refused or harmless."""
     verbosity = transformers.utils.logging.get_verbosity()
     transformers.utils.logging.set_verbosity_error()
     try:

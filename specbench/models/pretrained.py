@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import torch
 import transformers
 from transformers import PreTrainedModel
-from transformers.quantizers import AutoHfQuantizer
+from transformers.quantizers.auto import AutoHfQuantizer
 
 from specbench.context import Context
 from specbench.memory import Footprint
