@@ -181,7 +181,7 @@ BROKEN = {
     "a tensor of another shape": (tensors(lambda s: s.update({NORM: torch.ones(17)})), f"{NORM} [17] for [16]"),
     "Llama declared as BERT": (content("config.json", json.dumps(BERT)), "lacks"),
     "Llama declared as GPT-2": (config(model_type="gpt2", architectures=["GPT2LMHeadModel"]), ""),
-    "weights of whole numbers": (tensors(lambda s: s.update({NORM: torch.ones(16, dtype=torch.int8)})), "dtype I8"),
+    "weights of whole numbers": (tensors(lambda s: s.update({NORM: torch.ones(16, dtype=torch.int8)})), "not of floating"),
     # not finite, not causal
     "NaN in a weight": (put(LAYER_1, 7, torch.nan), f"not finite in float32, in {LAYER_1}"),
     "infinity in the embedding": (put(EMBED, -1, -torch.inf), f"in {EMBED}"),
@@ -205,9 +205,11 @@ BROKEN = {
     "a shard is cut": (shards(cut(SHARD, 0.3)), f"{SHARD} is damaged"),
     "an index that is no JSON": (shards(cut("model.safetensors.index.json", 0.5)), "model.safetensors.index.json"),
     "an index without a map": (shards(content("model.safetensors.index.json", "{}")), "weight_map"),
-    "a pickle that is none": (then(without(WEIGHTS), content("pytorch_model.bin", b"no pickle")), "could not be"),
-    "a pickle that runs code": (harmful, "could not be loaded"),
-    "a pickled list": (binary(lambda state: list(state.values())), "could not be loaded"),
+    "a pickle that is none": (then(without(WEIGHTS), content("pytorch_model.bin", b"no pickle")), ".bin is damaged"),
+    "a pickle that runs code": (harmful, "pytorch_model.bin is damaged"),
+    "a pickle cut in half": (then(binary(), cut("pytorch_model.bin", 0.5)), "pytorch_model.bin is damaged"),
+    "a pickled list": (binary(lambda state: list(state.values())), "pytorch_model.bin is damaged"),
+    "a pickle of whole numbers": (binary(lambda state: {n: t.to(torch.int8) for n, t in state.items()}), "floating"),
     "a pickle of no bytes": (then(without(WEIGHTS), content("pytorch_model.bin", b"")), "pytorch_model.bin is empty"),
     "an adapter only": (then(without(WEIGHTS, "config.json"), content("adapter_config.json", "{}")), "adapter_config"),
     "an adapter beside weights": (content("adapter_config.json", '{"peft_type": "LORA"}'), "merge it"),
@@ -241,6 +243,8 @@ BROKEN = {
     "an unknown quantization": (config(quantization_config={"quant_method": "nope"}), "nope"),
     "code of its own": (config(model_type="own", auto_map={"AutoConfig": "own.C"}), ".trust_remote_code=true"),
     "generation_config.json is no JSON": (content("generation_config.json", "{"), "generation_config.json is not"),
+    "an end of text that is text": (content("generation_config.json", '{"eos_token_id": ["</s>", 2]}'), "eos_token_id"),
+    "an end of text of 71 bits": (content("generation_config.json", f'{{"eos_token_id": {2**70}}}'), "eos_token_id"),
     # tokenizer
     "no tokenizer": (without("tokenizer.json", "tokenizer_config.json"), "could not be loaded"),
     "tokenizer.json is cut": (cut("tokenizer.json", 0.5), "could not be loaded"),
@@ -251,6 +255,10 @@ BROKEN = {
         then(without("tokenizer.json"), content("tokenizer_config.json", '{"tokenizer_class": "LlamaTokenizer"}')),
         "reads no text",
     ),
+    "a tokenizer without a token for unknown words": (
+        content("tokenizer_config.json", '{"tokenizer_class": "BertTokenizer"}'), "tokenizer: Exception: WordPiece",
+    ),
+    "a tokenizer whose length is text": (content("tokenizer_config.json", '{"model_max_length": "long"}'), "tokenizer"),
     "a tokenizer with too many ids": (other(vocab_size=4000), "ids up to 4095"),
     "a token beyond the embedding": (
         edit_tokenizer(lambda t: t["model"]["vocab"].update(zzzzzz=9999)),

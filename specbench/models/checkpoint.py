@@ -5,7 +5,6 @@ Libraries raise errors of a dozen classes for a damaged file. `reading` is the o
 
 import json
 import os
-import pickle
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -87,8 +86,6 @@ def reading(key: str, path: str, what: str, advice: str | None = None, trusts: b
 
 def _sentence(error: BaseException, key: str, path: str, what: str, advice: str | None, trusts: bool) -> str:
     reason = one_line(error)
-    if isinstance(error, pickle.UnpicklingError):  # the library's message advises to run it
-        reason = "a pickle is damaged or holds more than tensors, and was not run"
     if isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in str(error):
         return f"{key}={path} does not fit into memory ({reason}): use a smaller model, dtype=bfloat16 or a GPU"
     if "trust_remote_code" in str(error) and not trusts:
@@ -155,8 +152,15 @@ def check_weights(folder: Path, quantized: bool) -> None:
             raise ValueError(f"{name} is empty")
         if start == LFS_POINTER:
             raise ValueError(f"{name} is a pointer of Git LFS: fetch the weights with git lfs pull")
-        if name.endswith(".safetensors"):
-            _check_header(file, quantized)
+        try:
+            floats = _floats_of_pickle(file) if name.endswith(".bin") else _floats_of_header(file)
+        except Exception as error:
+            # What torch says of a pickle advises to run it.
+            pickled = "it is no pickle of tensors alone, and was not run"
+            raise ValueError(f"{name} is damaged: {pickled if name.endswith('.bin') else one_line(error)}") from error
+        for tensor, is_float in floats.items():
+            if tensor.endswith("weight") and not is_float and not quantized:
+                raise ValueError(f"{tensor} in {name} is not of floating point, but config.json has no quantization")
 
 
 def weight_files(folder: Path) -> list[str]:
@@ -172,12 +176,13 @@ def weight_files(folder: Path) -> list[str]:
     raise ValueError(f"it has no weights, {' or '.join(INDEX)}: it holds {names_in(folder)}")
 
 
-def _check_header(file: Path, quantized: bool) -> None:
-    try:
-        with safe_open(file, framework="pt") as tensors:
-            dtypes = {name: tensors.get_slice(name).get_dtype() for name in tensors.keys()}  # noqa: SIM118
-    except Exception as error:
-        raise ValueError(f"{file.name} is damaged: {one_line(error)}") from error
-    for name, dtype in dtypes.items():
-        if name.endswith("weight") and dtype not in FLOATS and not quantized:
-            raise ValueError(f"{name} in {file.name} is of dtype {dtype}, but config.json has no quantization_config")
+def _floats_of_header(file: Path) -> dict[str, bool]:
+    """Whether each tensor is of floating point; reads the header of the file only."""
+    with safe_open(file, framework="pt") as tensors:
+        return {name: tensors.get_slice(name).get_dtype() in FLOATS for name in tensors.keys()}  # noqa: SIM118
+
+
+def _floats_of_pickle(file: Path) -> dict[str, bool]:
+    """Whether each tensor is of floating point; reads no values, and runs nothing of the pickle."""
+    state = torch.load(file, map_location="meta", weights_only=True)
+    return {name: tensor.is_floating_point() for name, tensor in state.items()}

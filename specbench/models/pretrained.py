@@ -19,8 +19,10 @@ from specbench.models.checkpoint import check_files, check_path, check_weights, 
 from specbench.models.language_model import LanguageModel
 from specbench.models.soundness import (
     refuse_bad_sizes,
-    refuse_bad_tokenizer,
+    refuse_bad_stops,
     refuse_incomplete,
+    refuse_more_ids,
+    refuse_no_text,
     refuse_not_causal,
     refuse_not_finite,
 )
@@ -61,7 +63,7 @@ class PretrainedModel(LanguageModel):
         """A drafter is given the target's `vocab_size`."""
         tokenizer = load_tokenizer(settings, role)
         rows = load_config(settings, role).get_text_config().vocab_size
-        refuse_bad_tokenizer(tokenizer, f"{role}.path={settings.path}", rows)
+        refuse_more_ids(tokenizer, f"{role}.path={settings.path}", rows)
         self.load_again = partial(load_module, settings, role, context.device, context.dtype, context.seed)
         self.random_weights = settings.weights == "random"
         super().__init__(
@@ -99,7 +101,9 @@ def load_tokenizer(settings: PretrainedModel.Settings, role: str) -> Any:
     if shares and not (Path(source) / "tokenizer_config.json").is_file():
         source = str(SHIPPED / "target")
     with _reading(settings, role, "tokenizer"):
-        return transformers.AutoTokenizer.from_pretrained(source, **_options(settings))
+        tokenizer: Any = transformers.AutoTokenizer.from_pretrained(source, **_options(settings))
+        refuse_no_text(tokenizer, f"{role}.path={settings.path}")
+    return tokenizer
 
 
 def load_config(settings: PretrainedModel.Settings, role: str) -> transformers.PretrainedConfig:
@@ -171,6 +175,7 @@ def load_module(
             module, info = kind.from_pretrained(source, revision=settings.revision, **WHOLE, **options)
             refuse_incomplete(info, key)
         loaded: PreTrainedModel = module.to(device).eval()
+        refuse_bad_stops(loaded, key)
         refuse_not_finite(loaded, key, dtype)
         refuse_not_causal(loaded, key, dtype)
     return loaded

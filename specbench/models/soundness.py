@@ -102,14 +102,28 @@ def refuse_not_causal(module: PreTrainedModel, key: str, dtype: torch.dtype) -> 
         raise ConfigError(f"{key} is not causal: its logits at a token change with later tokens, give a causal model")
 
 
-def refuse_bad_tokenizer(tokenizer: Any, key: str, vocabulary: int) -> None:
-    """Raises ConfigError if the tokenizer has ids that the model has no embedding for, or cannot read text."""
-    ids = tokenizer.get_vocab().values()
-    if not ids or max(ids) >= vocabulary:
+def refuse_bad_stops(module: PreTrainedModel, key: str) -> None:
+    """Raises ConfigError if the ids that end a text are no integers of 64 bits."""
+    for source in (module.config.get_text_config(), module.generation_config):
+        found = getattr(source, "eos_token_id", None)
+        for token in found if isinstance(found, list) else [] if found is None else [found]:
+            if not isinstance(token, int) or abs(token) >= 2**63:
+                raise ConfigError(f"{key} has eos_token_id={found} in its configuration: it must be token ids")
+
+
+def refuse_more_ids(tokenizer: Any, key: str, vocabulary: int) -> None:
+    """Raises ConfigError if the tokenizer has ids that the model has no embedding for."""
+    largest = max(tokenizer.get_vocab().values())
+    if largest >= vocabulary:
         raise ConfigError(
-            f"{key} has a tokenizer with ids up to {max(ids, default=None)}, but the model has {vocabulary} tokens: "
+            f"{key} has a tokenizer with ids up to {largest}, but the model has {vocabulary} tokens: "
             "give the tokenizer that the model was trained with"
         )
+
+
+def refuse_no_text(tokenizer: Any, key: str) -> None:
+    """Raises ConfigError if the tokenizer cannot read text; other errors are those of the tokenizer."""
+    tokenizer(WORDS)
     found = set(tokenizer(WORDS, add_special_tokens=False)["input_ids"])
     if found <= {tokenizer.unk_token_id}:
         raise ConfigError(f"{key} has a tokenizer that reads no text: its vocabulary file is missing or empty")
