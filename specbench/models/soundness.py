@@ -88,7 +88,7 @@ def refuse_not_causal(module: PreTrainedModel, key: str, dtype: torch.dtype) -> 
     texts that differ in their last token, as transformers runs it."""
     config = module.config.get_text_config()
     vocabulary, length = int(config.vocab_size), min(PROBE, int(config.max_position_embeddings))
-    special = (config.pad_token_id, config.bos_token_id, config.eos_token_id)  # which some models treat as no text
+    special = [getattr(config, f"{kind}_token_id", None) for kind in ("pad", "bos", "eos")]  # some models mask these
     ids = [token for token in range(min(vocabulary, 4 * PROBE)) if token not in special] or [0]
     text = (ids * PROBE)[: length - 1]
     texts = torch.tensor([[*text, ids[-1]], [*text, ids[-2:][0]]], device=module.device)  # [2, T]
