@@ -16,6 +16,7 @@ if workers := int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", 0)):  # pytest -n:
 
 import pytest
 import torch
+from checkpoints import checkpoint
 from hydra import compose, initialize_config_dir
 from tabular import TabularMarkov, random_table
 
@@ -302,6 +303,12 @@ def small(*overrides: str) -> list[str]:
 def parts_of(*overrides: str):
     """The parts of a small run, built."""
     return build(check(composed(*small("logger=none", *overrides))))
+
+
+@pytest.fixture(scope="session")
+def good(tmp_path_factory) -> Path:
+    """A whole checkpoint of a tiny model."""
+    return checkpoint(tmp_path_factory.mktemp("good"))
 
 
 @pytest.fixture(scope="session")

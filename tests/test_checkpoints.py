@@ -1,169 +1,43 @@
 """Checkpoints: what is loaded whole, and what is refused with one sentence."""
 
 import json
-import os
-import pickle
 import shutil
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
 import pytest
 import torch
-from conftest import V, composed, parts_of, small
+from checkpoints import (
+    EMBED,
+    HEAD,
+    NORM,
+    SIZES,
+    WEIGHTS,
+    binary,
+    checkpoint,
+    config,
+    content,
+    cut,
+    edit_tokenizer,
+    harmful,
+    other,
+    pop,
+    put,
+    shards,
+    tensors,
+    then,
+    without,
+)
+from conftest import composed, parts_of, small
 from omegaconf import OmegaConf
-from safetensors.torch import load_file, save_file
-from tabular import random_table
-from test_law import ROWS, decode, exact_marginals, worst_excess
-from transformers import AutoConfig, AutoModelForCausalLM
 
 from specbench.config.build import build
 from specbench.config.checks import check
 from specbench.paths import SHIPPED
 from specbench.run.run import run
 from specbench.settings import ConfigError
-from specbench.verifiers.iterative import IterativeVerifier
-from specbench.verifiers.speculative import SpeculativeVerifier
-
-SIZES = dict(vocab_size=4160, hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=4,
-             max_position_embeddings=2048, initializer_range=0.5)  # fmt: skip
-SHAPE = dict(SIZES, model_type="llama", num_key_value_heads=2)
-WEIGHTS = "model.safetensors"
-
-
-def checkpoint(folder: Path, **changes) -> Path:
-    """Writes a tiny model with random weights and the shipped tokenizer of 4,096 tokens; returns the folder."""
-    torch.manual_seed(0)
-    shape = SHAPE | changes
-    module = AutoModelForCausalLM.from_config(AutoConfig.for_model(shape.pop("model_type"), **shape))
-    module.save_pretrained(folder)
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(SHIPPED / "target" / name, folder)
-    return folder
-
-
-@pytest.fixture(scope="session")
-def good(tmp_path_factory) -> Path:
-    return checkpoint(tmp_path_factory.mktemp("good"))
-
-
-def config(**changes):
-    """Changes values of config.json; a value of ... is taken out."""
-
-    def change(folder):
-        values = json.loads((folder / "config.json").read_text()) | changes
-        (folder / "config.json").write_text(json.dumps({k: v for k, v in values.items() if v is not ...}))
-
-    return change
-
-
-def tensors(change, file=WEIGHTS):
-    """Changes the dictionary of weights by a function."""
-
-    def changed(folder):
-        state = load_file(folder / file)
-        change(state)
-        save_file(state, folder / file, metadata={"format": "pt"})
-
-    return changed
-
-
-def content(name, text):
-    """Writes a file."""
-
-    def write(folder):
-        (folder / name).write_bytes(text if isinstance(text, bytes) else text.encode())
-
-    return write
-
-
-def cut(name, share):
-    """Keeps the first part of a file."""
-
-    def shorten(folder):
-        (folder / name).write_bytes((folder / name).read_bytes()[: int(share * (folder / name).stat().st_size)])
-
-    return shorten
-
-
-def without(*names):
-    def remove(folder):
-        for name in names:
-            (folder / name).unlink()
-
-    return remove
-
-
-def other(**shape):
-    """Another architecture in place of the checkpoint."""
-    return lambda folder: checkpoint(shutil.rmtree(folder) or folder, **shape)
-
-
-def shards(change=lambda folder: None):
-    """Splits the weights into files with an index."""
-
-    def split(folder):
-        module = AutoModelForCausalLM.from_pretrained(folder)
-        (folder / WEIGHTS).unlink()
-        module.save_pretrained(folder, max_shard_size="150KB")
-        change(folder)
-
-    return split
-
-
-def binary(change=lambda state: state):
-    """Weights as a pickle."""
-
-    def write(folder):
-        state = change(load_file(folder / WEIGHTS))
-        (folder / WEIGHTS).unlink()
-        torch.save(state, folder / "pytorch_model.bin")
-
-    return write
-
-
-def then(*changes):
-    return lambda folder: [change(folder) for change in changes]
-
-
-def pop(name):
-    return tensors(lambda state: state.pop(name))
-
-
-def put(name, index, value):
-    def change(state):
-        state[name].view(-1)[index] = value
-
-    return tensors(change)
-
-
-def edit_tokenizer(change):
-    def edit(folder):
-        values = json.loads((folder / "tokenizer.json").read_text())
-        change(values)
-        (folder / "tokenizer.json").write_text(json.dumps(values))
-
-    return edit
-
-
-class Harmful:
-    """Makes a file if it is unpickled."""
-
-    def __init__(self, path):
-        self.path = str(path)
-
-    def __reduce__(self):
-        return (os.mkdir, (self.path,))
-
-
-def harmful(folder):
-    (folder / WEIGHTS).unlink()
-    with (folder / "pytorch_model.bin").open("wb") as file:
-        pickle.dump({"lm_head.weight": Harmful(folder / "ran")}, file)
-
 
 BERT = dict(SIZES, model_type="bert")
-NORM, EMBED, HEAD = "model.norm.weight", "model.embed_tokens.weight", "lm_head.weight"
 SHARD = "model-00002-of-00003.safetensors"
 LAYER_1 = "model.layers.1.mlp.up_proj.weight"
 
@@ -440,50 +314,3 @@ def test_broken_heads_are_refused(name, tmp_path):
     change(folder)
     sentence = refusal("drafter=medusa", f"drafter.heads={folder}")
     assert sentence.startswith(f"drafter.heads={folder}") and expected in sentence, sentence
-
-
-@pytest.fixture(scope="session")
-def wider(tmp_path_factory) -> Path:
-    """As `good`, with 64 more rows of padding, whose tokens it writes often."""
-    folder = checkpoint(tmp_path_factory.mktemp("wider"), vocab_size=4224)
-    tensors(lambda state: state[HEAD][4160:].mul_(2))(folder)
-    return folder
-
-
-@pytest.mark.parametrize("drafter_is, kind, batch_size", [
-    ("wider", "model", 1), ("wider", "tree", 3), ("narrower", "model", 3), ("narrower", "hierarchical", 1),
-    ("narrower", "multi_draft", 3),
-])  # fmt: skip
-def test_padded_vocabularies_leave_the_text_as_it_is(drafter_is, kind, batch_size, good, wider, tmp_path):
-    target, drafter = (good, wider) if drafter_is == "wider" else (wider, good)
-    path = f"drafter.paths=[{drafter}]" if kind == "multi_draft" else f"drafter.path={drafter}"
-    parts = parts_of("target=model", f"target.path={target}", f"drafter={kind}", path, f"batch_size={batch_size}",
-                     "data.limit=3", "max_new_tokens=8", "temperature=0", "repetition_penalty=1.2")  # fmt: skip
-    result, record = run(parts, tmp_path)
-    assert result.lossless.passed and result.counts.failed == 0
-    padding = [t >= 4160 for group in record.groups for found in group.results for t in found.speculative.tokens]
-    assert any(padding) == (drafter_is == "narrower")
-
-
-BY_KIND = {"model": SpeculativeVerifier, "non_autoregressive": SpeculativeVerifier, "under_model": SpeculativeVerifier,
-           "tree_independent": IterativeVerifier, "tree_distinct": IterativeVerifier,
-           "multi_draft_two": IterativeVerifier}  # fmt: skip
-
-
-@pytest.mark.parametrize("kind", BY_KIND)
-@pytest.mark.parametrize("rows", [V - 5, V + 5])
-def test_a_drafter_of_another_vocabulary_leaves_the_law_as_it_is(rows, kind, tables):
-    table = random_table(rows, seed=4)
-    outputs = decode(tables, None, kind, verifier=BY_KIND[kind], drafter_table=table, trials=ROWS)
-    assert worst_excess(outputs, exact_marginals(tables.target)) < 1
-
-
-def test_q_that_is_not_renormalised_changes_the_law(tables):
-    """Negative control: q as the wider drafter has it, without the mass of the tokens that were cut off."""
-    share = V / (V + 5)
-
-    def spoil(draft):
-        return draft if draft.probs is None else replace(draft, probs=draft.probs * share)
-
-    outputs = decode(tables, None, drafter_table=random_table(V + 5, seed=4), spoil=spoil, trials=ROWS)
-    assert worst_excess(outputs, exact_marginals(tables.target)) > 1

@@ -27,6 +27,7 @@ from specbench.decoding.token_tree import Levels, Tree, pack, static_tree, tree_
 from specbench.models.attention_mask import AttentionMask
 from specbench.models.head_input import head_inputs
 from specbench.models.operations import operations_per_token
+from specbench.models.vocabulary import fit_logits
 
 
 class LanguageModel(Target):
@@ -44,8 +45,7 @@ class LanguageModel(Target):
         chat_template: bool = False,
         vocab_size: int | None = None,
     ):
-        """`vocab_size` is V, if it is not the module's: the target's, for the model of a drafter. Families pad their
-        embeddings to different sizes."""
+        """`vocab_size` is V if it is not the module's: the target's, for a drafter's model."""
         self.tokenizer, self.name = tokenizer, name
         self.sampling, self.new_cache, self.chat_template = sampling, new_cache, chat_template
         self.config: PretrainedConfig = module.config.get_text_config()
@@ -300,11 +300,3 @@ class LanguageModel(Target):
             tree = constant(static_tree)(tuple(range(-1, guesses.shape[1] - 1)), text.device)
         hot = F.one_hot(guesses, self.vocab_size).float()  # [B, N, V]
         return committed | (tree.sees[..., 1:].float() @ hot > 0)
-
-
-def fit_logits(logits: Tensor, vocab_size: int) -> Tensor:
-    """Logits [..., V'] as [..., V]: missing tokens get -inf, surplus ones are cut off, so that softmax renormalises."""
-    missing = vocab_size - logits.shape[-1]
-    if missing == 0:
-        return logits
-    return F.pad(logits, (0, missing), value=-torch.inf) if missing > 0 else logits[..., :vocab_size]
