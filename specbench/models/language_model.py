@@ -49,7 +49,7 @@ class LanguageModel(Target):
         self.tokenizer, self.name = tokenizer, name
         self.sampling, self.new_cache, self.chat_template = sampling, new_cache, chat_template
         self.config: PretrainedConfig = module.config.get_text_config()
-        self.own_vocab_size = int(self.config.vocab_size)  # of the module's own embedding
+        self.own_vocab_size = int(self.config.vocab_size)  # rows of the module's embedding
         self._vocab_size = vocab_size or self.own_vocab_size
         weight = next(module.parameters())
         self.device, self.dtype = weight.device, weight.dtype
@@ -286,8 +286,7 @@ class LanguageModel(Target):
         return fit_logits(output.logits, self.vocab_size)
 
     def readable(self, tokens: Tensor) -> Tensor:
-        """Token ids [b, N] with the last row of the module's embedding in place of ids that it has no row for, which
-        only a target with more rows emits. This changes q, but not the law of the output."""
+        """Token ids [b, N], the last one with an embedding for any beyond it. This changes q, never the law."""
         return tokens if self.own_vocab_size >= self.vocab_size else tokens.clamp(max=self.own_vocab_size - 1)
 
     def _seen(self, text: Tensor, length: Tensor, guesses: Tensor, tree: Tree | None) -> Tensor:
