@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 import transformers
@@ -16,7 +17,7 @@ LOGIT_COPIES = 4  # float32 or wider: logits, probabilities, their differences, 
 class Footprint:
     """The size of one model: bytes of weights and per cached position, and the widths that activations depend on."""
 
-    weights: int  # bytes
+    weights: int  # bytes, with those of buffers
     tied: int  # bytes of an output matrix that is also the embedding: packed, it exists twice
     column: int  # bytes of keys and values of one position
     context: int  # tokens
@@ -24,10 +25,12 @@ class Footprint:
     widest: int  # values per token of its widest layer
 
     @staticmethod
-    def of(config: transformers.PretrainedConfig, dtype: torch.dtype) -> "Footprint":
-        """From the shape alone: the modules are built without memory."""
+    def of(config: transformers.PretrainedConfig, dtype: torch.dtype, trust_remote_code: bool = False) -> "Footprint":
+        """From the shape alone: the modules are built without memory. Errors are those of transformers."""
         with torch.device("meta"):
-            module = transformers.AutoModelForCausalLM.from_config(config, dtype=dtype)
+            module: Any = transformers.AutoModelForCausalLM.from_config(
+                config, dtype=dtype, trust_remote_code=trust_remote_code
+            )
         text = config.get_text_config()
         heads = text.num_attention_heads
         kv_heads = getattr(text, "num_key_value_heads", None) or heads
@@ -35,7 +38,7 @@ class Footprint:
         head, inputs = module.get_output_embeddings(), module.get_input_embeddings()
         return Footprint(
             tied=head.weight.nbytes if head is not None and head.weight is inputs.weight else 0,
-            weights=sum(p.nbytes for p in module.parameters()),
+            weights=sum(t.nbytes for t in (*module.parameters(), *module.buffers())),
             column=2 * text.num_hidden_layers * kv_heads * head_size * dtype.itemsize,
             context=text.max_position_embeddings,
             vocab_size=text.vocab_size,

@@ -16,6 +16,7 @@ if workers := int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", 0)):  # pytest -n:
 
 import pytest
 import torch
+from checkpoints import checkpoint
 from hydra import compose, initialize_config_dir
 from tabular import TabularMarkov, random_table
 
@@ -111,6 +112,7 @@ def tabular_model(
     context: int = 64,
     executor: Executor | None = None,
     device: torch.device | None = None,
+    vocab_size: int | None = None,
 ) -> LanguageModel:
     """An order-2 Markov chain behind the ordinary adapter."""
     return LanguageModel(
@@ -120,6 +122,7 @@ def tabular_model(
         sampling=sampling,
         new_cache=CACHES[cache] if isinstance(cache, str) else cache,
         executor=executor or EagerExecutor(),
+        vocab_size=vocab_size,
     )
 
 
@@ -300,6 +303,12 @@ def small(*overrides: str) -> list[str]:
 def parts_of(*overrides: str):
     """The parts of a small run, built."""
     return build(check(composed(*small("logger=none", *overrides))))
+
+
+@pytest.fixture(scope="session")
+def good(tmp_path_factory) -> Path:
+    """A whole checkpoint of a tiny model."""
+    return checkpoint(tmp_path_factory.mktemp("good"))
 
 
 @pytest.fixture(scope="session")

@@ -125,7 +125,7 @@ def decode(tables, number_text, kind="model", cache="static", verifier=Speculati
            trials=TRIALS, own=SAMPLING):  # fmt: skip
     """What every trial wrote, [trials, NEW_TOKENS]. Rows decode in parts that stay in the processor's caches."""
     target = tabular_model(tables.target, SAMPLING, cache)
-    helper = tabular_model(tables.adversarial if drafter_table is None else drafter_table, own, cache)
+    helper = tabular_model(tables.adversarial if drafter_table is None else drafter_table, own, cache, vocab_size=V)
     drafter = make_drafter(kind, target, number_text, helper)
     judge = verifier_of(verifier, SAMPLING, lenience)
     policy = policy or FixedGamma(gamma)

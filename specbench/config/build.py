@@ -18,7 +18,7 @@ from specbench.decoding.verifier import Verifier
 from specbench.devices import pick_device, pick_dtype
 from specbench.drafters.own_sampling import OwnSampling
 from specbench.memory import Budget, Footprint
-from specbench.models.pretrained import load_config, load_tokenizer
+from specbench.models.pretrained import footprint, load_tokenizer, uses_template
 from specbench.run.parts import Parts, timed_gammas
 from specbench.run.warm_up import warm_up_tokens
 from specbench.settings import ConfigError
@@ -103,13 +103,15 @@ def memory_budget(checked: Checked, prompts: Sequence[Prompt], context: Context,
     if the device has less."""
     root, chosen = checked.root, checked.choices
     footprints = [
-        Footprint.of(load_config(model, role), context.dtype)
+        footprint(model, role, context.dtype)
         for role in ("target", "drafter")
         for model in chosen[role].settings.models()
     ]
     refuse_more_than_the_target_has(checked, context.gamma, footprints[0])
-    tokenizer = load_tokenizer(chosen["target"].settings, "target")
-    longest = max(len(render(prompt, [], tokenizer, chat=False).tokens) for prompt in prompts)
+    settings = chosen["target"].settings
+    tokenizer = load_tokenizer(settings, "target")
+    chat = uses_template(settings, tokenizer, "target")
+    longest = max(len(render(prompt, ["..."] * (len(prompt.turns) - 1), tokenizer, chat).tokens) for prompt in prompts)
     columns = min(longest + root.max_new_tokens, footprints[0].context) + spare
     executor, cache = context.executor, chosen["cache"]
     in_all = cache.kind.columns_in_all(cache.settings, root.batch_size, executor.columns(columns))

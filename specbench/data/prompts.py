@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,20 +62,32 @@ def load(data: Data) -> list[Prompt]:
 
 
 def render(prompt: Prompt, answers: Sequence[str], tokenizer: Any, chat: bool) -> Request:
-    """The turn that follows these answers, as text and tokens; with `chat`, through the chat template."""
+    """The turn that follows these answers, as text and tokens; with `chat`, through the chat template. Raises
+    ConfigError if the template or the tokenizer fails."""
     turn = len(answers)
     if chat:
         messages: list[dict[str, str]] = []
         for question, answer in zip(prompt.turns, answers, strict=False):
             messages += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
         messages.append({"role": "user", "content": prompt.turns[turn]})
-        text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-        tokens = tokenizer(text, add_special_tokens=False)["input_ids"]
+        with _fails(prompt, "target.chat_template", "its template fails: use target.chat_template=never"):
+            text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
     else:
         parts = [part for pair in zip(prompt.turns, answers, strict=False) for part in pair]
         text = "\n\n".join([*parts, prompt.turns[turn]])
-        tokens = tokenizer(text)["input_ids"]
+    with _fails(prompt, "target.path", "its tokenizer fails: give a model with another one"):
+        tokens = tokenizer(text, add_special_tokens=not chat)["input_ids"]
     if not tokens and tokenizer.bos_token_id is not None:
         tokens = [tokenizer.bos_token_id]
     name = prompt.id if len(prompt.turns) == 1 else f"{prompt.id}/{turn + 1}"
     return Request(name, text, tokens, prompt.category)
+
+
+@contextmanager
+def _fails(prompt: Prompt, key: str, what: str) -> Iterator[None]:
+    """Turns any error of a tokenizer into a ConfigError: a chat template is a program, and may raise anything."""
+    try:
+        yield
+    except Exception as error:
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        raise ConfigError(f"{key} is not possible with prompt {prompt.id} ({reason}), {what}") from error

@@ -67,7 +67,3 @@ class Drafter(Component, ABC):
     def settle(self, state: State, draft: Draft, verdict: Verdict, scores: Scores, base: Tensor) -> None:
         """Called after each round, to keep the accepted guesses and forget the others. base [B] is the position of node
         0 in each row."""
-
-    def fit_probabilities(self, q: Tensor) -> Tensor:
-        """Maps q [..., V'] over the vocabulary of its first model to [..., V] over the target's."""
-        return q

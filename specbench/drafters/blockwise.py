@@ -14,6 +14,7 @@ from specbench.decoding.state import State
 from specbench.decoding.target import Scores
 from specbench.drafters.non_autoregressive import ParallelDrafter
 from specbench.drafters.own_sampling import OwnSampling
+from specbench.models.checkpoint import TRAINED, check_path
 from specbench.models.heads import Heads
 from specbench.models.language_model import LanguageModel
 from specbench.models.pretrained import load_extras
@@ -32,6 +33,9 @@ class BlockwiseDrafter(ParallelDrafter):
     @dataclass
     class Settings(OwnSampling):
         heads: str = setting(required="a folder of heads")
+
+        def check(self, prefix: str) -> None:
+            check_path(f"{prefix}heads", self.heads, must=TRAINED)
 
     def __init__(self, target: LanguageModel, heads: Heads, sampling: Sampling):
         self.target, self.heads, self.sampling = target, heads, sampling

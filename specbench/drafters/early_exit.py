@@ -10,6 +10,7 @@ from specbench.decoding.state import State
 from specbench.drafters.model import ModelDrafter
 from specbench.drafters.own_sampling import OwnSampling
 from specbench.models.borrowed_cache import BorrowedCache
+from specbench.models.checkpoint import TRAINED, check_path
 from specbench.models.first_layers import first_layers
 from specbench.models.heads import ExitHead, Heads
 from specbench.models.language_model import LanguageModel
@@ -27,6 +28,10 @@ class EarlyExitDrafter(ModelDrafter):
     class Settings(OwnSampling):
         layers: int = setting(ge=1, le=10_000)
         head: str | None = setting()
+
+        def check(self, prefix: str) -> None:
+            if self.head is not None:
+                check_path(f"{prefix}head", self.head, must=TRAINED)
 
     def __init__(self, model: BorrowedCache, vocab_size: int, gamma: int):
         super().__init__(model, vocab_size, gamma)

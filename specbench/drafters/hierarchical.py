@@ -52,13 +52,8 @@ class HierarchicalDrafter(Drafter):
             return [self, *below.models()]
 
     def __init__(self, model: LanguageModel, below: Drafter, below_gamma: int, vocab_size: int):
-        """`vocab_size` is the target's V. Raises ConfigError if it is not the model's."""
+        """`vocab_size` is the target's V."""
         self.model, self.below, self.vocab_size = model, below, vocab_size
-        if model.vocab_size != vocab_size:
-            raise ConfigError(
-                f"drafter.path={model.name} has {model.vocab_size} tokens in its output, the target {vocab_size}: "
-                "drafter=hierarchical needs as many"
-            )
         self.models = [model, *below.models]
         self.policy = FixedGamma(below_gamma)
         self.judge = SpeculativeVerifier(model.sampling)
@@ -67,7 +62,7 @@ class HierarchicalDrafter(Drafter):
 
     @classmethod
     def from_settings(cls, settings: Any, context: Context, target: LanguageModel) -> "HierarchicalDrafter":
-        model = load_drafter(settings, context)
+        model = load_drafter(settings, context, target)
         kind, own = nested(settings.below, "drafter.below", Drafter)
         below = kind.from_settings(own, replace(settings.own(context), gamma=settings.below_gamma), model)
         return cls(model, below, settings.below_gamma, target.vocab_size)

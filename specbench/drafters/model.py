@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from specbench.context import Context
 from specbench.decoding.draft import Draft
@@ -25,9 +24,9 @@ class ModelSettings(PretrainedModel.Settings, OwnSampling):
     """A checkpoint, and how its logits become q."""
 
 
-def load_drafter(settings: ModelSettings, context: Context) -> PretrainedModel:
-    """Loads the checkpoint, with the drafter's own sampling. Raises ConfigError."""
-    return PretrainedModel(settings, settings.own(context), role="drafter")
+def load_drafter(settings: ModelSettings, context: Context, target: LanguageModel) -> PretrainedModel:
+    """Loads the checkpoint, with the drafter's own sampling and the target's V. Raises ConfigError."""
+    return PretrainedModel(settings, settings.own(context), role="drafter", vocab_size=target.vocab_size)
 
 
 class ModelDrafter(Drafter):
@@ -51,7 +50,7 @@ class ModelDrafter(Drafter):
 
     @classmethod
     def from_settings(cls, settings: Any, context: Context, target: LanguageModel) -> "ModelDrafter":
-        return cls(load_drafter(settings, context), target.vocab_size, context.gamma)
+        return cls(load_drafter(settings, context, target), target.vocab_size, context.gamma)
 
     def begin(self, state: State, stop: DraftStop | None = None) -> None:
         self.stop = stop
@@ -123,7 +122,7 @@ class ModelDrafter(Drafter):
         """One drafter step after the tokens x [B, n], the first at position first [B], with bits [B] and seen [B, V]
         bool or None: a guess x_i [B], the q_i [B, V] that it was drawn from (None at temperature 0), and its signal [B]
         for a gamma policy, or None."""
-        sampling, logits = self.model.sampling, self._fit(self.model.forward(x, first, visible, keep_logits=1)[:, -1])
+        sampling, logits = self.model.sampling, self.model.forward(x, first, visible, keep_logits=1)[:, -1]
         if sampling.greedy:
             logits = sampling.penalize(logits, seen)
             x_i = logits.argmax(-1)
@@ -138,17 +137,3 @@ class ModelDrafter(Drafter):
         width = min(self.reread, min(length for length, on in zip(state.lengths, state.active, strict=True) if on))
         self.model.catch_up(state, width)
         return width
-
-    def fit_probabilities(self, q: Tensor) -> Tensor:
-        return F.pad(q, (0, self.vocab_size - q.shape[-1]))
-
-    def _fit(self, logits: Tensor) -> Tensor:
-        """Logits [..., V'] over the model's vocabulary as [..., V] over the target's: families pad embeddings to
-        different sizes."""
-        return fit_logits(logits, self.vocab_size)
-
-
-def fit_logits(logits: Tensor, vocab_size: int) -> Tensor:
-    """Logits [..., V'] as [..., V]: missing tokens get -inf, surplus ones are cut off."""
-    missing = vocab_size - logits.shape[-1]
-    return F.pad(logits, (0, missing), value=-torch.inf) if missing > 0 else logits[..., :vocab_size]

@@ -36,9 +36,11 @@ class MultiDrafter(Drafter):
     class Settings(OwnSampling):
         paths: list[str] = setting()
         samples: int = setting(ge=1, le=1000)
+        trust_remote_code: bool = False
 
         def models(self) -> Sequence[PretrainedModel.Settings]:
-            return [PretrainedModel.Settings(path, weights="pretrained", chat_template="never") for path in self.paths]
+            trust = self.trust_remote_code
+            return [PretrainedModel.Settings(path, None, "pretrained", "never", {}, trust) for path in self.paths]
 
         def nodes(self, gamma: int) -> int:
             return self.samples * len(self.paths) * gamma
@@ -71,7 +73,7 @@ class MultiDrafter(Drafter):
     @classmethod
     def from_settings(cls, settings: Any, context: Context, target: LanguageModel) -> "MultiDrafter":
         own = settings.own(context)
-        models = [PretrainedModel(model, own, role="drafter") for model in settings.models()]
+        models = [PretrainedModel(model, own, "drafter", target.vocab_size) for model in settings.models()]
         return cls(models, settings.samples, target.vocab_size, context.gamma)
 
     def begin(self, state: State, stop: DraftStop | None = None) -> None:

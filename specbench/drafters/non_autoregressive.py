@@ -14,7 +14,8 @@ from specbench.decoding.gamma_policy import DraftStop
 from specbench.decoding.noise import PROPOSAL
 from specbench.decoding.sampling import Sampling, draw
 from specbench.decoding.state import Rows, State, seen_tokens, window
-from specbench.drafters.model import ModelSettings, fit_logits, load_drafter
+from specbench.drafters.model import ModelSettings, load_drafter
+from specbench.models.checkpoint import TRAINED, check_path
 from specbench.models.language_model import LanguageModel
 from specbench.models.lookahead import LookAhead
 from specbench.models.pretrained import load_extras
@@ -74,6 +75,10 @@ class NonAutoregressiveDrafter(ParallelDrafter):
     class Settings(ModelSettings):
         lookahead: str = setting(required="a folder of look-ahead embeddings")
 
+        def check(self, prefix: str) -> None:
+            super().check(prefix)
+            check_path(f"{prefix}lookahead", self.lookahead, must=TRAINED)
+
     def __init__(self, model: LanguageModel, lookahead: LookAhead, vocab_size: int, gamma: int):
         """`vocab_size` is the target's V; `gamma` is the usual gamma."""
         self.model, self.lookahead, self.sampling = model, lookahead, model.sampling
@@ -85,7 +90,7 @@ class NonAutoregressiveDrafter(ParallelDrafter):
 
     @classmethod
     def from_settings(cls, settings: Any, context: Context, target: LanguageModel) -> "NonAutoregressiveDrafter":
-        model = load_drafter(settings, context)
+        model = load_drafter(settings, context, target)
         lookahead = load_extras(LookAhead, settings.lookahead, "drafter.lookahead", model)
         return cls(model, lookahead, target.vocab_size, context.gamma)
 
@@ -104,10 +109,9 @@ class NonAutoregressiveDrafter(ParallelDrafter):
         """Logits [B, 1 + K, V] after the last of `width` committed tokens and each of the embeddings [K, H]."""
         first = (rows.length - width).clamp(min=0)
         embed: Any = self.model.module.get_input_embeddings()
-        text = embed(window(rows.tokens, first, width))
+        text = embed(self.model.readable(window(rows.tokens, first, width)))
         x = torch.cat([text, ahead.expand(len(text), -1, -1).to(text.dtype)], 1)
-        logits = self.model.forward(x, first, visible)[:, width - 1 :]
-        return fit_logits(logits, self.vocab_size).float()
+        return self.model.forward(x, first, visible)[:, width - 1 :].float()
 
     def _text_width(self, state: State) -> int:
         """The number of committed tokens to read, at most what a round adds. Reads all tokens before them into the

@@ -8,6 +8,7 @@ from specbench.decoding.state import State
 from specbench.drafters.non_autoregressive import NonAutoregressiveDrafter
 from specbench.drafters.own_sampling import OwnSampling
 from specbench.models.borrowed_cache import BorrowedCache
+from specbench.models.checkpoint import TRAINED, check_path
 from specbench.models.language_model import LanguageModel
 from specbench.models.lookahead import LookAhead
 from specbench.models.pretrained import load_extras
@@ -23,6 +24,9 @@ class PassDrafter(NonAutoregressiveDrafter):
     @dataclass
     class Settings(OwnSampling):
         lookahead: str = setting(required="a folder of look-ahead embeddings")
+
+        def check(self, prefix: str) -> None:
+            check_path(f"{prefix}lookahead", self.lookahead, must=TRAINED)
 
     def __init__(self, model: BorrowedCache, lookahead: LookAhead, vocab_size: int, gamma: int):
         super().__init__(model, lookahead, vocab_size, gamma)

@@ -70,7 +70,7 @@ class TreeDrafter(ModelDrafter):
 
     @classmethod
     def from_settings(cls, settings: Any, context: Context, target: LanguageModel) -> "TreeDrafter":
-        model = load_drafter(settings, context)
+        model = load_drafter(settings, context, target)
         if max(settings.branching, default=0) > model.vocab_size:
             raise ConfigError(
                 f"drafter.branching={settings.branching} is not possible: {model.name} has {model.vocab_size} tokens"
@@ -132,7 +132,7 @@ class TreeDrafter(ModelDrafter):
         [B, n]. Reads x [B, m] first: the last level of the tree `above`, or if that is empty the end of the text; the
         first token is at position first [B]. seen [B, n', V] bool or None."""
         tree = newest(above, x.shape[1], x.device) if above else None
-        logits = self._fit(self.model.forward(x, first, visible, tree=tree, keep_logits=0 if above else 1))
+        logits = self.model.forward(x, first, visible, tree=tree, keep_logits=0 if above else 1)
         sampling, each = self.model.sampling, bits.shape[1] // parents
         if self.children == "best":
             logits = sampling.penalize(logits[:, -parents:].float(), seen)

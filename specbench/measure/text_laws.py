@@ -84,9 +84,8 @@ def _drafter_laws(
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """For the same chunks of text [1, T]: q [n, V], whether there is a guess [n], and q before argmax [n, V]."""
     if drafter.models:
-        fit = drafter.fit_probabilities
         for _, q, certain in _model_laws(drafter.models[0], text, begin, end):
-            yield fit(q), torch.ones(len(q), dtype=torch.bool, device=q.device), fit(certain)
+            yield q, torch.ones(len(q), dtype=torch.bool, device=q.device), certain
         return
     state = State.start([Job(text[0].tolist(), text.shape[1] + 1, 0)], [], 2, text.device)
     drafter.begin(state)

@@ -17,7 +17,7 @@ def first_layers(module: PreTrainedModel, count: int) -> PreTrainedModel:
     number."""
     base_name = module.base_model_prefix
     base = getattr(module, base_name)
-    total = module.config.num_hidden_layers
+    total = module.config.get_text_config().num_hidden_layers
     name = next((n for n, c in base.named_children() if isinstance(c, nn.ModuleList) and len(c) == total), None)
     if name is None:
         raise ConfigError(f"drafter.layers={count} is not possible: {type(module).__name__} has no list of its layers")

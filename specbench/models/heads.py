@@ -31,6 +31,21 @@ class HeadsConfig(PretrainedConfig):
         self.layers = layers  # how many of the target's first layers they follow; None is all
         self.accuracy = accuracy or []
 
+    def check(self) -> None:
+        """Raises ValueError if a value is not possible."""
+        for name in ("hidden_size", "heads", "inner", "layers"):
+            value = getattr(self, name)
+            optional = name in ("inner", "layers") and value is None
+            if not optional and (not isinstance(value, int) or value < 1):
+                raise ValueError(f"{name}={value} in its config.json, which must be an integer >= 1")
+        rows = self.accuracy
+        if not isinstance(rows, list) or len(rows) not in (0, self.heads) or not all(map(_shares, rows)):
+            raise ValueError("accuracy in its config.json must be a list of numbers from 0 to 1 for each head")
+
+
+def _shares(row: Any) -> bool:
+    return isinstance(row, list) and row != [] and all(isinstance(x, (int, float)) and 0 <= x <= 1 for x in row)
+
 
 class Heads(PreTrainedModel):
     """h + silu(U_k h) for each head k (Medusa), or with a bottleneck h + D_k silu(U_k h)."""

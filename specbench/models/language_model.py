@@ -27,6 +27,7 @@ from specbench.decoding.token_tree import Levels, Tree, pack, static_tree, tree_
 from specbench.models.attention_mask import AttentionMask
 from specbench.models.head_input import head_inputs
 from specbench.models.operations import operations_per_token
+from specbench.models.vocabulary import fit_logits
 
 
 class LanguageModel(Target):
@@ -42,10 +43,14 @@ class LanguageModel(Target):
         new_cache: Callable[[int, int], SlotCache],
         executor: Executor,
         chat_template: bool = False,
+        vocab_size: int | None = None,
     ):
+        """`vocab_size` is V if it is not the module's: the target's, for a drafter's model."""
         self.tokenizer, self.name = tokenizer, name
         self.sampling, self.new_cache, self.chat_template = sampling, new_cache, chat_template
         self.config: PretrainedConfig = module.config.get_text_config()
+        self.own_vocab_size = int(self.config.vocab_size)  # rows of the module's embedding
+        self._vocab_size = vocab_size or self.own_vocab_size
         weight = next(module.parameters())
         self.device, self.dtype = weight.device, weight.dtype
         self.weight_bytes = sum(p.nbytes for p in module.parameters())
@@ -83,7 +88,7 @@ class LanguageModel(Target):
 
     @property
     def vocab_size(self) -> int:
-        return int(self.config.vocab_size)
+        return self._vocab_size
 
     @property
     def context(self) -> int:
@@ -271,15 +276,18 @@ class LanguageModel(Target):
         if visible > self.context:  # guesses of idle rows, whose logits are not used
             positions = positions.clamp(max=self.context - 1)
         output = self.module(
-            **{"inputs_embeds" if tokens.is_floating_point() else "input_ids": tokens},
+            **({"inputs_embeds": tokens} if tokens.is_floating_point() else {"input_ids": self.readable(tokens)}),
             position_ids=positions,
             attention_mask=self.mask(slots, root, visible, tree),
             past_key_values=self.cache,
             use_cache=True,
             **({"logits_to_keep": keep_logits} if self.can_skip_logits else {}),
         )
-        logits: Tensor = output.logits
-        return logits
+        return fit_logits(output.logits, self.vocab_size)
+
+    def readable(self, tokens: Tensor) -> Tensor:
+        """Token ids [b, N], the last one with an embedding for any beyond it. This changes q, never the law."""
+        return tokens if self.own_vocab_size >= self.vocab_size else tokens.clamp(max=self.own_vocab_size - 1)
 
     def _seen(self, text: Tensor, length: Tensor, guesses: Tensor, tree: Tree | None) -> Tensor:
         """[B, N + 1, V] bool: the tokens that the repetition penalty applies to, which grow with each of the guesses

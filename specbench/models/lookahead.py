@@ -20,6 +20,12 @@ class LookAheadConfig(PretrainedConfig):
         super().__init__(**more)
         self.hidden_size, self.count = hidden_size, count
 
+    def check(self) -> None:
+        """Raises ValueError if a value is not possible."""
+        for name in ("hidden_size", "count"):
+            if not isinstance(getattr(self, name), int) or getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)} in its config.json, which must be an integer >= 1")
+
 
 class LookAhead(PreTrainedModel):
     """The embeddings [K, H], which are all that is trained."""

@@ -1,6 +1,6 @@
 """Loads Hugging Face checkpoints: from a local folder or a hub id, or random weights in a model's shape."""
 
-import os
+import dataclasses
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -11,13 +11,28 @@ from typing import Any, TypeVar
 import torch
 import transformers
 from transformers import PreTrainedModel
+from transformers.quantizers.auto import AutoHfQuantizer
 
 from specbench.context import Context
+from specbench.memory import Footprint
+from specbench.models.checkpoint import check_files, check_path, check_weights, reading, source_of
 from specbench.models.language_model import LanguageModel
+from specbench.models.soundness import (
+    refuse_bad_sizes,
+    refuse_bad_stops,
+    refuse_incomplete,
+    refuse_more_ids,
+    refuse_no_text,
+    refuse_not_causal,
+    refuse_not_finite,
+)
 from specbench.paths import SHIPPED
-from specbench.settings import BaseSettings, ConfigError, setting
+from specbench.settings import BaseSettings, ConfigError, setting, unknown
 
 Extras = TypeVar("Extras", bound=PreTrainedModel)
+# Tensors that do not fit are told to us, and refused by name.
+WHOLE = {"output_loading_info": True, "ignore_mismatched_sizes": True}
+OLD_NAMES = ("rope_theta", "rope_scaling")  # of a shape, which transformers reads but has no field for
 
 
 class PretrainedModel(LanguageModel):
@@ -30,15 +45,11 @@ class PretrainedModel(LanguageModel):
         weights: str = setting(choices=("pretrained", "random"))
         chat_template: str = setting(choices=("auto", "always", "never"))
         shape: dict[str, Any] = field(default_factory=dict)
+        trust_remote_code: bool = False
 
         def check(self, prefix: str) -> None:
-            """Raises ConfigError, before anything loads, if a path that can only be a folder is none."""
-            path = local_path(self.path)
-            looks_local = self.path.startswith((".", "/", "~", "shipped:")) or self.path.count("/") > 1
-            if looks_local and not (path / "config.json").is_file():
-                raise ConfigError(
-                    f"{prefix}path={self.path} is not a model: it must be a hub id or a folder with a config.json"
-                )
+            """Raises ConfigError, before anything loads, if the path can be neither a folder nor a hub id."""
+            check_path(f"{prefix}path", self.path, self.revision)
 
         def models(self) -> Sequence[BaseSettings]:
             return (self,)
@@ -48,16 +59,13 @@ class PretrainedModel(LanguageModel):
         """Loads the checkpoint. Errors name the group `role`. Raises ConfigError."""
         return cls(settings, context, role)
 
-    def __init__(self, settings: Settings, context: Context, role: str):
+    def __init__(self, settings: Settings, context: Context, role: str, vocab_size: int | None = None):
+        """A drafter is given the target's `vocab_size`."""
         tokenizer = load_tokenizer(settings, role)
+        rows = load_config(settings, role).get_text_config().vocab_size
+        refuse_more_ids(tokenizer, f"{role}.path={settings.path}", rows)
         self.load_again = partial(load_module, settings, role, context.device, context.dtype, context.seed)
         self.random_weights = settings.weights == "random"
-        has_template = bool(getattr(tokenizer, "chat_template", None))
-        if settings.chat_template == "always" and not has_template and not self.random_weights:
-            raise ConfigError(
-                f"{role}.chat_template=always is not possible: the tokenizer of {settings.path} has no chat template, "
-                "use auto or never"
-            )
         super().__init__(
             self.load_again(),
             tokenizer,
@@ -65,7 +73,8 @@ class PretrainedModel(LanguageModel):
             sampling=context.sampling,
             new_cache=context.new_cache,
             executor=context.executor,
-            chat_template=has_template and settings.chat_template != "never",
+            chat_template=uses_template(settings, tokenizer, role),
+            vocab_size=vocab_size,
         )
 
     def stock_module(self) -> PreTrainedModel:
@@ -77,100 +86,132 @@ class PretrainedModel(LanguageModel):
         return self.load_again()
 
 
-def local_path(path: str) -> Path:
-    """The path of a folder; `shipped:NAME` is a model that comes with specbench."""
-    if path.startswith("shipped:"):
-        return SHIPPED / path.removeprefix("shipped:")
-    return Path(os.path.expanduser(path))
+def uses_template(settings: PretrainedModel.Settings, tokenizer: Any, role: str) -> bool:
+    """Whether prompts pass through the tokenizer's chat template. Raises ConfigError if they must and there is none."""
+    has_template = bool(getattr(tokenizer, "chat_template", None))
+    if settings.chat_template == "always" and not has_template and settings.weights != "random":
+        raise ConfigError(
+            f"{role}.chat_template=always is not possible: the tokenizer of {settings.path} has no chat template, "
+            "use auto or never"
+        )
+    return has_template and settings.chat_template != "never"
 
 
 def load_tokenizer(settings: PretrainedModel.Settings, role: str) -> Any:
     """The model's own tokenizer, or the shipped one for the shipped models and for random weights without a tokenizer
     at hand. Raises ConfigError."""
-    source = _source(settings)
+    source = source_of(settings.path)
     shares = settings.weights == "random" or settings.path.startswith("shipped:")
     if shares and not (Path(source) / "tokenizer_config.json").is_file():
         source = str(SHIPPED / "target")
-    try:
-        return transformers.AutoTokenizer.from_pretrained(source, revision=settings.revision)
-    except (OSError, ValueError) as error:
-        raise ConfigError(_what_is_missing(settings.path, role, error)) from error
+    with _reading(settings, role, "tokenizer"):
+        tokenizer: Any = transformers.AutoTokenizer.from_pretrained(source, **_options(settings))
+        refuse_no_text(tokenizer, f"{role}.path={settings.path}")
+    return tokenizer
 
 
 def load_config(settings: PretrainedModel.Settings, role: str) -> transformers.PretrainedConfig:
     """The model's shape: that of the checkpoint or, for random weights, of the settings. Raises ConfigError."""
-    source = _source(settings)
+    source = Path(source_of(settings.path))
+    if settings.weights == "random" and not (source / "config.json").is_file():
+        return _config_of_shape(settings, role)
     config: transformers.PretrainedConfig
-    if settings.weights == "random" and not (Path(source) / "config.json").is_file():
-        if not settings.shape:
-            raise ConfigError(
-                f"{role}.path={settings.path} has no shape for {role}.weights=random: give a folder with a "
-                "config.json, or choose a named target or drafter, which list theirs"
-            )
-        shape = dict(settings.shape)
-        config = transformers.AutoConfig.for_model(shape.pop("model_type"), **shape)
-        return config
-    try:
-        config = transformers.AutoConfig.from_pretrained(source, revision=settings.revision)
-    except (OSError, ValueError) as error:
-        raise ConfigError(_what_is_missing(settings.path, role, error)) from error
+    with _reading(settings, role, "config"):
+        if source.is_dir():
+            check_files(source)
+        config = transformers.AutoConfig.from_pretrained(str(source), **_options(settings))
+    refuse_bad_sizes(config, f"{role}.path={settings.path} has ")
     return config
+
+
+def _config_of_shape(settings: PretrainedModel.Settings, role: str) -> transformers.PretrainedConfig:
+    """The shape in the settings. Raises ConfigError."""
+    if not settings.shape:
+        raise ConfigError(
+            f"{role}.path={settings.path} has no shape for {role}.weights=random: give a folder with a "
+            "config.json, or choose a named target or drafter, which list theirs"
+        )
+    shape = dict(settings.shape)
+    model_type = shape.pop("model_type", None)
+    if not isinstance(model_type, str) or model_type not in transformers.CONFIG_MAPPING:
+        raise ConfigError(f"{role}.shape.model_type={model_type} is not a model type of transformers, such as llama")
+    kind: Any = transformers.CONFIG_MAPPING[model_type]
+    names = {*(f.name for f in dataclasses.fields(kind)), *kind.attribute_map, *OLD_NAMES}
+    for name in shape:
+        if name not in names:
+            raise unknown(f"{role}.shape.{name}", (f"{role}.shape.{known}" for known in names), "setting")
+    with reading(f"{role}.shape", str(settings.shape), "config", advice="change it"):
+        config: transformers.PretrainedConfig = kind(**shape)
+    refuse_bad_sizes(config, f"{role}.shape.")
+    return config
+
+
+def footprint(settings: PretrainedModel.Settings, role: str, dtype: torch.dtype) -> Footprint:
+    """The memory that the model will need, from its shape. Raises ConfigError."""
+    config = load_config(settings, role)
+    with _reading(settings, role, "config"):
+        return Footprint.of(config, dtype, settings.trust_remote_code)
 
 
 def load_module(
     settings: PretrainedModel.Settings, role: str, device: torch.device, dtype: torch.dtype, seed: int
 ) -> PreTrainedModel:
-    """The module as transformers makes it. For random weights, which follow from `seed`, nothing is downloaded. Errors
-    name the group `role`. Raises ConfigError."""
+    """The module as transformers makes it, complete, finite and causal. For random weights, which follow from `seed`,
+    nothing is downloaded. Errors name the group `role`. Raises ConfigError."""
     if not sys.stderr.isatty():
         transformers.utils.logging.disable_progress_bar()
-    options = {"dtype": dtype, "attn_implementation": "sdpa"}
+    config, key = load_config(settings, role), f"{role}.path={settings.path}"
+    options = {"dtype": dtype, "attn_implementation": "sdpa", "trust_remote_code": settings.trust_remote_code}
     module: Any
-    if settings.weights == "random":
-        torch.manual_seed(seed)
-        with torch.device(device):
-            module = transformers.AutoModelForCausalLM.from_config(load_config(settings, role), **options)
-    else:
-        try:
-            module = transformers.AutoModelForCausalLM.from_pretrained(
-                _source(settings), revision=settings.revision, **options
-            )
-        except (OSError, ValueError) as error:
-            raise ConfigError(_what_is_missing(settings.path, role, error)) from error
-    loaded: PreTrainedModel = module.to(device).eval()
+    with _reading(settings, role, "weights"):
+        if settings.weights == "random":
+            torch.manual_seed(seed)
+            with torch.device(device):
+                module = transformers.AutoModelForCausalLM.from_config(config, **options)
+        else:
+            source = source_of(settings.path)
+            quantized = getattr(config, "quantization_config", None)
+            if quantized is not None and not AutoHfQuantizer.supports_quant_method(quantized):
+                raise ValueError(f"quantization_config={quantized} in its config is not of a kind that can be read")
+            if Path(source).is_dir():
+                check_weights(Path(source), quantized is not None)
+            kind: Any = transformers.AutoModelForCausalLM
+            module, info = kind.from_pretrained(source, revision=settings.revision, **WHOLE, **options)
+            refuse_incomplete(info, key)
+        loaded: PreTrainedModel = module.to(device).eval()
+        refuse_bad_stops(loaded, key)
+        refuse_not_finite(loaded, key, dtype)
+        refuse_not_causal(loaded, key, dtype)
     return loaded
 
 
 def load_extras(kind: type[Extras], path: str, key: str, model: LanguageModel) -> Extras:
     """Heads or look-ahead embeddings that were trained for a model: `shipped:NAME`, a folder or a hub id. Raises
-    ConfigError if they are missing or are for another hidden size."""
-    source = local_path(path)
-    try:
-        extras: Any = kind.from_pretrained(str(source) if source.is_dir() else path, dtype=model.dtype)
-    except (OSError, ValueError) as error:
-        reason = str(error).strip().splitlines()[0].rstrip(".")
-        raise ConfigError(
-            f"{key}={path} could not be loaded ({reason}): train it with python -m specbench.train and give its folder"
-        ) from error
+    ConfigError if they are missing, incomplete, not finite or for another hidden size."""
+    source = source_of(path)
+    with reading(key, path, "weights", advice="train it with python -m specbench.train and give its folder"):
+        if Path(source).is_dir():
+            check_files(Path(source))
+            check_weights(Path(source), quantized=False)
+        loader: Any = kind
+        config = loader.config_class.from_pretrained(source)
+        if config.model_type != loader.config_class.model_type:
+            raise ValueError(f"its model_type is {config.model_type}, not {loader.config_class.model_type}")
+        config.check()
+        extras, info = loader.from_pretrained(source, config=config, dtype=model.dtype, **WHOLE)
+        refuse_incomplete(info, f"{key}={path}")
+        loaded: Extras = extras.to(model.device).eval()
+        refuse_not_finite(loaded, f"{key}={path}", model.dtype)
     embedding: Any = model.module.get_input_embeddings()
     hidden = embedding.weight.shape[1]
-    if extras.config.hidden_size != hidden:
-        raise ConfigError(
-            f"{key}={path} is for hidden states of {extras.config.hidden_size}, but {model.name} has {hidden}"
-        )
-    loaded: Extras = extras.to(model.device).eval()
+    if config.hidden_size != hidden:
+        raise ConfigError(f"{key}={path} is for hidden states of {config.hidden_size}, but {model.name} has {hidden}")
     return loaded
 
 
-def _source(settings: PretrainedModel.Settings) -> str:
-    path = local_path(settings.path)
-    return str(path) if path.is_dir() else settings.path
+def _options(settings: PretrainedModel.Settings) -> dict[str, Any]:
+    return {"revision": settings.revision, "trust_remote_code": settings.trust_remote_code}
 
 
-def _what_is_missing(path: str, role: str, error: Exception) -> str:
-    reason = str(error).strip().splitlines()[0].rstrip(".")
-    return (
-        f"{role}.path={path} could not be loaded ({reason}): either log in with `hf auth login` to an account "
-        f"that has been granted access, or download the model and give {role}.path=FOLDER, or time its real "
-        f"shape without weights with {role}.weights=random"
-    )
+def _reading(settings: PretrainedModel.Settings, role: str, what: str) -> Any:
+    return reading(f"{role}.path", settings.path, what, trusts=settings.trust_remote_code)

@@ -5,6 +5,7 @@ executor changed its own. Assisted generation keeps gamma constant, as in the pa
 which is .4 by default.
 """
 
+import logging
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -16,6 +17,8 @@ from specbench.context import Context
 from specbench.decoding.state import Job
 from specbench.models.language_model import LanguageModel
 from specbench.peers.peer import Peer, PeerOutput, Peers
+
+log = logging.getLogger(__name__)
 
 
 class TransformersPeers(Peers):
@@ -41,7 +44,9 @@ class TransformersPeers(Peers):
             options |= {"temperature": sampling.temperature, "top_k": sampling.top_k, "top_p": sampling.top_p}
         ways: dict[str, dict[str, Any]] = {"generate": {}}
         if gamma > 0:
-            if drafter is not None:
+            if drafter is not None and drafter.own_vocab_size != target.vocab_size:
+                log.warning("left out: assisted generation of transformers needs output matrices of the same size")
+            elif drafter is not None:
                 ways["assisted"] = {"assistant_model": assistant(drafter.stock_module(), gamma)}
             ways["prompt_lookup"] = {"prompt_lookup_num_tokens": gamma}
         return cls({name: Generate(module, target.device, options | more) for name, more in ways.items()})

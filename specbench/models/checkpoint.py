@@ -1,0 +1,188 @@
+"""The files of a checkpoint: where they are, what is wrong with them, and one sentence for any error in reading them.
+
+Libraries raise errors of a dozen classes for a damaged file. `reading` is the one place where they become ConfigError.
+"""
+
+import json
+import os
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from huggingface_hub.utils._validators import validate_repo_id
+from safetensors import safe_open
+
+from specbench.paths import SHIPPED
+from specbench.settings import ConfigError
+
+LONGEST_REASON = 240  # characters of a library's message
+INDEX = {"model.safetensors": "model.safetensors.index.json", "pytorch_model.bin": "pytorch_model.bin.index.json"}
+JSON_FILES = ("config.json", "generation_config.json", "tokenizer_config.json", "special_tokens_map.json",
+              "added_tokens.json", *INDEX.values())  # fmt: skip
+FLOATS = ("F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2")  # dtypes of weights, as safetensors names them
+MODEL = "a model, which must be a hub id or a folder with a config.json"
+TRAINED = "what python -m specbench.train makes, which must be a hub id or a folder with a config.json"
+LFS_POINTER = b"version https://git-lfs"
+
+
+def local_path(path: str) -> Path:
+    """The path of a folder; `shipped:NAME` is a model that comes with specbench."""
+    if path.startswith("shipped:"):
+        return SHIPPED / path.removeprefix("shipped:")
+    return Path(os.path.expanduser(path))
+
+
+def source_of(path: str) -> str:
+    """What the libraries are given: the folder if there is one, else the hub id."""
+    folder = local_path(path)
+    return str(folder) if folder.is_dir() else path
+
+
+def check_path(key: str, path: str, revision: str | None = None, must: str = MODEL) -> None:
+    """Raises ConfigError, before anything loads, if the path can be neither a folder with a config.json nor a hub id,
+    or if a folder is given with a revision. `must` says what is wanted."""
+    folder = local_path(path)
+    looks_local = path.startswith((".", "/", "~", "shipped:")) or path.count("/") > 1
+    try:
+        is_folder, is_file = folder.is_dir() and path != "", folder.is_file()
+        has_config = is_folder and (folder / "config.json").is_file()
+        if not is_folder and not is_file and not looks_local:
+            validate_repo_id(path)
+    except (OSError, ValueError) as error:  # no name of a file, or no hub id
+        raise ConfigError(f"{key}={path} is not {must}: {one_line(error)}") from error
+    if is_file:
+        raise ConfigError(f"{key}={path} is not {must}: it is a file, give its folder")
+    if is_folder and not has_config:
+        raise ConfigError(f"{key}={path} is not {must}: it has no config.json, only {names_in(folder)}")
+    if not is_folder and looks_local:
+        raise ConfigError(f"{key}={path} is not {must}: there is no such folder")
+    if is_folder and revision is not None:
+        setting = f"{key.rpartition('.')[0]}.revision"
+        raise ConfigError(f"{setting}={revision} is not possible: {key}={path} is a folder, which has no revisions")
+
+
+@contextmanager
+def reading(key: str, path: str, what: str, advice: str | None = None, trusts: bool = False) -> Iterator[None]:
+    """Turns whatever a library raises inside this context into a ConfigError that names the key, the path, `what` is
+    read of it and the reason, and ends with `advice`. `trusts` says whether the checkpoint's own code may run. The
+    libraries' warnings are not shown: what they warn of is refused or harmless."""
+    verbosity = transformers.utils.logging.get_verbosity()
+    transformers.utils.logging.set_verbosity_error()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    except (ConfigError, KeyboardInterrupt, SystemExit, GeneratorExit):
+        raise
+    except BaseException as error:  # the panics of tokenizers are no Exception
+        raise ConfigError(_sentence(error, key, path, what, advice, trusts)) from error
+    finally:
+        transformers.utils.logging.set_verbosity(verbosity)
+
+
+def _sentence(error: BaseException, key: str, path: str, what: str, advice: str | None, trusts: bool) -> str:
+    reason = one_line(error)
+    if isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in str(error):
+        return f"{key}={path} does not fit into memory ({reason}): use a smaller model, dtype=bfloat16 or a GPU"
+    if "trust_remote_code" in str(error) and not trusts:
+        setting = f"{key.rpartition('.')[0]}.trust_remote_code"
+        return f"{key}={path} needs Python code of its own: {setting}=true runs it, if you trust its authors"
+    return f"{key}={path} could not be loaded ({what}: {reason}): {advice or advice_for(key, path)}"
+
+
+def advice_for(key: str, path: str) -> str:
+    """What to do about a checkpoint that cannot be loaded."""
+    role = key.rpartition(".")[0]
+    if local_path(path).is_dir():
+        return f"repair the files in that folder, or give another {key}"
+    return (
+        f"either log in with `hf auth login` to an account that has been granted access, or download the model and "
+        f"give {key}=FOLDER, or time its real shape without weights with {role}.weights=random"
+    )
+
+
+def one_line(error: BaseException) -> str:
+    """A library's message as one line, cut, with the class of the error where the text alone says little."""
+    text = " ".join(str(error).split())
+    if not isinstance(error, (OSError, ValueError, ImportError)) or not text:
+        text = f"{type(error).__name__}: {text}" if text else type(error).__name__
+    return (text if len(text) <= LONGEST_REASON else text[:LONGEST_REASON] + "...").rstrip(".:")
+
+
+def names_in(folder: Path) -> str:
+    """The names of a folder's files, as text."""
+    names = sorted(entry.name for entry in folder.iterdir())
+    return ", ".join(names[:6]) + (", ..." if len(names) > 6 else "") or "nothing"
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    """The object in a JSON file. Raises ValueError that names the file."""
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{file.name} is not JSON: {one_line(error)}") from error
+    if not isinstance(found, dict):
+        raise ValueError(f"{file.name} holds {type(found).__name__}, not an object")
+    return found
+
+
+def check_files(folder: Path) -> None:
+    """Reads the JSON files of a local checkpoint. Raises ValueError or OSError that names the first bad one."""
+    found = {name: read_json(folder / name) for name in JSON_FILES if (folder / name).exists()}
+    if not isinstance(found["config.json"].get("model_type"), str):
+        raise ValueError("config.json names no model_type")
+    if (folder / "adapter_config.json").exists():
+        raise ValueError("adapter_config.json says that it is an adapter: merge it into its model first")
+
+
+def check_weights(folder: Path, quantized: bool) -> None:
+    """Reads the headers of a local checkpoint's weight files. Raises ValueError or OSError that names the first bad
+    one, or a weight of whole numbers in a checkpoint that is not `quantized`."""
+    for name in weight_files(folder):
+        file = folder / name
+        if not file.is_file():
+            raise ValueError(f"{name} is not there, but the index names it")
+        with file.open("rb") as opened:
+            start = opened.read(len(LFS_POINTER))
+        if not start:
+            raise ValueError(f"{name} is empty")
+        if start == LFS_POINTER:
+            raise ValueError(f"{name} is a pointer of Git LFS: fetch the weights with git lfs pull")
+        try:
+            floats = _floats_of_pickle(file) if name.endswith(".bin") else _floats_of_header(file)
+        except Exception as error:
+            # What torch says of a pickle advises to run it.
+            pickled = "it is no pickle of tensors alone, and was not run"
+            raise ValueError(f"{name} is damaged: {pickled if name.endswith('.bin') else one_line(error)}") from error
+        for tensor, is_float in floats.items():
+            if tensor.endswith("weight") and not is_float and not quantized:
+                raise ValueError(f"{tensor} in {name} is not of floating point, but config.json has no quantization")
+
+
+def weight_files(folder: Path) -> list[str]:
+    """The names of the files that transformers reads weights from. Raises ValueError if there are none."""
+    for whole, index in INDEX.items():
+        if (folder / whole).exists():
+            return [whole]
+        if (folder / index).exists():
+            shards = read_json(folder / index).get("weight_map")
+            if not isinstance(shards, dict) or not shards or not all(isinstance(s, str) for s in shards.values()):
+                raise ValueError(f"{index} has no weight_map from tensors to files")
+            return sorted(set(shards.values()))
+    raise ValueError(f"it has no weights, {' or '.join(INDEX)}: it holds {names_in(folder)}")
+
+
+def _floats_of_header(file: Path) -> dict[str, bool]:
+    """Whether each tensor is of floating point; reads the header of the file only."""
+    with safe_open(file, framework="pt") as tensors:
+        return {name: tensors.get_slice(name).get_dtype() in FLOATS for name in tensors.keys()}  # noqa: SIM118
+
+
+def _floats_of_pickle(file: Path) -> dict[str, bool]:
+    """Whether each tensor is of floating point; reads no values, and runs nothing of the pickle."""
+    state = torch.load(file, map_location="meta", weights_only=True)
+    return {name: tensor.is_floating_point() for name, tensor in state.items()}

@@ -1,0 +1,145 @@
+"""Tiny checkpoints on disk, and ways to change or spoil them: each is a function of the folder."""
+
+import json
+import os
+import pickle
+import shutil
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from specbench.paths import SHIPPED
+
+SIZES = dict(vocab_size=4160, hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=4,
+             max_position_embeddings=2048, initializer_range=0.5)  # fmt: skip
+SHAPE = dict(SIZES, model_type="llama", num_key_value_heads=2)
+WEIGHTS = "model.safetensors"
+NORM, EMBED, HEAD = "model.norm.weight", "model.embed_tokens.weight", "lm_head.weight"
+
+
+def checkpoint(folder: Path, **changes) -> Path:
+    """Writes a tiny model with random weights and the shipped tokenizer of 4,096 tokens; returns the folder."""
+    torch.manual_seed(0)
+    shape = SHAPE | changes
+    module = AutoModelForCausalLM.from_config(AutoConfig.for_model(shape.pop("model_type"), **shape))
+    module.save_pretrained(folder)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(SHIPPED / "target" / name, folder)
+    return folder
+
+
+def config(**changes):
+    """Changes values of config.json; a value of ... is taken out."""
+
+    def change(folder):
+        values = json.loads((folder / "config.json").read_text()) | changes
+        (folder / "config.json").write_text(json.dumps({k: v for k, v in values.items() if v is not ...}))
+
+    return change
+
+
+def tensors(change, file=WEIGHTS):
+    """Changes the dictionary of weights by a function."""
+
+    def changed(folder):
+        state = load_file(folder / file)
+        change(state)
+        save_file(state, folder / file, metadata={"format": "pt"})
+
+    return changed
+
+
+def content(name, text):
+    """Writes a file."""
+
+    def write(folder):
+        (folder / name).write_bytes(text if isinstance(text, bytes) else text.encode())
+
+    return write
+
+
+def cut(name, share):
+    """Keeps the first part of a file."""
+
+    def shorten(folder):
+        (folder / name).write_bytes((folder / name).read_bytes()[: int(share * (folder / name).stat().st_size)])
+
+    return shorten
+
+
+def without(*names):
+    def remove(folder):
+        for name in names:
+            (folder / name).unlink()
+
+    return remove
+
+
+def other(**shape):
+    """Another architecture in place of the checkpoint."""
+    return lambda folder: checkpoint(shutil.rmtree(folder) or folder, **shape)
+
+
+def shards(change=lambda folder: None):
+    """Splits the weights into files with an index."""
+
+    def split(folder):
+        module = AutoModelForCausalLM.from_pretrained(folder)
+        (folder / WEIGHTS).unlink()
+        module.save_pretrained(folder, max_shard_size="150KB")
+        change(folder)
+
+    return split
+
+
+def binary(change=lambda state: state):
+    """Weights as a pickle."""
+
+    def write(folder):
+        state = change(load_file(folder / WEIGHTS))
+        (folder / WEIGHTS).unlink()
+        torch.save(state, folder / "pytorch_model.bin")
+
+    return write
+
+
+def then(*changes):
+    return lambda folder: [change(folder) for change in changes]
+
+
+def pop(name):
+    return tensors(lambda state: state.pop(name))
+
+
+def put(name, index, value):
+    def change(state):
+        state[name].view(-1)[index] = value
+
+    return tensors(change)
+
+
+def edit_tokenizer(change):
+    def edit(folder):
+        values = json.loads((folder / "tokenizer.json").read_text())
+        change(values)
+        (folder / "tokenizer.json").write_text(json.dumps(values))
+
+    return edit
+
+
+class Harmful:
+    """Makes a file if it is unpickled."""
+
+    def __init__(self, path):
+        self.path = str(path)
+
+    def __reduce__(self):
+        return (os.mkdir, (self.path,))
+
+
+def harmful(folder):
+    (folder / WEIGHTS).unlink()
+    with (folder / "pytorch_model.bin").open("wb") as file:
+        pickle.dump({"lm_head.weight": Harmful(folder / "ran")}, file)
