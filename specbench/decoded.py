@@ -1,8 +1,11 @@
 """Records of what was decoded: raw counts and times, by round, by request and by group of requests."""
 
+import math
+from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import overload
 
 import numpy as np
 import numpy.typing as npt
@@ -37,14 +40,62 @@ class Round:
     steps: int = 0  # drafter steps of all rows together: the longest draft among them
     lenience: float = 1.0
     width: int = 1  # tokens of each row that the target's call read
+    call: int = 0  # number of the target's call among those of its group
+
+
+INTEGERS = ("row", "position", "gamma", "accepted", "tested", "tokens", "recovered", "bonus", "accepted_before_stop",
+            "rejected", "rows", "steps", "width", "call")  # fmt: skip
+SMALL = ("recovered", "bonus")  # 0 or 1
+
+
+class Rounds(Sequence[Round]):
+    """The rounds of one request, stored in arrays of about 80 bytes a round: a run may have millions of them."""
+
+    def __init__(self, rounds: Sequence[Round]):
+        self._integers = {
+            name: np.array(
+                [-1 if (value := vars(r)[name]) is None else value for r in rounds], "i1" if name in SMALL else "i4"
+            )
+            for name in INTEGERS
+        }
+        self._lenience = np.array([r.lenience for r in rounds])
+        self._betas = np.array([beta for r in rounds for beta in r.beta])
+        self._ends = np.cumsum([0, *(len(r.beta) for r in rounds)]).astype("i4")
+        self._laps = tuple(dict.fromkeys(lap for r in rounds for lap in r.seconds))
+        self._seconds = np.array([[r.seconds.get(lap, np.nan) for lap in self._laps] for r in rounds], "f4")
+        names = rounds[0].numbers if rounds else ()
+        self._numbers = {name: np.array([r.numbers[name] for r in rounds]) for name in names}
+
+    def __len__(self) -> int:
+        return len(self._lenience)
+
+    @overload
+    def __getitem__(self, index: int) -> Round: ...
+    @overload
+    def __getitem__(self, index: slice) -> "list[Round]": ...
+    def __getitem__(self, index: int | slice) -> "Round | list[Round]":
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        index = range(len(self))[index]
+        integers = {name: int(values[index]) for name, values in self._integers.items()}
+        rejected = integers.pop("rejected")
+        seconds = zip(self._laps, self._seconds[index].tolist(), strict=True)
+        return Round(
+            **integers,
+            beta=self._betas[self._ends[index] : self._ends[index + 1]].tolist(),
+            rejected=None if rejected < 0 else rejected,
+            numbers={name: tuple(table[index].tolist()) for name, table in self._numbers.items()},
+            seconds={lap: value for lap, value in seconds if not math.isnan(value)},
+            lenience=float(self._lenience[index]),
+        )
 
 
 @dataclass
 class DecodedRequest:
     """One request, decoded one way."""
 
-    tokens: list[int]  # generated tokens
-    rounds: list[Round]
+    tokens: Sequence[int]  # generated tokens
+    rounds: Sequence[Round]
     times: RequestTimes | None = None  # only if requests arrive over time
 
     @cached_property
@@ -70,19 +121,24 @@ class Decoded:
     """Some requests, decoded one way."""
 
     requests: list[DecodedRequest]
-    rounds: list[Round]  # of all requests, in the order of decoding
-    laps: list[Laps]  # of each call of the target
+    calls: int  # of the target
+    laps: Laps  # seconds of all calls together
     prefill_seconds: float  # of the target, and of the drafter when it reads prompts
     kv_bytes: int
     evidence: Sequence[Evidence] = ()  # of each request, until its text is read again
 
     @property
+    def rounds(self) -> list[Round]:
+        """The rounds of all requests, in the order of decoding."""
+        return sorted((r for request in self.requests for r in request.rounds), key=lambda r: (r.call, r.row))
+
+    @property
     def decode_seconds(self) -> float:
-        return sum(map(decoding_seconds, self.laps))
+        return decoding_seconds(self.laps)
 
     @property
     def record_seconds(self) -> float:
-        return sum(laps[Lap.RECORD] for laps in self.laps)
+        return self.laps[Lap.RECORD]
 
 
 @dataclass(frozen=True)
@@ -124,6 +180,13 @@ class Group:
     results: list[Result]
     speculative: Decoded
     baseline: Decoded
+
+    def compact(self) -> None:
+        """Stores rounds and tokens in arrays, once nobody changes them any more."""
+        for result in self.results:
+            result.request = replace(result.request, tokens=array("i", result.request.tokens))
+            for decoded in result.both:
+                decoded.rounds, decoded.tokens = Rounds(decoded.rounds), array("i", decoded.tokens)
 
 
 @dataclass

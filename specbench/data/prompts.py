@@ -26,7 +26,7 @@ class Request:
 
     id: str
     text: str
-    tokens: list[int]  # the prompt in the decoder's text
+    tokens: Sequence[int]  # the prompt in the decoder's text
     category: str
     encoder_tokens: list[int] | None = None  # the encoder's input, if the target has one
 

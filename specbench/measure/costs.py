@@ -1,5 +1,6 @@
 """Measured time of a round by the number of tokens that it drafts, for gamma policies and for replay."""
 
+from array import array
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
@@ -21,7 +22,7 @@ class CostTable:
     """
 
     def __init__(self) -> None:
-        self.laps: dict[int, list[tuple[float, float, float, float]]] = defaultdict(list)
+        self.laps: dict[int, array[float]] = defaultdict(lambda: array("d"))  # four numbers a round
         self.acceptance: tuple[float, int] = (0.0, 0)  # sum of betas, tested positions
 
     def add(self, rounds: Iterable[Round]) -> None:
@@ -29,7 +30,7 @@ class CostTable:
         for r in rounds:
             draft, verify = r.seconds.get(Lap.DRAFT, 0.0), r.seconds[Lap.VERIFY]
             other = r.seconds[Lap.ACCEPT] + r.seconds[Lap.HOST]
-            self.laps[r.steps].append((draft, verify, other, (draft + verify + other) / r.rows))
+            self.laps[r.steps].extend((draft, verify, other, (draft + verify + other) / r.rows))
             self.acceptance = self.acceptance[0] + sum(r.beta), self.acceptance[1] + r.tested
 
     @property
@@ -42,12 +43,16 @@ class CostTable:
         """Seconds of a call with 0 .. largest drafter steps, [largest + 1]; on straight lines between and beyond the
         measured ones."""
         known = sorted(self.laps)
-        medians = [float(np.median([sum(laps[:3]) for laps in self.laps[g]])) for g in known]
+        medians = [float(np.median(self._table(g)[:, :3].sum(1))) for g in known]
         return extend(known, medians, largest)
+
+    def _table(self, gamma: int) -> Floats:
+        """[rounds, 4]: seconds of draft, verify, other, and a row's share of all three."""
+        return np.reshape(self.laps[gamma], (-1, 4))
 
     def summary(self) -> list[RoundCost]:
         """Seconds of a round by the number of tokens that it drafts."""
-        tables = {g: np.array(laps) for g, laps in sorted(self.laps.items())}
+        tables = {g: self._table(g) for g in sorted(self.laps)}
         medians = {g: np.median(laps, axis=0) for g, laps in tables.items()}
         total = sum(laps[:, 3].sum() for laps in tables.values())
         hiccups = total / sum(medians[g][3] * len(laps) for g, laps in tables.items())

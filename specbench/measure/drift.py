@@ -42,7 +42,8 @@ def repetition(texts: Sequence[Sequence[int]], n: int = 4) -> float:
     return repeated / total if total else 0.0
 
 
-def distinct(texts: Sequence[Sequence[int]], n: int = 2) -> float:
-    """The number of different n-grams divided by the number of n-grams, all texts together (distinct-n)."""
-    grams = [gram for text in texts for gram in zip(*(text[i:] for i in range(n)), strict=False)]
-    return len(set(grams)) / len(grams) if grams else 0.0
+def distinct(texts: Sequence[Sequence[int]]) -> float:
+    """The number of different 2-grams divided by the number of 2-grams, all texts together (distinct-2)."""
+    pairs = [np.asarray(text, np.int64)[:-1] << 32 | np.asarray(text, np.int64)[1:] for text in texts]
+    together = np.concatenate(pairs) if pairs else np.zeros(0)
+    return len(np.unique(together)) / len(together) if len(together) else 0.0

@@ -9,6 +9,7 @@ import numpy.typing as npt
 from specbench.results import Estimate
 
 BOOTSTRAP_SAMPLES = 10_000
+MOST_PICKS = 1_000_000  # requests drawn at a time, which bounds memory
 Floats = npt.NDArray[np.float64]
 
 
@@ -44,9 +45,12 @@ def speedup_interval(
 def resampled_sums(data: Floats) -> Floats:
     """Sums [columns, samples] of a table [columns, requests] over requests drawn with replacement: the paired
     bootstrap. Every call draws the same requests."""
-    requests = data.shape[1]
-    picks = np.random.default_rng(0).integers(requests, size=(BOOTSTRAP_SAMPLES, requests))
-    weights = np.zeros((BOOTSTRAP_SAMPLES, requests))
-    np.add.at(weights, (np.arange(BOOTSTRAP_SAMPLES)[:, None], picks), 1)
-    sums: Floats = data @ weights.T
-    return sums
+    requests, generator = data.shape[1], np.random.default_rng(0)
+    at_a_time = max(1, MOST_PICKS // requests)
+    sums = []
+    for begin in range(0, BOOTSTRAP_SAMPLES, at_a_time):
+        samples = min(at_a_time, BOOTSTRAP_SAMPLES - begin)
+        picks = generator.integers(requests, size=(samples, requests)) + requests * np.arange(samples)[:, None]
+        weights = np.bincount(picks.ravel(), minlength=samples * requests).reshape(samples, requests)
+        sums.append(data @ weights.T.astype(float))
+    return np.concatenate(sums, 1)

@@ -132,7 +132,7 @@ def equality(results: Sequence[Result], detail: dict[str, Any]) -> Finding:
     return Finding("failed" if worst else "passed", reason, "top_1", worst, 0.0)
 
 
-def _divergence(index: int, ours: list[int], plain: list[int], reading: Reading | None) -> dict[str, Any]:
+def _divergence(index: int, ours: Sequence[int], plain: Sequence[int], reading: Reading | None) -> dict[str, Any]:
     """Where two texts of a request differ first, and whether rounding alone explains it ("tie")."""
     place = next((i for i, (x, y) in enumerate(zip(ours, plain, strict=False)) if x != y), min(len(ours), len(plain)))
     found: dict[str, Any] = {"request": index, "position": place, "kind": "unknown"}

@@ -85,7 +85,8 @@ class Recorder:
     def rounds(self, laps: Sequence[Laps]) -> list[list[Round]]:
         """One list of records per round, a record for each row that was active in it; `laps` are the seconds of each
         round."""
-        return [self._rounds(call, seconds) for call, seconds in zip(self._calls, laps, strict=True)]
+        calls = enumerate(zip(self._calls, laps, strict=True))
+        return [self._rounds(number, call, seconds) for number, (call, seconds) in calls]
 
     def evidence(self, requests: int) -> list[Evidence]:
         """What stood behind the tokens of each of so many requests."""
@@ -100,7 +101,7 @@ class Recorder:
                     found[call.owners[row]].add(position, counts.kept, counts.tested, own, law)
         return found
 
-    def _rounds(self, call: Call, seconds: Laps) -> list[Round]:
+    def _rounds(self, number: int, call: Call, seconds: Laps) -> list[Round]:
         numbers = call.numbers[:, : -width(call.steps)] if self._evidence else call.numbers
         rows = zip(call.owners, call.lengths, numbers.tolist(), strict=True)
         active = [(owner, length, numbers) for owner, length, numbers in rows if numbers[0] > 0]
@@ -110,6 +111,7 @@ class Recorder:
             "steps": max((int(numbers[Counts._fields.index("gamma")]) for _, _, numbers in active), default=0),
             "lenience": call.lenience,
             "width": call.width,
+            "call": number,
         }
         return [self._round(*row, shared) for row in active]
 

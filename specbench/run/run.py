@@ -80,6 +80,7 @@ def _decode_all(
                     requests.remember(result)
                     _read_texts(session, result)
                 read_again(session, record, group)
+                group.compact()
             progress(_done(record) + len(requests.too_long), requests.total, "decoding")
 
 

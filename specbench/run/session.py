@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from specbench.decoded import Decoded, DecodedRequest
+from specbench.decoded import Decoded, DecodedRequest, Round
 from specbench.decoding.autoregressive import decode_autoregressive
 from specbench.decoding.clock import Lap, Stopwatch
 from specbench.decoding.gamma_policy import GammaPolicy
@@ -66,13 +66,14 @@ class Session:
         laps = clock.rounds()
         calls: list[Any] = [lap for lap in laps if Lap.VERIFY in lap]
         rounds = [r for call in recorder.rounds(calls) for r in call]
-        requests = [DecodedRequest(output.tokens, [], output.times) for output in queue.outputs]
+        own: list[list[Round]] = [[] for _ in queue.outputs]
         for r in rounds:
-            requests[r.row].rounds.append(r)
+            own[r.row].append(r)
+        outputs = zip(queue.outputs, own, strict=True)
         return Decoded(
-            requests=requests,
-            rounds=rounds,
-            laps=calls,
+            requests=[DecodedRequest(output.tokens, its, output.times) for output, its in outputs],
+            calls=len(calls),
+            laps={lap: sum(each.get(lap, 0.0) for each in calls) for lap in Lap},
             prefill_seconds=sum(lap.get(Lap.PREFILL, 0.0) for lap in laps),
             kv_bytes=sum(model.cache_bytes() for model in models),
         )

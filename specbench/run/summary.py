@@ -9,7 +9,7 @@ import torch
 
 from specbench import theory
 from specbench.decoded import DecodedRequest, Record, Result
-from specbench.decoding.clock import Lap, Laps
+from specbench.decoding.clock import Lap
 from specbench.decoding.target import Model
 from specbench.measure.acceptance import acceptance, alpha_by_category, alpha_on_text, beta_by_position
 from specbench.measure.accounting import accounting
@@ -139,16 +139,16 @@ def count(record: Record) -> Counts:
 
 def costs(record: Record, by_gamma: list[RoundCost]) -> Cost:
     """c, v and o: means over all rounds, in steps of the baseline's single-token target calls."""
-    plain: list[Laps] = [laps for group in record.groups for laps in group.baseline.laps]
-    ours: list[Laps] = [laps for group in record.groups for laps in group.speculative.laps]
-    step = _mean([laps[Lap.VERIFY] for laps in plain])
-    steps = round(sum(r.steps / r.rows for group in record.groups for r in group.speculative.rounds))
+    ours, calls = [group.speculative.laps for group in record.groups], _calls(record)
+    plain_calls = sum(group.baseline.calls for group in record.groups)
+    step = sum(group.baseline.laps[Lap.VERIFY] for group in record.groups) / plain_calls
+    steps = round(sum(r.steps / r.rows for result in record.results for r in result.speculative.rounds))
     drafter_step = sum(laps[Lap.DRAFT] for laps in ours) / steps if steps else None
-    verify = _mean([laps[Lap.VERIFY] for laps in ours])
+    verify = sum(laps[Lap.VERIFY] for laps in ours) / calls
     return Cost(
         c=drafter_step / step if drafter_step is not None else None,
         v=verify / step,
-        o=_mean([laps[Lap.ACCEPT] + laps[Lap.HOST] for laps in ours]) / step,
+        o=sum(laps[Lap.ACCEPT] + laps[Lap.HOST] for laps in ours) / calls / step,
         target_step_seconds=step,
         drafter_step_seconds=drafter_step,
         verify_seconds=verify,
@@ -176,8 +176,11 @@ def regret(gammas: list[GammaSpeedup], chosen: int | None) -> float | None:
 
 def bandwidth(parts: Parts, results: Sequence[Result], cost: Cost, peak: float) -> Bandwidth:
     """What one step has to read, weights and the keys and values of every row, over its time."""
-    rounds = [(len(result.request.tokens), r) for result in results for r in result.baseline.rounds]
-    columns = sum(r.position + prompt for prompt, r in rounds) / sum(1 / r.rows for _, r in rounds)
+    columns = shares = 0.0
+    for result in results:
+        for r in result.baseline.rounds:
+            columns, shares = columns + r.position + len(result.request.tokens), shares + 1 / r.rows
+    columns /= shares
     drafter = parts.drafter.models[0] if len(parts.drafter.models) == 1 else None
     ours = _bytes_per_second(parts.target, columns, cost.target_step_seconds)
     theirs = None if drafter is None else _bytes_per_second(drafter, columns, cost.drafter_step_seconds)
@@ -240,5 +243,6 @@ def _end_to_end(record: Record) -> float:
     return (seconds[1] / tokens[1]) / (seconds[0] / tokens[0])
 
 
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
+def _calls(record: Record) -> int:
+    """Calls of the target in speculative decoding."""
+    return sum(group.speculative.calls for group in record.groups)

@@ -19,7 +19,7 @@ CALIBRATION_TOKENS = 32  # per gamma, before the first prompt, for policies that
 def warm_up(session: Session, wanted: Wanted) -> None:
     """Makes the first calls, which pay for allocation, thread pools and compilation, outside the measurement: at least
     one at every text length at which the executor uses other shapes."""
-    parts, columns, first = session.parts, wanted.columns, wanted.requests[0].tokens
+    parts, columns, first = session.parts, wanted.columns, list(wanted.requests[0].tokens)
     end, largest = columns - parts.spare, parts.policy.largest
     lengths = parts.target.executor.lengths(columns) or [len(first)]
     # A length close to the end of the columns is tried once more with room for a whole draft.
