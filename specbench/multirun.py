@@ -2,49 +2,86 @@
 
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
-from hydra import compose
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.utils import JobReturn
 from hydra.experimental.callback import Callback
-from omegaconf import DictConfig
+from omegaconf import DictConfig, open_dict
 
-from specbench.config.checks import check
+from specbench.config.checks import Checked, check
+from specbench.interrupts import held
 from specbench.report.tables import multirun_rows, multirun_tables, show, to_csv
 from specbench.settings import ConfigError, stop
 from specbench.storage.atomic import write_text
-from specbench.storage.read import read_result
+from specbench.storage.finished import examine
 
 
 class Sweep(Callback):
     """Hydra callback: checks all jobs at the start; at the end prints one row per job and writes summary.csv."""
 
-    def __init__(self) -> None:
-        self.jobs: list[tuple[list[str], Path]] = []
+    running: ClassVar["Sweep | None"] = None  # until its summary is written
 
-    def on_multirun_start(self, config: DictConfig, config_name: str = "config", **kwargs: Any) -> None:
+    def __init__(self) -> None:
+        self.jobs: list[tuple[list[str], Path, Checked]] = []
+        self.folder = Path()
+        self.known = False  # whether `jobs` are all of them, before they start
+
+    def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
         """Checks every job, so that a mistake in the last one is not found after hours of the others."""
-        if not config.hydra.sweeper._target_.endswith(".BasicSweeper"):
+        Sweep.running, self.folder = self, Path(config.hydra.sweep.dir)
+        self.known = config.hydra.sweeper._target_.endswith(".BasicSweeper")
+        if not self.known:
             return  # an optimiser chooses each job after the one before
         wanted = [f"{key}={value}" for key, value in (config.hydra.sweeper.params or {}).items()]
         parsed = OverridesParser.create().parse_overrides([*wanted, *config.hydra.overrides.task])
+        loader = GlobalHydra.instance().config_loader()
         try:
-            for overrides in BasicSweeper.split_arguments(parsed, None)[0]:
-                check(compose(config_name, overrides=overrides, return_hydra_config=True))
+            for number, overrides in enumerate(BasicSweeper.split_arguments(parsed, None)[0]):
+                job = loader.load_sweep_config(config, list(overrides))
+                with open_dict(job):
+                    job.hydra.job.id = job.hydra.job.num = number
+                self._expect(job, list(overrides), Path(job.hydra.sweep.dir) / str(job.hydra.sweep.subdir))
         except ConfigError as error:  # Hydra would only warn of it
             stop(str(error), 2)
 
-    def on_job_end(self, config: DictConfig, job_return: JobReturn, **kwargs: Any) -> None:
-        self.jobs.append((list(job_return.overrides or []), Path(config.hydra.runtime.output_dir)))
+    def on_job_start(self, config: DictConfig, **kwargs: Any) -> None:
+        if not self.known:
+            self._expect(config, list(config.hydra.overrides.task), Path(config.hydra.runtime.output_dir))
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
-        folder = Path(config.hydra.sweep.dir)
-        found = [(overrides, read_result(out_dir)) for overrides, out_dir in self.jobs]
-        rows = multirun_rows(found)
-        write_text(folder / "summary.csv", to_csv(rows))
-        show(*multirun_tables(rows, f"{len(rows)} jobs, written to {folder / 'summary.csv'}"))
-        missing = sum(result is None for _, result in found)
+        try:
+            told, missing = self.summarise()
+        except ConfigError as error:
+            stop(str(error), 2)
         if missing:
-            sys.exit(f"specbench: {missing} of {len(rows)} jobs have no result, see their run.log")
+            sys.exit(f"specbench: {told}, see their run.log")
+
+    def _expect(self, config: DictConfig, overrides: list[str], folder: Path) -> None:
+        """Notes a job. Raises ConfigError if it is not possible."""
+        checked = check(config)
+        refuse_blocked(folder)
+        self.jobs.append((overrides, folder, checked))
+
+    def summarise(self) -> tuple[str, int]:
+        """Prints the table and writes summary.csv, from the jobs that are finished now or were before. Returns a
+        sentence and the number of jobs without a result. Raises ConfigError if summary.csv cannot be written."""
+        Sweep.running = None
+        with held():
+            found = [(overrides, examine(folder, checked.identity())) for overrides, folder, checked in self.jobs]
+            rows = multirun_rows([(overrides, e.result if e.finished else None) for overrides, e in found])
+            path = self.folder / "summary.csv"
+            show(*multirun_tables(rows, f"{len(rows)} jobs, written to {path}"))
+            write_text(path, to_csv(rows))
+        missing = sum(not earlier.finished for _, earlier in found)
+        return f"{missing} of {len(rows)} jobs have no result", missing
+
+
+def refuse_blocked(folder: Path) -> None:
+    """Raises ConfigError if something stands where a job's folder, or the files that Hydra opens in it, should be."""
+    for path in (folder / ".hydra", folder, *folder.parents):
+        if path.exists() and not path.is_dir():
+            raise ConfigError(f"{path} is a file where a folder should be: remove it, or choose another folder")
+    if (folder / "run.log").is_dir():
+        raise ConfigError(f"{folder / 'run.log'} is a folder where a file should be: remove it")

@@ -84,7 +84,7 @@ class Lossless:
     expected: bool
     passed: bool
     method: str
-    statistic: float
+    statistic: float | None  # None if a probability is not finite
     threshold: float
     detail: dict[str, Any]
 

@@ -7,7 +7,7 @@ import dataclasses
 import difflib
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NoReturn, TypeVar
 
 import hydra
@@ -29,6 +29,11 @@ class BaseSettings:
     def models(self) -> "Sequence[BaseSettings]":
         """Settings of the checkpoints that the component loads, for the memory estimate."""
         return ()
+
+    def sources(self) -> Mapping[str, str]:
+        """Versions of what the component reads besides its settings, by the setting that names it: a finished run is
+        used again only if they are what they were. `specbench.identity` finds them."""
+        return {}
 
 
 def setting(*, ge: float | None = None, gt: float | None = None, le: float | None = None,

@@ -2,12 +2,13 @@
 
 import gzip
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from specbench.data.prompts import Data, Prompt
+from specbench.identity import of_file, of_folder, of_hub
 from specbench.settings import BaseSettings, ConfigError, setting
 
 
@@ -71,6 +72,9 @@ class JsonlData(Data):
         def check(self, prefix: str) -> None:
             need_file(self.path, prefix)
 
+        def sources(self) -> Mapping[str, str]:
+            return {"path": of_file(self.path)}
+
     def __init__(self, settings: Settings):
         self.settings, self.limit = settings, settings.limit
 
@@ -95,6 +99,9 @@ class QuestionsData(Data):
 
         def check(self, prefix: str) -> None:
             need_file(self.path, prefix)
+
+        def sources(self) -> Mapping[str, str]:
+            return {"path": of_file(self.path)}
 
     def __init__(self, settings: Settings):
         self.settings, self.limit = settings, settings.limit
@@ -125,6 +132,10 @@ class HubData(Data):
     class Settings(RecordSettings):
         name: str | None = setting()
         split: str = setting()
+
+        def sources(self) -> Mapping[str, str]:
+            folder = Path(self.path)
+            return {"path": of_folder(folder) if folder.is_dir() else of_hub(self.path, None, "dataset", "README.md")}
 
     def __init__(self, settings: Settings):
         self.settings, self.limit = settings, settings.limit

@@ -1,5 +1,6 @@
 """Blockwise parallel decoding (Stern et al. 2018; sections 3.6 and 5): heads on the target's hidden state draft."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,9 +15,10 @@ from specbench.decoding.state import State
 from specbench.decoding.target import Scores
 from specbench.drafters.non_autoregressive import ParallelDrafter
 from specbench.drafters.own_sampling import OwnSampling
+from specbench.identity import of_checkpoint
 from specbench.models.heads import Heads
 from specbench.models.language_model import LanguageModel
-from specbench.models.pretrained import load_extras
+from specbench.models.pretrained import load_extras, local_path
 from specbench.settings import setting
 
 
@@ -32,6 +34,9 @@ class BlockwiseDrafter(ParallelDrafter):
     @dataclass
     class Settings(OwnSampling):
         heads: str = setting(required="a folder of heads")
+
+        def sources(self) -> Mapping[str, str]:
+            return {"heads": of_checkpoint(local_path(self.heads), self.heads, None)}
 
     def __init__(self, target: LanguageModel, heads: Heads, sampling: Sampling):
         self.target, self.heads, self.sampling = target, heads, sampling

@@ -1,5 +1,6 @@
 """Early exit: the target's own first layers draft, with its norm and output matrix and optionally a trained head."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,11 +10,12 @@ from specbench.context import Context
 from specbench.decoding.state import State
 from specbench.drafters.model import ModelDrafter
 from specbench.drafters.own_sampling import OwnSampling
+from specbench.identity import of_checkpoint
 from specbench.models.borrowed_cache import BorrowedCache
 from specbench.models.first_layers import first_layers
 from specbench.models.heads import ExitHead, Heads
 from specbench.models.language_model import LanguageModel
-from specbench.models.pretrained import load_extras
+from specbench.models.pretrained import load_extras, local_path
 from specbench.settings import ConfigError, setting
 
 
@@ -27,6 +29,9 @@ class EarlyExitDrafter(ModelDrafter):
     class Settings(OwnSampling):
         layers: int = setting(ge=1)
         head: str | None = setting()
+
+        def sources(self) -> Mapping[str, str]:
+            return {} if self.head is None else {"head": of_checkpoint(local_path(self.head), self.head, None)}
 
     def __init__(self, model: BorrowedCache, vocab_size: int, gamma: int):
         super().__init__(model, vocab_size, gamma)

@@ -1,6 +1,7 @@
 """Drafters that guess all tokens of a draft in one call (section 3.6): no guess depends on another."""
 
 from abc import abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,9 +16,10 @@ from specbench.decoding.noise import PROPOSAL
 from specbench.decoding.sampling import Sampling, draw
 from specbench.decoding.state import Rows, State, seen_tokens, window
 from specbench.drafters.model import ModelSettings, fit_logits, load_drafter
+from specbench.identity import of_checkpoint
 from specbench.models.language_model import LanguageModel
 from specbench.models.lookahead import LookAhead
-from specbench.models.pretrained import load_extras
+from specbench.models.pretrained import load_extras, local_path
 from specbench.settings import setting
 
 
@@ -73,6 +75,9 @@ class NonAutoregressiveDrafter(ParallelDrafter):
     @dataclass
     class Settings(ModelSettings):
         lookahead: str = setting(required="a folder of look-ahead embeddings")
+
+        def sources(self) -> Mapping[str, str]:
+            return {**super().sources(), "lookahead": of_checkpoint(local_path(self.lookahead), self.lookahead, None)}
 
     def __init__(self, model: LanguageModel, lookahead: LookAhead, vocab_size: int, gamma: int):
         """`vocab_size` is the target's V; `gamma` is the usual gamma."""

@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -13,6 +13,7 @@ import transformers
 from transformers import PreTrainedModel
 
 from specbench.context import Context
+from specbench.identity import of_checkpoint
 from specbench.models.language_model import LanguageModel
 from specbench.paths import SHIPPED
 from specbench.settings import BaseSettings, ConfigError, setting
@@ -42,6 +43,9 @@ class PretrainedModel(LanguageModel):
 
         def models(self) -> Sequence[BaseSettings]:
             return (self,)
+
+        def sources(self) -> Mapping[str, str]:
+            return {"path": of_checkpoint(local_path(self.path), self.path, self.revision)}
 
     @classmethod
     def from_settings(cls, settings: Settings, context: Context, role: str = "target") -> "PretrainedModel":
