@@ -1,5 +1,6 @@
 """Reads the files of finished runs, for reports and replay. What cannot be used is a ConfigError of one sentence."""
 
+import dataclasses
 import json
 import logging
 from collections.abc import Mapping
@@ -14,7 +15,7 @@ import yaml
 from pyarrow import types
 
 from specbench.decoding.clock import DECODING
-from specbench.results import SCHEMA_VERSION, RunResult
+from specbench.results import SCHEMA_VERSION, Counts, RunResult
 from specbench.settings import ConfigError
 from specbench.storage.shape import check_shape
 
@@ -163,6 +164,8 @@ def read_result(folder: Path) -> dict[str, Any]:
     found: dict[str, Any] = _checked(result, RunResult, str(path))
     _checked(found["provenance"], _Provenance, str(path), "provenance")
     _checked(found["config"], _Config, str(path), "config")
+    found = {"metrics": {}, "notes": [], "choices": {}} | found  # an earlier version did not write them
+    found["counts"] = dataclasses.asdict(Counts()) | found["counts"]
     if found["lossless"]["method"] == "token_equality":
         _checked(found["lossless"]["detail"], _Equality, str(path), "lossless.detail")
     if reason := _impossible(found):
@@ -172,10 +175,15 @@ def read_result(folder: Path) -> dict[str, Any]:
 
 def _impossible(result: dict[str, Any]) -> str:
     """What no run writes, in words."""
-    counts, cost = result["counts"], result["cost"]
-    factors = result["speedup"]["accounting"]
+    counts, cost, speedup = result["counts"], result["cost"], result["speedup"]
+    factors, drafted = speedup["accounting"], speedup["theorem_3_8"] is not None
     if result.get("schema_version") != SCHEMA_VERSION:
         return f"its schema_version is {result.get('schema_version')}, not {SCHEMA_VERSION}"
+    needed = {"block_efficiency.mean": result["block_efficiency"]["mean"]}
+    needed |= {f"cost.{name}": cost[name] for name in ("v", "o", "target_step_seconds")}
+    needed |= {"alpha.mean": result["alpha"]["mean"], "cost.c": cost["c"]} if drafted or factors else {}
+    if missing := sorted(name for name, value in needed.items() if value is None):
+        return f"{missing[0]} is null"
     if missing := {"theorem_3_8", "not_iid", "verify", "overhead"} - set(factors):
         return f"speedup.accounting has no {min(missing)}" if factors else ""
     for way, times in result["latency"].items():

@@ -53,7 +53,7 @@ class PromptsFile:
                 while rest:
                     rest = rest[self.file.write(rest) :]
             except OSError:
-                self.file.truncate(whole)
+                self.file.truncate(self.file.seek(whole))
                 raise
 
 
