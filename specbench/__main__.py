@@ -125,7 +125,10 @@ def _main() -> None:
 
         if Sweep.running is None:
             raise
-        told, _ = Sweep.running.summarise()
+        try:
+            told, _ = Sweep.running.summarise()
+        except ConfigError as error:
+            told = str(error)
         raise KeyboardInterrupt(told) from None
 
 

