@@ -32,7 +32,15 @@ def load_trace(folder: Path) -> Trace:
     """The trace of a run's files. Raises ConfigError if one cannot be used, or holds no betas along the text."""
     run = load_run(folder)
     columns = {name: np.array(values, object) for name, values in run.positions.items()}
-    texts = [_text(record, columns) for record in run.prompts if (columns["prompt"] == record["id"]).any()]
+    decoded = [record for record in run.prompts if "error" not in record]
+    tokens_of = {record["id"]: record["tokens"] for record in decoded}
+    texts = [_text(record, columns) for record in decoded if (columns["prompt"] == record["id"]).any()]
+    for text, tokens in ((text, tokens_of[text.prompt]) for text in texts):
+        if not len(text) == tokens <= text.limit or text.baseline_tokens < 1:
+            raise ConfigError(
+                f"{folder / 'positions.parquet'} cannot be used: it has {len(text)} tokens of {text.prompt}, and "
+                f"prompts.jsonl says {tokens}, of at most {text.limit}, and {text.baseline_tokens} of plain decoding"
+            )
     if not texts:
         raise ConfigError(f"{folder} has no betas along its text: its verifier does not judge by p and q alone")
     costs = [RoundCost(**entry) for entry in run.result["cost"]["by_gamma"]]

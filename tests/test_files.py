@@ -88,6 +88,7 @@ def a_folder(path):
     path.mkdir()
 
 
+COST = {"gamma": 1, "draft_seconds": 1, "verify_seconds": 1, "other_seconds": 1, "share": 1, "rounds": 1}
 BROKEN = {  # what: the file, what is done to it, words of the sentence
     "truncated": ("results.json", cut, "is not JSON"),
     "empty": ("results.json", lambda path: path.write_text(""), "is not JSON"),
@@ -105,6 +106,8 @@ BROKEN = {  # what: the file, what is done to it, words of the sentence
     "true for a count": ("results.json", lambda path: edited(path, "counts", "rounds", value=True), "not an integer"),
     "an endless number": ("results.json", lambda path: edited(path, "speedup", "measured", value=float("inf")),
                           "not a finite number"),
+    "a gamma twice": ("results.json", lambda path: edited(path, "cost", "by_gamma", value=[COST, COST]),
+                      "cost.by_gamma"),
     "no rounds at all": ("results.json", lambda path: edited(path, "counts", "rounds", value=0), "its counts"),
     "no costs": ("results.json", lambda path: edited(path, "cost", "by_gamma", value=[]), "cost.by_gamma"),
     "a newer schema": ("results.json", lambda path: edited(path, "schema_version", value=9), "of a newer specbench"),
@@ -126,6 +129,11 @@ BROKEN = {  # what: the file, what is done to it, words of the sentence
 ONLY_REPLAY = {
     "no positions file": ("positions.parquet", Path.unlink, "cannot be read"),
     "positions cut short": ("positions.parquet", cut, "cannot be read"),
+    "positions of fewer tokens": (
+        "positions.parquet",
+        lambda path: parquet.write_table(parquet.read_table(path)[1:], path),
+        "prompts.jsonl says",
+    ),
     "positions without betas": ("positions.parquet", lambda path: without_column(path, "beta"), "no column beta"),
 }
 
@@ -207,6 +215,14 @@ def test_a_bad_run_is_left_out_of_a_comparison(whole, tmp_path, caplog, capsys):
     assert "gamma=2/results.json cannot be used" in caplog.text and "gamma=3 is not a finished run" in caplog.text
     (tmp_path / "gamma=1" / "results.json").write_text("[]")
     assert "holds no finished run" in ends(report.main, [str(tmp_path)], capsys)
+
+
+def test_text_may_hold_other_separators_of_lines(copied):
+    """JSON leaves U+2028 and U+0085 as they are, and some readers end a line there."""
+    path = copied / "prompts.jsonl"
+    lines = [json.loads(line) | {"output": "a\u2028b\x85c"} for line in path.read_text().split("\n")[:-1]]
+    path.write_text("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
+    assert [prompt["output"] for prompt in load_runs(copied)[0].prompts] == ["a\u2028b\x85c"] * 2
 
 
 def test_a_folder_is_locked_by_a_process_until_it_ends(tmp_path):

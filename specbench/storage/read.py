@@ -66,6 +66,7 @@ class _Prompt:
     prompt: str
     prompt_tokens: int
     limit: int
+    tokens: int
     baseline_tokens: int
     baseline_decode_seconds: float
 
@@ -110,11 +111,12 @@ class StoredRun:
     def prompts(self) -> list[dict[str, Any]]:
         """The lines of prompts.jsonl. Raises ConfigError."""
         path, counts = self.folder / "prompts.jsonl", self.result["counts"]
-        found = [parse_json(line, f"{path} line {number}") for number, line in enumerate(_text(path).splitlines(), 1)]
+        found = [parse_json(line, f"{path} line {number}") for number, line in enumerate(_lines(path), 1)]
         for number, record in enumerate(found, 1):
             kind = _Failed if isinstance(record, dict) and "error" in record else _Prompt
             _checked(record, kind, f"{path} line {number}")
         _agree(path, len(found), counts["prompts"] + counts["failed"], "lines")
+        _agree(path, sum("error" in record for record in found), counts["failed"], "errors")
         return found
 
 
@@ -194,7 +196,8 @@ def _impossible(result: dict[str, Any]) -> str:
         return "its counts are not those of a run"
     if min((e["stderr"] for e in result["beta_by_position"] if e["stderr"] is not None), default=0) < 0:
         return "a standard error of beta_by_position is below 0"
-    if not cost["by_gamma"] or not all(0 <= entry["gamma"] <= LARGEST_GAMMA for entry in cost["by_gamma"]):
+    gammas = [entry["gamma"] for entry in cost["by_gamma"]]
+    if not gammas or gammas != sorted({*gammas}) or gammas[0] < 0 or gammas[-1] > LARGEST_GAMMA:
         return "cost.by_gamma is not that of a run"
     return ""
 
@@ -231,6 +234,11 @@ def _text(path: Path) -> str:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} cannot be read ({_first_line(error)})") from error
+
+
+def _lines(path: Path) -> list[str]:
+    """Lines end with a line feed alone: text may hold other separators of lines."""
+    return _text(path).removesuffix("\n").split("\n")
 
 
 def _checked(value: Any, kind: type, what: str, where: str = "") -> Any:
