@@ -3,7 +3,10 @@
 import logging
 import os
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
@@ -11,8 +14,12 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 from rich.text import Text
 
+from specbench.interrupts import exit_code, handled, held
 from specbench.paths import conf_dir, register_resolvers
 from specbench.settings import ConfigError, VerdictError, comes_from, explain, stop
+
+if TYPE_CHECKING:
+    from specbench.config.checks import Checked
 
 log = logging.getLogger("specbench")
 register_resolvers()
@@ -38,33 +45,52 @@ def job(config: DictConfig) -> float | None:
 
 
 def one_run(config: DictConfig, skip_finished: bool = False) -> float | None:
-    """Runs the composed configuration. Returns the measured speedup, for Hydra's optimisers; None if the run was
-    finished before and is skipped. Raises ConfigError, or VerdictError with strict=true."""
-    from specbench.config.build import build
+    """Runs the composed configuration. Returns the measured speedup, for Hydra's optimisers. Raises
+    ConfigError, or VerdictError with strict=true."""
     from specbench.config.checks import check
-    from specbench.progress import decoding_progress
-    from specbench.report.run_table import run_table
-    from specbench.report.tables import GOOD, show
-    from specbench.run.run import run
-    from specbench.storage.read import is_finished
-    from specbench.storage.write import write_config, write_result
+    from specbench.storage.finished import clear, examine, move_aside
+    from specbench.storage.lock import locked
 
     runtime = HydraConfig.get().runtime
     out_dir = Path(runtime.output_dir)
     checked = check(config, runtime.choices)
-    if skip_finished and not checked.root.force and is_finished(out_dir, checked.digest):
-        log.warning("finished before, skipped (force=true redoes it): %s", out_dir)
-        return None
-    write_config(checked.resolved, out_dir)
+    with locked(out_dir):
+        earlier = examine(out_dir, checked.identity())
+        if earlier.result is not None and earlier.finished and skip_finished and not checked.root.force:
+            log.warning("finished before, skipped (force=true redoes it): %s", out_dir)
+            found: float = earlier.result["speedup"]["measured"]
+            return found
+        if earlier.corrupt:
+            log.warning("%s is run again: %s; moved to %s", out_dir, earlier.corrupt, move_aside(out_dir))
+        elif skip_finished and earlier.again:
+            log.warning("%s is run again: %s", out_dir, earlier.again)
+        return _measure(checked, out_dir, partial(clear, out_dir))
+
+
+def _measure(checked: "Checked", out_dir: Path, clear: Callable[[], None]) -> float:
+    """Builds the parts, runs them in `out_dir`, which is locked, and writes the results. What stood there before is
+    cleared when the models are loaded. Raises ConfigError, or VerdictError with strict=true."""
+    from specbench.config.build import build
+    from specbench.progress import decoding_progress
+    from specbench.report.run_table import run_table
+    from specbench.report.tables import GOOD, show
+    from specbench.run.run import run
+    from specbench.storage.write import write_config, write_result
+
+    identity = checked.identity().as_dict()
     parts = build(checked, lambda text: show(Text(text, style="dim")))
-    with decoding_progress() as progress:
-        result, record = run(parts, out_dir, progress)
-    write_result(result, record, checked.digest, out_dir, parts.target.tokenizer)
+    with held():  # between the end of decoding and that of writing a signal waits
+        clear()
+        write_config(checked.resolved, out_dir)
+        with decoding_progress() as progress:
+            result, record = run(parts, out_dir, progress)
+        overrides = list(HydraConfig.get().overrides.task)
+        write_result(result, record, checked.digest, out_dir, parts.target.tokenizer, identity, overrides)
     show(run_table(result.as_dict(), out_dir))
     logger = checked.choices["logger"]
     logger.kind.from_settings(logger.settings).log(result, record, out_dir)
     if result.status == "interrupted":
-        raise KeyboardInterrupt
+        raise KeyboardInterrupt(f"what was finished is in {out_dir}")
     lossless = result.lossless
     if checked.root.strict and lossless.verdict not in GOOD:
         raise VerdictError(f"strict=true: the verdict is {lossless.verdict} ({lossless.reason}), see {out_dir}")
@@ -76,12 +102,33 @@ def main() -> None:
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # Hydra hands exceptions to us instead of exiting
     sys.argv[0] = "specbench"
     try:
+        with handled():
+            _main()
+    except KeyboardInterrupt as error:
+        stop(f"interrupted: {error}" if error.args else "interrupted before anything was finished", exit_code())
+
+
+def _main() -> None:
+    try:
         job()
     except ConfigError as error:
         stop(str(error), 2)
     except KeyboardInterrupt:
-        stop("interrupted", 130)
+        from specbench.multirun import Sweep
+
+        if Sweep.running is None:
+            raise
+        try:
+            told, _ = Sweep.running.summarise()
+        except ConfigError as error:
+            told = str(error)
+        raise KeyboardInterrupt(told) from None
     except Exception as error:
+        cause = error if isinstance(error, OSError) else error.__cause__
+        if isinstance(cause, OSError):  # of the folder, or of its run.log, which Hydra makes
+            log.info("the run ended with an error", exc_info=error)
+            where = f"{cause.filename} cannot be used" if cause.filename else "a file cannot be read or written"
+            stop(f"{where} ({cause.strerror or cause}): choose another folder with hydra.run.dir=D or name=NAME", 2)
         if comes_from(one_run, error):
             raise
         from specbench.config.schema import known_keys

@@ -1,58 +1,100 @@
 """Multiruns: checks every job before the first one starts, and prints a table of all jobs at the end."""
 
-import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
-from hydra import compose
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.utils import JobReturn
 from hydra.experimental.callback import Callback
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, open_dict
 
-from specbench.config.checks import check
+from specbench.config.checks import Checked, check
+from specbench.interrupts import held
 from specbench.report.tables import GOOD, multirun_rows, multirun_tables, show, to_csv, word
 from specbench.settings import ConfigError, explain, stop
-from specbench.storage.atomic import write_text
-from specbench.storage.read import read_result
+from specbench.storage.atomic import write_text, writing
+from specbench.storage.finished import examine
 
 
 class Sweep(Callback):
     """Hydra callback: checks all jobs at the start; at the end prints one row per job and writes summary.csv."""
 
-    def __init__(self) -> None:
-        self.jobs: list[tuple[list[str], Path]] = []
-        self.strict = False
+    running: ClassVar["Sweep | None"] = None  # until its summary is written
 
-    def on_multirun_start(self, config: DictConfig, config_name: str = "config", **kwargs: Any) -> None:
+    def __init__(self) -> None:
+        self.jobs: list[tuple[list[str], Path, Checked]] = []
+        self.folder = Path()
+        self.known = False  # whether `jobs` are all of them, before they start
+
+    def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
         """Checks every job, so that a mistake in the last one is not found after hours of the others."""
-        if not config.hydra.sweeper._target_.endswith(".BasicSweeper"):
-            return  # an optimiser chooses each job after the one before
+        self.folder = Path(config.hydra.sweep.dir)
+        self.known = config.hydra.sweeper._target_.endswith(".BasicSweeper")
+        if self.known:  # otherwise an optimiser chooses each job after the one before
+            self._expect_all(config)
+        Sweep.running = self
+
+    def _expect_all(self, config: DictConfig) -> None:
         wanted = [f"{key}={value}" for key, value in (config.hydra.sweeper.params or {}).items()]
         given: Any = OmegaConf.to_container(config.hydra.overrides.task, resolve=False)
         parsed = OverridesParser.create().parse_overrides([*wanted, *given])
+        loader = GlobalHydra.instance().config_loader()
         try:
-            for overrides in BasicSweeper.split_arguments(parsed, None)[0]:
-                check(compose(config_name, overrides=overrides, return_hydra_config=True))
+            for number, overrides in enumerate(BasicSweeper.split_arguments(parsed, None)[0]):
+                job = loader.load_sweep_config(config, list(overrides))
+                with open_dict(job):
+                    job.hydra.job.id = job.hydra.job.num = number
+                self._expect(job, list(overrides), Path(job.hydra.sweep.dir) / str(job.hydra.sweep.subdir))
         except ConfigError as error:  # Hydra would only warn of it
             stop(str(error), 2)
         except Exception as error:
             stop(explain(error, [], [*wanted, *given]), 2)
 
-    def on_job_end(self, config: DictConfig, job_return: JobReturn, **kwargs: Any) -> None:
-        self.strict = self.strict or config.strict
-        self.jobs.append((list(job_return.overrides or []), Path(config.hydra.runtime.output_dir)))
+    def on_job_start(self, config: DictConfig, **kwargs: Any) -> None:
+        if not self.known:
+            self._expect(config, list(config.hydra.overrides.task), Path(config.hydra.runtime.output_dir))
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
-        folder = Path(config.hydra.sweep.dir)
-        found = [(overrides, read_result(out_dir)) for overrides, out_dir in self.jobs]
-        rows = multirun_rows(found)
-        write_text(folder / "summary.csv", to_csv(rows))
-        show(*multirun_tables(rows, f"{len(rows)} jobs, written to {folder / 'summary.csv'}"))
-        missing = sum(result is None for _, result in found)
-        if missing:
-            sys.exit(f"specbench: {missing} of {len(rows)} jobs have no result, see their run.log")
-        bad = sum(word(result["lossless"]) not in GOOD for _, result in found if result is not None)
-        if self.strict and bad:
-            stop(f"the verdict on losslessness is not good in {bad} of {len(rows)} jobs", 3)
+        try:
+            told, code = self.summarise()
+        except ConfigError as error:
+            stop(str(error), 2)
+        if code:
+            stop(told, code)
+
+    def _expect(self, config: DictConfig, overrides: list[str], folder: Path) -> None:
+        """Notes a job. Raises ConfigError if it is not possible."""
+        checked = check(config)
+        refuse_blocked(folder)
+        self.jobs.append((overrides, folder, checked))
+
+    def summarise(self) -> tuple[str, int]:
+        """Prints the table and writes summary.csv, from the jobs that are finished now or were before. Returns a
+        sentence and the exit code: 1 if a job has no result, 3 if the verdict of one with strict=true is not good.
+        Raises ConfigError if summary.csv cannot be written."""
+        Sweep.running = None
+        with held():
+            found = [(overrides, examine(folder, checked.identity())) for overrides, folder, checked in self.jobs]
+            rows = multirun_rows([(overrides, e.result if e.finished else None) for overrides, e in found])
+            path = self.folder / "summary.csv"
+            show(*multirun_tables(rows, f"{len(rows)} jobs, written to {path}"))
+            with writing(path):
+                self.folder.mkdir(parents=True, exist_ok=True)
+            write_text(path, to_csv(rows))
+        missing = sum(not earlier.finished for _, earlier in found)
+        strict = [checked.root.strict for _, _, checked in self.jobs]
+        bad = sum(s and e.result is not None and word(e.result["lossless"]) not in GOOD
+                  for s, (_, e) in zip(strict, found, strict=True))  # fmt: skip
+        if bad and not missing:
+            return f"strict=true: the verdict of {bad} of {len(rows)} jobs is not passed", 3
+        return f"{missing} of {len(rows)} jobs have no result, see their run.log", int(missing > 0)
+
+
+def refuse_blocked(folder: Path) -> None:
+    """Raises ConfigError if something stands where a job's folder, or the files that Hydra opens in it, should be."""
+    for path in (folder / ".hydra", folder, *folder.parents):
+        if path.exists() and not path.is_dir():
+            raise ConfigError(f"{path} is a file where a folder should be: remove it, or choose another folder")
+    if (folder / "run.log").is_dir():
+        raise ConfigError(f"{folder / 'run.log'} is a folder where a file should be: remove it")

@@ -1,13 +1,12 @@
 """`python -m specbench.replay outputs/RUN [gamma_policy=NAME ...]`: simulates other gamma policies on a run."""
 
 import argparse
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-import pyarrow.parquet as parquet
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig
 from rich.box import SIMPLE_HEAD
@@ -22,6 +21,7 @@ from specbench.report.tables import show
 from specbench.results import RoundCost
 from specbench.settings import ConfigError, explain, stop
 from specbench.storage.atomic import write_json
+from specbench.storage.read import load_run
 from specbench.visible import shown, visible
 
 register_resolvers()
@@ -29,35 +29,38 @@ ALL = "optimal,adaptive,entropy,heuristic,confidence,known_betas,oracle"
 
 
 def load_trace(folder: Path) -> Trace:
-    """The trace of a run's files. Raises ConfigError if one is missing or holds no betas along the text."""
-    try:
-        result = json.loads((folder / "results.json").read_text(encoding="utf-8"))
-        lines = (folder / "prompts.jsonl").read_text(encoding="utf-8").splitlines()
-        table = parquet.read_table(folder / "positions.parquet").to_pydict()
-    except OSError as error:
-        raise ConfigError(f"{folder} is not a finished run: {Path(error.filename or '').name} is not there") from error
-    columns = {name: np.array(values, object) for name, values in table.items()}
-    texts = []
-    for record in map(json.loads, lines):
-        here = columns["prompt"] == record["id"]
-        if here.any():
-            names = ("outcome", "beta", "acceptance", "relative_entropy", "confidence")
-            found = {name: columns[name][here].astype(float) for name in names}
-            texts.append(
-                Text(
-                    prompt=record["id"],
-                    prompt_tokens=record["prompt_tokens"],
-                    limit=record["limit"],
-                    baseline_seconds=record["baseline_decode_seconds"],
-                    baseline_tokens=record["baseline_tokens"],
-                    root_entropy=np.sqrt(found.pop("relative_entropy")),
-                    **found,
-                )
+    """The trace of a run's files. Raises ConfigError if one cannot be used, or holds no betas along the text."""
+    run = load_run(folder)
+    columns = {name: np.array(values, object) for name, values in run.positions.items()}
+    decoded = [record for record in run.prompts if "error" not in record]
+    tokens_of = {record["id"]: record["tokens"] for record in decoded}
+    texts = [_text(record, columns) for record in decoded if (columns["prompt"] == record["id"]).any()]
+    for text, tokens in ((text, tokens_of[text.prompt]) for text in texts):
+        if not len(text) == tokens <= text.limit or text.baseline_tokens < 1:
+            raise ConfigError(
+                f"{folder / 'positions.parquet'} cannot be used: it has {len(text)} tokens of {text.prompt}, and "
+                f"prompts.jsonl says {tokens}, of at most {text.limit}, and {text.baseline_tokens} of plain decoding"
             )
     if not texts:
         raise ConfigError(f"{folder} has no betas along its text: its verifier does not judge by p and q alone")
-    costs = [RoundCost(**entry) for entry in result["cost"]["by_gamma"]]
-    return Trace(texts, seconds_by_gamma(costs), result["speedup"]["measured"])
+    costs = [RoundCost(**entry) for entry in run.result["cost"]["by_gamma"]]
+    return Trace(texts, seconds_by_gamma(costs), run.result["speedup"]["measured"])
+
+
+def _text(record: dict[str, Any], columns: dict[str, Any]) -> Text:
+    """The text of one line of prompts.jsonl, with its rows of positions.parquet."""
+    here = columns["prompt"] == record["id"]
+    names = ("outcome", "beta", "acceptance", "relative_entropy", "confidence")
+    found = {name: columns[name][here].astype(float) for name in names}
+    return Text(
+        prompt=record["id"],
+        prompt_tokens=record["prompt_tokens"],
+        limit=record["limit"],
+        baseline_seconds=record["baseline_decode_seconds"],
+        baseline_tokens=record["baseline_tokens"],
+        root_entropy=np.sqrt(found.pop("relative_entropy")),
+        **found,
+    )
 
 
 def policies(trace: Trace, names: Sequence[str], overrides: list[str]) -> Iterator[tuple[str, GammaPolicy]]:
@@ -161,10 +164,10 @@ def main(arguments: list[str] | None = None) -> None:
         names, others = split(args.overrides)
         trace = load_trace(args.run)
         found = replay_all(trace, list(policies(trace, names, others)))
+        show(table(trace, found))
+        write_json(args.run / "replay.json", {name: vars(replayed) for name, replayed in found.items()})
     except ConfigError as error:
         stop(str(error), 2)
-    show(table(trace, found))
-    write_json(args.run / "replay.json", {name: vars(replayed) for name, replayed in found.items()})
     print(visible(f"written to {args.run / 'replay.json'}"))
 
 

@@ -113,15 +113,16 @@ class Lossless:
 
     expected: bool
     passed: bool | None
-    verdict: str
-    reason: str
     method: str
-    statistic: float
+    statistic: float | None  # None if a probability is not finite
     threshold: float
     detail: dict[str, Any]
-    decoder_tv: DecoderTV | None
-    detectable: Detectable
-    reread: Reread
+    # Not in results of earlier versions.
+    verdict: str = ""
+    reason: str = ""
+    decoder_tv: DecoderTV | None = None
+    detectable: Detectable = field(default_factory=lambda: Detectable(None, None))
+    reread: Reread = field(default_factory=lambda: Reread(0, 0, 0.0))
 
 
 @dataclass

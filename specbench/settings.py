@@ -10,7 +10,7 @@ import re
 import sys
 import traceback
 import types
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NoReturn, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from omegaconf import MISSING, DictConfig, OmegaConf
@@ -45,6 +45,11 @@ class BaseSettings:
     def models(self) -> "Sequence[BaseSettings]":
         """Settings of the checkpoints that the component loads, for the memory estimate."""
         return ()
+
+    def sources(self) -> Mapping[str, str]:
+        """Versions of what the component reads besides its settings, by the setting that names it: a finished run is
+        used again only if they are what they were. `specbench.identity` finds them."""
+        return {}
 
 
 def setting(*, ge: float | None = None, gt: float | None = None, le: float | None = None, zero: bool = False,

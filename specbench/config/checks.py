@@ -12,6 +12,7 @@ from omegaconf.errors import OmegaConfBaseException
 from specbench.component import Choice, Choices, Component, chosen_class
 from specbench.config.schema import GROUPS, METRICS, NOT_HASHED, OTHERS, Root
 from specbench.devices import pick_device
+from specbench.identity import Identity, of_code, of_module
 from specbench.metrics.metric import Metric
 from specbench.settings import ConfigError, validate
 from specbench.visible import first_line, shown
@@ -29,8 +30,24 @@ class Checked:
     @property
     def digest(self) -> str:
         """A hash of all settings that the numbers depend on."""
-        relevant = {key: value for key, value in self.resolved.items() if key not in NOT_HASHED}
-        return hashlib.sha256(json.dumps(relevant, sort_keys=True).encode()).hexdigest()[:16]
+        return hashlib.sha256(json.dumps(self._settings, sort_keys=True).encode()).hexdigest()[:16]
+
+    @property
+    def _settings(self) -> dict[str, Any]:
+        return {key: value for key, value in self.resolved.items() if key not in NOT_HASHED}
+
+    def identity(self) -> Identity:
+        """All that the numbers depend on, as it is now: the files that the settings name are looked at again."""
+        named = {group: choice for group, choice in self.choices.groups.items() if group not in NOT_HASHED}
+        named |= {f"{METRICS}.{name}": choice for name, choice in self.metrics.items()}
+        sources = {
+            f"{key}.{name}": version
+            for key, choice in named.items()
+            for name, version in choice.settings.sources().items()
+        }
+        modules = {choice.kind.__module__ for choice in named.values()}
+        plugins = {module: of_module(module) for module in modules if not module.startswith("specbench.")}
+        return Identity(self.digest, self._settings, sources, {"specbench": of_code(), **plugins})
 
 
 def check(config: DictConfig, names: Mapping[str, str] | None = None) -> Checked:

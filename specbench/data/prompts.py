@@ -19,12 +19,17 @@ class Prompt:
     turns: tuple[str, ...]
     category: str = ""
 
+    def request_id(self, turn: int) -> str:
+        """The id of the request of a turn, counted from 0: the prompt's own, with the turn if there are several."""
+        return self.id if len(self.turns) == 1 else f"{self.id}/{turn + 1}"
+
 
 @dataclass(frozen=True)
 class Request:
     """One turn of a prompt, ready to decode."""
 
     id: str
+    prompt_id: str
     text: str
     tokens: Sequence[int]  # the prompt in the decoder's text
     category: str
@@ -47,15 +52,22 @@ class Data(Component, ABC):
 
 
 def load(data: Data) -> list[Prompt]:
-    """The first `data.limit` prompts. Raises ConfigError if there are none, or if two have the same id, which would
-    give them the same noise."""
+    """The first `data.limit` prompts. Raises ConfigError if there are none, or if two of them, or two of their turns,
+    have the same id, which would give them the same noise."""
     prompts: dict[str, Prompt] = {}
+    requests: dict[str, str] = {}
     for prompt in data.prompts():
         if data.limit is not None and len(prompts) == data.limit:
             break
         if prompt.id in prompts:
             raise ConfigError(f"data has two prompts with the id {shown(prompt.id)}: each must have its own")
         prompts[prompt.id] = prompt
+        for name in map(prompt.request_id, range(len(prompt.turns))):
+            if requests.setdefault(name, prompt.id) != prompt.id:
+                raise ConfigError(
+                    f"data has prompts with the ids {requests[name]} and {prompt.id}, and a turn of each is called "
+                    f"{name}: give one of them another id"
+                )
     if not prompts:
         raise ConfigError("data has no prompts: the source is empty, or no record passes its filter")
     return list(prompts.values())
@@ -79,8 +91,7 @@ def render(prompt: Prompt, answers: Sequence[str], tokenizer: Any, chat: bool) -
         tokens = tokenizer(text, add_special_tokens=not chat)["input_ids"]
     if not tokens and tokenizer.bos_token_id is not None:
         tokens = [tokenizer.bos_token_id]
-    name = prompt.id if len(prompt.turns) == 1 else f"{prompt.id}/{turn + 1}"
-    return Request(name, text, tokens, prompt.category)
+    return Request(prompt.request_id(turn), prompt.id, text, tokens, prompt.category)
 
 
 @contextmanager

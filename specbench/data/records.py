@@ -2,11 +2,13 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from specbench.data.json_lines import need_file, read_json_lines
 from specbench.data.prompts import Data, Prompt
 from specbench.data.template import check_template, fill
+from specbench.identity import of_file, of_folder, of_hub
 from specbench.settings import BaseSettings, ConfigError, setting
 from specbench.visible import first_line, shown, visible
 
@@ -84,6 +86,9 @@ class JsonlData(Data):
             super().check(prefix)
             need_file(self.path, f"{prefix}path")
 
+        def sources(self) -> Mapping[str, str]:
+            return {"path": of_file(self.path)}
+
     def __init__(self, settings: Settings):
         self.settings, self.limit = settings, settings.limit
 
@@ -108,6 +113,9 @@ class QuestionsData(Data):
 
         def check(self, prefix: str) -> None:
             need_file(self.path, f"{prefix}path")
+
+        def sources(self) -> Mapping[str, str]:
+            return {"path": of_file(self.path)}
 
     def __init__(self, settings: Settings):
         self.settings, self.limit = settings, settings.limit
@@ -145,6 +153,10 @@ class HubData(Data):
     class Settings(RecordSettings):
         name: str | None = setting()
         split: str = setting()
+
+        def sources(self) -> Mapping[str, str]:
+            folder = Path(self.path)
+            return {"path": of_folder(folder) if folder.is_dir() else of_hub(self.path, None, "dataset", "README.md")}
 
     def __init__(self, settings: Settings):
         self.settings, self.limit = settings, settings.limit

@@ -6,11 +6,12 @@ They come from modules that the shipped pair was not trained on, and are the sam
 import ast
 import hashlib
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from specbench.data.prompts import Data, Prompt
 from specbench.data.stdlib_corpus import read_modules
+from specbench.identity import of_python
 from specbench.settings import BaseSettings, ConfigError, setting
 
 SIGNATURE = re.compile(r"^\s*(async )?def \w+\(.*\).*:\s*$")
@@ -26,6 +27,9 @@ class StdlibData(Data):
         limit: int | None = setting(ge=1, le=10**9)
         count: int = setting(ge=1, le=10**9)
         kind: str = setting(choices=("python", "prose", "mixed"))
+
+        def sources(self) -> Mapping[str, str]:
+            return {"python": of_python()}
 
     def __init__(self, limit: int | None, count: int, kind: str):
         self.limit, self.count, self.kind = limit, count, kind

@@ -1,5 +1,6 @@
 """Blockwise parallel decoding (Stern et al. 2018; sections 3.6 and 5): heads on the target's hidden state draft."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +15,8 @@ from specbench.decoding.state import State
 from specbench.decoding.target import Scores
 from specbench.drafters.non_autoregressive import ParallelDrafter
 from specbench.drafters.own_sampling import OwnSampling
-from specbench.models.checkpoint import TRAINED, check_path
+from specbench.identity import of_checkpoint
+from specbench.models.checkpoint import TRAINED, check_path, local_path
 from specbench.models.heads import Heads
 from specbench.models.language_model import LanguageModel
 from specbench.models.pretrained import load_extras
@@ -36,6 +38,9 @@ class BlockwiseDrafter(ParallelDrafter):
 
         def check(self, prefix: str) -> None:
             check_path(f"{prefix}heads", self.heads, must=TRAINED)
+
+        def sources(self) -> Mapping[str, str]:
+            return {"heads": of_checkpoint(local_path(self.heads), self.heads, None)}
 
     def __init__(self, target: LanguageModel, heads: Heads, sampling: Sampling):
         self.target, self.heads, self.sampling = target, heads, sampling

@@ -1,6 +1,6 @@
 """Unigram and bigram drafters (sections 3.6 and 4.2), fitted on a text."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,7 @@ from specbench.data.text_file import read_text
 from specbench.decoding.sampling import Sampling
 from specbench.drafters.own_sampling import OwnSampling
 from specbench.drafters.row_by_row import CountDrafter
+from specbench.identity import of_file, of_python
 from specbench.models.language_model import LanguageModel
 from specbench.settings import setting
 
@@ -23,6 +24,9 @@ class UnigramDrafter(CountDrafter):
     @dataclass
     class Settings(OwnSampling):
         path: str | None = setting()
+
+        def sources(self) -> Mapping[str, str]:
+            return {"path": of_python() if self.path is None else of_file(self.path)}
 
         def check(self, prefix: str) -> None:
             if self.path is not None:

@@ -1,5 +1,6 @@
 """Early exit: the target's own first layers draft, with its norm and output matrix and optionally a trained head."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,8 +10,9 @@ from specbench.context import Context
 from specbench.decoding.state import State
 from specbench.drafters.model import ModelDrafter
 from specbench.drafters.own_sampling import OwnSampling
+from specbench.identity import of_checkpoint
 from specbench.models.borrowed_cache import BorrowedCache
-from specbench.models.checkpoint import TRAINED, check_path
+from specbench.models.checkpoint import TRAINED, check_path, local_path
 from specbench.models.first_layers import first_layers
 from specbench.models.heads import ExitHead, Heads
 from specbench.models.language_model import LanguageModel
@@ -32,6 +34,9 @@ class EarlyExitDrafter(ModelDrafter):
         def check(self, prefix: str) -> None:
             if self.head is not None:
                 check_path(f"{prefix}head", self.head, must=TRAINED)
+
+        def sources(self) -> Mapping[str, str]:
+            return {} if self.head is None else {"head": of_checkpoint(local_path(self.head), self.head, None)}
 
     def __init__(self, model: BorrowedCache, vocab_size: int, gamma: int):
         super().__init__(model, vocab_size, gamma)

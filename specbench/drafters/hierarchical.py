@@ -1,6 +1,6 @@
 """A drafter that is itself decoded speculatively, with a cheaper drafter below it, to any depth (section 6)."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -50,6 +50,10 @@ class HierarchicalDrafter(Drafter):
         def models(self) -> Sequence[BaseSettings]:
             _, below = nested(self.below, "drafter.below", Drafter)
             return [self, *below.models()]
+
+        def sources(self) -> Mapping[str, str]:
+            _, below = nested(self.below, "drafter.below", Drafter)
+            return {**super().sources(), **{f"below.{name}": found for name, found in below.sources().items()}}
 
     def __init__(self, model: LanguageModel, below: Drafter, below_gamma: int, vocab_size: int):
         """`vocab_size` is the target's V."""

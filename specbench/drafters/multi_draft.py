@@ -1,7 +1,7 @@
 """Several drafts side by side (SpecInfer): of several models, of several samples of one model, or both."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,6 +41,9 @@ class MultiDrafter(Drafter):
         def models(self) -> Sequence[PretrainedModel.Settings]:
             trust = self.trust_remote_code
             return [PretrainedModel.Settings(path, None, "pretrained", "never", {}, trust) for path in self.paths]
+
+        def sources(self) -> Mapping[str, str]:
+            return {f"paths[{number}]": model.sources()["path"] for number, model in enumerate(self.models())}
 
         def nodes(self, gamma: int) -> int:
             return self.samples * len(self.paths) * gamma

@@ -1,6 +1,7 @@
 """Drafters that guess all tokens of a draft in one call (section 3.6): no guess depends on another."""
 
 from abc import abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +16,8 @@ from specbench.decoding.noise import PROPOSAL
 from specbench.decoding.sampling import Sampling, draw
 from specbench.decoding.state import Rows, State, seen_tokens, window
 from specbench.drafters.model import ModelSettings, load_drafter
-from specbench.models.checkpoint import TRAINED, check_path
+from specbench.identity import of_checkpoint
+from specbench.models.checkpoint import TRAINED, check_path, local_path
 from specbench.models.language_model import LanguageModel
 from specbench.models.lookahead import LookAhead
 from specbench.models.pretrained import load_extras
@@ -78,6 +80,9 @@ class NonAutoregressiveDrafter(ParallelDrafter):
         def check(self, prefix: str) -> None:
             super().check(prefix)
             check_path(f"{prefix}lookahead", self.lookahead, must=TRAINED)
+
+        def sources(self) -> Mapping[str, str]:
+            return {**super().sources(), "lookahead": of_checkpoint(local_path(self.lookahead), self.lookahead, None)}
 
     def __init__(self, model: LanguageModel, lookahead: LookAhead, vocab_size: int, gamma: int):
         """`vocab_size` is the target's V; `gamma` is the usual gamma."""

@@ -1,5 +1,6 @@
 """PaSS (Monea et al. 2023): the target guesses its own next tokens in one more pass, with look-ahead embeddings."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -7,8 +8,9 @@ from specbench.context import Context
 from specbench.decoding.state import State
 from specbench.drafters.non_autoregressive import NonAutoregressiveDrafter
 from specbench.drafters.own_sampling import OwnSampling
+from specbench.identity import of_checkpoint
 from specbench.models.borrowed_cache import BorrowedCache
-from specbench.models.checkpoint import TRAINED, check_path
+from specbench.models.checkpoint import TRAINED, check_path, local_path
 from specbench.models.language_model import LanguageModel
 from specbench.models.lookahead import LookAhead
 from specbench.models.pretrained import load_extras
@@ -27,6 +29,9 @@ class PassDrafter(NonAutoregressiveDrafter):
 
         def check(self, prefix: str) -> None:
             check_path(f"{prefix}lookahead", self.lookahead, must=TRAINED)
+
+        def sources(self) -> Mapping[str, str]:
+            return {"lookahead": of_checkpoint(local_path(self.lookahead), self.lookahead, None)}
 
     def __init__(self, model: BorrowedCache, lookahead: LookAhead, vocab_size: int, gamma: int):
         super().__init__(model, lookahead, vocab_size, gamma)

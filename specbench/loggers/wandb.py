@@ -1,6 +1,5 @@
 """Mirrors a finished run to Weights & Biases; offline by default, so no account is needed."""
 
-import json
 import logging
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,7 +54,8 @@ class WandbLogger(Logger):
         import wandb
 
         s = self.settings
-        write_report(out_dir, load_runs(out_dir))
+        stored = load_runs(out_dir)
+        write_report(out_dir, stored)
         run = wandb.init(
             dir=str(out_dir),
             mode=s.mode,  # type: ignore[arg-type]
@@ -73,8 +73,7 @@ class WandbLogger(Logger):
             for entry in history(record):
                 run.log(entry)
             prompts = wandb.Table(columns=list(TABLE_COLUMNS))
-            for line in (out_dir / "prompts.jsonl").read_text(encoding="utf-8").splitlines():
-                prompt = json.loads(line)
+            for prompt in stored[0].prompts:
                 prompts.add_data(*(prompt.get(column) for column in TABLE_COLUMNS))
             sweep = wandb.Table(columns=["gamma", "speedup"])
             for predicted in result.gamma_sweep:

@@ -2,7 +2,7 @@
 
 import dataclasses
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
@@ -14,8 +14,9 @@ from transformers import PreTrainedModel
 from transformers.quantizers.auto import AutoHfQuantizer
 
 from specbench.context import Context
+from specbench.identity import of_checkpoint
 from specbench.memory import Footprint
-from specbench.models.checkpoint import check_files, check_path, check_weights, reading, source_of
+from specbench.models.checkpoint import check_files, check_path, check_weights, local_path, reading, source_of
 from specbench.models.language_model import LanguageModel
 from specbench.models.soundness import (
     refuse_bad_sizes,
@@ -53,6 +54,9 @@ class PretrainedModel(LanguageModel):
 
         def models(self) -> Sequence[BaseSettings]:
             return (self,)
+
+        def sources(self) -> Mapping[str, str]:
+            return {"path": of_checkpoint(local_path(self.path), self.path, self.revision)}
 
     @classmethod
     def from_settings(cls, settings: Settings, context: Context, role: str = "target") -> "PretrainedModel":

@@ -14,11 +14,13 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--wandb-report", metavar="ENTITY/PROJECT", help="also create a W&B report there")
     args = parser.parse_args(arguments)
     from specbench.report.page import write_report
+    from specbench.storage.atomic import writing
     from specbench.storage.read import load_runs
 
     try:
         runs = load_runs(args.folder)
-        page = write_report(args.folder, runs)
+        with writing(args.folder):
+            page = write_report(args.folder, runs)
         drawn = args.folder / "figures"
         print(visible(f"{page} and {len(list(drawn.glob('*.png')))} figures in {drawn}"))
         if args.wandb_report:

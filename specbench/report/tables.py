@@ -46,7 +46,7 @@ def word(lossless: dict[str, Any]) -> str:
     """The verdict of a result: "passed", "failed", "untested", "inconclusive" or "lossy". Results of earlier versions
     have only `expected` and `passed`."""
     known = lossless.get("verdict")
-    if known is None:
+    if not known:
         known = "lossy" if not lossless["expected"] else "passed" if lossless["passed"] else "failed"
     return str(known)
 

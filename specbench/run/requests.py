@@ -38,10 +38,8 @@ class Requests:
 
     def remember(self, result: Result) -> None:
         """Keeps the baseline's answer as the history of the next turn, for both decoders."""
-        request = result.request
-        prompt_id = request.id if request.id in self.answers else request.id.rsplit("/", 1)[0]
         text = self.parts.target.tokenizer.decode(result.baseline.tokens, skip_special_tokens=True)
-        self.answers[prompt_id].append(text)
+        self.answers[result.request.prompt_id].append(text)
 
     def groups(self) -> Iterator[Wanted]:
         """Groups of all first turns, then of the second turns, and so on. Raises ConfigError if no prompt fits the

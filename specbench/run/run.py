@@ -1,18 +1,17 @@
 """One run: decodes every prompt both ways, interleaved, and measures. Does not use Hydra or W&B."""
 
 import datetime
-import json
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TextIO
 
 import torch
 
 from specbench.decoded import Failure, Group, Record, Result
 from specbench.decoding.noise import prompt_key
 from specbench.decoding.state import Job
+from specbench.interrupts import at_once, held
 from specbench.measure.bandwidth import BandwidthProbe
 from specbench.measure.stock_reading import read
 from specbench.measure.text_laws import LIMIT, read_text
@@ -23,7 +22,7 @@ from specbench.run.session import Session
 from specbench.run.summary import summarise
 from specbench.run.warm_up import calibrate, probe_costs, warm_up
 from specbench.storage.provenance import provenance
-from specbench.storage.write import failure_records, prompt_records
+from specbench.storage.write import PromptsFile, failure_records, prompt_records
 
 log = logging.getLogger(__name__)
 Progress = Callable[[int, int, str], None]  # requests done, all requests, what is going on
@@ -31,14 +30,14 @@ Progress = Callable[[int, int, str], None]  # requests done, all requests, what 
 
 def run(parts: Parts, out_dir: Path, progress: Progress = lambda done, total, what: None) -> tuple[RunResult, Record]:
     """Decodes all prompts and measures. Every finished group is appended to `prompts.jsonl.part` in `out_dir`, so that
-    an interrupted run keeps what it has. Raises ConfigError if no prompt fits the context, RuntimeError if every prompt
-    failed."""
+    an interrupted run keeps what it has: a signal ends the decoding, and what is finished is measured. Raises
+    KeyboardInterrupt if nothing is, ConfigError if no prompt fits the context or the folder cannot be written,
+    RuntimeError if every prompt failed."""
     started, clock = datetime.datetime.now(datetime.UTC), time.perf_counter()
     session, requests, status = Session(parts), Requests(parts), "complete"
     record = Record(columns={name: metric.columns for name, metric in parts.metrics.items()})
     probe = BandwidthProbe(parts.target.device)
-    out_dir.mkdir(parents=True, exist_ok=True)
-    with torch.inference_mode():
+    with held(), torch.inference_mode():
         try:
             _decode_all(session, requests, record, probe, out_dir, progress)
         except KeyboardInterrupt:
@@ -57,46 +56,45 @@ def _decode_all(
 ) -> None:
     """Decodes every group of requests all ways, after warm-up and probes, then reads betas and writes the group."""
     parts, warm = session.parts, 0
-    with (out_dir / "prompts.jsonl.part").open("w", encoding="utf-8") as saved:
+    with PromptsFile(out_dir) as saved:
         for number, wanted in enumerate(requests.groups()):
-            if wanted.columns > warm:
-                progress(_done(record), requests.total, "warming up")
-                warm_up(session, wanted)
-                if not warm and parts.policy.calibrated:
-                    calibrate(session, wanted)
-                warm = wanted.columns
-            probe()
-            gamma = parts.gammas[number % len(parts.gammas)]
-            probe_costs(session, wanted.requests[0], wanted.columns, gamma)
-            try:
-                group = decode_all_ways(session, requests, wanted, swap=number % 2 == 1)
-            except RuntimeError as error:  # out of memory, a kernel that fails: the run goes on without it
-                _save(saved, failure_records(_failed(record, wanted, error)))
+            with at_once():
+                if wanted.columns > warm:
+                    progress(_done(record), requests.total, "warming up")
+                    warm_up(session, wanted)
+                    if not warm and parts.policy.calibrated:
+                        calibrate(session, wanted)
+                    warm = wanted.columns
+                probe()
+                gamma = parts.gammas[number % len(parts.gammas)]
+                probe_costs(session, wanted.requests[0], wanted.columns, gamma)
+                decoded = _decoded(session, requests, wanted, swap=number % 2 == 1)
+            if isinstance(decoded, Failure):
+                saved.append(failure_records(decoded))
+                record.failures.append(decoded)
             else:
-                record.groups.append(group)
-                session.costs.add(group.speculative.rounds)
-                _save(saved, prompt_records(group, parts.target.tokenizer))
-                for result in group.results:
+                saved.append(prompt_records(decoded, parts.target.tokenizer))
+                record.groups.append(decoded)
+                session.costs.add(decoded.speculative.rounds)
+                for result in decoded.results:
                     requests.remember(result)
-                    _read_texts(session, result)
-                read_again(session, record, group)
-                group.compact()
+                    with at_once():
+                        _read_texts(session, result)
+                with at_once():
+                    read_again(session, record, decoded)
+                decoded.compact()
             progress(_done(record) + len(requests.too_long), requests.total, "decoding")
 
 
-def _save(saved: TextIO, lines: Iterable[dict[str, Any]]) -> None:
-    """Appends lines to `prompts.jsonl.part`, so that an interrupted run keeps what it has finished."""
-    for line in lines:
-        saved.write(json.dumps(line, ensure_ascii=False) + "\n")
-    saved.flush()
-
-
-def _failed(record: Record, wanted: Wanted, error: RuntimeError) -> Failure:
-    """Records that these requests could not be decoded."""
-    failure = Failure(wanted.requests, f"{type(error).__name__}: {error}".splitlines()[0])
-    log.warning("prompts %s failed: %s", ", ".join(r.id for r in wanted.requests), failure.error)
-    record.failures.append(failure)
-    return failure
+def _decoded(session: Session, requests: Requests, wanted: Wanted, swap: bool) -> Group | Failure:
+    """The requests, decoded all ways. An error of the device, as when memory runs out, is a failure of these requests,
+    and the run goes on without them."""
+    try:
+        return decode_all_ways(session, requests, wanted, swap)
+    except RuntimeError as error:
+        failure = Failure(wanted.requests, f"{type(error).__name__}: {error}".splitlines()[0])
+        log.warning("prompts %s failed: %s", ", ".join(r.id for r in wanted.requests), failure.error)
+        return failure
 
 
 def _done(record: Record) -> int:

@@ -1,16 +1,94 @@
-"""Reads the files of finished runs, for reports and replay."""
+"""Reads the files of finished runs, for reports and replay. What cannot be used is a ConfigError of one sentence."""
 
+import dataclasses
 import json
+import logging
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import pyarrow
 import pyarrow.parquet as parquet
 import yaml
+from pyarrow import types
 
+from specbench.decoding.clock import DECODING
+from specbench.results import SCHEMA_VERSION, Counts, RunResult
 from specbench.settings import ConfigError
+from specbench.storage.shape import check_shape
 from specbench.visible import visible
+
+log = logging.getLogger(__name__)
+LARGEST_GAMMA = 100_000  # of a measured round; beyond it a file is not a run's
+ROUNDS = {"prompt": "text", "accepted_text": "text", "own_text": "text", "rejected_text": "text", "rows": "integer",
+          "tokens": "integer", "steps": "integer", "bonus": "integer"}  # fmt: skip
+ROUNDS |= {f"{lap}_seconds": "number" for lap in DECODING}
+POSITIONS = {"prompt": "text", "outcome": "number or null", "beta": "number or null", "acceptance": "number or null",
+             "relative_entropy": "number or null", "confidence": "number or null"}  # fmt: skip
+KINDS = {"text": types.is_string, "integer": types.is_integer, "number": types.is_floating}
+
+
+@dataclass
+class _Provenance:
+    """What reports read of `provenance`."""
+
+    git_sha: str | None
+    dirty: bool | None
+    versions: dict[str, str]
+    device: str
+    threads: int
+    started: str
+
+
+@dataclass
+class _Config:
+    """What reports read of `config`."""
+
+    temperature: float
+    lenience: float
+
+
+@dataclass
+class _Equality:
+    """What reports read of `lossless.detail` after a test of equal tokens."""
+
+    equal: int
+    requests: int
+    ties: int
+
+
+@dataclass
+class _TopOne:
+    """What reports read of `lossless.detail` after a test of the largest logits."""
+
+    tokens: int
+    wrong: int
+    equal: int
+    requests: int
+    ties: int
+
+
+@dataclass
+class _Prompt:
+    """What replay reads of a line of prompts.jsonl that was decoded."""
+
+    id: str
+    prompt: str
+    prompt_tokens: int
+    limit: int
+    tokens: int
+    baseline_tokens: int
+    baseline_decode_seconds: float
+
+
+@dataclass
+class _Failed:
+    """A line of prompts.jsonl that could not be decoded."""
+
+    id: str
+    error: str
 
 
 @dataclass
@@ -29,33 +107,185 @@ class StoredRun:
 
     @cached_property
     def rounds(self) -> list[dict[str, Any]]:
-        """One record per round and prompt, from rounds.parquet."""
-        rows: list[dict[str, Any]] = parquet.read_table(self.folder / "rounds.parquet").to_pylist()
+        """One record per round and prompt, from rounds.parquet. Raises ConfigError."""
+        path = self.folder / "rounds.parquet"
+        table = read_table(path, ROUNDS)
+        _agree(path, table.num_rows, self.result["counts"]["rounds"], "rounds")
+        rows: list[dict[str, Any]] = table.to_pylist()
         return rows
 
     @cached_property
+    def positions(self) -> dict[str, list[Any]]:
+        """The columns of positions.parquet, one entry per token of the speculated text. Raises ConfigError."""
+        columns: dict[str, list[Any]] = read_table(self.folder / "positions.parquet", POSITIONS).to_pydict()
+        return columns
+
+    @cached_property
     def prompts(self) -> list[dict[str, Any]]:
-        """The lines of prompts.jsonl."""
-        lines = (self.folder / "prompts.jsonl").read_text(encoding="utf-8").splitlines()
-        return [json.loads(line) for line in lines]
+        """The lines of prompts.jsonl. Raises ConfigError."""
+        path, counts = self.folder / "prompts.jsonl", self.result["counts"]
+        found = [parse_json(line, f"{path} line {number}") for number, line in enumerate(_lines(path), 1)]
+        for number, record in enumerate(found, 1):
+            kind = _Failed if isinstance(record, dict) and "error" in record else _Prompt
+            _checked(record, kind, f"{path} line {number}")
+        _agree(path, len(found), counts["prompts"] + counts["failed"], "lines")
+        _agree(path, sum("error" in record for record in found), counts["failed"], "errors")
+        return found
 
 
 def load_runs(folder: Path) -> list[StoredRun]:
-    """The run in `folder`, or those in its sub-folders. Raises ConfigError if there is none."""
-    paths = [folder] if (folder / "results.json").is_file() else sorted(p.parent for p in folder.glob("*/results.json"))
-    runs = [StoredRun(path, json.loads((path / "results.json").read_text(encoding="utf-8"))) for path in paths]
+    """The run in `folder`, or those in its sub-folders. Of several, those that cannot be used are told and left out.
+    Raises ConfigError if none is left."""
+    alone = (folder / "results.json").exists()
+    paths = [folder] if alone else sorted(p.parent for p in folder.glob("*/config.yaml"))
+    paths = paths if alone else sorted({*paths, *(p.parent for p in folder.glob("*/results.json"))})
+    runs = []
+    for path in paths:
+        try:
+            runs.append(load_run(path))
+        except ConfigError as error:
+            if len(paths) == 1:
+                raise
+            log.warning("left out: %s", error)
     if not runs:
         raise ConfigError(f"{folder} holds no finished run: there is no results.json in it or one folder below")
-    overrides = [_overrides(run.folder) for run in runs]
+    overrides = [_overrides(run) for run in runs]
     for run, own in zip(runs, overrides, strict=True):
         run.keys = {key: value for key, value in own.items() if any(other.get(key) != value for other in overrides)}
     return sorted(runs, key=lambda run: [_sortable(value) for value in run.keys.values()])
 
 
-def _overrides(folder: Path) -> dict[str, str]:
-    """{"gamma": "5", ...}: the overrides that Hydra wrote beside the run, or else those in the folder's name."""
-    noted = folder / ".hydra" / "overrides.yaml"
-    words = yaml.safe_load(noted.read_text(encoding="utf-8")) if noted.is_file() else folder.name.split(",")
+def load_run(folder: Path) -> StoredRun:
+    """The run in this folder, with prompts and rounds read. Raises ConfigError."""
+    run = StoredRun(folder, read_result(folder))
+    decoded = {prompt["id"] for prompt in run.prompts}
+    if unknown := {r["prompt"] for r in run.rounds} - decoded:
+        raise ConfigError(f"{folder / 'prompts.jsonl'} cannot be used: it has no line for {sorted(unknown)[0]}")
+    return run
+
+
+def read_result(folder: Path) -> dict[str, Any]:
+    """results.json of a run. Raises ConfigError if it is missing, or has not the shape of a `RunResult`."""
+    path = folder / "results.json"
+    if not path.exists():
+        raise ConfigError(f"{folder} is not a finished run: results.json is not there")
+    result = parse_json(_text(path), str(path))
+    version = result.get("schema_version") if isinstance(result, dict) else None
+    if isinstance(version, int) and version > SCHEMA_VERSION:
+        raise ConfigError(
+            f"{path} cannot be used: its schema_version is {version}, of a newer specbench; this one reads up to "
+            f"{SCHEMA_VERSION}"
+        )
+    found: dict[str, Any] = _checked(result, RunResult, str(path))
+    _checked(found["provenance"], _Provenance, str(path), "provenance")
+    _checked(found["config"], _Config, str(path), "config")
+    found = {"metrics": {}, "notes": [], "choices": {}} | found  # an earlier version did not write them
+    found["counts"] = dataclasses.asdict(Counts()) | found["counts"]
+    if found["lossless"]["method"] == "token_equality":
+        _checked(found["lossless"]["detail"], _Equality, str(path), "lossless.detail")
+    if "wrong" in found["lossless"]["detail"]:
+        _checked(found["lossless"]["detail"], _TopOne, str(path), "lossless.detail")
+    if reason := _impossible(found):
+        raise ConfigError(f"{path} cannot be used: {reason}")
+    return found
+
+
+def _impossible(result: dict[str, Any]) -> str:
+    """What no run writes, in words."""
+    counts, cost, speedup = result["counts"], result["cost"], result["speedup"]
+    factors, drafted = speedup["accounting"], speedup["theorem_3_8"] is not None
+    if result.get("schema_version") != SCHEMA_VERSION:
+        return f"its schema_version is {result.get('schema_version')}, not {SCHEMA_VERSION}"
+    needed = {"block_efficiency.mean": result["block_efficiency"]["mean"]}
+    needed |= {f"cost.{name}": cost[name] for name in ("v", "o", "target_step_seconds")}
+    needed |= {"alpha.mean": result["alpha"]["mean"], "cost.c": cost["c"]} if drafted or factors else {}
+    if null := sorted(name for name, value in needed.items() if value is None):
+        return f"{null[0]} is null"
+    if missing := {"theorem_3_8", "not_iid", "verify", "overhead"} - set(factors):
+        return f"speedup.accounting has no {min(missing)}" if factors else ""
+    for way, times in result["latency"].items():
+        for what, found in times.items():
+            if missing := {"p50", "p90", "p99"} - set(found):
+                return f"latency.{way}.{what} has no {min(missing)}"
+    if min(counts["prompts"], counts["rounds"]) < 1 or min(counts.values()) < 0:
+        return "its counts are not those of a run"
+    if min((e["stderr"] for e in result["beta_by_position"] if e["stderr"] is not None), default=0) < 0:
+        return "a standard error of beta_by_position is below 0"
+    gammas = [entry["gamma"] for entry in cost["by_gamma"]]
+    if not gammas or gammas != sorted({*gammas}) or gammas[0] < 0 or gammas[-1] > LARGEST_GAMMA:
+        return "cost.by_gamma is not that of a run"
+    return ""
+
+
+def read_table(path: Path, columns: Mapping[str, str]) -> pyarrow.Table:
+    """A parquet file that has at least these columns, of these kinds. Raises ConfigError."""
+    try:
+        table = parquet.read_table(path)
+    except (OSError, pyarrow.ArrowException) as error:
+        raise ConfigError(f"{path} cannot be read ({_first_line(error)})") from error
+    for name, kind in columns.items():
+        if name not in table.column_names:
+            raise ConfigError(f"{path} cannot be used: it has no column {name}")
+        found, nullable = table.schema.field(name).type, kind.endswith(" or null")
+        plain = kind.removesuffix(" or null")
+        fits = KINDS[plain](found) or (plain == "number" and types.is_integer(found))
+        if not (fits or (plain == "text" and types.is_large_string(found)) or (nullable and types.is_null(found))):
+            raise ConfigError(f"{path} cannot be used: its column {name} is {found}, not {kind}")
+        if not nullable and table[name].null_count:
+            raise ConfigError(f"{path} cannot be used: its column {name} has empty cells")
+    return table
+
+
+def parse_json(text: str, where: str) -> Any:
+    """The value of a JSON text. Raises ConfigError."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{where} is not JSON ({_first_line(error)})") from error
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} cannot be read ({_first_line(error)})") from error
+
+
+def _lines(path: Path) -> list[str]:
+    """Lines end with a line feed alone: text may hold other separators of lines."""
+    return _text(path).removesuffix("\n").split("\n")
+
+
+def _checked(value: Any, kind: type, what: str, where: str = "") -> Any:
+    try:
+        check_shape(value, kind, where)
+    except ValueError as error:
+        raise ConfigError(f"{what} cannot be used: {error}") from error
+    return value
+
+
+def _agree(path: Path, found: int, counted: int, what: str) -> None:
+    if found != counted:
+        raise ConfigError(f"{path} cannot be used: it has {found} {what}, and results.json counts {counted}")
+
+
+def _first_line(error: Exception) -> str:
+    """The reason without the path, which the sentence names."""
+    reason = getattr(error, "strerror", None) or str(error)
+    return next(iter(reason.splitlines()), type(error).__name__).rstrip(".")
+
+
+def _overrides(run: StoredRun) -> dict[str, str]:
+    """{"gamma": "5", ...}: the overrides that results.json or Hydra noted, or else those in the folder's name."""
+    noted = run.folder / ".hydra" / "overrides.yaml"
+    words = run.result.get("overrides")
+    if words is None and noted.is_file():
+        try:
+            words = yaml.safe_load(_text(noted))
+        except (ConfigError, yaml.YAMLError, ValueError) as error:
+            log.warning("%s cannot be read (%s)", noted, str(error).splitlines()[0])
+    if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
+        words = run.folder.name.split(",")
     return dict(word.split("=", 1) for word in words if "=" in word)
 
 
@@ -64,18 +294,3 @@ def _sortable(value: str) -> tuple[int, float, str]:
         return 0, float(value), ""
     except ValueError:
         return 1, 0.0, value
-
-
-def read_result(folder: Path) -> dict[str, Any] | None:
-    """results.json of a run; None if it is missing or cannot be read."""
-    try:
-        found: dict[str, Any] = json.loads((folder / "results.json").read_text(encoding="utf-8"))
-    except (OSError, json.JSONDecodeError):
-        return None
-    return found
-
-
-def is_finished(folder: Path, digest: str) -> bool:
-    """Whether the folder holds a complete result of the configuration with this digest."""
-    found = read_result(folder)
-    return found is not None and found.get("config_digest") == digest and found.get("status") == "complete"

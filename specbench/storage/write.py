@@ -1,8 +1,9 @@
 """Writes the files of a run, which every run leaves; loggers mirror them."""
 
 import dataclasses
+import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,30 +14,77 @@ import yaml
 from specbench.decoded import Failure, Group, Record, Round, TextLaws
 from specbench.decoding.clock import DECODING
 from specbench.results import RunResult
-from specbench.storage.atomic import write_json, write_text
+from specbench.storage.atomic import replacing, synchronise, write_json, write_text, writing
+from specbench.storage.finished import FILES, RESULTS, contents
 
+PART = "prompts.jsonl.part"
 CONTEXT_TOKENS = 16  # decoded before a token, enough to get its text right
 
 
 def write_config(config: dict[str, Any], out_dir: Path) -> None:
-    """Writes the resolved configuration to config.yaml, before the run begins."""
-    out_dir.mkdir(parents=True, exist_ok=True)
+    """Writes the resolved configuration to config.yaml, before the run begins. Raises ConfigError."""
+    with writing(out_dir):
+        out_dir.mkdir(parents=True, exist_ok=True)
     write_text(out_dir / "config.yaml", yaml.safe_dump(config, sort_keys=False))
 
 
-def write_result(result: RunResult, record: Record, digest: str, out_dir: Path, tokenizer: Any) -> None:
+class PromptsFile:
+    """prompts.jsonl.part, which grows while a run decodes."""
+
+    def __init__(self, out_dir: Path):
+        """Raises ConfigError if it cannot be written."""
+        self.path = out_dir / PART
+        with writing(self.path):
+            out_dir.mkdir(parents=True, exist_ok=True)
+            self.file = self.path.open("wb", buffering=0)
+
+    def __enter__(self) -> "PromptsFile":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.file.close()
+
+    def append(self, records: Iterable[dict[str, Any]]) -> None:
+        """Appends one line per record, all of them or, where the disk is full, none. Raises ConfigError."""
+        text = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
+        rest, whole = memoryview(text.encode("utf-8", "backslashreplace")), self.file.tell()
+        with writing(self.path):
+            try:
+                while rest:
+                    rest = rest[self.file.write(rest) :]
+            except OSError:
+                self.file.truncate(self.file.seek(whole))
+                raise
+
+
+def write_result(
+    result: RunResult,
+    record: Record,
+    digest: str,
+    out_dir: Path,
+    tokenizer: Any,
+    identity: Mapping[str, Any] | None = None,
+    overrides: Sequence[str] | None = None,
+) -> None:
     """Writes prompts.jsonl, rounds.parquet, positions.parquet and, last, results.json, which shows that the others are
-    complete. The tokenizer turns each round's tokens into text."""
-    os.replace(out_dir / "prompts.jsonl.part", out_dir / "prompts.jsonl")
+    complete. The tokenizer turns each round's tokens into text. With `identity`, of what the run was made of, a sweep
+    can use the results again. Raises ConfigError."""
+    part = out_dir / PART
+    with writing(out_dir / "prompts.jsonl"):
+        (out_dir / RESULTS).unlink(missing_ok=True)
+        synchronise(part)
+        os.replace(part, out_dir / "prompts.jsonl")
     _write_table(rounds_table(record, tokenizer), out_dir / "rounds.parquet")
     _write_table(positions_table(record), out_dir / "positions.parquet")
-    write_json(out_dir / "results.json", result.as_dict() | {"config_digest": digest})
+    found: dict[str, Any] = {"config_digest": digest, "overrides": None if overrides is None else list(overrides)}
+    if identity is not None:
+        found["identity"] = {**identity, "files": {name: contents(out_dir / name) for name in FILES}}
+    write_json(out_dir / RESULTS, result.as_dict() | found)
 
 
 def _write_table(table: pyarrow.Table, path: Path) -> None:
-    temporary = path.with_name(path.name + ".tmp")
-    pyarrow.parquet.write_table(table, temporary)
-    os.replace(temporary, path)
+    with replacing(path) as temporary:
+        pyarrow.parquet.write_table(table, temporary)
 
 
 def prompt_records(group: Group, tokenizer: Any) -> Iterator[dict[str, Any]]:

@@ -1,0 +1,112 @@
+"""The identity of what a run depends on: settings, files that it reads, checkpoints, code.
+
+A finished run is used again only if all of them are what they were.
+"""
+
+import functools
+import hashlib
+import os
+import platform
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+LOADED = (".json", ".safetensors", ".bin", ".pt", ".model", ".txt", ".jinja", ".tiktoken")  # of a checkpoint's folder
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What a run was made of. `settings` are those that numbers depend on; `sources` are versions of what they name
+    ({"data.path": "sha256 ..."}), and `code` versions of the programs."""
+
+    digest: str
+    settings: Mapping[str, Any]
+    sources: Mapping[str, str]
+    code: Mapping[str, str]
+
+    def as_dict(self) -> dict[str, Any]:
+        """The field `identity` of results.json; the settings stand in its field `config`."""
+        return {"config": self.digest, "sources": dict(self.sources), "code": dict(self.code)}
+
+    def differs_from(self, stored: Mapping[str, Any], config: Mapping[str, Any]) -> list[str]:
+        """What a stored identity and its configuration have otherwise, in words; empty if they agree."""
+        found = []
+        if stored.get("config") != self.digest:
+            theirs, ours = flat({key: config.get(key) for key in self.settings}), flat(self.settings)
+            found = sorted(key for key in {*theirs, *ours} if theirs.get(key) != ours.get(key)) or ["the configuration"]
+        for field, what in (("sources", "the contents of {}"), ("code", "the code of {}")):
+            noted, now = stored.get(field), getattr(self, field)
+            noted = noted if isinstance(noted, dict) else {}
+            found += [what.format(key) for key in sorted({*noted, *now}) if noted.get(key) != now.get(key)]
+        return found
+
+
+def flat(tree: Any, key: str = "") -> dict[str, str]:
+    """{"data": {"limit": 3}} as {"data.limit": "3"}."""
+    if not isinstance(tree, Mapping) or not tree:
+        return {key: str(tree)}
+    return {k: v for name, value in tree.items() for k, v in flat(value, f"{key}.{name}" if key else str(name)).items()}
+
+
+def of_file(path: str | Path) -> str:
+    """A hash of a file's contents."""
+    try:
+        found = os.stat(path)
+        return _hash_of(str(path), found.st_size, found.st_mtime_ns, found.st_ino)
+    except OSError:
+        return "cannot be read"
+
+
+@functools.lru_cache(maxsize=1024)
+def _hash_of(path: str, size: int, mtime_ns: int, inode: int) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def of_folder(folder: Path) -> str:
+    """A hash of the contents of all files in a folder and its sub-folders."""
+    return _digest(f"{path.relative_to(folder)} {of_file(path)}" for path in folder.rglob("*") if path.is_file())
+
+
+def of_checkpoint(path: Path, name: str, revision: str | None) -> str:
+    """Of a local folder: its files with sizes and times of change. Of a hub id: the commit in the local cache, or the
+    revision where there is none."""
+    if not path.is_dir():
+        return of_hub(name, revision, "model", "config.json")
+    found = [(entry.name, entry.stat()) for entry in os.scandir(path) if entry.name.endswith(LOADED)]
+    return _digest(f"{name} {stat.st_size} {stat.st_mtime_ns}" for name, stat in found)
+
+
+def of_hub(name: str, revision: str | None, kind: str, file: str) -> str:
+    """The commit of a hub id in the local cache, which holds this file of it, or else the revision."""
+    from huggingface_hub import try_to_load_from_cache
+
+    try:
+        found = try_to_load_from_cache(name, file, revision=revision, repo_type=kind)
+    except ValueError:  # no hub id
+        found = None
+    return f"commit {Path(found).parent.name}" if isinstance(found, str) else f"revision {revision or 'main'}"
+
+
+def of_python() -> str:
+    """The version of Python, whose standard library is a corpus."""
+    return platform.python_version()
+
+
+@functools.cache
+def of_code() -> str:
+    """A hash of the package's source files, which a wheel and a changed checkout have too."""
+    package = Path(__file__).parent
+    return _digest(f"{path.relative_to(package)} {of_file(path)}" for path in package.rglob("*.py"))
+
+
+def of_module(name: str) -> str:
+    """A hash of an imported module's file."""
+    file = getattr(sys.modules.get(name), "__file__", None)
+    return of_file(file) if file else "unknown"
+
+
+def _digest(lines: Iterable[str]) -> str:
+    return hashlib.sha256("\n".join(sorted(lines)).encode()).hexdigest()

@@ -1,0 +1,100 @@
+"""Whether a folder holds a finished run, and of what; how a folder is cleared for the next one."""
+
+import hashlib
+import logging
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from specbench.identity import Identity
+from specbench.settings import ConfigError
+from specbench.storage.atomic import synchronise, writing
+from specbench.storage.read import read_result
+
+log = logging.getLogger(__name__)
+RESULTS = "results.json"
+FILES = ("config.yaml", "prompts.jsonl", "rounds.parquet", "positions.parquet")  # results.json names them
+OTHERS = ("prompts.jsonl.part", "report.html", "replay.json")  # of the run before, if a folder is used again
+ASIDE = "corrupt-"  # begins the names of folders of files that cannot be used
+
+
+@dataclass(frozen=True)
+class Earlier:
+    """What an earlier run has left in a folder: its results if they can be used, else `corrupt` says why not. `differs`
+    is what it was made of that is different now."""
+
+    result: dict[str, Any] | None = None
+    corrupt: str = ""
+    differs: list[str] = field(default_factory=list)
+
+    @property
+    def finished(self) -> bool:
+        """Whether the results are those of the run that is wanted."""
+        return self.result is not None and self.result["status"] == "complete" and not self.differs
+
+    @property
+    def again(self) -> str:
+        """Why the run is done again, in words; "" if there is nothing to say."""
+        if self.result is None or self.finished:
+            return self.corrupt
+        if self.differs:
+            shown = ", ".join(self.differs[:3]) + (f" and {len(self.differs) - 3} more" if self.differs[3:] else "")
+            return f"what differs is {shown}"
+        return f"it was {self.result['status']}"
+
+
+def examine(folder: Path, wanted: Identity) -> Earlier:
+    """What an earlier run has left, compared with the run that is wanted. Reads all files of it."""
+    for path in (folder / name for name in (RESULTS, *FILES, *OTHERS)):
+        if path.exists() and not path.is_file():
+            return Earlier(corrupt=f"{path.name} is not a file")
+    if not (folder / RESULTS).exists():
+        return Earlier()
+    try:
+        result = read_result(folder)
+    except ConfigError as error:
+        return Earlier(corrupt=str(error))
+    identity = result.get("identity")
+    if not isinstance(identity, dict) or not isinstance(identity.get("files"), dict):
+        return Earlier(result, differs=["the identity, which an earlier version did not write"])
+    for name in FILES:
+        if identity["files"].get(name) != contents(folder / name):
+            return Earlier(corrupt=f"{name} is not the file that {RESULTS} was written with")
+    return Earlier(result, differs=wanted.differs_from(identity, result["config"]))
+
+
+def contents(path: Path) -> dict[str, Any] | None:
+    """Size in bytes and hash of a file; None if it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            return {"bytes": os.fstat(file.fileno()).st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
+    except OSError:
+        return None
+
+
+def clear(folder: Path) -> None:
+    """Removes the files of an earlier run, results.json first: while it is there, the others are too. Raises
+    ConfigError."""
+    with writing(folder):
+        (folder / RESULTS).unlink(missing_ok=True)
+        synchronise(folder)
+        for name in (*FILES, *OTHERS):
+            (folder / name).unlink(missing_ok=True)
+
+
+def move_aside(folder: Path) -> Path:
+    """Moves the files of an earlier run into a new sub-folder, and returns it. Raises ConfigError."""
+    numbers = (folder / f"{ASIDE}{number}" for number in range(1, 10**6))
+    aside = next(path for path in numbers if not path.exists())
+    with writing(aside):
+        aside.mkdir()
+        for path in _there(folder / name for name in (RESULTS, *FILES, *OTHERS)):
+            path.rename(aside / path.name)
+        synchronise(folder)
+    return aside
+
+
+def _there(paths: Iterable[Path]) -> list[Path]:
+    return [path for path in paths if path.exists() or path.is_symlink()]
