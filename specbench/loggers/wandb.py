@@ -92,8 +92,8 @@ class WandbLogger(Logger):
 
 def history(record: Record) -> list[dict[str, Any]]:
     """The rounds in the order of decoding, as W&B's flat records; times in milliseconds."""
-    rounds = [r for group in record.groups for r in group.speculative.rounds]
-    every = -(-len(rounds) // MOST_ROUNDS) or 1
+    every = -(-sum(len(result.speculative.rounds) for result in record.results) // MOST_ROUNDS) or 1
+    rounds = (r for group in record.groups for r in group.speculative.rounds)
     return [
         {
             "round/number": number,

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from specbench.data.prompts import Request, render
+from specbench.data.prompts import Prompt, Request, render
 from specbench.decoded import Result
 from specbench.run.parts import Parts
 from specbench.settings import ConfigError
@@ -25,7 +25,8 @@ class Requests:
     def __init__(self, parts: Parts):
         self.parts = parts
         self.answers: dict[str, list[str]] = {prompt.id: [] for prompt in parts.prompts}
-        self.too_long: list[Request] = []
+        self.turns = {prompt.id: len(prompt.turns) for prompt in parts.prompts}
+        self.too_long: list[int] = []  # tokens of each turn that does not fit, and of those that would follow it
 
     @property
     def total(self) -> int:
@@ -38,8 +39,10 @@ class Requests:
 
     def remember(self, result: Result) -> None:
         """Keeps the baseline's answer as the history of the next turn, for both decoders."""
-        text = self.parts.target.tokenizer.decode(result.baseline.tokens, skip_special_tokens=True)
-        self.answers[result.request.prompt_id].append(text)
+        answers = self.answers[result.request.prompt_id]
+        last = len(answers) + 1 == self.turns[result.request.prompt_id]
+        decode = self.parts.target.tokenizer.decode
+        answers.append("" if last else decode(result.baseline.tokens, skip_special_tokens=True))
 
     def groups(self) -> Iterator[Wanted]:
         """Groups of all first turns, then of the second turns, and so on. Raises ConfigError if no prompt fits the
@@ -50,26 +53,32 @@ class Requests:
         for turn in range(max(len(prompt.turns) for prompt in parts.prompts)):
             waiting = self._turn(turn)
             if turn == 0 and not waiting:
-                shortest = min(len(request.tokens) for request in self.too_long)
                 raise ConfigError(
-                    f"no prompt fits: the shortest has {shortest} tokens, "
+                    f"no prompt fits: the shortest has {min(self.too_long)} tokens, "
                     f"and the context of {parts.target.name} must hold at least one more, {parts.target.context}"
                 )
-            columns = max((self.limit(request) for request in waiting), default=0) + parts.spare
+            longest = max((tokens for _, tokens in waiting), default=0)
+            columns = min(longest + parts.max_new_tokens, parts.target.context) + parts.spare
             for begin in range(0, len(waiting), size):
-                yield Wanted(waiting[begin : begin + size], columns)
+                yield Wanted([self._request(prompt) for prompt, _ in waiting[begin : begin + size]], columns)
 
-    def _turn(self, turn: int) -> list[Request]:
-        """The requests of one turn that fit the context. Raises ConfigError if one is empty."""
+    def _turn(self, turn: int) -> list[tuple[Prompt, int]]:
+        """The prompts with a next turn that fits the context, and its tokens; the tokens themselves are made again when
+        it is decoded, since those of all prompts would fill the memory. Raises ConfigError if one is empty."""
         target, waiting = self.parts.target, []
         for prompt in self.parts.prompts:
             if len(prompt.turns) <= turn or len(self.answers[prompt.id]) != turn:
                 continue
-            request = render(prompt, self.answers[prompt.id], target.tokenizer, target.chat_template)
+            request = self._request(prompt)
             if not request.tokens:
                 raise ConfigError(f"prompt {request.id} is empty, and the tokenizer of {target.name} has no BOS token")
             if len(request.tokens) < target.context:
-                waiting.append(request)
+                waiting.append((prompt, len(request.tokens)))
             else:  # the turns after it cannot be asked either
-                self.too_long += [request] * (len(prompt.turns) - turn)
+                self.too_long += [len(request.tokens)] * (len(prompt.turns) - turn)
         return waiting
+
+    def _request(self, prompt: Prompt) -> Request:
+        """The next turn of a prompt."""
+        target = self.parts.target
+        return render(prompt, self.answers[prompt.id], target.tokenizer, target.chat_template)

@@ -27,6 +27,7 @@ ROUNDS = {"prompt": "text", "accepted_text": "text", "own_text": "text", "reject
 ROUNDS |= {f"{lap}_seconds": "number" for lap in DECODING}
 POSITIONS = {"prompt": "text", "outcome": "number or null", "beta": "number or null", "acceptance": "number or null",
              "relative_entropy": "number or null", "confidence": "number or null"}  # fmt: skip
+MOST_ROUNDS = 20_000  # that pages and figures read
 KINDS = {"text": types.is_string, "integer": types.is_integer, "number": types.is_floating}
 
 
@@ -107,10 +108,11 @@ class StoredRun:
 
     @cached_property
     def rounds(self) -> list[dict[str, Any]]:
-        """One record per round and prompt, from rounds.parquet. Raises ConfigError."""
+        """One record per round and prompt, from rounds.parquet; of long runs the first MOST_ROUNDS. Raises
+        ConfigError."""
         path = self.folder / "rounds.parquet"
-        table = read_table(path, ROUNDS)
-        _agree(path, table.num_rows, self.result["counts"]["rounds"], "rounds")
+        table = read_table(path, ROUNDS, MOST_ROUNDS)
+        _agree(path, parquet.read_metadata(path).num_rows, self.result["counts"]["rounds"], "rounds")
         rows: list[dict[str, Any]] = table.to_pylist()
         return rows
 
@@ -217,10 +219,15 @@ def _impossible(result: dict[str, Any]) -> str:
     return ""
 
 
-def read_table(path: Path, columns: Mapping[str, str]) -> pyarrow.Table:
-    """A parquet file that has at least these columns, of these kinds. Raises ConfigError."""
+def read_table(path: Path, columns: Mapping[str, str], most: int | None = None) -> pyarrow.Table:
+    """A parquet file that has at least these columns, of these kinds, or about its first `most` rows. Raises
+    ConfigError."""
     try:
-        table = parquet.read_table(path)
+        with parquet.ParquetFile(path) as file:
+            groups, rows = 0, 0
+            while groups < file.num_row_groups and (most is None or rows < most):
+                rows, groups = rows + file.metadata.row_group(groups).num_rows, groups + 1
+            table = file.read_row_groups(range(groups))
     except (OSError, pyarrow.ArrowException) as error:
         raise ConfigError(f"{path} cannot be read ({_first_line(error)})") from error
     for name, kind in columns.items():

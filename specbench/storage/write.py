@@ -1,24 +1,20 @@
 """Writes the files of a run, which every run leaves; loggers mirror them."""
 
-import dataclasses
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import pyarrow
-import pyarrow.parquet
 import yaml
 
-from specbench.decoded import Failure, Group, Record, Round, TextLaws
-from specbench.decoding.clock import DECODING
+from specbench.decoded import Failure, Group, Record
 from specbench.results import RunResult
-from specbench.storage.atomic import replacing, synchronise, write_json, write_text, writing
+from specbench.storage.atomic import synchronise, write_json, write_text, writing
 from specbench.storage.finished import FILES, RESULTS, contents
+from specbench.storage.parquet import POSITIONS, position_rows, round_rows, rounds_schema, write_rows
 
 PART = "prompts.jsonl.part"
-CONTEXT_TOKENS = 16  # decoded before a token, enough to get its text right
 
 
 def write_config(config: dict[str, Any], out_dir: Path) -> None:
@@ -74,17 +70,12 @@ def write_result(
         (out_dir / RESULTS).unlink(missing_ok=True)
         synchronise(part)
         os.replace(part, out_dir / "prompts.jsonl")
-    _write_table(rounds_table(record, tokenizer), out_dir / "rounds.parquet")
-    _write_table(positions_table(record), out_dir / "positions.parquet")
+    write_rows(out_dir / "rounds.parquet", round_rows(record, tokenizer), rounds_schema(record))
+    write_rows(out_dir / "positions.parquet", position_rows(record), POSITIONS)
     found: dict[str, Any] = {"config_digest": digest, "overrides": None if overrides is None else list(overrides)}
     if identity is not None:
         found["identity"] = {**identity, "files": {name: contents(out_dir / name) for name in FILES}}
     write_json(out_dir / RESULTS, result.as_dict() | found)
-
-
-def _write_table(table: pyarrow.Table, path: Path) -> None:
-    with replacing(path) as temporary:
-        pyarrow.parquet.write_table(table, temporary)
 
 
 def prompt_records(group: Group, tokenizer: Any) -> Iterator[dict[str, Any]]:
@@ -125,65 +116,3 @@ def failure_records(failure: Failure) -> Iterator[dict[str, Any]]:
             "error": failure.error,
             "prompt": request.text,
         }
-
-
-def rounds_table(record: Record, tokenizer: Any) -> pyarrow.Table:
-    """rounds.parquet: one row per round and prompt, with the text that was accepted, added and rejected. Seconds are
-    those of the whole batch: rows with the same `batch` and `round` were one call."""
-    rows = []
-    for index, group in enumerate(record.groups):
-        number: dict[int, int] = {}
-        for r in group.speculative.rounds:
-            number[r.row] = number.get(r.row, -1) + 1
-            result = group.results[r.row]
-            place = {"prompt": result.request.id, "batch": index, "round": number[r.row]}
-            rows.append(place | _round_record(r, record) | _texts(r, result.speculative.tokens, tokenizer))
-    table = pyarrow.Table.from_pylist(rows)
-    if not rows:
-        return table
-    betas = table["beta"].cast(pyarrow.list_(pyarrow.float64()))
-    return table.set_column(table.schema.get_field_index("beta"), "beta", betas)
-
-
-def _round_record(r: Round, record: Record) -> dict[str, Any]:
-    """A round as columns: its fields, the numbers of each metric, and the seconds of each lap."""
-    row = dataclasses.asdict(r)
-    row.pop("seconds")
-    numbers = row.pop("numbers")
-    for name, found in numbers.items():
-        row |= {f"{name}_{column}": value for column, value in zip(record.columns[name], found, strict=True)}
-    return row | {f"{lap}_seconds": r.seconds.get(lap, 0.0) for lap in DECODING}
-
-
-def _texts(r: Round, tokens: Sequence[int], tokenizer: Any) -> dict[str, str]:
-    """The text of the round's accepted, added and rejected tokens: differences of longer texts, since some tokenizers
-    join tokens by context."""
-    begin = max(0, r.position - CONTEXT_TOKENS)
-
-    def upto(end: int, *more: int) -> str:
-        text: str = tokenizer.decode([*tokens[begin:end], *more], skip_special_tokens=False)
-        return text
-
-    middle, end = r.position + r.accepted, r.position + r.tokens
-    before, kept = upto(r.position), upto(middle)
-    rejected = "" if r.rejected is None else upto(middle, r.rejected)[len(kept) :]
-    return {"accepted_text": kept[len(before) :], "own_text": upto(end)[len(kept) :], "rejected_text": rejected}
-
-
-def positions_table(record: Record) -> pyarrow.Table:
-    """positions.parquet: one row per token of the speculated text, with what `read_text` found there, and `outcome`: 1
-    for an accepted guess, 0 for the token in the place of a rejected one, null if no guess was tested."""
-    rows = []
-    for result in record.results:
-        laws = result.speculative_laws
-        if laws is None:
-            continue
-        outcomes = result.speculative.outcomes()
-        columns = {name: values.tolist() for name, values in vars(laws).items()}
-        for position in range(len(laws.beta)):
-            found = {name: values[position] for name, values in columns.items()}
-            place = {"prompt": result.request.id, "position": position, "outcome": outcomes[position]}
-            rows.append(place | {"token": result.speculative.tokens[position]} | found)
-    fields = [("prompt", pyarrow.string()), ("position", pyarrow.int64()), ("outcome", pyarrow.int8())]
-    fields += [("token", pyarrow.int64())] + [(f.name, pyarrow.float64()) for f in dataclasses.fields(TextLaws)]
-    return pyarrow.Table.from_pylist(rows, schema=pyarrow.schema(fields))
