@@ -97,7 +97,7 @@ class Budget:
         """Raises ConfigError if the run does not fit."""
         needed = self.weights + self.kv + self.activations
         if needed > self.free:
-            change = "a smaller model, dtype=bfloat16 or another device"
+            change = "a smaller model, dtype=bfloat16, executor=eager, which holds weights once, or another device"
             if self.weights < self.free:
                 change = "a smaller batch_size or max_new_tokens, or fewer cache.blocks with cache=paged"
             raise ConfigError(f"the run needs {size(needed)} but does not have it ({self}): use {change}")

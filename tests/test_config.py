@@ -138,7 +138,7 @@ BAD = {
     "a cache without fixed shapes": (["executor=compiled", "cache=dynamic"], "use cache=static or cache=paged"),
     "more than the memory": (["batch_size=1000000"], "use a smaller batch_size or max_new_tokens"),
     "a model too large": (["drafter=llama8b", "target=llama70b", "target.weights=random", "drafter.weights=random",
-                           "dtype=float32"], "use a smaller model, dtype=bfloat16 or another device"),
+                           "dtype=float32"], "use a smaller model, dtype=bfloat16, executor=eager"),
     "blocks that hold no request": (["cache=paged", "cache.blocks=2", "data.limit=1"], "cache.blocks holds in all"),
     "a synthetic rate above one": (["verifier=synthetic", "verifier.alpha=1.2"], "verifier.alpha=1.2 is not allowed"),
     "no room to read": (["prefill_chunk=0"], "prefill_chunk=0 is not allowed: it must be an integer >= 1"),

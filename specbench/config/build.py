@@ -115,10 +115,13 @@ def memory_budget(checked: Checked, prompts: Sequence[Prompt], context: Context,
     columns = min(longest + root.max_new_tokens, footprints[0].context) + spare
     executor, cache = context.executor, chosen["cache"]
     in_all = cache.kind.columns_in_all(cache.settings, root.batch_size, executor.columns(columns))
+    peers = chosen["baseline"].kind.loads_models and executor.changes_modules
+    verdict = root.verdict_tokens > 0 and executor.changes_modules and not peers  # its stock target
+    doubled = sum(executor.doubles(f.weights, f.tied, context.device, context.dtype) for f in footprints)
     budget = Budget.of(
         footprints,
-        copies=2 if chosen["baseline"].kind.loads_models and executor.changes_modules else 1,
-        doubled=sum(executor.doubles(f.weights, f.tied, context.device, context.dtype) for f in footprints),
+        copies=2 if peers else 1,
+        doubled=doubled + (footprints[0].weights if verdict else 0),
         rows=root.batch_size,
         columns=columns,
         held=in_all,

@@ -5,7 +5,7 @@ import time
 
 import torch
 
-READ_BYTES = 2**28  # the size of the buffer
+READ_BYTES = 2**27  # the size of the buffer: several times the caches
 
 
 class BandwidthProbe:

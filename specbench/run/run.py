@@ -25,6 +25,7 @@ from specbench.storage.provenance import provenance
 from specbench.storage.write import PromptsFile, failure_records, prompt_records
 
 log = logging.getLogger(__name__)
+PROBED, PROBED_LATER = 128, 8  # costs are probed before so many groups, and then before every eighth
 Progress = Callable[[int, int, str], None]  # requests done, all requests, what is going on
 
 
@@ -55,7 +56,7 @@ def _decode_all(
     session: Session, requests: Requests, record: Record, probe: BandwidthProbe, out_dir: Path, progress: Progress
 ) -> None:
     """Decodes every group of requests all ways, after warm-up and probes, then reads betas and writes the group."""
-    parts, warm = session.parts, 0
+    parts, warm, probes = session.parts, 0, 0
     with PromptsFile(out_dir) as saved:
         for number, wanted in enumerate(requests.groups()):
             with at_once():
@@ -65,9 +66,11 @@ def _decode_all(
                     if not warm and parts.policy.calibrated:
                         calibrate(session, wanted)
                     warm = wanted.columns
-                probe()
-                gamma = parts.gammas[number % len(parts.gammas)]
-                probe_costs(session, wanted.requests[0], wanted.columns, gamma)
+                if number < PROBED or number % PROBED_LATER == 0:
+                    probe()
+                    gamma = parts.gammas[probes % len(parts.gammas)]
+                    probe_costs(session, wanted.requests[0], wanted.columns, gamma)
+                    probes += 1
                 decoded = _decoded(session, requests, wanted, swap=number % 2 == 1)
             if isinstance(decoded, Failure):
                 saved.append(failure_records(decoded))
