@@ -62,7 +62,7 @@ def texts(tables, number_text, kind="model", verifier=SpeculativeVerifier, rows=
     results = []
     for prompt, new, found in zip(prompts, state.new_tokens(), recorder.evidence(rows), strict=True):
         reading = read(target, prompt, new, found)
-        results.append(Result(Request("", "", prompt, ""), tokens, decoded(new), decoded(new), reading=reading))
+        results.append(Result(Request("", "", "", prompt, ""), tokens, decoded(new), decoded(new), reading=reading))
     return results
 
 
@@ -150,7 +150,7 @@ def test_the_detectable_lenience_is_detected_in_nine_of_ten_runs(tables, number_
 
 def greedy(prompt, ours, plain, target) -> object:
     reading = read(target, prompt, ours, None)
-    results = [Result(Request("r", "", prompt, ""), 9, decoded(ours), decoded(plain), reading=reading)]
+    results = [Result(Request("r", "r", "", prompt, ""), 9, decoded(ours), decoded(plain), reading=reading)]
     return judge(results, expected=True, greedy=True, unread="")
 
 
