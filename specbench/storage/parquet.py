@@ -34,9 +34,9 @@ def write_rows(path: Path, rows: Iterable[dict[str, Any]], schema: pyarrow.Schem
 
 def rounds_schema(record: Record) -> pyarrow.Schema:
     """The columns of rounds.parquet, with those of the run's metrics."""
-    own = [(field.name, field.type) for field in dataclasses.fields(Round)]
+    own = [(f.name, f.type.__name__ if isinstance(f.type, type) else str(f.type)) for f in dataclasses.fields(Round)]
     place = [("prompt", pyarrow.string()), ("batch", pyarrow.int64()), ("round", pyarrow.int64())]
-    columns = [(name, KINDS[kind.__name__ if isinstance(kind, type) else str(kind)]) for name, kind in own if name not in SPLIT]
+    columns = [(name, KINDS[kind]) for name, kind in own if name not in SPLIT]
     metrics = [f"{metric}_{column}" for metric, names in record.columns.items() for column in names]
     numbers = [(name, pyarrow.float64()) for name in (*metrics, *(f"{lap}_seconds" for lap in DECODING))]
     return pyarrow.schema([*place, *columns, *numbers, *((name, pyarrow.string()) for name in TEXTS)])
