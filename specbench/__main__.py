@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
+from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig
 from rich.text import Text
@@ -125,7 +126,9 @@ def _main() -> None:
         raise KeyboardInterrupt(told) from None
     except Exception as error:
         cause = error if isinstance(error, OSError) else error.__cause__
-        if isinstance(cause, OSError):  # of the folder, or of its run.log, which Hydra makes
+        if isinstance(cause, OSError) and not isinstance(
+            cause, HydraException
+        ):  # of the folder, or of its run.log, which Hydra makes
             log.info("the run ended with an error", exc_info=error)
             where = f"{cause.filename} cannot be used" if cause.filename else "a file cannot be read or written"
             stop(f"{where} ({cause.strerror or cause}): choose another folder with hydra.run.dir=D or name=NAME", 2)

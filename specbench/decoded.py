@@ -62,7 +62,7 @@ class Rounds(Sequence[Round]):
         self._betas = np.array([beta for r in rounds for beta in r.beta])
         self._ends = np.cumsum([0, *(len(r.beta) for r in rounds)]).astype("i4")
         self._laps = tuple(dict.fromkeys(lap for r in rounds for lap in r.seconds))
-        self._seconds = np.array([[r.seconds.get(lap, np.nan) for lap in self._laps] for r in rounds], "f4")
+        self._seconds = np.array([[r.seconds.get(lap, np.nan) for lap in self._laps] for r in rounds])
         names = rounds[0].numbers if rounds else ()
         self._numbers = {name: np.array([r.numbers[name] for r in rounds]) for name in names}
 

@@ -52,7 +52,7 @@ class Sweep(Callback):
             stop(explain(error, [], [*wanted, *given]), 2)
 
     def on_job_start(self, config: DictConfig, **kwargs: Any) -> None:
-        if not self.known:
+        if Sweep.running is self and not self.known:
             self._expect(config, list(config.hydra.overrides.task), Path(config.hydra.runtime.output_dir))
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:

@@ -96,10 +96,11 @@ def split(overrides: Sequence[str]) -> tuple[list[str], list[str]]:
     change, since the run is over."""
     for override in overrides:
         key = override.partition("=")[0]
-        if "=" not in override or not (key in ("gamma", "gamma_policy") or key.startswith("gamma_policy.")):
+        known = key in ("gamma", "gamma_policy", "hydra.searchpath") or key.startswith("gamma_policy.")
+        if "=" not in override or not known:
             raise ConfigError(
-                f"{shown(override)} cannot apply to a run that is over: give gamma_policy=NAME, a setting of it, or "
-                "gamma=N"
+                f"{shown(override)} cannot apply to a run that is over: give gamma_policy=NAME, a setting of it, "
+                "gamma=N or hydra.searchpath=[file://FOLDER]"
             )
     chosen = [override for override in overrides if override.startswith("gamma_policy=")]
     if len(chosen) > 1:

@@ -227,7 +227,7 @@ def test_a_model_may_be_its_own_drafter(good, tmp_path):
 
 PATHS = {
     "a//b": "is not a model", "..": "no config.json", "a b": "is not a model", "'a/b/'": "is not a model",
-    "''": "is not a model", "/nowhere": "no such folder", "'~/nowhere/at/all'": "no such folder",
+    "''": "must be text that is not empty", "/nowhere": "no such folder", "'~/nowhere/at/all'": "no such folder",
     "'{tmp}/loop'": "no such folder", "'{good}/config.json'": "it is a file", "'{tmp}'": "only loop",
     "x" * 300: "is not a model", "shipped:nothing": "no such folder",
     "{good} target.revision=main": "target.revision=main is not possible",

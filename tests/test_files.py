@@ -325,7 +325,7 @@ def test_a_disk_that_is_full_at_the_end_is_a_sentence(monkeypatch, tmp_path, cap
     def full(*arguments):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(pyarrow.parquet, "write_table", full)
+    monkeypatch.setattr(pyarrow.parquet, "ParquetWriter", full)
     assert call(["hydra.run.dir=out"], monkeypatch, tmp_path) == 2
     err = capsys.readouterr().err
     assert "rounds.parquet cannot be written (No space left on device)" in err and "Traceback" not in err
