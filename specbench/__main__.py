@@ -126,9 +126,8 @@ def _main() -> None:
         raise KeyboardInterrupt(told) from None
     except Exception as error:
         cause = error if isinstance(error, OSError) else error.__cause__
-        if isinstance(cause, OSError) and not isinstance(
-            cause, HydraException
-        ):  # of the folder, or of its run.log, which Hydra makes
+        # Of the folder, or of its run.log, which Hydra makes; some of Hydra's own errors are OSErrors too.
+        if isinstance(cause, OSError) and not isinstance(cause, HydraException):
             log.info("the run ended with an error", exc_info=error)
             where = f"{cause.filename} cannot be used" if cause.filename else "a file cannot be read or written"
             stop(f"{where} ({cause.strerror or cause}): choose another folder with hydra.run.dir=D or name=NAME", 2)
