@@ -1,8 +1,9 @@
 """Records of what was decoded: raw counts and times, by round, by request and by group of requests."""
 
 import math
+import zlib
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import overload
@@ -11,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from specbench.data.prompts import Request
-from specbench.decoding.clock import Lap, Laps, decoding_seconds
+from specbench.decoding.clock import DECODING, Lap, Laps, decoding_seconds
 from specbench.decoding.queue import RequestTimes
 from specbench.peers.peer import PeerOutput
 from specbench.reading import Evidence, Reading
@@ -45,49 +46,50 @@ class Round:
 
 INTEGERS = ("row", "position", "gamma", "accepted", "tested", "tokens", "recovered", "bonus", "accepted_before_stop",
             "rejected", "rows", "steps", "width", "call")  # fmt: skip
-SMALL = ("recovered", "bonus")  # 0 or 1
 
 
 class Rounds(Sequence[Round]):
-    """The rounds of one request, stored in arrays of about 80 bytes a round: a run may have millions of them."""
+    """The rounds of one request, stored in some 50 bytes each: a run may have millions of them. Of the seconds only
+    those of decoding are kept."""
 
     def __init__(self, rounds: Sequence[Round]):
-        self._integers = {
-            name: np.array(
-                [-1 if (value := vars(r)[name]) is None else value for r in rounds], "i1" if name in SMALL else "i4"
-            )
-            for name in INTEGERS
-        }
-        self._lenience = np.array([r.lenience for r in rounds])
+        table = [[-1 if (value := vars(r)[name]) is None else value for name in INTEGERS] for r in rounds]
+        self._count = len(rounds)
+        self._integers = zlib.compress(np.array(table, "i4").tobytes(), 1)
         self._betas = np.array([beta for r in rounds for beta in r.beta])
-        self._ends = np.cumsum([0, *(len(r.beta) for r in rounds)]).astype("i4")
-        self._laps = tuple(dict.fromkeys(lap for r in rounds for lap in r.seconds))
+        self._laps = tuple(lap for lap in DECODING if any(lap in r.seconds for r in rounds))
         self._seconds = np.array([[r.seconds.get(lap, np.nan) for lap in self._laps] for r in rounds])
+        lenience = {r.lenience for r in rounds}
+        self._lenience = [r.lenience for r in rounds] if len(lenience) > 1 else [*lenience]
         names = rounds[0].numbers if rounds else ()
         self._numbers = {name: np.array([r.numbers[name] for r in rounds]) for name in names}
 
     def __len__(self) -> int:
-        return len(self._lenience)
+        return self._count
 
     @overload
     def __getitem__(self, index: int) -> Round: ...
     @overload
-    def __getitem__(self, index: slice) -> "list[Round]": ...
-    def __getitem__(self, index: int | slice) -> "Round | list[Round]":
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(len(self)))]
-        index = range(len(self))[index]
-        integers = {name: int(values[index]) for name, values in self._integers.items()}
-        rejected = integers.pop("rejected")
-        seconds = zip(self._laps, self._seconds[index].tolist(), strict=True)
-        return Round(
-            **integers,
-            beta=self._betas[self._ends[index] : self._ends[index + 1]].tolist(),
-            rejected=None if rejected < 0 else rejected,
-            numbers={name: tuple(table[index].tolist()) for name, table in self._numbers.items()},
-            seconds={lap: value for lap, value in seconds if not math.isnan(value)},
-            lenience=float(self._lenience[index]),
-        )
+    def __getitem__(self, index: slice) -> list[Round]: ...
+    def __getitem__(self, index: int | slice) -> Round | list[Round]:
+        return list(self)[index]
+
+    def __iter__(self) -> Iterator[Round]:
+        integers = np.frombuffer(zlib.decompress(self._integers), "i4").reshape(self._count, -1).tolist()
+        betas, end = self._betas.tolist(), 0
+        lenience = self._lenience if len(self._lenience) > 1 else self._lenience * self._count
+        for number, (values, seconds) in enumerate(zip(integers, self._seconds.tolist(), strict=True)):
+            named = dict(zip(INTEGERS, values, strict=True))
+            rejected = named.pop("rejected")
+            begin, end = end, end + named["tested"]
+            yield Round(
+                **named,
+                beta=betas[begin:end],
+                rejected=None if rejected < 0 else rejected,
+                numbers={name: tuple(table[number].tolist()) for name, table in self._numbers.items()},
+                seconds={lap: s for lap, s in zip(self._laps, seconds, strict=True) if not math.isnan(s)},
+                lenience=lenience[number],
+            )
 
 
 @dataclass
@@ -206,6 +208,7 @@ class Record:
     too_long: int = 0  # requests that leave no room for a token in the context
     columns: dict[str, tuple[str, ...]] = field(default_factory=dict)  # names of the numbers of each metric
     unread: str = ""  # why some texts were not read again
+    unreadable: bool = False  # whether one of the reasons is an error
 
     @property
     def results(self) -> list[Result]:

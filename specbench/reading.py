@@ -102,6 +102,8 @@ class Reading:
     seconds: float
     finite: bool = True  # whether every number is, the decoder's too
     impossible: list[int] = field(default_factory=list)  # positions of tokens with p(x) = 0, here or in the decoder
+    tested: int = 0  # guesses
+    ended: bool = True  # whether the text ends where it should
     # Above temperature 0: the sums of log p(x); whether x is one that the drafter proposes too often, where a guess was
     # tested; whether the guess itself stands there, and the decoder's p / q of it.
     log_p: Sums = field(default_factory=Sums)
@@ -113,3 +115,4 @@ class Reading:
     gap: Floats = field(default_factory=lambda: np.zeros(0))  # temperature 0: best logit - second best [n]
     short: Floats = field(default_factory=lambda: np.zeros(0))  # temperature 0: best logit - that of the token [n]
     tolerance: Floats = field(default_factory=lambda: np.zeros(0))  # of logits, by rounding [n]
+    plain_short: float | None = None  # best logit - that of plain decoding's token, where the texts differ first

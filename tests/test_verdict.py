@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -12,19 +13,23 @@ from conftest import DRAFTERS, TREES, V, make_drafter, parts_of, small, spare_of
 from test_law import AcceptEverything, ResidualFromTarget
 from test_run import call
 
+import specbench.run.run
 from specbench.cache.static import StaticCache
 from specbench.data.prompts import Request
-from specbench.decoded import DecodedRequest, Result
+from specbench.decoded import DecodedRequest, Group, Record, Result
 from specbench.decoding.clock import NoClock
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.speculative import decode_speculative
 from specbench.decoding.state import Job, State
+from specbench.decoding.stopping import StopStrings
 from specbench.decoding.verify import speculative_sampling
 from specbench.gamma_policies.fixed import FixedGamma
 from specbench.measure.lossless import judge
 from specbench.measure.martingale import chernoff, freedman
 from specbench.measure.recorder import Recorder
-from specbench.measure.stock_reading import law, read
+from specbench.measure.stock_law import largest_tv, law
+from specbench.measure.stock_reading import read
+from specbench.measure.text_end import ends_where_it_should
 from specbench.models.language_model import LanguageModel
 from specbench.reading import Events, Sums
 from specbench.report.tables import verdict
@@ -57,7 +62,7 @@ def texts(tables, number_text, kind="model", verifier=SpeculativeVerifier, rows=
     state = State.start(jobs, [], spare_of(kind, GAMMA), target.device)
     target.allocate(rows, state.tokens.shape[1])
     target.prefill(state)
-    recorder = Recorder(judged_by, {}, evidence=True, laws=True)
+    recorder = Recorder(judged_by, {}, evidence=True)
     decode_speculative(state, target, drafter, FixedGamma(GAMMA), judged_by, NoClock(), recorder)
     results = []
     for prompt, new, found in zip(prompts, state.new_tokens(), recorder.evidence(rows), strict=True):
@@ -70,8 +75,12 @@ def decoded(tokens):
     return DecodedRequest(tokens, [])
 
 
+def record_of(results):
+    return Record(groups=[Group(results, None, None)])
+
+
 def sampled(results):
-    return judge(results, expected=True, greedy=False, unread="")
+    return judge(record_of(results), expected=True, greedy=False)
 
 
 @pytest.mark.parametrize("kind", DRAFTERS)
@@ -149,9 +158,10 @@ def test_the_detectable_lenience_is_detected_in_nine_of_ten_runs(tables, number_
 
 
 def greedy(prompt, ours, plain, target) -> object:
-    reading = read(target, prompt, ours, None)
+    reading = read(target, prompt, ours, None, plain)
+    reading.tested = 1
     results = [Result(Request("r", "r", "", prompt, ""), 9, decoded(ours), decoded(plain), reading=reading)]
-    return judge(results, expected=True, greedy=True, unread="")
+    return judge(record_of(results), expected=True, greedy=True)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -174,23 +184,53 @@ def test_at_temperature_0_only_a_tie_is_forgiven(dtype, tables):
             assert found.detail["divergences"][0]["position"] == 1
 
 
-@pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.7), Sampling(1.3, top_k=5), Sampling(top_p=0.8),
-                                      Sampling(0.5, top_k=9, top_p=0.9)], ids=str)  # fmt: skip
+def test_at_temperature_0_what_is_no_tie_is_a_bug(tables):
+    """Plain decoding's token must be as good as ours; a text that has only ended earlier is no tie; logits that are all
+    minus infinity are no numbers."""
+    table = tables.target.clone()
+    best, second = table[2, 3].topk(2).indices
+    table[2, 3, second] = table[2, 3, best]
+    table[1, 2, 3] = 99.0
+    target = tabular_model(table, Sampling(temperature=0))
+    worst = int(table[2, 3].argmin())
+    assert greedy([1, 2], [3, int(best)], [3, int(second)], target).verdict == "passed"
+    assert greedy([1, 2], [3, int(best)], [3, worst], target).verdict == "failed"
+    assert greedy([1, 2], [3, int(best)], [3], target).verdict == "failed"
+    table[2, 3] = -torch.inf
+    assert greedy([1, 2], [3, 0], [3, 0], tabular_model(table, Sampling(temperature=0))).verdict == "failed"
+
+
+SAMPLINGS = [Sampling(), Sampling(0.7), Sampling(1.3, top_k=5), Sampling(top_p=0.8), Sampling(0.5, top_k=9, top_p=0.9)]
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
 def test_the_second_standardization_is_the_first(sampling):
     """Two programs for section 2.2; a wrong one is seen."""
     logits = torch.randn(50, 40, generator=torch.Generator().manual_seed(3)) * 3
-    p = law(logits, torch.zeros(50), sampling, torch.zeros(50, 40, dtype=torch.bool))
+    decoder, nowhere = torch.zeros_like(logits), torch.zeros(50, dtype=torch.bool)
+    p = law(logits, decoder, nowhere, torch.float32, sampling)
     assert torch.allclose(p, sampling.probabilities(logits).double(), atol=1e-6)
     other = Sampling(sampling.temperature * 1.1, sampling.top_k, sampling.top_p)
     assert not torch.allclose(p, other.probabilities(logits).double(), atol=1e-3)
 
 
-def test_a_token_at_the_edge_of_top_k_is_the_decoders_choice():
-    logits = torch.tensor([[3.0, 1.0 + 1e-7, 1.0, 0.0]])
-    inside = torch.tensor([[True, False, True, True]])
-    p = law(logits, torch.tensor([1e-4]), Sampling(top_k=2), inside)
-    assert (p > 0).tolist() == [[True, False, True, False]]
-    assert (law(logits, torch.tensor([0.0]), Sampling(top_k=2), inside) > 0).tolist() == [[True, True, False, False]]
+@pytest.mark.parametrize("sampling", [*SAMPLINGS, Sampling(top_k=1), Sampling(top_p=0.3), Sampling(0.5, top_p=0.5)],
+                         ids=str)  # fmt: skip
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_what_rounding_moves_across_an_edge_is_explained(sampling, dtype):
+    """The decoder's logits differ by one rounding of each; at many positions another token passes top-k or top-p. A
+    decoder that has forgotten top-k or top-p is not explained."""
+    logits = torch.randn(400, 40, generator=torch.Generator().manual_seed(4)) * 3
+    eps, kept = torch.finfo(dtype).eps, torch.ones(400, dtype=torch.bool)
+    noise = (torch.rand(logits.shape, generator=torch.Generator().manual_seed(5)) - 0.5) * eps * 3
+    limit = largest_tv(logits, dtype, sampling)
+    decoder = sampling.probabilities(logits + noise)
+    tv = (law(logits, decoder, kept, dtype, sampling) - decoder.double()).abs().sum(-1) / 2
+    assert (tv <= limit).all()
+    if sampling.top_k or sampling.top_p < 1:
+        forgetful = replace(sampling, top_k=0, top_p=1.0).probabilities(logits + noise)
+        tv = (law(logits, forgetful, kept, dtype, sampling) - forgetful.double()).abs().sum(-1) / 2
+        assert tv.mean() > 0.25 * limit.mean() or (tv > limit).any()
 
 
 # Faults planted in whole runs of the shipped pair.
@@ -277,7 +317,24 @@ def not_a_number(monkeypatch, parts):
     monkeypatch.setattr(Sampling, "probabilities", lambda *a: probabilities(*a) * float("nan"))
 
 
+def forgotten_top_p(monkeypatch, parts):
+    monkeypatch.setattr(Sampling, "truncate", lambda self, logits: logits)
+
+
+def stops_overlooked(monkeypatch, parts):
+    """Speculative decoding goes on after a stop string inside a round."""
+    find, calls = StopStrings.find, []
+
+    def only_last(self, generated, new):
+        calls.append(1)
+        return find(self, generated, new[-1:]) if len(new) == 1 else None
+
+    monkeypatch.setattr(StopStrings, "find", only_last)
+
+
 FAULTS = {
+    forgotten_top_p: ["top_p=.8"],
+    stops_overlooked: ["stop=['(','e','s']"],
     shifted_positions: [],
     stale_cache: [],
     wrong_mask: [],
@@ -298,6 +355,13 @@ def test_a_planted_fault_fails(fault, tmp_path, monkeypatch):
     assert found.verdict == "failed" and found.passed is False, found
 
 
+@pytest.mark.parametrize("fault", [forgotten_top_p, stale_cache, wrong_mask, forgotten_penalty, not_a_number])
+def test_a_planted_fault_fails_in_16_bits(fault, tmp_path, monkeypatch):
+    parts = parts_of("max_new_tokens=24", "gamma=3", "dtype=bfloat16", *FAULTS[fault])
+    fault(monkeypatch, parts)
+    assert run(parts, tmp_path)[0].lossless.verdict == "failed"
+
+
 @pytest.mark.parametrize("fault", [stale_cache, wrong_mask, forgotten_penalty, not_causal])
 def test_a_planted_fault_fails_at_temperature_0(fault, tmp_path, monkeypatch):
     """Plain decoding makes the same error, so that the texts of both may be equal."""
@@ -309,11 +373,41 @@ def test_a_planted_fault_fails_at_temperature_0(fault, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("options", [["temperature=0"], ["top_k=20", "top_p=.9", "repetition_penalty=1.3"],
                                      ["temperature=0", "repetition_penalty=1.3"], ["executor=eager", "batch_size=2"],
-                                     ["drafter=tree", "cache=paged"]], ids=str)  # fmt: skip
+                                     ["drafter=tree", "cache=paged"], ["dtype=bfloat16", "top_p=.7"],
+                                     ["stop=['(','self']", "seed=3"]], ids=str)  # fmt: skip
 def test_a_run_without_a_fault_passes(options, tmp_path):
     found = run(parts_of("max_new_tokens=40", *options), tmp_path)[0].lossless
     assert found.verdict == "passed", found
     assert found.reread.texts == 2 and found.reread.seconds > 0
+
+
+def test_nothing_tested_is_not_passed(tmp_path):
+    for temperature in (0, 1):
+        found = run(parts_of("gamma=0", f"temperature={temperature}"), tmp_path)[0].lossless
+        assert found.verdict == "untested" and found.passed is None and "no guess was tested" in found.reason
+
+
+def test_an_error_while_reading_is_not_passed(tmp_path, monkeypatch):
+    def fails_once(*arguments, calls=[]):  # noqa: B006
+        calls.append(1)
+        if len(calls) == 1:
+            raise RuntimeError("out of memory")
+        return read(*arguments)
+
+    monkeypatch.setattr(specbench.run.run, "read", fails_once)
+    found = run(parts_of("temperature=0"), tmp_path)[0].lossless
+    assert found.verdict == "inconclusive" and "out of memory" in found.reason and found.reread.texts == 1
+
+
+def test_where_texts_end():
+    def decode(tokens, **options):
+        return "".join(map(chr, tokens))
+
+    def ends(text, limit=4):
+        return ends_where_it_should([ord(c) for c in text], limit, [ord("#")], ["ab"], decode)
+
+    assert [ends(t) for t in ("xyzz", "xab", "x#", "abab", "xyab")] == [True, True, True, False, True]
+    assert [ends(t) for t in ("xy", "x#y", "xabz", "#", "xyzzy")] == [False, False, False, True, False]
 
 
 def test_what_is_read_again_is_limited(tmp_path):

@@ -5,7 +5,7 @@ import time
 
 import torch
 
-READ_BYTES = 2**27  # the size of the buffer: several times the caches
+READ_BYTES = 2**26  # the size of the buffer: more than a core's share of the caches
 
 
 class BandwidthProbe:

@@ -8,13 +8,13 @@ the decoder's p must be this p up to rounding, and three sums must be as small a
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from specbench.decoded import Result
+from specbench.decoded import Record, Result
 from specbench.measure.statistics import LEVEL, TESTS, Statistics
 from specbench.reading import Reading
 from specbench.results import DecoderTV, Detectable, Lossless, Reread
@@ -27,44 +27,41 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Finding:
-    """What one test found: "passed", "failed", "untested" or "inconclusive", and why if not passed."""
+    """What one test found: "passed", "failed", "untested" or "inconclusive", and why if not passed. A `fault` fails a
+    run that is not lossless by choice, too."""
 
     verdict: str
     reason: str = ""
-    method: str = "martingale"
     statistic: float = 0.0
     threshold: float = 0.0
+    fault: bool = False
 
 
-def judge(results: Sequence[Result], expected: bool, greedy: bool, unread: str) -> Lossless:
-    """The verdict on a run's texts. `unread` says why texts were not read, if some were not."""
-    readings = [result.reading for result in results if result.reading is not None and result.reading.tokens]
+def judge(record: Record, expected: bool, greedy: bool) -> Lossless:
+    """The verdict on a run's texts, `expected` to be lossless or not."""
+    readings = [result.reading for result in record.results if result.reading is not None]
     reread = Reread(len(readings), sum(r.tokens for r in readings), sum(r.seconds for r in readings))
     tv, detectable = decoder_tv(readings), Detectable(None, None)
     detail: dict[str, Any] = {"tokens": reread.tokens}
-    method = "top_1" if greedy else "martingale"
+    faults = _faults(readings, tv)
     if not readings:
-        finding = Finding("untested", unread or "no text was read again", method)
-    elif not all(reading.finite for reading in readings):
-        finding = Finding("failed", "a probability of the target or the drafter is not finite", method, math.inf)
+        finding = Finding("untested", record.unread or "no text was read again")
     elif greedy:
-        finding = equality(results, detail)
+        finding = equality(record.results, detail)
     else:
         statistics = Statistics.of(readings)
         detectable = Detectable(statistics.detectable_tv(), statistics.detectable_lenience())
         detail |= {f"z_{name}": value for name, value in statistics.z().items()}
         detail |= {"tested": len(statistics.leak), "impossible": sum(len(r.impossible) for r in readings)}
-        finding = martingale(statistics, tv, detectable, detail)
-    verdict = finding.verdict
-    if not expected and verdict != "untested" and not _is_fault(finding, tv):
-        verdict = "lossy"
-    passed = {"passed": True, "failed": False}.get(finding.verdict)
+        finding = martingale(statistics, detectable, detail)
+    finding = faults or _restricted(finding, record, readings)
+    lossy = not expected and not finding.fault and finding.verdict != "untested"
     return Lossless(
         expected=expected,
-        passed=passed,
-        verdict=verdict,
+        passed={"passed": True, "failed": False}.get(finding.verdict),
+        verdict="lossy" if lossy else finding.verdict,
         reason=finding.reason,
-        method=finding.method,
+        method="top_1" if greedy else "martingale",
         statistic=finding.statistic,
         threshold=finding.threshold,
         detail=detail,
@@ -74,9 +71,27 @@ def judge(results: Sequence[Result], expected: bool, greedy: bool, unread: str) 
     )
 
 
-def _is_fault(finding: Finding, tv: DecoderTV | None) -> bool:
-    """Whether a run that is not expected to be lossless failed for a reason that no setting explains."""
-    return not math.isfinite(finding.statistic) or (tv is not None and not tv.within)
+def _faults(readings: Sequence[Reading], tv: DecoderTV | None) -> Finding | None:
+    """What no setting explains: numbers that are not finite, a decoder with another p, texts that end elsewhere."""
+    if not all(reading.finite for reading in readings):
+        reason = "a probability of the target or the drafter is not finite"
+        return Finding("failed", reason, math.inf, fault=True)
+    if tv is not None and not tv.within:
+        return Finding("failed", "the decoder's p is not that of the stock module", tv.largest, tv.largest_limit, True)
+    if ended := sum(not reading.ended for reading in readings):
+        return Finding("failed", f"{ended} texts do not end at the first stop or at their limit", ended, 0.0, True)
+    return None
+
+
+def _restricted(finding: Finding, record: Record, readings: Sequence[Reading]) -> Finding:
+    """The finding, unless it is "passed" and something was not tested."""
+    if finding.verdict != "passed":
+        return finding
+    if not sum(reading.tested for reading in readings):
+        return replace(finding, verdict="untested", reason="no guess was tested, only plain steps were made")
+    if record.unreadable:
+        return replace(finding, verdict="inconclusive", reason=f"a text could not be read again ({record.unread})")
+    return finding
 
 
 def decoder_tv(readings: Sequence[Reading]) -> DecoderTV | None:
@@ -89,16 +104,14 @@ def decoder_tv(readings: Sequence[Reading]) -> DecoderTV | None:
     return DecoderTV(float(tv.mean()), float(tv.max()), *limits, len(tv), within)
 
 
-def martingale(statistics: Statistics, tv: DecoderTV | None, detectable: Detectable, detail: dict[str, Any]) -> Finding:
-    """The test above temperature 0. Its statistic is a bound: the probability that one of an exact run's statistics
+def martingale(statistics: Statistics, detectable: Detectable, detail: dict[str, Any]) -> Finding:
+    """The test above temperature 0. Its statistic is a bound on the probability that one of an exact run's statistics
     deviates as much as the worst one does."""
     bounds = statistics.bounds()
     worst = min(bounds, key=lambda name: bounds[name])
-    shown = "martingale", min(1.0, TESTS * bounds[worst]), LEVEL
+    shown = min(1.0, TESTS * bounds[worst]), LEVEL
     if detail["impossible"]:
         return Finding("failed", f"{detail['impossible']} tokens have probability 0", *shown)
-    if tv is not None and not tv.within:
-        return Finding("failed", "the decoder's p is not that of the stock module", *shown)
     if TESTS * bounds[worst] < LEVEL:
         return Finding("failed", f"the statistic {worst} deviates more than by chance", *shown)
     if statistics.log_p.variance < LEAST_VARIANCE:
@@ -114,29 +127,36 @@ def equality(results: Sequence[Result], detail: dict[str, Any]) -> Finding:
     wrong, ties, divergences = 0, 0, []
     for index, result in enumerate(results):
         reading = result.reading
-        ours, plain = (decoded.tokens for decoded in result.both)
         if reading is not None:
-            wrong += int((reading.short > reading.tolerance).sum())
-            ties += int(((reading.short > 0) & (reading.short <= reading.tolerance)).sum())
-        if ours != plain:
-            divergences.append(_divergence(index, ours, plain, reading))
-    bugs = [found for found in divergences if found["kind"] != "tie"]
+            right = reading.short <= reading.tolerance  # false if one is not a number
+            wrong, ties = wrong + int((~right).sum()), ties + int((right & (reading.short > 0)).sum())
+        if list(result.speculative.tokens) != list(result.baseline.tokens):
+            divergences.append(_divergence(index, result))
+    kinds = [found["kind"] for found in divergences]
     detail |= {"requests": len(results), "equal": len(results) - len(divergences), "wrong": wrong}
-    detail |= {"ties": len(divergences) - len(bugs), "ties_of_tokens": ties, "divergences": divergences[:20]}
-    worst = float(wrong + len(bugs))
-    reason = ""
+    detail |= {"ties": kinds.count("tie"), "ties_of_tokens": ties, "divergences": divergences[:20]}
+    worst = float(wrong + kinds.count("bug"))
     if wrong:
-        reason = f"{wrong} tokens do not have the largest logit of the stock module"
-    elif bugs:
-        reason = f"{len(bugs)} outputs differ from plain decoding's"
-    return Finding("failed" if worst else "passed", reason, "top_1", worst, 0.0)
+        return Finding("failed", f"{wrong} tokens do not have the largest logit of the stock module", worst)
+    if worst:
+        return Finding("failed", f"{kinds.count('bug')} outputs differ from plain decoding's", worst)
+    if unknown := kinds.count("unknown"):
+        return Finding("inconclusive", f"{unknown} outputs differ from plain decoding's where they were not read again")
+    return Finding("passed")
 
 
-def _divergence(index: int, ours: Sequence[int], plain: Sequence[int], reading: Reading | None) -> dict[str, Any]:
-    """Where two texts of a request differ first, and whether rounding alone explains it ("tie")."""
+def _divergence(index: int, result: Result) -> dict[str, Any]:
+    """Where the two texts of a request differ first, and whether rounding alone explains it ("tie"): both tokens must
+    be as good as the best."""
+    ours, plain = (list(decoded.tokens) for decoded in result.both)
     place = next((i for i, (x, y) in enumerate(zip(ours, plain, strict=False)) if x != y), min(len(ours), len(plain)))
     found: dict[str, Any] = {"request": index, "position": place, "kind": "unknown"}
-    if reading is not None and place < len(reading.gap):
-        gap, tolerance = float(reading.gap[place]), float(reading.tolerance[place])
-        found |= {"gap": gap, "tolerance": tolerance, "kind": "tie" if gap <= tolerance else "bug"}
-    return found
+    reading = result.reading
+    if reading is None or (place >= reading.tokens and place < len(ours)):
+        return found
+    if reading.plain_short is None:  # one of them has ended, with the same tokens
+        return found | {"kind": "bug"}
+    tolerance = float(reading.tolerance[place])
+    found |= {"gap": float(reading.gap[place]), "tolerance": tolerance}
+    tie = max(float(reading.short[place]), reading.plain_short) <= tolerance
+    return found | {"kind": "tie" if tie else "bug"}

@@ -31,9 +31,9 @@ def chernoff(events: Events, weights: Floats, deviation: float) -> float:
         return 1.0
     signed = math.copysign(1.0, deviation) * weights
     centre = float((events.mean * signed).sum()) + abs(deviation)
-    with np.errstate(divide="ignore"):  # log 0 of certain events
+    with np.errstate(divide="ignore", invalid="ignore"):  # log 0 of certain events; a mean may be no number
         no, yes = np.log1p(-events.mean), np.log(events.mean)
-    exponents = [float(np.logaddexp(no, yes + tilt * signed).sum()) - tilt * centre for tilt in TILTS]
+        exponents = [float(np.logaddexp(no, yes + tilt * signed).sum()) - tilt * centre for tilt in TILTS]
     return min(1.0, 2 * math.exp(min(0.0, *exponents)))
 
 

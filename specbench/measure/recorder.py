@@ -49,7 +49,7 @@ class Call(NamedTuple):
 
 class Recorder:
     """The round hook that measures. `reduce` is `round_numbers`, or an executor's version of it. For the losslessness
-    test it records `evidence`, and with `laws` p too."""
+    test it records `evidence`, p among it."""
 
     def __init__(
         self,
@@ -57,10 +57,9 @@ class Recorder:
         metrics: Mapping[str, Metric],
         reduce: Callable[..., Tensor] | None = None,
         evidence: bool = False,
-        laws: bool = False,
     ):
         self.verifier, self.metrics, self.reduce = verifier, metrics, reduce or round_numbers
-        self._evidence, self._room = evidence, LAW_BYTES if laws else 0.0
+        self._evidence, self._room = evidence, LAW_BYTES if evidence else 0.0
         self._calls: list[Call] = []
 
     def __call__(self, state: State, scores: Scores, draft: Draft, verdict: Verdict, kept: Tensor) -> None:
@@ -80,7 +79,7 @@ class Recorder:
             return None
         law = chosen_path(p, draft, verdict, kept).p.clone()
         self._room -= law.nbytes
-        return law
+        return law if self._room >= 0 else None
 
     def rounds(self, laps: Sequence[Laps]) -> list[list[Round]]:
         """One list of records per round, a record for each row that was active in it; `laps` are the seconds of each

@@ -13,78 +13,84 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
-from transformers.generation.logits_process import RepetitionPenaltyLogitsProcessor
 
 from specbench.decoding.sampling import Sampling
+from specbench.measure.stock_law import counted, largest_tv, law, penalised, tolerance
+from specbench.memory import free_bytes, size
 from specbench.models.language_model import LanguageModel
 from specbench.models.stock import stock_logits
 from specbench.reading import Events, Evidence, Reading, Sums
 
 LONGEST = 4096  # tokens of a text that are read, its prompt included: eager attention holds their square
+SHARE_OF_MEMORY = 0.25  # of what is free: more is not taken by one layer's attention
 CHUNK = 64  # positions whose p is computed at a time
 LOG_FLOOR = -10.0  # nats: log p below it counts as this, so that no difference exceeds 10
-ROUNDINGS = {torch.float32: 64.0, torch.float64: 64.0}  # dot products are summed in the dtype itself
-ROUNDINGS_16_BIT = 4.0  # they are summed in float32
 Floats = npt.NDArray[np.float64]
 
 
-def read(model: LanguageModel, prompt: Sequence[int], new: Sequence[int], evidence: Evidence | None) -> Reading:
-    """Reads the tokens `new` after a prompt, as many as fit LONGEST. `evidence` is needed above temperature 0. Raises
+def read(
+    model: LanguageModel,
+    prompt: Sequence[int],
+    new: Sequence[int],
+    evidence: Evidence | None,
+    plain: Sequence[int] = (),
+) -> Reading:
+    """Reads the tokens `new` after a prompt, as many as fit LONGEST. Above temperature 0 it needs `evidence`; at
+    temperature 0 it also looks at the first token of `plain` decoding's text that differs. Raises MemoryError or
     RuntimeError if the device has no room for it."""
     clock = time.perf_counter()
     text = torch.tensor([[*prompt, *new][:LONGEST]], device=model.device)
     n, sampling = text.shape[1] - len(prompt), model.sampling
     if n <= 0:
-        return Reading(0, 0.0)
+        raise MemoryError(f"its prompt has {len(prompt)} tokens, and at most {LONGEST} are read again")
+    refuse_too_long(model, text.shape[1])
     logits = penalised(stock_logits(model, text, len(prompt)).float(), text, len(prompt), sampling)
-    largest = torch.where(logits > -torch.inf, logits.abs(), 0.0).amax(-1).double()
-    tolerance = roundings(model.dtype) * torch.finfo(model.dtype).eps * largest  # [n], of a logit
-    tokens = text[0, len(prompt) :]
-    finite = not (logits.isnan() | (logits == torch.inf)).any()
+    tokens, most = text[0, len(prompt) :], logits.amax(-1)
     if sampling.greedy:
-        reading = _greedy(logits, tokens, tolerance)
+        reading = _greedy(logits, tokens, tolerance(logits, model.dtype, sampling), plain)
     else:
-        assert evidence is not None
-        reading = _sampled(logits, tokens, tolerance, sampling, evidence)
-    reading.finite, reading.seconds = finite and reading.finite, time.perf_counter() - clock
+        assert evidence is not None and len(evidence.chosen) == len(new), "one record for each token"
+        reading = _sampled(logits, tokens, model.dtype, sampling, evidence)
+    reading.finite = reading.finite and bool(most.isfinite().all())  # false also if a logit is not a number
+    reading.seconds = time.perf_counter() - clock
     return reading
 
 
-def roundings(dtype: torch.dtype) -> float:
-    """How many roundings of the largest logit two correct forwards may differ by."""
-    return ROUNDINGS.get(dtype, ROUNDINGS_16_BIT)
+def refuse_too_long(model: LanguageModel, tokens: int) -> None:
+    """Raises MemoryError if eager attention over a text would take much of the memory that is free: on a CPU nothing
+    else would say so in time."""
+    heads = getattr(model.config, "num_attention_heads", None) or 1
+    needed = 2 * heads * tokens**2 * 4
+    if needed > SHARE_OF_MEMORY * free_bytes(model.device):
+        raise MemoryError(f"eager attention over {tokens} tokens needs {size(needed)}")
 
 
-def penalised(logits: Tensor, text: Tensor, begin: int, sampling: Sampling) -> Tensor:
-    """Logits [n, V] of the tokens from `begin` on of a text [1, T], after the repetition penalty of each position."""
-    if sampling.repetition_penalty == 1:
-        return logits
-    processor = RepetitionPenaltyLogitsProcessor(sampling.repetition_penalty)
-    rows = [processor(text[:, : begin + i], logits[i : i + 1]) for i in range(len(logits))]
-    return torch.cat(rows)
-
-
-def _greedy(logits: Tensor, tokens: Tensor, tolerance: Tensor) -> Reading:
+def _greedy(logits: Tensor, tokens: Tensor, tolerance: Tensor, plain: Sequence[int]) -> Reading:
     """The reading at temperature 0, from logits [n, V], tokens [n] and tolerance [n]."""
     best = logits.topk(2).values.double()
     short = best[:, 0] - logits.gather(-1, tokens[:, None])[:, 0].double()
     gap = best[:, 0] - best[:, 1]
-    return Reading(len(tokens), 0.0, gap=_host(gap), short=_host(short), tolerance=_host(tolerance))
+    reading = Reading(len(tokens), 0.0, gap=_host(gap), short=_host(short), tolerance=_host(tolerance))
+    ours = tokens.tolist()
+    place = next((i for i, (x, y) in enumerate(zip(ours, plain, strict=False)) if x != y), None)
+    if place is not None:
+        reading.plain_short = float(best[place, 0] - logits[place, plain[place]])
+    return reading
 
 
-def _sampled(logits: Tensor, tokens: Tensor, tolerance: Tensor, sampling: Sampling, evidence: Evidence) -> Reading:
-    """The reading above temperature 0, from logits [n, V], tokens [n] and tolerance [n]."""
+def _sampled(logits: Tensor, tokens: Tensor, dtype: torch.dtype, sampling: Sampling, evidence: Evidence) -> Reading:
+    """The reading above temperature 0, from logits [n, V] and tokens [n]."""
     guess, ratios = guesses(evidence, tokens.tolist())
     parts = []
     for begin in range(0, len(tokens), CHUNK):
         here = slice(begin, begin + CHUNK)
-        scaled = tolerance[here] / sampling.temperature
-        parts.append(_chunk(logits[here], tokens[here], scaled, sampling, evidence, begin))
+        parts.append(_chunk(logits[here], tokens[here], dtype, sampling, evidence, begin))
     return Reading(
         len(tokens),
         0.0,
         finite=all(part.finite for part in parts) and bool(np.isfinite([*evidence.p, *evidence.q]).all()),
         impossible=[at for part in parts for at in part.impossible],
+        tested=len(evidence.at),
         log_p=sum((part.log_p for part in parts), Sums()),
         leak=Events.join([part.leak for part in parts]),
         guess=guess,
@@ -95,50 +101,28 @@ def _sampled(logits: Tensor, tokens: Tensor, tolerance: Tensor, sampling: Sampli
 
 
 def _chunk(
-    logits: Tensor, tokens: Tensor, tolerance: Tensor, sampling: Sampling, evidence: Evidence, begin: int
+    logits: Tensor, tokens: Tensor, dtype: torch.dtype, sampling: Sampling, evidence: Evidence, begin: int
 ) -> Reading:
-    """The reading of n tokens from position `begin` on: logits [n, V], tokens [n], tolerance [n] of their scores."""
+    """The reading of n tokens from position `begin` on: logits [n, V], tokens [n]."""
     n, x = len(tokens), tokens[:, None]
     decoder, kept = evidence.law(begin, n, logits)
-    p = law(logits, tolerance, sampling, torch.where(kept[:, None], decoder > 0, False).scatter(1, x, True))
+    p = law(logits, decoder, kept, dtype, sampling)
     drawn = torch.tensor(evidence.chosen[begin : begin + n], dtype=torch.double, device=p.device)
     chosen = p.gather(1, x)[:, 0]
     tv = (decoder.double() - p).abs().sum(-1)[kept] / 2
     over, tested = evidence.leaks(begin, n, p)
     leaked = (p * over).sum(-1).clamp(max=1), over.gather(1, x)[:, 0].double()
+    counts = counted(logits, kept, dtype, sampling)
     return Reading(
         n,
         0.0,
         finite=bool((drawn + chosen).isfinite().all() and tv.isfinite().all()),
-        impossible=(begin + ((drawn == 0) | (chosen == 0)).nonzero()[:, 0]).tolist(),
-        log_p=_log_p(p, x),
-        leak=Events(*(_host(values[tested]) for values in leaked)),
+        impossible=(begin + ((drawn == 0) | ((chosen == 0) & counts)).nonzero()[:, 0]).tolist(),
+        log_p=_log_p(p[counts], x[counts]),
+        leak=Events(*(_host(values[tested & counts]) for values in leaked)),
         tv=_host(tv),
-        rounding=_host(tolerance.double().tanh()[kept]),
+        rounding=_host(largest_tv(logits, dtype, sampling)[kept]),
     )
-
-
-def law(logits: Tensor, tolerance: Tensor, sampling: Sampling, inside: Tensor) -> Tensor:
-    """p [n, V] in float64 from penalised logits [n, V] (section 2.2). Rounding may move a token across the edge of
-    top-k or top-p: closer to the edge than tolerance [n], `inside` [n, V] bool says on which side it is."""
-    scores = logits.double() / sampling.temperature
-    slack = tolerance.double()[:, None]
-    if sampling.top_k:
-        edge = scores.topk(min(sampling.top_k, scores.shape[-1]), -1).values[:, -1:]
-        # What top-p then cuts off is not inside, on whichever side of this edge it was.
-        near = inside | (scores >= edge) if sampling.top_p < 1 else inside
-        scores = scores.masked_fill(~_decided(scores >= edge + slack, scores >= edge - slack, near, scores), -torch.inf)
-    if sampling.top_p < 1:
-        sorted_p, order = scores.softmax(-1).sort(-1, descending=True)
-        above = torch.zeros_like(sorted_p).scatter(1, order, sorted_p.cumsum(-1) - sorted_p)  # mass of likelier tokens
-        narrow, wide = above < sampling.top_p - slack.tanh(), above < sampling.top_p + slack.tanh()
-        scores = scores.masked_fill(~_decided(narrow, wide, inside, scores), -torch.inf)
-    return scores.softmax(-1)
-
-
-def _decided(narrow: Tensor, wide: Tensor, inside: Tensor, scores: Tensor) -> Tensor:
-    """[n, V] bool: the tokens that are kept. The most probable one always is."""
-    return narrow | (wide & inside) | (scores == scores.amax(-1, keepdim=True))
 
 
 def _log_p(p: Tensor, x: Tensor) -> Sums:

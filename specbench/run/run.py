@@ -14,6 +14,7 @@ from specbench.decoding.state import Job
 from specbench.interrupts import at_once, held
 from specbench.measure.bandwidth import BandwidthProbe
 from specbench.measure.stock_reading import read
+from specbench.measure.text_end import ends_where_it_should
 from specbench.measure.text_laws import LIMIT, read_text
 from specbench.results import RunResult
 from specbench.run.parts import Parts
@@ -25,7 +26,7 @@ from specbench.storage.provenance import provenance
 from specbench.storage.write import PromptsFile, failure_records, prompt_records
 
 log = logging.getLogger(__name__)
-PROBED, PROBED_LATER = 128, 8  # costs are probed before so many groups, and then before every eighth
+PROBED, PROBED_LATER = 128, 32  # costs are probed before so many groups, and then before every 32nd
 Progress = Callable[[int, int, str], None]  # requests done, all requests, what is going on
 
 
@@ -160,10 +161,14 @@ def read_again(session: Session, record: Record, group: Group) -> None:
             record.unread = f"more than verdict_tokens={parts.verdict_tokens} tokens"
             continue
         try:
-            result.reading = read(parts.target, prompt, new, evidence[row] if evidence else None)
-        except RuntimeError as error:  # out of memory: the verdict does without this text
-            record.unread = f"{type(error).__name__}: {error}".splitlines()[0]
+            found = read(parts.target, prompt, new, evidence[row] if evidence else None, result.baseline.tokens)
+        except (MemoryError, RuntimeError, AssertionError) as error:  # the run goes on, but its verdict is not "passed"
+            record.unread, record.unreadable = f"{type(error).__name__}: {error}".splitlines()[0], True
             log.warning("the text of %s is not read again: %s", result.request.id, record.unread)
             continue
-        session.to_read -= len(prompt) + result.reading.tokens
+        found.tested = sum(r.tested for r in result.speculative.rounds)
+        decode, stops = parts.target.tokenizer.decode, parts.target.stop_tokens
+        found.ended = ends_where_it_should(new, result.limit, stops, parts.stop_strings, decode)
+        result.reading = found
+        session.to_read -= len(prompt) + found.tokens
     group.speculative.evidence = ()

@@ -47,16 +47,15 @@ class Session:
         models: list[Model] = [target, *drafter.models] if speculative else [target]
         queue = Queue(jobs, models, parts.prefill_chunk, parts.spare, arrivals)
         clock = Stopwatch(target.device)
-        drawn = speculative and not target.sampling.greedy
-        reduce = target.executor.leaf(round_numbers)
-        recorder = Recorder(verifier, parts.metrics, reduce, evidence=drawn, laws=drawn and evidence)
+        evidence = evidence and speculative and not target.sampling.greedy
+        recorder = Recorder(verifier, parts.metrics, target.executor.leaf(round_numbers), evidence)
         target.allocate(parts.batch_size, columns)
         if speculative:
             decode_speculative(state, target, drafter, policy, verifier, clock, recorder, queue)
         else:
             decode_autoregressive(state, target, verifier, clock, recorder, queue)
         decoded = self._decoded(queue, clock, recorder, models)
-        if drawn and evidence:
+        if evidence:
             decoded.evidence = recorder.evidence(len(jobs))
         return decoded
 

@@ -82,7 +82,7 @@ def summarise(session: Session, record: Record, status: str, provenance: dict[st
         gamma=parts.policy.constant,
         gamma_sweep=gammas,
         regret=regret(gammas, parts.policy.constant),
-        lossless=judge(results, parts.verifier.lossless, parts.target.sampling.greedy, record.unread),
+        lossless=judge(record, parts.verifier.lossless, parts.target.sampling.greedy),
         throughput=throughput(record, counts, peers),
         speedup_over={name: SpeedupOver(*speedup_interval(*times, *ours)) for name, times in peers.items()},
         bandwidth=bandwidth(parts, results, cost, peak),
