@@ -1,7 +1,8 @@
 """How far sums of martingale differences get by chance: the bounds of the losslessness test.
 
 If every token is drawn from p, then f(x_t) - E_p f has mean 0 given the text before it, for any f that is known before
-the draw. Both bounds hold for sums of any size, so a few rare events (point masses) raise no false alarm.
+the draw. Both bounds hold for sums of any size, so a few rare events (point masses) raise no false alarm. They are used
+with the variance and the probabilities that were seen, as if these had been known before the first draw.
 """
 
 import math
