@@ -18,6 +18,7 @@ from rich.text import Text
 from specbench.interrupts import exit_code, handled, held
 from specbench.paths import conf_dir, register_resolvers
 from specbench.settings import ConfigError, VerdictError, comes_from, explain, stop
+from specbench.visible import first_line
 
 if TYPE_CHECKING:
     from specbench.config.checks import Checked
@@ -69,8 +70,8 @@ def one_run(config: DictConfig, skip_finished: bool = False) -> float | None:
 
 
 def _measure(checked: "Checked", out_dir: Path, clear: Callable[[], None]) -> float:
-    """Builds the parts, runs them in `out_dir`, which is locked, and writes the results. What stood there before is
-    cleared when the models are loaded. Raises ConfigError, or VerdictError with strict=true."""
+    """Builds the parts, runs them in `out_dir`, which is locked, and writes the results. What stood there before stays
+    until they are there. Raises ConfigError, or VerdictError with strict=true."""
     from specbench.config.build import build
     from specbench.progress import decoding_progress
     from specbench.report.run_table import run_table
@@ -78,18 +79,29 @@ def _measure(checked: "Checked", out_dir: Path, clear: Callable[[], None]) -> fl
     from specbench.run.run import run
     from specbench.storage.write import write_config, write_result
 
-    identity = checked.identity().as_dict()
+    written = False
     parts = build(checked, lambda text: show(Text(text, style="dim")))
-    with held():  # between the end of decoding and that of writing a signal waits
-        clear()
-        write_config(checked.resolved, out_dir)
-        with decoding_progress() as progress:
-            result, record = run(parts, out_dir, progress)
-        overrides = list(HydraConfig.get().overrides.task)
-        write_result(result, record, checked.digest, out_dir, parts.target.tokenizer, identity, overrides)
+    identity = checked.identity().as_dict()  # a checkpoint of the hub has its commit when it is there
+    try:
+        with held():  # between the end of decoding and that of writing a signal waits
+            with decoding_progress() as progress:
+                result, record = run(parts, out_dir, progress)
+            clear()
+            write_config(checked.resolved, out_dir)
+            overrides = list(HydraConfig.get().overrides.task)
+            write_result(result, record, checked.digest, out_dir, parts.target.tokenizer, identity, overrides)
+            written = True
+    except KeyboardInterrupt:
+        if written:
+            raise KeyboardInterrupt(f"what was finished is in {out_dir}") from None
+        raise
     show(run_table(result.as_dict(), out_dir))
     logger = checked.choices["logger"]
-    logger.kind.from_settings(logger.settings).log(result, record, out_dir)
+    try:
+        logger.kind.from_settings(logger.settings).log(result, record, out_dir)
+    except Exception as error:
+        log.exception("the logger failed")
+        raise ConfigError(f"logger={logger.name} failed ({first_line(error)}): the results are in {out_dir}") from error
     if result.status == "interrupted":
         raise KeyboardInterrupt(f"what was finished is in {out_dir}")
     lossless = result.lossless
@@ -125,14 +137,14 @@ def _main() -> None:
             told = str(error)
         raise KeyboardInterrupt(told) from None
     except Exception as error:
+        if comes_from(one_run, error):
+            raise
         cause = error if isinstance(error, OSError) else error.__cause__
         # Of the folder, or of its run.log, which Hydra makes; some of Hydra's own errors are OSErrors too.
         if isinstance(cause, OSError) and not isinstance(cause, HydraException):
-            log.info("the run ended with an error", exc_info=error)
+            log.debug("the run ended with an error", exc_info=error)
             where = f"{cause.filename} cannot be used" if cause.filename else "a file cannot be read or written"
             stop(f"{where} ({cause.strerror or cause}): choose another folder with hydra.run.dir=D or name=NAME", 2)
-        if comes_from(one_run, error):
-            raise
         from specbench.config.schema import known_keys
 
         stop(explain(error, known_keys(sys.argv[1:]), sys.argv[1:]), 2)

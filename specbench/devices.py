@@ -1,6 +1,8 @@
 """Turns the settings `device` and `dtype` into a torch device and dtype."""
 
+import platform
 import re
+from pathlib import Path
 
 import torch
 
@@ -28,3 +30,16 @@ def pick_dtype(name: str, device: torch.device) -> torch.dtype:
     if name == "auto":
         return torch.bfloat16 if device.type == "cuda" else torch.float32
     return {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[name]
+
+
+def device_name(device: torch.device) -> str:
+    """The name of the GPU, or of the processor."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else _cpu_name()
+
+
+def _cpu_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()

@@ -5,6 +5,7 @@ A finished run is used again only if all of them are what they were.
 
 import functools
 import hashlib
+import importlib.metadata
 import os
 import platform
 import sys
@@ -13,22 +14,36 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-LOADED = (".json", ".safetensors", ".bin", ".pt", ".model", ".txt", ".jinja", ".tiktoken")  # of a checkpoint's folder
+from specbench.paths import SHIPPED
+
+LOADED = (
+    ".py",
+    ".json",
+    ".safetensors",
+    ".bin",
+    ".pt",
+    ".model",
+    ".txt",
+    ".jinja",
+    ".tiktoken",
+)  # of a checkpoint's folder
 
 
 @dataclass(frozen=True)
 class Identity:
     """What a run was made of. `settings` are those that numbers depend on; `sources` are versions of what they name
-    ({"data.path": "sha256 ..."}), and `code` versions of the programs."""
+    ({"data.path": "sha256 ..."}), `code` versions of the programs, and `device` what they run on."""
 
     digest: str
     settings: Mapping[str, Any]
     sources: Mapping[str, str]
     code: Mapping[str, str]
+    device: Mapping[str, str]
 
     def as_dict(self) -> dict[str, Any]:
         """The field `identity` of results.json; the settings stand in its field `config`."""
-        return {"config": self.digest, "sources": dict(self.sources), "code": dict(self.code)}
+        found = {"sources": self.sources, "code": self.code, "device": self.device}
+        return {"config": self.digest, **{name: dict(versions) for name, versions in found.items()}}
 
     def differs_from(self, stored: Mapping[str, Any], config: Mapping[str, Any]) -> list[str]:
         """What a stored identity and its configuration have otherwise, in words; empty if they agree."""
@@ -36,7 +51,7 @@ class Identity:
         if stored.get("config") != self.digest:
             theirs, ours = flat({key: config.get(key) for key in self.settings}), flat(self.settings)
             found = sorted(key for key in {*theirs, *ours} if theirs.get(key) != ours.get(key)) or ["the configuration"]
-        for field, what in (("sources", "the contents of {}"), ("code", "the code of {}")):
+        for field, what in (("sources", "the contents of {}"), ("code", "the code of {}"), ("device", "the {}")):
             noted, now = stored.get(field), getattr(self, field)
             noted = noted if isinstance(noted, dict) else {}
             found += [what.format(key) for key in sorted({*noted, *now}) if noted.get(key) != now.get(key)]
@@ -75,6 +90,8 @@ def of_checkpoint(path: Path, name: str, revision: str | None) -> str:
     revision where there is none."""
     if not path.is_dir():
         return of_hub(name, revision, "model", "config.json")
+    if path.is_relative_to(SHIPPED):  # another installation has other times
+        return of_folder(path)
     found = [(entry.name, entry.stat()) for entry in os.scandir(path) if entry.name.endswith(LOADED)]
     return _digest(f"{name} {stat.st_size} {stat.st_mtime_ns}" for name, stat in found)
 
@@ -93,6 +110,11 @@ def of_hub(name: str, revision: str | None, kind: str, file: str) -> str:
 def of_python() -> str:
     """The version of Python, whose standard library is a corpus."""
     return platform.python_version()
+
+
+def of_libraries() -> dict[str, str]:
+    """Versions of the libraries that texts and times depend on."""
+    return {name: importlib.metadata.version(name) for name in ("torch", "transformers")}
 
 
 @functools.cache

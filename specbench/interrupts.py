@@ -71,7 +71,7 @@ def held() -> Iterator[None]:
         finally:
             _state.depth -= 1
             _state.held = _state.depth > 0
-        raise_waiting()
+            raise_waiting()  # also after an error, which becomes its context
 
 
 @contextmanager

@@ -1,5 +1,6 @@
 """Multiruns: checks every job before the first one starts, and prints a table of all jobs at the end."""
 
+import logging
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -15,6 +16,9 @@ from specbench.report.tables import GOOD, multirun_rows, multirun_tables, show, 
 from specbench.settings import ConfigError, explain, stop
 from specbench.storage.atomic import write_text, writing
 from specbench.storage.finished import examine
+from specbench.visible import first_line
+
+log = logging.getLogger(__name__)
 
 
 class Sweep(Callback):
@@ -60,6 +64,11 @@ class Sweep(Callback):
             told, code = self.summarise()
         except ConfigError as error:
             stop(str(error), 2)
+        except Exception as error:  # Hydra would only warn of it
+            log.exception("no summary")
+            stop(
+                f"{self.folder / 'summary.csv'} could not be made ({first_line(error)}): the jobs have their results", 1
+            )
         if code:
             stop(told, code)
 
@@ -73,7 +82,6 @@ class Sweep(Callback):
         """Prints the table and writes summary.csv, from the jobs that are finished now or were before. Returns a
         sentence and the exit code: 1 if a job has no result, 3 if the verdict of one with strict=true is not good.
         Raises ConfigError if summary.csv cannot be written."""
-        Sweep.running = None
         with held():
             found = [(overrides, examine(folder, checked.identity())) for overrides, folder, checked in self.jobs]
             rows = multirun_rows([(overrides, e.result if e.finished else None) for overrides, e in found])
@@ -82,6 +90,7 @@ class Sweep(Callback):
             with writing(path):
                 self.folder.mkdir(parents=True, exist_ok=True)
             write_text(path, to_csv(rows))
+            Sweep.running = None
         missing = sum(not earlier.finished for _, earlier in found)
         strict = [checked.root.strict for _, _, checked in self.jobs]
         bad = sum(s and e.result is not None and word(e.result["lossless"]) not in GOOD

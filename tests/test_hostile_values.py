@@ -3,6 +3,7 @@ or a value that is finite and of its type. The settings are those of the schema 
 
 import dataclasses
 import gzip
+import logging
 import math
 import types
 from functools import cache
@@ -27,6 +28,15 @@ from specbench.settings import BaseSettings, ConfigError, explain, validate
 from specbench.train.student import Student
 from specbench.train.training import Training
 from specbench.visible import visible
+
+
+@pytest.fixture(autouse=True)
+def _no_logs():
+    """Hydra logs hostile values as they are, and half surrogates cannot be sent to another process."""
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)
+
 
 MANY = settings(derandomize=True, deadline=None, database=None, suppress_health_check=list(HealthCheck))
 BASES = {**GROUPS, "metric": Metric, "method": Student}

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 from specbench.config.checks import Checked
+from specbench.config.schema import Root
 from specbench.context import Context
 from specbench.data.prompts import Prompt, load, render
 from specbench.decoding.drafter import Drafter
@@ -17,9 +18,11 @@ from specbench.decoding.target import Model
 from specbench.decoding.verifier import Verifier
 from specbench.devices import pick_device, pick_dtype
 from specbench.drafters.own_sampling import OwnSampling
+from specbench.measure.evidence import LAW_BYTES
 from specbench.memory import Budget, Footprint
 from specbench.models.pretrained import footprint, load_tokenizer, uses_template
 from specbench.run.parts import Parts, timed_gammas
+from specbench.run.requests import ROUNDS_OF_REQUESTS
 from specbench.run.warm_up import warm_up_tokens
 from specbench.settings import ConfigError
 from specbench.visible import first_line
@@ -121,7 +124,7 @@ def memory_budget(checked: Checked, prompts: Sequence[Prompt], context: Context,
     budget = Budget.of(
         footprints,
         copies=2 if peers else 1,
-        doubled=doubled + (footprints[0].weights if verdict else 0),
+        doubled=doubled + (footprints[0].weights if verdict else 0) + _laws(root, footprints[0].vocab_size),
         rows=root.batch_size,
         columns=columns,
         held=in_all,
@@ -132,6 +135,13 @@ def memory_budget(checked: Checked, prompts: Sequence[Prompt], context: Context,
     )
     budget.check()
     return budget
+
+
+def _laws(root: Root, vocab_size: int) -> int:
+    """Bytes of the target's probabilities that are kept for the verdict, at most."""
+    if not root.verdict_tokens or not root.temperature:
+        return 0
+    return int(min(LAW_BYTES, 8 * ROUNDS_OF_REQUESTS * root.batch_size * root.max_new_tokens * vocab_size))
 
 
 def refuse_more_than_the_target_has(checked: Checked, largest: int, target: Footprint) -> None:

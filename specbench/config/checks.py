@@ -11,8 +11,8 @@ from omegaconf.errors import OmegaConfBaseException
 
 from specbench.component import Choice, Choices, Component, chosen_class
 from specbench.config.schema import GROUPS, METRICS, NOT_HASHED, OTHERS, Root
-from specbench.devices import pick_device
-from specbench.identity import Identity, of_code, of_module
+from specbench.devices import device_name, pick_device, pick_dtype
+from specbench.identity import Identity, of_code, of_libraries, of_module
 from specbench.metrics.metric import Metric
 from specbench.settings import ConfigError, validate
 from specbench.visible import first_line, shown
@@ -47,7 +47,10 @@ class Checked:
         }
         modules = {choice.kind.__module__ for choice in named.values()}
         plugins = {module: of_module(module) for module in modules if not module.startswith("specbench.")}
-        return Identity(self.digest, self._settings, sources, {"specbench": of_code(), **plugins})
+        device = pick_device(self.root.device)
+        machine = {"device": device_name(device), "dtype": str(pick_dtype(self.root.dtype, device))}
+        code = {"specbench": of_code(), **of_libraries(), **plugins}
+        return Identity(self.digest, self._settings, sources, code, machine)
 
 
 def check(config: DictConfig, names: Mapping[str, str] | None = None) -> Checked:

@@ -19,7 +19,8 @@ Floats = npt.NDArray[np.float64]
 
 
 def accounting(results: Sequence[Result], gamma: int | None) -> dict[str, Factor]:
-    """The four factors of the measured speedup, each with its 95 % interval; empty if nothing was drafted.
+    """The four factors of the measured speedup, each with its 95 % interval; empty if nothing was drafted, or
+    if a probability is not finite.
 
     theorem_3_8: the prediction, at the measured alpha and c. not_iid: tokens per round over equation 1. verify: the
     target's call on gamma + 1 tokens costs v steps and not 1. overhead: all the rest. `gamma` is None if a policy
@@ -32,6 +33,8 @@ def accounting(results: Sequence[Result], gamma: int | None) -> dict[str, Factor
     if not sums["tested"] or not sums["steps"]:
         return {}
     point = _factors(sums, gamma)
+    if not np.isfinite([*point.values()]).all():  # a probability was not finite
+        return {}
     with np.errstate(divide="ignore", invalid="ignore"):  # a resample may hold no tested guess
         samples = _factors(dict(zip(columns, resampled_sums(table), strict=True)), gamma)
     found = {}

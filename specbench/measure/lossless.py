@@ -77,9 +77,9 @@ def _faults(readings: Sequence[Reading], tv: DecoderTV | None) -> Finding | None
         reason = "a probability of the target or the drafter is not finite"
         return Finding("failed", reason, math.inf, fault=True)
     if tv is not None and not tv.within:
-        return Finding("failed", "the decoder's p is not that of the stock module", tv.largest, tv.largest_limit, True)
+        return Finding("failed", "the decoder's p is not that of the stock module", 0.0, LEVEL, fault=True)
     if ended := sum(not reading.ended for reading in readings):
-        return Finding("failed", f"{ended} texts do not end at the first stop or at their limit", ended, 0.0, True)
+        return Finding("failed", f"{ended} texts do not end at the first stop or at their limit", ended, fault=True)
     return None
 
 

@@ -69,8 +69,10 @@ def _tested(lossless: dict[str, Any]) -> Iterator[str]:
     if detail.get("ties"):
         yield f"{detail['ties']} differ first at a tie"
     if "tested" in detail and lossless["statistic"] is not None:
-        name = "p" if lossless["method"] == "martingale" else "|z|"
-        yield f"{name} {lossless['statistic']:.2g}, limit {lossless['threshold']:g}"
+        if lossless["method"] == "martingale":
+            yield f"p-value {lossless['statistic']:.2g} (below {lossless['threshold']:g} fails)"
+        else:
+            yield f"|z| {lossless['statistic']:.2f}, limit {lossless['threshold']:g}"
     if tv := lossless.get("decoder_tv"):
         yield f"the decoder's p is within {tv['largest']:.1g} of the stock module's, limit {tv['largest_limit']:.1g}"
 

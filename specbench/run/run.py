@@ -24,6 +24,7 @@ from specbench.run.summary import summarise
 from specbench.run.warm_up import calibrate, probe_costs, warm_up
 from specbench.storage.provenance import provenance
 from specbench.storage.write import PromptsFile, failure_records, prompt_records
+from specbench.visible import first_line
 
 log = logging.getLogger(__name__)
 PROBED, PROBED_LATER = 128, 32  # costs are probed before so many groups, and then before every 32nd
@@ -96,7 +97,7 @@ def _decoded(session: Session, requests: Requests, wanted: Wanted, swap: bool) -
     try:
         return decode_all_ways(session, requests, wanted, swap)
     except RuntimeError as error:
-        failure = Failure(wanted.requests, f"{type(error).__name__}: {error}".splitlines()[0])
+        failure = Failure(wanted.requests, f"{type(error).__name__}: {first_line(error)}")
         log.warning("prompts %s failed: %s", ", ".join(r.id for r in wanted.requests), failure.error)
         return failure
 
@@ -145,7 +146,7 @@ def _read_texts(session: Session, result: Result) -> None:
         if ours.tokens != theirs.tokens or set(lenience) != {1.0}:
             plain = read_text(parts.target, parts.drafter, prompt, theirs.tokens, [1.0] * len(theirs.tokens))
     except RuntimeError as error:  # out of memory: the run goes on without these betas
-        log.warning("no betas along the text of %s: %s", result.request.id, str(error).splitlines()[0])
+        log.warning("no betas along the text of %s: %s", result.request.id, first_line(error))
         return
     result.speculative_laws, result.baseline_laws = laws, plain
 
@@ -163,7 +164,7 @@ def read_again(session: Session, record: Record, group: Group) -> None:
         try:
             found = read(parts.target, prompt, new, evidence[row] if evidence else None, result.baseline.tokens)
         except (MemoryError, RuntimeError, AssertionError) as error:  # the run goes on, but its verdict is not "passed"
-            record.unread, record.unreadable = f"{type(error).__name__}: {error}".splitlines()[0], True
+            record.unread, record.unreadable = f"{type(error).__name__}: {first_line(error)}", True
             log.warning("the text of %s is not read again: %s", result.request.id, record.unread)
             continue
         found.tested = sum(r.tested for r in result.speculative.rounds)

@@ -16,7 +16,7 @@ from specbench.storage.read import read_result
 log = logging.getLogger(__name__)
 RESULTS = "results.json"
 FILES = ("config.yaml", "prompts.jsonl", "rounds.parquet", "positions.parquet")  # results.json names them
-OTHERS = ("prompts.jsonl.part", "report.html", "replay.json")  # of the run before, if a folder is used again
+OTHERS = ("report.html", "replay.json")  # of the run before, if a folder is used again
 ASIDE = "corrupt-"  # begins the names of folders of files that cannot be used
 
 

@@ -10,11 +10,12 @@ import numpy
 import torch
 import transformers
 
+from specbench.devices import device_name
+
 
 def provenance(device: torch.device) -> dict[str, Any]:
     """The field `provenance` of results.json, for a run on this device."""
     sha, dirty = _git()
-    on_cuda = device.type == "cuda"
     return {
         "git_sha": sha,
         "dirty": dirty,
@@ -24,18 +25,10 @@ def provenance(device: torch.device) -> dict[str, Any]:
             "transformers": transformers.__version__,
             "numpy": numpy.__version__,
         },
-        "device": torch.cuda.get_device_name(device) if on_cuda else _cpu_name(),
+        "device": device_name(device),
         "threads": torch.get_num_threads(),
         "argv": sys.argv,
     }
-
-
-def _cpu_name() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.processor() or platform.machine()
 
 
 def _git() -> tuple[str | None, bool | None]:

@@ -18,7 +18,7 @@ from specbench.decoding.clock import DECODING
 from specbench.results import SCHEMA_VERSION, Counts, RunResult
 from specbench.settings import ConfigError
 from specbench.storage.shape import check_shape
-from specbench.visible import visible
+from specbench.visible import first_line, visible
 
 log = logging.getLogger(__name__)
 LARGEST_GAMMA = 100_000  # of a measured round; beyond it a file is not a run's
@@ -139,7 +139,7 @@ def load_runs(folder: Path) -> list[StoredRun]:
     """The run in `folder`, or those in its sub-folders. Of several, those that cannot be used are told and left out.
     Raises ConfigError if none is left."""
     alone = (folder / "results.json").exists()
-    paths = [folder] if alone else sorted(p.parent for p in folder.glob("*/config.yaml"))
+    paths = [folder] if alone else sorted(p.parent for p in folder.glob("[!.]*/config.yaml"))
     paths = paths if alone else sorted({*paths, *(p.parent for p in folder.glob("*/results.json"))})
     runs = []
     for path in paths:
@@ -290,7 +290,7 @@ def _overrides(run: StoredRun) -> dict[str, str]:
         try:
             words = yaml.safe_load(_text(noted))
         except (ConfigError, yaml.YAMLError, ValueError) as error:
-            log.warning("%s cannot be read (%s)", noted, str(error).splitlines()[0])
+            log.warning("%s cannot be read (%s)", noted, first_line(error))
     if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
         words = run.folder.name.split(",")
     return dict(word.split("=", 1) for word in words if "=" in word)
