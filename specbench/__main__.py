@@ -100,7 +100,7 @@ def _measure(checked: "Checked", out_dir: Path, clear: Callable[[], None]) -> fl
     try:
         logger.kind.from_settings(logger.settings).log(result, record, out_dir)
     except Exception as error:
-        log.exception("the logger failed")
+        log.info("the logger failed", exc_info=error)
         raise ConfigError(f"logger={logger.name} failed ({first_line(error)}): the results are in {out_dir}") from error
     if result.status == "interrupted":
         raise KeyboardInterrupt(f"what was finished is in {out_dir}")

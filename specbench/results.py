@@ -81,10 +81,10 @@ class Speedup:
 class DecoderTV:
     """Total variation between the p that the decoder used and the stock module's, over `positions`."""
 
-    mean: float
-    largest: float
-    mean_limit: float  # what rounding explains
-    largest_limit: float
+    mean: float | None  # None if a number is not finite
+    largest: float | None
+    mean_limit: float | None  # what rounding explains
+    largest_limit: float | None
     positions: int
     within: bool  # the mean and every position
 

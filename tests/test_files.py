@@ -18,11 +18,13 @@ import pytest
 from conftest import composed, parts_of, small
 
 import specbench.__main__ as command
+import specbench.models.pretrained
 import specbench.replay
 import specbench.report.__main__ as report
 import specbench.run.run
 from specbench.config.checks import check
 from specbench.data.prompts import Data, Prompt, load
+from specbench.decoding.sampling import Sampling
 from specbench.run.run import run
 from specbench.settings import ConfigError
 from specbench.storage.atomic import write_text
@@ -331,6 +333,45 @@ def test_a_disk_that_is_full_at_the_end_is_a_sentence(monkeypatch, tmp_path, cap
     assert "rounds.parquet cannot be written (No space left on device)" in err and "Traceback" not in err
     assert len((tmp_path / "out" / "prompts.jsonl").read_text().splitlines()) == 2
     assert not (tmp_path / "out" / "results.json").exists()
+
+
+def test_a_run_that_fails_leaves_what_was_finished(monkeypatch, tmp_path, capsys):
+    """A mistake that shows only when prompts are decoded, in a folder of finished results."""
+    assert call(["hydra.run.dir=out"], monkeypatch, tmp_path) == 0
+    before = {name: contents(tmp_path / "out" / name) for name in ("results.json", *FILES)}
+    assert call(["hydra.run.dir=out", "cache=paged", "cache.blocks=1"], monkeypatch, tmp_path) == 2
+    assert "cache.blocks" in capsys.readouterr().err
+    assert {name: contents(tmp_path / "out" / name) for name in before} == before
+
+
+def test_a_logger_that_fails_leaves_the_results_and_says_so(monkeypatch, tmp_path, capsys):
+    def fails(*arguments):
+        raise ConnectionError("no network")
+
+    monkeypatch.setattr("specbench.loggers.none.NoLogger.log", fails)
+    assert call(["hydra.run.dir=out"], monkeypatch, tmp_path) == 2
+    assert "logger=none failed (no network): the results are in" in " ".join(capsys.readouterr().err.split())
+    assert load_runs(tmp_path / "out")
+
+
+def test_a_run_without_finite_numbers_is_written_read_and_failed(monkeypatch, tmp_path, capsys):
+    probabilities = Sampling.probabilities
+    monkeypatch.setattr(Sampling, "probabilities", lambda *a: probabilities(*a) * float("nan"))
+    assert call(["hydra.run.dir=out", "strict=true", "temperature=1"], monkeypatch, tmp_path) == 3
+    (found,) = load_runs(tmp_path / "out")
+    assert found.result["lossless"]["verdict"] == "failed"
+    report.main([str(tmp_path / "out")])
+    assert "not finite" in (tmp_path / "out" / "report.html").read_text()
+
+
+def test_a_checkpoint_that_arrives_during_a_sweep_counts_as_it_is_then(monkeypatch, tmp_path):
+    """Of the hub a commit is known only when it has been loaded."""
+    loaded = []
+    load = specbench.models.pretrained.load_module
+    monkeypatch.setattr(specbench.models.pretrained, "load_module", lambda *a: (loaded.append(1), load(*a))[1])
+    monkeypatch.setattr(specbench.models.pretrained, "of_checkpoint", lambda *a: "commit" if loaded else "main")
+    assert call(["-m", "name=s", "gamma=1"], monkeypatch, tmp_path) == 0
+    assert "no result" not in (tmp_path / "outputs" / "s" / "summary.csv").read_text()
 
 
 @pytest.fixture

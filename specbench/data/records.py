@@ -64,14 +64,20 @@ def to_prompt(number: int, record: Mapping[str, Any], s: RecordSettings) -> Prom
     missing or no text."""
     where = f"data.path={s.path} record {number}"
 
-    def field(name: str) -> str:
+    def need(name: str, keys: str) -> None:
         if name not in record:
             has = shown(", ".join(sorted(map(str, record))) or "none")
-            raise ConfigError(f"{where} has no field {name!r}: set data.field or data.template to what it has, {has}")
+            raise ConfigError(f"{where} has no field {name!r}: set {keys} to what it has, {has}")
+
+    def field(name: str) -> str:
+        need(name, "data.field or data.template")
         return text_of(record[name], f"{where} field {name!r}", blank=s.template is not None)
 
     text = field(s.field) if s.template is None else text_of(fill(s.template, field), f"{where} as data.template")
-    category = record.get(s.category_field) if s.category_field else None
+    if s.category_field is None:
+        return Prompt(str(number), (text,))
+    need(s.category_field, "data.category_field")
+    category = record[s.category_field]
     if category is None:
         return Prompt(str(number), (text,))
     return Prompt(str(number), (text,), name_of(category, f"{where} field {s.category_field!r}"))

@@ -73,7 +73,7 @@ def _tested(lossless: dict[str, Any]) -> Iterator[str]:
             yield f"p-value {lossless['statistic']:.2g} (below {lossless['threshold']:g} fails)"
         else:
             yield f"|z| {lossless['statistic']:.2f}, limit {lossless['threshold']:g}"
-    if tv := lossless.get("decoder_tv"):
+    if (tv := lossless.get("decoder_tv")) and tv["largest"] is not None:
         yield f"the decoder's p is within {tv['largest']:.1g} of the stock module's, limit {tv['largest_limit']:.1g}"
 
 
