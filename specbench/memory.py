@@ -63,6 +63,7 @@ class Budget:
         models: Sequence[Footprint],
         copies: int,
         doubled: int,
+        laws: int,
         rows: int,
         columns: int,
         held: int,
@@ -71,15 +72,15 @@ class Budget:
         dtype: torch.dtype,
         device: torch.device,
     ) -> "Budget":
-        """`copies` of all weights and `doubled` bytes of them once more, `held` cache columns in all rows together, and
-        forwards of `tokens` tokens per row."""
+        """`copies` of all weights and `doubled` bytes of them once more, `laws` bytes of kept probabilities, `held`
+        cache columns in all rows together, and forwards of `tokens` tokens per row."""
         chunk = min(prefill_chunk, rows * columns)
         reading = max(chunk * (m.widest * dtype.itemsize + columns) for m in models)
         scoring = LOGIT_COPIES * rows * tokens * max(m.vocab_size for m in models) * 4
         return Budget(
             weights=copies * sum(m.weights for m in models) + doubled,
             kv=held * sum(m.column for m in models),
-            activations=max(reading, scoring),
+            activations=max(reading, scoring) + laws,
             free=free_bytes(device),
             rows=rows,
             columns=columns,

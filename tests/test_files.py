@@ -169,8 +169,10 @@ def test_a_whole_folder_is_finished_until_something_differs(whole, wanted):
     assert examine(whole, wanted).finished
     other = check(composed(*small(*OPTIONS, "seed=2"))).identity()
     assert examine(whole, other).differs == ["seed"]
-    newer = dataclasses.replace(wanted, code={"specbench": "newer"})
+    newer = dataclasses.replace(wanted, code={**wanted.code, "specbench": "newer"})
     assert examine(whole, newer).differs == ["the code of specbench"]
+    faster = dataclasses.replace(wanted, device={**wanted.device, "device": "another"})
+    assert examine(whole, faster).differs == ["the device"]
 
 
 @pytest.mark.parametrize("name", FILES)

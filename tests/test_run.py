@@ -272,7 +272,10 @@ def test_memory_is_announced_before_anything_loads():
     told = []
     parts = build(check(composed(*small("logger=none", "batch_size=3"))), told.append)
     assert len(told) == 1 and "3 rows" in told[0]
-    assert f"weights {size(parts.target.weight_bytes + parts.drafter.model.weight_bytes)}" in told[0]
+    weights = parts.target.weight_bytes + parts.drafter.model.weight_bytes
+    assert f"weights {size(weights + parts.target.weight_bytes)}" in told[0]  # the verdict has a target of its own
+    build(check(composed(*small("logger=none", "verdict_tokens=0"))), told.append)
+    assert f"weights {size(weights)}" in told[1]
 
 
 def test_random_weights_are_marked(tmp_path):
