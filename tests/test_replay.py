@@ -174,7 +174,9 @@ def test_the_command_prints_a_table_and_writes_it(finished, monkeypatch, capsys)
     assert "gamma 3" in shown and "oracle" in shown and "100%" in shown and "adaptive" not in shown
     stored = json.loads((folder / "replay.json").read_text())
     assert set(stored) == {"gamma 0", "gamma 1", "gamma 2", "gamma 3", "optimal", "oracle"}
-    assert stored["oracle"]["speedup"] >= max(entry["speedup"] for entry in stored.values()) - 1e-9
+    # It drafts what will be accepted and no more. That this is the fastest depends on measured costs.
+    assert stored["oracle"]["drafted"] < stored["gamma 3"]["drafted"]
+    assert stored["oracle"]["rounds"] < 1.05 * min(entry["rounds"] for entry in stored.values())
 
 
 @pytest.mark.parametrize(
