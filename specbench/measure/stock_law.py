@@ -58,10 +58,9 @@ def law(logits: Tensor, decoder: Tensor, kept: Tensor, dtype: torch.dtype, sampl
     theirs = decoder > 0
     differ = kept & (own != theirs).any(-1)
     if differ.any():
-        slack = _observed(scores, decoder, own & theirs).minimum(
-            tolerance(logits, dtype, sampling) / sampling.temperature
-        )
-        explained = differ & _is_explained(scores, theirs, slack, sampling)
+        most = tolerance(logits, dtype, sampling) / sampling.temperature
+        near = torch.maximum(_observed(scores, decoder, own & theirs), most / 16).minimum(most)
+        explained = differ & _is_explained(scores, theirs, most, near, sampling)
         own = torch.where(explained[:, None], theirs, own)
     return scores.masked_fill(~own, -torch.inf).softmax(-1)
 
@@ -93,9 +92,10 @@ def _observed(scores: Tensor, decoder: Tensor, joint: Tensor) -> Tensor:
     return torch.where(some & (joint.sum(-1) > 1), 2 * largest, torch.inf)
 
 
-def _is_explained(scores: Tensor, theirs: Tensor, slack: Tensor, sampling: Sampling) -> Tensor:
-    """[n] bool: whether moving scores [n, V] by at most slack [n] makes `theirs` [n, V] the tokens that pass."""
-    slack = slack[:, None]
+def _is_explained(scores: Tensor, theirs: Tensor, most: Tensor, near: Tensor, sampling: Sampling) -> Tensor:
+    """[n] bool: whether rounding makes `theirs` [n, V] the tokens that pass. The order of scores [n, V] may change by
+    at most `most` [n]; the mass of many tokens changes less, by moves of `near` [n]."""
+    slack = most[:, None]
     lowest = torch.where(theirs, scores, torch.inf).amin(-1, keepdim=True)
     highest = torch.where(theirs, -torch.inf, scores).amax(-1, keepdim=True)
     fits = (lowest >= highest - 2 * slack)[:, 0]
@@ -108,7 +108,7 @@ def _is_explained(scores: Tensor, theirs: Tensor, slack: Tensor, sampling: Sampl
     if sampling.top_p < 1:
         p = scores.softmax(-1)
         mass, least = (p * theirs).sum(-1), torch.where(theirs, p, torch.inf).amin(-1)
-        edge = slack.tanh()[:, 0]
+        edge = near.tanh()
         whole = ~((scores > -torch.inf) & ~theirs).any(-1)
         fits &= (mass - least < sampling.top_p + edge) & ((mass >= sampling.top_p - edge) | whole)
     return fits
