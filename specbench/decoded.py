@@ -49,7 +49,7 @@ INTEGERS = ("row", "position", "gamma", "accepted", "tested", "tokens", "recover
 
 
 class Rounds(Sequence[Round]):
-    """The rounds of one request, stored in some 50 bytes each: a run may have millions of them. Of the seconds only
+    """The rounds of one request, stored in arrays: a run may have millions of them. Of the seconds only
     those of decoding are kept."""
 
     def __init__(self, rounds: Sequence[Round]):

@@ -1,6 +1,5 @@
 """Mirrors a finished run to Weights & Biases; offline by default, so no account is needed."""
 
-import logging
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,6 @@ from specbench.settings import BaseSettings, ConfigError, setting
 from specbench.storage.read import load_runs
 from specbench.visible import shown
 
-log = logging.getLogger(__name__)
 TABLE_COLUMNS = ("id", "category", "prompt_tokens", "tokens", "rounds", "alpha", "block_efficiency",
                  "decode_seconds", "baseline_decode_seconds", "prompt", "output", "baseline_output")  # fmt: skip
 MOST_ROUNDS = 5000  # in the history; of longer runs only every second, third, ... round

@@ -13,7 +13,7 @@ from specbench.decoding.sampling import Sampling
 # results are rounded; in float32 the sums are rounded too.
 ROUNDINGS = {torch.float16: 4.0, torch.bfloat16: 4.0}
 ROUNDINGS_OF_SUMS = 64.0
-TYPICAL_16_BIT = 0.25  # of these: what the largest of many positions shows in 16 bits
+TYPICAL_16_BIT = 0.25  # of these, for p in 16 bits: a tie must be forgiven surely, an error of p be found
 
 
 def penalised(logits: Tensor, text: Tensor, begin: int, sampling: Sampling) -> Tensor:

@@ -1,7 +1,6 @@
 """Whether a folder holds a finished run, and of what; how a folder is cleared for the next one."""
 
 import hashlib
-import logging
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -13,7 +12,6 @@ from specbench.settings import ConfigError
 from specbench.storage.atomic import synchronise, writing
 from specbench.storage.read import read_result
 
-log = logging.getLogger(__name__)
 RESULTS = "results.json"
 FILES = ("config.yaml", "prompts.jsonl", "rounds.parquet", "positions.parquet")  # results.json names them
 OTHERS = ("report.html", "replay.json")  # of the run before, if a folder is used again

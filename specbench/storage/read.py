@@ -278,8 +278,7 @@ def _agree(path: Path, found: int, counted: int, what: str) -> None:
 
 def _first_line(error: Exception) -> str:
     """The reason without the path, which the sentence names."""
-    reason = getattr(error, "strerror", None) or str(error)
-    return next(iter(reason.splitlines()), type(error).__name__).rstrip(".")
+    return str(getattr(error, "strerror", None) or first_line(error))
 
 
 def _overrides(run: StoredRun) -> dict[str, str]:
