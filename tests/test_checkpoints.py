@@ -56,7 +56,8 @@ BROKEN = {
     "another number of key heads": (config(num_key_value_heads=4), "other shapes"),
     "a tensor of another shape": (tensors(lambda s: s.update({NORM: torch.ones(17)})), f"{NORM} [17] for [16]"),
     "Llama declared as BERT": (content("config.json", json.dumps(BERT)), "lacks"),
-    "Llama declared as GPT-2": (config(model_type="gpt2", architectures=["GPT2LMHeadModel"]), ""),
+    "Llama declared as GPT-2": (config(model_type="gpt2", architectures=["GPT2LMHeadModel"]),
+                              "lacks transformer.h.0.attn"),
     "weights of whole numbers": (tensors(lambda s: s.update({NORM: torch.ones(16, dtype=torch.int8)})), "of floating"),
     # not finite, not causal
     "NaN in a weight": (put(LAYER_1, 7, torch.nan), f"not finite in float32, in {LAYER_1}"),
@@ -113,7 +114,7 @@ BROKEN = {
     "an unknown activation": (config(hidden_act="nope"), "could not be loaded"),
     "an unknown kind of rope": (config(rope_parameters={"rope_type": "nope", "rope_theta": 1e4}), "nope"),
     "an encoder-decoder": (content("config.json", '{"model_type": "t5", "is_encoder_decoder": true}'), "encoder"),
-    "no language model": (content("config.json", '{"model_type": "vit"}'), ""),
+    "no language model": (content("config.json", '{"model_type": "vit"}'), "vocab_size=None in its config"),
     "Mamba": (content("config.json", '{"model_type": "mamba"}'), "num_attention_heads=None"),
     "a package that is not here": (config(quantization_config={"quant_method": "hqq"}), "could not be loaded"),
     "an unknown quantization": (config(quantization_config={"quant_method": "nope"}), "nope"),

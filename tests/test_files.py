@@ -281,17 +281,17 @@ def contents_of(folder):
 
 
 FAULTS = {  # a file or a folder that is in the way: its path, arguments, words of the sentence
-    "a file for the run's folder": ("out", [], ["hydra.run.dir=out"], "out cannot be used (File exists)"),
-    "a file above it": ("out", [], ["hydra.run.dir=out/a"], "cannot be used (Not a directory)"),
-    "a file for outputs": ("outputs", [], ["-m", "gamma=1,2"], "outputs is a file where a folder should be"),
-    "a folder for the log": ("out/run.log/", [], ["hydra.run.dir=out"], "run.log cannot be used (Is a directory)"),
-    "a folder for the lock": ("out/.lock/", [], ["hydra.run.dir=out"], ".lock cannot be written (Is a directory)"),
+    "a file for the run's folder": ("out", ["hydra.run.dir=out"], "out cannot be used (File exists)"),
+    "a file above it": ("out", ["hydra.run.dir=out/a"], "cannot be used (Not a directory)"),
+    "a file for outputs": ("outputs", ["-m", "gamma=1,2"], "outputs is a file where a folder should be"),
+    "a folder for the log": ("out/run.log/", ["hydra.run.dir=out"], "run.log cannot be used (Is a directory)"),
+    "a folder for the lock": ("out/.lock/", ["hydra.run.dir=out"], ".lock cannot be written (Is a directory)"),
 }
 
 
 @pytest.mark.parametrize("what", FAULTS)
 def test_what_is_in_the_way_is_a_sentence(what, monkeypatch, tmp_path, capsys):
-    name, _, arguments, expected = FAULTS[what]
+    name, arguments, expected = FAULTS[what]
     path = tmp_path / name
     if name.endswith("/"):
         path.mkdir(parents=True)
