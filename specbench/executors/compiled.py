@@ -16,17 +16,19 @@ from torch import Tensor, nn
 from specbench.component import Choices
 from specbench.decoding.executor import HasCache
 from specbench.executors.arguments import flatten, rebuild
+from specbench.executors.auto import AutoExecutor
 from specbench.executors.buckets import bucket, bucket_lengths, refuse_growing_cache
-from specbench.executors.prepacked import SMALLEST_BYTES, PrepackedExecutor
+
+SMALL_BYTES = 16e6  # of weights: a model below this stays in the processor's caches
 
 
-class CompiledExecutor(PrepackedExecutor):
-    """Runs compiled leaves, on a CPU with packed weights."""
+class CompiledExecutor(AutoExecutor):
+    """Runs compiled leaves, on a CPU with the fastest products."""
 
     fixed_shapes = True
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, *products: Any) -> None:
+        super().__init__(*products)
         self.leaves: dict[Callable[..., Any], Leaf] = {}
 
     @classmethod
@@ -45,7 +47,7 @@ class CompiledExecutor(PrepackedExecutor):
     ) -> Callable[..., Any]:
         """Compiles a phase as one program if the model fits into the processor's caches, where calls and not weights
         take the time."""
-        small = model is not None and model.weight_bytes < SMALLEST_BYTES
+        small = model is not None and model.weight_bytes < SMALL_BYTES
         return self.leaf(function, model) if usual and small else function
 
     def columns(self, needed: int, capacity: int | None = None) -> int:

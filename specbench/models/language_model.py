@@ -26,7 +26,7 @@ from specbench.decoding.target import READ_CHUNK, Scores, Target
 from specbench.decoding.token_tree import Levels, Tree, pack, static_tree, tree_of
 from specbench.models.attention_mask import AttentionMask
 from specbench.models.head_input import head_inputs
-from specbench.models.operations import operations_per_token
+from specbench.models.operations import per_token
 from specbench.models.vocabulary import fit_logits
 
 
@@ -53,12 +53,11 @@ class LanguageModel(Target):
         self._vocab_size = vocab_size or self.own_vocab_size
         weight = next(module.parameters())
         self.device, self.dtype = weight.device, weight.dtype
-        self.weight_bytes = sum(p.nbytes for p in module.parameters())
-        self.operations_per_token = operations_per_token(module, executor.weights(module))
-        self.step_bytes = self.operations_per_token * weight.element_size()
         self.mask = AttentionMask(self.config, self.dtype, name)
         self.can_skip_logits = "logits_to_keep" in inspect.signature(module.forward).parameters
         self.executor, self.module = executor, executor.load(module)
+        self.weight_bytes = executor.stored(self.module).held
+        self.operations_per_token, self.step_bytes = per_token(self.module, executor)
         self._cache: SlotCache | None = None
         self.cached: list[int] = []
 
