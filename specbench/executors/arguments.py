@@ -6,7 +6,9 @@ from typing import Any
 
 from torch import Tensor
 
-TENSOR = "a tensor"
+
+class TENSOR:
+    """Stands for a tensor in a description."""
 
 
 def flatten(value: Any) -> tuple[Any, list[Tensor]]:

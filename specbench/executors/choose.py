@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specbench.executors.products import KINDS, Product
+from specbench.executors.products import KINDS, Product, scale_of
 from specbench.settings import ConfigError
 
 ROWS = (1, 5, 16, 64)  # rows of x that are timed
@@ -113,7 +113,7 @@ def _read(path: Path | None, pinned: bool) -> dict[str, Any]:
 def measure(weights: Weights, kinds: Sequence[type[Product]]) -> dict[str, Times]:
     """Times every kind of product on a model's weights in turn, as a forward would meet them."""
     found: dict[str, Times] = {}
-    sample = list(_sample(weights))
+    sample = [(w * scale_of(w), bias) for w, bias in _sample(weights)]
     inputs = {(w.shape[1], rows): torch.randn(rows, w.shape[1], dtype=w.dtype) for w, _ in sample for rows in ROWS}
     for kind in kinds:
         products = [(w, kind(w, bias)) for w, bias in sample if kind.offers(w)]

@@ -71,6 +71,11 @@ class LanguageModel(Target):
     def cache(self, cache: SlotCache) -> None:
         self._cache = cache
 
+    @property
+    def description(self) -> tuple[Any, ...]:
+        """See `HasCache.description`."""
+        return self.name, self.sampling, self.vocab_size, self.own_vocab_size, str(self.dtype)
+
     def cache_tensors(self) -> list[Tensor]:
         """See `HasCache.cache_tensors`; shapes of `SlotCache.tensors`."""
         return self.cache.tensors()
