@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from specbench.component import Choices as Run
 from specbench.decoding.executor import Executor, HasCache, Module, Stored
 from specbench.devices import device_name
-from specbench.executors.buckets import bucket, bucket_lengths
+from specbench.executors.arguments import Columns
 from specbench.executors.choose import LIMITS, ROWS, Table, choice, measure, offered, shape_of
 from specbench.executors.layers import Choices, Multiplier, groups_of, replace, stacked
 from specbench.executors.leaf import Leaf
@@ -30,6 +30,7 @@ from specbench.settings import BaseSettings, setting
 
 NAMES = {kind.name: kind for kind in KINDS}
 SPARE = 8  # a second copy of a weight is kept if all weights fit this many times into the free memory
+STEP = 16  # cache columns: compiled code attends to a multiple of them
 SMALL_BYTES = 16e6  # of weights: a model below this stays in the processor's caches
 
 
@@ -94,10 +95,9 @@ class AutoExecutor(Executor):
         return sum(leaf.missed for leaf in self.leaves.values())
 
     def columns(self, needed: int, capacity: int | None = None) -> int:
-        return bucket(needed, capacity) if self.fixed_shapes else needed
-
-    def lengths(self, columns: int) -> list[int]:
-        return bucket_lengths(columns) if self.fixed_shapes else []
+        return (
+            needed if capacity is None or not self.fixed_shapes else Columns(min(capacity, -(-needed // STEP) * STEP))
+        )
 
     # -- Products -------------------------------------------------------------------------------
 

@@ -6,10 +6,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.export import Dim
 from torch.nn.utils.stateless import _reparametrize_module
 
 from specbench.decoding.executor import HasCache
-from specbench.executors.arguments import flatten, rebuild
+from specbench.executors.arguments import Columns, flatten, rebuild
 from specbench.executors.programs import Program, Programs, name_of
 
 # OpenMP threads of compiled loops would slow down those of the products. Shapes are checked when a program is found.
@@ -32,14 +33,16 @@ class Leaf:
         if self.model is not None and not stored:  # the cache takes its shape from a first forward
             return self.function(*arguments)
         spec, tensors = flatten(arguments)
-        key = (spec, *((t.shape, t.stride(), t.dtype) for t in tensors), stored[0].shape if stored else None)
+        shapes = [None if type(t) is Columns else (t.shape, t.stride(), t.dtype) for t in tensors]
+        key = (spec, *shapes, stored[0].shape if stored else None)
         program = self.programs.get(key) or self._find(key, spec, tensors, stored)
         if program is None:
             self.missed += 1
             return self.function(*arguments)
-        return rebuild(program.result, program.code(*tensors, *stored, *self.weights.values()))
+        inputs = [t.tensor() if type(t) is Columns else t for t in tensors]
+        return rebuild(program.result, program.code(*inputs, *stored, *self.weights.values()))
 
-    def _find(self, key: Any, spec: Any, tensors: Sequence[Tensor], stored: Sequence[Tensor]) -> Program | None:
+    def _find(self, key: Any, spec: Any, tensors: Sequence[Any], stored: Sequence[Tensor]) -> Program | None:
         """The program for a key: from the disk, or compiled."""
         if self.model is not None and not self.weights:
             module = self.model.module
@@ -52,12 +55,13 @@ class Leaf:
             self.programs[key] = found
         return found
 
-    def _name(self, spec: Any, tensors: Sequence[Tensor], stored: Sequence[Tensor]) -> str | None:
+    def _name(self, spec: Any, tensors: Sequence[Any], stored: Sequence[Tensor]) -> str | None:
         """The name of the program on the disk: all that it depends on, besides the identity of the run."""
         owner = getattr(self.function, "__self__", None)
         function = self.function if owner is None else [type(owner), self.function.__qualname__]
         model = None if self.model is None else self.model.description
-        shapes = [[tuple(t.shape), t.stride(), t.dtype] for t in (*tensors, *stored, *self.weights.values())]
+        everything = [t for t in (*tensors, *stored, *self.weights.values()) if type(t) is not Columns]
+        shapes = [[tuple(t.shape), t.stride(), t.dtype] for t in everything]
         return name_of(function, model, spec, shapes, list(self.weights), self._tracing())
 
     @staticmethod
@@ -65,14 +69,15 @@ class Leaf:
         """Global settings of torch that a trace depends on."""
         return [torch.is_inference_mode_enabled(), torch.get_float32_matmul_precision()]
 
-    def _compile(
-        self, name: str | None, spec: Any, tensors: Sequence[Tensor], stored: Sequence[Tensor]
-    ) -> Program | None:
+    def _compile(self, name: str | None, spec: Any, tensors: Sequence[Any], stored: Sequence[Tensor]) -> Program | None:
         """Traces the function with these tensors, compiles it and keeps the program if it needs no other tensors."""
         results: list[Any] = []
         traced = Traced(self.function, self.model, spec, len(tensors), list(self.weights), results.append)
-        inputs = [*tensors, *stored, *self.weights.values()]
-        exported = torch.export.export(traced, tuple(inputs), strict=False)
+        own = [t.tensor() if type(t) is Columns else t for t in tensors]
+        inputs = [*own, *stored, *self.weights.values()]
+        free = tuple({0: Dim.DYNAMIC} if type(t) is Columns else None for t in tensors)
+        sizes = {"tensors": free + (None,) * (len(inputs) - len(own))}
+        exported = torch.export.export(traced, tuple(inputs), dynamic_shapes=sizes, strict=False)
         made = [entry.target for entry in exported.graph_signature.input_specs if entry.target is not None]
         held: list[Any] = [(exported.constants | exported.state_dict)[name] for name in made]
         with torch._inductor.config.patch(OPTIONS):
