@@ -1,15 +1,25 @@
-"""Base class of executors: how a forward pass runs (eager, prepacked, compiled, or as a CUDA graph)."""
+"""Base class of executors: how a forward pass runs (with which products, compiled, or as a CUDA graph)."""
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from specbench.component import Component
+from specbench.component import Choices, Component
 
 Module = TypeVar("Module", bound=nn.Module)
+
+
+@dataclass(frozen=True)
+class Stored:
+    """The weights of a module as an executor stores them."""
+
+    numbers: int  # each weight once
+    read: int  # bytes that a forward of one token would read of all of them
+    held: int  # bytes, with second copies
 
 
 class HasCache(Protocol):
@@ -20,6 +30,10 @@ class HasCache(Protocol):
 
     @property
     def weight_bytes(self) -> int: ...
+
+    @property
+    def description(self) -> tuple[Any, ...]:
+        """What its functions depend on, besides tensors and the run's settings."""
 
     def cache_tensors(self) -> list[Tensor]:
         """The cache's tensors, in a fixed order and in the backend's own shapes; empty before the first forward."""
@@ -36,17 +50,20 @@ class Executor(Component):
     changes_modules = False  # whether `load` may change the module in place
 
     @classmethod
-    def from_settings(cls, settings: Any, device: torch.device) -> "Executor":
-        """Builds the executor for a device. Raises ConfigError if it cannot run there."""
+    def from_settings(cls, settings: Any, device: torch.device, run: Choices, identity: str) -> "Executor":
+        """Builds the executor for a device and the run's other choices. `identity` is a hash of all that compiled code
+        may depend on, besides shapes. Raises ConfigError if it cannot run there."""
         return cls()
 
     def load(self, module: Module) -> Module:
         """Returns the module to run in place of a freshly loaded one: the same object or another."""
         return module
 
-    def weights(self, module: nn.Module) -> list[Tensor]:
-        """The weight tensors, of any shape, of a module that `load` returned; each once."""
-        return list(module.parameters())
+    def stored(self, module: nn.Module) -> Stored:
+        """The weights of a module that `load` returned."""
+        sizes = [(weight.numel(), weight.nbytes) for weight in module.parameters()]
+        numbers, held = sum(n for n, _ in sizes), sum(b for _, b in sizes)
+        return Stored(numbers, held, held)
 
     def leaf(self, function: Callable[..., Any], model: HasCache | None = None) -> Callable[..., Any]:
         """Returns a faster version of a function of tensors. `model` is the model whose cache it changes."""
@@ -67,11 +84,18 @@ class Executor(Component):
         """Text lengths, in tokens, to warm up: one per shape bucket up to `columns`; empty without buckets."""
         return []
 
+    def ready(self) -> None:
+        """Called after each warm-up, when all usual shapes have been met."""
+
     def doubles(self, weights: int, tied: int, device: torch.device, dtype: torch.dtype) -> int:
         """Bytes of a model's weights that this executor stores twice, out of `weights` bytes in all and `tied` bytes in
         an output matrix that is also the embedding."""
         return 0
 
     def bytes(self) -> int:
-        """Bytes that the executor itself holds: second copies of weights, graph pools."""
+        """Bytes that the executor itself holds, such as graph pools."""
         return 0
+
+    def facts(self) -> dict[str, Any]:
+        """What it chose, for the field `executor` of results.json."""
+        return {}

@@ -26,7 +26,7 @@ from specbench.decoding.target import READ_CHUNK, Scores, Target
 from specbench.decoding.token_tree import Levels, Tree, pack, static_tree, tree_of
 from specbench.models.attention_mask import AttentionMask
 from specbench.models.head_input import head_inputs
-from specbench.models.operations import operations_per_token
+from specbench.models.operations import per_token
 from specbench.models.vocabulary import fit_logits
 
 
@@ -53,12 +53,11 @@ class LanguageModel(Target):
         self._vocab_size = vocab_size or self.own_vocab_size
         weight = next(module.parameters())
         self.device, self.dtype = weight.device, weight.dtype
-        self.weight_bytes = sum(p.nbytes for p in module.parameters())
-        self.operations_per_token = operations_per_token(module, executor.weights(module))
-        self.step_bytes = self.operations_per_token * weight.element_size()
         self.mask = AttentionMask(self.config, self.dtype, name)
         self.can_skip_logits = "logits_to_keep" in inspect.signature(module.forward).parameters
         self.executor, self.module = executor, executor.load(module)
+        self.weight_bytes = executor.stored(self.module).held
+        self.operations_per_token, self.step_bytes = per_token(self.module, executor)
         self._cache: SlotCache | None = None
         self.cached: list[int] = []
 
@@ -71,6 +70,11 @@ class LanguageModel(Target):
     @cache.setter
     def cache(self, cache: SlotCache) -> None:
         self._cache = cache
+
+    @property
+    def description(self) -> tuple[Any, ...]:
+        """See `HasCache.description`."""
+        return self.name, self.sampling, self.vocab_size, self.own_vocab_size, str(self.dtype)
 
     def cache_tensors(self) -> list[Tensor]:
         """See `HasCache.cache_tensors`; shapes of `SlotCache.tensors`."""
@@ -273,7 +277,7 @@ class LanguageModel(Target):
         self.cache.place(slots, visible, row)
         root = first if tree is None else first - (tree.sees.shape[2] - tokens.shape[1])  # column of entry 0
         positions = slots if tree is None else root[:, None] + tree.depth
-        if visible > self.context:  # guesses of idle rows, whose logits are not used
+        if torch.compiler.is_compiling() or visible > self.context:  # guesses of idle rows, whose logits are not used
             positions = positions.clamp(max=self.context - 1)
         output = self.module(
             **({"inputs_embeds": tokens} if tokens.is_floating_point() else {"input_ids": self.readable(tokens)}),

@@ -60,6 +60,7 @@ def summarise(session: Session, record: Record, status: str, provenance: dict[st
         status=status,
         config=parts.config,
         choices=parts.choices,
+        executor=parts.target.executor.facts(),
         provenance=provenance,
         alpha=alpha,
         alpha_counted=alpha_counted,

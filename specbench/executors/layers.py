@@ -1,0 +1,151 @@
+"""Layers that take the place of `nn.Linear`: each holds one product, or several for different numbers of rows.
+
+Layers that multiply the same input, such as q, k and v, share one product of their stacked weights.
+"""
+
+import itertools
+import weakref
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from specbench.executors.products import Product
+
+# Names that transformers gives to linear layers of one module with the same input, in the order of their calls.
+SIBLINGS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+
+_numbers = itertools.count()
+_by_number: dict[int, "Choices"] = {}  # of every multiplier that exists
+
+torch.library.define("specbench::product", "(Tensor x, Tensor number, int features) -> Tensor")
+
+
+@torch.library.impl("specbench::product", "CPU")
+def _product(x: Tensor, number: Tensor, features: int) -> Tensor:
+    """x [..., in] times the weight of the multiplier with this number []: [..., features]. Compilers do not look into
+    it, and a compiled program is the same for every checkpoint."""
+    return _by_number[int(number)](x)
+
+
+def _shape(x: Tensor, number: Tensor, features: int) -> Tensor:
+    return x.new_empty(*x.shape[:-1], features)
+
+
+torch.library.register_fake("specbench::product", _shape)
+
+
+class Choices:
+    """The product that was chosen for each number of rows."""
+
+    def __init__(self, products: Sequence[Product], limits: Sequence[float]):
+        """products[i] serves up to limits[i] rows, in order; the last one has no limit."""
+        self.products, self.limits = products, limits
+        self.only = products[0] if len(set(products)) == 1 else None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """x [..., in] to [..., out]."""
+        if self.only is not None:
+            return self.only(x)
+        return self.products[bisect_left(self.limits, x.numel() // x.shape[-1])](x)
+
+
+class Multiplier(nn.Module):
+    """Multiplies by one weight, which is stored as `scale` times itself: the input is divided by that."""
+
+    number: Tensor
+    unscale: Tensor | None
+
+    def __init__(self, choices: Choices, scale: float, out: int, inputs: int):
+        """`choices` multiply by the scaled weight [out, inputs]."""
+        super().__init__()
+        self.choices, self.features, self.numbers = choices, out, out * inputs
+        key = next(_numbers)
+        self.register_buffer("number", torch.tensor(key), persistent=False)
+        self.register_buffer("unscale", None if scale == 1 else torch.tensor(1 / scale), persistent=False)
+        _by_number[key] = choices
+        weakref.finalize(self, _by_number.pop, key)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [..., in] to [..., out]."""
+        if self.unscale is not None:
+            x = x * self.unscale
+        if torch.compiler.is_compiling():
+            found: Tensor = torch.ops.specbench.product(x, self.number, self.features)
+            return found
+        return self.choices(x)
+
+    @property
+    def products(self) -> list[Product]:
+        """The different products that it holds."""
+        return list(dict.fromkeys(self.choices.products))
+
+
+class Shared:
+    """One product for several layers with the same input, made when the first of them is called."""
+
+    def __init__(self, multiplier: Multiplier, widths: Sequence[int]):
+        self.multiplier, self.widths = multiplier, list(widths)
+        self.x: Tensor | None = None
+        self.parts: Sequence[Tensor] = ()
+
+    def part(self, x: Tensor, place: int) -> Tensor:
+        """The part [..., widths[place]] of the product of x [..., in]."""
+        if self.x is not x:
+            self.x, self.parts = x, self.multiplier(x).split(self.widths, -1)
+        part = self.parts[place]
+        if place == len(self.widths) - 1:
+            self.x, self.parts = None, ()
+        return part
+
+
+class Part(nn.Module):
+    """Takes the place of one of the layers that share a product. The first of them owns the multiplier."""
+
+    def __init__(self, shared: Shared, place: int):
+        super().__init__()
+        self.shared, self.place = shared, place
+        self.multiplier = shared.multiplier if place == 0 else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [..., in] to [..., out]."""
+        return self.shared.part(x, self.place)
+
+
+def groups_of(module: nn.Module) -> Iterator[tuple[nn.Module, tuple[str, ...]]]:
+    """The linear layers of a module, each once: their parent and names, several where they can share a product."""
+    for parent in module.modules():
+        names = [name for name, child in parent.named_children() if type(child) is nn.Linear]
+        for siblings in SIBLINGS:
+            if all(name in names for name in siblings) and _same_kind([parent.get_submodule(n) for n in siblings]):
+                yield parent, siblings
+                names = [name for name in names if name not in siblings]
+        yield from ((parent, (name,)) for name in names)
+
+
+def _same_kind(layers: Sequence[nn.Module]) -> bool:
+    """Whether the weights can be stacked: one input, all with a bias or none."""
+    return len({(layer.in_features, layer.bias is None) for layer in layers if isinstance(layer, nn.Linear)}) == 1
+
+
+def stacked(parent: nn.Module, names: Sequence[str]) -> tuple[Tensor, Tensor | None]:
+    """The weight [out, in] and bias [out] of these layers, one below the other."""
+    layers = [parent.get_submodule(name) for name in names]
+    linear = [layer for layer in layers if isinstance(layer, nn.Linear)]
+    if len(linear) == 1:
+        return linear[0].weight.detach(), None if linear[0].bias is None else linear[0].bias.detach()
+    biases = [layer.bias.detach() for layer in linear if layer.bias is not None]
+    return torch.cat([layer.weight.detach() for layer in linear]), torch.cat(biases) if biases else None
+
+
+def replace(parent: nn.Module, names: Sequence[str], multiplier: Multiplier) -> None:
+    """Puts a multiplier in the place of these layers, of whose weights it holds the product."""
+    layers = [parent.get_submodule(name) for name in names]
+    widths = [layer.out_features for layer in layers if isinstance(layer, nn.Linear)]
+    if len(names) == 1:
+        setattr(parent, names[0], multiplier)
+        return
+    shared = Shared(multiplier, widths)
+    for place, name in enumerate(names):
+        setattr(parent, name, Part(shared, place))

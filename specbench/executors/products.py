@@ -1,0 +1,125 @@
+"""Ways to multiply by the weight of a linear layer on a CPU. Which is fastest depends on machine, shape and rows."""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+ONEDNN_ROWS = 16  # rows of x that oneDNN's layout is made for: the fastest, or equal, for 1 to 512 rows
+HALF_EXPONENT = 15  # of the largest weight in float16, after scaling
+
+_onednn: Callable[..., Tensor] = torch.ops.mkldnn._linear_pointwise.default
+_fbgemm: Callable[..., Tensor] = torch.ops.quantized.linear_dynamic_fp16.default
+
+
+class Product(ABC):
+    """x [..., in] times a weight [out, in], plus bias [out], in one stored layout of the weight."""
+
+    name: ClassVar[str]
+
+    @abstractmethod
+    def __init__(self, weight: Tensor, bias: Tensor | None):
+        """Stores the weight [out, in] and bias [out] in its layout."""
+
+    @classmethod
+    @abstractmethod
+    def offers(cls, weight: Tensor) -> bool:
+        """Whether it multiplies by exactly this weight [out, in], in the arithmetic of the weight's dtype."""
+
+    @abstractmethod
+    def __call__(self, x: Tensor) -> Tensor:
+        """x [..., in] to [..., out]."""
+
+    @property
+    @abstractmethod
+    def bytes(self) -> int:
+        """Bytes of the weight that one product reads."""
+
+
+class Plain(Product):
+    """PyTorch's own product."""
+
+    name = "plain"
+
+    def __init__(self, weight: Tensor, bias: Tensor | None):
+        self.weight, self.bias = weight, bias
+
+    @classmethod
+    def offers(cls, weight: Tensor) -> bool:
+        return True
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight, self.bias)
+
+    @property
+    def bytes(self) -> int:
+        return self.weight.nbytes
+
+
+class OneDnn(Product):
+    """oneDNN, on a weight that was laid out once for it."""
+
+    name = "onednn"
+
+    def __init__(self, weight: Tensor, bias: Tensor | None):
+        self.packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight, ONEDNN_ROWS)
+        self.bias, self.bytes_ = bias, weight.nbytes
+
+    @classmethod
+    def offers(cls, weight: Tensor) -> bool:
+        if not torch.backends.mkldnn.is_available():
+            return False
+        return weight.dtype == torch.float32 or (
+            weight.dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+        )
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return _onednn(x, self.packed, self.bias, "none", [], "")
+
+    @property
+    def bytes(self) -> int:
+        return self.bytes_
+
+
+class Half(Product):
+    """FBGEMM, with the weight stored in float16 and all arithmetic in float32.
+
+    Offered where the weight survives that unchanged: the values of a checkpoint in 16 bits do, once `scale_of` has
+    brought them into float16's range. The result of a row does not depend on the number of rows.
+    """
+
+    name = "half"
+
+    def __init__(self, weight: Tensor, bias: Tensor | None):
+        self.packed: Any = torch.ops.quantized.linear_prepack_fp16(weight, None)
+        self.bias, self.bytes_ = bias, weight.nbytes // 2
+
+    @classmethod
+    def offers(cls, weight: Tensor) -> bool:
+        if weight.dtype != torch.float32 or "fbgemm" not in torch.backends.quantized.supported_engines:
+            return False
+        return torch.equal(weight.half().float(), weight)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        y = _fbgemm(x, self.packed)
+        return y if self.bias is None else y.add_(self.bias)
+
+    @property
+    def bytes(self) -> int:
+        return self.bytes_
+
+
+def scale_of(weight: Tensor) -> float:
+    """The power of two that brings the largest value of a weight, of any shape, to the upper end of float16's range.
+    Multiplying by it changes no digit."""
+    largest = float(weight.abs().max()) if weight.numel() else 0.0
+    if weight.dtype != torch.float32 or not 0 < largest < float("inf"):
+        return 1.0
+    return 2.0 ** (HALF_EXPONENT - math.frexp(largest)[1])
+
+
+KINDS: Sequence[type[Product]] = (Half, OneDnn, Plain)  # of two that are as fast, the first is taken
