@@ -1,4 +1,4 @@
-"""Other engines as peers (experiments/peers): the worker's protocol and the baseline class, with workers made up here."""
+"""Other engines as peers (experiments/peers): the workers' protocol and the baseline class, with made-up workers."""
 
 import importlib.util
 import sys

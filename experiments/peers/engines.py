@@ -182,9 +182,9 @@ def start(name: str, folder: Path, precision: str, gamma: int) -> Worker:
     own = folder / "envs" / name / "bin" / "python"
     python = own if own.exists() else Path(sys.executable)  # llama.cpp's needs nothing but the standard library
     threads = torch.get_num_threads()
-    command = [
-        str(python), str(HERE / f"worker_{name}.py"), "--folder", str(folder), "--target", str(SHIPPED / "target"),
-        "--drafter", str(SHIPPED / "drafter"), "--precision", precision, "--gamma", str(gamma), "--threads", str(threads),
-    ]  # fmt: skip
+    options = {"folder": folder, "target": SHIPPED / "target", "drafter": SHIPPED / "drafter", "precision": precision,
+               "gamma": gamma, "threads": threads}  # fmt: skip
+    command = [str(python), str(HERE / f"worker_{name}.py")]
+    command += [word for name, value in options.items() for word in (f"--{name}", str(value))]
     environment = {"OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1", "PYTHONPATH": ""}
     return Worker(f"{name} in {precision}", command, folder / "logs" / f"worker-{name}-{precision}.log", environment)

@@ -100,8 +100,13 @@ def rows_of(run: Run, texts: Mapping[int, str]) -> list[Row]:
     """Our own row, then one for each engine and precision; `texts` are what all should give at temperature 0."""
     result, config = run.result, run.result["config"]
     dtype = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}.get(config["dtype"], config["dtype"])
-    facts = {"temperature": config["temperature"], "ours": f"{result['choices']['executor']}, {dtype}",
-             "gamma": config["gamma"], "prompts": len(run.lines), "date": result["provenance"]["started"][:10]}  # fmt: skip
+    facts = {
+        "temperature": config["temperature"],
+        "ours": f"{result['choices']['executor']}, {dtype}",
+        "gamma": config["gamma"],
+        "prompts": len(run.lines),
+        "date": result["provenance"]["started"][:10],
+    }
     greedy = config["temperature"] == 0
     own = facts | {"engine": OURS, "precision": dtype, "version": f"drafter {result['choices']['drafter']}"}
     rows: dict[tuple[str, str], Row] = {(OURS, dtype): own}

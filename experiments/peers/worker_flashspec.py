@@ -1,5 +1,5 @@
-"""Worker of flashspec. It counts the tokens and seconds of each step; the first one, in which models read the prompt, is
-left out. It has no plain decoding."""
+"""Worker of flashspec, which has no plain decoding. It counts tokens and seconds of each step; the first one, in which
+models read the prompt, is left out."""
 
 import argparse
 from collections.abc import Mapping
