@@ -36,7 +36,7 @@ class Engines:
             config = FlashSpecConfig(device="cpu", dtype="float32", drafter_strategy="bandit",
                                      bandit=BanditConfig(n_arms=1), eos_token_ids=tuple(request["stop"]),
                                      sampling=sampling)  # fmt: skip
-            drafter = NgramDrafter()
+            drafter = NgramDrafter(max_ngram=2)
             if mode == "draft":
                 drafter = HuggingFaceDrafter(str(self.args.drafter), CPU, torch.float32, model=self.models["drafter"])
             target = TargetModel(str(self.args.target), CPU, torch.float32, model=self.models["target"])

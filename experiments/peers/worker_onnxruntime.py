@@ -38,7 +38,7 @@ def decode(model: Any, speculative: dict[str, int], request: Request) -> Decoded
         generator.generate_next_token()
     seconds = time.perf_counter() - began
     tokens = [int(token) for token in generator.get_sequence(0)[len(ids) :]]
-    return tokens[: request["new"]], len(tokens) - first, seconds
+    return tokens[: request["new"]], max(0, len(tokens) - first), seconds
 
 
 def load(args: argparse.Namespace) -> tuple[Mapping[str, Mode], str]:
