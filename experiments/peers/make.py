@@ -22,7 +22,7 @@ from specbench.measure.estimators import speedup_interval
 from specbench.settings import ConfigError
 from specbench.storage.read import StoredRun
 
-MODES = {"plain": "plain", "plain_sdpa": "plain, SDPA", "draft": "draft model", "lookup": "lookup"}
+MODES = {"plain": "plain", "plain_sdpa": "plain (SDPA)", "draft": "draft model", "lookup": "lookup"}
 TRANSFORMERS = {"generate": "plain", "assisted": "draft", "prompt_lookup": "lookup"}
 OURS = "specbench"
 COLOURS = {"plain": "#9cc3e4", "plain_sdpa": "#c9d3dc", "draft": "#3b82c4", "lookup": "#d99b5f"}
@@ -153,6 +153,7 @@ TABLE = {
     **{f"{name}, tokens/s": rate(mode) for mode, name in MODES.items()},
     "specbench, drafting, over its best": interval("over_best", "low", "high"),
     "specbench, plain, over its plain": interval("plain_over_plain", "plain_low", "plain_high"),
+    "prompts": text("prompts"),
     "version": text("version"),
     "date": text("date"),
 }
