@@ -18,12 +18,13 @@ from specbench.devices import device_name
 from specbench.executors.choose import LIMITS, ROWS, Table, choice, measure, offered, shape_of
 from specbench.executors.layers import Choice, Multiplier, groups_of, replace, stacked
 from specbench.executors.products import KINDS, Plain, Product
+from specbench.executors.quantized_products import QUANTIZED
 from specbench.identity import of_libraries
 from specbench.memory import free_bytes
 from specbench.paths import cache_dir
 from specbench.settings import BaseSettings, setting
 
-NAMES = {kind.name: kind for kind in KINDS}
+NAMES = {kind.name: kind for kind in (*QUANTIZED, *KINDS)}
 SPARE = 8  # a second copy of a weight is kept if all weights fit this many times into the free memory
 
 
@@ -48,29 +49,32 @@ class AutoExecutor(Executor):
         """Raises ConfigError if `choices` holds none."""
         return cls(settings.products, stored_table(settings.choices, device))
 
-    def load(self, module: Module) -> Module:
+    def load(self, module: Module, exact: bool = True) -> Module:
         """Replaces every linear layer of a module on a CPU. A weight that is also the embedding stays besides."""
         if next(module.parameters()).device.type != "cpu":
             return module
         groups = list(groups_of(module))
-        self._measure([stacked(parent, names) for parent, names in groups])
-        copies = free_bytes(torch.device("cpu")) > SPARE * sum(p.nbytes for p in module.parameters())
+        self._measure([stacked(parent, names) for parent, names in groups], exact)
+        copies = exact and free_bytes(torch.device("cpu")) > SPARE * sum(p.nbytes for p in module.parameters())
         for parent, names in groups:  # one after the other, so that no more than one exists twice meanwhile
-            replace(parent, names, self._multiplier(*stacked(parent, names), copies))
+            replace(parent, names, self._multiplier(*stacked(parent, names), copies, exact))
         return module
 
-    def _measure(self, weights: Sequence[tuple[Tensor, Tensor | None]]) -> None:
-        """Times the kinds of product on shapes that the table lacks."""
-        names = {kind.name for kind in self.kinds}
-        missing = [(w, b) for w, b in weights if not names & {*self.table.shapes.get(shape_of(w), ())}]
-        if len(names) > 1 and missing and not self.table.pinned:
-            self.table.add(measure(missing, self.kinds))
+    def _measure(self, weights: Sequence[tuple[Tensor, Tensor | None]], exact: bool) -> None:
+        """Times the kinds of product on shapes for which the table lacks one of them."""
+        missing = [(w, bias) for w, bias in weights if self._offered(w, exact).keys() - self.table.of(w).keys()]
+        if len(self.kinds) > 1 and missing and not self.table.pinned:
+            self.table.add(measure(missing, self.kinds, exact))
 
-    def _multiplier(self, weight: Tensor, bias: Tensor | None, copies: bool) -> Multiplier:
+    def _offered(self, weight: Tensor, exact: bool) -> dict[str, type[Product]]:
+        """The kinds of product that multiply by this weight [out, in], by name."""
+        return {kind.name: kind for kind in offered(weight, self.kinds, exact)} or {Plain.name: Plain}
+
+    def _multiplier(self, weight: Tensor, bias: Tensor | None, copies: bool, exact: bool) -> Multiplier:
         """The products chosen for a weight [out, in] and bias [out]."""
         shape = shape_of(weight)
-        kinds = {kind.name: kind for kind in offered(weight, self.kinds)} or {Plain.name: Plain}
-        chosen = choice(self.table.shapes.get(shape, {}), list(kinds), copies)
+        kinds = self._offered(weight, exact)
+        chosen = choice(self.table.of(weight), list(kinds), copies)
         self.chosen[shape] = chosen
         products: dict[str, Product] = {name: kinds[name](weight, bias) for name in dict.fromkeys(chosen)}
         rows = [Choice(most, products[name]) for most, name in zip(LIMITS, chosen, strict=True)]
