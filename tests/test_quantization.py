@@ -110,7 +110,7 @@ def test_a_quantised_target_passes_its_own_verdict(name, tmp_path):
         assert {product.name for layer in layers for product in layer.products} == {grid.name}
         embedding = parts.target.module.get_input_embeddings().weight
         bits = 8 * (parts.target.weight_bytes - embedding.nbytes) / sum(layer.numbers for layer in layers)
-        assert grid.bits < bits < grid.bits * 1.2
+        assert grid.bits < bits < grid.bits + 1.1  # with its scales
 
 
 @pytest.mark.parametrize("temperature", [0, 1])
@@ -154,9 +154,9 @@ def test_the_targets_own_weights_draft_on_its_cache(executor, tmp_path):
     assert drafter.exit.module.get_input_embeddings() is target.module.get_input_embeddings()
     result, _ = run(parts, tmp_path)
     assert drafter.exit.cache is target.cache
-    assert result.lossless.verdict == "passed" and 0.7 < result.alpha.mean < 1
-    numbers = drafter.operations_per_token
-    assert (8 * drafter.own_bytes < 6 * numbers) == (executor == "auto")
+    assert result.lossless.verdict == "passed" and result.alpha.mean > 0.7
+    bits = 8 * drafter.own_bytes / drafter.operations_per_token
+    assert 4 < bits < 6 if executor == "auto" else bits == 32
     assert result.memory.weights_bytes == target.weight_bytes + drafter.own_bytes
 
 

@@ -27,7 +27,8 @@ class SelfQuantizedDrafter(EarlyExitDrafter):
 
     def __init__(self, model: BorrowedCache, vocab_size: int, gamma: int):
         super().__init__(model, vocab_size, gamma)
-        self.own_bytes = model.weight_bytes - model.module.get_input_embeddings().weight.nbytes
+        embedding: Any = model.module.get_input_embeddings()
+        self.own_bytes = model.weight_bytes - embedding.weight.nbytes
 
     @classmethod
     def from_settings(cls, settings: Any, context: Context, target: LanguageModel) -> "SelfQuantizedDrafter":

@@ -52,7 +52,7 @@ class Grid:
 
     def _groups(self, values: Tensor) -> Tensor:
         """[out, in] as [out, groups, inputs of a group]."""
-        return values.unflatten(1, (-1, self.group or values.shape[1]))
+        return values.reshape(len(values), -1, self.group or values.shape[1])
 
     def _scale(self, largest: Tensor) -> Tensor:
         """The scale for groups with these largest values, both [out, groups]."""

@@ -4,6 +4,7 @@ In float32 the same kernels are loops without vector instructions, far slower th
 """
 
 from abc import abstractmethod
+from collections.abc import Callable, Sequence
 from typing import ClassVar
 
 import torch
@@ -11,6 +12,10 @@ from torch import Tensor
 
 from specbench.executors.grids import INT4, INT8, Grid
 from specbench.executors.products import Product
+
+_int8: Callable[..., Tensor] = torch.ops.aten._weight_int8pack_mm.default
+_pack_int4: Callable[..., Tensor] = torch.ops.aten._convert_weight_to_int4pack_for_cpu.default
+_int4: Callable[..., Tensor] = torch.ops.aten._weight_int4pack_mm_for_cpu.default
 
 INT4_ROWS = 16  # the kernel's layout needs a multiple of so many outputs
 
@@ -64,7 +69,7 @@ class Int8(Quantized):
         return self.integers.nbytes + self.scale.nbytes
 
     def _product(self, rows: Tensor) -> Tensor:
-        return torch.ops.aten._weight_int8pack_mm(rows, self.integers, self.scale)
+        return _int8(rows, self.integers, self.scale)
 
 
 class Int4(Quantized):
@@ -78,13 +83,13 @@ class Int4(Quantized):
 
     def _pack(self, integers: Tensor, scale: Tensor) -> int:
         # The kernel's integers are from 0 to 15, of which it subtracts 8; each scale comes with an offset, here 0.
-        self.packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(integers.int() + 8, 1)
+        self.packed = _pack_int4(integers.int() + 8, 1)
         scales = torch.stack([scale.T, torch.zeros_like(scale.T)], -1)  # [groups, out, 2]
         self.scales = scales.to(torch.bfloat16).contiguous()
         return self.packed.nbytes + self.scales.nbytes
 
     def _product(self, rows: Tensor) -> Tensor:
-        return torch.ops.aten._weight_int4pack_mm_for_cpu(rows, self.packed, self.grid.group, self.scales)
+        return _int4(rows, self.packed, self.grid.group, self.scales)
 
 
-QUANTIZED = (Int4, Int8)
+QUANTIZED: Sequence[type[Product]] = (Int4, Int8)
