@@ -45,7 +45,7 @@ def build(checked: Checked, announce: Callable[[str], None] = log.info) -> Parts
         dtype=pick_dtype(root.dtype, device),
         sampling=Sampling(root.temperature, root.top_k, root.top_p, root.repetition_penalty),
         new_cache=partial(chosen["cache"].kind.from_settings, chosen["cache"].settings),
-        executor=_make(checked, "executor", device, chosen),
+        executor=_make(checked, "executor", device, chosen, checked.traced()),
         seed=root.seed,
         gamma=policy.largest,
     )

@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from specbench.component import Choice, Choices, Component, chosen_class
-from specbench.config.schema import GROUPS, METRICS, NOT_HASHED, OTHERS, Root
+from specbench.config.schema import GROUPS, METRICS, NOT_HASHED, NOT_TRACED, OTHERS, Root
 from specbench.devices import device_name, pick_device, pick_dtype
 from specbench.identity import Identity, of_code, of_libraries, of_module
 from specbench.metrics.metric import Metric
@@ -35,6 +36,14 @@ class Checked:
     @property
     def _settings(self) -> dict[str, Any]:
         return {key: value for key, value in self.resolved.items() if key not in NOT_HASHED}
+
+    def traced(self) -> str:
+        """A hash of all that compiled code may depend on, besides shapes: settings, checkpoints, code and machine."""
+        found = self.identity()
+        settings = {key: value for key, value in self._settings.items() if key not in NOT_TRACED}
+        sources = {key: value for key, value in found.sources.items() if key.partition(".")[0] not in NOT_TRACED}
+        everything = [settings, sources, found.code, found.device, torch.get_num_threads()]
+        return hashlib.sha256(json.dumps(everything, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
     def identity(self) -> Identity:
         """All that the numbers depend on, as it is now: the files that the settings name are looked at again."""

@@ -31,6 +31,10 @@ class HasCache(Protocol):
     @property
     def weight_bytes(self) -> int: ...
 
+    @property
+    def description(self) -> tuple[Any, ...]:
+        """What its functions depend on, besides tensors and the run's settings."""
+
     def cache_tensors(self) -> list[Tensor]:
         """The cache's tensors, in a fixed order and in the backend's own shapes; empty before the first forward."""
 
@@ -46,8 +50,9 @@ class Executor(Component):
     changes_modules = False  # whether `load` may change the module in place
 
     @classmethod
-    def from_settings(cls, settings: Any, device: torch.device, run: Choices) -> "Executor":
-        """Builds the executor for a device and the run's other choices. Raises ConfigError if it cannot run there."""
+    def from_settings(cls, settings: Any, device: torch.device, run: Choices, identity: str) -> "Executor":
+        """Builds the executor for a device and the run's other choices. `identity` is a hash of all that compiled code
+        may depend on, besides shapes. Raises ConfigError if it cannot run there."""
         return cls()
 
     def load(self, module: Module, exact: bool = True) -> Module:
@@ -79,6 +84,9 @@ class Executor(Component):
     def lengths(self, columns: int) -> list[int]:
         """Text lengths, in tokens, to warm up: one per shape bucket up to `columns`; empty without buckets."""
         return []
+
+    def ready(self) -> None:
+        """Called after each warm-up, when all usual shapes have been met."""
 
     def doubles(self, weights: int, tied: int, device: torch.device, dtype: torch.dtype) -> int:
         """Bytes of a model's weights that this executor stores twice, out of `weights` bytes in all and `tied` bytes in

@@ -4,15 +4,30 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
-TENSOR = "a tensor"
+
+class TENSOR:
+    """Stands for a tensor in a description."""
 
 
-def flatten(value: Any) -> tuple[Any, list[Tensor]]:
-    """A hashable description of `value` (tensors, tuples, dataclasses, constants), and the tensors in it in order, of
-    any shape."""
-    tensors: list[Tensor] = []
+class Columns(int):
+    """A number of cache columns. Functions are traced for any such number: it becomes the length of a tensor."""
+
+    def tensor(self) -> Tensor:
+        """A tensor of this length, whose values nobody reads."""
+        return torch.empty(self, dtype=torch.uint8)
+
+
+class COLUMNS:
+    """Stands for a number of columns in a description."""
+
+
+def flatten(value: Any) -> tuple[Any, list[Any]]:
+    """A hashable description of `value` (tensors, tuples, dataclasses, constants), and in order the tensors in it, of
+    any shape, and its numbers of columns."""
+    tensors: list[Any] = []
     return _describe(value, tensors), tensors
 
 
@@ -21,10 +36,13 @@ def rebuild(spec: Any, tensors: Sequence[Tensor]) -> Any:
     return _rebuild(spec, iter(tensors))
 
 
-def _describe(value: Any, tensors: list[Tensor]) -> Any:
+def _describe(value: Any, tensors: list[Any]) -> Any:
     if isinstance(value, Tensor):
         tensors.append(value)
         return TENSOR
+    if isinstance(value, Columns):
+        tensors.append(value)
+        return COLUMNS
     if type(value) is tuple:
         return (tuple, tuple([_describe(entry, tensors) for entry in value]))
     if dataclasses.is_dataclass(value):
@@ -35,6 +53,8 @@ def _describe(value: Any, tensors: list[Tensor]) -> Any:
 def _rebuild(spec: Any, tensors: Any) -> Any:
     if spec is TENSOR:
         return next(tensors)
+    if spec is COLUMNS:
+        return next(tensors).shape[0]
     kind, content = spec
     if kind is None:
         return content

@@ -1,10 +1,12 @@
-"""The default executor: on a CPU each linear layer uses the product that is fastest on this machine.
+"""The default executor: the fastest exact product for each linear layer, and compiled programs where they are there.
 
 At the few tokens of a decoding step a linear layer is as fast as its weight can be read, and which product reads it
-fastest depends on the processor, the shape and the number of rows. Nothing is compiled.
+fastest depends on the processor, the shape and the number of rows. Nothing is compiled here: programs that
+`executor=compiled` made for the same models and settings are used if all that the run needs are there.
 """
 
-from collections.abc import Sequence
+import os
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,12 +14,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from specbench.component import Choices
-from specbench.decoding.executor import Executor, Module, Stored
+from specbench.component import Choices as Run
+from specbench.decoding.executor import Executor, HasCache, Module, Stored
 from specbench.devices import device_name
+from specbench.executors.arguments import Columns
 from specbench.executors.choose import LIMITS, ROWS, Table, choice, measure, offered, shape_of
-from specbench.executors.layers import Choice, Multiplier, groups_of, replace, stacked
-from specbench.executors.products import KINDS, Plain, Product
+from specbench.executors.layers import Choices, Multiplier, groups_of, replace, stacked
+from specbench.executors.leaf import Leaf
+from specbench.executors.products import KINDS, Half, Plain, Product, scale_of
+from specbench.executors.programs import Programs
 from specbench.executors.quantized_products import QUANTIZED
 from specbench.identity import of_libraries
 from specbench.memory import free_bytes
@@ -26,28 +31,76 @@ from specbench.settings import BaseSettings, setting
 
 NAMES = {kind.name: kind for kind in (*QUANTIZED, *KINDS)}
 SPARE = 8  # a second copy of a weight is kept if all weights fit this many times into the free memory
+STEP = 16  # cache columns: compiled code attends to a multiple of them
+SMALL_BYTES = 16e6  # of weights: a model below this stays in the processor's caches
 
 
 class AutoExecutor(Executor):
-    """Eager mode, with the fastest exact product for each linear layer on a CPU; elsewhere plain eager mode."""
+    """Eager mode or stored programs, with the fastest exact product for each linear layer on a CPU."""
 
     changes_modules = True
+    compiles = False  # whether programs that are missing are made
 
     @dataclass
     class Settings(BaseSettings):
         products: list[str] = setting(choices=tuple(NAMES))
         choices: str | None = setting()
+        programs: bool = setting(default=True)
 
-    def __init__(self, products: Sequence[str] = tuple(NAMES), table: Table | None = None):
-        """Tries these kinds of product; `table` holds what was measured."""
+    def __init__(
+        self,
+        products: Sequence[str] = tuple(NAMES),
+        table: Table | None = None,
+        programs: Programs | None = None,
+    ):
+        """Tries these kinds of product. `table` holds what was measured, `programs` what was compiled."""
         self.kinds = [NAMES[name] for name in products]
-        self.table = table or Table(None, "")
+        self.table, self.programs = table or Table(None, ""), programs or Programs(None)
         self.chosen: dict[str, list[str]] = {}  # by shape, the kind for each of LIMITS
+        self.leaves: dict[Callable[..., Any], Leaf] = {}
+        self.fixed_shapes = self.compiles or self.programs.any  # while it is True, leaves look for programs
 
     @classmethod
-    def from_settings(cls, settings: Any, device: torch.device, run: Choices) -> "AutoExecutor":
+    def from_settings(cls, settings: Any, device: torch.device, run: Run, identity: str) -> "AutoExecutor":
         """Raises ConfigError if `choices` holds none."""
-        return cls(settings.products, stored_table(settings.choices, device))
+        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_dir() / "inductor"))
+        keeps = settings.programs and run["cache"].kind.fixed_shapes
+        folder = cache_dir() / "programs" / identity if keeps else None
+        return cls(settings.products, stored_table(settings.choices, device), Programs(folder))
+
+    # -- Programs -------------------------------------------------------------------------------
+
+    def leaf(self, function: Callable[..., Any], model: HasCache | None = None) -> Callable[..., Any]:
+        if not self.fixed_shapes or torch.compiler.is_compiling():  # no programs, or part of a phase
+            return function
+        if function not in self.leaves:
+            self.leaves[function] = Leaf(function, model, self.programs, self.compiles)
+        return self.leaves[function]
+
+    def phase(
+        self, function: Callable[..., Any], model: HasCache | None = None, usual: bool = True
+    ) -> Callable[..., Any]:
+        """A phase is one program if the model fits into the processor's caches, where calls and not weights take the
+        time."""
+        small = model is not None and model.weight_bytes < SMALL_BYTES
+        return self.leaf(function, model) if usual and small else function
+
+    def ready(self) -> None:
+        """Without one of the programs that warm-up asked for none is used, so that all ways of decoding run alike."""
+        if self.missing and not self.compiles:
+            self.fixed_shapes, self.leaves = False, {}
+
+    @property
+    def missing(self) -> int:
+        """Calls for which there was no program."""
+        return sum(leaf.missed for leaf in self.leaves.values())
+
+    def columns(self, needed: int, capacity: int | None = None) -> int:
+        return (
+            needed if capacity is None or not self.fixed_shapes else Columns(min(capacity, -(-needed // STEP) * STEP))
+        )
+
+    # -- Products -------------------------------------------------------------------------------
 
     def load(self, module: Module, exact: bool = True) -> Module:
         """Replaces every linear layer of a module on a CPU. A weight that is also the embedding stays besides."""
@@ -62,30 +115,37 @@ class AutoExecutor(Executor):
 
     def _measure(self, weights: Sequence[tuple[Tensor, Tensor | None]], exact: bool) -> None:
         """Times the kinds of product on shapes for which the table lacks one of them."""
-        missing = [(w, bias) for w, bias in weights if self._offered(w, exact).keys() - self.table.of(w).keys()]
-        if len(self.kinds) > 1 and missing and not self.table.pinned:
+        if len(self.kinds) == 1 or self.table.pinned:
+            return
+        needed = [(w, bias, self._offered(w * self._scale(w), exact)) for w, bias in weights]
+        missing = [(w, bias) for w, bias, kinds in needed if kinds.keys() - self.table.of(w).keys()]
+        if missing:
             self.table.add(measure(missing, self.kinds, exact))
 
+    def _scale(self, weight: Tensor) -> float:
+        """What a weight is multiplied by before it is stored."""
+        return scale_of(weight) if Half in self.kinds else 1.0
+
     def _offered(self, weight: Tensor, exact: bool) -> dict[str, type[Product]]:
-        """The kinds of product that multiply by this weight [out, in], by name."""
+        """The kinds of product that multiply by this scaled weight [out, in], by name."""
         return {kind.name: kind for kind in offered(weight, self.kinds, exact)} or {Plain.name: Plain}
 
     def _multiplier(self, weight: Tensor, bias: Tensor | None, copies: bool, exact: bool) -> Multiplier:
         """The products chosen for a weight [out, in] and bias [out]."""
-        shape = shape_of(weight)
+        shape, scale = shape_of(weight), self._scale(weight)
+        weight = weight * scale
         kinds = self._offered(weight, exact)
         chosen = choice(self.table.of(weight), list(kinds), copies)
         self.chosen[shape] = chosen
         products: dict[str, Product] = {name: kinds[name](weight, bias) for name in dict.fromkeys(chosen)}
-        rows = [Choice(most, products[name]) for most, name in zip(LIMITS, chosen, strict=True)]
-        return Multiplier(rows, *weight.shape)
+        return Multiplier(Choices([products[name] for name in chosen], LIMITS), scale, *weight.shape)
 
     def stored(self, module: nn.Module) -> Stored:
         found = super().stored(module)
         layers = [layer for layer in module.modules() if isinstance(layer, Multiplier)]
         return Stored(
             found.numbers + sum(layer.numbers for layer in layers),
-            found.read + sum(layer.choices[0].product.bytes for layer in layers),
+            found.read + sum(layer.choices.products[0].bytes for layer in layers),
             found.held + sum(product.bytes for layer in layers for product in layer.products),
         )
 
@@ -94,7 +154,14 @@ class AutoExecutor(Executor):
 
     def facts(self) -> dict[str, Any]:
         times = {shape: self.table.shapes[shape] for shape in self.chosen if shape in self.table.shapes}
-        return {"machine": self.table.machine, "rows": list(ROWS), "microseconds": times, "chosen": self.chosen}
+        programs = {"used": self.fixed_shapes, "found": self.programs.found, "made": self.programs.made}
+        return {
+            "machine": self.table.machine,
+            "rows": list(ROWS),
+            "microseconds": times,
+            "chosen": self.chosen,
+            "programs": programs | {"missed": self.missing},
+        }
 
 
 def stored_table(choices: str | None, device: torch.device) -> Table:

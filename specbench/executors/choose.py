@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specbench.executors.products import KINDS, Product
+from specbench.executors.products import KINDS, Product, scale_of
 from specbench.settings import ConfigError
 
 ROWS = (1, 5, 16, 64)  # rows of x that are timed
@@ -24,7 +24,8 @@ LIMITS = (1, 8, 32, math.inf)  # the most rows that each of them stands for
 DECODING = 2  # the first ROWS are those of decoding; all the same product, unless another is much faster
 EQUAL = 1.1  # a product that takes up to this much longer than the fastest is as fast
 PAYS = 0.75  # of the time: a second copy of a weight is kept from here on
-PASSES, WARM_UP = 5, 2  # over the sample
+PASSES, WARM_UP = 9, 2  # over the sample
+CACHE_BYTES = 64e6  # read before each pass: a target step leaves a drafter's weights, and code, in no cache
 SECONDS = 0.6  # of timing one kind of product, at most about
 SAMPLE_BYTES = 192e6  # of weights that are timed: more than a processor's caches hold
 
@@ -119,12 +120,13 @@ def _read(path: Path | None, pinned: bool) -> dict[str, Any]:
 def measure(weights: Weights, kinds: Sequence[type[Product]], exact: bool = True) -> dict[str, Times]:
     """Times every kind of product on a model's weights in turn, as a forward would meet them."""
     found: dict[str, Times] = {}
-    sample = list(_sample(weights))
+    other = torch.ones(int(CACHE_BYTES) // 4)
+    sample = [(w * scale_of(w), bias) for w, bias in _sample(weights)]
     inputs = {(w.shape[1], rows): torch.randn(rows, w.shape[1], dtype=w.dtype) for w, _ in sample for rows in ROWS}
     for kind in kinds:
         products = [(w, kind(w, bias)) for w, bias in sample if offered(w, [kind], exact)]
         for rows in ROWS:
-            for shape, seconds in _time(products, rows, inputs).items():
+            for shape, seconds in _time(products, rows, inputs, other).items():
                 times = found.setdefault(shape, {}).setdefault(kind.name, [])
                 times.append(round(1e6 * seconds, 1))
     return found
@@ -141,12 +143,14 @@ def _sample(weights: Weights) -> Iterator[tuple[Tensor, Tensor | None]]:
 
 
 def _time(
-    products: Sequence[tuple[Tensor, Product]], rows: int, inputs: Mapping[tuple[int, int], Tensor]
+    products: Sequence[tuple[Tensor, Product]], rows: int, inputs: Mapping[tuple[int, int], Tensor], other: Tensor
 ) -> dict[str, float]:
-    """Median seconds by shape of products with `rows` rows, one after the other as in a forward."""
+    """Median seconds by shape of products with `rows` rows, one after the other as in a forward; before each pass
+    `other` is read, of any shape."""
     seconds: dict[str, list[float]] = {}
     end = time.perf_counter() + SECONDS / len(ROWS)
     for number in range(WARM_UP + PASSES):
+        other.sum()
         for weight, product in products:
             x = inputs[weight.shape[1], rows]
             began = time.perf_counter()

@@ -40,7 +40,9 @@ class CudaGraphExecutor(Executor):
         self.pool: Any = None
 
     @classmethod
-    def from_settings(cls, settings: Settings, device: torch.device, run: Choices) -> "CudaGraphExecutor":
+    def from_settings(
+        cls, settings: Settings, device: torch.device, run: Choices, identity: str
+    ) -> "CudaGraphExecutor":
         return cls(settings.max_graphs)
 
     @classmethod

@@ -5,8 +5,8 @@ Layers that multiply the same input, such as q, k and v, share one product of th
 
 import itertools
 import weakref
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +17,7 @@ from specbench.executors.products import Product
 SIBLINGS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 
 _numbers = itertools.count()
-_by_number: "weakref.WeakValueDictionary[int, Multiplier]" = weakref.WeakValueDictionary()
+_by_number: dict[int, "Choices"] = {}  # of every multiplier that exists
 
 torch.library.define("specbench::product", "(Tensor x, Tensor number, int features) -> Tensor")
 
@@ -26,7 +26,7 @@ torch.library.define("specbench::product", "(Tensor x, Tensor number, int featur
 def _product(x: Tensor, number: Tensor, features: int) -> Tensor:
     """x [..., in] times the weight of the multiplier with this number []: [..., features]. Compilers do not look into
     it, and a compiled program is the same for every checkpoint."""
-    return _by_number[int(number)].now(x)
+    return _by_number[int(number)](x)
 
 
 @torch.library.register_fake("specbench::product")
@@ -34,46 +34,50 @@ def _(x: Tensor, number: Tensor, features: int) -> Tensor:
     return x.new_empty(*x.shape[:-1], features)
 
 
-@dataclass(frozen=True)
-class Choice:
-    """The product that is used for up to `rows` rows."""
+class Choices:
+    """The product that was chosen for each number of rows."""
 
-    rows: float
-    product: Product
+    def __init__(self, products: Sequence[Product], limits: Sequence[float]):
+        """products[i] serves up to limits[i] rows, in order; the last one has no limit."""
+        self.products, self.limits = products, limits
+        self.only = products[0] if len(set(products)) == 1 else None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """x [..., in] to [..., out]."""
+        if self.only is not None:
+            return self.only(x)
+        return self.products[bisect_left(self.limits, x.numel() // x.shape[-1])](x)
 
 
 class Multiplier(nn.Module):
-    """Multiplies by one weight, with the product that was chosen for the number of rows."""
+    """Multiplies by one weight, which is stored as `scale` times itself: the input is divided by that."""
 
     number: Tensor
+    unscale: Tensor | None
 
-    def __init__(self, choices: Sequence[Choice], out: int, inputs: int):
-        """`choices` in order of their rows, the last one without a limit; the weight is [out, inputs]."""
+    def __init__(self, choices: Choices, scale: float, out: int, inputs: int):
+        """`choices` multiply by the scaled weight [out, inputs]."""
         super().__init__()
         self.choices, self.features, self.numbers = choices, out, out * inputs
         key = next(_numbers)
         self.register_buffer("number", torch.tensor(key), persistent=False)
-        _by_number[key] = self
-
-    def now(self, x: Tensor) -> Tensor:
-        """x [..., in] to [..., out], with the chosen product."""
-        rows = x.numel() // x.shape[-1]
-        for choice in self.choices:
-            if rows <= choice.rows:
-                return choice.product(x)
-        raise AssertionError("the last choice has no limit")
+        self.register_buffer("unscale", None if scale == 1 else torch.tensor(1 / scale), persistent=False)
+        _by_number[key] = choices
+        weakref.finalize(self, _by_number.pop, key)
 
     def forward(self, x: Tensor) -> Tensor:
         """x [..., in] to [..., out]."""
+        if self.unscale is not None:
+            x = x * self.unscale
         if torch.compiler.is_compiling():
             found: Tensor = torch.ops.specbench.product(x, self.number, self.features)
             return found
-        return self.now(x)
+        return self.choices(x)
 
     @property
     def products(self) -> list[Product]:
         """The different products that it holds."""
-        return list(dict.fromkeys(choice.product for choice in self.choices))
+        return list(dict.fromkeys(self.choices.products))
 
 
 class Shared:

@@ -84,29 +84,24 @@ class OneDnn(Product):
 class Half(Product):
     """FBGEMM, with the weight stored in float16 and all arithmetic in float32.
 
-    Offered where the weight survives that unchanged: the values of a checkpoint in 16 bits do, after a multiplication
-    by a power of two that brings the largest of them to the upper end of float16's range. The result of a row does not
-    depend on the number of rows.
+    Offered where the weight survives that unchanged: the values of a checkpoint in 16 bits do, once `scale_of` has
+    brought them into float16's range. The result of a row does not depend on the number of rows.
     """
 
     name = "half"
 
     def __init__(self, weight: Tensor, bias: Tensor | None):
-        scale = _half_scale(weight)
-        self.packed: Any = torch.ops.quantized.linear_prepack_fp16(weight * scale, None)
-        self.unscale, self.bias, self.bytes_ = 1 / scale, bias, weight.nbytes // 2
+        self.packed: Any = torch.ops.quantized.linear_prepack_fp16(weight, None)
+        self.bias, self.bytes_ = bias, weight.nbytes // 2
 
     @classmethod
     def offers(cls, weight: Tensor) -> bool:
         if weight.dtype != torch.float32 or "fbgemm" not in torch.backends.quantized.supported_engines:
             return False
-        scaled = weight * _half_scale(weight)
-        return torch.equal(scaled.half().float(), scaled)
+        return torch.equal(weight.half().float(), weight)
 
     def __call__(self, x: Tensor) -> Tensor:
         y = _fbgemm(x, self.packed)
-        if self.unscale != 1:
-            y = y.mul_(self.unscale)
         return y if self.bias is None else y.add_(self.bias)
 
     @property
@@ -114,11 +109,11 @@ class Half(Product):
         return self.bytes_
 
 
-def _half_scale(weight: Tensor) -> float:
-    """The power of two that brings the largest value of a weight, of any shape, to the upper end of float16's range;
-    1 if that is 0 or not finite."""
+def scale_of(weight: Tensor) -> float:
+    """The power of two that brings the largest value of a weight, of any shape, to the upper end of float16's range.
+    Multiplying by it changes no digit."""
     largest = float(weight.abs().max()) if weight.numel() else 0.0
-    if not 0 < largest < float("inf"):
+    if weight.dtype != torch.float32 or not 0 < largest < float("inf"):
         return 1.0
     return 2.0 ** (HALF_EXPONENT - math.frexp(largest)[1])
 

@@ -74,6 +74,11 @@ class LanguageModel(Target):
     def cache(self, cache: SlotCache) -> None:
         self._cache = cache
 
+    @property
+    def description(self) -> tuple[Any, ...]:
+        """See `HasCache.description`."""
+        return self.name, self.sampling, self.vocab_size, self.own_vocab_size, str(self.dtype)
+
     def cache_tensors(self) -> list[Tensor]:
         """See `HasCache.cache_tensors`; shapes of `SlotCache.tensors`."""
         return self.cache.tensors()
@@ -279,7 +284,7 @@ class LanguageModel(Target):
         self.cache.place(slots, visible, row)
         root = first if tree is None else first - (tree.sees.shape[2] - tokens.shape[1])  # column of entry 0
         positions = slots if tree is None else root[:, None] + tree.depth
-        if visible > self.context:  # guesses of idle rows, whose logits are not used
+        if torch.compiler.is_compiling() or visible > self.context:  # guesses of idle rows, whose logits are not used
             positions = positions.clamp(max=self.context - 1)
         output = self.module(
             **({"inputs_embeds": tokens} if tokens.is_floating_point() else {"input_ids": self.readable(tokens)}),

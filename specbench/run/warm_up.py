@@ -36,6 +36,7 @@ def warm_up(session: Session, wanted: Wanted) -> None:
                     policy = WatchedGamma(gamma, parts.policy.signal)
                     drafted = _jobs(prompt, gamma, end, parts.batch_size)
                     session.decode(drafted, True, columns, policy=policy, verifier=level, evidence=session.to_read > 0)
+    parts.target.executor.ready()
     for peer in parts.peers.values():
         with contextlib.suppress(RuntimeError):
             peer.decode(jobs[0])

@@ -1,0 +1,121 @@
+"""A function of tensors that runs as a compiled program, one for each set of shapes and constants of its calls."""
+
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.export import Dim
+from torch.nn.utils.stateless import _reparametrize_module
+
+from specbench.decoding.executor import HasCache
+from specbench.executors.arguments import Columns, flatten, rebuild
+from specbench.executors.programs import Program, Programs, name_of
+
+# OpenMP threads of compiled loops would slow down those of the products. Shapes are checked when a program is found.
+OPTIONS = {"cpp.threads": 1, "size_asserts": False, "alignment_asserts": False, "scalar_asserts": False}
+
+
+class Leaf:
+    """Runs the program for a call's shapes and constants if there is one. If not, it is found on the disk or, with
+    `compiles`, made."""
+
+    def __init__(self, function: Callable[..., Any], model: HasCache | None, programs: Programs, compiles: bool):
+        self.function, self.model, self.kept, self.compiles = function, model, programs, compiles
+        self.programs: dict[Any, Program] = {}
+        self.weights: dict[str, Tensor] = {}
+        self.missed = 0  # calls without a program
+
+    def __call__(self, *arguments: Any) -> Any:
+        """Runs the program, or the function itself where there is none, or the model's cache has no tensors yet."""
+        stored = [] if self.model is None else self.model.cache_tensors()
+        if self.model is not None and not stored:  # the cache takes its shape from a first forward
+            return self.function(*arguments)
+        spec, tensors = flatten(arguments)
+        shapes = [None if type(t) is Columns else (t.shape, t.stride(), t.dtype) for t in tensors]
+        key = (spec, *shapes, stored[0].shape if stored else None)
+        program = self.programs.get(key) or self._find(key, spec, tensors, stored)
+        if program is None:
+            self.missed += 1
+            return self.function(*arguments)
+        inputs = [t.tensor() if type(t) is Columns else t for t in tensors]
+        return rebuild(program.result, program.code(*inputs, *stored, *self.weights.values()))
+
+    def _find(self, key: Any, spec: Any, tensors: Sequence[Any], stored: Sequence[Tensor]) -> Program | None:
+        """The program for a key: from the disk, or compiled."""
+        if self.model is not None and not self.weights:
+            module = self.model.module
+            self.weights = dict([*module.named_parameters(), *module.named_buffers()])
+        name = self._name(spec, tensors, stored)
+        found = self.kept.find(name)
+        if found is None and self.compiles:
+            found = self._compile(name, spec, tensors, stored)
+        if found is not None:
+            self.programs[key] = found
+        return found
+
+    def _name(self, spec: Any, tensors: Sequence[Any], stored: Sequence[Tensor]) -> str | None:
+        """The name of the program on the disk: all that it depends on, besides the identity of the run."""
+        owner = getattr(self.function, "__self__", None)
+        function = self.function if owner is None else [type(owner), self.function.__qualname__]
+        model = None if self.model is None else self.model.description
+        everything = [t for t in (*tensors, *stored, *self.weights.values()) if type(t) is not Columns]
+        shapes = [[tuple(t.shape), t.stride(), t.dtype] for t in everything]
+        return name_of(function, model, spec, shapes, list(self.weights), self._tracing())
+
+    @staticmethod
+    def _tracing() -> list[Any]:
+        """Global settings of torch that a trace depends on."""
+        return [torch.is_inference_mode_enabled(), torch.get_float32_matmul_precision()]
+
+    def _compile(self, name: str | None, spec: Any, tensors: Sequence[Any], stored: Sequence[Tensor]) -> Program | None:
+        """Traces the function with these tensors, compiles it and keeps the program if it needs no other tensors."""
+        results: list[Any] = []
+        traced = Traced(self.function, self.model, spec, len(tensors), list(self.weights), results.append)
+        own = [t.tensor() if type(t) is Columns else t for t in tensors]
+        inputs = [*own, *stored, *self.weights.values()]
+        free = tuple({0: Dim.DYNAMIC} if type(t) is Columns else None for t in tensors)
+        sizes = {"tensors": free + (None,) * (len(inputs) - len(own))}
+        exported = torch.export.export(traced, tuple(inputs), dynamic_shapes=sizes, strict=False)
+        made = [entry.target for entry in exported.graph_signature.input_specs if entry.target is not None]
+        held: list[Any] = [(exported.constants | exported.state_dict)[name] for name in made]
+        with torch._inductor.config.patch(OPTIONS):
+            artifact = torch._inductor.standalone_compile(exported.graph_module, [*held, *inputs])
+        result = results[-1]
+        self.kept.keep(None if held else name, artifact, result)
+        return Program((lambda *given: artifact(*held, *given)) if held else artifact, result)
+
+
+class Traced(nn.Module):
+    """A leaf in the form that `torch.export` needs: a module from tensors to a tuple of tensors. The weights are inputs
+    too, so that a program holds none."""
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        model: HasCache | None,
+        spec: Any,
+        arguments: int,
+        weights: Sequence[str],
+        note: Callable[[Any], None],
+    ):
+        """`note` is given the description that rebuilds the result."""
+        super().__init__()
+        self.function, self.spec, self.arguments, self.names = function, spec, arguments, weights
+        # No submodule, whose weights would be held; and `torch.export` restores every attribute of a module.
+        self.__dict__ |= {"model": model, "note": note}
+
+    def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        """Takes the leaf's tensors, the cache's and the weights, of any shape; returns the tensors of its result."""
+        own, others = tensors[: self.arguments], tensors[self.arguments :]
+        stored, weights = others[: len(others) - len(self.names)], others[len(others) - len(self.names) :]
+        model = self.__dict__["model"]
+        with contextlib.ExitStack() as stack:
+            if model is not None:
+                stack.enter_context(model.on_cache(stored))
+                named = dict(zip(self.names, weights, strict=True))
+                stack.enter_context(_reparametrize_module(model.module, named, tie_weights=True))
+            result, found = flatten(self.function(*rebuild(self.spec, own)))
+        self.__dict__["note"](result)
+        return tuple(found)

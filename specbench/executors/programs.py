@@ -1,0 +1,124 @@
+"""Compiled programs on disk, found again by all that they depend on.
+
+A program is kept under the identity of the run (its settings, checkpoints, code and machine, but not its prompts) and
+the description of the call. What cannot be described is compiled again in every process.
+"""
+
+import dataclasses
+import enum
+import functools
+import hashlib
+import logging
+import os
+import pickle
+import types
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._inductor import CompiledArtifact
+
+from specbench.visible import first_line
+
+log = logging.getLogger(__name__)
+PLAIN = (type(None), bool, int, float, str, bytes, enum.Enum, torch.dtype, torch.device)
+
+
+class NotDescribedError(Exception):
+    """A value that has no description which another process would find again."""
+
+
+@dataclass(frozen=True)
+class Program:
+    """Compiled code: `code` takes tensors and returns tensors, and `result` is the description of arguments.py that
+    rebuilds what the leaf returned from them."""
+
+    code: Callable[..., Sequence[Tensor]]
+    result: Any
+
+
+class Programs:
+    """The programs of one identity: a folder, or nothing that is kept if that is None."""
+
+    def __init__(self, folder: Path | None):
+        self.folder = folder
+        self.found, self.made = 0, 0
+
+    @property
+    def any(self) -> bool:
+        """Whether some are kept."""
+        return self.folder is not None and self.folder.is_dir() and any(self.folder.glob("*.result"))
+
+    def find(self, name: str | None) -> Program | None:
+        """The program of this name, None if there is none or it cannot be read."""
+        if self.folder is None or name is None or not (self.folder / f"{name}.result").is_file():
+            return None
+        try:
+            result = pickle.loads((self.folder / f"{name}.result").read_bytes())
+            code = CompiledArtifact.load(path=str(self.folder / f"{name}.program"))
+        except Exception as error:  # another version of torch, or a damaged file: it is compiled again
+            log.info("program %s cannot be used: %s", name, first_line(error))
+            return None
+        self.found += 1
+        return Program(code, result)
+
+    def keep(self, name: str | None, artifact: CompiledArtifact, result: Any) -> None:
+        """Stores a program that was just made."""
+        self.made += 1
+        if self.folder is None or name is None:
+            return
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            written = {"program": lambda path: artifact.save(path=path), "result": functools.partial(_pickle, result)}
+            for kind, write in written.items():  # the result last: it says that the program is whole
+                temporary = self.folder / f"{name}.{os.getpid()}.tmp"
+                write(str(temporary))
+                os.replace(temporary, self.folder / f"{name}.{kind}")
+        except Exception as error:  # no space, or an artifact that cannot be saved: it costs time only
+            log.info("program %s cannot be kept: %s", name, first_line(error))
+
+
+def _pickle(value: Any, path: str) -> None:
+    Path(path).write_bytes(pickle.dumps(value))
+
+
+def name_of(*parts: Any) -> str | None:
+    """A hash of the description of these values, None if one of them has none."""
+    try:
+        return hashlib.sha256(repr([described(part) for part in parts]).encode()).hexdigest()[:32]
+    except NotDescribedError as error:
+        log.info("a program is not kept: %s", error)
+        return None
+
+
+def described(value: Any, depth: int = 8) -> Any:
+    """Values of Python's simplest types that say all that a program may depend on. Raises NotDescribedError."""
+    if isinstance(value, PLAIN):
+        return (type(value).__name__, repr(value))
+    if depth == 0 or isinstance(value, Tensor | torch.nn.Module):
+        raise NotDescribedError(f"it depends on a {type(value).__name__}")
+    if isinstance(value, type):
+        return (value.__module__, value.__qualname__)
+    if isinstance(value, types.FunctionType | types.BuiltinFunctionType | types.MethodType):
+        return _of_function(value, depth)
+    if isinstance(value, tuple | list):
+        return [described(entry, depth - 1) for entry in value]
+    if isinstance(value, Mapping):
+        return [(described(key, depth - 1), described(entry, depth - 1)) for key, entry in value.items()]
+    if isinstance(value, functools.partial):
+        return [described(entry, depth - 1) for entry in (value.func, value.args, value.keywords)]
+    if dataclasses.is_dataclass(value) or hasattr(value, "__dict__"):
+        return [described(type(value)), described(vars(value), depth - 1)]
+    raise NotDescribedError(f"it depends on a {type(value).__name__}")
+
+
+def _of_function(function: Any, depth: int) -> Any:
+    """The name of a function that the code's version determines, and the object that a method belongs to."""
+    if getattr(function, "__closure__", None):
+        raise NotDescribedError(f"it depends on {function.__qualname__}, a function with variables of its own")
+    owner = getattr(function, "__self__", None)
+    own = [] if owner is None or isinstance(owner, types.ModuleType) else [described(owner, depth - 1)]
+    return [function.__module__, function.__qualname__, *own]
