@@ -56,7 +56,7 @@ class AutoExecutor(Executor):
         """Tries these kinds of product. `table` holds what was measured, `programs` what was compiled."""
         self.kinds = [NAMES[name] for name in products]
         self.table, self.programs = table or Table(None, ""), programs or Programs(None)
-        self.chosen: dict[str, list[str]] = {}  # by shape, the kind for each of LIMITS
+        self.chosen: dict[str, list[str]] = {}  # by shape, the kind for each of LIMITS; "rounded": inputs are, too
         self.leaves: dict[Callable[..., Any], Leaf] = {}
         self.fixed_shapes = self.compiles or self.programs.any  # while it is True, leaves look for programs
 
@@ -136,7 +136,7 @@ class AutoExecutor(Executor):
         weight = weight * scale
         kinds = self._offered(weight, exact)
         chosen = choice(self.table.of(weight), list(kinds), copies)
-        self.chosen[shape] = chosen
+        self.chosen[shape if exact else f"{shape}, rounded"] = chosen
         products: dict[str, Product] = {name: kinds[name](weight, bias) for name in dict.fromkeys(chosen)}
         return Multiplier(Choices([products[name] for name in chosen], LIMITS), scale, *weight.shape)
 
@@ -153,7 +153,8 @@ class AutoExecutor(Executor):
         return tied if device.type == "cpu" else 0
 
     def facts(self) -> dict[str, Any]:
-        times = {shape: self.table.shapes[shape] for shape in self.chosen if shape in self.table.shapes}
+        shapes = {shape.partition(",")[0] for shape in self.chosen}
+        times = {shape: self.table.shapes[shape] for shape in shapes if shape in self.table.shapes}
         programs = {"used": self.fixed_shapes, "found": self.programs.found, "made": self.programs.made}
         return {
             "machine": self.table.machine,
