@@ -53,6 +53,7 @@ from specbench.drafters.non_autoregressive import NonAutoregressiveDrafter
 from specbench.drafters.pass_lookahead import PassDrafter
 from specbench.drafters.prompt_lookup import PromptLookupDrafter
 from specbench.drafters.random import RandomDrafter
+from specbench.drafters.self_quantized import SelfQuantizedDrafter
 from specbench.drafters.tree import TreeDrafter, widths
 from specbench.executors.eager import EagerExecutor
 from specbench.models.borrowed_cache import BorrowedCache
@@ -61,6 +62,7 @@ from specbench.models.heads import Heads
 from specbench.models.language_model import LanguageModel
 from specbench.models.lookahead import LookAhead
 from specbench.models.pretrained import load_extras
+from specbench.models.quantization import quantise
 from specbench.paths import conf_dir
 from specbench.verifiers.block import BlockVerifier
 from specbench.verifiers.iterative import IterativeVerifier
@@ -74,7 +76,8 @@ CACHES: dict[str, Callable[[int, int], SlotCache]] = {
     "paged": partial(PagedCache, block_size=4),
 }
 CHAINS = ("model", "ngram", "ngram_sample", "prompt_lookup", "bigram", "unigram", "random", "blockwise",
-          "non_autoregressive", "pass_lookahead", "early_exit", "under_ngram", "under_under_model")  # fmt: skip
+          "non_autoregressive", "pass_lookahead", "early_exit", "self_quantized", "under_ngram",
+          "under_under_model")  # fmt: skip
 TREES = ("tree_independent", "tree_distinct", "tree_best", "multi_draft", "multi_draft_two", "medusa", "own_trees")
 DRAFTERS = CHAINS + TREES
 VERIFIERS = {
@@ -234,6 +237,14 @@ def extras(kind: type, name: str, model: LanguageModel):
     return load_extras(kind, f"shipped:{name}", f"drafter.{name}", model)
 
 
+@cache
+def in_four_bits(load: Callable):
+    """The target's own weights, rounded; loaded once for all targets that are copies of each other."""
+    module = load()
+    quantise(module, "int4", "drafter", "the target")
+    return module
+
+
 def self_drafter(kind: str, target: LanguageModel, drafter_model: LanguageModel | None):
     """Drafters that are parts of the target: with what was trained for the shipped one, or with stand-ins for
     a tabular one."""
@@ -246,6 +257,10 @@ def self_drafter(kind: str, target: LanguageModel, drafter_model: LanguageModel 
     if kind == "early_exit":
         short = drafter_model.module if tabular else first_layers(target.module, 1)
         return EarlyExitDrafter(BorrowedCache(short, target, "exit", target.sampling), target.vocab_size, 5)
+    if kind == "self_quantized":
+        module = drafter_model.module if tabular else in_four_bits(target.load_again)
+        model = BorrowedCache(module, target, kind, target.sampling, exact=False)
+        return SelfQuantizedDrafter(model, target.vocab_size, 5)
     own = kind == "non_autoregressive"
     model = drafter_model if own else BorrowedCache(target.module, target, "ahead", target.sampling)
     ahead = PairAhead() if tabular else extras(LookAhead, "drafter_lookahead" if own else "lookahead", model)

@@ -124,7 +124,7 @@ def memory_budget(checked: Checked, prompts: Sequence[Prompt], context: Context,
     budget = Budget.of(
         footprints,
         copies=2 if peers else 1,
-        doubled=doubled + (footprints[0].weights if verdict else 0),
+        doubled=doubled + footprints[0].weights * (chosen["drafter"].settings.target_copies + verdict),
         laws=_laws(root, footprints[0].vocab_size),
         rows=root.batch_size,
         columns=columns,
@@ -189,6 +189,8 @@ def notes(target: Model, drafter: Drafter, verifier: Verifier) -> list[str]:
         for role, model in models
         if model.random_weights
     ]
+    if target.quantization is not None:
+        found.append(f"the target has weights in {target.quantization}: its law is not that of {target.name} in full")
     return found + ([verifier.note] if verifier.note else [])
 
 

@@ -26,6 +26,11 @@ class DrafterSettings(BaseSettings):
         """Whether q is a point mass on each guess: the drafter gives no probabilities."""
         return False
 
+    @property
+    def target_copies(self) -> int:
+        """How many times it holds the target's weights once more, for the memory estimate."""
+        return 0
+
     def nodes(self, gamma: int) -> int:
         """The largest number of guesses (nodes) in a draft of depth gamma."""
         return gamma
@@ -36,7 +41,7 @@ class Drafter(Component, ABC):
 
     `context` is the longest text that it can read, in tokens. `longest` is the largest gamma that it can draft, None if
     there is no limit. `operations_per_token` is multiply-adds per guess (for c_hat, Definition 3.10). `models` are its
-    language models with caches of their own.
+    language models with caches of their own. `own_bytes` is bytes of weights that are not theirs or the target's.
     """
 
     Settings: ClassVar[type[DrafterSettings]] = DrafterSettings
@@ -48,6 +53,7 @@ class Drafter(Component, ABC):
     context: int = UNLIMITED
     longest: int | None = None
     operations_per_token: float = 0
+    own_bytes: int = 0
     models: Sequence[Model] = ()
 
     @classmethod

@@ -55,8 +55,9 @@ class Executor(Component):
         may depend on, besides shapes. Raises ConfigError if it cannot run there."""
         return cls()
 
-    def load(self, module: Module) -> Module:
-        """Returns the module to run in place of a freshly loaded one: the same object or another."""
+    def load(self, module: Module, exact: bool = True) -> Module:
+        """Returns the module to run in place of a freshly loaded one: the same object or another. Unless `exact`, as
+        for a quantised drafter, its results may differ from the module's by more than the rounding of its dtype."""
         return module
 
     def stored(self, module: nn.Module) -> Stored:

@@ -53,6 +53,7 @@ class Model(Component, ABC):
     tokenizer: Any
     chat_template: bool = False  # whether prompts go through the tokenizer's chat template
     random_weights: bool = False
+    quantization: str | None = None  # the kind that its weights were rounded to when it was loaded
     sampling: Sampling
     executor: Executor
     device: torch.device

@@ -24,12 +24,13 @@ from specbench.executors.layers import Choices, Multiplier, groups_of, replace, 
 from specbench.executors.leaf import Leaf
 from specbench.executors.products import KINDS, Half, Plain, Product, scale_of
 from specbench.executors.programs import Programs
+from specbench.executors.quantized_products import QUANTIZED
 from specbench.identity import of_libraries
 from specbench.memory import free_bytes
 from specbench.paths import cache_dir
 from specbench.settings import BaseSettings, setting
 
-NAMES = {kind.name: kind for kind in KINDS}
+NAMES = {kind.name: kind for kind in (*QUANTIZED, *KINDS)}
 SPARE = 8  # a second copy of a weight is kept if all weights fit this many times into the free memory
 STEP = 16  # cache columns: compiled code attends to a multiple of them
 SMALL_BYTES = 16e6  # of weights: a model below this stays in the processor's caches
@@ -56,7 +57,7 @@ class AutoExecutor(Executor):
         """Tries these kinds of product. `table` holds what was measured, `programs` what was compiled."""
         self.kinds = [NAMES[name] for name in products]
         self.table, self.programs = table or Table(None, ""), programs or Programs(None)
-        self.chosen: dict[str, list[str]] = {}  # by shape, the kind for each of LIMITS
+        self.chosen: dict[str, list[str]] = {}  # by shape, the kind for each of LIMITS; "rounded": inputs are, too
         self.leaves: dict[Callable[..., Any], Leaf] = {}
         self.fixed_shapes = self.compiles or self.programs.any  # while it is True, leaves look for programs
 
@@ -104,31 +105,41 @@ class AutoExecutor(Executor):
 
     # -- Products -------------------------------------------------------------------------------
 
-    def load(self, module: Module) -> Module:
+    def load(self, module: Module, exact: bool = True) -> Module:
         """Replaces every linear layer of a module on a CPU. A weight that is also the embedding stays besides."""
         if next(module.parameters()).device.type != "cpu":
             return module
         groups = list(groups_of(module))
-        self._measure([stacked(parent, names) for parent, names in groups])
-        copies = free_bytes(torch.device("cpu")) > SPARE * sum(p.nbytes for p in module.parameters())
+        self._measure([stacked(parent, names) for parent, names in groups], exact)
+        copies = exact and free_bytes(torch.device("cpu")) > SPARE * sum(p.nbytes for p in module.parameters())
         for parent, names in groups:  # one after the other, so that no more than one exists twice meanwhile
-            replace(parent, names, self._multiplier(*stacked(parent, names), copies))
+            replace(parent, names, self._multiplier(*stacked(parent, names), copies, exact))
         return module
 
-    def _measure(self, weights: Sequence[tuple[Tensor, Tensor | None]]) -> None:
-        """Times the kinds of product on shapes that the table lacks."""
-        names = {kind.name for kind in self.kinds}
-        missing = [(w, b) for w, b in weights if not names & {*self.table.shapes.get(shape_of(w), ())}]
-        if len(names) > 1 and missing and not self.table.pinned:
-            self.table.add(measure(missing, self.kinds))
+    def _measure(self, weights: Sequence[tuple[Tensor, Tensor | None]], exact: bool) -> None:
+        """Times the kinds of product on shapes for which the table lacks one of them."""
+        if len(self.kinds) == 1 or self.table.pinned:
+            return
+        needed = [(w, bias, self._offered(w * self._scale(w), exact)) for w, bias in weights]
+        missing = [(w, bias) for w, bias, kinds in needed if kinds.keys() - self.table.of(w).keys()]
+        if missing:
+            self.table.add(measure(missing, self.kinds, exact))
 
-    def _multiplier(self, weight: Tensor, bias: Tensor | None, copies: bool) -> Multiplier:
+    def _scale(self, weight: Tensor) -> float:
+        """What a weight is multiplied by before it is stored."""
+        return scale_of(weight) if Half in self.kinds else 1.0
+
+    def _offered(self, weight: Tensor, exact: bool) -> dict[str, type[Product]]:
+        """The kinds of product that multiply by this scaled weight [out, in], by name."""
+        return {kind.name: kind for kind in offered(weight, self.kinds, exact)} or {Plain.name: Plain}
+
+    def _multiplier(self, weight: Tensor, bias: Tensor | None, copies: bool, exact: bool) -> Multiplier:
         """The products chosen for a weight [out, in] and bias [out]."""
-        shape, scale = shape_of(weight), scale_of(weight) if Half in self.kinds else 1.0
+        shape, scale = shape_of(weight), self._scale(weight)
         weight = weight * scale
-        kinds = {kind.name: kind for kind in offered(weight, self.kinds)} or {Plain.name: Plain}
-        chosen = choice(self.table.shapes.get(shape, {}), list(kinds), copies)
-        self.chosen[shape] = chosen
+        kinds = self._offered(weight, exact)
+        chosen = choice(self.table.of(weight), list(kinds), copies)
+        self.chosen[shape if exact else f"{shape}, rounded"] = chosen
         products: dict[str, Product] = {name: kinds[name](weight, bias) for name in dict.fromkeys(chosen)}
         return Multiplier(Choices([products[name] for name in chosen], LIMITS), scale, *weight.shape)
 
@@ -145,7 +156,8 @@ class AutoExecutor(Executor):
         return tied if device.type == "cpu" else 0
 
     def facts(self) -> dict[str, Any]:
-        times = {shape: self.table.shapes[shape] for shape in self.chosen if shape in self.table.shapes}
+        shapes = {shape.partition(",")[0] for shape in self.chosen}
+        times = {shape: self.table.shapes[shape] for shape in shapes if shape in self.table.shapes}
         programs = {"used": self.fixed_shapes, "found": self.programs.found, "made": self.programs.made}
         return {
             "machine": self.table.machine,

@@ -56,9 +56,10 @@ def _fastest(costs: Mapping[str, float]) -> str:
     return next(name for name, cost in costs.items() if cost <= EQUAL * min(costs.values()))
 
 
-def offered(weight: Tensor, kinds: Sequence[type[Product]] = KINDS) -> list[type[Product]]:
-    """The products that multiply by exactly this weight [out, in]."""
-    return [kind for kind in kinds if kind.offers(weight)]
+def offered(weight: Tensor, kinds: Sequence[type[Product]] = KINDS, exact: bool = True) -> list[type[Product]]:
+    """The products that multiply by exactly this weight [out, in]: in the arithmetic of its dtype or, unless `exact`,
+    in that of bfloat16."""
+    return [kind for kind in kinds if kind.offers(weight) or (not exact and kind.offers(weight.bfloat16()))]
 
 
 def shape_of(weight: Tensor) -> str:
@@ -76,9 +77,14 @@ class Table:
         usable = pinned or stored.get("machine") == machine
         self.shapes: dict[str, Times] = stored.get("microseconds", {}) if usable else {}
 
+    def of(self, weight: Tensor) -> Times:
+        """What was measured for weights of this shape and dtype."""
+        return self.shapes.get(shape_of(weight), {})
+
     def add(self, found: Mapping[str, Times]) -> None:
-        """Adds measurements of new shapes, and writes the file."""
-        self.shapes |= found
+        """Adds measurements, and writes the file."""
+        for shape, times in found.items():
+            self.shapes[shape] = self.shapes.get(shape, {}) | times
         if self.path is None or self.pinned:
             return
         content = {"machine": self.machine, "rows": ROWS, "microseconds": self.shapes}
@@ -111,14 +117,14 @@ def _read(path: Path | None, pinned: bool) -> dict[str, Any]:
         return {}
 
 
-def measure(weights: Weights, kinds: Sequence[type[Product]]) -> dict[str, Times]:
+def measure(weights: Weights, kinds: Sequence[type[Product]], exact: bool = True) -> dict[str, Times]:
     """Times every kind of product on a model's weights in turn, as a forward would meet them."""
     found: dict[str, Times] = {}
     other = torch.ones(int(CACHE_BYTES) // 4)
     sample = [(w * scale_of(w), bias) for w, bias in _sample(weights)]
     inputs = {(w.shape[1], rows): torch.randn(rows, w.shape[1], dtype=w.dtype) for w, _ in sample for rows in ROWS}
     for kind in kinds:
-        products = [(w, kind(w, bias)) for w, bias in sample if kind.offers(w)]
+        products = [(w, kind(w, bias)) for w, bias in sample if offered(w, [kind], exact)]
         for rows in ROWS:
             for shape, seconds in _time(products, rows, inputs, other).items():
                 times = found.setdefault(shape, {}).setdefault(kind.name, [])

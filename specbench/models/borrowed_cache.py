@@ -9,7 +9,9 @@ from specbench.models.language_model import LanguageModel
 class BorrowedCache(LanguageModel):
     """A model that uses its owner's layers and cache, and so reads no prompt of its own."""
 
-    def __init__(self, module: PreTrainedModel, owner: LanguageModel, name: str, sampling: Sampling):
+    def __init__(
+        self, module: PreTrainedModel, owner: LanguageModel, name: str, sampling: Sampling, exact: bool = True
+    ):
         super().__init__(
             module,
             owner.tokenizer,
@@ -17,6 +19,7 @@ class BorrowedCache(LanguageModel):
             sampling=sampling,
             new_cache=owner.new_cache,
             executor=owner.executor,
+            exact=exact,
         )
         self.owner = owner
 

@@ -5,6 +5,7 @@ explicit positions, cache columns and a 4-D attention mask. The modelling code o
 (b of them in a forward), N new tokens, D levels, T columns, V vocabulary, H hidden.
 """
 
+import copy
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -44,8 +45,10 @@ class LanguageModel(Target):
         executor: Executor,
         chat_template: bool = False,
         vocab_size: int | None = None,
+        exact: bool = True,
     ):
-        """`vocab_size` is V if it is not the module's: the target's, for a drafter's model."""
+        """`vocab_size` is V if it is not the module's: the target's, for a drafter's model. `exact` is for the
+        executor, see `Executor.load`."""
         self.tokenizer, self.name = tokenizer, name
         self.sampling, self.new_cache, self.chat_template = sampling, new_cache, chat_template
         self.config: PretrainedConfig = module.config.get_text_config()
@@ -55,7 +58,7 @@ class LanguageModel(Target):
         self.device, self.dtype = weight.device, weight.dtype
         self.mask = AttentionMask(self.config, self.dtype, name)
         self.can_skip_logits = "logits_to_keep" in inspect.signature(module.forward).parameters
-        self.executor, self.module = executor, executor.load(module)
+        self.executor, self.module = executor, executor.load(module, exact)
         self.weight_bytes = executor.stored(self.module).held
         self.operations_per_token, self.step_bytes = per_token(self.module, executor)
         self._cache: SlotCache | None = None
@@ -89,6 +92,10 @@ class LanguageModel(Target):
     def stock_module(self) -> PreTrainedModel:
         """The module as transformers made it."""
         return self.module
+
+    def own_module(self) -> PreTrainedModel:
+        """Another module with the same weights, which the caller may change."""
+        return copy.deepcopy(self.stock_module())
 
     @property
     def vocab_size(self) -> int:

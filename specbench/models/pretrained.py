@@ -14,10 +14,12 @@ from transformers import PreTrainedModel
 from transformers.quantizers.auto import AutoHfQuantizer
 
 from specbench.context import Context
+from specbench.executors.grids import GRIDS
 from specbench.identity import of_checkpoint
 from specbench.memory import Footprint
 from specbench.models.checkpoint import check_files, check_path, check_weights, local_path, reading, source_of
 from specbench.models.language_model import LanguageModel
+from specbench.models.quantization import quantise, refuse_quantised
 from specbench.models.soundness import (
     refuse_bad_sizes,
     refuse_bad_stops,
@@ -47,6 +49,7 @@ class PretrainedModel(LanguageModel):
         chat_template: str = setting(choices=("auto", "always", "never"))
         shape: dict[str, Any] = field(default_factory=dict)
         trust_remote_code: bool = False
+        quantization: str | None = setting(choices=tuple(GRIDS), default=None)
 
         def check(self, prefix: str) -> None:
             """Raises ConfigError, before anything loads, if the path can be neither a folder nor a hub id."""
@@ -69,7 +72,7 @@ class PretrainedModel(LanguageModel):
         rows = load_config(settings, role).get_text_config().vocab_size
         refuse_more_ids(tokenizer, f"{role}.path={settings.path}", rows)
         self.load_again = partial(load_module, settings, role, context.device, context.dtype, context.seed)
-        self.random_weights = settings.weights == "random"
+        self.random_weights, self.quantization = settings.weights == "random", settings.quantization
         super().__init__(
             self.load_again(),
             tokenizer,
@@ -79,7 +82,11 @@ class PretrainedModel(LanguageModel):
             executor=context.executor,
             chat_template=uses_template(settings, tokenizer, role),
             vocab_size=vocab_size,
+            exact=role == "target" or settings.quantization is None,
         )
+
+    def own_module(self) -> PreTrainedModel:
+        return self.load_again()
 
     def stock_module(self) -> PreTrainedModel:
         """The module as transformers made it; loaded again, once, if the executor may have changed it."""
@@ -165,6 +172,7 @@ def load_module(
     if not sys.stderr.isatty():
         transformers.utils.logging.disable_progress_bar()
     config, key = load_config(settings, role), f"{role}.path={settings.path}"
+    refuse_quantised(config, settings.quantization, role, settings.path)
     options = {"dtype": dtype, "attn_implementation": "sdpa", "trust_remote_code": settings.trust_remote_code}
     module: Any
     with _reading(settings, role, "weights"):
@@ -183,6 +191,8 @@ def load_module(
             module, info = kind.from_pretrained(source, revision=settings.revision, **WHOLE, **options)
             refuse_incomplete(info, key)
         loaded: PreTrainedModel = module.to(device).eval()
+        if settings.quantization is not None:
+            quantise(loaded, settings.quantization, role, settings.path)
         refuse_bad_stops(loaded, key)
         refuse_not_finite(loaded, key, dtype)
         refuse_not_causal(loaded, key, dtype)

@@ -223,7 +223,7 @@ def memory(parts: Parts, record: Record) -> Memory:
         unit = 1 if sys.platform == "darwin" else 1024
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
     weights = parts.target.weight_bytes + sum(model.weight_bytes for model in parts.drafter.models)
-    weights += parts.target.executor.bytes()
+    weights += parts.drafter.own_bytes + parts.target.executor.bytes()
     return Memory(peak, weights, max(group.speculative.kv_bytes for group in record.groups))
 
 

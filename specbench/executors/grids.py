@@ -1,0 +1,69 @@
+"""Grids of quantised weights: each value is a small integer times the scale of its row or group.
+
+The scales have so few digits that every value of a grid is exact in float32, bfloat16 and float16: the quantised model
+is the same in each, and any product in floating point may multiply by it. A weight on a grid shows that by its values,
+also after a multiplication by a power of two or stacked with others, so integers and scales need not travel with it.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Integers from -largest to largest, and scales of `digits` binary digits for each group of a row."""
+
+    name: str
+    bits: int
+    largest: int
+    digits: int
+    group: int | None  # inputs that share a scale; None is a whole row
+
+    def fits(self, inputs: int) -> bool:
+        """Whether rows of so many inputs divide into groups."""
+        return self.group is None or inputs % self.group == 0
+
+    def parts(self, weight: Tensor) -> tuple[Tensor, Tensor]:
+        """Integers [out, in] int8 and scales [out, groups] float32 of the grid's values nearest to a weight
+        [out, in]. A scale follows from the largest value of its group, and is the same for the rounded group."""
+        groups = self._groups(weight.float())
+        largest = groups.abs().amax(-1)
+        scale = self._scale(largest)
+        divisor = torch.where(scale > 0, scale, 1.0)
+        integers = (groups / divisor[..., None]).round().clamp(-self.largest, self.largest)
+        return integers.to(torch.int8).reshape(weight.shape), scale
+
+    def rounded(self, weight: Tensor) -> Tensor:
+        """The weight [out, in] with each value rounded to the grid, in the weight's dtype."""
+        integers, scale = self.parts(weight)
+        values = self._groups(integers.float()) * scale[..., None]
+        return values.reshape(weight.shape).to(weight.dtype)
+
+    def holds(self, weight: Tensor) -> bool:
+        """Whether every value of a weight [out, in] is on the grid."""
+        if weight.dim() != 2 or not weight.numel() or not self.fits(weight.shape[1]):
+            return False
+        return self._same(weight[:1]) and self._same(weight)  # the first row refuses most
+
+    def _same(self, weight: Tensor) -> bool:
+        return torch.equal(self.rounded(weight), weight)
+
+    def _groups(self, values: Tensor) -> Tensor:
+        """[out, in] as [out, groups, inputs of a group]."""
+        return values.reshape(len(values), -1, self.group or values.shape[1])
+
+    def _scale(self, largest: Tensor) -> Tensor:
+        """The scale for groups with these largest values, both [out, groups]."""
+        if self.digits == 1:  # a power of two, so that the largest integer of a group is more than half of `largest`
+            exponent = torch.frexp(largest).exponent - self.bits + 1
+            return torch.where(largest > 0, torch.ldexp(torch.ones_like(largest), exponent), 0.0)
+        mantissa, exponent = torch.frexp(largest / self.largest)
+        return torch.ldexp((mantissa * 2**self.digits).round() / 2**self.digits, exponent)
+
+
+# bfloat16 has 8 digits: 7 of the integers and 1 of the scale, or 3 and 5.
+INT8 = Grid("int8", bits=8, largest=127, digits=1, group=None)
+INT4 = Grid("int4", bits=4, largest=7, digits=5, group=32)
+GRIDS = {grid.name: grid for grid in (INT8, INT4)}
