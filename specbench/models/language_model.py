@@ -58,7 +58,7 @@ class LanguageModel(Target):
         self.step_bytes = self.operations_per_token * weight.element_size()
         self.mask = AttentionMask(self.config, self.dtype, name)
         self.can_skip_logits = "logits_to_keep" in inspect.signature(module.forward).parameters
-        self.executor, self.module = executor, executor.load(module)
+        self.executor, self._stock, self.module = executor, module, executor.load(module)
         self._cache: SlotCache | None = None
         self.cached: list[int] = []
 
@@ -84,7 +84,7 @@ class LanguageModel(Target):
 
     def stock_module(self) -> PreTrainedModel:
         """The module as transformers made it."""
-        return self.module
+        return self._stock
 
     @property
     def vocab_size(self) -> int:
