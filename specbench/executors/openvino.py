@@ -9,7 +9,7 @@ import importlib.util
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from specbench.component import Choices
 from specbench.decoding.executor import Executor, Module

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from transformers import Cache
 
 from specbench.settings import ConfigError
-from specbench.visible import first_line
+from specbench.visible import first_line, shown
 
 TOLERANCE = {torch.float32: 1e-3}  # of logits, as a share of the largest one
 TOLERANCE_OF_16_BITS = 0.1
@@ -47,10 +47,12 @@ class FreshLayers(Cache):
         super().__init__(layers=[])
         self.new: list[Tensor] = []
 
-    def update(self, keys: Tensor, values: Tensor, layer_idx: int, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
         """Keys and values [b, heads, N, head size], returned as they are."""
-        self.new += [keys, values]
-        return keys, values
+        self.new += [key_states, value_states]
+        return key_states, value_states
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return 0
@@ -69,13 +71,15 @@ class GivenLayers(FreshLayers):
         super().__init__()
         self.slots, self.stored = slots[:, None, :, None], stored
 
-    def update(self, keys: Tensor, values: Tensor, layer_idx: int, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
         """Keys and values [b, heads, N, head size] to all columns [b, heads, T, head size] with them."""
-        super().update(keys, values, layer_idx)
+        super().update(key_states, value_states, layer_idx)
         before = self.stored[2 * layer_idx : 2 * layer_idx + 2]
         new_keys, new_values = (
             old.scatter(2, self.slots.expand(-1, new.shape[1], -1, new.shape[3]), new)
-            for old, new in zip(before, (keys, values), strict=True)
+            for old, new in zip(before, (key_states, value_states), strict=True)
         )
         return new_keys, new_values
 
@@ -122,59 +126,86 @@ class Traceable(nn.Module):
 
 def convert(module: Any, threads: int) -> Converted:
     """Converts and compiles a stock causal model for a CPU. Raises ConfigError if that is not possible."""
+    try:
+        with _eager_attention(module):
+            return _convert(module, threads)
+    except Exception as error:
+        said = [line.strip(" -") for line in str(error).splitlines() if "aten::" in line or "prim::" in line]
+        reason = shown(said[0]) if said else first_line(error)
+        raise ConfigError(
+            f"executor=openvino is not possible with {type(module).__name__}, which OpenVINO cannot convert "
+            f"({reason}): choose executor=prepacked"
+        ) from error
+
+
+def _convert(module: Any, threads: int) -> Converted:
+    """`convert`, of a module with eager attention. Raises whatever OpenVINO and the module do."""
     config, weight = module.config.get_text_config(), next(module.parameters())
     kinds = sorted(set(getattr(config, "layer_types", None) or []))
     masks = kinds if len(kinds) > 1 and getattr(config, "sliding_window", None) else []
-    ids = torch.arange(10).view(2, 5) % config.vocab_size
+    ids = 7 * torch.arange(15).view(3, 5) % config.vocab_size
     fresh = FreshLayers()
     logits = module(input_ids=ids, past_key_values=fresh, use_cache=True).logits.float()
-    example, sample = _example(module, ids, masks, fresh.new)
-    openvino = runtime()
-    with _traceable(module, masks) as traceable, _named(module):
-        model = openvino.convert_model(traceable, example_input=example)
-        if len(model.inputs) != len(example):
-            raise ValueError(f"{len(example)} inputs became {len(model.inputs)}")
-        hints = {
-            "PERFORMANCE_HINT": "LATENCY",
-            "NUM_STREAMS": 1,
-            "INFERENCE_NUM_THREADS": threads,
-            "INFERENCE_PRECISION_HINT": PRECISION.get(weight.dtype, "f32"),
-        }
-        request = openvino.Core().compile_model(model, "CPU", hints).create_infer_request()
     embedding, head = module.get_input_embeddings().weight, module.get_output_embeddings()
-    tied = any(weight is embedding for weight in head.parameters())
+    tied = any(parameter is embedding for parameter in head.parameters())
     return Converted(
-        request=request,
+        request=_compiled(Traceable(module, masks).eval(), _example(module, masks, fresh.new), threads, weight.dtype),
         dtype=weight.dtype,
         vocab_size=logits.shape[-1],
         masks=masks,
         layers=_pairs([new[:1, :, :1].clone() for new in fresh.new]),
         weight_bytes=sum(p.nbytes for p in module.parameters()) - (0 if tied else embedding.nbytes),
         logits=logits,
-        sample=sample,
+        sample=_sample(ids, masks, fresh.new),
         tolerance=TOLERANCE.get(weight.dtype, TOLERANCE_OF_16_BITS),
     )
 
 
-def _example(module: Any, ids: Tensor, masks: Sequence[str], new: Sequence[Tensor]) -> tuple[tuple[Tensor, ...], Any]:
-    """Inputs of `Traceable` for the tokens ids [b, N] without past, with room for one more token in the layers that
-    `new` came from; and the same as the arguments of a forward."""
+def _compiled(traceable: nn.Module, example: tuple[Tensor, ...], threads: int, dtype: torch.dtype) -> Any:
+    """OpenVINO's request that computes what the module does, from inputs of any shape like the example's."""
+    openvino = runtime()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of branches that are traced one way; `_check` of the executor tests them
+        model = openvino.convert_model(traceable, example_input=example)
+    if len(model.inputs) != len(example):
+        raise ValueError(f"{len(example)} inputs became {len(model.inputs)}")
+    hints = {
+        "PERFORMANCE_HINT": "LATENCY",
+        "NUM_STREAMS": 1,
+        "INFERENCE_NUM_THREADS": threads,
+        "ENABLE_CPU_PINNING": False,  # PyTorch's threads would inherit the one core
+        "INFERENCE_PRECISION_HINT": PRECISION.get(dtype, "f32"),
+    }
+    return openvino.Core().compile_model(model, "CPU", hints).create_infer_request()
+
+
+def _example(module: Any, masks: Sequence[str], new: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """Inputs of `Traceable`: other tokens, rows and columns than those that the program is checked with, for layers
+    with new keys and values like `new` [b, heads, N, head size]."""
+    b, N, T = 2, 4, 7
+    slots = torch.arange(N).repeat(b, 1)
+    mask = (torch.arange(N + 1) <= torch.arange(N)[:, None]).repeat(b, 1, 1, 1)
+    stored = [like.new_zeros(b, like.shape[1], T, like.shape[3]) for like in new]
+    x = module.get_input_embeddings()(slots + 1)
+    return (x, slots, slots, torch.arange(N), *[mask] * max(1, len(masks)), *stored)
+
+
+def _sample(ids: Tensor, masks: Sequence[str], new: Sequence[Tensor]) -> dict[str, Any]:
+    """Arguments of a forward of the tokens ids [b, N] without past, for layers with new keys and values like `new`
+    [b, heads, N, head size]."""
     b, N = ids.shape
     slots = torch.arange(N).repeat(b, 1)
     mask = (torch.arange(N) <= torch.arange(N)[:, None]).repeat(b, 1, 1, 1)
-    stored = [F.pad(torch.zeros_like(tensor), (0, 0, 0, 1)) for tensor in new]
-    x = module.get_input_embeddings()(ids)
-    example = (x, slots, slots, torch.arange(N), *[mask] * max(1, len(masks)), *stored)
+    stored = [torch.zeros_like(like) for like in new]
     cache = SimpleNamespace(
         slots=slots,
         tensors=lambda: stored,
-        stored=lambda layer, keys, values: (stored[2 * layer], stored[2 * layer + 1]),
-        read=lambda tensor: tensor[:, :, :N],
+        stored=lambda layer, keys, values: stored[2 * layer : 2 * layer + 2],
+        read=lambda tensor: tensor,
         write=lambda tensor, new: None,
     )
-    sample = {"input_ids": ids, "position_ids": slots, "past_key_values": cache,
-              "attention_mask": dict.fromkeys(masks, mask) if masks else mask}  # fmt: skip
-    return example, sample
+    return {"input_ids": ids, "position_ids": slots, "past_key_values": cache,
+            "attention_mask": dict.fromkeys(masks, mask) if masks else mask}  # fmt: skip
 
 
 def _pairs(tensors: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
@@ -182,28 +213,14 @@ def _pairs(tensors: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
 
 
 @contextmanager
-def _traceable(module: Any, masks: Sequence[str]) -> Iterator[Traceable]:
-    """Inside this context the module uses eager attention, and nothing is printed about the trace."""
+def _eager_attention(module: Any) -> Iterator[None]:
+    """Inside this context the module uses transformers' own eager attention."""
     before = module.config._attn_implementation
     module.set_attn_implementation("eager")
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield Traceable(module, masks).eval()
+        yield
     finally:
         module.set_attn_implementation(before)
-
-
-@contextmanager
-def _named(module: Any) -> Iterator[None]:
-    """Turns whatever is raised inside this context into a ConfigError that names the module."""
-    try:
-        yield
-    except Exception as error:
-        raise ConfigError(
-            f"executor=openvino is not possible with {type(module).__name__}, which OpenVINO cannot convert "
-            f"({first_line(error)}): choose executor=prepacked"
-        ) from error
 
 
 def runtime() -> Any:

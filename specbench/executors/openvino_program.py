@@ -1,4 +1,4 @@
-"""A converted module's forward: gives OpenVINO the tensors of a call without copies, and stores the new keys and values.
+"""A converted module's forward: gives OpenVINO the tensors of a call in place, and stores the new keys and values.
 
 b rows, N new tokens, K of them with logits, T columns, V vocabulary.
 """
