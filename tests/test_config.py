@@ -1,6 +1,7 @@
 """Every option composes; every mistake is one sentence that names it, with exit code 2."""
 
 import gzip
+import importlib.util
 import json
 import os
 import subprocess
@@ -24,6 +25,7 @@ REFUSED = {  # options that are right, but not in such a run
     "gamma_policy=oracle": r"specbench\.replay",
     "gamma_policy=known_betas": r"specbench\.replay",
     **({} if torch.cuda.is_available() else {"executor=cudagraph": "needs CUDA"}),
+    **({} if importlib.util.find_spec("openvino") else {"executor=openvino": "install it with pip"}),
 }
 OPTIONS = [
     f"{group}={file.stem}"

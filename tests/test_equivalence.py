@@ -1,5 +1,6 @@
 """On the shipped pair: temperature 0 is the baseline token for token, and batches change nothing."""
 
+import importlib.util
 from functools import cache, partial
 
 import conftest
@@ -22,6 +23,7 @@ from specbench.decoding.verifier import Verifier
 from specbench.executors.auto import AutoExecutor
 from specbench.executors.compiled import CompiledExecutor
 from specbench.executors.eager import EagerExecutor
+from specbench.executors.openvino import OpenVINOExecutor
 from specbench.gamma_policies.fixed import FixedGamma
 from specbench.models.language_model import LanguageModel
 from specbench.models.pretrained import PretrainedModel
@@ -30,7 +32,9 @@ PROMPTS, NEW_TOKENS = 3, 16
 
 
 EXECUTORS = {"eager": EagerExecutor, "half": partial(AutoExecutor, ["half"]),
-             "onednn": partial(AutoExecutor, ["onednn"]), "compiled": partial(CompiledExecutor, ["half"])}  # fmt: skip
+             "onednn": partial(AutoExecutor, ["onednn"]), "compiled": partial(CompiledExecutor, ["half"]),
+             "openvino": OpenVINOExecutor}  # fmt: skip
+needs_openvino = pytest.mark.skipif(importlib.util.find_spec("openvino") is None, reason="openvino is not installed")
 
 
 @cache
@@ -153,6 +157,8 @@ def test_gamma_zero_is_autoregressive_decoding_at_any_temperature():
     *((name, temperature, cache) for name in ("half", "onednn") for temperature in (0, 1)
       for cache in ("static", "paged")),
     ("compiled", 1, "static"), ("compiled", 0, "paged"),
+    *(pytest.param("openvino", t, cache, marks=needs_openvino) for t, cache in ((0, "static"), (1, "dynamic"),
+                                                                                (1, "paged"))),
 ])  # fmt: skip
 def test_every_executor_gives_the_tokens_of_eager_mode(executor, temperature, cache_name):
     """Speculative and plain decoding, in a batch; float32, so every token."""
@@ -165,9 +171,10 @@ def test_every_executor_gives_the_tokens_of_eager_mode(executor, temperature, ca
 @pytest.mark.parametrize("temperature", [0, 1])
 @pytest.mark.parametrize("kind", ["blockwise", "medusa", "early_exit", "pass_lookahead", "non_autoregressive",
                                   "under_ngram", "tree_distinct", "multi_draft"])  # fmt: skip
-def test_every_kind_of_draft_runs_on_packed_weights(kind, temperature):
+@pytest.mark.parametrize("executor", ["half", pytest.param("openvino", marks=needs_openvino)])
+def test_every_kind_of_draft_runs_on_other_weights(executor, kind, temperature):
     sampling = Sampling(temperature=temperature)
-    assert decode(requests(), sampling, kind, executor="half") == decode(requests(), sampling, kind)
+    assert decode(requests(), sampling, kind, executor=executor) == decode(requests(), sampling, kind)
 
 
 @pytest.mark.parametrize(("kind", "temperature", "cache_name"), [

@@ -16,17 +16,14 @@ class DynamicCache(SlotCache):
     fixed_shapes = False
     layers: list[Any]
 
-    def update(
-        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
-    ) -> tuple[Tensor, Tensor]:
+    def stored(self, layer_idx: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         if layer_idx == len(self.layers):
             self.layers.append(DynamicLayer())
         layer = self.layers[layer_idx]
         missing = self.visible - layer.get_seq_length()
         if missing > 0:
-            layer.update(*(new.new_zeros(self.rows, new.shape[1], missing, new.shape[3])
-                           for new in (key_states, value_states)))  # fmt: skip
-        return self.write(layer.keys, key_states), self.write(layer.values, value_states)
+            layer.update(*(new.new_zeros(self.rows, new.shape[1], missing, new.shape[3]) for new in (keys, values)))
+        return layer.keys, layer.values
 
     def truncate(self, lengths: Sequence[int]) -> None:
         for layer in self.layers:

@@ -10,7 +10,6 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -196,18 +195,18 @@ class PagedCache(SlotCache):
         block = table.gather(1, (columns // self.block_size).clamp(max=self.width - 1))
         return block * self.block_size + columns % self.block_size
 
-    def update(
-        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
-    ) -> tuple[Tensor, Tensor]:
+    def stored(self, layer_idx: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         if 2 * layer_idx == len(self.pools):  # head sizes are known only now
-            for new in (key_states, value_states):
+            for new in (keys, values):
                 shape = ((self.blocks.count + 1) * self.block_size, new.shape[1], new.shape[3])
                 self.pools.append(new.new_zeros(shape))
-        keys, values = self.pools[2 * layer_idx : 2 * layer_idx + 2]
-        return self.write(keys, key_states), self.write(values, value_states)
+        found, values_found = self.pools[2 * layer_idx : 2 * layer_idx + 2]
+        return found, values_found
 
-    def write(self, stored: Tensor, new: Tensor) -> Tensor:
+    def write(self, stored: Tensor, new: Tensor) -> None:
         stored.index_copy_(0, self.targets.flatten(), new.transpose(1, 2).flatten(0, 1))
+
+    def read(self, stored: Tensor) -> Tensor:
         return stored[self.columns].transpose(1, 2)  # [b, heads, visible, head size]
 
     def bytes(self) -> int:

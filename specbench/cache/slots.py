@@ -47,19 +47,32 @@ class SlotCache(Component, Cache):
             raise ValueError(f"the cache holds {self.capacity} columns, {visible} are needed")
         self.slots, self.visible, self.row = slots, visible, row
 
-    @abstractmethod
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
         """Stores a layer's new keys [b, heads, N, head size] and values [b, heads, N, head size]; returns all visible
         keys [b, heads, visible, head size] and values [b, heads, visible, head size]."""
+        keys, values = self.stored(layer_idx, key_states, value_states)
+        self.write(keys, key_states)
+        self.write(values, value_states)
+        return self.read(keys), self.read(values)
 
-    def write(self, stored: Tensor, new: Tensor) -> Tensor:
-        """Writes new [b, heads, N, head size] into stored [B, heads, T, head size] at the placed columns; returns the
-        visible columns of these rows, [b, heads, visible, head size]."""
-        rows = stored if self.row is None else stored[self.row : self.row + 1]
-        write_columns(rows, self.slots, new)
-        return rows[:, :, : self.visible]
+    @abstractmethod
+    def stored(self, layer_idx: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """A layer's tensors of keys and values, in the backend's own shapes. Makes them, and the columns that are
+        missing, with the heads, head size and dtype of the new keys [b, heads, n, head size] and values [b, heads, n,
+        head size]."""
+
+    def write(self, stored: Tensor, new: Tensor) -> None:
+        """Writes new [b, heads, N, head size] into stored [B, heads, T, head size] at the placed columns."""
+        write_columns(self._rows(stored), self.slots, new)
+
+    def read(self, stored: Tensor) -> Tensor:
+        """The visible columns [b, heads, visible, head size] of stored [B, heads, T, head size]."""
+        return self._rows(stored)[:, :, : self.visible]
+
+    def _rows(self, stored: Tensor) -> Tensor:
+        return stored if self.row is None else stored[self.row : self.row + 1]
 
     @abstractmethod
     def truncate(self, lengths: Sequence[int]) -> None:

@@ -1,7 +1,6 @@
 """Contiguous columns, allocated once: rollback writes nothing, because stale columns are never visible."""
 
 from collections.abc import Sequence
-from typing import Any
 
 from torch import Tensor
 
@@ -19,13 +18,11 @@ class StaticCache(SlotCache):
     def __len__(self) -> int:
         return len(self.keys)
 
-    def update(
-        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
-    ) -> tuple[Tensor, Tensor]:
+    def stored(self, layer_idx: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         if layer_idx == len(self.keys):  # head sizes are known only now
-            for stored, new in ((self.keys, key_states), (self.values, value_states)):
-                stored.append(new.new_zeros(self.rows, new.shape[1], self.capacity, new.shape[3]))
-        return self.write(self.keys[layer_idx], key_states), self.write(self.values[layer_idx], value_states)
+            for own, new in ((self.keys, keys), (self.values, values)):
+                own.append(new.new_zeros(self.rows, new.shape[1], self.capacity, new.shape[3]))
+        return self.keys[layer_idx], self.values[layer_idx]
 
     def truncate(self, lengths: Sequence[int]) -> None:
         """Does nothing: columns beyond a row's length are overwritten before they can be seen."""

@@ -58,7 +58,7 @@ class LanguageModel(Target):
         self.device, self.dtype = weight.device, weight.dtype
         self.mask = AttentionMask(self.config, self.dtype, name)
         self.can_skip_logits = "logits_to_keep" in inspect.signature(module.forward).parameters
-        self.executor, self.module = executor, executor.load(module, exact)
+        self.executor, self._stock, self.module = executor, module, executor.load(module, exact)
         self.weight_bytes = executor.stored(self.module).held
         self.operations_per_token, self.step_bytes = per_token(self.module, executor)
         self._cache: SlotCache | None = None
@@ -91,7 +91,7 @@ class LanguageModel(Target):
 
     def stock_module(self) -> PreTrainedModel:
         """The module as transformers made it."""
-        return self.module
+        return self._stock
 
     def own_module(self) -> PreTrainedModel:
         """Another module with the same weights, which the caller may change."""

@@ -90,7 +90,7 @@ class PretrainedModel(LanguageModel):
 
     def stock_module(self) -> PreTrainedModel:
         """The module as transformers made it; loaded again, once, if the executor may have changed it."""
-        return self._second_module if self.executor.changes_modules else self.module
+        return self._second_module if self.executor.changes_modules else super().stock_module()
 
     @cached_property
     def _second_module(self) -> PreTrainedModel:
