@@ -1,7 +1,9 @@
 """Shared pieces: a tabular pair with known law, and the run of a decoder on it."""
 
+import atexit
 import json
 import os
+import shutil
 import tempfile
 from collections.abc import Callable
 from copy import copy
@@ -11,6 +13,9 @@ from types import SimpleNamespace
 
 os.environ.setdefault("WANDB_MODE", "offline")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+if "SPECBENCH_CACHE" not in os.environ:  # one for all workers, which inherit it
+    os.environ["SPECBENCH_CACHE"] = tempfile.mkdtemp(prefix="specbench-tests-")
+    atexit.register(shutil.rmtree, os.environ["SPECBENCH_CACHE"], ignore_errors=True)
 if workers := int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", 0)):  # pytest -n: they share the cores
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // workers)))
 

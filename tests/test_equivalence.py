@@ -1,6 +1,6 @@
 """On the shipped pair: temperature 0 is the baseline token for token, and batches change nothing."""
 
-from functools import cache
+from functools import cache, partial
 
 import conftest
 import pytest
@@ -19,9 +19,9 @@ from specbench.decoding.sampling import Sampling
 from specbench.decoding.speculative import decode_speculative
 from specbench.decoding.state import Job, State
 from specbench.decoding.verifier import Verifier
+from specbench.executors.auto import AutoExecutor
 from specbench.executors.compiled import CompiledExecutor
 from specbench.executors.eager import EagerExecutor
-from specbench.executors.prepacked import PackedLinear, PrepackedExecutor
 from specbench.gamma_policies.fixed import FixedGamma
 from specbench.models.language_model import LanguageModel
 from specbench.models.pretrained import PretrainedModel
@@ -29,7 +29,8 @@ from specbench.models.pretrained import PretrainedModel
 PROMPTS, NEW_TOKENS = 3, 16
 
 
-EXECUTORS = {"eager": EagerExecutor, "prepacked": PrepackedExecutor, "compiled": CompiledExecutor}
+EXECUTORS = {"eager": EagerExecutor, "half": partial(AutoExecutor, ["half"]),
+             "onednn": partial(AutoExecutor, ["onednn"]), "compiled": partial(CompiledExecutor, ["half"])}  # fmt: skip
 
 
 @cache
@@ -149,7 +150,8 @@ def test_gamma_zero_is_autoregressive_decoding_at_any_temperature():
 
 
 @pytest.mark.parametrize(("executor", "temperature", "cache_name"), [
-    *(("prepacked", temperature, cache) for temperature in (0, 1) for cache in ("static", "paged")),
+    *((name, temperature, cache) for name in ("half", "onednn") for temperature in (0, 1)
+      for cache in ("static", "paged")),
     ("compiled", 1, "static"), ("compiled", 0, "paged"),
 ])  # fmt: skip
 def test_every_executor_gives_the_tokens_of_eager_mode(executor, temperature, cache_name):
@@ -165,7 +167,7 @@ def test_every_executor_gives_the_tokens_of_eager_mode(executor, temperature, ca
                                   "under_ngram", "tree_distinct", "multi_draft"])  # fmt: skip
 def test_every_kind_of_draft_runs_on_packed_weights(kind, temperature):
     sampling = Sampling(temperature=temperature)
-    assert decode(requests(), sampling, kind, executor="prepacked") == decode(requests(), sampling, kind)
+    assert decode(requests(), sampling, kind, executor="half") == decode(requests(), sampling, kind)
 
 
 @pytest.mark.parametrize(("kind", "temperature", "cache_name"), [
@@ -175,12 +177,6 @@ def test_other_drafts_run_compiled(kind, temperature, cache_name):
     sampling, rows = Sampling(temperature=temperature), requests()[:1]
     expected = decode(rows, sampling, kind, gamma=2)
     assert decode(rows, sampling, kind, cache_name, gamma=2, executor="compiled") == expected
-
-
-def test_packing_replaces_the_layers_of_large_models_only():
-    packed = [[m for m in shipped(role, "prepacked").module.modules() if isinstance(m, PackedLinear)]
-              for role in ("target", "drafter")]  # fmt: skip
-    assert len(packed[0]) == 3 * 7 + 1 and not packed[1]
 
 
 def test_autoregressive_decoding_equals_transformers_generate():

@@ -7,7 +7,7 @@ from conftest import parts_of
 
 import specbench.executors.compiled
 import specbench.run.run
-from specbench.executors.arguments import flatten
+from specbench.executors.arguments import Columns, flatten
 from specbench.executors.compiled import CompiledExecutor
 from specbench.run.run import run
 
@@ -29,8 +29,8 @@ def test_compiled_programs_are_few_and_all_there_before_anything_is_timed(monkey
 
 
 @pytest.fixture(scope="module")
-def two_buckets(tmp_path_factory) -> str:
-    """Prompts whose texts grow from the first bucket of columns into the second."""
+def growing_texts(tmp_path_factory) -> str:
+    """Prompts whose texts end in different numbers of columns."""
     path = tmp_path_factory.mktemp("prompts") / "prompts.jsonl"
     prompts = ["x = 1\n" * lines + "def f(a):" for lines in (26, 28, 29)]
     path.write_text("\n".join(json.dumps({"prompt": prompt}) for prompt in prompts))
@@ -40,8 +40,8 @@ def two_buckets(tmp_path_factory) -> str:
 class CountsShapes(CompiledExecutor):
     """Compiles nothing, but notes each set of shapes and constants that would need a program."""
 
-    def __init__(self):
-        super().__init__()
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
         self.keys, self.late, self.measuring, self.visible = set(), [], False, set()
 
     def load(self, module):
@@ -56,7 +56,8 @@ class CountsShapes(CompiledExecutor):
     def leaf(self, function, model=None):
         def call(*arguments):
             spec, tensors = flatten(arguments)
-            key = (function, spec, *((t.shape, t.stride(), t.dtype) for t in tensors))
+            shapes = [None if isinstance(t, Columns) else (t.shape, t.stride(), t.dtype) for t in tensors]
+            key = (function, spec, *shapes)
             if key not in self.keys and self.measuring:
                 self.late.append(key)
             self.keys.add(key)
@@ -84,9 +85,9 @@ class CountsShapes(CompiledExecutor):
         ),
     ],
 )
-def test_every_shape_is_met_before_anything_is_timed(overrides, two_buckets, monkeypatch, tmp_path):
+def test_every_shape_is_met_before_anything_is_timed(overrides, growing_texts, monkeypatch, tmp_path):
     monkeypatch.setattr(specbench.executors.compiled, "CompiledExecutor", CountsShapes)
-    parts = parts_of("executor=compiled", "data.limit=3", f"data.path={two_buckets}", "data=jsonl", *overrides)
+    parts = parts_of("executor=compiled", "data.limit=3", f"data.path={growing_texts}", "data=jsonl", *overrides)
     executor = parts.target.executor
     plain = specbench.run.run.decode_all_ways
 
@@ -100,5 +101,5 @@ def test_every_shape_is_met_before_anything_is_timed(overrides, two_buckets, mon
     monkeypatch.setattr(specbench.run.run, "decode_all_ways", measured)
     result, _ = run(parts, tmp_path)
     assert result.counts.failed == 0 and executor.keys
-    assert len({shape for shape in executor.visible}) == 2  # both buckets were needed
+    assert len(executor.visible) > 1  # a program serves any number of columns
     assert not executor.late, executor.late[:3]

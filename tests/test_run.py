@@ -246,7 +246,7 @@ def test_peers_run_stock_modules(tmp_path):
     parts = parts_of("baseline=transformers", "executor=prepacked")
     stock = [type(m).__name__ for m in parts.peers["generate"].module.modules()]
     ours = [type(m).__name__ for m in parts.target.module.modules()]
-    assert "PackedLinear" in ours and "PackedLinear" not in stock
+    assert "Multiplier" in ours and "Multiplier" not in stock
 
 
 def test_the_synthetic_rate_is_the_alpha_and_nothing_is_claimed(tmp_path):
@@ -272,10 +272,11 @@ def test_memory_is_announced_before_anything_loads():
     told = []
     parts = build(check(composed(*small("logger=none", "batch_size=3"))), told.append)
     assert len(told) == 1 and "3 rows" in told[0]
-    weights = parts.target.weight_bytes + parts.drafter.model.weight_bytes
-    assert f"weights {size(weights + parts.target.weight_bytes)}" in told[0]  # the verdict has a target of its own
+    stock = [model.stock_module() for model in (parts.target, parts.drafter.model)]
+    target, drafter = (sum(weight.nbytes for weight in module.parameters()) for module in stock)
+    assert f"weights {size(2 * target + drafter)}" in told[0]  # as loaded; the verdict has a target of its own
     build(check(composed(*small("logger=none", "verdict_tokens=0"))), told.append)
-    assert f"weights {size(weights)}" in told[1]
+    assert f"weights {size(target + drafter)}" in told[1]
 
 
 def test_random_weights_are_marked(tmp_path):

@@ -18,6 +18,7 @@ from specbench.component import Choices as Run
 from specbench.decoding.executor import Executor, HasCache, Module, Stored
 from specbench.devices import device_name
 from specbench.executors.arguments import Columns
+from specbench.executors.buckets import bucket
 from specbench.executors.choose import LIMITS, ROWS, Table, choice, measure, offered, shape_of
 from specbench.executors.layers import Choices, Multiplier, groups_of, replace, stacked
 from specbench.executors.leaf import Leaf
@@ -96,9 +97,11 @@ class AutoExecutor(Executor):
         return sum(leaf.missed for leaf in self.leaves.values())
 
     def columns(self, needed: int, capacity: int | None = None) -> int:
-        return (
-            needed if capacity is None or not self.fixed_shapes else Columns(min(capacity, -(-needed // STEP) * STEP))
-        )
+        """With programs a power of two is allocated, so that few shapes occur, and a multiple of STEP is attended to,
+        for which one program serves."""
+        if not self.fixed_shapes:
+            return needed
+        return bucket(needed) if capacity is None else Columns(min(capacity, -(-needed // STEP) * STEP))
 
     # -- Products -------------------------------------------------------------------------------
 

@@ -73,7 +73,8 @@ class Leaf:
         """Traces the function with these tensors, compiles it and keeps the program if it needs no other tensors."""
         results: list[Any] = []
         traced = Traced(self.function, self.model, spec, len(tensors), list(self.weights), results.append)
-        own = [t.tensor() if type(t) is Columns else t for t in tensors]
+        # One column less than the call's: a trace with all columns of the cache would be one for exactly so many.
+        own = [Columns(max(2, t - 1)).tensor() if type(t) is Columns else t for t in tensors]
         inputs = [*own, *stored, *self.weights.values()]
         free = tuple({0: Dim.DYNAMIC} if type(t) is Columns else None for t in tensors)
         sizes = {"tensors": free + (None,) * (len(inputs) - len(own))}

@@ -21,6 +21,10 @@ class Product(ABC):
 
     name: ClassVar[str]
 
+    @abstractmethod
+    def __init__(self, weight: Tensor, bias: Tensor | None):
+        """Stores the weight [out, in] and bias [out] in its layout."""
+
     @classmethod
     @abstractmethod
     def offers(cls, weight: Tensor) -> bool:

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._inductor import CompiledArtifact
+from torch._inductor.standalone_compile import CompiledArtifact
 
 from specbench.visible import first_line
 
@@ -72,17 +72,13 @@ class Programs:
             return
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            written = {"program": lambda path: artifact.save(path=path), "result": functools.partial(_pickle, result)}
-            for kind, write in written.items():  # the result last: it says that the program is whole
-                temporary = self.folder / f"{name}.{os.getpid()}.tmp"
-                write(str(temporary))
-                os.replace(temporary, self.folder / f"{name}.{kind}")
+            temporary = self.folder / f"{name}.{os.getpid()}.tmp"
+            artifact.save(path=str(temporary))
+            os.replace(temporary, self.folder / f"{name}.program")
+            temporary.write_bytes(pickle.dumps(result))
+            os.replace(temporary, self.folder / f"{name}.result")  # last: it says that the program is whole
         except Exception as error:  # no space, or an artifact that cannot be saved: it costs time only
             log.info("program %s cannot be kept: %s", name, first_line(error))
-
-
-def _pickle(value: Any, path: str) -> None:
-    Path(path).write_bytes(pickle.dumps(value))
 
 
 def name_of(*parts: Any) -> str | None:

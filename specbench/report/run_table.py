@@ -1,5 +1,6 @@
 """The results of one run as a table for the terminal."""
 
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -69,6 +70,17 @@ def _engine(result: dict[str, Any]) -> Rows:
     yield "GB/s read", f"{rate:.1f}", f"by a target step; {rate / peak:.0%} of {peak:.1f} measured"
     if result["operations_factor"] is not None:
         yield "operations", _times(result["operations_factor"]), "of plain decoding's (Theorem 3.11)"
+    if chosen := result.get("executor", {}).get("chosen"):
+        yield "executor", result["choices"]["executor"], _executor(chosen, result["executor"]["programs"])
+
+
+def _executor(chosen: dict[str, list[str]], programs: dict[str, Any]) -> str:
+    """The products that decoding uses, by the number of weight shapes, and the compiled programs."""
+    kinds = Counter(names[0] for names in chosen.values())
+    products = ", ".join(f"{kind} for {count} shapes" for kind, count in kinds.most_common())
+    made = f", {programs['made']} of them made now" if programs["made"] else ""
+    count = programs["found"] + programs["made"]
+    return f"products: {products}; " + (f"{count} compiled programs{made}" if programs["used"] else "nothing compiled")
 
 
 def _gammas(result: dict[str, Any]) -> Rows:

@@ -80,6 +80,7 @@ class Session:
     def _idle_state(self, columns: int) -> State:
         """The idle state of the run: one object at the same addresses, until more columns are needed."""
         parts, target = self.parts, self.parts.target
+        columns = target.executor.columns(columns)
         if self._state is None or self._state.tokens.shape[1] < columns:
             strings = StopStrings(parts.stop_strings, target.tokenizer) if parts.stop_strings else None
             self._state = State.idle(parts.batch_size, columns, target.stop_tokens, target.device, strings)

@@ -43,13 +43,14 @@ def warm_up(session: Session, wanted: Wanted) -> None:
 
 
 def _jobs(prompt: list[int], gamma: int, end: int, rows: int) -> list[Job]:
-    """Some jobs with whole drafts, some whose limit cuts the first draft by much or by one guess."""
+    """Some jobs with whole drafts, some whose limit cuts the first draft by much, by one guess, or leaves no room for
+    one."""
     limits = {min(len(prompt) + new, end) for new in _new_tokens(gamma)}
     return [Job(prompt, limit, key) for limit in limits for key in range(rows)]
 
 
-def _new_tokens(gamma: int) -> tuple[int, int, int]:
-    return max(WARM_UP_TOKENS, gamma + SHORT), SHORT, gamma
+def _new_tokens(gamma: int) -> tuple[int, ...]:
+    return max(WARM_UP_TOKENS, gamma + SHORT), SHORT, gamma, 1
 
 
 def warm_up_tokens(nodes: Sequence[int], gammas: Sequence[int], lengths: int, levels: int) -> int:
