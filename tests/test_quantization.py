@@ -3,14 +3,17 @@
 import pytest
 import torch
 from checkpoints import checkpoint, config
-from conftest import parts_of
+from conftest import composed, parts_of, small
 from torch import nn
 
+from specbench.config.build import build
+from specbench.config.checks import check
 from specbench.executors.choose import offered
 from specbench.executors.grids import GRIDS, INT4, INT8
 from specbench.executors.layers import Multiplier
 from specbench.executors.products import KINDS
 from specbench.executors.quantized_products import QUANTIZED
+from specbench.memory import size
 from specbench.run.run import run
 from specbench.settings import ConfigError
 
@@ -158,6 +161,13 @@ def test_the_targets_own_weights_draft_on_its_cache(executor, tmp_path):
     bits = 8 * drafter.own_bytes / drafter.operations_per_token
     assert 4 < bits < 6 if executor == "auto" else bits == 32
     assert result.memory.weights_bytes == target.weight_bytes + drafter.own_bytes
+
+
+def test_the_estimate_knows_the_second_set_of_weights():
+    told = []
+    overrides = small("logger=none", "executor=eager", "drafter=self_quantized")
+    target = build(check(composed(*overrides)), told.append).target
+    assert f"weights {size(2 * target.weight_bytes)}," in told[0]
 
 
 def conv1d(folder):
