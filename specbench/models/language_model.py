@@ -198,11 +198,10 @@ class LanguageModel(Target):
             return Scores(p[rows, packed.place], width, hidden, packed.place)
         width = draft.tokens.shape[1] + 1
         visible = self.make_room(lengths, width, state.active)
-        leaf, rows = self.executor.leaf(self._score_draft, self), self.rows_of(state)
-        b, parent = len(rows.length), draft.parent
+        leaf, used, B = self.executor.leaf(self._score_draft, self), self.rows_of(state), state.batch_size
+        b, parent = len(used.length), draft.parent
         parent = parent if parent is None or len(parent) == 1 else parent[:b]
-        p, hidden = leaf(rows, draft.tokens[:b], visible, draft.levels, parent, keep_hidden)
-        B = state.batch_size
+        p, hidden = leaf(used, draft.tokens[:b], visible, draft.levels, parent, keep_hidden)
         return Scores(all_rows(p, B), width, None if hidden is None else all_rows(hidden, B))
 
     def rows_of(self, state: State) -> Rows:

@@ -19,6 +19,10 @@ class Wanted:
     requests: list[Request]
     columns: int
 
+    def probes(self, rows: int) -> int:
+        """How many probes of costs the group is worth."""
+        return max(1, len(self.requests) // (FEWEST * rows))
+
 
 class Requests:
     """The prompts of a run as requests. The answers of a turn become the history of the next one."""
