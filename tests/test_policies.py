@@ -13,7 +13,7 @@ from specbench.gamma_policies.confidence import ConfidenceGamma
 from specbench.gamma_policies.entropy import EntropyGamma, confidence, entropy
 from specbench.gamma_policies.fixed import FixedGamma
 from specbench.gamma_policies.heuristic import HeuristicGamma
-from specbench.gamma_policies.optimal import OptimalGamma, best_gamma
+from specbench.gamma_policies.optimal import OptimalGamma, best_gamma, tokens_by_gamma
 from specbench.gamma_policies.oracle import KnownBetas, OracleGamma
 from specbench.measure.costs import CostTable, extend
 from specbench.measure.simulate import Text, Trace, replay, sweep
@@ -106,7 +106,7 @@ def test_signals_are_of_the_law():
 
 def state(*owners: int) -> State:
     made = State.idle(len(owners), 8, [], torch.device("cpu"))
-    made.serials = dict(enumerate(owners))
+    made.serials, made.active = dict(enumerate(owners)), [True] * len(owners)
     return made
 
 
@@ -144,6 +144,24 @@ def test_adaptive_forgets_the_row_with_its_request():
     assert made.next_gamma(state(1))[0] < LARGEST and first[0] < LARGEST
 
 
+def test_adaptive_chooses_one_gamma_for_what_all_active_rows_gain():
+    """A call lasts as long as its longest draft, so a row beside one that drafts much gets its guesses for nothing."""
+    made = policy(AdaptiveGamma, process(0.5), 0.5, prior=1.0, forget=0.0)
+    rows = state(0, 1)
+    made.next_gamma(rows)
+    for _ in range(50):
+        made.observe(draft(4, 4), [4, 1])  # one row accepts three of four guesses, the other none
+    betas = [accepted / tested for accepted, tested in (made.rows[row][1] for row in (0, 1))]
+    assert betas == pytest.approx([0.75, 0], abs=0.02)
+    tokens = [tokens_by_gamma(beta, LARGEST) for beta in betas]
+    together, alone = ([int(np.argmax(each / made.seconds))] * 2 for each in (tokens[0] + tokens[1], tokens[0]))
+    assert made.next_gamma(rows) == together
+    rows.active = [True, False]
+    assert made.next_gamma(rows) == alone and 0 < together[0] < alone[0] < LARGEST
+    rows.active = [False, True]
+    assert made.next_gamma(rows) == [0, 0]
+
+
 def test_a_fixed_policy_does_not_change():
     made = FixedGamma(3)
     made.observe(draft(3), [1])
@@ -164,3 +182,11 @@ def test_costs_lie_on_a_line_between_and_beyond_what_was_measured():
     shares = {cost.gamma: cost.share * cost.rounds for cost in table.summary()}
     assert sum(shares.values()) == pytest.approx(69)  # every second is accounted for
     assert table.alpha == pytest.approx(10.5 / 21)
+
+
+def test_costs_are_of_calls_that_serve_all_rows():
+    """At the end of a group a call serves fewer rows and is faster: no gamma is cheaper for having been timed there."""
+    table = CostTable()
+    table.add(rounds_with(1, 2.0, 8, rows=8) + rounds_with(1, 0.5, 30, rows=1))
+    table.add(rounds_with(3, 4.0, 8, rows=8))
+    assert table.seconds(3).tolist() == pytest.approx([1, 2, 3, 4])

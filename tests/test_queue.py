@@ -1,5 +1,6 @@
 """Continuous batching: rows are handed on, prompts are read in chunks, and no token changes."""
 
+import heapq
 from functools import partial
 
 import pytest
@@ -13,6 +14,7 @@ from specbench.decoding.queue import Queue
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.speculative import decode_speculative
 from specbench.decoding.state import Job, State
+from specbench.executors.eager import EagerExecutor
 from specbench.gamma_policies.fixed import FixedGamma
 from specbench.models.language_model import LanguageModel
 from specbench.settings import ConfigError
@@ -132,3 +134,69 @@ def test_common_prefixes_are_read_once(tables, monkeypatch):
     monkeypatch.setattr(LanguageModel, "read", read)
     assert decode(shared, 2, tables, "paged", kind=None, chunk=64) == expected
     assert reads[0] == (8, 9) and len(reads) == 3  # the first two were read together
+
+
+def calls_predicted(limits, rows):
+    """Calls of plain decoding if a row that ends takes the next request, longest first, before the next call."""
+    ends = [0] * rows
+    for new in limits:
+        heapq.heapreplace(ends, ends[0] + new)
+    return max(ends)
+
+
+@pytest.mark.parametrize("rows", [1, 3, 8])
+def test_the_target_is_called_as_often_as_continuous_batching_predicts(rows, tables):
+    wanted, calls = jobs(20), []
+    decode(wanted, rows, tables, kind=None, chunk=1000, watch=lambda state, *others: calls.append(any(state.active)))
+    longest_first = sorted(wanted, key=lambda job: -job.limit)
+    assert sum(calls) == calls_predicted([job.limit - len(job.tokens) for job in longest_first], rows)
+
+
+@pytest.mark.parametrize("kind", [None, "model"])
+def test_idle_rows_make_no_call_larger(kind, tables, monkeypatch):
+    """Each scoring of a draft against the rows that were active: those behind the last one are left out, and attention
+    sees no further than the longest row that is in use."""
+    seen, plain = [], LanguageModel.score
+
+    def score(self, state, draft, keep_hidden=False):
+        called = []
+        forward = self.forward
+
+        def counted(tokens, first, visible, **options):
+            called.append((*tokens.shape, visible))
+            return forward(tokens, first, visible, **options)
+
+        self.forward = counted
+        scores = plain(self, state, draft, keep_hidden)
+        self.forward = forward
+        lengths = [n for n, owner in zip(state.lengths, state.owners, strict=True) if owner >= 0]
+        seen.append((called, list(state.active), max(lengths) + draft.tokens.shape[1], draft.count.tolist()))
+        assert len(scores.p) == state.batch_size
+        return scores
+
+    monkeypatch.setattr(LanguageModel, "score", score)
+    for rows in (4, 8):
+        decode(jobs(), rows, tables, kind=kind, chunk=1000)
+    for called, active, reach, count in seen:
+        busy = max(row + 1 for row, on in enumerate(active) if on)
+        assert called == [(busy, max(count) + 1, reach)]
+        assert all(on or not drafted for on, drafted in zip(active, count, strict=True))
+    assert any(called[0][0] < len(active) for called, active, *_ in seen)
+
+
+def test_fixed_shapes_keep_all_rows(tables, monkeypatch):
+    class Fixed(EagerExecutor):
+        fixed_shapes = True
+
+    shapes, forward = set(), LanguageModel.forward
+
+    def counted(self, tokens, first, visible, row=None, **options):
+        if row is None:
+            shapes.add(len(tokens))
+        return forward(self, tokens, first, visible, row=row, **options)
+
+    monkeypatch.setattr(LanguageModel, "forward", counted)
+    assert decode(jobs(), 4, tables, executor=Fixed()) == decode(jobs(), 1, tables) and shapes == {1, 4}
+    shapes.clear()
+    decode(jobs(), 4, tables, executor=Fixed())
+    assert shapes == {4}

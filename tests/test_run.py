@@ -16,6 +16,7 @@ from specbench.config.checks import check
 from specbench.decoding.noise import prompt_key
 from specbench.loggers.wandb import summary
 from specbench.memory import size
+from specbench.run.requests import group_size
 from specbench.run.run import run
 from specbench.run.session import Session
 
@@ -222,6 +223,31 @@ def test_batches_change_no_token(tmp_path):
     assert together.counts.tokens == singles.counts.tokens
     assert together.counts.rounds == singles.counts.rounds
     assert together.alpha.mean == pytest.approx(singles.alpha.mean, abs=1e-4)
+
+
+def test_groups_are_equal_and_many_where_there_are_enough_requests():
+    sizes = {requests: group_size(requests, 8) for requests in (0, 5, 32, 63, 64, 256, 512, 1024, 5000)}
+    assert sizes == {0: 1, 5: 5, 32: 32, 63: 63, 64: 32, 256: 32, 512: 64, 1024: 128, 5000: 125}
+    assert {group_size(requests, 1) for requests in (1, 7, 5000)} == {1}
+
+
+def test_rows_of_a_calibration_read_different_prompts(tmp_path, monkeypatch):
+    """A policy that chooses by cost sees a batch as the run decodes it, and as much text as fits into its time."""
+    overrides = ("gamma_policy=optimal", "gamma_policy.largest=2", "batch_size=2", "data.limit=4", "temperature=0")
+    calibrated, plain = [], Session.decode
+
+    def decode(self, jobs, speculative, *others, policy=None, **options):
+        if policy is not None and not options:
+            calibrated.append([tuple(job.tokens) for job in jobs])
+        return plain(self, jobs, speculative, *others, policy=policy, **options)
+
+    monkeypatch.setattr(Session, "decode", decode)
+    result, record = run(parts_of(*overrides), tmp_path)
+    prompts = [tuple(found.request.tokens) for found in record.results]
+    for first, second in calibrated:
+        assert first != second and {first, second} < set(prompts)
+    assert {tokens for tokens, _ in calibrated} == {prompts[0], prompts[2]}
+    assert result.gamma in (0, 1, 2) and result.lossless.passed
 
 
 @pytest.mark.parametrize("drafter", ["stdlib", "prompt_lookup"])

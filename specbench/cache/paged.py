@@ -185,7 +185,7 @@ class PagedCache(SlotCache):
         super().place(slots, visible, row)
         if self.table.device != slots.device:
             self.table = self.table.to(slots.device)
-        table = self.table if row is None else self.table[row : row + 1]
+        table = self.table[: len(slots)] if row is None else self.table[row : row + 1]
         columns = torch.arange(visible, device=slots.device)
         self.columns = self._where(table, columns.expand(len(table), -1))  # [b, visible], indices into the pool
         self.targets = self._where(table, slots)  # [b, N], indices into the pool

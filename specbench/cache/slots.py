@@ -28,7 +28,7 @@ class SlotCache(Component, Cache):
         self.rows, self.capacity = rows, columns
         self.slots = torch.empty(0)  # [b, N], columns of the tokens being forwarded
         self.visible = 0  # columns that attention reads
-        self.row: int | None = None  # the only row being forwarded, or None for all of them
+        self.row: int | None = None  # the only row being forwarded, or None for the first b
 
     @classmethod
     def from_settings(cls, settings: Any, rows: int, columns: int) -> "SlotCache":
@@ -42,7 +42,7 @@ class SlotCache(Component, Cache):
 
     def place(self, slots: Tensor, visible: int, row: int | None = None) -> None:
         """Sets the columns slots [b, N] that the next forward writes, and the number `visible` of leading columns that
-        it sees; `row` is the only row of the forward, None for all. Raises ValueError if they are too many."""
+        it sees; `row` is the only row of the forward, None for the first b. Raises ValueError if they are too many."""
         if not torch.compiler.is_compiling() and visible > self.capacity:
             raise ValueError(f"the cache holds {self.capacity} columns, {visible} are needed")
         self.slots, self.visible, self.row = slots, visible, row
@@ -72,7 +72,7 @@ class SlotCache(Component, Cache):
         return self._rows(stored)[:, :, : self.visible]
 
     def _rows(self, stored: Tensor) -> Tensor:
-        return stored if self.row is None else stored[self.row : self.row + 1]
+        return stored[: len(self.slots)] if self.row is None else stored[self.row : self.row + 1]
 
     @abstractmethod
     def truncate(self, lengths: Sequence[int]) -> None:

@@ -22,7 +22,7 @@ from specbench.measure.evidence import LAW_BYTES
 from specbench.memory import Budget, Footprint
 from specbench.models.pretrained import footprint, load_tokenizer, uses_template
 from specbench.run.parts import Parts, timed_gammas
-from specbench.run.requests import ROUNDS_OF_REQUESTS
+from specbench.run.requests import MOST
 from specbench.run.warm_up import warm_up_tokens
 from specbench.settings import ConfigError
 from specbench.visible import first_line
@@ -142,7 +142,7 @@ def _laws(root: Root, vocab_size: int) -> int:
     """Bytes of the target's probabilities that are kept for the verdict, at most."""
     if not root.verdict_tokens or not root.temperature:
         return 0
-    return int(min(LAW_BYTES, 8 * ROUNDS_OF_REQUESTS * root.batch_size * root.max_new_tokens * vocab_size))
+    return int(min(LAW_BYTES, 8 * MOST * root.batch_size * root.max_new_tokens * vocab_size))
 
 
 def refuse_more_than_the_target_has(checked: Checked, largest: int, target: Footprint) -> None:

@@ -26,6 +26,9 @@ class RowsSeen(Protocol):
     @property
     def batch_size(self) -> int: ...
 
+    @property
+    def active(self) -> Sequence[bool]: ...
+
 
 class Costs(Protocol):
     """Measured cost of rounds and acceptance of guesses, for policies that choose by cost."""

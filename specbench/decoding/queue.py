@@ -38,8 +38,9 @@ class Queue:
 
     `models` are those with a cache: the target, and the drafter's if it has one. Before each round at most about
     `prefill_chunk` prompt tokens are read. `spare` cache columns beyond a job's limit take the guesses of its last
-    round. `arrivals`, in seconds from the first call and in order, says when each job arrives; without it all jobs are
-    there at once.
+    round. `arrivals`, in seconds from the first call and in order, says when each job arrives. Without it all jobs are
+    there at once, and the longest go first: a call reads as many columns of every row as of the longest, so rows beside
+    each other should be alike.
     """
 
     def __init__(
@@ -54,7 +55,8 @@ class Queue:
         self.arrivals = arrivals
         self.outputs = [Output(times=RequestTimes(when)) for when in arrivals] if arrivals else [Output() for _ in jobs]
         self.coming = [] if arrivals is None else list(range(len(jobs)))
-        self.waiting = list(range(len(jobs))) if arrivals is None else []  # jobs without a row, in order
+        longest_first = sorted(range(len(jobs)), key=lambda job: -jobs[job].limit)
+        self.waiting = longest_first if arrivals is None else []  # jobs without a row, in order
         self.reading: list[int] = []  # rows whose prompt is being read, in order
         self.began: float | None = None
 
@@ -118,9 +120,9 @@ class Queue:
         rows = state.new_tokens()
         for row in ended:
             self.outputs[state.owners[row]].tokens = rows[row]
-            state.owners[row] = -1
             for model in self.models:
                 model.release(row)
+        state.retire(ended)
 
     def _admit(self, state: State) -> None:
         """Gives free rows to waiting requests, in order, while they fit into every cache."""

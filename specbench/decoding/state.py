@@ -32,6 +32,13 @@ class Rows:
     noise: Tensor  # [3, B, T], 64 random bits by stream, row and position
     stop_tokens: Tensor  # [S], tokens that end a text
 
+    def first(self, rows: int) -> "Rows":
+        """The first `rows` rows, on the same memory."""
+        if rows == len(self.length):
+            return self
+        cut = (self.tokens[:rows], self.length[:rows], self.limit[:rows], self.done[:rows], self.noise[:, :rows])
+        return Rows(*cut, self.stop_tokens)
+
 
 @dataclass
 class State:
@@ -111,6 +118,14 @@ class State:
         for row in rows:
             self.active[row] = True
 
+    def retire(self, rows: Sequence[int]) -> None:
+        """Empties these rows, whose texts have ended and are stored: no call has to reach as far as they did."""
+        where = torch.tensor(list(rows), device=self.tokens.device)
+        self.length[where] = self.rows.limit[where] = 1
+        for row in rows:
+            self.lengths[row] = self.limits[row] = self.prompt_lengths[row] = 1
+            self.owners[row] = -1
+
     @staticmethod
     def start(
         jobs: Sequence[Job],
@@ -142,6 +157,11 @@ class State:
     @property
     def batch_size(self) -> int:
         return self.tokens.shape[0]
+
+    @property
+    def busy(self) -> int:
+        """The number of rows up to the last active one: a call needs no others."""
+        return max((row + 1 for row, on in enumerate(self.active) if on), default=0)
 
     @property
     def longest(self) -> int:
@@ -212,6 +232,12 @@ def commit_tokens(rows: Rows, verdict: Verdict, cuts: Tensor | None = None) -> t
 def window(values: Tensor, begin: Tensor, width: int) -> Tensor:
     """values [B, T] at the `width` positions from begin [B] on: [B, width]."""
     return values.gather(1, begin[:, None] + torch.arange(width, device=values.device))
+
+
+def all_rows(values: Tensor, rows: int) -> Tensor:
+    """values [b, ...] of the first b rows, with zeros for the others: [rows, ...]."""
+    missing = rows - len(values)
+    return torch.cat([values, values.new_zeros(missing, *values.shape[1:])]) if missing else values
 
 
 def seen_tokens(text: Tensor, length: Tensor, vocab_size: int) -> Tensor:

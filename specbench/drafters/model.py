@@ -13,7 +13,7 @@ from specbench.decoding.drafter import Drafter
 from specbench.decoding.gamma_policy import DraftStop, Signal
 from specbench.decoding.noise import PROPOSAL
 from specbench.decoding.sampling import draw
-from specbench.decoding.state import Rows, State, seen_tokens, window
+from specbench.decoding.state import Rows, State, all_rows, seen_tokens, window
 from specbench.drafters.own_sampling import OwnSampling
 from specbench.models.language_model import LanguageModel
 from specbench.models.pretrained import PretrainedModel
@@ -63,11 +63,15 @@ class ModelDrafter(Drafter):
         width = self._catch_up(state)
         starts = [length - width for length in state.lengths]
         visible = self.model.make_room(starts, width + steps - 1, state.active)
+        count = gamma
         if self.stop is not None:
-            return self._draft_until(self.stop, state, gamma, width, visible)
-        phase = self.model.executor.phase(self._draft, self.model, usual=steps == self.gamma)
-        tokens, q = phase(state.rows, width, steps, visible)
-        return Draft.chain(tokens, q, torch.tensor(gamma, device=tokens.device))
+            tokens, q, count = self._draft_until(self.stop, state, gamma, width, visible)
+        else:
+            phase = self.model.executor.phase(self._draft, self.model, usual=steps == self.gamma)
+            tokens, q = phase(self.model.rows_of(state), width, steps, visible)
+        B = state.batch_size
+        q = None if q is None else all_rows(q, B)
+        return Draft.chain(all_rows(tokens, B), q, torch.tensor(count, device=tokens.device))
 
     def _draft(self, rows: Rows, width: int, steps: int, visible: int) -> tuple[Tensor, Tensor | None]:
         """Guesses x_1 .. x_steps [B, steps] and their q [B, steps, V], None at temperature 0 (Algorithm 1)."""
@@ -93,10 +97,13 @@ class ModelDrafter(Drafter):
         bits = window(rows.noise[PROPOSAL], length, steps).T.clone(memory_format=torch.contiguous_format)
         return self.model.executor.leaf(self._step, self.model), window(text, first, width), first, bits, seen
 
-    def _draft_until(self, stop: DraftStop, state: State, gamma: list[int], width: int, visible: int) -> Draft:
-        """As `_draft`, but `stop` may end a row's draft after any of its guesses. It decides from q and guesses that
-        stay in the draft, so the output distribution does not change."""
-        step, x, first, bits, seen = self._first_step(state.rows, width, max(gamma))
+    def _draft_until(
+        self, stop: DraftStop, state: State, gamma: list[int], width: int, visible: int
+    ) -> tuple[Tensor, Tensor | None, list[int]]:
+        """As `_draft`, but `stop` may end a row's draft after any of its guesses; returns the number of guesses of each
+        row too. It decides from q and guesses that stay in the draft, so the output distribution does not change."""
+        rows = self.model.rows_of(state)
+        step, x, first, bits, seen = self._first_step(rows, width, max(gamma))
         guesses: list[Tensor] = []
         laws: list[Tensor] = []
         count, going = [0] * len(gamma), [wanted > 0 for wanted in gamma]
@@ -108,13 +115,12 @@ class ModelDrafter(Drafter):
             if q_i is not None:
                 laws.append(q_i.clone())
             count = [n + on for n, on in zip(count, going, strict=True)]
-            more = stop.go_on(state, count, signal.tolist())
+            more = stop.go_on(state, count, all_rows(signal, state.batch_size).tolist())
             going = [on and m and n < g for on, m, n, g in zip(going, more, count, gamma, strict=True)]
             if seen is not None:
                 seen = seen.scatter(1, x_i[:, None], True)
-            x, first = x_i[:, None], state.length + i
-        q = torch.stack(laws, 1) if laws else None
-        return Draft.chain(torch.stack(guesses, 1), q, torch.tensor(count, device=x.device))
+            x, first = x_i[:, None], rows.length + i
+        return torch.stack(guesses, 1), torch.stack(laws, 1) if laws else None, count
 
     def _step(
         self, x: Tensor, first: Tensor, bits: Tensor, seen: Tensor | None, visible: int, signal: Signal | None

@@ -106,6 +106,8 @@ class NonAutoregressiveDrafter(ParallelDrafter):
         width = self._text_width(state)
         starts = [length - width for length in state.lengths]
         visible = self.model.make_room(starts, width + steps - 1, state.active)
+        # Behind the text the cache will hold embeddings, which a row beside a short one may not overwrite at once.
+        self.model.cached = [min(c, n) for c, n in zip(self.model.cached, state.lengths, strict=True)]
         ahead = self.lookahead.embeddings[: steps - 1]
         logits: Tensor = self.model.executor.leaf(self._logits, self.model)(state.rows, ahead, width, visible)
         return logits
@@ -124,5 +126,4 @@ class NonAutoregressiveDrafter(ParallelDrafter):
         shortest = min(length for length, on in zip(state.lengths, state.active, strict=True) if on)
         width = min(self.longest + 1, shortest)
         self.model.catch_up(state, width)
-        self.model.cached = [min(c, n - 1) for c, n in zip(self.model.cached, state.lengths, strict=True)]
         return width

@@ -10,7 +10,6 @@ import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import torch
@@ -145,7 +144,7 @@ def _sample(weights: Weights) -> Iterator[tuple[Tensor, Tensor | None]]:
 def _time(
     products: Sequence[tuple[Tensor, Product]], rows: int, inputs: Mapping[tuple[int, int], Tensor], other: Tensor
 ) -> dict[str, float]:
-    """Median seconds by shape of products with `rows` rows, one after the other as in a forward; before each pass
+    """Least seconds by shape of products with `rows` rows, one after the other as in a forward; before each pass
     `other` is read, of any shape."""
     seconds: dict[str, list[float]] = {}
     end = time.perf_counter() + SECONDS / len(ROWS)
@@ -160,4 +159,4 @@ def _time(
                 seconds.setdefault(shape_of(weight), []).append(taken)
         if number >= WARM_UP and time.perf_counter() > end:
             break
-    return {shape: median(times) for shape, times in seconds.items()}
+    return {shape: min(times) for shape, times in seconds.items()}

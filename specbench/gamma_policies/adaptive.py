@@ -1,20 +1,23 @@
-"""Chooses gamma for each row and round from a running estimate of the row's beta (section 3.5)."""
+"""Chooses gamma for each round from running estimates of the rows' betas (section 3.5)."""
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from specbench.decoding.draft import Draft
 from specbench.decoding.gamma_policy import LARGEST_GAMMA, Costs, GammaPolicy, RowsSeen
-from specbench.gamma_policies.optimal import best_gamma
+from specbench.gamma_policies.optimal import tokens_by_gamma
 from specbench.gamma_policies.row_memory import PerRow
 from specbench.settings import BaseSettings, setting
 
 
 class AdaptiveGamma(GammaPolicy):
-    """Chooses the gamma that maximises equation 1 over the measured seconds of a round (Theorem 3.8 with measured
-    costs), at the row's own estimate of beta.
+    """Chooses the gamma that maximises equation 1, summed over the active rows at each row's own estimate of beta, over
+    the measured seconds of a round (Theorem 3.8 with measured costs). All rows get the same: a round takes as long as
+    its longest draft, so a row that drafted less would save nothing.
 
-    The estimate is accepted over tested guesses of the row. It starts from the mean of all rows so far, which counts as
-    `prior` guesses; each tested guess takes the share `forget` off the weight of those before it.
+    A row's estimate is accepted over tested guesses of the row. It starts from the mean of all rows so far, which
+    counts as `prior` guesses; each tested guess takes the share `forget` off the weight of those before it.
     """
 
     @dataclass
@@ -36,11 +39,11 @@ class AdaptiveGamma(GammaPolicy):
         self.seconds = costs.seconds(self.largest)
 
     def next_gamma(self, state: RowsSeen) -> list[int]:
-        chosen = []
-        for row in range(state.batch_size):
+        tokens = np.zeros(self.largest + 1)
+        for row in (row for row, on in enumerate(state.active) if on):
             accepted, tested = self.rows.of(state, row, (self._mean() * self.prior, self.prior))
-            chosen.append(best_gamma(accepted / tested, self.seconds))
-        return chosen
+            tokens += tokens_by_gamma(accepted / tested, self.largest)
+        return [int(np.argmax(tokens / self.seconds))] * state.batch_size
 
     def observe(self, draft: Draft, kept: list[int]) -> None:
         for row, (drafted, new) in enumerate(zip(draft.count.tolist(), kept, strict=True)):

@@ -22,7 +22,7 @@ class CostTable:
     """
 
     def __init__(self) -> None:
-        self.laps: dict[int, array[float]] = defaultdict(lambda: array("d"))  # four numbers a round
+        self.laps: dict[int, array[float]] = defaultdict(lambda: array("d"))  # five numbers a round
         self.acceptance: tuple[float, int] = (0.0, 0)  # sum of betas, tested positions
 
     def add(self, rounds: Iterable[Round]) -> None:
@@ -30,7 +30,7 @@ class CostTable:
         for r in rounds:
             draft, verify = r.seconds.get(Lap.DRAFT, 0.0), r.seconds[Lap.VERIFY]
             other = r.seconds[Lap.ACCEPT] + r.seconds[Lap.HOST]
-            self.laps[r.steps].extend((draft, verify, other, (draft + verify + other) / r.rows))
+            self.laps[r.steps].extend((draft, verify, other, (draft + verify + other) / r.rows, r.rows))
             self.acceptance = self.acceptance[0] + sum(r.beta), self.acceptance[1] + r.tested
 
     @property
@@ -41,14 +41,19 @@ class CostTable:
 
     def seconds(self, largest: int) -> Floats:
         """Seconds of a call with 0 .. largest drafter steps, [largest + 1]; on straight lines between and beyond the
-        measured ones."""
+        measured ones. They are of calls that served the most rows: at the end of a group they serve fewer."""
         known = sorted(self.laps)
-        medians = [float(np.median(self._table(g)[:, :3].sum(1))) for g in known]
-        return extend(known, medians, largest)
+        return extend(known, [self._full_call(self._table(g)) for g in known], largest)
+
+    @staticmethod
+    def _full_call(table: Floats) -> float:
+        """The median seconds of the calls in a table [rounds, 5] that served the most rows."""
+        served = table[:, 4]
+        return float(np.median(table[served == served.max(), :3].sum(1)))
 
     def _table(self, gamma: int) -> Floats:
-        """[rounds, 4]: seconds of draft, verify, other, and a row's share of all three."""
-        return np.reshape(self.laps[gamma], (-1, 4))
+        """[rounds, 5]: seconds of draft, verify, other, a row's share of all three, and the rows of the call."""
+        return np.reshape(self.laps[gamma], (-1, 5))
 
     def summary(self) -> list[RoundCost]:
         """Seconds of a round by the number of tokens that it drafts."""
@@ -58,7 +63,7 @@ class CostTable:
         hiccups = total / sum(medians[g][3] * len(laps) for g, laps in tables.items())
         found = []
         for g, m in medians.items():
-            draft, verify, other, share = map(float, m * hiccups)
+            draft, verify, other, share = map(float, m[:4] * hiccups)
             found.append(RoundCost(g, draft, verify, other, share, rounds=len(tables[g])))
         return found
 

@@ -22,7 +22,7 @@ from specbench.decoding.draft import Draft, Verdict
 from specbench.decoding.executor import Executor
 from specbench.decoding.noise import constant
 from specbench.decoding.sampling import Sampling
-from specbench.decoding.state import Job, Rows, State, seen_tokens
+from specbench.decoding.state import Job, Rows, State, all_rows, seen_tokens
 from specbench.decoding.target import READ_CHUNK, Scores, Target
 from specbench.decoding.token_tree import Levels, Tree, pack, static_tree, tree_of
 from specbench.models.attention_mask import AttentionMask
@@ -142,6 +142,7 @@ class LanguageModel(Target):
 
     def release(self, row: int) -> None:
         self.cache.release(row)
+        self.cached[row] = 0
 
     def prefill(self, state: State, upto: int | None = None, start: int = 0, chunk: int = READ_CHUNK) -> None:
         """See `Model.prefill`. Rows are padded on the right: what a shorter row writes beyond its length is overwritten
@@ -208,9 +209,15 @@ class LanguageModel(Target):
             return Scores(p[rows, packed.place], width, hidden, packed.place)
         width = draft.tokens.shape[1] + 1
         visible = self.make_room(lengths, width, state.active)
-        leaf = self.executor.leaf(self._score_draft, self)
-        p, hidden = leaf(state.rows, draft.tokens, visible, draft.levels, draft.parent, keep_hidden)
-        return Scores(p, width, hidden)
+        leaf, used, B = self.executor.leaf(self._score_draft, self), self.rows_of(state), state.batch_size
+        b, parent = len(used.length), draft.parent
+        parent = parent if parent is None or len(parent) == 1 else parent[:b]
+        p, hidden = leaf(used, draft.tokens[:b], visible, draft.levels, parent, keep_hidden)
+        return Scores(all_rows(p, B), width, None if hidden is None else all_rows(hidden, B))
+
+    def rows_of(self, state: State) -> Rows:
+        """The rows that a call reads: those up to the last active one or, with fixed shapes, all."""
+        return state.rows if self.executor.fixed_shapes else state.rows.first(state.busy)
 
     def _score_draft(
         self, rows: Rows, guesses: Tensor, visible: int, levels: Levels, parent: Tensor | None, keep_hidden: bool

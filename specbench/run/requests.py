@@ -8,7 +8,8 @@ from specbench.decoded import Result
 from specbench.run.parts import Parts
 from specbench.settings import ConfigError
 
-ROUNDS_OF_REQUESTS = 4  # requests per row in a group, which is decoded one way and then the other
+GROUPS = 8  # of a turn, if there are enough requests: so often both ways of decoding take turns
+FEWEST, MOST = 4, 16  # requests per row in a group: rows idle at the end of each, and a failure loses all of it
 
 
 @dataclass(frozen=True)
@@ -17,6 +18,10 @@ class Wanted:
 
     requests: list[Request]
     columns: int
+
+    def probes(self, rows: int) -> int:
+        """How many probes of costs the group is worth."""
+        return max(1, len(self.requests) // (FEWEST * rows))
 
 
 class Requests:
@@ -48,8 +53,6 @@ class Requests:
         """Groups of all first turns, then of the second turns, and so on. Raises ConfigError if no prompt fits the
         context, or if one is empty."""
         parts = self.parts
-        size = parts.batch_size * (1 if parts.batch_size == 1 else ROUNDS_OF_REQUESTS)
-        size = len(parts.prompts) if parts.workload.over_time else size
         for turn in range(max(len(prompt.turns) for prompt in parts.prompts)):
             waiting = self._turn(turn)
             if turn == 0 and not waiting:
@@ -59,6 +62,8 @@ class Requests:
                 )
             longest = max((tokens for _, tokens in waiting), default=0)
             columns = min(longest + parts.max_new_tokens, parts.target.context) + parts.spare
+            size = group_size(len(waiting), parts.batch_size)
+            size = max(size, len(waiting)) if parts.workload.over_time else size
             for begin in range(0, len(waiting), size):
                 yield Wanted([self._request(prompt) for prompt, _ in waiting[begin : begin + size]], columns)
 
@@ -82,3 +87,12 @@ class Requests:
         """The next turn of a prompt."""
         target = self.parts.target
         return render(prompt, self.answers[prompt.id], target.tokenizer, target.chat_template)
+
+
+def group_size(requests: int, rows: int) -> int:
+    """The number of requests in each group but the last, which may be smaller, of so many that go through `rows` rows.
+    Groups are as equal as can be, since the rows of a small one are idle for most of it."""
+    if rows == 1:
+        return 1
+    groups = max(min(GROUPS, requests // (FEWEST * rows)), -(-requests // (MOST * rows)), 1)
+    return max(1, -(-requests // groups))

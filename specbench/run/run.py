@@ -70,9 +70,10 @@ def _decode_all(
                     warm = wanted.columns
                 if number < PROBED or number % PROBED_LATER == 0:
                     probe()
-                    gamma = parts.gammas[probes % len(parts.gammas)]
-                    probe_costs(session, wanted.requests[0], wanted.columns, gamma)
-                    probes += 1
+                    for _ in range(wanted.probes(parts.batch_size)):
+                        gamma = parts.gammas[probes % len(parts.gammas)]
+                        probe_costs(session, wanted.requests, wanted.columns, gamma)
+                        probes += 1
                 decoded = _decoded(session, requests, wanted, swap=number % 2 == 1)
             if isinstance(decoded, Failure):
                 saved.append(failure_records(decoded))

@@ -66,18 +66,23 @@ def warm_up_tokens(nodes: Sequence[int], gammas: Sequence[int], lengths: int, le
 def calibrate(session: Session, wanted: Wanted) -> None:
     """Decodes some tokens of the first prompts with every gamma, for a policy that chooses by cost."""
     for index, gamma in enumerate([0, *session.parts.gammas] * 2):
-        request = wanted.requests[index % len(wanted.requests)]
-        probe_costs(session, request, wanted.columns, gamma, CALIBRATION_TOKENS)
+        begin = index * session.parts.batch_size % len(wanted.requests)
+        requests = [*wanted.requests[begin:], *wanted.requests[:begin]]
+        probe_costs(session, requests, wanted.columns, gamma, CALIBRATION_TOKENS)
     session.parts.policy.calibrate(session.costs)
 
 
-def probe_costs(session: Session, request: Request, columns: int, gamma: int, tokens: int = PROBE_TOKENS) -> None:
-    """Decodes `tokens` tokens with a constant gamma and adds the times of the rounds to the session's costs."""
-    parts = session.parts
-    end = min(parts.max_new_tokens, tokens)
-    limit = min(len(request.tokens) + end, parts.target.context)
-    keys = [prompt_key(parts.seed, f"{request.id} probe {row}") for row in range(parts.batch_size)]
-    jobs = [Job(request.tokens, limit, key) for key in keys]
+def probe_costs(
+    session: Session, requests: Sequence[Request], columns: int, gamma: int, tokens: int = PROBE_TOKENS
+) -> None:
+    """Decodes `tokens` tokens with a constant gamma, in each row of the first requests that there are, and adds the
+    times of the rounds to the session's costs."""
+    parts, jobs = session.parts, []
+    for row in range(parts.batch_size):
+        request = requests[row % len(requests)]
+        limit = min(len(request.tokens) + min(parts.max_new_tokens, tokens), parts.target.context)
+        key = prompt_key(parts.seed, f"{request.id} probe {row}")
+        jobs.append(Job(request.tokens, limit, key, request.encoder_tokens))
     policy = WatchedGamma(gamma, parts.policy.signal)
     with contextlib.suppress(RuntimeError):
         session.costs.add(session.decode(jobs, True, columns, policy=policy).rounds)
