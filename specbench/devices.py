@@ -1,5 +1,6 @@
 """Turns the settings `device` and `dtype` into a torch device and dtype."""
 
+import hashlib
 import platform
 import re
 from pathlib import Path
@@ -30,6 +31,17 @@ def pick_dtype(name: str, device: torch.device) -> torch.dtype:
     if name == "auto":
         return torch.bfloat16 if device.type == "cuda" else torch.float32
     return {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[name]
+
+
+def cpu_features() -> str:
+    """What compiled code and products depend on of a processor, besides its name: torch's vector width, and a hash of
+    the instructions that the system lists."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        flags = next(line.split(":", 1)[1] for line in lines if line.startswith(("flags", "Features")))
+    except (OSError, StopIteration):
+        flags = platform.machine()
+    return f"{torch.backends.cpu.get_cpu_capability()}, {hashlib.sha256(flags.encode()).hexdigest()[:8]}"
 
 
 def device_name(device: torch.device) -> str:

@@ -9,7 +9,7 @@ from conftest import parts_of
 from torch import nn
 
 from specbench.component import Choice as Option
-from specbench.executors import choose, layers
+from specbench.executors import auto, layers
 from specbench.executors.auto import AutoExecutor
 from specbench.executors.choose import LIMITS, ROWS, Table, choice, measure
 from specbench.executors.layers import Multiplier, groups_of
@@ -166,9 +166,41 @@ def test_another_dtype_or_a_weight_that_fits_no_kind_stays_as_it_is():
 
 
 def test_the_sample_of_weights_is_bounded_and_has_every_shape(monkeypatch):
-    monkeypatch.setattr(choose, "SAMPLE_BYTES", 3 * OUT * IN * 4)
-    weights = [(torch.zeros(OUT, IN), None)] * 9 + [(torch.zeros(2, IN), None)]
-    assert [w.shape[0] for w, _ in choose._sample(weights)] == [OUT] * 3 + [2]
+    """Of a large model only the sample is ever stacked for timing."""
+    monkeypatch.setattr(auto, "SAMPLE_BYTES", 2 * OUT * IN * 4)
+    groups = [(nn.ModuleDict({"a": nn.Linear(IN, OUT)}), ("a",)) for _ in range(9)]
+    groups.append((nn.ModuleDict({"a": nn.Linear(IN, 2)}), ("a",)))
+    executor = AutoExecutor(["onednn", "plain"])
+    assert [w.shape[0] for w, _ in executor._sample(groups, exact=True)] == [OUT] * 3 + [2]
+    executor.table.add({f"{OUT}x{IN} float32": {"onednn": [1.0] * 4, "plain": [1.0] * 4}})
+    assert [w.shape[0] for w, _ in executor._sample(groups, exact=True)] == [2]
+
+
+@pytest.mark.parametrize("largest", [1e-37, 0.0])
+def test_weights_too_small_to_scale_stay_as_they_are(largest):
+    assert scale_of(torch.full((2, 2), largest)) == 1
+
+
+def test_other_processes_measurements_are_kept(tmp_path):
+    path = tmp_path / "products.json"
+    ours, theirs = Table(path, "m"), Table(path, "m")
+    theirs.add({"2x3 float32": {"half": [1.0] * 4}})
+    ours.add({"5x3 float32": {"half": [2.0] * 4}})
+    assert set(Table(path, "m").shapes) == {"2x3 float32", "5x3 float32"}
+
+
+def test_a_float16_drafter_with_rounded_inputs_loads():
+    """float16 has no oneDNN product on most processors."""
+    module = Attention().half()
+    AutoExecutor(["onednn", "int8", "plain"]).load(module, exact=False)
+    assert module.get_submodule("o_proj")(torch.randn(2, OUT).half()).shape == (2, IN)
+
+
+def test_layers_say_the_dtype_of_their_weight():
+    """Routers of mixtures of experts ask their layer for it."""
+    module = Attention().bfloat16()
+    AutoExecutor(["plain"]).load(module)
+    assert {module.get_submodule(n).weight.dtype for n in ("q_proj", "v_proj", "o_proj")} == {torch.bfloat16}
 
 
 def test_options_know_their_settings():

@@ -12,7 +12,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from specbench.component import Choice, Choices, Component, chosen_class
 from specbench.config.schema import GROUPS, METRICS, NOT_HASHED, NOT_TRACED, OTHERS, Root
-from specbench.devices import device_name, pick_device, pick_dtype
+from specbench.devices import cpu_features, device_name, pick_device, pick_dtype
 from specbench.identity import Identity, of_code, of_libraries, of_module
 from specbench.metrics.metric import Metric
 from specbench.settings import ConfigError, validate
@@ -42,7 +42,7 @@ class Checked:
         found = self.identity()
         settings = {key: value for key, value in self._settings.items() if key not in NOT_TRACED}
         sources = {key: value for key, value in found.sources.items() if key.partition(".")[0] not in NOT_TRACED}
-        everything = [settings, sources, found.code, found.device, torch.get_num_threads()]
+        everything = [settings, sources, found.code, found.device, cpu_features(), torch.get_num_threads()]
         return hashlib.sha256(json.dumps(everything, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
     def identity(self) -> Identity:

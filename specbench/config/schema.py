@@ -47,6 +47,8 @@ METRICS = "metrics"  # of the group `metric`, several may be chosen: metric=[a,b
 OTHERS = (METRICS, "metric", "experiment", "hydra")  # other keys of a configuration that are not scalars
 MOST_STOPS, LONGEST_STOP = 64, 1000  # strings, and characters of one: all are searched after every round
 # Keys that no number depends on: a finished run that differs only in these is not repeated.
+NOT_HASHED = ("name", "force", "strict", "logger", "experiment")
+# Keys that compiled code does not depend on, besides those and besides the shapes of its calls.
 NOT_TRACED = (
     "data",
     "workload",
@@ -59,8 +61,7 @@ NOT_TRACED = (
     "prefill_chunk",
     "stop",
     "verdict_tokens",
-)  # and what compiled code does not depend on, besides shapes
-NOT_HASHED = ("name", "force", "strict", "logger", "experiment")
+)
 
 
 @dataclass

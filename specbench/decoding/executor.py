@@ -97,6 +97,10 @@ class Executor(Component):
         """Bytes that the executor itself holds, such as graph pools."""
         return 0
 
+    def notes(self) -> list[str]:
+        """What a reader of the run's times must know, in sentences."""
+        return []
+
     def facts(self) -> dict[str, Any]:
         """What it chose, for the field `executor` of results.json."""
         return {}

@@ -5,8 +5,9 @@ fastest depends on the processor, the shape and the number of rows. Nothing is c
 `executor=compiled` made for the same models and settings are used if all that the run needs are there.
 """
 
+import hashlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,16 +17,26 @@ from torch import Tensor, nn
 
 from specbench.component import Choices as Run
 from specbench.decoding.executor import Executor, HasCache, Module, Stored
-from specbench.devices import device_name
+from specbench.devices import cpu_features, device_name
 from specbench.executors.arguments import Columns
 from specbench.executors.buckets import bucket
-from specbench.executors.choose import LIMITS, ROWS, Table, choice, measure, offered, shape_of
-from specbench.executors.layers import Choices, Multiplier, groups_of, replace, stacked
+from specbench.executors.choose import (
+    LIMITS,
+    ROWS,
+    SAMPLE_BYTES,
+    Table,
+    choice,
+    measure,
+    offered,
+    shape_of,
+    shape_of_layers,
+)
+from specbench.executors.layers import Choices, Group, Multiplier, groups_of, replace, stacked
 from specbench.executors.leaf import Leaf
 from specbench.executors.products import KINDS, Half, Plain, Product, scale_of
 from specbench.executors.programs import Programs
 from specbench.executors.quantized_products import QUANTIZED
-from specbench.identity import of_libraries
+from specbench.identity import of_file, of_libraries
 from specbench.memory import free_bytes
 from specbench.paths import cache_dir
 from specbench.settings import BaseSettings, setting
@@ -48,6 +59,9 @@ class AutoExecutor(Executor):
         choices: str | None = setting()
         programs: bool = setting(default=True)
 
+        def sources(self) -> Mapping[str, str]:
+            return {} if self.choices is None else {"choices": of_file(Path(self.choices).expanduser())}
+
     def __init__(
         self,
         products: Sequence[str] = tuple(NAMES),
@@ -59,6 +73,7 @@ class AutoExecutor(Executor):
         self.table, self.programs = table or Table(None, ""), programs or Programs(None)
         self.chosen: dict[str, list[str]] = {}  # by shape, the kind for each of LIMITS; "rounded": inputs are, too
         self.leaves: dict[Callable[..., Any], Leaf] = {}
+        self.decided, self.incomplete = False, 0  # calls of the first warm-up that had no program
         self.fixed_shapes = self.compiles or self.programs.any  # while it is True, leaves look for programs
 
     @classmethod
@@ -87,9 +102,18 @@ class AutoExecutor(Executor):
         return self.leaf(function, model) if usual and small else function
 
     def ready(self) -> None:
-        """Without one of the programs that warm-up asked for none is used, so that all ways of decoding run alike."""
+        """Decides after the first warm-up: without one of the programs that it asked for none is used, so that all ways
+        of decoding run alike."""
+        if self.decided or self.compiles:
+            return
+        self.decided = True
+        if self.missing:
+            self.fixed_shapes, self.incomplete, self.leaves = False, self.missing, {}
+
+    def notes(self) -> list[str]:
         if self.missing and not self.compiles:
-            self.fixed_shapes, self.leaves = False, {}
+            return [f"{self.missing} calls had no compiled program: times mix both, executor=compiled makes them"]
+        return []
 
     @property
     def missing(self) -> int:
@@ -110,20 +134,30 @@ class AutoExecutor(Executor):
         if next(module.parameters()).device.type != "cpu":
             return module
         groups = list(groups_of(module))
-        self._measure([stacked(parent, names) for parent, names in groups], exact)
+        if len(self.kinds) > 1 and not self.table.pinned:
+            self.table.add(measure(self._sample(groups, exact), self.kinds, exact))
         copies = exact and free_bytes(torch.device("cpu")) > SPARE * sum(p.nbytes for p in module.parameters())
         for parent, names in groups:  # one after the other, so that no more than one exists twice meanwhile
             replace(parent, names, self._multiplier(*stacked(parent, names), copies, exact))
         return module
 
-    def _measure(self, weights: Sequence[tuple[Tensor, Tensor | None]], exact: bool) -> None:
-        """Times the kinds of product on shapes for which the table lacks one of them."""
-        if len(self.kinds) == 1 or self.table.pinned:
-            return
-        needed = [(w, bias, self._offered(w * self._scale(w), exact)) for w, bias in weights]
-        missing = [(w, bias) for w, bias, kinds in needed if kinds.keys() - self.table.of(w).keys()]
-        if missing:
-            self.table.add(measure(missing, self.kinds, exact))
+    def _sample(self, groups: Sequence[Group], exact: bool) -> list[tuple[Tensor, Tensor | None]]:
+        """Weights and biases to time, in the order of a forward: up to SAMPLE_BYTES, and one at least of every shape
+        for which the table lacks a kind of product that its first weight is offered."""
+        found: list[tuple[Tensor, Tensor | None]] = []
+        wanted: dict[str, bool] = {}
+        for parent, names in groups:
+            shape = shape_of_layers(parent, names)
+            enough = sum(weight.nbytes for weight, _ in found) > SAMPLE_BYTES
+            if shape in wanted and (enough or not wanted[shape]):
+                continue
+            weight, bias = stacked(parent, names)
+            if shape not in wanted:
+                kinds = self._offered(weight * self._scale(weight), exact)
+                wanted[shape] = bool(kinds.keys() - self.table.of(weight).keys())
+            if wanted[shape]:
+                found.append((weight, bias))
+        return found
 
     def _scale(self, weight: Tensor) -> float:
         """What a weight is multiplied by before it is stored."""
@@ -141,7 +175,7 @@ class AutoExecutor(Executor):
         chosen = choice(self.table.of(weight), list(kinds), copies)
         self.chosen[shape if exact else f"{shape}, rounded"] = chosen
         products: dict[str, Product] = {name: kinds[name](weight, bias) for name in dict.fromkeys(chosen)}
-        return Multiplier(Choices([products[name] for name in chosen], LIMITS), scale, *weight.shape)
+        return Multiplier(Choices([products[name] for name in chosen], LIMITS), scale, weight)
 
     def stored(self, module: nn.Module) -> Stored:
         found = super().stored(module)
@@ -164,13 +198,15 @@ class AutoExecutor(Executor):
             "rows": list(ROWS),
             "microseconds": times,
             "chosen": self.chosen,
-            "programs": programs | {"missed": self.missing},
+            "programs": programs | {"missed": self.missing or self.incomplete},
         }
 
 
 def stored_table(choices: str | None, device: torch.device) -> Table:
     """What was measured on this machine, or the file that the setting names. Raises ConfigError."""
-    machine = f"{device_name(device)}, {torch.get_num_threads()} threads, torch {of_libraries()['torch']}"
+    threads, version = torch.get_num_threads(), of_libraries()["torch"]
+    machine = f"{device_name(device)}, {cpu_features()}, {threads} threads, torch {version}"
     if choices is not None:
         return Table(Path(choices).expanduser(), machine, pinned=True)
-    return Table(cache_dir() / "products.json", machine)
+    digest = hashlib.sha256(machine.encode()).hexdigest()[:12]
+    return Table(cache_dir() / f"products-{digest}.json", machine)

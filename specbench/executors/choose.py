@@ -8,12 +8,12 @@ import json
 import math
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from specbench.executors.products import KINDS, Product, scale_of
 from specbench.settings import ConfigError
@@ -26,7 +26,7 @@ PAYS = 0.75  # of the time: a second copy of a weight is kept from here on
 PASSES, WARM_UP = 9, 2  # over the sample
 CACHE_BYTES = 64e6  # read before each pass: a target step leaves a drafter's weights, and code, in no cache
 SECONDS = 0.6  # of timing one kind of product, at most about
-SAMPLE_BYTES = 192e6  # of weights that are timed: more than a processor's caches hold
+SAMPLE_BYTES = 192e6  # of weights that are timed, about
 
 Weights = Sequence[tuple[Tensor, Tensor | None]]  # weight [out, in] and bias [out]
 
@@ -58,7 +58,15 @@ def _fastest(costs: Mapping[str, float]) -> str:
 def offered(weight: Tensor, kinds: Sequence[type[Product]] = KINDS, exact: bool = True) -> list[type[Product]]:
     """The products that multiply by exactly this weight [out, in]: in the arithmetic of its dtype or, unless `exact`,
     in that of bfloat16."""
-    return [kind for kind in kinds if kind.offers(weight) or (not exact and kind.offers(weight.bfloat16()))]
+    rounded = () if exact else [kind for kind in kinds if kind.rounds_inputs and kind.offers(weight.bfloat16())]
+    return [kind for kind in kinds if kind.offers(weight) or kind in rounded]
+
+
+def shape_of_layers(parent: nn.Module, names: Sequence[str]) -> str:
+    """The name of the shape that the stacked weights of these layers have."""
+    weights = [parent.get_submodule(name).get_parameter("weight") for name in names]
+    out, inputs = sum(len(weight) for weight in weights), weights[0].shape[1]
+    return shape_of(torch.empty(out, inputs, dtype=weights[0].dtype, device="meta"))
 
 
 def shape_of(weight: Tensor) -> str:
@@ -82,9 +90,12 @@ class Table:
 
     def add(self, found: Mapping[str, Times]) -> None:
         """Adds measurements, and writes the file."""
-        for shape, times in found.items():
-            self.shapes[shape] = self.shapes.get(shape, {}) | times
-        if self.path is None or self.pinned:
+        if not found:
+            return
+        stored = _read(self.path, False).get("microseconds", {})  # another process may have added to them
+        for shape in {**found, **stored}:
+            self.shapes[shape] = found.get(shape, {}) | stored.get(shape, {}) | self.shapes.get(shape, {})
+        if self.path is None:
             return
         content = {"machine": self.machine, "rows": ROWS, "microseconds": self.shapes}
         temporary = self.path.with_name(f"{self.path.name}.{os.getpid()}.tmp")
@@ -120,7 +131,7 @@ def measure(weights: Weights, kinds: Sequence[type[Product]], exact: bool = True
     """Times every kind of product on a model's weights in turn, as a forward would meet them."""
     found: dict[str, Times] = {}
     other = torch.ones(int(CACHE_BYTES) // 4)
-    sample = [(w * scale_of(w), bias) for w, bias in _sample(weights)]
+    sample = [(w * scale_of(w), bias) for w, bias in weights]
     inputs = {(w.shape[1], rows): torch.randn(rows, w.shape[1], dtype=w.dtype) for w, _ in sample for rows in ROWS}
     for kind in kinds:
         products = [(w, kind(w, bias)) for w, bias in sample if offered(w, [kind], exact)]
@@ -129,16 +140,6 @@ def measure(weights: Weights, kinds: Sequence[type[Product]], exact: bool = True
                 times = found.setdefault(shape, {}).setdefault(kind.name, [])
                 times.append(round(1e6 * seconds, 1))
     return found
-
-
-def _sample(weights: Weights) -> Iterator[tuple[Tensor, Tensor | None]]:
-    """The first weights, in the order of a forward, up to SAMPLE_BYTES, and all shapes at least once."""
-    read, shapes = 0, set()
-    for weight, bias in weights:
-        if read < SAMPLE_BYTES or shape_of(weight) not in shapes:
-            yield weight, bias
-        read += weight.nbytes
-        shapes.add(shape_of(weight))
 
 
 def _time(

@@ -16,6 +16,7 @@ from specbench.executors.products import Product
 # Names that transformers gives to linear layers of one module with the same input, in the order of their calls.
 SIBLINGS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 
+Group = tuple[nn.Module, tuple[str, ...]]  # the parent of linear layers that share a product, and their names
 _numbers = itertools.count()
 _by_number: dict[int, "Choices"] = {}  # of every multiplier that exists
 
@@ -57,10 +58,11 @@ class Multiplier(nn.Module):
     number: Tensor
     unscale: Tensor | None
 
-    def __init__(self, choices: Choices, scale: float, out: int, inputs: int):
-        """`choices` multiply by the scaled weight [out, inputs]."""
+    def __init__(self, choices: Choices, scale: float, weight: Tensor):
+        """`choices` multiply by the scaled weight [out, in], which is not kept."""
         super().__init__()
-        self.choices, self.features, self.numbers = choices, out, out * inputs
+        self.choices, self.features, self.numbers = choices, len(weight), weight.numel()
+        self.weight = weight.new_empty(0)  # some models ask for its dtype
         key = next(_numbers)
         self.register_buffer("number", torch.tensor(key), persistent=False)
         self.register_buffer("unscale", None if scale == 1 else torch.tensor(1 / scale), persistent=False)
@@ -105,7 +107,7 @@ class Part(nn.Module):
 
     def __init__(self, shared: Shared, place: int):
         super().__init__()
-        self.shared, self.place = shared, place
+        self.shared, self.place, self.weight = shared, place, shared.multiplier.weight
         self.multiplier = shared.multiplier if place == 0 else None
 
     def forward(self, x: Tensor) -> Tensor:
@@ -113,10 +115,11 @@ class Part(nn.Module):
         return self.shared.part(x, self.place)
 
 
-def groups_of(module: nn.Module) -> Iterator[tuple[nn.Module, tuple[str, ...]]]:
+def groups_of(module: nn.Module) -> Iterator[Group]:
     """The linear layers of a module, each once: their parent and names, several where they can share a product."""
     for parent in module.modules():
-        names = [name for name, child in parent.named_children() if type(child) is nn.Linear]
+        linear = [(name, child) for name, child in parent.named_children() if type(child) is nn.Linear]
+        names = [name for name, child in linear if type(child.weight) is nn.Parameter]
         for siblings in SIBLINGS:
             if all(name in names for name in siblings) and _same_kind([parent.get_submodule(n) for n in siblings]):
                 yield parent, siblings

@@ -20,6 +20,7 @@ class Product(ABC):
     """x [..., in] times a weight [out, in], plus bias [out], in one stored layout of the weight."""
 
     name: ClassVar[str]
+    rounds_inputs: ClassVar[bool] = False  # whether it may serve a drafter by rounding x to bfloat16
 
     @abstractmethod
     def __init__(self, weight: Tensor, bias: Tensor | None):
@@ -117,7 +118,7 @@ def scale_of(weight: Tensor) -> float:
     """The power of two that brings the largest value of a weight, of any shape, to the upper end of float16's range.
     Multiplying by it changes no digit."""
     largest = float(weight.abs().max()) if weight.numel() else 0.0
-    if weight.dtype != torch.float32 or not 0 < largest < float("inf"):
+    if weight.dtype != torch.float32 or not 2.0**-60 < largest < 2.0**60:
         return 1.0
     return 2.0 ** (HALF_EXPONENT - math.frexp(largest)[1])
 

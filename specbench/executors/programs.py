@@ -24,6 +24,7 @@ from torch._inductor.standalone_compile import CompiledArtifact
 from specbench.visible import first_line
 
 log = logging.getLogger(__name__)
+KNOWN = ("specbench", "torch", "builtins", "functools")  # whose versions are part of the identity
 PLAIN = (type(None), bool, int, float, str, bytes, enum.Enum, torch.dtype, torch.device)
 
 
@@ -56,6 +57,8 @@ class Programs:
         """The program of this name, None if there is none or it cannot be read."""
         if self.folder is None or name is None or not (self.folder / f"{name}.result").is_file():
             return None
+        if self.folder.stat().st_uid != os.getuid():  # a program is code: only the user's own runs
+            return None
         try:
             result = pickle.loads((self.folder / f"{name}.result").read_bytes())
             code = CompiledArtifact.load(path=str(self.folder / f"{name}.program"))
@@ -71,7 +74,7 @@ class Programs:
         if self.folder is None or name is None:
             return
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             temporary = self.folder / f"{name}.{os.getpid()}.tmp"
             artifact.save(path=str(temporary))
             os.replace(temporary, self.folder / f"{name}.program")
@@ -97,7 +100,7 @@ def described(value: Any, depth: int = 8) -> Any:
     if depth == 0 or isinstance(value, Tensor | torch.nn.Module):
         raise NotDescribedError(f"it depends on a {type(value).__name__}")
     if isinstance(value, type):
-        return (value.__module__, value.__qualname__)
+        return _of_code(value)
     if isinstance(value, types.FunctionType | types.BuiltinFunctionType | types.MethodType):
         return _of_function(value, depth)
     if isinstance(value, tuple | list):
@@ -117,4 +120,11 @@ def _of_function(function: Any, depth: int) -> Any:
         raise NotDescribedError(f"it depends on {function.__qualname__}, a function with variables of its own")
     owner = getattr(function, "__self__", None)
     own = [] if owner is None or isinstance(owner, types.ModuleType) else [described(owner, depth - 1)]
-    return [function.__module__, function.__qualname__, *own]
+    return [*_of_code(function), *own]
+
+
+def _of_code(value: Any) -> list[str]:
+    """The name of a class or function, of whose code the identity of the run knows the version."""
+    if value.__module__.partition(".")[0] not in KNOWN or "<lambda>" in value.__qualname__:
+        raise NotDescribedError(f"it depends on {value.__module__}.{value.__qualname__}")
+    return [value.__module__, value.__qualname__]

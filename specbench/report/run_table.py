@@ -80,7 +80,8 @@ def _executor(chosen: dict[str, list[str]], programs: dict[str, Any]) -> str:
     products = ", ".join(f"{kind} for {count} shapes" for kind, count in kinds.most_common())
     made = f", {programs['made']} of them made now" if programs["made"] else ""
     count = programs["found"] + programs["made"]
-    return f"products: {products}; " + (f"{count} compiled programs{made}" if programs["used"] else "nothing compiled")
+    compiled = "nothing compiled" if not programs["missed"] else "compiled programs are incomplete: executor=compiled"
+    return f"products: {products}; " + (f"{count} compiled programs{made}" if programs["used"] else compiled)
 
 
 def _gammas(result: dict[str, Any]) -> Rows:

@@ -93,7 +93,7 @@ def summarise(session: Session, record: Record, status: str, provenance: dict[st
         memory=memory(parts, record),
         counts=counts,
         metrics=metrics,
-        notes=[*parts.notes, *notes],
+        notes=[*parts.notes, *parts.target.executor.notes(), *notes],
     )
 
 
