@@ -58,14 +58,14 @@ REFUSED = {  # an override: what the sentence begins with
     "drafter._target_=[a]": "drafter._target_=['a'] is not allowed: it must be the name of a class",
     "drafter._target_=specbench.decoding.drafter.Drafter": "drafter._target_=specbench.decoding.drafter.Drafter is not",
     "verifier._target_=specbench.lenience_policies.load.VerifierUnderLoad": "verifier._target_=specbench.lenience",
-    "executor._target_=specbench.decoding.executor.Executor": "Executor is not allowed: choose one with executor=NAME",
     "metrics=5": "metrics=5 is not allowed",
     "data.count=100000": "data.count=100000 is not possible: this Python's standard library has",
     "device=cpu:1": "device=cpu:1 is not allowed",
     "logger.project=a/b": "logger.project=a/b is not allowed",
     "logger.tags=[a,a]": "logger.tags=['a', 'a'] is not allowed",
 }
-REFUSED_TOGETHER = {  # overrides that only together are wrong, or that need a group
+REFUSED_TOGETHER = {
+    "executor=eager executor._target_=specbench.decoding.executor.Executor": "Executor is not allowed: choose one with executor=NAME",  # overrides that only together are wrong, or that need a group
     "workload=poisson workload.rate=1e-6": "the workload's last request of 32 would arrive after",
     "drafter=tree drafter.branching=[1000]": "gamma=4 with up to 4,000 guesses a round is not possible",
     "drafter=tree drafter.branching=[11,10,10]": "drafter.branching=[11, 10, 10] is not allowed: the product",

@@ -235,7 +235,7 @@ def test_a_drafter_with_a_standardization_of_its_own(temperature, top_k, tables,
 def learning_policy(kind, **settings):
     policy = kind(**settings)
     costs = CostTable()
-    costs.laps = {0: [(0.0, 1.0, 0.0, 1.0)], 3: [(0.6, 1.0, 0.0, 1.6)]}
+    costs.laps = {0: [(0.0, 1.0, 0.0, 1.0, 1)], 3: [(0.6, 1.0, 0.0, 1.6, 1)]}
     policy.calibrate(costs)
     return policy
 
