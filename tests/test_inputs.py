@@ -64,8 +64,8 @@ REFUSED = {  # an override: what the sentence begins with
     "logger.project=a/b": "logger.project=a/b is not allowed",
     "logger.tags=[a,a]": "logger.tags=['a', 'a'] is not allowed",
 }
-REFUSED_TOGETHER = {
-    "executor=eager executor._target_=specbench.decoding.executor.Executor": "Executor is not allowed: choose one with executor=NAME",  # overrides that only together are wrong, or that need a group
+REFUSED_TOGETHER = {  # overrides that only together are wrong, or that need a group
+    "executor=eager executor._target_=specbench.decoding.executor.Executor": "Executor is not allowed: choose one with executor=NAME",
     "workload=poisson workload.rate=1e-6": "the workload's last request of 32 would arrive after",
     "drafter=tree drafter.branching=[1000]": "gamma=4 with up to 4,000 guesses a round is not possible",
     "drafter=tree drafter.branching=[11,10,10]": "drafter.branching=[11, 10, 10] is not allowed: the product",
