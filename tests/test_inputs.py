@@ -65,7 +65,7 @@ REFUSED = {  # an override: what the sentence begins with
     "logger.tags=[a,a]": "logger.tags=['a', 'a'] is not allowed",
 }
 REFUSED_TOGETHER = {  # overrides that only together are wrong, or that need a group
-    "executor=eager executor._target_=specbench.decoding.executor.Executor": "Executor is not allowed: choose one with executor=NAME",
+    "executor=eager executor._target_=specbench.decoding.executor.Executor": "Executor is not allowed: choose",
     "workload=poisson workload.rate=1e-6": "the workload's last request of 32 would arrive after",
     "drafter=tree drafter.branching=[1000]": "gamma=4 with up to 4,000 guesses a round is not possible",
     "drafter=tree drafter.branching=[11,10,10]": "drafter.branching=[11, 10, 10] is not allowed: the product",
