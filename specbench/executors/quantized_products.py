@@ -27,6 +27,7 @@ class Quantized(Product):
     """
 
     grid: ClassVar[Grid]
+    rounds_inputs = True
 
     def __init__(self, weight: Tensor, bias: Tensor | None):
         self.bias, self.features = bias, len(weight)
