@@ -22,6 +22,8 @@ def pick_device(name: str) -> torch.device:
     device = torch.device(name)
     if device.type == "cuda" and not (torch.cuda.is_available() and (device.index or 0) < torch.cuda.device_count()):
         raise ConfigError(f"device={name} is not here: {torch.cuda.device_count()} CUDA devices are visible, use cpu")
+    if device.type == "cuda":  # cuDNN's attention plans anew, for 20 to 40 ms, at every new length of a text
+        torch.backends.cuda.enable_cudnn_sdp(False)
     return device
 
 

@@ -48,6 +48,7 @@ def build(checked: Checked, announce: Callable[[str], None] = log.info) -> Parts
         executor=_make(checked, "executor", device, chosen, checked.traced()),
         seed=root.seed,
         gamma=policy.largest,
+        attention=root.attention,
     )
     workload = _make(checked, "workload", root.seed)
     refuse_slow_arrivals(workload, sum(len(prompt.turns) for prompt in prompts))

@@ -8,8 +8,6 @@ columns return at once. Sums are in float32.
 b rows, N new tokens, M entries of a tree, H query heads, K key heads, G = H / K, D head size (E of values), S splits.
 """
 
-from dataclasses import dataclass
-
 import torch
 import triton
 import triton.language as tl
@@ -20,20 +18,6 @@ MOST_ROWS = 64  # of a tile; a row is one query head of one new token
 LOG2E = 1.4426950408889634
 
 
-@dataclass(frozen=True)
-class Seen:
-    """Where the columns of each row are stored, and which of them its new tokens see.
-
-    New token n of row i has column first[i] + n and sees every column up to its own. Of the M entries of a tree, of
-    which the new tokens are the last N, it sees those that `sees` names.
-    """
-
-    table: Tensor  # [b, width], the blocks that hold a row's columns, in order
-    first: Tensor  # [b], column of the first new token
-    sees: Tensor | None = None  # [1 or b, N, M] bool, the entries on the path to each new token, itself included
-    depth: Tensor | None = None  # [1 or b, N], distance from entry 0
-
-
 @triton.jit
 def share(
     tile, first, N, M, size, BM: tl.constexpr, BN: tl.constexpr, G: tl.constexpr, TREE: tl.constexpr,
@@ -42,6 +26,7 @@ def share(
     """What the query rows of a tile see: the number of the first tile of BN columns, the number of such tiles of each
     split, and the end of the last column."""
     end = tl.minimum(first + tl.minimum(((tile + 1) * BM - 1) // G + 1, N), size)
+    end = tl.maximum(end, 1)  # a token before column 0 stands for the one there
     begin = first * 0
     if WINDOW:
         place = first + N - M if TREE else first + tile * BM // G  # the least position of the rows, or less
@@ -78,7 +63,7 @@ def attend_split(
     x = tl.load(at_q[:, None] + d[None, :], mask=real[:, None] & (d < D)[None, :], other=0.0)  # [BM, BD]
     if WIDEN:
         x = x.to(tl.float32)
-    own = start + n  # [BM], column of each query row's token
+    own = tl.maximum(start + n, 0)  # [BM], column of each query row's token
     place = own
     if TREE and WINDOW:
         place = start + N - M + tl.load(depth + row * depth_row + n, mask=real, other=0)
@@ -153,10 +138,13 @@ def merge_splits(
     tl.store(out + number.to(tl.int64) * E + e, mean.to(out.dtype.element_ty), mask=e < E)
 
 
-def tile_shape(rows: int, widest: int, dtype: torch.dtype) -> tuple[int, int]:
-    """Query rows and columns of a tile, for `rows` query rows of a key head and heads of `widest` numbers."""
+def tile_shape(rows: int, widest: int, dtype: torch.dtype, tree: bool) -> tuple[int, int, int]:
+    """Query rows and columns of a tile, and warps of a program, for `rows` query rows of a key head and heads of
+    `widest` numbers. With these no kernel spills registers on an H100 (tests/test_kernels.py)."""
     BM = min(max(16, triton.next_power_of_2(rows)), MOST_ROWS)
-    return BM, 32 if dtype == torch.float32 or widest > 128 else 64
+    if dtype == torch.float32:
+        return BM, 16, 8
+    return BM, 32 if widest > 128 else 64, 8 if tree or widest > 128 or BM == MOST_ROWS else 4
 
 
 def number_of_splits(programs: int, columns: int, BN: int) -> int:
@@ -165,32 +153,40 @@ def number_of_splits(programs: int, columns: int, BN: int) -> int:
     return min(most, 1 << (max(1, PROGRAMS // programs).bit_length() - 1))
 
 
-def attend(q: Tensor, keys: Tensor, values: Tensor, seen: Seen, scale: float, window: int | None = None) -> Tensor:
+def attend(
+    q: Tensor, keys: Tensor, values: Tensor, table: Tensor, first: Tensor, sees: Tensor | None, depth: Tensor | None,
+    scale: float, window: int | None,
+) -> Tensor:  # fmt: skip
     """Attention [b, N, H, E] of queries [b, H, N, D] over blocks of keys [blocks, K, block size, D] and values
-    [blocks, K, block size, E]. With a sliding `window` a token sees only that many positions, its own included. Scores
-    are multiplied by `scale`. The last dimension of q, keys and values must be contiguous."""
-    (b, H, N, D), (_, K, block, E), width = q.shape, values.shape, seen.table.shape[1]
-    G, tree = H // K, seen.sees is not None
-    BM, BN = tile_shape(N * G, max(D, E), q.dtype)
+    [blocks, K, block size, E], of which the last dimension is contiguous. Scores are multiplied by `scale`.
+
+    table [b, width] holds the numbers of the blocks in which row i has its columns. New token n of row i has column
+    first[i] + n, or 0 if that is negative, and sees every column up to its own. Of the M entries of a tree, of which
+    the new tokens are the last N, it sees those that sees [1 or b, N, M] bool names. With a sliding `window` it sees
+    only so many positions, its own included; in a tree, positions follow from depth [1 or b, N], the distance from
+    entry 0.
+    """
+    (b, H, N, D), (_, K, block, E), width = q.shape, values.shape, table.shape[1]
+    G, tree = H // K, sees is not None
+    BM, BN, warps = tile_shape(N * G, max(D, E), q.dtype, tree)
     tiles = triton.cdiv(N * G, BM)
     S = number_of_splits(b * K * tiles, width * block, BN)
     out = torch.empty(b, N, H, E, dtype=q.dtype, device=q.device)
     partial = torch.empty((b, N, H, S, E) if S > 1 else (1,), dtype=torch.float32, device=q.device)
     weight = torch.empty((b, N, H, S) if S > 1 else (1,), dtype=torch.float32, device=q.device)
-    first = seen.first.contiguous()
-    sees = first if seen.sees is None else seen.sees.view(torch.uint8).expand(b, -1, -1)
-    depth = first if seen.depth is None else seen.depth.expand(b, -1)
-    M = sees.shape[2] if tree else N
-    strides = (*q.stride()[:3], *keys.stride()[:3], *values.stride()[:3], seen.table.stride(0))
-    strides = (*strides, *(sees.stride()[:2] if tree else (0, 0)), depth.stride(0) if tree else 0)
-    same = {"G": G, "E": E, "BM": BM, "BN": BN, "BE": triton.next_power_of_2(E), "TREE": tree, "WINDOW": window or 0,
-            "SPLITS": S}  # fmt: skip
+    path = first if sees is None else sees.view(torch.uint8).expand(b, -1, -1)
+    place = first if depth is None else depth.expand(b, -1)
+    M = N if sees is None else sees.shape[2]
+    strides = (*q.stride()[:3], *keys.stride()[:3], *values.stride()[:3], table.stride(0))
+    strides = (*strides, *(path.stride()[:2] if tree else (0, 0)), place.stride(0))
+    same = {"G": G, "E": E, "BM": BM, "BN": BN, "BE": triton.next_power_of_2(max(E, 16)), "TREE": tree,
+            "WINDOW": window or 0, "SPLITS": S}  # fmt: skip
     attend_split[(S, K, b * tiles)](
-        q, keys, values, seen.table, first, sees, depth, out, partial, weight,
+        q, keys, values, table, first, path, place, out, partial, weight,
         *strides, N, M, width * block, block, scale * LOG2E,
-        D=D, BD=max(16, triton.next_power_of_2(D)), ONE_BLOCK=width == 1,
-        PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
-        WIDEN=triton.knobs.runtime.interpret, num_warps=4, num_stages=2, **same,
+        D=D, BD=triton.next_power_of_2(max(D, 16)), ONE_BLOCK=width == 1,
+        PRECISION="ieee" if q.dtype == torch.float32 else "tf32", WIDEN=triton.knobs.runtime.interpret,
+        num_warps=warps, num_stages=2, **same,
     )  # fmt: skip
     if S > 1:
         merge_splits[(b * N * H,)](partial, weight, first, out, N, M, width * block, H=H, num_warps=4, **same)
