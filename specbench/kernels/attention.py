@@ -105,7 +105,8 @@ def attend_split(
         sums = sums * shrink[:, None] + tl.dot(p, v, input_precision=PRECISION)
         most = highest
 
-    mean = sums / tl.where(total == 0, 1.0, total)[:, None]
+    total = tl.where(most == float("-inf"), 1.0, total)  # a row that sees nothing has no weight
+    mean = sums / total[:, None]
     place_of = (row.to(tl.int64) * N + n) * (heads * G) + query_head  # [BM], in [b, N, H]
     inside = real[:, None] & (e < E)[None, :]
     if SPLITS == 1:
