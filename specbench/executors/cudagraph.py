@@ -40,6 +40,7 @@ class CudaGraphExecutor(Executor):
     """Captures each leaf and phase that is called outside another capture."""
 
     fixed_shapes = True
+    captures_graphs = True
 
     def __init__(self) -> None:
         self.inside = False  # a captured function: what it calls is part of its graph
