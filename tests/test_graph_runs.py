@@ -10,12 +10,12 @@ from specbench.executors.cudagraph import CudaGraphExecutor
 from specbench.run.run import run
 
 KINDS = {
-    "fixed": ("gamma=3", "verdict_tokens=60"),  # the second prompt is not read again: rounds leave less behind
-    "two rows": ("gamma=3", "temperature=0", "batch_size=2", "cache=paged"),
-    "tree": ("gamma=3", "drafter=tree", "verifier=iterative"),
-    "medusa": ("gamma=3", "drafter=medusa", "temperature=0"),
-    "adaptive": ("gamma_policy=adaptive", "gamma_policy.largest=3"),
-    "entropy": ("gamma_policy=entropy", "gamma_policy.largest=3", "batch_size=2"),
+    "fixed": ("gamma=2", "verdict_tokens=1"),  # the second prompt is not read again: rounds leave less behind
+    "two rows": ("gamma=2", "temperature=0", "batch_size=2", "cache=paged"),
+    "tree": ("gamma=2", "drafter=tree", "verifier=iterative"),
+    "medusa": ("gamma=2", "drafter=medusa", "temperature=0"),
+    "adaptive": ("gamma_policy=adaptive", "gamma_policy.largest=2"),
+    "entropy": ("gamma_policy=entropy", "gamma_policy.largest=2", "batch_size=2"),
 }
 
 
@@ -48,14 +48,14 @@ class OneWidth(Rerun):
 def texts(tmp_path_factory) -> str:
     """Prompts of different lengths, the shortest of one token."""
     path = tmp_path_factory.mktemp("prompts") / "prompts.jsonl"
-    path.write_text("\n".join(json.dumps({"prompt": text}) for text in ("x", "x = 1\n" * 9 + "def f(a):", "if")))
+    path.write_text("\n".join(json.dumps({"prompt": text}) for text in ("x", "x = 1\n" * 12 + "def f(a):")))
     return str(path)
 
 
 def result_of(kind, executor, texts, monkeypatch, tmp_path):
-    monkeypatch.setattr(buckets, "SMALLEST_BUCKET", 32)
+    monkeypatch.setattr(buckets, "SMALLEST_BUCKET", 64)
     graphs = ("executor=cudagraph", f"executor._target_=test_graph_runs.{executor}")
-    parts = parts_of(*graphs, "data.limit=3", "data=jsonl", f"data.path={texts}", "max_new_tokens=8", *KINDS[kind])
+    parts = parts_of(*graphs, "data.limit=2", "data=jsonl", f"data.path={texts}", "max_new_tokens=6", *KINDS[kind])
     return run(parts, tmp_path)[0]
 
 

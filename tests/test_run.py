@@ -314,7 +314,7 @@ def test_the_memory_of_graphs_is_counted():
     where = {"copies": 1, "doubled": 0, "laws": 0, "dtype": torch.float32, "device": torch.device("cpu")}
     eager, graphs = (Budget.of([shape], **sizes, **where, graphs=captured) for captured in (False, True))
     assert eager.graphs == 0 and "graphs" not in str(eager)
-    # A pool, and inputs and results beside it, as large as what scoring takes; of the cache one layer's keys and values.
+    # A pool, and inputs and results beside it, as large as what scoring takes; of the cache one layer.
     assert graphs.graphs == 2 * (4 * 2 * 6 * 100 * 4) + 128 * 800 // 4 and "graphs about" in str(graphs)
     assert graphs.activations == eager.activations == 12 * 32 * 100 * 8  # betas along a text, in float64
 
