@@ -120,12 +120,22 @@ def test_results_left_in_the_pool_are_overwritten(rows, temperature, tables, sma
         assert not all(a.equal(b) for a, b in zip(found, expected, strict=True))
 
 
-def test_warm_up_on_the_cache_itself_would_move_its_columns_again(tables, monkeypatch):
-    """Negative control: of a capture that does not leave the cache as it was."""
-    expected = decode(jobs(), 3, tables, kind="tree_distinct")
-    monkeypatch.setattr(verify_tree, "nobody", lambda mask: False)  # as on a GPU
+def columns_after_a_move(executor, tables):
+    """The cache after the nodes of a path moved to the front of their tree."""
+    model = tabular_model(tables.target, Sampling(), executor=executor)
+    model.allocate(1, 20)
+    model.logits(torch.arange(12)[None], [0])
+    model.keep_path(torch.tensor([[2, 5, 8]]), torch.tensor([2]))
+    return model.cache_tensors()[0][0, 0, :12, 0].tolist()
+
+
+def test_a_capture_leaves_the_cache_as_it_is(tables, monkeypatch):
+    expected = columns_after_a_move(EagerExecutor(), tables)
+    assert expected == [0, 1, 4, 7, 10, 5, 6, 7, 8, 9, 10, 11]
+    assert columns_after_a_move(SimulatedGraphs(), tables) == expected
+    # Negative control: warm-up on the cache itself moves them more than once.
     monkeypatch.setattr(cudagraph, "stand_ins", lambda models: contextlib.nullcontext())
-    assert decode(jobs(), 3, tables, kind="tree_distinct", executor=SimulatedGraphs()) != expected
+    assert columns_after_a_move(SimulatedGraphs(), tables) != expected
 
 
 def test_a_capture_that_asks_the_host_is_noticed(tables):

@@ -13,9 +13,7 @@ KINDS = {
     "fixed": ("gamma=2", "verdict_tokens=1"),  # the second prompt is not read again: rounds leave less behind
     "two rows": ("gamma=2", "temperature=0", "batch_size=2", "cache=paged"),
     "tree": ("gamma=2", "drafter=tree", "verifier=iterative"),
-    "medusa": ("gamma=2", "drafter=medusa", "temperature=0"),
     "adaptive": ("gamma_policy=adaptive", "gamma_policy.largest=2"),
-    "entropy": ("gamma_policy=entropy", "gamma_policy.largest=2", "batch_size=2"),
 }
 
 
