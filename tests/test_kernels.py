@@ -13,6 +13,7 @@ from conftest import CACHES, jobs_of, verifier_of
 pytest.importorskip("triton")
 
 from compile_triton import Job, compiled
+from torch.nn import functional as F
 from triton import knobs, next_power_of_2
 
 from specbench.decoding.autoregressive import decode_autoregressive
@@ -27,6 +28,7 @@ from specbench.executors.eager import EagerExecutor
 from specbench.gamma_policies.fixed import FixedGamma
 from specbench.kernels import attention
 from specbench.models import kernel_attention
+from specbench.models.attention_mask import aligned_bias
 from specbench.models.language_model import LanguageModel
 from specbench.settings import ConfigError
 from specbench.verifiers.iterative import IterativeVerifier
@@ -270,6 +272,17 @@ def test_attention_that_is_not_plain_is_left_to_sdpa(tables):
     sinks = language_model(GptOssForCausalLM(config).eval().to(DEVICE), "triton")
     with pytest.raises(ConfigError, match=r"triton is not possible for tiny: GptOssAttention .* with s_aux"):
         kernel_attention.check("triton", sinks)
+
+
+def test_the_bias_of_sdpa_on_cuda_is_the_mask_and_its_rows_are_aligned():
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(2, 3, n, 16, generator=generator) for n in (5, 21, 21))
+    seen = torch.rand(2, 1, 5, 21, generator=generator) < 0.5
+    seen[..., 0] = True
+    bias = aligned_bias(seen, torch.float32)
+    masked, biased = (F.scaled_dot_product_attention(q, k, v, attn_mask=mask) for mask in (seen, bias))
+    assert torch.allclose(masked, biased, atol=1e-6)
+    assert bias.shape == seen.shape and bias.stride(-1) == 1 and all(s % 8 == 0 for s in bias.stride()[:3])
 
 
 # -- For a GPU that is not here ---------------------------------------------------------------------

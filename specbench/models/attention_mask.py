@@ -48,14 +48,21 @@ class AttentionMask:
     def _as_attention_bias(self, visible: Tensor) -> Tensor:
         """visible [B, 1, N, columns] bool as the mask [B, 1, N, columns]: booleans for SDPA, or numbers that are added
         to scores, for the eager attention of transformers and for SDPA on CUDA, which would make them of booleans in
-        every layer. There the rows of the mask begin at multiples of 8 numbers, or every layer would copy it."""
-        hidden, columns = torch.finfo(self.dtype).min, visible.shape[-1]
+        every layer."""
         if visible.device.type == "cuda":
-            aligned = F.pad(visible, (0, -columns % ALIGNED))
-            return torch.where(aligned, 0.0, hidden).to(self.dtype)[..., :columns]
+            return aligned_bias(visible, self.dtype)
         if getattr(self.config, "_attn_implementation", "sdpa") != "eager":
             return visible
+        hidden = torch.finfo(self.dtype).min
         return torch.zeros_like(visible, dtype=self.dtype).masked_fill(~visible, hidden)
+
+
+def aligned_bias(visible: Tensor, dtype: torch.dtype) -> Tensor:
+    """visible [B, 1, N, columns] bool as numbers [B, 1, N, columns] that are added to scores. Its rows begin at
+    multiples of 16 bytes: otherwise SDPA copies it in every layer on CUDA."""
+    columns = visible.shape[-1]
+    padded = F.pad(visible, (0, -columns % ALIGNED))
+    return torch.where(padded, 0.0, torch.finfo(dtype).min).to(dtype)[..., :columns]
 
 
 def seen_columns(slots: Tensor, root: Tensor, visible: int, tree: Tree | None) -> Tensor:

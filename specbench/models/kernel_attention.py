@@ -90,10 +90,13 @@ AttentionInterface.register(NAME, _attention)
 AttentionMaskInterface.register(NAME, AttentionMaskInterface()["sdpa"])
 
 
-def arguments(seen: Seen, tokens: Tensor) -> dict[str, Any]:
-    """The keyword arguments of a model's call on tokens [b, N] or their embeddings [b, N, hidden]. transformers passes
-    on a mask with four dimensions as it is; this one has no columns, so that no other attention function takes it."""
+def arguments(model: Any, tokens: Tensor, first: Tensor, tree: Tree | None) -> dict[str, Any]:
+    """The keyword arguments that say what the tokens [b, N], or their embeddings [b, N, hidden], see, of which the
+    first are at columns first [b]. transformers passes on a mask with four dimensions as it is; this one has no
+    columns, so that no other attention function takes it."""
     b, N = tokens.shape[:2]
+    sees, depth = (None, None) if tree is None else (tree.sees, tree.depth)
+    seen = Seen(model.cache.block_table(), first, sees, depth, model.mask.window_of, model.kernel_errors)
     return {"attention_mask": tokens.new_empty((b, 1, N, 0), dtype=torch.bool), "specbench_seen": seen}
 
 

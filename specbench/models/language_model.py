@@ -306,26 +306,19 @@ class LanguageModel(Target):
         positions = slots if tree is None else root[:, None] + tree.depth
         if torch.compiler.is_compiling() or visible > self.context:  # guesses of idle rows, whose logits are not used
             positions = positions.clamp(max=self.context - 1)
+        if self.kernel:
+            seen = kernel_attention.arguments(self, tokens, first, tree)
+        else:
+            seen = {"attention_mask": self.mask(slots, root, visible, tree)}
         output = self.module(
             **({"inputs_embeds": tokens} if tokens.is_floating_point() else {"input_ids": self.readable(tokens)}),
             position_ids=positions,
-            **(
-                self._seen_by_kernel(tokens, first, tree)
-                if self.kernel
-                else {"attention_mask": self.mask(slots, root, visible, tree)}
-            ),
             past_key_values=self.cache,
             use_cache=True,
+            **seen,
             **({"logits_to_keep": keep_logits} if self.can_skip_logits else {}),
         )
         return fit_logits(output.logits, self.vocab_size)
-
-    def _seen_by_kernel(self, tokens: Tensor, first: Tensor, tree: Tree | None) -> dict[str, Any]:
-        """Arguments of the module that say what the tokens [b, N], or their embeddings [b, N, H], see; first [b]."""
-        sees, depth = (None, None) if tree is None else (tree.sees, tree.depth)
-        table, errors = self.cache.block_table(), self.kernel_errors
-        seen = kernel_attention.Seen(table, first, sees, depth, self.mask.window_of, errors)
-        return kernel_attention.arguments(seen, tokens)
 
     def readable(self, tokens: Tensor) -> Tensor:
         """Token ids [b, N], the last one with an embedding for any beyond it. This changes q, never the law."""
