@@ -21,3 +21,4 @@ class Context:
     executor: Executor
     seed: int = 0
     gamma: int = 0  # the largest gamma of any round
+    attention: str = "auto"  # or sdpa, or triton

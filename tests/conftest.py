@@ -21,6 +21,10 @@ if workers := int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", 0)):  # pytest -n:
 
 import pytest
 import torch
+
+if not torch.cuda.is_available():  # before Triton is imported: its kernels run in an interpreter on the CPU
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+
 from checkpoints import checkpoint
 from hydra import compose, initialize_config_dir
 from tabular import TabularMarkov, random_table
@@ -149,7 +153,7 @@ class OwnTrees(Drafter):
         self.vocab_size, self.greedy = vocab_size, greedy
 
     def propose(self, state, gamma):
-        depth, rows = max(gamma), state.batch_size
+        depth, rows = self.steps(gamma), state.batch_size
         if not depth:
             return Draft.empty(rows, state.tokens.device)
         levels = (WIDTH,) * depth

@@ -77,7 +77,8 @@ def full_blocks(tokens: Sequence[int], size: int) -> Iterator[bytes]:
 class PagedCache(SlotCache):
     """Keys and values in a pool [(blocks + 1) * block_size, heads, head size] per layer.
 
-    Attention reads a gathered copy of the visible columns, which every attention kernel of transformers accepts.
+    Attention reads a gathered copy of the visible columns, which every attention function of transformers accepts, or
+    the pool itself through the block table.
     """
 
     @dataclass
@@ -181,14 +182,22 @@ class PagedCache(SlotCache):
 
     # -- Keys and values ------------------------------------------------------------------------
 
-    def place(self, slots: Tensor, visible: int, row: int | None = None) -> None:
-        super().place(slots, visible, row)
+    def place(self, slots: Tensor, visible: int, row: int | None = None, in_blocks: bool = False) -> None:
+        super().place(slots, visible, row, in_blocks)
         if self.table.device != slots.device:
             self.table = self.table.to(slots.device)
-        table = self.table[: len(slots)] if row is None else self.table[row : row + 1]
-        columns = torch.arange(visible, device=slots.device)
-        self.columns = self._where(table, columns.expand(len(table), -1))  # [b, visible], indices into the pool
+        table = self.block_table()
         self.targets = self._where(table, slots)  # [b, N], indices into the pool
+        if not in_blocks:
+            columns = torch.arange(visible, device=slots.device)
+            self.columns = self._where(table, columns.expand(len(table), -1))  # [b, visible], indices into the pool
+
+    def block_table(self) -> Tensor:
+        return self.table[: len(self.slots)] if self.row is None else self.table[self.row : self.row + 1]
+
+    def blocks_of(self, stored: Tensor) -> Tensor:
+        """A view [blocks, heads, block size, head size] of stored [(blocks + 1) * block size, heads, head size]."""
+        return stored.view(-1, self.block_size, *stored.shape[1:]).transpose(1, 2)
 
     def _where(self, table: Tensor, columns: Tensor) -> Tensor:
         """Indices [b, n] into a pool, of columns [b, n] of the rows with block table [b, width]."""

@@ -16,6 +16,7 @@ from torch import Tensor
 from transformers import Cache
 
 from specbench.component import Component
+from specbench.decoding.noise import constant
 
 
 class SlotCache(Component, Cache):
@@ -29,6 +30,7 @@ class SlotCache(Component, Cache):
         self.slots = torch.empty(0)  # [b, N], columns of the tokens being forwarded
         self.visible = 0  # columns that attention reads
         self.row: int | None = None  # the only row being forwarded, or None for the first b
+        self.in_blocks = False  # whether `update` returns blocks of columns instead of the visible ones
 
     @classmethod
     def from_settings(cls, settings: Any, rows: int, columns: int) -> "SlotCache":
@@ -40,22 +42,25 @@ class SlotCache(Component, Cache):
         """The number of columns that such a cache has memory for, all rows together."""
         return rows * columns
 
-    def place(self, slots: Tensor, visible: int, row: int | None = None) -> None:
+    def place(self, slots: Tensor, visible: int, row: int | None = None, in_blocks: bool = False) -> None:
         """Sets the columns slots [b, N] that the next forward writes, and the number `visible` of leading columns that
-        it sees; `row` is the only row of the forward, None for the first b. Raises ValueError if they are too many."""
+        it sees; `row` is the only row of the forward, None for the first b. With `in_blocks` attention reads the
+        columns where they are stored, through `block_table`. Raises ValueError if they are too many."""
         if not torch.compiler.is_compiling() and visible > self.capacity:
             raise ValueError(f"the cache holds {self.capacity} columns, {visible} are needed")
-        self.slots, self.visible, self.row = slots, visible, row
+        self.slots, self.visible, self.row, self.in_blocks = slots, visible, row, in_blocks
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
         """Stores a layer's new keys [b, heads, N, head size] and values [b, heads, N, head size]; returns all visible
-        keys [b, heads, visible, head size] and values [b, heads, visible, head size]."""
+        keys [b, heads, visible, head size] and values [b, heads, visible, head size] or, `in_blocks`, all that there
+        are in the layer, [blocks, heads, block size, head size]."""
         keys, values = self.stored(layer_idx, key_states, value_states)
         self.write(keys, key_states)
         self.write(values, value_states)
-        return self.read(keys), self.read(values)
+        read = self.blocks_of if self.in_blocks else self.read
+        return read(keys), read(values)
 
     @abstractmethod
     def stored(self, layer_idx: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
@@ -70,6 +75,15 @@ class SlotCache(Component, Cache):
     def read(self, stored: Tensor) -> Tensor:
         """The visible columns [b, heads, visible, head size] of stored [B, heads, T, head size]."""
         return self._rows(stored)[:, :, : self.visible]
+
+    def blocks_of(self, stored: Tensor) -> Tensor:
+        """A view [blocks, heads, block size, head size] of stored [B, heads, T, head size]: a block for each row."""
+        return stored
+
+    def block_table(self) -> Tensor:
+        """[b, width]: for each row of the forward, the numbers of the blocks that hold its columns, in order."""
+        rows = (0, len(self.slots)) if self.row is None else (self.row, self.row + 1)
+        return constant(torch.arange)(*rows, device=self.slots.device)[:, None]
 
     def _rows(self, stored: Tensor) -> Tensor:
         return stored[: len(self.slots)] if self.row is None else stored[self.row : self.row + 1]

@@ -19,6 +19,7 @@ from specbench.decoding.verifier import Verifier
 from specbench.devices import pick_device, pick_dtype
 from specbench.drafters.own_sampling import OwnSampling
 from specbench.measure.evidence import LAW_BYTES
+from specbench.measure.text_laws import CHUNK
 from specbench.memory import Budget, Footprint
 from specbench.models.pretrained import footprint, load_tokenizer, uses_template
 from specbench.run.parts import Parts, timed_gammas
@@ -48,6 +49,7 @@ def build(checked: Checked, announce: Callable[[str], None] = log.info) -> Parts
         executor=_make(checked, "executor", device, chosen, checked.traced()),
         seed=root.seed,
         gamma=policy.largest,
+        attention=root.attention,
     )
     workload = _make(checked, "workload", root.seed)
     refuse_slow_arrivals(workload, sum(len(prompt.turns) for prompt in prompts))
@@ -131,6 +133,8 @@ def memory_budget(checked: Checked, prompts: Sequence[Prompt], context: Context,
         held=in_all,
         tokens=spare,
         prefill_chunk=root.prefill_chunk,
+        read_again=CHUNK,
+        graphs=executor.captures_graphs,
         dtype=context.dtype,
         device=context.device,
     )

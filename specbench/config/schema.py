@@ -84,6 +84,7 @@ class Root(BaseSettings):
     strict: bool = setting()
     device: str = setting()
     dtype: str = setting(choices=("auto", "float32", "bfloat16", "float16"))
+    attention: str = setting(choices=("auto", "sdpa", "triton"))
     force: bool = setting()
 
     def check(self, prefix: str) -> None:

@@ -7,10 +7,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 from transformers import PretrainedConfig
 
 from specbench.decoding.token_tree import Tree
 from specbench.settings import ConfigError
+
+ALIGNED = 8  # numbers of 16 bits: a multiple of 16 bytes
 
 
 class AttentionMask:
@@ -37,13 +40,29 @@ class AttentionMask:
             return self._as_attention_bias(masks[self.config.layer_types[0]])
         return {kind: self._as_attention_bias(mask) for kind, mask in masks.items()}
 
+    def window_of(self, layer: int) -> int | None:
+        """The sliding window of a layer in tokens, its own included, or None."""
+        kinds = getattr(self.config, "layer_types", None)
+        return self.window if not isinstance(kinds, list) or kinds[layer] == "sliding_attention" else None
+
     def _as_attention_bias(self, visible: Tensor) -> Tensor:
-        """visible [B, 1, N, columns] bool as the mask [B, 1, N, columns]: booleans for SDPA, or numbers that the eager
-        attention of transformers adds to its scores."""
+        """visible [B, 1, N, columns] bool as the mask [B, 1, N, columns]: booleans for SDPA, or numbers that are added
+        to scores, for the eager attention of transformers and for SDPA on CUDA, which would make them of booleans in
+        every layer."""
+        if visible.device.type == "cuda":
+            return aligned_bias(visible, self.dtype)
         if getattr(self.config, "_attn_implementation", "sdpa") != "eager":
             return visible
         hidden = torch.finfo(self.dtype).min
         return torch.zeros_like(visible, dtype=self.dtype).masked_fill(~visible, hidden)
+
+
+def aligned_bias(visible: Tensor, dtype: torch.dtype) -> Tensor:
+    """visible [B, 1, N, columns] bool as numbers [B, 1, N, columns] that are added to scores. Its rows begin at
+    multiples of 16 bytes: otherwise SDPA copies it in every layer on CUDA."""
+    columns = visible.shape[-1]
+    padded = F.pad(visible, (0, -columns % ALIGNED))
+    return torch.where(padded, 0.0, torch.finfo(dtype).min).to(dtype)[..., :columns]
 
 
 def seen_columns(slots: Tensor, root: Tensor, visible: int, tree: Tree | None) -> Tensor:

@@ -20,6 +20,7 @@ class BorrowedCache(LanguageModel):
             new_cache=owner.new_cache,
             executor=owner.executor,
             exact=exact,
+            attention=owner.attention if owner.kernel else "sdpa",
         )
         self.owner = owner
 

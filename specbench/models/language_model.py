@@ -25,6 +25,7 @@ from specbench.decoding.sampling import Sampling
 from specbench.decoding.state import Job, Rows, State, all_rows, seen_tokens
 from specbench.decoding.target import READ_CHUNK, Scores, Target
 from specbench.decoding.token_tree import Levels, Tree, pack, static_tree, tree_of
+from specbench.models import kernel_attention
 from specbench.models.attention_mask import AttentionMask
 from specbench.models.head_input import head_inputs
 from specbench.models.operations import per_token
@@ -46,9 +47,10 @@ class LanguageModel(Target):
         chat_template: bool = False,
         vocab_size: int | None = None,
         exact: bool = True,
+        attention: str = "auto",
     ):
         """`vocab_size` is V if it is not the module's: the target's, for a drafter's model. `exact` is for the
-        executor, see `Executor.load`."""
+        executor, see `Executor.load`; `attention` is one of `kernel_attention.CHOICES`."""
         self.tokenizer, self.name = tokenizer, name
         self.sampling, self.new_cache, self.chat_template = sampling, new_cache, chat_template
         self.config: PretrainedConfig = module.config.get_text_config()
@@ -59,6 +61,9 @@ class LanguageModel(Target):
         self.mask = AttentionMask(self.config, self.dtype, name)
         self.can_skip_logits = "logits_to_keep" in inspect.signature(module.forward).parameters
         self.executor, self._stock, self.module = executor, module, executor.load(module, exact)
+        self.attention = attention
+        self.kernel_errors: list[Tensor] | None = None  # what each layer adds to when the kernel is checked
+        self.kernel = kernel_attention.choose(attention, self.module, self.device, name)  # else SDPA
         self.weight_bytes = executor.stored(self.module).held
         self.operations_per_token, self.step_bytes = per_token(self.module, executor)
         self._cache: SlotCache | None = None
@@ -71,13 +76,13 @@ class LanguageModel(Target):
         return self._cache
 
     @cache.setter
-    def cache(self, cache: SlotCache) -> None:
+    def cache(self, cache: SlotCache | None) -> None:
         self._cache = cache
 
     @property
     def description(self) -> tuple[Any, ...]:
         """See `HasCache.description`."""
-        return self.name, self.sampling, self.vocab_size, self.own_vocab_size, str(self.dtype)
+        return self.name, self.sampling, self.vocab_size, self.own_vocab_size, str(self.dtype), self.kernel
 
     def cache_tensors(self) -> list[Tensor]:
         """See `HasCache.cache_tensors`; shapes of `SlotCache.tensors`."""
@@ -173,7 +178,7 @@ class LanguageModel(Target):
         self.cached[row] = begin
         self.cache.truncate(self.cached)
         self.cache.reserve([end if r == row else 0 for r in range(self.cache.rows)])
-        visible = self.executor.columns(end, self.cache.capacity)
+        visible = self.columns_seen(end)
         first = torch.full((1,), begin, device=self.device)
         logits = self.forward(text[:, begin:end], first, visible, row=row, keep_logits=keep_logits)
         self.cached[row] = end
@@ -267,11 +272,18 @@ class LanguageModel(Target):
         """Rolls the cache back to `starts`, so that `width` tokens can follow in the active rows. Returns the number of
         columns that attention sees."""
         on = active or [True] * len(starts)
-        self.cached = [s if a else c for s, c, a in zip(starts, self.cached, on, strict=True)]
+        self.cached = [max(0, s) if a else c for s, c, a in zip(starts, self.cached, on, strict=True)]
         self.cache.truncate(self.cached)
         self.cache.reserve([s + width if a else 0 for s, a in zip(starts, on, strict=True)])
         self.cached = [s + width if a else c for s, c, a in zip(starts, self.cached, on, strict=True)]
-        return self.executor.columns(max(starts) + width, self.cache.capacity)
+        return self.columns_seen(max(starts) + width)
+
+    def columns_seen(self, needed: int) -> int:
+        """The number of leading columns that a forward is told of, if `needed` are filled. The kernel reads on the
+        device how many there are, so it is told of all: one shape serves every length."""
+        if self.kernel and self.cache.fixed_shapes:
+            return self.cache.capacity
+        return self.executor.columns(needed, self.cache.capacity)
 
     def forward(
         self,
@@ -283,22 +295,27 @@ class LanguageModel(Target):
         keep_logits: int = 0,
     ) -> Tensor:
         """Logits [b, N, V] (only the last `keep_logits` if not 0) of tokens [b, N], or of their embeddings [b, N, H],
-        at positions first[b], first[b] + 1, ... or, in a tree, by depth; first [b].
+        at positions first[b], first[b] + 1, ... or, in a tree, by depth; first [b]. Tokens at negative positions must
+        be the one at position 0, which is then read several times.
 
         Only tensor operations: an executor may compile it, or capture it in a CUDA graph.
         """
-        slots = first[:, None] + torch.arange(tokens.shape[1], device=tokens.device)
-        self.cache.place(slots, visible, row)
+        slots = (first[:, None] + torch.arange(tokens.shape[1], device=tokens.device)).clamp(min=0)
+        self.cache.place(slots, visible, row, in_blocks=self.kernel)
         root = first if tree is None else first - (tree.sees.shape[2] - tokens.shape[1])  # column of entry 0
         positions = slots if tree is None else root[:, None] + tree.depth
         if torch.compiler.is_compiling() or visible > self.context:  # guesses of idle rows, whose logits are not used
             positions = positions.clamp(max=self.context - 1)
+        if self.kernel:
+            seen = kernel_attention.arguments(self, tokens, first, tree)
+        else:
+            seen = {"attention_mask": self.mask(slots, root, visible, tree)}
         output = self.module(
             **({"inputs_embeds": tokens} if tokens.is_floating_point() else {"input_ids": self.readable(tokens)}),
             position_ids=positions,
-            attention_mask=self.mask(slots, root, visible, tree),
             past_key_values=self.cache,
             use_cache=True,
+            **seen,
             **({"logits_to_keep": keep_logits} if self.can_skip_logits else {}),
         )
         return fit_logits(output.logits, self.vocab_size)

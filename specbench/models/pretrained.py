@@ -17,6 +17,7 @@ from specbench.context import Context
 from specbench.executors.grids import GRIDS
 from specbench.identity import of_checkpoint
 from specbench.memory import Footprint
+from specbench.models import kernel_attention
 from specbench.models.checkpoint import check_files, check_path, check_weights, local_path, reading, source_of
 from specbench.models.language_model import LanguageModel
 from specbench.models.quantization import quantise, refuse_quantised
@@ -83,7 +84,9 @@ class PretrainedModel(LanguageModel):
             chat_template=uses_template(settings, tokenizer, role),
             vocab_size=vocab_size,
             exact=role == "target" or settings.quantization is None,
+            attention=context.attention,
         )
+        self.kernel = self.kernel and kernel_attention.check(self.attention, self)
 
     def own_module(self) -> PreTrainedModel:
         return self.load_again()

@@ -1,0 +1,189 @@
+"""Attention by the Triton kernel of specbench/kernels, in models of transformers that run unmodified.
+
+transformers calls the attention function that `config._attn_implementation` names, and hands it all keyword arguments
+of the model's call. So one of them, a `Seen`, says where keys and values are stored and what each new token sees.
+Calls without it run as under the name sdpa. b rows, N new tokens, M entries of a tree, T columns.
+"""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+
+from specbench.cache.static import StaticCache
+from specbench.decoding.token_tree import Tree, static_tree
+from specbench.kernels import has_triton
+from specbench.models.attention_mask import seen_columns
+from specbench.settings import ConfigError
+from specbench.visible import first_line
+
+log = logging.getLogger(__name__)
+NAME = "specbench"  # of the attention function in transformers
+CHOICES = ("auto", "sdpa", "triton")
+# What attention functions are handed by some models and the kernel cannot compute: soft caps, sinks, biases, and
+# columns that a layer chooses.
+UNUSUAL = ("softcap", "s_aux", "sinks", "position_bias", "indices", "block_indices")
+TEXT = 40  # tokens of the text on which the kernel is checked
+TOLERANCE = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 4e-2}  # of the largest value
+
+
+@dataclass
+class Seen:
+    """Where the columns of each row are stored, and which of them its new tokens see; see `attend` of
+    specbench/kernels/attention.py."""
+
+    table: Tensor  # [b, width]
+    first: Tensor  # [b]
+    sees: Tensor | None  # [1 or b, N, M] bool, in a tree
+    depth: Tensor | None  # [1 or b, N], in a tree
+    window_of: Callable[[int], int | None]  # the sliding window of a layer
+    errors: list[Tensor] | None = None  # if a list, each layer adds its distance from plain attention
+
+
+@torch.library.custom_op("specbench::attend", mutates_args=())
+def _attend(
+    q: Tensor, keys: Tensor, values: Tensor, table: Tensor, first: Tensor, sees: Tensor | None, depth: Tensor | None,
+    scale: float, window: int | None,
+) -> Tensor:  # fmt: skip
+    from specbench.kernels.attention import attend
+
+    return attend(q, keys, values, table, first, sees, depth, scale, window)
+
+
+@_attend.register_fake
+def _shape_of_attend(q: Tensor, keys: Tensor, values: Tensor, *others: Any) -> Tensor:
+    """Tells compilers and fake devices the result [b, N, heads, head size]."""
+    b, heads, N, _ = q.shape
+    return q.new_empty(b, N, heads, values.shape[3])
+
+
+def _attention(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None,
+    scaling: float | None = None, specbench_seen: Seen | None = None, **others: Any,
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+    """The attention function of transformers: query [b, heads, N, head size]; key and value are what the cache's
+    `update` returned. Returns [b, N, heads, head size]. Raises RuntimeError for attention that is not plain."""
+    if specbench_seen is None:
+        if attention_mask is not None and not attention_mask.shape[-1]:
+            raise RuntimeError(f"{type(module).__name__} is not handed its caller's keyword arguments")
+        result: tuple[Tensor, Tensor | None] = AttentionInterface()["sdpa"](
+            module, query, key, value, attention_mask, scaling=scaling, **others
+        )
+        return result
+    found = [name for name in UNUSUAL if others.get(name) is not None]
+    if found:
+        raise RuntimeError(f"{type(module).__name__} computes attention with {', '.join(found)}")
+    seen, layer = specbench_seen, int(module.layer_idx)  # type: ignore[arg-type]
+    scale, window = query.shape[-1] ** -0.5 if scaling is None else scaling, seen.window_of(layer)
+    output = _attend(query, key, value, seen.table, seen.first, seen.sees, seen.depth, scale, window)
+    if seen.errors is not None:
+        right = plain_attention(query, key, value, seen, scale, window)
+        seen.errors.append((output - right).abs().max() / right.abs().max())
+    return output, None
+
+
+AttentionInterface.register(NAME, _attention)
+AttentionMaskInterface.register(NAME, AttentionMaskInterface()["sdpa"])
+
+
+def arguments(model: Any, tokens: Tensor, first: Tensor, tree: Tree | None) -> dict[str, Any]:
+    """The keyword arguments that say what the tokens [b, N], or their embeddings [b, N, hidden], see, of which the
+    first are at columns first [b]. transformers passes on a mask with four dimensions as it is; this one has no
+    columns, so that no other attention function takes it."""
+    b, N = tokens.shape[:2]
+    sees, depth = (None, None) if tree is None else (tree.sees, tree.depth)
+    seen = Seen(model.cache.block_table(), first, sees, depth, model.mask.window_of, model.kernel_errors)
+    return {"attention_mask": tokens.new_empty((b, 1, N, 0), dtype=torch.bool), "specbench_seen": seen}
+
+
+def plain_attention(
+    query: Tensor, keys: Tensor, values: Tensor, seen: Seen, scale: float, window: int | None
+) -> Tensor:
+    """What the kernel computes, with a mask, copies and float32: [b, N, heads, head size]."""
+    heads, N = query.shape[1:3]
+    k, v = (_columns(stored, seen.table, heads) for stored in (keys, values))
+    slots = (seen.first[:, None] + torch.arange(N, device=query.device)).clamp(min=0)
+    tree = None if seen.sees is None or seen.depth is None else Tree(seen.depth, seen.sees)
+    root = seen.first if tree is None else seen.first - (tree.sees.shape[2] - N)
+    mask = seen_columns(slots, root, k.shape[2], tree)
+    if window is not None:
+        places = slots if tree is None else root[:, None] + tree.depth
+        mask = mask & (torch.arange(k.shape[2], device=query.device) > places[:, :, None] - window)
+    scores = (query.float() @ k.mT * scale).masked_fill(~mask[:, None], -torch.inf)
+    return (scores.softmax(-1) @ v).transpose(1, 2)
+
+
+def _columns(stored: Tensor, table: Tensor, heads: int) -> Tensor:
+    """All columns [b, heads, T, head size] of the rows with block table [b, width], of stored blocks [blocks, key
+    heads, block size, head size], in float32."""
+    found = stored[table].transpose(1, 2).flatten(2, 3).float()
+    return found.repeat_interleave(heads // found.shape[1], 1)
+
+
+def choose(attention: str, module: Any, device: torch.device, name: str) -> bool:
+    """Whether the model uses the kernel; if so, the module is told. Raises ConfigError if it cannot and must."""
+    if attention == "sdpa" or (attention == "auto" and device.type != "cuda"):
+        return False
+    reason = refusal(module, device)
+    if reason is None:
+        module.set_attn_implementation(NAME)
+        if module.config.get_text_config()._attn_implementation != NAME:
+            reason = f"{type(module).__name__} has an attention of its own"
+    return _kept(attention, name, reason)
+
+
+def refusal(module: Any, device: torch.device) -> str | None:
+    """Why the kernel cannot be used, as far as that is known before a forward; None if nothing is in its way."""
+    if not has_triton():
+        return "the package triton is not installed"
+    from triton import knobs
+
+    if device.type != "cuda" and not knobs.runtime.interpret:
+        return "it needs CUDA (or Triton's interpreter, TRITON_INTERPRET=1)"
+    if not isinstance(module, PreTrainedModel) or not module.is_backend_compatible():
+        return f"{type(module).__name__} does not pass keyword arguments on to its attention"
+    config = module.config.get_text_config()
+    if getattr(config, "attn_logit_softcapping", None) is not None:
+        return f"{type(module).__name__} has a soft cap"
+    return None
+
+
+def check(attention: str, model: Any) -> bool:
+    """Whether the kernel, on the model's device, computes what plain attention does. Raises ConfigError if it does not
+    and must be used."""
+    try:
+        worst, allowed = worst_error(model), TOLERANCE[model.dtype]
+        reason = None if worst <= allowed else f"it differs from plain attention by {worst:.1g} (allowed: {allowed})"
+    except Exception as error:  # of the model, of Triton's compiler or of the driver
+        reason = first_line(error)
+    return _kept(attention, model.name, reason)
+
+
+def worst_error(model: Any) -> float:
+    """The largest distance of the kernel from plain attention in any layer, as a share of the layer's largest value, on
+    a text and on a tree that follows it. The model, which uses the kernel, must have no cache yet."""
+    device = model.device
+    tree = static_tree((-1, -1, 0, 0, 1), device)
+    ids = torch.arange(TEXT + len(tree.sees[0]), device=device)[None] % model.own_vocab_size
+    model.cache, model.kernel_errors = StaticCache(1, TEXT + len(tree.sees[0])), []
+    try:
+        with torch.inference_mode():
+            for begin, end, shape in ((0, TEXT, None), (TEXT, ids.shape[1], tree)):
+                first = torch.tensor([begin], device=device)
+                model.forward(ids[:, begin:end], first, ids.shape[1], tree=shape, keep_logits=1)
+            return float(torch.stack(model.kernel_errors).max())
+    finally:
+        model.cache, model.kernel_errors = None, None
+
+
+def _kept(attention: str, name: str, reason: str | None) -> bool:
+    """Whether nothing is in the kernel's way; says so otherwise. Raises ConfigError if it must be used."""
+    if reason is not None:
+        if attention == "triton":
+            raise ConfigError(f"attention=triton is not possible for {name}: {reason}, use attention=sdpa")
+        log.warning("%s uses SDPA, which is slower than the Triton kernel: %s", name, reason)
+    return reason is None
