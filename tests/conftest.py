@@ -21,6 +21,10 @@ if workers := int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", 0)):  # pytest -n:
 
 import pytest
 import torch
+
+if not torch.cuda.is_available():  # before Triton is imported: its kernels run in an interpreter on the CPU
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+
 from checkpoints import checkpoint
 from hydra import compose, initialize_config_dir
 from tabular import TabularMarkov, random_table

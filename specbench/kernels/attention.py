@@ -1,0 +1,197 @@
+"""Attention of a few new tokens over cached keys and values, in Triton (split-KV, "flash-decoding").
+
+Keys and values are read where the cache wrote them: through a block table, without a copy for grouped query heads. How
+many columns a row has is read on the device. A row's columns are divided among S programs, whose partial results a
+second kernel merges. S follows from shapes alone, so one CUDA graph serves every length, and programs beyond a row's
+columns return at once. Sums are in float32.
+
+b rows, N new tokens, M entries of a tree, H query heads, K key heads, G = H / K, D head size (E of values), S splits.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+PROGRAMS = 256  # wanted: two for each multiprocessor of a large GPU
+MOST_ROWS = 64  # of a tile; a row is one query head of one new token
+LOG2E = 1.4426950408889634
+
+
+@dataclass(frozen=True)
+class Seen:
+    """Where the columns of each row are stored, and which of them its new tokens see.
+
+    New token n of row i has column first[i] + n and sees every column up to its own. Of the M entries of a tree, of
+    which the new tokens are the last N, it sees those that `sees` names.
+    """
+
+    table: Tensor  # [b, width], the blocks that hold a row's columns, in order
+    first: Tensor  # [b], column of the first new token
+    sees: Tensor | None = None  # [1 or b, N, M] bool, the entries on the path to each new token, itself included
+    depth: Tensor | None = None  # [1 or b, N], distance from entry 0
+
+
+@triton.jit
+def share(
+    tile, first, N, M, size, BM: tl.constexpr, BN: tl.constexpr, G: tl.constexpr, TREE: tl.constexpr,
+    WINDOW: tl.constexpr, SPLITS: tl.constexpr,
+):  # fmt: skip
+    """What the query rows of a tile see: the number of the first tile of BN columns, the number of such tiles of each
+    split, and the end of the last column."""
+    end = tl.minimum(first + tl.minimum(((tile + 1) * BM - 1) // G + 1, N), size)
+    begin = first * 0
+    if WINDOW:
+        place = first + N - M if TREE else first + tile * BM // G  # the least position of the rows, or less
+        begin = tl.maximum(place - WINDOW + 1, 0) // BN
+    return begin, tl.cdiv(tl.cdiv(end, BN) - begin, SPLITS), end
+
+
+@triton.jit
+def attend_split(
+    q, keys, values, table, first, sees, depth, out, partial, weight,
+    q_row, q_head, q_token, k_block, k_head, k_column, v_block, v_head, v_column,
+    table_row, sees_row, sees_token, depth_row, N, M, size, block, scale,
+    G: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr,
+    BE: tl.constexpr, TREE: tl.constexpr, WINDOW: tl.constexpr, ONE_BLOCK: tl.constexpr, SPLITS: tl.constexpr,
+    PRECISION: tl.constexpr, WIDEN: tl.constexpr,
+):  # fmt: skip
+    """Attention of BM query rows of one key head over one split of the columns. A query row is one query head of one
+    new token. With one split the result goes to out [b, N, H, E], else to partial [b, N, H, S, E] with the logarithm of
+    its weight in weight [b, N, H, S], in base 2."""
+    split, head, heads = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
+    tiles = tl.cdiv(N * G, BM)
+    row, tile = tl.program_id(2) // tiles, tl.program_id(2) % tiles
+    start = tl.load(first + row)
+    begin, count, end = share(tile, start, N, M, size, BM, BN, G, TREE, WINDOW, SPLITS)
+    begin += split * count
+    stop = tl.minimum(begin + count, tl.cdiv(end, BN))
+    if begin >= stop:
+        return
+
+    r = tile * BM + tl.arange(0, BM)
+    n, query_head, real = r // G, head * G + r % G, r < N * G
+    d, e = tl.arange(0, BD), tl.arange(0, BE)
+    at_q = q + row.to(tl.int64) * q_row + n * q_token + query_head * q_head
+    x = tl.load(at_q[:, None] + d[None, :], mask=real[:, None] & (d < D)[None, :], other=0.0)  # [BM, BD]
+    if WIDEN:
+        x = x.to(tl.float32)
+    own = start + n  # [BM], column of each query row's token
+    place = own
+    if TREE and WINDOW:
+        place = start + N - M + tl.load(depth + row * depth_row + n, mask=real, other=0)
+
+    most = tl.full([BM], float("-inf"), tl.float32)
+    total = tl.zeros([BM], tl.float32)
+    sums = tl.zeros([BM, BE], tl.float32)
+    for i in range(begin, stop):
+        column = i * BN + tl.arange(0, BN)
+        there = column < end
+        if ONE_BLOCK:
+            number, within = tl.load(table + row * table_row).to(tl.int64) + column * 0, column
+        else:
+            number = tl.load(table + row * table_row + column // block, mask=there, other=0).to(tl.int64)
+            within = column % block
+        at_k = keys + number * k_block + head * k_head + within * k_column
+        k = tl.load(at_k[None, :] + d[:, None], mask=there[None, :] & (d < D)[:, None], other=0.0)  # [BD, BN]
+        if WIDEN:
+            k = k.to(tl.float32)
+        score = tl.dot(x, k, input_precision=PRECISION) * scale  # [BM, BN]
+        seen = (column[None, :] <= own[:, None]) & there[None, :]
+        if TREE:
+            entry = column - (start + N - M)
+            asked = real[:, None] & (entry >= 0)[None, :] & (entry < M)[None, :]
+            at_sees = sees + row * sees_row + n[:, None] * sees_token + entry[None, :]
+            seen = seen & ((entry < 0)[None, :] | (tl.load(at_sees, mask=asked, other=0) != 0))
+        if WINDOW:
+            seen = seen & (column[None, :] > place[:, None] - WINDOW)
+        score = tl.where(seen, score, float("-inf"))
+        highest = tl.maximum(most, tl.max(score, 1))
+        level = tl.where(highest == float("-inf"), 0.0, highest)  # a row that sees none of the columns so far
+        shrink, p = tl.exp2(most - level), tl.exp2(score - level[:, None])
+        at_v = values + number * v_block + head * v_head + within * v_column
+        v = tl.load(at_v[:, None] + e[None, :], mask=there[:, None] & (e < E)[None, :], other=0.0)  # [BN, BE]
+        total = total * shrink + tl.sum(p, 1)
+        p = p.to(v.dtype)
+        if WIDEN:
+            p, v = p.to(tl.float32), v.to(tl.float32)
+        sums = sums * shrink[:, None] + tl.dot(p, v, input_precision=PRECISION)
+        most = highest
+
+    mean = sums / tl.where(total == 0, 1.0, total)[:, None]
+    place_of = (row.to(tl.int64) * N + n) * (heads * G) + query_head  # [BM], in [b, N, H]
+    inside = real[:, None] & (e < E)[None, :]
+    if SPLITS == 1:
+        tl.store(out + place_of[:, None] * E + e[None, :], mean.to(out.dtype.element_ty), mask=inside)
+    else:
+        place_of = place_of * SPLITS + split
+        tl.store(partial + place_of[:, None] * E + e[None, :], mean, mask=inside)
+        tl.store(weight + place_of, most + tl.log2(total), mask=real)
+
+
+@triton.jit
+def merge_splits(
+    partial, weight, first, out, N, M, size,
+    H: tl.constexpr, G: tl.constexpr, E: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BE: tl.constexpr,
+    TREE: tl.constexpr, WINDOW: tl.constexpr, SPLITS: tl.constexpr,
+):  # fmt: skip
+    """Merges the partial results of one query head of one new token."""
+    number = tl.program_id(0)  # in [b, N, H]
+    row, n, group = number // (N * H), number // H % N, number % G
+    start = tl.load(first + row)
+    begin, count, end = share((n * G + group) // BM, start, N, M, size, BM, BN, G, TREE, WINDOW, SPLITS)
+    s, e = tl.arange(0, SPLITS), tl.arange(0, BE)
+    made = begin + s * count < tl.cdiv(end, BN)
+    at = number.to(tl.int64) * SPLITS + s
+    power = tl.load(weight + at, mask=made, other=float("-inf"))
+    share_of = tl.exp2(power - tl.max(power, 0))
+    inside = made[:, None] & (e < E)[None, :]
+    parts = tl.load(partial + at[:, None] * E + e[None, :], mask=inside, other=0.0)  # [S, BE]
+    mean = tl.sum(parts * share_of[:, None], 0) / tl.sum(share_of, 0)
+    tl.store(out + number.to(tl.int64) * E + e, mean.to(out.dtype.element_ty), mask=e < E)
+
+
+def tile_shape(rows: int, widest: int, dtype: torch.dtype) -> tuple[int, int]:
+    """Query rows and columns of a tile, for `rows` query rows of a key head and heads of `widest` numbers."""
+    BM = min(max(16, triton.next_power_of_2(rows)), MOST_ROWS)
+    return BM, 32 if dtype == torch.float32 or widest > 128 else 64
+
+
+def number_of_splits(programs: int, columns: int, BN: int) -> int:
+    """S, a power of two, for `programs` programs without splits, and a cache of so many columns in tiles of BN."""
+    most: int = triton.next_power_of_2(triton.cdiv(columns, BN))
+    return min(most, 1 << (max(1, PROGRAMS // programs).bit_length() - 1))
+
+
+def attend(q: Tensor, keys: Tensor, values: Tensor, seen: Seen, scale: float, window: int | None = None) -> Tensor:
+    """Attention [b, N, H, E] of queries [b, H, N, D] over blocks of keys [blocks, K, block size, D] and values
+    [blocks, K, block size, E]. With a sliding `window` a token sees only that many positions, its own included. Scores
+    are multiplied by `scale`. The last dimension of q, keys and values must be contiguous."""
+    (b, H, N, D), (_, K, block, E), width = q.shape, values.shape, seen.table.shape[1]
+    G, tree = H // K, seen.sees is not None
+    BM, BN = tile_shape(N * G, max(D, E), q.dtype)
+    tiles = triton.cdiv(N * G, BM)
+    S = number_of_splits(b * K * tiles, width * block, BN)
+    out = torch.empty(b, N, H, E, dtype=q.dtype, device=q.device)
+    partial = torch.empty((b, N, H, S, E) if S > 1 else (1,), dtype=torch.float32, device=q.device)
+    weight = torch.empty((b, N, H, S) if S > 1 else (1,), dtype=torch.float32, device=q.device)
+    first = seen.first.contiguous()
+    sees = first if seen.sees is None else seen.sees.view(torch.uint8).expand(b, -1, -1)
+    depth = first if seen.depth is None else seen.depth.expand(b, -1)
+    M = sees.shape[2] if tree else N
+    strides = (*q.stride()[:3], *keys.stride()[:3], *values.stride()[:3], seen.table.stride(0))
+    strides = (*strides, *(sees.stride()[:2] if tree else (0, 0)), depth.stride(0) if tree else 0)
+    same = {"G": G, "E": E, "BM": BM, "BN": BN, "BE": triton.next_power_of_2(E), "TREE": tree, "WINDOW": window or 0,
+            "SPLITS": S}  # fmt: skip
+    attend_split[(S, K, b * tiles)](
+        q, keys, values, seen.table, first, sees, depth, out, partial, weight,
+        *strides, N, M, width * block, block, scale * LOG2E,
+        D=D, BD=max(16, triton.next_power_of_2(D)), ONE_BLOCK=width == 1,
+        PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
+        WIDEN=triton.knobs.runtime.interpret, num_warps=4, num_stages=2, **same,
+    )  # fmt: skip
+    if S > 1:
+        merge_splits[(b * N * H,)](partial, weight, first, out, N, M, width * block, H=H, num_warps=4, **same)
+    return out
