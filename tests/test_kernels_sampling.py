@@ -3,9 +3,12 @@
 Without a GPU the kernels run in Triton's interpreter, in tiles of many rows to be fast.
 """
 
+from dataclasses import replace
+
 import pytest
 import torch
 from compile_triton import Job, compiled
+from test_queue import decode, jobs
 from test_verify import chi_square_fits, random_bits
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -266,6 +269,17 @@ def test_on_cuda_the_plain_code_hands_over():
     assert "specbench::race" not in called.names
 
 
+@pytest.mark.parametrize("kind", ["model", "tree_independent", "random"])
+def test_a_whole_decode_on_the_kernels_has_the_same_tokens(kind, tables, monkeypatch):
+    wanted = [replace(job, limit=len(job.tokens) + 4) for job in jobs(4)]
+    plain = decode(wanted, 3, tables, kind=kind)
+    monkeypatch.setattr(ops, "run_on", lambda device: True)
+    with Called() as called:
+        assert decode(wanted, 3, tables, kind=kind, device=torch.device(DEVICE)) == plain
+    used = {"specbench::softmax", "specbench::race" if kind.startswith("tree") else "specbench::chain_verdict"}
+    assert used <= set(called.names)
+
+
 def test_the_operators_pass_pytorchs_own_checks():
     p, q, x, r, bits, count = chains(7, 8, 2, seed=1)
     for operator, arguments in (
@@ -274,6 +288,7 @@ def test_the_operators_pass_pytorchs_own_checks():
         (ops.chain_verdict, (p, q, x, r, bits, count)),
         (ops.chain_verdict, (p, None, x, r, bits, count)),
     ):
+        arguments = tuple(None if a is None else a.to(DEVICE) for a in arguments)
         torch.library.opcheck(operator, arguments, test_utils=("test_schema", "test_faketensor"))
 
 
@@ -286,10 +301,11 @@ def test_an_exported_program_calls_them(monkeypatch):
             found = speculative_sampling(p, Draft.chain(x, q, count), r, bits, 0.7)
             return draw(p, bits), found.tokens, found.accepted
 
-    program = torch.export.export(Round(), (p, q, x, r, bits, count), strict=False)
+    given = tuple(a.to(DEVICE) for a in (p, q, x, r, bits, count))
+    program = torch.export.export(Round(), given, strict=False)
     called = [str(node.target) for node in program.graph.nodes if str(node.target).startswith("specbench")]
     assert called == ["specbench.chain_verdict.default", "specbench.race.default"]
-    drawn, *found = program.module()(p, q, x, r, bits, count)
+    drawn, *found = (made.cpu() for made in program.module()(*given))
     monkeypatch.undo()
     assert torch.equal(drawn, draw(p, bits))
     assert same(found, plain_verdict(p, q, x, r, bits, count, 0.7))
