@@ -40,7 +40,8 @@ def uniforms(bits: Tensor) -> Tensor:
 
 
 def exponentials(bits: Tensor, vocab_size: int) -> Tensor:
-    """A standard exponential for each token, from one set of 64 bits: bits [...] -> [..., V] float64."""
+    """A standard exponential for each token, from one set of 64 bits: bits [...] -> [..., V] float64. On CUDA
+    `kernels/race.py` computes the same."""
     x = (bits.unsqueeze(-1) ^ constant(token_bits)(vocab_size, bits.device)) * -0x40A7B892E31B1A47
     x = (x ^ (x >> 32)) * -0x6B2FB644ECCEEE15
     return uniforms(x).log().neg()

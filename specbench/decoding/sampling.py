@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from specbench.decoding.noise import exponentials
+from specbench.kernels import ops
 
 # Bounds within which float32 logits stay finite and keep their order, for `setting`.
 TEMPERATURE: dict[str, Any] = {"ge": 1e-3, "le": 1e3, "zero": True}
@@ -44,13 +45,13 @@ class Sampling:
         """
         logits = self.penalize(logits.float(), seen)
         if self.greedy and self.before_argmax:
-            return logits.softmax(-1)
+            return softmax(logits)
         if self.greedy:
             choice = logits.argmax(-1, keepdim=True)
             return torch.zeros_like(logits).scatter_(-1, choice, 1.0)
         if self.temperature != 1:
             logits = logits / self.temperature
-        return self.truncate(logits).softmax(-1)
+        return softmax(self.truncate(logits))
 
     def penalize(self, logits: Tensor, seen: Tensor | None) -> Tensor:
         """Logits [..., V] to logits [..., V] after the repetition penalty on the tokens that `seen` [..., V] marks;
@@ -73,6 +74,12 @@ class Sampling:
         return logits
 
 
+def softmax(logits: Tensor) -> Tensor:
+    """Probabilities [..., V] of float32 logits [..., V]."""
+    probabilities: Tensor = ops.softmax(logits) if ops.run_on(logits.device) else logits.softmax(-1)
+    return probabilities
+
+
 def draw(weights: Tensor, bits: Tensor) -> Tensor:
     """Samples one token from each of the unnormalised weights [..., V], with random bits [...]: tokens [...].
 
@@ -80,4 +87,7 @@ def draw(weights: Tensor, bits: Tensor) -> Tensor:
     Unlike the inverse of a cumulative sum, whose thousands of boundaries all move when a sum is rounded differently, it
     gives the same token in a batch of any size.
     """
+    if ops.run_on(weights.device):
+        tokens: Tensor = ops.race(weights, bits)
+        return tokens
     return (weights / exponentials(bits, weights.shape[-1])).argmax(-1)
