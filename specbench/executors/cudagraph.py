@@ -127,6 +127,7 @@ class Phase:
         for own, given in zip(inputs, tensors, strict=True):
             if own is not given:
                 own.copy_(given)
+        self.executor.launching()
         replay()
         return outputs
 
