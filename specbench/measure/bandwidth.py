@@ -13,6 +13,8 @@ CPU_BYTES = 2**26  # the buffer: more than a core's share of the caches
 CUDA_BYTES = 2**30  # shorter reads show less than the full rate
 CALLS = 10  # reads, and copies, timed as one on CUDA
 
+Seconds = Callable[[Callable[[], object], torch.device], float]  # of one call, repeated
+
 
 class Roofs(NamedTuple):
     """Bytes per second that the memory was measured to read and, on CUDA, to copy, where each byte counts twice."""
@@ -48,19 +50,19 @@ class BandwidthProbe:
         return Roofs(statistics.median(self.reads), self.copy)
 
 
-def cuda_roofs(device: torch.device) -> Roofs:
+def cuda_roofs(device: torch.device, seconds: Seconds | None = None) -> Roofs:
     """Ten reads of 1 GiB, and ten copies of its first half to its second; of a quarter of the free memory if that is
-    less. The memory is given back."""
-    roofs = _roofs(min(CUDA_BYTES, free_bytes(device) // 4), device)
+    less. The memory is given back. `seconds` is `cuda_seconds` unless given."""
+    roofs = _roofs(min(CUDA_BYTES, free_bytes(device) // 4), device, seconds or cuda_seconds)
     torch.cuda.empty_cache()
     return roofs
 
 
-def _roofs(size: int, device: torch.device) -> Roofs:
+def _roofs(size: int, device: torch.device, seconds: Seconds) -> Roofs:
     """The roofs of a buffer of about `size` bytes."""
     buffer = torch.ones(2, size // 8, device=device)
-    read = cuda_seconds(buffer.sum, device)
-    copy = cuda_seconds(lambda: buffer[1].copy_(buffer[0]), device)
+    read = seconds(buffer.sum, device)
+    copy = seconds(lambda: buffer[1].copy_(buffer[0]), device)
     return Roofs(buffer.nbytes / read, buffer.nbytes / copy)
 
 
