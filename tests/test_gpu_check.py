@@ -1,49 +1,66 @@
-"""The checks of a GPU: every phase runs on a CPU, on small models and with a timer that does not measure, and its
-shapes and devices are followed on the fake CUDA device."""
+"""The checks of a GPU, without one. Every phase runs on a CPU, with small models and a timer that does not measure; its
+real configurations are checked for CUDA, and the shapes and devices of those that time single calls are followed on the
+fake CUDA device."""
 
-import itertools
 import json
 import sys
-from pathlib import Path
+import time
 
 import pytest
 import torch
+import transformers
+from fake_cuda import fake_cuda, on_cuda
 
+from specbench.config.checks import check
 from specbench.gpu_check import __main__ as command
-from specbench.gpu_check import attention, graphs, leaves, rounds, steps, whole
+from specbench.gpu_check import attention, graphs, leaves, rounds, runner, steps, whole
 from specbench.gpu_check.check import FAILED, PASSED, TOLD, UNCLEAR, Number, Outcome, Phase
-from specbench.gpu_check.lab import Lab
+from specbench.gpu_check.lab import GRAPHS, WITHOUT_GRAPHS, Lab, composed
 from specbench.gpu_check.phases import PHASES
-from specbench.gpu_check.runner import lines_of, measure_into, read, run_phase, run_phases
-from specbench.settings import ConfigError
+from specbench.gpu_check.runner import lines_of, measure_into, read, run_phases
+from specbench.models import pretrained
 
 SMALL = {
-    "target.shape": {"vocab_size": 4096, "hidden_size": 48, "intermediate_size": 64, "num_hidden_layers": 2,
-                     "num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": 16},
-    "drafter.shape": {"vocab_size": 4096, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1,
-                      "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16},
+    "target=llama3b": {"vocab_size": 4096, "hidden_size": 48, "intermediate_size": 64, "num_hidden_layers": 1,
+                       "num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": 16},
+    "drafter=llama1b": {"vocab_size": 4096, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1,
+                        "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16},
 }  # fmt: skip
+ON_FAKE_CUDA = (2, 3, 4, 7, 8, 11)  # phases that time single calls
 
 
 class SmallLab(Lab):
-    """A CPU, without graphs, and small shapes."""
+    """A CPU, without graphs, and small shapes. What it is asked for must be possible on CUDA."""
+
+    def parts(self, *overrides):
+        check(composed(["device=cuda", "logger=none", *overrides]))
+        return super().parts(*overrides)
 
     def overrides(self, overrides):
-        wanted = [word.replace("executor=cudagraph", "executor=eager") for word in overrides if "_target_" not in word]
-        for group, name in (("target.shape", "target=llama3b"), ("drafter.shape", "drafter=llama1b")):
-            if name in wanted:
-                wanted += [f"{group}.{key}={value}" for key, value in SMALL[group].items()]
-        return super().overrides([*wanted, "max_new_tokens=8", "data.limit=1", "gamma=1"])
+        wanted = [word.replace(GRAPHS, "executor=eager") for word in overrides if "_target_" not in word]
+        for choice, shape in SMALL.items():
+            if choice in wanted:
+                group = choice.partition("=")[0]
+                wanted += [f"{group}.shape.{key}={value}" for key, value in shape.items()]
+        return super().overrides([*wanted, "max_new_tokens=6", "data.limit=1", "gamma=1"])
+
+
+class FakeLab(Lab):
+    """The fake CUDA device, real widths, two layers, and no graphs."""
+
+    def overrides(self, overrides):
+        layers = ["target.shape.num_hidden_layers=2"] if "target=llama3b" in overrides else []
+        graphs = [word for given in overrides for word in (WITHOUT_GRAPHS if given == GRAPHS else (given,))]
+        return super().overrides([*graphs, *layers])
 
 
 class FakeTimer:
-    """Calls everything once, and says that it took a millisecond."""
+    """Calls everything once, and says that it took so many seconds."""
 
     def __init__(self, seconds=1e-3):
-        self.seconds, self.calls = seconds, 0
+        self.seconds = seconds
 
     def device(self, call, calls=20):
-        self.calls += 1
         call()
         return self.seconds
 
@@ -55,7 +72,7 @@ class FakeTimer:
 
     def synchronisations(self, call):
         call()
-        return ["/x/specbench/state.py:1"] * 3
+        return ["/x/specbench/decoding/state.py:1"] * 3
 
     def captured(self, call):
         return call
@@ -63,25 +80,181 @@ class FakeTimer:
 
 @pytest.fixture
 def small(monkeypatch):
-    """Short texts, few cases and nothing that starts another process."""
-    monkeypatch.setattr(graphs, "NEW", 20)
+    """Short texts, few cases, and no other processes."""
+    monkeypatch.setattr(graphs, "LENGTH", 8)
+    monkeypatch.setattr(graphs, "NEW", 8)
     monkeypatch.setattr(graphs.Clobber, "cases", ((2, 1),))
     monkeypatch.setattr(graphs.Equality, "cases", (("paged", "stdlib"),))
     monkeypatch.setattr(graphs, "finished", lambda words, seconds: (0, "3 passed"))
-    monkeypatch.setattr(rounds, "CHAINS", rounds.CHAINS[:2])
-    monkeypatch.setattr(rounds, "OTHERS", (rounds.OTHERS[0], ("none", ("drafter=none",))))
-    monkeypatch.setattr(rounds, "NEW_TOKENS", 12)
-    monkeypatch.setattr(steps, "SHARES", {64: 0.85, 128: 0.80})
+    monkeypatch.setattr(rounds, "CHAINS", rounds.CHAINS[3:])
+    monkeypatch.setattr(rounds, "OTHERS", rounds.OTHERS[:1])
+    monkeypatch.setattr(rounds, "NEW_TOKENS", 8)
+    monkeypatch.setattr(steps, "SHARES", {64: 0.85})
     monkeypatch.setattr(leaves, "V", 512)
-    monkeypatch.setattr(attention, "COLUMNS", (16, 64))
+    monkeypatch.setattr(attention, "COLUMNS", (16,))
     monkeypatch.setattr(whole, "BATCHES", {2: 6.0})
-    monkeypatch.setattr(whole, "NEW", 8)
+    monkeypatch.setattr(whole, "NEW", 4)
     monkeypatch.setattr(steps, "cuda_roofs", lambda device, seconds: steps.Roofs(1e9, 2e9))
+
+
+EXPECTED = {  # a number of each phase, and its verdict with the timer's numbers
+    1: ("texts that differ, B 2, T 1", PASSED),
+    2: ("longest first call, cuDNN off", PASSED),
+    3: ("share of the read roof at 64 columns", FAILED),
+    4: ("kernels a layer, captured", TOLD),
+    5: ("waits a round, cudagraph, paged", PASSED),
+    6: ("events / host, waiting for the recorder", PASSED),
+    7: ("verdict and commit, B 1", FAILED),
+    8: ("v of 6 tokens", PASSED),
+    9: ("exit code of pytest -m cuda", PASSED),
+    10: ("captures after warm-up", UNCLEAR),  # the eager executor counts none
+    11: ("launch of 1,300 nodes", FAILED),
+    12: ("over transformers, assisted", None),
+}
 
 
 @pytest.mark.parametrize("number", PHASES)
 def test_every_phase_measures(number, small, tmp_path):
-    lab = SmallLab(torch.device("cpu"), tmp_path / "own")
     path = lines_of(tmp_path, number)
-    measure_into(PHASES[number](), lab, FakeTimer(), path)
-    print([(n.name, n.value, n.remark) for n in read(path)])
+    measure_into(PHASES[number](), SmallLab(torch.device("cpu"), tmp_path / "own"), FakeTimer(), path)
+    found = {n.name: n for n in read(path)}
+    name, verdict = EXPECTED[number]
+    assert found[name].verdict == verdict or (verdict is None and found[name].value > 0)
+
+
+@pytest.fixture
+def on_fake_cuda(monkeypatch):
+    """Device "cuda" without a GPU: nothing is computed."""
+
+    def load(settings, role, device, dtype, seed):
+        config = pretrained.load_config(settings, role)
+        make = transformers.AutoModelForCausalLM.from_config
+        return on_cuda(lambda config: make(config, attn_implementation="sdpa"), config, dtype)
+
+    monkeypatch.setattr(pretrained, "load_module", load)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (10**11, 10**11))
+    with fake_cuda():
+        yield
+
+
+@pytest.mark.parametrize("number", ON_FAKE_CUDA)
+def test_shapes_and_devices_are_those_of_cuda(number, on_fake_cuda, monkeypatch, tmp_path):
+    monkeypatch.setattr(steps, "WIDTHS", (1, 6, 16))
+    path = lines_of(tmp_path, number)
+    measure_into(PHASES[number](), FakeLab(torch.device("cuda"), tmp_path), FakeTimer(), path)
+    assert len(read(path)) >= 3
+
+
+def test_a_tensor_on_the_host_is_noticed(on_fake_cuda, monkeypatch, tmp_path):
+    """Negative control of the fake device."""
+    made = attention.tensors
+    monkeypatch.setattr(
+        attention, "tensors", lambda *given: (*made(*given)[:2], torch.ones(1, 8, 128, 128).bfloat16(), None)
+    )
+    with pytest.raises(Exception, match="device"):
+        measure_into(PHASES[2](), FakeLab(torch.device("cuda"), tmp_path), FakeTimer(), tmp_path / "lines")
+
+
+def test_a_number_knows_its_verdict():
+    for value, limit, verdict in (
+        (0.9, (">=", 0.85), PASSED), (0.8, (">=", 0.85), FAILED), (0.0, ("<=", 0.0), PASSED),
+        (1.0, ("<=", 0.0), FAILED),
+        (float("nan"), ("<=", 1.0), FAILED), (None, ("<=", 1.0), UNCLEAR), (5.0, None, TOLD), (None, None, TOLD),
+    ):  # fmt: skip
+        number = Number("n", value, "ms", limit)
+        assert number.verdict == verdict
+    assert Number.from_dict(json.loads(json.dumps(number.as_dict()))) == number
+
+
+def test_a_phase_knows_its_verdict():
+    good, bad, missing, told = (Number("n", v, "", w) for v, w in ((1, ("<=", 1)), (2, ("<=", 1)), (None, ("<=", 1)),
+                                                                   (3, None)))  # fmt: skip
+    for numbers, error, late, verdict in (
+        ([good, told], "", False, PASSED), ([good, bad], "", False, FAILED), ([good, missing], "", False, UNCLEAR),
+        ([good], "CUDA error", False, FAILED), ([good], "late", True, UNCLEAR), ([bad], "late", True, FAILED),
+        ([], "", False, UNCLEAR), ([told], "", False, UNCLEAR),
+    ):  # fmt: skip
+        assert Outcome(1, "x", 1, 1, numbers, error, late).verdict == verdict
+
+
+def phase_of(index, share):
+    """A phase whose process is a script."""
+    body = {"number": index, "title": f"phase {index}", "seconds": share, "meaning": "what <it> means"}
+    return type(f"Phase{index}", (Phase,), body)
+
+
+def script_of(folder, what):
+    """The command of phases by number: `what` is the number's value, and what happens then."""
+
+    def of(number):
+        value, then = what[number]
+        line = json.dumps(Number("time", value, "ms", ("<=", 10.0)).as_dict())
+        start = f"open({str(lines_of(folder, number))!r}, 'a').write({line + chr(10)!r})"
+        return [sys.executable, "-S", "-c", f"{start}\n{then}"]
+
+    return of
+
+
+def ends(status):
+    with pytest.raises(SystemExit) as ended:
+        status()
+    return ended.value.code
+
+
+def test_checks_go_on_after_failures_and_say_what_happened(tmp_path, monkeypatch, capsys):
+    phases = {number: phase_of(number, share) for number, share in ((1, 5), (2, 5), (3, 1), (4, 5))}
+    monkeypatch.setattr(command, "PHASES", phases)
+    what = {1: (50.0, ""), 2: (5.0, "raise RuntimeError('CUDA error: assert')"),
+            3: (5.0, "import time; time.sleep(99)"), 4: (5.0, "")}  # fmt: skip
+    began = time.monotonic()
+    assert command.check_all([*phases.values()][:2], tmp_path, 60, script_of(tmp_path, what)) == 1
+    assert command.check_all([phases[3]], tmp_path / "late", 2, script_of(tmp_path / "late", what)) == 1
+    assert command.check_all([phases[4]], tmp_path / "good", 60, script_of(tmp_path / "good", what)) == 0
+    assert time.monotonic() - began < 60
+    found = json.loads((tmp_path / "results.json").read_text())
+    assert [phase["verdict"] for phase in found["phases"]] == [FAILED, FAILED] and found["verdicts"] == {FAILED: 2}
+    assert found["phases"][0]["numbers"][0]["verdict"] == FAILED
+    assert "CUDA error: assert" in found["phases"][1]["error"] and found["phases"][1]["numbers"]
+    (late,) = json.loads((tmp_path / "late" / "results.json").read_text())["phases"]
+    assert late["verdict"] == UNCLEAR and "not finished within 2 s" in late["error"] and late["numbers"]
+    page = (tmp_path / "report.html").read_text()
+    assert "what &lt;it&gt; means" in page and "CUDA error: assert" in page and "1. phase 1: failed" in page
+    assert "CUDA error: assert" in capsys.readouterr().out
+
+
+def test_what_a_phase_leaves_of_its_time_goes_to_later_ones(tmp_path, monkeypatch):
+    allowed = []
+
+    def quick(phase, folder, seconds, words):
+        allowed.append(seconds)
+        return Outcome(phase.number, phase.title, seconds, 0.0)
+
+    monkeypatch.setattr(runner, "run_phase", quick)
+    phases = [phase_of(1, 100), phase_of(2, 300), phase_of(3, 200)]
+    run_phases(phases, tmp_path, 600, lambda number: [], lambda what: None)
+    assert allowed == pytest.approx([100, 400, 600], abs=2)
+    allowed.clear()
+    run_phases(phases, tmp_path, 60, lambda number: [], lambda what: None)
+    assert allowed == pytest.approx([10, 40, 60], abs=2)
+
+
+def test_the_twelve_checks_take_ten_minutes_at_most():
+    assert [*PHASES] == [*range(1, 13)]
+    assert sum(phase.seconds for phase in PHASES.values()) <= 600
+    assert all(phase.title and phase.meaning for phase in PHASES.values())
+
+
+def test_without_cuda_it_says_so_and_exits_with_2(monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert ends(lambda: command.main(["--out", str(tmp_path / "out")])) == 2
+    assert "no CUDA device is here" in capsys.readouterr().err and not (tmp_path / "out").exists()
+
+
+def test_its_own_command_line_is_understood(tmp_path):
+    words = runner.own_command("cuda:1", tmp_path)(3)
+    options = command.parsed(words[3:])
+    assert (options.child, options.device, options.out) == (3, "cuda:1", str(tmp_path))
+    assert command.parsed(["--phase", "3", "--phase", "8"]).phase == [3, 8]
+    assert ends(lambda: command.parsed(["--phase", "13"])) == 2

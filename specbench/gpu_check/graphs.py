@@ -20,7 +20,7 @@ from specbench.run.session import Session
 
 LENGTH, NEW = 100, 200  # tokens of a prompt, and new ones: three buckets of columns
 TESTS = Path(__file__).parents[2] / "tests"
-SANITIZER_SECONDS, PYTEST_SECONDS = 45, 60
+SANITIZER_SECONDS, PYTEST_SECONDS = 40, 50
 ERRORS = 9  # compute-sanitizer's exit code if it found any
 
 
@@ -39,7 +39,7 @@ def texts(found: Decoded) -> list[list[int]]:
 class Clobber(Phase):
     """The same texts with and without graphs, on the same shapes."""
 
-    number, title, seconds = 1, "graphs against the same functions without graphs", 80
+    number, title, seconds = 1, "graphs against the same functions without graphs", 75
     meaning = (
         "A replay may overwrite what another graph returned; tokens, counts or betas then differ from those of "
         "the same functions on the same shapes. Any difference is an error: nothing that follows can be trusted."
@@ -128,7 +128,7 @@ def tested() -> Number:
 class Captures(Phase):
     """A whole run of 32 prompts whose gamma changes."""
 
-    number, title, seconds = 10, "captures and memory over 32 prompts", 45
+    number, title, seconds = 10, "captures and memory over 32 prompts", 40
     meaning = (
         "All graphs have to be captured in warm-up: a later capture takes a hundred times as long as a round and is "
         "timed with it. Reserved memory must not grow from prompt to prompt."

@@ -25,7 +25,7 @@ LAUNCH = 100.0  # us, for the middle one
 class Leaves(Phase):
     """Softmax, draw, verdict and recorder, each as a graph of its own."""
 
-    number, title, seconds = 7, "softmax, draw, verdict and recorder alone", 25
+    number, title, seconds = 7, "softmax, draw, verdict and recorder alone", 20
     meaning = (
         "What a round does besides the models' calls. The verdict with its commit is most of o; a draw is part of "
         "every drafter step, so of c. Too slow: p and q are read many times, or one row is one block of threads."
@@ -63,7 +63,7 @@ def leaves(rows: int, device: torch.device) -> dict[str, Callable[[], Any]]:
 class Launches(Phase):
     """Graphs of many nodes that do nothing."""
 
-    number, title, seconds = 11, "launching a graph", 20
+    number, title, seconds = 11, "launching a graph", 15
     meaning = (
         "Until the call that replays a graph returns, Python can do nothing else. A round launches three to five "
         "graphs; too slow means that fewer, larger graphs pay."

@@ -53,7 +53,7 @@ def decoding(parts: Parts) -> Decoding:
 class Synchronisations(Phase):
     """Counts what PyTorch's own debug mode reports."""
 
-    number, title, seconds = 5, "waiting for the device", 55
+    number, title, seconds = 5, "waiting for the device", 50
     meaning = (
         "A decoder has to wait once a round, to learn what was kept. The remark names the lines that waited most. "
         "A few waits at the start of a text are allowed for."
@@ -81,7 +81,7 @@ class Synchronisations(Phase):
 class Clocks(Phase):
     """Events against the host's clock, with and without the recorder."""
 
-    number, title, seconds = 6, "events against the host's clock", 40
+    number, title, seconds = 6, "events against the host's clock", 35
     meaning = (
         "The round's length by events must be its length by the host's clock, and recording must not change it. If "
         "events are shorter, host time hides behind the recorder; if the control without recorder is faster, the "

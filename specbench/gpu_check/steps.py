@@ -42,7 +42,7 @@ def step_bytes(parts: Parts, columns: int) -> float:
 class Step(Phase):
     """A one-token step of the 3B shape under graphs."""
 
-    number, title, seconds = 3, "one-token step of the 3B shape", 45
+    number, title, seconds = 3, "one-token step of the 3B shape", 40
     meaning = (
         "A step has to read every weight once, so its bytes over its time should be near what the memory can read. A "
         "low share means kernels that are too small or too many: see phases 2 and 4."
@@ -69,7 +69,7 @@ class Step(Phase):
 class Fused(Phase):
     """The same step by every executor that runs on CUDA."""
 
-    number, title, seconds = 4, "the step by each executor", 80
+    number, title, seconds = 4, "the step by each executor", 75
     meaning = (
         "The same step in eager mode, captured, and compiled before it is captured. Fusing takes kernels away, which "
         "matters most where each is short. More kernels a layer than the limit: Inductor broke the forward into parts."
@@ -98,7 +98,7 @@ class Fused(Phase):
 class Widths(Phase):
     """v: the target's call on more than one token."""
 
-    number, title, seconds = 8, "the target's call on 1 to 16 tokens", 35
+    number, title, seconds = 8, "the target's call on 1 to 16 tokens", 30
     meaning = (
         "Theorem 3.8 takes a call on gamma + 1 tokens to cost as much as on one. The limit is for gamma 5. Above it: "
         "attention reads keys once for each token, or the matrix products change their kernel."
