@@ -33,7 +33,10 @@ class SmallLab(Lab):
     """A CPU, without graphs, and small shapes. What it is asked for must be possible on CUDA."""
 
     def parts(self, *overrides):
-        check(composed(["device=cuda", "logger=none", *overrides]))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(torch.cuda, "is_available", lambda: True)
+            patch.setattr(torch.cuda, "device_count", lambda: 1)
+            check(composed(["device=cuda", "logger=none", *overrides]))
         return super().parts(*overrides)
 
     def overrides(self, overrides):

@@ -24,7 +24,7 @@ SANITIZER_SECONDS, PYTEST_SECONDS = 40, 50
 ERRORS = 9  # compute-sanitizer's exit code if it found any
 
 
-def decoded(parts: Parts, count: int, length: int = LENGTH, new: int = NEW) -> Decoded:
+def decoded(parts: Parts, count: int, length: int, new: int) -> Decoded:
     """Decodes `count` texts speculatively, with everything that is recorded."""
     jobs = jobs_of(parts, count, length, new)
     with torch.inference_mode():
@@ -52,7 +52,9 @@ class Clobber(Phase):
     def measure(self, prepared: Lab, timer: Timer) -> Iterator[Number]:
         for rows, temperature in self.cases:
             run = ("gamma=5", f"batch_size={rows}", f"temperature={temperature}", "dtype=float32")
-            ours, plain = (decoded(prepared.parts(*run, *way), 2 * rows) for way in ((GRAPHS,), WITHOUT_GRAPHS))
+            ours, plain = (
+                decoded(prepared.parts(*run, *way), 2 * rows, LENGTH, NEW) for way in ((GRAPHS,), WITHOUT_GRAPHS)
+            )
             where = f"B {rows}, T {temperature}"
             differ = sum(a != b for a, b in zip(texts(ours), texts(plain), strict=True))
             yield Number(f"texts that differ, {where}", differ, f"of {2 * rows}", ("<=", 0.0))
@@ -108,7 +110,9 @@ class Equality(Phase):
     def measure(self, prepared: Lab, timer: Timer) -> Iterator[Number]:
         for cache, drafter in self.cases:
             run = (f"cache={cache}", f"drafter={drafter}", "dtype=float32", "temperature=0", "batch_size=2")
-            ours, plain = (texts(decoded(prepared.parts(*run, way), 6, 40, 64)) for way in (GRAPHS, "executor=eager"))
+            ours, plain = (
+                texts(decoded(prepared.parts(*run, way), 6, LENGTH, NEW // 4)) for way in (GRAPHS, "executor=eager")
+            )
             differ = sum(a != b for a, b in zip(ours, plain, strict=True))
             yield Number(f"texts that differ, {cache}, {drafter}", differ, "of 6", ("<=", 0.0))
         yield tested()
