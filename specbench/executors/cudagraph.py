@@ -13,6 +13,9 @@ results into buffers outside the pool, and the pool holds only what a graph need
 takes microseconds. The buffers serve a function's graphs of all shapes, which costs less than a pool for each phase,
 and the next graph reads them where they are, which costs less than clones after each replay.
 
+**Programs.** With `compile`, what a graph records is a program of TorchInductor wherever a leaf has one: its kernels
+do what would be three times as many operations. Layers with the same input share one product.
+
 **Captures change nothing.** A capture itself computes nothing. The calls before it, which CUDA needs to choose
 algorithms and to load kernels, run on copies of the rows and on a stand-in for the cache.
 """
@@ -28,10 +31,14 @@ import torch
 from torch import Tensor
 
 from specbench.component import Choices
-from specbench.decoding.executor import Executor, HasCache
+from specbench.decoding.executor import Executor, HasCache, Module
 from specbench.decoding.state import Rows
 from specbench.executors.arguments import flatten, rebuild
 from specbench.executors.buckets import bucket, bucket_lengths, refuse_growing_cache
+from specbench.executors.layers import packed
+from specbench.executors.leaf import Leaf
+from specbench.executors.programs import Programs
+from specbench.settings import BaseSettings, setting
 
 WARM_UP_CALLS = 2  # calls before a capture, in which kernels choose algorithms and constants are made
 
@@ -41,7 +48,14 @@ class CudaGraphExecutor(Executor):
 
     fixed_shapes = True
 
-    def __init__(self) -> None:
+    @dataclass
+    class Settings(BaseSettings):
+        compile: bool = setting(default=True)
+
+    def __init__(self, programs: Programs | None = None) -> None:
+        """Leaves run as `programs`, and those that are missing are compiled; without any they run as they are."""
+        self.programs = programs
+        self.leaves: dict[Callable[..., Any], Leaf] = {}
         self.inside = False  # a captured function: what it calls is part of its graph
         self.warm = False  # warm-up is over
         self.captures, self.late = 0, 0  # captures in all, and those after warm-up
@@ -52,7 +66,7 @@ class CudaGraphExecutor(Executor):
 
     @classmethod
     def from_settings(cls, settings: Any, device: torch.device, run: Choices, identity: str) -> "CudaGraphExecutor":
-        return cls()
+        return cls(Programs.stored(identity) if settings.compile else None)
 
     @classmethod
     def refuses(cls, settings: Any, run: Choices) -> str | None:
@@ -60,13 +74,23 @@ class CudaGraphExecutor(Executor):
             return f"on device={run.device}: it needs CUDA, use executor=compiled"
         return refuse_growing_cache(run)
 
+    def load(self, module: Module, exact: bool = True) -> Module:
+        """One product for layers with the same input, whose results may differ by the rounding of the dtype."""
+        return packed(module)
+
     def leaf(self, function: Callable[..., Any], model: HasCache | None = None) -> Callable[..., Any]:
-        return self.captured(function, () if model is None else (model,))
+        models = () if model is None else (model,)
+        if self.programs is None or torch.compiler.is_compiling():
+            return self.captured(function, models)
+        if function not in self.leaves:
+            self.leaves[function] = Leaf(function, model, self.programs, compiles=True)
+        return self.captured(self.leaves[function], models)
 
     def phase(
         self, function: Callable[..., Any], model: HasCache | None = None, usual: bool = True
     ) -> Callable[..., Any]:
-        return self.leaf(function, model)
+        """A phase itself is not compiled: it calls leaves, and all of it is one graph."""
+        return self.captured(function, () if model is None else (model,))
 
     def captured(self, function: Callable[..., Any], models: Sequence[HasCache]) -> Callable[..., Any]:
         """A version of any function that runs as a CUDA graph. Its arguments and results are those of `flatten`: tensors
@@ -106,6 +130,11 @@ class CudaGraphExecutor(Executor):
             "captures": self.captures,
             "captures_after_warm_up": self.late,
             "bytes": self.bytes(),
+            **(
+                {}
+                if self.programs is None
+                else {"programs": {"found": self.programs.found, "made": self.programs.made}}
+            ),
         }
 
     def notes(self) -> list[str]:
