@@ -10,7 +10,7 @@ document: for each leaf and number of layers the calls of one program, in order.
 import json
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -138,8 +138,9 @@ def program(of: LanguageModel, function: Callable[..., Any], arguments: tuple[An
     except Exception:  # WrittenError, as Inductor passes it on
         if not written:
             raise
-    assert len(written) == 1, "a graph break"
-    return written[0]
+    (code,) = written  # one program: there is no graph break
+    assert "_cpu(" not in code and "device='cpu'" not in code, "the program uses the host"
+    return code
 
 
 def calls(code: str) -> list[str]:
@@ -147,19 +148,19 @@ def calls(code: str) -> list[str]:
     return CALL.findall(code[code.index("def call(") :])
 
 
-def main(executor: Executor, layers: Sequence[int]) -> dict[str, dict[int, list[str]]]:
+def main() -> dict[str, dict[int, list[str]]]:
+    """The calls by leaf and number of layers. "unpacked" is the target's call without shared products."""
     written = answer_for_the_device()
-    found: dict[str, dict[int, list[str]]] = {"score": {}, "step": {}}
+    found: dict[str, dict[int, list[str]]] = {"score": {}, "step": {}, "unpacked": {}}
     with fake_cuda(), OneKernelAttention(), torch._inductor.config.patch(SETTINGS):
-        for count in layers:
-            of = model(count, executor)
-            for name, (function, arguments) in {"score": score(of, 5), "step": step(of)}.items():
-                code = program(of, function, arguments, written)
-                assert "_cpu(" not in code and "device='cpu'" not in code, "the program uses the host"
-                found[name][count] = calls(code)
+        for layers in (2, 3):
+            of = model(layers, CudaGraphExecutor())
+            found["score"][layers] = calls(program(of, *score(of, 5), written))
+            found["step"][layers] = calls(program(of, *step(of), written))
+        of = model(2, Executor())
+        found["unpacked"][2] = calls(program(of, *score(of, 5), written))
     return found
 
 
 if __name__ == "__main__":
-    chosen = Executor() if sys.argv[1:] == ["unpacked"] else CudaGraphExecutor()
-    json.dump(main(chosen, layers=(2, 3)), sys.stdout)
+    json.dump(main(), sys.stdout)

@@ -249,7 +249,7 @@ class Captured:
     def _capture(self, spec: Any, tensors: list[Tensor], stays: list[bool], alive: list[weakref.ref[Tensor]]) -> Graph:
         """Runs the function on copies to warm up, and captures it. `stays` says which of the tensors are used in
         place."""
-        copies = [t.clone() for t in tensors]
+        copies = [twin(t) for t in tensors]
         inputs = [t if own else copy for t, copy, own in zip(tensors, copies, stays, strict=True)]
         executor = self.executor
         with executor.whole():
@@ -288,6 +288,14 @@ class Captured:
         """Bytes of results and of the graphs' own inputs."""
         inputs = sum(own.nbytes for graph in self.graphs.values() for _, own in graph.copied)
         return inputs + sum(buffer.nbytes for made in self.buffers.values() for buffer in made)
+
+
+def twin(t: Tensor) -> Tensor:
+    """A copy of a tensor of any shape with the same strides: a program of Inductor is for these. If several of its
+    entries are one place in memory, the copy is contiguous."""
+    if any(step == 0 and size > 1 for size, step in zip(t.shape, t.stride(), strict=True)):
+        return t.clone()
+    return t.new_empty_strided(t.shape, t.stride()).copy_(t)
 
 
 @contextmanager
