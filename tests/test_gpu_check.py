@@ -40,7 +40,8 @@ class SmallLab(Lab):
         return super().parts(*overrides)
 
     def overrides(self, overrides):
-        wanted = [word.replace(GRAPHS, "executor=eager") for word in overrides if "_target_" not in word]
+        own = ("executor._target_", "executor.compile")
+        wanted = [word.replace(GRAPHS, "executor=eager") for word in overrides if not word.startswith(own)]
         for choice, shape in SMALL.items():
             if choice in wanted:
                 group = choice.partition("=")[0]
@@ -53,8 +54,8 @@ class FakeLab(Lab):
 
     def overrides(self, overrides):
         layers = ["target.shape.num_hidden_layers=2"] if "target=llama3b" in overrides else []
-        graphs = [word for given in overrides for word in (WITHOUT_GRAPHS if given == GRAPHS else (given,))]
-        return super().overrides([*graphs, *layers])
+        wanted = [word for given in overrides for word in (WITHOUT_GRAPHS if given == GRAPHS else (given,))]
+        return super().overrides([word for word in wanted if word != "executor.compile=true"] + layers)
 
 
 class FakeTimer:
@@ -104,7 +105,7 @@ EXPECTED = {  # a number of each phase, and its verdict with the timer's numbers
     1: ("texts that differ, B 2, T 1", PASSED),
     2: ("longest first call, cuDNN off", PASSED),
     3: ("share of the read roof at 64 columns", FAILED),
-    4: ("kernels a layer, captured", TOLD),
+    4: ("kernels a layer at 64 columns, compiled", FAILED),
     5: ("waits a round, cudagraph, paged", PASSED),
     6: ("events / host, waiting for the recorder", PASSED),
     7: ("verdict and commit, B 1", FAILED),
@@ -256,8 +257,8 @@ def test_without_cuda_it_says_so_and_exits_with_2(monkeypatch, capsys, tmp_path)
 
 
 def test_its_own_command_line_is_understood(tmp_path):
-    words = runner.own_command("cuda:1", tmp_path)(3)
+    words = runner.own_command("cuda:1", tmp_path, compiled=True)(3)
     options = command.parsed(words[3:])
-    assert (options.child, options.device, options.out) == (3, "cuda:1", str(tmp_path))
+    assert (options.child, options.device, options.out, options.compile) == (3, "cuda:1", str(tmp_path), True)
     assert command.parsed(["--phase", "3", "--phase", "8"]).phase == [3, 8]
     assert ends(lambda: command.parsed(["--phase", "13"])) == 2

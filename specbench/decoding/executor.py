@@ -100,6 +100,9 @@ class Executor(Component):
         """Text lengths, in tokens, to warm up: one per shape bucket up to `columns`; empty without buckets."""
         return []
 
+    def prepare(self) -> None:
+        """Called before each warm-up."""
+
     def ready(self) -> None:
         """Called after each warm-up, when all usual shapes have been met."""
 

@@ -10,7 +10,7 @@ B rows, T columns, V vocabulary.
 
 import hashlib
 from collections.abc import Callable
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import TypeVar
 
 import torch
@@ -64,13 +64,14 @@ def renew(noise: Tensor, done: Tensor) -> None:
 
 def constant(make: Callable[..., Made]) -> Callable[..., Made]:
     """A version of `make` that keeps what it returned for each set of hashable arguments; for tensors that never
-    change. While a compiler traces it is `make` itself, so that traced code makes its own."""
+    change. It keeps them for good, since captured graphs read them where they are. While a compiler traces it is `make`
+    itself, so that traced code makes its own."""
     return make if torch.compiler.is_compiling() else _kept(make)
 
 
-@lru_cache(maxsize=8)
+@cache
 def _kept(make: Callable[..., Made]) -> Callable[..., Made]:
-    return lru_cache(maxsize=64)(make)
+    return lru_cache(maxsize=None)(make)
 
 
 def _mix(x: Tensor) -> Tensor:

@@ -34,10 +34,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         stop(str(error), 2)
     folder = Path(options.out)
     if options.child is not None:
-        child(options.child, device, folder)
+        child(options.child, device, folder, options.compile)
         return
     wanted = [PHASES[number] for number in options.phase or PHASES]
-    sys.exit(check_all(wanted, folder, options.limit_seconds, own_command(options.device, folder)))
+    sys.exit(check_all(wanted, folder, options.limit_seconds, own_command(options.device, folder, options.compile)))
 
 
 def parsed(argv: Sequence[str]) -> argparse.Namespace:
@@ -47,15 +47,16 @@ def parsed(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--out", default="outputs/gpu_check", help="folder for results.json, report.html and logs")
     parser.add_argument("--limit-seconds", type=float, default=600, help="for all of them together")
     parser.add_argument("--device", default="cuda", help="cuda or cuda:N")
+    parser.add_argument("--compile", action="store_true", help="graphs of compiled programs; makes them, for minutes")
     parser.add_argument("--child", type=int, choices=PHASES, help=argparse.SUPPRESS)  # one phase, in this process
     return parser.parse_args(argv)
 
 
-def child(number: int, device: torch.device, folder: Path) -> None:
+def child(number: int, device: torch.device, folder: Path, compiled: bool) -> None:
     """Runs one phase in this process."""
     torch.cuda.set_device(device)
     write_facts(device, folder)
-    lab = Lab(device, folder / f"phase_{number}")
+    lab = Lab(device, folder / f"phase_{number}", compiled)
     measure_into(PHASES[number](), lab, CudaTimer(device), lines_of(folder, number))
 
 

@@ -19,7 +19,7 @@ FIRST_CALL = 5e-3  # seconds; plans that are made for each length take 20 to 40 
 class Attention(Phase):
     """One layer's attention by PyTorch."""
 
-    number, title, seconds = 2, "attention of one layer", 35
+    number, title, seconds = 2, "attention of one layer", 30
     meaning = (
         "Backends that take no mask, or copy keys for each query head, are slow in ways that depend on the mask. The "
         "first call at a new length must not make a plan: a decoder meets a new length in every round."

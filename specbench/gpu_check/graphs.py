@@ -39,7 +39,7 @@ def texts(found: Decoded) -> list[list[int]]:
 class Clobber(Phase):
     """The same texts with and without graphs, on the same shapes."""
 
-    number, title, seconds = 1, "graphs against the same functions without graphs", 75
+    number, title, seconds = 1, "graphs against the same functions without graphs", 65
     meaning = (
         "A replay may overwrite what another graph returned; tokens, counts or betas then differ from those of "
         "the same functions on the same shapes. Any difference is an error: nothing that follows can be trusted."
@@ -97,7 +97,7 @@ def finished(command: Sequence[str], seconds: float) -> tuple[int | None, str]:
 class Equality(Phase):
     """Greedy texts in float32, and the tests that need a GPU."""
 
-    number, title, seconds = 9, "greedy texts of graphs and of eager mode", 75
+    number, title, seconds = 9, "greedy texts of graphs and of eager mode", 65
     meaning = (
         "In float32 and at temperature 0 graphs must give eager mode's tokens, all of them, in one process after the "
         "other. A single differing text may be a tie of two logits: compare them before looking for an error."
@@ -132,7 +132,7 @@ def tested() -> Number:
 class Captures(Phase):
     """A whole run of 32 prompts whose gamma changes."""
 
-    number, title, seconds = 10, "captures and memory over 32 prompts", 40
+    number, title, seconds = 10, "captures and memory over 32 prompts", 35
     meaning = (
         "All graphs have to be captured in warm-up: a later capture takes a hundred times as long as a round and is "
         "timed with it. Reserved memory must not grow from prompt to prompt."

@@ -24,21 +24,22 @@ PAIR = ("target=llama3b", "drafter=llama1b", "target.weights=random", "drafter.w
 TARGET = ("target=llama3b", "target.weights=random", "drafter=ngram")  # the 3B shape alone
 GRAPHS = "executor=cudagraph"
 # The executor of graphs with the shapes of graphs, but without any.
-WITHOUT_GRAPHS = (GRAPHS, "executor._target_=specbench.gpu_check.lab.Uncaptured")
+WITHOUT_GRAPHS = (GRAPHS, "executor._target_=specbench.gpu_check.lab.Uncaptured", "executor.compile=false")
 
 
 class Uncaptured(CudaGraphExecutor):
     """Runs the functions that would be captured, on the same shapes: what graphs must agree with."""
 
-    def leaf(self, function: Any, model: Any = None) -> Any:
+    def captured(self, function: Any, models: Any) -> Any:
         return function
 
 
 class Lab:
-    """A device to check, and a folder for what the checks write."""
+    """A device to check, a folder for what the checks write, and whether graphs are of compiled programs where a check
+    does not say."""
 
-    def __init__(self, device: torch.device, folder: Path):
-        self.device, self.folder = device, folder
+    def __init__(self, device: torch.device, folder: Path, compiled: bool = False):
+        self.device, self.folder, self.compiled = device, folder, compiled
 
     def parts(self, *overrides: str) -> Parts:
         """The parts of a run with these overrides on this device. Raises ConfigError."""
@@ -46,7 +47,8 @@ class Lab:
 
     def overrides(self, overrides: Sequence[str]) -> list[str]:
         """These overrides, and what all runs of the checks share."""
-        return [f"device={self.device}", "logger=none", *overrides]
+        kind = [f"executor.compile={self.compiled}"] if GRAPHS in overrides else []
+        return [f"device={self.device}", "logger=none", *kind, *overrides]
 
 
 def composed(overrides: Sequence[str]) -> Any:

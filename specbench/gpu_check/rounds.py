@@ -53,7 +53,7 @@ def decoding(parts: Parts) -> Decoding:
 class Synchronisations(Phase):
     """Counts what PyTorch's own debug mode reports."""
 
-    number, title, seconds = 5, "waiting for the device", 50
+    number, title, seconds = 5, "waiting for the device", 45
     meaning = (
         "A decoder has to wait once a round, to learn what was kept. The remark names the lines that waited most. "
         "A few waits at the start of a text are allowed for."

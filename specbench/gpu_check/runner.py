@@ -106,7 +106,8 @@ def read(path: Path) -> list[Number]:
     return [Number.from_dict(json.loads(line)) for line in found]
 
 
-def own_command(device: str, folder: Path) -> Command:
+def own_command(device: str, folder: Path, compiled: bool = False) -> Command:
     """This command, for one phase."""
     start = [sys.executable, "-m", "specbench.gpu_check", "--device", device, "--out", str(folder)]
+    start += ["--compile"] if compiled else []
     return lambda number: [*start, "--child", str(number)]

@@ -1,5 +1,6 @@
 """Phases 3, 4 and 8: how long the target's call takes, and how much of the memory's rate it reads."""
 
+import dataclasses
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -11,9 +12,9 @@ from specbench.gpu_check.lab import GRAPHS, TARGET, Lab, text_in_cache
 from specbench.gpu_check.timer import Timer
 from specbench.measure.bandwidth import CALLS, Roofs, cuda_roofs
 from specbench.run.parts import Parts
-from specbench.settings import ConfigError
 
-SHARES = {1024: 0.85, 4096: 0.80}  # of the read roof, by cache columns
+SHARES = {1024: 0.85, 4096: 0.80}  # of the read roof, by cache columns, when its operations are fused
+UNFUSED_SHARE = 0.4
 WIDTHS = (1, 2, 4, 6, 8, 16)  # tokens of a call
 MOST_KERNELS = 14  # a layer, when its operations are fused
 
@@ -42,7 +43,7 @@ def step_bytes(parts: Parts, columns: int) -> float:
 class Step(Phase):
     """A one-token step of the 3B shape under graphs."""
 
-    number, title, seconds = 3, "one-token step of the 3B shape", 40
+    number, title, seconds = 3, "one-token step of the 3B shape", 35
     meaning = (
         "A step has to read every weight once, so its bytes over its time should be near what the memory can read. A "
         "low share means kernels that are too small or too many: see phases 2 and 4."
@@ -55,44 +56,43 @@ class Step(Phase):
         roofs = roofs_by(timer, prepared.target.device)
         yield Number("read roof", roofs.read / 1e9, "GB/s")
         yield Number("copy roof", None if roofs.copy is None else roofs.copy / 1e9, "GB/s")
-        for columns, share in SHARES.items():
-            call = score_call(prepared, columns)
-            seconds = timer.device(call)
-            rate = step_bytes(prepared, columns) / seconds
-            where = f"at {columns:,} columns"
-            yield Number(f"step {where}", seconds * 1e3, "ms")
-            yield Number(f"rate {where}", rate / 1e9, "GB/s")
-            yield Number(f"share of the read roof {where}", rate / roofs.read, "", (">=", share))
-        yield Number("kernels of a step", timer.kernels(call))
+        for columns in SHARES:
+            yield from step(prepared, columns, timer, roofs, UNFUSED_SHARE)
+
+
+def step(
+    parts: Parts, columns: int, timer: Timer, roofs: Roofs, share: float | None, name: str = ""
+) -> Iterator[Number]:
+    """A one-token step at so many columns, and the share of the read roof that it has to reach, if any."""
+    call = score_call(parts, columns)
+    seconds, where = timer.device(call), f"at {columns:,} columns{name}"
+    rate = step_bytes(parts, columns) / seconds
+    limit = None if share is None else (">=", share)
+    yield Number(f"step {where}", seconds * 1e3, "ms", None, f"{rate / 1e9:,.0f} GB/s")
+    yield Number(f"share of the read roof {where}", rate / roofs.read, "", limit)
+    yield Number(f"kernels a layer {where}", timer.kernels(call) / parts.target.config.num_hidden_layers)
 
 
 class Fused(Phase):
-    """The same step by every executor that runs on CUDA."""
+    """The same step in eager mode, and as a graph of a compiled program."""
 
-    number, title, seconds = 4, "the step by each executor", 75
+    number, title, seconds = 4, "the step in eager mode, and compiled", 130
     meaning = (
-        "The same step in eager mode, captured, and compiled before it is captured. Fusing takes kernels away, which "
-        "matters most where each is short. More kernels a layer than the limit: Inductor broke the forward into parts."
+        "Fusing takes kernels away, which matters most where each is short. Out of time: the programs are kept on the "
+        "disk, so run this phase again. More kernels a layer than the limit: Inductor broke the forward into parts."
     )
-    # What each is called, and its overrides; one that this version does not offer is told as such.
-    ways = (("eager", ("executor=eager",)), ("captured", (GRAPHS,)), ("fused, then captured", ("executor=fused",)))
 
     def prepare(self, lab: Lab) -> Lab:
         return lab
 
     def measure(self, prepared: Lab, timer: Timer) -> Iterator[Number]:
-        for name, overrides in self.ways:
-            best = name == self.ways[-1][0]
-            limit = ("<=", float(MOST_KERNELS)) if best else None
-            try:
-                parts = prepared.parts(*TARGET, *overrides)
-            except ConfigError as error:
-                yield Number(f"kernels a layer, {name}", None, "", limit, str(error))
-                continue
-            call = score_call(parts, 1024)
-            yield Number(f"step, {name}", timer.device(call) * 1e3, "ms")
-            layers = parts.target.config.num_hidden_layers
-            yield Number(f"kernels a layer, {name}", timer.kernels(call) / layers, "", limit)
+        roofs = roofs_by(timer, prepared.device)
+        yield from step(prepared.parts(*TARGET, "executor=eager"), 1024, timer, roofs, None, ", eager")
+        parts = prepared.parts(*TARGET, GRAPHS, "executor.compile=true")
+        for columns, share in SHARES.items():
+            for number in step(parts, columns, timer, roofs, share, ", compiled"):
+                kernels = number.name.startswith("kernels")
+                yield dataclasses.replace(number, limit=("<=", float(MOST_KERNELS))) if kernels else number
 
 
 class Widths(Phase):

@@ -20,7 +20,7 @@ PEERS = {"generate": 4.0, "assisted": 5.0}  # how many times as fast as transfor
 class Whole(Phase):
     """A run of the pair with transformers' decoders, then batches of rows."""
 
-    number, title, seconds = 12, "the whole run of the 1B and 3B shapes", 110
+    number, title, seconds = 12, "the whole run of the 1B and 3B shapes", 95
     meaning = (
         "What a user gets. c, v and o say which part is too slow; measured / Theorem 3.8 says how much the engine adds "
         "to what the theorem counts. Batches decode many texts at once, through the paged cache."
