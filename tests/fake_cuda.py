@@ -9,7 +9,6 @@ Nothing is computed and no memory is used, so weights may have any size. A value
 DynamicOutputShapeException, and mixed devices raise FakeTensorDeviceMismatchError.
 """
 
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -43,7 +42,7 @@ def on_cuda(make: Callable[..., Module], config: Any, dtype: torch.dtype = torch
 
 
 class WithoutGuard(TorchFunctionMode):
-    """Steps around the four methods of tensors that need the guard of the CUDA device in C++, which builds of PyTorch
+    """Steps around the three methods of tensors that need the guard of the CUDA device in C++, which builds of PyTorch
     without CUDA lack: they become the operations that they consist of."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -57,8 +56,6 @@ class WithoutGuard(TorchFunctionMode):
                 return args[0].clone(memory_format=kwargs.get("memory_format", torch.contiguous_format))
             if func is Tensor.contiguous:
                 return args[0]
-            if func is Tensor.copy_:
-                return aten.copy_(*args, **kwargs)
         return func(*args, **kwargs)
 
 
@@ -98,8 +95,7 @@ def views(x: Tensor, index: Any) -> tuple[Tensor, list[Tensor | None]]:
             x = aten.select(x, dim, entry)
             continue
         elif isinstance(entry, slice):
-            start, stop = entry.start or 0, sys.maxsize if entry.stop is None else entry.stop  # as compilers expect
-            x = x if entry == slice(None) else aten.slice(x, dim, start, stop, entry.step or 1)
+            x = x if entry == slice(None) else aten.slice(x, dim, entry.start, entry.stop, entry.step or 1)
         elif isinstance(entry, Tensor):
             indices += [None] * (dim - len(indices)) + [entry]
         if entry is Ellipsis:

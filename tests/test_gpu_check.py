@@ -8,8 +8,7 @@ import time
 
 import pytest
 import torch
-import transformers
-from fake_cuda import fake_cuda, on_cuda
+from cuda_on_cpu import MixedDevicesError, cuda_on_cpu, to_cuda
 
 from specbench.config.checks import check
 from specbench.gpu_check import __main__ as command
@@ -26,7 +25,7 @@ SMALL = {
     "drafter=llama1b": {"vocab_size": 4096, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1,
                         "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16},
 }  # fmt: skip
-ON_FAKE_CUDA = (2, 3, 4, 7, 8, 11)  # phases that time single calls
+ON_CUDA = (2, 3, 4, 6, 7, 8, 11)  # phases that time single calls or rounds
 
 
 class SmallLab(Lab):
@@ -42,20 +41,25 @@ class SmallLab(Lab):
     def overrides(self, overrides):
         own = ("executor._target_", "executor.compile")
         wanted = [word.replace(GRAPHS, "executor=eager") for word in overrides if not word.startswith(own)]
-        for choice, shape in SMALL.items():
-            if choice in wanted:
-                group = choice.partition("=")[0]
-                wanted += [f"{group}.shape.{key}={value}" for key, value in shape.items()]
-        return super().overrides([*wanted, "max_new_tokens=6", "data.limit=1", "gamma=1"])
+        return super().overrides(shrunk(wanted))
 
 
-class FakeLab(Lab):
-    """The fake CUDA device, real widths, two layers, and no graphs."""
+def shrunk(overrides):
+    """The same run on small shapes, one prompt and few tokens."""
+    shapes = [
+        f"{choice.partition('=')[0]}.shape.{key}={value}"
+        for choice, shape in SMALL.items() if choice in overrides for key, value in shape.items()
+    ]  # fmt: skip
+    policy = ["gamma_policy.largest=2"] if "gamma_policy=adaptive" in overrides else []
+    return [*overrides, *shapes, *policy, "max_new_tokens=6", "data.limit=1", "gamma=1"]
+
+
+class CudaLab(Lab):
+    """Device "cuda", small shapes, and no graphs."""
 
     def overrides(self, overrides):
-        layers = ["target.shape.num_hidden_layers=2"] if "target=llama3b" in overrides else []
         wanted = [word for given in overrides for word in (WITHOUT_GRAPHS if given == GRAPHS else (given,))]
-        return super().overrides([word for word in wanted if word != "executor.compile=true"] + layers)
+        return super().overrides([word for word in shrunk(wanted) if word != "executor.compile=true"])
 
 
 class FakeTimer:
@@ -127,38 +131,36 @@ def test_every_phase_measures(number, small, tmp_path):
 
 
 @pytest.fixture
-def on_fake_cuda(monkeypatch):
-    """Device "cuda" without a GPU: nothing is computed."""
+def cuda(monkeypatch):
+    """Device "cuda" without a GPU: its operations run on the CPU, and mixed devices are refused."""
+    load = pretrained.load_module
 
-    def load(settings, role, device, dtype, seed):
-        config = pretrained.load_config(settings, role)
-        make = transformers.AutoModelForCausalLM.from_config
-        return on_cuda(lambda config: make(config, attn_implementation="sdpa"), config, dtype)
+    def loaded(settings, role, device, dtype, seed):
+        return to_cuda(load(settings, role, torch.device("cpu"), dtype, seed))
 
-    monkeypatch.setattr(pretrained, "load_module", load)
+    monkeypatch.setattr(pretrained, "load_module", loaded)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "fake")
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (10**11, 10**11))
-    with fake_cuda():
-        yield
+    monkeypatch.setattr(runner, "inference_mode", torch.no_grad)
+    with cuda_on_cpu() as device:
+        yield device
 
 
-@pytest.mark.parametrize("number", ON_FAKE_CUDA)
-def test_shapes_and_devices_are_those_of_cuda(number, on_fake_cuda, monkeypatch, tmp_path):
-    monkeypatch.setattr(steps, "WIDTHS", (1, 6, 16))
+@pytest.mark.parametrize("number", ON_CUDA)
+def test_devices_are_those_of_cuda(number, small, cuda, monkeypatch, tmp_path):
     path = lines_of(tmp_path, number)
-    measure_into(PHASES[number](), FakeLab(torch.device("cuda"), tmp_path), FakeTimer(), path)
+    measure_into(PHASES[number](), CudaLab(torch.device("cuda"), tmp_path), FakeTimer(), path)
     assert len(read(path)) >= 3
 
 
-def test_a_tensor_on_the_host_is_noticed(on_fake_cuda, monkeypatch, tmp_path):
-    """Negative control of the fake device."""
-    made = attention.tensors
-    monkeypatch.setattr(
-        attention, "tensors", lambda *given: (*made(*given)[:2], torch.ones(1, 8, 128, 128).bfloat16(), None)
-    )
-    with pytest.raises(Exception, match="device"):
-        measure_into(PHASES[2](), FakeLab(torch.device("cuda"), tmp_path), FakeTimer(), tmp_path / "lines")
+def test_a_tensor_on_the_host_is_noticed(small, cuda, monkeypatch, tmp_path):
+    """Negative control of the device."""
+    made, host = attention.tensors, torch.ones(1, 8, 16, 128, dtype=torch.bfloat16)
+    monkeypatch.setattr(attention, "tensors", lambda *given: (*made(*given)[:2], host, None))
+    with pytest.raises(MixedDevicesError):
+        measure_into(PHASES[2](), CudaLab(torch.device("cuda"), tmp_path), FakeTimer(), tmp_path / "lines")
 
 
 def test_a_number_knows_its_verdict():

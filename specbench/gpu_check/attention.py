@@ -63,7 +63,7 @@ def tensors(device: torch.device, queries: int, columns: int, mask: str) -> tupl
     seen = (torch.arange(columns, device=device) <= own)[None, None]
     if mask == "bool":
         return q, k, v, seen
-    return q, k, v, torch.zeros(seen.shape, dtype=q.dtype, device=device).masked_fill(~seen, -torch.inf)
+    return q, k, v, torch.zeros(seen.shape, dtype=q.dtype, device=device).masked_fill(seen.logical_not(), -torch.inf)
 
 
 def attend(q: Any, k: Any, v: Any, mask: Any) -> Any:

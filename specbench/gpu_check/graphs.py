@@ -27,8 +27,7 @@ ERRORS = 9  # compute-sanitizer's exit code if it found any
 def decoded(parts: Parts, count: int, length: int, new: int) -> Decoded:
     """Decodes `count` texts speculatively, with everything that is recorded."""
     jobs = jobs_of(parts, count, length, new)
-    with torch.inference_mode():
-        return Session(parts).decode(jobs, True, length + new + parts.spare)
+    return Session(parts).decode(jobs, True, length + new + parts.spare)
 
 
 def texts(found: Decoded) -> list[list[int]]:

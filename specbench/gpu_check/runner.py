@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import inference_mode
 
 from specbench.gpu_check.check import Number, Outcome, Phase
 from specbench.gpu_check.lab import Lab
@@ -29,7 +30,7 @@ def measure_into(phase: Phase, lab: Lab, timer: Timer, path: Path) -> None:
     """Runs a phase here; appends each number to a file as it is found."""
     with path.open("a", encoding="utf-8") as file:
         prepared = phase.prepare(lab)
-        with torch.inference_mode():
+        with inference_mode():
             for number in phase.measure(prepared, timer):
                 file.write(json.dumps(number.as_dict()) + "\n")
                 file.flush()
