@@ -14,7 +14,7 @@ from rich.console import Console
 from specbench.devices import pick_device
 from specbench.gpu_check.check import PASSED, Outcome, Phase
 from specbench.gpu_check.lab import Lab
-from specbench.gpu_check.page import as_json, table, write
+from specbench.gpu_check.page import as_json, shown, write
 from specbench.gpu_check.phases import PHASES
 from specbench.gpu_check.runner import Command, lines_of, measure_into, own_command, run_phases, write_facts
 from specbench.gpu_check.timer import CudaTimer
@@ -69,7 +69,7 @@ def check_all(phases: Sequence[type[Phase]], folder: Path, limit: float, command
 
         def told(what: type[Phase] | Outcome) -> None:
             if isinstance(what, Outcome):
-                console.print(table(what))
+                console.print(shown(what))
             else:
                 status.update(f"{what.number} of {max(PHASES)}: {what.title} ({time.monotonic() - began:.0f} s so far)")
 

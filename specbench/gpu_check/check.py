@@ -1,6 +1,7 @@
 """What a check is: a phase that prepares and measures, numbers with limits, and verdicts."""
 
 import dataclasses
+import math
 import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
@@ -71,10 +72,11 @@ class Outcome:
 
     def as_dict(self) -> dict[str, Any]:
         """The entry of results.json."""
-        return dataclasses.asdict(self) | {
-            "numbers": [number.as_dict() for number in self.numbers],
-            "verdict": self.verdict,
-        }
+        numbers = [number.as_dict() for number in self.numbers]
+        for number in numbers:
+            if number["value"] is not None and not math.isfinite(number["value"]):
+                number["value"] = None  # not in JSON; its verdict stays
+        return dataclasses.asdict(self) | {"numbers": numbers, "verdict": self.verdict}
 
 
 class Phase(ABC):

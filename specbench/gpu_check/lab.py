@@ -42,12 +42,13 @@ class Lab:
         self.device, self.folder, self.compiled = device, folder, compiled
 
     def parts(self, *overrides: str) -> Parts:
-        """The parts of a run with these overrides on this device. Raises ConfigError."""
-        return build(check(composed(self.overrides(overrides))), lambda text: None)
+        """The parts of a run with these overrides on this device, built as a run's are. Raises ConfigError."""
+        with torch.inference_mode(False):
+            return build(check(composed(self.overrides(overrides))), lambda text: None)
 
     def overrides(self, overrides: Sequence[str]) -> list[str]:
         """These overrides, and what all runs of the checks share."""
-        kind = [f"executor.compile={self.compiled}"] if GRAPHS in overrides else []
+        kind = [f"executor.compile={str(self.compiled).lower()}"] if GRAPHS in overrides else []
         return [f"device={self.device}", "logger=none", *kind, *overrides]
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.box import SIMPLE_HEAD
+from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
@@ -66,18 +66,18 @@ def cells(number: Number) -> tuple[str, ...]:
     return number.name, value, number.unit, limit, number.verdict, number.remark
 
 
-def table(outcome: Outcome) -> Table:
-    """The numbers of one phase that have a limit, or all if none has."""
+def shown(outcome: Outcome) -> Group:
+    """A phase's verdict, and its phase that have a limit, or all if none has."""
     colour = COLOURS[outcome.verdict]
     title = Text(f"{outcome.number}. {outcome.title}: ").append(outcome.verdict, style=colour)
-    found = Table(title=title, title_justify="left", box=SIMPLE_HEAD, header_style="dim", show_header=False)
+    found = Table(box=None, show_header=False, padding=(0, 2))
     for justify in ("left", "right", "left", "left", "left"):
         found.add_column(justify=justify)
     judged = [number for number in outcome.numbers if number.limit is not None]
     for number in judged or outcome.numbers:
         *texts, verdict, remark = cells(number)
-        shown = Text(verdict, style=COLOURS.get(verdict, "dim"))
-        found.add_row(*map(Text, texts), shown if number.value is not None else Text(f"{verdict}: {remark[:60]}"))
+        word = Text(verdict, style=COLOURS.get(verdict, "dim"))
+        found.add_row(*map(Text, texts), word if number.value is not None else Text(f"{verdict}: {remark[:60]}"))
     if outcome.error:
         found.add_row(Text(outcome.error.splitlines()[-1][:110], style=colour))
-    return found
+    return Group(title, found)

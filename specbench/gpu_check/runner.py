@@ -29,9 +29,9 @@ Command = Callable[[int], Sequence[str]]  # the command of a phase's process
 def measure_into(phase: Phase, lab: Lab, timer: Timer, path: Path) -> None:
     """Runs a phase here; appends each number to a file as it is found."""
     with path.open("a", encoding="utf-8") as file:
-        prepared = phase.prepare(lab)
+        numbers = phase.measure(phase.prepare(lab), timer)  # which may free what was prepared
         with inference_mode():
-            for number in phase.measure(prepared, timer):
+            for number in numbers:
                 file.write(json.dumps(number.as_dict()) + "\n")
                 file.flush()
 
@@ -80,7 +80,7 @@ def run_phase(phase: type[Phase], folder: Path, allowed: float, command: Sequenc
             out_of_time = True
         finally:
             stop_all(process)
-    error = f"not finished within {allowed:.0f} s" if out_of_time else ""
+    error = f"not finished within {max(allowed, 0):.0f} s" if out_of_time else ""
     if process.returncode and not out_of_time:
         error = log.read_text(encoding="utf-8", errors="replace")[-SHOWN:].strip() or f"exit code {process.returncode}"
     seconds = time.monotonic() - began
