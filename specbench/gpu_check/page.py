@@ -67,7 +67,7 @@ def cells(number: Number) -> tuple[str, ...]:
 
 
 def shown(outcome: Outcome) -> Group:
-    """A phase's verdict, and its phase that have a limit, or all if none has."""
+    """A phase's verdict, and its numbers that have a limit, or all if none has."""
     colour = COLOURS[outcome.verdict]
     title = Text(f"{outcome.number}. {outcome.title}: ").append(outcome.verdict, style=colour)
     found = Table(box=None, show_header=False, padding=(0, 2))
