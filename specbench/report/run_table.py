@@ -71,17 +71,19 @@ def _engine(result: dict[str, Any]) -> Rows:
     if result["operations_factor"] is not None:
         yield "operations", _times(result["operations_factor"]), "of plain decoding's (Theorem 3.11)"
     if chosen := result.get("executor", {}).get("chosen"):
-        yield "executor", result["choices"]["executor"], _executor(chosen, result["executor"]["programs"])
+        name = result["choices"]["executor"]
+        yield "executor", name, _executor(name, chosen, result["executor"]["programs"])
 
 
-def _executor(chosen: dict[str, list[str]], programs: dict[str, Any]) -> str:
+def _executor(name: str, chosen: dict[str, list[str]], programs: dict[str, Any]) -> str:
     """The products that decoding uses, by the number of weight shapes, and the compiled programs."""
     kinds = Counter(names[0] for names in chosen.values())
     products = ", ".join(f"{kind} for {count} shapes" for kind, count in kinds.most_common())
     made = f", {programs['made']} of them made now" if programs["made"] else ""
     count = programs["found"] + programs["made"]
-    compiled = "nothing compiled" if not programs["missed"] else "compiled programs are incomplete: executor=compiled"
-    return f"products: {products}; " + (f"{count} compiled programs{made}" if programs["used"] else compiled)
+    without = "compiled programs are incomplete" if programs["missed"] else "nothing compiled"
+    hint = " (executor=compiled does it, once)" if name == "auto" else ""
+    return f"products: {products}; " + (f"{count} compiled programs{made}" if programs["used"] else without + hint)
 
 
 def _gammas(result: dict[str, Any]) -> Rows:
