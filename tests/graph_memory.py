@@ -1,15 +1,15 @@
 """CUDA graphs on a CPU: `SimulatedGraphs` is the graph executor with captures and a memory pool as CUDA has them.
 
-A capture records operations with the tensors, that is the addresses, that they read and write, and computes nothing: what
-it changed outside the pool is undone. A replay runs the recorded operations on the same tensors; no Python of the captured
-function runs again.
+A capture records operations with the tensors, that is the addresses, that they read and write, and computes nothing:
+what it changed outside the pool is undone. A replay runs the recorded operations on the same tensors; no Python of the
+captured function runs again.
 
 What a capture makes lies in its graph's pool. PyTorch guarantees that memory of a pool which some tensor holds is not
-handed out by a later capture, and nothing more ("Graph memory management" in docs.pytorch.org/docs/stable/notes/cuda.html:
-graphs may share a pool if they are replayed in the order of their captures, and never at the same time). So the memory of
-a graph may be scratch of every graph of the pool that was captured before it, and a replay of one of these may overwrite
-it. Here it always does: a replay fills the memory of all graphs captured later, and its own before it runs, with NaN and
-wild numbers.
+handed out by a later capture, and nothing more ("Graph memory management" in
+docs.pytorch.org/docs/stable/notes/cuda.html: graphs may share a pool if they are replayed in the order of their
+captures, and never at the same time). So the memory of a graph may be scratch of every graph of the pool that was
+captured before it, and a replay of one of these may overwrite it. Here it always does: a replay fills the memory of all
+graphs captured later, and its own before it runs, with NaN and wild numbers.
 """
 
 from dataclasses import dataclass

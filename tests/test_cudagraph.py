@@ -12,6 +12,7 @@ from test_queue import decode, jobs
 from specbench.decoding import verify_tree
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.speculative import accept_and_commit
+from specbench.decoding.state import Job
 from specbench.executors import buckets, cudagraph
 from specbench.executors.cudagraph import Captured, CudaGraphExecutor
 from specbench.executors.eager import EagerExecutor
@@ -58,6 +59,9 @@ def test_graphs_change_no_token_of_drafts_that_end_early(signal, sampling, table
     assert "_step" in {getattr(f, "__name__", "") for f in executor.functions} and executor.replays > executor.graphs
 
 
+LONG = [Job([1, 2], 50, 7), Job([3], 44, 9)]  # from the first bucket of columns to the last
+
+
 def numbers_of_rounds(executor, tables, rows, temperature, gamma=5, cache="static"):
     """Tokens, and what the recorder computes in each round, of a pair in several buckets of columns."""
     sampling, found = Sampling(temperature=temperature), []
@@ -67,7 +71,7 @@ def numbers_of_rounds(executor, tables, rows, temperature, gamma=5, cache="stati
         found.append(reduce(scores.p, draft, verdict, kept, verifier.beta, (), True).clone())
 
     options = {"executor": executor, "gamma": gamma, "sampling": sampling, "after_round": record}
-    return decode(jobs(6), rows, tables, cache, **options), found
+    return decode(LONG, rows, tables, cache, **options), found
 
 
 @pytest.fixture
@@ -84,8 +88,9 @@ def test_no_replay_overwrites_what_is_still_read(rows, temperature, tables, smal
     graphs, found = numbers_of_rounds(executor, tables, rows, temperature)
     assert graphs == tokens and len(found) == len(expected)
     assert all(a.equal(b) for a, b in zip(found, expected, strict=True))
-    assert len(executor.functions[accept_and_commit].graphs) == 1  # captured with the first bucket, met in all
-    assert sum(len(f.graphs) for f in executor.functions.values() if f.models) >= 6  # the draft and the score, each
+    # Captured with the first bucket and met in all: a round with a draft, and one without.
+    assert len(executor.functions[accept_and_commit].graphs) <= 2
+    assert sum(len(f.graphs) for f in executor.functions.values() if f.models) >= 8  # the draft and the score, each
 
 
 class PaddedEager(EagerExecutor):

@@ -49,7 +49,7 @@ def _warm_up_rounds(session: Session, prompt: list[int], gamma: int, columns: in
     again for the verdict."""
     parts, policy = session.parts, WatchedGamma(gamma, session.parts.policy.signal)
     jobs = _jobs(prompt, gamma, columns - parts.spare, parts.batch_size)
-    for evidence in {session.to_read > 0, False}:
+    for evidence in {session.to_read > 0 and not parts.target.sampling.greedy, False}:
         session.decode(jobs, True, columns, policy=policy, verifier=level, evidence=evidence)
 
 
