@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import TREES
+from conftest import TREES, parts_of
 from graph_memory import SimulatedGraphs
 from test_queue import decode, jobs
 from torch import nn
@@ -30,6 +30,7 @@ from specbench.executors.layers import Part, packed
 from specbench.executors.leaf import Leaf
 from specbench.executors.programs import Programs
 from specbench.models.language_model import LanguageModel
+from specbench.run.run import run
 
 MOST_KERNELS = 14  # of one layer
 
@@ -109,12 +110,6 @@ def test_layers_of_different_inputs_are_not_packed():
 # -- Programs inside of graphs ----------------------------------------------------------------------
 
 
-class GraphsOfPrograms(SimulatedGraphs):
-    def __init__(self):
-        super().__init__()
-        self.programs = Programs(None)
-
-
 @pytest.fixture
 def traced(monkeypatch) -> list[torch.fx.GraphModule]:
     """Programs are traced and not compiled: operations can be recorded. The list of those that were made."""
@@ -136,7 +131,7 @@ def traced(monkeypatch) -> list[torch.fx.GraphModule]:
 def test_graphs_of_programs_change_no_token(cache, temperature, tables, traced):
     options = {"cache": cache, "kind": "model", "sampling": Sampling(temperature=temperature)}
     expected = decode(jobs(), 3, tables, **options)
-    executor = GraphsOfPrograms()
+    executor = SimulatedGraphs(Programs(None))
     assert decode(jobs(), 3, tables, executor=executor, **options) == expected
     names = sorted(f.function.__name__ if isinstance(f, Leaf) else f.__name__ for f in executor.functions)
     assert names == ["_draft", "_score_draft", "accept_and_commit"]  # a phase is one graph
@@ -148,9 +143,19 @@ def test_graphs_of_programs_change_no_token(cache, temperature, tables, traced):
 def test_graphs_of_programs_change_no_token_of_trees(kind, tables, traced, monkeypatch):
     expected = decode(jobs(2), 2, tables, kind=kind, gamma=2)
     monkeypatch.setattr(verify_tree, "nobody", lambda mask: False)  # as on a GPU
-    executor = GraphsOfPrograms()
+    executor = SimulatedGraphs(Programs(None))
     assert decode(jobs(2), 2, tables, kind=kind, gamma=2, executor=executor) == expected
     assert len(traced) > 0
+
+
+def test_a_run_on_graphs_of_programs_is_lossless(traced, tmp_path):
+    """With shared products, and the record of each round. Every program is there before anything is timed."""
+    graphs = ("executor=cudagraph", "executor._target_=graph_memory.SimulatedGraphs")
+    parts = parts_of(*graphs, "gamma=1", "temperature=0", "data.limit=1", "max_new_tokens=4")
+    result, _ = run(parts, tmp_path)
+    assert any(isinstance(layer, Part) for layer in parts.target.module.modules())
+    assert result.lossless.passed and result.counts.failed == 0
+    assert result.executor["captures_after_warm_up"] == 0 and result.executor["programs"]["made"] == len(traced) > 3
 
 
 def functional(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]):

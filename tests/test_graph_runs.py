@@ -9,7 +9,7 @@ from specbench.executors import buckets
 from specbench.executors.cudagraph import CudaGraphExecutor
 from specbench.run.run import run
 
-GRAPHS = ("executor=cudagraph", "executor._target_=graph_memory.SimulatedGraphs")
+GRAPHS = ("executor=cudagraph", "executor._target_=graph_memory.SimulatedGraphs", "executor.compile=false")
 KINDS = {
     "fixed": ("gamma=3",),
     "greedy": ("gamma=3", "temperature=0", "batch_size=2"),
