@@ -90,6 +90,7 @@ class Tape(NoHost):
     def __init__(self):
         super().__init__()
         self.steps, self.made, self.changed = [], [], {}
+        self.poisoned = False
         self.own = set()  # addresses of storages that the capture made
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
@@ -122,7 +123,10 @@ class Tape(NoHost):
         self.changed = {}
 
     def poison(self):
-        """Fills all memory of the graph."""
+        """Fills all memory of the graph, if it ran since the last time."""
+        if self.poisoned:
+            return
+        self.poisoned = True
         for t in self.made:
             if t.is_floating_point():
                 t.fill_(torch.nan)
@@ -132,6 +136,7 @@ class Tape(NoHost):
                 t.fill_(WILD if t.dtype == torch.long else 99)
 
     def replay(self):
+        self.poisoned = False
         for step in self.steps:
             found = tree_flatten(step.function(*step.args, **step.kwargs))[0]
             for i, t in step.results:

@@ -150,7 +150,7 @@ def test_graphs_of_programs_change_no_token_of_trees(kind, tables, traced, monke
 
 def test_a_run_on_graphs_of_programs_is_lossless(traced, tmp_path):
     """With shared products, and the record of each round. Every program is there before anything is timed."""
-    graphs = ("executor=cudagraph", "executor._target_=graph_memory.SimulatedGraphs")
+    graphs = ("executor=cudagraph", "executor._target_=test_graph_runs.Rerun")
     parts = parts_of(*graphs, "gamma=1", "temperature=0", "data.limit=1", "max_new_tokens=4")
     result, _ = run(parts, tmp_path)
     assert any(isinstance(layer, Part) for layer in parts.target.module.modules())

@@ -47,6 +47,7 @@ class CudaGraphExecutor(Executor):
     """Captures each leaf and phase that is called outside another capture."""
 
     fixed_shapes = True
+    captures_graphs = True
 
     @dataclass
     class Settings(BaseSettings):
