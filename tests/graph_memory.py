@@ -1,15 +1,15 @@
 """CUDA graphs on a CPU: `SimulatedGraphs` is the graph executor with captures and a memory pool as CUDA has them.
 
-A capture records operations with the tensors, that is the addresses, that they read and write, and computes nothing: what
-it changed outside the pool is undone. A replay runs the recorded operations on the same tensors; no Python of the captured
-function runs again.
+A capture records operations with the tensors, that is the addresses, that they read and write, and computes nothing:
+what it changed outside the pool is undone. A replay runs the recorded operations on the same tensors; no Python of the
+captured function runs again.
 
 What a capture makes lies in its graph's pool. PyTorch guarantees that memory of a pool which some tensor holds is not
-handed out by a later capture, and nothing more ("Graph memory management" in docs.pytorch.org/docs/stable/notes/cuda.html:
-graphs may share a pool if they are replayed in the order of their captures, and never at the same time). So the memory of
-a graph may be scratch of every graph of the pool that was captured before it, and a replay of one of these may overwrite
-it. Here it always does: a replay fills the memory of all graphs captured later, and its own before it runs, with NaN and
-wild numbers.
+handed out by a later capture, and nothing more ("Graph memory management" in
+docs.pytorch.org/docs/stable/notes/cuda.html: graphs may share a pool if they are replayed in the order of their
+captures, and never at the same time). So the memory of a graph may be scratch of every graph of the pool that was
+captured before it, and a replay of one of these may overwrite it. Here it always does: a replay fills the memory of all
+graphs captured later, and its own before it runs, with NaN and wild numbers.
 """
 
 from dataclasses import dataclass
@@ -28,8 +28,8 @@ WILD = 2**40 + 12345  # as an index out of every range
 class SimulatedGraphs(CudaGraphExecutor):
     """The graph executor, with a model of graphs and of their memory in place of CUDA's."""
 
-    def __init__(self):
-        super().__init__()
+    def __init__(self, programs=None):
+        super().__init__(programs)
         self.tapes = []  # of the graphs of the one pool, in the order of their captures
         self.replays = 0
         self.left = []  # results that the next capture leaves in the pool: none, but in a negative control
@@ -90,6 +90,7 @@ class Tape(NoHost):
     def __init__(self):
         super().__init__()
         self.steps, self.made, self.changed = [], [], {}
+        self.poisoned = False
         self.own = set()  # addresses of storages that the capture made
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
@@ -122,7 +123,10 @@ class Tape(NoHost):
         self.changed = {}
 
     def poison(self):
-        """Fills all memory of the graph."""
+        """Fills all memory of the graph, if it ran since the last time."""
+        if self.poisoned:
+            return
+        self.poisoned = True
         for t in self.made:
             if t.is_floating_point():
                 t.fill_(torch.nan)
@@ -132,6 +136,7 @@ class Tape(NoHost):
                 t.fill_(WILD if t.dtype == torch.long else 99)
 
     def replay(self):
+        self.poisoned = False
         for step in self.steps:
             found = tree_flatten(step.function(*step.args, **step.kwargs))[0]
             for i, t in step.results:

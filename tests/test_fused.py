@@ -11,17 +11,26 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import TREES
+from conftest import TREES, parts_of
 from graph_memory import SimulatedGraphs
 from test_queue import decode, jobs
 from torch import nn
+from torch._functorch.aot_autograd import aot_module_simplified, make_boxed_func
+from torch._guards import TracingContext, detect_fake_mode, tracing
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from specbench.cache.static import StaticCache
 from specbench.decoding import verify_tree
 from specbench.decoding.sampling import Sampling
+from specbench.decoding.state import Job, State
+from specbench.executors import leaf as leaf_module
+from specbench.executors.cudagraph import stand_ins
+from specbench.executors.eager import EagerExecutor
 from specbench.executors.layers import Part, packed
 from specbench.executors.leaf import Leaf
 from specbench.executors.programs import Programs
+from specbench.models.language_model import LanguageModel
+from specbench.run.run import run
 
 MOST_KERNELS = 14  # of one layer
 
@@ -101,12 +110,6 @@ def test_layers_of_different_inputs_are_not_packed():
 # -- Programs inside of graphs ----------------------------------------------------------------------
 
 
-class GraphsOfPrograms(SimulatedGraphs):
-    def __init__(self):
-        super().__init__()
-        self.programs = Programs(None)
-
-
 @pytest.fixture
 def traced(monkeypatch) -> list[torch.fx.GraphModule]:
     """Programs are traced and not compiled: operations can be recorded. The list of those that were made."""
@@ -128,7 +131,7 @@ def traced(monkeypatch) -> list[torch.fx.GraphModule]:
 def test_graphs_of_programs_change_no_token(cache, temperature, tables, traced):
     options = {"cache": cache, "kind": "model", "sampling": Sampling(temperature=temperature)}
     expected = decode(jobs(), 3, tables, **options)
-    executor = GraphsOfPrograms()
+    executor = SimulatedGraphs(Programs(None))
     assert decode(jobs(), 3, tables, executor=executor, **options) == expected
     names = sorted(f.function.__name__ if isinstance(f, Leaf) else f.__name__ for f in executor.functions)
     assert names == ["_draft", "_score_draft", "accept_and_commit"]  # a phase is one graph
@@ -138,8 +141,52 @@ def test_graphs_of_programs_change_no_token(cache, temperature, tables, traced):
 
 @pytest.mark.parametrize("kind", TREES[:1])
 def test_graphs_of_programs_change_no_token_of_trees(kind, tables, traced, monkeypatch):
-    expected = decode(jobs(3), 3, tables, kind=kind)
+    expected = decode(jobs(2), 2, tables, kind=kind, gamma=2)
     monkeypatch.setattr(verify_tree, "nobody", lambda mask: False)  # as on a GPU
-    executor = GraphsOfPrograms()
-    assert decode(jobs(3), 3, tables, kind=kind, executor=executor) == expected
+    executor = SimulatedGraphs(Programs(None))
+    assert decode(jobs(2), 2, tables, kind=kind, gamma=2, executor=executor) == expected
     assert len(traced) > 0
+
+
+def test_a_run_on_graphs_of_programs_is_lossless(traced, tmp_path):
+    """With shared products, and the record of each round. Every program is there before anything is timed."""
+    graphs = ("executor=cudagraph", "executor._target_=test_graph_runs.Rerun")
+    parts = parts_of(*graphs, "gamma=1", "temperature=0", "data.limit=1", "max_new_tokens=4")
+    result, _ = run(parts, tmp_path)
+    assert any(isinstance(layer, Part) for layer in parts.target.module.modules())
+    assert result.lossless.passed and result.counts.failed == 0
+    assert result.executor["captures_after_warm_up"] == 0 and result.executor["programs"]["made"] == len(traced) > 3
+
+
+def functional(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]):
+    """The program as Inductor is given it: without operations in place, which are done at its end."""
+    mode = detect_fake_mode([node.meta["val"] for node in graph.graph.nodes if node.op == "placeholder"])
+    with tracing(TracingContext(mode)):
+        compiled = aot_module_simplified(graph, inputs, fw_compiler=lambda made, _: make_boxed_func(made.forward))
+    return lambda *given: compiled(*given)
+
+
+def run_on_stand_ins_and_then_on_the_cache() -> None:
+    """Fails if the program, made on stand-ins, computes something else than its function on the cache."""
+    model = LanguageModel(llama(), None, name="", sampling=Sampling(), new_cache=StaticCache, executor=EagerExecutor())
+    state = State.start([Job([3, 1, 4, 1, 5], 12, 7)], [], 4, torch.device("cpu"))
+    model.allocate(1, 16)
+    model.prefill(state)
+    call = (state.rows, torch.tensor([[9, 2, 6]]), 16, (1, 1, 1), None, False)
+    leaf = Leaf(model._score_draft, model, Programs(None), compiles=True)
+    with stand_ins([model]):
+        leaf(*call)
+    found, _ = leaf(*call)
+    stored = [t.clone() for t in model.cache_tensors()]
+    expected, _ = model._score_draft(*call)
+    torch.testing.assert_close([found, *stored], [expected, *model.cache_tensors()])
+
+
+def test_a_program_that_was_made_on_stand_ins_is_right_on_the_cache(monkeypatch):
+    """The calls before a capture use one tensor for the caches of all layers. The part of the compiler that looks at
+    which tensors are one runs here, and no code is generated."""
+    monkeypatch.setattr(torch._inductor, "standalone_compile", functional)
+    run_on_stand_ins_and_then_on_the_cache()
+    monkeypatch.setattr(leaf_module, "apart", lambda tensors: tensors)  # negative control: traced with one tensor
+    with pytest.raises(AssertionError):
+        run_on_stand_ins_and_then_on_the_cache()

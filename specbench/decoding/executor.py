@@ -47,6 +47,7 @@ class Executor(Component):
     """Runs everything in PyTorch's eager mode; subclasses override what they run faster."""
 
     fixed_shapes = False  # whether drafts are padded to one width, so that few shapes occur
+    captures_graphs = False  # whether calls keep memory of their own, for the estimate before a run
     changes_modules = False  # whether `load` may change the module in place
     on_launch: Callable[[], None] | None = None  # the clock's, while a decoder is timed
 

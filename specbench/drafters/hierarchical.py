@@ -63,6 +63,7 @@ class HierarchicalDrafter(Drafter):
         self.judge = SpeculativeVerifier(model.sampling)
         self.context = min(model.context, below.context)
         self.operations_per_token = model.operations_per_token
+        self.rows: Rows | None = None  # of the inner state; they stay where they are
 
     @classmethod
     def from_settings(cls, settings: Any, context: Context, target: LanguageModel) -> "HierarchicalDrafter":
@@ -73,8 +74,10 @@ class HierarchicalDrafter(Drafter):
 
     def begin(self, state: State, stop: DraftStop | None = None) -> None:
         self.model.allocate(state.batch_size, state.tokens.shape[1])
-        rows = Rows(*(t.clone() for t in vars(state.rows).values()))
-        self.inner = replace(state, rows=replace(rows, stop_tokens=rows.stop_tokens[:0]), stop_strings=None)
+        if self.rows is None or self.rows.tokens.shape != state.tokens.shape:
+            rows = Rows(*(t.clone() for t in vars(state.rows).values()))
+            self.rows = replace(rows, stop_tokens=rows.stop_tokens[:0])
+        self.inner = replace(state, rows=self.rows, stop_strings=None)
         self.below.begin(self.inner)
 
     def propose(self, state: State, gamma: list[int]) -> Draft:

@@ -47,6 +47,7 @@ class CudaGraphExecutor(Executor):
     """Captures each leaf and phase that is called outside another capture."""
 
     fixed_shapes = True
+    captures_graphs = True
 
     @dataclass
     class Settings(BaseSettings):
@@ -93,9 +94,9 @@ class CudaGraphExecutor(Executor):
         return self.captured(function, () if model is None else (model,))
 
     def captured(self, function: Callable[..., Any], models: Sequence[HasCache]) -> Callable[..., Any]:
-        """A version of any function that runs as a CUDA graph. Its arguments and results are those of `flatten`: tensors
-        and hashable constants, tuples and dataclasses of them. It may change `Rows` among its arguments, and the caches
-        of these models, in place; nothing else. A result is valid until the function's next call."""
+        """A version of any function that runs as a CUDA graph. Its arguments and results are those of `flatten`:
+        tensors and hashable constants, tuples and dataclasses of them. It may change `Rows` among its arguments, and
+        the caches of these models, in place; nothing else. A result is valid until the function's next call."""
         if self.inside:
             return function
         if function not in self.functions:

@@ -37,20 +37,22 @@ def warm_up(session: Session, wanted: Wanted) -> None:
             for level in parts.verifier.levels:
                 session.decode(jobs, False, columns, verifier=level)
                 for gamma in reversed(parts.gammas):  # the largest first: smaller drafts use its memory
-                    _warm_up_rounds(session, prompt, gamma, columns, level)
+                    # Texts that are not read again leave less behind, which is once the same for all lengths.
+                    for evidence in {session.to_read > 0, length != lengths[-1] and session.to_read > 0}:
+                        _warm_up_rounds(session, prompt, gamma, columns, level, evidence)
     parts.target.executor.ready()
     for name, peer in parts.peers.items():
         with going_on(f"warm-up of {name}"):
             peer.decode(jobs[0])
 
 
-def _warm_up_rounds(session: Session, prompt: list[int], gamma: int, columns: int, level: Verifier) -> None:
-    """Decodes behind a prompt with a constant gamma and this verifier, recorded as long as and after tokens may be read
-    again for the verdict."""
+def _warm_up_rounds(
+    session: Session, prompt: list[int], gamma: int, columns: int, level: Verifier, evidence: bool
+) -> None:
+    """Decodes behind a prompt with a constant gamma and this verifier."""
     parts, policy = session.parts, WatchedGamma(gamma, session.parts.policy.signal)
     jobs = _jobs(prompt, gamma, columns - parts.spare, parts.batch_size)
-    for evidence in {session.to_read > 0, False}:
-        session.decode(jobs, True, columns, policy=policy, verifier=level, evidence=evidence)
+    session.decode(jobs, True, columns, policy=policy, verifier=level, evidence=evidence)
 
 
 @contextmanager
