@@ -6,6 +6,7 @@ device reaches it. So the true length of a round is known, and the stopwatch mus
 
 import pytest
 import torch
+from graph_memory import SimulatedGraphs
 
 from specbench.decoding import clock
 from specbench.decoding.clock import DECODING, Lap, Stopwatch
@@ -145,3 +146,16 @@ def test_a_cpu_has_one_clock(machine):
     machine.host(0.5)
     watch.lap(Lap.RECORD)
     assert watch.rounds() == [{Lap.VERIFY: 3.0, Lap.WALL: 3.0, Lap.RECORD: 0.5}]
+
+
+def test_graphs_say_when_they_are_launched():
+    """Once for each replay, before it changes the result; never to a clock that has ended."""
+    told, executor = [], SimulatedGraphs()
+    double = executor.leaf(lambda x: x * 2)
+    result = double(torch.tensor([3.0]))  # the graph's own, which each replay overwrites
+    with executor.timed(lambda: told.append(result.tolist())):
+        double(torch.tensor([4.0]))
+        double(torch.tensor([5.0]))
+    assert told == [[6.0], [8.0]] and result.tolist() == [10.0]
+    double(torch.tensor([6.0]))
+    assert len(told) == 2

@@ -35,6 +35,7 @@ class SmallLab(Lab):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(torch.cuda, "is_available", lambda: True)
             patch.setattr(torch.cuda, "device_count", lambda: 1)
+            patch.setattr(torch.cuda, "set_device", lambda index: None)
             check(composed(["device=cuda", "logger=none", *overrides]))
         return super().parts(*overrides)
 
@@ -132,6 +133,7 @@ def cuda(monkeypatch):
     monkeypatch.setattr(pretrained, "load_module", loaded)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda index: None)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "fake")
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (10**11, 10**11))
     monkeypatch.setattr(runner, "inference_mode", torch.no_grad)
@@ -155,6 +157,17 @@ def test_a_phase_measures_on_cuda(number, small, cuda, tmp_path):
 @pytest.mark.parametrize("number", WHOLE_RUNS)
 def test_a_phase_measures_a_whole_run(number, small, tmp_path):
     phase_measures(number, SmallLab(torch.device("cpu"), tmp_path / "own"), tmp_path)
+
+
+@pytest.mark.parametrize("number", [4, 5])
+def test_tools_that_see_nothing_pass_nothing(number, small, cuda, monkeypatch, tmp_path):
+    """A profiler without kernels, a debug mode without reports."""
+    monkeypatch.setattr(FakeTimer, "kernels", lambda self, call: 0)
+    monkeypatch.setattr(FakeTimer, "synchronisations", lambda self, call: call() or [])
+    measure_into(PHASES[number](), CudaLab(torch.device("cuda"), tmp_path), FakeTimer(), tmp_path / "lines")
+    seen = [n for n in read(tmp_path / "lines") if n.name.startswith(("kernels", "waits"))]
+    assert seen and {n.value for n in seen} == {None} and UNCLEAR in {n.verdict for n in seen}
+    assert all(n.remark for n in seen)
 
 
 def test_a_tensor_on_the_host_is_noticed(small, cuda, monkeypatch, tmp_path):

@@ -54,7 +54,6 @@ def parsed(argv: Sequence[str]) -> argparse.Namespace:
 
 def child(number: int, device: torch.device, folder: Path, compiled: bool) -> None:
     """Runs one phase in this process."""
-    torch.cuda.set_device(device)
     write_facts(device, folder)
     lab = Lab(device, folder / f"phase_{number}", compiled)
     measure_into(PHASES[number](), lab, CudaTimer(device), lines_of(folder, number))

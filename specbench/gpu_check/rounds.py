@@ -14,7 +14,6 @@ from specbench.gpu_check.lab import GRAPHS, PAIR, Lab, jobs_of
 from specbench.gpu_check.timer import Timer
 from specbench.measure.recorder import Recorder, round_numbers
 from specbench.run.parts import Parts
-from specbench.settings import ConfigError
 
 NEW_TOKENS = 40
 CHAINS = tuple(
@@ -65,17 +64,16 @@ class Synchronisations(Phase):
     def measure(self, prepared: Lab, timer: Timer) -> Iterator[Number]:
         for names, limit in ((CHAINS, ("<=", 1.5)), (OTHERS, None)):
             for name, overrides in names:
-                try:
-                    run = decoding(prepared.parts("target=stdlib", *overrides)).run
-                except ConfigError as error:
-                    yield Number(f"waits a round, {name}", None, "", limit, str(error))
-                    continue
+                run = decoding(prepared.parts("target=stdlib", *overrides)).run
                 run()
                 rounds: list[float] = []
                 found = timer.synchronisations(lambda run=run, rounds=rounds: rounds.extend(run()))  # type: ignore[misc]
                 lines = sorted({*found}, key=lambda line: -found.count(line))[:3]
                 where = ", ".join(line.rpartition("specbench/")[2] for line in lines)
-                yield Number(f"waits a round, {name}", len(found) / len(rounds), "", limit, where)
+                waits = len(found) / len(rounds) if found else None
+                yield Number(
+                    f"waits a round, {name}", waits, "", limit, where or "none was reported, and one is needed"
+                )
 
 
 class Clocks(Phase):

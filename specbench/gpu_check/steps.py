@@ -70,7 +70,8 @@ def step(
     limit = None if share is None else (">=", share)
     yield Number(f"step {where}", seconds * 1e3, "ms", None, f"{rate / 1e9:,.0f} GB/s")
     yield Number(f"share of the read roof {where}", rate / roofs.read, "", limit)
-    yield Number(f"kernels a layer {where}", timer.kernels(call) / parts.target.config.num_hidden_layers)
+    kernels = timer.kernels(call) / parts.target.config.num_hidden_layers or None
+    yield Number(f"kernels a layer {where}", kernels, remark="" if kernels else "the profiler saw no kernel")
 
 
 class Fused(Phase):
