@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from specbench.cache.slots import SlotCache
+from specbench.devices import upload
 from specbench.settings import BaseSettings, setting
 
 NOBODY = 0  # the block that idle rows write to
@@ -177,7 +178,7 @@ class PagedCache(SlotCache):
 
     def _write_table(self, row: int) -> None:
         blocks = self.held[row]
-        self.table[row] = torch.tensor(blocks + [NOBODY] * (self.width - len(blocks)), device=self.table.device)
+        self.table[row] = upload(blocks + [NOBODY] * (self.width - len(blocks)), self.table.device)
 
     # -- Keys and values ------------------------------------------------------------------------
 

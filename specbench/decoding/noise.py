@@ -10,7 +10,7 @@ B rows, T columns, V vocabulary.
 
 import hashlib
 from collections.abc import Callable
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import TypeVar
 
 import torch
@@ -68,7 +68,7 @@ def constant(make: Callable[..., Made]) -> Callable[..., Made]:
     return make if torch.compiler.is_compiling() else _kept(make)
 
 
-@lru_cache(maxsize=8)
+@cache  # there are as many as functions are passed to `constant`
 def _kept(make: Callable[..., Made]) -> Callable[..., Made]:
     return lru_cache(maxsize=64)(make)
 

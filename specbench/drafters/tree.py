@@ -13,12 +13,13 @@ from torch.nn import functional as F
 from specbench.context import Context
 from specbench.decoding.draft import Draft, Verdict
 from specbench.decoding.gamma_policy import LARGEST_GAMMA
-from specbench.decoding.noise import PROPOSAL, exponentials
+from specbench.decoding.noise import PROPOSAL, constant, exponentials
 from specbench.decoding.round_noise import node_bits
 from specbench.decoding.sampling import draw
 from specbench.decoding.state import Rows, State, seen_tokens, window
 from specbench.decoding.target import Scores
 from specbench.decoding.token_tree import branching_tree, level_ranges, levels_of, newest
+from specbench.devices import upload
 from specbench.drafters.model import ModelDrafter, ModelSettings, load_drafter
 from specbench.models.language_model import LanguageModel
 from specbench.settings import ConfigError, setting
@@ -93,7 +94,7 @@ class TreeDrafter(ModelDrafter):
         rows = zip(self.model.cached, state.lengths, state.active, strict=True)
         self.model.cached = [length + depth - 1 if on else cached for cached, length, on in rows]
         ends = [0, *(level.stop for level in levels)]
-        count = torch.tensor([ends[g] for g in gamma], device=tokens.device)
+        count = constant(upload)(tuple(ends[g] for g in gamma), tokens.device)
         if self.model.executor.fixed_shapes and depth < self.gamma:
             parent = branching_tree(widths(self.branching, self.gamma))
             missing = len(parent) - tokens.shape[1]
