@@ -27,7 +27,8 @@ import torch
 from fake_cuda import Module, WithoutGuard
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map_only
+
+from specbench.decoding.noise import _kept
 
 aten = torch.ops.aten
 CUDA, CPU = torch.device("cuda", 0), torch.device("cpu")
@@ -103,40 +104,35 @@ class Device(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
         wanted = kwargs.get("device")
-        wanted = None if wanted is None else torch.device(wanted)
-        tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
-        ours = [x for x in tensors if isinstance(x, OnCuda)]
-        if not ours and (wanted is None or wanted.type == "cpu"):
+        tensors = tensors_in((args, kwargs))
+        ours = {id(x.inner): x for x in tensors if isinstance(x, OnCuda)}
+        on_cuda = bool(ours) if wanted is None else torch.device(wanted).type == "cuda"
+        if not ours and not on_cuda:
             return func(*args, **kwargs)
-        on_cuda = bool(ours) if wanted is None else wanted.type == "cuda"
         if func in COPIES:
             self._copy(func, tensors, on_cuda, kwargs)
         else:
-            self.check(func, (args, kwargs))
+            self.check(func, tensors)
             self._values(func, args)
         if wanted is not None:
             kwargs["device"] = CPU
-        kwargs.pop("pin_memory", None)
-        wrappers = {id(x.inner): x for x in ours}
-        args, kwargs = tree_map_only(OnCuda, lambda x: x.inner, (args, kwargs))
-        result = func(*args, **kwargs)
-        if not on_cuda:
-            return result
-        return tree_map_only(Tensor, lambda x: wrappers[id(x)] if id(x) in wrappers else OnCuda(x), result)
+        result = func(*inner(args), **inner(kwargs))
+        return outer(result, ours) if on_cuda else result
 
     def _copy(self, func: Any, tensors: list[Tensor], to_cuda: bool, kwargs: Any) -> None:
         """Notes a copy between the devices that the host waits for."""
         source = tensors[0]
         if func is aten.copy_.default:
             to_cuda, source = isinstance(tensors[0], OnCuda), tensors[1]
+        if not source.numel():
+            return
         if isinstance(source, OnCuda) == to_cuda or (func is aten.copy_.default and not source.dim() and to_cuda):
             return  # a number becomes an argument of the kernel
         if not (to_cuda and self.is_pinned(source) and kwargs.get("non_blocking")):
             self.wait("copy to the device" if to_cuda else "copy to the host")
 
-    def check(self, func: Any, args: Any) -> None:
-        """Raises MixedDevicesError if an operation cannot take these arguments."""
-        tensors = [x for x in tree_leaves(args) if isinstance(x, Tensor)]
+    def check(self, func: Any, tensors: list[Tensor]) -> None:
+        """Raises MixedDevicesError if an operation cannot take these tensors."""
         numbers = torch.Tag.pointwise in getattr(func, "tags", ())  # such kernels take numbers from the host
         theirs = [x for x in tensors if not isinstance(x, OnCuda) and (x.dim() or not numbers)]
         if theirs and len(theirs) < len(tensors):
@@ -147,13 +143,40 @@ class Device(TorchDispatchMode):
         """Raises DataDependentShapeError; notes an operation whose result the host waits for."""
         name = func.overloadpacket.__name__
         if "index" in name:
-            dynamic = any(isinstance(x, Tensor) and x.dtype in (torch.bool, torch.uint8) for x in tree_leaves(args[1]))
+            dynamic = any(x.dtype in (torch.bool, torch.uint8) for x in tensors_in(args[1]))
         else:
             dynamic = torch.Tag.dynamic_output_shape in func.tags
         if dynamic:
             raise DataDependentShapeError(f"the shape of {func} depends on values, in {place()}")
         if torch.Tag.data_dependent_output in func.tags:
             self.wait(name.lstrip("_"))
+
+
+def tensors_in(value: Any) -> list[Tensor]:
+    """The tensors in nested tuples, lists and dicts."""
+    if isinstance(value, Tensor):
+        return [value]
+    if isinstance(value, dict):
+        value = value.values()
+    elif not isinstance(value, tuple | list):
+        return []
+    return [x for entry in value for x in tensors_in(entry)]
+
+
+def inner(value: Any) -> Any:
+    """The same tuples, lists and dicts with the tensors that the operations run on."""
+    if isinstance(value, OnCuda):
+        return value.inner
+    if isinstance(value, dict):
+        return {key: inner(entry) for key, entry in value.items()}
+    return type(value)(map(inner, value)) if type(value) in (tuple, list) else value
+
+
+def outer(result: Any, known: dict[int, OnCuda]) -> Any:
+    """A result whose tensors are on CUDA: those that are `known` by the identity of their inner tensor, or new ones."""
+    if isinstance(result, Tensor):
+        return known[id(result)] if id(result) in known else OnCuda(result)
+    return type(result)([outer(entry, known) for entry in result]) if isinstance(result, tuple | list) else result
 
 
 def place() -> str:
@@ -186,9 +209,8 @@ class OnHost(WithoutGuard):
             self.device.wait("tolist")
             return args[0].inner.tolist()
         if func is torch.nn.functional.scaled_dot_product_attention and isinstance(args[0], OnCuda):
-            self.device.check(func, (*args, *kwargs.values()))
-            args, kwargs = tree_map_only(OnCuda, lambda x: x.inner, (args, kwargs))
-            return OnCuda(func(*args, **kwargs))
+            self.device.check(func, tensors_in((args, kwargs)))
+            return OnCuda(func(*inner(args), **inner(kwargs)))
         if func is Tensor.pin_memory:
             return self.device.pin(args[0].clone())
         if func is Tensor.is_pinned:
@@ -207,9 +229,11 @@ def cuda_on_cpu() -> Iterator[Device]:
         torch._C._set_only_lift_cpu_tensors(True)  # torch.tensor(..., device="cuda") makes a CPU tensor, and copies it
         stack.callback(torch._C._set_only_lift_cpu_tensors, before)
         stack.enter_context(mock.patch.object(torch.cuda, "Event", Event))
+        stack.enter_context(mock.patch.object(torch.cuda, "current_stream", lambda *_: None))
         stack.enter_context(mock.patch.object(torch.cuda, "synchronize", lambda *_: device.wait("synchronize")))
         stack.enter_context(torch.inference_mode(False))  # there, operations would arrive before they are taken apart
         stack.enter_context(torch.no_grad())
+        stack.callback(_kept.cache_clear)  # constants of this device
         stack.enter_context(device)
         stack.enter_context(OnHost(device))
         yield device
@@ -230,7 +254,7 @@ def to_cuda(module: Module) -> Module:
 
 
 class Event:
-    """Stands in for `torch.cuda.Event`."""
+    """Stands in for `torch.cuda.Event`, as far as the clock needs it."""
 
     def __init__(self, enable_timing: bool = False):
         self.at = 0.0

@@ -19,6 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 from torch.overrides import TorchFunctionMode
 
 aten = torch.ops.aten
+NUMBERS = {Tensor.__bool__: bool, Tensor.__int__: int, Tensor.__float__: float, Tensor.__index__: int}
 Module = TypeVar("Module", bound=nn.Module)
 
 
@@ -42,21 +43,40 @@ def on_cuda(make: Callable[..., Module], config: Any, dtype: torch.dtype = torch
 
 
 class WithoutGuard(TorchFunctionMode):
-    """Steps around the three methods of tensors that need the guard of the CUDA device in C++, which builds of PyTorch
-    without CUDA lack: they become the operations that they consist of."""
+    """Steps around the methods of tensors that need the guard of the CUDA device in C++, or pinned memory, which builds
+    of PyTorch without CUDA lack: they become the operations that they consist of."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if func is Tensor.pin_memory:
+            return args[0]
+        if func is Tensor.to and args[0].device.type == "cpu":
+            return sent(func, *args, **kwargs)
         if args and isinstance(args[0], Tensor) and args[0].device.type == "cuda":
             if func is Tensor.__getitem__:
                 return read_index(*args)
             if func is Tensor.__setitem__:
                 return write_index(*args)
+            if func in NUMBERS:
+                return NUMBERS[func](aten._local_scalar_dense(args[0]))
+            if func is Tensor.__invert__:
+                return aten.bitwise_not(args[0])
+            if func is Tensor.copy_:
+                return aten.copy_(*args, **kwargs)
             if func is Tensor.contiguous and not args[0].is_contiguous(**kwargs):
                 return args[0].clone(memory_format=kwargs.get("memory_format", torch.contiguous_format))
             if func is Tensor.contiguous:
                 return args[0]
         return func(*args, **kwargs)
+
+
+def sent(to: Callable[..., Tensor], x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    """x.to(...) of a tensor on the CPU, which may send it to CUDA."""
+    target = kwargs.get("device", args[0] if args and isinstance(args[0], str | torch.device) else None)
+    if target is None or torch.device(target).type != "cuda":
+        return to(x, *args, **kwargs)
+    dtype = next((a for a in (*args, kwargs.get("dtype")) if isinstance(a, torch.dtype)), x.dtype)
+    return aten._to_copy(x, dtype=dtype, device=torch.device(target), non_blocking=kwargs.get("non_blocking", False))
 
 
 def read_index(x: Tensor, index: Any) -> Tensor:

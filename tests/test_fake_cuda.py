@@ -1,0 +1,312 @@
+"""Whole decodes in bfloat16 on a CUDA device that runs on the CPU (`cuda_on_cpu`): queue, recorder and clock included.
+
+Each fails if an operation mixes devices, if a shape depends on values, if the host waits anywhere but in a place that
+`WAITS` lists, or oftener, if a graph waits, if a second decode of the same lengths makes a new graph, or if a token is
+not the CPU's.
+
+How the combinations are chosen: every drafter is decoded twice, sampled in three rows and greedily in one. Caches,
+executors, verifiers and the repetition penalty go round with periods of their own (3, 3, 7 or 3, 2), so that each
+occurs with most others. Every verifier, gamma policy and executor is also tried with the drafter `model`. Compiled
+programs need a GPU to be made, and are not here; without them `auto` runs as on a GPU.
+"""
+
+import copy
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import NamedTuple
+from unittest import mock
+
+import conftest
+import pytest
+import torch
+from conftest import CACHES, CHAINS, DRAFTERS, TREES, DigitTokenizer, make_drafter, spare_of
+from cuda_on_cpu import DataDependentShapeError, Device, MixedDevicesError, cuda_on_cpu, to_cuda
+from fake_cuda import fake_cuda, on_cuda, read_index, write_index
+from test_law import learning_policy
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from specbench.decoding.clock import Stopwatch
+from specbench.decoding.sampling import Sampling
+from specbench.decoding.state import Job, State
+from specbench.executors.auto import AutoExecutor
+from specbench.executors.cudagraph import CudaGraphExecutor
+from specbench.executors.eager import EagerExecutor
+from specbench.gamma_policies.adaptive import AdaptiveGamma
+from specbench.gamma_policies.confidence import ConfidenceGamma
+from specbench.gamma_policies.entropy import EntropyGamma
+from specbench.gamma_policies.fixed import FixedGamma
+from specbench.gamma_policies.heuristic import HeuristicGamma
+from specbench.lenience_policies.load import LoadLenience
+from specbench.metrics.calibration import Calibration
+from specbench.models.heads import Heads, HeadsConfig
+from specbench.models.language_model import LanguageModel
+from specbench.models.lookahead import LookAhead, LookAheadConfig
+from specbench.paths import conf_dir
+from specbench.run import session
+from specbench.run.session import Session
+from specbench.verifiers.block import BlockVerifier
+from specbench.verifiers.greedy_tree import GreedyTreeVerifier
+from specbench.verifiers.iterative import IterativeVerifier
+from specbench.verifiers.match import MatchVerifier
+from specbench.verifiers.rejection import RejectionVerifier
+from specbench.verifiers.speculative import SpeculativeVerifier
+from specbench.verifiers.synthetic import SyntheticVerifier
+from specbench.verifiers.typical import TypicalVerifier
+
+GAMMA, COLUMNS, V = 3, 60, 32
+LAYER = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 2, "num_key_value_heads": 1}
+CONFIG = LlamaConfig(**LAYER, num_hidden_layers=2, vocab_size=V, max_position_embeddings=256, eos_token_id=None)
+VERIFIERS = {
+    "speculative": SpeculativeVerifier,
+    "iterative": IterativeVerifier,
+    "match": MatchVerifier,
+    "block": BlockVerifier,
+    "rejection": RejectionVerifier,
+    "typical": lambda sampling: TypicalVerifier(sampling.greedy, epsilon=0.3, delta=0.1),
+    "synthetic": lambda sampling: SyntheticVerifier(sampling.greedy, alpha=0.7),
+    "greedy_tree": GreedyTreeVerifier,
+}
+POLICIES = {
+    "fixed": lambda: FixedGamma(GAMMA),
+    "adaptive": lambda: learning_policy(AdaptiveGamma, largest=GAMMA, prior=2.0, forget=0.1),
+    "heuristic": lambda: HeuristicGamma(gamma=2, largest=GAMMA),
+    "entropy": lambda: learning_policy(EntropyGamma, largest=GAMMA, signal="entropy"),
+    "confidence": lambda: ConfidenceGamma(largest=GAMMA, threshold=0.05),
+}
+LAWLESS = ("ngram", "prompt_lookup")  # guesses are point masses at every temperature
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is decoded together."""
+
+    drafter: str | None = "model"  # None: plain decoding
+    verifier: str = "speculative"
+    cache: str = "static"
+    executor: str = "eager"
+    policy: str = "fixed"
+    temperature: float = 1.0
+    penalty: float = 1.0
+    rows: int = 3
+    stop: bool = False
+    load: bool = False  # lenience follows the queue, and requests arrive over time
+
+    def __str__(self) -> str:
+        default = Case()
+        return "-".join(str(v) for k, v in vars(self).items() if v != getattr(default, k)) or "usual"
+
+    @property
+    def kind(self) -> str:
+        """The drafter that draws guesses on the host, if one does below others."""
+        return (self.drafter or "").removeprefix("under_").removeprefix("under_")
+
+
+class Allowed(NamedTuple):
+    """A place where the host waits for the device."""
+
+    times: str  # how often
+    most: Callable[[Case], int] | None  # waits of a round; None: after the last round
+    why: str
+
+
+def rounds_inside(case: Case) -> int:
+    """The most rounds of drafters that are decoded speculatively themselves, in a round of `case`; each adds a token
+    at least, and their gamma is 2."""
+    levels = (case.drafter or "").count("under_")
+    return GAMMA * levels + 2 * (levels - 1) * GAMMA if levels else 0
+
+
+WAITS = {
+    "decoding.state.State.synchronise": Allowed(
+        "one a round", lambda case: 1 + rounds_inside(case), "lengths, ends and tokens of the rows, in one copy"
+    ),
+    "decoding.state.State._find_stop_strings": Allowed(
+        "one more a round with `stop_strings`", lambda case: int(case.stop), "strings are searched before the commit"
+    ),
+    "drafters.model.ModelDrafter._draft_until": Allowed(
+        "one a guess with `gamma_policy=confidence` and `entropy`",
+        lambda case: GAMMA if case.policy in ("entropy", "confidence") else 0,
+        "the policy decides after each guess",
+    ),
+    "drafters.row_by_row.CountDrafter.propose_after": Allowed(
+        "one more a round with `drafter=unigram`, `bigram` and a sampling `ngram`",
+        lambda case: int(case.kind in ("unigram", "bigram", "ngram_sample")) * max(1, rounds_inside(case)),
+        "their guesses are drawn on the host, with the state's noise",
+    ),
+    "decoding.token_tree.pack": Allowed(
+        "one more a round where independent guesses may be equal (`tree`, `multi_draft`); none with fixed shapes",
+        lambda case: int(case.drafter in (*TREES, "own_trees") and case.executor != "cudagraph"),
+        "the widest row's number of different guesses",
+    ),
+    "drafters.multi_draft.MultiDrafter.settle": Allowed(
+        "one more a round for each of several models of `drafter=multi_draft`",
+        lambda case: 2 * int(case.drafter == "multi_draft_two"),
+        "which guesses each model's cache holds",
+    ),
+    "decoding.clock.Stopwatch.rounds": Allowed("once, after the last round", None, "events are read"),
+    "measure.recorder.Recorder._rounds": Allowed("after the last round", None, "numbers of each round are read"),
+    "measure.recorder.Recorder.evidence": Allowed("after the last round", None, "evidence of each round is read"),
+}
+
+
+class Replay(CudaGraphExecutor):
+    """Runs the captured function again in place of a graph; it must not wait."""
+
+    def __init__(self, device: Device | None):
+        super().__init__(max_graphs=1000)
+        self.device = device
+
+    def warm_up(self, function):
+        pass
+
+    def capture(self, function):
+        def run():
+            before = len(self.device.waits) if self.device else 0
+            with self.whole():
+                found = function()
+            assert not self.device or self.device.waits[before:] == [], "a graph waits"
+            return found
+
+        def replay():
+            for old, new in zip(tensors_of(outputs), tensors_of(run()), strict=True):
+                old.copy_(new)
+
+        outputs = run()
+        return replay, outputs
+
+
+def tensors_of(value):
+    if isinstance(value, torch.Tensor):
+        return [value]
+    entries = value if isinstance(value, tuple) else vars(value).values() if hasattr(value, "__dict__") else ()
+    return [t for entry in entries for t in tensors_of(entry)]
+
+
+EXECUTORS = {"eager": lambda device: EagerExecutor(), "auto": lambda device: AutoExecutor(), "cudagraph": Replay}
+
+
+def weights(make, config, seed):
+    """make(config) in bfloat16 with large random weights, so that its laws differ from uniform."""
+    generator = torch.Generator().manual_seed(seed)
+    module = make(config).eval().to(torch.bfloat16)
+    for parameter in module.parameters():
+        parameter.data.copy_(torch.randn(parameter.shape, generator=generator) * 0.4)
+    return module
+
+
+class Decoder:
+    """Decodes a case on a device: "cuda", or the CPU if `device` is None."""
+
+    def __init__(self, case: Case, device: Device | None, number_text: str):
+        self.case, self.device = case, device
+        self.place = to_cuda if device else lambda module: module
+        self.executor = EXECUTORS["eager" if case.executor == "auto" and not device else case.executor](device)
+        greedy = case.temperature == 0
+        self.sampling = Sampling(temperature=case.temperature, repetition_penalty=case.penalty)
+        target, helper = self.model(2, 1), self.model(1, 2)
+        target.load_again = lambda: self.place(weights(LlamaForCausalLM, CONFIG, 1))
+        with mock.patch.object(conftest, "extras", self.extras):
+            drafter = make_drafter(case.drafter or "random", target, number_text, helper)
+        make = VERIFIERS[case.verifier]
+        takes = make if not isinstance(make, type) or make is SpeculativeVerifier else lambda s: make(greedy)
+        verifier = takes(self.sampling)
+        if case.load:
+            verifier = LoadLenience([1.0, 0.5], 1).verifier(
+                lambda lenience: SpeculativeVerifier(self.sampling, lenience)
+            )
+        self.session = Session(SimpleNamespace(
+            target=target, drafter=drafter, policy=POLICIES[case.policy](), verifier=verifier,
+            metrics={"calibration": Calibration(4)}, batch_size=case.rows, prefill_chunk=8, verdict_tokens=100,
+            spare=spare_of(case.drafter or "", GAMMA), stop_strings=["7 "] if case.stop else [],
+        ))  # fmt: skip
+
+    def model(self, layers: int, seed: int) -> LanguageModel:
+        config = copy.copy(CONFIG)
+        config.num_hidden_layers = layers
+        module = self.place(weights(LlamaForCausalLM, config, seed))
+        return LanguageModel(module, DigitTokenizer(), name="tiny", sampling=self.sampling,
+                             new_cache=CACHES[self.case.cache], executor=self.executor)  # fmt: skip
+
+    def extras(self, kind, name, model):
+        falling = [[0.5 / (k + i + 1) for i in range(4)] for k in range(3)]
+        config = {
+            Heads: HeadsConfig(hidden_size=32, heads=3, accuracy=falling),
+            LookAhead: LookAheadConfig(hidden_size=32, count=2),
+        }[kind]
+        return self.place(weights(kind, config, 3))
+
+    def __call__(self, seed: int = 0) -> list[list[int]]:
+        """The new tokens of four requests, or of two in one row."""
+        generator = torch.Generator().manual_seed(5)
+        prompts = [torch.randint(V, (n,), generator=generator).tolist() for n in (3, 9, 1, 6)]
+        count = 4 if self.case.rows > 1 else 2
+        wanted = [Job(p, len(p) + n, 100 * seed + n) for p, n in zip(prompts, (6, 5, 2, 4), strict=True)][:count]
+        arrivals = [0.0] * count if self.case.load else None
+        decoded = self.session.decode(wanted, self.case.drafter is not None, COLUMNS, arrivals, evidence=True)
+        return [request.tokens for request in decoded.requests]
+
+
+def violations(case: Case, device: Device, decode: Callable[[], list[list[int]]]) -> tuple[list[str], list[list[int]]]:
+    """Decodes; returns what waits against `WAITS`, in sentences, and the tokens."""
+    starts: list[int] = []
+
+    class Rounds(Stopwatch):
+        def start(self):
+            super().start()
+            starts.append(len(device.waits))
+
+    device.waits.clear()
+    with mock.patch.object(session, "Stopwatch", Rounds):
+        tokens = decode()
+    found = [f"{w} before the first round" for w in device.waits[: starts[0]]]
+    for begin, end in zip(starts, starts[1:], strict=False):
+        for where, times in Counter(wait.place for wait in device.waits[begin:end]).items():
+            allowed = WAITS[where].most if where in WAITS else None
+            most = allowed(case) if allowed else 0
+            if times > most:
+                found.append(f"{where} waits {times} times in a round, allowed are {most}")
+    for wait in device.waits[starts[-1] :]:
+        if wait.place not in WAITS or WAITS[wait.place].most is not None:
+            found.append(f"{wait} after the last round")
+    return found, tokens
+
+
+def combinations() -> list[Case]:
+    """Two cases for every drafter, one for plain decoding with each cache, and more with the drafter `model`."""
+    caches, executors = list(CACHES), list(EXECUTORS)
+    chain = ["speculative", "iterative", "match", "block", "synthetic", "typical", "rejection"]
+    tree = ["iterative", "match", "typical"]
+    cases = []
+    for i, drafter in enumerate([*DRAFTERS, *DRAFTERS]):
+        greedy = i >= len(DRAFTERS)
+        names = chain if drafter in CHAINS else [*tree, "greedy_tree"] if greedy else tree
+        verifier = names[i % len(names)]
+        if verifier == "rejection" and (greedy or drafter in LAWLESS):
+            verifier = "speculative"
+        executor = executors[i % 3]
+        cache = caches[(i // 3) % 3] if executor != "cudagraph" else ("static", "paged")[i % 2]
+        cases.append(Case(drafter, verifier, cache, executor, temperature=float(not greedy),
+                          penalty=(1.0, 1.3)[i // 2 % 2], rows=1 if greedy else 3))  # fmt: skip
+    more = [Case(None, cache=cache) for cache in CACHES] + [Case(None, executor="cudagraph", rows=1)]
+    more += [Case(policy=p, executor=e) for p in POLICIES for e in ("eager", "cudagraph")]
+    more += [Case(verifier=v, temperature=float(v != "greedy_tree")) for v in VERIFIERS]
+    more += [Case(stop=True), Case(stop=True, executor="cudagraph", drafter="tree_independent", verifier="iterative")]
+    more += [Case(load=True), Case(load=True, executor="cudagraph")]
+    return list(dict.fromkeys(cases + more))
+
+
+@pytest.mark.parametrize("case", combinations(), ids=str)
+def test_a_decode_runs_on_cuda_and_waits_where_the_table_says(case, number_text):
+    with torch.inference_mode(False), torch.no_grad():
+        expected = Decoder(case, None, number_text)()
+    with cuda_on_cpu() as device:
+        decode = Decoder(case, device, number_text)
+        found, tokens = violations(case, device, decode)
+        assert found == []
+        if case.executor == "cudagraph":
+            graphs = decode.executor.graphs
+            decode(seed=1)
+            assert decode.executor.graphs == graphs > 0, "a second decode made new graphs"
+    assert tokens == expected
