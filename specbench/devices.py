@@ -4,6 +4,7 @@ import hashlib
 import platform
 import re
 from collections.abc import Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +18,17 @@ LARGEST_SEED = 2**32 - 1  # of numpy; torch takes larger ones
 
 
 def pick_device(name: str) -> torch.device:
-    """The device that the setting names. Raises ConfigError if there is no such device."""
+    """The device that the setting names. A CUDA device becomes the current one, on which streams, events and graphs
+    are made. Raises ConfigError if there is no such device."""
     if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        name = "cuda" if torch.cuda.is_available() else "cpu"
     if not re.fullmatch(r"cpu|cuda(:(0|[1-9][0-9]?))?", name):
         raise ConfigError(f"device={shown(name)} is not allowed: it must be auto, cpu, cuda or cuda:N")
     device = torch.device(name)
     if device.type == "cuda" and not (torch.cuda.is_available() and (device.index or 0) < torch.cuda.device_count()):
         raise ConfigError(f"device={name} is not here: {torch.cuda.device_count()} CUDA devices are visible, use cpu")
+    if device.type == "cuda":
+        torch.cuda.set_device(device.index or 0)
     return device
 
 
@@ -41,6 +45,13 @@ def upload(values: Sequence[Any], device: torch.device, dtype: torch.dtype | Non
     if torch.compiler.is_compiling():
         return torch.tensor(values, dtype=dtype, device=device)
     return move(torch.tensor(values, dtype=dtype), device)
+
+
+@lru_cache(maxsize=256)
+def counts(values: tuple[int, ...], device: torch.device) -> Tensor:
+    """A number for each row as a tensor [B] on a device, which is kept, since few occur and again and again. Nobody may
+    change it."""
+    return upload(values, device)
 
 
 def move(tensor: Tensor, device: torch.device) -> Tensor:

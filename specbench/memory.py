@@ -11,6 +11,8 @@ import transformers
 from specbench.settings import ConfigError
 
 LOGIT_COPIES = 4  # float32 or wider: logits, probabilities, their differences, the exponential race
+LAW_COPIES = 12  # float64: p, q and what betas along a text are computed from
+GRAPH_COPIES = 2  # of what scoring takes: the pool of CUDA graphs, and the graphs' inputs and results outside of it
 
 
 @dataclass(frozen=True)
@@ -20,6 +22,7 @@ class Footprint:
     weights: int  # bytes, with those of buffers
     tied: int  # bytes of an output matrix that is also the embedding: packed, it exists twice
     column: int  # bytes of keys and values of one position
+    layers: int
     context: int  # tokens
     vocab_size: int
     widest: int  # values per token of its widest layer
@@ -40,6 +43,7 @@ class Footprint:
             tied=head.weight.nbytes if head is not None and head.weight is inputs.weight else 0,
             weights=sum(t.nbytes for t in (*module.parameters(), *module.buffers())),
             column=2 * text.num_hidden_layers * kv_heads * head_size * dtype.itemsize,
+            layers=text.num_hidden_layers,
             context=text.max_position_embeddings,
             vocab_size=text.vocab_size,
             widest=2 * (getattr(text, "intermediate_size", None) or 4 * text.hidden_size) + 4 * text.hidden_size,
@@ -53,6 +57,7 @@ class Budget:
     weights: int
     kv: int
     activations: int
+    graphs: int  # what CUDA graphs keep, and calls before a capture take
     free: int
     rows: int
     columns: int
@@ -69,18 +74,24 @@ class Budget:
         held: int,
         tokens: int,
         prefill_chunk: int,
+        read_again: int,
+        graphs: bool,
         dtype: torch.dtype,
         device: torch.device,
     ) -> "Budget":
         """`copies` of all weights and `doubled` bytes of them once more, `laws` bytes of kept probabilities, `held`
-        cache columns in all rows together, and forwards of `tokens` tokens per row."""
+        cache columns in all rows together, and forwards of `tokens` tokens per row. Betas along texts are computed of
+        `read_again` tokens at a time. `graphs` says whether calls are captured."""
         chunk = min(prefill_chunk, rows * columns)
         reading = max(chunk * (m.widest * dtype.itemsize + columns) for m in models)
-        scoring = LOGIT_COPIES * rows * tokens * max(m.vocab_size for m in models) * 4
+        largest = max(m.vocab_size for m in models)
+        scoring, again = LOGIT_COPIES * rows * tokens * largest * 4, LAW_COPIES * read_again * largest * 8
+        stand_in = held * max(m.column // m.layers for m in models)
         return Budget(
             weights=copies * sum(m.weights for m in models) + doubled,
             kv=held * sum(m.column for m in models),
-            activations=max(reading, scoring) + laws,
+            activations=max(reading, scoring, again) + laws,
+            graphs=GRAPH_COPIES * scoring + stand_in if graphs else 0,
             free=free_bytes(device),
             rows=rows,
             columns=columns,
@@ -88,15 +99,16 @@ class Budget:
         )
 
     def __str__(self) -> str:
+        graphs = f", graphs about {size(self.graphs)}" if self.graphs else ""
         return (
             f"memory: weights {size(self.weights)}, keys and values {size(self.kv)} "
-            f"({self.rows} rows of {self.columns:,} tokens), activations about {size(self.activations)}; "
+            f"({self.rows} rows of {self.columns:,} tokens), activations about {size(self.activations)}{graphs}; "
             f"{size(self.free)} free on {self.device}"
         )
 
     def check(self) -> None:
         """Raises ConfigError if the run does not fit."""
-        needed = self.weights + self.kv + self.activations
+        needed = self.weights + self.kv + self.activations + self.graphs
         if needed > self.free:
             change = "a smaller model, dtype=bfloat16, executor=eager, which holds weights once, or another device"
             if self.weights < self.free:

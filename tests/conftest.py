@@ -150,7 +150,7 @@ class OwnTrees(Drafter):
         self.vocab_size, self.greedy = vocab_size, greedy
 
     def propose(self, state, gamma):
-        depth, rows = max(gamma), state.batch_size
+        depth, rows = self.steps(gamma), state.batch_size
         if not depth:
             return Draft.empty(rows, state.tokens.device)
         levels = (WIDTH,) * depth

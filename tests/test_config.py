@@ -16,6 +16,7 @@ from omegaconf import OmegaConf
 import specbench.__main__ as command
 from specbench.config.checks import check
 from specbench.config.schema import GROUPS
+from specbench.devices import pick_device
 from specbench.paths import conf_dir
 from specbench.settings import ConfigError
 
@@ -251,3 +252,13 @@ def test_settings_files_hold_a_value_for_each_setting():
     config = composed()
     text = OmegaConf.to_yaml(OmegaConf.masked_copy(config, [key for key in config if key != "hydra"]))
     assert "gamma: 4" in text and "???" not in text
+
+
+def test_the_device_of_a_run_is_the_current_one(monkeypatch):
+    chosen = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+    for name in ("cuda:1", "cuda", "auto", "cpu"):
+        pick_device(name)
+    assert chosen == [1, 0, 0]

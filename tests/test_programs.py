@@ -23,9 +23,8 @@ def test_compiled_programs_are_few_and_all_there_before_anything_is_timed(monkey
     monkeypatch.setattr(specbench.run.run, "decode_all_ways", decode_all_ways)
     result, _ = run(parts, tmp_path)
     assert result.lossless.passed
-    # In one bucket p of 1 and 5 tokens, drafter steps on 1 and 2, and a whole draft; verdicts and records, with
-    # and without a draft.
-    assert counts == [9, 9] and sum(len(leaf.programs) for leaf in parts.target.executor.leaves.values()) == 9
+    # In one bucket p of 1 and 5 tokens and a whole draft; verdicts and records, with and without a draft.
+    assert counts == [7, 7] and sum(len(leaf.programs) for leaf in parts.target.executor.leaves.values()) == 7
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ from specbench.decoding.autoregressive import decode_autoregressive
 from specbench.decoding.clock import Stopwatch
 from specbench.decoding.queue import Queue
 from specbench.decoding.sampling import Sampling
-from specbench.decoding.speculative import decode_speculative
+from specbench.decoding.speculative import decode_speculative, ignore
 from specbench.decoding.state import Job, State
 from specbench.executors.eager import EagerExecutor
 from specbench.gamma_policies.fixed import FixedGamma
@@ -34,7 +34,7 @@ def jobs(count: int = 11) -> list[Job]:
 
 
 def decode(wanted, rows, tables, cache="static", kind="model", chunk=5, sampling=SAMPLED, watch=None,
-           executor=None, device=None, policy=None, gamma=GAMMA, text=""):  # fmt: skip
+           executor=None, device=None, policy=None, gamma=GAMMA, text="", after_round=ignore):  # fmt: skip
     """New tokens by job."""
     target = tabular_model(tables.target, sampling, cache, executor=executor, device=device)
     judge = IterativeVerifier if kind in TREES else SpeculativeVerifier
@@ -56,10 +56,10 @@ def decode(wanted, rows, tables, cache="static", kind="model", chunk=5, sampling
         return more
 
     if drafter is None:
-        decode_autoregressive(state, target, verifier, clock, feed=feed)
+        decode_autoregressive(state, target, verifier, clock, after_round, feed)
     else:
         policy = policy or FixedGamma(gamma)
-        decode_speculative(state, target, drafter, policy, verifier, clock, feed=feed)
+        decode_speculative(state, target, drafter, policy, verifier, clock, after_round, feed)
     return [output.tokens for output in queue.outputs]
 
 

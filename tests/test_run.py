@@ -15,10 +15,12 @@ from specbench.config.build import build
 from specbench.config.checks import check
 from specbench.decoding.noise import prompt_key
 from specbench.loggers.wandb import summary
-from specbench.memory import size
+from specbench.memory import Budget, Footprint, size
 from specbench.run.requests import group_size
 from specbench.run.run import run
 from specbench.run.session import Session
+from specbench.run.warm_up import going_on
+from specbench.settings import ConfigError
 
 RESULT_KEYS = {
     "alpha": {"mean", "stderr", "n"},
@@ -304,6 +306,26 @@ def test_memory_is_announced_before_anything_loads():
     assert f"weights {size(2 * target + drafter)}" in told[0]  # as loaded; the verdict has a target of its own
     build(check(composed(*small("logger=none", "verdict_tokens=0"))), told.append)
     assert f"weights {size(target + drafter)}" in told[1]
+
+
+def test_the_memory_of_graphs_is_counted():
+    shape = Footprint(weights=10**6, tied=0, column=800, layers=4, context=64, vocab_size=100, widest=50)
+    sizes = {"rows": 2, "columns": 64, "held": 128, "tokens": 6, "prefill_chunk": 64, "read_again": 32}
+    where = {"copies": 1, "doubled": 0, "laws": 0, "dtype": torch.float32, "device": torch.device("cpu")}
+    eager, graphs = (Budget.of([shape], **sizes, **where, graphs=captured) for captured in (False, True))
+    assert eager.graphs == 0 and "graphs" not in str(eager)
+    # A pool, and inputs and results beside it, as large as what scoring takes; of the cache one layer.
+    assert graphs.graphs == 2 * (4 * 2 * 6 * 100 * 4) + 128 * 800 // 4 and "graphs about" in str(graphs)
+    assert graphs.activations == eager.activations == 12 * 32 * 100 * 8  # betas along a text, in float64
+
+
+def test_an_error_in_warm_up_is_told(caplog):
+    with going_on("warm-up at 128 tokens"):
+        raise RuntimeError("operation not permitted when stream is capturing\nmore")
+    assert "warm-up at 128 tokens failed: RuntimeError: operation not permitted" in caplog.text
+    assert "more" not in caplog.text
+    with pytest.raises(ConfigError), going_on("warm-up"):
+        raise ConfigError("not of the device")
 
 
 def test_random_weights_are_marked(tmp_path):

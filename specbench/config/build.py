@@ -19,6 +19,7 @@ from specbench.decoding.verifier import Verifier
 from specbench.devices import pick_device, pick_dtype
 from specbench.drafters.own_sampling import OwnSampling
 from specbench.measure.evidence import LAW_BYTES
+from specbench.measure.text_laws import CHUNK
 from specbench.memory import Budget, Footprint
 from specbench.models.pretrained import footprint, load_tokenizer, uses_template
 from specbench.run.parts import Parts, timed_gammas
@@ -131,6 +132,8 @@ def memory_budget(checked: Checked, prompts: Sequence[Prompt], context: Context,
         held=in_all,
         tokens=spare,
         prefill_chunk=root.prefill_chunk,
+        read_again=CHUNK,
+        graphs=executor.captures_graphs,
         dtype=context.dtype,
         device=context.device,
     )

@@ -22,6 +22,7 @@ def decode_autoregressive(
     """Decodes one token per active row and step until `feed` returns False; returns the state. `feed` may admit new
     rows before each step. For every active row, the target's cache must hold all committed tokens but the last."""
     no_draft = Draft.empty(state.batch_size, state.tokens.device)
+    state.drawn = 0
     clock.start()
     while feed(state, clock):
         scores = target.score(state, no_draft)

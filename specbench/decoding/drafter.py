@@ -42,6 +42,7 @@ class Drafter(Component, ABC):
     `context` is the longest text that it can read, in tokens. `longest` is the largest gamma that it can draft, None if
     there is no limit. `operations_per_token` is multiply-adds per guess (for c_hat, Definition 3.10). `models` are its
     language models with caches of their own. `own_bytes` is bytes of weights that are not theirs or the target's.
+    With fixed shapes, the decoder sets `widths` to the depths that drafts should have.
     """
 
     Settings: ClassVar[type[DrafterSettings]] = DrafterSettings
@@ -55,6 +56,7 @@ class Drafter(Component, ABC):
     operations_per_token: float = 0
     own_bytes: int = 0
     models: Sequence[Model] = ()
+    widths: Sequence[int] = ()
 
     @classmethod
     def from_settings(cls, settings: Any, context: Any, target: Any) -> "Drafter":
@@ -69,6 +71,12 @@ class Drafter(Component, ABC):
     def propose(self, state: State, gamma: list[int]) -> Draft:
         """Drafts at most gamma[b] levels of guesses for row b. If no row has a guess, the draft is empty and the round
         is a plain one-token step."""
+
+    def steps(self, gamma: list[int]) -> int:
+        """The depth at which to draft gamma[b] levels for row b: the largest of them or, so that few shapes occur, the
+        next of `widths`. `count` says how many of the guesses a row has."""
+        longest = max(gamma)
+        return next((width for width in self.widths if width >= longest > 0), longest)
 
     def settle(self, state: State, draft: Draft, verdict: Verdict, scores: Scores, base: Tensor) -> None:
         """Called after each round, to keep the accepted guesses and forget the others. base [B] is the position of node

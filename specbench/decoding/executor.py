@@ -47,6 +47,7 @@ class Executor(Component):
     """Runs everything in PyTorch's eager mode; subclasses override what they run faster."""
 
     fixed_shapes = False  # whether drafts are padded to one width, so that few shapes occur
+    captures_graphs = False  # whether calls keep memory of their own, for the estimate before a run
     changes_modules = False  # whether `load` may change the module in place
 
     @classmethod
@@ -84,6 +85,9 @@ class Executor(Component):
     def lengths(self, columns: int) -> list[int]:
         """Text lengths, in tokens, to warm up: one per shape bucket up to `columns`; empty without buckets."""
         return []
+
+    def prepare(self) -> None:
+        """Called before each warm-up."""
 
     def ready(self) -> None:
         """Called after each warm-up, when all usual shapes have been met."""

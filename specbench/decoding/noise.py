@@ -64,13 +64,14 @@ def renew(noise: Tensor, done: Tensor) -> None:
 
 def constant(make: Callable[..., Made]) -> Callable[..., Made]:
     """A version of `make` that keeps what it returned for each set of hashable arguments; for tensors that never
-    change. While a compiler traces it is `make` itself, so that traced code makes its own."""
+    change. It keeps them for good, since captured graphs read them where they are. While a compiler traces it is `make`
+    itself, so that traced code makes its own."""
     return make if torch.compiler.is_compiling() else _kept(make)
 
 
-@cache  # there are as many as functions are passed to `constant`
+@cache
 def _kept(make: Callable[..., Made]) -> Callable[..., Made]:
-    return lru_cache(maxsize=64)(make)
+    return lru_cache(maxsize=None)(make)
 
 
 def _mix(x: Tensor) -> Tensor:

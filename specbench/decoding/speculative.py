@@ -50,6 +50,7 @@ def decode_speculative(
 
     For every active row, the target's cache must hold all committed tokens but the last.
     """
+    drafter.widths = sorted(policy.widths) if target.executor.fixed_shapes else ()
     if begin:
         drafter.begin(state, policy.stop)
     clock.start()
@@ -58,7 +59,8 @@ def decode_speculative(
 
         # Sample gamma guesses x_1 .. x_gamma from M_q autoregressively.
         draft = drafter.propose(state, gamma)
-        draft = draft.padded(pad_to(policy, draft)) if target.executor.fixed_shapes else draft
+        state.drawn = draft.depth
+        draft = draft.padded(drafter.steps([draft.depth])) if draft.is_chain else draft
         clock.lap(Lap.DRAFT)
 
         # Run M_p in parallel: p_1(x) .. p_{gamma+1}(x).
@@ -119,9 +121,3 @@ def settle(
 def shrink(gamma: list[int], state: State, drafter: Drafter) -> list[int]:
     """gamma per row, cut to the number of guesses that max_new_tokens and the contexts of both models still allow."""
     return [min(wanted, room) for wanted, room in zip(gamma, state.room(drafter.context), strict=True)]
-
-
-def pad_to(policy: GammaPolicy, draft: Draft) -> int:
-    """The smallest of the policy's widths that holds the draft."""
-    drafted = draft.tokens.shape[1]
-    return next((width for width in policy.widths if width >= drafted), drafted)

@@ -58,6 +58,7 @@ class State:
     owners: list[int]  # the number of the request that has the row; -1 if none
     stop_strings: StopStrings | None = None
     waiting: int = 0  # requests that have arrived and have no row yet
+    drawn: int = 0  # the depth to which the round's draft was drawn, before it was padded
     admitted: int = 0  # requests that ever had a row
     serials: dict[int, int] = field(default_factory=dict)  # by row, a number that is unique to its request
 
@@ -245,6 +246,14 @@ def summary_of(rows: Rows, verdict: Verdict, draft: Draft) -> Tensor:
 def window(values: Tensor, begin: Tensor, width: int) -> Tensor:
     """values [B, T] at the `width` positions from begin [B] on: [B, width]."""
     return values.gather(1, begin[:, None] + torch.arange(width, device=values.device))
+
+
+def last_tokens(rows: Rows, width: int) -> tuple[Tensor, Tensor]:
+    """The last `width` tokens of each row [B, width], and the position of the first of them [B]. In a shorter row it is
+    negative, and its first token comes several times: all rows have one shape."""
+    first = rows.length - width
+    places = (first[:, None] + torch.arange(width, device=first.device)).clamp(min=0)
+    return rows.tokens.gather(1, places), first
 
 
 def all_rows(values: Tensor, rows: int) -> Tensor:

@@ -13,12 +13,12 @@ from specbench.decoding.clock import NoClock
 from specbench.decoding.draft import Draft, Verdict
 from specbench.decoding.drafter import Drafter
 from specbench.decoding.gamma_policy import LARGEST_GAMMA, DraftStop
-from specbench.decoding.noise import PROPOSAL, STREAMS, constant, sibling_bits
+from specbench.decoding.noise import PROPOSAL, STREAMS, sibling_bits
 from specbench.decoding.round_noise import STREAM
 from specbench.decoding.speculative import decode_speculative
 from specbench.decoding.state import Rows, State, window
 from specbench.decoding.target import Scores
-from specbench.devices import upload
+from specbench.devices import counts
 from specbench.drafters.model import ModelSettings, load_drafter
 from specbench.gamma_policies.fixed import FixedGamma
 from specbench.models.language_model import LanguageModel
@@ -64,6 +64,7 @@ class HierarchicalDrafter(Drafter):
         self.judge = SpeculativeVerifier(model.sampling)
         self.context = min(model.context, below.context)
         self.operations_per_token = model.operations_per_token
+        self.rows: Rows | None = None  # of the inner state; they stay where they are
 
     @classmethod
     def from_settings(cls, settings: Any, context: Context, target: LanguageModel) -> "HierarchicalDrafter":
@@ -74,8 +75,10 @@ class HierarchicalDrafter(Drafter):
 
     def begin(self, state: State, stop: DraftStop | None = None) -> None:
         self.model.allocate(state.batch_size, state.tokens.shape[1])
-        rows = Rows(*(t.clone() for t in vars(state.rows).values()))
-        self.inner = replace(state, rows=replace(rows, stop_tokens=rows.stop_tokens[:0]), stop_strings=None)
+        if self.rows is None or self.rows.tokens.shape != state.tokens.shape:
+            rows = Rows(*(t.clone() for t in vars(state.rows).values()))
+            self.rows = replace(rows, stop_tokens=rows.stop_tokens[:0])
+        self.inner = replace(state, rows=self.rows, stop_strings=None)
         self.below.begin(self.inner)
 
     def propose(self, state: State, gamma: list[int]) -> Draft:
@@ -101,14 +104,14 @@ class HierarchicalDrafter(Drafter):
         self.model.cached = [length - 1 if g else cached for length, cached, g in ends]
         tokens = window(self.inner.tokens, state.length, steps)
         q = None if self.model.sampling.greedy else laws[:, :steps]
-        return Draft.chain(tokens, q, constant(upload)(tuple(gamma), tokens.device))
+        return Draft.chain(tokens, q, counts(tuple(gamma), tokens.device))
 
     def _copy(self, state: State, gamma: list[int]) -> None:
         """Resets the inner state to the outer one, with limit length + gamma[b] and noise of its own."""
         inner, length = self.inner, state.length
         inner.tokens.copy_(state.tokens)
         inner.length.copy_(length)
-        more = constant(upload)(tuple(gamma), length.device)
+        more = counts(tuple(gamma), length.device)
         inner.rows.limit.copy_(length + more)
         inner.rows.done.copy_(more == 0)
         streams = torch.arange(1, STREAMS + 1, device=length.device)[:, None, None] * -STREAM

@@ -12,7 +12,7 @@ from specbench.decoding.noise import constant
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.state import State
 from specbench.decoding.token_tree import depths, levels_of
-from specbench.devices import upload
+from specbench.devices import counts, upload
 from specbench.drafters.blockwise import BlockwiseDrafter
 from specbench.models.heads import Heads
 from specbench.models.language_model import LanguageModel
@@ -64,7 +64,7 @@ class MedusaDrafter(BlockwiseDrafter):
         best = self._best(self.logits(state, depth[-1]), state, max(rank) + 1)  # [B, depth, ranks]
         head, place = constant(upload)((tuple(d - 1 for d in depth), rank), best.device)
         ends = tuple(sum(d <= g for d in depth) for g in gamma)
-        return Draft.tree(best[:, head, place], parent, None, constant(upload)(ends, best.device))
+        return Draft.tree(best[:, head, place], parent, None, counts(ends, best.device))
 
     def _best(self, logits: Tensor, state: State, count: int) -> Tensor:
         """The `count` most probable tokens [B, depth, count] by logits [B, depth, V] of the heads."""

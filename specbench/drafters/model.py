@@ -11,10 +11,10 @@ from specbench.context import Context
 from specbench.decoding.draft import Draft
 from specbench.decoding.drafter import Drafter
 from specbench.decoding.gamma_policy import DraftStop, Signal
-from specbench.decoding.noise import PROPOSAL, constant
+from specbench.decoding.noise import PROPOSAL
 from specbench.decoding.sampling import draw
-from specbench.decoding.state import Rows, State, all_rows, seen_tokens, window
-from specbench.devices import upload
+from specbench.decoding.state import Rows, State, all_rows, last_tokens, seen_tokens, window
+from specbench.devices import counts
 from specbench.drafters.own_sampling import OwnSampling
 from specbench.models.language_model import LanguageModel
 from specbench.models.pretrained import PretrainedModel
@@ -58,7 +58,7 @@ class ModelDrafter(Drafter):
         self.model.allocate(state.batch_size, state.tokens.shape[1])
 
     def propose(self, state: State, gamma: list[int]) -> Draft:
-        steps = max(gamma)
+        steps = self.steps(gamma)
         if steps == 0:
             return Draft.empty(state.batch_size, state.tokens.device)
         width = self._catch_up(state)
@@ -71,7 +71,7 @@ class ModelDrafter(Drafter):
             tokens, q = phase(self.model.rows_of(state), width, steps, visible)
         B = state.batch_size
         q = None if q is None else all_rows(q, B)
-        return Draft.chain(all_rows(tokens, B), q, constant(upload)(tuple(gamma), tokens.device))
+        return Draft.chain(all_rows(tokens, B), q, counts(tuple(gamma), tokens.device))
 
     def _draft(self, rows: Rows, width: int, steps: int, visible: int) -> tuple[Tensor, Tensor | None]:
         """Guesses x_1 .. x_steps [B, steps] and their q [B, steps, V], None at temperature 0 (Algorithm 1)."""
@@ -93,9 +93,9 @@ class ModelDrafter(Drafter):
         bits of every step [steps, B], and the tokens that the repetition penalty applies to, [B, V] bool or None."""
         text, length = rows.tokens, rows.length
         seen = None if self.model.sampling.repetition_penalty == 1 else seen_tokens(text, length, self.vocab_size)
-        first = (length - width).clamp(min=0)  # negative only in idle rows
+        x, first = last_tokens(rows, width)
         bits = window(rows.noise[PROPOSAL], length, steps).T.clone(memory_format=torch.contiguous_format)
-        return self.model.executor.leaf(self._step, self.model), window(text, first, width), first, bits, seen
+        return self.model.executor.leaf(self._step, self.model), x, first, bits, seen
 
     def _draft_until(
         self, stop: DraftStop, state: State, gamma: list[int], width: int, visible: int
@@ -138,8 +138,7 @@ class ModelDrafter(Drafter):
         return x_i, q_i, None if signal is None else signal(q_i, x_i)
 
     def _catch_up(self, state: State) -> int:
-        """Reads each row's committed tokens into the cache but for the last `reread` or fewer. Returns how many are
-        left for the first step."""
-        width = min(self.reread, min(length for length, on in zip(state.lengths, state.active, strict=True) if on))
-        self.model.catch_up(state, width)
-        return width
+        """Reads each row's committed tokens into the cache but for the last `reread` or fewer. Returns how many the
+        first step reads."""
+        self.model.catch_up(state, self.reread)
+        return self.reread

@@ -83,6 +83,7 @@ class MultiDrafter(Drafter):
 
     def begin(self, state: State, stop: DraftStop | None = None) -> None:
         for drafter in self.drafters:
+            drafter.widths = self.widths
             drafter.begin(state)
 
     def propose(self, state: State, gamma: list[int]) -> Draft:

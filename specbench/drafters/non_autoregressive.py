@@ -12,10 +12,10 @@ from specbench.context import Context
 from specbench.decoding.draft import Draft
 from specbench.decoding.drafter import Drafter
 from specbench.decoding.gamma_policy import DraftStop
-from specbench.decoding.noise import PROPOSAL, constant
+from specbench.decoding.noise import PROPOSAL
 from specbench.decoding.sampling import Sampling, draw
-from specbench.decoding.state import Rows, State, seen_tokens, window
-from specbench.devices import upload
+from specbench.decoding.state import Rows, State, last_tokens, seen_tokens, window
+from specbench.devices import counts
 from specbench.drafters.model import ModelSettings, load_drafter
 from specbench.identity import of_checkpoint
 from specbench.models.checkpoint import TRAINED, check_path, local_path
@@ -50,7 +50,7 @@ class ParallelDrafter(Drafter):
         steps = max(max(gamma), self.usual)
         logits = self.logits(state, steps)[:, : max(gamma)]
         tokens, q = self._draw(logits, state.rows, self._seen(state))
-        return Draft.chain(tokens, q, constant(upload)(tuple(gamma), tokens.device))
+        return Draft.chain(tokens, q, counts(tuple(gamma), tokens.device))
 
     def _draw(self, logits: Tensor, rows: Rows, seen: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """Guesses [B, N] and their q [B, N, V], None at temperature 0, from logits [B, N, V]; seen [B, 1, V] bool."""
@@ -115,16 +115,14 @@ class NonAutoregressiveDrafter(ParallelDrafter):
 
     def _logits(self, rows: Rows, ahead: Tensor, width: int, visible: int) -> Tensor:
         """Logits [B, 1 + K, V] after the last of `width` committed tokens and each of the embeddings [K, H]."""
-        first = (rows.length - width).clamp(min=0)
+        tokens, first = last_tokens(rows, width)
         embed: Any = self.model.module.get_input_embeddings()
-        text = embed(self.model.readable(window(rows.tokens, first, width)))
+        text = embed(self.model.readable(tokens))
         x = torch.cat([text, ahead.expand(len(text), -1, -1).to(text.dtype)], 1)
         return self.model.forward(x, first, visible)[:, width - 1 :].float()
 
     def _text_width(self, state: State) -> int:
-        """The number of committed tokens to read, at most what a round adds. Reads all tokens before them into the
+        """The number of committed tokens to read, what a round adds at most. Reads all tokens before them into the
         cache."""
-        shortest = min(length for length, on in zip(state.lengths, state.active, strict=True) if on)
-        width = min(self.longest + 1, shortest)
-        self.model.catch_up(state, width)
-        return width
+        self.model.catch_up(state, self.longest + 1)
+        return self.longest + 1

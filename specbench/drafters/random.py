@@ -8,9 +8,9 @@ from torch import Tensor
 from specbench.context import Context
 from specbench.decoding.draft import Draft
 from specbench.decoding.drafter import Drafter
-from specbench.decoding.noise import PROPOSAL, constant, uniforms
+from specbench.decoding.noise import PROPOSAL, uniforms
 from specbench.decoding.state import State, window
-from specbench.devices import upload
+from specbench.devices import counts
 from specbench.models.language_model import LanguageModel
 
 
@@ -33,4 +33,4 @@ class RandomDrafter(Drafter):
         q: Tensor | None = None
         if not self.greedy:
             q = torch.full((*tokens.shape, self.vocab_size), 1 / self.vocab_size, device=tokens.device)
-        return Draft.chain(tokens, q, constant(upload)(tuple(gamma), tokens.device))
+        return Draft.chain(tokens, q, counts(tuple(gamma), tokens.device))

@@ -9,10 +9,10 @@ from torch import Tensor
 
 from specbench.decoding.draft import Draft
 from specbench.decoding.drafter import Drafter, DrafterSettings
-from specbench.decoding.noise import PROPOSAL, constant
+from specbench.decoding.noise import PROPOSAL
 from specbench.decoding.sampling import Sampling, draw
 from specbench.decoding.state import State, window
-from specbench.devices import move, upload
+from specbench.devices import counts, move, upload
 
 
 def committed(state: State) -> list[list[int]]:
@@ -43,7 +43,7 @@ class PointMassDrafter(Drafter):
         if width == 0:
             return Draft.empty(state.batch_size, device)
         tokens = upload([row + [0] * (width - len(row)) for row in guesses], device)
-        return Draft.chain(tokens, None, constant(upload)(tuple(map(len, guesses)), device))
+        return Draft.chain(tokens, None, counts(tuple(map(len, guesses)), device))
 
     @abstractmethod
     def guess(self, row: int, tokens: Sequence[int], gamma: int) -> list[int]:
@@ -87,7 +87,7 @@ class CountDrafter(Drafter):
         if not tokens:
             return Draft.empty(state.batch_size, device)
         q = None if self.sampling.greedy else move(torch.stack(probs, 1), device)
-        return Draft.chain(move(torch.stack(tokens, 1), device), q, constant(upload)(tuple(count), device))
+        return Draft.chain(move(torch.stack(tokens, 1), device), q, counts(tuple(count), device))
 
     def _seen(self, texts: list[list[int]]) -> Tensor:
         """[B, V] bool, on the CPU: the tokens that the repetition penalty applies to."""

@@ -8,18 +8,17 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from specbench.context import Context
 from specbench.decoding.draft import Draft, Verdict
 from specbench.decoding.gamma_policy import LARGEST_GAMMA
-from specbench.decoding.noise import PROPOSAL, constant, exponentials
+from specbench.decoding.noise import PROPOSAL, exponentials
 from specbench.decoding.round_noise import node_bits
 from specbench.decoding.sampling import draw
-from specbench.decoding.state import Rows, State, seen_tokens, window
+from specbench.decoding.state import Rows, State, last_tokens, seen_tokens
 from specbench.decoding.target import Scores
 from specbench.decoding.token_tree import branching_tree, level_ranges, levels_of, newest
-from specbench.devices import upload
+from specbench.devices import counts
 from specbench.drafters.model import ModelDrafter, ModelSettings, load_drafter
 from specbench.models.language_model import LanguageModel
 from specbench.settings import ConfigError, setting
@@ -79,7 +78,7 @@ class TreeDrafter(ModelDrafter):
         return cls(model, target.vocab_size, context.gamma, settings.branching, settings.children)
 
     def propose(self, state: State, gamma: list[int]) -> Draft:
-        depth = max(gamma)
+        depth = self.steps(gamma)
         if depth == 0:
             return Draft.empty(state.batch_size, state.tokens.device)
         parent = branching_tree(widths(self.branching, depth))
@@ -94,11 +93,7 @@ class TreeDrafter(ModelDrafter):
         rows = zip(self.model.cached, state.lengths, state.active, strict=True)
         self.model.cached = [length + depth - 1 if on else cached for cached, length, on in rows]
         ends = [0, *(level.stop for level in levels)]
-        count = constant(upload)(tuple(ends[g] for g in gamma), tokens.device)
-        if self.model.executor.fixed_shapes and depth < self.gamma:
-            parent = branching_tree(widths(self.branching, self.gamma))
-            missing = len(parent) - tokens.shape[1]
-            tokens, q = F.pad(tokens, (0, missing)), None if q is None else F.pad(q, (0, 0, 0, missing))
+        count = counts(tuple(ends[g] for g in gamma), tokens.device)
         return Draft.tree(tokens, parent, q, count, repeats=self.children == "independent")
 
     def _draft_tree(
@@ -110,8 +105,7 @@ class TreeDrafter(ModelDrafter):
         bits = node_bits(rows.noise[PROPOSAL], length, levels_of(parent), stream=self.stream)
         penalised = self.model.sampling.repetition_penalty != 1
         seen = seen_tokens(text, length, self.vocab_size)[:, None] if penalised else None
-        first = (length - width).clamp(min=0)
-        x, above = window(text, first, width), parent[:0]
+        (x, first), above = last_tokens(rows, width), parent[:0]
         guesses: list[Tensor] = []
         laws: list[Tensor] = []
         for level in level_ranges(levels_of(parent)):

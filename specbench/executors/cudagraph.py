@@ -1,13 +1,26 @@
-"""Phases captured as CUDA graphs: the whole draft, the target's call, and verify-accept-commit.
+"""Functions captured as CUDA graphs: the draft, the target's call, verify-accept-commit, and the recorder's numbers.
 
-A graph is keyed by the shapes and constants of its call, the bucket of cache columns among them, and replays on the
-same addresses: the state's tensors and the cache are used where they are, everything else is copied into the graph's
-own buffers. All graphs share one memory pool. Nothing inside a graph waits for the host; the round's one
-synchronisation is the stop check after it.
+A graph is keyed by the constants and shapes of its call (the bucket of cache columns among them) and by the addresses
+that it uses in place: those of the state's rows, of the caches, and of what other captured functions returned. All else
+is copied into buffers of its own before each replay. Nothing inside a graph waits for the host.
+
+**Memory.** All graphs share one memory pool, and none leaves anything in it. PyTorch lets graphs share a pool if they
+are always replayed in the order in which they were captured (docs.pytorch.org, notes/cuda.html, "Graph memory
+management"): a capture may use any memory of the pool that no tensor holds, so a replay overwrites what graphs that
+were captured later have put there. Rounds have no such order: the verdict's graph is captured with the first bucket of
+columns, and replayed between the draft and the recorder of every later one. So the last nodes of each graph copy its
+results into buffers outside the pool, and the pool holds only what a graph needs while it runs. Such a copy of p or q
+takes microseconds. The buffers serve a function's graphs of all shapes, which costs less than a pool for each phase,
+and the next graph reads them where they are, which costs less than clones after each replay.
+
+**Captures change nothing.** A capture itself computes nothing. The calls before it, which CUDA needs to choose
+algorithms and to load kernels, run on copies of the rows and on a stand-in for the cache.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import gc
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,31 +32,28 @@ from specbench.decoding.executor import Executor, HasCache
 from specbench.decoding.state import Rows
 from specbench.executors.arguments import flatten, rebuild
 from specbench.executors.buckets import bucket, bucket_lengths, refuse_growing_cache
-from specbench.settings import BaseSettings, setting
 
 WARM_UP_CALLS = 2  # calls before a capture, in which kernels choose algorithms and constants are made
 
 
 class CudaGraphExecutor(Executor):
-    """Captures each leaf and phase that is called outside another capture; at most `max_graphs` graphs."""
+    """Captures each leaf and phase that is called outside another capture."""
 
     fixed_shapes = True
+    captures_graphs = True
 
-    @dataclass
-    class Settings(BaseSettings):
-        max_graphs: int = setting(ge=1, le=10_000)
-
-    def __init__(self, max_graphs: int):
-        self.max_graphs, self.inside = max_graphs, False  # inside a phase nothing else is captured
-        self.phases: dict[Callable[..., Any], Phase] = {}
-        self.graphs, self.pool_bytes = 0, 0
+    def __init__(self) -> None:
+        self.inside = False  # a captured function: what it calls is part of its graph
+        self.warm = False  # warm-up is over
+        self.captures, self.late = 0, 0  # captures in all, and those after warm-up
+        self.functions: dict[Callable[..., Any], Captured] = {}
+        self.places: set[int] = set()  # addresses of results, which stay where they are
         self.pool: Any = None
+        self.stream: Any = None  # of captures and of the calls before them: each stream keeps workspaces of its own
 
     @classmethod
-    def from_settings(
-        cls, settings: Settings, device: torch.device, run: Choices, identity: str
-    ) -> "CudaGraphExecutor":
-        return cls(settings.max_graphs)
+    def from_settings(cls, settings: Any, device: torch.device, run: Choices, identity: str) -> "CudaGraphExecutor":
+        return cls()
 
     @classmethod
     def refuses(cls, settings: Any, run: Choices) -> str | None:
@@ -52,16 +62,22 @@ class CudaGraphExecutor(Executor):
         return refuse_growing_cache(run)
 
     def leaf(self, function: Callable[..., Any], model: HasCache | None = None) -> Callable[..., Any]:
-        if self.inside:
-            return function
-        if function not in self.phases:
-            self.phases[function] = Phase(function, model, self)
-        return self.phases[function]
+        return self.captured(function, () if model is None else (model,))
 
     def phase(
         self, function: Callable[..., Any], model: HasCache | None = None, usual: bool = True
     ) -> Callable[..., Any]:
         return self.leaf(function, model)
+
+    def captured(self, function: Callable[..., Any], models: Sequence[HasCache]) -> Callable[..., Any]:
+        """A version of any function that runs as a CUDA graph. Its arguments and results are those of `flatten`:
+        tensors and hashable constants, tuples and dataclasses of them. It may change `Rows` among its arguments, and
+        the caches of these models, in place; nothing else. A result is valid until the function's next call."""
+        if self.inside:
+            return function
+        if function not in self.functions:
+            self.functions[function] = Captured(function, models, self)
+        return self.functions[function]
 
     def columns(self, needed: int, capacity: int | None = None) -> int:
         return bucket(needed, capacity)
@@ -70,86 +86,192 @@ class CudaGraphExecutor(Executor):
         """Longest first, so that smaller graphs find their memory in the pool."""
         return bucket_lengths(columns)[::-1]
 
+    def prepare(self) -> None:
+        self.warm = False
+        gc.collect()  # models and graphs of an earlier run die in cycles
+
+    def ready(self) -> None:
+        self.warm = True
+
+    @property
+    def graphs(self) -> int:
+        """Graphs that can be replayed now."""
+        return sum(len(function.graphs) for function in self.functions.values())
+
     def bytes(self) -> int:
-        return self.pool_bytes
+        return self.pool_bytes() + sum(function.bytes() for function in self.functions.values())
+
+    def facts(self) -> dict[str, Any]:
+        return {
+            "graphs": self.graphs,
+            "captures": self.captures,
+            "captures_after_warm_up": self.late,
+            "bytes": self.bytes(),
+        }
+
+    def notes(self) -> list[str]:
+        if not self.late:
+            return []
+        return [f"CUDA graphs captured after warm-up: {self.late}; the rounds that waited for them took longer"]
 
     @contextmanager
     def whole(self) -> Iterator[None]:
-        """Inside this context leaves run as they are, because a phase around them is captured."""
-        self.inside = True
+        """Inside this context leaves run as they are, because a function around them is captured."""
+        before, self.inside = self.inside, True
         try:
             yield
         finally:
-            self.inside = False
+            self.inside = before
 
-    def capture(self, function: Callable[[], Any]) -> tuple[Callable[[], None], Any]:
-        """Captures a function without arguments. Returns a function that replays the graph, and the outputs, which
-        every replay overwrites."""
-        graph, before = torch.cuda.CUDAGraph(), torch.cuda.memory_reserved()
-        with torch.cuda.graph(graph, pool=self.pool):
-            outputs = function()
-        self.pool = self.pool or graph.pool()
-        self.pool_bytes += torch.cuda.memory_reserved() - before
-        return graph.replay, outputs
+    def forget_stale(self) -> None:
+        """Drops the graphs whose rows or caches are no longer there: nothing can ask for them."""
+        for function in self.functions.values():
+            function.forget_stale()
 
-    def warm_up(self, function: Callable[[], Any]) -> None:
-        """Runs the function a few times on a side stream, as CUDA requires before a capture."""
-        stream = torch.cuda.Stream()
+    # -- What needs CUDA ------------------------------------------------------------------------
+
+    def side_stream(self) -> Any:
+        """A stream of the current device, the same one each time."""
+        if self.stream is None:
+            self.stream = torch.cuda.Stream()
+        return self.stream
+
+    def warm_up(self, function: Callable[[], Any]) -> Any:
+        """Runs the function a few times on a side stream, as CUDA requires before a capture. Returns its last
+        results."""
+        stream = self.side_stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             for _ in range(WARM_UP_CALLS):
-                function()
+                found = function()
         torch.cuda.current_stream().wait_stream(stream)
+        return found
+
+    def capture(self, function: Callable[[], None]) -> Callable[[], None]:
+        """Captures a function, which leaves its results outside the pool. Returns a function that replays the graph."""
+        graph = torch.cuda.CUDAGraph()
+        with no_garbage_collection(), torch.cuda.graph(graph, pool=self.pool, stream=self.side_stream()):
+            function()
+        self.pool = self.pool or graph.pool()
+        return graph.replay
+
+    def pool_bytes(self) -> int:
+        """Bytes that the pool has of the device."""
+        if self.pool is None:
+            return 0
+        segments = torch.cuda.memory_snapshot()
+        return sum(s["total_size"] for s in segments if tuple(s["segment_pool_id"]) == tuple(self.pool))
 
 
-class Phase:
-    """A function with a CUDA graph for each set of shapes and constants that it is called with."""
+@contextmanager
+def no_garbage_collection() -> Iterator[None]:
+    """Inside this context no cycle is freed. One that owns a graph would end a capture with an error if it were freed
+    meanwhile."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
-    def __init__(self, function: Callable[..., Any], model: HasCache | None, executor: CudaGraphExecutor):
-        self.function, self.model, self.executor = function, model, executor
-        self.captured: dict[Any, tuple[Callable[[], None], list[Tensor], Any]] = {}
+
+@dataclass(frozen=True)
+class Graph:
+    """A captured call."""
+
+    replay: Callable[[], None]
+    copied: list[tuple[int, Tensor]]  # number of an argument's tensor, and the graph's own buffer for it
+    result: Any
+    alive: list[weakref.ref[Tensor]]  # rows and cache at the addresses in the graph
+
+
+class Captured:
+    """A function with a CUDA graph for each set of shapes, constants and addresses that it is called with."""
+
+    def __init__(self, function: Callable[..., Any], models: Sequence[HasCache], executor: CudaGraphExecutor):
+        self.function, self.models, self.executor = function, models, executor
+        self.graphs: dict[Any, Graph] = {}
+        self.buffers: dict[int, list[Tensor]] = {}  # by number of the result's tensor, bytes for it
 
     def __call__(self, *arguments: Any) -> Any:
-        """Replays the graph for these shapes and constants, and captures it first if there is none. Runs the function
-        itself if the limit of graphs is reached, or before the model's cache has tensors."""
-        stored = [] if self.model is None else self.model.cache_tensors()
-        if self.model is not None and not stored:  # the cache takes its shape from a first forward
-            return self._run(arguments)
+        """Replays the graph for these shapes, constants and addresses, and captures it first if there is none. Runs the
+        function itself as long as a cache has no tensors: it takes its shape from a first forward."""
+        caches = [model.cache_tensors() for model in self.models]
+        if not all(caches):
+            with self.executor.whole():
+                return self.function(*arguments)
+        stored = [t for cache in caches for t in cache]
         spec, tensors = flatten(arguments)
-        fixed = {id(t) for a in arguments if isinstance(a, Rows) for t in vars(a).values()}
-        places = [t.data_ptr() for t in (*stored, *(t for t in tensors if id(t) in fixed))]
-        key = (spec, *places, *((t.shape, t.dtype) for t in tensors))
-        if key not in self.captured:
-            if self.executor.graphs >= self.executor.max_graphs:
-                return self._run(arguments)
-            self.captured[key] = self._capture(spec, tensors, fixed)
-        replay, inputs, outputs = self.captured[key]
-        for own, given in zip(inputs, tensors, strict=True):
-            if own is not given:
-                own.copy_(given)
-        replay()
-        return outputs
+        rows = {id(t) for a in arguments if isinstance(a, Rows) for t in vars(a).values()}
+        stays = [id(t) in rows or t.data_ptr() in self.executor.places for t in tensors]
+        kinds = [(t.shape, t.dtype, (t.data_ptr(), t.stride()) if own else None)
+                 for t, own in zip(tensors, stays, strict=True)]  # fmt: skip
+        key = (spec, *kinds, *((t.shape, t.dtype, t.data_ptr()) for t in stored))
+        graph = self.graphs.get(key)
+        if graph is None:
+            self.executor.forget_stale()
+            alive = [weakref.ref(t) for t in (*stored, *(t for t in tensors if id(t) in rows))]
+            graph = self.graphs[key] = self._capture(spec, tensors, stays, alive)
+        for number, own in graph.copied:
+            own.copy_(tensors[number])
+        graph.replay()
+        return graph.result
 
-    def _run(self, arguments: tuple[Any, ...]) -> Any:
-        with self.executor.whole():
-            return self.function(*arguments)
-
-    def _capture(
-        self, spec: Any, tensors: list[Tensor], fixed: set[int]
-    ) -> tuple[Callable[[], None], list[Tensor], Any]:
-        """Runs the function to warm up, restores the state's tensors, and captures it. Returns the replay, its input
-        tensors and its outputs."""
-        inputs = [t if id(t) in fixed else t.clone() for t in tensors]
-        before = [t.clone() for t in inputs]
-
-        def call() -> Any:
-            return self.function(*rebuild(spec, inputs))
-
+    def _capture(self, spec: Any, tensors: list[Tensor], stays: list[bool], alive: list[weakref.ref[Tensor]]) -> Graph:
+        """Runs the function on copies to warm up, and captures it. `stays` says which of the tensors are used in
+        place."""
+        copies = [t.clone() for t in tensors]
+        inputs = [t if own else copy for t, copy, own in zip(tensors, copies, stays, strict=True)]
         executor = self.executor
         with executor.whole():
-            executor.warm_up(call)
-            replay, outputs = executor.capture(call)
-        for now, then in zip(inputs, before, strict=True):
-            now.copy_(then)
-        executor.graphs += 1
-        return replay, inputs, outputs
+            with stand_ins(self.models):
+                found = executor.warm_up(lambda: self.function(*rebuild(spec, copies)))
+            result, like = flatten(found)
+            kept = [self._buffer(number, t) for number, t in enumerate(like)]
+
+            def call() -> None:
+                _, made = flatten(self.function(*rebuild(spec, inputs)))
+                for buffer, t in zip(kept, made, strict=True):
+                    buffer.copy_(t)
+
+            replay = executor.capture(call)
+        executor.captures += 1
+        executor.late += executor.warm
+        copied = [(number, copies[number]) for number, own in enumerate(stays) if not own]
+        return Graph(replay, copied, rebuild(result, kept), alive)
+
+    def _buffer(self, number: int, like: Tensor) -> Tensor:
+        """Memory outside the pool for this tensor of the result; graphs of other shapes use it too."""
+        made = self.buffers.setdefault(number, [])
+        found = next((buffer for buffer in made if buffer.nbytes >= like.nbytes), None)
+        if found is None:
+            found = torch.empty(like.nbytes, dtype=torch.uint8, device=like.device)
+            made.append(found)
+            if like.nbytes:
+                self.executor.places.add(found.data_ptr())
+        return found[: like.nbytes].view(like.dtype).view(like.shape)
+
+    def forget_stale(self) -> None:
+        """See `CudaGraphExecutor.forget_stale`."""
+        self.graphs = {key: g for key, g in self.graphs.items() if all(ref() is not None for ref in g.alive)}
+
+    def bytes(self) -> int:
+        """Bytes of results and of the graphs' own inputs."""
+        inputs = sum(own.nbytes for graph in self.graphs.values() for _, own in graph.copied)
+        return inputs + sum(buffer.nbytes for made in self.buffers.values() for buffer in made)
+
+
+@contextmanager
+def stand_ins(models: Sequence[HasCache]) -> Iterator[None]:
+    """Inside this context the caches of the models use other tensors, one for all of the same shape: enough to run the
+    same kernels, and as large as one of many layers."""
+    with ExitStack() as stack:
+        for model in models:
+            copies: dict[Any, Tensor] = {}
+            stored = model.cache_tensors()
+            for t in stored:
+                if (t.shape, t.dtype) not in copies:
+                    copies[t.shape, t.dtype] = t.clone()
+            stack.enter_context(model.on_cache([copies[t.shape, t.dtype] for t in stored]))
+        yield

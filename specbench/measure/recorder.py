@@ -44,6 +44,7 @@ class Call(NamedTuple):
     width: int  # tokens of each row that the target's call read
     numbers: Tensor  # [B, K]: counts, metrics, betas, evidence
     steps: int  # D
+    drawn: int  # drafter steps
     law: Tensor | None  # [B, D + 1, V], the decoder's p along the path, while there is room for it
 
 
@@ -70,7 +71,9 @@ class Recorder:
         lengths = [length - prompt for length, prompt in zip(state.lengths, state.prompt_lengths, strict=True)]
         law = self._law(scores.p, draft, verdict, kept)
         # A CUDA graph overwrites its outputs in the next round.
-        call = Call(list(state.owners), lengths, judge.lenience, scores.width, numbers.clone(), draft.depth, law)
+        call = Call(
+            list(state.owners), lengths, judge.lenience, scores.width, numbers.clone(), draft.depth, state.drawn, law
+        )
         self._calls.append(call)
 
     def _law(self, p: Tensor, draft: Draft, verdict: Verdict, kept: Tensor) -> Tensor | None:
@@ -107,7 +110,7 @@ class Recorder:
         shared = {
             "seconds": seconds,
             "rows": len(active),
-            "steps": max((int(numbers[Counts._fields.index("gamma")]) for _, _, numbers in active), default=0),
+            "steps": call.drawn,
             "lenience": call.lenience,
             "width": call.width,
             "call": number,

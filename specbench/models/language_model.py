@@ -268,7 +268,7 @@ class LanguageModel(Target):
         """Rolls the cache back to `starts`, so that `width` tokens can follow in the active rows. Returns the number of
         columns that attention sees."""
         on = active or [True] * len(starts)
-        self.cached = [s if a else c for s, c, a in zip(starts, self.cached, on, strict=True)]
+        self.cached = [max(0, s) if a else c for s, c, a in zip(starts, self.cached, on, strict=True)]
         self.cache.truncate(self.cached)
         self.cache.reserve([s + width if a else 0 for s, a in zip(starts, on, strict=True)])
         self.cached = [s + width if a else c for s, c, a in zip(starts, self.cached, on, strict=True)]
@@ -284,11 +284,12 @@ class LanguageModel(Target):
         keep_logits: int = 0,
     ) -> Tensor:
         """Logits [b, N, V] (only the last `keep_logits` if not 0) of tokens [b, N], or of their embeddings [b, N, H],
-        at positions first[b], first[b] + 1, ... or, in a tree, by depth; first [b].
+        at positions first[b], first[b] + 1, ... or, in a tree, by depth; first [b]. Tokens at negative positions must
+        be the one at position 0, which is then read several times.
 
         Only tensor operations: an executor may compile it, or capture it in a CUDA graph.
         """
-        slots = first[:, None] + torch.arange(tokens.shape[1], device=tokens.device)
+        slots = (first[:, None] + torch.arange(tokens.shape[1], device=tokens.device)).clamp(min=0)
         self.cache.place(slots, visible, row)
         root = first if tree is None else first - (tree.sees.shape[2] - tokens.shape[1])  # column of entry 0
         positions = slots if tree is None else root[:, None] + tree.depth

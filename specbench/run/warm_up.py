@@ -1,15 +1,19 @@
 """Runs before and between the timed prompts: warm-up, calibration, and probes of costs."""
 
-import contextlib
-from collections.abc import Sequence
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from specbench.data.prompts import Request
 from specbench.decoding.noise import prompt_key
 from specbench.decoding.state import Job
+from specbench.decoding.verifier import Verifier
 from specbench.gamma_policies.fixed import WatchedGamma
 from specbench.run.requests import Wanted
 from specbench.run.session import Session
+from specbench.visible import first_line
 
+log = logging.getLogger(__name__)
 WARM_UP_TOKENS = 16
 SHORT = 3  # tokens of a job whose limit cuts its first draft
 PROBE_TOKENS = 16  # of a decode that only times rounds with one gamma
@@ -25,21 +29,40 @@ def warm_up(session: Session, wanted: Wanted) -> None:
     # A length close to the end of the columns is tried once more with room for a whole draft.
     lengths = list(dict.fromkeys(max(1, min(length, end - 1 - room)) for length in lengths for room in (0, largest)))
     jobs: list[Job] = []
+    parts.target.executor.prepare()
     for length in lengths:
         prompt = (first * length)[:length]
         jobs = _jobs(prompt, SHORT, end, parts.batch_size)
-        # If this fails, the prompt itself will fail too, and be recorded.
-        with contextlib.suppress(RuntimeError):
+        with going_on(f"warm-up at {length} tokens"):
             for level in parts.verifier.levels:
                 session.decode(jobs, False, columns, verifier=level)
-                for gamma in parts.gammas:
-                    policy = WatchedGamma(gamma, parts.policy.signal)
-                    drafted = _jobs(prompt, gamma, end, parts.batch_size)
-                    session.decode(drafted, True, columns, policy=policy, verifier=level, evidence=session.to_read > 0)
+                for gamma in reversed(parts.gammas):  # the largest first: smaller drafts use its memory
+                    # Texts that are not read again leave less behind, which is once the same for all lengths.
+                    for evidence in {session.to_read > 0, length != lengths[-1] and session.to_read > 0}:
+                        _warm_up_rounds(session, prompt, gamma, columns, level, evidence)
     parts.target.executor.ready()
-    for peer in parts.peers.values():
-        with contextlib.suppress(RuntimeError):
+    for name, peer in parts.peers.items():
+        with going_on(f"warm-up of {name}"):
             peer.decode(jobs[0])
+
+
+def _warm_up_rounds(
+    session: Session, prompt: list[int], gamma: int, columns: int, level: Verifier, evidence: bool
+) -> None:
+    """Decodes behind a prompt with a constant gamma and this verifier."""
+    parts, policy = session.parts, WatchedGamma(gamma, session.parts.policy.signal)
+    jobs = _jobs(prompt, gamma, columns - parts.spare, parts.batch_size)
+    session.decode(jobs, True, columns, policy=policy, verifier=level, evidence=evidence)
+
+
+@contextmanager
+def going_on(what: str) -> Iterator[None]:
+    """Inside this context an error of the device is logged, and the run goes on: if it is not the only one, a prompt
+    will fail too, and be recorded."""
+    try:
+        yield
+    except RuntimeError as error:
+        log.warning("%s failed: %s: %s", what, type(error).__name__, first_line(error))
 
 
 def _jobs(prompt: list[int], gamma: int, end: int, rows: int) -> list[Job]:
@@ -84,5 +107,5 @@ def probe_costs(
         key = prompt_key(parts.seed, f"{request.id} probe {row}")
         jobs.append(Job(request.tokens, limit, key, request.encoder_tokens))
     policy = WatchedGamma(gamma, parts.policy.signal)
-    with contextlib.suppress(RuntimeError):
+    with going_on(f"a probe of gamma={gamma}"):
         session.costs.add(session.decode(jobs, True, columns, policy=policy).rounds)
