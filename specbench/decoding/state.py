@@ -51,7 +51,7 @@ class State:
     rows: Rows
     lengths: list[int]  # host copy of `length`, refreshed once a round
     limits: list[int]  # host copy of `limit`
-    texts: list[list[int]]  # host copy of the committed tokens
+    texts: list[list[int]]  # host copy of the committed tokens, those before `lengths`
     drafted: list[int]  # host copy of the last round's `Draft.count`
     prompt_lengths: list[int]  # tokens
     active: list[bool]  # host copy of ~done
@@ -212,7 +212,8 @@ class State:
 
     def new_tokens(self) -> list[list[int]]:
         """The generated tokens of each row, without its prompt."""
-        return [text[start:] for text, start in zip(self.texts, self.prompt_lengths, strict=True)]
+        spans = zip(self.texts, self.prompt_lengths, self.lengths, strict=True)
+        return [text[start:end] for text, start, end in spans]
 
 
 def commit_tokens(rows: Rows, verdict: Verdict, cuts: Tensor | None = None) -> Tensor:

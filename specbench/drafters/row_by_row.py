@@ -17,7 +17,7 @@ from specbench.devices import counts, move, upload
 
 def committed(state: State) -> list[list[int]]:
     """The committed tokens of each row, in lists that the caller may change."""
-    return [list(text) for text in state.texts]
+    return [text[:length] for text, length in zip(state.texts, state.lengths, strict=True)]
 
 
 class PointMassDrafter(Drafter):
