@@ -29,6 +29,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from specbench.decoding.noise import _kept
+from specbench.devices import counts
 
 aten = torch.ops.aten
 CUDA, CPU = torch.device("cuda", 0), torch.device("cpu")
@@ -233,7 +234,8 @@ def cuda_on_cpu() -> Iterator[Device]:
         stack.enter_context(mock.patch.object(torch.cuda, "synchronize", lambda *_: device.wait("synchronize")))
         stack.enter_context(torch.inference_mode(False))  # there, operations would arrive before they are taken apart
         stack.enter_context(torch.no_grad())
-        stack.callback(_kept.cache_clear)  # constants of this device
+        for kept in (_kept, counts):  # tensors of this device
+            stack.callback(kept.cache_clear)
         stack.enter_context(device)
         stack.enter_context(OnHost(device))
         yield device

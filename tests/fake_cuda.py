@@ -59,6 +59,8 @@ class WithoutGuard(TorchFunctionMode):
                 return write_index(*args)
             if func in NUMBERS:
                 return NUMBERS[func](aten._local_scalar_dense(args[0]))
+            if func is Tensor.nonzero:
+                return aten.nonzero(args[0])
             if func is Tensor.__invert__:
                 return aten.bitwise_not(args[0])
             if func is Tensor.copy_:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from specbench.cache.slots import SlotCache
+from specbench.devices import move, upload
 from specbench.settings import BaseSettings, setting
 
 NOBODY = 0  # the block that idle rows write to
@@ -177,14 +178,14 @@ class PagedCache(SlotCache):
 
     def _write_table(self, row: int) -> None:
         blocks = self.held[row]
-        self.table[row] = torch.tensor(blocks + [NOBODY] * (self.width - len(blocks)), device=self.table.device)
+        self.table[row] = upload(blocks + [NOBODY] * (self.width - len(blocks)), self.table.device)
 
     # -- Keys and values ------------------------------------------------------------------------
 
     def place(self, slots: Tensor, visible: int, row: int | None = None) -> None:
         super().place(slots, visible, row)
         if self.table.device != slots.device:
-            self.table = self.table.to(slots.device)
+            self.table = move(self.table, slots.device)
         table = self.table[: len(slots)] if row is None else self.table[row : row + 1]
         columns = torch.arange(visible, device=slots.device)
         self.columns = self._where(table, columns.expand(len(table), -1))  # [b, visible], indices into the pool
