@@ -37,6 +37,9 @@ def job(config: DictConfig) -> float | None:
             stop(str(error), 2)
         except VerdictError as error:
             stop(str(error), 3)
+    from specbench.memory import give_back
+
+    give_back()  # of the job before
     try:
         return one_run(config, skip_finished=True)
     except (ConfigError, VerdictError) as error:

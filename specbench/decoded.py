@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from specbench.data.prompts import Request
-from specbench.decoding.clock import DECODING, Lap, Laps, decoding_seconds
+from specbench.decoding.clock import KEPT, Lap, Laps, decoding_seconds
 from specbench.decoding.queue import RequestTimes
 from specbench.peers.peer import PeerOutput
 from specbench.reading import Evidence, Reading
@@ -50,14 +50,14 @@ INTEGERS = ("row", "position", "gamma", "accepted", "tested", "tokens", "recover
 
 class Rounds(Sequence[Round]):
     """The rounds of one request, stored in arrays: a run may have millions of them. Of the seconds only
-    those of decoding are kept."""
+    `KEPT` are stored."""
 
     def __init__(self, rounds: Sequence[Round]):
         table = [[-1 if (value := vars(r)[name]) is None else value for name in INTEGERS] for r in rounds]
         self._count = len(rounds)
         self._integers = zlib.compress(np.array(table, "i4").tobytes(), 1)
         self._betas = np.array([beta for r in rounds for beta in r.beta])
-        self._laps = tuple(lap for lap in DECODING if any(lap in r.seconds for r in rounds))
+        self._laps = tuple(lap for lap in KEPT if any(lap in r.seconds for r in rounds))
         self._seconds = np.array([[r.seconds.get(lap, np.nan) for lap in self._laps] for r in rounds])
         lenience = {r.lenience for r in rounds}
         self._lenience = [r.lenience for r in rounds] if len(lenience) > 1 else [*lenience]
@@ -137,6 +137,11 @@ class Decoded:
     @property
     def decode_seconds(self) -> float:
         return decoding_seconds(self.laps)
+
+    @property
+    def wall_seconds(self) -> float:
+        """`decode_seconds` by the host's clock."""
+        return self.laps[Lap.WALL]
 
     @property
     def record_seconds(self) -> float:

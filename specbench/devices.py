@@ -3,9 +3,13 @@
 import hashlib
 import platform
 import re
+from collections.abc import Sequence
+from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from specbench.settings import ConfigError
 from specbench.visible import shown
@@ -35,6 +39,26 @@ def pick_dtype(name: str, device: torch.device) -> torch.dtype:
     if name == "auto":
         return torch.bfloat16 if device.type == "cuda" else torch.float32
     return {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[name]
+
+
+def upload(values: Sequence[Any], device: torch.device, dtype: torch.dtype | None = None) -> Tensor:
+    """Numbers of the host, nested to any depth, as a tensor on a device, for which the host does not wait."""
+    if torch.compiler.is_compiling():
+        return torch.tensor(values, dtype=dtype, device=device)
+    return move(torch.tensor(values, dtype=dtype), device)
+
+
+@lru_cache(maxsize=256)
+def counts(values: tuple[int, ...], device: torch.device) -> Tensor:
+    """A number for each row as a tensor [B] on a device, which is kept, since few occur and again and again. Nobody may
+    change it."""
+    return upload(values, device)
+
+
+def move(tensor: Tensor, device: torch.device) -> Tensor:
+    """A tensor of the host on a device. The host does not wait for CUDA: the copy is from pinned memory, which PyTorch
+    does not use again before the device has read it."""
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
 
 
 def cpu_features() -> str:

@@ -1,5 +1,6 @@
 """Estimates the memory of a run from model shapes before anything loads, and compares it with what is free."""
 
+import gc
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -125,6 +126,20 @@ def free_bytes(device: torch.device) -> int:
     if limit is not None and used is not None:
         free.append(limit - used)
     return min(f for f in free if f is not None)
+
+
+def reset_peak(device: torch.device) -> None:
+    """Forgets the largest memory in use so far, so that `torch.cuda.max_memory_allocated` is of what follows."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+
+
+def give_back() -> None:
+    """Frees the models and graphs of an earlier job, which refer to each other, and returns what PyTorch keeps of the
+    GPU's memory, which `free_bytes` does not count as free."""
+    gc.collect()
+    if torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
 
 
 def _meminfo(name: str) -> int:

@@ -46,6 +46,8 @@ class Cost:
     drafter_step_seconds: float | None
     verify_seconds: float | None
     by_gamma: list[RoundCost]
+    # Not in results of earlier versions.
+    o_wall: float | None = None  # o with the round's length by the host's clock; on a CPU it is o
 
 
 @dataclass
@@ -75,6 +77,8 @@ class Speedup:
     theorem_3_8: float | None  # prediction of Theorem 3.8
     corrected: float | None  # block_efficiency / (gamma c + v + o)
     accounting: dict[str, Factor]  # theorem_3_8, not_iid, verify, overhead; their product is `measured`
+    # Not in results of earlier versions.
+    wall: float | None = None  # `measured`, with both times by the host's clock; on a CPU they are the same
 
 
 @dataclass
@@ -140,7 +144,9 @@ class Bandwidth:
     target_bytes_per_second: float | None
     drafter_bytes_per_second: float | None
     measured_peak_bytes_per_second: float
-    target_share_of_peak: float | None
+    target_share_of_peak: float | None  # of what was measured to be read
+    # Not in results of earlier versions.
+    copy_bytes_per_second: float | None = None  # of a copy, each byte read and written; only on CUDA
 
 
 @dataclass

@@ -45,6 +45,7 @@ from specbench.decoding.sampling import Sampling
 from specbench.decoding.state import Job
 from specbench.decoding.token_tree import MISSING, ROOT, branching_tree
 from specbench.decoding.verifier import Verifier
+from specbench.devices import upload
 from specbench.drafters.blockwise import BlockwiseDrafter
 from specbench.drafters.counts import BigramDrafter, UnigramDrafter, training_tokens
 from specbench.drafters.early_exit import EarlyExitDrafter
@@ -159,7 +160,7 @@ class OwnTrees(Drafter):
         levels = (WIDTH,) * depth
         bits, others = (node_bits(state.noise[PROPOSAL], state.length, levels, stream) for stream in (0, 1))
         shape = (uniforms(others) * (WIDTH + 1)).long()  # a parent's number on its level, or none
-        limit = torch.tensor(gamma, device=bits.device)[:, None]
+        limit = upload(gamma, bits.device)[:, None]
         above = torch.full((rows, WIDTH), ROOT, device=bits.device)
         parents = []
         for begin in range(0, depth * WIDTH, WIDTH):

@@ -28,8 +28,8 @@ WILD = 2**40 + 12345  # as an index out of every range
 class SimulatedGraphs(CudaGraphExecutor):
     """The graph executor, with a model of graphs and of their memory in place of CUDA's."""
 
-    def __init__(self):
-        super().__init__()
+    def __init__(self, programs=None):
+        super().__init__(programs)
         self.tapes = []  # of the graphs of the one pool, in the order of their captures
         self.replays = 0
         self.left = []  # results that the next capture leaves in the pool: none, but in a negative control

@@ -101,7 +101,8 @@ def start(rows: int, seed: int = 0, spare: int = 4, begin: int = 0) -> State:
     state = fresh(begin, rows, seed, spare)
     fields = {name: t.clone() for name, t in vars(state.rows).items()}
     lists = {name: list(getattr(state, name)) for name in ("lengths", "limits", "prompt_lengths", "active", "owners")}
-    return replace(state, rows=replace(state.rows, **fields), **lists)
+    texts = [list(text) for text in state.texts]
+    return replace(state, rows=replace(state.rows, **fields), texts=texts, **lists)
 
 
 def new_tokens(state: State) -> np.ndarray:

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import torch
 from conftest import V, make_drafter, tabular_model, verifier_of
 
 from specbench.decoding.clock import Lap, Stopwatch
@@ -9,6 +10,7 @@ from specbench.decoding.sampling import Sampling
 from specbench.decoding.speculative import decode_speculative
 from specbench.decoding.state import Job, State
 from specbench.gamma_policies.fixed import FixedGamma
+from specbench.measure import bandwidth
 from specbench.measure.estimators import ratio, speedup_interval
 from specbench.measure.recorder import Recorder
 from specbench.verifiers.speculative import SpeculativeVerifier
@@ -93,3 +95,28 @@ def test_speedup_is_a_ratio_of_sums_with_an_interval_around_it():
     assert measured == pytest.approx(9 / 4)
     assert low <= measured <= high
     assert (low, high) != (measured, measured)
+
+
+def test_the_roofs_of_cuda_are_bytes_over_seconds(monkeypatch):
+    """A read of 1 GiB counts its bytes once, a copy of its halves each byte as read and as written; where little memory
+    is free the buffer is smaller."""
+    monkeypatch.setattr(bandwidth, "CUDA_BYTES", 2**20)
+    monkeypatch.setattr(bandwidth, "free_bytes", lambda device: 2**30)
+    done = []
+
+    def seconds(call, device):
+        done.append(call())
+        return 0.25 if len(done) % 2 else 0.5
+
+    roofs = bandwidth.cuda_roofs(torch.device("cpu"), seconds)
+    assert roofs == (2**20 / 0.25, 2**20 / 0.5)
+    assert done[0] == 2**18 and done[1].nbytes == 2**19
+    monkeypatch.setattr(bandwidth, "free_bytes", lambda device: 2**18)
+    assert bandwidth.cuda_roofs(torch.device("cpu"), seconds).read == 2**16 / 0.25
+
+
+def test_a_cpu_is_probed_at_each_call():
+    probe = bandwidth.BandwidthProbe(torch.device("cpu"))
+    for _ in range(3):
+        probe()
+    assert len(probe.reads) == 3 and probe.roofs == (sorted(probe.reads)[1], None)

@@ -74,7 +74,7 @@ def test_the_drafter_cache_is_right_after_full_and_partial_acceptance(tables):
         own = torch.tensor([[9], [8]])
         n = torch.tensor(accepted)
         tokens = torch.cat([draft.tokens, own], 1).scatter(1, n[:, None], own)
-        state.append(Verdict(tokens, n))
+        state.append(Verdict(tokens, n), draft)
 
 
 def clock() -> Stopwatch:

@@ -208,7 +208,7 @@ def test_no_command_is_missed():
         assert len(re.findall(r"python -m specbench\b", shell)) == len([*commands_of_a_page(page)])
     told = [" ".join(found.words) for found in commands_of_help()]
     assert set(NOT_RUN_OF_HELP) <= set(told)
-    assert {found.module for found in FOUND} <= {"", ".train", ".replay", ".report"}
+    assert {found.module for found in FOUND} <= {"", ".train", ".replay", ".report", ".gpu_check"}
 
 
 def test_the_python_page_runs(tmp_path, monkeypatch, capsys):

@@ -1,7 +1,9 @@
 """The whole command on the shipped pair: files, keys, loggers, multiruns, and what goes wrong."""
 
+import gc
 import json
 import sys
+import weakref
 
 import pyarrow.parquet
 import pytest
@@ -15,7 +17,7 @@ from specbench.config.build import build
 from specbench.config.checks import check
 from specbench.decoding.noise import prompt_key
 from specbench.loggers.wandb import summary
-from specbench.memory import Budget, Footprint, size
+from specbench.memory import Budget, Footprint, give_back, size
 from specbench.run.requests import group_size
 from specbench.run.run import run
 from specbench.run.session import Session
@@ -75,8 +77,11 @@ def test_a_run_leaves_every_file_with_every_field(monkeypatch, tmp_path, capsys)
     assert len(rounds) == counts["rounds"]
     assert sum(len(r["beta"]) for r in rounds) == counts["tested"] == result["alpha"]["n"]
     assert sum(sum(r["beta"]) for r in rounds) / counts["tested"] == pytest.approx(result["alpha"]["mean"])
-    assert {"prompt", "position", "gamma", "accepted", "draft_seconds", "verify_seconds", "accept_seconds",
-            "host_seconds"} <= set(rounds[0])  # fmt: skip
+    parts = ("draft_seconds", "verify_seconds", "accept_seconds", "host_seconds")
+    assert {"prompt", "position", "gamma", "accepted", *parts} <= set(rounds[0])
+    assert all(r["wall_seconds"] == pytest.approx(sum(r[part] for part in parts)) for r in rounds)
+    assert result["cost"]["o_wall"] == pytest.approx(result["cost"]["o"])
+    assert result["speedup"]["wall"] == pytest.approx(result["speedup"]["measured"])
 
     prompts = [json.loads(line) for line in (out / "prompts.jsonl").read_text().splitlines()]
     assert len(prompts) == 2 and all(p["prompt"] and p["output"] and p["decode_seconds"] > 0 for p in prompts)
@@ -98,9 +103,25 @@ def test_every_drafter_runs_from_the_command(drafter, monkeypatch, tmp_path):
     assert result["lossless"]["passed"] and result["counts"]["tokens"] == 24
 
 
+def test_what_a_job_held_is_given_back():
+    """Models and executors refer to each other: without a collection they stay."""
+    parts = parts_of("temperature=0", "executor=eager")
+    parts.target.executor.own = parts.target  # as the captured functions of an executor do
+    module = weakref.ref(parts.target.module)
+    gc.disable()
+    try:
+        del parts
+        assert module() is not None  # negative control
+        give_back()
+    finally:
+        gc.enable()
+    assert module() is None
+
+
 def test_a_multirun_skips_finished_jobs_and_writes_a_table(monkeypatch, tmp_path, capsys):
-    arguments = ["-m", *small("gamma=1,3", "name=sweep", "temperature=0")]
-    assert call(arguments, monkeypatch, tmp_path) == 0
+    arguments, freed = ["-m", *small("gamma=1,3", "name=sweep", "temperature=0")], []
+    monkeypatch.setattr("specbench.memory.give_back", lambda: freed.append("memory"))
+    assert call(arguments, monkeypatch, tmp_path) == 0 and len(freed) == 2  # before each job
     folders = sorted((tmp_path / "outputs" / "sweep").glob("*gamma*"))
     assert len(folders) == 2
     assert [len(list(f.glob("wandb/offline-run-*/run-*.wandb"))) for f in folders] == [1, 1]

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from specbench.cache.slots import SlotCache
+from specbench.devices import move, upload
 from specbench.settings import BaseSettings, setting
 
 NOBODY = 0  # the block that idle rows write to
@@ -178,14 +179,14 @@ class PagedCache(SlotCache):
 
     def _write_table(self, row: int) -> None:
         blocks = self.held[row]
-        self.table[row] = torch.tensor(blocks + [NOBODY] * (self.width - len(blocks)), device=self.table.device)
+        self.table[row] = upload(blocks + [NOBODY] * (self.width - len(blocks)), self.table.device)
 
     # -- Keys and values ------------------------------------------------------------------------
 
     def place(self, slots: Tensor, visible: int, row: int | None = None, in_blocks: bool = False) -> None:
         super().place(slots, visible, row, in_blocks)
         if self.table.device != slots.device:
-            self.table = self.table.to(slots.device)
+            self.table = move(self.table, slots.device)
         table = self.block_table()
         self.targets = self._where(table, slots)  # [b, N], indices into the pool
         if not in_blocks:

@@ -1,17 +1,16 @@
 """The clock of both decoders: seconds of each part of a round, on the CPU or on a CUDA stream."""
 
-import operator
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from enum import StrEnum
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
 
 class Lap(StrEnum):
-    """A part of a round: what a stretch of its time was spent on."""
+    """What a stretch of a round's time was spent on, or WALL."""
 
     DRAFT = "draft"
     VERIFY = "verify"  # the target's call
@@ -20,10 +19,12 @@ class Lap(StrEnum):
     PREFILL = "prefill"  # reading prompts
     RECORD = "record"  # measuring betas and metrics: no part of decoding
     IDLE = "idle"  # waiting for requests to arrive
+    WALL = "wall"  # DRAFT, VERIFY, ACCEPT and HOST together, by the host's clock: on a CPU their sum
 
 
 Laps = Mapping[Lap, float]  # seconds
 DECODING = (Lap.DRAFT, Lap.VERIFY, Lap.ACCEPT, Lap.HOST)
+KEPT = (*DECODING, Lap.WALL)  # what is stored of a round
 
 
 def decoding_seconds(laps: Laps) -> float:
@@ -51,47 +52,72 @@ class NoClock:
         """Does nothing."""
 
 
+class Mark(NamedTuple):
+    """The end of a lap, by the host's clock and, on CUDA, by an event of the device."""
+
+    lap: Lap
+    host: float  # seconds
+    event: Any = None
+
+
 class Stopwatch:
     """Measures the laps of one round after another, in seconds.
 
-    On CUDA an event is recorded at each lap and read only in `rounds`, so timing adds no host synchronisation.
+    On CUDA an event is recorded at each lap and read only in `rounds`, so a lap waits for nothing. The host's clock is
+    read beside it: WALL is what a round took by it. Work that is no part of decoding, such as recording and prefill,
+    has to be done before the next lap begins, or the host's time in that lap would hide behind it.
     """
 
     def __init__(self, device: torch.device):
-        self._cuda = device.type == "cuda"
-        self._mark: Callable[[], Any] = _cuda_event if self._cuda else time.perf_counter
-        self._rounds: list[list[tuple[Lap, Any]]] = []
+        self._device, self._cuda = device, device.type == "cuda"
+        self._rounds: list[list[Mark]] = []
+        self._launched = False  # whether `launch` was called since the last lap
 
     def start(self) -> None:
-        """Begins a new round."""
-        self._rounds.append([(Lap.HOST, self._mark())])
+        """Begins a new round, when the device has done what came before."""
+        self._wait()
+        self._rounds.append([])
+        self._mark(Lap.HOST)
+        self._launched = False
 
     def lap(self, name: Lap) -> None:
         """Adds the time since the last mark to lap `name` of this round."""
-        self._rounds[-1].append((name, self._mark()))
+        if name is Lap.PREFILL:
+            self._wait()
+        self._mark(name)
+        self._launched = False
+
+    def launch(self) -> None:
+        """Called by an executor when a phase is prepared and its work goes to the device in one piece, as a CUDA graph:
+        the time since the last lap was Python's (HOST). Later phases of the same lap are part of that lap."""
+        if self._cuda and not self._launched:
+            self._mark(Lap.HOST)
+            self._launched = True
 
     def rounds(self) -> list[dict[Lap, float]]:
         """Seconds by lap, one dict per round. On CUDA it waits for the device."""
-        if self._cuda and self._rounds:
-            torch.cuda.synchronize()
-        between = _event_seconds if self._cuda else operator.sub
-        return [_laps(marks, between) for marks in self._rounds]
+        self._wait()
+        return [_laps(marks) for marks in self._rounds]
+
+    def _mark(self, name: Lap) -> None:
+        event = None
+        if self._cuda:
+            event = torch.cuda.Event(enable_timing=True)
+            event.record(torch.cuda.current_stream(self._device))
+        self._rounds[-1].append(Mark(name, time.perf_counter(), event))
+
+    def _wait(self) -> None:
+        if self._cuda:
+            torch.cuda.synchronize(self._device)
 
 
-def _cuda_event() -> torch.cuda.Event:
-    event = torch.cuda.Event(enable_timing=True)
-    event.record()
-    return event
-
-
-def _event_seconds(now: torch.cuda.Event, before: torch.cuda.Event) -> float:
-    milliseconds: float = before.elapsed_time(now)
-    return milliseconds / 1e3
-
-
-def _laps(marks: list[tuple[Lap, Any]], between: Callable[[Any, Any], float]) -> dict[Lap, float]:
-    """Seconds by lap; between(now, before) is the time in seconds from one mark to the next."""
+def _laps(marks: list[Mark]) -> dict[Lap, float]:
+    """Seconds by lap: those of the device, if it has a clock, and WALL of the host's."""
     seconds: dict[Lap, float] = {}
-    for (_, before), (name, now) in pairwise(marks):
-        seconds[name] = seconds.get(name, 0.0) + between(now, before)
+    for before, now in pairwise(marks):
+        host = now.host - before.host
+        lap = host if now.event is None else before.event.elapsed_time(now.event) / 1e3
+        seconds[now.lap] = seconds.get(now.lap, 0.0) + lap
+        if now.lap in DECODING:
+            seconds[Lap.WALL] = seconds.get(Lap.WALL, 0.0) + host
     return seconds

@@ -1,7 +1,7 @@
 """Base class of executors: how a forward pass runs (with which products, compiled, or as a CUDA graph)."""
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
@@ -49,6 +49,7 @@ class Executor(Component):
     fixed_shapes = False  # whether drafts are padded to one width, so that few shapes occur
     captures_graphs = False  # whether calls keep memory of their own, for the estimate before a run
     changes_modules = False  # whether `load` may change the module in place
+    on_launch: Callable[[], None] | None = None  # the clock's, while a decoder is timed
 
     @classmethod
     def from_settings(cls, settings: Any, device: torch.device, run: Choices, identity: str) -> "Executor":
@@ -77,6 +78,20 @@ class Executor(Component):
         """As `leaf`, for a function that itself calls leaves. `usual` says whether this call has the shapes of most
         calls."""
         return function
+
+    @contextmanager
+    def timed(self, launch: Callable[[], None]) -> Iterator[None]:
+        """Inside this context `launch` is called by `launching`."""
+        self.on_launch = launch
+        try:
+            yield
+        finally:
+            self.on_launch = None
+
+    def launching(self) -> None:
+        """Called by executors that prepare a phase and then give it to the device in one piece, between the two."""
+        if self.on_launch is not None:
+            self.on_launch()
 
     def columns(self, needed: int, capacity: int | None = None) -> int:
         """Number of cache columns to allocate for `needed` ones or, given the cache's `capacity`, to attend to."""

@@ -104,8 +104,8 @@ class GammaPolicy(Component, ABC):
         return [True] * len(count)
 
     def observe(self, draft: Draft, kept: list[int]) -> None:
-        """Receives the finished round. kept[b] is the number of tokens that row b kept, recovered or bonus token
-        included; 0 in idle rows."""
+        """Receives the finished round, with `draft.count` on the host. kept[b] is the number of tokens that row b kept,
+        recovered or bonus token included; 0 in idle rows."""
 
     def foresee(self, outcomes: Sequence[bool], betas: Floats) -> None:
         """Only in replay: for each position of the next text, whether a guess would be accepted there, and beta

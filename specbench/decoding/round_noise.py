@@ -9,6 +9,7 @@ from specbench.decoding.draft import Draft
 from specbench.decoding.noise import ACCEPTANCE, RESIDUAL, constant, sibling_bits, uniforms
 from specbench.decoding.state import Rows, window
 from specbench.decoding.token_tree import Levels, depths, siblings
+from specbench.devices import upload
 
 STREAM = 1 << 20  # more than the nodes of any tree
 
@@ -50,4 +51,4 @@ def node_bits(bits: Tensor, length: Tensor, levels: Levels, stream: int = 0) -> 
 
 def places_of(levels: Levels, device: torch.device) -> Tensor:
     """[2, N]: the depth of each node, and how many nodes of that depth stand before it."""
-    return torch.tensor([depths(levels), siblings(levels)], device=device)
+    return upload([depths(levels), siblings(levels)], device)

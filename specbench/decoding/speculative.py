@@ -5,7 +5,9 @@ that the verifier accepts and adds one token t: recovered after a rejection, bon
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 
+import torch
 from torch import Tensor
 
 from specbench.decoding.clock import Clock, Lap
@@ -15,7 +17,7 @@ from specbench.decoding.executor import Executor
 from specbench.decoding.gamma_policy import GammaPolicy
 from specbench.decoding.noise import renew
 from specbench.decoding.round_noise import Noise
-from specbench.decoding.state import Rows, State, commit_tokens
+from specbench.decoding.state import Rows, State, commit_tokens, summary_of
 from specbench.decoding.target import Scores, Target
 from specbench.decoding.verifier import Verifier
 
@@ -71,7 +73,8 @@ def decode_speculative(
         verdict, kept = accept_and_append(state, scores.p, draft, verifier.under(state), target.executor)
         settle(state, draft, verdict, scores, kept, target, drafter)
         clock.lap(Lap.ACCEPT)
-        policy.observe(draft, [now - then for now, then in zip(state.lengths, before, strict=True)])
+        seen = replace(draft, count=torch.tensor(state.drafted))  # on the host, where policies read it
+        policy.observe(seen, [now - then for now, then in zip(state.lengths, before, strict=True)])
         clock.lap(Lap.HOST)
         after_round(state, scores, draft, verdict, kept)
         clock.lap(Lap.RECORD)
@@ -86,7 +89,7 @@ def accept_and_append(
     [B, N + 1, V]."""
     if state.stop_strings is not None:  # stop strings are searched on the host, outside the leaf
         verdict = verifier.accept(p, draft, Noise.of(state.rows, draft))
-        kept = state.append(verdict)
+        kept = state.append(verdict, draft)
         if verifier.looks_ahead:
             renew(state.noise, state.rows.done)
         return verdict, kept
@@ -97,12 +100,12 @@ def accept_and_append(
 
 def accept_and_commit(verifier: Verifier, p: Tensor, draft: Draft, rows: Rows) -> tuple[Verdict, Tensor, Tensor]:
     """`Verifier.accept` and `commit_tokens` as one function of tensors, for executors: returns the verdict, the number
-    of tokens kept [B], and length and done [2, B]. p [B, N + 1, V]."""
+    of tokens kept [B], and `summary_of` the round [3 + D + 1, B]. p [B, N + 1, V]."""
     verdict = verifier.accept(p, draft, Noise.of(rows, draft))
-    kept, summary = commit_tokens(rows, verdict)
+    kept = commit_tokens(rows, verdict)
     if verifier.looks_ahead:
         renew(rows.noise, rows.done)
-    return verdict, kept, summary
+    return verdict, kept, summary_of(rows, verdict, draft)
 
 
 def settle(

@@ -6,9 +6,10 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from specbench.decoding.draft import Verdict
+from specbench.decoding.draft import Draft, Verdict
 from specbench.decoding.noise import STREAMS, noise_bits
 from specbench.decoding.stopping import StopStrings
+from specbench.devices import upload
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,8 @@ class State:
     rows: Rows
     lengths: list[int]  # host copy of `length`, refreshed once a round
     limits: list[int]  # host copy of `limit`
+    texts: list[list[int]]  # host copy of the committed tokens, those before `lengths`
+    drafted: list[int]  # host copy of the last round's `Draft.count`
     prompt_lengths: list[int]  # tokens
     active: list[bool]  # host copy of ~done
     owners: list[int]  # the number of the request that has the row; -1 if none
@@ -79,10 +82,12 @@ class State:
                 limit=filled(1),
                 done=filled(True, torch.bool),
                 noise=torch.zeros(STREAMS, rows, width, dtype=torch.long, device=device),
-                stop_tokens=torch.tensor(list(stop_tokens), dtype=torch.long, device=device),
+                stop_tokens=upload(list(stop_tokens), device, torch.long),
             ),
             lengths=[1] * rows,
             limits=[1] * rows,
+            texts=[[] for _ in range(rows)],
+            drafted=[0] * rows,
             prompt_lengths=[1] * rows,
             active=[False] * rows,
             owners=[-1] * rows,
@@ -97,35 +102,36 @@ class State:
         rows = self.batch_size
         self.lengths, self.limits, self.prompt_lengths = [1] * rows, [1] * rows, [1] * rows
         self.active, self.owners = [False] * rows, [-1] * rows
+        self.texts, self.drafted = [[] for _ in range(rows)], [0] * rows
 
     def admit(self, jobs: Sequence[Job], rows: Sequence[int], owners: Sequence[int]) -> None:
         """Writes prompt, limit and noise of each job into one of `rows`; `owners` are the numbers of the requests. The
         rows stay idle until `begin`."""
         device, width = self.tokens.device, self.tokens.shape[1]
-        where = torch.tensor(list(rows), device=device)
-        self.tokens[where] = torch.tensor([[*j.tokens, *[0] * (width - len(j.tokens))] for j in jobs], device=device)
-        self.length[where] = torch.tensor([len(j.tokens) for j in jobs], device=device)
-        self.rows.limit[where] = torch.tensor([j.limit for j in jobs], device=device)
-        self.noise[:, where] = noise_bits(torch.tensor([j.key for j in jobs], device=device), width)
+        where = upload(list(rows), device)
+        self.tokens[where] = upload([[*j.tokens, *[0] * (width - len(j.tokens))] for j in jobs], device)
+        self.length[where] = upload([len(j.tokens) for j in jobs], device)
+        self.rows.limit[where] = upload([j.limit for j in jobs], device)
+        self.noise[:, where] = noise_bits(upload([j.key for j in jobs], device), width)
         for row, job, owner in zip(rows, jobs, owners, strict=True):
             self.lengths[row] = self.prompt_lengths[row] = len(job.tokens)
-            self.limits[row], self.owners[row] = job.limit, owner
+            self.limits[row], self.owners[row], self.texts[row] = job.limit, owner, list(job.tokens)
             self.admitted += 1
             self.serials[row] = self.admitted
 
     def begin(self, rows: Sequence[int]) -> None:
         """Makes these rows active: their prompts have been read."""
-        self.rows.done[torch.tensor(list(rows), device=self.tokens.device)] = False
+        self.rows.done[upload(list(rows), self.tokens.device)] = False
         for row in rows:
             self.active[row] = True
 
     def retire(self, rows: Sequence[int]) -> None:
         """Empties these rows, whose texts have ended and are stored: no call has to reach as far as they did."""
-        where = torch.tensor(list(rows), device=self.tokens.device)
+        where = upload(list(rows), self.tokens.device)
         self.length[where] = self.rows.limit[where] = 1
         for row in rows:
             self.lengths[row] = self.limits[row] = self.prompt_lengths[row] = 1
-            self.owners[row] = -1
+            self.owners[row], self.texts[row] = -1, []
 
     @staticmethod
     def start(
@@ -176,43 +182,45 @@ class State:
             for limit, length, active in zip(self.limits, self.lengths, self.active, strict=True)
         ]
 
-    def append(self, verdict: Verdict) -> Tensor:
+    def append(self, verdict: Verdict, draft: Draft) -> Tensor:
         """Commits x_1 .. x_n, t of each row up to the first stop; returns the number of tokens that each row kept,
         [B]."""
         cuts = None if self.stop_strings is None else self._find_stop_strings(verdict)
-        kept, summary = commit_tokens(self.rows, verdict, cuts)
-        self.synchronise(summary)
+        kept = commit_tokens(self.rows, verdict, cuts)
+        self.synchronise(summary_of(self.rows, verdict, draft))
         return kept
 
     def synchronise(self, summary: Tensor) -> None:
-        """The one host synchronisation of a round: copies length and done, [2, B], to `lengths` and `active`."""
-        self.lengths, done = summary.tolist()
+        """The one host synchronisation of a round: copies a `summary_of` it, [3 + D + 1, B], to the host."""
+        before = self.lengths
+        self.lengths, done, self.drafted, *new = summary.tolist()
         self.active = [not d for d in done]
+        for text, tokens, was, now in zip(self.texts, zip(*new, strict=True), before, self.lengths, strict=True):
+            text += tokens[: now - was]
 
     def _find_stop_strings(self, verdict: Verdict) -> Tensor:
         """[B]: the number of the round's tokens up to the one that completes a stop string, or more than there are if
         none does. Costs a host synchronisation of its own."""
         assert self.stop_strings is not None
-        new, counts = verdict.tokens.tolist(), verdict.accepted.tolist()
-        cuts = [len(row) + 1 for row in new]
-        for row, generated in enumerate(self.new_tokens()):
+        found = torch.cat([verdict.accepted[:, None], verdict.tokens], 1).tolist()
+        cuts = [len(row) for row in found]
+        for row, (generated, (n, *new)) in enumerate(zip(self.new_tokens(), found, strict=True)):
             if self.active[row]:
-                cut = self.stop_strings.find(generated, new[row][: counts[row] + 1])
+                cut = self.stop_strings.find(generated, new[: n + 1])
                 cuts[row] = cuts[row] if cut is None else cut
-        return torch.tensor(cuts, device=self.tokens.device)
+        return upload(cuts, self.tokens.device)
 
     def new_tokens(self) -> list[list[int]]:
         """The generated tokens of each row, without its prompt."""
-        rows = self.tokens.tolist()
-        spans = zip(rows, self.prompt_lengths, self.lengths, strict=True)
-        return [row[start:end] for row, start, end in spans]
+        spans = zip(self.texts, self.prompt_lengths, self.lengths, strict=True)
+        return [text[start:end] for text, start, end in spans]
 
 
-def commit_tokens(rows: Rows, verdict: Verdict, cuts: Tensor | None = None) -> tuple[Tensor, Tensor]:
+def commit_tokens(rows: Rows, verdict: Verdict, cuts: Tensor | None = None) -> Tensor:
     """Writes the verdict's tokens behind the text of each row, and updates length and done, all in place.
 
     Of the n + 1 new tokens, those up to the first stop token, to cuts[b] and to the limit are kept; cuts [B]. Returns
-    kept [B], and for the host length and done as one tensor [2, B].
+    kept [B].
     """
     new, length, done = verdict.tokens, rows.length, rows.done
     offsets = torch.arange(new.shape[1], device=new.device)
@@ -227,7 +235,13 @@ def commit_tokens(rows: Rows, verdict: Verdict, cuts: Tensor | None = None) -> t
     kept = torch.where(done, 0, kept)
     length.add_(kept)
     done.logical_or_(stopped | (length >= rows.limit))
-    return kept, torch.stack([length, done.long()])
+    return kept
+
+
+def summary_of(rows: Rows, verdict: Verdict, draft: Draft) -> Tensor:
+    """What the host needs to know of a round that was committed, as one tensor [3 + D + 1, B]: length, done, the count
+    of the draft, and the verdict's tokens."""
+    return torch.cat([torch.stack([rows.length, rows.done.long(), draft.count]), verdict.tokens.T])
 
 
 def window(values: Tensor, begin: Tensor, width: int) -> Tensor:

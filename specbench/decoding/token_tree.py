@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from specbench.decoding.noise import constant
+from specbench.devices import upload
 
 Levels = tuple[int, ...]
 ROOT, MISSING = -1, -2  # as a parent: the last committed token; the row has no such node
@@ -74,7 +75,7 @@ def branching_tree(branching: Sequence[int]) -> tuple[int, ...]:
 
 def static_parent(parent: tuple[int, ...], device: torch.device) -> Tensor:
     """[1, N]: the same parents for every row."""
-    return torch.tensor([parent], dtype=torch.long, device=device)
+    return upload([parent], device, torch.long)
 
 
 def chain_parent(length: int, device: torch.device) -> Tensor:
@@ -84,7 +85,7 @@ def chain_parent(length: int, device: torch.device) -> Tensor:
 
 def depth_of_entries(levels: Levels, device: torch.device) -> Tensor:
     """[N + 1]: 0 for entry 0, then the depth of each node."""
-    return torch.tensor([0, *depths(levels)], device=device)
+    return upload([0, *depths(levels)], device)
 
 
 def tree_of(levels: Levels, parent: Tensor) -> Tree:

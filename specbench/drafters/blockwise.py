@@ -13,6 +13,7 @@ from specbench.decoding.gamma_policy import DraftStop
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.state import State
 from specbench.decoding.target import Scores
+from specbench.devices import upload
 from specbench.drafters.non_autoregressive import ParallelDrafter
 from specbench.drafters.own_sampling import OwnSampling
 from specbench.identity import of_checkpoint
@@ -70,15 +71,10 @@ class BlockwiseDrafter(ParallelDrafter):
 
     def settle(self, state: State, draft: Draft, verdict: Verdict, scores: Scores, base: Tensor) -> None:
         new = scores.hidden_after(verdict)
-        self.hidden = new.clone() if self.hidden is None else torch.where(self._moved(state, new), new, self.hidden)
+        moved = upload([[row in self.was_active] for row in range(state.batch_size)], new.device)  # [B, 1]
+        self.hidden = new.clone() if self.hidden is None else torch.where(moved, new, self.hidden)
         self.known |= {row: state.serials[row] for row in self.was_active}
 
     def propose(self, state: State, gamma: list[int]) -> Draft:
         self.was_active = [row for row, on in enumerate(state.active) if on]
         return super().propose(state, gamma)
-
-    def _moved(self, state: State, new: Tensor) -> Tensor:
-        """[B, 1] bool: the rows that were active in this round; `new` [B, H] gives the device."""
-        on = torch.zeros(state.batch_size, 1, dtype=torch.bool)
-        on[self.was_active] = True
-        return on.to(new.device)

@@ -18,6 +18,7 @@ from specbench.decoding.round_noise import STREAM
 from specbench.decoding.speculative import decode_speculative
 from specbench.decoding.state import Rows, State, window
 from specbench.decoding.target import Scores
+from specbench.devices import counts
 from specbench.drafters.model import ModelSettings, load_drafter
 from specbench.gamma_policies.fixed import FixedGamma
 from specbench.models.language_model import LanguageModel
@@ -103,21 +104,22 @@ class HierarchicalDrafter(Drafter):
         self.model.cached = [length - 1 if g else cached for length, cached, g in ends]
         tokens = window(self.inner.tokens, state.length, steps)
         q = None if self.model.sampling.greedy else laws[:, :steps]
-        return Draft.chain(tokens, q, torch.tensor(gamma, device=tokens.device))
+        return Draft.chain(tokens, q, counts(tuple(gamma), tokens.device))
 
     def _copy(self, state: State, gamma: list[int]) -> None:
         """Resets the inner state to the outer one, with limit length + gamma[b] and noise of its own."""
         inner, length = self.inner, state.length
-        going = [g > 0 for g in gamma]
         inner.tokens.copy_(state.tokens)
         inner.length.copy_(length)
-        inner.rows.limit.copy_(length + torch.tensor(gamma, device=length.device))
-        inner.rows.done.copy_(~torch.tensor(going, device=length.device))
+        more = counts(tuple(gamma), length.device)
+        inner.rows.limit.copy_(length + more)
+        inner.rows.done.copy_(more == 0)
         streams = torch.arange(1, STREAMS + 1, device=length.device)[:, None, None] * -STREAM
         reach = max(gamma) + self.policy.largest + 1
         columns = (length[:, None] + torch.arange(reach, device=length.device)).clamp(max=state.tokens.shape[1] - 1)
         fresh = sibling_bits(state.noise[PROPOSAL].gather(1, columns), streams)
         inner.noise.scatter_(2, columns.expand(STREAMS, -1, -1), fresh)
         inner.lengths, inner.limits = list(state.lengths), [n + g for n, g in zip(state.lengths, gamma, strict=True)]
-        inner.active, inner.owners = going, list(state.owners)
+        inner.active, inner.owners = [g > 0 for g in gamma], list(state.owners)
+        inner.texts = [list(text) for text in state.texts]
         inner.serials, inner.prompt_lengths = dict(state.serials), list(state.prompt_lengths)

@@ -4,14 +4,15 @@ import heapq
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from specbench.context import Context
 from specbench.decoding.draft import Draft
+from specbench.decoding.noise import constant
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.state import State
 from specbench.decoding.token_tree import depths, levels_of
+from specbench.devices import counts, upload
 from specbench.drafters.blockwise import BlockwiseDrafter
 from specbench.models.heads import Heads
 from specbench.models.language_model import LanguageModel
@@ -61,10 +62,9 @@ class MedusaDrafter(BlockwiseDrafter):
         parent, rank = self.trees_by_depth[max(max(gamma), self.usual)]
         depth = depths(levels_of(parent))
         best = self._best(self.logits(state, depth[-1]), state, max(rank) + 1)  # [B, depth, ranks]
-        head = torch.tensor([d - 1 for d in depth], device=best.device)
-        tokens = best[:, head, torch.tensor(rank, device=best.device)]
-        ends = [sum(d <= g for d in depth) for g in gamma]
-        return Draft.tree(tokens, parent, None, torch.tensor(ends, device=best.device))
+        head, place = constant(upload)((tuple(d - 1 for d in depth), rank), best.device)
+        ends = tuple(sum(d <= g for d in depth) for g in gamma)
+        return Draft.tree(best[:, head, place], parent, None, counts(ends, best.device))
 
     def _best(self, logits: Tensor, state: State, count: int) -> Tensor:
         """The `count` most probable tokens [B, depth, count] by logits [B, depth, V] of the heads."""

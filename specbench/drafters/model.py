@@ -14,6 +14,7 @@ from specbench.decoding.gamma_policy import DraftStop, Signal
 from specbench.decoding.noise import PROPOSAL
 from specbench.decoding.sampling import draw
 from specbench.decoding.state import Rows, State, all_rows, last_tokens, seen_tokens, window
+from specbench.devices import counts
 from specbench.drafters.own_sampling import OwnSampling
 from specbench.models.language_model import LanguageModel
 from specbench.models.pretrained import PretrainedModel
@@ -63,15 +64,14 @@ class ModelDrafter(Drafter):
         width = self._catch_up(state)
         starts = [length - width for length in state.lengths]
         visible = self.model.make_room(starts, width + steps - 1, state.active)
-        count = gamma
         if self.stop is not None:
-            tokens, q, count = self._draft_until(self.stop, state, gamma, width, visible)
+            tokens, q, gamma = self._draft_until(self.stop, state, gamma, width, visible)
         else:
             phase = self.model.executor.phase(self._draft, self.model, usual=steps == self.gamma)
             tokens, q = phase(self.model.rows_of(state), width, steps, visible)
         B = state.batch_size
         q = None if q is None else all_rows(q, B)
-        return Draft.chain(all_rows(tokens, B), q, torch.tensor(count, device=tokens.device))
+        return Draft.chain(all_rows(tokens, B), q, counts(tuple(gamma), tokens.device))
 
     def _draft(self, rows: Rows, width: int, steps: int, visible: int) -> tuple[Tensor, Tensor | None]:
         """Guesses x_1 .. x_steps [B, steps] and their q [B, steps, V], None at temperature 0 (Algorithm 1)."""

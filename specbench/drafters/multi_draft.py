@@ -12,10 +12,12 @@ from specbench.context import Context
 from specbench.decoding.draft import Draft, Verdict
 from specbench.decoding.drafter import Drafter
 from specbench.decoding.gamma_policy import DraftStop
+from specbench.decoding.noise import constant
 from specbench.decoding.state import State
 from specbench.decoding.target import Scores
 from specbench.decoding.token_tree import level_ranges
 from specbench.decoding.verify_tree import follow
+from specbench.devices import upload
 from specbench.drafters.own_sampling import OwnSampling
 from specbench.drafters.tree import TreeDrafter
 from specbench.models.language_model import LanguageModel
@@ -116,9 +118,9 @@ def side_by_side(drafts: Sequence[Draft]) -> Draft:
     for draft in drafts:
         begins.append(begins[-1] + draft.tokens.shape[1])
     device = drafts[0].tokens.device
-    index = torch.tensor([begins[which] + node for _, which, node in order], device=device)
+    index = constant(upload)(tuple(begins[which] + node for _, which, node in order), device)
     new = [
-        torch.tensor([place[which, node] for node in range(draft.tokens.shape[1])], device=device)
+        constant(upload)(tuple(place[which, node] for node in range(draft.tokens.shape[1])), device)
         for which, draft in enumerate(drafts)
     ]
     B = len(drafts[0].tokens)

@@ -15,6 +15,7 @@ from specbench.decoding.gamma_policy import DraftStop
 from specbench.decoding.noise import PROPOSAL
 from specbench.decoding.sampling import Sampling, draw
 from specbench.decoding.state import Rows, State, last_tokens, seen_tokens, window
+from specbench.devices import counts
 from specbench.drafters.model import ModelSettings, load_drafter
 from specbench.identity import of_checkpoint
 from specbench.models.checkpoint import TRAINED, check_path, local_path
@@ -49,7 +50,7 @@ class ParallelDrafter(Drafter):
         steps = max(max(gamma), self.usual)
         logits = self.logits(state, steps)[:, : max(gamma)]
         tokens, q = self._draw(logits, state.rows, self._seen(state))
-        return Draft.chain(tokens, q, torch.tensor(gamma, device=tokens.device))
+        return Draft.chain(tokens, q, counts(tuple(gamma), tokens.device))
 
     def _draw(self, logits: Tensor, rows: Rows, seen: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """Guesses [B, N] and their q [B, N, V], None at temperature 0, from logits [B, N, V]; seen [B, 1, V] bool."""

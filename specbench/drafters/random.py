@@ -10,6 +10,7 @@ from specbench.decoding.draft import Draft
 from specbench.decoding.drafter import Drafter
 from specbench.decoding.noise import PROPOSAL, uniforms
 from specbench.decoding.state import State, window
+from specbench.devices import counts
 from specbench.models.language_model import LanguageModel
 
 
@@ -32,4 +33,4 @@ class RandomDrafter(Drafter):
         q: Tensor | None = None
         if not self.greedy:
             q = torch.full((*tokens.shape, self.vocab_size), 1 / self.vocab_size, device=tokens.device)
-        return Draft.chain(tokens, q, torch.tensor(gamma, device=tokens.device))
+        return Draft.chain(tokens, q, counts(tuple(gamma), tokens.device))

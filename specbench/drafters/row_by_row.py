@@ -11,12 +11,13 @@ from specbench.decoding.draft import Draft
 from specbench.decoding.drafter import Drafter, DrafterSettings
 from specbench.decoding.noise import PROPOSAL
 from specbench.decoding.sampling import Sampling, draw
-from specbench.decoding.state import State, seen_tokens, window
+from specbench.decoding.state import State, window
+from specbench.devices import counts, move, upload
 
 
 def committed(state: State) -> list[list[int]]:
-    """The committed tokens of each row. On a GPU this waits for the device."""
-    return [row[:length] for row, length in zip(state.tokens.tolist(), state.lengths, strict=True)]
+    """The committed tokens of each row, in lists that the caller may change."""
+    return [text[:length] for text, length in zip(state.texts, state.lengths, strict=True)]
 
 
 class PointMassDrafter(Drafter):
@@ -41,8 +42,8 @@ class PointMassDrafter(Drafter):
         device = state.tokens.device
         if width == 0:
             return Draft.empty(state.batch_size, device)
-        tokens = torch.tensor([row + [0] * (width - len(row)) for row in guesses], device=device)
-        return Draft.chain(tokens, None, torch.tensor([len(row) for row in guesses], device=device))
+        tokens = upload([row + [0] * (width - len(row)) for row in guesses], device)
+        return Draft.chain(tokens, None, counts(tuple(map(len, guesses)), device))
 
     @abstractmethod
     def guess(self, row: int, tokens: Sequence[int], gamma: int) -> list[int]:
@@ -60,12 +61,8 @@ class CountDrafter(Drafter):
 
     def propose_after(self, texts: list[list[int]], state: State, gamma: list[int]) -> Draft:
         """`propose`, for committed texts that are known already; appends the guesses to these lists."""
-        noise = window(state.noise[PROPOSAL], state.length, max(gamma)).cpu()
-        seen = (
-            seen_tokens(state.tokens, state.length, self.vocab_size).cpu()
-            if self.sampling.repetition_penalty != 1
-            else None
-        )
+        noise = window(state.noise[PROPOSAL], state.length, max(gamma)).cpu()  # on a GPU this waits for the device
+        seen = None if self.sampling.repetition_penalty == 1 else self._seen(texts)
         count = [0] * len(texts)
         tokens: list[Tensor] = []
         probs: list[Tensor] = []
@@ -89,8 +86,15 @@ class CountDrafter(Drafter):
         device = state.tokens.device
         if not tokens:
             return Draft.empty(state.batch_size, device)
-        q = None if self.sampling.greedy else torch.stack(probs, 1).to(device)
-        return Draft.chain(torch.stack(tokens, 1).to(device), q, torch.tensor(count, device=device))
+        q = None if self.sampling.greedy else move(torch.stack(probs, 1), device)
+        return Draft.chain(move(torch.stack(tokens, 1), device), q, counts(tuple(count), device))
+
+    def _seen(self, texts: list[list[int]]) -> Tensor:
+        """[B, V] bool, on the CPU: the tokens that the repetition penalty applies to."""
+        seen = torch.zeros(len(texts), self.vocab_size, dtype=torch.bool)
+        for own, text in zip(seen, texts, strict=True):
+            own[text] = True
+        return seen
 
     @abstractmethod
     def weights(self, row: int, tokens: Sequence[int]) -> Tensor | None:

@@ -18,6 +18,7 @@ from specbench.decoding.sampling import draw
 from specbench.decoding.state import Rows, State, last_tokens, seen_tokens
 from specbench.decoding.target import Scores
 from specbench.decoding.token_tree import branching_tree, level_ranges, levels_of, newest
+from specbench.devices import counts
 from specbench.drafters.model import ModelDrafter, ModelSettings, load_drafter
 from specbench.models.language_model import LanguageModel
 from specbench.settings import ConfigError, setting
@@ -92,7 +93,7 @@ class TreeDrafter(ModelDrafter):
         rows = zip(self.model.cached, state.lengths, state.active, strict=True)
         self.model.cached = [length + depth - 1 if on else cached for cached, length, on in rows]
         ends = [0, *(level.stop for level in levels)]
-        count = torch.tensor([ends[g] for g in gamma], device=tokens.device)
+        count = counts(tuple(ends[g] for g in gamma), tokens.device)
         return Draft.tree(tokens, parent, q, count, repeats=self.children == "independent")
 
     def _draft_tree(

@@ -6,7 +6,6 @@ fastest depends on the processor, the shape and the number of rows. Nothing is c
 """
 
 import hashlib
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,7 +30,7 @@ from specbench.executors.choose import (
     shape_of,
     shape_of_layers,
 )
-from specbench.executors.layers import Choices, Group, Multiplier, groups_of, replace, stacked
+from specbench.executors.layers import Choices, Group, Multiplier, groups_of, packed, replace, stacked
 from specbench.executors.leaf import Leaf
 from specbench.executors.products import KINDS, Half, Plain, Product, scale_of
 from specbench.executors.programs import Programs
@@ -79,10 +78,9 @@ class AutoExecutor(Executor):
     @classmethod
     def from_settings(cls, settings: Any, device: torch.device, run: Run, identity: str) -> "AutoExecutor":
         """Raises ConfigError if `choices` holds none."""
-        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_dir() / "inductor"))
         keeps = settings.programs and run["cache"].kind.fixed_shapes
-        folder = cache_dir() / "programs" / identity if keeps else None
-        return cls(settings.products, stored_table(settings.choices, device), Programs(folder))
+        programs = Programs.stored(identity) if keeps else Programs(None)
+        return cls(settings.products, stored_table(settings.choices, device), programs)
 
     # -- Programs -------------------------------------------------------------------------------
 
@@ -130,9 +128,10 @@ class AutoExecutor(Executor):
     # -- Products -------------------------------------------------------------------------------
 
     def load(self, module: Module, exact: bool = True) -> Module:
-        """Replaces every linear layer of a module on a CPU. A weight that is also the embedding stays besides."""
+        """Replaces every linear layer of a module on a CPU. A weight that is also the embedding stays besides. On other
+        devices layers with the same input share one product."""
         if next(module.parameters()).device.type != "cpu":
-            return module
+            return packed(module)
         groups = list(groups_of(module))
         if len(self.kinds) > 1 and not self.table.pinned:
             self.table.add(measure(self._sample(groups, exact), self.kinds, exact))

@@ -13,6 +13,9 @@ results into buffers outside the pool, and the pool holds only what a graph need
 takes microseconds. The buffers serve a function's graphs of all shapes, which costs less than a pool for each phase,
 and the next graph reads them where they are, which costs less than clones after each replay.
 
+**Programs.** With `compile`, what a graph records is a program of TorchInductor wherever a leaf has one: its kernels
+do what would be three times as many operations. Layers with the same input share one product.
+
 **Captures change nothing.** A capture itself computes nothing. The calls before it, which CUDA needs to choose
 algorithms and to load kernels, run on copies of the rows and on a stand-in for the cache.
 """
@@ -28,10 +31,14 @@ import torch
 from torch import Tensor
 
 from specbench.component import Choices
-from specbench.decoding.executor import Executor, HasCache
+from specbench.decoding.executor import Executor, HasCache, Module
 from specbench.decoding.state import Rows
 from specbench.executors.arguments import flatten, rebuild
 from specbench.executors.buckets import bucket, bucket_lengths, refuse_growing_cache
+from specbench.executors.layers import packed
+from specbench.executors.leaf import Leaf
+from specbench.executors.programs import Programs
+from specbench.settings import BaseSettings, setting
 
 WARM_UP_CALLS = 2  # calls before a capture, in which kernels choose algorithms and constants are made
 
@@ -42,7 +49,14 @@ class CudaGraphExecutor(Executor):
     fixed_shapes = True
     captures_graphs = True
 
-    def __init__(self) -> None:
+    @dataclass
+    class Settings(BaseSettings):
+        compile: bool = setting(default=True)
+
+    def __init__(self, programs: Programs | None = None) -> None:
+        """Leaves run as `programs`, and those that are missing are compiled; without any they run as they are."""
+        self.programs = programs
+        self.leaves: dict[Callable[..., Any], Leaf] = {}
         self.inside = False  # a captured function: what it calls is part of its graph
         self.warm = False  # warm-up is over
         self.captures, self.late = 0, 0  # captures in all, and those after warm-up
@@ -53,7 +67,7 @@ class CudaGraphExecutor(Executor):
 
     @classmethod
     def from_settings(cls, settings: Any, device: torch.device, run: Choices, identity: str) -> "CudaGraphExecutor":
-        return cls()
+        return cls(Programs.stored(identity) if settings.compile else None)
 
     @classmethod
     def refuses(cls, settings: Any, run: Choices) -> str | None:
@@ -61,13 +75,23 @@ class CudaGraphExecutor(Executor):
             return f"on device={run.device}: it needs CUDA, use executor=compiled"
         return refuse_growing_cache(run)
 
+    def load(self, module: Module, exact: bool = True) -> Module:
+        """One product for layers with the same input, whose results may differ by the rounding of the dtype."""
+        return packed(module)
+
     def leaf(self, function: Callable[..., Any], model: HasCache | None = None) -> Callable[..., Any]:
-        return self.captured(function, () if model is None else (model,))
+        models = () if model is None else (model,)
+        if self.programs is None or torch.compiler.is_compiling():
+            return self.captured(function, models)
+        if function not in self.leaves:
+            self.leaves[function] = Leaf(function, model, self.programs, compiles=True)
+        return self.captured(self.leaves[function], models)
 
     def phase(
         self, function: Callable[..., Any], model: HasCache | None = None, usual: bool = True
     ) -> Callable[..., Any]:
-        return self.leaf(function, model)
+        """A phase itself is not compiled: it calls leaves, and all of it is one graph."""
+        return self.captured(function, () if model is None else (model,))
 
     def captured(self, function: Callable[..., Any], models: Sequence[HasCache]) -> Callable[..., Any]:
         """A version of any function that runs as a CUDA graph. Its arguments and results are those of `flatten`:
@@ -107,6 +131,11 @@ class CudaGraphExecutor(Executor):
             "captures": self.captures,
             "captures_after_warm_up": self.late,
             "bytes": self.bytes(),
+            **(
+                {}
+                if self.programs is None
+                else {"programs": {"found": self.programs.found, "made": self.programs.made}}
+            ),
         }
 
     def notes(self) -> list[str]:
@@ -215,13 +244,14 @@ class Captured:
             graph = self.graphs[key] = self._capture(spec, tensors, stays, alive)
         for number, own in graph.copied:
             own.copy_(tensors[number])
+        self.executor.launching()
         graph.replay()
         return graph.result
 
     def _capture(self, spec: Any, tensors: list[Tensor], stays: list[bool], alive: list[weakref.ref[Tensor]]) -> Graph:
         """Runs the function on copies to warm up, and captures it. `stays` says which of the tensors are used in
         place."""
-        copies = [t.clone() for t in tensors]
+        copies = [twin(t) for t in tensors]
         inputs = [t if own else copy for t, copy, own in zip(tensors, copies, stays, strict=True)]
         executor = self.executor
         with executor.whole():
@@ -260,6 +290,14 @@ class Captured:
         """Bytes of results and of the graphs' own inputs."""
         inputs = sum(own.nbytes for graph in self.graphs.values() for _, own in graph.copied)
         return inputs + sum(buffer.nbytes for made in self.buffers.values() for buffer in made)
+
+
+def twin(t: Tensor) -> Tensor:
+    """A copy of a tensor of any shape with the same strides: a program of Inductor is for these. If several of its
+    entries are one place in memory, the copy is contiguous."""
+    if any(step == 0 and size > 1 for size, step in zip(t.shape, t.stride(), strict=True)):
+        return t.clone()
+    return t.new_empty_strided(t.shape, t.stride()).copy_(t)
 
 
 @contextmanager

@@ -3,10 +3,12 @@
 Layers that multiply the same input, such as q, k and v, share one product of their stacked weights.
 """
 
+import copy
 import itertools
 import weakref
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +18,7 @@ from specbench.executors.products import Product
 # Names that transformers gives to linear layers of one module with the same input, in the order of their calls.
 SIBLINGS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 
+Module = TypeVar("Module", bound=nn.Module)
 Group = tuple[nn.Module, tuple[str, ...]]  # the parent of linear layers that share a product, and their names
 _numbers = itertools.count()
 _by_number: dict[int, "Choices"] = {}  # of every multiplier that exists
@@ -87,7 +90,8 @@ class Multiplier(nn.Module):
 class Shared:
     """One product for several layers with the same input, made when the first of them is called."""
 
-    def __init__(self, multiplier: Multiplier, widths: Sequence[int]):
+    def __init__(self, multiplier: nn.Module, widths: Sequence[int]):
+        """`multiplier` takes [..., in] to [..., sum of widths]."""
         self.multiplier, self.widths = multiplier, list(widths)
         self.x: Tensor | None = None
         self.parts: Sequence[Tensor] = ()
@@ -105,9 +109,10 @@ class Shared:
 class Part(nn.Module):
     """Takes the place of one of the layers that share a product. The first of them owns the multiplier."""
 
-    def __init__(self, shared: Shared, place: int):
+    def __init__(self, shared: Shared, place: int, weight: Tensor):
+        """`weight`, of any shape, has the dtype and device that some models ask for."""
         super().__init__()
-        self.shared, self.place, self.weight = shared, place, shared.multiplier.weight
+        self.shared, self.place, self.weight = shared, place, weight.new_empty(0)
         self.multiplier = shared.multiplier if place == 0 else None
 
     def forward(self, x: Tensor) -> Tensor:
@@ -142,7 +147,7 @@ def stacked(parent: nn.Module, names: Sequence[str]) -> tuple[Tensor, Tensor | N
     return torch.cat([layer.weight.detach() for layer in linear]), torch.cat(biases) if biases else None
 
 
-def replace(parent: nn.Module, names: Sequence[str], multiplier: Multiplier) -> None:
+def replace(parent: nn.Module, names: Sequence[str], multiplier: nn.Module) -> None:
     """Puts a multiplier in the place of these layers, of whose weights it holds the product."""
     layers = [parent.get_submodule(name) for name in names]
     widths = [layer.out_features for layer in layers if isinstance(layer, nn.Linear)]
@@ -150,5 +155,39 @@ def replace(parent: nn.Module, names: Sequence[str], multiplier: Multiplier) -> 
         setattr(parent, names[0], multiplier)
         return
     shared = Shared(multiplier, widths)
-    for place, name in enumerate(names):
-        setattr(parent, name, Part(shared, place))
+    for place, (name, layer) in enumerate(zip(names, layers, strict=True)):
+        setattr(parent, name, Part(shared, place, layer.get_parameter("weight")))
+
+
+def packed(module: Module) -> Module:
+    """A copy of a module in which layers with the same input share one plain product. The weights are those of the
+    module itself, whose layers become views of the stacked ones: nothing is held twice. One product of stacked weights
+    may round otherwise than several. Returns the module if it has no such layers."""
+    several = [(parent, names) for parent, names in groups_of(module) if len(names) > 1]
+    if not several:
+        return module
+    stacks = [_stack(parent, names) for parent, names in several]
+    kept = [
+        *module.parameters(),
+        *module.buffers(),
+        *(vars(m)["config"] for m in module.modules() if "config" in vars(m)),
+    ]
+    copies = {id(entry): entry for entry in kept}
+    found = copy.deepcopy(module, copies)
+    for (parent, names), stack in zip(several, stacks, strict=True):
+        replace(copies[id(parent)], names, stack)
+    return found
+
+
+def _stack(parent: nn.Module, names: Sequence[str]) -> nn.Linear:
+    """One layer with the weights of several, which become views of its own."""
+    weight, bias = stacked(parent, names)
+    layers = [parent.get_submodule(name) for name in names]
+    widths = [len(layer.get_parameter("weight")) for layer in layers]
+    stack = nn.Linear(weight.shape[1], len(weight), bias=bias is not None, device="meta")
+    for name, whole in (("weight", weight), ("bias", bias)):
+        if whole is not None:
+            setattr(stack, name, nn.Parameter(whole, requires_grad=False))
+            for layer, part in zip(layers, whole.split(widths), strict=True):
+                setattr(layer, name, nn.Parameter(part, requires_grad=False))
+    return stack.eval()

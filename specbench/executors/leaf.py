@@ -6,15 +6,23 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.export import Dim
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.export import Dim, ExportedProgram
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.nn.utils.stateless import _reparametrize_module
 
 from specbench.decoding.executor import HasCache
 from specbench.executors.arguments import Columns, flatten, rebuild
 from specbench.executors.programs import Program, Programs, name_of
 
-# OpenMP threads of compiled loops would slow down those of the products. Shapes are checked when a program is found.
-OPTIONS = {"cpp.threads": 1, "size_asserts": False, "alignment_asserts": False, "scalar_asserts": False}
+# Shapes are checked when a program is found.
+UNCHECKED = {"size_asserts": False, "alignment_asserts": False, "scalar_asserts": False}
+OPTIONS: dict[str, dict[str, Any]] = {
+    "cpu": {"cpp.threads": 1},  # OpenMP threads of compiled loops would slow down those of the products
+    # Tuning also turns the products of a single row into reductions, which fuse with what follows. Padding would time
+    # each product, though its long sides are aligned. `executor=cudagraph` captures programs itself.
+    "cuda": {"coordinate_descent_tuning": True, "shape_padding": False, "triton.cudagraphs": False},
+}
 
 
 class Leaf:
@@ -71,21 +79,39 @@ class Leaf:
 
     def _compile(self, name: str | None, spec: Any, tensors: Sequence[Any], stored: Sequence[Tensor]) -> Program | None:
         """Traces the function with these tensors, compiles it and keeps the program if it needs no other tensors."""
+        exported, inputs, result = self.trace(spec, tensors, stored)
+        device = inputs[-1].device
+        made = [entry.target for entry in exported.graph_signature.input_specs if entry.target is not None]
+        # On the device: no graph may copy them there.
+        held: list[Any] = [(exported.constants | exported.state_dict)[name].to(device) for name in made]
+        with torch._inductor.config.patch(UNCHECKED | OPTIONS.get(device.type, {})):
+            artifact = torch._inductor.standalone_compile(exported.graph_module, [*held, *inputs])
+        self.kept.keep(None if held else name, artifact, result)
+        return Program((lambda *given: artifact(*held, *given)) if held else artifact, result)
+
+    def trace(
+        self, spec: Any, tensors: Sequence[Any], stored: Sequence[Tensor]
+    ) -> tuple[ExportedProgram, list[Tensor], Any]:
+        """Traces the function for a call with these tensors and cache, of any shape. Returns the graph, its inputs and
+        the description that rebuilds its result."""
         results: list[Any] = []
         traced = Traced(self.function, self.model, spec, len(tensors), list(self.weights), results.append)
         # One column less than the call's: a trace with all columns of the cache would be one for exactly so many.
         own = [Columns(max(2, t - 1)).tensor() if type(t) is Columns else t for t in tensors]
-        inputs = [*own, *stored, *self.weights.values()]
+        inputs = [*own, *apart(stored), *self.weights.values()]
         free = tuple({0: Dim.DYNAMIC} if type(t) is Columns else None for t in tensors)
         sizes = {"tensors": free + (None,) * (len(inputs) - len(own))}
         exported = torch.export.export(traced, tuple(inputs), dynamic_shapes=sizes, strict=False)
-        made = [entry.target for entry in exported.graph_signature.input_specs if entry.target is not None]
-        held: list[Any] = [(exported.constants | exported.state_dict)[name] for name in made]
-        with torch._inductor.config.patch(OPTIONS):
-            artifact = torch._inductor.standalone_compile(exported.graph_module, [*held, *inputs])
-        result = results[-1]
-        self.kept.keep(None if held else name, artifact, result)
-        return Program((lambda *given: artifact(*held, *given)) if held else artifact, result)
+        return exported, inputs, results[-1]
+
+
+def apart(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+    """These tensors of any shape or, where some are one and the same, as in the calls before a capture, fake ones of
+    the same shapes. A program that was traced with one tensor for two would be wrong for two."""
+    if len({id(t) for t in tensors}) == len(tensors):
+        return tensors
+    with FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True):
+        return [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device) for t in tensors]
 
 
 class Traced(nn.Module):

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 from torch._inductor.standalone_compile import CompiledArtifact
 
+from specbench.paths import cache_dir
 from specbench.visible import first_line
 
 log = logging.getLogger(__name__)
@@ -47,6 +48,12 @@ class Programs:
     def __init__(self, folder: Path | None):
         self.folder = folder
         self.found, self.made = 0, 0
+
+    @classmethod
+    def stored(cls, identity: str) -> "Programs":
+        """Those of a run with this identity, which are kept for later runs."""
+        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_dir() / "inductor"))
+        return cls(cache_dir() / "programs" / identity)
 
     @property
     def any(self) -> bool:

@@ -25,6 +25,7 @@ from specbench.decoding.sampling import Sampling
 from specbench.decoding.state import Job, Rows, State, all_rows, seen_tokens
 from specbench.decoding.target import READ_CHUNK, Scores, Target
 from specbench.decoding.token_tree import Levels, Tree, pack, static_tree, tree_of
+from specbench.devices import upload
 from specbench.models import kernel_attention
 from specbench.models.attention_mask import AttentionMask
 from specbench.models.head_input import head_inputs
@@ -163,6 +164,8 @@ class LanguageModel(Target):
         """Reads committed tokens of active rows until at most `width` of each are missing in the cache."""
         rows = zip(state.lengths, self.cached, state.active, strict=True)
         behind = [row for row, (length, cached, on) in enumerate(rows) if on and length - cached > width]
+        if behind:
+            self.executor.launching()
         if len(behind) == state.batch_size:
             self.prefill(state, start=min(self.cached))
         else:
@@ -200,7 +203,7 @@ class LanguageModel(Target):
         """
         visible = self.make_room(starts, tokens.shape[1])
         tree = None if draft is None or draft.parent is None else tree_of(draft.levels, draft.parent)
-        return self.forward(tokens, torch.tensor(list(starts), device=self.device), visible, tree=tree)
+        return self.forward(tokens, upload(list(starts), self.device), visible, tree=tree)
 
     def score(self, state: State, draft: Draft, keep_hidden: bool = False) -> Scores:
         """See `Target.score`. Guesses that spell the same text are read once, unless shapes are fixed."""

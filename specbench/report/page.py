@@ -88,9 +88,7 @@ def write_report(folder: Path, runs: Sequence[StoredRun]) -> Path:
     _under_load(report)
     _paper(report)
     first = runs[0].result
-    templates = FileSystemLoader(Path(__file__).parent)
-    page = Environment(loader=templates, autoescape=True, finalize=_printable).get_template("page.html")
-    html = page.render(
+    html = rendered(
         title=f"{first['name']}: {folder.name}" if one else f"{first['name']}: {len(runs)} runs",
         subtitle=_provenance(first),
         cards=_cards(first) if one else [],
@@ -99,6 +97,13 @@ def write_report(folder: Path, runs: Sequence[StoredRun]) -> Path:
     )
     write_text(folder / "report.html", html)
     return folder / "report.html"
+
+
+def rendered(**contents: Any) -> str:
+    """The page with this title, subtitle, cards, notes and sections."""
+    templates = FileSystemLoader(Path(__file__).parent)
+    page = Environment(loader=templates, autoescape=True, finalize=_printable).get_template("page.html")
+    return page.render(**contents)
 
 
 def _printable(value: Any) -> Any:

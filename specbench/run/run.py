@@ -16,6 +16,7 @@ from specbench.measure.bandwidth import BandwidthProbe
 from specbench.measure.stock_reading import read
 from specbench.measure.text_end import ends_where_it_should
 from specbench.measure.text_laws import LIMIT, read_text
+from specbench.memory import reset_peak
 from specbench.results import RunResult
 from specbench.run.parts import Parts
 from specbench.run.requests import Requests, Wanted
@@ -40,6 +41,7 @@ def run(parts: Parts, out_dir: Path, progress: Progress = lambda done, total, wh
     session, requests, status = Session(parts), Requests(parts), "complete"
     record = Record(columns={name: metric.columns for name, metric in parts.metrics.items()})
     probe = BandwidthProbe(parts.target.device)
+    reset_peak(parts.target.device)
     with held(), torch.inference_mode():
         try:
             _decode_all(session, requests, record, probe, out_dir, progress)
@@ -51,7 +53,7 @@ def run(parts: Parts, out_dir: Path, progress: Progress = lambda done, total, wh
         record.too_long = len(requests.too_long)
         facts = provenance(parts.target.device)
         facts |= {"started": started.isoformat(timespec="seconds"), "seconds": time.perf_counter() - clock}
-        return summarise(session, record, status, facts, probe.bytes_per_second), record
+        return summarise(session, record, status, facts, probe.roofs), record
 
 
 def _decode_all(

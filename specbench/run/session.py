@@ -50,10 +50,11 @@ class Session:
         evidence = evidence and speculative and not target.sampling.greedy
         recorder = Recorder(verifier, parts.metrics, target.executor.leaf(round_numbers), evidence)
         target.allocate(parts.batch_size, columns)
-        if speculative:
-            decode_speculative(state, target, drafter, policy, verifier, clock, recorder, queue)
-        else:
-            decode_autoregressive(state, target, verifier, clock, recorder, queue)
+        with target.executor.timed(clock.launch):
+            if speculative:
+                decode_speculative(state, target, drafter, policy, verifier, clock, recorder, queue)
+            else:
+                decode_autoregressive(state, target, verifier, clock, recorder, queue)
         decoded = self._decoded(queue, clock, recorder, models)
         if evidence:
             decoded.evidence = recorder.evidence(len(jobs))

@@ -2,17 +2,18 @@
 
 import resource
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 
 from specbench import theory
-from specbench.decoded import DecodedRequest, Record, Result
+from specbench.decoded import Decoded, DecodedRequest, Record, Result
 from specbench.decoding.clock import Lap
 from specbench.decoding.target import Model
 from specbench.measure.acceptance import acceptance, alpha_by_category, alpha_on_text, beta_by_position
 from specbench.measure.accounting import accounting
+from specbench.measure.bandwidth import Roofs
 from specbench.measure.drift import drift
 from specbench.measure.estimators import speedup_interval
 from specbench.measure.latency import latency
@@ -36,9 +37,8 @@ from specbench.run.session import Session
 Times = tuple[list[float], list[int]]  # seconds and tokens of every request
 
 
-def summarise(session: Session, record: Record, status: str, provenance: dict[str, Any], peak: float) -> RunResult:
-    """All estimates of a run; `peak` is the measured memory bandwidth in bytes per second. Raises
-    RuntimeError if every prompt failed."""
+def summarise(session: Session, record: Record, status: str, provenance: dict[str, Any], roofs: Roofs) -> RunResult:
+    """All estimates of a run; `roofs` is the measured memory bandwidth. Raises RuntimeError if every prompt failed."""
     parts, results = session.parts, record.results
     if not results:
         raise RuntimeError(f"every prompt failed, the first with {record.failures[0].error}")
@@ -73,10 +73,11 @@ def summarise(session: Session, record: Record, status: str, provenance: dict[st
         speedup=Speedup(
             measured=measured,
             ci95=ci95,
-            end_to_end=_end_to_end(record),
+            end_to_end=_time_ratio(record, lambda decoded: decoded.prefill_seconds + decoded.decode_seconds),
             theorem_3_8=theory.walltime_improvement(known.alpha, known.gamma, known.c) if known else None,
             corrected=_corrected(efficiency.mean, drafted, cost),
             accounting=accounting(results, parts.policy.constant),
+            wall=_time_ratio(record, lambda decoded: decoded.wall_seconds),
         ),
         operations_factor=theory.operations_factor(known.alpha, known.gamma, c_hat) if known and chain else None,
         optimal_gamma=theory.optimal_gamma(known.alpha, known.c) if known else None,
@@ -86,7 +87,7 @@ def summarise(session: Session, record: Record, status: str, provenance: dict[st
         lossless=judge(record, parts.verifier.lossless, parts.target.sampling.greedy),
         throughput=throughput(record, counts, peers),
         speedup_over={name: SpeedupOver(*speedup_interval(*times, *ours)) for name, times in peers.items()},
-        bandwidth=bandwidth(parts, results, cost, peak),
+        bandwidth=bandwidth(parts, results, cost, roofs),
         recording=sum(g.speculative.record_seconds for g in record.groups) / _decode_seconds(record),
         drift=drift(results),
         latency=latencies(results),
@@ -146,6 +147,7 @@ def costs(record: Record, by_gamma: list[RoundCost]) -> Cost:
     steps = round(sum(r.steps / r.rows for result in record.results for r in result.speculative.rounds))
     drafter_step = sum(laps[Lap.DRAFT] for laps in ours) / steps if steps else None
     verify = sum(laps[Lap.VERIFY] for laps in ours) / calls
+    others = sum(laps[Lap.WALL] - laps[Lap.DRAFT] - laps[Lap.VERIFY] for laps in ours)
     return Cost(
         c=drafter_step / step if drafter_step is not None else None,
         v=verify / step,
@@ -154,6 +156,7 @@ def costs(record: Record, by_gamma: list[RoundCost]) -> Cost:
         drafter_step_seconds=drafter_step,
         verify_seconds=verify,
         by_gamma=by_gamma,
+        o_wall=others / calls / step,
     )
 
 
@@ -175,7 +178,7 @@ def regret(gammas: list[GammaSpeedup], chosen: int | None) -> float | None:
     return None if ours is None else max(g.speedup for g in gammas) / ours - 1
 
 
-def bandwidth(parts: Parts, results: Sequence[Result], cost: Cost, peak: float) -> Bandwidth:
+def bandwidth(parts: Parts, results: Sequence[Result], cost: Cost, roofs: Roofs) -> Bandwidth:
     """What one step has to read, weights and the keys and values of every row, over its time."""
     columns = shares = 0.0
     for result in results:
@@ -185,7 +188,7 @@ def bandwidth(parts: Parts, results: Sequence[Result], cost: Cost, peak: float) 
     drafter = parts.drafter.models[0] if len(parts.drafter.models) == 1 else None
     ours = _bytes_per_second(parts.target, columns, cost.target_step_seconds)
     theirs = None if drafter is None else _bytes_per_second(drafter, columns, cost.drafter_step_seconds)
-    return Bandwidth(ours, theirs, peak, None if ours is None else ours / peak)
+    return Bandwidth(ours, theirs, roofs.read, None if ours is None else ours / roofs.read, roofs.copy)
 
 
 def _bytes_per_second(model: Model, columns: float, seconds: float | None) -> float | None:
@@ -236,10 +239,10 @@ def _peer_times(results: Sequence[Result], name: str) -> Times:
     return [output.decode_seconds for output in outputs], [output.decoded for output in outputs]
 
 
-def _end_to_end(record: Record) -> float:
-    """Ratio of seconds per token, reading prompts included."""
+def _time_ratio(record: Record, seconds_of: Callable[[Decoded], float]) -> float:
+    """Seconds per token of plain decoding over those of speculative decoding."""
     ours, plain = ([(g.speculative, g.baseline)[way] for g in record.groups] for way in (0, 1))
-    seconds = [sum(d.prefill_seconds + d.decode_seconds for d in decoded) for decoded in (ours, plain)]
+    seconds = [sum(map(seconds_of, decoded)) for decoded in (ours, plain)]
     tokens = [sum(len(r.tokens) for d in decoded for r in d.requests) for decoded in (ours, plain)]
     return (seconds[1] / tokens[1]) / (seconds[0] / tokens[0])
 

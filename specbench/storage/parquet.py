@@ -10,7 +10,7 @@ import pyarrow
 import pyarrow.parquet
 
 from specbench.decoded import Record, Round, TextLaws
-from specbench.decoding.clock import DECODING
+from specbench.decoding.clock import KEPT
 from specbench.storage.atomic import replacing
 
 ROWS = 2000  # in memory at a time
@@ -38,7 +38,7 @@ def rounds_schema(record: Record) -> pyarrow.Schema:
     place = [("prompt", pyarrow.string()), ("batch", pyarrow.int64()), ("round", pyarrow.int64())]
     columns = [(name, KINDS[kind]) for name, kind in own if name not in SPLIT]
     metrics = [f"{metric}_{column}" for metric, names in record.columns.items() for column in names]
-    numbers = [(name, pyarrow.float64()) for name in (*metrics, *(f"{lap}_seconds" for lap in DECODING))]
+    numbers = [(name, pyarrow.float64()) for name in (*metrics, *(f"{lap}_seconds" for lap in KEPT))]
     return pyarrow.schema([*place, *columns, *numbers, *((name, pyarrow.string()) for name in TEXTS)])
 
 
@@ -62,7 +62,7 @@ def _round_record(r: Round, record: Record) -> dict[str, Any]:
     row = {name: value for name, value in vars(r).items() if name not in SPLIT}
     for name, found in r.numbers.items():
         row |= {f"{name}_{column}": value for column, value in zip(record.columns[name], found, strict=True)}
-    return row | {f"{lap}_seconds": r.seconds.get(lap, 0.0) for lap in DECODING}
+    return row | {f"{lap}_seconds": r.seconds.get(lap, 0.0) for lap in KEPT}
 
 
 def _texts(r: Round, tokens: Sequence[int], tokenizer: Any) -> dict[str, str]:

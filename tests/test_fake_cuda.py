@@ -1,0 +1,442 @@
+"""Whole decodes in bfloat16 on a CUDA device that runs on the CPU (`cuda_on_cpu`): queue, recorder and clock included.
+
+Each fails if an operation mixes devices, if a shape depends on values, if the host waits anywhere but in a place that
+`WAITS` lists, or oftener, if a graph waits, if a second decode of the same lengths makes a new graph, or if a token is
+not the CPU's.
+
+How the combinations are chosen: every drafter is decoded twice, sampled in three rows and greedily in one. Caches,
+executors, verifiers and the repetition penalty go round with periods of their own (3, 3, 7 or 3, 2), so that each
+occurs with most others. Every verifier, gamma policy and executor is also tried with the drafter `model`. Compiled
+programs need a GPU to be made, and are not here; without them `auto` runs as on a GPU.
+"""
+
+import copy
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+from types import SimpleNamespace
+from typing import NamedTuple
+from unittest import mock
+
+import conftest
+import pytest
+import torch
+from conftest import CACHES, CHAINS, DRAFTERS, TREES, DigitTokenizer, make_drafter, spare_of
+from cuda_on_cpu import DataDependentShapeError, Device, MixedDevicesError, cuda_on_cpu, to_cuda
+from fake_cuda import fake_cuda, on_cuda, read_index, write_index
+from test_law import learning_policy
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from specbench.decoding.clock import Stopwatch
+from specbench.decoding.sampling import Sampling
+from specbench.decoding.state import Job, State
+from specbench.executors.auto import AutoExecutor
+from specbench.executors.cudagraph import CudaGraphExecutor
+from specbench.executors.eager import EagerExecutor
+from specbench.gamma_policies.adaptive import AdaptiveGamma
+from specbench.gamma_policies.confidence import ConfidenceGamma
+from specbench.gamma_policies.entropy import EntropyGamma
+from specbench.gamma_policies.fixed import FixedGamma
+from specbench.gamma_policies.heuristic import HeuristicGamma
+from specbench.lenience_policies.load import LoadLenience
+from specbench.metrics.calibration import Calibration
+from specbench.models.heads import Heads, HeadsConfig
+from specbench.models.language_model import LanguageModel
+from specbench.models.lookahead import LookAhead, LookAheadConfig
+from specbench.paths import conf_dir
+from specbench.run import session
+from specbench.run.session import Session
+from specbench.verifiers.block import BlockVerifier
+from specbench.verifiers.greedy_tree import GreedyTreeVerifier
+from specbench.verifiers.iterative import IterativeVerifier
+from specbench.verifiers.match import MatchVerifier
+from specbench.verifiers.rejection import RejectionVerifier
+from specbench.verifiers.speculative import SpeculativeVerifier
+from specbench.verifiers.synthetic import SyntheticVerifier
+from specbench.verifiers.typical import TypicalVerifier
+
+GAMMA, COLUMNS, V = 3, 60, 32
+LAYER = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 2, "num_key_value_heads": 1}
+CONFIG = LlamaConfig(**LAYER, num_hidden_layers=2, vocab_size=V, max_position_embeddings=256, eos_token_id=None)
+VERIFIERS = {
+    "speculative": SpeculativeVerifier,
+    "iterative": IterativeVerifier,
+    "match": MatchVerifier,
+    "block": BlockVerifier,
+    "rejection": RejectionVerifier,
+    "typical": lambda sampling: TypicalVerifier(sampling.greedy, epsilon=0.3, delta=0.1),
+    "synthetic": lambda sampling: SyntheticVerifier(sampling.greedy, alpha=0.7),
+    "greedy_tree": GreedyTreeVerifier,
+}
+POLICIES = {
+    "fixed": lambda: FixedGamma(GAMMA),
+    "adaptive": lambda: learning_policy(AdaptiveGamma, largest=GAMMA, prior=2.0, forget=0.1),
+    "heuristic": lambda: HeuristicGamma(gamma=2, largest=GAMMA),
+    "entropy": lambda: learning_policy(EntropyGamma, largest=GAMMA, signal="entropy"),
+    "confidence": lambda: ConfidenceGamma(largest=GAMMA, threshold=0.05),
+}
+LAWLESS = ("ngram", "prompt_lookup")  # guesses are point masses at every temperature
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is decoded together."""
+
+    drafter: str | None = "model"  # None: plain decoding
+    verifier: str = "speculative"
+    cache: str = "static"
+    executor: str = "eager"
+    policy: str = "fixed"
+    temperature: float = 1.0
+    penalty: float = 1.0
+    rows: int = 3
+    stop: bool = False
+    load: bool = False  # lenience follows the queue, and requests arrive over time
+
+    def __str__(self) -> str:
+        default = Case()
+        return "-".join(str(v) for k, v in vars(self).items() if v != getattr(default, k)) or "usual"
+
+    @property
+    def kind(self) -> str:
+        """The drafter that draws guesses on the host, if one does below others."""
+        return (self.drafter or "").removeprefix("under_").removeprefix("under_")
+
+
+class Allowed(NamedTuple):
+    """A place where the host waits for the device."""
+
+    times: str  # how often
+    most: Callable[[Case], int] | None  # waits of a round; None: after the last round
+    why: str
+
+
+def rounds_inside(case: Case) -> int:
+    """The most rounds of drafters that are decoded speculatively themselves, in a round of `case`; each adds a token
+    at least, and their gamma is 2."""
+    levels = (case.drafter or "").count("under_")
+    return GAMMA * levels + 2 * (levels - 1) * GAMMA if levels else 0
+
+
+WAITS = {
+    "decoding.state.State.synchronise": Allowed(
+        "one a round", lambda case: 1 + rounds_inside(case), "lengths, ends and tokens of the rows, in one copy"
+    ),
+    "decoding.state.State._find_stop_strings": Allowed(
+        "one more a round with `stop_strings`", lambda case: int(case.stop), "strings are searched before the commit"
+    ),
+    "drafters.model.ModelDrafter._draft_until": Allowed(
+        "one a guess with `gamma_policy=confidence` and `entropy`",
+        lambda case: GAMMA if case.policy in ("entropy", "confidence") else 0,
+        "the policy decides after each guess",
+    ),
+    "drafters.row_by_row.CountDrafter.propose_after": Allowed(
+        "one more a round with `drafter=unigram`, `bigram` and a sampling `ngram`",
+        lambda case: int(case.kind in ("unigram", "bigram", "ngram_sample")) * max(1, rounds_inside(case)),
+        "their guesses are drawn on the host, with the state's noise",
+    ),
+    "decoding.token_tree.pack": Allowed(
+        "one more a round where independent guesses may be equal (`tree`, `multi_draft`); none with fixed shapes",
+        lambda case: int(case.drafter in (*TREES, "own_trees") and case.executor != "cudagraph"),
+        "the widest row's number of different guesses",
+    ),
+    "drafters.multi_draft.MultiDrafter.settle": Allowed(
+        "one more a round for each of several models of `drafter=multi_draft`",
+        lambda case: 2 * int(case.drafter == "multi_draft_two"),
+        "which guesses each model's cache holds",
+    ),
+    "decoding.clock.Stopwatch._wait": Allowed(
+        "once a round, after prompts are read, and at the end, outside of all laps",
+        None,
+        "no lap hides behind what came before it",
+    ),
+    "measure.recorder.Recorder._rounds": Allowed("after the last round", None, "numbers of each round are read"),
+    "measure.recorder.Recorder.evidence": Allowed("after the last round", None, "evidence of each round is read"),
+}
+
+
+class Replay(CudaGraphExecutor):
+    """Runs the captured function again in place of a graph; it must not wait."""
+
+    def __init__(self, device: Device | None):
+        super().__init__()
+        self.device = device
+
+    def warm_up(self, function):
+        return function()
+
+    def capture(self, function):
+        def replay():
+            before = [*self.device.waits] if self.device else []
+            with self.whole():
+                function()
+            assert not self.device or self.device.waits == before, "a graph waits"
+
+        return replay
+
+
+EXECUTORS = {"eager": lambda device: EagerExecutor(), "auto": lambda device: AutoExecutor(), "cudagraph": Replay}
+
+
+def weights(make, config, seed):
+    """make(config) in bfloat16 with large random weights, so that its laws differ from uniform."""
+    generator = torch.Generator().manual_seed(seed)
+    module = make(config).eval().to(torch.bfloat16)
+    for parameter in module.parameters():
+        parameter.data.copy_(torch.randn(parameter.shape, generator=generator) * 0.4)
+    return module
+
+
+class Decoder:
+    """Decodes a case on a device: "cuda", or the CPU if `device` is None."""
+
+    def __init__(self, case: Case, device: Device | None, number_text: str):
+        self.case, self.device = case, device
+        self.place = to_cuda if device else lambda module: module
+        self.executor = EXECUTORS["eager" if case.executor == "auto" and not device else case.executor](device)
+        greedy = case.temperature == 0
+        self.sampling = Sampling(temperature=case.temperature, repetition_penalty=case.penalty)
+        target, helper = self.model(2, 1), self.model(1, 2)
+        target.load_again = lambda: self.place(weights(LlamaForCausalLM, CONFIG, 1))
+        with mock.patch.object(conftest, "extras", self.extras):
+            drafter = make_drafter(case.drafter or "random", target, number_text, helper)
+        make = VERIFIERS[case.verifier]
+        takes = make if not isinstance(make, type) or make is SpeculativeVerifier else lambda s: make(greedy)
+        verifier = takes(self.sampling)
+        if case.load:
+            verifier = LoadLenience([1.0, 0.5], 1).verifier(
+                lambda lenience: SpeculativeVerifier(self.sampling, lenience)
+            )
+        self.session = Session(SimpleNamespace(
+            target=target, drafter=drafter, policy=POLICIES[case.policy](), verifier=verifier,
+            metrics={"calibration": Calibration(4)}, batch_size=case.rows, prefill_chunk=8, verdict_tokens=100,
+            spare=spare_of(case.drafter or "", GAMMA), stop_strings=["7 "] if case.stop else [],
+        ))  # fmt: skip
+
+    def model(self, layers: int, seed: int) -> LanguageModel:
+        config = copy.copy(CONFIG)
+        config.num_hidden_layers = layers
+        module = self.place(weights(LlamaForCausalLM, config, seed))
+        return LanguageModel(module, DigitTokenizer(), name="tiny", sampling=self.sampling,
+                             new_cache=CACHES[self.case.cache], executor=self.executor)  # fmt: skip
+
+    def extras(self, kind, name, model):
+        falling = [[0.5 / (k + i + 1) for i in range(4)] for k in range(3)]
+        config = {
+            Heads: HeadsConfig(hidden_size=32, heads=3, accuracy=falling),
+            LookAhead: LookAheadConfig(hidden_size=32, count=2),
+        }[kind]
+        return self.place(weights(kind, config, 3))
+
+    def __call__(self, seed: int = 0, plain: bool = False) -> list[list[int]]:
+        """The new tokens of four requests, or of two in one row."""
+        generator = torch.Generator().manual_seed(5)
+        prompts = [torch.randint(V, (n,), generator=generator).tolist() for n in (3, 9, 1, 6)]
+        count = 4 if self.case.rows > 1 else 2
+        wanted = [Job(p, len(p) + n, 100 * seed + n) for p, n in zip(prompts, (5, 4, 2, 3), strict=True)][:count]
+        arrivals = [0.0] * count if self.case.load else None
+        speculative = self.case.drafter is not None and not plain
+        decoded = self.session.decode(wanted, speculative, COLUMNS, arrivals, evidence=True)
+        return [request.tokens for request in decoded.requests]
+
+
+def violations(case: Case, device: Device, decode: Callable[[], list[list[int]]]) -> tuple[list[str], list[list[int]]]:
+    """Decodes; returns what waits against `WAITS`, in sentences, and the tokens."""
+    starts: list[int] = []
+
+    class Rounds(Stopwatch):
+        def _wait(self):
+            """Waits outside of all laps are no part of decoding: tests/test_clock.py looks at them."""
+
+        def start(self):
+            super().start()
+            starts.append(len(device.waits))
+
+    device.waits.clear()
+    with mock.patch.object(session, "Stopwatch", Rounds):
+        tokens = decode()
+    found = [f"{w} before the first round" for w in device.waits[: starts[0]]]
+    for begin, end in pairwise(starts):
+        for where, times in Counter(wait.place for wait in device.waits[begin:end]).items():
+            allowed = WAITS[where].most if where in WAITS else None
+            most = allowed(case) if allowed else 0
+            if times > most:
+                found.append(f"{where} waits {times} times in a round, allowed are {most}")
+    for wait in device.waits[starts[-1] :]:
+        if wait.place not in WAITS or WAITS[wait.place].most is not None:
+            found.append(f"{wait} after the last round")
+    return found, tokens
+
+
+def combinations() -> list[Case]:
+    """Two cases for every drafter, one for plain decoding with each cache, and more with the drafter `model`."""
+    caches, executors = list(CACHES), list(EXECUTORS)
+    chain = ["speculative", "iterative", "match", "block", "synthetic", "typical", "rejection"]
+    tree = ["iterative", "match", "typical"]
+    cases = []
+    for i, drafter in enumerate([*DRAFTERS, *DRAFTERS]):
+        greedy = i >= len(DRAFTERS)
+        names = chain if drafter in CHAINS else [*tree, "greedy_tree"] if greedy else tree
+        verifier = names[i % len(names)]
+        if verifier == "rejection" and (greedy or drafter in LAWLESS):
+            verifier = "speculative"
+        executor = executors[i % 3] if drafter != "own_trees" else "eager"  # its shapes follow gamma
+        cache = caches[(i // 3) % 3] if executor != "cudagraph" else ("static", "paged")[i % 2]
+        cases.append(Case(drafter, verifier, cache, executor, temperature=float(not greedy),
+                          penalty=(1.0, 1.3)[i // 2 % 2], rows=1 if greedy else 3))  # fmt: skip
+    more = [Case(None, cache=cache) for cache in CACHES] + [Case(None, executor="cudagraph", rows=1)]
+    more += [Case(policy=p, executor=e) for p in POLICIES for e in ("eager", "cudagraph")]
+    more += [Case(verifier=v, temperature=float(v != "greedy_tree")) for v in VERIFIERS]
+    more += [Case(stop=True), Case(stop=True, executor="cudagraph", drafter="tree_independent", verifier="iterative")]
+    more += [Case(load=True), Case(load=True, executor="cudagraph")]
+    return list(dict.fromkeys(cases + more))
+
+
+@pytest.mark.parametrize("case", combinations(), ids=str)
+def test_a_decode_runs_on_cuda_and_waits_where_the_table_says(case, number_text):
+    with torch.inference_mode(False), torch.no_grad():
+        expected = Decoder(case, None, number_text)()
+    with cuda_on_cpu() as device:
+        decode = Decoder(case, device, number_text)
+        found, tokens = violations(case, device, decode)
+        assert found == []
+        if case.executor == "cudagraph" and case.policy == "fixed":  # others may choose a new gamma
+            decode(plain=True)  # a round without guesses
+            captures = decode.executor.captures
+            decode(seed=1)
+            assert decode.executor.captures == captures > 0, "a second decode made new graphs"
+    assert tokens == expected
+
+
+# -- Negative controls, and the device itself ---------------------------------------------------
+
+
+def planted_item(self, p, draft, noise):
+    assert p.sum().item() > 0
+    return TRUE_ACCEPT(self, p, draft, noise)
+
+
+def planted_host_tensor(self, p, draft, noise):
+    return TRUE_ACCEPT(self, p + torch.zeros(p.shape[-1]), draft, noise)
+
+
+def planted_list(self, p, draft, noise):
+    return TRUE_ACCEPT(self, p + torch.tensor([0.0] * p.shape[-1], device=p.device), draft, noise)
+
+
+def planted_nonzero(self, p, draft, noise):
+    p.nonzero()
+    return TRUE_ACCEPT(self, p, draft, noise)
+
+
+def planted_mask(self, p, draft, noise):
+    assert p[p > 0].dim()
+    return TRUE_ACCEPT(self, p, draft, noise)
+
+
+TRUE_ACCEPT = SpeculativeVerifier.accept
+PLACE = "decoding.speculative.accept_and_commit"
+
+
+@pytest.mark.parametrize(
+    ("planted", "error", "match"),
+    [
+        (planted_item, None, f"{PLACE} waits 1 times in a round, allowed are 0"),
+        (planted_list, None, f"{PLACE} waits 1 times in a round, allowed are 0"),
+        (planted_host_tensor, MixedDevicesError, "tensors of both devices"),
+        (planted_nonzero, DataDependentShapeError, "nonzero"),
+        (planted_mask, DataDependentShapeError, "index"),
+    ],
+)
+def test_a_planted_fault_is_found(planted, error, match, number_text):
+    """Negative controls: a value for the host, a list, a tensor of the host, shapes that depend on values."""
+    with cuda_on_cpu() as device, mock.patch.object(SpeculativeVerifier, "accept", planted):
+        decode = Decoder(Case(), device, number_text)
+        if error is None:
+            assert match in violations(Case(), device, decode)[0]
+        else:
+            with pytest.raises(error, match=match):
+                decode()
+
+
+def test_a_second_wait_a_round_is_found(number_text):
+    """Negative control: a place of the table that waits twice."""
+    true = State.synchronise
+
+    def twice(self, summary):
+        true(self, summary)
+        self.lengths = summary.tolist()[0]
+
+    place = "decoding.speculative.accept_and_append"  # `twice` is no function of specbench
+    with cuda_on_cpu() as device, mock.patch.object(State, "synchronise", twice):
+        found, _ = violations(Case(), device, Decoder(Case(), device, number_text))
+    assert f"{place} waits 1 times in a round, allowed are 0" in found
+    with cuda_on_cpu() as device:
+        decode = Decoder(Case(), device, number_text)
+        wait = device.wait
+        with mock.patch.object(device, "wait", lambda what: (wait(what), wait(what))):
+            found, _ = violations(Case(), device, decode)
+    assert "decoding.state.State.synchronise waits 2 times in a round, allowed are 1" in found
+
+
+def test_a_graph_that_waits_is_found(number_text):
+    """Negative control: a value for the host inside of a graph."""
+    with cuda_on_cpu() as device, mock.patch.object(SpeculativeVerifier, "accept", planted_item):
+        decode = Decoder(Case(executor="cudagraph"), device, number_text)
+        with pytest.raises(AssertionError, match="a graph waits"):
+            decode()
+
+
+def test_copies_from_pinned_memory_are_not_waited_for():
+    with cuda_on_cpu() as device:
+        pinned = torch.tensor([1, 2, 3]).pin_memory()
+        assert pinned.is_pinned() and pinned[1:].to("cuda", non_blocking=True).tolist() == [2, 3]
+        assert [wait.what for wait in device.waits] == ["tolist"]
+        for send in (lambda: pinned.to("cuda"), lambda: torch.tensor([1]).to("cuda", non_blocking=True)):
+            device.waits.clear()
+            assert str(send().device) == "cuda:0" and [w.what for w in device.waits] == ["copy to the device"]
+
+
+NUMBERS = torch.arange(120).reshape(2, 3, 4, 5)
+PAIR = torch.tensor([0, 1])
+INDICES = [
+    0, -1, slice(1, None), (..., 0), (None, 0), (slice(None), None), (PAIR,), (slice(None), PAIR), (0, ..., PAIR),
+    (PAIR[:, None], slice(None), PAIR), (slice(None), slice(None, None, 2), None, -1), (PAIR, PAIR, PAIR[:, None]),
+    (None, PAIR, ..., slice(1, 3)), ([0, 1], slice(1, 2)), (0, PAIR), NUMBERS > 50, (slice(None), NUMBERS[0] > 50),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("index", INDICES, ids=str)
+def test_an_index_without_the_guard_is_that_of_torch(index):
+    assert torch.equal(read_index(NUMBERS, index), NUMBERS[index])
+    ours, theirs = NUMBERS.clone(), NUMBERS.clone()
+    write_index(ours, index, 7)
+    theirs[index] = 7
+    assert torch.equal(ours, theirs)
+
+
+def test_a_model_of_any_size_runs_on_tensors_without_values():
+    config = LlamaConfig(hidden_size=3072, num_hidden_layers=1, num_attention_heads=24, num_key_value_heads=8)
+    with torch.inference_mode(False), fake_cuda():
+        model = on_cuda(LlamaForCausalLM, config)
+        logits = model(input_ids=torch.zeros(1, 6, dtype=torch.long, device="cuda")).logits
+        assert (logits.shape, logits.dtype, logits.device.type) == ((1, 6, 32000), torch.bfloat16, "cuda")
+        with pytest.raises(Exception, match="_local_scalar_dense"):
+            logits.sum().item()
+        with pytest.raises(Exception, match="at least two devices"):
+            logits + torch.ones(32000)
+
+
+def test_the_page_has_the_table():
+    """`docs/engine.md` lists the places of `WAITS`."""
+    rows = [f"| `{place}` | {wait.times} | {wait.why} |" for place, wait in WAITS.items()]
+    page = (conf_dir().parent / "docs" / "engine.md").read_text()
+    assert "\n".join(rows) in page
+
+
+def test_every_verifier_and_executor_of_a_gpu_occurs():
+    options = {path.stem for path in (conf_dir() / "verifier").glob("*.yaml")}
+    assert options == set(VERIFIERS) == {case.verifier for case in combinations()}
+    assert {path.stem for path in (conf_dir() / "cache").glob("*.yaml")} == {case.cache for case in combinations()}
+    assert {case.drafter for case in combinations()} == {None, *DRAFTERS}
