@@ -5,6 +5,7 @@ import json
 import pytest
 from conftest import parts_of
 
+import specbench.run.warm_up
 from specbench.executors import buckets
 from specbench.executors.cudagraph import CudaGraphExecutor
 from specbench.run.run import run
@@ -12,7 +13,6 @@ from specbench.run.run import run
 KINDS = {
     "fixed": ("gamma=2", "verdict_tokens=1"),  # the second prompt is not read again: rounds leave less behind
     "two rows": ("gamma=2", "temperature=0", "batch_size=2", "cache=paged"),
-    "tree": ("gamma=2", "drafter=tree", "verifier=iterative"),
     "adaptive": ("gamma_policy=adaptive", "gamma_policy.largest=2"),
 }
 
@@ -46,12 +46,13 @@ class OneWidth(Rerun):
 def texts(tmp_path_factory) -> str:
     """Prompts of different lengths, the shortest of one token."""
     path = tmp_path_factory.mktemp("prompts") / "prompts.jsonl"
-    path.write_text("\n".join(json.dumps({"prompt": text}) for text in ("x", "x = 1\n" * 12 + "def f(a):")))
+    path.write_text("\n".join(json.dumps({"prompt": text}) for text in ("x", "x = 1\n" * 6 + "def f(a):")))
     return str(path)
 
 
 def result_of(kind, executor, texts, monkeypatch, tmp_path):
-    monkeypatch.setattr(buckets, "SMALLEST_BUCKET", 64)
+    monkeypatch.setattr(buckets, "SMALLEST_BUCKET", 32)
+    monkeypatch.setattr(specbench.run.warm_up, "CALIBRATION_TOKENS", 6)
     graphs = ("executor=cudagraph", f"executor._target_=test_graph_runs.{executor}", "executor.compile=false")
     parts = parts_of(*graphs, "data.limit=2", "data=jsonl", f"data.path={texts}", "max_new_tokens=6", *KINDS[kind])
     return run(parts, tmp_path)[0]
