@@ -38,6 +38,9 @@ MOST_KERNELS = 14  # of one layer
 @pytest.fixture(scope="module")
 def kernels() -> dict[str, dict[str, list[str]]]:
     """The calls of each program, by leaf and number of layers."""
+    pytest.importorskip("triton")
+    if torch.__version__ < (2, 13):
+        pytest.skip("what answers for the device is written for Inductor of torch 2.13")
     script = Path(__file__).parent / "inductor_kernels.py"
     done = subprocess.run([sys.executable, script], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
