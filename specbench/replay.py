@@ -17,7 +17,7 @@ from specbench.config.schema import known_keys
 from specbench.decoding.gamma_policy import Floats, GammaPolicy
 from specbench.measure.simulate import Replayed, Text, Trace, replay, seconds_by_gamma, sweep
 from specbench.paths import conf_dir, register_resolvers
-from specbench.report.tables import show
+from specbench.report.tables import interval, show
 from specbench.results import RoundCost
 from specbench.settings import ConfigError, explain, stop
 from specbench.storage.atomic import write_json
@@ -149,9 +149,8 @@ def table(trace: Trace, found: dict[str, Replayed]) -> Table:
     for name, r in found.items():
         share = "-" if not oracle or name.startswith("gamma ") else f"{(r.speedup - best) / oracle:.0%}"
         mark = " *" if name.startswith("gamma ") and r.speedup == best else ""
-        interval = "{:.2f} to {:.2f}".format(*r.ci95)
         per_round = f"{r.drafted / r.rounds:.2f}"
-        grid.add_row(name + mark, f"{r.speedup:.3f}x", interval, f"{r.block_efficiency:.2f}", per_round, share)
+        grid.add_row(name + mark, f"{r.speedup:.3f}x", interval(r.ci95), f"{r.block_efficiency:.2f}", per_round, share)
     return grid
 
 

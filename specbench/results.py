@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 SCHEMA_VERSION = 1
+Interval = tuple[float, float] | None  # a 95 % interval; None with too few prompts for one
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,7 @@ class Cost:
     drafter_step_seconds: float | None
     verify_seconds: float | None
     by_gamma: list[RoundCost]
+    ci95: dict[str, Interval] = field(default_factory=dict)  # of c, v, o and target_step_seconds
 
 
 @dataclass
@@ -53,7 +55,7 @@ class Factor:
     """One factor of the measured speedup."""
 
     factor: float
-    ci95: tuple[float, float]
+    ci95: Interval
 
 
 @dataclass
@@ -62,7 +64,17 @@ class GammaSpeedup:
 
     gamma: int
     speedup: float
-    ci95: tuple[float, float]
+    ci95: Interval
+
+
+@dataclass
+class Prediction:
+    """The speedup of every second prompt, predicted from the other prompts, and as it was measured."""
+
+    speedup: float
+    ci95: tuple[float, float]  # for what is measured
+    measured: float
+    requests: int  # that it is about
 
 
 @dataclass
@@ -70,11 +82,12 @@ class Speedup:
     """Speculative over plain decoding: ratios of seconds per token, of decoding only except `end_to_end`."""
 
     measured: float
-    ci95: tuple[float, float]
+    ci95: Interval  # of one process: another one may differ by more
     end_to_end: float  # prefill of target and drafter included
     theorem_3_8: float | None  # prediction of Theorem 3.8
-    corrected: float | None  # block_efficiency / (gamma c + v + o)
-    accounting: dict[str, Factor]  # theorem_3_8, not_iid, verify, overhead; their product is `measured`
+    corrected: float | None  # block_efficiency / (gamma c + v + o), times plain decoding's time over its calls' time
+    accounting: dict[str, Factor]  # Theorem 3.8 and the causes of the difference; their product is `measured`
+    predicted: Prediction | None = None
 
 
 @dataclass
@@ -130,7 +143,7 @@ class SpeedupOver:
     """Our speculative decoding over a peer: ratio of seconds per token, of decoding only."""
 
     measured: float
-    ci95: tuple[float, float]
+    ci95: Interval
 
 
 @dataclass
@@ -226,6 +239,7 @@ class RunResult:
     memory: Memory
     counts: Counts
     metrics: dict[str, dict[str, float | None]] = field(default_factory=dict)  # numbers of the group `metric`, by name
+    throughput_ci95: dict[str, Interval] = field(default_factory=dict)
     executor: dict[str, Any] = field(default_factory=dict)  # what the executor chose: products by shape and rows
     choices: dict[str, str] = field(default_factory=dict)  # the option that was chosen in each group
     notes: list[str] = field(default_factory=list)  # warnings, to read before comparing

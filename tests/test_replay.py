@@ -64,7 +64,7 @@ def test_replay_of_a_policy_that_learns_reproduces_its_trace(finished):
 def test_the_accounting_closes(overrides, finished):
     result, _, _ = finished(*overrides)
     factors = result.speedup.accounting
-    assert list(factors) == ["theorem_3_8", "not_iid", "verify", "overhead"]
+    assert list(factors)[0] == "theorem_3_8" and len(factors) == 9
     assert math.prod(f.factor for f in factors.values()) == pytest.approx(result.speedup.measured, rel=1e-9)
     assert factors["theorem_3_8"].factor == pytest.approx(result.speedup.theorem_3_8, rel=1e-9)
     for factor in factors.values():
