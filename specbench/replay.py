@@ -31,6 +31,8 @@ ALL = "optimal,adaptive,entropy,heuristic,confidence,known_betas,oracle"
 def load_trace(folder: Path) -> Trace:
     """The trace of a run's files. Raises ConfigError if one cannot be used, or holds no betas along the text."""
     run = load_run(folder)
+    if reason := run.result["no_replay"]:
+        raise ConfigError(f"{folder} cannot be replayed: {reason}")
     columns = {name: np.array(values, object) for name, values in run.positions.items()}
     decoded = [record for record in run.prompts if "error" not in record]
     tokens_of = {record["id"]: record["tokens"] for record in decoded}
@@ -42,7 +44,7 @@ def load_trace(folder: Path) -> Trace:
                 f"prompts.jsonl says {tokens}, of at most {text.limit}, and {text.baseline_tokens} of plain decoding"
             )
     if not texts:
-        raise ConfigError(f"{folder} has no betas along its text: its verifier does not judge by p and q alone")
+        raise ConfigError(f"{folder} cannot be replayed: there are no betas along its text")
     costs = [RoundCost(**entry) for entry in run.result["cost"]["by_gamma"]]
     return Trace(texts, seconds_by_gamma(costs), run.result["speedup"]["measured"])
 

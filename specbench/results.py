@@ -227,7 +227,7 @@ class RunResult:
     operations_factor: float | None  # Theorem 3.11
     optimal_gamma: int | None  # gamma* of Theorem 3.8 (section 3.5)
     gamma: int | None  # of every round; None if a policy varies it
-    gamma_sweep: list[GammaSpeedup]
+    gamma_sweep: list[GammaSpeedup]  # empty where replay does not hold, see `no_replay`
     regret: float | None  # best of the sweep / this run's gamma in it - 1; None if a policy varies it
     lossless: Lossless
     throughput: dict[str, float]  # new tokens per second of decoding, all rows together
@@ -242,6 +242,7 @@ class RunResult:
     throughput_ci95: dict[str, Interval] = field(default_factory=dict)
     executor: dict[str, Any] = field(default_factory=dict)  # what the executor chose: products by shape and rows
     choices: dict[str, str] = field(default_factory=dict)  # the option that was chosen in each group
+    no_replay: str = ""  # why there is no gamma_sweep
     notes: list[str] = field(default_factory=list)  # warnings, to read before comparing
     schema_version: int = SCHEMA_VERSION
 

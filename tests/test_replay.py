@@ -31,7 +31,7 @@ def finished(tmp_path_factory):
         if overrides not in made:
             folder = tmp_path_factory.mktemp("run")
             limited = any(override.startswith("data.limit") for override in overrides)
-            parts = parts_of("max_new_tokens=24", *([] if limited else ["data.limit=4"]), *overrides)
+            parts = parts_of("max_new_tokens=24", *([] if limited else ["data.limit=5"]), *overrides)
             result, record = run(parts, folder)
             write_result(result, record, "digest", folder, parts.target.tokenizer)
             made[overrides] = result, record, folder
@@ -200,4 +200,17 @@ def test_a_verifier_without_laws_leaves_nothing_to_replay(finished, capsys):
     assert result.alpha_on_target_text.mean is None and result.gamma_sweep == [] and result.drift.tv is None
     with pytest.raises(SystemExit):
         command.main([str(folder)])
-    assert "does not judge by p and q" in capsys.readouterr().err
+    assert "there are no betas along its text" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("overrides", "why"), [
+    (("gamma=2", "lenience=0.5", "data.limit=1"), "lenience below 1"),
+    (("drafter=ngram", "temperature=0"), "where a round began"),
+    (("drafter=prompt_lookup", "data.limit=1"), "where a round began"),
+])  # fmt: skip
+def test_runs_whose_text_tells_nothing_of_another_gamma_say_so(overrides, why, finished, capsys):
+    result, _, folder = finished(*overrides)
+    assert why in result.no_replay and result.gamma_sweep == [] and result.regret is None
+    with pytest.raises(SystemExit):
+        command.main([str(folder)])
+    assert why in capsys.readouterr().err

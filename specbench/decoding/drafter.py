@@ -48,6 +48,9 @@ class Drafter(Component, ABC):
     trees: ClassVar[bool] = False  # whether its drafts may branch
     ends_early: ClassVar[bool] = False  # whether a gamma policy may stop a draft after any guess
     reads_text: ClassVar[bool] = True  # whether q at a position depends only on the text before it
+    # Whether all guesses of a round are looked up in the text before it, so that a round that began elsewhere would have
+    # had others.
+    fixed_in_round: ClassVar[bool] = False
     needs_hidden: ClassVar[bool] = False  # whether `settle` reads the target's hidden states
 
     context: int = UNLIMITED

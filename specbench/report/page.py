@@ -141,7 +141,7 @@ def _which_gamma(report: Report, run: StoredRun) -> None:
         "Replay evaluates every constant gamma on this run's text, with the measured time of a round of that many "
         "tokens; the band is a 95 % interval."
         if run.result["gamma_sweep"]
-        else "This run has no betas along its text, so no other gamma is evaluated on it."
+        else f"No other gamma is evaluated on this run: {run.result['no_replay'] or 'there are no betas along its text'}."
     )
     figure = report.figure("speedup_by_gamma", caption, lambda: figures.speedup_by_gamma([run]))
     report.section("Which gamma", figures=[figure])

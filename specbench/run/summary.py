@@ -56,7 +56,8 @@ def summarise(session: Session, record: Record, status: str, provenance: dict[st
     ours, plain = _times([r.speculative for r in results]), _times([r.baseline for r in results])
     measured, ci95 = speedup_interval(*plain, *ours, clusters)
     peers = {name: _peer_times(results, name) for name in parts.peers}
-    gammas = gamma_sweep(results, cost.by_gamma, measured)
+    no_replay = why_no_replay(parts, results)
+    gammas = [] if no_replay else gamma_sweep(results, cost.by_gamma, measured)
     known = _Known(alpha.mean, cost.c, gamma) if alpha.mean is not None and cost.c is not None else None
     chain = known is not None and not parts.drafter.trees  # Theorem 3.11 counts a chain's operations
     metrics, notes = of_metrics(parts, results)
@@ -88,6 +89,7 @@ def summarise(session: Session, record: Record, status: str, provenance: dict[st
         optimal_gamma=theory.optimal_gamma(known.alpha, known.c) if known else None,
         gamma=parts.policy.constant,
         gamma_sweep=gammas,
+        no_replay=no_replay,
         regret=regret(gammas, parts.policy.constant),
         lossless=judge(record, parts.verifier.lossless, parts.target.sampling.greedy),
         throughput=throughput(record, counts, peers),
@@ -185,7 +187,18 @@ def _corrected(block_efficiency: float | None, drafted: float, cost: Cost, recor
 def gamma_sweep(results: Sequence[Result], costs: list[RoundCost], measured: float) -> list[GammaSpeedup]:
     """What every constant gamma up to the largest measured one would have given, by replay."""
     trace = trace_of(results, costs, measured)
-    return [GammaSpeedup(g, r.speedup, r.ci95) for g, r in sweep(trace).items()] if trace.texts else []
+    return [GammaSpeedup(g, r.speedup, r.ci95) for g, r in sweep(trace).items()]
+
+
+def why_no_replay(parts: Parts, results: Sequence[Result]) -> str:
+    """Why the text tells nothing of another gamma; empty if it does."""
+    if not any(result.speculative_laws is not None for result in results):
+        return "there are no betas along its text"
+    if parts.drafter.fixed_in_round:
+        return "its drafter's later guesses depend on where a round began"
+    if any(r.lenience < 1 for result in results for r in result.speculative.rounds):
+        return "with lenience below 1 the text's distribution depends on which of its tokens were tested"
+    return ""
 
 
 def regret(gammas: list[GammaSpeedup], chosen: int | None) -> float | None:

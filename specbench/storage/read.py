@@ -181,7 +181,12 @@ def read_result(folder: Path) -> dict[str, Any]:
     found: dict[str, Any] = _checked(result, RunResult, str(path))
     _checked(found["provenance"], _Provenance, str(path), "provenance")
     _checked(found["config"], _Config, str(path), "config")
-    found = {"metrics": {}, "notes": [], "choices": {}} | found  # an earlier version did not write them
+    found = {
+        "metrics": {},
+        "notes": [],
+        "choices": {},
+        "no_replay": "",
+    } | found  # an earlier version did not write them
     found["counts"] = dataclasses.asdict(Counts()) | found["counts"]
     if found["lossless"]["method"] == "token_equality":
         _checked(found["lossless"]["detail"], _Equality, str(path), "lossless.detail")
