@@ -64,10 +64,13 @@ def test_replay_of_a_policy_that_learns_reproduces_its_trace(finished):
 def test_the_accounting_closes(overrides, finished):
     result, _, _ = finished(*overrides)
     factors = result.speedup.accounting
-    assert list(factors)[0] == "theorem_3_8" and len(factors) == 9
+    assert next(iter(factors)) == "theorem_3_8" and len(factors) == 9
     assert math.prod(f.factor for f in factors.values()) == pytest.approx(result.speedup.measured, rel=1e-9)
     assert factors["theorem_3_8"].factor == pytest.approx(result.speedup.theorem_3_8, rel=1e-9)
     for factor in factors.values():
+        if "batch_size=2" in overrides:  # fewer than five groups
+            assert factor.ci95 is None
+            continue
         assert factor.ci95[0] <= factor.factor * 1.0001 and factor.ci95[1] >= factor.factor * 0.9999
 
 
