@@ -47,6 +47,8 @@ def accounting(run: StoredRun) -> Figure:
     """The factors of the speedup as a waterfall, from Theorem 3.8's prediction to the measurement."""
     factors = run.result["speedup"]["accounting"]
     level, highest, names = 0.0, 0.0, [name for name in FACTORS if name in factors]
+    if factors.get("rows", {}).get("factor") == 1:  # one row
+        names.remove("rows")
     figure, axes = plt.subplots(figsize=(1.1 * len(names) + 1.5, 3.6))
     for x, name in enumerate(names):
         after = factors[name]["factor"] if x == 0 else level * factors[name]["factor"]
