@@ -17,7 +17,7 @@ from specbench.config.schema import known_keys
 from specbench.decoding.gamma_policy import Floats, GammaPolicy
 from specbench.measure.simulate import Replayed, Text, Trace, replay, seconds_by_gamma, sweep
 from specbench.paths import conf_dir, register_resolvers
-from specbench.report.tables import show
+from specbench.report.tables import interval, show
 from specbench.results import RoundCost
 from specbench.settings import ConfigError, explain, stop
 from specbench.storage.atomic import write_json
@@ -31,6 +31,8 @@ ALL = "optimal,adaptive,entropy,heuristic,confidence,known_betas,oracle"
 def load_trace(folder: Path) -> Trace:
     """The trace of a run's files. Raises ConfigError if one cannot be used, or holds no betas along the text."""
     run = load_run(folder)
+    if reason := run.result["no_replay"]:
+        raise ConfigError(f"{folder} cannot be replayed: {reason}")
     columns = {name: np.array(values, object) for name, values in run.positions.items()}
     decoded = [record for record in run.prompts if "error" not in record]
     tokens_of = {record["id"]: record["tokens"] for record in decoded}
@@ -42,7 +44,7 @@ def load_trace(folder: Path) -> Trace:
                 f"prompts.jsonl says {tokens}, of at most {text.limit}, and {text.baseline_tokens} of plain decoding"
             )
     if not texts:
-        raise ConfigError(f"{folder} has no betas along its text: its verifier does not judge by p and q alone")
+        raise ConfigError(f"{folder} cannot be replayed: there are no betas along its text")
     costs = [RoundCost(**entry) for entry in run.result["cost"]["by_gamma"]]
     return Trace(texts, seconds_by_gamma(costs), run.result["speedup"]["measured"])
 
@@ -149,9 +151,8 @@ def table(trace: Trace, found: dict[str, Replayed]) -> Table:
     for name, r in found.items():
         share = "-" if not oracle or name.startswith("gamma ") else f"{(r.speedup - best) / oracle:.0%}"
         mark = " *" if name.startswith("gamma ") and r.speedup == best else ""
-        interval = "{:.2f} to {:.2f}".format(*r.ci95)
         per_round = f"{r.drafted / r.rounds:.2f}"
-        grid.add_row(name + mark, f"{r.speedup:.3f}x", interval, f"{r.block_efficiency:.2f}", per_round, share)
+        grid.add_row(name + mark, f"{r.speedup:.3f}x", interval(r.ci95), f"{r.block_efficiency:.2f}", per_round, share)
     return grid
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 SCHEMA_VERSION = 1
+Interval = tuple[float, float] | None  # a 95 % interval; None with too few prompts for one
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,7 @@ class Cost:
     by_gamma: list[RoundCost]
     # Not in results of earlier versions.
     o_wall: float | None = None  # o with the round's length by the host's clock; on a CPU it is o
+    ci95: dict[str, Interval] = field(default_factory=dict)  # of c, v, o and target_step_seconds
 
 
 @dataclass
@@ -55,7 +57,7 @@ class Factor:
     """One factor of the measured speedup."""
 
     factor: float
-    ci95: tuple[float, float]
+    ci95: Interval
 
 
 @dataclass
@@ -64,7 +66,17 @@ class GammaSpeedup:
 
     gamma: int
     speedup: float
-    ci95: tuple[float, float]
+    ci95: Interval
+
+
+@dataclass
+class Prediction:
+    """The speedup of every second prompt, predicted from the other prompts, and as it was measured."""
+
+    speedup: float
+    ci95: tuple[float, float]  # for what is measured
+    measured: float
+    requests: int  # that it is about
 
 
 @dataclass
@@ -72,12 +84,13 @@ class Speedup:
     """Speculative over plain decoding: ratios of seconds per token, of decoding only except `end_to_end`."""
 
     measured: float
-    ci95: tuple[float, float]
+    ci95: Interval  # of one process: another one may differ by more
     end_to_end: float  # prefill of target and drafter included
     theorem_3_8: float | None  # prediction of Theorem 3.8
-    corrected: float | None  # block_efficiency / (gamma c + v + o)
-    accounting: dict[str, Factor]  # theorem_3_8, not_iid, verify, overhead; their product is `measured`
+    corrected: float | None  # block_efficiency / (gamma c + v + o), times plain decoding's time over its calls' time
+    accounting: dict[str, Factor]  # Theorem 3.8 and the causes of the difference; their product is `measured`
     # Not in results of earlier versions.
+    predicted: Prediction | None = None
     wall: float | None = None  # `measured`, with both times by the host's clock; on a CPU they are the same
 
 
@@ -134,7 +147,7 @@ class SpeedupOver:
     """Our speculative decoding over a peer: ratio of seconds per token, of decoding only."""
 
     measured: float
-    ci95: tuple[float, float]
+    ci95: Interval
 
 
 @dataclass
@@ -220,7 +233,7 @@ class RunResult:
     operations_factor: float | None  # Theorem 3.11
     optimal_gamma: int | None  # gamma* of Theorem 3.8 (section 3.5)
     gamma: int | None  # of every round; None if a policy varies it
-    gamma_sweep: list[GammaSpeedup]
+    gamma_sweep: list[GammaSpeedup]  # empty where replay does not hold, see `no_replay`
     regret: float | None  # best of the sweep / this run's gamma in it - 1; None if a policy varies it
     lossless: Lossless
     throughput: dict[str, float]  # new tokens per second of decoding, all rows together
@@ -232,8 +245,10 @@ class RunResult:
     memory: Memory
     counts: Counts
     metrics: dict[str, dict[str, float | None]] = field(default_factory=dict)  # numbers of the group `metric`, by name
+    throughput_ci95: dict[str, Interval] = field(default_factory=dict)
     executor: dict[str, Any] = field(default_factory=dict)  # what the executor chose: products by shape and rows
     choices: dict[str, str] = field(default_factory=dict)  # the option that was chosen in each group
+    no_replay: str = ""  # why there is no gamma_sweep
     notes: list[str] = field(default_factory=list)  # warnings, to read before comparing
     schema_version: int = SCHEMA_VERSION
 

@@ -91,8 +91,9 @@ def test_the_clustered_error_covers_the_truth():
 
 
 def test_speedup_is_a_ratio_of_sums_with_an_interval_around_it():
-    measured, (low, high) = speedup_interval([2.0, 4.0, 3.0], [10, 20, 10], [1.0, 2.0, 1.0], [10, 20, 10])
-    assert measured == pytest.approx(9 / 4)
+    tokens = [10, 20, 10, 10, 10]
+    measured, (low, high) = speedup_interval([2.0, 4.0, 3.0, 2.0, 2.0], tokens, [1.0, 2.0, 1.0, 1.0, 1.0], tokens)
+    assert measured == pytest.approx(13 / 6)
     assert low <= measured <= high
     assert (low, high) != (measured, measured)
 

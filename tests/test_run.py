@@ -68,8 +68,7 @@ def test_a_run_leaves_every_file_with_every_field(monkeypatch, tmp_path, capsys)
     counts = result["counts"]
     assert counts["prompts"] == 2 and counts["tokens"] == 24 and counts["failed"] == 0
     assert counts["tokens"] == counts["accepted"] + counts["recovered"] + counts["bonus"]
-    low, high = result["speedup"]["ci95"]
-    assert low <= result["speedup"]["measured"] <= high
+    assert result["speedup"]["ci95"] is None  # of two prompts
     assert result["lossless"]["expected"] and result["lossless"]["passed"]
     assert result["alpha"]["mean"] != result["draft_acceptance_rate"]
 
@@ -281,7 +280,7 @@ def test_transformers_decodes_the_same_prompts_beside_us(drafter, tmp_path):
     assert set(result.speedup_over) == peers == set(parts.peers)
     assert {f"{peer}_tokens_per_second" for peer in peers} < set(result.throughput)
     for over in result.speedup_over.values():
-        assert over.ci95[0] <= over.measured <= over.ci95[1]
+        assert over.measured > 0 and over.ci95 is None  # of two prompts
     for found in record.results:
         for output in found.peers.values():  # greedy, so their tokens are ours
             assert output.tokens == list(found.baseline.tokens)

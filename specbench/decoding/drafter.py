@@ -49,6 +49,8 @@ class Drafter(Component, ABC):
     trees: ClassVar[bool] = False  # whether its drafts may branch
     ends_early: ClassVar[bool] = False  # whether a gamma policy may stop a draft after any guess
     reads_text: ClassVar[bool] = True  # whether q at a position depends only on the text before it
+    # Whether the guesses of a round are looked up in the text before it: a round that began elsewhere has others.
+    fixed_in_round: ClassVar[bool] = False
     needs_hidden: ClassVar[bool] = False  # whether `settle` reads the target's hidden states
 
     context: int = UNLIMITED

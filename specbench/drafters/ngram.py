@@ -85,6 +85,8 @@ class NgramDrafter(Drafter):
     """Guesses the most frequent continuation of the longest known context, chained on its own guesses (section 3.6).
     With `sample` a guess is drawn from the counts instead, which then serve as q."""
 
+    fixed_in_round = True
+
     @dataclass
     class Settings(OwnSampling):
         min_order: int = setting(ge=2, le=100)

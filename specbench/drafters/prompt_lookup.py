@@ -14,6 +14,8 @@ class PromptLookupDrafter(PointMassDrafter):
     """Copies after the longest suffix of the text, of min_match to max_match tokens, that occurred before; of equally
     long ones the most recent."""
 
+    fixed_in_round = True
+
     @dataclass
     class Settings(PointMassDrafter.Settings):
         max_match: int = setting(ge=1, le=1000)

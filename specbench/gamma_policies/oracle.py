@@ -33,7 +33,7 @@ class OracleGamma(GammaPolicy):
 
 class KnownBetas(OracleGamma):
     """Knows the true beta of every coming guess, but not which will be accepted, and drafts what pays best: a bound for
-    all policies that predict beta."""
+    policies that predict beta. One that sees the drawn guess too may gain more."""
 
     calibrated = True
 

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from specbench.decoded import Result, TextLaws
+from specbench.decoded import Result
+from specbench.measure.clusters import prompt_clusters
 from specbench.measure.estimators import ratio
 from specbench.results import Estimate
 
@@ -12,12 +13,12 @@ from specbench.results import Estimate
 def acceptance(results: Sequence[Result]) -> tuple[Estimate, Estimate, Estimate]:
     """Three estimates, with prompts as clusters: alpha as mean beta over tested positions (Corollary 3.6), alpha as
     accepted / tested, and block efficiency, tokens per target call."""
-    rows = [result.speculative.rounds for result in results]
+    rows, clusters = [result.speculative.rounds for result in results], prompt_clusters(results)
     tested = [sum(r.tested for r in rounds) for rounds in rows]
     return (
-        ratio([sum(sum(r.beta) for r in rounds) for rounds in rows], tested),
-        ratio([sum(r.accepted for r in rounds) for rounds in rows], tested),
-        ratio([sum(r.tokens for r in rounds) for rounds in rows], [len(rounds) for rounds in rows]),
+        ratio([sum(sum(r.beta) for r in rounds) for rounds in rows], tested, clusters),
+        ratio([sum(r.accepted for r in rounds) for rounds in rows], tested, clusters),
+        ratio([sum(r.tokens for r in rounds) for rounds in rows], [len(rounds) for rounds in rows], clusters),
     )
 
 
@@ -29,6 +30,7 @@ def beta_by_position(results: Sequence[Result]) -> list[Estimate]:
         ratio(
             [sum(r.beta[i] for r in rounds if r.tested > i) for rounds in rows],
             [sum(r.tested > i for r in rounds) for rounds in rows],
+            prompt_clusters(results),
         )
         for i in range(longest)
     ]
@@ -43,8 +45,10 @@ def alpha_by_category(results: Sequence[Result]) -> dict[str, Estimate]:
     }
 
 
-def alpha_on_text(laws: Sequence[TextLaws | None]) -> Estimate:
-    """Mean beta over every position of the texts that were read, tested or not (Corollary 3.6), with prompts as
-    clusters."""
-    betas = [read.beta[np.isfinite(read.beta)] for read in laws if read is not None]
-    return ratio([found.sum() for found in betas], [len(found) for found in betas])
+def alpha_on_text(results: Sequence[Result]) -> Estimate:
+    """Mean beta over every position of plain decoding's texts that were read, tested or not (Corollary 3.6), with
+    prompts as clusters."""
+    read = [result for result in results if result.baseline_laws is not None]
+    laws = [result.baseline_laws for result in read if result.baseline_laws is not None]
+    betas = [found.beta[np.isfinite(found.beta)] for found in laws]
+    return ratio([found.sum() for found in betas], [len(found) for found in betas], prompt_clusters(read))

@@ -1,53 +1,56 @@
-"""Splits the measured speedup into four factors: Theorem 3.8's prediction and three causes of the difference.
+"""Splits the measured speedup into factors: Theorem 3.8's prediction, and one for each cause of the difference.
 
-All of them are ratios of sums over requests, so that a bootstrap over requests gives each an interval. Where rows
-decode together, a request has its even share of every call it was in.
+All of them are ratios of sums over requests, so that a bootstrap gives each an interval, and their product is the
+measured speedup. Where rows decode together, a request has its even share of every call it was in.
 """
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from specbench.decoded import Result
 from specbench.decoding.clock import Lap
-from specbench.measure.estimators import resampled_sums
+from specbench.measure.estimators import Sums
 from specbench.results import Factor
 
-Floats = npt.NDArray[np.float64]
+DRAFTS = "drafts of "  # and a number of guesses: how many drafts had so many
 
 
-def accounting(results: Sequence[Result], gamma: int | None) -> dict[str, Factor]:
-    """The four factors of the measured speedup, each with its 95 % interval; empty if nothing was drafted, or
-    if a probability is not finite.
-
-    theorem_3_8: the prediction, at the measured alpha and c. not_iid: tokens per round over equation 1. verify: the
-    target's call on gamma + 1 tokens costs v steps and not 1. overhead: all the rest. `gamma` is None if a policy
-    varies it; then the mean number of drafted tokens is used.
-    """
+def sums_of(results: Sequence[Result]) -> list[dict[str, float]]:
+    """The sums over each request that factors and costs are computed from; times in seconds."""
     rows = [_sums(result) for result in results]
-    columns = list(rows[0])
-    table = np.array([list(row.values()) for row in rows]).T  # [columns, requests]
-    sums = dict(zip(columns, table.sum(-1), strict=True))
-    if not sums["tested"] or not sums["steps"]:
+    names = dict.fromkeys(name for row in rows for name in row)  # not every request has drafts of every length
+    return [{name: row.get(name, 0) for name in names} for row in rows]
+
+
+def accounting(sums: Sums, gamma: int | None) -> dict[str, Factor]:
+    """The factors of the measured speedup, each with its 95 % interval; empty if nothing was drafted, or if a
+    probability is not finite. `gamma` is None if a policy varies it; then the mean number of drafted tokens is used."""
+    if not sums.point["tested"] or not sums.point["steps"]:
         return {}
-    point = _factors(sums, gamma)
-    if not np.isfinite([*point.values()]).all():  # a probability was not finite
+    point = _factors(sums.point, gamma)
+    if not np.isfinite([*point.values()]).all():
         return {}
-    with np.errstate(divide="ignore", invalid="ignore"):  # a resample may hold no tested guess
-        samples = _factors(dict(zip(columns, resampled_sums(table), strict=True)), gamma)
-    found = {}
-    for name, value in point.items():
-        low, high = np.nanpercentile(samples[name], [2.5, 97.5])
-        found[name] = Factor(float(value), (float(low), float(high)))
-    return found
+    intervals = sums.intervals(lambda s: _factors(s, gamma))
+    return {name: Factor(float(value), intervals[name]) for name, value in point.items()}
+
+
+def cost_ratios(s: Mapping[str, Any]) -> dict[str, Any]:
+    """c, v and o, and the seconds of a single-token target step, from sums over requests."""
+    step = s["plain_step_seconds"] / s["plain_calls"]
+    rest = s["seconds"] - s["draft_seconds"] - s["verify_seconds"]
+    return {
+        "c": s["draft_seconds"] / s["steps"] / step if np.all(s["steps"]) else np.nan * step,
+        "v": s["verify_seconds"] / s["calls"] / step,
+        "o": rest / s["calls"] / step,
+        "target_step_seconds": step,
+    }
 
 
 def _sums(result: Result) -> dict[str, float]:
-    """The sums over one request that the factors are computed from; times in seconds."""
-    rounds, plain = result.speculative.rounds, result.baseline.rounds
-    return {
+    rounds, plain = [*result.speculative.rounds], [*result.baseline.rounds]
+    found: dict[str, float] = {
         "beta": sum(sum(r.beta) for r in rounds),
         "tested": sum(r.tested for r in rounds),
         "tokens": len(result.speculative.tokens),
@@ -63,20 +66,35 @@ def _sums(result: Result) -> dict[str, float]:
         "plain_calls": sum(1 / r.rows for r in plain),
         "plain_seconds": result.baseline.seconds,
     }
+    for r in rounds:
+        name = f"{DRAFTS}{r.gamma}"
+        found[name] = found.get(name, 0) + 1
+    return found
 
 
 def _factors(s: Mapping[str, Any], gamma: int | None) -> dict[str, Any]:
-    """The factors, from sums over requests: numbers, or arrays [samples]."""
+    """The factors by name, from sums over requests: numbers, or arrays [samples]. See docs/metrics.md."""
     g = s["drafted"] / s["rounds"] if gamma is None else gamma
     alpha = np.minimum(s["beta"] / s["tested"], 1 - 1e-12)  # equation 1 is continuous at 1
-    step = s["plain_step_seconds"] / s["plain_calls"]
-    c = s["draft_seconds"] / s["steps"] / step
-    v = s["verify_seconds"] / s["calls"] / step
-    measured = (s["plain_seconds"] / s["plain_tokens"]) / (s["seconds"] / s["tokens"])
-    expected = (1 - alpha ** (g + 1)) / (1 - alpha)
-    known = {
-        "theorem_3_8": expected / (g * c + 1),
-        "not_iid": s["tokens"] / s["rounds"] / expected,
-        "verify": (g * c + 1) / (g * c + v),
+    cost = cost_ratios(s)
+    drafting = s["draft_seconds"] / s["calls"] / cost["target_step_seconds"]  # of a round
+    whole = _expected(alpha, g)
+    lengths = {name: int(name.removeprefix(DRAFTS)) for name in s if name.startswith(DRAFTS)}
+    actual = sum(s[name] * _expected(alpha, guesses) for name, guesses in lengths.items())
+    rows, plain_rows = s["rounds"] / s["calls"], s["plain_tokens"] / s["plain_calls"]
+    return {
+        "theorem_3_8": whole / (g * cost["c"] + 1),
+        "short_drafts": actual / s["rounds"] / whole,
+        "dependence": (s["rounds"] + s["beta"]) / actual,
+        "luck": s["tokens"] / (s["rounds"] + s["beta"]),
+        "drafting": (g * cost["c"] + 1) / (drafting + 1),
+        "verify": (drafting + 1) / (drafting + cost["v"]),
+        "rest": (drafting + cost["v"]) / (drafting + cost["v"] + cost["o"]),
+        "plain_rest": s["plain_seconds"] / s["plain_step_seconds"],
+        "rows": rows / plain_rows,
     }
-    return known | {"overhead": measured / np.prod([*known.values()], axis=0)}
+
+
+def _expected(alpha: Any, gamma: Any) -> Any:
+    """Equation 1: expected tokens of a round of gamma guesses, if betas are i.i.d. with mean alpha below 1."""
+    return (1 - alpha ** (gamma + 1)) / (1 - alpha)

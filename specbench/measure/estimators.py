@@ -1,56 +1,112 @@
-"""Ratios with standard errors and intervals, from raw counts and seconds per prompt."""
+"""Ratios of sums with standard errors and intervals, from raw counts and seconds of each request.
 
-from collections.abc import Sequence
+Requests that may have something in common beside the settings form a cluster: the turns of one prompt and, where times
+are concerned, the rows that were decoded together. Clusters are what is resampled.
+"""
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from specbench.results import Estimate
+from specbench.results import Estimate, Interval
 
 BOOTSTRAP_SAMPLES = 10_000
-MOST_PICKS = 1_000_000  # requests drawn at a time, which bounds memory
+MOST_PICKS = 1_000_000  # clusters drawn at a time, which bounds memory
+FEWEST = 5  # clusters: with fewer there is no interval
 Floats = npt.NDArray[np.float64]
 
 
-def ratio(numerators: Sequence[float], denominators: Sequence[float]) -> Estimate:
-    """sum(numerators) / sum(denominators), with one entry per prompt. The standard error is the linearised one for
-    clustered data, since the positions of one prompt are not independent."""
-    a, b = np.asarray(numerators, float), np.asarray(denominators, float)
+def ratio(numerators: Sequence[float], denominators: Sequence[float], clusters: Sequence[Hashable] = ()) -> Estimate:
+    """sum(numerators) / sum(denominators), with one entry per request. The standard error is the linearised one for
+    clustered data; it is None with fewer than FEWEST clusters. Without `clusters` each request is one."""
+    a, b = by_cluster(np.array([numerators, denominators], float), clusters)
     total, count = b.sum(), len(b)
     if total == 0:
         return Estimate(None, None, 0)
     mean = a.sum() / total
-    if count < 2:
+    if count < FEWEST:
         return Estimate(float(mean), None, int(total))
     residuals = a - mean * b
     stderr = np.sqrt(count / (count - 1) * (residuals**2).sum()) / total
     return Estimate(float(mean), float(stderr), int(total))
 
 
+def by_cluster(data: Floats, clusters: Sequence[Hashable]) -> Floats:
+    """The sums [columns, clusters] of a table [columns, requests]; clusters [requests], or none if each is its own."""
+    if not clusters:
+        return data
+    numbers = {name: number for number, name in enumerate(dict.fromkeys(clusters))}
+    sums = np.zeros((len(numbers), len(data)))
+    np.add.at(sums, np.array([numbers[name] for name in clusters]), data.T)
+    return sums.T
+
+
+@dataclass(frozen=True)
+class Sums:
+    """Sums over all requests by name, and the same sums [samples] over clusters drawn with replacement; None if there
+    are fewer than FEWEST clusters."""
+
+    point: Mapping[str, float]
+    samples: Mapping[str, Floats] | None
+
+    @staticmethod
+    def of(rows: Sequence[Mapping[str, float]], clusters: Sequence[Hashable] = ()) -> "Sums":
+        """From the sums of each request, all with the same names."""
+        names = list(rows[0])
+        table = by_cluster(np.array([[row[name] for name in names] for row in rows], float).T, clusters)
+        point = {name: float(total) for name, total in zip(names, table.sum(-1), strict=True)}
+        if table.shape[1] < FEWEST:
+            return Sums(point, None)
+        return Sums(point, dict(zip(names, resampled_sums(table), strict=True)))
+
+    def intervals(self, formulas: Callable[[Mapping[str, Any]], Mapping[str, Any]]) -> dict[str, Interval]:
+        """The 95 % interval of each of several formulas of sums, which are numbers or arrays [samples]: percentiles
+        over the samples in which it is finite."""
+        if self.samples is None:
+            return dict.fromkeys(formulas(self.point))
+        with np.errstate(divide="ignore", invalid="ignore"):  # a sample may hold none of what a formula counts
+            return {name: _percentiles(np.asarray(values)) for name, values in formulas(self.samples).items()}
+
+
+def _percentiles(values: Floats) -> Interval:
+    finite = values[np.isfinite(values)]
+    if not len(finite):
+        return None
+    low, high = np.percentile(finite, [2.5, 97.5])
+    return float(low), float(high)
+
+
 def speedup_interval(
-    baseline: Sequence[float], baseline_tokens: Sequence[int], ours: Sequence[float], our_tokens: Sequence[int]
-) -> tuple[float, tuple[float, float]]:
-    """Baseline seconds per token / our seconds per token, with its 95 % interval from a paired bootstrap over requests.
+    baseline: Sequence[float],
+    baseline_tokens: Sequence[int],
+    ours: Sequence[float],
+    our_tokens: Sequence[int],
+    clusters: Sequence[Hashable] = (),
+) -> tuple[float, Interval]:
+    """Baseline seconds per token / our seconds per token, with its 95 % interval from a paired bootstrap over clusters.
     With equal token counts it is the ratio of total times."""
-    data = np.asarray([baseline, baseline_tokens, ours, our_tokens], float)
+    names = ("baseline", "baseline_tokens", "ours", "our_tokens")
+    table = zip(baseline, baseline_tokens, ours, our_tokens, strict=True)
+    sums = Sums.of([dict(zip(names, row, strict=True)) for row in table], clusters)
 
-    def speedup(sums: Floats) -> Any:
-        return (sums[0] / sums[1]) / (sums[2] / sums[3])
+    def formulas(s: Mapping[str, Any]) -> dict[str, Any]:
+        return {"speedup": (s["baseline"] / s["baseline_tokens"]) / (s["ours"] / s["our_tokens"])}
 
-    low, high = np.percentile(speedup(resampled_sums(data)), [2.5, 97.5])
-    return float(speedup(data.sum(-1))), (float(low), float(high))
+    return float(formulas(sums.point)["speedup"]), sums.intervals(formulas)["speedup"]
 
 
 def resampled_sums(data: Floats) -> Floats:
-    """Sums [columns, samples] of a table [columns, requests] over requests drawn with replacement: the paired
-    bootstrap. Every call draws the same requests."""
-    requests, generator = data.shape[1], np.random.default_rng(0)
-    at_a_time = max(1, MOST_PICKS // requests)
+    """Sums [columns, samples] of a table [columns, clusters] over clusters drawn with replacement: the paired
+    bootstrap. Every call draws the same clusters."""
+    clusters, generator = data.shape[1], np.random.default_rng(0)
+    at_a_time = max(1, MOST_PICKS // clusters)
     sums = []
     for begin in range(0, BOOTSTRAP_SAMPLES, at_a_time):
         samples = min(at_a_time, BOOTSTRAP_SAMPLES - begin)
-        picks = generator.integers(requests, size=(samples, requests)) + requests * np.arange(samples)[:, None]
-        weights = np.bincount(picks.ravel(), minlength=samples * requests).reshape(samples, requests)
+        picks = generator.integers(clusters, size=(samples, clusters)) + clusters * np.arange(samples)[:, None]
+        weights = np.bincount(picks.ravel(), minlength=samples * clusters).reshape(samples, clusters)
         sums.append(data @ weights.T.astype(float))
     return np.concatenate(sums, 1)

@@ -23,7 +23,7 @@ from specbench.decoding.gamma_policy import GammaPolicy
 from specbench.gamma_policies.fixed import FixedGamma
 from specbench.measure.costs import extend
 from specbench.measure.estimators import speedup_interval
-from specbench.results import RoundCost
+from specbench.results import Interval, RoundCost
 from specbench.settings import ConfigError
 
 Floats = npt.NDArray[np.float64]
@@ -67,7 +67,7 @@ class Replayed:
     """One policy on one trace: sums over all texts, means over the draws of unknown outcomes."""
 
     speedup: float
-    ci95: tuple[float, float]
+    ci95: Interval
     rounds: float
     drafted: float
     tokens: float

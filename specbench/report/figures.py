@@ -1,5 +1,6 @@
 """Figures of measured runs: each function takes stored runs and returns a matplotlib figure."""
 
+import textwrap
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,12 +13,9 @@ from matplotlib.ticker import MaxNLocator
 
 from specbench import theory
 from specbench.report.style import BAD, GOOD, LAPS, MEASURED, OTHER, SERIES, THEORY
-from specbench.report.tables import at
+from specbench.report.tables import FACTORS, at, interval
 from specbench.storage.read import StoredRun
 from specbench.visible import visible
-
-WORDS = {"theorem_3_8": "Theorem 3.8", "not_iid": "betas are\nnot i.i.d.", "verify": "verifying\ncosts v",
-         "overhead": "everything\nelse"}  # fmt: skip
 
 
 def predicted_and_measured(runs: Sequence[StoredRun]) -> Figure:
@@ -26,10 +24,10 @@ def predicted_and_measured(runs: Sequence[StoredRun]) -> Figure:
     y = np.arange(len(runs))
     speedups = [run.result["speedup"] for run in runs]
     measured = np.array([s["measured"] for s in speedups])
-    errors = np.abs(np.array([s["ci95"] for s in speedups]).T - measured)
+    errors = np.concatenate([_errors(s) for s in speedups], 1)
     for key, marker, name in (
         ("theorem_3_8", "D", "Theorem 3.8"),
-        ("corrected", "|", "corrected: v and o as measured"),
+        ("corrected", "|", "from tokens per round and all costs"),
     ):
         values = [np.nan if s[key] is None else s[key] for s in speedups]
         axes.plot(
@@ -46,30 +44,41 @@ def predicted_and_measured(runs: Sequence[StoredRun]) -> Figure:
 
 
 def accounting(run: StoredRun) -> Figure:
-    """The four factors of the speedup as a waterfall, from Theorem 3.8's prediction to the measurement."""
-    figure, axes = plt.subplots(figsize=(7, 3.6))
+    """The factors of the speedup as a waterfall, from Theorem 3.8's prediction to the measurement."""
     factors = run.result["speedup"]["accounting"]
-    level, highest, names = 0.0, 0.0, [*WORDS]
+    level, highest, names = 0.0, 0.0, [name for name in FACTORS if name in factors]
+    if factors.get("rows", {}).get("factor") == 1:  # one row
+        names.remove("rows")
+    figure, axes = plt.subplots(figsize=(1.1 * len(names) + 1.5, 3.6))
     for x, name in enumerate(names):
         after = factors[name]["factor"] if x == 0 else level * factors[name]["factor"]
-        low, high = factors[name]["ci95"]
         colour = THEORY if x == 0 else GOOD if after >= level else BAD
         axes.bar(x, after - level, bottom=level, color=colour, width=0.6)
         if x:
             axes.plot([x - 1.3, x + 0.3], [level, level], color=OTHER, linewidth=0.8)
         text = f"{after:.2f}x" if x == 0 else f"x{factors[name]['factor']:.2f}"
-        axes.annotate(f"{text}\n{low:.2f} to {high:.2f}", (x, max(level, after)), (0, 4), textcoords="offset points",
-                      ha="center", fontsize=9)  # fmt: skip
+        _told(axes, x, max(level, after), text, factors[name]["ci95"])
         level, highest = after, max(highest, after)
     axes.bar(len(names), level, color=MEASURED, width=0.6)
-    low, high = run.result["speedup"]["ci95"]
-    axes.annotate(f"{level:.2f}x\n{low:.2f} to {high:.2f}", (len(names), level), (0, 4), textcoords="offset points",
-                  ha="center", fontsize=9)  # fmt: skip
-    axes.set_xticks(range(len(names) + 1), [*WORDS.values(), "measured"])
+    _told(axes, len(names), level, f"{level:.2f}x", run.result["speedup"]["ci95"])
+    words = [textwrap.fill(FACTORS[name], 12) for name in names]
+    axes.set_xticks(range(len(names) + 1), [*words, "measured"], fontsize=9)
     axes.set_ylim(0, 1.2 * highest)  # room for the labels
     axes.axhline(1, color=OTHER, linewidth=1, linestyle=":")
     axes.set_ylabel("speedup over plain decoding")
     return figure
+
+
+def _told(axes: Any, x: float, y: float, value: str, ci95: Sequence[float] | None) -> None:
+    """A value and its interval above a bar."""
+    text = value if ci95 is None else f"{value}\n{interval(ci95)}"
+    axes.annotate(text, (x, y), (0, 4), textcoords="offset points", ha="center", fontsize=8)
+
+
+def _errors(speedup: dict[str, Any]) -> Any:
+    """The lengths [2, 1] of the error bars of a measured speedup: none with too few prompts."""
+    measured = speedup["measured"]
+    return np.abs(np.array(speedup["ci95"] or (measured, measured))[:, None] - measured)
 
 
 def speedup_by_gamma(runs: Sequence[StoredRun]) -> Figure:
@@ -90,7 +99,7 @@ def speedup_by_gamma(runs: Sequence[StoredRun]) -> Figure:
             x, y = [e["gamma"] for e in sweep], [e["speedup"] for e in sweep]
             axes.plot(x, y, "-", color=ours, label=None if several else "replay of this run")
             if not several:
-                low, high = np.array([e["ci95"] for e in sweep]).T
+                low, high = np.array([e["ci95"] or (e["speedup"], e["speedup"]) for e in sweep]).T
                 axes.fill_between(x, low, high, color=ours, alpha=0.15, linewidth=0)
         _measured_point(axes, run, ours, run.label if several else "measured, 95 % interval")
     axes.axhline(1, color=OTHER, linewidth=1, linestyle=":")
@@ -107,8 +116,7 @@ def _measured_point(axes: Any, run: StoredRun, colour: str, name: str) -> None:
     counts, speedup = run.result["counts"], run.result["speedup"]
     gamma = run.result["gamma"]
     gamma = counts["drafted"] / counts["rounds"] if gamma is None else gamma
-    errors = np.abs(np.array(speedup["ci95"])[:, None] - speedup["measured"])
-    axes.errorbar([gamma], [speedup["measured"]], yerr=errors, fmt="o", color=colour, capsize=4, label=name)
+    axes.errorbar([gamma], [speedup["measured"]], yerr=_errors(speedup), fmt="o", color=colour, capsize=4, label=name)
 
 
 def beta_by_position(runs: Sequence[StoredRun]) -> Figure:

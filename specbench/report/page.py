@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from specbench.report import figures, paper
 from specbench.report.samples import samples
 from specbench.report.style import save
-from specbench.report.tables import account, at, multirun_rows, verdict, word
+from specbench.report.tables import account, at, interval, multirun_rows, verdict, word
 from specbench.results import flatten
 from specbench.storage.atomic import write_text
 from specbench.storage.read import StoredRun
@@ -142,11 +142,12 @@ def _accounting(report: Report, run: StoredRun) -> None:
 
 
 def _which_gamma(report: Report, run: StoredRun) -> None:
+    reason = run.result["no_replay"] or "there are no betas along its text"
     caption = (
         "Replay evaluates every constant gamma on this run's text, with the measured time of a round of that many "
         "tokens; the band is a 95 % interval."
         if run.result["gamma_sweep"]
-        else "This run has no betas along its text, so no other gamma is evaluated on it."
+        else f"No other gamma is evaluated on this run: {reason}."
     )
     figure = report.figure("speedup_by_gamma", caption, lambda: figures.speedup_by_gamma([run]))
     report.section("Which gamma", figures=[figure])
@@ -244,11 +245,11 @@ def _one_each(runs: Sequence[StoredRun], x: str, y: str) -> bool:
 
 def _cards(result: dict[str, Any]) -> list[dict[str, str]]:
     speedup, alpha = result["speedup"], result["alpha"]
-    low, high = speedup["ci95"]
-    cards = [("speedup, measured", f"{speedup['measured']:.2f}x", f"95 % interval {low:.2f} to {high:.2f}")]
+    cards = [("speedup, measured", f"{speedup['measured']:.2f}x", f"95 % interval: {interval(speedup['ci95'])}")]
     if speedup["theorem_3_8"] is not None:
         cards.append(("Theorem 3.8", f"{speedup['theorem_3_8']:.2f}x", "from alpha, gamma and c"))
-        cards.append(("alpha", f"{alpha['mean']:.3f}", f"standard error {alpha['stderr'] or 0:.3f}"))
+        error = "too few prompts for an error" if alpha["stderr"] is None else f"standard error {alpha['stderr']:.3f}"
+        cards.append(("alpha", f"{alpha['mean']:.3f}", error))
     cards.append(("tokens a round", f"{result['block_efficiency']['mean']:.2f}", "block efficiency"))
     cards.append(("lossless", word(result["lossless"]), result["lossless"]["method"].replace("_", " ")))
     return [{"name": name, "value": value, "note": note} for name, value, note in cards]

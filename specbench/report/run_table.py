@@ -10,7 +10,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from specbench.report.tables import account, number, verdict
+from specbench.report.tables import account, interval, number, verdict
 
 Rows = Iterator[tuple[str, str, str]]  # what, its value, a remark
 
@@ -47,16 +47,24 @@ def _acceptance(result: dict[str, Any]) -> Rows:
 def _costs(result: dict[str, Any]) -> Rows:
     cost = result["cost"]
     step = cost["target_step_seconds"] * 1e3
-    yield "c", number(cost["c"], 3), f"drafter step / target step of {step:.2f} ms"
-    yield "v", number(cost["v"], 3), "verify call / target step; 3.8 assumes 1"
-    yield "o", number(cost["o"], 3), "rest of a round / target step; 3.8 assumes 0"
+    yield "c", number(cost["c"], 3), f"{_range(cost, 'c')}drafter step / target step of {step:.2f} ms"
+    yield "v", number(cost["v"], 3), f"{_range(cost, 'v')}verify call / target step; 3.8 assumes 1"
+    yield "o", number(cost["o"], 3), f"{_range(cost, 'o')}rest of a round / target step; 3.8 assumes 0"
+
+
+def _range(values: dict[str, Any], name: str) -> str:
+    """The interval of one of `values`, before a remark."""
+    ci95 = values.get("ci95", {}).get(name)
+    return "" if ci95 is None else f"{interval(ci95, 3)}; "
 
 
 def _speedups(result: dict[str, Any]) -> Rows:
     speedup, rates = result["speedup"], result["throughput"]
     yield "speedup", f"{speedup['measured']:.2f}x", _interval(speedup["ci95"])
     yield "  predicted, Theorem 3.8", _times(speedup["theorem_3_8"]), "from alpha, gamma and c"
-    yield "  predicted, corrected", _times(speedup["corrected"]), "from tokens per call, c, v and o"
+    if predicted := speedup.get("predicted"):
+        told = f"of every second prompt, from the others; {interval(predicted['ci95'])}"
+        yield "  predicted, all costs", _times(predicted["speedup"]), f"{told}; measured {predicted['measured']:.2f}x"
     yield "  end to end", f"{speedup['end_to_end']:.2f}x", "with prefill"
     ours, plain = (rates[f"{who}_tokens_per_second"] for who in ("speculative", "baseline"))
     yield "tokens/s", f"{ours:.1f}", f"autoregressive {plain:.1f}"
@@ -147,8 +155,8 @@ def _pm(estimate: dict[str, Any]) -> str:
     return f"{estimate['mean']:.3f}{error}"
 
 
-def _interval(ci95: list[float]) -> str:
-    return "95 % interval {:.2f} to {:.2f}".format(*ci95)
+def _interval(ci95: list[float] | None) -> str:
+    return "too few prompts for an interval" if ci95 is None else f"95 % interval {interval(ci95)}"
 
 
 def _times(value: float | None) -> str:

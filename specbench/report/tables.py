@@ -86,16 +86,43 @@ def _detectable(lossless: dict[str, Any]) -> Iterator[str]:
         yield f"it would have found {' or '.join(names)}"
 
 
+FACTORS = {  # of the accounting, in words
+    "theorem_3_8": "Theorem 3.8",
+    "short_drafts": "drafts that were cut",
+    "dependence": "betas depend on each other",
+    "luck": "luck",
+    "drafting": "drafting is not g c",
+    "verify": "verifying",
+    "rest": "the rest of a round",
+    "plain_rest": "the rest of a plain step",
+    "rows": "rows a call",
+    # of earlier versions
+    "not_iid": "betas are not i.i.d.",
+    "overhead": "overhead",
+}
+
+
 def account(result: dict[str, Any]) -> str:
-    """The accounting as a sentence whose numbers multiply to the measured speedup."""
+    """The accounting as a sentence whose numbers multiply to the measured speedup; factors of 1 are left out."""
     factors = {name: entry["factor"] for name, entry in result["speedup"]["accounting"].items()}
     counts, cost = result["counts"], result["cost"]
-    tokens = counts["verified"] / counts["rounds"]
-    return (
-        f"3.8 says {factors['theorem_3_8']:.2f}x; betas are not i.i.d. x{factors['not_iid']:.2f}; verifying "
-        f"{tokens:.1f} tokens costs {cost['v']:.2f} steps x{factors['verify']:.2f}; overhead "
-        f"x{factors['overhead']:.2f} -> {result['speedup']['measured']:.2f}x measured"
-    )
+    told = FACTORS | {
+        "verify": f"verifying {counts['verified'] / counts['rounds']:.1f} tokens costs {cost['v']:.2f} steps"
+    }
+    parts = [
+        f"{told[name]} x{factor:.2f}" for name, factor in factors.items() if name != "theorem_3_8" and _told(factor)
+    ]
+    opening, end = f"3.8 says {factors['theorem_3_8']:.2f}x", f"{result['speedup']['measured']:.2f}x measured"
+    return f"{'; '.join([opening, *parts])} -> {end}"
+
+
+def _told(factor: float) -> bool:
+    return abs(factor - 1) >= 0.005
+
+
+def interval(ci95: Sequence[float] | None, digits: int = 2) -> str:
+    """A 95 % interval in words; with fewer prompts than one needs, "too few prompts"."""
+    return "too few prompts" if ci95 is None else f"{ci95[0]:.{digits}f} to {ci95[1]:.{digits}f}"
 
 
 def multirun_rows(jobs: Sequence[tuple[list[str], dict[str, Any] | None]]) -> list[dict[str, Any]]:
@@ -153,7 +180,7 @@ def _for_terminal(row: dict[str, Any]) -> dict[str, str]:
     cells = {}
     for heading, value in row.items():
         if heading == "low":
-            cells["95 %"] = f"{value:.2f}-{row['high']:.2f}"
+            cells["95 %"] = "too few" if value is None else f"{value:.2f}-{row['high']:.2f}"
         elif heading not in ("high", "stderr"):
             two = heading in TWO_DIGITS or heading.startswith(OVER)
             digits = 1 if heading in ONE_DIGIT else 2 if two else 3

@@ -12,12 +12,14 @@ from specbench.decoded import Decoded, DecodedRequest, Record, Result
 from specbench.decoding.clock import Lap
 from specbench.decoding.target import Model
 from specbench.measure.acceptance import acceptance, alpha_by_category, alpha_on_text, beta_by_position
-from specbench.measure.accounting import accounting
+from specbench.measure.accounting import accounting, cost_ratios, sums_of
 from specbench.measure.bandwidth import Roofs
+from specbench.measure.clusters import time_clusters
 from specbench.measure.drift import drift
-from specbench.measure.estimators import speedup_interval
+from specbench.measure.estimators import Sums, speedup_interval
 from specbench.measure.latency import latency
 from specbench.measure.lossless import judge
+from specbench.measure.prediction import prediction
 from specbench.measure.simulate import sweep, trace_of
 from specbench.results import (
     Bandwidth,
@@ -44,14 +46,18 @@ def summarise(session: Session, record: Record, status: str, provenance: dict[st
         raise RuntimeError(f"every prompt failed, the first with {record.failures[0].error}")
     counts = count(record)
     alpha, alpha_counted, efficiency = acceptance(results)
-    cost = costs(record, session.costs.summary())
+    clusters = time_clusters(record, parts.batch_size)
+    rows = sums_of(results)
+    sums = Sums.of(rows, clusters)
+    cost = costs(record, session.costs.summary(), sums)
     drafted = counts.drafted / counts.rounds
     gamma = drafted if parts.policy.constant is None else parts.policy.constant
     c_hat = parts.drafter.operations_per_token / parts.target.operations_per_token
     ours, plain = _times([r.speculative for r in results]), _times([r.baseline for r in results])
-    measured, ci95 = speedup_interval(*plain, *ours)
+    measured, ci95 = speedup_interval(*plain, *ours, clusters)
     peers = {name: _peer_times(results, name) for name in parts.peers}
-    gammas = gamma_sweep(results, cost.by_gamma, measured)
+    no_replay = why_no_replay(parts, results)
+    gammas = [] if no_replay else gamma_sweep(results, cost.by_gamma, measured)
     known = _Known(alpha.mean, cost.c, gamma) if alpha.mean is not None and cost.c is not None else None
     chain = known is not None and not parts.drafter.trees  # Theorem 3.11 counts a chain's operations
     metrics, notes = of_metrics(parts, results)
@@ -64,7 +70,7 @@ def summarise(session: Session, record: Record, status: str, provenance: dict[st
         provenance=provenance,
         alpha=alpha,
         alpha_counted=alpha_counted,
-        alpha_on_target_text=alpha_on_text([r.baseline_laws for r in results]),
+        alpha_on_target_text=alpha_on_text(results),
         beta_by_position=beta_by_position(results),
         alpha_by_category=alpha_by_category(results),
         draft_acceptance_rate=counts.accepted / counts.drafted if counts.drafted else None,
@@ -75,18 +81,21 @@ def summarise(session: Session, record: Record, status: str, provenance: dict[st
             ci95=ci95,
             end_to_end=_time_ratio(record, lambda decoded: decoded.prefill_seconds + decoded.decode_seconds),
             theorem_3_8=theory.walltime_improvement(known.alpha, known.gamma, known.c) if known else None,
-            corrected=_corrected(efficiency.mean, drafted, cost),
-            accounting=accounting(results, parts.policy.constant),
+            corrected=_corrected(efficiency.mean, drafted, cost, record),
+            accounting=accounting(sums, parts.policy.constant),
+            predicted=prediction(rows, clusters),
             wall=_time_ratio(record, lambda decoded: decoded.wall_seconds),
         ),
         operations_factor=theory.operations_factor(known.alpha, known.gamma, c_hat) if known and chain else None,
         optimal_gamma=theory.optimal_gamma(known.alpha, known.c) if known else None,
         gamma=parts.policy.constant,
         gamma_sweep=gammas,
+        no_replay=no_replay,
         regret=regret(gammas, parts.policy.constant),
         lossless=judge(record, parts.verifier.lossless, parts.target.sampling.greedy),
         throughput=throughput(record, counts, peers),
-        speedup_over={name: SpeedupOver(*speedup_interval(*times, *ours)) for name, times in peers.items()},
+        throughput_ci95=sums.intervals(rates),
+        speedup_over={name: SpeedupOver(*speedup_interval(*times, *ours, clusters)) for name, times in peers.items()},
         bandwidth=bandwidth(parts, results, cost, roofs),
         recording=sum(g.speculative.record_seconds for g in record.groups) / _decode_seconds(record),
         drift=drift(results),
@@ -116,6 +125,14 @@ def throughput(record: Record, counts: Counts, peers: Mapping[str, Times]) -> di
     }
 
 
+def rates(s: Mapping[str, Any]) -> dict[str, Any]:
+    """Ours and plain decoding's throughput, from sums over requests."""
+    return {
+        "speculative_tokens_per_second": s["tokens"] / s["seconds"],
+        "baseline_tokens_per_second": s["plain_tokens"] / s["plain_seconds"],
+    }
+
+
 def _decode_seconds(record: Record) -> float:
     return sum(group.speculative.decode_seconds for group in record.groups)
 
@@ -139,8 +156,9 @@ def count(record: Record) -> Counts:
     return counts
 
 
-def costs(record: Record, by_gamma: list[RoundCost]) -> Cost:
-    """c, v and o: means over all rounds, in steps of the baseline's single-token target calls."""
+def costs(record: Record, by_gamma: list[RoundCost], sums: Sums) -> Cost:
+    """c, v and o: means over all rounds, in steps of the baseline's single-token target calls; `sums` are for their
+    intervals."""
     ours, calls = [group.speculative.laps for group in record.groups], _calls(record)
     plain_calls = sum(group.baseline.calls for group in record.groups)
     step = sum(group.baseline.laps[Lap.VERIFY] for group in record.groups) / plain_calls
@@ -157,19 +175,33 @@ def costs(record: Record, by_gamma: list[RoundCost]) -> Cost:
         verify_seconds=verify,
         by_gamma=by_gamma,
         o_wall=others / calls / step,
+        ci95=sums.intervals(cost_ratios),
     )
 
 
-def _corrected(block_efficiency: float | None, drafted: float, cost: Cost) -> float | None:
+def _corrected(block_efficiency: float | None, drafted: float, cost: Cost, record: Record) -> float | None:
     if block_efficiency is None or cost.v is None or cost.o is None:
         return None
-    return theory.corrected_improvement(block_efficiency, drafted, cost.c or 0.0, cost.v, cost.o)
+    plain = [group.baseline for group in record.groups]
+    own = sum(p.decode_seconds for p in plain) / sum(p.laps[Lap.VERIFY] for p in plain)
+    return own * theory.corrected_improvement(block_efficiency, drafted, cost.c or 0.0, cost.v, cost.o)
 
 
 def gamma_sweep(results: Sequence[Result], costs: list[RoundCost], measured: float) -> list[GammaSpeedup]:
     """What every constant gamma up to the largest measured one would have given, by replay."""
     trace = trace_of(results, costs, measured)
-    return [GammaSpeedup(g, r.speedup, r.ci95) for g, r in sweep(trace).items()] if trace.texts else []
+    return [GammaSpeedup(g, r.speedup, r.ci95) for g, r in sweep(trace).items()]
+
+
+def why_no_replay(parts: Parts, results: Sequence[Result]) -> str:
+    """Why the text tells nothing of another gamma; empty if it does."""
+    if not any(result.speculative_laws is not None for result in results):
+        return "there are no betas along its text"
+    if parts.drafter.fixed_in_round:
+        return "its drafter's later guesses depend on where a round began"
+    if any(r.lenience < 1 for result in results for r in result.speculative.rounds):
+        return "with lenience below 1 the text's distribution depends on which of its tokens were tested"
+    return ""
 
 
 def regret(gammas: list[GammaSpeedup], chosen: int | None) -> float | None:

@@ -181,7 +181,12 @@ def read_result(folder: Path) -> dict[str, Any]:
     found: dict[str, Any] = _checked(result, RunResult, str(path))
     _checked(found["provenance"], _Provenance, str(path), "provenance")
     _checked(found["config"], _Config, str(path), "config")
-    found = {"metrics": {}, "notes": [], "choices": {}} | found  # an earlier version did not write them
+    found = {
+        "metrics": {},
+        "notes": [],
+        "choices": {},
+        "no_replay": "",
+    } | found  # an earlier version did not write them
     found["counts"] = dataclasses.asdict(Counts()) | found["counts"]
     if found["lossless"]["method"] == "token_equality":
         _checked(found["lossless"]["detail"], _Equality, str(path), "lossless.detail")
@@ -203,7 +208,7 @@ def _impossible(result: dict[str, Any]) -> str:
     needed |= {"alpha.mean": result["alpha"]["mean"], "cost.c": cost["c"]} if drafted or factors else {}
     if null := sorted(name for name, value in needed.items() if value is None):
         return f"{null[0]} is null"
-    if missing := {"theorem_3_8", "not_iid", "verify", "overhead"} - set(factors):
+    if missing := {"theorem_3_8", "verify"} - set(factors):  # the others changed with the version
         return f"speedup.accounting has no {min(missing)}" if factors else ""
     for way, times in result["latency"].items():
         for what, found in times.items():

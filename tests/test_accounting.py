@@ -1,0 +1,168 @@
+"""The factors of the speedup, costs and predictions with their intervals, on simulated runs whose truth is known."""
+
+import math
+
+import numpy as np
+import pytest
+
+from specbench.data.prompts import Request
+from specbench.decoded import Decoded, DecodedRequest, Group, Record, Result, Round
+from specbench.decoding.clock import Lap
+from specbench.measure.accounting import accounting, cost_ratios, sums_of
+from specbench.measure.clusters import prompt_clusters, time_clusters
+from specbench.measure.estimators import FEWEST, Sums, ratio, speedup_interval
+from specbench.measure.prediction import prediction
+
+STEP, C, V, REST, PLAIN_REST = 0.01, 0.2, 1.3, 0.1, 0.05  # seconds of a target step, and costs in such steps
+
+
+def of_round(position, gamma, betas, accepted, tokens, noise, rows=1):
+    tested = min(accepted + 1, gamma)
+    seconds = {Lap.DRAFT: gamma * C, Lap.VERIFY: V if gamma else 1.0, Lap.ACCEPT: REST * 0.6, Lap.HOST: REST * 0.4}
+    return Round(
+        row=0, position=position, gamma=gamma, accepted=min(accepted, tokens), tested=tested, tokens=tokens,
+        recovered=int(accepted < gamma), bonus=int(accepted == gamma), accepted_before_stop=accepted,
+        beta=betas[:tested], seconds={lap: s * STEP * noise * rows for lap, s in seconds.items()}, steps=gamma,
+        width=gamma + 1, rows=rows,
+    )  # fmt: skip
+
+
+def request(rng, betas_of, gamma=4, limit=64, spread=0.0, name="p", rows=1):
+    """A request whose rounds draw their acceptances from the betas that `betas_of` gives for each of them."""
+    rounds, position, noise = [], 0, math.exp(spread * rng.standard_normal())
+    while position < limit:
+        drafted = min(gamma, limit - position - 1)
+        betas = list(betas_of(rng, gamma))
+        accepted = next((i for i in range(drafted) if rng.random() > betas[i]), drafted)
+        rounds.append(of_round(position, drafted, betas, accepted, accepted + 1, noise, rows))
+        position += accepted + 1
+    plain_seconds = {Lap.VERIFY: STEP * noise * rows, Lap.HOST: PLAIN_REST * STEP * noise * rows}
+    plain = [Round(0, i, 0, 0, 0, 1, 0, 1, 0, [], seconds=plain_seconds, rows=rows) for i in range(limit)]
+    tokens = [0] * limit
+    return Result(
+        Request(name, name.split("/")[0], "", [1], ""),
+        limit, DecodedRequest(tokens, rounds), DecodedRequest(tokens, plain),
+    )  # fmt: skip
+
+
+def constant(alpha):
+    return lambda rng, gamma: [alpha] * gamma
+
+
+def one_beta_a_round(rng, gamma):
+    return [rng.choice([0.36, 0.96])] * gamma
+
+
+def run(betas_of, requests=400, seed=0, **options):
+    rng = np.random.default_rng(seed)
+    return [request(rng, betas_of, name=f"p{i}", **options) for i in range(requests)]
+
+
+def factors_of(results, gamma=4):
+    return accounting(Sums.of(sums_of(results)), gamma)
+
+
+def test_independent_betas_leave_only_the_cuts_at_the_limit():
+    found = factors_of(run(constant(0.66)))
+    assert found["dependence"].factor == pytest.approx(1, abs=0.004)
+    low, high = found["luck"].ci95
+    assert low < 1 < high
+    # Of 64 tokens the last draft is cut: by a simulation of the rounds alone.
+    expected = [1 - 0.66 ** (g + 1) for g in range(5)]
+    rng, values = np.random.default_rng(1), []
+    for _ in range(4000):
+        position = 0
+        while position < 64:
+            gamma = min(4, 63 - position)
+            values.append(expected[gamma] / expected[4])
+            position += next((i for i in range(gamma) if rng.random() > 0.66), gamma) + 1
+    assert found["short_drafts"].factor == pytest.approx(np.mean(values), abs=0.003)
+    assert found["short_drafts"].factor < 0.99
+
+
+def test_betas_of_one_round_that_are_alike_are_found():
+    """Negative control for the factor `dependence`. Good rounds are tested at more positions than bad ones, so alpha is
+    above the mean of the rounds, and equation 1 promises more than they give."""
+    found = factors_of(run(one_beta_a_round))
+    assert found["dependence"].ci95[1] < 0.97
+
+
+def test_costs_are_those_of_the_simulation():
+    sums = Sums.of(sums_of(run(constant(0.7), spread=0.2)))
+    cost, ranges = cost_ratios(sums.point), sums.intervals(cost_ratios)
+    assert cost["c"] == pytest.approx(C, rel=1e-3) and cost["o"] == pytest.approx(REST, rel=1e-3)
+    assert 1 < cost["v"] <= V  # some rounds draft nothing
+    assert ranges["target_step_seconds"][0] < cost["target_step_seconds"] < ranges["target_step_seconds"][1]
+    factors = factors_of(run(constant(0.7), spread=0.2))
+    assert factors["plain_rest"].factor == pytest.approx(1 + PLAIN_REST)
+
+
+@pytest.mark.parametrize("rows", [1, 4])
+def test_the_factors_multiply_to_the_ratio_of_total_times(rows):
+    results = run(one_beta_a_round, 30, rows=rows)
+    seconds = [sum(sum(r.seconds.values()) / r.rows for x in results for r in way(x).rounds)
+               for way in (lambda x: x.baseline, lambda x: x.speculative)]  # fmt: skip
+    product = math.prod(f.factor for f in factors_of(results).values())
+    assert product == pytest.approx(seconds[0] / seconds[1], rel=1e-9)
+
+
+def test_nothing_drafted_has_no_factors():
+    assert factors_of(run(constant(0.5), 6, gamma=0), 0) == {}
+
+
+def test_an_interval_of_costs_covers_the_truth():
+    """With a machine whose speed differs by request, the true ratio of two noisy times is inside."""
+    rng, hits, times = np.random.default_rng(0), 0, 300
+    for _ in range(times):
+        draft, step = rng.gamma(20, 1, 30), rng.gamma(20, 1, 30)
+        names = ("draft_seconds", "steps", "plain_step_seconds", "plain_calls", "verify_seconds", "calls", "seconds")
+        rows = [dict(zip(names, (d, 20, s, 20, 1, 1, 1), strict=True)) for d, s in zip(draft, step, strict=True)]
+        low, high = Sums.of(rows).intervals(cost_ratios)["c"]
+        hits += low < 1 < high
+    assert 0.89 < hits / times < 0.985
+
+
+def test_too_few_prompts_have_no_interval():
+    few, enough = run(constant(0.6), FEWEST - 1), run(constant(0.6), FEWEST)
+    assert {factor.ci95 for factor in factors_of(few).values()} == {None}
+    assert None not in {factor.ci95 for factor in factors_of(enough).values()}
+    assert speedup_interval([1.0] * 4, [1] * 4, [1.0] * 4, [1] * 4) == (1.0, None)
+    assert ratio([1.0] * 4, [2.0] * 4).stderr is None and ratio([1.0] * 5, [2.0] * 5).stderr == 0
+
+
+def test_turns_of_a_prompt_and_rows_of_a_batch_are_one_cluster():
+    rng = np.random.default_rng(0)
+    groups = []
+    for names in (["a/1", "b/1"], ["c/1", "d/1"], ["b/2", "e/1"]):
+        results = [request(rng, constant(0.6), name=name) for name in names]
+        nothing = Decoded([], 0, {}, 0.0, 0)
+        groups.append(Group(results, nothing, nothing))
+    record = Record(groups=groups)
+    assert prompt_clusters(record.results) == ["a", "b", "c", "d", "b", "e"]
+    assert time_clusters(record, 1) == prompt_clusters(record.results)
+    found = time_clusters(record, 2)  # the second turn of b joins the first and the last group
+    assert found[0] == found[1] == found[4] == found[5] != found[2] == found[3]
+
+
+def test_a_cluster_counts_once():
+    """Ten copies of each prompt as its turns tell no more than the prompts alone."""
+    a, b = np.random.default_rng(0).random(20), np.full(20, 2.0)
+    alone = ratio(a, b)
+    copied = ratio(np.repeat(a, 10), np.repeat(b, 10), np.repeat(np.arange(20), 10).tolist())
+    assert copied.stderr == pytest.approx(alone.stderr)
+    assert ratio(np.repeat(a, 10), np.repeat(b, 10)).stderr < alone.stderr / 3  # negative control
+
+
+def test_the_prediction_of_other_prompts_covers_what_is_measured():
+    inside, biased = 0, 0
+    for seed in range(60):
+        results = run(constant(0.66), 32, seed=seed, spread=0.05)
+        rows, names = sums_of(results), prompt_clusters(results)
+        found = prediction(rows, names)
+        inside += found.ci95[0] < found.measured < found.ci95[1]
+        slower = [row | {"seconds": row["seconds"] * (1.25 if i % 2 else 1)} for i, row in enumerate(rows)]
+        other = prediction(slower, names)
+        assert other.speedup == found.speedup  # it knows nothing of the prompts that it is about
+        biased += other.ci95[0] < other.measured < other.ci95[1]
+    assert inside >= 52 and biased < 20
+    assert prediction(sums_of(run(constant(0.66), 8)), [f"p{i}" for i in range(8)]) is None
