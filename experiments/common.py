@@ -196,7 +196,7 @@ def text(name: str) -> Cell:
 
 def number(name: str, form: str = ".2f", unit: str = "") -> Cell:
     """A number in this form."""
-    return lambda row: f"{row[name]:{form}}{unit}" if name in row else "-"
+    return lambda row: f"{row[name]:{form}}{unit}" if row.get(name) is not None else "-"
 
 
 def plus_minus(name: str, digits: int) -> Cell:
@@ -210,8 +210,13 @@ def plus_minus(name: str, digits: int) -> Cell:
 
 
 def interval(name: str, low: str, high: str) -> Cell:
-    """A multiple and its 95 % interval."""
-    return lambda row: f"{row[name]:.2f}x ({row[low]:.2f}-{row[high]:.2f})" if name in row else "-"
+    """A multiple and its 95 % interval, where there were enough prompts for one."""
+
+    def cell(row: Row) -> str:
+        found = f" ({row[low]:.2f}-{row[high]:.2f})" if row.get(low) is not None else ""
+        return f"{row[name]:.2f}x{found}" if name in row else "-"
+
+    return cell
 
 
 SPEEDUP = interval("speedup", "low", "high")

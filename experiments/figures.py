@@ -14,8 +14,9 @@ COLOURS = {"speculative": "#3b82c4", "baseline": "#9cc3e4", "generate": "#b5651d
 
 
 def distances(rows: Sequence[Row], name: str = "speedup") -> list[list[float]]:
-    """From values to the ends of their intervals, as matplotlib's error bars want them."""
-    return [[row[name] - row["low"] for row in rows], [row["high"] - row[name] for row in rows]]
+    """From values to the ends of their intervals, as matplotlib's error bars want them; 0 where there is none."""
+    ends = [(row.get("low") or row[name], row[name], row.get("high") or row[name]) for row in rows]
+    return [[value - low for low, value, _ in ends], [high - value for _, value, high in ends]]
 
 
 def by_temperature(rows: Sequence[Row], draw: Callable[[Axes, list[Row]], None], size: tuple[float, float]) -> Figure:

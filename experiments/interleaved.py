@@ -105,7 +105,8 @@ def _rows(group: str, temperature: float, made: Mapping[str, Parts]) -> list[Row
     found = in_turn(ways, jobs, f"temperature {temperature:g}")
     plain, rows = seconds_and_tokens(found[PLAIN]), []
     for name in made:
-        speedup, (low, high) = speedup_interval(*plain, *seconds_and_tokens(found[name]))
+        speedup, ci95 = speedup_interval(*plain, *seconds_and_tokens(found[name]))
+        low, high = ci95 or (None, None)
         rounds = [r for decoded in found[name] for r in decoded.rounds]
         tau = sum(r.tokens for r in rounds) / len(rounds)
         rows.append({"temperature": temperature, group: name, "tau": tau, "speedup": speedup, "low": low, "high": high})

@@ -10,14 +10,14 @@ from specbench.decoded import Decoded, DecodedRequest, Group, Record, Result, Ro
 from specbench.decoding.clock import Lap
 from specbench.measure.accounting import accounting, cost_ratios, sums_of
 from specbench.measure.clusters import prompt_clusters, time_clusters
-from specbench.measure.estimators import FEWEST, Sums, ratio, speedup_interval
+from specbench.measure.estimators import FEWEST, Sums, ratio, speedup_interval, student
 from specbench.measure.prediction import prediction
 
 STEP, C, V, REST, PLAIN_REST = 0.01, 0.2, 1.3, 0.1, 0.05  # seconds of a target step, and costs in such steps
 
 
 def of_round(position, gamma, betas, accepted, tokens, noise, rows=1):
-    tested = min(accepted + 1, gamma)
+    tested = min(accepted + 1, gamma, tokens)
     seconds = {Lap.DRAFT: gamma * C, Lap.VERIFY: V if gamma else 1.0, Lap.ACCEPT: REST * 0.6, Lap.HOST: REST * 0.4}
     return Round(
         row=0, position=position, gamma=gamma, accepted=min(accepted, tokens), tested=tested, tokens=tokens,
@@ -27,18 +27,21 @@ def of_round(position, gamma, betas, accepted, tokens, noise, rows=1):
     )  # fmt: skip
 
 
-def request(rng, betas_of, gamma=4, limit=64, spread=0.0, name="p", rows=1):
+def request(rng, betas_of, gamma=4, limit=64, spread=0.0, name="p", rows=1, hazard=0.0):
     """A request whose rounds draw their acceptances from the betas that `betas_of` gives for each of them."""
     rounds, position, noise = [], 0, math.exp(spread * rng.standard_normal())
     while position < limit:
         drafted = min(gamma, limit - position - 1)
         betas = list(betas_of(rng, gamma))
         accepted = next((i for i in range(drafted) if rng.random() > betas[i]), drafted)
-        rounds.append(of_round(position, drafted, betas, accepted, accepted + 1, noise, rows))
-        position += accepted + 1
+        kept = next((i + 1 for i in range(accepted + 1) if rng.random() < hazard), None)
+        rounds.append(of_round(position, drafted, betas, accepted, kept or accepted + 1, noise, rows))
+        position += kept or accepted + 1
+        if kept:
+            break
     plain_seconds = {Lap.VERIFY: STEP * noise * rows, Lap.HOST: PLAIN_REST * STEP * noise * rows}
-    plain = [Round(0, i, 0, 0, 0, 1, 0, 1, 0, [], seconds=plain_seconds, rows=rows) for i in range(limit)]
-    tokens = [0] * limit
+    plain = [Round(0, i, 0, 0, 0, 1, 0, 1, 0, [], seconds=plain_seconds, rows=rows) for i in range(position)]
+    tokens = [0] * position
     return Result(
         Request(name, name.split("/")[0], "", [1], ""),
         limit, DecodedRequest(tokens, rounds), DecodedRequest(tokens, plain),
@@ -80,6 +83,28 @@ def test_independent_betas_leave_only_the_cuts_at_the_limit():
     assert found["short_drafts"].factor < 0.99
 
 
+def test_texts_that_end_have_a_factor_of_their_own():
+    found = factors_of(run(constant(0.8), 1500, hazard=0.1))
+    assert found["stops"].factor < 0.9
+    assert found["dependence"].factor == pytest.approx(1, abs=0.015)
+    assert found["luck"].factor == pytest.approx(1, abs=0.01)
+
+
+def test_a_verifier_that_accepts_more_than_beta_has_no_luck():
+    results = run(constant(0.66))
+    for result in results:
+        for r in result.speculative.rounds:
+            r.beta = [beta / 2 for beta in r.beta]
+    assert factors_of(results)["luck"].factor > 1.2  # of one that accepts with probability beta it would be luck
+    without = accounting(Sums.of(sums_of(results, by_beta=False)), 4)
+    assert without["luck"].factor == 1
+
+
+def test_requests_without_a_draft_leave_c_its_interval():
+    results = run(constant(0.6), 4) + run(constant(0.6), 28, gamma=0)
+    assert Sums.of(sums_of(results)).intervals(cost_ratios)["c"] is not None
+
+
 def test_betas_of_one_round_that_are_alike_are_found():
     """Negative control for the factor `dependence`. Good rounds are tested at more positions than bad ones, so alpha is
     above the mean of the rounds, and equation 1 promises more than they give."""
@@ -90,7 +115,7 @@ def test_betas_of_one_round_that_are_alike_are_found():
 def test_costs_are_those_of_the_simulation():
     sums = Sums.of(sums_of(run(constant(0.7), spread=0.2)))
     cost, ranges = cost_ratios(sums.point), sums.intervals(cost_ratios)
-    assert cost["c"] == pytest.approx(C, rel=1e-3) and cost["o"] == pytest.approx(REST, rel=1e-3)
+    assert cost["c"] == pytest.approx(C, rel=5e-3) and cost["o"] == pytest.approx(REST, rel=5e-3)
     assert 1 < cost["v"] <= V  # some rounds draft nothing
     assert ranges["target_step_seconds"][0] < cost["target_step_seconds"] < ranges["target_step_seconds"][1]
     factors = factors_of(run(constant(0.7), spread=0.2))
@@ -119,7 +144,23 @@ def test_an_interval_of_costs_covers_the_truth():
         rows = [dict(zip(names, (d, 20, s, 20, 1, 1, 1), strict=True)) for d, s in zip(draft, step, strict=True)]
         low, high = Sums.of(rows).intervals(cost_ratios)["c"]
         hits += low < 1 < high
-    assert 0.89 < hits / times < 0.985
+    assert 0.92 < hits / times < 0.98
+
+
+@pytest.mark.parametrize("clusters", [5, 8, 30])
+def test_intervals_of_few_clusters_cover_the_truth(clusters):
+    rng, hits, times = np.random.default_rng(0), 0, 400
+    for _ in range(times):
+        plain, ours = rng.lognormal(0, 0.3, (2, clusters))
+        _, (low, high) = speedup_interval(plain, [1] * clusters, ours, [1] * clusters)
+        hits += low < 1 < high
+    assert 0.9 < hits / times < 0.985
+
+
+def test_the_quantile_is_students():
+    """Against the tables of Student's distribution."""
+    for freedom, quantile in ((4, 2.776), (5, 2.571), (10, 2.228), (30, 2.042), (10_000, 1.960)):
+        assert student(freedom) == pytest.approx(quantile, rel=3e-3)
 
 
 def test_too_few_prompts_have_no_interval():
@@ -164,5 +205,5 @@ def test_the_prediction_of_other_prompts_covers_what_is_measured():
         other = prediction(slower, names)
         assert other.speedup == found.speedup  # it knows nothing of the prompts that it is about
         biased += other.ci95[0] < other.measured < other.ci95[1]
-    assert inside >= 52 and biased < 20
+    assert inside >= 54 and biased < 20
     assert prediction(sums_of(run(constant(0.66), 8)), [f"p{i}" for i in range(8)]) is None

@@ -140,7 +140,8 @@ def rows_of(found: Mapping[str, Sequence[Decoded]], traced: Trace, costs: CostTa
     best = max(FIXED, key=lambda name: rate[name])
     rows: list[Row] = []
     for name in (*FIXED, *ONLINE):
-        over, (low, high) = speedup_interval(*times[best], *times[name])
+        over, ci95 = speedup_interval(*times[best], *times[name])
+        low, high = ci95 or (None, None)
         rounds = [r for decoded in found[name] for r in decoded.rounds]
         expected, speedup = replay(traced, policy(name, costs), DRAWS).speedup, rate[name] / rate[PLAIN]
         rows.append(

@@ -74,7 +74,8 @@ class Run:
         """Our plain decoding over theirs."""
         ours = [(line["baseline_decode_seconds"], line["baseline_tokens"]) for line in self.lines.values()]
         theirs = [(outputs[key]["seconds"], outputs[key]["decoded"]) for key in self.lines]
-        ratio, (low, high) = speedup_interval(*zip(*theirs, strict=True), *zip(*ours, strict=True))
+        ratio, ci95 = speedup_interval(*zip(*theirs, strict=True), *zip(*ours, strict=True))
+        low, high = ci95 or (None, None)
         return {"plain_over_plain": ratio, "plain_low": low, "plain_high": high}
 
 
@@ -121,8 +122,8 @@ def rows_of(run: Run, texts: Mapping[int, str]) -> list[Row]:
         row[way.mode] = result["throughput"][f"{name}_tokens_per_second"]
         row |= equal(way.mode, {key: line["output"] for key, line in outputs.items()}, texts, greedy)
         if row[way.mode] > row.get("best", 0):
-            row |= {"best": row[way.mode], "over_best": over["measured"], "low": over["ci95"][0],
-                    "high": over["ci95"][1]}  # fmt: skip
+            low, high = over["ci95"] or (None, None)
+            row |= {"best": row[way.mode], "over_best": over["measured"], "low": low, "high": high}
         if way.mode == "plain":
             row |= run.plain_over(outputs)
     return [*rows.values()]

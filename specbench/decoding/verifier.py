@@ -24,6 +24,7 @@ class Verifier(Component, ABC):
     # The probability that the first guess x of a step stands there: min(1, p(x) / q(x)), p(x), or None if it depends on
     # more. The losslessness test compares it with what happened.
     keeps_guess: Literal["p / q", "p"] | None = None
+    accepts_with_beta: ClassVar[bool] = True  # whether `beta` is the probability of what it does, or its outcome
     looks_ahead: bool = False  # whether a verdict depends on guesses after the first rejected one
 
     lossless: bool = True

@@ -17,9 +17,10 @@ from specbench.results import Factor
 DRAFTS = "drafts of "  # and a number of guesses: how many drafts had so many
 
 
-def sums_of(results: Sequence[Result]) -> list[dict[str, float]]:
-    """The sums over each request that factors and costs are computed from; times in seconds."""
-    rows = [_sums(result) for result in results]
+def sums_of(results: Sequence[Result], by_beta: bool = True) -> list[dict[str, float]]:
+    """The sums over each request that factors and costs are computed from; times in seconds. `by_beta` says whether the
+    verifier accepts a guess with probability beta; if not, nothing is known of luck."""
+    rows = [_sums(result, by_beta) for result in results]
     names = dict.fromkeys(name for row in rows for name in row)  # not every request has drafts of every length
     return [{name: row.get(name, 0) for name in names} for row in rows]
 
@@ -41,19 +42,23 @@ def cost_ratios(s: Mapping[str, Any]) -> dict[str, Any]:
     step = s["plain_step_seconds"] / s["plain_calls"]
     rest = s["seconds"] - s["draft_seconds"] - s["verify_seconds"]
     return {
-        "c": s["draft_seconds"] / s["steps"] / step if np.all(s["steps"]) else np.nan * step,
+        "c": s["draft_seconds"] / np.where(s["steps"] > 0, s["steps"], np.nan) / step,
         "v": s["verify_seconds"] / s["calls"] / step,
         "o": rest / s["calls"] / step,
         "target_step_seconds": step,
     }
 
 
-def _sums(result: Result) -> dict[str, float]:
+def _sums(result: Result, by_beta: bool) -> dict[str, float]:
     rounds, plain = [*result.speculative.rounds], [*result.baseline.rounds]
+    tokens, accepted = len(result.speculative.tokens), sum(r.accepted for r in rounds)
+    beta = sum(sum(r.beta) for r in rounds)
     found: dict[str, float] = {
-        "beta": sum(sum(r.beta) for r in rounds),
+        "beta": beta,
+        "expected": tokens - accepted + (beta if by_beta else accepted),  # tokens, without the luck of the draws
+        "stops": tokens < result.limit,
         "tested": sum(r.tested for r in rounds),
-        "tokens": len(result.speculative.tokens),
+        "tokens": tokens,
         "rounds": len(rounds),
         "drafted": sum(r.gamma for r in rounds),
         "draft_seconds": sum(r.seconds[Lap.DRAFT] / r.rows for r in rounds),
@@ -81,12 +86,15 @@ def _factors(s: Mapping[str, Any], gamma: int | None) -> dict[str, Any]:
     whole = _expected(alpha, g)
     lengths = {name: int(name.removeprefix(DRAFTS)) for name in s if name.startswith(DRAFTS)}
     actual = sum(s[name] * _expected(alpha, guesses) for name, guesses in lengths.items())
+    going_on = alpha * (1 - s["stops"] / s["tokens"])  # an accepted guess that does not end the text
+    stopped = sum(s[name] * _expected(going_on, guesses) for name, guesses in lengths.items())
     rows, plain_rows = s["rounds"] / s["calls"], s["plain_tokens"] / s["plain_calls"]
     return {
         "theorem_3_8": whole / (g * cost["c"] + 1),
         "short_drafts": actual / s["rounds"] / whole,
-        "dependence": (s["rounds"] + s["beta"]) / actual,
-        "luck": s["tokens"] / (s["rounds"] + s["beta"]),
+        "stops": stopped / actual,
+        "dependence": s["expected"] / stopped,
+        "luck": s["tokens"] / s["expected"],
         "drafting": (g * cost["c"] + 1) / (drafting + 1),
         "verify": (drafting + 1) / (drafting + cost["v"]),
         "rest": (drafting + cost["v"]) / (drafting + cost["v"] + cost["o"]),

@@ -19,6 +19,7 @@ def time_clusters(record: Record, batch_size: int) -> list[Hashable]:
     for number, group in enumerate(record.groups):
         prompts = {result.request.prompt_id for result in group.results}
         joined = {cluster_of[prompt] for prompt in prompts if prompt in cluster_of}
-        cluster_of |= {prompt: number for prompt, cluster in cluster_of.items() if cluster in joined}
+        if joined:  # a later turn of prompts that are known
+            cluster_of |= {prompt: number for prompt, cluster in cluster_of.items() if cluster in joined}
         cluster_of |= dict.fromkeys(prompts, number)
     return [cluster_of[result.request.prompt_id] for result in record.results]

@@ -27,7 +27,7 @@ def ratio(numerators: Sequence[float], denominators: Sequence[float], clusters: 
     if total == 0:
         return Estimate(None, None, 0)
     mean = a.sum() / total
-    if count < FEWEST:
+    if (b > 0).sum() < FEWEST:
         return Estimate(float(mean), None, int(total))
     residuals = a - mean * b
     stderr = np.sqrt(count / (count - 1) * (residuals**2).sum()) / total
@@ -46,37 +46,54 @@ def by_cluster(data: Floats, clusters: Sequence[Hashable]) -> Floats:
 
 @dataclass(frozen=True)
 class Sums:
-    """Sums over all requests by name, and the same sums [samples] over clusters drawn with replacement; None if there
-    are fewer than FEWEST clusters."""
+    """Sums over all requests by name, the same sums [samples] over clusters drawn with replacement (None if there are
+    fewer than FEWEST), and the number of clusters."""
 
-    point: Mapping[str, float]
+    point: Mapping[str, Any]  # numpy's floats, which divide by 0
     samples: Mapping[str, Floats] | None
+    clusters: int
 
     @staticmethod
     def of(rows: Sequence[Mapping[str, float]], clusters: Sequence[Hashable] = ()) -> "Sums":
         """From the sums of each request, all with the same names."""
         names = list(rows[0])
         table = by_cluster(np.array([[row[name] for name in names] for row in rows], float).T, clusters)
-        point = {name: float(total) for name, total in zip(names, table.sum(-1), strict=True)}
-        if table.shape[1] < FEWEST:
-            return Sums(point, None)
-        return Sums(point, dict(zip(names, resampled_sums(table), strict=True)))
+        point, count = dict(zip(names, table.sum(-1), strict=True)), table.shape[1]
+        samples = None if count < FEWEST else dict(zip(names, resampled_sums(table), strict=True))
+        return Sums(point, samples, count)
 
     def intervals(self, formulas: Callable[[Mapping[str, Any]], Mapping[str, Any]]) -> dict[str, Interval]:
-        """The 95 % interval of each of several formulas of sums, which are numbers or arrays [samples]: percentiles
-        over the samples in which it is finite."""
-        if self.samples is None:
-            return dict.fromkeys(formulas(self.point))
+        """The 95 % interval of each of several formulas of sums, which are numbers or arrays [samples]."""
         with np.errstate(divide="ignore", invalid="ignore"):  # a sample may hold none of what a formula counts
-            return {name: _percentiles(np.asarray(values)) for name, values in formulas(self.samples).items()}
+            points = formulas(self.point)
+            if self.samples is None:
+                return dict.fromkeys(points)
+            samples = formulas(self.samples)
+        return {name: self._interval(float(points[name]), np.asarray(samples[name])) for name in points}
+
+    def _interval(self, point: float, samples: Floats) -> Interval:
+        """Student's interval around a point with the bootstrap's standard error, of the logarithm where all samples are
+        above 0. Percentiles of the samples would be too narrow: by a factor of 1.6 with five clusters."""
+        samples = samples[np.isfinite(samples)]
+        if not (np.isfinite(point) and len(samples)):
+            return None
+        of_log = point > 0 and bool((samples > 0).all())
+        spread = np.std(np.log(samples) if of_log else samples) * np.sqrt(self.clusters / (self.clusters - 1))
+        half = student(self.clusters - 1) * spread
+        low, high = (point * np.exp([-half, half])) if of_log else (point - half, point + half)
+        return float(low), float(high)
 
 
-def _percentiles(values: Floats) -> Interval:
-    finite = values[np.isfinite(values)]
-    if not len(finite):
-        return None
-    low, high = np.percentile(finite, [2.5, 97.5])
-    return float(low), float(high)
+def student(freedom: float) -> float:
+    """The .975 quantile of Student's distribution, by its expansion around the normal one (Abramowitz and Stegun,
+    26.7.5): within .3 % from 4 degrees of freedom on."""
+    z = 1.959964
+    terms = (
+        (z**3 + z) / 4,
+        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
+        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
+    )
+    return z + sum(term / freedom ** (power + 1) for power, term in enumerate(terms))
 
 
 def speedup_interval(
@@ -95,7 +112,8 @@ def speedup_interval(
     def formulas(s: Mapping[str, Any]) -> dict[str, Any]:
         return {"speedup": (s["baseline"] / s["baseline_tokens"]) / (s["ours"] / s["our_tokens"])}
 
-    return float(formulas(sums.point)["speedup"]), sums.intervals(formulas)["speedup"]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return float(formulas(sums.point)["speedup"]), sums.intervals(formulas)["speedup"]
 
 
 def resampled_sums(data: Floats) -> Floats:

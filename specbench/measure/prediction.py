@@ -1,7 +1,7 @@
-"""The speedup of every second prompt, predicted from the others: a pilot that shares none of their draws and times.
+"""The speedup of every second prompt, predicted from the others of the same process: a pilot.
 
-The prediction takes the pilot's costs and, for its accepted guesses, the sum of their betas, so that it does not follow
-the luck of its draws.
+The prediction takes the pilot's costs and, for its accepted guesses, the sum of their betas, in which there is less
+chance than in their number.
 """
 
 from collections.abc import Hashable, Mapping, Sequence
@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from specbench.measure.accounting import cost_ratios
-from specbench.measure.estimators import Sums
+from specbench.measure.estimators import Sums, student
 from specbench.results import Prediction
 
 
@@ -24,22 +23,18 @@ def prediction(rows: Sequence[Mapping[str, float]], clusters: Sequence[Hashable]
     pilot, rest = (Sums.of([rows[i] for i in half], [clusters[i] for i in half]) for half in halves)
     if pilot.samples is None or rest.samples is None or not pilot.point["tested"]:
         return None
-    value = float(_promised(pilot.point))
-    # What is measured deviates by the error of the pilot, and by that of the prompts themselves.
     with np.errstate(divide="ignore", invalid="ignore"):
-        spread = np.hypot(np.log(_promised(pilot.samples)).std(), np.log(_measured(rest.samples)).std())
-    low, high = (value * float(np.exp(sign * 1.96 * spread)) for sign in (-1, 1))
-    if not np.isfinite([value, low, high]).all():
+        value, measured = _speedup(pilot.point, "expected"), _speedup(rest.point, "tokens")
+        # What is measured deviates by the error of the pilot and by that of as many other prompts; both are known from
+        # the pilot alone.
+        errors = [np.log(_speedup(pilot.samples, tokens)).std() for tokens in ("expected", "tokens")]
+    spread = np.hypot(errors[0], errors[1] * np.sqrt(pilot.clusters / rest.clusters))
+    low, high = (value * np.exp(sign * student(pilot.clusters - 1) * spread) for sign in (-1, 1))
+    if not np.isfinite([value, low, high, measured]).all():
         return None
-    return Prediction(value, (low, high), float(_measured(rest.point)), len(halves[1]))
+    return Prediction(float(value), (float(low), float(high)), float(measured), len(halves[1]))
 
 
-def _promised(s: Mapping[str, Any]) -> Any:
-    """The speedup that a pilot with these sums promises."""
-    cost = cost_ratios(s)
-    call = s["draft_seconds"] / s["calls"] + (cost["v"] + cost["o"]) * cost["target_step_seconds"]
-    return s["plain_seconds"] / s["plain_tokens"] * (s["rounds"] + s["beta"]) / s["calls"] / call
-
-
-def _measured(s: Mapping[str, Any]) -> Any:
-    return (s["plain_seconds"] / s["plain_tokens"]) / (s["seconds"] / s["tokens"])
+def _speedup(s: Mapping[str, Any], tokens: str) -> Any:
+    """The speedup of requests with these sums, if they had yielded so many tokens as the sum `tokens` says."""
+    return (s["plain_seconds"] / s["plain_tokens"]) / (s["seconds"] / s[tokens])

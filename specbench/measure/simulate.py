@@ -43,6 +43,7 @@ class Text:
     acceptance: Floats  # of a guess, given the token that stands there; likewise
     root_entropy: Floats  # sqrt(H(q) / log V)
     confidence: Floats  # max q
+    cluster: str = ""  # of texts that have something in common; each is its own if there is none
 
     def __len__(self) -> int:
         return len(self.outcome)
@@ -98,6 +99,7 @@ def _text(result: Result) -> Text | None:
         acceptance=laws.acceptance,
         root_entropy=np.sqrt(laws.relative_entropy),
         confidence=laws.confidence,
+        cluster=result.request.prompt_id,
     )
 
 
@@ -131,6 +133,7 @@ def replay(trace: Trace, policy: GammaPolicy, draws: int = 20, seed: int = 0) ->
         [t.baseline_tokens for t in trace.texts],
         totals[:, 2].tolist(),
         [len(t) for t in trace.texts],
+        [t.cluster or t.prompt for t in trace.texts],
     )
     return Replayed(speedup, ci95, totals[:, 0].sum(), totals[:, 1].sum(), sum(map(len, trace.texts)))
 

@@ -156,7 +156,7 @@ def _pm(estimate: dict[str, Any]) -> str:
 
 
 def _interval(ci95: list[float] | None) -> str:
-    return "too few prompts for an interval" if ci95 is None else f"95 % interval {interval(ci95)}"
+    return "too few prompts, or groups of rows, for an interval" if ci95 is None else f"95 % interval {interval(ci95)}"
 
 
 def _times(value: float | None) -> str:

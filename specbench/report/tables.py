@@ -88,8 +88,9 @@ def _detectable(lossless: dict[str, Any]) -> Iterator[str]:
 
 FACTORS = {  # of the accounting, in words
     "theorem_3_8": "Theorem 3.8",
-    "short_drafts": "drafts that were cut",
-    "dependence": "betas depend on each other",
+    "short_drafts": "shorter drafts",
+    "stops": "texts that end",
+    "dependence": "betas are not i.i.d.",
     "luck": "luck",
     "drafting": "drafting is not g c",
     "verify": "verifying",
@@ -103,25 +104,21 @@ FACTORS = {  # of the accounting, in words
 
 
 def account(result: dict[str, Any]) -> str:
-    """The accounting as a sentence whose numbers multiply to the measured speedup; factors of 1 are left out."""
+    """The accounting as a sentence whose numbers multiply to the measured speedup, up to those that are 1.00 and left
+    out."""
     factors = {name: entry["factor"] for name, entry in result["speedup"]["accounting"].items()}
     counts, cost = result["counts"], result["cost"]
     told = FACTORS | {
         "verify": f"verifying {counts['verified'] / counts['rounds']:.1f} tokens costs {cost['v']:.2f} steps"
     }
-    parts = [
-        f"{told[name]} x{factor:.2f}" for name, factor in factors.items() if name != "theorem_3_8" and _told(factor)
-    ]
+    causes = {name: factor for name, factor in factors.items() if name != "theorem_3_8" and abs(factor - 1) >= 0.005}
+    parts = [f"{told.get(name, name)} x{factor:.2f}" for name, factor in causes.items()]
     opening, end = f"3.8 says {factors['theorem_3_8']:.2f}x", f"{result['speedup']['measured']:.2f}x measured"
     return f"{'; '.join([opening, *parts])} -> {end}"
 
 
-def _told(factor: float) -> bool:
-    return abs(factor - 1) >= 0.005
-
-
 def interval(ci95: Sequence[float] | None, digits: int = 2) -> str:
-    """A 95 % interval in words; with fewer prompts than one needs, "too few prompts"."""
+    """A 95 % interval in words; "too few prompts" where there are fewer of them, or groups of rows, than it needs."""
     return "too few prompts" if ci95 is None else f"{ci95[0]:.{digits}f} to {ci95[1]:.{digits}f}"
 
 

@@ -47,7 +47,7 @@ def summarise(session: Session, record: Record, status: str, provenance: dict[st
     counts = count(record)
     alpha, alpha_counted, efficiency = acceptance(results)
     clusters = time_clusters(record, parts.batch_size)
-    rows = sums_of(results)
+    rows = sums_of(results, parts.verifier.accepts_with_beta)
     sums = Sums.of(rows, clusters)
     cost = costs(record, session.costs.summary(), sums)
     drafted = counts.drafted / counts.rounds

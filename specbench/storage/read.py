@@ -181,12 +181,8 @@ def read_result(folder: Path) -> dict[str, Any]:
     found: dict[str, Any] = _checked(result, RunResult, str(path))
     _checked(found["provenance"], _Provenance, str(path), "provenance")
     _checked(found["config"], _Config, str(path), "config")
-    found = {
-        "metrics": {},
-        "notes": [],
-        "choices": {},
-        "no_replay": "",
-    } | found  # an earlier version did not write them
+    found = {"metrics": {}, "notes": [], "choices": {}} | found  # an earlier version did not write them
+    found.setdefault("no_replay", _no_replay(found))
     found["counts"] = dataclasses.asdict(Counts()) | found["counts"]
     if found["lossless"]["method"] == "token_equality":
         _checked(found["lossless"]["detail"], _Equality, str(path), "lossless.detail")
@@ -195,6 +191,14 @@ def read_result(folder: Path) -> dict[str, Any]:
     if reason := _impossible(found):
         raise ConfigError(f"{path} cannot be used: {reason}")
     return found
+
+
+def _no_replay(result: dict[str, Any]) -> str:
+    """Why a run of an earlier version tells nothing of another gamma."""
+    if result["config"]["lenience"] < 1:
+        return "its lenience is below 1"
+    fixed = result["choices"].get("drafter") in ("ngram", "prompt_lookup")
+    return "its drafter's later guesses depend on where a round began" if fixed else ""
 
 
 def _impossible(result: dict[str, Any]) -> str:

@@ -12,6 +12,7 @@ class BlockVerifier(SimpleVerifier):
     """Exact for chains. A verdict depends on guesses after the accepted ones too, so every round renews the noise."""
 
     looks_ahead = True
+    accepts_with_beta = False
     trees = False
 
     def accept(self, p: Tensor, draft: Draft, noise: Noise) -> Verdict:
