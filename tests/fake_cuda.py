@@ -9,6 +9,7 @@ Nothing is computed and no memory is used, so weights may have any size. A value
 DynamicOutputShapeException, and mixed devices raise FakeTensorDeviceMismatchError.
 """
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -117,7 +118,8 @@ def views(x: Tensor, index: Any) -> tuple[Tensor, list[Tensor | None]]:
             x = aten.select(x, dim, entry)
             continue
         elif isinstance(entry, slice):
-            x = x if entry == slice(None) else aten.slice(x, dim, entry.start, entry.stop, entry.step or 1)
+            start, stop = entry.start or 0, sys.maxsize if entry.stop is None else entry.stop  # as compilers expect
+            x = x if entry == slice(None) else aten.slice(x, dim, start, stop, entry.step or 1)
         elif isinstance(entry, Tensor):
             indices += [None] * (dim - len(indices)) + [entry]
         if entry is Ellipsis:

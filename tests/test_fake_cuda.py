@@ -38,6 +38,7 @@ from specbench.gamma_policies.confidence import ConfidenceGamma
 from specbench.gamma_policies.entropy import EntropyGamma
 from specbench.gamma_policies.fixed import FixedGamma
 from specbench.gamma_policies.heuristic import HeuristicGamma
+from specbench.kernels import ops
 from specbench.lenience_policies.load import LoadLenience
 from specbench.metrics.calibration import Calibration
 from specbench.models.heads import Heads, HeadsConfig
@@ -92,6 +93,7 @@ class Case:
     rows: int = 3
     stop: bool = False
     load: bool = False  # lenience follows the queue, and requests arrive over time
+    triton: bool = False  # the kernels of our own, in Triton's slow interpreter
 
     def __str__(self) -> str:
         default = Case()
@@ -218,7 +220,8 @@ class Decoder:
         config.num_hidden_layers = layers
         module = self.place(weights(LlamaForCausalLM, config, seed))
         return LanguageModel(module, DigitTokenizer(), name="tiny", sampling=self.sampling,
-                             new_cache=CACHES[self.case.cache], executor=self.executor)  # fmt: skip
+                             new_cache=CACHES[self.case.cache], executor=self.executor,
+                             attention="triton" if self.case.triton else "sdpa")  # fmt: skip
 
     def extras(self, kind, name, model):
         falling = [[0.5 / (k + i + 1) for i in range(4)] for k in range(3)]
@@ -289,6 +292,7 @@ def combinations() -> list[Case]:
     more += [Case(verifier=v, temperature=float(v != "greedy_tree")) for v in VERIFIERS]
     more += [Case(stop=True), Case(stop=True, executor="cudagraph", drafter="tree_independent", verifier="iterative")]
     more += [Case(load=True), Case(load=True, executor="cudagraph")]
+    more += [Case(triton=True, rows=1), Case(triton=True, cache="paged", executor="cudagraph", rows=1)]
     return list(dict.fromkeys(cases + more))
 
 
@@ -296,7 +300,7 @@ def combinations() -> list[Case]:
 def test_a_decode_runs_on_cuda_and_waits_where_the_table_says(case, number_text):
     with torch.inference_mode(False), torch.no_grad():
         expected = Decoder(case, None, number_text)()
-    with cuda_on_cpu() as device:
+    with cuda_on_cpu() as device, mock.patch.object(ops, "has_triton", lambda: case.triton):
         decode = Decoder(case, device, number_text)
         found, tokens = violations(case, device, decode)
         assert found == []
@@ -305,7 +309,8 @@ def test_a_decode_runs_on_cuda_and_waits_where_the_table_says(case, number_text)
             captures = decode.executor.captures
             decode(seed=1)
             assert decode.executor.captures == captures > 0, "a second decode made new graphs"
-    assert tokens == expected
+    if not case.triton:  # the kernel of attention rounds otherwise in 16 bits
+        assert tokens == expected
 
 
 def test_the_page_has_the_table():

@@ -33,7 +33,7 @@ from specbench.storage.lock import locked
 from specbench.storage.read import load_runs
 from specbench.storage.write import PromptsFile
 
-OPTIONS = ["drafter=ngram", "temperature=0", "executor=eager", "logger=none", "max_new_tokens=4"]
+OPTIONS = ["drafter=random", "temperature=0", "executor=eager", "logger=none", "max_new_tokens=4"]
 
 
 def call(arguments, monkeypatch, folder) -> int:

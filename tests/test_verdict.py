@@ -254,8 +254,8 @@ def stale_cache(monkeypatch, parts):
     """What follows a rejected guess is written one column too far: the guess stays in the cache."""
     place = StaticCache.place
 
-    def late(self, slots, visible, row=None):
-        place(self, slots + (slots[:, :1] % 7 == 3).long(), visible, row)
+    def late(self, slots, visible, row=None, in_blocks=False):
+        place(self, slots + (slots[:, :1] % 7 == 3).long(), visible, row, in_blocks)
 
     monkeypatch.setattr(StaticCache, "place", late)
 
