@@ -10,6 +10,7 @@ from graph_memory import SimulatedGraphs
 
 from specbench.decoding import clock
 from specbench.decoding.clock import DECODING, Lap, Stopwatch
+from specbench.run.session import untimed
 
 
 class Machine:
@@ -159,3 +160,14 @@ def test_graphs_say_when_they_are_launched():
     assert told == [[6.0], [8.0]] and result.tolist() == [10.0]
     double(torch.tensor([6.0]))
     assert len(told) == 2
+
+
+def test_the_recorder_tells_the_clock_of_no_launch():
+    """Else its preparation would be the host's part of a round."""
+    told, executor = [], SimulatedGraphs()
+    double = executor.leaf(lambda x: x * 2)
+    with executor.timed(lambda: told.append("launch")):
+        untimed(executor, lambda x: double(x))(torch.tensor([4.0]))
+        assert told == []
+        double(torch.tensor([5.0]))
+        assert told == ["launch"]

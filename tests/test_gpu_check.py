@@ -92,7 +92,7 @@ def small(monkeypatch):
     """Short texts, few cases, and no other processes."""
     monkeypatch.setattr(graphs, "LENGTH", 8)
     monkeypatch.setattr(graphs, "NEW", 8)
-    monkeypatch.setattr(graphs.Clobber, "cases", ((2, 1),))
+    monkeypatch.setattr(graphs.Clobber, "cases", ((2, 1, "sdpa"),))
     monkeypatch.setattr(graphs.Equality, "cases", (("paged", "stdlib"),))
     monkeypatch.setattr(graphs, "finished", lambda words, seconds: (0, "3 passed"))
     monkeypatch.setattr(rounds, "CHAINS", rounds.CHAINS[3:])

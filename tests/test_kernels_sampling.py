@@ -257,6 +257,7 @@ def test_on_cuda_the_plain_code_hands_over():
         logits, bits = torch.empty(2, 3, 500, device="cuda"), torch.empty(2, 3, **integers)
         draft = Draft.chain(torch.empty(2, 2, **integers), None, torch.empty(2, **integers))
         r = torch.empty(2, 2, dtype=torch.double, device="cuda")
+        assert ops.run_on(logits.device)  # the first time with a trial
         called.names.clear()
         p = Sampling().probabilities(logits)
         x = draw(p, bits)
@@ -267,6 +268,15 @@ def test_on_cuda_the_plain_code_hands_over():
     with Called() as called:
         draw(torch.ones(2, 5), torch.ones(2, dtype=torch.long))
     assert "specbench::race" not in called.names
+
+
+def test_where_no_kernel_can_be_launched_the_plain_code_stays(monkeypatch, caplog):
+    def broken(weights, bits):
+        raise RuntimeError("Failed to find C compiler")
+
+    monkeypatch.setattr(ops, "race", broken)
+    assert not ops._launches.__wrapped__(torch.device("cpu"))
+    assert "without Triton's kernels: Failed to find C compiler" in caplog.text
 
 
 @pytest.mark.parametrize("kind", ["model", "tree_independent", "random"])

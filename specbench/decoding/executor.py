@@ -82,11 +82,11 @@ class Executor(Component):
     @contextmanager
     def timed(self, launch: Callable[[], None]) -> Iterator[None]:
         """Inside this context `launch` is called by `launching`."""
-        self.on_launch = launch
+        before, self.on_launch = self.on_launch, launch
         try:
             yield
         finally:
-            self.on_launch = None
+            self.on_launch = before
 
     def launching(self) -> None:
         """Called by executors that prepare a phase and then give it to the device in one piece, between the two."""

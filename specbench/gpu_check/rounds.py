@@ -14,6 +14,7 @@ from specbench.gpu_check.lab import GRAPHS, PAIR, Lab, jobs_of
 from specbench.gpu_check.timer import Timer
 from specbench.measure.recorder import Recorder, round_numbers
 from specbench.run.parts import Parts
+from specbench.run.session import untimed
 
 NEW_TOKENS = 40
 CHAINS = tuple(
@@ -125,7 +126,7 @@ def _round_seconds(decoding: Decoding, clock: Stopwatch) -> tuple[float, float]:
     """Mean seconds of a round by events and by the host's clock, the first two left out."""
     parts = decoding.parts
     with parts.target.executor.timed(clock.launch):
-        decoding.run(clock, recorder_of(parts))
+        decoding.run(clock, untimed(parts.target.executor, recorder_of(parts)))
     if parts.target.device.type == "cuda":
         torch.cuda.synchronize(parts.target.device)
     laps = [lap for lap in clock.rounds() if Lap.VERIFY in lap][2:]

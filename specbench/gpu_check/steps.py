@@ -16,7 +16,9 @@ from specbench.run.parts import Parts
 SHARES = {1024: 0.85, 4096: 0.80}  # of the read roof, by cache columns, when its operations are fused
 UNFUSED_SHARE = 0.4
 WIDTHS = (1, 2, 4, 6, 8, 16)  # tokens of a call
-MOST_KERNELS = 14  # a layer, when its operations are fused
+# A layer's, when its operations are fused: 14 calls, one of them attention in two launches, and a share of what is
+# around the layers.
+MOST_KERNELS = 16
 
 
 def score_call(parts: Parts, columns: int, width: int = 1) -> Callable[[], Any]:

@@ -4,15 +4,31 @@ to PyTorch as soon as this module is imported; Triton is imported when one first
 B rows, N guesses, V vocabulary.
 """
 
+import logging
+from functools import cache
+
 import torch
 from torch import Tensor
 
 from specbench.kernels import has_triton
 
+log = logging.getLogger(__name__)
+
 
 def run_on(device: torch.device) -> bool:
     """Whether these operators take the place of the plain code on a device."""
-    return device.type == "cuda" and has_triton()
+    return device.type == "cuda" and has_triton() and _launches(device)
+
+
+@cache
+def _launches(device: torch.device) -> bool:
+    """Whether Triton can build and launch a kernel there: besides the package it needs a C compiler."""
+    try:
+        race(torch.ones(1, 2, device=device), torch.zeros(1, dtype=torch.long, device=device))
+    except Exception as error:  # of Triton, of its compiler, or of the driver
+        log.warning("sampling on %s runs without Triton's kernels: %s", device, str(error).partition("\n")[0])
+        return False
+    return True
 
 
 @torch.library.custom_op("specbench::race", mutates_args=())

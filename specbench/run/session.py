@@ -6,9 +6,10 @@ from typing import Any
 from specbench.decoded import Decoded, DecodedRequest, Round
 from specbench.decoding.autoregressive import decode_autoregressive
 from specbench.decoding.clock import Lap, Stopwatch
+from specbench.decoding.executor import Executor
 from specbench.decoding.gamma_policy import GammaPolicy
 from specbench.decoding.queue import Queue
-from specbench.decoding.speculative import decode_speculative
+from specbench.decoding.speculative import RoundHook, decode_speculative
 from specbench.decoding.state import Job, State
 from specbench.decoding.stopping import StopStrings
 from specbench.decoding.target import Model
@@ -50,11 +51,12 @@ class Session:
         evidence = evidence and speculative and not target.sampling.greedy
         recorder = Recorder(verifier, parts.metrics, target.executor.leaf(round_numbers), evidence)
         target.allocate(parts.batch_size, columns)
+        record = untimed(target.executor, recorder)
         with target.executor.timed(clock.launch):
             if speculative:
-                decode_speculative(state, target, drafter, policy, verifier, clock, recorder, queue)
+                decode_speculative(state, target, drafter, policy, verifier, clock, record, queue)
             else:
-                decode_autoregressive(state, target, verifier, clock, recorder, queue)
+                decode_autoregressive(state, target, verifier, clock, record, queue)
         decoded = self._decoded(queue, clock, recorder, models)
         if evidence:
             decoded.evidence = recorder.evidence(len(jobs))
@@ -87,3 +89,13 @@ class Session:
             self._state = State.idle(parts.batch_size, columns, target.stop_tokens, target.device, strings)
         self._state.clear()
         return self._state
+
+
+def untimed(executor: Executor, hook: RoundHook) -> RoundHook:
+    """A round hook whose launches are no part of decoding: the clock is not told of them."""
+
+    def record(*of_round: Any) -> None:
+        with executor.timed(lambda: None):
+            hook(*of_round)
+
+    return record
