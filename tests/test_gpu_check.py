@@ -107,7 +107,7 @@ def small(monkeypatch):
 
 
 EXPECTED = {  # a number of each phase, and its verdict with the timer's numbers
-    1: ("texts that differ, B 2, T 1", PASSED),
+    1: ("texts that differ, B 2, T 1, attention sdpa", PASSED),
     2: ("longest first call, cuDNN off", PASSED),
     3: ("share of the read roof at 64 columns", PASSED),
     4: ("kernels a layer at 64 columns, compiled", FAILED),

@@ -1,4 +1,4 @@
-"""Phase 2: what attention costs by mask, backend and number of keys, and what its first call costs."""
+"""Phase 2: what attention costs by kernel, mask and number of keys, and what its first call costs."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -9,6 +9,8 @@ from torch.nn.functional import scaled_dot_product_attention
 from specbench.gpu_check.check import Number, Phase
 from specbench.gpu_check.lab import Lab
 from specbench.gpu_check.timer import Timer
+from specbench.kernels import has_triton
+from specbench.models import kernel_attention
 
 HEADS, KV_HEADS, SIZE = 24, 8, 128  # of the 3B shape
 COLUMNS = (128, 1024, 4096)
@@ -17,7 +19,7 @@ FIRST_CALL = 5e-3  # seconds; plans that are made for each length take 20 to 40 
 
 
 class Attention(Phase):
-    """One layer's attention by PyTorch."""
+    """One layer's attention by PyTorch, and by the Triton kernel."""
 
     number, title, seconds = 2, "attention of one layer", 30
     meaning = (
@@ -36,6 +38,20 @@ class Attention(Phase):
                 yield from self._backend(prepared, timer, cudnn)
         finally:
             torch.backends.cuda.enable_cudnn_sdp(before)
+        if has_triton():
+            yield from self._triton(prepared, timer)
+
+    def _triton(self, device: torch.device, timer: Timer) -> Iterator[Number]:
+        """The kernel that `attention=auto` uses; the caches of all lengths have the most columns."""
+        table = torch.zeros(1, 1, dtype=torch.long, device=device)
+        for columns in COLUMNS:
+            for queries in QUERIES:
+                q, *_ = tensors(device, queries, queries, "none")
+                k, v = (torch.ones(1, KV_HEADS, max(COLUMNS), SIZE, dtype=q.dtype, device=device) for _ in range(2))
+                first = torch.full((1,), columns - queries, device=device)
+                given = (q, k, v, table, first, None, None, SIZE**-0.5, None)
+                seconds = timer.device(lambda given=given: kernel_attention.attend(*given))  # type: ignore[misc]
+                yield Number(f"{queries} x {columns:,}, Triton kernel", seconds * 1e6, "us", None)
 
     def _backend(self, device: torch.device, timer: Timer, cudnn: bool) -> Iterator[Number]:
         word, worst = "cuDNN on" if cudnn else "cuDNN off", 0.0

@@ -45,16 +45,17 @@ class Seen:
 
 
 @torch.library.custom_op("specbench::attend", mutates_args=())
-def _attend(
+def attend(
     q: Tensor, keys: Tensor, values: Tensor, table: Tensor, first: Tensor, sees: Tensor | None, depth: Tensor | None,
     scale: float, window: int | None,
 ) -> Tensor:  # fmt: skip
+    """The operator through which compilers and fake devices see the kernel: see specbench/kernels/attention.py."""
     from specbench.kernels.attention import attend
 
     return attend(q, keys, values, table, first, sees, depth, scale, window)
 
 
-@_attend.register_fake
+@attend.register_fake
 def _shape_of_attend(q: Tensor, keys: Tensor, values: Tensor, *others: Any) -> Tensor:
     """Tells compilers and fake devices the result [b, N, heads, head size]."""
     b, heads, N, _ = q.shape
@@ -79,7 +80,7 @@ def _attention(
         raise RuntimeError(f"{type(module).__name__} computes attention with {', '.join(found)}")
     seen, layer = specbench_seen, int(module.layer_idx)  # type: ignore[arg-type]
     scale, window = query.shape[-1] ** -0.5 if scaling is None else scaling, seen.window_of(layer)
-    output = _attend(query, key, value, seen.table, seen.first, seen.sees, seen.depth, scale, window)
+    output = attend(query, key, value, seen.table, seen.first, seen.sees, seen.depth, scale, window)
     if seen.errors is not None:
         right = plain_attention(query, key, value, seen, scale, window)
         seen.errors.append((output - right).abs().max() / right.abs().max())
