@@ -156,7 +156,7 @@ def test_gamma_zero_is_autoregressive_decoding_at_any_temperature():
 @pytest.mark.parametrize(("executor", "temperature", "cache_name"), [
     *((name, temperature, cache) for name in ("half", "onednn") for temperature in (0, 1)
       for cache in ("static", "paged")),
-    ("compiled", 1, "static"), ("compiled", 0, "paged"),
+    ("compiled", 1, "static"), pytest.param("compiled", 0, "paged", marks=pytest.mark.slow),
     *(pytest.param("openvino", t, cache, marks=needs_openvino) for t, cache in ((0, "static"), (1, "dynamic"),
                                                                                 (1, "paged"))),
 ])  # fmt: skip
@@ -178,7 +178,9 @@ def test_every_kind_of_draft_runs_on_other_weights(executor, kind, temperature):
 
 
 @pytest.mark.parametrize(("kind", "temperature", "cache_name"), [
-    ("tree_distinct", 1, "static"), ("medusa", 0, "paged"), ("early_exit", 1, "paged"), ("pass_lookahead", 0, "static"),
+    ("early_exit", 1, "paged"),
+    *(pytest.param(*more, marks=pytest.mark.slow)
+      for more in (("tree_distinct", 1, "static"), ("medusa", 0, "paged"), ("pass_lookahead", 0, "static"))),
 ])  # fmt: skip
 def test_other_drafts_run_compiled(kind, temperature, cache_name):
     sampling, rows = Sampling(temperature=temperature), requests()[:1]

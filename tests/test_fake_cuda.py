@@ -296,7 +296,14 @@ def combinations() -> list[Case]:
     return list(dict.fromkeys(cases + more))
 
 
-@pytest.mark.parametrize("case", combinations(), ids=str)
+def slow(case: Case) -> bool:
+    """Whether the case is left to `-m slow`: a drafter's second one."""
+    return case.temperature == 0 and case.drafter not in (None, "model") and case.verifier != "greedy_tree"
+
+
+@pytest.mark.parametrize("case", [
+    pytest.param(case, marks=pytest.mark.slow) if slow(case) else case for case in combinations()
+], ids=str)  # fmt: skip
 def test_a_decode_runs_on_cuda_and_waits_where_the_table_says(case, number_text):
     with torch.inference_mode(False), torch.no_grad():
         expected = Decoder(case, None, number_text)()

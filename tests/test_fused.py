@@ -47,6 +47,7 @@ def kernels() -> dict[str, dict[str, list[str]]]:
     return json.loads(done.stdout)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("leaf", ["score", "step"])
 def test_a_layer_is_few_kernels(leaf, kernels):
     two, three = kernels[leaf]["2"], kernels[leaf]["3"]
@@ -54,12 +55,14 @@ def test_a_layer_is_few_kernels(leaf, kernels):
     assert len(three) - len(two) <= MOST_KERNELS
 
 
+@pytest.mark.slow
 def test_keys_and_values_are_written_where_they_stay(kernels):
     """A program that wrote into a copy of the cache would have a kernel that copies it back."""
     assert "index_copy" in " ".join(kernels["score"]["2"])
     assert not any("fused_copy_" in call for calls in kernels.values() for call in calls["2"])
 
 
+@pytest.mark.slow
 def test_layers_that_share_no_product_are_more_kernels(kernels):
     """Negative control: q, k and v, and gate and up, one by one in two layers."""
     assert len(kernels["unpacked"]["2"]) == len(kernels["score"]["2"]) + 2 * 3

@@ -71,6 +71,7 @@ def finished(sweep: Path) -> dict[str, tuple[int, int]]:
     return found
 
 
+@pytest.mark.slow
 def test_a_sweep_that_is_killed_and_restarted_ends_complete(forks, tmp_path):
     sweep, chance, before, places = tmp_path / "outputs" / "s", random.Random(SEED), {}, set()
     for kill in range(KILLS):

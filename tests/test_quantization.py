@@ -97,7 +97,10 @@ QUANTISED_RUNS = {
 }
 
 
-@pytest.mark.parametrize("name", QUANTISED_RUNS)
+@pytest.mark.parametrize("name", [
+    pytest.param(name, marks=pytest.mark.slow) if name in ("peers", "bfloat16 int4") else name
+    for name in QUANTISED_RUNS
+])  # fmt: skip
 def test_a_quantised_target_passes_its_own_verdict(name, tmp_path):
     parts = parts_of("max_new_tokens=32", *QUANTISED_RUNS[name])
     result, record = run(parts, tmp_path)
