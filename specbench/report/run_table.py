@@ -90,7 +90,7 @@ def _executor(name: str, chosen: dict[str, list[str]], programs: dict[str, Any])
     made = f", {programs['made']} of them made now" if programs["made"] else ""
     count = programs["found"] + programs["made"]
     without = "compiled programs are incomplete" if programs["missed"] else "nothing compiled"
-    hint = " (executor=compiled does it, once)" if name == "auto" else ""
+    hint = ": executor=compiled" if name == "auto" else ""
     return f"products: {products}; " + (f"{count} compiled programs{made}" if programs["used"] else without + hint)
 
 
