@@ -171,16 +171,17 @@ def test_every_executor_gives_the_tokens_of_eager_mode(executor, temperature, ca
 @pytest.mark.parametrize("temperature", [0, 1])
 @pytest.mark.parametrize("kind", ["blockwise", "medusa", "early_exit", "pass_lookahead", "non_autoregressive",
                                   "under_ngram", "tree_distinct", "multi_draft"])  # fmt: skip
-@pytest.mark.parametrize("executor", ["half", pytest.param("openvino", marks=needs_openvino)])
+@pytest.mark.parametrize("executor", [
+    "half", pytest.param("openvino", marks=[needs_openvino, pytest.mark.slow])
+])  # fmt: skip
 def test_every_kind_of_draft_runs_on_other_weights(executor, kind, temperature):
     sampling = Sampling(temperature=temperature)
     assert decode(requests(), sampling, kind, executor=executor) == decode(requests(), sampling, kind)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "temperature", "cache_name"), [
-    ("early_exit", 1, "paged"),
-    *(pytest.param(*more, marks=pytest.mark.slow)
-      for more in (("tree_distinct", 1, "static"), ("medusa", 0, "paged"), ("pass_lookahead", 0, "static"))),
+    ("tree_distinct", 1, "static"), ("medusa", 0, "paged"), ("early_exit", 1, "paged"), ("pass_lookahead", 0, "static"),
 ])  # fmt: skip
 def test_other_drafts_run_compiled(kind, temperature, cache_name):
     sampling, rows = Sampling(temperature=temperature), requests()[:1]

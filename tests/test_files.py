@@ -251,6 +251,7 @@ def test_results_go_first_when_a_folder_is_used_again(copied, monkeypatch):
     assert gone[0] == "results.json" and set(FILES) < set(gone)
 
 
+@pytest.mark.slow
 def test_a_multirun_redoes_what_is_broken_and_says_what_differed(monkeypatch, tmp_path, capsys):
     """Of four jobs one is whole, two are broken, and one is another process's."""
     arguments = ["-m", "name=s", "gamma=1,2,3", "data.limit=1"]

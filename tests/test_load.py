@@ -92,7 +92,8 @@ def test_levels_must_fall(bad):
         validate(LoadLenience.Settings, OmegaConf.create({"levels": bad, "step": 1}), "lenience_policy.")
 
 
-@pytest.mark.parametrize("temperature", [pytest.param(0, marks=pytest.mark.slow), 1])
+@pytest.mark.slow
+@pytest.mark.parametrize("temperature", [0, 1])
 def test_drift_grows_with_lenience_within_its_bound(temperature, tmp_path):
     drifts = []
     for lenience in (1, 0.5, 0.1):

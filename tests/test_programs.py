@@ -69,11 +69,13 @@ class CountsShapes(CompiledExecutor):
     "overrides",
     [
         ("gamma=3",),
-        ("gamma=4", "drafter=tree"),
+        pytest.param(("gamma=4", "drafter=tree"), marks=pytest.mark.slow),
         ("gamma=3", "drafter=medusa"),
-        ("gamma_policy=adaptive", "gamma_policy.largest=4"),
+        pytest.param(("gamma_policy=adaptive", "gamma_policy.largest=4"), marks=pytest.mark.slow),
         ("gamma_policy=entropy", "gamma_policy.largest=4", "batch_size=2"),
-        ("gamma_policy=heuristic", "gamma=2", "gamma_policy.largest=4", "temperature=0"),
+        pytest.param(
+            ("gamma_policy=heuristic", "gamma=2", "gamma_policy.largest=4", "temperature=0"), marks=pytest.mark.slow
+        ),
         (
             "lenience_policy=load",
             "lenience_policy.levels=[1,.5]",

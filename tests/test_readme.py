@@ -87,6 +87,7 @@ def words_of(text: str) -> tuple[str, ...]:
 FOUND = [found for page in PAGES for found in commands_of_a_page(page)] + [*commands_of_help()]
 COMMANDS = sorted(set(FOUND), key=str)
 COMPOSED = [c for c in COMMANDS if c.module in ("", ".train") and "--help" not in c.words]
+SHOWN = {*commands_of_a_page(README), *commands_of_help()}  # in the README and in --help
 RUNS = [c for c in COMMANDS if c.module == "" and c.is_run]
 ON_A_RUN = [c for c in COMMANDS if c.module in (".replay", ".report") and c.is_run]
 
@@ -184,7 +185,9 @@ def run_small(here):
     return run
 
 
-@pytest.mark.parametrize("found", RUNS, ids=ids)
+@pytest.mark.parametrize("found", [
+    found if found in SHOWN else pytest.param(found, marks=pytest.mark.slow) for found in RUNS
+], ids=ids)  # fmt: skip
 def test_every_command_runs(found, run_small):
     folder = run_small(found.words)
     assert {"results.json", "rounds.parquet", "prompts.jsonl"} <= {path.name for path in folder.iterdir()}

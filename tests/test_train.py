@@ -60,6 +60,7 @@ def test_every_method_trains_a_drafter_that_runs(method, tmp_path):
     assert result.lossless.passed and result.counts.drafted > 0
 
 
+@pytest.mark.slow
 def test_training_moves_the_heads_towards_the_target(tmp_path):
     pytest.importorskip("accelerate")
     text = tmp_path / "text.txt"
