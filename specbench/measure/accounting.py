@@ -37,6 +37,12 @@ def accounting(sums: Sums, gamma: int | None) -> dict[str, Factor]:
     return {name: Factor(float(value), intervals[name]) for name, value in point.items()}
 
 
+def speedup_of(s: Mapping[str, Any], tokens: str = "tokens") -> Any:
+    """Seconds per token of plain decoding over ours, from sums over requests, if these had yielded as many tokens as
+    the sum `tokens` says."""
+    return (s["plain_seconds"] / s["plain_tokens"]) / (s["seconds"] / s[tokens])
+
+
 def cost_ratios(s: Mapping[str, Any]) -> dict[str, Any]:
     """c, v and o, and the seconds of a single-token target step, from sums over requests."""
     step = s["plain_step_seconds"] / s["plain_calls"]

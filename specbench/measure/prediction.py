@@ -5,10 +5,10 @@ chance than in their number.
 """
 
 from collections.abc import Hashable, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
+from specbench.measure.accounting import speedup_of
 from specbench.measure.estimators import Sums, student
 from specbench.results import Prediction
 
@@ -24,17 +24,12 @@ def prediction(rows: Sequence[Mapping[str, float]], clusters: Sequence[Hashable]
     if pilot.samples is None or rest.samples is None or not pilot.point["tested"]:
         return None
     with np.errstate(divide="ignore", invalid="ignore"):
-        value, measured = _speedup(pilot.point, "expected"), _speedup(rest.point, "tokens")
+        value, measured = speedup_of(pilot.point, "expected"), speedup_of(rest.point)
         # What is measured deviates by the error of the pilot and by that of as many other prompts; both are known from
         # the pilot alone.
-        errors = [np.log(_speedup(pilot.samples, tokens)).std() for tokens in ("expected", "tokens")]
+        errors = [np.log(speedup_of(pilot.samples, tokens)).std() for tokens in ("expected", "tokens")]
     spread = np.hypot(errors[0], errors[1] * np.sqrt(pilot.clusters / rest.clusters))
     low, high = (value * np.exp(sign * student(pilot.clusters - 1) * spread) for sign in (-1, 1))
     if not np.isfinite([value, low, high, measured]).all():
         return None
     return Prediction(float(value), (float(low), float(high)), float(measured), len(halves[1]))
-
-
-def _speedup(s: Mapping[str, Any], tokens: str) -> Any:
-    """The speedup of requests with these sums, if they had yielded so many tokens as the sum `tokens` says."""
-    return (s["plain_seconds"] / s["plain_tokens"]) / (s["seconds"] / s[tokens])

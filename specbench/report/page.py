@@ -142,12 +142,11 @@ def _accounting(report: Report, run: StoredRun) -> None:
 
 
 def _which_gamma(report: Report, run: StoredRun) -> None:
-    reason = run.result["no_replay"] or "there are no betas along its text"
     caption = (
         "Replay evaluates every constant gamma on this run's text, with the measured time of a round of that many "
         "tokens; the band is a 95 % interval."
         if run.result["gamma_sweep"]
-        else f"No other gamma is evaluated on this run: {reason}."
+        else f"No other gamma is evaluated on this run: {run.result['no_replay']}."
     )
     figure = report.figure("speedup_by_gamma", caption, lambda: figures.speedup_by_gamma([run]))
     report.section("Which gamma", figures=[figure])

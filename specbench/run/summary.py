@@ -12,7 +12,7 @@ from specbench.decoded import Decoded, DecodedRequest, Record, Result
 from specbench.decoding.clock import Lap
 from specbench.decoding.target import Model
 from specbench.measure.acceptance import acceptance, alpha_by_category, alpha_on_text, beta_by_position
-from specbench.measure.accounting import accounting, cost_ratios, sums_of
+from specbench.measure.accounting import accounting, cost_ratios, speedup_of, sums_of
 from specbench.measure.bandwidth import Roofs
 from specbench.measure.clusters import time_clusters
 from specbench.measure.drift import drift
@@ -53,8 +53,8 @@ def summarise(session: Session, record: Record, status: str, provenance: dict[st
     drafted = counts.drafted / counts.rounds
     gamma = drafted if parts.policy.constant is None else parts.policy.constant
     c_hat = parts.drafter.operations_per_token / parts.target.operations_per_token
-    ours, plain = _times([r.speculative for r in results]), _times([r.baseline for r in results])
-    measured, ci95 = speedup_interval(*plain, *ours, clusters)
+    measured = float(speedup_of(sums.point))
+    ours = _times([r.speculative for r in results])
     peers = {name: _peer_times(results, name) for name in parts.peers}
     no_replay = why_no_replay(parts, results)
     gammas = [] if no_replay else gamma_sweep(results, cost.by_gamma, measured)
@@ -78,7 +78,7 @@ def summarise(session: Session, record: Record, status: str, provenance: dict[st
         cost=cost,
         speedup=Speedup(
             measured=measured,
-            ci95=ci95,
+            ci95=sums.intervals(lambda s: {"measured": speedup_of(s)})["measured"],
             end_to_end=_time_ratio(record, lambda decoded: decoded.prefill_seconds + decoded.decode_seconds),
             theorem_3_8=theory.walltime_improvement(known.alpha, known.gamma, known.c) if known else None,
             corrected=_corrected(efficiency.mean, drafted, cost, record),

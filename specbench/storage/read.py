@@ -198,7 +198,9 @@ def _no_replay(result: dict[str, Any]) -> str:
     if result["config"]["lenience"] < 1:
         return "its lenience is below 1"
     fixed = result["choices"].get("drafter") in ("ngram", "prompt_lookup")
-    return "its drafter's later guesses depend on where a round began" if fixed else ""
+    if fixed:
+        return "its drafter's later guesses depend on where a round began"
+    return "" if result["gamma_sweep"] else "there are no betas along its text"
 
 
 def _impossible(result: dict[str, Any]) -> str:
