@@ -193,6 +193,8 @@ class Group:
         for result in self.results:
             result.request = replace(result.request, tokens=array("i", result.request.tokens))
             for decoded in result.both:
+                if isinstance(decoded.rounds, Rounds):  # runs that share plain decoding have this in common
+                    continue
                 decoded.rounds, decoded.tokens = Rounds(decoded.rounds), array("i", decoded.tokens)
 
 

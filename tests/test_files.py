@@ -1,6 +1,7 @@
 """The files of a run: what can be used again, what cannot be read, who may write, and what a signal or a full disk
 leaves."""
 
+import contextlib
 import dataclasses
 import errno
 import json
@@ -21,10 +22,11 @@ import specbench.__main__ as command
 import specbench.models.pretrained
 import specbench.replay
 import specbench.report.__main__ as report
-import specbench.run.run
+import specbench.run.member
 from specbench.config.checks import check
 from specbench.data.prompts import Data, Prompt, load
 from specbench.decoding.sampling import Sampling
+from specbench.run.cohort import Cohort
 from specbench.run.run import run
 from specbench.settings import ConfigError
 from specbench.storage.atomic import write_text
@@ -316,7 +318,7 @@ def test_a_full_disk_leaves_what_was_finished(small_files, tmp_path):
     (tmp_path / "results.json").write_text("before")
     with pytest.raises(ConfigError, match=r"results\.json cannot be written \(File too large\)"):
         write_text(tmp_path / "results.json", "x" * 2000)
-    with PromptsFile(tmp_path) as saved:
+    with contextlib.closing(PromptsFile(tmp_path)) as saved:
         saved.append([{"id": "a"}])
         with pytest.raises(ConfigError, match="cannot be written"):
             saved.append([{"id": "b"}, {"id": "x" * 2000}])
@@ -382,20 +384,20 @@ def signals(monkeypatch):
     """Sends real signals to this process: one while the second group decodes, the others while results are made."""
 
     def send(while_decoding, *while_summarising):
-        decode, summarise = specbench.run.run.decode_all_ways, specbench.run.run.summarise
+        decode, summarise = Cohort.decode_all_ways, specbench.run.member.summarise
 
-        def decoding(session, requests, wanted, swap):
-            if swap:
+        def decoding(self, wanted, jobs, number):
+            if number == 1:
                 os.kill(os.getpid(), while_decoding)
-            return decode(session, requests, wanted, swap)
+            return decode(self, wanted, jobs, number)
 
         def summarising(*arguments):
             for number in while_summarising:
                 os.kill(os.getpid(), number)
             return summarise(*arguments)
 
-        monkeypatch.setattr(specbench.run.run, "decode_all_ways", decoding)
-        monkeypatch.setattr(specbench.run.run, "summarise", summarising)
+        monkeypatch.setattr(Cohort, "decode_all_ways", decoding)
+        monkeypatch.setattr(specbench.run.member, "summarise", summarising)
 
     return send
 

@@ -6,21 +6,21 @@ import pytest
 from conftest import parts_of
 
 import specbench.executors.compiled
-import specbench.run.run
 from specbench.executors.arguments import Columns, flatten
 from specbench.executors.compiled import CompiledExecutor
+from specbench.run.cohort import Cohort
 from specbench.run.run import run
 
 
 def test_compiled_programs_are_few_and_all_there_before_anything_is_timed(monkeypatch, tmp_path):
     parts = parts_of("executor=compiled", "temperature=0")
-    counts, plain = [], specbench.run.run.decode_all_ways
+    counts, plain = [], Cohort.decode_all_ways
 
     def decode_all_ways(*args, **kwargs):
         counts.append(sum(len(leaf.programs) for leaf in parts.target.executor.leaves.values()))
         return plain(*args, **kwargs)
 
-    monkeypatch.setattr(specbench.run.run, "decode_all_ways", decode_all_ways)
+    monkeypatch.setattr(Cohort, "decode_all_ways", decode_all_ways)
     result, _ = run(parts, tmp_path)
     assert result.lossless.passed
     # In one bucket p of 1 and 5 tokens and a whole draft; verdicts and records, with and without a draft.
@@ -90,7 +90,7 @@ def test_every_shape_is_met_before_anything_is_timed(overrides, growing_texts, m
     monkeypatch.setattr(specbench.executors.compiled, "CompiledExecutor", CountsShapes)
     parts = parts_of("executor=compiled", "data.limit=3", f"data.path={growing_texts}", "data=jsonl", *overrides)
     executor = parts.target.executor
-    plain = specbench.run.run.decode_all_ways
+    plain = Cohort.decode_all_ways
 
     def measured(*arguments, **options):
         executor.measuring = True
@@ -99,7 +99,7 @@ def test_every_shape_is_met_before_anything_is_timed(overrides, growing_texts, m
         finally:
             executor.measuring = False
 
-    monkeypatch.setattr(specbench.run.run, "decode_all_ways", measured)
+    monkeypatch.setattr(Cohort, "decode_all_ways", measured)
     result, _ = run(parts, tmp_path)
     assert result.counts.failed == 0 and executor.keys
     assert len(executor.visible) > 1  # a program serves any number of columns

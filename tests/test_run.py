@@ -12,12 +12,12 @@ import yaml
 from conftest import composed, parts_of, small
 
 import specbench.__main__ as command
-import specbench.run.run
 from specbench.config.build import build
 from specbench.config.checks import check
 from specbench.decoding.noise import prompt_key
 from specbench.loggers.wandb import summary
 from specbench.memory import Budget, Footprint, give_back, size
+from specbench.run.cohort import Cohort
 from specbench.run.requests import group_size
 from specbench.run.run import run
 from specbench.run.session import Session
@@ -154,14 +154,14 @@ def test_a_failed_prompt_is_recorded_and_the_rest_is_measured(monkeypatch, tmp_p
 
 
 def test_an_interrupted_run_keeps_what_it_finished(monkeypatch, tmp_path):
-    plain = specbench.run.run.decode_all_ways
+    plain = Cohort.decode_all_ways
 
-    def interrupted(session, requests, wanted, swap):
-        if swap:
+    def interrupted(self, wanted, jobs, number):
+        if number == 1:
             raise KeyboardInterrupt
-        return plain(session, requests, wanted, swap)
+        return plain(self, wanted, jobs, number)
 
-    monkeypatch.setattr(specbench.run.run, "decode_all_ways", interrupted)
+    monkeypatch.setattr(Cohort, "decode_all_ways", interrupted)
     code = call(small("logger=none", "hydra.run.dir=out"), monkeypatch, tmp_path)
     result = json.loads((tmp_path / "out" / "results.json").read_text())
     assert code == 130

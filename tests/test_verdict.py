@@ -13,7 +13,7 @@ from conftest import DRAFTERS, TREES, V, make_drafter, parts_of, small, spare_of
 from test_law import AcceptEverything, ResidualFromTarget
 from test_run import call
 
-import specbench.run.run
+import specbench.run.member
 from specbench.cache.static import StaticCache
 from specbench.data.prompts import Request
 from specbench.decoded import DecodedRequest, Group, Record, Result
@@ -397,7 +397,7 @@ def test_an_error_while_reading_is_not_passed(tmp_path, monkeypatch):
             raise RuntimeError("out of memory")
         return read(*arguments)
 
-    monkeypatch.setattr(specbench.run.run, "read", fails_once)
+    monkeypatch.setattr(specbench.run.member, "read", fails_once)
     found = run(parts_of("temperature=0"), tmp_path)[0].lossless
     assert found.verdict == "inconclusive" and "out of memory" in found.reason and found.reread.texts == 1
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from specbench.config.checks import Checked
 from specbench.config.schema import Root
+from specbench.config.targets import Targets
 from specbench.context import Context
 from specbench.data.prompts import Prompt, load, render
 from specbench.decoding.drafter import Drafter
@@ -34,10 +35,10 @@ LONGEST_WAIT = 24 * 3600  # seconds until the last request arrives
 MOST_WARM_UP_TOKENS = 500_000  # a row
 
 
-def build(checked: Checked, announce: Callable[[str], None] = log.info) -> Parts:
-    """Reads the prompts, says what memory the run needs, then loads the models and puts the parts
-    together. Raises ConfigError."""
-    root, chosen = checked.root, checked.choices
+def build(checked: Checked, announce: Callable[[str], None] = log.info, targets: Targets | None = None) -> Parts:
+    """Reads the prompts, says what memory the run needs, then loads the models and puts the parts together. A target
+    among `targets` is not loaded again. Raises ConfigError."""
+    root, chosen, targets = checked.root, checked.choices, targets or Targets()
     prompts = load(_make(checked, "data"))
     device = pick_device(root.device)
     policy = _make(checked, "gamma_policy")
@@ -54,7 +55,7 @@ def build(checked: Checked, announce: Callable[[str], None] = log.info) -> Parts
     workload = _make(checked, "workload", root.seed)
     refuse_slow_arrivals(workload, sum(len(prompt.turns) for prompt in prompts))
     spare = chosen["drafter"].settings.nodes(policy.largest) + 1
-    budget = memory_budget(checked, prompts, context, spare)
+    budget = memory_budget(checked, prompts, context, spare, targets.has(checked))
     announce(str(budget))
     # Lenience at temperature 0 compares the target's probabilities before argmax; drafters keep theirs.
     scored = dataclasses.replace(context.sampling, before_argmax=chosen.lenience < 1)
@@ -62,7 +63,7 @@ def build(checked: Checked, announce: Callable[[str], None] = log.info) -> Parts
         lambda level: _make(checked, "verifier", scored, level)
     )
     refuse_long_warm_up(checked, policy, context.executor, budget.columns, len(verifier.levels))
-    target = _make(checked, "target", dataclasses.replace(context, sampling=scored))
+    target = targets.get(checked, dataclasses.replace(context, sampling=scored), partial(_make, checked, "target"))
     drafter = _make(checked, "drafter", context, target)
     refuse_unfit(target, drafter, policy.largest)
     first_model = drafter.models[0] if drafter.models else None
@@ -103,9 +104,11 @@ def _make(checked: Checked, group: str, *arguments: Any) -> Any:
         ) from error
 
 
-def memory_budget(checked: Checked, prompts: Sequence[Prompt], context: Context, spare: int) -> Budget:
-    """The most memory that the run will need; `spare` is the most tokens that a target call reads. Raises ConfigError
-    if the device has less."""
+def memory_budget(
+    checked: Checked, prompts: Sequence[Prompt], context: Context, spare: int, loaded: bool = False
+) -> Budget:
+    """The most memory that the run will need, besides the target's weights if they are `loaded`; `spare` is the most
+    tokens that a target call reads. Raises ConfigError if the device has less."""
     root, chosen = checked.root, checked.choices
     footprints = [
         footprint(model, role, context.dtype)
@@ -122,11 +125,14 @@ def memory_budget(checked: Checked, prompts: Sequence[Prompt], context: Context,
     in_all = cache.kind.columns_in_all(cache.settings, root.batch_size, executor.columns(columns))
     peers = chosen["baseline"].kind.loads_models and executor.changes_modules
     verdict = root.verdict_tokens > 0 and executor.changes_modules and not peers  # its stock target
+    copies = footprints[0].weights * (chosen["drafter"].settings.target_copies + (verdict and not loaded))
+    if loaded:
+        footprints[0] = dataclasses.replace(footprints[0], weights=0, tied=0)
     doubled = sum(executor.doubles(f.weights, f.tied, context.device, context.dtype) for f in footprints)
     budget = Budget.of(
         footprints,
         copies=2 if peers else 1,
-        doubled=doubled + footprints[0].weights * (chosen["drafter"].settings.target_copies + verdict),
+        doubled=doubled + copies,
         laws=_laws(root, footprints[0].vocab_size),
         rows=root.batch_size,
         columns=columns,

@@ -62,6 +62,9 @@ class Executor(Component):
         for a quantised drafter, its results may differ from the module's by more than the rounding of its dtype."""
         return module
 
+    def share(self, other: "Executor") -> None:
+        """Called when this executor runs a module that `other`, of the same kind and settings, has loaded."""
+
     def stored(self, module: nn.Module) -> Stored:
         """The weights of a module that `load` returned."""
         sizes = [(weight.numel(), weight.nbytes) for weight in module.parameters()]

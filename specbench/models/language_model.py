@@ -10,7 +10,7 @@ import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -94,6 +94,15 @@ class LanguageModel(Target):
         """See `HasCache.on_cache`; shapes of `SlotCache.tensors`."""
         with self.cache.bound(tensors):
             yield
+
+    def shared(self, sampling: Sampling, new_cache: Callable[[int, int], SlotCache], executor: Executor) -> Self:
+        """A model of the same weights with its own sampling and cache. `executor` must be of the same kind and settings
+        as the one that loaded them."""
+        model = copy.copy(self)
+        model.sampling, model.new_cache, model.executor = sampling, new_cache, executor
+        model._cache, model.cached = None, []
+        executor.share(self.executor)
+        return model
 
     def stock_module(self) -> PreTrainedModel:
         """The module as transformers made it."""

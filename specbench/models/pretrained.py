@@ -1,10 +1,11 @@
 """Loads Hugging Face checkpoints: from a local folder or a hub id, or random weights in a model's shape."""
 
 import dataclasses
+import functools
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -73,6 +74,7 @@ class PretrainedModel(LanguageModel):
         rows = load_config(settings, role).get_text_config().vocab_size
         refuse_more_ids(tokenizer, f"{role}.path={settings.path}", rows)
         self.load_again = partial(load_module, settings, role, context.device, context.dtype, context.seed)
+        self._second_module = functools.cache(lambda: self.load_again())  # one for all that share the weights
         self.random_weights, self.quantization = settings.weights == "random", settings.quantization
         super().__init__(
             self.load_again(),
@@ -93,11 +95,7 @@ class PretrainedModel(LanguageModel):
 
     def stock_module(self) -> PreTrainedModel:
         """The module as transformers made it; loaded again, once, if the executor may have changed it."""
-        return self._second_module if self.executor.changes_modules else super().stock_module()
-
-    @cached_property
-    def _second_module(self) -> PreTrainedModel:
-        return self.load_again()
+        return self._second_module() if self.executor.changes_modules else super().stock_module()
 
 
 def uses_template(settings: PretrainedModel.Settings, tokenizer: Any, role: str) -> bool:

@@ -27,8 +27,9 @@ class Wanted:
 class Requests:
     """The prompts of a run as requests. The answers of a turn become the history of the next one."""
 
-    def __init__(self, parts: Parts):
-        self.parts = parts
+    def __init__(self, parts: Parts, spare: int | None = None):
+        """`spare` cache columns take the guesses beyond a row's limit: those of the run unless given."""
+        self.parts, self.spare = parts, parts.spare if spare is None else spare
         self.answers: dict[str, list[str]] = {prompt.id: [] for prompt in parts.prompts}
         self.turns = {prompt.id: len(prompt.turns) for prompt in parts.prompts}
         self.too_long: list[int] = []  # tokens of each turn that does not fit, and of those that would follow it
@@ -61,7 +62,7 @@ class Requests:
                     f"and the context of {parts.target.name} must hold at least one more, {parts.target.context}"
                 )
             longest = max((tokens for _, tokens in waiting), default=0)
-            columns = min(longest + parts.max_new_tokens, parts.target.context) + parts.spare
+            columns = min(longest + parts.max_new_tokens, parts.target.context) + self.spare
             size = group_size(len(waiting), parts.batch_size)
             size = max(size, len(waiting)) if parts.workload.over_time else size
             for begin in range(0, len(waiting), size):

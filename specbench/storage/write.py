@@ -35,10 +35,7 @@ class PromptsFile:
             out_dir.mkdir(parents=True, exist_ok=True)
             self.file = self.path.open("wb", buffering=0)
 
-    def __enter__(self) -> "PromptsFile":
-        return self
-
-    def __exit__(self, *error: object) -> None:
+    def close(self) -> None:
         self.file.close()
 
     def append(self, records: Iterable[dict[str, Any]]) -> None:

@@ -1,0 +1,87 @@
+"""Runs that share requests and plain decoding: each request is decoded in all ways before the next one begins."""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from specbench.decoded import Failure
+from specbench.decoding.noise import prompt_key
+from specbench.decoding.state import Job
+from specbench.interrupts import at_once
+from specbench.measure.bandwidth import BandwidthProbe
+from specbench.run.member import Member
+from specbench.run.requests import Requests, Wanted
+from specbench.visible import first_line
+
+PROBED, PROBED_LATER = 128, 32  # costs are probed before so many groups, and then before every 32nd
+Way = tuple[Any, str]  # the member, or None for plain decoding, and the peer's name or ""
+Tell = Callable[[str], None]  # what is going on
+
+
+class Cohort:
+    """Members whose settings differ in nothing that plain decoding depends on; the first one decodes plainly for
+    all."""
+
+    def __init__(self, members: Sequence[Member], probe: BandwidthProbe):
+        self.members, self.probe = members, probe
+        self.requests = Requests(members[0].parts, max(member.parts.spare for member in members))
+        self.done = 0  # requests
+
+    def steps(self, tell: Tell) -> Iterator[int]:
+        """Decodes one group after the other; yields its number of requests."""
+        warm = 0
+        for number, wanted in enumerate(self.requests.groups()):
+            with at_once():
+                if wanted.columns > warm:
+                    tell("warming up")
+                    for member in self.members:
+                        member.warm_up(wanted, first=not warm)
+                    warm = wanted.columns
+                if number < PROBED or number % PROBED_LATER == 0:
+                    self.probe()
+                    for member in self.members:
+                        member.probe_costs(wanted)
+            self._decode(wanted, number)
+            self.done += len(wanted.requests)
+            yield len(wanted.requests)
+
+    def _decode(self, wanted: Wanted, number: int) -> None:
+        """Decodes a group in all ways and gives each member its part."""
+        with at_once():
+            jobs = self._jobs(wanted)
+            decoded = self.decode_all_ways(wanted, jobs, number)
+        plain = decoded[None, ""]
+        groups = []
+        for member in self.members:
+            own = {name: decoded[member, name] for name in ("", *member.parts.peers)}
+            failures = [found for found in (plain, *own.values()) if isinstance(found, Failure)]
+            if failures:
+                member.fail(failures[0])
+                continue
+            groups.append(member.add(wanted, jobs, own.pop(""), plain, own))
+        for result in groups[0].results if groups else ():
+            self.requests.remember(result)
+        for group in groups:
+            group.compact()
+
+    def decode_all_ways(self, wanted: Wanted, jobs: Sequence[Job], number: int) -> dict[Way, Any]:
+        """What was decoded each way, in an order that turns with the number of the group."""
+        arrivals = self.members[0].parts.workload.arrivals(len(jobs))
+        ways: list[Way] = [(None, ""), *((member, "") for member in self.members)]
+        ways += [(member, name) for member in self.members for name in member.parts.peers]
+        first = number % len(ways)
+        return {way: self._one_way(way, wanted, jobs, arrivals) for way in ways[first:] + ways[:first]}
+
+    def _jobs(self, wanted: Wanted) -> list[Job]:
+        seed, limit = self.members[0].parts.seed, self.requests.limit
+        return [Job(r.tokens, limit(r), prompt_key(seed, r.id), r.encoder_tokens) for r in wanted.requests]
+
+    def _one_way(self, way: Way, wanted: Wanted, jobs: Sequence[Job], arrivals: Sequence[float] | None) -> Any:
+        """What was decoded one way. An error of the device, as when memory runs out, is a failure of these requests,
+        and the run goes on without them."""
+        member, peer = way
+        try:
+            if peer:
+                return [member.parts.peers[peer].decode(job) for job in jobs]
+            return (member or self.members[0]).decode(jobs, wanted.columns, arrivals, speculative=member is not None)
+        except RuntimeError as error:
+            return Failure(wanted.requests, f"{type(error).__name__}: {first_line(error)}")
