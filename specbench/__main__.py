@@ -3,8 +3,6 @@
 import logging
 import os
 import sys
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,7 +16,6 @@ from rich.text import Text
 from specbench.interrupts import exit_code, handled, held
 from specbench.paths import conf_dir, register_resolvers
 from specbench.settings import ConfigError, VerdictError, comes_from, explain, stop
-from specbench.visible import first_line
 
 if TYPE_CHECKING:
     from specbench.config.checks import Checked
@@ -53,7 +50,7 @@ def one_run(config: DictConfig, skip_finished: bool = False) -> float | None:
     """Runs the composed configuration. Returns the measured speedup, for Hydra's optimisers. Raises
     ConfigError, or VerdictError with strict=true."""
     from specbench.config.checks import check
-    from specbench.storage.finished import clear, examine, move_aside
+    from specbench.storage.finished import examine, move_aside
     from specbench.storage.lock import locked
 
     runtime = HydraConfig.get().runtime
@@ -69,47 +66,36 @@ def one_run(config: DictConfig, skip_finished: bool = False) -> float | None:
             log.warning("%s is run again: %s; moved to %s", out_dir, earlier.corrupt, move_aside(out_dir))
         elif skip_finished and earlier.again:
             log.warning("%s is run again: %s", out_dir, earlier.again)
-        return _measure(checked, out_dir, partial(clear, out_dir))
+        return _measure(checked, out_dir)
 
 
-def _measure(checked: "Checked", out_dir: Path, clear: Callable[[], None]) -> float:
+def _measure(checked: "Checked", out_dir: Path) -> float:
     """Builds the parts, runs them in `out_dir`, which is locked, and writes the results. What stood there before stays
     until they are there. Raises ConfigError, or VerdictError with strict=true."""
     from specbench.config.build import build
+    from specbench.finish import log_to, refuse_bad_verdict, save
     from specbench.progress import decoding_progress
     from specbench.report.run_table import run_table
-    from specbench.report.tables import GOOD, show
+    from specbench.report.tables import show
     from specbench.run.run import run
-    from specbench.storage.write import write_config, write_result
 
     written = False
     parts = build(checked, lambda text: show(Text(text, style="dim")))
-    identity = checked.identity().as_dict()  # a checkpoint of the hub has its commit when it is there
     try:
         with held():  # between the end of decoding and that of writing a signal waits
             with decoding_progress() as progress:
                 result, record = run(parts, out_dir, progress)
-            clear()
-            write_config(checked.resolved, out_dir)
-            overrides = list(HydraConfig.get().overrides.task)
-            write_result(result, record, checked.digest, out_dir, parts.target.tokenizer, identity, overrides)
+            save(checked, parts, result, record, out_dir, list(HydraConfig.get().overrides.task))
             written = True
     except KeyboardInterrupt:
         if written:
             raise KeyboardInterrupt(f"what was finished is in {out_dir}") from None
         raise
     show(run_table(result.as_dict(), out_dir))
-    logger = checked.choices["logger"]
-    try:
-        logger.kind.from_settings(logger.settings).log(result, record, out_dir)
-    except Exception as error:
-        log.info("the logger failed", exc_info=error)
-        raise ConfigError(f"logger={logger.name} failed ({first_line(error)}): the results are in {out_dir}") from error
+    log_to(checked, result, record, out_dir)
     if result.status == "interrupted":
         raise KeyboardInterrupt(f"what was finished is in {out_dir}")
-    lossless = result.lossless
-    if checked.root.strict and lossless.verdict not in GOOD:
-        raise VerdictError(f"strict=true: the verdict is {lossless.verdict} ({lossless.reason}), see {out_dir}")
+    refuse_bad_verdict(checked, result, out_dir)
     return result.speedup.measured
 
 

@@ -11,6 +11,7 @@ from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from specbench.config.checks import Checked, check
+from specbench.config.schema import known_keys
 from specbench.interrupts import held
 from specbench.report.tables import GOOD, multirun_rows, multirun_tables, show, to_csv, word
 from specbench.settings import ConfigError, explain, stop
@@ -35,25 +36,30 @@ class Sweep(Callback):
         """Checks every job, so that a mistake in the last one is not found after hours of the others."""
         self.folder = Path(config.hydra.sweep.dir)
         self.known = config.hydra.sweeper._target_.endswith(".BasicSweeper")
-        if self.known:  # otherwise an optimiser chooses each job after the one before
-            self._expect_all(config)
+        try:
+            if self.known:  # otherwise an optimiser chooses each job after the one before
+                self.expect_all(config)
+        except ConfigError as error:  # Hydra would only warn of it
+            stop(str(error), 2)
         Sweep.running = self
 
-    def _expect_all(self, config: DictConfig) -> None:
+    def expect_all(self, config: DictConfig) -> None:
+        """Notes every job of a sweep. Raises ConfigError if one is not possible."""
+        self.folder = Path(config.hydra.sweep.dir)
         wanted = [f"{key}={value}" for key, value in (config.hydra.sweeper.params or {}).items()]
         given: Any = OmegaConf.to_container(config.hydra.overrides.task, resolve=False)
-        parsed = OverridesParser.create().parse_overrides([*wanted, *given])
         loader = GlobalHydra.instance().config_loader()
         try:
+            parsed = OverridesParser.create().parse_overrides([*wanted, *given])
             for number, overrides in enumerate(BasicSweeper.split_arguments(parsed, None)[0]):
                 job = loader.load_sweep_config(config, list(overrides))
                 with open_dict(job):
                     job.hydra.job.id = job.hydra.job.num = number
                 self._expect(job, list(overrides), Path(job.hydra.sweep.dir) / str(job.hydra.sweep.subdir))
-        except ConfigError as error:  # Hydra would only warn of it
-            stop(str(error), 2)
+        except ConfigError:
+            raise
         except Exception as error:
-            stop(explain(error, [], [*wanted, *given]), 2)
+            raise ConfigError(explain(error, known_keys(given), [*wanted, *given])) from error
 
     def on_job_start(self, config: DictConfig, **kwargs: Any) -> None:
         if Sweep.running is self and not self.known:
@@ -78,15 +84,16 @@ class Sweep(Callback):
         refuse_blocked(folder)
         self.jobs.append((overrides, folder, checked))
 
-    def summarise(self) -> tuple[str, int]:
-        """Prints the table and writes summary.csv, from the jobs that are finished now or were before. Returns a
-        sentence and the exit code: 1 if a job has no result, 3 if the verdict of one with strict=true is not good.
-        Raises ConfigError if summary.csv cannot be written."""
+    def summarise(self, printed: bool = True) -> tuple[str, int]:
+        """Writes summary.csv and, unless `printed` is False, prints the table, from the jobs that are finished now or
+        were before. Returns a sentence and the exit code: 1 if a job has no result, 3 if the verdict of one with
+        strict=true is not good. Raises ConfigError if summary.csv cannot be written."""
         with held():
             found = [(overrides, examine(folder, checked.identity())) for overrides, folder, checked in self.jobs]
             rows = multirun_rows([(overrides, e.result if e.finished else None) for overrides, e in found])
             path = self.folder / "summary.csv"
-            show(*multirun_tables(rows, f"{len(rows)} jobs, written to {path}"))
+            if printed:
+                show(*multirun_tables(rows, f"{len(rows)} jobs, written to {path}"))
             with writing(path):
                 self.folder.mkdir(parents=True, exist_ok=True)
             write_text(path, to_csv(rows))

@@ -248,6 +248,7 @@ class RunResult:
     throughput_ci95: dict[str, Interval] = field(default_factory=dict)
     executor: dict[str, Any] = field(default_factory=dict)  # what the executor chose: products by shape and rows
     choices: dict[str, str] = field(default_factory=dict)  # the option that was chosen in each group
+    in_turn: dict[str, Any] | None = None  # of runs that were decoded in turn: when they started, and their digests
     no_replay: str = ""  # why there is no gamma_sweep
     notes: list[str] = field(default_factory=list)  # warnings, to read before comparing
     schema_version: int = SCHEMA_VERSION

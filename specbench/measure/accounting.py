@@ -89,11 +89,11 @@ def _factors(s: Mapping[str, Any], gamma: int | None) -> dict[str, Any]:
     alpha = np.minimum(s["beta"] / s["tested"], 1 - 1e-12)  # equation 1 is continuous at 1
     cost = cost_ratios(s)
     drafting = s["draft_seconds"] / s["calls"] / cost["target_step_seconds"]  # of a round
-    whole = _expected(alpha, g)
+    whole = expected_tokens(alpha, g)
     lengths = {name: int(name.removeprefix(DRAFTS)) for name in s if name.startswith(DRAFTS)}
-    actual = sum(s[name] * _expected(alpha, guesses) for name, guesses in lengths.items())
+    actual = sum(s[name] * expected_tokens(alpha, guesses) for name, guesses in lengths.items())
     going_on = alpha * (1 - s["stops"] / s["tokens"])  # an accepted guess that does not end the text
-    stopped = sum(s[name] * _expected(going_on, guesses) for name, guesses in lengths.items())
+    stopped = sum(s[name] * expected_tokens(going_on, guesses) for name, guesses in lengths.items())
     rows, plain_rows = s["rounds"] / s["calls"], s["plain_tokens"] / s["plain_calls"]
     return {
         "theorem_3_8": whole / (g * cost["c"] + 1),
@@ -109,6 +109,6 @@ def _factors(s: Mapping[str, Any], gamma: int | None) -> dict[str, Any]:
     }
 
 
-def _expected(alpha: Any, gamma: Any) -> Any:
+def expected_tokens(alpha: Any, gamma: Any) -> Any:
     """Equation 1: expected tokens of a round of gamma guesses, if betas are i.i.d. with mean alpha below 1."""
     return (1 - alpha ** (gamma + 1)) / (1 - alpha)

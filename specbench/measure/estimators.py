@@ -102,6 +102,15 @@ def student(freedom: float) -> float:
     return z + sum(term / freedom ** (power + 1) for power, term in enumerate(terms))
 
 
+def student_tail(t: float, freedom: float) -> float:
+    """The probability that Student's t is farther from 0 than this one: the integral of its density, in which t is
+    sqrt(freedom) tan(angle), so that the range is finite."""
+    angles = np.linspace(0, np.pi / 2, 20_001)
+    density = np.cos(angles) ** (freedom - 1)
+    beyond = angles >= np.arctan(t / np.sqrt(freedom))
+    return float(density[beyond].sum() / density.sum())
+
+
 def speedup_interval(
     baseline: Sequence[float],
     baseline_tokens: Sequence[int],

@@ -147,16 +147,17 @@ def multirun_tables(rows: Sequence[dict[str, Any]], title: str) -> list[Table]:
     headings = list(dict.fromkeys(key for row in shown for key, cell in row.items() if cell != "-"))
     peers = [heading for heading in headings if heading.startswith(OVER)]
     if not peers:
-        return [_grid(shown, headings, title)]
+        return [grid(shown, headings, title)]
     engine = [heading for heading in ENGINE if heading in headings] + peers
     named = [heading for heading in headings if heading not in (*COLUMNS, *engine, "95 %")]
     return [
-        _grid(shown, [heading for heading in headings if heading not in engine], title),
-        _grid(shown, named + engine, "engines, tokens per second"),
+        grid(shown, [heading for heading in headings if heading not in engine], title),
+        grid(shown, named + engine, "engines, tokens per second"),
     ]
 
 
-def _grid(rows: Sequence[dict[str, str]], headings: Sequence[str], title: str) -> Table:
+def grid(rows: Sequence[dict[str, str]], headings: Sequence[str], title: str) -> Table:
+    """A table for a terminal: one row per entry, a column for each of the headings."""
     table = Table(title=title, title_style="bold", title_justify="left", header_style="dim", box=SIMPLE_HEAD)
     table.padding, table.pad_edge = (0, 1, 0, 0), False
     for heading in headings:

@@ -1,4 +1,4 @@
-"""One run, or several in turn: decodes every prompt in all ways, interleaved, and measures. Does not use Hydra or W&B."""
+"""Runs: decodes every prompt in all ways, interleaved, and measures. Does not use Hydra or W&B."""
 
 import datetime
 import logging

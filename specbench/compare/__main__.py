@@ -1,0 +1,179 @@
+"""`python -m specbench.compare drafter=stdlib,ngram`: ways of decoding, compared on each prompt in turn.
+
+With overrides, every job of the sweep runs in this process: one target, one plain decoding for all that can share it,
+each prompt decoded in all ways before the next one. With folders, finished runs are compared on the prompts they share.
+"""
+
+import argparse
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from specbench.interrupts import exit_code, handled
+from specbench.paths import conf_dir, register_resolvers
+from specbench.settings import ConfigError, explain, stop
+
+if TYPE_CHECKING:
+    from specbench.compare.in_turn import Job
+    from specbench.measure.comparison import Comparison
+    from specbench.multirun import Sweep
+
+register_resolvers()
+NAME = "compare"  # of the folder in outputs/, unless a name or an experiment is given
+FILES = ("comparison.json", "comparison.csv")
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Runs the command; a mistake of the user's becomes one sentence and exit code 2."""
+    parser = argparse.ArgumentParser(prog="specbench.compare", description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
+    parser.add_argument("inputs", nargs="+", help="a sweep, as of python -m specbench -m, or folders of finished runs")
+    parser.add_argument("-m", "--multirun", action="store_true", help=argparse.SUPPRESS)
+    inputs = parser.parse_args(arguments).inputs
+    try:
+        with handled():
+            code = compare_folders(inputs) if all(Path(i).is_dir() for i in inputs) else compare_sweep(inputs)
+    except ConfigError as error:
+        stop(str(error), 2)
+    except KeyboardInterrupt as error:
+        stop(f"interrupted: {error}" if error.args else "interrupted before anything was finished", exit_code())
+    sys.exit(code)
+
+
+def compare_folders(folders: Sequence[str]) -> int:
+    """Compares finished runs with the first one. Raises ConfigError."""
+    from specbench.compare.in_turn import own_words
+    from specbench.compare.tables import sentence, tables
+    from specbench.measure.comparison import SPEEDUP, TOKENS_PER_SECOND, compare
+    from specbench.report.tables import show
+    from specbench.storage.read import load_runs
+    from specbench.storage.sums import load_sums
+    from specbench.visible import visible
+
+    found = {run.folder: run for folder in folders for run in load_runs(Path(folder))}
+    if len(found) < 2:
+        raise ConfigError(f"{folders[0]} holds one run: give two or more folders")
+    words = own_words([run.result.get("overrides") or [] for run in found.values()])
+    labels = [" ".join(own.values()) for own in words]
+    if len({*labels}) < len(labels) or "" in labels:
+        words = [{"run": str(folder)} for folder in found]
+        labels = [str(folder) for folder in found]
+    runs = dict(zip(labels, found.values(), strict=True))
+    together = [run.result.get("in_turn") for run in runs.values()]
+    by = TOKENS_PER_SECOND if together[0] and all(found == together[0] for found in together) else SPEEDUP
+    compared = compare({label: load_sums(run.folder) for label, run in runs.items()}, by, labels[0])
+    show(*tables(compared, dict(zip(labels, words, strict=True)), ""))
+    for warning in not_alike({label: run.result for label, run in runs.items()}):
+        print(visible(f"note: {warning}"))
+    if len(runs) == 2:
+        print(visible(sentence(compared)))
+    return 0
+
+
+def not_alike(results: Mapping[str, dict[str, Any]]) -> list[str]:
+    """In what the runs differ that is no part of a way of decoding, in sentences."""
+    from specbench.compare.in_turn import TASK
+
+    configs = [result["config"] for result in results.values()]
+    keys = [key for key in TASK if any(config.get(key) != configs[0].get(key) for config in configs)]
+    found = [f"the runs differ in {', '.join(keys)}: they did not do the same work"] if keys else []
+    machines = {result["provenance"]["device"] for result in results.values()}
+    found += [f"the runs are of different machines: {', '.join(sorted(machines))}"] if len(machines) > 1 else []
+    bad = [label for label, result in results.items() if result["lossless"].get("verdict") in ("failed", "lossy")]
+    return found + ([f"not lossless: {', '.join(bad)}"] if bad else [])
+
+
+def compare_sweep(overrides: Sequence[str]) -> int:
+    """Runs the jobs of a sweep in turn and compares them. Returns the exit code. Raises ConfigError."""
+    from hydra.core.utils import configure_log
+    from omegaconf import open_dict
+    from rich.text import Text
+
+    from specbench.compare.in_turn import Job, is_finished, run_jobs
+    from specbench.interrupts import held
+    from specbench.report.tables import show
+
+    config, sweep = expected(overrides)
+    jobs = [Job(*job) for job in sweep.jobs]
+    if len(jobs) < 2:
+        raise ConfigError(f"{' '.join(overrides)} is one way of decoding: give several, as in drafter=stdlib,ngram")
+    sweep.folder.mkdir(parents=True, exist_ok=True)
+    with open_dict(config):
+        config.hydra.runtime.output_dir = str(sweep.folder)
+    configure_log(config.hydra.job_logging, False)
+    status = "complete"
+    if is_finished(jobs) and not any(job.checked.root.force for job in jobs):
+        show(Text("finished before: the files are compared again (force=true decodes again)", style="dim"))
+    else:
+        with held():
+            status = run_jobs(jobs, lambda text: show(Text(text, style="dim")))
+    told, code = sweep.summarise(printed=False)
+    show_comparison(sweep, jobs)
+    if status == "interrupted":
+        raise KeyboardInterrupt(f"what was finished is in {sweep.folder}")
+    if code:
+        stop(told, code)
+    return 0
+
+
+def expected(overrides: Sequence[str]) -> tuple[Any, "Sweep"]:
+    """The composed configuration and its sweep, whose jobs have been checked. Raises ConfigError."""
+    from hydra import initialize_config_dir
+    from hydra.core.global_hydra import GlobalHydra
+    from hydra.types import RunMode
+
+    from specbench.config.schema import known_keys
+    from specbench.multirun import Sweep
+
+    keys = {override.partition("=")[0] for override in overrides}
+    words = list(overrides) if keys & {"name", "experiment"} else [*overrides, f"name={NAME}"]
+    with initialize_config_dir(str(conf_dir()), version_base="1.3"):
+        loader = GlobalHydra.instance().config_loader()
+        try:
+            config = loader.load_configuration("config", words, RunMode.MULTIRUN)
+        except Exception as error:  # Hydra's composition fails with errors of any class
+            raise ConfigError(explain(error, known_keys(words), words)) from error
+        sweep = Sweep()
+        sweep.expect_all(config)
+    return config, sweep
+
+
+def show_comparison(sweep: "Sweep", jobs: Sequence["Job"]) -> None:
+    """Prints the comparison of each task's jobs, and writes FILES. Raises ConfigError."""
+    from specbench.compare.in_turn import TASK, own_words, tasks_of
+    from specbench.compare.tables import rows, tables
+    from specbench.report.tables import show, to_csv
+    from specbench.storage.atomic import write_json, write_text
+
+    every, table, written = [*tasks_of(jobs)], [], []
+    words = dict(zip((str(job.folder) for job in jobs), own_words([job.overrides for job in jobs]), strict=True))
+    for task in every:
+        done = [job for job in task if (job.folder / "results.json").exists()]
+        if len(done) < 2:
+            continue
+        named = {" ".join(words[str(job.folder)].values()): job for job in done}
+        common = {k: v for k, v in words[str(done[0].folder)].items() if k in TASK}
+        names = {label: {k: v for k, v in words[str(job.folder)].items() if k not in common}
+                 for label, job in named.items()}  # fmt: skip
+        found = _compared(named)
+        title = ", ".join(f"{key} {value}" for key, value in common.items())
+        show(*tables(found, names, f"{title}: " if title else ""))
+        table += rows(found, names, common)
+        written.append({"task": common, **asdict(found)})
+    if written:
+        write_json(sweep.folder / FILES[0], {"comparisons": written})
+        write_text(sweep.folder / FILES[1], to_csv(table))
+        show(f"written to {sweep.folder}: {', '.join(FILES)}, summary.csv, and a folder for each way")
+
+
+def _compared(jobs: Mapping[str, "Job"]) -> "Comparison":
+    from specbench.measure.comparison import TOKENS_PER_SECOND, compare
+    from specbench.storage.sums import load_sums
+
+    return compare({label: load_sums(job.folder) for label, job in jobs.items()}, TOKENS_PER_SECOND)
+
+
+if __name__ == "__main__":
+    main()

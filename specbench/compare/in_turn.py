@@ -1,0 +1,108 @@
+"""Runs the jobs of a sweep in one process: every prompt is decoded by all of them before the next one begins."""
+
+import logging
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from specbench.config.build import build
+from specbench.config.checks import Checked
+from specbench.config.schema import NOT_HASHED
+from specbench.config.targets import Targets
+from specbench.finish import log_to, save
+from specbench.progress import decoding_progress
+from specbench.results import RunResult
+from specbench.run.parts import Parts
+from specbench.run.run import run_in_turn
+from specbench.settings import ConfigError
+from specbench.storage.finished import examine
+from specbench.storage.lock import locked
+from specbench.visible import first_line
+
+log = logging.getLogger(__name__)
+# Settings that plain decoding does not depend on: jobs that differ in no other share it.
+NOT_PLAIN = (*NOT_HASHED, "drafter", "gamma", "gamma_policy", "verifier", "lenience", "lenience_policy", "metrics",
+             "baseline", "verdict_tokens")  # fmt: skip
+# Settings that say what is decoded: jobs that differ in one of them do different work, and are ranked apart.
+TASK = ("target", "data", "workload", "temperature", "top_k", "top_p", "repetition_penalty", "max_new_tokens", "stop")
+
+
+@dataclass(frozen=True)
+class Job:
+    """A job of the sweep."""
+
+    overrides: Sequence[str]
+    folder: Path
+    checked: Checked
+
+
+def groups_of(jobs: Sequence[Job], key: Callable[[Job], Any]) -> list[list[Job]]:
+    """Jobs with the same key, in order."""
+    found: dict[str, list[Job]] = {}
+    for job in jobs:
+        found.setdefault(repr(key(job)), []).append(job)
+    return list(found.values())
+
+
+def cohorts_of(jobs: Sequence[Job]) -> list[list[Job]]:
+    """Jobs that share plain decoding."""
+    return groups_of(jobs, lambda job: [(k, v) for k, v in job.checked.resolved.items() if k not in NOT_PLAIN])
+
+
+def tasks_of(jobs: Sequence[Job]) -> list[list[Job]]:
+    """Jobs that decode the same prompts in the same way, whichever engine does it."""
+    return groups_of(jobs, lambda job: [job.checked.resolved.get(key) for key in TASK])
+
+
+def own_words(jobs: Sequence[Sequence[str]]) -> list[dict[str, str]]:
+    """The overrides of each job that not all have, as {"drafter": "ngram"}."""
+    common = set.intersection(*({*overrides} for overrides in jobs))
+    return [dict(o.split("=", 1) for o in overrides if o not in common and "=" in o) for overrides in jobs]
+
+
+def is_finished(jobs: Sequence[Job]) -> bool:
+    """Whether every job's folder holds its finished run, all of them of one comparison."""
+    found = [examine(job.folder, job.checked.identity()) for job in jobs]
+    if any(earlier.result is None or not earlier.finished for earlier in found):
+        return False
+    ways = [(earlier.result or {}).get("in_turn") for earlier in found]
+    return ways[0] is not None and all(way == ways[0] for way in ways) and len(ways[0]["runs"]) == len(jobs)
+
+
+def run_jobs(jobs: Sequence[Job], announce: Callable[[str], None]) -> str:
+    """Builds all jobs, decodes in turn and writes each one's folder. Returns the status. Raises ConfigError."""
+    cohorts = cohorts_of(jobs)
+    with ExitStack() as locks:
+        for job in jobs:
+            locks.enter_context(locked(job.folder))
+        targets = Targets()
+        made = [[(build(job.checked, announce, targets), job.folder) for job in cohort] for cohort in cohorts]
+        announce(f"{len(jobs)} ways of decoding in turn, {len(cohorts)} with plain decoding")
+        with decoding_progress() as progress:
+            found = run_in_turn(made, progress)
+        in_order = [(job, parts) for runs, cohort in zip(made, cohorts, strict=True)
+                    for (parts, _), job in zip(runs, cohort, strict=True)]  # fmt: skip
+        return _save_all(in_order, found)
+
+
+def _save_all(jobs: Sequence[tuple[Job, Parts]], found: Sequence[Any]) -> str:
+    status, shared = "complete", _in_turn(found, [job for job, _ in jobs])
+    for (job, parts), (result, record) in zip(jobs, found, strict=True):
+        if not isinstance(result, RunResult):
+            log.error("%s: %s", " ".join(job.overrides), first_line(result))
+            continue
+        result.in_turn, status = shared, result.status
+        save(job.checked, parts, result, record, job.folder, job.overrides)
+        try:
+            log_to(job.checked, result, record, job.folder)
+        except ConfigError as error:
+            log.error("%s", error)
+    return status
+
+
+def _in_turn(found: Sequence[Any], jobs: Sequence[Job]) -> dict[str, Any]:
+    """What results.json says of runs that were decoded in turn."""
+    started = next((r.provenance["started"] for r, _ in found if isinstance(r, RunResult)), None)
+    return {"started": started, "runs": [job.checked.digest for job in jobs]}
