@@ -197,6 +197,17 @@ class Group:
 
 
 @dataclass
+class RequestSums:
+    """Sums over each finished request, by name [requests], and what the request belongs to."""
+
+    requests: list[str] = field(default_factory=list)  # ids
+    prompts: list[str] = field(default_factory=list)  # ids
+    categories: list[str] = field(default_factory=list)
+    clusters: list[int] = field(default_factory=list)  # numbers of those whose times have something in common
+    columns: dict[str, Floats] = field(default_factory=dict)
+
+
+@dataclass
 class Failure:
     """Requests that could not be decoded, and the error."""
 
@@ -214,6 +225,7 @@ class Record:
     columns: dict[str, tuple[str, ...]] = field(default_factory=dict)  # names of the numbers of each metric
     unread: str = ""  # why some texts were not read again
     unreadable: bool = False  # whether one of the reasons is an error
+    sums: RequestSums = field(default_factory=RequestSums)  # when the run is over
 
     @property
     def results(self) -> list[Result]:

@@ -4,21 +4,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from specbench.decoded import Result
+from specbench.decoded import Floats, Result
 from specbench.results import Drift
 
 
 def drift(results: Sequence[Result]) -> Drift:
     """Total variation, KL and the bound of A.5 over tested positions (others have the target's own distribution), and
     repetition in the texts of both decoders."""
-    found = []
-    for result in results:
-        laws = result.speculative_laws
-        if laws is not None:
-            tested = [outcome is not None for outcome in result.speculative.outcomes()]
-            found.append(np.stack([laws.drift_tv, laws.drift_kl, laws.bound])[:, tested[: len(laws.beta)]])
-    table = np.concatenate(found, 1) if found else np.zeros((3, 0))
-    table = table[:, np.isfinite(table).all(0)]
+    table = np.concatenate([drift_table(result) for result in results], 1)
     some = table.shape[1] > 0
     ours, theirs = ([result.both[way].tokens for result in results] for way in (0, 1))
     return Drift(
@@ -30,6 +23,16 @@ def drift(results: Sequence[Result]) -> Drift:
         baseline_repetition=repetition(theirs),
         baseline_distinct_2=distinct(theirs),
     )
+
+
+def drift_table(result: Result) -> Floats:
+    """[3, n]: total variation, KL and the bound of A.5 at the tested positions of a text; n is 0 if it was not read."""
+    laws = result.speculative_laws
+    if laws is None:
+        return np.zeros((3, 0))
+    tested = [outcome is not None for outcome in result.speculative.outcomes()]
+    table = np.stack([laws.drift_tv, laws.drift_kl, laws.bound])[:, tested[: len(laws.beta)]]
+    return table[:, np.isfinite(table).all(0)]
 
 
 def repetition(texts: Sequence[Sequence[int]], n: int = 4) -> float:

@@ -57,7 +57,13 @@ class Sums:
     def of(rows: Sequence[Mapping[str, float]], clusters: Sequence[Hashable] = ()) -> "Sums":
         """From the sums of each request, all with the same names."""
         names = list(rows[0])
-        table = by_cluster(np.array([[row[name] for name in names] for row in rows], float).T, clusters)
+        return Sums.of_columns({name: np.array([row[name] for row in rows], float) for name in names}, clusters)
+
+    @staticmethod
+    def of_columns(columns: Mapping[str, Floats], clusters: Sequence[Hashable] = ()) -> "Sums":
+        """The same from columns [requests] by name, as `RequestSums` has them."""
+        names = list(columns)
+        table = by_cluster(np.stack([columns[name] for name in names]), clusters)
         point, count = dict(zip(names, table.sum(-1), strict=True)), table.shape[1]
         samples = None if count < FEWEST else dict(zip(names, resampled_sums(table), strict=True))
         return Sums(point, samples, count)

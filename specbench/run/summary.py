@@ -3,12 +3,13 @@
 import resource
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 
 from specbench import theory
-from specbench.decoded import Decoded, DecodedRequest, Record, Result
+from specbench.decoded import Decoded, DecodedRequest, Record, RequestSums, Result
 from specbench.decoding.clock import Lap
 from specbench.decoding.target import Model
 from specbench.measure.acceptance import acceptance, alpha_by_category, alpha_on_text, beta_by_position
@@ -20,6 +21,7 @@ from specbench.measure.estimators import Sums, speedup_interval
 from specbench.measure.latency import latency
 from specbench.measure.lossless import judge
 from specbench.measure.prediction import prediction
+from specbench.measure.request_sums import request_sums
 from specbench.measure.simulate import sweep, trace_of
 from specbench.results import (
     Bandwidth,
@@ -46,6 +48,7 @@ def summarise(session: Session, record: Record, status: str, provenance: dict[st
         raise RuntimeError(f"every prompt failed, the first with {record.failures[0].error}")
     counts = count(record)
     alpha, alpha_counted, efficiency = acceptance(results)
+    record.sums = sums_of_run(parts, record)
     clusters = time_clusters(record, parts.batch_size)
     rows = sums_of(results, parts.verifier.accepts_with_beta)
     sums = Sums.of(rows, clusters)
@@ -105,6 +108,18 @@ def summarise(session: Session, record: Record, status: str, provenance: dict[st
         metrics=metrics,
         notes=[*parts.notes, *parts.target.executor.notes(), *notes],
     )
+
+
+def sums_of_run(parts: Parts, record: Record) -> RequestSums:
+    """The sums over each request, for sums.parquet."""
+    target, *drafters = (partial(_bytes, model) for model in (parts.target, *parts.drafter.models))
+    drafter = drafters[0] if len(drafters) == 1 else None
+    return request_sums(record, parts.batch_size, parts.verifier.accepts_with_beta, target, drafter)
+
+
+def _bytes(model: Model, calls: float, columns: float) -> float:
+    """Bytes that so many one-token calls read, whose rows have so many columns in all."""
+    return calls * model.step_bytes + columns * model.column_bytes()
 
 
 class _Known(NamedTuple):

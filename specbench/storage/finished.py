@@ -13,7 +13,13 @@ from specbench.storage.atomic import synchronise, writing
 from specbench.storage.read import read_result
 
 RESULTS = "results.json"
-FILES = ("config.yaml", "prompts.jsonl", "rounds.parquet", "positions.parquet")  # results.json names them
+FILES = (
+    "config.yaml",
+    "prompts.jsonl",
+    "rounds.parquet",
+    "positions.parquet",
+    "sums.parquet",
+)  # results.json names them
 OTHERS = ("report.html", "replay.json")  # of the run before, if a folder is used again
 ASIDE = "corrupt-"  # begins the names of folders of files that cannot be used
 

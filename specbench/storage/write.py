@@ -13,6 +13,7 @@ from specbench.results import RunResult
 from specbench.storage.atomic import synchronise, write_json, write_text, writing
 from specbench.storage.finished import FILES, RESULTS, contents
 from specbench.storage.parquet import POSITIONS, position_rows, round_rows, rounds_schema, write_rows
+from specbench.storage.sums import write_sums
 
 PART = "prompts.jsonl.part"
 
@@ -62,9 +63,9 @@ def write_result(
     identity: Mapping[str, Any] | None = None,
     overrides: Sequence[str] | None = None,
 ) -> None:
-    """Writes prompts.jsonl, rounds.parquet, positions.parquet and, last, results.json, which shows that the others are
-    complete. The tokenizer turns each round's tokens into text. With `identity`, of what the run was made of, a sweep
-    can use the results again. Raises ConfigError."""
+    """Writes prompts.jsonl, rounds.parquet, positions.parquet, sums.parquet and, last, results.json, which shows that
+    the others are complete. The tokenizer turns each round's tokens into text. With `identity`, of what the run was
+    made of, a sweep can use the results again. Raises ConfigError."""
     part = out_dir / PART
     with writing(out_dir / "prompts.jsonl"):
         (out_dir / RESULTS).unlink(missing_ok=True)
@@ -72,6 +73,7 @@ def write_result(
         os.replace(part, out_dir / "prompts.jsonl")
     write_rows(out_dir / "rounds.parquet", round_rows(record, tokenizer), rounds_schema(record))
     write_rows(out_dir / "positions.parquet", position_rows(record), POSITIONS)
+    write_sums(out_dir, record.sums)
     found: dict[str, Any] = {"config_digest": digest, "overrides": None if overrides is None else list(overrides)}
     if identity is not None:
         found["identity"] = {**identity, "files": {name: contents(out_dir / name) for name in FILES}}

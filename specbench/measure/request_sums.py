@@ -1,0 +1,105 @@
+"""Sums over each request of all that a run derives ratios from, so that runs can be pooled without their rounds."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from specbench.decoded import Floats, Group, Record, RequestSums, Result
+from specbench.measure.accounting import sums_of
+from specbench.measure.clusters import time_clusters
+from specbench.measure.drift import drift_table
+
+AT_A_TIME = 1000  # groups of requests that become columns together, which bounds memory
+BETA_AT, TESTED_AT = "beta at ", "tested at "  # and a place in the round, counted from 0
+Bytes = Callable[[float, float], float]  # bytes that so many calls read, with so many columns in all
+
+
+def request_sums(
+    record: Record, batch_size: int, by_beta: bool, target: Bytes, drafter: Bytes | None = None
+) -> RequestSums:
+    """The sums of every finished request of a run, and its clusters. `by_beta` is as for `sums_of`; `target` and
+    `drafter` say what calls with one token read (None: no drafter that is one model)."""
+    columns: dict[str, list[Floats]] = {}
+    done = 0
+    for begin in range(0, len(record.groups), AT_A_TIME):
+        rows = [row for group in record.groups[begin : begin + AT_A_TIME]
+                for row in _of_group(group, by_beta, target, drafter)]  # fmt: skip
+        for name in dict.fromkeys(name for row in rows for name in row):
+            known = columns.setdefault(name, [np.zeros(done)] if done else [])
+            known.append(np.array([row.get(name, 0.0) for row in rows], float))
+        done += len(rows)
+        for parts in columns.values():
+            if (missing := done - sum(map(len, parts))) > 0:
+                parts.append(np.zeros(missing))
+    requests = [result.request for result in record.results]
+    found = time_clusters(record, batch_size)
+    numbers = {name: number for number, name in enumerate(dict.fromkeys(found))}
+    return RequestSums(
+        [request.id for request in requests],
+        [request.prompt_id for request in requests],
+        [request.category for request in requests],
+        [numbers[name] for name in found],
+        {name: np.concatenate(parts) for name, parts in columns.items()},
+    )
+
+
+def _of_group(group: Group, by_beta: bool, target: Bytes, drafter: Bytes | None) -> list[dict[str, float]]:
+    rows = sums_of(group.results, by_beta)
+    share = len(group.results)
+    whole = {
+        "prefill_seconds": group.speculative.prefill_seconds / share,
+        "plain_prefill_seconds": group.baseline.prefill_seconds / share,
+        "wall_seconds": group.speculative.wall_seconds / share,
+        "plain_wall_seconds": group.baseline.wall_seconds / share,
+        "record_seconds": group.speculative.record_seconds / share,
+    }
+    return [
+        row | whole | _counts(result) | _by_place(result) | _texts(result) | _bytes(result, row, target, drafter)
+        for row, result in zip(rows, group.results, strict=True)
+    ]
+
+
+def _counts(result: Result) -> dict[str, float]:
+    """Counts of rounds that no factor needs, and what peers took."""
+    rounds = list(result.speculative.rounds)
+    found: dict[str, float] = {
+        "accepted": sum(r.accepted for r in rounds),
+        "recovered": sum(r.recovered for r in rounds),
+        "bonus": sum(r.bonus for r in rounds),
+        "accepted_before_stop": sum(r.accepted_before_stop for r in rounds),
+        "verified": sum(r.width for r in rounds),
+    }
+    for name, output in result.peers.items():
+        found |= {f"{name}_seconds": output.decode_seconds, f"{name}_tokens": output.decoded}
+    return found
+
+
+def _by_place(result: Result) -> dict[str, float]:
+    """Betas and tested guesses by place in the round."""
+    found: dict[str, float] = {}
+    for r in result.speculative.rounds:
+        for place, beta in enumerate(r.beta):
+            for name, value in ((BETA_AT, beta), (TESTED_AT, 1.0)):
+                found[f"{name}{place}"] = found.get(f"{name}{place}", 0.0) + value
+    return found
+
+
+def _texts(result: Result) -> dict[str, float]:
+    """Betas along plain decoding's text, and drift at tested positions of ours, where the texts were read."""
+    found = dict.fromkeys(("text_beta", "text_tested", "drift_tv", "drift_kl", "drift_tested"), 0.0)
+    if result.baseline_laws is not None:
+        beta = result.baseline_laws.beta[np.isfinite(result.baseline_laws.beta)]
+        found |= {"text_beta": float(beta.sum()), "text_tested": float(len(beta))}
+    if result.speculative_laws is not None:
+        table = drift_table(result)
+        found |= {"drift_tv": float(table[0].sum()), "drift_kl": float(table[1].sum())}
+        found["drift_tested"] = float(table.shape[1])
+    return found
+
+
+def _bytes(result: Result, row: Mapping[str, Any], target: Bytes, drafter: Bytes | None) -> dict[str, float]:
+    """Bytes that the steps of plain decoding read, and those of as many steps of the drafter."""
+    columns = float(sum(r.position + len(result.request.tokens) for r in result.baseline.rounds))
+    found = {"plain_bytes": target(row["plain_calls"], columns)}
+    return found if drafter is None else found | {"drafter_bytes": drafter(row["plain_calls"], columns)}

@@ -1,0 +1,106 @@
+"""sums.parquet: sums over each request agree with the other files of a run, and bad files are a sentence."""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pyarrow
+import pyarrow.parquet as parquet
+import pytest
+from conftest import parts_of
+
+from specbench.measure.accounting import speedup_of
+from specbench.measure.estimators import Sums
+from specbench.run.run import run
+from specbench.settings import ConfigError
+from specbench.storage.sums import FILE, load_sums
+from specbench.storage.write import write_result
+
+
+def made(folder: Path, *overrides: str) -> Path:
+    parts = parts_of(*overrides)
+    write_result(*run(parts, folder), "digest", folder, parts.target.tokenizer)
+    return folder
+
+
+@pytest.fixture(scope="module", params=[1, 2])
+def folder(request, tmp_path_factory):
+    batch = f"batch_size={request.param}"
+    return made(tmp_path_factory.mktemp("run"), "executor=eager", "data.limit=6", "gamma=2", batch)
+
+
+def test_sums_agree_with_the_other_files(folder):
+    result = json.loads((folder / "results.json").read_text())
+    prompts = {line["id"]: line for line in map(json.loads, (folder / "prompts.jsonl").read_text().splitlines())}
+    rounds = parquet.read_table(folder / "rounds.parquet").to_pylist()
+    positions = parquet.read_table(folder / "positions.parquet").to_pylist()
+    found = load_sums(folder)
+    columns, batch = found.columns, result["config"]["batch_size"]
+    assert found.requests == found.prompts == list(prompts)
+    assert len(set(found.clusters)) == {1: 6, 2: 1}[batch]  # one group of rows
+    for row, name in enumerate(found.requests):
+        line, own = prompts[name], [r for r in rounds if r["prompt"] == name]
+        for column, expected in (
+            ("seconds", line["decode_seconds"]),
+            ("plain_seconds", line["baseline_decode_seconds"]),
+            ("prefill_seconds", line["prefill_seconds"]),
+            ("plain_prefill_seconds", line["baseline_prefill_seconds"]),
+            ("tokens", line["tokens"]),
+            ("beta", sum(sum(r["beta"]) for r in own)),
+            ("tested", sum(r["tested"] for r in own)),
+            ("drafts of 2", sum(r["gamma"] == 2 for r in own)),
+            ("beta at 1", sum(r["beta"][1] for r in own if len(r["beta"]) > 1)),
+            ("verify_seconds", sum(r["verify_seconds"] / r["rows"] for r in own)),
+            ("drift_tested", sum(p["outcome"] is not None for p in positions if p["prompt"] == name)),
+        ):
+            assert columns[column][row] == pytest.approx(expected), column
+    sums = Sums.of_columns(columns, found.clusters)
+    assert float(speedup_of(sums.point)) == pytest.approx(result["speedup"]["measured"])
+    for name in ("accepted", "recovered", "bonus", "accepted_before_stop", "verified", "rounds", "drafted"):
+        assert columns[name].sum() == result["counts"][name]
+    text, drift = result["alpha_on_target_text"], result["drift"]
+    assert columns["text_beta"].sum() / columns["text_tested"].sum() == pytest.approx(text["mean"])
+    assert columns["drift_tv"].sum() / columns["drift_tested"].sum() == pytest.approx(drift["tv"], abs=1e-12)
+    rate = columns["plain_bytes"].sum() / columns["plain_step_seconds"].sum()
+    assert rate == pytest.approx(result["bandwidth"]["target_bytes_per_second"])
+    both = [columns[f"{way}seconds"].sum() + columns[f"{way}prefill_seconds"].sum() for way in ("", "plain_")]
+    tokens = [columns[f"{way}tokens"].sum() for way in ("", "plain_")]
+    assert both[1] / tokens[1] / (both[0] / tokens[0]) == pytest.approx(result["speedup"]["end_to_end"])
+
+
+def rewritten(path, table):
+    parquet.write_table(table, path)
+
+
+BAD = {
+    "none": (lambda path, table: path.unlink(), "which earlier versions did not write: run it again"),
+    "cut short": (lambda path, table: path.write_bytes(path.read_bytes()[:100]), "cannot be read"),
+    "no rows": (lambda path, table: rewritten(path, table[:0]), "has no rows"),
+    "a column too few": (lambda path, table: rewritten(path, table.drop_columns(["beta"])), "no column beta"),
+    "text": (lambda path, table: rewritten(path, table.append_column("x", pyarrow.array(["1"] * len(table)))),
+             "its column x is not of numbers alone"),
+    "an empty cell": (
+        lambda path, table: rewritten(path, table.append_column("x", pyarrow.array([None] + [1.0] * (len(table) - 1)))),
+        "its column x is not of numbers alone"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", BAD)
+def test_sums_that_cannot_be_used_are_a_sentence(what, folder, tmp_path):
+    break_it, expected = BAD[what]
+    shutil.copy(folder / FILE, tmp_path / FILE)
+    assert load_sums(tmp_path).requests  # negative control
+    break_it(tmp_path / FILE, parquet.read_table(tmp_path / FILE))
+    with pytest.raises(ConfigError, match=expected):
+        load_sums(tmp_path)
+
+
+def test_columns_that_only_some_requests_have_are_filled_with_zeros(tmp_path, monkeypatch):
+    """A chunk of one group at a time gives the same columns."""
+    whole = load_sums(made(tmp_path / "a", "executor=eager", "drafter=prompt_lookup", "temperature=0"))
+    monkeypatch.setattr("specbench.measure.request_sums.AT_A_TIME", 1)
+    chunked = load_sums(made(tmp_path / "b", "executor=eager", "drafter=prompt_lookup", "temperature=0"))
+    assert set(whole.columns) == set(chunked.columns)
+    for name in ("drafts of 0", "drafts of 4", "tokens", "beta at 0"):
+        assert np.array_equal(whole.columns[name], chunked.columns[name]), name
