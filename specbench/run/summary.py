@@ -13,7 +13,7 @@ from specbench.decoded import Decoded, DecodedRequest, Record, RequestSums, Resu
 from specbench.decoding.clock import Lap
 from specbench.decoding.target import Model
 from specbench.measure.acceptance import acceptance, alpha_by_category, alpha_on_text, beta_by_position
-from specbench.measure.accounting import accounting, cost_ratios, speedup_of, sums_of
+from specbench.measure.accounting import accounting, cost_ratios, speedup_of
 from specbench.measure.bandwidth import Roofs
 from specbench.measure.clusters import time_clusters
 from specbench.measure.drift import drift
@@ -50,8 +50,8 @@ def summarise(session: Session, record: Record, status: str, provenance: dict[st
     alpha, alpha_counted, efficiency = acceptance(results)
     record.sums = sums_of_run(parts, record)
     clusters = time_clusters(record, parts.batch_size)
-    rows = sums_of(results, parts.verifier.accepts_with_beta)
-    sums = Sums.of(rows, clusters)
+    columns = record.sums.columns
+    sums = Sums.of_columns(columns, clusters)
     cost = costs(record, session.costs.summary(), sums)
     drafted = counts.drafted / counts.rounds
     gamma = drafted if parts.policy.constant is None else parts.policy.constant
@@ -86,7 +86,7 @@ def summarise(session: Session, record: Record, status: str, provenance: dict[st
             theorem_3_8=theory.walltime_improvement(known.alpha, known.gamma, known.c) if known else None,
             corrected=_corrected(efficiency.mean, drafted, cost, record),
             accounting=accounting(sums, parts.policy.constant),
-            predicted=prediction(rows, clusters),
+            predicted=prediction(columns, clusters),
             wall=_time_ratio(record, lambda decoded: decoded.wall_seconds),
         ),
         operations_factor=theory.operations_factor(known.alpha, known.gamma, c_hat) if known and chain else None,
