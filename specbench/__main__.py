@@ -17,7 +17,7 @@ from rich.text import Text
 
 from specbench.interrupts import exit_code, handled, held
 from specbench.paths import conf_dir, register_resolvers
-from specbench.settings import ConfigError, VerdictError, comes_from, explain, stop
+from specbench.settings import ConfigError, IncompleteError, VerdictError, comes_from, explain, stop
 from specbench.visible import first_line
 
 if TYPE_CHECKING:
@@ -37,12 +37,14 @@ def job(config: DictConfig) -> float | None:
             stop(str(error), 2)
         except VerdictError as error:
             stop(str(error), 3)
+        except IncompleteError as error:
+            stop(str(error), 1)
     from specbench.memory import give_back
 
     give_back()  # of the job before
     try:
         return one_run(config, skip_finished=True)
-    except (ConfigError, VerdictError) as error:
+    except (ConfigError, VerdictError, IncompleteError) as error:
         log.error("%s", error)
     except Exception:
         log.exception("the job failed")
@@ -50,8 +52,8 @@ def job(config: DictConfig) -> float | None:
 
 
 def one_run(config: DictConfig, skip_finished: bool = False) -> float | None:
-    """Runs the composed configuration. Returns the measured speedup, for Hydra's optimisers. Raises
-    ConfigError, or VerdictError with strict=true."""
+    """Runs the composed configuration. Returns the measured speedup, for Hydra's optimisers. Raises ConfigError,
+    VerdictError with strict=true, or IncompleteError with repeats."""
     from specbench.config.checks import check
     from specbench.storage.finished import clear, examine, move_aside
     from specbench.storage.lock import locked
@@ -69,6 +71,10 @@ def one_run(config: DictConfig, skip_finished: bool = False) -> float | None:
             log.warning("%s is run again: %s; moved to %s", out_dir, earlier.corrupt, move_aside(out_dir))
         elif skip_finished and earlier.again:
             log.warning("%s is run again: %s", out_dir, earlier.again)
+        if checked.root.repeats > 1:
+            from specbench.repeats import run_repeats
+
+            return run_repeats(config, checked, out_dir)
         return _measure(checked, out_dir, partial(clear, out_dir))
 
 
@@ -78,7 +84,7 @@ def _measure(checked: "Checked", out_dir: Path, clear: Callable[[], None]) -> fl
     from specbench.config.build import build
     from specbench.progress import decoding_progress
     from specbench.report.run_table import run_table
-    from specbench.report.tables import GOOD, show
+    from specbench.report.tables import refuse_verdict, show
     from specbench.run.run import run
     from specbench.storage.write import write_config, write_result
 
@@ -107,9 +113,7 @@ def _measure(checked: "Checked", out_dir: Path, clear: Callable[[], None]) -> fl
         raise ConfigError(f"logger={logger.name} failed ({first_line(error)}): the results are in {out_dir}") from error
     if result.status == "interrupted":
         raise KeyboardInterrupt(f"what was finished is in {out_dir}")
-    lossless = result.lossless
-    if checked.root.strict and lossless.verdict not in GOOD:
-        raise VerdictError(f"strict=true: the verdict is {lossless.verdict} ({lossless.reason}), see {out_dir}")
+    refuse_verdict(checked.root.strict, result.as_dict(), out_dir)
     return result.speedup.measured
 
 

@@ -84,7 +84,7 @@ class Speedup:
     """Speculative over plain decoding: ratios of seconds per token, of decoding only except `end_to_end`."""
 
     measured: float
-    ci95: Interval  # of one process: another one may differ by more
+    ci95: Interval  # of one process another one may lie outside; of `repeats` it holds for another one
     end_to_end: float  # prefill of target and drafter included
     theorem_3_8: float | None  # prediction of Theorem 3.8
     corrected: float | None  # block_efficiency / (gamma c + v + o), times plain decoding's time over its calls' time
@@ -160,6 +160,7 @@ class Bandwidth:
     target_share_of_peak: float | None  # of what was measured to be read
     # Not in results of earlier versions.
     copy_bytes_per_second: float | None = None  # of a copy, each byte read and written; only on CUDA
+    ci95: dict[str, Interval] = field(default_factory=dict)  # of the target's and the drafter's bytes per second
 
 
 @dataclass
@@ -183,6 +184,8 @@ class Drift:
     distinct_2: float  # different 2-grams / 2-grams, all outputs together
     baseline_repetition: float
     baseline_distinct_2: float
+    # Not in results of earlier versions.
+    ci95: dict[str, Interval] = field(default_factory=dict)  # of tv and kl
 
 
 @dataclass
@@ -214,11 +217,23 @@ class Counts:
 
 
 @dataclass
+class Repeats:
+    """Fresh processes on the same prompts, whose sums were pooled. Times by replay (`cost.by_gamma`, `gamma_sweep` and
+    what belongs to it) are those of the first one, and so are the files on its texts."""
+
+    processes: int  # that are pooled
+    failed: int  # that have no result
+    vary: str  # what differs between them: "none", "order", "seed" or "both"
+    sd: dict[str, float | None]  # between processes, standard deviation / mean: of speedup, costs and throughput
+    counts: Counts  # of the first process, whose prompts, rounds and positions stand in the folder
+
+
+@dataclass
 class RunResult:
     """The result of one run."""
 
     name: str
-    status: str  # "complete" or "interrupted"
+    status: str  # "complete", "interrupted" or, of several processes, "incomplete"
     config: dict[str, Any]
     provenance: dict[str, Any]
     alpha: Estimate
@@ -249,21 +264,22 @@ class RunResult:
     executor: dict[str, Any] = field(default_factory=dict)  # what the executor chose: products by shape and rows
     choices: dict[str, str] = field(default_factory=dict)  # the option that was chosen in each group
     no_replay: str = ""  # why there is no gamma_sweep
+    repeats: Repeats | None = None  # None: it is one process
     notes: list[str] = field(default_factory=list)  # warnings, to read before comparing
     schema_version: int = SCHEMA_VERSION
 
     def as_dict(self) -> dict[str, Any]:
         """The contents of results.json."""
-        plain: dict[str, Any] = _plain(dataclasses.asdict(self))
-        return plain
+        found: dict[str, Any] = plain(dataclasses.asdict(self))
+        return found
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """The value in JSON's types only: tuples become lists, numbers that are not finite become null."""
     if isinstance(value, dict):
-        return {str(key): _plain(entry) for key, entry in value.items()}
+        return {str(key): plain(entry) for key, entry in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(entry) for entry in value]
+        return [plain(entry) for entry in value]
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value

@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from specbench.config.checks import Checked
 from specbench.config.schema import Root
 from specbench.context import Context
@@ -38,7 +40,7 @@ def build(checked: Checked, announce: Callable[[str], None] = log.info) -> Parts
     """Reads the prompts, says what memory the run needs, then loads the models and puts the parts
     together. Raises ConfigError."""
     root, chosen = checked.root, checked.choices
-    prompts = load(_make(checked, "data"))
+    prompts = in_order(load(_make(checked, "data")), root.order)
     device = pick_device(root.device)
     policy = _make(checked, "gamma_policy")
     context = Context(
@@ -87,6 +89,11 @@ def build(checked: Checked, announce: Callable[[str], None] = log.info) -> Parts
         stop_strings=root.stop_strings,
         notes=notes(target, drafter, verifier),
     )
+
+
+def in_order(prompts: list[Prompt], order: int) -> list[Prompt]:
+    """The prompts as they are if `order` is 0, else shuffled with this seed. Their noise does not depend on it."""
+    return [prompts[i] for i in np.random.default_rng(order).permutation(len(prompts))] if order else prompts
 
 
 def _make(checked: Checked, group: str, *arguments: Any) -> Any:

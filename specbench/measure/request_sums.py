@@ -40,6 +40,7 @@ def request_sums(
         [request.prompt_id for request in requests],
         [request.category for request in requests],
         [numbers[name] for name in found],
+        [0] * len(requests),
         {name: np.concatenate(parts) for name, parts in columns.items()},
     )
 
@@ -103,3 +104,25 @@ def _bytes(result: Result, row: Mapping[str, Any], target: Bytes, drafter: Bytes
     columns = float(sum(r.position + len(result.request.tokens) for r in result.baseline.rounds))
     found = {"plain_bytes": target(row["plain_calls"], columns)}
     return found if drafter is None else found | {"drafter_bytes": drafter(row["plain_calls"], columns)}
+
+
+def rates(s: Mapping[str, Any]) -> dict[str, Any]:
+    """Ours and plain decoding's throughput, tokens per second, from sums over requests."""
+    return {
+        "speculative_tokens_per_second": s["tokens"] / s["seconds"],
+        "baseline_tokens_per_second": s["plain_tokens"] / s["plain_seconds"],
+    }
+
+
+def drifts(s: Mapping[str, Any]) -> dict[str, Any]:
+    """Total variation and KL of a tested position, from sums over requests."""
+    return {name: s[f"drift_{name}"] / s["drift_tested"] for name in ("tv", "kl")}
+
+
+def bandwidths(s: Mapping[str, Any]) -> dict[str, Any]:
+    """Bytes that a step of plain decoding reads over its time, and of the drafter's step, if its bytes are known."""
+    found = {"target_bytes_per_second": s["plain_bytes"] / s["plain_step_seconds"]}
+    if "drafter_bytes" in s:
+        a_step = s["drafter_bytes"] / s["plain_calls"]
+        found["drafter_bytes_per_second"] = a_step / (s["draft_seconds"] / np.where(s["steps"] > 0, s["steps"], np.nan))
+    return found

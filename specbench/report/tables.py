@@ -3,6 +3,7 @@
 import csv
 from collections.abc import Iterator, Sequence
 from io import StringIO
+from pathlib import Path
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
@@ -11,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from specbench.results import flatten
+from specbench.settings import VerdictError
 from specbench.visible import Visible
 
 COLUMNS = {  # of a multirun's table: heading, path in results.json
@@ -49,6 +51,12 @@ def word(lossless: dict[str, Any]) -> str:
     if not known:
         known = "lossy" if not lossless["expected"] else "passed" if lossless["passed"] else "failed"
     return str(known)
+
+
+def refuse_verdict(strict: bool, result: dict[str, Any], folder: Path) -> None:
+    """Raises VerdictError if `strict` and the verdict of a result is not good."""
+    if strict and (found := word(result["lossless"])) not in GOOD:
+        raise VerdictError(f"strict=true: the verdict is {found} ({result['lossless']['reason']}), see {folder}")
 
 
 def verdict(lossless: dict[str, Any]) -> tuple[str, str]:

@@ -3,6 +3,7 @@
 import resource
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -21,7 +22,7 @@ from specbench.measure.estimators import Sums, speedup_interval
 from specbench.measure.latency import latency
 from specbench.measure.lossless import judge
 from specbench.measure.prediction import prediction
-from specbench.measure.request_sums import request_sums
+from specbench.measure.request_sums import bandwidths, drifts, rates, request_sums
 from specbench.measure.simulate import sweep, trace_of
 from specbench.results import (
     Bandwidth,
@@ -99,9 +100,9 @@ def summarise(session: Session, record: Record, status: str, provenance: dict[st
         throughput=throughput(record, counts, peers),
         throughput_ci95=sums.intervals(rates),
         speedup_over={name: SpeedupOver(*speedup_interval(*times, *ours, clusters)) for name, times in peers.items()},
-        bandwidth=bandwidth(parts, results, cost, roofs),
+        bandwidth=replace(bandwidth(parts, results, cost, roofs), ci95=sums.intervals(bandwidths)),
         recording=sum(g.speculative.record_seconds for g in record.groups) / _decode_seconds(record),
-        drift=drift(results),
+        drift=replace(drift(results), ci95=sums.intervals(drifts)),
         latency=latencies(results),
         memory=memory(parts, record),
         counts=counts,
@@ -137,14 +138,6 @@ def throughput(record: Record, counts: Counts, peers: Mapping[str, Times]) -> di
         "speculative_tokens_per_second": counts.tokens / _decode_seconds(record),
         "baseline_tokens_per_second": counts.baseline_tokens / plain_seconds,
         **{f"{name}_tokens_per_second": sum(tokens) / sum(seconds) for name, (seconds, tokens) in peers.items()},
-    }
-
-
-def rates(s: Mapping[str, Any]) -> dict[str, Any]:
-    """Ours and plain decoding's throughput, from sums over requests."""
-    return {
-        "speculative_tokens_per_second": s["tokens"] / s["seconds"],
-        "baseline_tokens_per_second": s["plain_tokens"] / s["plain_seconds"],
     }
 
 
