@@ -91,6 +91,7 @@ class Speedup:
     accounting: dict[str, Factor]  # Theorem 3.8 and the causes of the difference; their product is `measured`
     # Not in results of earlier versions.
     predicted: Prediction | None = None
+    end_to_end_ci95: Interval = None
     wall: float | None = None  # `measured`, with both times by the host's clock; on a CPU they are the same
 
 

@@ -126,3 +126,9 @@ def bandwidths(s: Mapping[str, Any]) -> dict[str, Any]:
         a_step = s["drafter_bytes"] / s["plain_calls"]
         found["drafter_bytes_per_second"] = a_step / (s["draft_seconds"] / np.where(s["steps"] > 0, s["steps"], np.nan))
     return found
+
+
+def end_to_end(s: Mapping[str, Any]) -> dict[str, Any]:
+    """The speedup with prefill, from sums over requests."""
+    plain = (s["plain_seconds"] + s["plain_prefill_seconds"]) / s["plain_tokens"]
+    return {"end_to_end": plain / ((s["seconds"] + s["prefill_seconds"]) / s["tokens"])}

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from specbench.report import figures, paper
 from specbench.report.samples import samples
 from specbench.report.style import save
-from specbench.report.tables import account, at, interval, multirun_rows, verdict, word
+from specbench.report.tables import account, at, multirun_rows, speedup_interval, verdict, word
 from specbench.results import flatten
 from specbench.storage.atomic import write_text
 from specbench.storage.read import StoredRun
@@ -165,6 +165,8 @@ def _times(report: Report, run: StoredRun) -> None:
 def _many_runs(report: Report) -> None:
     runs = report.runs
     caption = "Speedup of every run; the diamond is Theorem 3.8 from the run's own alpha and c."
+    if not all(run.result.get("repeats") for run in runs):
+        caption += " Intervals are of one process, where a run did not repeat: another process may lie outside."
     measured = report.figure("predicted_and_measured", caption, lambda: figures.predicted_and_measured(runs))
     report.section("Measured and predicted", figures=[measured])
     rows = multirun_rows([([f"{k}={v}" for k, v in run.keys.items()], run.result) for run in runs])
@@ -244,7 +246,7 @@ def _one_each(runs: Sequence[StoredRun], x: str, y: str) -> bool:
 
 def _cards(result: dict[str, Any]) -> list[dict[str, str]]:
     speedup, alpha = result["speedup"], result["alpha"]
-    cards = [("speedup, measured", f"{speedup['measured']:.2f}x", f"95 % interval: {interval(speedup['ci95'])}")]
+    cards = [("speedup, measured", f"{speedup['measured']:.2f}x", speedup_interval(result))]
     if speedup["theorem_3_8"] is not None:
         cards.append(("Theorem 3.8", f"{speedup['theorem_3_8']:.2f}x", "from alpha, gamma and c"))
         error = "too few prompts for an error" if alpha["stderr"] is None else f"standard error {alpha['stderr']:.3f}"

@@ -25,6 +25,8 @@ COLUMNS = {  # of a multirun's table: heading, path in results.json
     "speedup": "speedup/measured",
     "low": "speedup/ci95/0",
     "high": "speedup/ci95/1",
+    "processes": "repeats/processes",
+    "sd": "repeats/sd/speedup",
     "Thm 3.8": "speedup/theorem_3_8",
     "corrected": "speedup/corrected",
     "tokens/s": "throughput/speculative_tokens_per_second",
@@ -130,6 +132,20 @@ def interval(ci95: Sequence[float] | None, digits: int = 2) -> str:
     return "too few prompts" if ci95 is None else f"{ci95[0]:.{digits}f} to {ci95[1]:.{digits}f}"
 
 
+def speedup_interval(result: dict[str, Any]) -> str:
+    """The interval of the measured speedup in words, and of how many processes it is."""
+    ci95, repeats = result["speedup"]["ci95"], result.get("repeats")
+    if not repeats:
+        told = (
+            "too few prompts, or groups of rows, for an interval" if ci95 is None else f"95 % interval {interval(ci95)}"
+        )
+        return f"{told}; one process"
+    told = "too few processes or prompts for an interval" if ci95 is None else f"95 % interval {interval(ci95)}"
+    sd = repeats["sd"]["speedup"]
+    between = "" if sd is None else f"; between processes sd {sd:.1%}"
+    return f"{told}; {repeats['processes']} process{'es' * (repeats['processes'] > 1)}{between}"
+
+
 def multirun_rows(jobs: Sequence[tuple[list[str], dict[str, Any] | None]]) -> list[dict[str, Any]]:
     """One row per job: the overrides in which jobs differ, then the columns. A job without a result has only its
     overrides."""
@@ -153,6 +169,8 @@ def multirun_tables(rows: Sequence[dict[str, Any]], title: str) -> list[Table]:
     peers were run, the engines have a table of their own, since both in one would not fit."""
     shown = [_for_terminal(row) for row in rows]
     headings = list(dict.fromkeys(key for row in shown for key, cell in row.items() if cell != "-"))
+    if any("95 %" in row and row.get("processes", "-") == "-" for row in shown):
+        title += "; 95 %: of one process"
     peers = [heading for heading in headings if heading.startswith(OVER)]
     if not peers:
         return [_grid(shown, headings, title)]

@@ -11,7 +11,7 @@ from specbench import theory
 from specbench.measure.accounting import accounting, cost_ratios, speedup_of
 from specbench.measure.crossed import CrossedSums, spread
 from specbench.measure.prediction import prediction
-from specbench.measure.request_sums import BETA_AT, TESTED_AT, bandwidths, drifts, rates
+from specbench.measure.request_sums import BETA_AT, TESTED_AT, bandwidths, drifts, end_to_end, rates
 from specbench.results import Counts, Repeats
 
 WORST = ("failed", "inconclusive", "untested", "lossy", "passed")  # verdicts, the worst first
@@ -71,14 +71,14 @@ def _speedup(sums: CrossedSums, first: Tree, gamma: int | None, alpha: float, co
     s, known = sums.point, first["speedup"]["theorem_3_8"] is not None
     predicted = prediction(of_clusters := sums.of_clusters(), range(len(of_clusters["tokens"])))
     whole = {f"{way}tokens": s[f"{way}tokens"] for way in ("", "plain_")}
-    with_prefill = whole | {f"{way}seconds": s[f"{way}seconds"] + s[f"{way}prefill_seconds"] for way in ("", "plain_")}
     own = s["plain_seconds"] / s["plain_step_seconds"]
     efficiency = s["tokens"] / s["rounds"]
     chosen = drafted if gamma is None else gamma
     found: Tree = first["speedup"] | {
         "measured": float(speedup_of(s)),
         "ci95": sums.intervals(lambda s: {"measured": speedup_of(s)})["measured"],
-        "end_to_end": float(speedup_of(with_prefill)),
+        "end_to_end": float(end_to_end(s)["end_to_end"]),
+        "end_to_end_ci95": sums.intervals(end_to_end)["end_to_end"],
         "theorem_3_8": theory.walltime_improvement(alpha, chosen, cost["c"]) if known else None,
         "corrected": float(
             own * theory.corrected_improvement(efficiency, drafted, cost["c"] or 0.0, cost["v"], cost["o"])

@@ -22,7 +22,7 @@ from specbench.measure.estimators import Sums, speedup_interval
 from specbench.measure.latency import latency
 from specbench.measure.lossless import judge
 from specbench.measure.prediction import prediction
-from specbench.measure.request_sums import bandwidths, drifts, rates, request_sums
+from specbench.measure.request_sums import bandwidths, drifts, end_to_end, rates, request_sums
 from specbench.measure.simulate import sweep, trace_of
 from specbench.results import (
     Bandwidth,
@@ -88,6 +88,7 @@ def summarise(session: Session, record: Record, status: str, provenance: dict[st
             corrected=_corrected(efficiency.mean, drafted, cost, record),
             accounting=accounting(sums, parts.policy.constant),
             predicted=prediction(columns, clusters),
+            end_to_end_ci95=sums.intervals(end_to_end)["end_to_end"],
             wall=_time_ratio(record, lambda decoded: decoded.wall_seconds),
         ),
         operations_factor=theory.operations_factor(known.alpha, known.gamma, c_hat) if known and chain else None,
