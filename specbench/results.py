@@ -199,6 +199,23 @@ class Memory:
 
 
 @dataclass
+class Machine:
+    """Whether the machine was the same all through the run, and what that was judged by; None where there was too
+    little to see, or no way."""
+
+    steady: bool
+    reasons: list[str]  # why it was not
+    step_drift: float | None  # change of plain decoding's step time over the run: .1 is 10 % slower at the end
+    step_drift_stderr: float | None
+    step_halves: float | None  # the median of the second half of the groups over that of the first, - 1
+    compute_variation: float | None  # (90th percentile - 10th) / median of short probes
+    bandwidth_variation: float | None
+    others: float | None  # other processes' share of the cores that this process may use
+    steal: float | None  # share of these cores that the host gave to other machines
+    probes: int
+
+
+@dataclass
 class Counts:
     """Raw counts over all finished prompts."""
 
@@ -265,6 +282,7 @@ class RunResult:
     executor: dict[str, Any] = field(default_factory=dict)  # what the executor chose: products by shape and rows
     choices: dict[str, str] = field(default_factory=dict)  # the option that was chosen in each group
     no_replay: str = ""  # why there is no gamma_sweep
+    machine: Machine | None = None
     repeats: Repeats | None = None  # None: it is one process
     notes: list[str] = field(default_factory=list)  # warnings, to read before comparing
     schema_version: int = SCHEMA_VERSION

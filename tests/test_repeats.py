@@ -295,7 +295,7 @@ def test_a_sweep_repeats_each_job_and_has_the_pooled_numbers(processes, monkeypa
     assert len(processes.commands) == 3 and "finished before, skipped" in capsys.readouterr().err
 
 
-def test_the_verdict_is_the_worst_one(processes, monkeypatch, tmp_path):
+def test_the_verdict_and_the_machine_are_the_worst_ones(processes, monkeypatch, tmp_path):
     plain = processes.slow_down
 
     def spoiled(folder, factor):
@@ -304,11 +304,15 @@ def test_the_verdict_is_the_worst_one(processes, monkeypatch, tmp_path):
             path = Path(folder) / "results.json"
             result = json.loads(path.read_text())
             result["lossless"] |= {"verdict": "failed", "passed": False, "reason": "a stale cache"}
+            result["machine"] |= {"steady": False, "reasons": ["a neighbour"], "others": 0.9}
             path.write_text(json.dumps(result))
 
     processes.slow_down = spoiled
     assert call([*ASKED, "strict=true", "hydra.run.dir=D"], monkeypatch, tmp_path) == 3
-    verdict = load_run(tmp_path / "D").result["lossless"]
+    result = load_run(tmp_path / "D").result
+    assert not result["machine"]["steady"] and "process 2: a neighbour" in result["machine"]["reasons"]
+    assert result["machine"]["others"] == 0.9
+    verdict = result["lossless"]
     assert verdict["verdict"] == "failed" and verdict["reason"] == "process 2: a stale cache"
 
 

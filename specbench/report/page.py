@@ -266,7 +266,8 @@ def _notes(runs: Sequence[StoredRun]) -> list[dict[str, str]]:
             found.append({"kind": kind, "text": f"{run.label}: {sentence}" if len(runs) > 1 else sentence})
         if result["speedup"]["measured"] < 1:
             found.append({"kind": "bad", "text": f"{run.label}: slower than plain decoding"})
-        found += [{"kind": "bad", "text": f"{run.label}: {note}"} for note in result["notes"]]
+        unsteady = [f"the machine was not steady: {told}" for told in (result.get("machine") or {}).get("reasons", [])]
+        found += [{"kind": "bad", "text": f"{run.label}: {note}"} for note in (*unsteady, *result["notes"])]
         if result["status"] != "complete":
             found.append({"kind": "bad", "text": f"{run.label}: {result['status']}"})
     return found

@@ -61,6 +61,8 @@ def _range(values: dict[str, Any], name: str) -> str:
 def _speedups(result: dict[str, Any]) -> Rows:
     speedup, rates = result["speedup"], result["throughput"]
     yield "speedup", f"{speedup['measured']:.2f}x", speedup_interval(result)
+    if reasons := (result.get("machine") or {}).get("reasons"):
+        yield "  not steady", "machine", "; ".join(reasons)
     known = speedup["accounting"].get("theorem_3_8", {}).get("ci95")
     told = "" if known is None else f"{interval(known)}; "
     yield "  predicted, Theorem 3.8", _times(speedup["theorem_3_8"]), f"{told}from alpha, gamma and c"

@@ -38,6 +38,7 @@ OVER = "over "  # a peer: how much faster speculative decoding is
 ENGINE = ("tokens/s", "plain tokens/s", "of peak")
 TWO_DIGITS = ("speedup", "Thm 3.8", "corrected", "of peak")
 ONE_DIGIT = ("tokens/s", "plain tokens/s")
+STEADY, UNSTEADY = "steady", "not steady"  # the machine
 WIDTH = 140  # characters, where the output is not a terminal
 
 
@@ -156,6 +157,8 @@ def multirun_rows(jobs: Sequence[tuple[list[str], dict[str, Any] | None]]) -> li
         if result is not None:
             row |= {heading: at(result, path) for heading, path in COLUMNS.items()}
             row["lossless"] = WORDS.get(word(result["lossless"]), word(result["lossless"]))
+            if machine := result.get("machine"):
+                row["machine"] = "; ".join(machine["reasons"]) or STEADY
             row |= {f"{OVER}{peer}": over["measured"] for peer, over in result["speedup_over"].items()}
             row |= flatten(result.get("metrics", {}))
         else:
@@ -168,6 +171,8 @@ def multirun_tables(rows: Sequence[dict[str, Any]], title: str) -> list[Table]:
     """The rows for a terminal: the interval in one column, without the standard errors. Where
     peers were run, the engines have a table of their own, since both in one would not fit."""
     shown = [_for_terminal(row) for row in rows]
+    if all(row.get("machine") != UNSTEADY for row in shown):
+        shown = [{key: cell for key, cell in row.items() if key != "machine"} for row in shown]
     headings = list(dict.fromkeys(key for row in shown for key, cell in row.items() if cell != "-"))
     if any("95 %" in row and row.get("processes", "-") == "-" for row in shown):
         title += "; 95 %: of one process"
@@ -204,6 +209,8 @@ def _for_terminal(row: dict[str, Any]) -> dict[str, str]:
     for heading, value in row.items():
         if heading == "low":
             cells["95 %"] = "too few" if value is None else f"{value:.2f}-{row['high']:.2f}"
+        elif heading == "machine":
+            cells[heading] = STEADY if value == STEADY else UNSTEADY
         elif heading not in ("high", "stderr"):
             two = heading in TWO_DIGITS or heading.startswith(OVER)
             digits = 1 if heading in ONE_DIGIT else 2 if two else 3

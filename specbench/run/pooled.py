@@ -55,6 +55,7 @@ def pooled(results: Sequence[Tree], sums: CrossedSums, by_category: Mapping[str,
         "latency": _means([result["latency"] for result in results]),
         "memory": {name: max(result["memory"][name] for result in results) for name in first["memory"]},
         "counts": _counts(sums, results),
+        "machine": _machine([result["machine"] for result in results]),
         "metrics": _means([result["metrics"] for result in results]),
         "notes": list(dict.fromkeys(note for result in results for note in result["notes"])),
     }
@@ -158,6 +159,18 @@ def _worst(verdicts: Sequence[Tree]) -> Tree:
     if found["verdict"] == "passed" or len({verdict["verdict"] for verdict in verdicts}) == 1:
         return found
     return found | {"reason": f"process {place + 1}: {found['reason']}" if found["reason"] else f"process {place + 1}"}
+
+
+def _machine(machines: Sequence[Tree]) -> Tree:
+    """Steady if it was so in every process; of each number the one furthest from 0."""
+    names = [name for name in machines[0] if name not in ("steady", "reasons")]
+    found: Tree = {
+        "steady": all(machine["steady"] for machine in machines),
+        "reasons": [f"process {i + 1}: {told}" for i, machine in enumerate(machines) for told in machine["reasons"]],
+    }
+    return found | {
+        name: max((m[name] for m in machines if m[name] is not None), key=abs, default=None) for name in names
+    }
 
 
 def _ratio(sums: CrossedSums, above: str, below: str) -> float | None:

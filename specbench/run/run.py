@@ -12,7 +12,7 @@ from specbench.decoded import Failure, Group, Record, Result
 from specbench.decoding.noise import prompt_key
 from specbench.decoding.state import Job
 from specbench.interrupts import at_once, held
-from specbench.measure.bandwidth import BandwidthProbe
+from specbench.measure.machine_watch import MachineWatch
 from specbench.measure.stock_reading import read
 from specbench.measure.text_end import ends_where_it_should
 from specbench.measure.text_laws import LIMIT, read_text
@@ -40,7 +40,7 @@ def run(parts: Parts, out_dir: Path, progress: Progress = lambda done, total, wh
     started, clock = datetime.datetime.now(datetime.UTC), time.perf_counter()
     session, requests, status = Session(parts), Requests(parts), "complete"
     record = Record(columns={name: metric.columns for name, metric in parts.metrics.items()})
-    probe = BandwidthProbe(parts.target.device)
+    probe = MachineWatch(parts.target.device)
     reset_peak(parts.target.device)
     with held(), torch.inference_mode():
         try:
@@ -50,14 +50,15 @@ def run(parts: Parts, out_dir: Path, progress: Progress = lambda done, total, wh
                 raise
             log.warning("interrupted after %d of %d prompts: measuring what is there", _done(record), requests.total)
             status = "interrupted"
+        probe()
         record.too_long = len(requests.too_long)
         facts = provenance(parts.target.device)
         facts |= {"started": started.isoformat(timespec="seconds"), "seconds": time.perf_counter() - clock}
-        return summarise(session, record, status, facts, probe.roofs), record
+        return summarise(session, record, status, facts, probe), record
 
 
 def _decode_all(
-    session: Session, requests: Requests, record: Record, probe: BandwidthProbe, out_dir: Path, progress: Progress
+    session: Session, requests: Requests, record: Record, probe: MachineWatch, out_dir: Path, progress: Progress
 ) -> None:
     """Decodes every group of requests all ways, after warm-up and probes, then reads betas and writes the group."""
     parts, warm, probes = session.parts, 0, 0

@@ -21,6 +21,7 @@ from specbench.measure.drift import drift
 from specbench.measure.estimators import Sums, speedup_interval
 from specbench.measure.latency import latency
 from specbench.measure.lossless import judge
+from specbench.measure.machine_watch import MachineWatch
 from specbench.measure.prediction import prediction
 from specbench.measure.request_sums import bandwidths, drifts, end_to_end, rates, request_sums
 from specbench.measure.simulate import sweep, trace_of
@@ -42,8 +43,10 @@ from specbench.run.session import Session
 Times = tuple[list[float], list[int]]  # seconds and tokens of every request
 
 
-def summarise(session: Session, record: Record, status: str, provenance: dict[str, Any], roofs: Roofs) -> RunResult:
-    """All estimates of a run; `roofs` is the measured memory bandwidth. Raises RuntimeError if every prompt failed."""
+def summarise(
+    session: Session, record: Record, status: str, provenance: dict[str, Any], watch: MachineWatch
+) -> RunResult:
+    """All estimates of a run; `watch` has measured the machine. Raises RuntimeError if every prompt failed."""
     parts, results = session.parts, record.results
     if not results:
         raise RuntimeError(f"every prompt failed, the first with {record.failures[0].error}")
@@ -101,11 +104,12 @@ def summarise(session: Session, record: Record, status: str, provenance: dict[st
         throughput=throughput(record, counts, peers),
         throughput_ci95=sums.intervals(rates),
         speedup_over={name: SpeedupOver(*speedup_interval(*times, *ours, clusters)) for name, times in peers.items()},
-        bandwidth=replace(bandwidth(parts, results, cost, roofs), ci95=sums.intervals(bandwidths)),
+        bandwidth=replace(bandwidth(parts, results, cost, watch.roofs), ci95=sums.intervals(bandwidths)),
         recording=sum(g.speculative.record_seconds for g in record.groups) / _decode_seconds(record),
         drift=replace(drift(results), ci95=sums.intervals(drifts)),
         latency=latencies(results),
         memory=memory(parts, record),
+        machine=watch.judge(record.groups),
         counts=counts,
         metrics=metrics,
         notes=[*parts.notes, *parts.target.executor.notes(), *notes],
