@@ -12,6 +12,7 @@ from specbench.measure.drift import drift_table
 
 AT_A_TIME = 1000  # groups of requests that become columns together, which bounds memory
 BETA_AT, TESTED_AT = "beta at ", "tested at "  # and a place in the round, counted from 0
+SECONDS_OF, TOKENS_OF = "seconds of ", "tokens of "  # and a peer
 Bytes = Callable[[float, float], float]  # bytes that so many calls read, with so many columns in all
 
 
@@ -72,7 +73,7 @@ def _counts(result: Result) -> dict[str, float]:
         "verified": sum(r.width for r in rounds),
     }
     for name, output in result.peers.items():
-        found |= {f"{name}_seconds": output.decode_seconds, f"{name}_tokens": output.decoded}
+        found |= {f"{SECONDS_OF}{name}": output.decode_seconds, f"{TOKENS_OF}{name}": output.decoded}
     return found
 
 

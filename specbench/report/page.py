@@ -136,7 +136,7 @@ def _one_run(report: Report) -> None:
 def _accounting(report: Report, run: StoredRun) -> None:
     if not run.result["speedup"]["accounting"]:
         return
-    caption = "Each factor with its 95 % interval (bootstrap over prompts); they multiply to the measured speedup."
+    caption = "Each factor with its 95 % interval; they multiply to the measured speedup."
     figure = report.figure("accounting", caption, lambda: figures.accounting(run))
     report.section("Why the gain is not Theorem 3.8's", texts=[account(run.result)], figures=[figure])
 

@@ -11,7 +11,16 @@ from specbench import theory
 from specbench.measure.accounting import accounting, cost_ratios, speedup_of
 from specbench.measure.crossed import CrossedSums, spread
 from specbench.measure.prediction import prediction
-from specbench.measure.request_sums import BETA_AT, TESTED_AT, bandwidths, drifts, end_to_end, rates
+from specbench.measure.request_sums import (
+    BETA_AT,
+    SECONDS_OF,
+    TESTED_AT,
+    TOKENS_OF,
+    bandwidths,
+    drifts,
+    end_to_end,
+    rates,
+)
 from specbench.results import Counts, Repeats
 
 WORST = ("failed", "inconclusive", "untested", "lossy", "passed")  # verdicts, the worst first
@@ -110,7 +119,7 @@ def _by_place(sums: CrossedSums) -> list[Tree]:
 
 
 def _throughput(sums: CrossedSums, first: Tree) -> dict[str, float | None]:
-    peers = {f"{name}_tokens_per_second": _ratio(sums, f"{name}_tokens", f"{name}_seconds")
+    peers = {f"{name}_tokens_per_second": _ratio(sums, f"{TOKENS_OF}{name}", f"{SECONDS_OF}{name}")
              for name in first["speedup_over"]}  # fmt: skip
     return {name: float(value) for name, value in rates(sums.point).items()} | peers
 
@@ -119,7 +128,8 @@ def _over(sums: CrossedSums, peer: str) -> Tree:
     """Ours over a peer."""
 
     def formula(s: Mapping[str, Any]) -> dict[str, Any]:
-        return {"over": (s[f"{peer}_seconds"] / s[f"{peer}_tokens"]) / (s["seconds"] / s["tokens"])}
+        theirs = s[f"{SECONDS_OF}{peer}"] / s[f"{TOKENS_OF}{peer}"]
+        return {"over": theirs / (s["seconds"] / s["tokens"])}
 
     return {"measured": float(formula(sums.point)["over"]), "ci95": sums.intervals(formula)["over"]}
 
