@@ -15,7 +15,7 @@ from rich.text import Text
 
 from specbench.interrupts import exit_code, handled, held
 from specbench.paths import conf_dir, register_resolvers
-from specbench.settings import ConfigError, VerdictError, comes_from, explain, stop
+from specbench.settings import ConfigError, IncompleteError, VerdictError, comes_from, explain, stop
 
 if TYPE_CHECKING:
     from specbench.config.checks import Checked
@@ -34,12 +34,14 @@ def job(config: DictConfig) -> float | None:
             stop(str(error), 2)
         except VerdictError as error:
             stop(str(error), 3)
+        except IncompleteError as error:
+            stop(str(error), 1)
     from specbench.memory import give_back
 
     give_back()  # of the job before
     try:
         return one_run(config, skip_finished=True)
-    except (ConfigError, VerdictError) as error:
+    except (ConfigError, VerdictError, IncompleteError) as error:
         log.error("%s", error)
     except Exception:
         log.exception("the job failed")
@@ -47,8 +49,8 @@ def job(config: DictConfig) -> float | None:
 
 
 def one_run(config: DictConfig, skip_finished: bool = False) -> float | None:
-    """Runs the composed configuration. Returns the measured speedup, for Hydra's optimisers. Raises
-    ConfigError, or VerdictError with strict=true."""
+    """Runs the composed configuration. Returns the measured speedup, for Hydra's optimisers. Raises ConfigError,
+    VerdictError with strict=true, or IncompleteError with repeats."""
     from specbench.config.checks import check
     from specbench.storage.finished import examine, move_aside
     from specbench.storage.lock import locked
@@ -66,6 +68,10 @@ def one_run(config: DictConfig, skip_finished: bool = False) -> float | None:
             log.warning("%s is run again: %s; moved to %s", out_dir, earlier.corrupt, move_aside(out_dir))
         elif skip_finished and earlier.again:
             log.warning("%s is run again: %s", out_dir, earlier.again)
+        if checked.root.repeats > 1:
+            from specbench.repeats import run_repeats
+
+            return run_repeats(config, checked, out_dir)
         return _measure(checked, out_dir)
 
 
@@ -73,10 +79,10 @@ def _measure(checked: "Checked", out_dir: Path) -> float:
     """Builds the parts, runs them in `out_dir`, which is locked, and writes the results. What stood there before stays
     until they are there. Raises ConfigError, or VerdictError with strict=true."""
     from specbench.config.build import build
-    from specbench.finish import log_to, refuse_bad_verdict, save
+    from specbench.finish import log_to, save
     from specbench.progress import decoding_progress
     from specbench.report.run_table import run_table
-    from specbench.report.tables import show
+    from specbench.report.tables import refuse_verdict, show
     from specbench.run.run import run
 
     written = False
@@ -95,7 +101,7 @@ def _measure(checked: "Checked", out_dir: Path) -> float:
     log_to(checked, result, record, out_dir)
     if result.status == "interrupted":
         raise KeyboardInterrupt(f"what was finished is in {out_dir}")
-    refuse_bad_verdict(checked, result, out_dir)
+    refuse_verdict(checked.root.strict, result.as_dict(), out_dir)
     return result.speedup.measured
 
 

@@ -206,6 +206,7 @@ class RequestSums:
     prompts: list[str] = field(default_factory=list)  # ids
     categories: list[str] = field(default_factory=list)
     clusters: list[int] = field(default_factory=list)  # numbers of those whose times have something in common
+    processes: list[int] = field(default_factory=list)  # numbers, of several processes on the same prompts
     columns: dict[str, Floats] = field(default_factory=dict)
 
 

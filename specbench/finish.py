@@ -6,10 +6,9 @@ from pathlib import Path
 
 from specbench.config.checks import Checked
 from specbench.decoded import Record
-from specbench.report.tables import GOOD
 from specbench.results import RunResult
 from specbench.run.parts import Parts
-from specbench.settings import ConfigError, VerdictError
+from specbench.settings import ConfigError
 from specbench.storage.finished import clear
 from specbench.storage.write import write_config, write_result
 from specbench.visible import first_line
@@ -35,10 +34,3 @@ def log_to(checked: Checked, result: RunResult, record: Record, out_dir: Path) -
     except Exception as error:
         log.info("the logger failed", exc_info=error)
         raise ConfigError(f"logger={logger.name} failed ({first_line(error)}): the results are in {out_dir}") from error
-
-
-def refuse_bad_verdict(checked: Checked, result: RunResult, out_dir: Path) -> None:
-    """Raises VerdictError with strict=true if the verdict is not good."""
-    lossless = result.lossless
-    if checked.root.strict and lossless.verdict not in GOOD:
-        raise VerdictError(f"strict=true: the verdict is {lossless.verdict} ({lossless.reason}), see {out_dir}")

@@ -84,13 +84,14 @@ class Speedup:
     """Speculative over plain decoding: ratios of seconds per token, of decoding only except `end_to_end`."""
 
     measured: float
-    ci95: Interval  # of one process: another one may differ by more
+    ci95: Interval  # of one process another one may lie outside; of `repeats` it holds for another one
     end_to_end: float  # prefill of target and drafter included
     theorem_3_8: float | None  # prediction of Theorem 3.8
     corrected: float | None  # block_efficiency / (gamma c + v + o), times plain decoding's time over its calls' time
     accounting: dict[str, Factor]  # Theorem 3.8 and the causes of the difference; their product is `measured`
     # Not in results of earlier versions.
     predicted: Prediction | None = None
+    end_to_end_ci95: Interval = None
     wall: float | None = None  # `measured`, with both times by the host's clock; on a CPU they are the same
 
 
@@ -160,6 +161,7 @@ class Bandwidth:
     target_share_of_peak: float | None  # of what was measured to be read
     # Not in results of earlier versions.
     copy_bytes_per_second: float | None = None  # of a copy, each byte read and written; only on CUDA
+    ci95: dict[str, Interval] = field(default_factory=dict)  # of the target's and the drafter's bytes per second
 
 
 @dataclass
@@ -183,6 +185,8 @@ class Drift:
     distinct_2: float  # different 2-grams / 2-grams, all outputs together
     baseline_repetition: float
     baseline_distinct_2: float
+    # Not in results of earlier versions.
+    ci95: dict[str, Interval] = field(default_factory=dict)  # of tv and kl
 
 
 @dataclass
@@ -192,6 +196,23 @@ class Memory:
     peak_bytes: int
     weights_bytes: int
     kv_bytes: int
+
+
+@dataclass
+class Machine:
+    """Whether the machine was the same all through the run, and what that was judged by; None where there was too
+    little to see, or no way."""
+
+    steady: bool
+    reasons: list[str]  # why it was not
+    step_drift: float | None  # change of plain decoding's step time over the run: .1 is 10 % slower at the end
+    step_drift_stderr: float | None
+    step_halves: float | None  # the median of the second half of the groups over that of the first, - 1
+    compute_variation: float | None  # (90th percentile - 10th) / median of short probes
+    bandwidth_variation: float | None
+    others: float | None  # other processes' share of the cores that this process may use
+    steal: float | None  # share of these cores that the host gave to other machines
+    probes: int
 
 
 @dataclass
@@ -214,11 +235,23 @@ class Counts:
 
 
 @dataclass
+class Repeats:
+    """Fresh processes on the same prompts, whose sums were pooled. Times by replay (`cost.by_gamma`, `gamma_sweep` and
+    what belongs to it) are those of the first one, and so are the files on its texts."""
+
+    processes: int  # that are pooled
+    failed: int  # that have no result
+    vary: str  # what differs between them: "none", "order", "seed" or "both"
+    sd: dict[str, float | None]  # between processes, standard deviation / mean: of speedup, costs and throughput
+    counts: Counts  # of the first process, whose prompts, rounds and positions stand in the folder
+
+
+@dataclass
 class RunResult:
     """The result of one run."""
 
     name: str
-    status: str  # "complete" or "interrupted"
+    status: str  # "complete", "interrupted" or, of several processes, "incomplete"
     config: dict[str, Any]
     provenance: dict[str, Any]
     alpha: Estimate
@@ -250,21 +283,23 @@ class RunResult:
     choices: dict[str, str] = field(default_factory=dict)  # the option that was chosen in each group
     in_turn: dict[str, Any] | None = None  # of runs that were decoded in turn: when they started, and their digests
     no_replay: str = ""  # why there is no gamma_sweep
+    machine: Machine | None = None
+    repeats: Repeats | None = None  # None: it is one process
     notes: list[str] = field(default_factory=list)  # warnings, to read before comparing
     schema_version: int = SCHEMA_VERSION
 
     def as_dict(self) -> dict[str, Any]:
         """The contents of results.json."""
-        plain: dict[str, Any] = _plain(dataclasses.asdict(self))
-        return plain
+        found: dict[str, Any] = plain(dataclasses.asdict(self))
+        return found
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """The value in JSON's types only: tuples become lists, numbers that are not finite become null."""
     if isinstance(value, dict):
-        return {str(key): _plain(entry) for key, entry in value.items()}
+        return {str(key): plain(entry) for key, entry in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(entry) for entry in value]
+        return [plain(entry) for entry in value]
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value

@@ -35,6 +35,10 @@ class VerdictError(Exception):
     """With strict=true: a run is finished and written, but its verdict is not good."""
 
 
+class IncompleteError(Exception):
+    """Some of several processes have no result. What the others have is written."""
+
+
 @dataclasses.dataclass
 class BaseSettings:
     """Base class of every schema: a dataclass whose fields are made by `setting`."""

@@ -1,6 +1,7 @@
 """The factors of the speedup, costs and predictions with their intervals, on simulated runs whose truth is known."""
 
 import math
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -10,7 +11,16 @@ from specbench.decoded import Decoded, DecodedRequest, Group, Record, Result, Ro
 from specbench.decoding.clock import Lap
 from specbench.measure.accounting import accounting, cost_ratios, sums_of
 from specbench.measure.clusters import prompt_clusters, time_clusters
-from specbench.measure.estimators import FEWEST, Sums, ratio, speedup_interval, student
+from specbench.measure.estimators import (
+    FEWEST,
+    MOST_CLUSTERS,
+    Sums,
+    joined,
+    ratio,
+    resampled_sums,
+    speedup_interval,
+    student,
+)
 from specbench.measure.prediction import prediction
 
 STEP, C, V, REST, PLAIN_REST = 0.01, 0.2, 1.3, 0.1, 0.05  # seconds of a target step, and costs in such steps
@@ -63,6 +73,11 @@ def run(betas_of, requests=400, seed=0, **options):
 
 def factors_of(results, gamma=4):
     return accounting(Sums.of(sums_of(results)), gamma)
+
+
+def columns_of(results):
+    rows = sums_of(results)
+    return {name: np.array([row[name] for row in rows], float) for name in rows[0]}
 
 
 def test_independent_betas_leave_only_the_cuts_at_the_limit():
@@ -159,8 +174,42 @@ def test_intervals_of_few_clusters_cover_the_truth(clusters):
 
 def test_the_quantile_is_students():
     """Against the tables of Student's distribution."""
-    for freedom, quantile in ((4, 2.776), (5, 2.571), (10, 2.228), (30, 2.042), (10_000, 1.960)):
+    for freedom, quantile in (
+        (1, 12.706),
+        (2, 4.303),
+        (3, 3.182),
+        (4, 2.776),
+        (5, 2.571),
+        (10, 2.228),
+        (30, 2.042),
+        (10_000, 1.960),
+    ):
         assert student(freedom) == pytest.approx(quantile, rel=3e-3)
+
+
+def test_many_clusters_are_resampled_in_little_memory_with_the_same_error():
+    """Against the linearised error of all clusters; joining them in their own order would not see a machine that
+    drifts, since then the joined ones differ by more than the clusters do."""
+    rng, many = np.random.default_rng(1), 50_000
+    times = rng.lognormal(0, 0.5, (2, many)) * np.linspace(1, 2, many)
+    tracemalloc.start()
+    _, (low, high) = speedup_interval(*(part for way in times for part in (way, np.ones(many))))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    mean = times.mean(1)
+    error = np.std(times[0] / mean[0] - times[1] / mean[1]) / math.sqrt(many)
+    assert math.log(high / low) / 2 / 1.96 == pytest.approx(error, rel=0.07)
+    assert peak < 100e6  # 10,000 samples of every cluster would be 4 GB
+    in_order = times.reshape(2, MOST_CLUSTERS, -1).sum(-1)
+    spreads = [np.std(resampled_sums(table)[0]) for table in (times, in_order)]
+    assert spreads[1] > 1.5 * spreads[0]  # negative control
+
+
+def test_few_clusters_are_not_joined():
+    table = np.random.default_rng(0).random((3, MOST_CLUSTERS))
+    assert joined(table) is table
+    more = np.random.default_rng(0).random((3, MOST_CLUSTERS + 7))
+    assert joined(more).shape == (3, MOST_CLUSTERS) and np.allclose(joined(more).sum(1), more.sum(1))
 
 
 def test_too_few_prompts_have_no_interval():
@@ -198,12 +247,12 @@ def test_the_prediction_of_other_prompts_covers_what_is_measured():
     inside, biased = 0, 0
     for seed in range(60):
         results = run(constant(0.66), 32, seed=seed, spread=0.05)
-        rows, names = sums_of(results), prompt_clusters(results)
-        found = prediction(rows, names)
+        columns, names = columns_of(results), prompt_clusters(results)
+        found = prediction(columns, names)
         inside += found.ci95[0] < found.measured < found.ci95[1]
-        slower = [row | {"seconds": row["seconds"] * (1.25 if i % 2 else 1)} for i, row in enumerate(rows)]
+        slower = columns | {"seconds": columns["seconds"] * np.tile([1, 1.25], 16)}
         other = prediction(slower, names)
         assert other.speedup == found.speedup  # it knows nothing of the prompts that it is about
         biased += other.ci95[0] < other.measured < other.ci95[1]
     assert inside >= 54 and biased < 20
-    assert prediction(sums_of(run(constant(0.66), 8)), [f"p{i}" for i in range(8)]) is None
+    assert prediction(columns_of(run(constant(0.66), 8)), [f"p{i}" for i in range(8)]) is None

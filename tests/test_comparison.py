@@ -199,6 +199,7 @@ def test_the_command_compares_a_sweep_and_then_its_folders(good, monkeypatch, tm
         (["drafter=ngram,nothing"], "drafter=nothing is not a choice"),
         (["gamma=1,-2"], "gamma=-2 is not allowed"),
         (["no_such=1,2"], "no_such"),
+        (["gamma=1,2", "repeats=2"], "repeats is not possible"),
     ],
 )
 def test_mistakes_are_one_sentence(arguments, sentence, monkeypatch, tmp_path, capsys):

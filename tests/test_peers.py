@@ -8,7 +8,10 @@ import pytest
 from conftest import parts_of
 
 from specbench.decoding.state import Job
+from specbench.measure.crossed import CrossedSums
+from specbench.run.pooled import pooled
 from specbench.run.run import run
+from specbench.storage.sums import load_sums
 from specbench.storage.write import write_result
 
 PEERS = Path(__file__).resolve().parents[1] / "experiments" / "peers"
@@ -91,6 +94,10 @@ def test_a_run_has_the_engines_that_work_and_counts_equal_texts(engines, tmp_pat
         "prompt_lookup",
     }
     assert result.throughput["repeats_q8_0_draft_tokens_per_second"] == 22
+    again = pooled([result.as_dict()] * 3, CrossedSums.of(lambda: [load_sums(tmp_path)] * 3), {})
+    assert again["throughput"] == pytest.approx(result.throughput)
+    for name, over in result.speedup_over.items():
+        assert again["speedup_over"][name]["measured"] == pytest.approx(over.measured)
 
     rows = {row["engine"]: row for row in made(tmp_path)}
     assert [*rows] == ["specbench", "repeats", "transformers"]

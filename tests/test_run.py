@@ -79,6 +79,8 @@ def test_a_run_leaves_every_file_with_every_field(monkeypatch, tmp_path, capsys)
     parts = ("draft_seconds", "verify_seconds", "accept_seconds", "host_seconds")
     assert {"prompt", "position", "gamma", "accepted", *parts} <= set(rounds[0])
     assert all(r["wall_seconds"] == pytest.approx(sum(r[part] for part in parts)) for r in rounds)
+    assert result["machine"]["probes"] == 3  # before, between and after two prompts
+    assert result["machine"]["steady"] is not bool(result["machine"]["reasons"])
     assert result["cost"]["o_wall"] == pytest.approx(result["cost"]["o"])
     assert result["speedup"]["wall"] == pytest.approx(result["speedup"]["measured"])
 

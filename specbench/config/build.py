@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from specbench.config.checks import Checked
 from specbench.config.schema import Root
 from specbench.config.targets import Targets
@@ -39,7 +41,7 @@ def build(checked: Checked, announce: Callable[[str], None] = log.info, targets:
     """Reads the prompts, says what memory the run needs, then loads the models and puts the parts together. A target
     among `targets` is not loaded again. Raises ConfigError."""
     root, chosen, targets = checked.root, checked.choices, targets or Targets()
-    prompts = load(_make(checked, "data"))
+    prompts = in_order(load(_make(checked, "data")), root.order)
     device = pick_device(root.device)
     policy = _make(checked, "gamma_policy")
     context = Context(
@@ -88,6 +90,11 @@ def build(checked: Checked, announce: Callable[[str], None] = log.info, targets:
         stop_strings=root.stop_strings,
         notes=notes(target, drafter, verifier),
     )
+
+
+def in_order(prompts: list[Prompt], order: int) -> list[Prompt]:
+    """The prompts as they are if `order` is 0, else shuffled with this seed. Their noise does not depend on it."""
+    return [prompts[i] for i in np.random.default_rng(order).permutation(len(prompts))] if order else prompts
 
 
 def _make(checked: Checked, group: str, *arguments: Any) -> Any:

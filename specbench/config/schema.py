@@ -61,6 +61,9 @@ NOT_TRACED = (
     "prefill_chunk",
     "stop",
     "verdict_tokens",
+    "order",
+    "repeats",
+    "repeats_vary",
 )
 
 
@@ -80,6 +83,9 @@ class Root(BaseSettings):
     prefill_chunk: int = setting(ge=1, le=10**7)
     stop: list[str] = setting()
     seed: int = setting(ge=0, le=LARGEST_SEED)
+    order: int = setting(ge=0, le=LARGEST_SEED)
+    repeats: int = setting(ge=1, le=1000)
+    repeats_vary: str = setting(choices=("none", "order", "seed", "both"))
     verdict_tokens: int = setting(ge=0, le=10**9)
     strict: bool = setting()
     device: str = setting()
@@ -94,6 +100,21 @@ class Root(BaseSettings):
                 f"stop={shown(self.stop)} is not allowed: it must be at most {MOST_STOPS} texts of 1 to {LONGEST_STOP} "
                 "characters"
             )
+        for key, value in self.of_process(self.repeats - 1).items():
+            if isinstance(value, int) and value > LARGEST_SEED:
+                raise ConfigError(
+                    f"{key}={getattr(self, key)} with repeats={self.repeats} is not possible: the last process would "
+                    f"have {value}, and {LARGEST_SEED} is the largest"
+                )
+
+    def of_process(self, number: int) -> dict[str, int | str]:
+        """What the scalars of process `number` of `repeats` are, counted from 0, where they are not the run's own."""
+        changed: dict[str, int | str] = {"repeats": 1, "repeats_vary": "none"}
+        if self.repeats_vary in ("seed", "both"):
+            changed["seed"] = self.seed + number
+        if self.repeats_vary in ("order", "both"):
+            changed["order"] = self.order + number
+        return changed
 
     @property
     def stop_strings(self) -> list[str]:

@@ -11,6 +11,7 @@ import numpy as np
 
 from specbench.decoded import Result
 from specbench.decoding.clock import Lap
+from specbench.measure.crossed import CrossedSums
 from specbench.measure.estimators import Sums
 from specbench.results import Factor
 
@@ -25,7 +26,7 @@ def sums_of(results: Sequence[Result], by_beta: bool = True) -> list[dict[str, f
     return [{name: row.get(name, 0) for name in names} for row in rows]
 
 
-def accounting(sums: Sums, gamma: int | None) -> dict[str, Factor]:
+def accounting(sums: Sums | CrossedSums, gamma: int | None) -> dict[str, Factor]:
     """The factors of the measured speedup, each with its 95 % interval; empty if nothing was drafted, or if a
     probability is not finite. `gamma` is None if a policy varies it; then the mean number of drafted tokens is used."""
     if not sums.point["tested"] or not sums.point["steps"]:

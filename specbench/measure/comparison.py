@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from specbench.decoded import RequestSums
+from specbench.decoded import Floats, RequestSums
 from specbench.measure.accounting import cost_ratios, expected_tokens, speedup_of
 from specbench.measure.estimators import Sums, student_tail
 from specbench.results import Interval
@@ -67,12 +67,12 @@ class Comparison:
 def compare(runs: Mapping[str, RequestSums], by: str, reference: str | None = None) -> Comparison:
     """Compares runs by name; the reference is the fastest unless given. Raises ConfigError if they share no
     request."""
-    shared = [r for r in next(iter(runs.values())).requests if all(r in {*run.requests} for run in runs.values())]
+    known = set.intersection(*({*run.requests} for run in runs.values()))
+    shared = [request for request in next(iter(runs.values())).requests if request in known]
     if not shared:
         raise ConfigError(f"{' and '.join(runs)} share no request: runs are compared on the same prompts")
     clusters = joined_clusters(runs, shared)
-    names = dict.fromkeys(name for run in runs.values() for name in run.columns)
-    sums = {label: Sums.of(rows_of(run, shared, list(names)), clusters) for label, run in runs.items()}
+    sums = {label: Sums.of_columns(columns_of(run, shared), clusters) for label, run in runs.items()}
     ranked = FORMULAS[by]
     values = {label: float(ranked(s.point)) for label, s in sums.items()}
     order = sorted(sums, key=lambda label: -values[label])
@@ -83,13 +83,11 @@ def compare(runs: Mapping[str, RequestSums], by: str, reference: str | None = No
     return Comparison(by, len(shared), len({*clusters}), base, found, pairs)
 
 
-def rows_of(run: RequestSums, requests: Sequence[str], names: Sequence[str]) -> list[dict[str, float]]:
-    """The sums of these requests, 0 where the run has no such column."""
+def columns_of(run: RequestSums, requests: Sequence[str]) -> dict[str, Floats]:
+    """The sums of these requests, by name."""
     place = {request: number for number, request in enumerate(run.requests)}
-    return [
-        {name: float(run.columns[name][place[request]]) if name in run.columns else 0.0 for name in names}
-        for request in requests
-    ]
+    where = np.array([place[request] for request in requests])
+    return {name: values[where] for name, values in run.columns.items()}
 
 
 def joined_clusters(runs: Mapping[str, RequestSums], requests: Sequence[str]) -> list[Hashable]:

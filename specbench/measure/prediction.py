@@ -9,18 +9,21 @@ from collections.abc import Hashable, Mapping, Sequence
 import numpy as np
 
 from specbench.measure.accounting import speedup_of
-from specbench.measure.estimators import Sums, student
+from specbench.measure.estimators import Floats, Sums, student
 from specbench.results import Prediction
 
 
-def prediction(rows: Sequence[Mapping[str, float]], clusters: Sequence[Hashable]) -> Prediction | None:
-    """The prediction, and what it predicts as it was measured; `rows` are the sums over each request (`sums_of`). None
+def prediction(columns: Mapping[str, Floats], clusters: Sequence[Hashable]) -> Prediction | None:
+    """The prediction, and what it predicts as it was measured; `columns` are the sums over each request, by name. None
     if a half has too few clusters for an interval, or nothing was tested."""
     others = {*list(dict.fromkeys(clusters))[1::2]}
     halves = [[i for i, cluster in enumerate(clusters) if (cluster in others) == half] for half in (False, True)]
     if not all(halves):
         return None
-    pilot, rest = (Sums.of([rows[i] for i in half], [clusters[i] for i in half]) for half in halves)
+    pilot, rest = (
+        Sums.of_columns({name: found[half] for name, found in columns.items()}, [clusters[i] for i in half])
+        for half in halves
+    )
     if pilot.samples is None or rest.samples is None or not pilot.point["tested"]:
         return None
     with np.errstate(divide="ignore", invalid="ignore"):

@@ -12,6 +12,7 @@ from specbench.measure.drift import drift_table
 
 AT_A_TIME = 1000  # groups of requests that become columns together, which bounds memory
 BETA_AT, TESTED_AT = "beta at ", "tested at "  # and a place in the round, counted from 0
+SECONDS_OF, TOKENS_OF = "seconds of ", "tokens of "  # and a peer
 Bytes = Callable[[float, float], float]  # bytes that so many calls read, with so many columns in all
 
 
@@ -40,6 +41,7 @@ def request_sums(
         [request.prompt_id for request in requests],
         [request.category for request in requests],
         [numbers[name] for name in found],
+        [0] * len(requests),
         {name: np.concatenate(parts) for name, parts in columns.items()},
     )
 
@@ -71,7 +73,7 @@ def _counts(result: Result) -> dict[str, float]:
         "verified": sum(r.width for r in rounds),
     }
     for name, output in result.peers.items():
-        found |= {f"{name}_seconds": output.decode_seconds, f"{name}_tokens": output.decoded}
+        found |= {f"{SECONDS_OF}{name}": output.decode_seconds, f"{TOKENS_OF}{name}": output.decoded}
     return found
 
 
@@ -103,3 +105,31 @@ def _bytes(result: Result, row: Mapping[str, Any], target: Bytes, drafter: Bytes
     columns = float(sum(r.position + len(result.request.tokens) for r in result.baseline.rounds))
     found = {"plain_bytes": target(row["plain_calls"], columns)}
     return found if drafter is None else found | {"drafter_bytes": drafter(row["plain_calls"], columns)}
+
+
+def rates(s: Mapping[str, Any]) -> dict[str, Any]:
+    """Ours and plain decoding's throughput, tokens per second, from sums over requests."""
+    return {
+        "speculative_tokens_per_second": s["tokens"] / s["seconds"],
+        "baseline_tokens_per_second": s["plain_tokens"] / s["plain_seconds"],
+    }
+
+
+def drifts(s: Mapping[str, Any]) -> dict[str, Any]:
+    """Total variation and KL of a tested position, from sums over requests."""
+    return {name: s[f"drift_{name}"] / s["drift_tested"] for name in ("tv", "kl")}
+
+
+def bandwidths(s: Mapping[str, Any]) -> dict[str, Any]:
+    """Bytes that a step of plain decoding reads over its time, and of the drafter's step, if its bytes are known."""
+    found = {"target_bytes_per_second": s["plain_bytes"] / s["plain_step_seconds"]}
+    if "drafter_bytes" in s:
+        a_step = s["drafter_bytes"] / s["plain_calls"]
+        found["drafter_bytes_per_second"] = a_step / (s["draft_seconds"] / np.where(s["steps"] > 0, s["steps"], np.nan))
+    return found
+
+
+def end_to_end(s: Mapping[str, Any]) -> dict[str, Any]:
+    """The speedup with prefill, from sums over requests."""
+    plain = (s["plain_seconds"] + s["plain_prefill_seconds"]) / s["plain_tokens"]
+    return {"end_to_end": plain / ((s["seconds"] + s["prefill_seconds"]) / s["tokens"])}

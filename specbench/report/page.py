@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from specbench.report import figures, paper
 from specbench.report.samples import samples
 from specbench.report.style import save
-from specbench.report.tables import account, at, interval, multirun_rows, verdict, word
+from specbench.report.tables import account, at, multirun_rows, speedup_interval, verdict, word
 from specbench.results import flatten
 from specbench.storage.atomic import write_text
 from specbench.storage.read import StoredRun
@@ -136,7 +136,7 @@ def _one_run(report: Report) -> None:
 def _accounting(report: Report, run: StoredRun) -> None:
     if not run.result["speedup"]["accounting"]:
         return
-    caption = "Each factor with its 95 % interval (bootstrap over prompts); they multiply to the measured speedup."
+    caption = "Each factor with its 95 % interval; they multiply to the measured speedup."
     figure = report.figure("accounting", caption, lambda: figures.accounting(run))
     report.section("Why the gain is not Theorem 3.8's", texts=[account(run.result)], figures=[figure])
 
@@ -165,6 +165,8 @@ def _times(report: Report, run: StoredRun) -> None:
 def _many_runs(report: Report) -> None:
     runs = report.runs
     caption = "Speedup of every run; the diamond is Theorem 3.8 from the run's own alpha and c."
+    if not all(run.result.get("repeats") for run in runs):
+        caption += " Intervals are of one process, where a run did not repeat: another process may lie outside."
     measured = report.figure("predicted_and_measured", caption, lambda: figures.predicted_and_measured(runs))
     report.section("Measured and predicted", figures=[measured])
     rows = multirun_rows([([f"{k}={v}" for k, v in run.keys.items()], run.result) for run in runs])
@@ -244,7 +246,7 @@ def _one_each(runs: Sequence[StoredRun], x: str, y: str) -> bool:
 
 def _cards(result: dict[str, Any]) -> list[dict[str, str]]:
     speedup, alpha = result["speedup"], result["alpha"]
-    cards = [("speedup, measured", f"{speedup['measured']:.2f}x", f"95 % interval: {interval(speedup['ci95'])}")]
+    cards = [("speedup, measured", f"{speedup['measured']:.2f}x", speedup_interval(result))]
     if speedup["theorem_3_8"] is not None:
         cards.append(("Theorem 3.8", f"{speedup['theorem_3_8']:.2f}x", "from alpha, gamma and c"))
         error = "too few prompts for an error" if alpha["stderr"] is None else f"standard error {alpha['stderr']:.3f}"
@@ -264,7 +266,8 @@ def _notes(runs: Sequence[StoredRun]) -> list[dict[str, str]]:
             found.append({"kind": kind, "text": f"{run.label}: {sentence}" if len(runs) > 1 else sentence})
         if result["speedup"]["measured"] < 1:
             found.append({"kind": "bad", "text": f"{run.label}: slower than plain decoding"})
-        found += [{"kind": "bad", "text": f"{run.label}: {note}"} for note in result["notes"]]
+        unsteady = [f"the machine was not steady: {told}" for told in (result.get("machine") or {}).get("reasons", [])]
+        found += [{"kind": "bad", "text": f"{run.label}: {note}"} for note in (*unsteady, *result["notes"])]
         if result["status"] != "complete":
             found.append({"kind": "bad", "text": f"{run.label}: {result['status']}"})
     return found

@@ -10,7 +10,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from specbench.report.tables import account, interval, number, verdict
+from specbench.report.tables import account, interval, number, speedup_interval, verdict
 
 Rows = Iterator[tuple[str, str, str]]  # what, its value, a remark
 
@@ -60,22 +60,41 @@ def _range(values: dict[str, Any], name: str) -> str:
 
 def _speedups(result: dict[str, Any]) -> Rows:
     speedup, rates = result["speedup"], result["throughput"]
-    yield "speedup", f"{speedup['measured']:.2f}x", _interval(speedup["ci95"])
-    yield "  predicted, Theorem 3.8", _times(speedup["theorem_3_8"]), "from alpha, gamma and c"
+    yield "speedup", f"{speedup['measured']:.2f}x", speedup_interval(result)
+    if reasons := (result.get("machine") or {}).get("reasons"):
+        yield "  not steady", "machine", "; ".join(reasons)
+    known = speedup["accounting"].get("theorem_3_8", {}).get("ci95")
+    told = "" if known is None else f"{interval(known)}; "
+    yield "  predicted, Theorem 3.8", _times(speedup["theorem_3_8"]), f"{told}from alpha, gamma and c"
     if predicted := speedup.get("predicted"):
         told = f"of every second prompt, from the others; {interval(predicted['ci95'])}"
         yield "  predicted, all costs", _times(predicted["speedup"]), f"{told}; measured {predicted['measured']:.2f}x"
-    yield "  end to end", f"{speedup['end_to_end']:.2f}x", "with prefill"
+    ci95 = speedup.get("end_to_end_ci95")
+    yield (
+        "  end to end",
+        f"{speedup['end_to_end']:.2f}x",
+        f"{'' if ci95 is None else f'{interval(ci95)}; '}with prefill",
+    )
     ours, plain = (rates[f"{who}_tokens_per_second"] for who in ("speculative", "baseline"))
-    yield "tokens/s", f"{ours:.1f}", f"autoregressive {plain:.1f}"
+    own, beside = (_rate(result, f"{who}_tokens_per_second") for who in ("speculative", "baseline"))
+    yield "tokens/s", f"{ours:.1f}", f"{own}{'; ' * bool(own)}autoregressive {plain:.1f}{f' ({beside})' * bool(beside)}"
     for peer, over in result["speedup_over"].items():
         remark = f"{_interval(over['ci95'])}; {rates[f'{peer}_tokens_per_second']:.1f} tokens/s"
         yield f"  over {peer}", f"{over['measured']:.2f}x", remark
 
 
+def _rate(result: dict[str, Any], name: str) -> str:
+    """The interval of a throughput, or nothing."""
+    ci95 = result.get("throughput_ci95", {}).get(name)
+    return "" if ci95 is None else interval(ci95, 1)
+
+
 def _engine(result: dict[str, Any]) -> Rows:
-    rate, peak = (result["bandwidth"][f"{name}_bytes_per_second"] / 1e9 for name in ("target", "measured_peak"))
-    yield "GB/s read", f"{rate:.1f}", f"by a target step; {rate / peak:.0%} of {peak:.1f} measured"
+    found = result["bandwidth"]
+    rate, peak = (found[f"{name}_bytes_per_second"] / 1e9 for name in ("target", "measured_peak"))
+    ci95 = found.get("ci95", {}).get("target_bytes_per_second")
+    told = "" if ci95 is None else f"{interval([end / 1e9 for end in ci95], 1)}; "
+    yield "GB/s read", f"{rate:.1f}", f"{told}by a target step; {rate / peak:.0%} of {peak:.1f} measured"
     if result["operations_factor"] is not None:
         yield "operations", _times(result["operations_factor"]), "of plain decoding's (Theorem 3.11)"
     if chosen := result.get("executor", {}).get("chosen"):
@@ -107,7 +126,8 @@ def _others(result: dict[str, Any]) -> Rows:
     """Rows that only some runs have: drift, waiting times, metrics."""
     drift = result["drift"]
     if not result["lossless"]["expected"] and drift["tv"] is not None:
-        yield "drift (total variation)", f"{drift['tv']:.3f}", f"a tested position; KL {drift['kl']:.3f} nats"
+        told = f"{_range(drift, 'tv')}a tested position; KL {drift['kl']:.3f} nats"
+        yield "drift (total variation)", f"{drift['tv']:.3f}", told
     for way, latency in result["latency"].items():
         for what, seconds in latency.items():
             remark = f"{what.replace('_', ' ')}, {way}; p90 {seconds['p90']:.3f}, p99 {seconds['p99']:.3f}"

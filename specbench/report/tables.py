@@ -3,6 +3,7 @@
 import csv
 from collections.abc import Iterator, Sequence
 from io import StringIO
+from pathlib import Path
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
@@ -11,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from specbench.results import flatten
+from specbench.settings import VerdictError
 from specbench.visible import Visible
 
 COLUMNS = {  # of a multirun's table: heading, path in results.json
@@ -23,6 +25,8 @@ COLUMNS = {  # of a multirun's table: heading, path in results.json
     "speedup": "speedup/measured",
     "low": "speedup/ci95/0",
     "high": "speedup/ci95/1",
+    "processes": "repeats/processes",
+    "sd": "repeats/sd/speedup",
     "Thm 3.8": "speedup/theorem_3_8",
     "corrected": "speedup/corrected",
     "tokens/s": "throughput/speculative_tokens_per_second",
@@ -34,6 +38,7 @@ OVER = "over "  # a peer: how much faster speculative decoding is
 ENGINE = ("tokens/s", "plain tokens/s", "of peak")
 TWO_DIGITS = ("speedup", "Thm 3.8", "corrected", "of peak")
 ONE_DIGIT = ("tokens/s", "plain tokens/s")
+STEADY, UNSTEADY = "steady", "not steady"  # the machine
 WIDTH = 140  # characters, where the output is not a terminal
 
 
@@ -49,6 +54,12 @@ def word(lossless: dict[str, Any]) -> str:
     if not known:
         known = "lossy" if not lossless["expected"] else "passed" if lossless["passed"] else "failed"
     return str(known)
+
+
+def refuse_verdict(strict: bool, result: dict[str, Any], folder: Path) -> None:
+    """Raises VerdictError if `strict` and the verdict of a result is not good."""
+    if strict and (found := word(result["lossless"])) not in GOOD:
+        raise VerdictError(f"strict=true: the verdict is {found} ({result['lossless']['reason']}), see {folder}")
 
 
 def verdict(lossless: dict[str, Any]) -> tuple[str, str]:
@@ -122,6 +133,20 @@ def interval(ci95: Sequence[float] | None, digits: int = 2) -> str:
     return "too few prompts" if ci95 is None else f"{ci95[0]:.{digits}f} to {ci95[1]:.{digits}f}"
 
 
+def speedup_interval(result: dict[str, Any]) -> str:
+    """The interval of the measured speedup in words, and of how many processes it is."""
+    ci95, repeats = result["speedup"]["ci95"], result.get("repeats")
+    if not repeats:
+        told = (
+            "too few prompts, or groups of rows, for an interval" if ci95 is None else f"95 % interval {interval(ci95)}"
+        )
+        return f"{told}; one process"
+    told = "too few processes or prompts for an interval" if ci95 is None else f"95 % interval {interval(ci95)}"
+    sd = repeats["sd"]["speedup"]
+    between = "" if sd is None else f"; between processes sd {sd:.1%}"
+    return f"{told}; {repeats['processes']} process{'es' * (repeats['processes'] > 1)}{between}"
+
+
 def multirun_rows(jobs: Sequence[tuple[list[str], dict[str, Any] | None]]) -> list[dict[str, Any]]:
     """One row per job: the overrides in which jobs differ, then the columns. A job without a result has only its
     overrides."""
@@ -132,6 +157,8 @@ def multirun_rows(jobs: Sequence[tuple[list[str], dict[str, Any] | None]]) -> li
         if result is not None:
             row |= {heading: at(result, path) for heading, path in COLUMNS.items()}
             row["lossless"] = WORDS.get(word(result["lossless"]), word(result["lossless"]))
+            if machine := result.get("machine"):
+                row["machine"] = "; ".join(machine["reasons"]) or STEADY
             row |= {f"{OVER}{peer}": over["measured"] for peer, over in result["speedup_over"].items()}
             row |= flatten(result.get("metrics", {}))
         else:
@@ -144,7 +171,11 @@ def multirun_tables(rows: Sequence[dict[str, Any]], title: str) -> list[Table]:
     """The rows for a terminal: the interval in one column, without the standard errors. Where
     peers were run, the engines have a table of their own, since both in one would not fit."""
     shown = [_for_terminal(row) for row in rows]
+    if all(row.get("machine") != UNSTEADY for row in shown):
+        shown = [{key: cell for key, cell in row.items() if key != "machine"} for row in shown]
     headings = list(dict.fromkeys(key for row in shown for key, cell in row.items() if cell != "-"))
+    if any("95 %" in row and row.get("processes", "-") == "-" for row in shown):
+        title += "; 95 %: of one process"
     peers = [heading for heading in headings if heading.startswith(OVER)]
     if not peers:
         return [grid(shown, headings, title)]
@@ -179,6 +210,8 @@ def _for_terminal(row: dict[str, Any]) -> dict[str, str]:
     for heading, value in row.items():
         if heading == "low":
             cells["95 %"] = "too few" if value is None else f"{value:.2f}-{row['high']:.2f}"
+        elif heading == "machine":
+            cells[heading] = STEADY if value == STEADY else UNSTEADY
         elif heading not in ("high", "stderr"):
             two = heading in TWO_DIGITS or heading.startswith(OVER)
             digits = 1 if heading in ONE_DIGIT else 2 if two else 3

@@ -7,7 +7,7 @@ from specbench.decoded import Failure
 from specbench.decoding.noise import prompt_key
 from specbench.decoding.state import Job
 from specbench.interrupts import at_once
-from specbench.measure.bandwidth import BandwidthProbe
+from specbench.measure.machine_watch import MachineWatch
 from specbench.run.member import Member
 from specbench.run.requests import Requests, Wanted
 from specbench.visible import first_line
@@ -21,8 +21,8 @@ class Cohort:
     """Members whose settings differ in nothing that plain decoding depends on; the first one decodes plainly for
     all."""
 
-    def __init__(self, members: Sequence[Member], probe: BandwidthProbe):
-        self.members, self.probe = members, probe
+    def __init__(self, members: Sequence[Member], watch: MachineWatch):
+        self.members, self.watch = members, watch
         self.requests = Requests(members[0].parts, max(member.parts.spare for member in members))
         self.done = 0  # requests
 
@@ -37,7 +37,7 @@ class Cohort:
                         member.warm_up(wanted, first=not warm)
                     warm = wanted.columns
                 if number < PROBED or number % PROBED_LATER == 0:
-                    self.probe()
+                    self.watch()
                     for member in self.members:
                         member.probe_costs(wanted)
             self._decode(wanted, number)

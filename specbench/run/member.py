@@ -8,7 +8,7 @@ from typing import Any
 from specbench.decoded import Decoded, Failure, Group, Record, Result
 from specbench.decoding.state import Job
 from specbench.interrupts import at_once
-from specbench.measure.bandwidth import Roofs
+from specbench.measure.machine_watch import MachineWatch
 from specbench.measure.stock_reading import read
 from specbench.measure.text_end import ends_where_it_should
 from specbench.measure.text_laws import LIMIT, read_text
@@ -90,9 +90,9 @@ class Member:
         self.saved.append(failure_records(failure))
         self.record.failures.append(failure)
 
-    def measure(self, status: str, facts: dict[str, Any], roofs: Roofs) -> RunResult:
+    def measure(self, status: str, facts: dict[str, Any], watch: MachineWatch) -> RunResult:
         """Everything that is measured. Raises RuntimeError if every prompt failed."""
-        return summarise(self.session, self.record, status, facts, roofs)
+        return summarise(self.session, self.record, status, facts, watch)
 
 
 def _read_texts(session: Session, result: Result) -> None:

@@ -11,7 +11,7 @@ import torch
 
 from specbench.decoded import Record
 from specbench.interrupts import held
-from specbench.measure.bandwidth import BandwidthProbe
+from specbench.measure.machine_watch import MachineWatch
 from specbench.memory import reset_peak
 from specbench.results import RunResult
 from specbench.run.cohort import Cohort
@@ -43,13 +43,13 @@ def run_in_turn(cohorts: Sequence[Sequence[tuple[Parts, Path]]], progress: Progr
     with held(), torch.inference_mode():
         members: list[Member] = []
         try:
-            probe = BandwidthProbe(device)
+            watch = MachineWatch(device)
             reset_peak(device)
             made = []
             for runs in cohorts:
                 own = [Member(parts, out_dir) for parts, out_dir in runs]
                 members += own
-                made.append(Cohort(own, probe))
+                made.append(Cohort(own, watch))
             try:
                 _decode_in_turn(made, progress)
             except KeyboardInterrupt:
@@ -58,12 +58,13 @@ def run_in_turn(cohorts: Sequence[Sequence[tuple[Parts, Path]]], progress: Progr
                 done, total = (sum(n) for n in zip(*((c.done, c.requests.total) for c in made), strict=True))
                 log.warning("interrupted after %d of %d prompts: measuring what is there", done, total)
                 status = "interrupted"
+            watch()
             facts = provenance(device)
             facts |= {"started": started.isoformat(timespec="seconds"), "seconds": time.perf_counter() - clock}
             for cohort in made:
                 for member in cohort.members:
                     member.record.too_long = len(cohort.requests.too_long)
-            return [(_measured(member, status, facts, probe), member.record) for member in members]
+            return [(_measured(member, status, facts, watch), member.record) for member in members]
         finally:
             for member in members:
                 member.saved.close()
@@ -83,8 +84,8 @@ def _decode_in_turn(cohorts: Sequence[Cohort], progress: Progress) -> None:
         tell("decoding")
 
 
-def _measured(member: Member, status: str, facts: dict[str, Any], probe: BandwidthProbe) -> RunResult | RuntimeError:
+def _measured(member: Member, status: str, facts: dict[str, Any], watch: MachineWatch) -> RunResult | RuntimeError:
     try:
-        return member.measure(status, facts, probe.roofs)
+        return member.measure(status, facts, watch)
     except RuntimeError as error:
         return error

@@ -3,6 +3,7 @@
 import resource
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -13,15 +14,16 @@ from specbench.decoded import Decoded, DecodedRequest, Record, RequestSums, Resu
 from specbench.decoding.clock import Lap
 from specbench.decoding.target import Model
 from specbench.measure.acceptance import acceptance, alpha_by_category, alpha_on_text, beta_by_position
-from specbench.measure.accounting import accounting, cost_ratios, speedup_of, sums_of
+from specbench.measure.accounting import accounting, cost_ratios, speedup_of
 from specbench.measure.bandwidth import Roofs
 from specbench.measure.clusters import time_clusters
 from specbench.measure.drift import drift
 from specbench.measure.estimators import Sums, speedup_interval
 from specbench.measure.latency import latency
 from specbench.measure.lossless import judge
+from specbench.measure.machine_watch import MachineWatch
 from specbench.measure.prediction import prediction
-from specbench.measure.request_sums import request_sums
+from specbench.measure.request_sums import bandwidths, drifts, end_to_end, rates, request_sums
 from specbench.measure.simulate import sweep, trace_of
 from specbench.results import (
     Bandwidth,
@@ -41,8 +43,10 @@ from specbench.run.session import Session
 Times = tuple[list[float], list[int]]  # seconds and tokens of every request
 
 
-def summarise(session: Session, record: Record, status: str, provenance: dict[str, Any], roofs: Roofs) -> RunResult:
-    """All estimates of a run; `roofs` is the measured memory bandwidth. Raises RuntimeError if every prompt failed."""
+def summarise(
+    session: Session, record: Record, status: str, provenance: dict[str, Any], watch: MachineWatch
+) -> RunResult:
+    """All estimates of a run; `watch` has measured the machine. Raises RuntimeError if every prompt failed."""
     parts, results = session.parts, record.results
     if not results:
         raise RuntimeError(f"every prompt failed, the first with {record.failures[0].error}")
@@ -50,8 +54,8 @@ def summarise(session: Session, record: Record, status: str, provenance: dict[st
     alpha, alpha_counted, efficiency = acceptance(results)
     record.sums = sums_of_run(parts, record)
     clusters = time_clusters(record, parts.batch_size)
-    rows = sums_of(results, parts.verifier.accepts_with_beta)
-    sums = Sums.of(rows, clusters)
+    columns = record.sums.columns
+    sums = Sums.of_columns(columns, clusters)
     cost = costs(record, session.costs.summary(), sums)
     drafted = counts.drafted / counts.rounds
     gamma = drafted if parts.policy.constant is None else parts.policy.constant
@@ -86,7 +90,8 @@ def summarise(session: Session, record: Record, status: str, provenance: dict[st
             theorem_3_8=theory.walltime_improvement(known.alpha, known.gamma, known.c) if known else None,
             corrected=_corrected(efficiency.mean, drafted, cost, record),
             accounting=accounting(sums, parts.policy.constant),
-            predicted=prediction(rows, clusters),
+            predicted=prediction(columns, clusters),
+            end_to_end_ci95=sums.intervals(end_to_end)["end_to_end"],
             wall=_time_ratio(record, lambda decoded: decoded.wall_seconds),
         ),
         operations_factor=theory.operations_factor(known.alpha, known.gamma, c_hat) if known and chain else None,
@@ -99,11 +104,12 @@ def summarise(session: Session, record: Record, status: str, provenance: dict[st
         throughput=throughput(record, counts, peers),
         throughput_ci95=sums.intervals(rates),
         speedup_over={name: SpeedupOver(*speedup_interval(*times, *ours, clusters)) for name, times in peers.items()},
-        bandwidth=bandwidth(parts, results, cost, roofs),
+        bandwidth=replace(bandwidth(parts, results, cost, watch.roofs), ci95=sums.intervals(bandwidths)),
         recording=sum(g.speculative.record_seconds for g in record.groups) / _decode_seconds(record),
-        drift=drift(results),
+        drift=replace(drift(results), ci95=sums.intervals(drifts)),
         latency=latencies(results),
         memory=memory(parts, record),
+        machine=watch.judge(record.groups),
         counts=counts,
         metrics=metrics,
         notes=[*parts.notes, *parts.target.executor.notes(), *notes],
@@ -137,14 +143,6 @@ def throughput(record: Record, counts: Counts, peers: Mapping[str, Times]) -> di
         "speculative_tokens_per_second": counts.tokens / _decode_seconds(record),
         "baseline_tokens_per_second": counts.baseline_tokens / plain_seconds,
         **{f"{name}_tokens_per_second": sum(tokens) / sum(seconds) for name, (seconds, tokens) in peers.items()},
-    }
-
-
-def rates(s: Mapping[str, Any]) -> dict[str, Any]:
-    """Ours and plain decoding's throughput, from sums over requests."""
-    return {
-        "speculative_tokens_per_second": s["tokens"] / s["seconds"],
-        "baseline_tokens_per_second": s["plain_tokens"] / s["plain_seconds"],
     }
 
 

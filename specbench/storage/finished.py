@@ -20,7 +20,7 @@ FILES = (
     "positions.parquet",
     "sums.parquet",
 )  # results.json names them
-OTHERS = ("report.html", "replay.json")  # of the run before, if a folder is used again
+OTHERS = ("report.html", "replay.json", "repeats.csv")  # of the run before, if a folder is used again
 ASIDE = "corrupt-"  # begins the names of folders of files that cannot be used
 
 

@@ -106,13 +106,20 @@ class StoredRun:
         name = ", ".join(f"{key.split('.')[-1]} {value}" for key, value in self.keys.items()) or self.folder.name
         return visible(name)
 
+    @property
+    def counts(self) -> dict[str, int]:
+        """The counts of what prompts.jsonl and rounds.parquet hold: of several processes the first one's."""
+        pooled = self.result.get("repeats")
+        found: dict[str, int] = pooled["counts"] if pooled else self.result["counts"]
+        return found
+
     @cached_property
     def rounds(self) -> list[dict[str, Any]]:
         """One record per round and prompt, from rounds.parquet; of long runs the first MOST_ROUNDS. Raises
         ConfigError."""
         path = self.folder / "rounds.parquet"
         table = read_table(path, ROUNDS, MOST_ROUNDS)
-        _agree(path, parquet.read_metadata(path).num_rows, self.result["counts"]["rounds"], "rounds")
+        _agree(path, parquet.read_metadata(path).num_rows, self.counts["rounds"], "rounds")
         rows: list[dict[str, Any]] = table.to_pylist()
         return rows
 
@@ -125,7 +132,7 @@ class StoredRun:
     @cached_property
     def prompts(self) -> list[dict[str, Any]]:
         """The lines of prompts.jsonl. Raises ConfigError."""
-        path, counts = self.folder / "prompts.jsonl", self.result["counts"]
+        path, counts = self.folder / "prompts.jsonl", self.counts
         found = [parse_json(line, f"{path} line {number}") for number, line in enumerate(_lines(path), 1)]
         for number, record in enumerate(found, 1):
             kind = _Failed if isinstance(record, dict) and "error" in record else _Prompt

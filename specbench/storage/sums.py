@@ -1,7 +1,9 @@
 """sums.parquet: sums over each finished request, from which ratios and their intervals can be made again."""
 
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+import numpy as np
 import pyarrow
 import pyarrow.parquet
 
@@ -12,19 +14,27 @@ from specbench.storage.read import read_table
 
 FILE = "sums.parquet"
 ROWS = 10_000  # of a row group
-PLACES = {"request": "text", "prompt": "text", "category": "text", "cluster": "integer"}
+PLACES = {"request": pyarrow.string(), "prompt": pyarrow.string(), "category": pyarrow.string(),
+          "cluster": pyarrow.int64(), "process": pyarrow.int64()}  # fmt: skip
 NEEDED = ("tokens", "seconds", "plain_tokens", "plain_seconds", "plain_step_seconds", "plain_calls", "rounds", "beta",
           "tested", "drafted", "draft_seconds", "steps", "verify_seconds", "calls", "expected", "stops")  # fmt: skip
 
 
-def write_sums(folder: Path, sums: RequestSums) -> None:
+def write_sums(folder: Path, *processes: RequestSums) -> None:
     """Replaces sums.parquet in a run's folder. Raises ConfigError."""
-    places = zip(PLACES, (sums.requests, sums.prompts, sums.categories, sums.clusters), strict=True)
-    kinds = (pyarrow.string(), pyarrow.string(), pyarrow.string(), pyarrow.int64())
-    columns = {name: pyarrow.array(values, kind) for (name, values), kind in zip(places, kinds, strict=True)}
-    columns |= {name: pyarrow.array(values, pyarrow.float64()) for name, values in sums.columns.items()}
-    with replacing(folder / FILE) as temporary:
-        pyarrow.parquet.write_table(pyarrow.table(columns), temporary, row_group_size=ROWS)
+    write_all_sums(folder, processes, list(dict.fromkeys(name for sums in processes for name in sums.columns)))
+
+
+def write_all_sums(folder: Path, processes: Iterable[RequestSums], names: Sequence[str]) -> None:
+    """The same for the sums of several processes, one after the other, all with these columns: those that are missing
+    are 0. Raises ConfigError."""
+    schema = pyarrow.schema([*PLACES.items(), *((name, pyarrow.float64()) for name in names)])
+    with replacing(folder / FILE) as temporary, pyarrow.parquet.ParquetWriter(temporary, schema) as file:
+        for sums in processes:
+            nothing = np.zeros(len(sums.requests))
+            columns = [sums.columns.get(name, nothing) for name in names]
+            places = [sums.requests, sums.prompts, sums.categories, sums.clusters, sums.processes]
+            file.write_table(pyarrow.table([*places, *columns], schema=schema), ROWS)
 
 
 def load_sums(folder: Path) -> RequestSums:
@@ -32,12 +42,14 @@ def load_sums(folder: Path) -> RequestSums:
     path = folder / FILE
     if not path.exists():
         raise ConfigError(f"{folder} has no {FILE}, which earlier versions did not write: run it again")
-    table = read_table(path, PLACES | dict.fromkeys(NEEDED, "number"))
+    kinds = {name: "integer" if kind == pyarrow.int64() else "text" for name, kind in PLACES.items()}
+    table = read_table(path, kinds | dict.fromkeys(NEEDED, "number"))
     if not table.num_rows:
         raise ConfigError(f"{path} cannot be used: it has no rows")
     names = [name for name in table.column_names if name not in PLACES]
     for name, found in ((name, table[name]) for name in names):
         if not pyarrow.types.is_floating(found.type) or found.null_count:
             raise ConfigError(f"{path} cannot be used: its column {name} is not of numbers alone")
-    requests, prompts, categories, clusters = (table[name].to_pylist() for name in PLACES)
-    return RequestSums(requests, prompts, categories, clusters, {name: table[name].to_numpy() for name in names})
+    requests, prompts, categories, clusters, processes = (table[name].to_pylist() for name in PLACES)
+    columns = {name: table[name].to_numpy() for name in names}
+    return RequestSums(requests, prompts, categories, clusters, processes, columns)

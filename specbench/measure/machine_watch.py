@@ -1,0 +1,168 @@
+"""Whether the machine was the same all through a run: short probes before, between and after prompts, the time of plain
+decoding's steps in their order, and what other processes took of the cores."""
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from specbench.decoded import Floats, Group
+from specbench.decoding.clock import Lap
+from specbench.measure.bandwidth import BandwidthProbe, Roofs
+from specbench.results import Machine
+
+DRIFT_LIMIT = 0.05  # change of the step time over the run, which must also be beyond ERRORS standard errors
+ERRORS = 3.0
+PROBE_LIMIT = 0.2  # (90th percentile - 10th) / median of the probes of compute, or of bandwidth
+OTHERS_LIMIT = 0.1  # other processes' share of the time of the cores that this process may use
+STEAL_LIMIT = 0.02  # the share that the machine's host gave to other machines
+FEWEST_GROUPS = 8  # of prompts, for the drift of the step time
+FEWEST_PROBES = 5
+SIZE = 384  # of the compute probe's matrices: a few milliseconds
+TICKS = 8  # of a line of /proc/stat: user, nice, system, idle, iowait, irq, softirq, steal; guests are in user
+
+
+class Use(NamedTuple):
+    """Seconds since some moment, of the cores that this process may use: all, busy ones, ones that the host gave away,
+    and ones that this process and its children used."""
+
+    total: float
+    busy: float
+    steal: float
+    own: float
+
+
+class MachineWatch:
+    """Measures memory bandwidth and, on a CPU, compute by the same work at each call, and notes the use of the cores.
+    On CUDA the device is not probed again, and its clocks are left as they are."""
+
+    def __init__(
+        self,
+        device: torch.device,
+        clock: Callable[[], float] = time.perf_counter,
+        use: Callable[[], Use | None] | None = None,
+    ):
+        self.bandwidth = BandwidthProbe(device)
+        self.clock, self.use = clock, use or core_use
+        self.matrix = torch.ones(SIZE, SIZE) if device.type == "cpu" else None
+        self.seconds: list[float] = []  # of the compute probe
+        self.uses: list[Use] = []
+
+    def __call__(self) -> None:
+        """Measures once."""
+        if (found := self.use()) is not None:
+            self.uses.append(found)
+        self.bandwidth()
+        if self.matrix is not None:
+            start = self.clock()
+            self.matrix @ self.matrix
+            self.seconds.append(self.clock() - start)
+
+    @property
+    def roofs(self) -> Roofs:
+        """The memory's bandwidth."""
+        return self.bandwidth.roofs
+
+    def judge(self, groups: Sequence[Group]) -> Machine:
+        """What is known of the machine at the end of a run; `groups` in the order of decoding."""
+        drift, error, halves = step_drift(*step_times(groups))
+        others, steal = shares(self.uses)
+        reads = self.bandwidth.reads
+        probes = variation(self.seconds), variation(reads)
+        found = Machine(True, [], drift, error, halves, *probes, others, steal, len(reads))
+        found.reasons = reasons(found)
+        found.steady = not found.reasons
+        return found
+
+
+def reasons(found: Machine) -> list[str]:
+    """Why a machine was not steady, in words."""
+    told = []
+    drift, error = found.step_drift, found.step_drift_stderr
+    if drift is not None and error is not None and abs(drift) > max(DRIFT_LIMIT, ERRORS * error):
+        way = "slower" if drift > 0 else "faster"
+        told.append(f"plain decoding's step became {abs(drift):.0%} {way} over the run (+- {error:.0%})")
+    for what, value in (("compute", found.compute_variation), ("bandwidth", found.bandwidth_variation)):
+        if value is not None and value > PROBE_LIMIT:
+            told.append(f"probes of {what} vary by {value:.0%}")
+    if found.others is not None and found.others > OTHERS_LIMIT:
+        told.append(f"other processes used {found.others:.0%} of the cores")
+    if found.steal is not None and found.steal > STEAL_LIMIT:
+        told.append(f"the host gave {found.steal:.0%} of the cores to other machines")
+    return told
+
+
+def step_times(groups: Sequence[Group]) -> tuple[Floats, Floats]:
+    """Seconds of a step of plain decoding in each group, and the mean columns that its rows had, [groups] each."""
+    steps, columns = [], []
+    for group in groups:
+        if group.baseline.calls:
+            steps.append(group.baseline.laps[Lap.VERIFY] / group.baseline.calls)
+            lengths = [r.position + len(x.request.tokens) for x in group.results for r in x.baseline.rounds]
+            columns.append(float(np.mean(lengths)))
+    return np.array(steps), np.array(columns)
+
+
+def step_drift(seconds: Floats, columns: Floats) -> tuple[float | None, float | None, float | None]:
+    """The change of the step time from the first group to the last one by a straight line through its logarithms, its
+    standard error, and the median of the second half over that of the first, - 1. A step reads as many columns as its
+    text is long, which later turns make longer, so the line is also one of columns. None with too few groups."""
+    count = len(seconds)
+    if count < FEWEST_GROUPS or not (seconds > 0).all():
+        return None, None, None
+    order = np.linspace(-0.5, 0.5, count)
+    terms = [np.ones(count), order]
+    if np.ptp(columns) > 0:
+        terms.append((columns - columns.mean()) / np.ptp(columns))
+    table, logs = np.stack(terms, 1), np.log(seconds)
+    inverse = np.linalg.pinv(table.T @ table)
+    fitted = inverse @ table.T @ logs
+    rest = logs - table @ fitted
+    error = np.sqrt(inverse[1, 1] * (rest**2).sum() / (count - len(terms)))
+    halves = np.median(seconds[count // 2 :]) / np.median(seconds[: count // 2]) - 1
+    return float(np.expm1(fitted[1])), float(error), float(halves)
+
+
+def variation(values: Sequence[float]) -> float | None:
+    """(90th percentile - 10th) / median; None with too few probes."""
+    if len(values) < FEWEST_PROBES:
+        return None
+    low, middle, high = np.percentile(values, [10, 50, 90])
+    return float((high - low) / middle)
+
+
+def shares(uses: Sequence[Use]) -> tuple[float | None, float | None]:
+    """What other processes had of the cores between the first and the last look, and what the host gave away."""
+    if len(uses) < 2:
+        return None, None
+    total, busy, steal, own = (last - first for first, last in zip(uses[0], uses[-1], strict=True))
+    if total <= 0:
+        return None, None
+    return max(0.0, busy - own) / total, steal / total
+
+
+def core_use() -> Use | None:
+    """The use of the cores so far; None where there is no /proc."""
+    try:
+        return parse_use(Path("/proc/stat").read_text(), os.sched_getaffinity(0), os.times(), os.sysconf("SC_CLK_TCK"))
+    except (OSError, ValueError, AttributeError):
+        return None
+
+
+def parse_use(text: str, cores: set[int], own: Sequence[float], ticks: int) -> Use | None:
+    """From the text of /proc/stat, the numbers of the cores that this process may use, its times (as `os.times`) and
+    ticks per second; None if the text has no such cores."""
+    names = {f"cpu{core}" for core in cores}
+    lines = [line.split() for line in text.splitlines() if line.startswith("cpu")]
+    rows = [[int(word) for word in words[1 : TICKS + 1]] for words in lines if words[0] in names]
+    if not rows or len(rows[0]) < TICKS:
+        return None
+    user, nice, system, idle, waiting, irq, soft_irq, steal = (
+        sum(column) / ticks for column in zip(*rows, strict=True)
+    )
+    busy = user + nice + system + irq + soft_irq
+    return Use(busy + idle + waiting + steal, busy, steal, sum(own[:4]))

@@ -1,0 +1,211 @@
+"""repeats=R: fresh processes on the same prompts, one after the other, each a whole run, and their pooled results."""
+
+import copy
+import logging
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig
+from rich.text import Text
+
+from specbench.config.checks import Checked, check
+from specbench.decoded import RequestSums
+from specbench.interrupts import at_once, held
+from specbench.measure.crossed import CrossedSums
+from specbench.paths import conf_dir
+from specbench.report.run_table import run_table
+from specbench.report.tables import at, refuse_verdict, show, to_csv, word
+from specbench.results import plain
+from specbench.run.pooled import pooled, repeats_of
+from specbench.settings import ConfigError, IncompleteError
+from specbench.storage.atomic import replacing, write_json, write_text
+from specbench.storage.finished import FILES, RESULTS, clear, contents, examine
+from specbench.storage.read import read_result
+from specbench.storage.sums import load_sums, write_all_sums
+from specbench.storage.write import write_config
+
+log = logging.getLogger(__name__)
+COPIED = ("prompts.jsonl", "rounds.parquet", "positions.parquet")  # of the first process
+TABLE = {  # repeats.csv: heading, path in a process's results.json
+    "seed": "config/seed",
+    "order": "config/order",
+    "speedup": "speedup/measured",
+    "low": "speedup/ci95/0",
+    "high": "speedup/ci95/1",
+    "alpha": "alpha/mean",
+    "tau": "block_efficiency/mean",
+    "c": "cost/c",
+    "v": "cost/v",
+    "o": "cost/o",
+    "target step seconds": "cost/target_step_seconds",
+    "tokens/s": "throughput/speculative_tokens_per_second",
+    "plain tokens/s": "throughput/baseline_tokens_per_second",
+    "started": "provenance/started",
+}
+
+
+def run_repeats(config: DictConfig, checked: Checked, out_dir: Path) -> float:
+    """Runs the processes that are not finished, pools all into `out_dir`, which is locked, and shows the result.
+    Returns the measured speedup. Raises ConfigError, IncompleteError if a process has no result, VerdictError with
+    strict=true, or KeyboardInterrupt; what is finished is pooled before."""
+    wanted = [of_process(config, checked, number) for number in range(checked.root.repeats)]
+    folders = [out_dir / f"repeat={number}" for number in range(len(wanted))]
+    done, interrupted, result = [], False, None
+    try:
+        with held():  # a signal waits while results are written
+            try:
+                for number, (one, folder) in enumerate(zip(wanted, folders, strict=True)):
+                    _run_one(one, folder, number, len(wanted))
+            except KeyboardInterrupt:
+                interrupted = True
+            done = [f for f, one in zip(folders, wanted, strict=True) if examine(f, one.identity()).finished]
+            if done:
+                result = write_pooled(checked, out_dir, done, len(folders) - len(done), interrupted)
+    except KeyboardInterrupt:
+        interrupted = True
+    told = f"{len(done)} of {len(folders)} processes are finished, in {out_dir}"
+    if interrupted:
+        raise KeyboardInterrupt(f"{told}; the same command goes on from there")
+    if result is None:
+        raise IncompleteError(f"{told}: see run.log in its folders")
+    show(run_table(result, out_dir))
+    if len(done) < len(folders):
+        raise IncompleteError(f"{told}: the same command runs the others again")
+    refuse_verdict(checked.root.strict, result, out_dir)
+    measured: float = result["speedup"]["measured"]
+    return measured
+
+
+def of_process(config: DictConfig, checked: Checked, number: int) -> Checked:
+    """The configuration of one process, counted from 0. Raises ConfigError."""
+    own = copy.deepcopy(config)
+    for key, value in checked.root.of_process(number).items():
+        own[key] = value
+    return check(own, HydraConfig.get().runtime.choices)
+
+
+def _run_one(wanted: Checked, folder: Path, number: int, count: int) -> None:
+    """Runs a process to its end, if its folder does not hold its results. Raises ConfigError if the first one says that
+    the configuration is not possible, or KeyboardInterrupt when the process has ended after a signal."""
+    place = f"process {number + 1} of {count}"
+    if not wanted.root.force and examine(folder, wanted.identity()).finished:
+        show(Text(f"{place}: finished before", style="dim"))
+        return
+    show(Text(place, style="dim"))
+    code = run_process(command(wanted, folder))
+    if code == 2 and number == 0:
+        raise ConfigError(f"{place} could not run: its own sentence is above, or in {folder / 'run.log'}")
+    if code not in (0, 3):  # 3: its verdict, which the pooled result shows
+        log.error("%s failed (exit code %d): see %s", place, code, folder / "run.log")
+    elif reason := examine(folder, wanted.identity()).again:
+        log.error("%s is not what was asked for: %s", place, reason)
+
+
+def command(wanted: Checked, folder: Path) -> list[str]:
+    """The command of one process: the overrides of this one, without those that several processes change."""
+    job = HydraConfig.get()
+    root = wanted.root
+    own = {"repeats": 1, "repeats_vary": "none", "seed": root.seed, "order": root.order}
+    quoted = str(folder.resolve()).replace("\\", "\\\\").replace("'", "\\'")
+    return [
+        sys.executable,
+        *("-m", "specbench", "--config-path", _config_path(), "--config-name", job.job.config_name or "config"),
+        *_config_dir(),
+        *(override for override in job.overrides.task if _key(override) not in own),
+        *(override for override in job.overrides.hydra if _key(override).startswith("hydra.searchpath")),
+        *(f"{key}={value}" for key, value in own.items()),
+        f"hydra.run.dir='{quoted}'",
+    ]
+
+
+def _key(override: str) -> str:
+    return override.lstrip("+~").partition("=")[0]
+
+
+def _config_path() -> str:
+    """The folder of the configuration, if the command line names another one."""
+    sources = HydraConfig.get().runtime.config_sources
+    return next((str(source.path) for source in sources if source.provider == "main"), str(conf_dir()))
+
+
+def _config_dir() -> list[str]:
+    """--config-dir, as the command line has it."""
+    sources = HydraConfig.get().runtime.config_sources
+    return [word for source in sources if source.provider == "command-line" for word in ("--config-dir", source.path)]
+
+
+def run_process(words: Sequence[str]) -> int:
+    """Runs a command to its end, without its table, and returns its exit code. It is in a session of its own, so a
+    signal reaches it once, from here: then it is asked to end, and KeyboardInterrupt raised when it has ended."""
+    with held():
+        process = subprocess.Popen(words, stdout=subprocess.DEVNULL, start_new_session=True)
+        try:
+            with at_once():
+                return process.wait()
+        except KeyboardInterrupt:
+            process.send_signal(signal.SIGTERM)
+            process.wait()
+            raise
+
+
+def write_pooled(
+    checked: Checked, out_dir: Path, folders: Sequence[Path], missing: int, interrupted: bool
+) -> dict[str, Any]:
+    """Writes the files of the pooled results of the processes in `folders`, and returns what results.json holds. Raises
+    ConfigError."""
+    results = [read_result(folder) for folder in folders]
+    sums = CrossedSums.of(lambda: map(load_sums, folders))
+    names = sorted(results[0]["alpha_by_category"])
+    by_category = {name: CrossedSums.of(partial(_of_category, folders, name)) for name in names}
+    result = pooled(results, sums, by_category)
+    result |= {
+        "name": checked.root.name,
+        "config": checked.resolved,
+        "status": "interrupted" if interrupted else "incomplete" if missing else "complete",
+        "repeats": repeats_of(results, sums, checked.root.repeats_vary, missing),
+        "config_digest": checked.digest,
+        "overrides": list(HydraConfig.get().overrides.task),
+    }
+    result["provenance"] |= {"argv": sys.argv}
+    clear(out_dir)
+    write_config(checked.resolved, out_dir)
+    for name in COPIED:
+        with replacing(out_dir / name) as temporary:
+            shutil.copyfile(folders[0] / name, temporary)
+    write_all_sums(out_dir, _numbered(folders), [*sums.point])
+    write_text(out_dir / "repeats.csv", to_csv([_row(f, r) for f, r in zip(folders, results, strict=True)]))
+    files = {name: contents(out_dir / name) for name in FILES}
+    result["identity"] = {**checked.identity().as_dict(), "files": files}
+    write_json(out_dir / RESULTS, plain(result))
+    return read_result(out_dir)
+
+
+def _numbered(folders: Sequence[Path]) -> Iterator[RequestSums]:
+    """The sums of every process, with its number."""
+    for number, sums in enumerate(map(load_sums, folders)):
+        yield replace(sums, processes=[number] * len(sums.requests))
+
+
+def _of_category(folders: Sequence[Path], category: str) -> Iterator[RequestSums]:
+    """The sums of every process over the prompts of one category."""
+    for sums in map(load_sums, folders):
+        here = [i for i, name in enumerate(sums.categories) if name == category]
+        yield RequestSums(
+            prompts=[sums.prompts[i] for i in here],
+            clusters=[sums.clusters[i] for i in here],
+            columns={name: column[here] for name, column in sums.columns.items()},
+        )
+
+
+def _row(folder: Path, result: dict[str, Any]) -> dict[str, Any]:
+    """A line of repeats.csv."""
+    numbers = {heading: at(result, path) for heading, path in TABLE.items()}
+    return {"process": folder.name, **numbers, "lossless": word(result["lossless"])}
