@@ -36,6 +36,15 @@ class RoundCost:
 
 
 @dataclass
+class HalfCosts:
+    """What rounds cost on one half of the prompts. Replay charges it to the texts of the other half."""
+
+    clusters: list[list[str]]  # ids of this half's requests whose text replay can use; those of a cluster together
+    by_gamma: list[RoundCost]
+    covariance: list[list[float]]  # of the shares of `by_gamma`, seconds squared, by a bootstrap over clusters
+
+
+@dataclass
 class Cost:
     """The cost coefficient c (Definition 3.7) and the costs v and o, which Theorem 3.8 leaves out, in units of a
     single-token target step."""
@@ -50,6 +59,7 @@ class Cost:
     # Not in results of earlier versions.
     o_wall: float | None = None  # o with the round's length by the host's clock; on a CPU it is o
     ci95: dict[str, Interval] = field(default_factory=dict)  # of c, v, o and target_step_seconds
+    halves: list[HalfCosts] = field(default_factory=list)  # two; none with too few prompts for halves, or no replay
 
 
 @dataclass
@@ -67,6 +77,17 @@ class GammaSpeedup:
     gamma: int
     speedup: float
     ci95: Interval
+
+
+@dataclass
+class GammaPick:
+    """What is gained by taking the gamma that replay finds best: it is chosen on one half of the prompts and judged on
+    the other, both ways."""
+
+    gammas: list[int]  # that each half chose; one if all prompts chose and judged
+    speedup: float  # of all prompts, each with the gamma that the other half chose
+    ci95: Interval
+    in_sample: bool  # whether the same prompts chose and judged, so that the speedup is too high
 
 
 @dataclass
@@ -234,7 +255,7 @@ class RunResult:
     optimal_gamma: int | None  # gamma* of Theorem 3.8 (section 3.5)
     gamma: int | None  # of every round; None if a policy varies it
     gamma_sweep: list[GammaSpeedup]  # empty where replay does not hold, see `no_replay`
-    regret: float | None  # best of the sweep / this run's gamma in it - 1; None if a policy varies it
+    regret: float | None  # `gamma_pick` / this run's gamma in the sweep - 1; None if a policy varies it
     lossless: Lossless
     throughput: dict[str, float]  # new tokens per second of decoding, all rows together
     speedup_over: dict[str, SpeedupOver]
@@ -248,6 +269,7 @@ class RunResult:
     throughput_ci95: dict[str, Interval] = field(default_factory=dict)
     executor: dict[str, Any] = field(default_factory=dict)  # what the executor chose: products by shape and rows
     choices: dict[str, str] = field(default_factory=dict)  # the option that was chosen in each group
+    gamma_pick: GammaPick | None = None
     no_replay: str = ""  # why there is no gamma_sweep
     notes: list[str] = field(default_factory=list)  # warnings, to read before comparing
     schema_version: int = SCHEMA_VERSION

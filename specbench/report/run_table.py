@@ -98,9 +98,13 @@ def _gammas(result: dict[str, Any]) -> Rows:
     gamma = result["optimal_gamma"]
     yield "gamma*", "-" if gamma is None else str(gamma), "best by Theorem 3.8, this alpha and c"
     if sweep := result["gamma_sweep"]:
-        best = max(sweep, key=lambda entry: entry["speedup"])
-        regret = "" if result["regret"] is None else f"; {result['regret']:.1%} more than gamma {result['gamma']}"
-        yield "gamma, best by replay", str(best["gamma"]), f"expected {best['speedup']:.2f}x{regret}"
+        best, pick = max(sweep, key=lambda entry: entry["speedup"]), result.get("gamma_pick")
+        if pick is None:  # an earlier version
+            pick = {"gammas": [best["gamma"]], "speedup": best["speedup"], "in_sample": True}
+        told = f"expected {pick['speedup']:.2f}x{', in-sample' if pick['in_sample'] else ', by other prompts'}"
+        if (regret := result["regret"]) is not None:
+            told += f"; {abs(regret):.1%} {'less' if regret < 0 else 'more'} than gamma {result['gamma']}"
+        yield "gamma, best by replay", " or ".join(map(str, dict.fromkeys(pick["gammas"]))), told
 
 
 def _others(result: dict[str, Any]) -> Rows:

@@ -64,6 +64,7 @@ def _decode_all(
     with PromptsFile(out_dir) as saved:
         for number, wanted in enumerate(requests.groups()):
             with at_once():
+                session.costs.source = wanted.requests[0].prompt_id
                 if wanted.columns > warm:
                     progress(_done(record), requests.total, "warming up")
                     warm_up(session, wanted)
