@@ -185,11 +185,40 @@ class Bandwidth:
 
 @dataclass
 class Latency:
-    """Seconds that requests waited, if they arrive over time: {"p50": .., "p90": .., "p99": ..}."""
+    """Seconds that requests waited, if they arrive over time: {"p50": .., "p90": .., "p99": ..}, None without one."""
 
-    queue: dict[str, float]  # arrival to row
-    first_token: dict[str, float]  # arrival to first token
-    per_token: dict[str, float]  # of the tokens after the first
+    queue: dict[str, float | None]  # arrival to row
+    first_token: dict[str, float | None]  # arrival to first token
+    per_token: dict[str, float | None]  # mean of the tokens after the first round
+
+
+@dataclass
+class Goodput:
+    """What is served within the limits of the workload."""
+
+    share: float  # of requests
+    tokens_per_second: float  # tokens of these requests / seconds from the first arrival to the last token
+    ci95: dict[str, Interval]  # of both; None with too few segments
+
+
+@dataclass
+class Served:
+    """How one decoder served the requests that came at one rate."""
+
+    latency: Latency
+    ci95: dict[str, dict[str, Interval]]  # of each percentile; None with too few segments, or requests beyond it
+    goodput: Goodput | None  # None without limits
+
+
+@dataclass
+class RateLatency:
+    """The requests that came at one rate, served by both decoders in turn, segment by segment."""
+
+    rate: float | None  # requests per second; None if the workload has no such number
+    segments: int
+    requests: int  # that are counted: without the first of each segment, one for every row
+    decoders: dict[str, Served]  # "speculative" and "baseline"
+    ratio: dict[str, dict[str, Factor | None]]  # of each percentile, speculative over plain decoding
 
 
 @dataclass
@@ -262,7 +291,7 @@ class RunResult:
     bandwidth: Bandwidth
     recording: float  # seconds spent on measuring / seconds of decoding, which do not include them
     drift: Drift
-    latency: dict[str, Latency]  # "speculative" and "baseline", for a workload that arrives over time
+    latency: dict[str, Latency]  # "speculative" and "baseline", for a workload that arrives over time, all rates
     memory: Memory
     counts: Counts
     metrics: dict[str, dict[str, float | None]] = field(default_factory=dict)  # numbers of the group `metric`, by name
@@ -270,6 +299,7 @@ class RunResult:
     executor: dict[str, Any] = field(default_factory=dict)  # what the executor chose: products by shape and rows
     choices: dict[str, str] = field(default_factory=dict)  # the option that was chosen in each group
     gamma_pick: GammaPick | None = None
+    latency_by_rate: list[RateLatency] = field(default_factory=list)
     no_replay: str = ""  # why there is no gamma_sweep
     notes: list[str] = field(default_factory=list)  # warnings, to read before comparing
     schema_version: int = SCHEMA_VERSION

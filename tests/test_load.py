@@ -27,7 +27,7 @@ from specbench.workloads.poisson import Poisson
 
 
 def poisson(seed=0, **changes):
-    settings = dict(rate=5.0, spike=1.0, spike_from=0, spike_length=0) | changes
+    settings = dict(rate=5.0) | changes
     return Poisson(seed, **settings)
 
 
@@ -122,6 +122,8 @@ def test_a_run_under_load_reports_latency(tmp_path):
     for latency in result.latency.values():
         assert 0 <= latency.queue["p50"] <= latency.queue["p90"] <= latency.queue["p99"] <= latency.first_token["p99"]
         assert latency.per_token["p50"] > 0
+    (found,) = result.latency_by_rate
+    assert (found.rate, found.segments, found.requests) == (50, 1, 2) and found.decoders["baseline"].goodput is None
     assert not result.lossless.expected
 
 

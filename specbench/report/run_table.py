@@ -10,6 +10,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
+from specbench.report.load_table import load_table
 from specbench.report.tables import account, interval, number, verdict
 
 Rows = Iterator[tuple[str, str, str]]  # what, its value, a remark
@@ -32,7 +33,8 @@ def run_table(result: dict[str, Any], out_dir: Path) -> Group:
     table.add_section()
     for row in (*_speedups(result), *_engine(result), *_gammas(result), *_others(result)):
         table.add_row(*row)
-    return Group(table, *_remarks(result, out_dir))
+    waits = load_table(result)
+    return Group(table, *([] if waits is None else [waits]), *_remarks(result, out_dir))
 
 
 def _acceptance(result: dict[str, Any]) -> Rows:
@@ -108,14 +110,10 @@ def _gammas(result: dict[str, Any]) -> Rows:
 
 
 def _others(result: dict[str, Any]) -> Rows:
-    """Rows that only some runs have: drift, waiting times, metrics."""
+    """Rows that only some runs have: drift, metrics."""
     drift = result["drift"]
     if not result["lossless"]["expected"] and drift["tv"] is not None:
         yield "drift (total variation)", f"{drift['tv']:.3f}", f"a tested position; KL {drift['kl']:.3f} nats"
-    for way, latency in result["latency"].items():
-        for what, seconds in latency.items():
-            remark = f"{what.replace('_', ' ')}, {way}; p90 {seconds['p90']:.3f}, p99 {seconds['p99']:.3f}"
-            yield "seconds (p50)", f"{seconds['p50']:.3f}", remark
     for name, numbers in result["metrics"].items():
         for what, value in numbers.items():
             yield name, number(value, 3), what.replace("_", " ")

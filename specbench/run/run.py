@@ -114,7 +114,6 @@ def decode_all_ways(session: Session, requests: Requests, wanted: Wanted, swap: 
     """Decodes the same requests by baseline, speculative decoding and peers, in this order or reversed (`swap`)."""
     parts = session.parts
     jobs = [Job(r.tokens, requests.limit(r), prompt_key(parts.seed, r.id), r.encoder_tokens) for r in wanted.requests]
-    arrivals = parts.workload.arrivals(len(jobs))
     ways = ["baseline", "speculative", *parts.peers]
     decoded, peers = {}, {}
     for way in reversed(ways) if swap else ways:
@@ -122,7 +121,7 @@ def decode_all_ways(session: Session, requests: Requests, wanted: Wanted, swap: 
             peers[way] = [parts.peers[way].decode(job) for job in jobs]
         else:
             decoded[way] = session.decode(
-                jobs, way == "speculative", wanted.columns, arrivals, evidence=session.to_read > 0
+                jobs, way == "speculative", wanted.columns, wanted.arrivals, evidence=session.to_read > 0
             )
     results = [
         Result(
@@ -134,7 +133,7 @@ def decode_all_ways(session: Session, requests: Requests, wanted: Wanted, swap: 
         )
         for row, (request, job) in enumerate(zip(wanted.requests, jobs, strict=True))
     ]
-    return Group(results, decoded["speculative"], decoded["baseline"])
+    return Group(results, decoded["speculative"], decoded["baseline"], wanted.rate)
 
 
 def _read_texts(session: Session, result: Result) -> None:

@@ -19,7 +19,7 @@ from specbench.measure.clusters import time_clusters
 from specbench.measure.costs import CostTable
 from specbench.measure.drift import drift
 from specbench.measure.estimators import FEWEST, Sums, speedup_interval
-from specbench.measure.latency import latency
+from specbench.measure.latency import by_rate, latency
 from specbench.measure.lossless import judge
 from specbench.measure.prediction import prediction
 from specbench.measure.simulate import pick, priced, sweep_rounds, trace_of
@@ -30,7 +30,6 @@ from specbench.results import (
     GammaPick,
     GammaSpeedup,
     HalfCosts,
-    Latency,
     Memory,
     RoundCost,
     RunResult,
@@ -105,7 +104,8 @@ def summarise(session: Session, record: Record, status: str, provenance: dict[st
         bandwidth=bandwidth(parts, results, cost, roofs),
         recording=sum(g.speculative.record_seconds for g in record.groups) / _decode_seconds(record),
         drift=drift(results),
-        latency=latencies(results),
+        latency=latency(record.groups, parts.batch_size),
+        latency_by_rate=by_rate(record.groups, parts.batch_size, parts.workload.limits),
         memory=memory(parts, record),
         counts=counts,
         metrics=metrics,
@@ -262,15 +262,6 @@ def bandwidth(parts: Parts, results: Sequence[Result], cost: Cost, roofs: Roofs)
 
 def _bytes_per_second(model: Model, columns: float, seconds: float | None) -> float | None:
     return (model.step_bytes + columns * model.column_bytes()) / seconds if seconds else None
-
-
-def latencies(results: Sequence[Result]) -> dict[str, Latency]:
-    """Waiting times of both decoders, where requests arrive over time."""
-    found = {
-        "speculative": latency([r.speculative for r in results]),
-        "baseline": latency([r.baseline for r in results]),
-    }
-    return {way: times for way, times in found.items() if times is not None}
 
 
 def of_metrics(parts: Parts, results: Sequence[Result]) -> tuple[dict[str, dict[str, float | None]], list[str]]:
