@@ -14,10 +14,12 @@ def prompt_clusters(results: Sequence[Result]) -> list[Hashable]:
 
 
 def time_clusters(record: Record, batch_size: int) -> list[Hashable]:
-    """For times: with several rows also the requests of one group, which share calls; then groups that share a prompt
-    are one cluster."""
-    if batch_size == 1:
-        return prompt_clusters(record.results)
+    """For times: with several rows also the requests of one group, which share calls."""
+    return prompt_clusters(record.results) if batch_size == 1 else group_clusters(record)
+
+
+def group_clusters(record: Record) -> list[Hashable]:
+    """The requests of one group are one cluster, and so are groups that share a prompt."""
     cluster_of: dict[str, int] = {}
     for number, group in enumerate(record.groups):
         prompts = {result.request.prompt_id for result in group.results}

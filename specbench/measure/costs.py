@@ -120,6 +120,8 @@ def _resampled_shares(shares: Mapping[int, tuple[Floats, Numbers]], weights: Num
             if len(times) and times[-1]:
                 medians[sample, place] = share[np.searchsorted(times, times[-1] / 2)]
                 totals[sample, place], counts[sample, place] = share @ weight[cluster], times[-1]
+    there = counts.any(1)  # samples with a round
+    medians, totals, counts = medians[there], totals[there], counts[there]
     for row in medians:
         known = [place for place, value in enumerate(row) if np.isfinite(value)]
         row[:] = extend([gammas[place] for place in known], row[known], gammas[-1])[gammas]

@@ -67,6 +67,8 @@ def load_table(result: dict[str, Any]) -> Table | None:
 def _delay(row: Row, delay: str) -> str:
     found = [row.percentile(delay, percentile) for percentile in PERCENTILES]
     digits, scale = (1, 1e3) if DELAYS[delay][1] > 1 else (3, 1.0)
+    if not any(found):
+        return "too few"
     return " / ".join("too few" if value is None else f"{value * scale:.{digits}f}" for value in found)
 
 

@@ -14,8 +14,8 @@ from specbench.decoding.target import Model
 from specbench.measure.acceptance import acceptance, alpha_by_category, alpha_on_text, beta_by_position
 from specbench.measure.accounting import accounting, cost_ratios, speedup_of, sums_of
 from specbench.measure.bandwidth import Roofs
+from specbench.measure.clusters import group_clusters, time_clusters
 from specbench.measure.clusters import halves as halves_of
-from specbench.measure.clusters import time_clusters
 from specbench.measure.costs import CostTable
 from specbench.measure.drift import drift
 from specbench.measure.estimators import FEWEST, Sums, speedup_interval
@@ -53,7 +53,7 @@ def summarise(session: Session, record: Record, status: str, provenance: dict[st
     rows = sums_of(results, parts.verifier.accepts_with_beta)
     sums = Sums.of(rows, clusters)
     no_replay = why_no_replay(parts, results)
-    halves = [] if no_replay else half_costs(session.costs, results, clusters)
+    halves = [] if no_replay else half_costs(session.costs, results, group_clusters(record))
     cost = costs(record, session.costs.summary(), halves, sums)
     drafted = counts.drafted / counts.rounds
     gamma = drafted if parts.policy.constant is None else parts.policy.constant
@@ -164,7 +164,7 @@ def count(record: Record) -> Counts:
 
 def half_costs(table: CostTable, results: Sequence[Result], clusters: Sequence[Hashable]) -> list[HalfCosts]:
     """What rounds cost on each half of the prompts; empty if one of them would have fewer than FEWEST clusters whose
-    text replay can use. `clusters` of each result."""
+    text replay can use. `clusters` of each result; rounds are known by their group, so no cluster divides one."""
     half_of = halves_of(clusters)
     found = []
     for half in (0, 1) if half_of else ():
