@@ -16,12 +16,13 @@ from matplotlib.lines import Line2D
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from common import Cell, Measured, Row, interval, make, multirun, number, option, text
 
+from specbench.measure.latency import enough
 from specbench.report.load_table import DELAYS, NAMES, rows_of
 from specbench.report.style import MEASURED, OTHER, THEORY
 from specbench.settings import ConfigError
 
 PERCENTILES = {50: "o", 90: "|", 99: "D"}
-RATIO = "first_token", "p90"  # what the lenience policies are compared in
+RATIO = "first_token", 90  # what the lenience policies are compared in
 
 
 def of_job(result: dict[str, Any]) -> list[Row]:
@@ -31,8 +32,9 @@ def of_job(result: dict[str, Any]) -> list[Row]:
         raise ConfigError("these jobs have no latency_by_rate: run the experiment again")
     rows = []
     (at_rate,) = result["latency_by_rate"]
-    ratio = at_rate["ratio"][RATIO[0]][RATIO[1]]
-    low, high = ratio["ci95"] or (None, None)
+    delay, percentile = RATIO
+    ratio = at_rate["ratio"][delay][f"p{percentile}"] if enough(percentile, at_rate["requests"]) else None
+    low, high = (ratio and ratio["ci95"]) or (None, None)
     for served in rows_of(result):
         row = {"lenience_policy": option("lenience_policy")(result), "decoder": NAMES[served.way]}
         row |= {"segments": at_rate["segments"], "requests": served.requests}
@@ -40,7 +42,7 @@ def of_job(result: dict[str, Any]) -> list[Row]:
         speculative = served.way == "speculative"
         rows.append(row | {"alpha": result["alpha"]["mean"] if speculative else None,
                            "tv": result["drift"]["tv"] if speculative else 0.0,
-                           "ratio": ratio["factor"] if speculative else None,
+                           "ratio": ratio["factor"] if ratio and speculative else None,
                            "low": low if speculative else None, "high": high if speculative else None})  # fmt: skip
     return rows
 

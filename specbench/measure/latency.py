@@ -95,7 +95,8 @@ def _goodput(way: str, sums: Sums, intervals: Mapping[str, Any], limits: Limits)
         return None
     names = {"share": f"{way} share", "tokens_per_second": f"{way} tokens_per_second"}
     share, rate = (float(sums.point[name]) for name in names.values())
-    return Goodput(share, rate, {short: intervals[name] for short, name in names.items()})
+    all_or_none = share in (0, 1)  # what is in every segment has no spread, which is no proof of no error
+    return Goodput(share, rate, {short: None if all_or_none else intervals[name] for short, name in names.items()})
 
 
 def _names() -> Iterator[str]:

@@ -55,7 +55,7 @@ def load_table(result: dict[str, Any]) -> Table | None:
         title += "; too few: fewer than five requests are beyond it"
     table = Table(title=title, title_style="dim", title_justify="left", header_style="dim", box=SIMPLE_HEAD)
     goodput = any(row.served["goodput"] for row in rows)
-    headings = [f"{name}, {'ms' if scale > 1 else 's'}" for name, scale in DELAYS.values()]
+    headings = [f"{name.replace('_', ' ')}, {'ms' if scale > 1 else 's'}" for name, (_, scale) in DELAYS.items()]
     for heading in ("", "requests", *headings, *(("within limits", "tokens/s within") if goodput else ())):
         table.add_column(heading, justify="right" if heading else "left")
     for row in rows:
