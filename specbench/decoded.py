@@ -187,6 +187,7 @@ class Group:
     results: list[Result]
     speculative: Decoded
     baseline: Decoded
+    rate: float | None = None  # requests per second, if they arrive over time at one
 
     def compact(self) -> None:
         """Stores rounds and tokens in arrays, once nobody changes them any more."""

@@ -14,17 +14,28 @@ from rich.table import Table
 
 from specbench.config.checks import choose
 from specbench.config.schema import known_keys
-from specbench.decoding.gamma_policy import Floats, GammaPolicy
-from specbench.measure.simulate import Replayed, Text, Trace, replay, seconds_by_gamma, sweep
+from specbench.decoding.gamma_policy import GammaPolicy
+from specbench.measure.simulate import (
+    Replayed,
+    Text,
+    Trace,
+    TracedCosts,
+    picked_rounds,
+    priced,
+    replay,
+    sweep_rounds,
+    traced,
+)
 from specbench.paths import conf_dir, register_resolvers
 from specbench.report.tables import interval, show
-from specbench.results import RoundCost
+from specbench.results import HalfCosts, RoundCost
 from specbench.settings import ConfigError, explain, stop
 from specbench.storage.atomic import write_json
 from specbench.storage.read import load_run
 from specbench.visible import shown, visible
 
 register_resolvers()
+BEST = "best gamma"  # chosen on one half of the prompts and judged on the other
 ALL = "optimal,adaptive,entropy,heuristic,confidence,known_betas,oracle"
 
 
@@ -45,8 +56,26 @@ def load_trace(folder: Path) -> Trace:
             )
     if not texts:
         raise ConfigError(f"{folder} cannot be replayed: there are no betas along its text")
-    costs = [RoundCost(**entry) for entry in run.result["cost"]["by_gamma"]]
-    return Trace(texts, seconds_by_gamma(costs), run.result["speedup"]["measured"])
+    cost = run.result["cost"]
+    costs = [RoundCost(**entry) for entry in cost["by_gamma"]]
+    halves = [_half(half, folder) for half in cost.get("halves", ())]  # none in results of earlier versions
+    if (
+        sorted(id for half in halves for ids in half.clusters for id in ids) != sorted(t.prompt for t in texts)
+        and halves
+    ):
+        raise ConfigError(
+            f"{folder / 'results.json'} cannot be used: cost.halves are not of the texts in positions.parquet"
+        )
+    return traced(texts, costs, run.result["speedup"]["measured"], halves)
+
+
+def _half(found: dict[str, Any], folder: Path) -> HalfCosts:
+    """An entry of `cost.halves`. Raises ConfigError."""
+    by_gamma = [RoundCost(**entry) for entry in found["by_gamma"]]
+    gammas, count = [cost.gamma for cost in by_gamma], len(by_gamma)
+    if not gammas or gammas != sorted({*gammas}) or [len(row) for row in found["covariance"]] != [count] * count:
+        raise ConfigError(f"{folder / 'results.json'} cannot be used: cost.halves is not that of a run")
+    return HalfCosts(found["clusters"], by_gamma, found["covariance"])
 
 
 def _text(record: dict[str, Any], columns: dict[str, Any]) -> Text:
@@ -122,37 +151,28 @@ def build_policy(config: DictConfig, trace: Trace) -> GammaPolicy:
     return policy
 
 
-class TracedCosts:
-    """The costs of a trace, in place of a calibration pass."""
-
-    def __init__(self, trace: Trace):
-        betas = np.concatenate([text.beta[np.isfinite(text.beta)] for text in trace.texts])
-        self.trace, self.alpha, self.acceptance = trace, float(betas.mean()), (float(betas.sum()), len(betas))
-
-    def seconds(self, largest: int) -> Floats:
-        """Seconds of a round with 0 .. largest drafted tokens, [largest + 1]."""
-        return self.trace.seconds[: largest + 1]
-
-
 def replay_all(trace: Trace, chosen: Sequence[tuple[str, GammaPolicy]]) -> dict[str, Replayed]:
-    """Replays every constant gamma, then the chosen policies."""
-    found = {f"gamma {g}": replayed for g, replayed in sweep(trace).items()}
+    """Replays every constant gamma, the best of them, and the chosen policies."""
+    rounds = sweep_rounds(trace)
+    found = {f"gamma {g}": priced(trace, of_gamma) for g, of_gamma in rounds.items()}
+    found[BEST] = priced(trace, picked_rounds(trace, rounds)[1])
     return found | {name: replay(trace, policy) for name, policy in chosen}
 
 
 def table(trace: Trace, found: dict[str, Replayed]) -> Table:
-    """A table of predicted speedups, with the best constant gamma marked and each policy's share of the gain that the
-    oracle has over it (section 3.5)."""
-    best = max(replayed.speedup for name, replayed in found.items() if name.startswith("gamma "))
+    """A table of predicted speedups, and each policy's share of the gain that the oracle has over the best constant
+    gamma (section 3.5)."""
+    best = found[BEST].speedup
     oracle = found["oracle"].speedup - best if "oracle" in found else None
-    grid = Table(title=f"measured on this trace: {trace.speedup:.2f}x", title_justify="left", box=SIMPLE_HEAD)
+    told = "each half of the prompts by the other's costs" if trace.halves else "in-sample: too few prompts for halves"
+    title = f"measured on this trace: {trace.speedup:.2f}x; replayed {told}"
+    grid = Table(title=title, title_justify="left", box=SIMPLE_HEAD)
     for heading in ("policy", "speedup", "95 %", "tokens a round", "drafted a round", "of the oracle's extra gain"):
         grid.add_column(heading, justify="left" if heading == "policy" else "right")
     for name, r in found.items():
-        share = "-" if not oracle or name.startswith("gamma ") else f"{(r.speedup - best) / oracle:.0%}"
-        mark = " *" if name.startswith("gamma ") and r.speedup == best else ""
+        share = "-" if not oracle or name.startswith("gamma ") or name == BEST else f"{(r.speedup - best) / oracle:.0%}"
         per_round = f"{r.drafted / r.rounds:.2f}"
-        grid.add_row(name + mark, f"{r.speedup:.3f}x", interval(r.ci95), f"{r.block_efficiency:.2f}", per_round, share)
+        grid.add_row(name, f"{r.speedup:.3f}x", interval(r.ci95), f"{r.block_efficiency:.2f}", per_round, share)
     return grid
 
 

@@ -36,6 +36,15 @@ class RoundCost:
 
 
 @dataclass
+class HalfCosts:
+    """What rounds cost on one half of the prompts. Replay charges it to the texts of the other half."""
+
+    clusters: list[list[str]]  # ids of this half's requests whose text replay can use; those of a cluster together
+    by_gamma: list[RoundCost]
+    covariance: list[list[float]]  # of the shares of `by_gamma`, seconds squared, by a bootstrap over clusters
+
+
+@dataclass
 class Cost:
     """The cost coefficient c (Definition 3.7) and the costs v and o, which Theorem 3.8 leaves out, in units of a
     single-token target step."""
@@ -50,6 +59,7 @@ class Cost:
     # Not in results of earlier versions.
     o_wall: float | None = None  # o with the round's length by the host's clock; on a CPU it is o
     ci95: dict[str, Interval] = field(default_factory=dict)  # of c, v, o and target_step_seconds
+    halves: list[HalfCosts] = field(default_factory=list)  # two; none with too few prompts for halves, or no replay
 
 
 @dataclass
@@ -67,6 +77,17 @@ class GammaSpeedup:
     gamma: int
     speedup: float
     ci95: Interval
+
+
+@dataclass
+class GammaPick:
+    """What is gained by taking the gamma that replay finds best: it is chosen on one half of the prompts and judged on
+    the other, both ways."""
+
+    gammas: list[int]  # that each half chose; one if all prompts chose and judged
+    speedup: float  # of all prompts, each with the gamma that the other half chose
+    ci95: Interval
+    in_sample: bool  # whether the same prompts chose and judged, so that the speedup is too high
 
 
 @dataclass
@@ -166,11 +187,40 @@ class Bandwidth:
 
 @dataclass
 class Latency:
-    """Seconds that requests waited, if they arrive over time: {"p50": .., "p90": .., "p99": ..}."""
+    """Seconds that requests waited, if they arrive over time: {"p50": .., "p90": .., "p99": ..}, None without one."""
 
-    queue: dict[str, float]  # arrival to row
-    first_token: dict[str, float]  # arrival to first token
-    per_token: dict[str, float]  # of the tokens after the first
+    queue: dict[str, float | None]  # arrival to row
+    first_token: dict[str, float | None]  # arrival to first token
+    per_token: dict[str, float | None]  # mean of the tokens after the first round
+
+
+@dataclass
+class Goodput:
+    """What is served within the limits of the workload."""
+
+    share: float  # of requests
+    tokens_per_second: float  # tokens of these requests / seconds from the first arrival to the last token
+    ci95: dict[str, Interval]  # of both; None with too few segments
+
+
+@dataclass
+class Served:
+    """How one decoder served the requests that came at one rate."""
+
+    latency: Latency
+    ci95: dict[str, dict[str, Interval]]  # of each percentile; None with too few segments, or requests beyond it
+    goodput: Goodput | None  # None without limits
+
+
+@dataclass
+class RateLatency:
+    """The requests that came at one rate, served by both decoders in turn, segment by segment."""
+
+    rate: float | None  # requests per second; None if the workload has no such number
+    segments: int
+    requests: int  # that are counted: without the first of each segment, one for every row
+    decoders: dict[str, Served]  # "speculative" and "baseline"
+    ratio: dict[str, dict[str, Factor | None]]  # of each percentile, speculative over plain decoding
 
 
 @dataclass
@@ -267,14 +317,14 @@ class RunResult:
     optimal_gamma: int | None  # gamma* of Theorem 3.8 (section 3.5)
     gamma: int | None  # of every round; None if a policy varies it
     gamma_sweep: list[GammaSpeedup]  # empty where replay does not hold, see `no_replay`
-    regret: float | None  # best of the sweep / this run's gamma in it - 1; None if a policy varies it
+    regret: float | None  # `gamma_pick` / this run's gamma in the sweep - 1; None if a policy varies it
     lossless: Lossless
     throughput: dict[str, float]  # new tokens per second of decoding, all rows together
     speedup_over: dict[str, SpeedupOver]
     bandwidth: Bandwidth
     recording: float  # seconds spent on measuring / seconds of decoding, which do not include them
     drift: Drift
-    latency: dict[str, Latency]  # "speculative" and "baseline", for a workload that arrives over time
+    latency: dict[str, Latency]  # "speculative" and "baseline", for a workload that arrives over time, all rates
     memory: Memory
     counts: Counts
     metrics: dict[str, dict[str, float | None]] = field(default_factory=dict)  # numbers of the group `metric`, by name
@@ -282,6 +332,8 @@ class RunResult:
     executor: dict[str, Any] = field(default_factory=dict)  # what the executor chose: products by shape and rows
     choices: dict[str, str] = field(default_factory=dict)  # the option that was chosen in each group
     in_turn: dict[str, Any] | None = None  # of runs that were decoded in turn: when they started, and their digests
+    gamma_pick: GammaPick | None = None
+    latency_by_rate: list[RateLatency] = field(default_factory=list)
     no_replay: str = ""  # why there is no gamma_sweep
     machine: Machine | None = None
     repeats: Repeats | None = None  # None: it is one process

@@ -24,6 +24,7 @@ LONGEST_SENTENCE = 2000  # characters
 NUMBER = re.compile(r"[+-]?\d+")
 WORDS = {"int": "an integer", "float": "a number", "bool": "true or false", "str": "text", "list[int]":
          "a list of integers", "list[float]": "a list of numbers", "list[str]": "a list of texts",
+         "float | list[float]": "a number or a list of numbers",
          "dict[str, typing.Any]": "a mapping of keys to values"}  # fmt: skip
 
 
@@ -120,7 +121,9 @@ def typed(key: str, value: Any, hint: Any, field: dataclasses.Field[Any]) -> Any
     if origin in (Union, types.UnionType):
         if value is None and type(None) in get_args(hint):
             return None
-        wanted = next(entry for entry in get_args(hint) if entry is not type(None))
+        options = [entry for entry in get_args(hint) if entry is not type(None)]
+        lists = [entry for entry in options if get_origin(entry) is list]
+        wanted = lists[0] if lists and isinstance(value, list) else options[0]
         origin = get_origin(wanted)
     if origin is list and isinstance(value, list):
         return [typed(key, entry, get_args(wanted)[0], field) for entry in value]

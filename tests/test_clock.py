@@ -149,6 +149,25 @@ def test_a_cpu_has_one_clock(machine):
     assert watch.rounds() == [{Lap.VERIFY: 3.0, Lap.WALL: 3.0, Lap.RECORD: 0.5}]
 
 
+def test_the_clock_that_requests_wait_by_stands_still_while_rounds_are_recorded(machine):
+    """On both devices; the recorder's work on the device, which the host waits for at the start of a round, too."""
+    for device, recording in (("cpu", 0.7), ("cuda", 0.7), ("cuda", 0.0)):
+        machine.now = machine.idle_at = 100.0
+        watch = Stopwatch(torch.device(device))
+        watch.start()
+        for _ in range(3):
+            machine.host(2.0)
+            watch.lap(Lap.VERIFY)
+            machine.host(recording)
+            if device == "cuda":
+                machine.give(1.5)
+            watch.lap(Lap.RECORD)
+            watch.start()
+        machine.host(0.25)
+        assert watch.now() == pytest.approx(100 + 3 * 2.0 + 0.25)
+        assert machine.now > watch.now() + 3 * 0.7 - 1e-9  # negative control: the host's clock went on
+
+
 def test_graphs_say_when_they_are_launched():
     """Once for each replay, before it changes the result; never to a clock that has ended."""
     told, executor = [], SimulatedGraphs()

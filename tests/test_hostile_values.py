@@ -86,7 +86,8 @@ def sound(found: BaseSettings) -> None:
 
 def fits(value: Any, hint: Any) -> None:
     allowed = get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
-    kind = next(entry for entry in allowed if entry is not type(None))
+    kinds = [entry for entry in allowed if entry is not type(None)]
+    kind = next((entry for entry in kinds if isinstance(value, list) and get_origin(entry) is list), kinds[0])
     if value is None:
         assert type(None) in allowed
     elif get_origin(kind) is list:

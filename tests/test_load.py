@@ -1,5 +1,7 @@
 """Lenience and its drift, requests that arrive over time, and lenience that follows the queue."""
 
+import time
+
 import numpy as np
 import pytest
 import torch
@@ -7,7 +9,8 @@ from conftest import make_drafter, parts_of, tabular_model
 from omegaconf import OmegaConf
 from test_queue import COLUMNS, GAMMA, jobs
 
-from specbench.decoding.clock import Stopwatch
+from specbench.decoding.autoregressive import decode_autoregressive
+from specbench.decoding.clock import NoClock, Stopwatch
 from specbench.decoding.queue import Queue
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.speculative import decode_speculative
@@ -16,6 +19,7 @@ from specbench.gamma_policies.fixed import FixedGamma
 from specbench.lenience_policies.load import LoadLenience
 from specbench.measure.drift import distinct, repetition
 from specbench.measure.recorder import Recorder
+from specbench.models.language_model import LanguageModel
 from specbench.run.run import run
 from specbench.settings import ConfigError, validate
 from specbench.verifiers.speculative import SpeculativeVerifier
@@ -23,7 +27,7 @@ from specbench.workloads.poisson import Poisson
 
 
 def poisson(seed=0, **changes):
-    settings = dict(rate=5.0, spike=1.0, spike_from=0, spike_length=0) | changes
+    settings = dict(rate=5.0) | changes
     return Poisson(seed, **settings)
 
 
@@ -118,4 +122,47 @@ def test_a_run_under_load_reports_latency(tmp_path):
     for latency in result.latency.values():
         assert 0 <= latency.queue["p50"] <= latency.queue["p90"] <= latency.queue["p99"] <= latency.first_token["p99"]
         assert latency.per_token["p50"] > 0
+    (found,) = result.latency_by_rate
+    assert (found.rate, found.segments, found.requests) == (50, 1, 2) and found.decoders["baseline"].goodput is None
     assert not result.lossless.expected
+
+
+@pytest.mark.parametrize("kind", [None, "model"])
+def test_waiting_times_are_those_of_a_run_that_records_nothing(kind, tables, monkeypatch):
+    """Time is simulated: a call of the target takes 1 s, everything else nothing, and a recorded round 5 s more. The
+    negative control is a clock that goes on while rounds are recorded."""
+    now = [0.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(time, "sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
+    score = LanguageModel.score
+
+    def slow(self, *arguments, **options):
+        now[0] += 1.0
+        return score(self, *arguments, **options)
+
+    monkeypatch.setattr(LanguageModel, "score", slow)
+
+    def times(recording, clock):
+        sampling = Sampling()
+        target = tabular_model(tables.target, sampling)
+        state = State.idle(2, COLUMNS, [], target.device)
+        target.allocate(2, COLUMNS)
+        drafter = kind and make_drafter(kind, target, "", tabular_model(tables.similar, sampling))
+        queue = Queue(
+            jobs(), [target, *(drafter.models if drafter else [])], 500, GAMMA + 1, [0.5 * k for k in range(11)]
+        )
+        verifier = SpeculativeVerifier(sampling)
+
+        def record(*of_round):
+            now[0] += recording
+
+        if drafter:
+            decode_speculative(state, target, drafter, FixedGamma(GAMMA), verifier, clock, record, queue)
+        else:
+            decode_autoregressive(state, target, verifier, clock, record, queue)
+        return [vars(output.times) for output in queue.outputs]
+
+    expected, found = (times(recording, Stopwatch(torch.device("cpu"))) for recording in (0.0, 5.0))
+    assert [list(each.values()) for each in found] == [pytest.approx(list(each.values())) for each in expected]
+    late = times(5.0, NoClock())
+    assert late[-1]["finished"] > 2 * expected[-1]["finished"]

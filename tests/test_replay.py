@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 
 import numpy as np
 import pyarrow.parquet
@@ -15,7 +16,7 @@ from specbench.decoding.sampling import Sampling
 from specbench.decoding.verify import output_law, speculative_sampling
 from specbench.gamma_policies.fixed import FixedGamma
 from specbench.gamma_policies.heuristic import HeuristicGamma
-from specbench.measure.simulate import replay, trace_of
+from specbench.measure.simulate import replay, sweep, trace_of
 from specbench.measure.text_laws import read_text
 from specbench.replay import load_trace
 from specbench.run.run import run
@@ -179,7 +180,8 @@ def test_the_command_prints_a_table_and_writes_it(finished, monkeypatch, capsys)
     shown = capsys.readouterr().out
     assert "gamma 3" in shown and "oracle" in shown and "100%" in shown and "adaptive" not in shown
     stored = json.loads((folder / "replay.json").read_text())
-    assert set(stored) == {"gamma 0", "gamma 1", "gamma 2", "gamma 3", "optimal", "oracle"}
+    assert set(stored) == {"gamma 0", "gamma 1", "gamma 2", "gamma 3", "best gamma", "optimal", "oracle"}
+    assert "in-sample" in shown  # five prompts
     # It drafts what will be accepted and no more. That this is the fastest depends on measured costs.
     assert stored["oracle"]["drafted"] < stored["gamma 3"]["drafted"]
     assert stored["oracle"]["rounds"] < 1.05 * min(entry["rounds"] for entry in stored.values())
@@ -220,3 +222,41 @@ def test_runs_whose_text_tells_nothing_of_another_gamma_say_so(overrides, why, f
     with pytest.raises(SystemExit):
         command.main([str(folder)])
     assert why in capsys.readouterr().err
+
+
+def test_a_run_keeps_what_replay_needs_to_charge_each_half_the_other_halfs_costs(finished, capsys):
+    result, record, folder = finished("gamma=4", "data.limit=12")
+    ids = [[id for ids in half.clusters for id in ids] for half in result.cost.halves]
+    assert [*map(len, ids)] == [6, 6] and len({*ids[0], *ids[1]}) == 12
+    by_half = [cost.rounds for half in result.cost.halves for cost in half.by_gamma]
+    assert sum(by_half) == sum(cost.rounds for cost in result.cost.by_gamma)  # those of probes among them
+    assert not result.gamma_pick.in_sample and not any("in-sample" in note for note in result.notes)
+    costs = result.cost.by_gamma, 1.0
+    for trace in (load_trace(folder), trace_of(record.results, *costs, result.cost.halves)):
+        again = sweep(trace)
+        for entry in result.gamma_sweep:
+            found = again[entry.gamma]
+            assert (found.speedup, *found.ci95) == pytest.approx((entry.speedup, *entry.ci95))
+    in_sample = sweep(trace_of(record.results, *costs))[4]  # negative control
+    assert in_sample.speedup != pytest.approx(result.gamma_sweep[4].speedup, rel=1e-9)
+    command.main([str(folder), "gamma_policy=optimal"])
+    assert "each half of the prompts by the other's costs" in capsys.readouterr().out
+
+
+def test_halves_of_another_run_are_refused_and_older_results_are_in_sample(finished, tmp_path, capsys):
+    shutil.copytree(finished("gamma=4", "data.limit=12")[2], tmp_path, dirs_exist_ok=True)
+    path = tmp_path / "results.json"
+    text = path.read_text()
+    broken = {"clusters": [["nobody"]]}, {"covariance": [[1.0]]}, {"by_gamma": []}
+    for change, told in zip(broken, ("not of the texts", "not that of a run", "not that of a run"), strict=True):
+        whole = json.loads(text)
+        whole["cost"]["halves"][0] |= change
+        path.write_text(json.dumps(whole))
+        with pytest.raises(SystemExit):
+            command.main([str(tmp_path)])
+        assert told in capsys.readouterr().err
+    whole = json.loads(text)
+    del whole["cost"]["halves"], whole["gamma_pick"]
+    path.write_text(json.dumps(whole))
+    command.main([str(tmp_path), "gamma_policy=optimal"])
+    assert "in-sample" in capsys.readouterr().out

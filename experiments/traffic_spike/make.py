@@ -14,25 +14,36 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from common import Cell, Measured, Row, make, multirun, number, option, text
+from common import Cell, Measured, Row, interval, make, multirun, number, option, text
 
+from specbench.measure.latency import enough
+from specbench.report.load_table import DELAYS, NAMES, rows_of
 from specbench.report.style import MEASURED, OTHER, THEORY
+from specbench.settings import ConfigError
 
-PERCENTILES = {"p50": "o", "p90": "|", "p99": "D"}
-DELAYS = {"queue": "in the queue", "first_token": "to the first token", "per_token": "per token after it"}
-DECODERS = {"speculative": "speculative", "baseline": "plain"}
+PERCENTILES = {50: "o", 90: "|", 99: "D"}
+RATIO = "first_token", 90  # what the lenience policies are compared in
 
 
 def of_job(result: dict[str, Any]) -> list[Row]:
-    """A row for each decoder of a job. Seconds."""
+    """A row for each decoder of a job. Seconds; a percentile that too few requests are beyond is left out. Raises
+    ConfigError if the job is of a version whose clock ran on while it recorded."""
+    if not result.get("latency_by_rate"):
+        raise ConfigError("these jobs have no latency_by_rate: run the experiment again")
     rows = []
-    for way, name in DECODERS.items():
-        found = result["latency"][way]
-        row = {"lenience_policy": option("lenience_policy")(result), "decoder": name}
-        row |= {f"{delay}_{p}": found[delay][p] for delay in DELAYS for p in PERCENTILES}
-        speculative = way == "speculative"
+    (at_rate,) = result["latency_by_rate"]
+    delay, percentile = RATIO
+    ratio = at_rate["ratio"][delay][f"p{percentile}"] if enough(percentile, at_rate["requests"]) else None
+    low, high = (ratio and ratio["ci95"]) or (None, None)
+    for served in rows_of(result):
+        row = {"lenience_policy": option("lenience_policy")(result), "decoder": NAMES[served.way]}
+        row |= {"segments": at_rate["segments"], "requests": served.requests}
+        row |= {f"{delay}_p{p}": served.percentile(delay, p) for delay in DELAYS for p in PERCENTILES}
+        speculative = served.way == "speculative"
         rows.append(row | {"alpha": result["alpha"]["mean"] if speculative else None,
-                           "tv": result["drift"]["tv"] if speculative else 0.0})  # fmt: skip
+                           "tv": result["drift"]["tv"] if speculative else 0.0,
+                           "ratio": ratio["factor"] if ratio and speculative else None,
+                           "low": low if speculative else None, "high": high if speculative else None})  # fmt: skip
     return rows
 
 
@@ -43,39 +54,47 @@ def collect(inputs: list[str]) -> Measured:
 
 
 def delays(name: str, form: str, scale: float) -> Cell:
-    """The three percentiles of a delay."""
-    return lambda row: " / ".join(f"{row[f'{name}_{p}'] * scale:{form}}" for p in PERCENTILES)
+    """The percentiles of a delay."""
+
+    def cell(row: Row) -> str:
+        found = [row.get(f"{name}_p{p}") for p in PERCENTILES]
+        return " / ".join("too few" if value is None else f"{value * scale:{form}}" for value in found)
+
+    return cell
 
 
 TABLE = {
     "lenience policy": text("lenience_policy"),
     "decoder": text("decoder"),
+    "segments": text("segments"),
+    "requests": text("requests"),
     "queue, s: p50 / p90 / p99": delays("queue", ".2f", 1),
     "first token, s": delays("first_token", ".2f", 1),
     "per token, ms": delays("per_token", ".2f", 1e3),
+    "first token p90 over plain decoding's": interval("ratio", "low", "high"),
     "alpha": number("alpha", ".3f"),
     "drift: TV": number("tv", ".3f"),
 }
 
 
 def draw(rows: Sequence[Row]) -> Figure:
-    """p50, p90 and p99 of each delay, a line for each decoder of each job."""
+    """The percentiles of each delay, a line for each decoder of each job."""
     figure, panels = plt.subplots(1, len(DELAYS), figsize=(11, 1.9 + 0.42 * len(rows)), sharey=True)
-    for axes, (delay, heading) in zip(panels, DELAYS.items(), strict=True):
-        scale = 1e3 if delay == "per_token" else 1
+    for axes, (delay, (heading, scale)) in zip(panels, DELAYS.items(), strict=True):
         for y, row in enumerate(rows):
-            found = {marker: row[f"{delay}_{p}"] * scale for p, marker in PERCENTILES.items()}
+            found = {m: row[f"{delay}_p{p}"] * scale for p, m in PERCENTILES.items() if f"{delay}_p{p}" in row}
             axes.plot([*found.values()], [y] * len(found), color=OTHER, linewidth=1)
             for marker, value in found.items():
                 colour = THEORY if row["decoder"] == "plain" else MEASURED
                 axes.plot(value, y, marker, color=colour, markersize=7, mfc="none")
         axes.set_title(heading)
-        axes.set_xlabel("milliseconds" if delay == "per_token" else "seconds")
+        axes.set_xlabel("milliseconds" if scale > 1 else "seconds")
         axes.set_xlim(left=0)
         axes.grid(axis="x")
     panels[0].set_yticks(range(len(rows)), [f"{row['lenience_policy']}, {row['decoder']}" for row in rows])
     panels[0].set_ylim(len(rows) - 0.5, -0.5)
-    handles = [Line2D([], [], color=OTHER, marker=m, linestyle="", mfc="none", label=p) for p, m in PERCENTILES.items()]
+    handles = [Line2D([], [], color=OTHER, marker=marker, linestyle="", mfc="none", label=f"p{p}")
+               for p, marker in PERCENTILES.items()]  # fmt: skip
     figure.legend(handles=handles, loc="outside lower center", ncols=3)
     return figure
 

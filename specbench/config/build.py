@@ -26,7 +26,7 @@ from specbench.measure.text_laws import CHUNK
 from specbench.memory import Budget, Footprint
 from specbench.models.pretrained import footprint, load_tokenizer, uses_template
 from specbench.run.parts import Parts, timed_gammas
-from specbench.run.requests import MOST
+from specbench.run.requests import MOST, segment_size
 from specbench.run.warm_up import warm_up_tokens
 from specbench.settings import ConfigError
 from specbench.visible import first_line
@@ -56,6 +56,7 @@ def build(checked: Checked, announce: Callable[[str], None] = log.info, targets:
     )
     workload = _make(checked, "workload", root.seed)
     refuse_slow_arrivals(workload, sum(len(prompt.turns) for prompt in prompts))
+    refuse_few_for_rates(workload, len(prompts), root.batch_size)
     spare = chosen["drafter"].settings.nodes(policy.largest) + 1
     budget = memory_budget(checked, prompts, context, spare, targets.has(checked))
     announce(str(budget))
@@ -177,11 +178,21 @@ def refuse_more_than_the_target_has(checked: Checked, largest: int, target: Foot
 
 def refuse_slow_arrivals(workload: Workload, requests: int) -> None:
     """Raises ConfigError if the last of the requests would arrive after more than a day."""
-    seconds = (workload.arrivals(requests) or [0.0])[-1]
+    seconds = max((workload.arrivals(requests, rate) or [0.0])[-1] for rate in range(max(1, len(workload.rates))))
     if not seconds <= LONGEST_WAIT:
         raise ConfigError(
             f"the workload's last request of {requests} would arrive after {seconds / 3600:,.0f} hours: it must be "
             f"{LONGEST_WAIT // 3600} at most, so choose a higher workload.rate or workload.spike, or a lower data.limit"
+        )
+
+
+def refuse_few_for_rates(workload: Workload, prompts: int, rows: int) -> None:
+    """Raises ConfigError if a workload of several rates has too few prompts for a segment of each."""
+    rates, size = len(workload.rates), segment_size(rows, workload)
+    if rates > 1 and prompts < rates * size:
+        raise ConfigError(
+            f"workload.rate has {rates} rates, each of which needs a segment of {size} requests, and there are "
+            f"{prompts}: choose more prompts, fewer rates, or a lower batch_size or workload.segment"
         )
 
 

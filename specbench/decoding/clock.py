@@ -41,6 +41,9 @@ class Clock(Protocol):
     def lap(self, name: Lap) -> None:
         """Adds the time since the last mark to lap `name` of this round."""
 
+    def now(self) -> float:
+        """Seconds of a clock that stands still while a round is recorded: requests arrive and wait by it."""
+
 
 class NoClock:
     """A clock that measures nothing."""
@@ -50,6 +53,10 @@ class NoClock:
 
     def lap(self, name: Lap) -> None:
         """Does nothing."""
+
+    def now(self) -> float:
+        """Seconds of the host's clock."""
+        return time.perf_counter()
 
 
 class Mark(NamedTuple):
@@ -72,10 +79,14 @@ class Stopwatch:
         self._device, self._cuda = device, device.type == "cuda"
         self._rounds: list[list[Mark]] = []
         self._launched = False  # whether `launch` was called since the last lap
+        self._recorded = 0.0  # seconds of the host's clock that recording has taken
 
     def start(self) -> None:
         """Begins a new round, when the device has done what came before."""
         self._wait()
+        last = self._rounds[-1] if self._rounds else []
+        if last and last[-1].lap is Lap.RECORD:  # the device's part of it is done now
+            self._recorded += time.perf_counter() - last[-2].host
         self._rounds.append([])
         self._mark(Lap.HOST)
         self._launched = False
@@ -93,6 +104,10 @@ class Stopwatch:
         if self._cuda and not self._launched:
             self._mark(Lap.HOST)
             self._launched = True
+
+    def now(self) -> float:
+        """Seconds of the host's clock, without what recording took in the rounds before this one."""
+        return time.perf_counter() - self._recorded
 
     def rounds(self) -> list[dict[Lap, float]]:
         """Seconds by lap, one dict per round. On CUDA it waits for the device."""

@@ -17,7 +17,8 @@ from specbench.settings import ConfigError
 
 @dataclass
 class RequestTimes:
-    """When a request arrived, got a row, and got its first and last token: seconds since decoding began."""
+    """When a request arrived, got a row, and got its first and last token: seconds since decoding began, by a clock
+    that stands still while rounds are recorded."""
 
     arrived: float
     admitted: float = 0.0  # got a row
@@ -64,12 +65,12 @@ class Queue:
         """Collects, admits and reads; returns whether any row is active. Raises ConfigError if a request needs more
         cache columns than the cache can have."""
         if self.arrivals is not None:
-            self._watch(state)
+            self._watch(state, clock)
         self._collect(state)
         if self.arrivals is not None:
             self._arrive(state, clock)
         if self.waiting:
-            self._admit(state)
+            self._admit(state, clock)
         state.waiting = len(self.waiting)
         clock.lap(Lap.HOST)
         while self.reading:
@@ -79,16 +80,15 @@ class Queue:
                 break
         return any(state.active)
 
-    @property
-    def _now(self) -> float:
+    def _now(self, clock: Clock) -> float:
         """Seconds since the first call."""
         if self.began is None:
-            self.began = time.perf_counter()
-        return time.perf_counter() - self.began
+            self.began = clock.now()
+        return clock.now() - self.began
 
-    def _watch(self, state: State) -> None:
+    def _watch(self, state: State, clock: Clock) -> None:
         """Notes the time for each row whose first token is there, and as the time of its last token so far."""
-        now = self._now
+        now = self._now(clock)
         for row, owner in enumerate(state.owners):
             if owner >= 0 and state.lengths[row] > state.prompt_lengths[row]:
                 times = self.outputs[owner].times
@@ -103,9 +103,9 @@ class Queue:
         idle = not any(owner >= 0 for owner in state.owners) and not self.waiting
         if idle and self.coming:
             clock.lap(Lap.HOST)
-            time.sleep(max(0.0, self.arrivals[self.coming[0]] - self._now))
+            time.sleep(max(0.0, self.arrivals[self.coming[0]] - self._now(clock)))
             clock.lap(Lap.IDLE)
-        while self.coming and self.arrivals[self.coming[0]] <= self._now:
+        while self.coming and self.arrivals[self.coming[0]] <= self._now(clock):
             self.waiting.append(self.coming.pop(0))
 
     def _collect(self, state: State) -> None:
@@ -124,7 +124,7 @@ class Queue:
                 model.release(row)
         state.retire(ended)
 
-    def _admit(self, state: State) -> None:
+    def _admit(self, state: State, clock: Clock) -> None:
         """Gives free rows to waiting requests, in order, while they fit into every cache."""
         free = [row for row, owner in enumerate(state.owners) if owner < 0]
         rows: list[int] = []
@@ -138,7 +138,7 @@ class Queue:
                 model.admit(row, job, job.limit + self.spare)
             times = self.outputs[owner].times
             if times is not None:
-                times.admitted = self._now
+                times.admitted = self._now(clock)
             rows.append(row)
             owners.append(owner)
         if rows:

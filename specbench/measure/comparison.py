@@ -84,10 +84,10 @@ def compare(runs: Mapping[str, RequestSums], by: str, reference: str | None = No
 
 
 def columns_of(run: RequestSums, requests: Sequence[str]) -> dict[str, Floats]:
-    """The sums of these requests, by name."""
-    place = {request: number for number, request in enumerate(run.requests)}
-    where = np.array([place[request] for request in requests])
-    return {name: values[where] for name, values in run.columns.items()}
+    """The sums of these requests, by name; of a run of several processes over all of them."""
+    place = {request: number for number, request in enumerate(requests)}
+    where = np.array([place.get(request, len(requests)) for request in run.requests])
+    return {name: np.bincount(where, values, len(requests) + 1)[:-1] for name, values in run.columns.items()}
 
 
 def joined_clusters(runs: Mapping[str, RequestSums], requests: Sequence[str]) -> list[Hashable]:

@@ -2,7 +2,7 @@
 
 from array import array
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -12,6 +12,8 @@ from specbench.decoding.clock import Lap
 from specbench.results import RoundCost
 
 Floats = npt.NDArray[np.float64]
+Numbers = npt.NDArray[np.int_]
+SAMPLES = 200  # of the bootstrap of costs
 
 
 class CostTable:
@@ -19,18 +21,26 @@ class CostTable:
 
     Single rounds are noisy and their mean follows every interruption by other processes, so gammas are compared by
     medians. `summary` scales all medians by one factor so that they sum to the measured total.
+
+    Rounds that are added belong to the prompt that `source` names: replay charges a text what rounds of other prompts
+    took.
     """
 
     def __init__(self) -> None:
+        self.source = ""
         self.laps: dict[int, array[float]] = defaultdict(lambda: array("d"))  # five numbers a round
+        self._sources: dict[str, int] = {}  # a number for each source
+        self._source_of: dict[int, array[int]] = defaultdict(lambda: array("i"))  # by gamma, the source of each round
         self.acceptance: tuple[float, int] = (0.0, 0)  # sum of betas, tested positions
 
     def add(self, rounds: Iterable[Round]) -> None:
         """Adds rounds. A call that served several rows comes once for each of them."""
+        source = self._sources.setdefault(self.source, len(self._sources))
         for r in rounds:
             draft, verify = r.seconds.get(Lap.DRAFT, 0.0), r.seconds[Lap.VERIFY]
             other = r.seconds[Lap.ACCEPT] + r.seconds[Lap.HOST]
             self.laps[r.steps].extend((draft, verify, other, (draft + verify + other) / r.rows, r.rows))
+            self._source_of[r.steps].append(source)
             self.acceptance = self.acceptance[0] + sum(r.beta), self.acceptance[1] + r.tested
 
     @property
@@ -57,18 +67,69 @@ class CostTable:
 
     def summary(self) -> list[RoundCost]:
         """Seconds of a round by the number of tokens that it drafts."""
-        tables = {g: self._table(g) for g in sorted(self.laps)}
-        medians = {g: np.median(laps, axis=0) for g, laps in tables.items()}
-        total = sum(laps[:, 3].sum() for laps in tables.values())
-        hiccups = total / sum(medians[g][3] * len(laps) for g, laps in tables.items())
-        found = []
-        for g, m in medians.items():
-            draft, verify, other, share = map(float, m[:4] * hiccups)
-            found.append(RoundCost(g, draft, verify, other, share, rounds=len(tables[g])))
-        return found
+        return _summary({g: self._table(g) for g in sorted(self.laps)})
+
+    def summary_of(self, sources: Collection[str]) -> list[RoundCost]:
+        """The same from the rounds of these sources alone; empty if they have none."""
+        tables = {g: table[of >= 0] for g, (table, of) in self._by_source([[name] for name in sources]).items()}
+        return _summary({g: table for g, table in tables.items() if len(table)})
+
+    def covariance(self, clusters: Sequence[Collection[str]], gammas: Sequence[int]) -> Floats:
+        """The covariance [G, G] of `summary_of(all of these sources)` at these gammas, in seconds of a row's share
+        squared: of a bootstrap over clusters of sources."""
+        count, generator = len(clusters), np.random.default_rng(0)
+        weights = np.array(
+            [np.bincount(generator.integers(count, size=count), minlength=count) for _ in range(SAMPLES)]
+        )
+        tables = self._by_source(clusters)
+        samples = _resampled_shares({g: (tables[g][0][:, 3], tables[g][1]) for g in gammas}, weights)
+        return np.atleast_2d(np.cov(samples.T)) * count / (count - 1)
+
+    def _by_source(self, clusters: Sequence[Collection[str]]) -> dict[int, tuple[Floats, Numbers]]:
+        """By gamma, the table [rounds, 5] and the number of each round's cluster [rounds], -1 for other sources."""
+        cluster_of = np.full(len(self._sources), -1)
+        for number, names in enumerate(clusters):
+            cluster_of[[self._sources[name] for name in names if name in self._sources]] = number
+        return {g: (self._table(g), cluster_of[np.array(self._source_of[g], int)]) for g in sorted(self.laps)}
 
 
-def extend(gammas: Sequence[int], values: Sequence[float], largest: int) -> Floats:
+def _summary(tables: Mapping[int, Floats]) -> list[RoundCost]:
+    """From tables [rounds, 5] by gamma."""
+    medians = {g: np.median(laps, axis=0) for g, laps in tables.items()}
+    total = sum(laps[:, 3].sum() for laps in tables.values())
+    predicted = sum(medians[g][3] * len(laps) for g, laps in tables.items())
+    found = []
+    for g, m in medians.items():
+        draft, verify, other, share = map(float, m[:4] * (total / predicted))
+        found.append(RoundCost(g, draft, verify, other, share, rounds=len(tables[g])))
+    return found
+
+
+def _resampled_shares(shares: Mapping[int, tuple[Floats, Numbers]], weights: Numbers) -> Floats:
+    """The shares [samples, gammas] of `_summary` if cluster k occurs weights[:, k] times, from the shares [rounds] and
+    their clusters [rounds] by gamma. A gamma without rounds in a sample is on a line between the others."""
+    gammas = list(shares)
+    medians = np.full((len(weights), len(gammas)), np.nan)
+    totals, counts = np.zeros_like(medians), np.zeros_like(medians)
+    for place, (share, cluster) in enumerate(shares.values()):
+        share, cluster = share[cluster >= 0], cluster[cluster >= 0]
+        order = np.argsort(share)
+        share, cluster = share[order], cluster[order]
+        for sample, weight in enumerate(weights):
+            times = weight[cluster].cumsum()
+            if len(times) and times[-1]:
+                medians[sample, place] = share[np.searchsorted(times, times[-1] / 2)]
+                totals[sample, place], counts[sample, place] = share @ weight[cluster], times[-1]
+    there = counts.any(1)  # samples with a round
+    medians, totals, counts = medians[there], totals[there], counts[there]
+    for row in medians:
+        known = [place for place, value in enumerate(row) if np.isfinite(value)]
+        row[:] = extend([gammas[place] for place in known], row[known], gammas[-1])[gammas]
+    found: Floats = medians * (totals.sum(1) / (medians * counts).sum(1))[:, None]
+    return found
+
+
+def extend(gammas: Sequence[int], values: Sequence[float] | Floats, largest: int) -> Floats:
     """Values at 0 .. largest, [largest + 1], from values at some gammas: straight lines between and beyond them."""
     wanted = np.arange(largest + 1)
     found = np.interp(wanted, gammas, values)

@@ -1,27 +1,153 @@
-"""Waiting times of requests that arrive over time."""
+"""Waiting times of requests that arrive over time, and goodput: what is served within limits.
 
-from collections.abc import Sequence
+Requests come in segments. The first requests of a segment, one for every row, find nothing to wait for and are not
+counted, unless there are no others. Errors are those of a bootstrap over segments, which both decoders share.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from specbench.decoded import DecodedRequest
-from specbench.results import Latency
+from specbench.decoded import DecodedRequest, Group
+from specbench.measure.estimators import FEWEST, Sums
+from specbench.results import Factor, Goodput, Latency, RateLatency, Served
+from specbench.workloads.workload import Limits
+
+PERCENTILES = (50, 90, 99)
+BEYOND = 5  # a percentile with fewer requests beyond it says nothing
+SAMPLES = 400
+DELAYS = ("queue", "first_token", "per_token")
+FIRST_TOKEN, PER_TOKEN, TOKENS, ARRIVED, FINISHED = 1, 2, 3, 4, 5  # columns of a table, behind "queue"
+DECODERS = ("speculative", "baseline")
+Floats = npt.NDArray[np.float64]
+Segments = Mapping[str, Sequence[Floats]]  # by decoder, for each segment [requests, 6]
 
 
-def latency(requests: Sequence[DecodedRequest]) -> Latency | None:
-    """Percentiles of waiting times, in seconds, over the requests that arrived over time; None if there are none."""
-    seen = [(request.times, len(request.tokens)) for request in requests if request.times is not None]
-    if not seen:
-        return None
-    return Latency(
-        queue=percentiles([times.admitted - times.arrived for times, _ in seen]),
-        first_token=percentiles([times.first_token - times.arrived for times, _ in seen]),
-        per_token=percentiles(
-            [(times.finished - times.first_token) / (tokens - 1) for times, tokens in seen if tokens > 1]
-        ),
+def enough(percentile: int, requests: int) -> bool:
+    """Whether at least `BEYOND` of so many requests are beyond a percentile."""
+    return requests * (100 - percentile) >= 100 * BEYOND
+
+
+def latency(groups: Sequence[Group], rows: int) -> dict[str, Latency]:
+    """Waiting times of all requests by decoder; empty if they did not arrive over time."""
+    found = segments_of(groups, rows)
+    return {way: _latency(np.concatenate(tables)) for way, tables in found.items()} if found else {}
+
+
+def by_rate(groups: Sequence[Group], rows: int, limits: Limits) -> list[RateLatency]:
+    """The same for the requests of each rate, with errors, ratios and goodput."""
+    found = []
+    for rate in sorted({group.rate for group in groups}, key=lambda rate: rate or 0.0):
+        segments = segments_of([group for group in groups if group.rate == rate], rows)
+        if segments:
+            found.append(_at_rate(rate, segments, limits))
+    return found
+
+
+def segments_of(groups: Sequence[Group], rows: int) -> Segments:
+    """The requests of each group that are counted; empty if they did not arrive over time."""
+    if any(request.times is None for group in groups for result in group.results for request in result.both):
+        return {}
+    both = zip(*(_both(group, rows) for group in groups), strict=True)
+    return dict(zip(DECODERS, map(list, both), strict=True))
+
+
+def _both(group: Group, rows: int) -> list[Floats]:
+    counted = group.results[rows:] or group.results
+    return [np.array([_row(result.both[way]) for result in counted]) for way in range(len(DECODERS))]
+
+
+def _row(request: DecodedRequest) -> list[float]:
+    """The columns of a request. The tokens of its first round come together, so they take no time after the first."""
+    times = request.times
+    assert times is not None
+    later = len(request.tokens) - next(iter(request.rounds)).tokens
+    per_token = (times.finished - times.first_token) / later if later else np.nan
+    waited, first = times.admitted - times.arrived, times.first_token - times.arrived
+    return [waited, first, per_token, len(request.tokens), times.arrived, times.finished]
+
+
+def _at_rate(rate: float | None, segments: Segments, limits: Limits) -> RateLatency:
+    count = len(segments["baseline"])
+    sums = Sums(_numbers(segments, range(count), limits), _resampled(segments, limits), count)
+    intervals = sums.intervals(lambda s: s)
+    ratios = sums.intervals(lambda s: {n: np.divide(*(s[f"{way} {n}"] for way in DECODERS)) for n in _names()})
+    requests = sum(map(len, segments["baseline"]))
+    known = {name: enough(int(name.partition(" p")[2]), requests) for name in _names()}
+
+    def ratio(name: str) -> Factor | None:
+        ours, plain = (sums.point[f"{way} {name}"] for way in DECODERS)
+        return Factor(ours / plain, ratios[name] if known[name] else None) if np.isfinite(ours) and plain > 0 else None
+
+    def served(way: str) -> Served:
+        ci95 = {name: intervals[f"{way} {name}"] if known[name] else None for name in _names()}
+        return Served(_latency(np.concatenate(segments[way])), _nested(ci95), _goodput(way, sums, intervals, limits))
+
+    return RateLatency(
+        rate, count, requests, {way: served(way) for way in DECODERS}, _nested({n: ratio(n) for n in _names()})
     )
 
 
-def percentiles(values: Sequence[float]) -> dict[str, float]:
-    """{"p50": .., "p90": .., "p99": ..} of the values, in their unit."""
-    return {f"p{p}": float(np.percentile(values, p)) if len(values) else float("nan") for p in (50, 90, 99)}
+def _goodput(way: str, sums: Sums, intervals: Mapping[str, Any], limits: Limits) -> Goodput | None:
+    if limits == Limits():
+        return None
+    names = {"share": f"{way} share", "tokens_per_second": f"{way} tokens_per_second"}
+    share, rate = (float(sums.point[name]) for name in names.values())
+    all_or_none = share in (0, 1)  # what is in every segment has no spread, which is no proof of no error
+    return Goodput(share, rate, {short: None if all_or_none else intervals[name] for short, name in names.items()})
+
+
+def _names() -> Iterator[str]:
+    """ "queue p50", and so on."""
+    return (f"{delay} p{percentile}" for delay in DELAYS for percentile in PERCENTILES)
+
+
+def _nested(flat: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """{"queue p50": x} becomes {"queue": {"p50": x}}."""
+    return {delay: {f"p{p}": flat[f"{delay} p{p}"] for p in PERCENTILES} for delay in DELAYS}
+
+
+def _resampled(segments: Segments, limits: Limits) -> dict[str, Floats] | None:
+    """`_numbers` of segments that are drawn with replacement, [samples] each; None with fewer than FEWEST segments."""
+    count, generator = len(segments["baseline"]), np.random.default_rng(0)
+    if count < FEWEST:
+        return None
+    found = [_numbers(segments, generator.integers(count, size=count), limits) for _ in range(SAMPLES)]
+    return {name: np.array([numbers[name] for numbers in found]) for name in found[0]}
+
+
+def _numbers(segments: Segments, picks: Any, limits: Limits) -> dict[str, float]:
+    """All numbers of both decoders over the segments with these numbers."""
+    numbers = {}
+    for way, tables in segments.items():
+        table = np.concatenate([tables[pick] for pick in picks])
+        for name, value in zip(_names(), (p for delay in DELAYS for p in _percentiles(table, delay)), strict=True):
+            numbers[f"{way} {name}"] = value
+        within = _within(table, limits)
+        seconds = sum(float(tables[pick][:, FINISHED].max() - tables[pick][:, ARRIVED].min()) for pick in picks)
+        numbers |= {
+            f"{way} share": float(within.mean()),
+            f"{way} tokens_per_second": table[within, TOKENS].sum() / seconds,
+        }
+    return numbers
+
+
+def _within(table: Floats, limits: Limits) -> npt.NDArray[np.bool_]:
+    """Which requests [requests] of a table are within the limits. A text that ends in its first round has no later
+    tokens, which are in time."""
+    first, per_token = limits.first_token or np.inf, limits.per_token or np.inf
+    return (table[:, FIRST_TOKEN] <= first) & ~(table[:, PER_TOKEN] > per_token)
+
+
+def _percentiles(table: Floats, delay: str) -> list[float]:
+    """The percentiles of a delay over the requests of a table that have it; not numbers if none has."""
+    seconds = table[:, DELAYS.index(delay)]
+    seconds = seconds[np.isfinite(seconds)]
+    return [float(value) for value in np.percentile(seconds, PERCENTILES)] if len(seconds) else [np.nan] * 3
+
+
+def _latency(table: Floats) -> Latency:
+    found = {delay: [None if np.isnan(value) else value for value in _percentiles(table, delay)] for delay in DELAYS}
+    return Latency(**{delay: dict(zip(("p50", "p90", "p99"), values, strict=True)) for delay, values in found.items()})

@@ -18,6 +18,7 @@ from safetensors import safe_open
 
 from specbench.paths import SHIPPED
 from specbench.settings import ConfigError
+from specbench.visible import shown
 
 LONGEST_REASON = 240  # characters of a library's message
 INDEX = {"model.safetensors": "model.safetensors.index.json", "pytorch_model.bin": "pytorch_model.bin.index.json"}
@@ -53,13 +54,13 @@ def check_path(key: str, path: str, revision: str | None = None, must: str = MOD
         if not is_folder and not is_file and not looks_local:
             validate_repo_id(path)
     except (OSError, ValueError) as error:  # no name of a file, or no hub id
-        raise ConfigError(f"{key}={path} is not {must}: {one_line(error)}") from error
+        raise ConfigError(f"{key}={shown(path)} is not {must}: {one_line(error)}") from error
     if is_file:
-        raise ConfigError(f"{key}={path} is not {must}: it is a file, give its folder")
+        raise ConfigError(f"{key}={shown(path)} is not {must}: it is a file, give its folder")
     if is_folder and not has_config:
-        raise ConfigError(f"{key}={path} is not {must}: it has no config.json, only {names_in(folder)}")
+        raise ConfigError(f"{key}={shown(path)} is not {must}: it has no config.json, only {names_in(folder)}")
     if not is_folder and looks_local:
-        raise ConfigError(f"{key}={path} is not {must}: there is no such folder")
+        raise ConfigError(f"{key}={shown(path)} is not {must}: there is no such folder")
     if is_folder and revision is not None:
         setting = f"{key.rpartition('.')[0]}.revision"
         raise ConfigError(f"{setting}={revision} is not possible: {key}={path} is a folder, which has no revisions")

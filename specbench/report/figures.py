@@ -12,6 +12,8 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
 from specbench import theory
+from specbench.measure.latency import PERCENTILES
+from specbench.report.load_table import DELAYS, rows_of
 from specbench.report.style import BAD, GOOD, LAPS, MEASURED, OTHER, SERIES, THEORY
 from specbench.report.tables import FACTORS, at, interval
 from specbench.storage.read import StoredRun
@@ -218,28 +220,27 @@ def lenience(runs: Sequence[StoredRun]) -> Figure:
 
 
 def latency(runs: Sequence[StoredRun]) -> Figure:
-    """Waiting times of requests that arrive over time: p50, p90 and p99 of each run's decoders."""
-    rows = [(run, way) for run in runs for way in run.result["latency"]]
+    """Waiting times of requests that arrive over time: p50, p90 and p99 of each run's decoders, at each rate; without
+    percentiles that too few requests are beyond."""
+    rows = [(run, row) for run in runs for row in rows_of(run.result)]
     figure, axes = plt.subplots(1, 3, figsize=(11, 1.6 + 0.42 * len(rows)), sharey=True)
-    names = {"queue": "in the queue", "first_token": "to the first token", "per_token": "per token after it"}
-    for panel, (what, name) in zip(axes, names.items(), strict=True):
-        for y, (run, way) in enumerate(rows):
-            scale = 1e3 if what == "per_token" else 1
-            found = [run.result["latency"][way][what][p] * scale for p in ("p50", "p90", "p99")]
-            panel.plot(found, [y] * 3, color=OTHER, linewidth=1)
-            for value, marker in zip(found, "o|D", strict=True):
-                panel.plot(
-                    value, y, marker, color=MEASURED if way == "speculative" else THEORY, markersize=7, mfc="none"
-                )
+    markers = dict(zip(PERCENTILES, "o|D", strict=True))
+    for panel, (delay, (name, scale)) in zip(axes, DELAYS.items(), strict=True):
+        for y, (_, row) in enumerate(rows):
+            seconds = {p: value for p in markers if (value := row.percentile(delay, p)) is not None}
+            panel.plot([value * scale for value in seconds.values()], [y] * len(seconds), color=OTHER, linewidth=1)
+            colour = MEASURED if row.way == "speculative" else THEORY
+            for p, value in seconds.items():
+                panel.plot(value * scale, y, markers[p], color=colour, markersize=7, mfc="none")
         panel.set_title(name)
-        panel.set_xlabel("milliseconds" if what == "per_token" else "seconds")
+        panel.set_xlabel("milliseconds" if scale > 1 else "seconds")
         panel.margins(x=0.06)
         panel.set_xlim(left=0)
         panel.grid(axis="x")
-    axes[0].set_yticks(range(len(rows)), [f"{run.label}, {'plain' if w == 'baseline' else w}" for run, w in rows])
+    axes[0].set_yticks(range(len(rows)), [f"{run.label}, {row.label}" for run, row in rows])
     axes[0].set_ylim(len(rows) - 0.5, -0.5)
-    handles = [Line2D([], [], color=OTHER, marker=m, linestyle="", label=p, mfc="none")
-               for m, p in zip("o|D", ("p50", "p90", "p99"), strict=True)]  # fmt: skip
+    handles = [Line2D([], [], color=OTHER, marker=m, linestyle="", label=f"p{p}", mfc="none")
+               for p, m in markers.items()]  # fmt: skip
     figure.legend(handles=handles, loc="outside lower center", ncols=3)
     return figure
 

@@ -221,7 +221,10 @@ def _under_load(report: Report) -> None:
         caption = "Drift is the mean total variation between a tested position's output law and the target's."
         report.section("Lenience", figures=[report.figure("lenience", caption, lambda: figures.lenience(runs))])
     if any(run.result["latency"] for run in runs):
-        caption = "Blue: speculative decoding; orange: plain decoding of the same arrivals."
+        caption = (
+            "Blue: speculative decoding; orange: plain decoding of the same arrivals. A percentile is left out if "
+        )
+        caption += "fewer than five requests are beyond it."
         report.section("Waiting times", figures=[report.figure("latency", caption, lambda: figures.latency(runs))])
 
 

@@ -10,6 +10,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
+from specbench.report.load_table import load_table
 from specbench.report.tables import account, interval, number, speedup_interval, verdict
 
 Rows = Iterator[tuple[str, str, str]]  # what, its value, a remark
@@ -32,7 +33,8 @@ def run_table(result: dict[str, Any], out_dir: Path) -> Group:
     table.add_section()
     for row in (*_speedups(result), *_engine(result), *_gammas(result), *_others(result)):
         table.add_row(*row)
-    return Group(table, *_remarks(result, out_dir))
+    waits = load_table(result)
+    return Group(table, *([] if waits is None else [waits]), *_remarks(result, out_dir))
 
 
 def _acceptance(result: dict[str, Any]) -> Rows:
@@ -117,21 +119,21 @@ def _gammas(result: dict[str, Any]) -> Rows:
     gamma = result["optimal_gamma"]
     yield "gamma*", "-" if gamma is None else str(gamma), "best by Theorem 3.8, this alpha and c"
     if sweep := result["gamma_sweep"]:
-        best = max(sweep, key=lambda entry: entry["speedup"])
-        regret = "" if result["regret"] is None else f"; {result['regret']:.1%} more than gamma {result['gamma']}"
-        yield "gamma, best by replay", str(best["gamma"]), f"expected {best['speedup']:.2f}x{regret}"
+        best, pick = max(sweep, key=lambda entry: entry["speedup"]), result.get("gamma_pick")
+        if pick is None:  # an earlier version
+            pick = {"gammas": [best["gamma"]], "speedup": best["speedup"], "in_sample": True}
+        told = f"expected {pick['speedup']:.2f}x{', in-sample' if pick['in_sample'] else ', by other prompts'}"
+        if (regret := result["regret"]) is not None:
+            told += f"; {abs(regret):.1%} {'less' if regret < 0 else 'more'} than gamma {result['gamma']}"
+        yield "gamma, best by replay", " or ".join(map(str, dict.fromkeys(pick["gammas"]))), told
 
 
 def _others(result: dict[str, Any]) -> Rows:
-    """Rows that only some runs have: drift, waiting times, metrics."""
+    """Rows that only some runs have: drift, metrics."""
     drift = result["drift"]
     if not result["lossless"]["expected"] and drift["tv"] is not None:
         told = f"{_range(drift, 'tv')}a tested position; KL {drift['kl']:.3f} nats"
         yield "drift (total variation)", f"{drift['tv']:.3f}", told
-    for way, latency in result["latency"].items():
-        for what, seconds in latency.items():
-            remark = f"{what.replace('_', ' ')}, {way}; p90 {seconds['p90']:.3f}, p99 {seconds['p99']:.3f}"
-            yield "seconds (p50)", f"{seconds['p50']:.3f}", remark
     for name, numbers in result["metrics"].items():
         for what, value in numbers.items():
             yield name, number(value, 3), what.replace("_", " ")

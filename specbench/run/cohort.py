@@ -31,6 +31,8 @@ class Cohort:
         warm = 0
         for number, wanted in enumerate(self.requests.groups()):
             with at_once():
+                for member in self.members:
+                    member.session.costs.source = wanted.requests[0].prompt_id
                 if wanted.columns > warm:
                     tell("warming up")
                     for member in self.members:
@@ -65,23 +67,22 @@ class Cohort:
 
     def decode_all_ways(self, wanted: Wanted, jobs: Sequence[Job], number: int) -> dict[Way, Any]:
         """What was decoded each way, in an order that turns with the number of the group."""
-        arrivals = self.members[0].parts.workload.arrivals(len(jobs))
         ways: list[Way] = [(None, ""), *((member, "") for member in self.members)]
         ways += [(member, name) for member in self.members for name in member.parts.peers]
         first = number % len(ways)
-        return {way: self._one_way(way, wanted, jobs, arrivals) for way in ways[first:] + ways[:first]}
+        return {way: self._one_way(way, wanted, jobs) for way in ways[first:] + ways[:first]}
 
     def _jobs(self, wanted: Wanted) -> list[Job]:
         seed, limit = self.members[0].parts.seed, self.requests.limit
         return [Job(r.tokens, limit(r), prompt_key(seed, r.id), r.encoder_tokens) for r in wanted.requests]
 
-    def _one_way(self, way: Way, wanted: Wanted, jobs: Sequence[Job], arrivals: Sequence[float] | None) -> Any:
+    def _one_way(self, way: Way, wanted: Wanted, jobs: Sequence[Job]) -> Any:
         """What was decoded one way. An error of the device, as when memory runs out, is a failure of these requests,
         and the run goes on without them."""
         member, peer = way
         try:
             if peer:
                 return [member.parts.peers[peer].decode(job) for job in jobs]
-            return (member or self.members[0]).decode(jobs, wanted.columns, arrivals, speculative=member is not None)
+            return (member or self.members[0]).decode(jobs, wanted, speculative=member is not None)
         except RuntimeError as error:
             return Failure(wanted.requests, f"{type(error).__name__}: {first_line(error)}")

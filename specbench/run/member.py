@@ -48,11 +48,10 @@ class Member:
             probe_costs(self.session, wanted.requests, wanted.columns, gamma)
             self._probes += 1
 
-    def decode(
-        self, jobs: Sequence[Job], columns: int, arrivals: Sequence[float] | None, speculative: bool = True
-    ) -> Decoded:
-        """The jobs, decoded speculatively or plainly."""
-        return self.session.decode(jobs, speculative, columns, arrivals, evidence=self.session.to_read > 0)
+    def decode(self, jobs: Sequence[Job], wanted: Wanted, speculative: bool = True) -> Decoded:
+        """The jobs of a group, decoded speculatively or plainly."""
+        evidence = self.session.to_read > 0
+        return self.session.decode(jobs, speculative, wanted.columns, wanted.arrivals, evidence=evidence)
 
     def add(
         self,
@@ -73,7 +72,7 @@ class Member:
             )
             for row, (request, job) in enumerate(zip(wanted.requests, jobs, strict=True))
         ]
-        group = Group(results, ours, plain)
+        group = Group(results, ours, plain, wanted.rate)
         self.saved.append(prompt_records(group, self.parts.target.tokenizer))
         self.record.groups.append(group)
         self.session.costs.add(ours.rounds)

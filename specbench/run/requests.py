@@ -2,11 +2,13 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 
 from specbench.data.prompts import Prompt, Request, render
 from specbench.decoded import Result
 from specbench.run.parts import Parts
 from specbench.settings import ConfigError
+from specbench.workloads.workload import Workload
 
 GROUPS = 8  # of a turn, if there are enough requests: so often both ways of decoding take turns
 FEWEST, MOST = 4, 16  # requests per row in a group: rows idle at the end of each, and a failure loses all of it
@@ -18,6 +20,8 @@ class Wanted:
 
     requests: list[Request]
     columns: int
+    arrivals: list[float] | None = None  # second of each, if they arrive over time
+    rate: float | None = None  # requests per second, if the workload has rates
 
     def probes(self, rows: int) -> int:
         """How many probes of costs the group is worth."""
@@ -53,7 +57,7 @@ class Requests:
     def groups(self) -> Iterator[Wanted]:
         """Groups of all first turns, then of the second turns, and so on. Raises ConfigError if no prompt fits the
         context, or if one is empty."""
-        parts = self.parts
+        parts, number = self.parts, 0
         for turn in range(max(len(prompt.turns) for prompt in parts.prompts)):
             waiting = self._turn(turn)
             if turn == 0 and not waiting:
@@ -63,10 +67,19 @@ class Requests:
                 )
             longest = max((tokens for _, tokens in waiting), default=0)
             columns = min(longest + parts.max_new_tokens, parts.target.context) + self.spare
-            size = group_size(len(waiting), parts.batch_size)
-            size = max(size, len(waiting)) if parts.workload.over_time else size
-            for begin in range(0, len(waiting), size):
-                yield Wanted([self._request(prompt) for prompt, _ in waiting[begin : begin + size]], columns)
+            for begin, end in pairwise(self._cuts(len(waiting))):
+                asked = [self._request(prompt) for prompt, _ in waiting[begin:end]]
+                workload = parts.workload
+                yield Wanted(asked, columns, workload.arrivals(len(asked), number), workload.rate(number))
+                number += 1
+
+    def _cuts(self, requests: int) -> list[int]:
+        """Where the groups of a turn begin and end."""
+        rows, workload = self.parts.batch_size, self.parts.workload
+        if not workload.over_time:
+            return [*range(0, requests, group_size(requests, rows)), requests]
+        count = segments(requests, rows, workload)
+        return [number * requests // count for number in range(count + 1)] if count else []
 
     def _turn(self, turn: int) -> list[tuple[Prompt, int]]:
         """The prompts with a next turn that fits the context, and its tokens; the tokens themselves are made again when
@@ -97,3 +110,15 @@ def group_size(requests: int, rows: int) -> int:
         return 1
     groups = max(min(GROUPS, requests // (FEWEST * rows)), -(-requests // (MOST * rows)), 1)
     return max(1, -(-requests // groups))
+
+
+def segment_size(rows: int, workload: Workload) -> int:
+    """The number of requests that a segment of a workload over time has at least."""
+    return max(FEWEST * rows, workload.segment)
+
+
+def segments(requests: int, rows: int, workload: Workload) -> int:
+    """The number of segments of so many requests: as many of each rate, at most GROUPS of each."""
+    rates = max(1, len(workload.rates))
+    count = min(GROUPS * rates, requests // segment_size(rows, workload))
+    return max(count - count % rates, min(rates, requests))

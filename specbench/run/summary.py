@@ -2,7 +2,7 @@
 
 import resource
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -16,21 +16,24 @@ from specbench.decoding.target import Model
 from specbench.measure.acceptance import acceptance, alpha_by_category, alpha_on_text, beta_by_position
 from specbench.measure.accounting import accounting, cost_ratios, speedup_of
 from specbench.measure.bandwidth import Roofs
-from specbench.measure.clusters import time_clusters
+from specbench.measure.clusters import group_clusters, time_clusters
+from specbench.measure.clusters import halves as halves_of
+from specbench.measure.costs import CostTable
 from specbench.measure.drift import drift
-from specbench.measure.estimators import Sums, speedup_interval
-from specbench.measure.latency import latency
+from specbench.measure.estimators import FEWEST, Sums, speedup_interval
+from specbench.measure.latency import by_rate, latency
 from specbench.measure.lossless import judge
 from specbench.measure.machine_watch import MachineWatch
 from specbench.measure.prediction import prediction
 from specbench.measure.request_sums import bandwidths, drifts, end_to_end, rates, request_sums
-from specbench.measure.simulate import sweep, trace_of
+from specbench.measure.simulate import pick, priced, sweep_rounds, trace_of
 from specbench.results import (
     Bandwidth,
     Cost,
     Counts,
+    GammaPick,
     GammaSpeedup,
-    Latency,
+    HalfCosts,
     Memory,
     RoundCost,
     RunResult,
@@ -56,15 +59,16 @@ def summarise(
     clusters = time_clusters(record, parts.batch_size)
     columns = record.sums.columns
     sums = Sums.of_columns(columns, clusters)
-    cost = costs(record, session.costs.summary(), sums)
+    no_replay = why_no_replay(parts, results)
+    halves = [] if no_replay else half_costs(session.costs, results, group_clusters(record))
+    cost = costs(record, session.costs.summary(), halves, sums)
     drafted = counts.drafted / counts.rounds
     gamma = drafted if parts.policy.constant is None else parts.policy.constant
     c_hat = parts.drafter.operations_per_token / parts.target.operations_per_token
     measured = float(speedup_of(sums.point))
     ours = _times([r.speculative for r in results])
     peers = {name: _peer_times(results, name) for name in parts.peers}
-    no_replay = why_no_replay(parts, results)
-    gammas = [] if no_replay else gamma_sweep(results, cost.by_gamma, measured)
+    gammas, picked, regret = gamma_sweep(results, cost, measured, parts.policy.constant, no_replay)
     known = _Known(alpha.mean, cost.c, gamma) if alpha.mean is not None and cost.c is not None else None
     chain = known is not None and not parts.drafter.trees  # Theorem 3.11 counts a chain's operations
     metrics, notes = of_metrics(parts, results)
@@ -98,8 +102,9 @@ def summarise(
         optimal_gamma=theory.optimal_gamma(known.alpha, known.c) if known else None,
         gamma=parts.policy.constant,
         gamma_sweep=gammas,
+        gamma_pick=picked,
         no_replay=no_replay,
-        regret=regret(gammas, parts.policy.constant),
+        regret=regret,
         lossless=judge(record, parts.verifier.lossless, parts.target.sampling.greedy),
         throughput=throughput(record, counts, peers),
         throughput_ci95=sums.intervals(rates),
@@ -107,12 +112,13 @@ def summarise(
         bandwidth=replace(bandwidth(parts, results, cost, watch.roofs), ci95=sums.intervals(bandwidths)),
         recording=sum(g.speculative.record_seconds for g in record.groups) / _decode_seconds(record),
         drift=replace(drift(results), ci95=sums.intervals(drifts)),
-        latency=latencies(results),
+        latency=latency(record.groups, parts.batch_size),
+        latency_by_rate=by_rate(record.groups, parts.batch_size, parts.workload.limits),
         memory=memory(parts, record),
         machine=watch.judge(record.groups),
         counts=counts,
         metrics=metrics,
-        notes=[*parts.notes, *parts.target.executor.notes(), *notes],
+        notes=[*parts.notes, *parts.target.executor.notes(), *in_sample(picked), *notes],
     )
 
 
@@ -169,7 +175,26 @@ def count(record: Record) -> Counts:
     return counts
 
 
-def costs(record: Record, by_gamma: list[RoundCost], sums: Sums) -> Cost:
+def half_costs(table: CostTable, results: Sequence[Result], clusters: Sequence[Hashable]) -> list[HalfCosts]:
+    """What rounds cost on each half of the prompts; empty if one of them would have fewer than FEWEST clusters whose
+    text replay can use. `clusters` of each result; rounds are known by their group, so no cluster divides one."""
+    half_of = halves_of(clusters)
+    found = []
+    for half in (0, 1) if half_of else ():
+        sources: dict[Hashable, set[str]] = {}  # prompts by cluster
+        texts: dict[Hashable, list[str]] = {}
+        for result, cluster in zip(results, clusters, strict=True):
+            if half_of[cluster] == half:
+                sources.setdefault(cluster, set()).add(result.request.prompt_id)
+                if result.speculative_laws is not None:
+                    texts.setdefault(cluster, []).append(result.request.id)
+        by_gamma = table.summary_of(set[str]().union(*sources.values()))
+        covariance = table.covariance([*sources.values()], [cost.gamma for cost in by_gamma])
+        found.append(HalfCosts([*texts.values()], by_gamma, covariance.tolist()))
+    return found if all(len(half.clusters) >= FEWEST for half in found) else []
+
+
+def costs(record: Record, by_gamma: list[RoundCost], halves: list[HalfCosts], sums: Sums) -> Cost:
     """c, v and o: means over all rounds, in steps of the baseline's single-token target calls; `sums` are for their
     intervals."""
     ours, calls = [group.speculative.laps for group in record.groups], _calls(record)
@@ -189,6 +214,7 @@ def costs(record: Record, by_gamma: list[RoundCost], sums: Sums) -> Cost:
         by_gamma=by_gamma,
         o_wall=others / calls / step,
         ci95=sums.intervals(cost_ratios),
+        halves=halves,
     )
 
 
@@ -200,10 +226,27 @@ def _corrected(block_efficiency: float | None, drafted: float, cost: Cost, recor
     return own * theory.corrected_improvement(block_efficiency, drafted, cost.c or 0.0, cost.v, cost.o)
 
 
-def gamma_sweep(results: Sequence[Result], costs: list[RoundCost], measured: float) -> list[GammaSpeedup]:
-    """What every constant gamma up to the largest measured one would have given, by replay."""
-    trace = trace_of(results, costs, measured)
-    return [GammaSpeedup(g, r.speedup, r.ci95) for g, r in sweep(trace).items()]
+def gamma_sweep(
+    results: Sequence[Result], cost: Cost, measured: float, chosen: int | None, no_replay: str
+) -> tuple[list[GammaSpeedup], GammaPick | None, float | None]:
+    """By replay: what every constant gamma up to the largest measured one would have given, what the best of them
+    gives, and the regret of the `chosen` one: 0.05 is 5 %."""
+    if no_replay:
+        return [], None, None
+    trace = trace_of(results, cost.by_gamma, measured, cost.halves)
+    rounds = sweep_rounds(trace)
+    found = {g: priced(trace, of_gamma) for g, of_gamma in rounds.items()}
+    picked = pick(trace, rounds)
+    regret = picked.speedup / found[chosen].speedup - 1 if chosen in found else None
+    return [GammaSpeedup(g, r.speedup, r.ci95) for g, r in found.items()], picked, regret
+
+
+def in_sample(picked: GammaPick | None) -> list[str]:
+    """A note, if replay had too few prompts for halves."""
+    if picked is None or not picked.in_sample:
+        return []
+    return [f"gamma_sweep, gamma_pick and regret are in-sample: half of the prompts (or groups of rows) are fewer than "
+            f"{FEWEST}"]  # fmt: skip
 
 
 def why_no_replay(parts: Parts, results: Sequence[Result]) -> str:
@@ -215,12 +258,6 @@ def why_no_replay(parts: Parts, results: Sequence[Result]) -> str:
     if any(r.lenience < 1 for result in results for r in result.speculative.rounds):
         return "with lenience below 1 the text's distribution depends on which of its tokens were tested"
     return ""
-
-
-def regret(gammas: list[GammaSpeedup], chosen: int | None) -> float | None:
-    """By how much the best constant gamma beats the chosen one, both by replay: 0.05 is 5 %."""
-    ours = next((g.speedup for g in gammas if g.gamma == chosen), None)
-    return None if ours is None else max(g.speedup for g in gammas) / ours - 1
 
 
 def bandwidth(parts: Parts, results: Sequence[Result], cost: Cost, roofs: Roofs) -> Bandwidth:
@@ -238,15 +275,6 @@ def bandwidth(parts: Parts, results: Sequence[Result], cost: Cost, roofs: Roofs)
 
 def _bytes_per_second(model: Model, columns: float, seconds: float | None) -> float | None:
     return (model.step_bytes + columns * model.column_bytes()) / seconds if seconds else None
-
-
-def latencies(results: Sequence[Result]) -> dict[str, Latency]:
-    """Waiting times of both decoders, where requests arrive over time."""
-    found = {
-        "speculative": latency([r.speculative for r in results]),
-        "baseline": latency([r.baseline for r in results]),
-    }
-    return {way: times for way, times in found.items() if times is not None}
 
 
 def of_metrics(parts: Parts, results: Sequence[Result]) -> tuple[dict[str, dict[str, float | None]], list[str]]:

@@ -6,5 +6,5 @@ from specbench.workloads.workload import Workload
 class AllAtOnce(Workload):
     """Requests are decoded as fast as rows become free."""
 
-    def arrivals(self, requests: int) -> list[float] | None:
+    def arrivals(self, requests: int, segment: int = 0) -> list[float] | None:
         return None
