@@ -15,10 +15,8 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from specbench.decoded import Result
-from specbench.decoding.draft import Draft
 from specbench.decoding.gamma_policy import GammaPolicy
 from specbench.gamma_policies.fixed import FixedGamma
 from specbench.measure.costs import extend
@@ -162,7 +160,7 @@ def _walk(trace: Trace, text: Text, serial: int, outcomes: Floats, policy: Gamma
         while accepted < gamma and position + accepted < len(text) and outcomes[position + accepted]:
             accepted += 1
         kept = min(accepted + 1, len(text) - position)
-        policy.observe(Draft.chain(torch.zeros(1, gamma), None, torch.tensor([gamma])), [kept])
+        policy.observe([gamma], [kept])
         rounds, drafted, seconds = rounds + 1, drafted + gamma, seconds + trace.seconds[gamma]
         position += kept
     return rounds, drafted, seconds

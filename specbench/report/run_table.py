@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from specbench.report.tables import account, interval, number, verdict
+from specbench.theory import LARGEST
 
 Rows = Iterator[tuple[str, str, str]]  # what, its value, a remark
 
@@ -77,7 +78,7 @@ def _engine(result: dict[str, Any]) -> Rows:
     rate, peak = (result["bandwidth"][f"{name}_bytes_per_second"] / 1e9 for name in ("target", "measured_peak"))
     yield "GB/s read", f"{rate:.1f}", f"by a target step; {rate / peak:.0%} of {peak:.1f} measured"
     if result["operations_factor"] is not None:
-        yield "operations", _times(result["operations_factor"]), "of plain decoding's (Theorem 3.11)"
+        yield "operations, predicted", _times(result["operations_factor"]), "of plain decoding's (Theorem 3.11)"
     if chosen := result.get("executor", {}).get("chosen"):
         name = result["choices"]["executor"]
         yield "executor", name, _executor(name, chosen, result["executor"]["programs"])
@@ -96,7 +97,8 @@ def _executor(name: str, chosen: dict[str, list[str]], programs: dict[str, Any])
 
 def _gammas(result: dict[str, Any]) -> Rows:
     gamma = result["optimal_gamma"]
-    yield "gamma*", "-" if gamma is None else str(gamma), "best by Theorem 3.8, this alpha and c"
+    told = f"{gamma} or more" if gamma == LARGEST else "-" if gamma is None else str(gamma)
+    yield "gamma*, predicted", told, "best by Theorem 3.8, this alpha and c"
     if sweep := result["gamma_sweep"]:
         best = max(sweep, key=lambda entry: entry["speedup"])
         regret = "" if result["regret"] is None else f"; {result['regret']:.1%} more than gamma {result['gamma']}"
