@@ -6,6 +6,8 @@ time (Definition 3.7), >= 0.
 
 import math
 
+LARGEST = 1000  # gammas that are compared
+
 
 def expected_tokens(alpha: float, gamma: float) -> float:
     """Expected tokens per run of Algorithm 1, if betas are i.i.d. with mean alpha (equation 1)."""
@@ -38,8 +40,9 @@ def guaranteed_improvement(alpha: float, c: float) -> float:
     return (1 + alpha) / (1 + c)
 
 
-def optimal_gamma(alpha: float, c: float, largest: int = 64) -> int:
-    """The integer gamma, at most `largest`, that maximises Theorem 3.8 (section 3.5); 0 if no gamma helps."""
+def optimal_gamma(alpha: float, c: float, largest: int = LARGEST) -> int:
+    """The integer gamma, at most `largest`, that maximises Theorem 3.8 (section 3.5); 0 if no gamma helps. It is
+    `largest` where a larger one would be better still: there is no best gamma for c = 0, or for alpha = 1 and c < 1."""
     return max(range(largest + 1), key=lambda gamma: walltime_improvement(alpha, gamma, c))
 
 

@@ -27,7 +27,7 @@ if not torch.cuda.is_available():  # before Triton is imported: its kernels run 
 
 from checkpoints import checkpoint
 from hydra import compose, initialize_config_dir
-from tabular import TabularMarkov, random_table
+from tabular import TabularMarkov, by_class, random_table
 
 from specbench.cache.dynamic import DynamicCache
 from specbench.cache.paged import PagedCache
@@ -199,10 +199,15 @@ def spare_of(kind: str, gamma: int) -> int:
     return 7 if kind == "medusa" else gamma + 1
 
 
-def without_cache(model: LanguageModel) -> LanguageModel:
-    """A copy with the same weights, which makes a cache of its own."""
+def another(model: LanguageModel) -> LanguageModel:
+    """A copy that makes a cache of its own. It has the same weights, but a tabular model's has another table, so that
+    q's that stand at each other's place are seen."""
     twin = copy(model)
     twin._cache = None
+    if isinstance(model.module, TabularMarkov):
+        table = model.module.output.weight.unflatten(0, (-1, model.own_vocab_size))
+        other = by_class(random_table(model.own_vocab_size, seed=6)).to(table.device)
+        twin.module = TabularMarkov((0.5 * table + other).to(table.dtype), context=model.context)
     return twin
 
 
@@ -228,10 +233,10 @@ def make_drafter(kind: str, target: LanguageModel, text_file: str, drafter_model
     if kind.startswith("tree_"):
         return TreeDrafter(model, V, 5, [3, 2], kind.removeprefix("tree_"))
     if kind.startswith("multi_draft"):
-        models = [model, without_cache(model)] if kind.endswith("two") else [model]
+        models = [model, another(model)] if kind.endswith("two") else [model]
         return MultiDrafter(models, 2, V, 5)
     if kind.startswith("under_"):  # hierarchical: this drafter under the model
-        below = make_drafter(kind.removeprefix("under_"), model, text_file, without_cache(model))
+        below = make_drafter(kind.removeprefix("under_"), model, text_file, another(model))
         return HierarchicalDrafter(model, below, 2, V)
     return self_drafter(kind, target, drafter_model)
 
@@ -351,3 +356,12 @@ def tables() -> SimpleNamespace:
     """A target law and an adversarial drafter: its logits are the target's, negated."""
     table = random_table(V, seed=1)
     return SimpleNamespace(target=table, adversarial=-table, similar=table + random_table(V, seed=2, spread=0.5))
+
+
+@pytest.fixture(scope="session")
+def few_contexts() -> SimpleNamespace:
+    """A chain with nine different laws: each is met often, so that a small error of any of them is seen. Drafters: one
+    that is often right, one with all laws turned around, and one with the same law everywhere."""
+    table, other = (by_class(random_table(V, seed, spread)) for seed, spread in ((1, 1.5), (2, 1.2)))
+    constant = random_table(V, seed=7, spread=1.0)[:1, :1].expand(V, V, V).clone()
+    return SimpleNamespace(target=table, adversarial=-table, similar=table + other, constant=constant)

@@ -93,3 +93,9 @@ def random_table(vocab_size: int, seed: int, spread: float = 1.5) -> Tensor:
     """Logits of a random order-2 chain, [V, V, V]."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(vocab_size, vocab_size, vocab_size, generator=generator) * spread
+
+
+def by_class(table: Tensor, classes: int = 3) -> Tensor:
+    """The table in which only the classes of both tokens, their remainders, say what follows: [V, V, V]."""
+    of = torch.arange(len(table)) % classes
+    return table[of][:, of]

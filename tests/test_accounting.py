@@ -212,6 +212,24 @@ def test_few_clusters_are_not_joined():
     assert joined(more).shape == (3, MOST_CLUSTERS) and np.allclose(joined(more).sum(1), more.sum(1))
 
 
+@pytest.mark.parametrize("clusters", [12, 40])
+def test_the_prediction_has_the_error_of_few_prompts(clusters):
+    """The interval against the linearised error of both halves, with n - 1 of n prompts' freedom. What is known of the
+    half that is predicted is what the pilot says."""
+    results = run(constant(0.66), clusters, spread=0.02, limit=400)
+    found = prediction(sums_of(results), prompt_clusters(results))
+    pilot = sums_of(results)[::2]
+    n, variance = len(pilot), 0.0
+    for tokens in ("expected", "tokens"):
+        parts = np.array(
+            [[row[name] for row in pilot] for name in ("plain_seconds", "plain_tokens", "seconds", tokens)]
+        )
+        relative = np.array([1, -1, -1, 1]) @ (parts / parts.mean(1, keepdims=True))  # influence on the logarithm
+        variance += relative.var(ddof=1) / n
+    half = math.log(found.ci95[1] / found.ci95[0]) / 2
+    assert half == pytest.approx(student(n - 1) * math.sqrt(variance), rel=0.03)
+
+
 def test_too_few_prompts_have_no_interval():
     few, enough = run(constant(0.6), FEWEST - 1), run(constant(0.6), FEWEST)
     assert {factor.ci95 for factor in factors_of(few).values()} == {None}

@@ -151,6 +151,10 @@ BAD = {
     "a greedy walk that samples": (["drafter=medusa", "verifier=greedy_tree"],
         "verifier=greedy_tree is not possible with temperature=1: it must be 0, or use verifier=iterative"),
     "lenience with another rule": (["lenience=0.5", "verifier=block"], "use verifier=speculative"),
+    "lenience where rates are given": (
+        ["lenience=0.5", "verifier=synthetic"],
+        "verifier=synthetic is not possible with lenience below 1: use verifier=speculative",
+    ),
     "lenience that follows the load": (["lenience_policy=load", "drafter=tree"], "use verifier=speculative"),
     "more guesses than heads": (["drafter=blockwise", "gamma=6"], "trained for at most 4 guesses"),
     "heads that are not there": (["drafter=medusa", "drafter.heads=./nowhere"], "python -m specbench.train"),

@@ -3,10 +3,16 @@
 import numpy as np
 import torch
 from conftest import V
-from test_law import TRIALS, start
 
 from specbench.decoding.noise import ACCEPTANCE, PROPOSAL, RESIDUAL, exponentials, noise_bits, uniforms
 from specbench.decoding.sampling import draw
+
+TRIALS = 100_000
+
+
+def bits_of(rows, positions=1):
+    """The bits of as many rows, [3, rows, positions]."""
+    return noise_bits(torch.randint(2**62, (rows,), generator=torch.Generator().manual_seed(0)), positions)
 
 
 def test_the_noise_of_a_position_depends_on_the_prompt_alone():
@@ -17,7 +23,7 @@ def test_the_noise_of_a_position_depends_on_the_prompt_alone():
 
 
 def test_the_noise_is_uniform_and_the_streams_are_independent():
-    noise = uniforms(start(20_000).noise).flatten(1).numpy()
+    noise = uniforms(bits_of(20_000, 15)).flatten(1).numpy()
     counts = np.stack([np.histogram(stream, bins=64, range=(0, 1))[0] for stream in noise])
     expected = noise.shape[1] / 64
     assert (((counts - expected) ** 2 / expected).sum(1) < 63 + 10 * np.sqrt(2 * 63)).all()
@@ -26,7 +32,7 @@ def test_the_noise_is_uniform_and_the_streams_are_independent():
 
 
 def test_the_race_draws_from_its_weights_and_tokens_are_independent():
-    bits = start(TRIALS).noise[RESIDUAL, :, 0]
+    bits = bits_of(TRIALS)[RESIDUAL, :, 0]
     times = exponentials(bits, V)
     assert (times > 0).all()
     assert torch.allclose(times.mean(0), torch.ones(V, dtype=torch.float64), atol=5 / TRIALS**0.5)

@@ -6,7 +6,6 @@ import torch
 
 from specbench.decoded import Round
 from specbench.decoding.clock import Lap
-from specbench.decoding.draft import Draft
 from specbench.decoding.state import State
 from specbench.gamma_policies.adaptive import AdaptiveGamma
 from specbench.gamma_policies.confidence import ConfidenceGamma
@@ -110,21 +109,17 @@ def state(*owners: int) -> State:
     return made
 
 
-def draft(*counts: int) -> Draft:
-    return Draft.chain(torch.zeros(len(counts), max(counts), dtype=torch.long), None, torch.tensor(counts))
-
-
 def test_heuristic_is_plus_two_minus_one_in_each_row():
     made = HeuristicGamma(4, 7)
     rows = state(0, 1)
     assert made.next_gamma(rows) == [4, 4]
-    made.observe(draft(4, 4), [5, 3])
+    made.observe([4, 4], [5, 3])
     assert made.next_gamma(rows) == [6, 3]
-    made.observe(draft(6, 3), [7, 1])
+    made.observe([6, 3], [7, 1])
     assert made.next_gamma(rows) == [7, 2]
-    made.observe(draft(7, 2), [0, 1])
+    made.observe([7, 2], [0, 1])
     assert made.next_gamma(rows) == [7, 1]
-    made.observe(draft(7, 1), [0, 1])
+    made.observe([7, 1], [0, 1])
     assert made.next_gamma(rows) == [7, 1]
     assert made.next_gamma(state(0, 2)) == [7, 4]  # another request begins anew
 
@@ -139,7 +134,7 @@ def test_adaptive_forgets_the_row_with_its_request():
     made = policy(AdaptiveGamma, trace, 0.5, prior=1.0, forget=0.0)
     first = made.next_gamma(state(0))
     for _ in range(30):
-        made.observe(draft(4), [5])
+        made.observe([4], [5])
     assert made.next_gamma(state(0)) == [LARGEST]
     assert made.next_gamma(state(1))[0] < LARGEST and first[0] < LARGEST
 
@@ -150,7 +145,7 @@ def test_adaptive_chooses_one_gamma_for_what_all_active_rows_gain():
     rows = state(0, 1)
     made.next_gamma(rows)
     for _ in range(50):
-        made.observe(draft(4, 4), [4, 1])  # one row accepts three of four guesses, the other none
+        made.observe([4, 4], [4, 1])  # one row accepts three of four guesses, the other none
     betas = [accepted / tested for accepted, tested in (made.rows[row][1] for row in (0, 1))]
     assert betas == pytest.approx([0.75, 0], abs=0.02)
     tokens = [tokens_by_gamma(beta, LARGEST) for beta in betas]
@@ -164,7 +159,7 @@ def test_adaptive_chooses_one_gamma_for_what_all_active_rows_gain():
 
 def test_a_fixed_policy_does_not_change():
     made = FixedGamma(3)
-    made.observe(draft(3), [1])
+    made.observe([3], [1])
     assert made.next_gamma(state(0, 1)) == [3, 3] and made.widths == (3,) and made.constant == 3
 
 

@@ -9,7 +9,6 @@ import numpy.typing as npt
 from torch import Tensor
 
 from specbench.component import Choices, Component
-from specbench.decoding.draft import Draft
 
 LARGEST_GAMMA = 1000  # guesses of a draft, one after another
 Signal = Callable[[Tensor, Tensor], Tensor]
@@ -57,7 +56,8 @@ class GammaPolicy(Component, ABC):
     """Chooses gamma for every row and round.
 
     `largest` is the most tokens that it drafts. `widths` are the draft lengths that it uses, to which executors with
-    fixed shapes pad. `constant` is gamma if it never changes, else None.
+    fixed shapes pad. `constant` is gamma if it never changes, else None. Unless it is constant, what it knows may
+    depend on guesses that were discarded, so after each round the decoder renews the noise of the next guesses.
     """
 
     replay_only: ClassVar[bool] = False  # whether it needs `foresee`, so that only replay can run it
@@ -103,9 +103,9 @@ class GammaPolicy(Component, ABC):
         """Whether to draft another guess, per row, from the number of guesses so far and the signal of the last one."""
         return [True] * len(count)
 
-    def observe(self, draft: Draft, kept: list[int]) -> None:
-        """Receives the finished round, with `draft.count` on the host. kept[b] is the number of tokens that row b kept,
-        recovered or bonus token included; 0 in idle rows."""
+    def observe(self, drafted: list[int], kept: list[int]) -> None:
+        """Receives the finished round: drafted[b] is the number of guesses of row b (`Draft.count`), kept[b] the number
+        of tokens that it kept, recovered or bonus token included; 0 in idle rows."""
 
     def foresee(self, outcomes: Sequence[bool], betas: Floats) -> None:
         """Only in replay: for each position of the next text, whether a guess would be accepted there, and beta

@@ -2,8 +2,8 @@
 
 So a prompt's tokens depend neither on the batch it is decoded in nor on the order of rounds, and a decode can be
 replayed. The proposal, the acceptance and the residual draw of a position use three separate streams. Guesses after a
-rejected one are discarded. Unless the verdict depended on them (then `renew` is called), the bits of their positions
-are independent of everything that was kept, and are used again.
+rejected one are discarded. The bits of their positions are independent of everything that was kept, and are used again,
+unless the verdict or a later gamma may depend on these guesses: then `renew` replaces them after each round of a row.
 
 B rows, T columns, V vocabulary.
 """
@@ -59,7 +59,8 @@ def sibling_bits(bits: Tensor, number: Tensor) -> Tensor:
 
 
 def renew(noise: Tensor, done: Tensor) -> None:
-    """Replaces the bits of rows that are not done, in place: noise [3, B, T], done [B]."""
+    """Replaces the bits of rows that are not done, in place, by other bits that follow from them: noise [..., B, T],
+    done [B]."""
     noise.copy_(torch.where(done[:, None], noise, _mix(noise + 1)))
 
 

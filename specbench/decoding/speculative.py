@@ -5,9 +5,7 @@ that the verifier accepts and adds one token t: recovered after a rejection, bon
 """
 
 from collections.abc import Callable
-from dataclasses import replace
 
-import torch
 from torch import Tensor
 
 from specbench.decoding.clock import Clock, Lap
@@ -15,7 +13,7 @@ from specbench.decoding.draft import Draft, Verdict
 from specbench.decoding.drafter import Drafter
 from specbench.decoding.executor import Executor
 from specbench.decoding.gamma_policy import GammaPolicy
-from specbench.decoding.noise import renew
+from specbench.decoding.noise import PROPOSAL, renew
 from specbench.decoding.round_noise import Noise
 from specbench.decoding.state import Rows, State, commit_tokens, summary_of
 from specbench.decoding.target import Scores, Target
@@ -73,8 +71,9 @@ def decode_speculative(
         verdict, kept = accept_and_append(state, scores.p, draft, verifier.under(state), target.executor)
         settle(state, draft, verdict, scores, kept, target, drafter)
         clock.lap(Lap.ACCEPT)
-        seen = replace(draft, count=torch.tensor(state.drafted))  # on the host, where policies read it
-        policy.observe(seen, [now - then for now, then in zip(state.lengths, before, strict=True)])
+        policy.observe(state.drafted, [now - then for now, then in zip(state.lengths, before, strict=True)])
+        if policy.constant is None:  # it may have learnt from guesses that were discarded
+            renew(state.noise[PROPOSAL], state.rows.done)
         clock.lap(Lap.HOST)
         after_round(state, scores, draft, verdict, kept)
         clock.lap(Lap.RECORD)

@@ -4,7 +4,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from specbench.decoding.draft import Draft
 from specbench.decoding.gamma_policy import LARGEST_GAMMA, Costs, GammaPolicy, RowsSeen
 from specbench.gamma_policies.optimal import tokens_by_gamma
 from specbench.gamma_policies.row_memory import PerRow
@@ -45,11 +44,11 @@ class AdaptiveGamma(GammaPolicy):
             tokens += tokens_by_gamma(accepted / tested, self.largest)
         return [int(np.argmax(tokens / self.seconds))] * state.batch_size
 
-    def observe(self, draft: Draft, kept: list[int]) -> None:
-        for row, (drafted, new) in enumerate(zip(draft.count.tolist(), kept, strict=True)):
-            if not new or not drafted:
+    def observe(self, drafted: list[int], kept: list[int]) -> None:
+        for row, (guesses, new) in enumerate(zip(drafted, kept, strict=True)):
+            if not new or not guesses:
                 continue
-            accepted, tested = new - 1, min(new, drafted)
+            accepted, tested = new - 1, min(new, guesses)
             old_accepted, old_tested = self.rows[row][1]
             keep = (1 - self.forget) ** tested
             self.rows.change(row, (old_accepted * keep + accepted, old_tested * keep + tested))

@@ -7,7 +7,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specbench.decoding.draft import Draft
 from specbench.decoding.gamma_policy import LARGEST_GAMMA, Costs, GammaPolicy, RowsSeen
 from specbench.settings import BaseSettings, setting
 
@@ -74,12 +73,12 @@ class EntropyGamma(GammaPolicy):
             answers.append(bool(betas[bins].prod() * mean >= worth))
         return answers
 
-    def observe(self, draft: Draft, kept: list[int]) -> None:
-        for row, (drafted, new) in enumerate(zip(draft.count.tolist(), kept, strict=True)):
+    def observe(self, drafted: list[int], kept: list[int]) -> None:
+        for row, (guesses, new) in enumerate(zip(drafted, kept, strict=True)):
             if not new:
                 continue
-            tested = self.draft[row][: min(new, drafted)]
+            tested = self.draft[row][: min(new, guesses)]
             np.add.at(self.tested, tested, 1)
             np.add.at(self.accepted, tested[: new - 1], 1)
             self.tokens += new
-            self.time += self.round + self.step * drafted
+            self.time += self.round + self.step * guesses

@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 
-from specbench.decoding.draft import Draft
 from specbench.decoding.gamma_policy import LARGEST_GAMMA, GammaPolicy, RowsSeen
 from specbench.gamma_policies.row_memory import PerRow
 from specbench.settings import BaseSettings, setting
@@ -25,9 +24,9 @@ class HeuristicGamma(GammaPolicy):
     def next_gamma(self, state: RowsSeen) -> list[int]:
         return [self.rows.of(state, row, self.first) for row in range(state.batch_size)]
 
-    def observe(self, draft: Draft, kept: list[int]) -> None:
-        for row, (drafted, new) in enumerate(zip(draft.count.tolist(), kept, strict=True)):
+    def observe(self, drafted: list[int], kept: list[int]) -> None:
+        for row, (guesses, new) in enumerate(zip(drafted, kept, strict=True)):
             if new:
                 wanted = self.rows[row][1]
-                wanted = wanted + 2 if new == drafted + 1 else wanted - 1
+                wanted = wanted + 2 if new == guesses + 1 else wanted - 1
                 self.rows.change(row, min(max(wanted, 1), self.largest))

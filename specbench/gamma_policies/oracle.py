@@ -5,7 +5,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from specbench.decoding.draft import Draft
 from specbench.decoding.gamma_policy import LARGEST_GAMMA, Costs, Floats, GammaPolicy, RowsSeen
 from specbench.settings import BaseSettings, setting
 
@@ -46,9 +45,9 @@ class KnownBetas(OracleGamma):
         gain = np.concatenate([[0.0], np.cumsum(np.cumprod(ahead))])
         return [int(np.argmax(gain - self.seconds[: len(gain)] * self.tokens / self.time))]
 
-    def observe(self, draft: Draft, kept: list[int]) -> None:
+    def observe(self, drafted: list[int], kept: list[int]) -> None:
         self.tokens += kept[0]
-        self.time += float(self.seconds[draft.tokens.shape[1]])
+        self.time += float(self.seconds[drafted[0]])
 
 
 def _place(state: RowsSeen) -> int:

@@ -11,8 +11,8 @@ from specbench.results import Estimate
 
 
 def acceptance(results: Sequence[Result]) -> tuple[Estimate, Estimate, Estimate]:
-    """Three estimates, with prompts as clusters: alpha as mean beta over tested positions (Corollary 3.6), alpha as
-    accepted / tested, and block efficiency, tokens per target call."""
+    """Three estimates, with prompts as clusters: alpha as mean beta over tested positions, alpha as accepted / tested,
+    and block efficiency, tokens per target call. Corollary 3.6 has all positions: see `alpha_on_text`."""
     rows, clusters = [result.speculative.rounds for result in results], prompt_clusters(results)
     tested = [sum(r.tested for r in rounds) for rounds in rows]
     return (

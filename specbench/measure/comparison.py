@@ -87,7 +87,8 @@ def columns_of(run: RequestSums, requests: Sequence[str]) -> dict[str, Floats]:
     """The sums of these requests, by name; of a run of several processes over all of them."""
     place = {request: number for number, request in enumerate(requests)}
     where = np.array([place.get(request, len(requests)) for request in run.requests])
-    return {name: np.bincount(where, values, len(requests) + 1)[:-1] for name, values in run.columns.items()}
+    sums = {name: np.bincount(where, values, len(requests) + 1)[:-1] for name, values in run.columns.items()}
+    return {name: values.astype(float) for name, values in sums.items()}
 
 
 def joined_clusters(runs: Mapping[str, RequestSums], requests: Sequence[str]) -> list[Hashable]:

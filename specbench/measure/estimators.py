@@ -77,6 +77,11 @@ class Sums:
             samples = formulas(self.samples)
         return {name: self._interval(float(points[name]), np.asarray(samples[name])) for name in points}
 
+    def stderr(self, samples: Floats) -> float:
+        """The bootstrap's standard error of what was computed from `self.samples`, [samples]. Drawing n clusters out of
+        n gives the variance of a sum less by (n - 1) / n."""
+        return float(np.std(samples) * np.sqrt(self.clusters / (self.clusters - 1)))
+
     def _interval(self, point: float, samples: Floats) -> Interval:
         """Student's interval around a point with the bootstrap's standard error, of the logarithm where all samples are
         above 0. Percentiles of the samples would be too narrow: by a factor of 1.6 with five clusters."""
@@ -84,8 +89,7 @@ class Sums:
         if not (np.isfinite(point) and len(samples)):
             return None
         of_log = point > 0 and bool((samples > 0).all())
-        spread = np.std(np.log(samples) if of_log else samples) * np.sqrt(self.clusters / (self.clusters - 1))
-        half = student(self.clusters - 1) * spread
+        half = student(self.clusters - 1) * self.stderr(np.log(samples) if of_log else samples)
         low, high = (point * np.exp([-half, half])) if of_log else (point - half, point + half)
         return float(low), float(high)
 

@@ -30,7 +30,7 @@ def prediction(columns: Mapping[str, Floats], clusters: Sequence[Hashable]) -> P
         value, measured = speedup_of(pilot.point, "expected"), speedup_of(rest.point)
         # What is measured deviates by the error of the pilot and by that of as many other prompts; both are known from
         # the pilot alone.
-        errors = [np.log(speedup_of(pilot.samples, tokens)).std() for tokens in ("expected", "tokens")]
+        errors = [pilot.stderr(np.log(speedup_of(pilot.samples, tokens))) for tokens in ("expected", "tokens")]
     spread = np.hypot(errors[0], errors[1] * np.sqrt(pilot.clusters / rest.clusters))
     low, high = (value * np.exp(sign * student(pilot.clusters - 1) * spread) for sign in (-1, 1))
     if not np.isfinite([value, low, high, measured]).all():

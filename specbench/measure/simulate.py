@@ -13,14 +13,11 @@ its values along the text's own tokens.
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from specbench.decoded import Result
-from specbench.decoding.draft import Draft
 from specbench.decoding.gamma_policy import GammaPolicy
 from specbench.gamma_policies.fixed import FixedGamma
 from specbench.measure.costs import extend
@@ -270,16 +267,10 @@ def _walk(text: Text, serial: int, outcomes: Floats, policy: GammaPolicy) -> lis
         while accepted < gamma and position + accepted < len(text) and outcomes[position + accepted]:
             accepted += 1
         kept = min(accepted + 1, len(text) - position)
-        policy.observe(_draft(gamma), [kept])
+        policy.observe([gamma], [kept])
         drafted.append(gamma)
         position += kept
     return drafted
-
-
-@cache
-def _draft(gamma: int) -> Draft:
-    """What a policy sees of one row's draft."""
-    return Draft.chain(torch.zeros(1, gamma), None, torch.tensor([gamma]))
 
 
 def _ended_early(policy: GammaPolicy, place: _Place, text: Text, position: int, gamma: int) -> int:

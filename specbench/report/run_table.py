@@ -12,6 +12,7 @@ from rich.text import Text
 
 from specbench.report.load_table import load_table
 from specbench.report.tables import account, interval, number, speedup_interval, verdict
+from specbench.theory import LARGEST
 
 Rows = Iterator[tuple[str, str, str]]  # what, its value, a remark
 
@@ -98,7 +99,7 @@ def _engine(result: dict[str, Any]) -> Rows:
     told = "" if ci95 is None else f"{interval([end / 1e9 for end in ci95], 1)}; "
     yield "GB/s read", f"{rate:.1f}", f"{told}by a target step; {rate / peak:.0%} of {peak:.1f} measured"
     if result["operations_factor"] is not None:
-        yield "operations", _times(result["operations_factor"]), "of plain decoding's (Theorem 3.11)"
+        yield "operations, predicted", _times(result["operations_factor"]), "of plain decoding's (Theorem 3.11)"
     if chosen := result.get("executor", {}).get("chosen"):
         name = result["choices"]["executor"]
         yield "executor", name, _executor(name, chosen, result["executor"]["programs"])
@@ -117,7 +118,8 @@ def _executor(name: str, chosen: dict[str, list[str]], programs: dict[str, Any])
 
 def _gammas(result: dict[str, Any]) -> Rows:
     gamma = result["optimal_gamma"]
-    yield "gamma*", "-" if gamma is None else str(gamma), "best by Theorem 3.8, this alpha and c"
+    told = f"{gamma} or more" if gamma == LARGEST else "-" if gamma is None else str(gamma)
+    yield "gamma*, predicted", told, "best by Theorem 3.8, this alpha and c"
     if sweep := result["gamma_sweep"]:
         best, pick = max(sweep, key=lambda entry: entry["speedup"]), result.get("gamma_pick")
         if pick is None:  # an earlier version

@@ -17,7 +17,6 @@ from specbench.settings import BaseSettings, setting
 class SyntheticVerifier(Verifier):
     """Accepts each guess with probability `alpha`, then adds a token drawn from p. Never lossless."""
 
-    takes_lenience = True  # but ignores it
     lossless = False
 
     @dataclass

@@ -50,6 +50,9 @@ class TypicalVerifier(SimpleVerifier):
         return typical.clamp(max=self.epsilon)
 
     def beta(self, p: Tensor, draft: Draft, verdict: Verdict) -> Tensor:
-        """[B, D]: 1 where the step was taken, else 0."""
+        """[B, D]: on a chain with a q, the sum of q(x) over the x that pass; else 1 where the step was taken, and 0."""
+        if draft.is_chain and draft.probs is not None:
+            law = p[:, :-1]
+            return (draft.probs * (law >= self._threshold(law)[..., None])).sum(-1)
         steps = torch.arange(draft.depth, device=p.device)
         return (steps < verdict.accepted[:, None]).to(p.dtype)
