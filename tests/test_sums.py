@@ -1,6 +1,7 @@
 """sums.parquet: sums over each request agree with the other files of a run, and bad files are a sentence."""
 
 import json
+import math
 import shutil
 
 import numpy as np
@@ -70,6 +71,28 @@ def test_sums_agree_with_the_other_files(folder):
     both = [columns[f"{way}seconds"].sum() + columns[f"{way}prefill_seconds"].sum() for way in ("", "plain_")]
     tokens = [columns[f"{way}tokens"].sum() for way in ("", "plain_")]
     assert both[1] / tokens[1] / (both[0] / tokens[0]) == pytest.approx(result["speedup"]["end_to_end"])
+
+
+def test_more_numbers_have_an_interval_if_there_are_enough_clusters(folder):
+    result = json.loads((folder / "results.json").read_text())
+    bandwidth, drift, speedup = (result[name] for name in ("bandwidth", "drift", "speedup"))
+    found = {
+        "bandwidth": (bandwidth["target_bytes_per_second"], bandwidth["ci95"]["target_bytes_per_second"]),
+        "tv": (drift["tv"], drift["ci95"]["tv"]),
+        "end to end": (speedup["end_to_end"], speedup["end_to_end_ci95"]),
+    }
+    assert set(drift["ci95"]) == {"tv", "kl"}
+    for value, ci95 in found.values():
+        if result["config"]["batch_size"] == 1:
+            assert ci95[0] <= value <= ci95[1]
+        else:
+            assert ci95 is None  # one group of rows
+    if result["config"]["batch_size"] == 1:
+        low, high = found["bandwidth"][1]
+        columns = load_sums(folder).columns  # the linearised error of a ratio of sums
+        rest = columns["plain_bytes"] - found["bandwidth"][0] * columns["plain_step_seconds"]
+        error = math.sqrt(6 / 5 * (rest**2).sum()) / columns["plain_bytes"].sum()
+        assert math.log(high / low) / 2 == pytest.approx(2.571 * error, rel=0.15)
 
 
 def rewritten(path, table):
