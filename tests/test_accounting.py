@@ -217,7 +217,7 @@ def test_the_prediction_has_the_error_of_few_prompts(clusters):
     """The interval against the linearised error of both halves, with n - 1 of n prompts' freedom. What is known of the
     half that is predicted is what the pilot says."""
     results = run(constant(0.66), clusters, spread=0.02, limit=400)
-    found = prediction(sums_of(results), prompt_clusters(results))
+    found = prediction(columns_of(results), prompt_clusters(results))
     pilot = sums_of(results)[::2]
     n, variance = len(pilot), 0.0
     for tokens in ("expected", "tokens"):

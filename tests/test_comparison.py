@@ -49,7 +49,7 @@ def simulated(prompts, seconds_a_token, seed, noise=0.05, spread=0.5, tokens_a_r
         "text_beta": tokens * 0.5, "text_tested": tokens,
     }  # fmt: skip
     names = [str(number) for number in range(prompts)]
-    return RequestSums(names, names, ["code"] * prompts, list(range(prompts)), columns)
+    return RequestSums(names, names, ["code"] * prompts, list(range(prompts)), columns=columns)
 
 
 def test_pairing_finds_what_two_intervals_of_their_own_would_not():

@@ -205,7 +205,7 @@ def _ratio(a: Sums, b: Sums, formula: Formula) -> tuple[float, Interval, float |
         return point, None, None
     interval = both.intervals(lambda s: {"ratio": formula(of_first(s)) / formula(of_second(s))})["ratio"]
     logs = np.log(formula(a.samples or {}) / formula(b.samples or {}))
-    return point, interval, float(np.std(logs) * np.sqrt(a.clusters / (a.clusters - 1)))
+    return point, interval, both.stderr(logs)
 
 
 def paired(a: Sums, b: Sums) -> Sums:
