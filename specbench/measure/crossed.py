@@ -24,6 +24,16 @@ Formulas = Callable[[Mapping[str, Any]], Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
+class Components:
+    """Variances of one number: of what a process has in common, of what a prompt has in common in all processes, and of
+    a prompt in a process."""
+
+    process: float | None  # None: there is only one process
+    prompt: float
+    cell: float
+
+
+@dataclass(frozen=True)
 class CrossedSums:
     """Sums over requests, by process and cluster of prompts: `table` [sums, processes, clusters] in the order of
     `point`, the sums over everything by name."""
@@ -86,6 +96,36 @@ class CrossedSums:
             error = float(np.sqrt(sum(self._variances(self._slopes(ratio)["mean"]))))
         return Estimate(float(above / below), error if np.isfinite(error) else None, int(below))
 
+    def components(self, formulas: Formulas) -> dict[str, "Components"]:
+        """The variance of each formula by its sources, for one process and one cluster of prompts; of the logarithm, if
+        the formula's value is above 0."""
+        with np.errstate(divide="ignore", invalid="ignore"):
+            points = {name: float(value) for name, value in formulas(self.point).items()}
+            slopes = self._slopes(formulas)
+        return {name: self._components(slopes[name] / (abs(points[name]) or 1)) for name in points}
+
+    def _components(self, slopes: Floats) -> "Components":
+        cells = self._cells(slopes)
+        processes, clusters = cells.shape
+        cells = (cells - cells.mean()) * cells.size
+        if processes == 1:
+            return Components(None, float(cells.var(ddof=1)), 0.0)
+        rows, columns = cells.mean(1), cells.mean(0)
+        rest = cells - rows[:, None] - columns
+        cell = float((rest**2).sum() / ((processes - 1) * (clusters - 1)))
+        return Components(
+            process=max(0.0, float(rows.var(ddof=1)) - cell / clusters),
+            prompt=max(0.0, float(columns.var(ddof=1)) - cell / processes),
+            cell=cell,
+        )
+
+    def _cells(self, slopes: Floats) -> Floats:
+        """What each process and cluster adds to a formula with these slopes [sums]: [processes, clusters]."""
+        used = slopes != 0
+        totals = self.table[used].sum((1, 2))
+        cells: Floats = np.einsum("s,spc->pc", slopes[used] / totals, self.table[used])
+        return cells
+
     def _slopes(self, formulas: Formulas) -> dict[str, Floats]:
         """By formula, [sums]: its change with the logarithm of each sum."""
         point, count = np.array([*self.point.values()], float), len(self.point)
@@ -98,9 +138,7 @@ class CrossedSums:
 
     def _variances(self, slopes: Floats) -> tuple[float, float]:
         """The variance of a formula from processes, with all that varies within one, and that from prompts alone."""
-        used = slopes != 0
-        totals = self.table[used].sum((1, 2))
-        cells = np.einsum("s,spc->pc", slopes[used] / totals, self.table[used])  # what each cell adds to the formula
+        cells = self._cells(slopes)
         processes, clusters = cells.shape
         cells = cells - cells.mean()
         rows, columns = cells.sum(1), cells.sum(0)

@@ -1,0 +1,186 @@
+"""`python -m specbench.plan [overrides]`: how many prompts, tokens and processes an answer needs, and for how long.
+
+A short pilot (repeats=3, 12 prompts) shows how much the speedup and alpha vary between processes, prompts and tokens.
+"""
+
+import argparse
+import hashlib
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+from rich.text import Text
+
+from specbench.config.checks import check
+from specbench.interrupts import exit_code, handled
+from specbench.measure.accounting import speedup_of
+from specbench.measure.crossed import CrossedSums
+from specbench.measure.planning import (
+    Plan,
+    Spread,
+    Times,
+    halves_of_alpha,
+    halves_of_time,
+    plans,
+    process_is_unknown,
+    share_within,
+    shown,
+)
+from specbench.paths import conf_dir, register_resolvers
+from specbench.repeats import run_process
+from specbench.report.tables import grid, number, show
+from specbench.settings import ConfigError, explain, stop
+from specbench.storage.atomic import write_json
+from specbench.storage.read import StoredRun, load_run
+from specbench.storage.sums import load_sums
+from specbench.visible import visible
+
+register_resolvers()
+PILOT = {"data.limit": "12", "repeats": "3", "logger": "none"}  # unless the overrides say otherwise
+FILE = "plan.json"
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Runs the command; a mistake of the user's becomes one sentence and exit code 2."""
+    parser = argparse.ArgumentParser(prog="specbench.plan", description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
+    parser.add_argument("overrides", nargs="*", help="of the run to plan, as of python -m specbench")
+    parser.add_argument("--pilot", type=Path, metavar="FOLDER", help="a finished run to plan from")
+    parser.add_argument("--speedup", type=float, default=2.0, metavar="PERCENT", help="wanted: +- of the speedup (2)")
+    parser.add_argument("--alpha", type=float, default=0.01, metavar="X", help="wanted: +- of alpha (.01)")
+    args = parser.parse_args(arguments)
+    try:
+        with handled():
+            refuse_bad_targets(args.speedup, args.alpha)
+            folder = args.pilot or run_pilot(args.overrides)
+            if args.pilot and args.overrides:
+                raise ConfigError(f"{' '.join(args.overrides)} cannot apply to a run that is over: leave out --pilot")
+            plan(folder, args.speedup, args.alpha)
+    except ConfigError as error:
+        stop(str(error), 2)
+    except KeyboardInterrupt:
+        stop("interrupted: the same command goes on with the pilot", exit_code())
+
+
+def refuse_bad_targets(speedup: float, alpha: float) -> None:
+    """Raises ConfigError."""
+    for name, value, most in (("--speedup", speedup, 100.0), ("--alpha", alpha, 1.0)):
+        if not 0 < value <= most:
+            raise ConfigError(f"{name} {value:g} is not allowed: it must be above 0, and at most {most:g}")
+
+
+def run_pilot(overrides: Sequence[str]) -> Path:
+    """Runs the pilot, or what is missing of it; returns its folder. Raises ConfigError."""
+    given = {override.partition("=")[0] for override in overrides}
+    words = [*overrides, *(f"{key}={value}" for key, value in PILOT.items() if key not in given)]
+    refuse_impossible(words)
+    digest = hashlib.sha256(" ".join(sorted(words)).encode()).hexdigest()[:8]
+    folder = Path("outputs") / "plan" / f"pilot-{digest}"
+    show(Text(f"pilot: {' '.join(words)}, in {folder}", style="dim"))
+    code = run_process([sys.executable, "-m", "specbench", *words, f"hydra.run.dir={folder}"])
+    if code != 0:
+        raise ConfigError(f"the pilot ended with exit code {code}: see {folder}")
+    return folder
+
+
+def refuse_impossible(words: Sequence[str]) -> None:
+    """Raises ConfigError if the overrides are not those of a run."""
+    from hydra import compose, initialize_config_dir
+
+    from specbench.config.schema import known_keys
+
+    try:
+        with initialize_config_dir(str(conf_dir()), version_base="1.3"):
+            check(compose("config", overrides=list(words), return_hydra_config=True))
+    except ConfigError:
+        raise
+    except Exception as error:  # Hydra's composition fails with errors of any class
+        raise ConfigError(explain(error, known_keys(words), words)) from error
+
+
+def plan(folder: Path, speedup: float, alpha: float) -> None:
+    """Prints what the targets need, and writes plan.json. Raises ConfigError."""
+    run = load_run(folder)
+    sums = crossed(folder)
+    if sums.table.shape[2] < 2 or not sums.point["tested"]:
+        raise ConfigError(f"{folder} cannot be a pilot: it needs two prompts at least, and guesses that were tested")
+    times, tokens = times_of(run, sums), tokens_of(run)
+    found: dict[str, Any] = {}
+    for name, target, spread in (("speedup", speedup / 100, of_speedup(run, sums)),
+                                 ("alpha", alpha, of_alpha(run, sums))):  # fmt: skip
+        relative = target if name == "speedup" else target / (run.result["alpha"]["mean"] or 1.0)
+        known = [p for p in plans(spread, relative, tokens, times) if name == "alpha" or p.processes > 1]
+        known = known if not process_is_unknown(sums) or name == "alpha" else []
+        told = f"+- {speedup:g} % of the speedup" if name == "speedup" else f"+- {alpha:g} of alpha"
+        if not known:
+            why = "its pilot has too few processes" if process_is_unknown(sums) else "no plan reaches it"
+            show(Text(f"{told}: {why}"))
+        else:
+            show(table(known, told, 100 if name == "speedup" else run.result["alpha"]["mean"]))
+        found[name] = {"target": target, **asdict(spread), "plans": [asdict(p) for p in known]}
+    write_json(folder / FILE, found | {"times": asdict(times)})
+    print(visible(f"written to {folder / FILE}; times are those of this machine, and grow with the tokens"))
+
+
+def crossed(folder: Path) -> CrossedSums:
+    """The sums of the run, or of each of its processes."""
+    parts = sorted(folder.glob("repeat=*/results.json"))
+    folders = [path.parent for path in parts] or [folder]
+    return CrossedSums.of(lambda: map(load_sums, folders))
+
+
+def of_speedup(run: StoredRun, sums: CrossedSums) -> Spread:
+    """Of the logarithm of the speedup."""
+    prompts = [record for record in run.prompts if "error" not in record]
+    plain = {r["id"]: r["baseline_decode_seconds"] / max(1, r["baseline_tokens"]) for r in prompts}
+    halves = halves_of_time(run.rounds, list(plain), plain)
+    return Spread(sums.components(lambda s: {"speedup": speedup_of(s)})["speedup"], share_within(halves))
+
+
+def of_alpha(run: StoredRun, sums: CrossedSums) -> Spread:
+    """Of the logarithm of alpha."""
+    halves = halves_of_alpha(run.rounds, [record["id"] for record in run.prompts if "error" not in record])
+    return Spread(sums.components(lambda s: {"alpha": s["beta"] / s["tested"]})["alpha"], share_within(halves))
+
+
+def tokens_of(run: StoredRun) -> int:
+    """The most new tokens of a prompt."""
+    return int(run.result["config"]["max_new_tokens"])
+
+
+def times_of(run: StoredRun, sums: CrossedSums) -> Times:
+    """Seconds of a process by what they grow with."""
+    names = ("seconds", "plain_seconds", "prefill_seconds", "plain_prefill_seconds", "record_seconds")
+    decoding = sum(float(sums.point.get(name, 0.0)) for name in names)
+    processes, prompts = sums.table.shape[1:]
+    whole = run.result["provenance"]["seconds"]
+    return Times(max(0.0, (whole - decoding) / processes), decoding / processes / prompts)
+
+
+def table(found: Sequence[Plan], title: str, scale: float) -> Table:
+    """The cheapest plan of each number of processes; `scale` turns relative widths into what the target is in."""
+    rows = [
+        {
+            "repeats": str(p.processes) if p.processes > 1 else "1 (this process alone)",
+            "data.limit": str(p.prompts),
+            "max_new_tokens": str(p.tokens),
+            "+-": number(p.half_width * scale, 2 if scale == 100 else 4),
+            "time": duration(p.seconds),
+        }
+        for p in shown(found)
+    ]
+    return grid(rows, list(rows[0]), f"{title}, cheapest first")
+
+
+def duration(seconds: float) -> str:
+    """Seconds, minutes or hours, in words."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+if __name__ == "__main__":
+    main()
