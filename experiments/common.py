@@ -6,6 +6,7 @@ results.csv; table.md and figure.png are made from that file alone, so `make.py 
 
 import argparse
 import csv
+import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -83,6 +84,27 @@ def multirun(columns: Columns, order: Callable[[Row], Any]) -> Collect:
             for result in results
         ]
         return measured(sorted(rows, key=order), results)
+
+    return collect
+
+
+def in_turn(columns: Columns) -> Collect:
+    """Collects a row of these columns from each way in a comparison's folder, with its place in the ranking."""
+
+    def collect(inputs: list[str]) -> Measured:
+        runs = {str(run.folder.name): run for run in runs_in(inputs)}
+        written = json.loads((Path(inputs[0]) / "comparison.json").read_text(encoding="utf-8"))["comparisons"]
+        rows = []
+        for task in written:
+            for way in task["runs"]:
+                result = runs[way["folder"]].result
+                row = {name: at(result, c) if isinstance(c, str) else c(result) for name, c in columns.items()}
+                low, high = way["ratio_ci95"] or (None, None)
+                rows.append(row | {"rank": way["rank"], "ratio": way["ratio"], "ratio_low": low, "ratio_high": high})
+                rows[-1] |= {"p_value": way["p_value"]}
+        return measured(
+            sorted(rows, key=lambda row: (row["temperature"], -row["ratio"])), [r.result for r in runs.values()]
+        )
 
     return collect
 
@@ -220,6 +242,11 @@ def interval(name: str, low: str, high: str) -> Cell:
 
 
 SPEEDUP = interval("speedup", "low", "high")
+RANKED: Table = {  # of ways that were decoded in turn
+    "rank": number("rank", ".0f"),
+    "tokens/s of the fastest's": interval("ratio", "ratio_low", "ratio_high"),
+    "p (Holm)": number("p_value", ".3f"),
+}
 ENGINE: Table = {  # of runs that ask how fast the engine is; the keys of a folder come before it
     "alpha": number("alpha", ".3f"),
     "tau": number("tau"),

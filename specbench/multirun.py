@@ -46,8 +46,8 @@ class Sweep(Callback):
     def expect_all(self, config: DictConfig) -> None:
         """Notes every job of a sweep. Raises ConfigError if one is not possible."""
         self.folder = Path(config.hydra.sweep.dir)
-        wanted = [f"{key}={value}" for key, value in (config.hydra.sweeper.params or {}).items()]
         given: Any = OmegaConf.to_container(config.hydra.overrides.task, resolve=False)
+        wanted = [f"{key}={value}" for key, value in (config.hydra.sweeper.params or {}).items()]
         loader = GlobalHydra.instance().config_loader()
         try:
             parsed = OverridesParser.create().parse_overrides([*wanted, *given])

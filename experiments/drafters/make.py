@@ -1,6 +1,6 @@
-"""Every drafter: what it accepts, what it costs and where its gain goes, from the jobs of the multirun.
+"""Every drafter: what it accepts, what it costs and where its gain goes, decoded prompt by prompt in turn.
 
-python -m specbench experiment=drafters
+python -m specbench.compare experiment=drafters
 python experiments/drafters/make.py outputs/drafters
 """
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from common import GAIN, NUMBERS, Row, make, multirun, option, text
+from common import GAIN, NUMBERS, RANKED, in_turn, make, option, text
 from figures import measured_and_predicted
 
 from specbench.paths import SHIPPED
@@ -30,13 +30,8 @@ def training(result: dict[str, Any]) -> str | None:
     return f"{record['tokens'] / 1e6:.1f} M tokens, {record['seconds']:.0f} s"
 
 
-def order(row: Row) -> tuple[float, float]:
-    """By temperature, fastest first."""
-    return row["temperature"], -row["speedup"]
-
-
 COLUMNS = {"drafter": option("drafter"), "temperature": "config/temperature", **NUMBERS, "training": training}
-TABLE = {"drafter": text("drafter")} | GAIN | {"training": text("training")}
+TABLE = {"drafter": text("drafter")} | RANKED | GAIN | {"training": text("training")}
 
 if __name__ == "__main__":
-    make(__file__, __doc__, multirun(COLUMNS, order), TABLE, lambda rows: measured_and_predicted(rows, "drafter"))
+    make(__file__, __doc__, in_turn(COLUMNS), TABLE, lambda rows: measured_and_predicted(rows, "drafter"))

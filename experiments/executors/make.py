@@ -1,6 +1,6 @@
-"""What an executor gains, from the jobs of its multirun.
+"""What an executor gains, each prompt decoded by all of them in turn.
 
-python -m specbench experiment=executors
+python -m specbench.compare experiment=executors
 python experiments/executors/make.py outputs/executors
 """
 
@@ -8,19 +8,12 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from common import ENGINE, NUMBERS, Row, make, multirun, option, text
+from common import ENGINE, NUMBERS, RANKED, in_turn, make, option, text
 from figures import ways
 
 NAMES = ("executor", "temperature")
 COLUMNS = {"executor": option("executor"), "temperature": "config/temperature", **NUMBERS}
-TABLE = {name: text(name) for name in NAMES} | ENGINE
-SLOWEST_FIRST = ("eager", "prepacked", "compiled", "cudagraph")
-
-
-def order(row: Row) -> tuple[int, float]:
-    """Executors by what they do, then temperatures."""
-    return SLOWEST_FIRST.index(row["executor"]), row["temperature"]
-
+TABLE = {name: text(name) for name in NAMES} | RANKED | ENGINE
 
 if __name__ == "__main__":
-    make(__file__, __doc__, multirun(COLUMNS, order), TABLE, lambda rows: ways(rows, NAMES))
+    make(__file__, __doc__, in_turn(COLUMNS), TABLE, lambda rows: ways(rows, NAMES))

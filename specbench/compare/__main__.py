@@ -5,6 +5,7 @@ each prompt decoded in all ways before the next one. With folders, finished runs
 """
 
 import argparse
+import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -31,10 +32,14 @@ def main(arguments: list[str] | None = None) -> None:
                                      formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
     parser.add_argument("inputs", nargs="+", help="a sweep, as of python -m specbench -m, or folders of finished runs")
     parser.add_argument("-m", "--multirun", action="store_true", help=argparse.SUPPRESS)
-    inputs = parser.parse_args(arguments).inputs
+    parser.add_argument("--also", metavar="OVERRIDES", action="append", default=[],
+                        help='the same with these overrides too, as in "gamma=2,3"')  # fmt: skip
+    args = parser.parse_args(arguments)
+    inputs = args.inputs
     try:
         with handled():
-            code = compare_folders(inputs) if all(Path(i).is_dir() for i in inputs) else compare_sweep(inputs)
+            of_folders = all(Path(i).is_dir() for i in inputs)
+            code = compare_folders(inputs) if of_folders else compare_sweep(inputs, args.also)
     except ConfigError as error:
         stop(str(error), 2)
     except KeyboardInterrupt as error:
@@ -85,8 +90,9 @@ def not_alike(results: Mapping[str, dict[str, Any]]) -> list[str]:
     return found + ([f"not lossless: {', '.join(bad)}"] if bad else [])
 
 
-def compare_sweep(overrides: Sequence[str]) -> int:
-    """Runs the jobs of a sweep in turn and compares them. Returns the exit code. Raises ConfigError."""
+def compare_sweep(overrides: Sequence[str], also: Sequence[str] = ()) -> int:
+    """Runs the jobs of a sweep in turn and compares them; `also` are overrides of further ones. Returns the exit code.
+    Raises ConfigError."""
     from hydra.core.utils import configure_log
     from omegaconf import open_dict
     from rich.text import Text
@@ -95,7 +101,7 @@ def compare_sweep(overrides: Sequence[str]) -> int:
     from specbench.interrupts import held
     from specbench.report.tables import show
 
-    config, sweep = expected(overrides)
+    config, sweep = expected(overrides, also)
     jobs = [Job(*job) for job in sweep.jobs]
     if len(jobs) < 2:
         raise ConfigError(f"{' '.join(overrides)} is one way of decoding: give several, as in drafter=stdlib,ngram")
@@ -120,8 +126,9 @@ def compare_sweep(overrides: Sequence[str]) -> int:
     return 0
 
 
-def expected(overrides: Sequence[str]) -> tuple[Any, "Sweep"]:
-    """The composed configuration and its sweep, whose jobs have been checked. Raises ConfigError."""
+def expected(overrides: Sequence[str], also: Sequence[str] = ()) -> tuple[Any, "Sweep"]:
+    """The composed configuration and its sweep, whose jobs have been checked; a job that is asked for twice comes once.
+    Raises ConfigError."""
     from hydra import initialize_config_dir
     from hydra.core.global_hydra import GlobalHydra
     from hydra.types import RunMode
@@ -132,14 +139,20 @@ def expected(overrides: Sequence[str]) -> tuple[Any, "Sweep"]:
     keys = {override.partition("=")[0] for override in overrides}
     words = list(overrides) if keys & {"name", "experiment"} else [*overrides, f"name={NAME}"]
     with initialize_config_dir(str(conf_dir()), version_base="1.3"):
-        loader = GlobalHydra.instance().config_loader()
-        try:
-            config = loader.load_configuration("config", words, RunMode.MULTIRUN)
-        except Exception as error:  # Hydra's composition fails with errors of any class
-            raise ConfigError(explain(error, known_keys(words), words)) from error
-        sweep = Sweep()
-        sweep.expect_all(config)
-    return config, sweep
+        loader, sweep, first = GlobalHydra.instance().config_loader(), Sweep(), None
+        for more in ([], *map(shlex.split, also)):
+            given = [
+                *(word for word in words if word.partition("=")[0] not in {m.partition("=")[0] for m in more}),
+                *more,
+            ]
+            try:
+                config = loader.load_configuration("config", given, RunMode.MULTIRUN)
+            except Exception as error:  # Hydra's composition fails with errors of any class
+                raise ConfigError(explain(error, known_keys(given), given)) from error
+            first = first or config
+            sweep.expect_all(config)
+    sweep.jobs = list({str(folder): (words, folder, checked) for words, folder, checked in sweep.jobs}.values())
+    return first, sweep
 
 
 def show_comparison(sweep: "Sweep", jobs: Sequence["Job"]) -> None:
@@ -163,7 +176,9 @@ def show_comparison(sweep: "Sweep", jobs: Sequence["Job"]) -> None:
         title = ", ".join(f"{key} {value}" for key, value in common.items())
         show(*tables(found, names, f"{title}: " if title else ""))
         table += rows(found, names, common)
-        written.append({"task": common, **asdict(found)})
+        folders = {label: job.folder.name for label, job in named.items()}
+        runs = [{"folder": folders[run.label], **asdict(run)} for run in found.runs]
+        written.append({"task": common, **asdict(found), "runs": runs})
     if written:
         write_json(sweep.folder / FILES[0], {"comparisons": written})
         write_text(sweep.folder / FILES[1], to_csv(table))
