@@ -43,15 +43,20 @@ PILOT = {"data.limit": "12", "repeats": "3", "logger": "none"}  # unless the ove
 FILE = "plan.json"
 
 
-def main(arguments: list[str] | None = None) -> None:
-    """Runs the command; a mistake of the user's becomes one sentence and exit code 2."""
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
     parser = argparse.ArgumentParser(prog="specbench.plan", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
     parser.add_argument("overrides", nargs="*", help="of the run to plan, as of python -m specbench")
     parser.add_argument("--pilot", type=Path, metavar="FOLDER", help="a finished run to plan from")
     parser.add_argument("--speedup", type=float, default=2.0, metavar="PERCENT", help="wanted: +- of the speedup (2)")
     parser.add_argument("--alpha", type=float, default=0.01, metavar="X", help="wanted: +- of alpha (.01)")
-    args = parser.parse_args(arguments)
+    return parser
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Runs the command; a mistake of the user's becomes one sentence and exit code 2."""
+    args = parser().parse_args(arguments)
     try:
         with handled():
             refuse_bad_targets(args.speedup, args.alpha)

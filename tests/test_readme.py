@@ -20,6 +20,8 @@ from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 import specbench.__main__ as command
+import specbench.compare.__main__ as compare
+import specbench.plan as plan
 import specbench.replay
 import specbench.report.__main__ as report
 from specbench.config.checks import check
@@ -89,6 +91,8 @@ COMMANDS = sorted(set(FOUND), key=str)
 COMPOSED = [c for c in COMMANDS if c.module in ("", ".train") and "--help" not in c.words]
 SHOWN = {*commands_of_a_page(README), *commands_of_help()}  # in the README and in --help
 RUNS = [c for c in COMMANDS if c.module == "" and c.is_run]
+ARGPARSE = (".compare", ".plan")
+PARSED = [c for c in COMMANDS if c.module in ARGPARSE]
 ON_A_RUN = [c for c in COMMANDS if c.module in (".replay", ".report") and c.is_run]
 
 
@@ -163,6 +167,16 @@ def test_every_command_composes(found, here):
         check(composed(flags, job))
 
 
+@pytest.mark.parametrize("found", PARSED, ids=ids)
+def test_every_comparison_and_plan_composes(found, here):
+    module = {".compare": compare, ".plan": plan}[found.module]
+    args = module.parser().parse_args(found.words)
+    if found.module == ".compare" and RUN not in found.words:
+        assert len(compare.expected(args.inputs, args.also)[1].jobs) > 1
+    elif found.module == ".plan":
+        plan.refuse_impossible(args.overrides)
+
+
 @pytest.fixture(scope="module")
 def run_small(here):
     """Runs a command's first job on one prompt, in this process; the same one once. Returns the run's folder."""
@@ -211,7 +225,7 @@ def test_no_command_is_missed():
         assert len(re.findall(r"python -m specbench\b", shell)) == len([*commands_of_a_page(page)])
     told = [" ".join(found.words) for found in commands_of_help()]
     assert set(NOT_RUN_OF_HELP) <= set(told)
-    assert {found.module for found in FOUND} <= {"", ".train", ".replay", ".report", ".gpu_check"}
+    assert {found.module for found in FOUND} <= {"", ".train", ".replay", ".report", ".gpu_check", *ARGPARSE}
 
 
 def test_the_python_page_runs(tmp_path, monkeypatch, capsys):

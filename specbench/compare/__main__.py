@@ -26,15 +26,20 @@ NAME = "compare"  # of the folder in outputs/, unless a name or an experiment is
 FILES = ("comparison.json", "comparison.csv")
 
 
-def main(arguments: list[str] | None = None) -> None:
-    """Runs the command; a mistake of the user's becomes one sentence and exit code 2."""
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
     parser = argparse.ArgumentParser(prog="specbench.compare", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
     parser.add_argument("inputs", nargs="+", help="a sweep, as of python -m specbench -m, or folders of finished runs")
     parser.add_argument("-m", "--multirun", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--also", metavar="OVERRIDES", action="append", default=[],
                         help='the same with these overrides too, as in "gamma=2,3"')  # fmt: skip
-    args = parser.parse_args(arguments)
+    return parser
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Runs the command; a mistake of the user's becomes one sentence and exit code 2."""
+    args = parser().parse_args(arguments)
     inputs = args.inputs
     try:
         with handled():
