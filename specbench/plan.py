@@ -56,7 +56,7 @@ def parser() -> argparse.ArgumentParser:
 
 def main(arguments: list[str] | None = None) -> None:
     """Runs the command; a mistake of the user's becomes one sentence and exit code 2."""
-    args = parser().parse_args(arguments)
+    args = parser().parse_intermixed_args(arguments)
     try:
         with handled():
             refuse_bad_targets(args.speedup, args.alpha)

@@ -39,7 +39,7 @@ def parser() -> argparse.ArgumentParser:
 
 def main(arguments: list[str] | None = None) -> None:
     """Runs the command; a mistake of the user's becomes one sentence and exit code 2."""
-    args = parser().parse_args(arguments)
+    args = parser().parse_intermixed_args(arguments)
     inputs = args.inputs
     try:
         with handled():
