@@ -10,10 +10,9 @@ from specbench.decoded import Group, Record, Round
 from specbench.decoding.clock import Lap
 from specbench.gamma_policies.optimal import OptimalGamma
 from specbench.measure.clusters import group_clusters, halves
-from specbench.measure.costs import CostTable
+from specbench.measure.costs import CostTable, half_costs
 from specbench.measure.simulate import Half, Text, Trace, pick, priced, replay, sweep_rounds
 from specbench.results import HalfCosts
-from specbench.run.summary import half_costs
 
 ALPHA, TOKENS, PROMPTS, LARGEST, EXPERIMENTS = 0.6, 30, 20, 4, 25
 NOISE = 0.3  # standard deviation of the logarithm of what a probe sees
