@@ -1,14 +1,16 @@
 """Replay charges a text what rounds of other prompts cost, and the best gamma is judged by prompts that did not choose
 it. The processes are simulated: what each gamma is worth is known."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
-from specbench.decoded import Round
+from specbench.decoded import Group, Record, Round
 from specbench.decoding.clock import Lap
 from specbench.gamma_policies.optimal import OptimalGamma
-from specbench.measure.clusters import halves
-from specbench.measure.costs import CostTable
+from specbench.measure.clusters import group_clusters, halves
+from specbench.measure.costs import CostTable, half_costs
 from specbench.measure.simulate import Half, Text, Trace, pick, priced, replay, sweep_rounds
 from specbench.results import HalfCosts
 
@@ -146,3 +148,33 @@ def test_a_covariance_is_that_of_repeated_experiments():
     many = np.cov(np.array([shares(seed)[1] for seed in range(100)]).T)
     one = np.mean([shares(seed)[0].covariance([[str(n)] for n in range(30)], [1, 3]) for seed in range(3)], 0)
     assert one == pytest.approx(many, rel=0.5) and many[0, 1] > 0.3 * np.sqrt(many[0, 0] * many[1, 1])
+
+
+def result(name, replayable):
+    return SimpleNamespace(request=SimpleNamespace(id=name, prompt_id=name), speculative_laws=replayable or None)
+
+
+def test_no_cluster_divides_a_group_whose_rounds_were_counted_together():
+    """One row and several requests a group, as with requests over time: rounds are known by the first prompt."""
+    names = [[f"p{number}", f"q{number}"] for number in range(10)]
+    results = [
+        [SimpleNamespace(request=SimpleNamespace(id=n, prompt_id=n), speculative_laws=n) for n in g] for g in names
+    ]
+    record, table = Record([Group(each, None, None) for each in results]), CostTable()
+    for number, (first, _) in enumerate(names):
+        table.source = first
+        table.add([round_of(2, 1.0 + number % 3)])
+    found = half_costs(table, record.results, group_clusters(record))
+    assert sorted(ids for half in found for ids in half.clusters) == names
+    assert [sum(cost.rounds for cost in half.by_gamma) for half in found] == [5, 5]
+    assert all(np.isfinite(half.covariance).all() and half.covariance[0][0] > 0 for half in found)
+    assert half_costs(table, record.results[:18], group_clusters(record)[:18]) == []  # nine groups
+
+
+def test_few_texts_that_can_be_replayed_make_no_halves():
+    results = [result(name, name < "i") for name in "abcdefghijklmnop"]
+    table = CostTable()
+    for each in results:
+        table.source = each.request.id
+        table.add([round_of(2, 1.0)])
+    assert half_costs(table, results, [each.request.id for each in results]) == []

@@ -2,14 +2,16 @@
 
 from array import array
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
-from specbench.decoded import Round
+from specbench.decoded import Result, Round
 from specbench.decoding.clock import Lap
-from specbench.results import RoundCost
+from specbench.measure.clusters import halves
+from specbench.measure.estimators import FEWEST
+from specbench.results import HalfCosts, RoundCost
 
 Floats = npt.NDArray[np.float64]
 Numbers = npt.NDArray[np.int_]
@@ -139,3 +141,22 @@ def extend(gammas: Sequence[int], values: Sequence[float] | Floats, largest: int
             anchor = a if a == 0 else b
             found = np.where(beyond, values[anchor] + slope * (wanted - gammas[anchor]), found)
     return found
+
+
+def half_costs(table: CostTable, results: Sequence[Result], clusters: Sequence[Hashable]) -> list[HalfCosts]:
+    """What rounds cost on each half of the prompts; empty if one of them would have fewer than FEWEST clusters whose
+    text replay can use. `clusters` of each result; rounds are known by their group, so no cluster divides one."""
+    half_of = halves(clusters)
+    found = []
+    for half in (0, 1) if half_of else ():
+        sources: dict[Hashable, set[str]] = {}  # prompts by cluster
+        texts: dict[Hashable, list[str]] = {}
+        for result, cluster in zip(results, clusters, strict=True):
+            if half_of[cluster] == half:
+                sources.setdefault(cluster, set()).add(result.request.prompt_id)
+                if result.speculative_laws is not None:
+                    texts.setdefault(cluster, []).append(result.request.id)
+        by_gamma = table.summary_of(set[str]().union(*sources.values()))
+        covariance = table.covariance([*sources.values()], [cost.gamma for cost in by_gamma])
+        found.append(HalfCosts([*texts.values()], by_gamma, covariance.tolist()))
+    return found if all(len(half.clusters) >= FEWEST for half in found) else []

@@ -2,7 +2,7 @@
 
 import resource
 import sys
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -17,8 +17,7 @@ from specbench.measure.acceptance import acceptance, alpha_by_category, alpha_on
 from specbench.measure.accounting import accounting, cost_ratios, speedup_of
 from specbench.measure.bandwidth import Roofs
 from specbench.measure.clusters import group_clusters, time_clusters
-from specbench.measure.clusters import halves as halves_of
-from specbench.measure.costs import CostTable
+from specbench.measure.costs import half_costs
 from specbench.measure.drift import drift
 from specbench.measure.estimators import FEWEST, Sums, speedup_interval
 from specbench.measure.latency import by_rate, latency
@@ -173,25 +172,6 @@ def count(record: Record) -> Counts:
         counts.bonus += sum(r.bonus for r in rounds)
         counts.accepted_before_stop += sum(r.accepted_before_stop for r in rounds)
     return counts
-
-
-def half_costs(table: CostTable, results: Sequence[Result], clusters: Sequence[Hashable]) -> list[HalfCosts]:
-    """What rounds cost on each half of the prompts; empty if one of them would have fewer than FEWEST clusters whose
-    text replay can use. `clusters` of each result; rounds are known by their group, so no cluster divides one."""
-    half_of = halves_of(clusters)
-    found = []
-    for half in (0, 1) if half_of else ():
-        sources: dict[Hashable, set[str]] = {}  # prompts by cluster
-        texts: dict[Hashable, list[str]] = {}
-        for result, cluster in zip(results, clusters, strict=True):
-            if half_of[cluster] == half:
-                sources.setdefault(cluster, set()).add(result.request.prompt_id)
-                if result.speculative_laws is not None:
-                    texts.setdefault(cluster, []).append(result.request.id)
-        by_gamma = table.summary_of(set[str]().union(*sources.values()))
-        covariance = table.covariance([*sources.values()], [cost.gamma for cost in by_gamma])
-        found.append(HalfCosts([*texts.values()], by_gamma, covariance.tolist()))
-    return found if all(len(half.clusters) >= FEWEST for half in found) else []
 
 
 def costs(record: Record, by_gamma: list[RoundCost], halves: list[HalfCosts], sums: Sums) -> Cost:
