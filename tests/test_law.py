@@ -256,14 +256,14 @@ class BlockWithOldNoise(BlockVerifier):
     looks_ahead = False
 
 
-class HalfOfM(RejectionVerifier):
-    """Negative control: rejection sampling with an M that is half of max p / q (A.2)."""
+class TooSmallM(RejectionVerifier):
+    """Negative control: rejection sampling with an M that is a quarter of max p / q (A.2)."""
 
     def accept(self, p, draft, noise):
         if not draft.tokens.shape[1]:
             return super().accept(p, draft, noise)
         p_x, q_x = (law.gather(-1, draft.tokens[..., None])[..., 0] for law in (p[:, :-1], draft.probs))
-        n = leading(noise.r * q_x < 2 * rejection_rate(p[:, :-1], draft.probs) * p_x, draft.count)
+        n = leading(noise.r * q_x < 4 * rejection_rate(p[:, :-1], draft.probs) * p_x, draft.count)
         return speculative_sampling(p, replace(draft, count=n), torch.zeros_like(noise.r), noise.bits)
 
 
@@ -273,7 +273,7 @@ class HalfOfM(RejectionVerifier):
         ("tree_independent", TriesRepeatsOnce, "adversarial"),
         ("tree_distinct", ForgetsOrder, "similar"),
         ("model", BlockWithOldNoise, "constant"),
-        ("model", HalfOfM, "similar"),
+        ("model", TooSmallM, "similar"),
     ],
     ids=["repeats", "order", "noise", "M"],
 )
@@ -293,7 +293,7 @@ def test_a_path_that_is_left_where_it_was_is_caught(tables, number_text, monkeyp
 def test_drafters_side_by_side_need_noise_of_their_own(tables, number_text, monkeypatch):
     """Negative control: two models whose guesses are drawn with the same numbers."""
     monkeypatch.setattr(round_noise, "STREAM", 0)
-    outputs = decode(tables, number_text, "multi_draft_two", verifier=IterativeVerifier, drafter_table=tables.similar)
+    outputs = decode(tables, number_text, "multi_draft_two", verifier=IterativeVerifier)
     assert worst_excess(outputs, Law(tables.target)) > 1
 
 
@@ -384,7 +384,7 @@ def test_a_forgotten_standardization_is_caught(tables, number_text, monkeypatch)
     """Negative controls: no top-p at all, and a penalty that does not reach the guesses of the round."""
     outputs = decode(tables, number_text, drafter_table=tables.similar)
     assert worst_excess(outputs, Law(tables.target, Sampling(top_p=0.8))) > 1
-    seen, penalty = LanguageModel._seen, Sampling(repetition_penalty=1.5)
+    seen, penalty = LanguageModel._seen, Sampling(repetition_penalty=3.0)
 
     def committed(self, text, length, guesses, tree):
         return seen(self, text, length, guesses[:, :0], None).expand(-1, guesses.shape[1] + 1, -1)

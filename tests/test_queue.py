@@ -1,6 +1,7 @@
 """Continuous batching: rows are handed on, prompts are read in chunks, and no token changes."""
 
 import heapq
+from copy import deepcopy
 from functools import partial
 
 import pytest
@@ -15,7 +16,9 @@ from specbench.decoding.sampling import Sampling
 from specbench.decoding.speculative import decode_speculative, ignore
 from specbench.decoding.state import Job, State
 from specbench.executors.eager import EagerExecutor
+from specbench.gamma_policies.confidence import ConfidenceGamma
 from specbench.gamma_policies.fixed import FixedGamma
+from specbench.gamma_policies.heuristic import HeuristicGamma
 from specbench.models.language_model import LanguageModel
 from specbench.settings import ConfigError
 from specbench.verifiers.iterative import IterativeVerifier
@@ -70,6 +73,17 @@ def test_the_batch_changes_no_token(cache, kind, tables, number_text):
     assert [len(out) for out in singles] == [job.limit - len(job.tokens) for job in jobs()]
     for rows, chunk in ((2, 1), (3, 5), (8, 64), (16, 7)):
         assert decode(jobs(), rows, tables, cache, kind, chunk, text=number_text) == singles
+
+
+@pytest.mark.parametrize(
+    "policy", [HeuristicGamma(2, GAMMA), ConfidenceGamma(GAMMA, 0.2)], ids=["heuristic", "confidence"]
+)
+def test_the_batch_changes_no_token_where_noise_is_renewed(policy, tables):
+    """What these policies know of a row is of that row alone."""
+    singles = decode(jobs(), 1, tables, policy=deepcopy(policy))
+    assert singles != decode(jobs(), 1, tables)  # not the tokens of a fixed gamma, whose noise stays
+    for rows, chunk in ((3, 5), (16, 7)):
+        assert decode(jobs(), rows, tables, chunk=chunk, policy=deepcopy(policy)) == singles
 
 
 def test_a_job_alone_is_what_a_plain_loop_decodes(tables):

@@ -5,6 +5,7 @@ import pytest
 
 from specbench import theory
 from specbench.measure.estimators import ratio
+from specbench.report.run_table import _gammas
 
 
 def simulate(alpha, gamma, rounds=200_000, seed=0):
@@ -76,3 +77,8 @@ def test_alpha_estimates_do_not_move_with_gamma_but_the_draft_acceptance_rate_do
         rates.append(accepted.sum() / (gamma * len(accepted)))
     assert max(found) < 4.5
     assert rates[-1] < 0.5 < 0.79 < rates[0]
+
+
+def test_the_table_says_that_a_larger_gamma_would_be_better_still():
+    told = [next(_gammas({"optimal_gamma": gamma, "gamma_sweep": []})) for gamma in (theory.LARGEST, 7, None)]
+    assert [(name, value) for name, value, _ in told] == [("gamma*, predicted", v) for v in ("1000 or more", "7", "-")]
