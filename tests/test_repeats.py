@@ -29,6 +29,7 @@ from specbench.measure.estimators import student
 from specbench.replay import load_trace
 from specbench.report.run_table import run_table
 from specbench.report.tables import speedup_interval
+from specbench.run.pooled import _machine
 from specbench.settings import ConfigError
 from specbench.storage.finished import contents, examine
 from specbench.storage.read import load_run
@@ -310,10 +311,21 @@ def test_the_verdict_and_the_machine_are_the_worst_ones(processes, monkeypatch, 
     processes.slow_down = spoiled
     assert call([*ASKED, "strict=true", "hydra.run.dir=D"], monkeypatch, tmp_path) == 3
     result = load_run(tmp_path / "D").result
-    assert not result["machine"]["steady"] and "process 2: a neighbour" in result["machine"]["reasons"]
+    assert not result["machine"]["steady"] and any("process 2: a neighbour" in r for r in result["machine"]["reasons"])
     assert result["machine"]["others"] == 0.9
     verdict = result["lossless"]
     assert verdict["verdict"] == "failed" and verdict["reason"] == "process 2: a stale cache"
+
+
+def test_reasons_of_several_processes_are_one_each():
+    def machine(*reasons, others):
+        return {"steady": not reasons, "reasons": [*reasons], "others": others, "steal": None}
+
+    found = _machine([machine(others=0.01), machine("x is 34%", "y", others=0.5), machine("x is 9%", others=0.2)])
+    assert not found["steady"] and found["reasons"] == ["process 2: x is 34% (and 1 more)", "process 2: y"]
+    assert found["others"] == 0.5 and found["steal"] is None
+    steady = _machine([machine(others=0.01), machine(others=None)])
+    assert steady == {"steady": True, "reasons": [], "others": 0.01, "steal": None}
 
 
 def test_one_process_is_called_one_process(one):

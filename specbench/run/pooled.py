@@ -1,5 +1,6 @@
 """The result of several processes on the same prompts: every ratio from their pooled sums, as for one run."""
 
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -174,9 +175,13 @@ def _worst(verdicts: Sequence[Tree]) -> Tree:
 def _machine(machines: Sequence[Tree]) -> Tree:
     """Steady if it was so in every process; of each number the one furthest from 0."""
     names = [name for name in machines[0] if name not in ("steady", "reasons")]
+    alike: dict[str, list[str]] = {}  # reasons that differ in their numbers alone
+    for number, machine in enumerate(machines, 1):
+        for told in machine["reasons"]:
+            alike.setdefault(re.sub(r"\d+", "", told), []).append(f"process {number}: {told}")
     found: Tree = {
         "steady": all(machine["steady"] for machine in machines),
-        "reasons": [f"process {i + 1}: {told}" for i, machine in enumerate(machines) for told in machine["reasons"]],
+        "reasons": [told[0] + f" (and {len(told) - 1} more)" * (len(told) > 1) for told in alike.values()],
     }
     return found | {
         name: max((m[name] for m in machines if m[name] is not None), key=abs, default=None) for name in names
