@@ -7,15 +7,17 @@ from unittest import mock
 import pytest
 import torch
 from conftest import V, make_drafter, spare_of, tabular_model, verifier_of
+from cuda_on_cpu import Device, cuda_on_cpu
 from graph_memory import SimulatedGraphs
+from test_fake_cuda import Case, Decoder, violations
 
+from specbench import devices
 from specbench.decoding import state as states
 from specbench.decoding.clock import Lap
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.state import Job, State
 from specbench.drafters.model import ModelDrafter
-from specbench.executors import buckets
-from specbench.executors.cudagraph import CudaGraphExecutor
+from specbench.executors.cudagraph import Captured, CudaGraphExecutor
 from specbench.executors.eager import EagerExecutor
 from specbench.gamma_policies.entropy import entropy
 from specbench.gamma_policies.fixed import FixedGamma, WatchedGamma
@@ -105,18 +107,18 @@ def left(monkeypatch):
     return found
 
 
-@pytest.mark.parametrize(("rows", "temperature"), [(1, 1), (3, 0), (3, 1)])
+@pytest.mark.parametrize(("rows", "temperature", "stops"), [(1, 1, STOPS), (3, 0, ()), (3, 1, STOPS)])
 @pytest.mark.parametrize("kind", [None, *ON_DEVICE])
-def test_rounds_that_are_read_late_are_the_same_rounds(kind, temperature, rows, tables, left):
-    """Tokens, rounds, betas, evidence and calls, with texts that end by a stop token and by their limit."""
+def test_rounds_that_are_read_late_are_the_same_rounds(kind, rows, temperature, stops, tables, left):
+    """Tokens, rounds, betas, evidence and calls, of texts that end by a stop token or by their limit."""
     wanted = [[job] for job in jobs(3)] if rows == 1 else [jobs(3), jobs(5)]
-    options = {"kind": kind, "rows": rows, "temperature": temperature}
+    options = {"kind": kind, "rows": rows, "temperature": temperature, "stops": stops}
     expected = decoded(session_of(tables, Waiting(), **options), wanted, kind is not None)
     assert not left
     executor = Ahead()
     assert decoded(session_of(tables, executor, **options), wanted, kind is not None) == expected
     assert executor.obstacle is None and len(left) > 5
-    assert 0 < sum(end in STOPS for end in ends(expected)) < len(ends(expected))
+    assert not stops or any(end in stops for end in ends(expected))
 
 
 @pytest.mark.parametrize("options", [
@@ -159,17 +161,16 @@ def with_lengths_that_are_too_short(monkeypatch):
 
 def with_lengths_of_the_host(monkeypatch):
     """The recorder as it was before: a round's position is the host's length less what was kept."""
-    true, positions = Recorder.__call__, []
+    true_call, true_rounds = Recorder.__call__, Recorder.rounds
 
     def call(self, state, *of_round):
-        positions.append([n - prompt for n, prompt in zip(state.lengths, state.prompt_lengths, strict=True)])
-        true(self, state, *of_round)
+        self.known = [*getattr(self, "known", []), state.lengths[0] - state.prompt_lengths[0]]
+        true_call(self, state, *of_round)
 
     def rounds(self, laps):
-        return [[replace(r, position=lengths[0] - r.tokens) for r in its]
-                for lengths, its in zip(positions, true_rounds(self, laps), strict=True)]  # fmt: skip
+        found = zip(self.known, true_rounds(self, laps), strict=True)
+        return [[replace(r, position=length - r.tokens) for r in its] for length, its in found]
 
-    true_rounds = Recorder.rounds
     monkeypatch.setattr(Recorder, "__call__", call)
     monkeypatch.setattr(Recorder, "rounds", rounds)
 
@@ -179,26 +180,22 @@ def with_a_memory_that_is_overwritten(monkeypatch):
     monkeypatch.setattr(states, "Arriving", lambda summary: summary)
 
 
-@pytest.mark.parametrize("fault", [
-    without_the_guard, with_lengths_that_are_too_short, with_lengths_of_the_host, with_a_memory_that_is_overwritten
+@pytest.mark.parametrize(("fault", "executor"), [
+    (without_the_guard, Ahead), (with_lengths_that_are_too_short, Ahead), (with_lengths_of_the_host, Ahead),
+    (with_a_memory_that_is_overwritten, SimulatedGraphs),
 ])  # fmt: skip
-def test_what_could_go_wrong_is_found(fault, tables, monkeypatch):
-    """Negative controls, on graphs whose results stay where they are. In a sound loop they change nothing."""
-    wanted = [[job] for job in jobs(3)]
-    monkeypatch.setattr(buckets, "SMALLEST_BUCKET", 8)
-    expected = decoded(session_of(tables, SimulatedWaiting(), stops=()), wanted)
-    assert decoded(session_of(tables, SimulatedGraphs(), stops=()), wanted) == expected
+def test_what_could_go_wrong_is_found(fault, executor, tables, monkeypatch):
+    """Negative controls."""
+    wanted, options = [jobs(1), jobs(2)[1:]], {"kind": "random", "stops": ()}
+    expected = decoded(session_of(tables, Waiting(), **options), wanted)
+    assert decoded(session_of(tables, executor(), **options), wanted) == expected
     fault(monkeypatch)
     try:
-        found = decoded(session_of(tables, SimulatedGraphs(), stops=()), wanted)
-    except (AssertionError, IndexError, ValueError, RuntimeError):
-        return
-    assert found != expected
-
-
-class SimulatedWaiting(SimulatedGraphs):
-    def runs_ahead(self, decoder, obstacle):
-        return False
+        found = decoded(session_of(tables, executor(), **options), wanted)
+    except IndexError:
+        assert executor is SimulatedGraphs
+    else:
+        assert found != expected
 
 
 NEEDS_THE_HOST = [
@@ -251,3 +248,73 @@ def test_nobody_runs_ahead_by_default(tables, left):
     executor = CudaGraphExecutor()
     assert executor.runs_ahead("plain", None) and not executor.runs_ahead("speculative", "it reads")
     assert executor.facts()["rounds_ahead"] == {"plain": "yes", "speculative": "no: it reads"}
+
+
+READS = ("devices.Arriving.tolist", "decoding.state.State.synchronise")
+CLOCK = "decoding.clock.Stopwatch._wait"
+
+
+def order_on_cuda(number_text, drafter="random", rows=1):
+    """New tokens of texts on a CUDA device, and the captured functions and waits in the order of launches."""
+    order, true = [], Captured.__call__
+
+    def launched(self, *arguments):
+        order.append(self.function.__name__)
+        return true(self, *arguments)
+
+    def waited(what, *copies):
+        Device.wait(device, what, *copies)
+        order.append(device.waits[-1].place)
+
+    with cuda_on_cpu() as device:
+        decode = Decoder(Case(drafter, executor="cudagraph", rows=rows, verifier="iterative"), device, number_text)
+        with mock.patch.object(Captured, "__call__", launched), mock.patch.object(device, "wait", waited):
+            found = decode.session.decode([Job([3, 4], 20, 9), Job([3], 16, 8)][:rows], True, 60)
+    return [request.tokens for request in found.requests], order
+
+
+def how_late(order):
+    """Of each read of a round, in order, how many rounds were launched after it."""
+    verdicts, found = 0, []
+    for name in order:
+        verdicts += name == "accept_and_commit"
+        if name in READS:
+            found.append(verdicts - 1 - len(found))
+    return verdicts, found
+
+
+@pytest.mark.parametrize(("drafter", "rows"), [
+    ("random", 1), *(pytest.param(drafter, 2, marks=pytest.mark.slow) for drafter in ("model", "medusa"))
+])  # fmt: skip
+def test_on_cuda_the_host_waits_for_a_round_when_the_next_is_launched(drafter, rows, number_text, monkeypatch):
+    tokens, order = order_on_cuda(number_text, drafter, rows)
+    rounds, late = how_late(order)
+    assert len(late) == rounds and set(late) == {0, 1} and sum(late) > 2
+    first = late.index(1)
+    assert late[first : first + sum(late)] == [1] * sum(late)  # in one piece
+    reads = [i for i, name in enumerate(order) if name in READS]
+    piece = order[reads[first] : reads[first + sum(late) - 1]]
+    assert CLOCK not in piece and CLOCK in order[: reads[first]]
+    # The recorder's graph of the later round too is launched before the wait.
+    assert all(order[i - 1] == "round_numbers" for i, by in zip(reads, late, strict=True) if by)
+    # Negative control: rounds that are read at once.
+    monkeypatch.setattr(CudaGraphExecutor, "runs_ahead", lambda *_: False)
+    same, order = order_on_cuda(number_text, drafter, rows)
+    assert same == tokens and how_late(order) == (rounds, [0] * rounds)
+
+
+def test_on_cuda_a_copy_that_is_read_too_early_is_noticed(number_text, monkeypatch):
+    """Negative control: without the event, the host reads what the copy held before."""
+    tokens, _ = order_on_cuda(number_text)
+    monkeypatch.setattr(devices.Arriving, "tolist", lambda self: self._here.tolist())
+    with pytest.raises((AssertionError, IndexError, ValueError)):
+        assert order_on_cuda(number_text)[0] == tokens
+
+
+def test_on_cuda_the_table_of_waits_holds_for_rounds_ahead(number_text):
+    case = Case("random", executor="cudagraph", rows=1)
+    with cuda_on_cpu() as device:
+        decode = Decoder(case, device, number_text)
+        long = [Job([3, 4], 20, 9)]
+        found, _ = violations(case, device, lambda: decode.session.decode(long, True, 60))
+        assert found == [] and any(wait.place == READS[0] for wait in device.waits)
