@@ -270,7 +270,8 @@ def order_on_cuda(number_text, drafter="random", rows=1):
     with cuda_on_cpu() as device:
         decode = Decoder(Case(drafter, executor="cudagraph", rows=rows, verifier="iterative"), device, number_text)
         with mock.patch.object(Captured, "__call__", launched), mock.patch.object(device, "wait", waited):
-            found = decode.session.decode([Job([3, 4], 20, 9), Job([3], 16, 8)][:rows], True, 60)
+            end = 20 if rows == 1 else 34
+            found = decode.session.decode([Job([3, 4], end, 9), Job([3], end - 4, 8)][:rows], True, 60)
     return [request.tokens for request in found.requests], order
 
 

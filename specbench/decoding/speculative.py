@@ -74,7 +74,7 @@ def decode_speculative(
         verdict, kept = accept_and_append(state, scores.p, draft, verifier.under(state), target.executor)
         settle(state, draft, verdict, scores, kept, target, drafter)
         clock.lap(Lap.ACCEPT)
-        if not state.flights:  # else gamma is constant: nobody learns
+        if not state.stride:  # else gamma is constant: nobody learns
             seen = replace(draft, count=torch.tensor(state.drafted))  # on the host, where policies read it
             policy.observe(seen, [now - then for now, then in zip(state.lengths, before, strict=True)])
         clock.lap(Lap.HOST)
