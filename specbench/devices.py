@@ -61,6 +61,23 @@ def move(tensor: Tensor, device: torch.device) -> Tensor:
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
 
 
+class Arriving:
+    """A tensor on its way to the host, which waits for it only when it reads it. The copy is made when the device gets
+    there, into pinned memory, so the tensor may be overwritten by what the device does later."""
+
+    def __init__(self, tensor: Tensor):
+        self._here, self._event = tensor.to("cpu", non_blocking=True, copy=True), None
+        if tensor.device.type == "cuda":
+            self._event = torch.cuda.Event()
+            self._event.record(torch.cuda.current_stream(tensor.device))
+
+    def tolist(self) -> list[Any]:
+        """Its numbers, when they have arrived."""
+        if self._event is not None:
+            self._event.synchronize()
+        return self._here.tolist()
+
+
 def cpu_features() -> str:
     """What compiled code and products depend on of a processor, besides its name: torch's vector width, and a hash of
     the instructions that the system lists."""

@@ -26,8 +26,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from specbench.cache.static import StaticCache
 from specbench.decoding.executor import Executor
+from specbench.decoding.rows import Rows
 from specbench.decoding.sampling import Sampling
-from specbench.decoding.state import Rows
 from specbench.drafters.model import ModelDrafter
 from specbench.executors.arguments import flatten
 from specbench.executors.cudagraph import CudaGraphExecutor

@@ -98,6 +98,8 @@ def small(monkeypatch):
     monkeypatch.setattr(rounds, "CHAINS", rounds.CHAINS[3:])
     monkeypatch.setattr(rounds, "OTHERS", rounds.OTHERS[:1])
     monkeypatch.setattr(rounds, "NEW_TOKENS", 8)
+    monkeypatch.setattr(rounds, "AHEAD_TOKENS", 28)
+    monkeypatch.setattr(rounds, "TRIES", 1)
     monkeypatch.setattr(steps, "SHARES", {64: 0.85})
     monkeypatch.setattr(leaves, "V", 512)
     monkeypatch.setattr(attention, "COLUMNS", (16,))

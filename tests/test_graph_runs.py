@@ -11,9 +11,18 @@ from specbench.executors.cudagraph import CudaGraphExecutor
 from specbench.run.run import run
 
 KINDS = {
-    "fixed": ("gamma=2", "verdict_tokens=1"),  # the second prompt is not read again: rounds leave less behind
-    "two rows": ("gamma=2", "temperature=0", "batch_size=2", "cache=paged"),
-    "adaptive": ("gamma_policy=adaptive", "gamma_policy.largest=2"),
+    # Long enough for rounds that are launched ahead. The second prompt is not read again: rounds leave less behind.
+    "fixed": ("gamma=2", "verdict_tokens=1", "max_new_tokens=14"),
+    "two rows": ("gamma=2", "temperature=0", "batch_size=2", "cache=paged", "max_new_tokens=6"),
+    "adaptive": ("gamma_policy=adaptive", "gamma_policy.largest=2", "max_new_tokens=6"),
+}
+
+
+PAGED = "no: the cache hands out columns as rows grow"
+AHEAD = {
+    "fixed": {"plain": "yes", "speculative": "yes"},
+    "two rows": {"plain": PAGED, "speculative": PAGED},
+    "adaptive": {"plain": "yes", "speculative": "no: gamma follows what was kept"},
 }
 
 
@@ -54,7 +63,7 @@ def result_of(kind, executor, texts, monkeypatch, tmp_path):
     monkeypatch.setattr(buckets, "SMALLEST_BUCKET", 32)
     monkeypatch.setattr(specbench.run.warm_up, "CALIBRATION_TOKENS", 6)
     graphs = ("executor=cudagraph", f"executor._target_=test_graph_runs.{executor}", "executor.compile=false")
-    parts = parts_of(*graphs, "data.limit=2", "data=jsonl", f"data.path={texts}", "max_new_tokens=6", *KINDS[kind])
+    parts = parts_of(*graphs, "data.limit=2", "data=jsonl", f"data.path={texts}", *KINDS[kind])
     return run(parts, tmp_path)[0]
 
 
@@ -64,6 +73,7 @@ def test_no_graph_is_captured_after_warm_up(kind, texts, monkeypatch, tmp_path):
     assert result.counts.failed == 0 and result.executor["captures"] >= result.executor["graphs"] > 3
     assert result.executor["captures_after_warm_up"] == 0
     assert not any("CUDA graphs" in note for note in result.notes)
+    assert result.executor["rounds_ahead"] == AHEAD[kind]
 
 
 def test_captures_after_warm_up_are_reported(texts, monkeypatch, tmp_path):

@@ -12,8 +12,9 @@ from specbench.cache.static import StaticCache
 from specbench.decoding.clock import Stopwatch
 from specbench.decoding.draft import Draft, Verdict
 from specbench.decoding.noise import PROPOSAL
+from specbench.decoding.rows import window
 from specbench.decoding.sampling import Sampling, draw
-from specbench.decoding.state import Job, State, window
+from specbench.decoding.state import Job, State
 from specbench.executors.eager import EagerExecutor
 from specbench.models.language_model import LanguageModel
 

@@ -23,6 +23,7 @@ class SlotCache(Component, Cache):
     """Keys and values of `rows` rows, `capacity` columns each; a column is a position."""
 
     fixed_shapes: ClassVar[bool] = True  # whether its tensors keep their shapes, which compiled code needs
+    in_place: ClassVar[bool] = False  # whether every column of a row has its place at once, so that none is handed out
 
     def __init__(self, rows: int, columns: int):
         super().__init__(layers=[])

@@ -10,6 +10,8 @@ from specbench.cache.slots import SlotCache, move_columns
 class StaticCache(SlotCache):
     """Allocates all columns in the first forward; each token overwrites the column of its position."""
 
+    in_place = True
+
     def __init__(self, rows: int, columns: int):
         super().__init__(rows, columns)
         self.keys: list[Tensor] = []  # per layer [B, heads, T, head size]

@@ -5,7 +5,7 @@ It runs through the same model, cache, executor, sampler and clock as the specul
 
 from specbench.decoding.clock import Clock, Lap
 from specbench.decoding.draft import Draft
-from specbench.decoding.speculative import Feed, RoundHook, accept_and_append, ignore, these_rows
+from specbench.decoding.speculative import Feed, RoundHook, accept_and_append, begin_next, ignore, these_rows
 from specbench.decoding.state import State
 from specbench.decoding.target import Target
 from specbench.decoding.verifier import Verifier
@@ -32,5 +32,5 @@ def decode_autoregressive(
         clock.lap(Lap.ACCEPT)
         after_round(state, scores, no_draft, verdict, kept)
         clock.lap(Lap.RECORD)
-        clock.start()
+        begin_next(state, clock)
     return state

@@ -19,7 +19,7 @@ class Lap(StrEnum):
     PREFILL = "prefill"  # reading prompts
     RECORD = "record"  # measuring betas and metrics: no part of decoding
     IDLE = "idle"  # waiting for requests to arrive
-    WALL = "wall"  # DRAFT, VERIFY, ACCEPT and HOST together, by the host's clock: on a CPU their sum
+    WALL = "wall"  # DRAFT, VERIFY, ACCEPT and HOST together, by the slower of host and device: on a CPU their sum
 
 
 Laps = Mapping[Lap, float]  # seconds
@@ -35,8 +35,8 @@ def decoding_seconds(laps: Laps) -> float:
 class Clock(Protocol):
     """Interface of the clocks that the decoding loops call."""
 
-    def start(self) -> None:
-        """Begins a new round."""
+    def start(self, wait: bool = True) -> None:
+        """Begins a new round; without `wait` the device may still be busy with the one before."""
 
     def lap(self, name: Lap) -> None:
         """Adds the time since the last mark to lap `name` of this round."""
@@ -48,7 +48,7 @@ class Clock(Protocol):
 class NoClock:
     """A clock that measures nothing."""
 
-    def start(self) -> None:
+    def start(self, wait: bool = True) -> None:
         """Does nothing."""
 
     def lap(self, name: Lap) -> None:
@@ -73,6 +73,9 @@ class Stopwatch:
     On CUDA an event is recorded at each lap and read only in `rounds`, so a lap waits for nothing. The host's clock is
     read beside it: WALL is what a round took by it. Work that is no part of decoding, such as recording and prefill,
     has to be done before the next lap begins, or the host's time in that lap would hide behind it.
+
+    Rounds that the host launches ahead do not wait for that work. The host then spends its laps without any wait for
+    the device, and a round takes as long as the slower of the two: WALL is the larger of both sums.
     """
 
     def __init__(self, device: torch.device):
@@ -81,11 +84,12 @@ class Stopwatch:
         self._launched = False  # whether `launch` was called since the last lap
         self._recorded = 0.0  # seconds of the host's clock that recording has taken
 
-    def start(self) -> None:
-        """Begins a new round, when the device has done what came before."""
-        self._wait()
+    def start(self, wait: bool = True) -> None:
+        """Begins a new round, with `wait` when the device has done what came before."""
+        if wait:
+            self._wait()
         last = self._rounds[-1] if self._rounds else []
-        if last and last[-1].lap is Lap.RECORD:  # the device's part of it is done now
+        if last and last[-1].lap is Lap.RECORD:  # the device's part of it is done now, after a wait
             self._recorded += time.perf_counter() - last[-2].host
         self._rounds.append([])
         self._mark(Lap.HOST)
@@ -127,12 +131,14 @@ class Stopwatch:
 
 
 def _laps(marks: list[Mark]) -> dict[Lap, float]:
-    """Seconds by lap: those of the device, if it has a clock, and WALL of the host's."""
+    """Seconds by lap: those of the device, if it has a clock, and WALL."""
     seconds: dict[Lap, float] = {}
+    hosts = 0.0  # seconds of the host's clock in DECODING
     for before, now in pairwise(marks):
         host = now.host - before.host
         lap = host if now.event is None else before.event.elapsed_time(now.event) / 1e3
         seconds[now.lap] = seconds.get(now.lap, 0.0) + lap
-        if now.lap in DECODING:
-            seconds[Lap.WALL] = seconds.get(Lap.WALL, 0.0) + host
+        hosts += host if now.lap in DECODING else 0.0
+    if any(lap in DECODING for lap in seconds):
+        seconds[Lap.WALL] = max(hosts, decoding_seconds(seconds))
     return seconds

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from specbench.decoding.draft import Draft
 from specbench.decoding.noise import ACCEPTANCE, RESIDUAL, constant, sibling_bits, uniforms
-from specbench.decoding.state import Rows, window
+from specbench.decoding.rows import Rows, window
 from specbench.decoding.token_tree import Levels, depths, siblings
 from specbench.devices import upload
 

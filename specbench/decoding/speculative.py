@@ -15,7 +15,8 @@ from specbench.decoding.executor import Executor
 from specbench.decoding.gamma_policy import GammaPolicy
 from specbench.decoding.noise import PROPOSAL, renew
 from specbench.decoding.round_noise import Noise
-from specbench.decoding.state import Rows, State, commit_tokens, summary_of
+from specbench.decoding.rows import Rows, commit_tokens, summary_of
+from specbench.decoding.state import State
 from specbench.decoding.target import Scores, Target
 from specbench.decoding.verifier import Verifier
 
@@ -71,13 +72,14 @@ def decode_speculative(
         verdict, kept = accept_and_append(state, scores.p, draft, verifier.under(state), target.executor)
         settle(state, draft, verdict, scores, kept, target, drafter)
         clock.lap(Lap.ACCEPT)
-        policy.observe(state.drafted, [now - then for now, then in zip(state.lengths, before, strict=True)])
+        if not state.stride:  # else gamma is constant: nobody learns
+            policy.observe(state.drafted, [now - then for now, then in zip(state.lengths, before, strict=True)])
         if policy.constant is None:  # it may have learnt from guesses that were discarded
             renew(state.noise[PROPOSAL], state.rows.done)
         clock.lap(Lap.HOST)
         after_round(state, scores, draft, verdict, kept)
         clock.lap(Lap.RECORD)
-        clock.start()
+        begin_next(state, clock)
     return state
 
 
@@ -105,6 +107,15 @@ def accept_and_commit(verifier: Verifier, p: Tensor, draft: Draft, rows: Rows) -
     if verifier.looks_ahead:
         renew(rows.noise, rows.done)
     return verdict, kept, summary_of(rows, verdict, draft)
+
+
+def begin_next(state: State, clock: Clock) -> None:
+    """Begins the next round, when the host has read this one. If this one is unread and may stay so, it is enough to
+    have read the one before, while the device is busy with this one."""
+    state.read(leave=1)
+    ahead = bool(state.flights) and state.may_leave
+    clock.start(wait=not ahead)
+    state.read(leave=int(ahead))
 
 
 def settle(

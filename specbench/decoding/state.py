@@ -2,14 +2,16 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from specbench.decoding.draft import Draft, Verdict
 from specbench.decoding.noise import STREAMS, noise_bits
+from specbench.decoding.rows import Rows, commit_tokens, summary_of
 from specbench.decoding.stopping import StopStrings
-from specbench.devices import upload
+from specbench.devices import Arriving, upload
 
 
 @dataclass(frozen=True)
@@ -22,23 +24,11 @@ class Job:
     encoder_tokens: Sequence[int] | None = None  # the encoder's input, if there is one
 
 
-@dataclass(frozen=True)
-class Rows:
-    """The tensors of a state. They keep their addresses, so that code can be captured around them."""
+class Flight(NamedTuple):
+    """A round that the device was given, and that the host has not read."""
 
-    tokens: Tensor  # [B, T]; columns at and beyond `length` are undefined
-    length: Tensor  # [B], committed tokens
-    limit: Tensor  # [B], the length at which max_new_tokens or the context ends the row
-    done: Tensor  # [B] bool
-    noise: Tensor  # [3, B, T], 64 random bits by stream, row and position
-    stop_tokens: Tensor  # [S], tokens that end a text
-
-    def first(self, rows: int) -> "Rows":
-        """The first `rows` rows, on the same memory."""
-        if rows == len(self.length):
-            return self
-        cut = (self.tokens[:rows], self.length[:rows], self.limit[:rows], self.done[:rows], self.noise[:, :rows])
-        return Rows(*cut, self.stop_tokens)
+    summary: Arriving  # `summary_of` it
+    active: list[bool]  # the rows that were active when it was launched, as far as the host knew
 
 
 @dataclass
@@ -46,6 +36,9 @@ class State:
     """Committed tokens of B ragged rows. The last token of each row is not in any cache yet.
 
     A row is idle (`done`, and not `active`) before its prompt is read and after its text has ended.
+
+    With a `stride` the host may launch a round before it has read the last one. All host copies are then a round late,
+    and `reach` says how long rows may be.
     """
 
     rows: Rows
@@ -61,6 +54,8 @@ class State:
     drawn: int = 0  # the depth to which the round's draft was drawn, before it was padded
     admitted: int = 0  # requests that ever had a row
     serials: dict[int, int] = field(default_factory=dict)  # by row, a number that is unique to its request
+    stride: int = 0  # the most tokens that a round adds to a row, if the host may launch the next one unread; else 0
+    flights: list[Flight] = field(default_factory=list)  # rounds that the host has not read, in order
 
     @staticmethod
     def idle(
@@ -103,6 +98,7 @@ class State:
         self.lengths, self.limits, self.prompt_lengths = [1] * rows, [1] * rows, [1] * rows
         self.active, self.owners = [False] * rows, [-1] * rows
         self.texts, self.drafted = [[] for _ in range(rows)], [0] * rows
+        self.stride, self.flights = 0, []
 
     def admit(self, jobs: Sequence[Job], rows: Sequence[int], owners: Sequence[int]) -> None:
         """Writes prompt, limit and noise of each job into one of `rows`; `owners` are the numbers of the requests. The
@@ -179,8 +175,22 @@ class State:
         round's recovered or bonus token."""
         return [
             max(0, min(limit, context) - length - 1) if active else 0
-            for limit, length, active in zip(self.limits, self.lengths, self.active, strict=True)
+            for limit, length, active in zip(self.limits, self.reach, self.active, strict=True)
         ]
+
+    @property
+    def reach(self) -> list[int]:
+        """By row, the most tokens that it can have by now: `lengths`, and all that unread rounds may have kept."""
+        unread = [sum(flight.active[row] for flight in self.flights) for row in range(self.batch_size)]
+        return [length + self.stride * rounds for length, rounds in zip(self.lengths, unread, strict=True)]
+
+    @property
+    def may_leave(self) -> bool:
+        """Whether the next round may stay unread while the one after it is launched: in every active row both drafts
+        are whole, whatever is kept, and no request waits for a row that may have ended."""
+        rows = zip(self.active, self.reach, self.limits, strict=True)
+        whole = all(reach + 2 * self.stride <= limit for on, reach, limit in rows if on)
+        return self.stride > 0 and not self.waiting and any(self.active) and whole
 
     def append(self, verdict: Verdict, draft: Draft) -> Tensor:
         """Commits x_1 .. x_n, t of each row up to the first stop; returns the number of tokens that each row kept,
@@ -191,12 +201,30 @@ class State:
         return kept
 
     def synchronise(self, summary: Tensor) -> None:
-        """The one host synchronisation of a round: copies a `summary_of` it, [3 + D + 1, B], to the host."""
-        before = self.lengths
-        self.lengths, done, self.drafted, *new = summary.tolist()
-        self.active = [not d for d in done]
-        for text, tokens, was, now in zip(self.texts, zip(*new, strict=True), before, self.lengths, strict=True):
-            text += tokens[: now - was]
+        """The one host synchronisation of a round: copies a `summary_of` it, [3 + D + 1, B], to the host, or sends it
+        on its way, to be read a round later."""
+        if self.may_leave:
+            self.flights.append(Flight(Arriving(summary), list(self.active)))
+            return
+        self.read(leave=0)
+        self._learn(summary.tolist(), self.active)
+
+    def read(self, leave: int) -> None:
+        """Waits for all rounds that are unread but for the last `leave`, and reads them."""
+        while len(self.flights) > leave:
+            flight = self.flights.pop(0)
+            self._learn(flight.summary.tolist(), flight.active)
+
+    def _learn(self, summary: list[list[int]], launched: list[bool]) -> None:
+        """Takes over what a round did to the rows that were active when it was `launched`; one that has ended since
+        kept nothing, and may have been emptied."""
+        lengths, done, self.drafted, *new = summary
+        rows = [row for row, on in enumerate(self.active) if on and launched[row]]
+        for row, tokens in enumerate(zip(*new, strict=True)):
+            if row in rows:
+                self.texts[row] += tokens[: lengths[row] - self.lengths[row]]
+        self.lengths = [lengths[row] if row in rows else was for row, was in enumerate(self.lengths)]
+        self.active = [not done[row] if row in rows else on for row, on in enumerate(self.active)]
 
     def _find_stop_strings(self, verdict: Verdict) -> Tensor:
         """[B]: the number of the round's tokens up to the one that completes a stop string, or more than there are if
@@ -214,58 +242,3 @@ class State:
         """The generated tokens of each row, without its prompt."""
         spans = zip(self.texts, self.prompt_lengths, self.lengths, strict=True)
         return [text[start:end] for text, start, end in spans]
-
-
-def commit_tokens(rows: Rows, verdict: Verdict, cuts: Tensor | None = None) -> Tensor:
-    """Writes the verdict's tokens behind the text of each row, and updates length and done, all in place.
-
-    Of the n + 1 new tokens, those up to the first stop token, to cuts[b] and to the limit are kept; cuts [B]. Returns
-    kept [B].
-    """
-    new, length, done = verdict.tokens, rows.length, rows.done
-    offsets = torch.arange(new.shape[1], device=new.device)
-    rows.tokens.scatter_(1, length[:, None] + offsets, new)
-    kept = verdict.accepted + 1
-    ends = (new[:, :, None] == rows.stop_tokens).any(-1) & (offsets < kept[:, None])
-    if cuts is not None:
-        ends = ends | (offsets + 1 == cuts[:, None])
-    first_end = torch.where(ends, offsets, new.shape[1]).amin(1)  # [B]
-    kept = torch.minimum(torch.minimum(kept, first_end + 1), rows.limit - length)
-    stopped = first_end < kept
-    kept = torch.where(done, 0, kept)
-    length.add_(kept)
-    done.logical_or_(stopped | (length >= rows.limit))
-    return kept
-
-
-def summary_of(rows: Rows, verdict: Verdict, draft: Draft) -> Tensor:
-    """What the host needs to know of a round that was committed, as one tensor [3 + D + 1, B]: length, done, the count
-    of the draft, and the verdict's tokens."""
-    return torch.cat([torch.stack([rows.length, rows.done.long(), draft.count]), verdict.tokens.T])
-
-
-def window(values: Tensor, begin: Tensor, width: int) -> Tensor:
-    """values [B, T] at the `width` positions from begin [B] on: [B, width]."""
-    return values.gather(1, begin[:, None] + torch.arange(width, device=values.device))
-
-
-def last_tokens(rows: Rows, width: int) -> tuple[Tensor, Tensor]:
-    """The last `width` tokens of each row [B, width], and the position of the first of them [B]. In a shorter row it is
-    negative, and its first token comes several times: all rows have one shape."""
-    first = rows.length - width
-    places = (first[:, None] + torch.arange(width, device=first.device)).clamp(min=0)
-    return rows.tokens.gather(1, places), first
-
-
-def all_rows(values: Tensor, rows: int) -> Tensor:
-    """values [b, ...] of the first b rows, with zeros for the others: [rows, ...]."""
-    missing = rows - len(values)
-    return torch.cat([values, values.new_zeros(missing, *values.shape[1:])]) if missing else values
-
-
-def seen_tokens(text: Tensor, length: Tensor, vocab_size: int) -> Tensor:
-    """[B, V] bool: the tokens among the first length[b] of each text, which the repetition penalty applies to. text
-    [B, T], length [B]."""
-    committed = torch.arange(text.shape[1], device=text.device) < length[:, None]
-    counts = torch.zeros(text.shape[0], vocab_size, dtype=torch.long, device=text.device)
-    return counts.scatter_add_(1, text, committed.long()) > 0

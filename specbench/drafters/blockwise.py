@@ -32,6 +32,7 @@ class BlockwiseDrafter(ParallelDrafter):
     """
 
     needs_hidden = True
+    on_device = True
 
     @dataclass
     class Settings(OwnSampling):

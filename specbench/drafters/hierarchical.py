@@ -15,8 +15,9 @@ from specbench.decoding.drafter import Drafter
 from specbench.decoding.gamma_policy import LARGEST_GAMMA, DraftStop
 from specbench.decoding.noise import PROPOSAL, STREAMS, sibling_bits
 from specbench.decoding.round_noise import STREAM
+from specbench.decoding.rows import Rows, window
 from specbench.decoding.speculative import decode_speculative
-from specbench.decoding.state import Rows, State, window
+from specbench.decoding.state import State
 from specbench.decoding.target import Scores
 from specbench.devices import counts
 from specbench.drafters.model import ModelSettings, load_drafter

@@ -25,6 +25,7 @@ class MedusaDrafter(BlockwiseDrafter):
     accuracy on held-out text. Guesses are point masses at every temperature."""
 
     trees = True
+    on_device = True
 
     @dataclass
     class Settings(BlockwiseDrafter.Settings):

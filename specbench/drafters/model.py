@@ -12,8 +12,9 @@ from specbench.decoding.draft import Draft
 from specbench.decoding.drafter import Drafter
 from specbench.decoding.gamma_policy import DraftStop, Signal
 from specbench.decoding.noise import PROPOSAL
+from specbench.decoding.rows import Rows, all_rows, last_tokens, seen_tokens, window
 from specbench.decoding.sampling import draw
-from specbench.decoding.state import Rows, State, all_rows, last_tokens, seen_tokens, window
+from specbench.decoding.state import State
 from specbench.devices import counts
 from specbench.drafters.own_sampling import OwnSampling
 from specbench.models.language_model import LanguageModel
@@ -40,6 +41,7 @@ class ModelDrafter(Drafter):
 
     Settings = ModelSettings
     ends_early = True
+    on_device = True
     reread = 2  # committed tokens that the first step of a round reads
 
     def __init__(self, model: LanguageModel, vocab_size: int, gamma: int):
@@ -62,7 +64,7 @@ class ModelDrafter(Drafter):
         if steps == 0:
             return Draft.empty(state.batch_size, state.tokens.device)
         width = self._catch_up(state)
-        starts = [length - width for length in state.lengths]
+        starts = [length - width for length in state.reach]
         visible = self.model.make_room(starts, width + steps - 1, state.active)
         if self.stop is not None:
             tokens, q, gamma = self._draft_until(self.stop, state, gamma, width, visible)

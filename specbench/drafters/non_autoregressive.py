@@ -13,8 +13,9 @@ from specbench.decoding.draft import Draft
 from specbench.decoding.drafter import Drafter
 from specbench.decoding.gamma_policy import DraftStop
 from specbench.decoding.noise import PROPOSAL
+from specbench.decoding.rows import Rows, last_tokens, seen_tokens, window
 from specbench.decoding.sampling import Sampling, draw
-from specbench.decoding.state import Rows, State, last_tokens, seen_tokens, window
+from specbench.decoding.state import State
 from specbench.devices import counts
 from specbench.drafters.model import ModelSettings, load_drafter
 from specbench.identity import of_checkpoint
@@ -73,6 +74,7 @@ class NonAutoregressiveDrafter(ParallelDrafter):
     """
 
     reads = 2  # tokens that the model reads per guess, for `operations_per_token`
+    on_device = True
 
     @dataclass
     class Settings(ModelSettings):
@@ -105,10 +107,10 @@ class NonAutoregressiveDrafter(ParallelDrafter):
 
     def logits(self, state: State, steps: int) -> Tensor:
         width = self._text_width(state)
-        starts = [length - width for length in state.lengths]
+        starts = [length - width for length in state.reach]
         visible = self.model.make_room(starts, width + steps - 1, state.active)
         # Behind the text the cache will hold embeddings, which a row beside a short one may not overwrite at once.
-        self.model.cached = [min(c, n) for c, n in zip(self.model.cached, state.lengths, strict=True)]
+        self.model.cached = [min(c, n) for c, n in zip(self.model.cached, state.reach, strict=True)]
         ahead = self.lookahead.embeddings[: steps - 1]
         logits: Tensor = self.model.executor.leaf(self._logits, self.model)(state.rows, ahead, width, visible)
         return logits

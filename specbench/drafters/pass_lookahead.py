@@ -22,6 +22,7 @@ class PassDrafter(NonAutoregressiveDrafter):
     the target."""
 
     reads = 1
+    on_device = True
 
     @dataclass
     class Settings(OwnSampling):

@@ -9,7 +9,8 @@ from specbench.context import Context
 from specbench.decoding.draft import Draft
 from specbench.decoding.drafter import Drafter
 from specbench.decoding.noise import PROPOSAL, uniforms
-from specbench.decoding.state import State, window
+from specbench.decoding.rows import window
+from specbench.decoding.state import State
 from specbench.devices import counts
 from specbench.models.language_model import LanguageModel
 
@@ -19,6 +20,8 @@ class RandomDrafter(Drafter):
 
     At temperature 0 the guess is random too, and a point mass like all guesses there.
     """
+
+    on_device = True
 
     def __init__(self, vocab_size: int, greedy: bool):
         self.vocab_size, self.greedy = vocab_size, greedy

@@ -10,8 +10,9 @@ from torch import Tensor
 from specbench.decoding.draft import Draft
 from specbench.decoding.drafter import Drafter, DrafterSettings
 from specbench.decoding.noise import PROPOSAL
+from specbench.decoding.rows import window
 from specbench.decoding.sampling import Sampling, draw
-from specbench.decoding.state import State, window
+from specbench.decoding.state import State
 from specbench.devices import counts, move, upload
 
 

@@ -17,6 +17,8 @@ class SelfQuantizedDrafter(EarlyExitDrafter):
     """A model drafter that shares the target's embedding and cache: it drafts after the keys and values that the target
     stored, and the target's own call overwrites those that it stores for guesses."""
 
+    on_device = True
+
     @dataclass
     class Settings(OwnSampling):
         quantization: str = setting(choices=tuple(GRIDS))

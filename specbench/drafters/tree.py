@@ -14,8 +14,9 @@ from specbench.decoding.draft import Draft, Verdict
 from specbench.decoding.gamma_policy import LARGEST_GAMMA
 from specbench.decoding.noise import PROPOSAL, exponentials
 from specbench.decoding.round_noise import node_bits
+from specbench.decoding.rows import Rows, last_tokens, seen_tokens
 from specbench.decoding.sampling import draw
-from specbench.decoding.state import Rows, State, last_tokens, seen_tokens
+from specbench.decoding.state import State
 from specbench.decoding.target import Scores
 from specbench.decoding.token_tree import branching_tree, level_ranges, levels_of, newest
 from specbench.devices import counts
@@ -37,6 +38,7 @@ class TreeDrafter(ModelDrafter):
     """
 
     trees = True
+    on_device = True
     ends_early = False
 
     @dataclass
@@ -84,13 +86,13 @@ class TreeDrafter(ModelDrafter):
         parent = branching_tree(widths(self.branching, depth))
         levels = level_ranges(levels_of(parent))
         width = self._catch_up(state)
-        starts = [length - width for length in state.lengths]
+        starts = [length - width for length in state.reach]
         visible = self.model.make_room(starts, width + levels[-1].start, state.active)
         usual = depth == self.gamma
         phase = self.model.executor.phase(self._draft_tree, self.model, usual=usual)
         tokens, q = phase(state.rows, width, parent, visible)
         # Of each path the cache will hold all guesses but the last.
-        rows = zip(self.model.cached, state.lengths, state.active, strict=True)
+        rows = zip(self.model.cached, state.reach, state.active, strict=True)
         self.model.cached = [length + depth - 1 if on else cached for cached, length, on in rows]
         ends = [0, *(level.stop for level in levels)]
         count = counts(tuple(ends[g] for g in gamma), tokens.device)

@@ -32,7 +32,7 @@ from torch import Tensor
 
 from specbench.component import Choices
 from specbench.decoding.executor import Executor, HasCache, Module
-from specbench.decoding.state import Rows
+from specbench.decoding.rows import Rows
 from specbench.executors.arguments import flatten, rebuild
 from specbench.executors.buckets import bucket, bucket_lengths, refuse_growing_cache
 from specbench.executors.layers import packed
@@ -63,6 +63,7 @@ class CudaGraphExecutor(Executor):
         self.functions: dict[Callable[..., Any], Captured] = {}
         self.places: set[int] = set()  # addresses of results, which stay where they are
         self.pool: Any = None
+        self.ahead: dict[str, str] = {}  # whether rounds are launched ahead, by decoder
         self.stream: Any = None  # of captures and of the calls before them: each stream keeps workspaces of its own
 
     @classmethod
@@ -103,6 +104,10 @@ class CudaGraphExecutor(Executor):
             self.functions[function] = Captured(function, models, self)
         return self.functions[function]
 
+    def runs_ahead(self, decoder: str, obstacle: str | None) -> bool:
+        self.ahead[decoder] = "yes" if obstacle is None else f"no: {obstacle}"
+        return obstacle is None
+
     def columns(self, needed: int, capacity: int | None = None) -> int:
         return bucket(needed, capacity)
 
@@ -131,6 +136,7 @@ class CudaGraphExecutor(Executor):
             "captures": self.captures,
             "captures_after_warm_up": self.late,
             "bytes": self.bytes(),
+            "rounds_ahead": self.ahead,
             **(
                 {}
                 if self.programs is None

@@ -28,10 +28,14 @@ WITHOUT_GRAPHS = (GRAPHS, "executor._target_=specbench.gpu_check.lab.Uncaptured"
 
 
 class Uncaptured(CudaGraphExecutor):
-    """Runs the functions that would be captured, on the same shapes: what graphs must agree with."""
+    """Runs the functions that would be captured, on the same shapes, and reads every round at once: what graphs, and
+    rounds that are launched ahead, must agree with."""
 
     def captured(self, function: Any, models: Any) -> Any:
         return function
+
+    def runs_ahead(self, decoder: str, obstacle: str | None) -> bool:
+        return False
 
 
 class Lab:

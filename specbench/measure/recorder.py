@@ -4,6 +4,7 @@ The betas and the metrics need p and q, which exist only during the round, so th
 laps, and copied to the host once at the end.
 """
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -39,7 +40,6 @@ class Call(NamedTuple):
     """The numbers of one round for all rows."""
 
     owners: list[int]  # by row, the number of its request
-    lengths: list[int]  # by row, generated tokens
     lenience: float
     width: int  # tokens of each row that the target's call read
     numbers: Tensor  # [B, K]: counts, metrics, betas, evidence
@@ -68,12 +68,9 @@ class Recorder:
         judge = self.verifier.under(state)
         metrics = tuple(self.metrics.values())
         numbers = self.reduce(scores.p, draft, verdict, kept, judge.beta, metrics, self._evidence)
-        lengths = [length - prompt for length, prompt in zip(state.lengths, state.prompt_lengths, strict=True)]
         law = self._law(scores.p, draft, verdict, kept)
         # A CUDA graph overwrites its outputs in the next round.
-        call = Call(
-            list(state.owners), lengths, judge.lenience, scores.width, numbers.clone(), draft.depth, state.drawn, law
-        )
+        call = Call(list(state.owners), judge.lenience, scores.width, numbers.clone(), draft.depth, state.drawn, law)
         self._calls.append(call)
 
     def _law(self, p: Tensor, draft: Draft, verdict: Verdict, kept: Tensor) -> Tensor | None:
@@ -86,27 +83,37 @@ class Recorder:
 
     def rounds(self, laps: Sequence[Laps]) -> list[list[Round]]:
         """One list of records per round, a record for each row that was active in it; `laps` are the seconds of each
-        round."""
-        calls = enumerate(zip(self._calls, laps, strict=True))
-        return [self._rounds(number, call, seconds) for number, (call, seconds) in calls]
+        round. The list is empty if no row was: such a round was launched before the host knew that all texts had
+        ended, and has no number."""
+        found: list[list[Round]] = []
+        number, lengths = 0, Counter[int]()  # by request, the tokens that it has
+        for call, seconds in zip(self._calls, laps, strict=True):
+            found.append(self._rounds(number, call, seconds, lengths))
+            number += bool(found[-1])
+        return found
 
     def evidence(self, requests: int) -> list[Evidence]:
         """What stood behind the tokens of each of so many requests."""
         found = [Evidence(self.verifier.keeps_guess) for _ in range(requests)]
+        lengths = Counter[int]()
         for call in self._calls:
             table = call.numbers.cpu().numpy()
-            for row, numbers in enumerate(table):
+            for row, (owner, numbers) in enumerate(zip(call.owners, table, strict=True)):
                 counts = Counts(*map(int, numbers[: len(Counts._fields)]))
                 if counts.kept:
                     law = None if call.law is None else call.law[row]
-                    position, own = call.lengths[row] - counts.kept, numbers[-width(call.steps) :]
-                    found[call.owners[row]].add(position, counts.kept, counts.tested, own, law)
+                    found[owner].add(lengths[owner], counts.kept, counts.tested, numbers[-width(call.steps) :], law)
+                    lengths[owner] += counts.kept
         return found
 
-    def _rounds(self, number: int, call: Call, seconds: Laps) -> list[Round]:
+    def _rounds(self, number: int, call: Call, seconds: Laps, lengths: Counter[int]) -> list[Round]:
+        """The records of a call; adds what it kept to the `lengths` of the requests. The lengths that the host knows
+        during the round may be a round late."""
         numbers = call.numbers[:, : -width(call.steps)] if self._evidence else call.numbers
-        rows = zip(call.owners, call.lengths, numbers.tolist(), strict=True)
-        active = [(owner, length, numbers) for owner, length, numbers in rows if numbers[0] > 0]
+        rows = zip(call.owners, numbers.tolist(), strict=True)
+        active = [(owner, lengths[owner], numbers) for owner, numbers in rows if numbers[0] > 0]
+        for owner, _, (kept, *_) in active:
+            lengths[owner] += int(kept)
         shared = {
             "seconds": seconds,
             "rows": len(active),
@@ -117,7 +124,7 @@ class Recorder:
         }
         return [self._round(*row, shared) for row in active]
 
-    def _round(self, owner: int, length: int, numbers: list[float], shared: dict[str, Any]) -> Round:
+    def _round(self, owner: int, position: int, numbers: list[float], shared: dict[str, Any]) -> Round:
         counts = Counts(*map(int, numbers[: len(Counts._fields)]))
         kept, n, rest = counts.kept, counts.accepted, len(Counts._fields)
         found = {}
@@ -127,7 +134,7 @@ class Recorder:
         own_token = kept == n + 1
         return Round(
             row=owner,
-            position=length - kept,
+            position=position,
             gamma=counts.gamma,
             accepted=min(n, kept),
             tested=counts.tested,

@@ -21,8 +21,9 @@ from specbench.cache.slots import SlotCache
 from specbench.decoding.draft import Draft, Verdict
 from specbench.decoding.executor import Executor
 from specbench.decoding.noise import constant
+from specbench.decoding.rows import Rows, all_rows, seen_tokens
 from specbench.decoding.sampling import Sampling
-from specbench.decoding.state import Job, Rows, State, all_rows, seen_tokens
+from specbench.decoding.state import Job, State
 from specbench.decoding.target import READ_CHUNK, Scores, Target
 from specbench.decoding.token_tree import Levels, Tree, pack, static_tree, tree_of
 from specbench.devices import upload
@@ -171,7 +172,7 @@ class LanguageModel(Target):
 
     def catch_up(self, state: State, width: int) -> None:
         """Reads committed tokens of active rows until at most `width` of each are missing in the cache."""
-        rows = zip(state.lengths, self.cached, state.active, strict=True)
+        rows = zip(state.reach, self.cached, state.active, strict=True)
         behind = [row for row, (length, cached, on) in enumerate(rows) if on and length - cached > width]
         if behind:
             self.executor.launching()
@@ -216,7 +217,7 @@ class LanguageModel(Target):
 
     def score(self, state: State, draft: Draft, keep_hidden: bool = False) -> Scores:
         """See `Target.score`. Guesses that spell the same text are read once, unless shapes are fixed."""
-        lengths = [n - 1 for n in state.lengths]
+        lengths = [n - 1 for n in state.reach]
         if draft.repeats and not self.executor.fixed_shapes:
             packed = pack(draft.tokens, draft.levels, draft.parents, draft.exists())
             width = packed.tokens.shape[1] + 1

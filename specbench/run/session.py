@@ -16,6 +16,7 @@ from specbench.decoding.target import Model
 from specbench.decoding.verifier import Verifier
 from specbench.measure.costs import CostTable
 from specbench.measure.recorder import Recorder, round_numbers
+from specbench.run.ahead import stride
 from specbench.run.parts import Parts
 
 
@@ -51,6 +52,8 @@ class Session:
         evidence = evidence and speculative and not target.sampling.greedy
         recorder = Recorder(verifier, parts.metrics, target.executor.leaf(round_numbers), evidence)
         target.allocate(parts.batch_size, columns)
+        longest = max((job.limit for job in jobs), default=0)
+        state.stride = stride(parts, policy if speculative else None, verifier, longest, arrivals is not None)
         record = untimed(target.executor, recorder)
         with target.executor.timed(clock.launch):
             if speculative:
@@ -67,7 +70,10 @@ class Session:
         """Joins what queue, clock and recorder know of each request."""
         laps = clock.rounds()
         calls: list[Any] = [lap for lap in laps if Lap.VERIFY in lap]
-        rounds = [r for call in recorder.rounds(calls) for r in call]
+        rounds_of_calls = recorder.rounds(calls)
+        # A call that served no row was launched before the host knew that all texts had ended.
+        calls = [lap for lap, its in zip(calls, rounds_of_calls, strict=True) if its]
+        rounds = [r for its in rounds_of_calls for r in its]
         own: list[list[Round]] = [[] for _ in queue.outputs]
         for r in rounds:
             own[r.row].append(r)
