@@ -134,7 +134,8 @@ class AutoExecutor(Executor):
             return packed(module)
         groups = list(groups_of(module))
         if len(self.kinds) > 1 and not self.table.pinned:
-            self.table.add(measure(self._sample(groups, exact), self.kinds, exact))
+            if sample := self._sample(groups, exact):
+                self.table.add(measure(sample, self.kinds, exact))
         copies = exact and free_bytes(torch.device("cpu")) > SPARE * sum(p.nbytes for p in module.parameters())
         for parent, names in groups:  # one after the other, so that no more than one exists twice meanwhile
             replace(parent, names, self._multiplier(*stacked(parent, names), copies, exact))
