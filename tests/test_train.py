@@ -43,7 +43,9 @@ def shipped(role):
     return load_module(settings, role, torch.device("cpu"), torch.float32, 0)
 
 
-@pytest.mark.parametrize("method", DRAFTERS)
+@pytest.mark.parametrize("method", [
+    method if method in ("distill", "medusa") else pytest.param(method, marks=pytest.mark.slow) for method in DRAFTERS
+])  # fmt: skip
 def test_every_method_trains_a_drafter_that_runs(method, tmp_path):
     pytest.importorskip("accelerate")
     text = tmp_path / "text.txt"
