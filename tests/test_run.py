@@ -120,7 +120,8 @@ def test_what_a_job_held_is_given_back():
 
 
 def test_a_multirun_skips_finished_jobs_and_writes_a_table(monkeypatch, tmp_path, capsys):
-    arguments, freed = ["-m", *small("gamma=1,3", "name=sweep", "temperature=0", "verdict_tokens=0", "data.limit=1")], []
+    few = small("gamma=1,3", "name=sweep", "temperature=0", "verdict_tokens=0", "data.limit=1")
+    arguments, freed = ["-m", *few], []
     monkeypatch.setattr("specbench.memory.give_back", lambda: freed.append("memory"))
     assert call(arguments, monkeypatch, tmp_path) == 0 and len(freed) == 2  # before each job
     folders = sorted((tmp_path / "outputs" / "sweep").glob("*gamma*"))

@@ -47,11 +47,9 @@ def bootstrap(rng: np.random.Generator, seconds: Floats, both: bool) -> tuple[fl
     """Percentiles over prompts drawn with replacement, and with `both` over processes too."""
     processes, prompts = seconds.shape
     columns = rng.multinomial(prompts, np.full(prompts, 1 / prompts), SAMPLES)
-    rows = (
-        rng.multinomial(processes, np.full(processes, 1 / processes), SAMPLES)
-        if both
-        else np.ones((SAMPLES, processes))
-    )
+    rows = np.ones((SAMPLES, processes))
+    if both:
+        rows = rng.multinomial(processes, np.full(processes, 1 / processes), SAMPLES)
     means = np.einsum("sp,pc,sc->s", rows, seconds, columns) / (rows.sum(1) * prompts)
     low, high = np.percentile(-np.log(means), [2.5, 97.5])
     return float(low), float(high)

@@ -133,9 +133,9 @@ class AutoExecutor(Executor):
         if next(module.parameters()).device.type != "cpu":
             return packed(module)
         groups = list(groups_of(module))
-        if len(self.kinds) > 1 and not self.table.pinned:
-            if sample := self._sample(groups, exact):
-                self.table.add(measure(sample, self.kinds, exact))
+        choosing = len(self.kinds) > 1 and not self.table.pinned
+        if choosing and (sample := self._sample(groups, exact)):
+            self.table.add(measure(sample, self.kinds, exact))
         copies = exact and free_bytes(torch.device("cpu")) > SPARE * sum(p.nbytes for p in module.parameters())
         for parent, names in groups:  # one after the other, so that no more than one exists twice meanwhile
             replace(parent, names, self._multiplier(*stacked(parent, names), copies, exact))
