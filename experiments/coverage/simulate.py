@@ -67,8 +67,8 @@ def coverage(processes: int, spreads: tuple[float, float, float]) -> list[float]
 
 def main() -> None:
     """Writes and prints the table."""
-    lines = ["| processes | sd of processes, prompts, the rest | repeats=R | two-way bootstrap | bootstrap over prompts |",
-             "|---|---|---|---|---|"]  # fmt: skip
+    headings = ("processes", "sd of processes, prompts, the rest", "repeats=R", "two-way bootstrap", "over prompts")
+    lines = ["| " + " | ".join(headings) + " |", "|" + "---|" * len(headings)]
     cases = [(processes, spreads) for spreads in SPREADS for processes in PROCESSES]
     for processes, spreads in track(cases, "simulating"):
         shares = " | ".join(f"{share:.3f}" for share in coverage(processes, spreads))
