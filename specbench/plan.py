@@ -19,9 +19,9 @@ from specbench.interrupts import exit_code, handled
 from specbench.measure.accounting import speedup_of
 from specbench.measure.crossed import CrossedSums
 from specbench.measure.planning import (
+    LONGER,
     Plan,
     Spread,
-    Times,
     halves_of_alpha,
     halves_of_time,
     plans,
@@ -41,6 +41,7 @@ from specbench.visible import visible
 register_resolvers()
 PILOT = {"data.limit": "12", "repeats": "3", "logger": "none"}  # unless the overrides say otherwise
 FILE = "plan.json"
+MOSTLY = 0.5  # of the texts
 
 
 def parser() -> argparse.ArgumentParser:
@@ -109,15 +110,21 @@ def refuse_impossible(words: Sequence[str]) -> None:
 def plan(folder: Path, speedup: float, alpha: float) -> None:
     """Prints what the targets need, and writes plan.json. Raises ConfigError."""
     run = load_run(folder)
+    if run.result.get("in_turn"):
+        raise ConfigError(f"{folder} cannot be a pilot: its times are of all ways that were decoded in turn with it")
     sums = crossed(folder)
     if sums.table.shape[2] < 2 or not sums.point["tested"]:
         raise ConfigError(f"{folder} cannot be a pilot: it needs two prompts at least, and guesses that were tested")
-    times, tokens = times_of(run, sums), tokens_of(run)
+    seconds, tokens = times_of(run, sums), tokens_of(run)
     found: dict[str, Any] = {}
     for name, target, spread in (("speedup", speedup / 100, of_speedup(run, sums)),
                                  ("alpha", alpha, of_alpha(run, sums))):  # fmt: skip
         relative = target if name == "speedup" else target / (run.result["alpha"]["mean"] or 1.0)
-        known = [p for p in plans(spread, relative, tokens, times) if name == "alpha" or p.processes > 1]
+        known = [
+            p
+            for p in plans(spread, relative, tokens, seconds, longest_of(run, sums))
+            if name == "alpha" or p.processes > 1
+        ]
         known = known if not process_is_unknown(sums) or name == "alpha" else []
         told = f"+- {speedup:g} % of the speedup" if name == "speedup" else f"+- {alpha:g} of alpha"
         if not known:
@@ -126,8 +133,8 @@ def plan(folder: Path, speedup: float, alpha: float) -> None:
         else:
             show(table(known, told, 100 if name == "speedup" else run.result["alpha"]["mean"]))
         found[name] = {"target": target, **asdict(spread), "plans": [asdict(p) for p in known]}
-    write_json(folder / FILE, found | {"times": asdict(times)})
-    print(visible(f"written to {folder / FILE}; times are those of this machine, and grow with the tokens"))
+    write_json(folder / FILE, found | {"seconds_of_a_prompt": seconds})
+    print(visible(f"written to {folder / FILE}; times are those of this machine, without loading"))
 
 
 def crossed(folder: Path) -> CrossedSums:
@@ -156,13 +163,15 @@ def tokens_of(run: StoredRun) -> int:
     return int(run.result["config"]["max_new_tokens"])
 
 
-def times_of(run: StoredRun, sums: CrossedSums) -> Times:
-    """Seconds of a process by what they grow with."""
-    names = ("seconds", "plain_seconds", "prefill_seconds", "plain_prefill_seconds", "record_seconds")
-    decoding = sum(float(sums.point.get(name, 0.0)) for name in names)
+def times_of(run: StoredRun, sums: CrossedSums) -> float:
+    """Seconds of a prompt in a process, with everything that is done for it but loading."""
     processes, prompts = sums.table.shape[1:]
-    whole = run.result["provenance"]["seconds"]
-    return Times(max(0.0, (whole - decoding) / processes), decoding / processes / prompts)
+    return float(run.result["provenance"]["seconds"] / processes / prompts)
+
+
+def longest_of(run: StoredRun, sums: CrossedSums) -> float:
+    """How many times as long texts may be made: not at all where most of them end before max_new_tokens."""
+    return 1.0 if sums.point["stops"] > MOSTLY * run.result["counts"]["prompts"] else LONGER[-1]
 
 
 def table(found: Sequence[Plan], title: str, scale: float) -> Table:

@@ -10,7 +10,7 @@ from conftest import composed, small
 import specbench.compare.__main__ as command
 import specbench.models.pretrained as pretrained
 from specbench.compare import in_turn
-from specbench.compare.in_turn import Job, cohorts_of, tasks_of
+from specbench.compare.in_turn import Job, cohorts_of, labels_of, tasks_of
 from specbench.config.build import build
 from specbench.config.checks import check
 from specbench.config.targets import Targets
@@ -18,6 +18,7 @@ from specbench.decoded import RequestSums
 from specbench.measure.accounting import speedup_of
 from specbench.measure.comparison import SPEEDUP, TOKENS_PER_SECOND, Pair, compare, holm, joined_clusters
 from specbench.measure.estimators import student_tail
+from specbench.run.cohort import Cohort, in_order
 from specbench.run.run import run, run_in_turn
 from specbench.run.session import Session
 from specbench.settings import ConfigError
@@ -111,6 +112,30 @@ def test_only_shared_requests_count_and_clusters_of_all_runs_are_joined():
         compare({"a": a, "b": b}, SPEEDUP)
 
 
+def test_processes_number_their_clusters_anew():
+    """A run of three processes in other orders, and with a prompt that one of them lacks."""
+    one = simulated(12, 0.006, 1)
+    pooled = RequestSums(one.requests * 3, one.prompts * 3, one.categories * 3, columns={
+        name: np.tile(values, 3) for name, values in one.columns.items()})  # fmt: skip
+    pooled.processes = [process for process in range(3) for _ in range(12)]
+    pooled.clusters = [(number * (1, 5, 7)[process]) % 12 for process in range(3) for number in range(12)]
+    found = compare({"a": pooled, "b": one}, SPEEDUP)
+    assert found.clusters == 12 and found.runs[0].ratio == pytest.approx(1) and found.pairs[0].corrected is None
+    grouped = RequestSums(one.requests, one.prompts, one.categories, [n // 4 for n in range(12)], columns=one.columns)
+    assert compare({"a": grouped, "b": one}, SPEEDUP).clusters == 3
+
+
+def test_the_order_of_ways_is_balanced():
+    two = [tuple(in_order(["a", "b"], number)) for number in range(6)]
+    assert two == [("a", "b"), ("b", "a")] * 3
+    orders = [tuple(in_order([*"abcd"], number)) for number in range(400)]
+    for place in range(4):
+        for way in "abcd":
+            assert 70 < sum(order[place] == way for order in orders) < 130  # each 100 times but for chance
+    follows = sum("ab" in "".join(order) for order in orders)
+    assert 70 < follows < 130  # a rotation would have it three times in four
+
+
 def jobs_of(tmp_path, *sweep):
     checked = [check(composed("logger=none", *words.split())) for words in sweep]
     return [Job(words.split(), tmp_path / str(n), c) for n, (words, c) in enumerate(zip(sweep, checked, strict=True))]
@@ -149,6 +174,20 @@ def test_in_turn_gives_what_each_gives_alone(good, monkeypatch, tmp_path):
                 ours.baseline.tokens == theirs.baseline.tokens and ours.speculative.tokens == theirs.speculative.tokens
             )
             assert [r.beta for r in ours.speculative.rounds] == [r.beta for r in theirs.speculative.rounds]
+
+
+def test_verifiers_share_plain_decoding_that_none_of_them_changes(good, tmp_path):
+    """`block` renews noise after each step, also of plain decoding; `match` writes plain decoding's text."""
+    words = [["verifier=block"], ["verifier=match"]]
+    targets = Targets()
+    made = [build(check(composed(*few(good, "drafter=random", "temperature=1", *w))), targets=targets) for w in words]
+    found = run_in_turn([[(parts, tmp_path / str(n)) for n, parts in enumerate(made)]], lambda done, total, what: None)
+    for result in found[1][1].results:
+        assert result.speculative.tokens == result.baseline.tokens
+    alone = run(build(check(composed(*few(good, "drafter=random", "temperature=1", *words[0])))), tmp_path / "alone")[1]
+    for ours, theirs in zip(found[0][1].results, alone.results, strict=True):
+        assert ours.speculative.tokens == theirs.speculative.tokens
+        assert ours.baseline.tokens != theirs.baseline.tokens  # alone, block's plain decoding renews its noise
 
 
 def test_a_prompt_that_fails_one_way_is_there_in_the_others(good, monkeypatch, tmp_path):
@@ -190,6 +229,45 @@ def test_the_command_compares_a_sweep_and_then_its_folders(good, monkeypatch, tm
     monkeypatch.setattr(in_turn, "run_jobs", None)
     assert called(sweep, tmp_path, monkeypatch) == 0  # finished: nothing is decoded
     assert "finished before" in capsys.readouterr().out
+
+
+def test_a_way_without_results_leaves_the_others_and_no_old_ones(good, monkeypatch, tmp_path, capsys):
+    sweep = few(good, "temperature=0", "drafter=random,prompt_lookup")
+    assert called(sweep, tmp_path, monkeypatch) == 0
+    folder, decode = tmp_path / "outputs" / "compare", Session.decode
+
+    def failing(self, jobs, speculative, columns, arrivals=None, **options):
+        if self.parts.choices["drafter"] == "random" and speculative and "policy" not in options:
+            raise RuntimeError("out of memory")
+        return decode(self, jobs, speculative, columns, arrivals, **options)
+
+    monkeypatch.setattr(Session, "decode", failing)
+    assert called([*sweep, "force=true"], tmp_path, monkeypatch) == 1
+    assert [path.parent.name for path in folder.glob("*/results.json")] == [
+        path.name for path in folder.glob("*prompt_lookup*")
+    ]
+    assert "out of memory" in (folder / "run.log").read_text()
+
+
+def test_an_interrupted_comparison_keeps_what_was_finished(good, monkeypatch, tmp_path, capsys):
+    plain = Cohort.decode_all_ways
+
+    def interrupted(self, wanted, jobs, number):
+        if number == 1:
+            raise KeyboardInterrupt
+        return plain(self, wanted, jobs, number)
+
+    monkeypatch.setattr(Cohort, "decode_all_ways", interrupted)
+    assert called(few(good, "temperature=0", "drafter=random,prompt_lookup"), tmp_path, monkeypatch) == 130
+    results = [json.loads(path.read_text()) for path in tmp_path.glob("outputs/compare/*/results.json")]
+    assert [(r["status"], r["counts"]["prompts"]) for r in results] == [("interrupted", 1)] * 2
+    assert "what was finished is in" in " ".join(capsys.readouterr().err.split())
+
+
+def test_no_way_is_lost_to_its_name():
+    assert labels_of([{"a": "x"}, {"a": "y"}]) == ["x", "y"]
+    assert labels_of([{}, {"lenience": "0.5"}, {"drafter.temperature": "0.5"}]) == [
+        "without overrides", "lenience=0.5", "drafter.temperature=0.5"]  # fmt: skip
 
 
 @pytest.mark.parametrize(

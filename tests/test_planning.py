@@ -10,7 +10,7 @@ from conftest import small
 import specbench.plan as command
 from specbench.decoded import RequestSums
 from specbench.measure.crossed import CrossedSums
-from specbench.measure.planning import Spread, Times, fewest_prompts, halves_of_alpha, plans, share_within
+from specbench.measure.planning import Spread, fewest_prompts, halves_of_alpha, plans, share_within
 
 SD = {"process": 0.03, "prompt": 0.10, "cell": 0.05}
 
@@ -71,7 +71,7 @@ def test_longer_texts_help_only_what_is_of_their_tokens():
     assert fewest_prompts(own, 1e-9, 3, 1) is None  # processes differ, however many prompts there are
     prompts = fewest_prompts(own, 0.06, 5, 1)
     assert own.half_width(5, prompts, 1) <= 0.06 < own.half_width(5, prompts - 1, 1)
-    found = plans(own, 0.06, 64, Times(fixed=10, prompt=1))
+    found = plans(own, 0.06, 64, 1.0)
     assert found[0].seconds == min(p.seconds for p in found) and all(p.half_width <= 0.06 for p in found)
 
 

@@ -13,7 +13,21 @@ from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from common import NUMBERS, RANKED, SPEEDUP, Measured, Row, in_turn, make, number, option, ratio, runs_in, text
+from common import (
+    NUMBERS,
+    RANKED,
+    SPEEDUP,
+    Measured,
+    Row,
+    in_turn,
+    interval,
+    make,
+    number,
+    option,
+    ratio,
+    runs_in,
+    text,
+)
 from figures import distances, named
 
 from specbench.measure.simulate import Trace, replay, sweep
@@ -31,6 +45,7 @@ TABLE = {
     "speedup": SPEEDUP,
     "replay predicts": number("replayed", ".3f"),
     "predicted / measured": number("replayed_of_measured", ".3f"),
+    "over the best fixed gamma": interval("over_best", "over_low", "over_high"),  # in numbers of earlier commits
 }
 
 

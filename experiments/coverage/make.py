@@ -1,6 +1,6 @@
 """How often an interval of 95 % holds what other processes find, from processes on the same prompts.
 
-python -m specbench -m name=coverage repeats=20 repeats_vary=seed temperature=0,1 logger=none
+python -m specbench -m name=coverage repeats=20 repeats_vary=seed temperature=0,1 logger=none verdict_tokens=0
 python experiments/coverage/make.py outputs/coverage
 """
 

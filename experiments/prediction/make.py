@@ -1,6 +1,6 @@
 """How good `speedup.predicted` is: every second prompt's speedup, from the other prompts of the same process.
 
-python -m specbench -m name=coverage repeats=20 repeats_vary=seed temperature=0,1 logger=none
+python -m specbench -m name=coverage repeats=20 repeats_vary=seed temperature=0,1 logger=none verdict_tokens=0
 python experiments/prediction/make.py outputs/coverage
 """
 

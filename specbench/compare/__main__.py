@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from specbench.compare.in_turn import Job
     from specbench.measure.comparison import Comparison
     from specbench.multirun import Sweep
+    from specbench.storage.read import StoredRun
 
 register_resolvers()
 NAME = "compare"  # of the folder in outputs/, unless a name or an experiment is given
@@ -54,7 +55,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 def compare_folders(folders: Sequence[str]) -> int:
     """Compares finished runs with the first one. Raises ConfigError."""
-    from specbench.compare.in_turn import own_words
+    from specbench.compare.in_turn import labels_of, own_words
     from specbench.compare.tables import sentence, tables
     from specbench.measure.comparison import SPEEDUP, TOKENS_PER_SECOND, compare
     from specbench.report.tables import show
@@ -66,33 +67,42 @@ def compare_folders(folders: Sequence[str]) -> int:
     if len(found) < 2:
         raise ConfigError(f"{folders[0]} holds one run: give two or more folders")
     words = own_words([run.result.get("overrides") or [] for run in found.values()])
-    labels = [" ".join(own.values()) for own in words]
-    if len({*labels}) < len(labels) or "" in labels:
-        words = [{"run": str(folder)} for folder in found]
-        labels = [str(folder) for folder in found]
+    labels = labels_of(words)
+    if len({*labels}) < len(labels):
+        words, labels = [{"run": str(folder)} for folder in found], [str(folder) for folder in found]
     runs = dict(zip(labels, found.values(), strict=True))
     together = [run.result.get("in_turn") for run in runs.values()]
     by = TOKENS_PER_SECOND if together[0] and all(found == together[0] for found in together) else SPEEDUP
     compared = compare({label: load_sums(run.folder) for label, run in runs.items()}, by, labels[0])
     show(*tables(compared, dict(zip(labels, words, strict=True)), ""))
-    for warning in not_alike({label: run.result for label, run in runs.items()}):
+    for warning in not_alike(runs):
         print(visible(f"note: {warning}"))
     if len(runs) == 2:
         print(visible(sentence(compared)))
     return 0
 
 
-def not_alike(results: Mapping[str, dict[str, Any]]) -> list[str]:
-    """In what the runs differ that is no part of a way of decoding, in sentences."""
+def not_alike(runs: Mapping[str, "StoredRun"]) -> list[str]:
+    """In what the runs differ that is no part of a way of decoding, in sentences. Raises ConfigError if prompts of the
+    same id are not the same."""
     from specbench.compare.in_turn import TASK
 
+    first, *others = runs
+    texts = {record["id"]: record.get("prompt") for record in runs[first].prompts}
+    for label in others:
+        for record in runs[label].prompts:
+            if texts.get(record["id"], record.get("prompt")) != record.get("prompt"):
+                raise ConfigError(f"{label} cannot be compared with {first}: their prompts {record['id']} differ")
+    results = {label: run.result for label, run in runs.items()}
     configs = [result["config"] for result in results.values()]
-    keys = [key for key in TASK if any(config.get(key) != configs[0].get(key) for config in configs)]
+    keys = [key for key in TASK if key != "data" and any(config.get(key) != configs[0].get(key) for config in configs)]
     found = [f"the runs differ in {', '.join(keys)}: they did not do the same work"] if keys else []
     machines = {result["provenance"]["device"] for result in results.values()}
     found += [f"the runs are of different machines: {', '.join(sorted(machines))}"] if len(machines) > 1 else []
     bad = [label for label, result in results.items() if result["lossless"].get("verdict") in ("failed", "lossy")]
-    return found + ([f"not lossless: {', '.join(bad)}"] if bad else [])
+    found += [f"not lossless: {', '.join(bad)}"] if bad else []
+    pooled = [label for label, result in results.items() if result.get("repeats")]
+    return found + ([f"how processes differ is no part of the intervals of {', '.join(pooled)}"] if pooled else [])
 
 
 def compare_sweep(overrides: Sequence[str], also: Sequence[str] = ()) -> int:
@@ -124,11 +134,26 @@ def compare_sweep(overrides: Sequence[str], also: Sequence[str] = ()) -> int:
             status = run_jobs(jobs, lambda text: show(Text(text, style="dim")))
     told, code = sweep.summarise(printed=False)
     show_comparison(sweep, jobs)
+    for warning in unlike_engines(jobs):
+        show(Text(f"note: {warning}"))
     if status == "interrupted":
         raise KeyboardInterrupt(f"what was finished is in {sweep.folder}")
-    if code:
-        stop(told, code)
+    if code or status == "incomplete":
+        stop(told if code else "a way has no results: see run.log", code or 1)
     return 0
+
+
+def unlike_engines(jobs: Sequence["Job"]) -> list[str]:
+    """What makes engines of the same settings differ, in sentences: compiled programs are found for some ways only."""
+    from specbench.storage.read import read_result
+
+    results = [read_result(job.folder) for job in jobs if (job.folder / "results.json").exists()]
+    used = [result.get("executor", {}).get("programs", {}).get("used") for result in results]
+    if len({use for use in used if use is not None}) < 2:
+        return []
+    return [
+        f"compiled programs were there for {sum(map(bool, used))} of {len(used)} ways: executor=compiled makes them"
+    ]
 
 
 def expected(overrides: Sequence[str], also: Sequence[str] = ()) -> tuple[Any, "Sweep"]:
@@ -162,7 +187,7 @@ def expected(overrides: Sequence[str], also: Sequence[str] = ()) -> tuple[Any, "
 
 def show_comparison(sweep: "Sweep", jobs: Sequence["Job"]) -> None:
     """Prints the comparison of each task's jobs, and writes FILES. Raises ConfigError."""
-    from specbench.compare.in_turn import TASK, own_words, tasks_of
+    from specbench.compare.in_turn import TASK, labels_of, own_words, tasks_of
     from specbench.compare.tables import rows, tables
     from specbench.report.tables import show, to_csv
     from specbench.storage.atomic import write_json, write_text
@@ -173,8 +198,9 @@ def show_comparison(sweep: "Sweep", jobs: Sequence["Job"]) -> None:
         done = [job for job in task if (job.folder / "results.json").exists()]
         if len(done) < 2:
             continue
-        named = {" ".join(words[str(job.folder)].values()): job for job in done}
         common = {k: v for k, v in words[str(done[0].folder)].items() if k in TASK}
+        own = [{k: v for k, v in words[str(job.folder)].items() if k not in common} for job in done]
+        named = dict(zip(labels_of(own), done, strict=True))
         names = {label: {k: v for k, v in words[str(job.folder)].items() if k not in common}
                  for label, job in named.items()}  # fmt: skip
         found = _compared(named)

@@ -1,7 +1,7 @@
 """Runs the jobs of a sweep in one process: every prompt is decoded by all of them before the next one begins."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,12 +12,13 @@ from specbench.config.checks import Checked
 from specbench.config.schema import NOT_HASHED
 from specbench.config.targets import Targets
 from specbench.finish import log_to, save
+from specbench.interrupts import at_once
 from specbench.progress import decoding_progress
 from specbench.results import RunResult
 from specbench.run.parts import Parts
 from specbench.run.run import run_in_turn
 from specbench.settings import ConfigError
-from specbench.storage.finished import examine
+from specbench.storage.finished import clear, examine
 from specbench.storage.lock import locked
 from specbench.visible import first_line
 
@@ -62,6 +63,14 @@ def own_words(jobs: Sequence[Sequence[str]]) -> list[dict[str, str]]:
     return [dict(o.split("=", 1) for o in overrides if o not in common and "=" in o) for overrides in jobs]
 
 
+def labels_of(words: Sequence[Mapping[str, str]]) -> list[str]:
+    """A short name for each job: the values of its own overrides, with their keys where values alone would not do."""
+    found = [" ".join(own.values()) for own in words]
+    if len({*found}) == len(found) and "" not in found:
+        return found
+    return [" ".join(f"{key}={value}" for key, value in own.items()) or "without overrides" for own in words]
+
+
 def is_finished(jobs: Sequence[Job]) -> bool:
     """Whether every job's folder holds its finished run, all of them of one comparison."""
     found = [examine(job.folder, job.checked.identity()) for job in jobs]
@@ -72,13 +81,15 @@ def is_finished(jobs: Sequence[Job]) -> bool:
 
 
 def run_jobs(jobs: Sequence[Job], announce: Callable[[str], None]) -> str:
-    """Builds all jobs, decodes in turn and writes each one's folder. Returns the status. Raises ConfigError."""
+    """Builds all jobs, decodes in turn and writes each one's folder. Returns the status: "complete", "interrupted" or,
+    if a way has no results, "incomplete". Raises ConfigError."""
     cohorts = cohorts_of(jobs)
     with ExitStack() as locks:
         for job in jobs:
             locks.enter_context(locked(job.folder))
-        targets = Targets()
-        made = [[(build(job.checked, announce, targets), job.folder) for job in cohort] for cohort in cohorts]
+        with at_once():
+            targets = Targets()
+            made = [[(build(job.checked, announce, targets), job.folder) for job in cohort] for cohort in cohorts]
         announce(f"{len(jobs)} ways of decoding in turn, {len(cohorts)} with plain decoding")
         with decoding_progress() as progress:
             found = run_in_turn(made, progress)
@@ -88,18 +99,25 @@ def run_jobs(jobs: Sequence[Job], announce: Callable[[str], None]) -> str:
 
 
 def _save_all(jobs: Sequence[tuple[Job, Parts]], found: Sequence[Any]) -> str:
-    status, shared = "complete", _in_turn(found, [job for job, _ in jobs])
+    """Writes the results of each way; one that has none, or cannot be written, leaves the others as they are."""
+    statuses, shared = {"complete"}, _in_turn(found, [job for job, _ in jobs])
     for (job, parts), (result, record) in zip(jobs, found, strict=True):
-        if not isinstance(result, RunResult):
-            log.error("%s: %s", " ".join(job.overrides), first_line(result))
+        try:
+            if not isinstance(result, RunResult):
+                clear(job.folder)  # what stood there is of another comparison
+                raise ConfigError(f"{' '.join(job.overrides)}: {first_line(result)}")
+            result.in_turn = shared
+            save(job.checked, parts, result, record, job.folder, job.overrides)
+            statuses.add(result.status)
+        except ConfigError as error:
+            log.error("%s", error)
+            statuses.add("incomplete")
             continue
-        result.in_turn, status = shared, result.status
-        save(job.checked, parts, result, record, job.folder, job.overrides)
         try:
             log_to(job.checked, result, record, job.folder)
         except ConfigError as error:
             log.error("%s", error)
-    return status
+    return "interrupted" if "interrupted" in statuses else "incomplete" if "incomplete" in statuses else "complete"
 
 
 def _in_turn(found: Sequence[Any], jobs: Sequence[Job]) -> dict[str, Any]:

@@ -32,7 +32,7 @@ def tables(found: Comparison, names: Names, title: str) -> list[Table]:
 
 
 def _ranking(found: Comparison, names: Names, title: str) -> Table:
-    against = f"of {'the fastest' if found.by == TOKENS_PER_SECOND else found.reference}"
+    against = f"of {'the fastest' if found.reference == found.runs[0].label else found.reference}"
     table = []
     for run in found.runs:
         n = run.numbers

@@ -15,7 +15,7 @@ class Targets:
     """The targets that were loaded so far, by the settings that they were loaded with."""
 
     def __init__(self) -> None:
-        self._loaded: dict[str, LanguageModel] = {}
+        self._loaded: dict[str, tuple[LanguageModel, Any]] = {}  # with what its executor knew when it was loaded
 
     def has(self, checked: Checked) -> bool:
         """Whether the target of these settings is loaded."""
@@ -24,10 +24,14 @@ class Targets:
     def get(self, checked: Checked, context: Context, load: Callable[[Context], LanguageModel]) -> LanguageModel:
         """The target of these settings, with the sampling, cache and executor of `context`: loaded by `load` at most
         once."""
-        known = self._loaded.get(_key(checked))
-        if known is not None:
-            return known.shared(context.sampling, context.new_cache, context.executor)
-        return self._loaded.setdefault(_key(checked), load(context))
+        key = _key(checked)
+        if key in self._loaded:
+            model, loaded = self._loaded[key]
+            context.executor.share(loaded)
+            return model.shared(context.sampling, context.new_cache, context.executor)
+        model = load(context)
+        self._loaded[key] = model, context.executor.loaded()
+        return model
 
 
 def _key(checked: Checked) -> str:

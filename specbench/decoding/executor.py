@@ -62,8 +62,12 @@ class Executor(Component):
         for a quantised drafter, its results may differ from the module's by more than the rounding of its dtype."""
         return module
 
-    def share(self, other: "Executor") -> None:
-        """Called when this executor runs a module that `other`, of the same kind and settings, has loaded."""
+    def loaded(self) -> Any:
+        """What it keeps of the modules that it has loaded so far, for `share`."""
+
+    def share(self, loaded: Any) -> None:
+        """Called when this executor runs a module that another one, of the same kind and settings, has loaded; `loaded`
+        is what that one's `loaded` said then."""
 
     def stored(self, module: nn.Module) -> Stored:
         """The weights of a module that `load` returned."""

@@ -141,9 +141,11 @@ class AutoExecutor(Executor):
             replace(parent, names, self._multiplier(*stacked(parent, names), copies, exact))
         return module
 
-    def share(self, other: Executor) -> None:
-        assert isinstance(other, AutoExecutor)
-        self.chosen |= other.chosen
+    def loaded(self) -> dict[str, list[str]]:
+        return dict(self.chosen)
+
+    def share(self, loaded: dict[str, list[str]]) -> None:
+        self.chosen |= loaded
 
     def _sample(self, groups: Sequence[Group], exact: bool) -> list[tuple[Tensor, Tensor | None]]:
         """Weights and biases to time, in the order of a forward: up to SAMPLE_BYTES, and one at least of every shape

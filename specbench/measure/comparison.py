@@ -65,8 +65,8 @@ class Comparison:
 
 
 def compare(runs: Mapping[str, RequestSums], by: str, reference: str | None = None) -> Comparison:
-    """Compares runs by name; the reference is the fastest unless given. Raises ConfigError if they share no
-    request."""
+    """Compares runs by name; the reference is the fastest unless given. Runs of several processes are not tested, since
+    how processes differ is no part of this interval. Raises ConfigError if the runs share no request."""
     known = set.intersection(*({*run.requests} for run in runs.values()))
     shared = [request for request in next(iter(runs.values())).requests if request in known]
     if not shared:
@@ -77,7 +77,8 @@ def compare(runs: Mapping[str, RequestSums], by: str, reference: str | None = No
     values = {label: float(ranked(s.point)) for label, s in sums.items()}
     order = sorted(sums, key=lambda label: -values[label])
     base = reference or order[0]
-    pairs = holm([_pair(a, b, sums, ranked) for a, b in combinations(order, 2)])
+    pairs = [_pair(a, b, sums, ranked) for a, b in combinations(order, 2)]
+    pairs = pairs if any(len({*run.processes}) > 1 for run in runs.values()) else holm(pairs)
     slower = {label: sum(beats(pair, label) for pair in pairs) for label in order}
     found = [_compared(label, base, sums, by, 1 + slower[label], pairs) for label in order]
     return Comparison(by, len(shared), len({*clusters}), base, found, pairs)
@@ -102,11 +103,26 @@ def joined_clusters(runs: Mapping[str, RequestSums], requests: Sequence[str]) ->
 
     for run in runs.values():
         first: dict[Hashable, str] = {}
-        for request, prompt, cluster in zip(run.requests, run.prompts, run.clusters, strict=True):
+        for request, belongs in zip(run.requests, _belongings(run), strict=True):
             if request in parent:
-                for group in (("prompt", prompt), ("cluster", cluster)):
+                for group in belongs:
                     parent[root(request)] = root(first.setdefault(group, request))
     return [root(request) for request in requests]
+
+
+def _belongings(run: RequestSums) -> list[tuple[Hashable, ...]]:
+    """What each request of a run shares with others: its prompt and its cluster. Several processes have requests in
+    common; where they put other rows together, as in another order, only prompts count."""
+    clusters: dict[int, dict[int, list[str]]] = {}
+    processes = run.processes or [0] * len(run.requests)
+    for process, cluster, request in zip(processes, run.clusters, run.requests, strict=True):
+        clusters.setdefault(process, {}).setdefault(cluster, []).append(request)
+    apart = [{frozenset(group) for group in each.values()} for each in clusters.values()]
+    alike = all(groups == apart[0] for groups in apart)
+    return [
+        (("prompt", prompt), ("cluster", frozenset(clusters[process][cluster]))) if alike else (("prompt", prompt),)
+        for prompt, process, cluster in zip(run.prompts, processes, run.clusters, strict=True)
+    ]
 
 
 def holm(pairs: list[Pair]) -> list[Pair]:
@@ -190,8 +206,8 @@ def _numbers(s: Mapping[str, Any]) -> dict[str, Any]:
 def _pair(a: str, b: str, sums: Mapping[str, Sums], formula: Formula) -> Pair:
     """The first over the second. Two runs with the same numbers differ with probability 1 by nothing."""
     ratio, ci95, spread = _ratio(sums[a], sums[b], formula)
-    if spread is None:
-        return Pair(a, b, ratio, None, None, None)
+    if spread is None or not np.isfinite(spread):
+        return Pair(a, b, ratio, ci95, None, None)
     deviation = abs(np.log(ratio))
     p_value = float(deviation == 0) if spread == 0 else student_tail(deviation / spread, sums[a].clusters - 1)
     return Pair(a, b, ratio, ci95, p_value, None)

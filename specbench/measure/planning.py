@@ -36,14 +36,6 @@ class Spread:
 
 
 @dataclass(frozen=True)
-class Times:
-    """Seconds of a process: `fixed` for loading, warm-up and reading texts again, and `prompt` for each prompt."""
-
-    fixed: float
-    prompt: float
-
-
-@dataclass(frozen=True)
 class Plan:
     """A way to the target, and the seconds that it takes on this machine."""
 
@@ -54,16 +46,17 @@ class Plan:
     seconds: float
 
 
-def plans(spread: Spread, target: float, tokens: int, times: Times) -> list[Plan]:
-    """The cheapest plans for a half width of at most `target`, cheapest first; `tokens` are the pilot's a prompt."""
+def plans(spread: Spread, target: float, tokens: int, seconds: float, longest: float = LONGER[-1]) -> list[Plan]:
+    """Plans for a half width of at most `target`, cheapest first. `tokens` and `seconds` are those of the pilot's
+    prompts; texts may be made `longest` times as long."""
     found = []
     for processes in PROCESSES:
-        for longer in LONGER:
+        for longer in (longer for longer in LONGER if longer <= longest):
             prompts = fewest_prompts(spread, target, processes, longer)
             if prompts is not None:
-                seconds = processes * (times.fixed + prompts * times.prompt * longer)
                 width = spread.half_width(processes, prompts, longer)
-                found.append(Plan(processes, prompts, max(1, round(tokens * longer)), width, seconds))
+                taken = processes * prompts * seconds * longer
+                found.append(Plan(processes, prompts, max(1, round(tokens * longer)), width, taken))
     return sorted(found, key=lambda plan: plan.seconds)
 
 

@@ -98,11 +98,10 @@ class LanguageModel(Target):
 
     def shared(self, sampling: Sampling, new_cache: Callable[[int, int], SlotCache], executor: Executor) -> Self:
         """A model of the same weights with its own sampling and cache. `executor` must be of the same kind and settings
-        as the one that loaded them."""
+        as the one that loaded them, and know of it (`Executor.share`)."""
         model = copy.copy(self)
         model.sampling, model.new_cache, model.executor = sampling, new_cache, executor
         model._cache, model.cached = None, []
-        executor.share(self.executor)
         return model
 
     def stock_module(self) -> PreTrainedModel:

@@ -3,9 +3,12 @@
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
+
 from specbench.decoded import Failure
 from specbench.decoding.noise import prompt_key
 from specbench.decoding.state import Job
+from specbench.decoding.verifier import Verifier
 from specbench.interrupts import at_once
 from specbench.measure.machine_watch import MachineWatch
 from specbench.run.member import Member
@@ -18,12 +21,13 @@ Tell = Callable[[str], None]  # what is going on
 
 
 class Cohort:
-    """Members whose settings differ in nothing that plain decoding depends on; the first one decodes plainly for
-    all."""
+    """Members whose settings differ in nothing that plain decoding's law depends on. One of them decodes plainly for
+    all: one whose verifier adds nothing to a plain step (no renewal of noise, no lenience), if there is one."""
 
     def __init__(self, members: Sequence[Member], watch: MachineWatch):
         self.members, self.watch = members, watch
         self.requests = Requests(members[0].parts, max(member.parts.spare for member in members))
+        self.plain = min(members, key=lambda member: extra_work(member.parts.verifier))
         self.done = 0  # requests
 
     def steps(self, tell: Tell) -> Iterator[int]:
@@ -69,8 +73,7 @@ class Cohort:
         """What was decoded each way, in an order that turns with the number of the group."""
         ways: list[Way] = [(None, ""), *((member, "") for member in self.members)]
         ways += [(member, name) for member in self.members for name in member.parts.peers]
-        first = number % len(ways)
-        return {way: self._one_way(way, wanted, jobs) for way in ways[first:] + ways[:first]}
+        return {way: self._one_way(way, wanted, jobs) for way in in_order(ways, number)}
 
     def _jobs(self, wanted: Wanted) -> list[Job]:
         seed, limit = self.members[0].parts.seed, self.requests.limit
@@ -83,6 +86,19 @@ class Cohort:
         try:
             if peer:
                 return [member.parts.peers[peer].decode(job) for job in jobs]
-            return (member or self.members[0]).decode(jobs, wanted, speculative=member is not None)
+            return (member or self.plain).decode(jobs, wanted, speculative=member is not None)
         except RuntimeError as error:
             return Failure(wanted.requests, f"{type(error).__name__}: {first_line(error)}")
+
+
+def in_order(ways: Sequence[Way], number: int) -> list[Way]:
+    """The order of the ways for one group: two take turns, more are shuffled by the group's number, so that none is
+    always first, or always behind the same other one."""
+    if len(ways) == 2:
+        return [*ways[number % 2 :], *ways[: number % 2]]
+    return [ways[place] for place in np.random.default_rng(number).permutation(len(ways))]
+
+
+def extra_work(verifier: Verifier) -> tuple[bool, ...]:
+    """What a verifier does in a plain step that others do not."""
+    return verifier.looks_ahead, len(verifier.levels) > 1, verifier.lenience < 1

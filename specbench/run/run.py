@@ -53,7 +53,7 @@ def run_in_turn(cohorts: Sequence[Sequence[tuple[Parts, Path]]], progress: Progr
             try:
                 _decode_in_turn(made, progress)
             except KeyboardInterrupt:
-                if not all(member.record.groups for member in members):
+                if not any(member.record.groups for member in members):
                     raise
                 done, total = (sum(n) for n in zip(*((c.done, c.requests.total) for c in made), strict=True))
                 log.warning("interrupted after %d of %d prompts: measuring what is there", done, total)

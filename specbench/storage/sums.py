@@ -17,7 +17,8 @@ ROWS = 10_000  # of a row group
 PLACES = {"request": pyarrow.string(), "prompt": pyarrow.string(), "category": pyarrow.string(),
           "cluster": pyarrow.int64(), "process": pyarrow.int64()}  # fmt: skip
 NEEDED = ("tokens", "seconds", "plain_tokens", "plain_seconds", "plain_step_seconds", "plain_calls", "rounds", "beta",
-          "tested", "drafted", "draft_seconds", "steps", "verify_seconds", "calls", "expected", "stops")  # fmt: skip
+          "tested", "drafted", "draft_seconds", "steps", "verify_seconds", "calls", "expected", "stops",
+          "text_beta", "text_tested")  # fmt: skip
 
 
 def write_sums(folder: Path, *processes: RequestSums) -> None:
