@@ -14,6 +14,7 @@ from specbench.decoded import DecodedRequest, Group, Result, Round
 from specbench.decoding.queue import RequestTimes
 from specbench.measure.latency import by_rate, enough, latency
 from specbench.report.load_table import load_table
+from specbench.run.cohort import in_order
 from specbench.run.requests import Requests, segments
 from specbench.run.run import run
 from specbench.settings import ConfigError
@@ -103,7 +104,8 @@ def test_each_rate_has_as_many_segments_and_both_orders():
         workload = Poisson(0, [float(rate) for rate in range(1, rates + 1)])
         count = segments(1000, 4, workload)
         assert count == 8 * rates
-        found = sorted((workload.rate(number), number % 2) for number in range(count))  # `swap` is number % 2
+        ways = ["plain", "speculative"]
+        found = sorted((workload.rate(number), in_order(ways, number)[0]) for number in range(count))
         assert {len([*each]) for _, each in groupby(found)} == {4}
     assert segments(40, 4, Poisson(0, 1.0)) == 2 and segments(7, 4, Poisson(0, 1.0)) == 1
     assert segments(200, 4, Poisson(0, 1.0, segment=50)) == 4
