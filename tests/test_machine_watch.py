@@ -89,8 +89,8 @@ class FakeClock:
 
 
 @pytest.mark.parametrize(("seconds", "steady"), [([0.004, 0.0041, 0.0039, 0.004] * 5, True),
-                                                 ([0.004] * 15 + [0.006] * 5, False),
-                                                 ([0.004, 0.006] * 10, False),
+                                                 ([0.004] * 15 + [0.008] * 5, False),
+                                                 ([0.004, 0.009] * 10, False),
                                                  ([0.004] * 19 + [0.1], True)])  # fmt: skip
 def test_probes_that_vary_are_told_and_one_outlier_is_not(seconds, steady, monkeypatch):
     monkeypatch.setattr(machine_watch, "BandwidthProbe", lambda device: Bandwidth())

@@ -15,9 +15,9 @@ from specbench.decoding.clock import Lap
 from specbench.measure.bandwidth import BandwidthProbe, Roofs
 from specbench.results import Machine
 
-DRIFT_LIMIT = 0.05  # change of the step time over the run, which must also be beyond ERRORS standard errors
+DRIFT_LIMIT = 0.1  # change of the step time over the run, which must also be beyond ERRORS standard errors
 ERRORS = 3.0
-PROBE_LIMIT = 0.2  # (90th percentile - 10th) / median of the probes of compute, or of bandwidth
+PROBE_LIMIT = 0.6  # (90th percentile - 10th) / median of the probes of compute, or of bandwidth
 OTHERS_LIMIT = 0.1  # other processes' share of the time of the cores that this process may use
 STEAL_LIMIT = 0.02  # the share that the machine's host gave to other machines
 FEWEST_GROUPS = 8  # of prompts, for the drift of the step time
