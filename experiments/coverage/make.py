@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from common import Measured, Row, make, measured, number, text
-from figures import by_temperature
+from figures import by_temperature, legend
 
 from specbench.measure.accounting import cost_ratios, speedup_of
 from specbench.measure.crossed import CrossedSums
@@ -126,9 +126,10 @@ def draw(rows: Sequence[Row]) -> Figure:
         axes.set_xticks(places, [row["number"] for row in here])
         axes.set_ylim(0, 1.05)
         axes.set_ylabel("share of 95 % intervals that hold\nwhat the other processes found")
-        axes.legend(loc="lower right", fontsize=8)
 
-    return by_temperature(rows, bars, (5.2, 3.6))
+    figure = by_temperature(rows, bars, (5.2, 3.8))
+    legend(figure, 2)
+    return figure
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from common import Measured, Row, make, measured, number, text
-from figures import by_temperature
+from figures import by_temperature, legend
 
 from specbench.report.style import MEASURED, OTHER
 from specbench.settings import ConfigError
@@ -67,9 +67,11 @@ def draw(rows: Sequence[Row]) -> Figure:
         axes.plot(ratios, "o", color=MEASURED)
         axes.set_xlabel("run")
         axes.set_ylabel("predicted / measured")
-        axes.legend(loc="upper right", fontsize=8)
+        axes.set_xticks(range(0, len(ratios), 5))
 
-    return by_temperature(rows, dots, (4.8, 3.4))
+    figure = by_temperature(rows, dots, (4.8, 3.6))
+    legend(figure, 1)
+    return figure
 
 
 if __name__ == "__main__":
