@@ -4,6 +4,7 @@ import atexit
 import json
 import os
 import shutil
+import sys
 import tempfile
 from collections.abc import Callable
 from copy import copy
@@ -29,6 +30,7 @@ from checkpoints import checkpoint
 from hydra import compose, initialize_config_dir
 from tabular import TabularMarkov, by_class, random_table
 
+import specbench.__main__ as command
 from specbench.cache.dynamic import DynamicCache
 from specbench.cache.paged import PagedCache
 from specbench.cache.slots import SlotCache
@@ -333,6 +335,17 @@ def small(*overrides: str) -> list[str]:
 def parts_of(*overrides: str):
     """The parts of a small run, built."""
     return build(check(composed(*small("logger=none", *overrides))))
+
+
+def call(arguments, monkeypatch, folder) -> int:
+    """The command in this process, typed in a folder: its exit code."""
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(sys, "argv", ["specbench", *arguments])
+    try:
+        command.main()
+    except SystemExit as stop:
+        return stop.code if isinstance(stop.code, int) else 1
+    return 0
 
 
 @pytest.fixture(scope="session")

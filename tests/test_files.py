@@ -16,9 +16,9 @@ from pathlib import Path
 import pyarrow
 import pyarrow.parquet as parquet
 import pytest
+from conftest import call as typed
 from conftest import composed, parts_of, small
 
-import specbench.__main__ as command
 import specbench.models.pretrained
 import specbench.replay
 import specbench.report.__main__ as report
@@ -40,15 +40,9 @@ OPTIONS = ["drafter=random", "temperature=0", "executor=eager", "logger=none", "
 
 def call(arguments, monkeypatch, folder) -> int:
     """The command in this process: its exit code."""
-    monkeypatch.chdir(folder)
     flags = [argument for argument in arguments if argument == "-m"]
     overrides = [argument for argument in arguments if argument != "-m"]
-    monkeypatch.setattr(sys, "argv", ["specbench", *flags, *small(*OPTIONS, *overrides)])
-    try:
-        command.main()
-    except SystemExit as stop:
-        return stop.code if isinstance(stop.code, int) else 1
-    return 0
+    return typed([*flags, *small(*OPTIONS, *overrides)], monkeypatch, folder)
 
 
 @pytest.fixture(scope="module")

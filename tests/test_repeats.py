@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as parquet
 import pytest
-from conftest import composed, small
+from conftest import call, composed, small
 from rich.console import Console
 
 import specbench.__main__ as command
@@ -132,17 +132,6 @@ def test_too_few_processes_or_prompts_have_no_interval():
 
 OPTIONS = ["drafter=random", "temperature=0", "executor=eager", "logger=none", "max_new_tokens=4", "data.limit=6"]
 SLOWER = (1.0, 1.2, 1.5)  # the speculative seconds of each process
-
-
-def call(arguments, monkeypatch, folder) -> int:
-    """The command in this process: its exit code."""
-    monkeypatch.chdir(folder)
-    monkeypatch.setattr(sys, "argv", ["specbench", *arguments])
-    try:
-        command.main()
-    except SystemExit as stop:
-        return stop.code if isinstance(stop.code, int) else 1
-    return 0
 
 
 @pytest.fixture(scope="module")

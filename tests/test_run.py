@@ -2,16 +2,14 @@
 
 import gc
 import json
-import sys
 import weakref
 
 import pyarrow.parquet
 import pytest
 import torch
 import yaml
-from conftest import composed, parts_of, small
+from conftest import call, composed, parts_of, small
 
-import specbench.__main__ as command
 from specbench.config.build import build
 from specbench.config.checks import check
 from specbench.decoding.noise import prompt_key
@@ -46,16 +44,6 @@ SCALARS = {
     "operations_factor",
     "optimal_gamma",
 }
-
-
-def call(arguments, monkeypatch, folder) -> int:
-    monkeypatch.chdir(folder)
-    monkeypatch.setattr(sys, "argv", ["specbench", *arguments])
-    try:
-        command.main()
-    except SystemExit as stop:
-        return stop.code if isinstance(stop.code, int) else 1
-    return 0
 
 
 def test_a_run_leaves_every_file_with_every_field(monkeypatch, tmp_path, capsys):
