@@ -121,7 +121,7 @@ def test_rounds_that_are_read_late_are_the_same_rounds(kind, rows, temperature, 
 @pytest.mark.parametrize("options", [
     {"judge": BlockVerifier}, {"judge": MatchVerifier}, {"verifier": SpeculativeVerifier(Sampling(), 0.5)},
     {"penalty": 1.3}, {"policy": FixedGamma(0)}, {"policy": FixedGamma(1)}, {"metrics": {"c": Calibration(4)}},
-], ids=str)  # fmt: skip
+], ids=["block", "match", "lenience", "penalty", "gamma 0", "gamma 1", "metric"])  # fmt: skip
 @pytest.mark.parametrize("rows", [1, 3])
 def test_verifiers_and_gammas_do_not_notice(options, rows, tables, left):
     wanted = [[job] for job in jobs(3)] if rows == 1 else [jobs(5)]
@@ -206,7 +206,7 @@ NEEDS_THE_HOST = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("options", "reason"), NEEDS_THE_HOST, ids=str)
+@pytest.mark.parametrize(("options", "reason"), NEEDS_THE_HOST, ids=[reason for _, reason in NEEDS_THE_HOST])
 def test_what_needs_the_host_is_read_at_once(options, reason, tables, left, number_text):
     executor = Ahead()
     decoded(session_of(tables, executor, **options, text=number_text), [jobs(1)])

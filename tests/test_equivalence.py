@@ -6,7 +6,7 @@ from functools import cache, partial
 import conftest
 import pytest
 import torch
-from conftest import CACHES, DRAFTERS, TREES, VERIFIERS, make_drafter, short_prompts, spare_of, without_cache
+from conftest import CACHES, DRAFTERS, TREES, VERIFIERS, make_drafter, short_prompts, spare_of
 
 from specbench.cache.static import StaticCache
 from specbench.context import Context
@@ -53,9 +53,8 @@ def shipped(role: str, executor: str = "eager") -> PretrainedModel:
 
 @cache
 def model(role: str, sampling: Sampling, cache_name: str, executor: str = "eager") -> LanguageModel:
-    other = without_cache(shipped(role, executor))
-    other.sampling, other.new_cache = sampling, CACHES[cache_name]
-    return other
+    loaded = shipped(role, executor)
+    return loaded.shared(sampling, CACHES[cache_name], loaded.executor)
 
 
 @cache
