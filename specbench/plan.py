@@ -18,6 +18,7 @@ from specbench.config.checks import check
 from specbench.interrupts import exit_code, handled
 from specbench.measure.accounting import speedup_of
 from specbench.measure.crossed import CrossedSums
+from specbench.measure.estimators import FEWEST
 from specbench.measure.planning import (
     LONGER,
     Plan,
@@ -113,8 +114,10 @@ def plan(folder: Path, speedup: float, alpha: float) -> None:
     if run.result.get("in_turn"):
         raise ConfigError(f"{folder} cannot be a pilot: its times are of all ways that were decoded in turn with it")
     sums = crossed(folder)
-    if sums.table.shape[2] < 2 or not sums.point["tested"]:
-        raise ConfigError(f"{folder} cannot be a pilot: it needs two prompts at least, and guesses that were tested")
+    if sums.table.shape[2] < FEWEST or not sums.point["tested"]:
+        raise ConfigError(
+            f"{folder} cannot be a pilot: it needs {FEWEST} prompts at least, and guesses that were tested"
+        )
     seconds, tokens = times_of(run, sums), tokens_of(run)
     found: dict[str, Any] = {}
     for name, target, spread in (("speedup", speedup / 100, of_speedup(run, sums)),
@@ -133,6 +136,9 @@ def plan(folder: Path, speedup: float, alpha: float) -> None:
         else:
             show(table(known, told, 100 if name == "speedup" else run.result["alpha"]["mean"]))
         found[name] = {"target": target, **asdict(spread), "plans": [asdict(p) for p in known]}
+    processes, clusters = sums.table.shape[1:]
+    show(Text(f"a guess from {clusters} prompts in {processes} process{'es' * (processes > 1)}; a sweep's data may have "
+              "fewer prompts than data.limit says, see data.count"))  # fmt: skip
     write_json(folder / FILE, found | {"seconds_of_a_prompt": seconds})
     print(visible(f"written to {folder / FILE}; times are those of this machine, without loading"))
 

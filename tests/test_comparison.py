@@ -217,7 +217,7 @@ def test_the_command_compares_a_sweep_and_then_its_folders(good, monkeypatch, tm
     sweep = few(good, "temperature=0", "drafter=random,prompt_lookup")
     assert called(sweep, tmp_path, monkeypatch) == 0
     out = capsys.readouterr().out
-    assert "rank" in out and "prompt_lookup" in out and "too few prompts" in out
+    assert "prompt_lookup" in out and "too few prompts" in out and "verdict is untested" in out
     folder = tmp_path / "outputs" / "compare"
     [found] = json.loads((folder / "comparison.json").read_text())["comparisons"]
     assert found["by"] == "tokens_per_second" and found["requests"] == 2 and {r["rank"] for r in found["runs"]} == {1}
@@ -278,6 +278,8 @@ def test_no_way_is_lost_to_its_name():
         (["gamma=1,-2"], "gamma=-2 is not allowed"),
         (["no_such=1,2"], "no_such"),
         (["gamma=1,2", "repeats=2"], "repeats is not possible"),
+        (["/", "outputs/nowhere"], "outputs/nowhere is no folder"),
+        (["/", "--also", "gamma=1"], "--also cannot apply"),
     ],
 )
 def test_mistakes_are_one_sentence(arguments, sentence, monkeypatch, tmp_path, capsys):

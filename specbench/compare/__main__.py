@@ -44,7 +44,11 @@ def main(arguments: list[str] | None = None) -> None:
     inputs = args.inputs
     try:
         with handled():
-            of_folders = all(Path(i).is_dir() for i in inputs)
+            of_folders = any(Path(i).is_dir() for i in inputs)
+            if missing := [i for i in inputs if of_folders and not Path(i).is_dir()]:
+                raise ConfigError(f"{missing[0]} is no folder: give folders of finished runs alone, or overrides alone")
+            if of_folders and args.also:
+                raise ConfigError("--also cannot apply to runs that are over: leave it out")
             code = compare_folders(inputs) if of_folders else compare_sweep(inputs, args.also)
     except ConfigError as error:
         stop(str(error), 2)
@@ -134,7 +138,7 @@ def compare_sweep(overrides: Sequence[str], also: Sequence[str] = ()) -> int:
             status = run_jobs(jobs, lambda text: show(Text(text, style="dim")))
     told, code = sweep.summarise(printed=False)
     show_comparison(sweep, jobs)
-    for warning in unlike_engines(jobs):
+    for warning in notes_of(jobs):
         show(Text(f"note: {warning}"))
     if status == "interrupted":
         raise KeyboardInterrupt(f"what was finished is in {sweep.folder}")
@@ -143,17 +147,26 @@ def compare_sweep(overrides: Sequence[str], also: Sequence[str] = ()) -> int:
     return 0
 
 
-def unlike_engines(jobs: Sequence["Job"]) -> list[str]:
-    """What makes engines of the same settings differ, in sentences: compiled programs are found for some ways only."""
+def notes_of(jobs: Sequence["Job"]) -> list[str]:
+    """What a reader of a ranking must know, in sentences: verdicts, the machine, engines that differ."""
+    from specbench.compare.in_turn import labels_of, own_words
+    from specbench.report.tables import word
     from specbench.storage.read import read_result
 
-    results = [read_result(job.folder) for job in jobs if (job.folder / "results.json").exists()]
-    used = [result.get("executor", {}).get("programs", {}).get("used") for result in results]
-    if len({use for use in used if use is not None}) < 2:
-        return []
-    return [
-        f"compiled programs were there for {sum(map(bool, used))} of {len(used)} ways: executor=compiled makes them"
-    ]
+    done = [job for job in jobs if (job.folder / "results.json").exists()]
+    names = labels_of(own_words([job.overrides for job in jobs]))
+    results = {names[jobs.index(job)]: read_result(job.folder) for job in done}
+    found = []
+    for verdict in ("failed", "lossy", "inconclusive", "untested"):
+        if those := [name for name, result in results.items() if word(result["lossless"]) == verdict]:
+            found.append(f"the verdict is {verdict} of {', '.join(those)}")
+    unsteady = [result["machine"]["reasons"] for result in results.values() if not result["machine"]["steady"]]
+    found += [f"the machine was not steady: {'; '.join(unsteady[0])}"] if unsteady else []
+    used = [result.get("executor", {}).get("programs", {}).get("used") for result in results.values()]
+    if len({use for use in used if use is not None}) > 1:
+        there = sum(map(bool, used))
+        found.append(f"compiled programs were there for {there} of {len(used)} ways: executor=compiled makes them")
+    return found
 
 
 def expected(overrides: Sequence[str], also: Sequence[str] = ()) -> tuple[Any, "Sweep"]:

@@ -36,7 +36,12 @@ def _ranking(found: Comparison, names: Names, title: str) -> Table:
     table = []
     for run in found.runs:
         n = run.numbers
-        row = {"rank": str(run.rank), **names[run.label], "tokens/s": number(n["tokens_per_second"], 1)}
+        tested = any(pair.p_value is not None for pair in found.pairs)
+        row = {
+            "rank": str(run.rank) if tested else "-",
+            **names[run.label],
+            "tokens/s": number(n["tokens_per_second"], 1),
+        }
         row |= {against: number(run.ratio, 3), "95 %": _interval(run.ratio_ci95), "p": _p_value(run.p_value)}
         row |= {"speedup": number(n["speedup"], 2), "alpha": number(n["alpha"], 3)}
         row |= {"on text": number(n["alpha_on_target_text"], 3), "tau": number(n["tau"], 2)}
@@ -66,12 +71,13 @@ def sentence(found: Comparison) -> str:
     """The comparison of two runs in words, with the factors whose intervals exclude 1."""
     run = next(run for run in found.runs if run.label != found.reference)
     pair = found.pairs[0]
-    error = f" ({_interval(run.ratio_ci95)})" if run.ratio_ci95 else ", too few prompts for an interval"
+    error = f" ({_interval(run.ratio_ci95)})" if run.ratio_ci95 else " (too few prompts for an interval)"
     moved = [f"{CAUSES[name]} x{value:.2f}" for name, value in _moved(run)]
     why = f"; what moved: {', '.join(moved)}" if moved else "; no factor moved by more than its error"
     sure = "" if pair.corrected is None else f", p {_p_value(pair.corrected)}"
     judged = "" if pair.corrected is None else ", a difference" if pair.corrected < LEVEL else ", no sure difference"
-    return f"{run.label} has {run.ratio:.2f}x{error} the {found.by} of {found.reference}{sure}{judged}{why}"
+    told = f"{run.label} has {run.ratio:.2f}x{error} the {UNITS[found.by]} of {found.reference}{sure}{judged}"
+    return told + (why if run.ratio_ci95 else "")
 
 
 def _moved(run: Compared) -> list[tuple[str, float]]:

@@ -12,7 +12,7 @@ from specbench.measure.crossed import FEWEST_PROCESSES, Components, CrossedSums
 from specbench.measure.estimators import FEWEST, Floats, student
 
 PROCESSES = (1, 3, 4, 5, 6, 8, 10, 15, 20)  # that are tried; with one the interval is that of this process alone
-LONGER = (0.5, 1, 2, 4)  # times the pilot's tokens a prompt
+LONGER = (1, 2, 4)  # times the pilot's tokens a prompt; with fewer, drafts are cut more often
 MOST_PROMPTS = 1_000_000
 SHOWN = 6  # plans for a target
 
