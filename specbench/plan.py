@@ -137,8 +137,8 @@ def plan(folder: Path, speedup: float, alpha: float) -> None:
             show(table(known, told, 100 if name == "speedup" else run.result["alpha"]["mean"]))
         found[name] = {"target": target, **asdict(spread), "plans": [asdict(p) for p in known]}
     processes, clusters = sums.table.shape[1:]
-    show(Text(f"a guess from {clusters} prompts in {processes} process{'es' * (processes > 1)}; a sweep's data may have "
-              "fewer prompts than data.limit says, see data.count"))  # fmt: skip
+    told = f"a guess from {clusters} prompts in {processes} process{'es' * (processes > 1)}"
+    show(Text(f"{told}; data may have fewer prompts than data.limit says, see data.count"))
     write_json(folder / FILE, found | {"seconds_of_a_prompt": seconds})
     print(visible(f"written to {folder / FILE}; times are those of this machine, without loading"))
 
