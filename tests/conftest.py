@@ -71,6 +71,7 @@ from specbench.models.lookahead import LookAhead
 from specbench.models.pretrained import load_extras
 from specbench.models.quantization import quantise
 from specbench.paths import conf_dir
+from specbench.run.cohort import Cohort
 from specbench.verifiers.block import BlockVerifier
 from specbench.verifiers.iterative import IterativeVerifier
 from specbench.verifiers.match import MatchVerifier
@@ -346,6 +347,18 @@ def call(arguments, monkeypatch, folder) -> int:
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else 1
     return 0
+
+
+def interrupt_the_second_group(monkeypatch) -> None:
+    """A signal while the second group of prompts decodes."""
+    plain = Cohort.decode_all_ways
+
+    def interrupted(self, wanted, jobs, number):
+        if number == 1:
+            raise KeyboardInterrupt
+        return plain(self, wanted, jobs, number)
+
+    monkeypatch.setattr(Cohort, "decode_all_ways", interrupted)
 
 
 @pytest.fixture(scope="session")

@@ -5,7 +5,7 @@ import math
 
 import numpy as np
 import pytest
-from conftest import composed, small
+from conftest import composed, interrupt_the_second_group, small
 
 import specbench.compare.__main__ as command
 import specbench.models.pretrained as pretrained
@@ -18,7 +18,7 @@ from specbench.decoded import RequestSums
 from specbench.measure.accounting import speedup_of
 from specbench.measure.comparison import SPEEDUP, TOKENS_PER_SECOND, Pair, compare, holm, joined_clusters
 from specbench.measure.estimators import student_tail
-from specbench.run.cohort import Cohort, in_order
+from specbench.run.cohort import in_order
 from specbench.run.run import run, run_in_turn
 from specbench.run.session import Session
 from specbench.settings import ConfigError
@@ -120,7 +120,7 @@ def test_processes_number_their_clusters_anew():
     pooled.processes = [process for process in range(3) for _ in range(12)]
     pooled.clusters = [(number * (1, 5, 7)[process]) % 12 for process in range(3) for number in range(12)]
     found = compare({"a": pooled, "b": one}, SPEEDUP)
-    assert found.clusters == 12 and found.runs[0].ratio == pytest.approx(1) and found.pairs[0].corrected is None
+    assert found.clusters == 12 and found.runs[0].ratio == pytest.approx(1) and found.pairs[0].p_value is None
     grouped = RequestSums(one.requests, one.prompts, one.categories, [n // 4 for n in range(12)], columns=one.columns)
     assert compare({"a": grouped, "b": one}, SPEEDUP).clusters == 3
 
@@ -250,14 +250,7 @@ def test_a_way_without_results_leaves_the_others_and_no_old_ones(good, monkeypat
 
 
 def test_an_interrupted_comparison_keeps_what_was_finished(good, monkeypatch, tmp_path, capsys):
-    plain = Cohort.decode_all_ways
-
-    def interrupted(self, wanted, jobs, number):
-        if number == 1:
-            raise KeyboardInterrupt
-        return plain(self, wanted, jobs, number)
-
-    monkeypatch.setattr(Cohort, "decode_all_ways", interrupted)
+    interrupt_the_second_group(monkeypatch)
     assert called(few(good, "temperature=0", "drafter=random,prompt_lookup"), tmp_path, monkeypatch) == 130
     results = [json.loads(path.read_text()) for path in tmp_path.glob("outputs/compare/*/results.json")]
     assert [(r["status"], r["counts"]["prompts"]) for r in results] == [("interrupted", 1)] * 2

@@ -8,14 +8,13 @@ import pyarrow.parquet
 import pytest
 import torch
 import yaml
-from conftest import call, composed, parts_of, small
+from conftest import call, composed, interrupt_the_second_group, parts_of, small
 
 from specbench.config.build import build
 from specbench.config.checks import check
 from specbench.decoding.noise import prompt_key
 from specbench.loggers.wandb import summary
 from specbench.memory import Budget, Footprint, give_back, size
-from specbench.run.cohort import Cohort
 from specbench.run.requests import group_size
 from specbench.run.run import run
 from specbench.run.session import Session
@@ -145,14 +144,7 @@ def test_a_failed_prompt_is_recorded_and_the_rest_is_measured(monkeypatch, tmp_p
 
 
 def test_an_interrupted_run_keeps_what_it_finished(monkeypatch, tmp_path):
-    plain = Cohort.decode_all_ways
-
-    def interrupted(self, wanted, jobs, number):
-        if number == 1:
-            raise KeyboardInterrupt
-        return plain(self, wanted, jobs, number)
-
-    monkeypatch.setattr(Cohort, "decode_all_ways", interrupted)
+    interrupt_the_second_group(monkeypatch)
     code = call(small("logger=none", "hydra.run.dir=out"), monkeypatch, tmp_path)
     result = json.loads((tmp_path / "out" / "results.json").read_text())
     assert code == 130

@@ -59,10 +59,10 @@ def main(arguments: list[str] | None = None) -> None:
 
 def compare_folders(folders: Sequence[str]) -> int:
     """Compares finished runs with the first one. Raises ConfigError."""
-    from specbench.compare.in_turn import labels_of, own_words
+    from specbench.compare.in_turn import labels_of
     from specbench.compare.tables import sentence, tables
     from specbench.measure.comparison import SPEEDUP, TOKENS_PER_SECOND, compare
-    from specbench.report.tables import show
+    from specbench.report.tables import own_words, show
     from specbench.storage.read import load_runs
     from specbench.storage.sums import load_sums
     from specbench.visible import visible
@@ -149,8 +149,8 @@ def compare_sweep(overrides: Sequence[str], also: Sequence[str] = ()) -> int:
 
 def notes_of(jobs: Sequence["Job"]) -> list[str]:
     """What a reader of a ranking must know, in sentences: verdicts, the machine, engines that differ."""
-    from specbench.compare.in_turn import labels_of, own_words
-    from specbench.report.tables import word
+    from specbench.compare.in_turn import labels_of
+    from specbench.report.tables import own_words, word
     from specbench.storage.read import read_result
 
     done = [job for job in jobs if (job.folder / "results.json").exists()]
@@ -200,9 +200,9 @@ def expected(overrides: Sequence[str], also: Sequence[str] = ()) -> tuple[Any, "
 
 def show_comparison(sweep: "Sweep", jobs: Sequence["Job"]) -> None:
     """Prints the comparison of each task's jobs, and writes FILES. Raises ConfigError."""
-    from specbench.compare.in_turn import TASK, labels_of, own_words, tasks_of
+    from specbench.compare.in_turn import TASK, labels_of, tasks_of
     from specbench.compare.tables import rows, tables
-    from specbench.report.tables import show, to_csv
+    from specbench.report.tables import own_words, show, to_csv
     from specbench.storage.atomic import write_json, write_text
 
     every, table, written = [*tasks_of(jobs)], [], []

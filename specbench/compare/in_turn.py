@@ -57,12 +57,6 @@ def tasks_of(jobs: Sequence[Job]) -> list[list[Job]]:
     return groups_of(jobs, lambda job: [job.checked.resolved.get(key) for key in TASK])
 
 
-def own_words(jobs: Sequence[Sequence[str]]) -> list[dict[str, str]]:
-    """The overrides of each job that not all have, as {"drafter": "ngram"}."""
-    common = set.intersection(*({*overrides} for overrides in jobs))
-    return [dict(o.split("=", 1) for o in overrides if o not in common and "=" in o) for overrides in jobs]
-
-
 def labels_of(words: Sequence[Mapping[str, str]]) -> list[str]:
     """A short name for each job: the values of its own overrides, with their keys where values alone would not do."""
     found = [" ".join(own.values()) for own in words]

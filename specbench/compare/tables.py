@@ -33,10 +33,9 @@ def tables(found: Comparison, names: Names, title: str) -> list[Table]:
 
 def _ranking(found: Comparison, names: Names, title: str) -> Table:
     against = f"of {'the fastest' if found.reference == found.runs[0].label else found.reference}"
-    table = []
+    table, tested = [], any(pair.p_value is not None for pair in found.pairs)
     for run in found.runs:
         n = run.numbers
-        tested = any(pair.p_value is not None for pair in found.pairs)
         row = {
             "rank": str(run.rank) if tested else "-",
             **names[run.label],

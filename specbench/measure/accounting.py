@@ -56,6 +56,11 @@ def cost_ratios(s: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def drafting_of(s: Mapping[str, Any]) -> Any:
+    """The drafting of a round, in target steps, from sums over requests."""
+    return s["draft_seconds"] / s["calls"] / cost_ratios(s)["target_step_seconds"]
+
+
 def _sums(result: Result, by_beta: bool) -> dict[str, float]:
     rounds, plain = [*result.speculative.rounds], [*result.baseline.rounds]
     tokens, accepted = len(result.speculative.tokens), sum(r.accepted for r in rounds)
@@ -89,7 +94,7 @@ def _factors(s: Mapping[str, Any], gamma: int | None) -> dict[str, Any]:
     g = s["drafted"] / s["rounds"] if gamma is None else gamma
     alpha = np.minimum(s["beta"] / s["tested"], 1 - 1e-12)  # equation 1 is continuous at 1
     cost = cost_ratios(s)
-    drafting = s["draft_seconds"] / s["calls"] / cost["target_step_seconds"]  # of a round
+    drafting = drafting_of(s)
     whole = expected_tokens(alpha, g)
     lengths = {name: int(name.removeprefix(DRAFTS)) for name in s if name.startswith(DRAFTS)}
     actual = sum(s[name] * expected_tokens(alpha, guesses) for name, guesses in lengths.items())

@@ -5,20 +5,22 @@ of them cancels.
 """
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import combinations
 from typing import Any
 
 import numpy as np
 
 from specbench.decoded import Floats, RequestSums
-from specbench.measure.accounting import cost_ratios, expected_tokens, speedup_of
+from specbench.measure.accounting import cost_ratios, drafting_of, expected_tokens, speedup_of
 from specbench.measure.estimators import Sums, student_tail
+from specbench.measure.request_sums import rates
 from specbench.results import Interval
 from specbench.settings import ConfigError
 
 LEVEL = 0.05  # of all tests of one comparison together
 TOKENS_PER_SECOND, SPEEDUP = "tokens_per_second", "speedup"
+PLAIN = "baseline_tokens_per_second"
 Formula = Callable[[Mapping[str, Any]], Any]
 
 
@@ -77,8 +79,9 @@ def compare(runs: Mapping[str, RequestSums], by: str, reference: str | None = No
     values = {label: float(ranked(s.point)) for label, s in sums.items()}
     order = sorted(sums, key=lambda label: -values[label])
     base = reference or order[0]
-    pairs = [_pair(a, b, sums, ranked) for a, b in combinations(order, 2)]
-    pairs = pairs if any(len({*run.processes}) > 1 for run in runs.values()) else holm(pairs)
+    pairs = holm([_pair(a, b, sums, ranked) for a, b in combinations(order, 2)])
+    if any(len({*run.processes}) > 1 for run in runs.values()):
+        pairs = [replace(pair, p_value=None, corrected=None) for pair in pairs]
     slower = {label: sum(beats(pair, label) for pair in pairs) for label in order}
     found = [_compared(label, base, sums, by, 1 + slower[label], pairs) for label in order]
     return Comparison(by, len(shared), len({*clusters}), base, found, pairs)
@@ -160,8 +163,7 @@ def causes(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, Any]:
 def _parts(s: Mapping[str, Any]) -> dict[str, Any]:
     """The times of a round in target steps: drafting, verifying and the rest."""
     cost = cost_ratios(s)
-    drafting = s["draft_seconds"] / s["calls"] / cost["target_step_seconds"]
-    return {"c": drafting, "v": cost["v"], "o": cost["o"]}
+    return {"c": drafting_of(s), "v": cost["v"], "o": cost["o"]}
 
 
 def _alpha(s: Mapping[str, Any]) -> Any:
@@ -180,18 +182,13 @@ def _logarithmic_mean(x: Any, y: Any) -> Any:
     return np.where(small, x, (x - y) / np.where(small, 1, ratio))
 
 
-def plain_rate(s: Mapping[str, Any]) -> Any:
-    """Tokens per second of plain decoding."""
-    return s["plain_tokens"] / s["plain_seconds"]
-
-
 def text_alpha(s: Mapping[str, Any]) -> Any:
     """Corollary 3.6: mean beta along plain decoding's text; nan where it was not read."""
     return s["text_beta"] / np.where(s["text_tested"] > 0, s["text_tested"], np.nan)
 
 
 FORMULAS: dict[str, Formula] = {
-    TOKENS_PER_SECOND: lambda s: s["tokens"] / s["seconds"],
+    TOKENS_PER_SECOND: lambda s: rates(s)["speculative_tokens_per_second"],
     SPEEDUP: speedup_of,
 }
 
@@ -216,50 +213,27 @@ def _pair(a: str, b: str, sums: Mapping[str, Sums], formula: Formula) -> Pair:
 def _ratio(a: Sums, b: Sums, formula: Formula) -> tuple[float, Interval, float | None]:
     """The ratio of a formula, its interval and the standard error of its logarithm."""
     point = float(formula(a.point) / formula(b.point))
-    both = paired(a, b)
-    if both.samples is None:
+    if a.samples is None or b.samples is None:
         return point, None, None
-    interval = both.intervals(lambda s: {"ratio": formula(of_first(s)) / formula(of_second(s))})["ratio"]
-    logs = np.log(formula(a.samples or {}) / formula(b.samples or {}))
-    return point, interval, both.stderr(logs)
-
-
-def paired(a: Sums, b: Sums) -> Sums:
-    """The sums of two runs side by side: those of the first with "a " before their names, of the second "b "."""
-    point = {f"a {k}": v for k, v in a.point.items()} | {f"b {k}": v for k, v in b.point.items()}
-    samples = None
-    if a.samples is not None and b.samples is not None:
-        samples = {f"a {k}": v for k, v in a.samples.items()} | {f"b {k}": v for k, v in b.samples.items()}
-    return Sums(point, samples, a.clusters)
-
-
-def of_first(s: Mapping[str, Any]) -> dict[str, Any]:
-    """The first run's sums in `paired`."""
-    return {name[2:]: value for name, value in s.items() if name.startswith("a ")}
-
-
-def of_second(s: Mapping[str, Any]) -> dict[str, Any]:
-    """The second run's."""
-    return {name[2:]: value for name, value in s.items() if name.startswith("b ")}
+    interval = a.intervals(lambda s, t: {"ratio": formula(s) / formula(t)}, b)["ratio"]
+    return point, interval, a.stderr(np.log(formula(a.samples) / formula(b.samples)))
 
 
 def _compared(label: str, base: str, sums: Mapping[str, Sums], by: str, rank: int, pairs: Sequence[Pair]) -> Compared:
     own, reference = sums[label], sums[base]
-    both = paired(own, reference)
 
-    def against(s: Mapping[str, Any]) -> dict[str, Any]:
-        a, b = of_first(s), of_second(s)
+    def against(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, Any]:
         found = causes(a, b)
-        return found | {"plain": plain_rate(a) / plain_rate(b)} if by == TOKENS_PER_SECOND else found
+        return found | {"plain": rates(a)[PLAIN] / rates(b)[PLAIN]} if by == TOKENS_PER_SECOND else found
 
-    def difference(s: Mapping[str, Any]) -> dict[str, Any]:
-        return {"alpha": text_alpha(of_first(s)) - text_alpha(of_second(s))}
+    def difference(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, Any]:
+        return {"alpha": text_alpha(a) - text_alpha(b)}
 
     with np.errstate(divide="ignore", invalid="ignore"):
         numbers = {name: float(value) for name, value in _numbers(own.point).items()}
         ratio, ci95, _ = _ratio(own, reference, FORMULAS[by])
-        factors = {name: float(value) for name, value in against(both.point).items()}
-        alpha = float(difference(both.point)["alpha"])
+        factors = {name: float(value) for name, value in against(own.point, reference.point).items()}
+        alpha = float(difference(own.point, reference.point)["alpha"])
     tests = [pair.corrected for pair in pairs if {pair.first, pair.second} == {label, base}]
     same = label == base
     return Compared(
@@ -271,7 +245,7 @@ def _compared(label: str, base: str, sums: Mapping[str, Sums], by: str, rank: in
         ratio_ci95=None if same else ci95,
         p_value=tests[0] if tests else None,
         alpha_difference=alpha if np.isfinite(alpha) and not same else None,
-        alpha_difference_ci95=None if same else both.intervals(difference)["alpha"],
+        alpha_difference_ci95=None if same else own.intervals(difference, reference)["alpha"],
         causes={} if same else factors,
-        causes_ci95={} if same else both.intervals(against),
+        causes_ci95={} if same else own.intervals(against, reference),
     )

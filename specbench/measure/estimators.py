@@ -68,13 +68,15 @@ class Sums:
         samples = None if count < FEWEST else dict(zip(names, resampled_sums(table), strict=True))
         return Sums(point, samples, count)
 
-    def intervals(self, formulas: Callable[[Mapping[str, Any]], Mapping[str, Any]]) -> dict[str, Interval]:
-        """The 95 % interval of each of several formulas of sums, which are numbers or arrays [samples]."""
+    def intervals(self, formulas: Callable[..., Mapping[str, Any]], *others: "Sums") -> dict[str, Interval]:
+        """The 95 % interval of each of several formulas of sums, which are numbers or arrays [samples]; with `others`,
+        over the same clusters, of these sums and theirs."""
+        every = (self, *others)
         with np.errstate(divide="ignore", invalid="ignore"):  # a sample may hold none of what a formula counts
-            points = formulas(self.point)
+            points = formulas(*(sums.point for sums in every))
             if self.samples is None:
                 return dict.fromkeys(points)
-            samples = formulas(self.samples)
+            samples = formulas(*(sums.samples for sums in every))
         return {name: self._interval(float(points[name]), np.asarray(samples[name])) for name in points}
 
     def stderr(self, samples: Floats) -> float:

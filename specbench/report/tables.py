@@ -147,13 +147,18 @@ def speedup_interval(result: dict[str, Any]) -> str:
     return f"{told}; {repeats['processes']} process{'es' * (repeats['processes'] > 1)}{between}"
 
 
+def own_words(jobs: Sequence[Sequence[str]]) -> list[dict[str, str]]:
+    """The overrides of each job that not all have, as {"drafter": "ngram"}; all of them if there is one job."""
+    common = set.intersection(*({*overrides} for overrides in jobs)) if len(jobs) > 1 else set()
+    return [dict(o.split("=", 1) for o in overrides if o not in common and "=" in o) for overrides in jobs]
+
+
 def multirun_rows(jobs: Sequence[tuple[list[str], dict[str, Any] | None]]) -> list[dict[str, Any]]:
     """One row per job: the overrides in which jobs differ, then the columns. A job without a result has only its
     overrides."""
-    common = set.intersection(*(set(overrides) for overrides, _ in jobs)) if len(jobs) > 1 else set()
     rows = []
-    for overrides, result in jobs:
-        row: dict[str, Any] = dict(entry.split("=", 1) for entry in overrides if entry not in common)
+    for words, (_, result) in zip(own_words([overrides for overrides, _ in jobs]), jobs, strict=True):
+        row: dict[str, Any] = {**words}
         if result is not None:
             row |= {heading: at(result, path) for heading, path in COLUMNS.items()}
             row["lossless"] = WORDS.get(word(result["lossless"]), word(result["lossless"]))
