@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -34,6 +35,7 @@ from specbench.storage.write import write_config
 
 log = logging.getLogger(__name__)
 COPIED = ("prompts.jsonl", "rounds.parquet", "positions.parquet")  # of the first process
+LOOK = 0.2  # seconds between two looks at a process: a signal just before a wait without end would go unseen
 TABLE = {  # repeats.csv: heading, path in a process's results.json
     "seed": "config/seed",
     "order": "config/order",
@@ -149,7 +151,9 @@ def run_process(words: Sequence[str]) -> int:
         process = subprocess.Popen(words, stdout=subprocess.DEVNULL, start_new_session=True)
         try:
             with at_once():
-                return process.wait()
+                while (code := process.poll()) is None:
+                    time.sleep(LOOK)
+                return code
         except KeyboardInterrupt:
             process.send_signal(signal.SIGTERM)
             process.wait()

@@ -2,11 +2,10 @@
 
 import csv
 import json
-import os
 import shutil
 import signal
+import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 
@@ -16,7 +15,6 @@ import pytest
 from conftest import call, composed, small
 from rich.console import Console
 
-import specbench.__main__ as command
 import specbench.repeats as repeats
 from specbench.config.build import in_order
 from specbench.config.checks import check
@@ -347,21 +345,31 @@ while not got:
 time.sleep(.1)
 pathlib.Path(sys.argv[1], "got").write_text(" ".join(got))
 """
+PARENT = """
+import signal, sys
+from specbench.interrupts import exit_code, handled
+from specbench.repeats import run_process
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background ignores it
+with handled():
+    try:
+        run_process([sys.executable, "-c", *sys.argv[1:]])
+    except KeyboardInterrupt:
+        sys.exit(exit_code())
+"""
 
 
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_the_process_once_and_waits_for_it(sent, tmp_path):
-    def send():
-        while not (tmp_path / "ready").exists():
-            time.sleep(0.01)
-        os.kill(os.getpid(), sent)
-
-    thread = threading.Thread(target=send)
-    thread.start()
-    with command.handled(), pytest.raises(KeyboardInterrupt):
-        repeats.run_process([sys.executable, "-c", CHILD, str(tmp_path)])
-    thread.join()
+    """The signal goes to a process of its own: one that is not handled must not end the tests."""
+    parent = subprocess.Popen([sys.executable, "-c", PARENT, CHILD, str(tmp_path)], stderr=subprocess.PIPE, text=True)
+    while not (tmp_path / "ready").exists() and parent.poll() is None:
+        time.sleep(0.01)
+    parent.send_signal(sent)
+    assert parent.wait() == 128 + sent, parent.stderr.read()
     assert (tmp_path / "got").read_text() == "TERM"
+
+
+def test_a_process_gives_its_exit_code():
     assert repeats.run_process([sys.executable, "-c", "raise SystemExit(3)"]) == 3
 
 
