@@ -181,8 +181,10 @@ class State:
     @property
     def reach(self) -> list[int]:
         """By row, the most tokens that it can have by now: `lengths`, and all that unread rounds may have kept."""
-        unread = [sum(flight.active[row] for flight in self.flights) for row in range(self.batch_size)]
-        return [length + self.stride * rounds for length, rounds in zip(self.lengths, unread, strict=True)]
+        reach = list(self.lengths)
+        for flight in self.flights:
+            reach = [length + self.stride * on for length, on in zip(reach, flight.active, strict=True)]
+        return reach
 
     @property
     def may_leave(self) -> bool:
@@ -219,12 +221,12 @@ class State:
         """Takes over what a round did to the rows that were active when it was `launched`; one that has ended since
         kept nothing, and may have been emptied."""
         lengths, done, self.drafted, *new = summary
-        rows = [row for row, on in enumerate(self.active) if on and launched[row]]
+        changed = [on and was_on for on, was_on in zip(self.active, launched, strict=True)]
         for row, tokens in enumerate(zip(*new, strict=True)):
-            if row in rows:
+            if changed[row]:
                 self.texts[row] += tokens[: lengths[row] - self.lengths[row]]
-        self.lengths = [lengths[row] if row in rows else was for row, was in enumerate(self.lengths)]
-        self.active = [not done[row] if row in rows else on for row, on in enumerate(self.active)]
+        self.lengths = [lengths[row] if changed[row] else was for row, was in enumerate(self.lengths)]
+        self.active = [not done[row] if changed[row] else on for row, on in enumerate(self.active)]
 
     def _find_stop_strings(self, verdict: Verdict) -> Tensor:
         """[B]: the number of the round's tokens up to the one that completes a stop string, or more than there are if

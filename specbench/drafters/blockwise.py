@@ -59,7 +59,7 @@ class BlockwiseDrafter(ParallelDrafter):
     def begin(self, state: State, stop: DraftStop | None = None) -> None:
         self.hidden: Tensor | None = None  # [B, H], from which each row's last committed token was drawn
         self.known: dict[int, int] = {}  # by row, the serial of the request that the hidden state belongs to
-        self.was_active: list[int] = []
+        self.was_active: list[bool] = []  # by row, when the last draft was made
 
     def can_guess(self, state: State) -> list[bool]:
         rows = range(state.batch_size)
@@ -72,10 +72,10 @@ class BlockwiseDrafter(ParallelDrafter):
 
     def settle(self, state: State, draft: Draft, verdict: Verdict, scores: Scores, base: Tensor) -> None:
         new = scores.hidden_after(verdict)
-        moved = upload([[row in self.was_active] for row in range(state.batch_size)], new.device)  # [B, 1]
+        moved = upload(self.was_active, new.device)[:, None]
         self.hidden = new.clone() if self.hidden is None else torch.where(moved, new, self.hidden)
-        self.known |= {row: state.serials[row] for row in self.was_active}
+        self.known |= {row: state.serials[row] for row, on in enumerate(self.was_active) if on}
 
     def propose(self, state: State, gamma: list[int]) -> Draft:
-        self.was_active = [row for row, on in enumerate(state.active) if on]
+        self.was_active = list(state.active)
         return super().propose(state, gamma)

@@ -55,7 +55,7 @@ class MedusaDrafter(BlockwiseDrafter):
         return cls(target, heads, settings.sampling_of(context.sampling), settings.size, context.gamma)
 
     def propose(self, state: State, gamma: list[int]) -> Draft:
-        self.was_active = [row for row, on in enumerate(state.active) if on]
+        self.was_active = list(state.active)
         gamma = [min(g, self.longest) if able else 0 for g, able in zip(gamma, self.can_guess(state), strict=True)]
         if max(gamma) == 0:
             return Draft.empty(state.batch_size, state.tokens.device)

@@ -189,7 +189,9 @@ class LanguageModel(Target):
         [1, end - begin, V], or only the last `keep_logits` of them."""
         self.cached[row] = begin
         self.cache.truncate(self.cached)
-        self.cache.reserve([end if r == row else 0 for r in range(self.cache.rows)])
+        wanted = [0] * self.cache.rows
+        wanted[row] = end
+        self.cache.reserve(wanted)
         visible = self.columns_seen(end)
         first = torch.full((1,), begin, device=self.device)
         logits = self.forward(text[:, begin:end], first, visible, row=row, keep_logits=keep_logits)
