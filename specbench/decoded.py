@@ -159,6 +159,8 @@ class TextLaws:
     drift_tv: Floats  # total variation between the output distribution s of a tested position and p
     drift_kl: Floats  # KL(s | p), nats; at temperature 0, log p lost against the argmax
     bound: Floats  # max_x s(x) l / p(x), at most 1 (A.5); at temperature 0, max p l / p(x), likewise
+    agreement: Floats  # p of the token with the largest q
+    target_entropy: Floats  # H(p) / log V; of p before argmax at temperature 0
 
 
 @dataclass

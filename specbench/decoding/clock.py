@@ -24,7 +24,7 @@ class Lap(StrEnum):
 
 Laps = Mapping[Lap, float]  # seconds
 DECODING = (Lap.DRAFT, Lap.VERIFY, Lap.ACCEPT, Lap.HOST)
-KEPT = (*DECODING, Lap.WALL)  # what is stored of a round
+KEPT = (*DECODING, Lap.WALL, Lap.PREFILL)  # what is stored of a round
 
 
 def decoding_seconds(laps: Laps) -> float:
