@@ -1,7 +1,7 @@
 """Runs the jobs of a sweep in one process: every prompt is decoded by all of them before the next one begins."""
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +14,7 @@ from specbench.config.targets import Targets
 from specbench.finish import log_to, save
 from specbench.interrupts import at_once
 from specbench.progress import decoding_progress
+from specbench.report.labels import TASK
 from specbench.results import RunResult
 from specbench.run.parts import Parts
 from specbench.run.run import run_in_turn
@@ -26,8 +27,6 @@ log = logging.getLogger(__name__)
 # Settings that plain decoding does not depend on: jobs that differ in no other share it.
 NOT_PLAIN = (*NOT_HASHED, "drafter", "gamma", "gamma_policy", "verifier", "lenience", "lenience_policy", "metrics",
              "baseline", "verdict_tokens")  # fmt: skip
-# Settings that say what is decoded: jobs that differ in one of them do different work, and are ranked apart.
-TASK = ("target", "data", "workload", "temperature", "top_k", "top_p", "repetition_penalty", "max_new_tokens", "stop")
 
 
 @dataclass(frozen=True)
@@ -55,14 +54,6 @@ def cohorts_of(jobs: Sequence[Job]) -> list[list[Job]]:
 def tasks_of(jobs: Sequence[Job]) -> list[list[Job]]:
     """Jobs that decode the same prompts in the same way, whichever engine does it."""
     return groups_of(jobs, lambda job: [job.checked.resolved.get(key) for key in TASK])
-
-
-def labels_of(words: Sequence[Mapping[str, str]]) -> list[str]:
-    """A short name for each job: the values of its own overrides, with their keys where values alone would not do."""
-    found = [" ".join(own.values()) for own in words]
-    if len({*found}) == len(found) and "" not in found:
-        return found
-    return [" ".join(f"{key}={value}" for key, value in own.items()) or "without overrides" for own in words]
 
 
 def is_finished(jobs: Sequence[Job]) -> bool:

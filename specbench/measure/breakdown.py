@@ -56,14 +56,21 @@ class Source(Protocol):
         """The 95 % interval of each of several formulas of sums."""
 
 
-class OneProcess:
-    """The sums of one process over all requests, or over those with the numbers `where`."""
+def only(sums: RequestSums, where: Sequence[int]) -> RequestSums:
+    """The sums of the requests with these numbers."""
+    requests, prompts, categories = (
+        [names[i] for i in where] for names in (sums.requests, sums.prompts, sums.categories)
+    )
+    clusters, processes = ([numbers[i] for i in where] for numbers in (sums.clusters, sums.processes))
+    columns = {name: column[list(where)] for name, column in sums.columns.items()}
+    return RequestSums(requests, prompts, categories, clusters, processes, columns)
 
-    def __init__(self, sums: RequestSums, where: Sequence[int] | None = None):
-        picks = range(len(sums.requests)) if where is None else where
-        self.columns: dict[str, Floats] = {name: column[list(picks)] for name, column in sums.columns.items()}
-        self._prompts = [sums.prompts[i] for i in picks]
-        self._clusters = [sums.clusters[i] for i in picks]
+
+class OneProcess:
+    """The sums of one process."""
+
+    def __init__(self, sums: RequestSums):
+        self.columns, self._prompts, self._clusters = sums.columns, sums.prompts, sums.clusters
         self.point = {name: column.sum() for name, column in self.columns.items()}
 
     def estimate(self, numerator: Names, denominator: Names) -> Estimate:
@@ -135,7 +142,7 @@ def category_numbers(source: Source) -> CategoryNumbers:
 def by_category(sums: RequestSums) -> dict[str, CategoryNumbers]:
     """The numbers of each category of one process, if the data name categories."""
     return {
-        name: category_numbers(OneProcess(sums, [i for i, own in enumerate(sums.categories) if own == name]))
+        name: category_numbers(OneProcess(only(sums, [i for i, own in enumerate(sums.categories) if own == name])))
         for name in sorted({*sums.categories} - {""})
     }
 

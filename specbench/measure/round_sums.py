@@ -18,7 +18,7 @@ from specbench.measure.token_class import Tokens
 ACCEPTED_OF = "accepted of "  # and a number: rounds that accepted so many guesses
 TESTED_CLASS, ACCEPTED_CLASS = "tested class ", "accepted class "
 MODELS = ("drafter", "target")  # whose entropy
-ENTROPY_EDGES = (0.0, 0.1, 0.5, 1.0, 2.0, 3.0, 4.0)  # nats; the last bin is open
+ENTROPY_EDGES = (0.0, 0.1, 0.5, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0)  # nats; the last bin is open
 CONFIDENCE_BINS = 10  # of equal width, from 0 to 1
 WAYS = ("", "plain_")
 Numbers = npt.NDArray[np.int64]
