@@ -21,6 +21,7 @@ MODELS = ("drafter", "target")  # whose entropy
 ENTROPY_EDGES = (0.0, 0.1, 0.5, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0)  # nats; the last bin is open
 CONFIDENCE_BINS = 10  # of equal width, from 0 to 1
 WAYS = ("", "plain_")
+SHORTEST = 1e-9  # seconds, so that a clock that stood still has a logarithm
 Numbers = npt.NDArray[np.int64]
 
 
@@ -44,7 +45,7 @@ def round_sums(result: Result, tokens: Tokens | None) -> dict[str, float]:
 
 def log_speedup(result: Result) -> float:
     """The logarithm of plain decoding's seconds per token over ours."""
-    ours, plain = (decoded.seconds / len(decoded.tokens) for decoded in result.both)
+    ours, plain = (max(decoded.seconds, SHORTEST) / len(decoded.tokens) for decoded in result.both)
     return math.log(plain / ours)
 
 
