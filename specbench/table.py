@@ -69,9 +69,9 @@ def sheets_of(name: str, runs: Sequence["StoredRun"], args: argparse.Namespace) 
     if name == "speedup":
         return [speedups(runs, args)]
     found = []
-    for run, label in zip(runs, names_of_runs(runs), strict=True):
+    for run, names in zip(runs, names_of_runs(runs), strict=True):
         if (sheet := SHEETS[name](run.result)) is not None:
-            sheet.title += f": {label}" if len(runs) > 1 else ""
+            sheet.title += f": {' '.join(names.values())}" if len(runs) > 1 else ""
             found.append(sheet)
     return found
 
@@ -90,8 +90,8 @@ def speedups(runs: Sequence["StoredRun"], args: argparse.Namespace) -> "Sheet":
     elif by == "category":
         sheet = turned(entries, title, args.speedup)
     else:
-        sheet = side_by_side(entries, title, by, args.speedup)
-    sheet.notes += notes_of(runs, keys)
+        sheet = side_by_side(entries, title, args.speedup)
+    sheet.notes += notes_of(runs, {key for entry in entries for key in entry.names})
     return sheet
 
 

@@ -161,7 +161,9 @@ def test_a_drafter_that_says_what_is_so_is_calibrated_and_a_bold_one_is_not():
 
     def error(agreement):
         laws = laws_of(confidence, confidence, confidence, agreement)
-        return acceptance_of(OneProcess(sums_of_results([result_of([round_of(0, 0, 0, [])], [0], laws)])), True).calibration.error
+        return acceptance_of(
+            OneProcess(sums_of_results([result_of([round_of(0, 0, 0, [])], [0], laws)])), True
+        ).calibration.error
 
     hits = (np.random.default_rng(1).random(5000) < confidence).astype(float)  # temperature 0: right or wrong
     assert error(confidence) == pytest.approx(0, abs=1e-12) and error(hits) < 0.03

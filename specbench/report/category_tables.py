@@ -13,11 +13,16 @@ Numbers = Mapping[str, Any]  # `CategoryNumbers`; what an earlier version did no
 
 @dataclass
 class Entry:
-    """One or several runs with one name: numbers by category, and those of all prompts."""
+    """One or several runs: what names them, their numbers by category, and those of all prompts."""
 
-    label: str
+    names: Mapping[str, str]  # {"drafter": "ngram"}
     overall: Numbers
     categories: Mapping[str, Numbers] = field(default_factory=dict)
+
+    @property
+    def label(self) -> str:
+        """The names in one."""
+        return " ".join(self.names.values())
 
     def of(self, category: str) -> Numbers:
         """The numbers of a category; none if it has none."""
@@ -67,19 +72,20 @@ def of_one(entry: Entry, title: str) -> Sheet:
     return Sheet(title, columns, rows)
 
 
-def side_by_side(entries: Sequence[Entry], title: str, first: str, kind: str) -> Sheet:
+def side_by_side(entries: Sequence[Entry], title: str, kind: str) -> Sheet:
     """A row for each entry, and for each category its mean accepted tokens and speedup."""
-    columns = [Column(first, digits=None)]
+    keys = list(dict.fromkeys(key for entry in entries for key in entry.names))
+    columns = [Column(key, digits=None) for key in keys]
     for name in categories_of(entries):
         columns += [Column("MAT", name), Column("speedup", name, unit="x")]
     columns += [Column("95 %", OVERALL, ends=True), Column("tokens/s", OVERALL, 1)]
     rows: list[list[Value]] = []
     for entry in entries:
-        row: list[Value] = [entry.label]
+        row: list[Value] = [entry.names.get(key, "-") for key in keys]
         for name in categories_of(entries):
             row += [_mean(entry.of(name), "block_efficiency"), speedup_of(entry.of(name), kind)[0]]
         rows.append([*row, speedup_of(entry.overall, kind)[1], entry.overall.get("tokens_per_second")])
-    return Sheet(title, columns, rows)
+    return Sheet(title, columns, rows, names=len(keys))
 
 
 def turned(entries: Sequence[Entry], title: str, kind: str) -> Sheet:

@@ -37,18 +37,19 @@ class Column:
 
 @dataclass
 class Sheet:
-    """A table: for each row a value of each column, the first of which names the row. Notes stand below."""
+    """A table: for each row a value of each column. The first `names` columns name the row. Notes stand below."""
 
     title: str
     columns: list[Column]
     rows: list[list[Value]]
     notes: list[str] = field(default_factory=list)
+    names: int = 1
 
     def to_read(self) -> "Sheet":
         """Without the columns that have no value in any row."""
-        kept = [i for i in range(len(self.columns)) if not i or any(row[i] is not None for row in self.rows)]
+        kept = [i for i in range(len(self.columns)) if i < self.names or any(row[i] is not None for row in self.rows)]
         rows = [[row[i] for i in kept] for row in self.rows]
-        return Sheet(self.title, [self.columns[i] for i in kept], rows, self.notes)
+        return Sheet(self.title, [self.columns[i] for i in kept], rows, self.notes, self.names)
 
 
 def cell(value: Value, column: Column, dash: str = "-") -> str:
@@ -70,21 +71,22 @@ def to_text(sheet: Sheet, width: int) -> str:
     cells = [[visible(cell(value, column)) for value, column in zip(row, sheet.columns, strict=True)]
              for row in sheet.rows]  # fmt: skip
     widths = [max([len(visible(c.name)), *(len(row[i]) for row in cells)]) for i, c in enumerate(sheet.columns)]
-    blocks = [_block(sheet.columns, cells, widths, numbers) for numbers in _blocks(sheet.columns, widths, width)]
+    blocks = [_block(sheet.columns, cells, widths, numbers) for numbers in _blocks(sheet, widths, width)]
     return "\n\n".join(["\n".join([_wrapped(sheet.title, width), *blocks[:1]]), *blocks[1:]]) + _notes(sheet, width)
 
 
-def _blocks(columns: Sequence[Column], widths: list[int], width: int) -> list[list[int]]:
+def _blocks(sheet: Sheet, widths: list[int], width: int) -> list[list[int]]:
     """The numbers of the columns of each block; widens the last column of a group whose heading is longer."""
-    groups = [[i for i, _ in some] for _, some in groupby(list(enumerate(columns))[1:], key=_group_key)]
-    blocks: list[list[int]] = [[0]]
+    columns, names = sheet.columns, list(range(sheet.names))
+    groups = [[i for i, _ in some] for _, some in groupby(list(enumerate(columns))[sheet.names :], key=_group_key)]
+    blocks = [[*names]]
     for group in groups:
         own = sum(widths[i] + GAP for i in group)
         if missing := max(0, len(visible(columns[group[0]].group)) - (own - GAP)):
             widths[group[-1]] += missing
         used = sum(widths[i] + GAP for i in blocks[-1]) - GAP
-        if len(blocks[-1]) > 1 and used + own + missing > width:
-            blocks.append([0])
+        if len(blocks[-1]) > len(names) and used + own + missing > width:
+            blocks.append([*names])
         blocks[-1] += group
     return blocks
 

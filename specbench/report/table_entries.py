@@ -1,6 +1,6 @@
 """The rows of tables of runs: a run, or all runs with the same settings, pooled."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict
 
 import numpy as np
@@ -9,7 +9,7 @@ from specbench.decoded import RequestSums
 from specbench.measure.breakdown import OneProcess, Source, category_numbers, only
 from specbench.measure.crossed import CrossedSums
 from specbench.report.category_tables import Entry, whole
-from specbench.report.labels import SAME_WORK, TASK, differences, labels_of
+from specbench.report.labels import SAME_WORK, TASK, differences
 from specbench.report.tables import at, own_words, word
 from specbench.settings import ConfigError
 from specbench.storage.read import StoredRun
@@ -38,60 +38,58 @@ def entries_of(runs: Sequence[StoredRun], by: Sequence[str], folds: Folds) -> li
     """A row for each run or, with settings in `by`, for each combination of their values. Raises ConfigError if a row
     would mix runs that did different things."""
     found = []
-    for label, own in grouped(runs, by).items():
+    for names, own in grouped(runs, by):
         if mixed := differences([run.result for run in own]):
             raise ConfigError(
-                f"the row {label} would mix runs that differ in {', '.join(mixed)}: "
+                f"the row {' '.join(names.values())} would mix runs that differ in {', '.join(mixed)}: "
                 f"add {mixed[0]} to --by, or leave folders out"
             )
-        found.append(_entry(label, own, folds))
+        found.append(_entry(names, own, folds))
     if missing := [name for name in folds if not any(name in entry.categories for entry in found)]:
         raise ConfigError(f"--fold {missing[0]} has no effect: no run has categories of these names")
     return found
 
 
-def grouped(runs: Sequence[StoredRun], by: Sequence[str]) -> dict[str, list[StoredRun]]:
-    """The runs of each row, by its label. Raises ConfigError for what is no setting."""
+def grouped(runs: Sequence[StoredRun], by: Sequence[str]) -> list[tuple[dict[str, str], list[StoredRun]]]:
+    """The runs of each row, and what names it. Raises ConfigError for what is no setting."""
     if not by:
-        return {label: [run] for label, run in zip(names_of_runs(runs), runs, strict=True)}
-    found: dict[str, list[StoredRun]] = {}
+        return [(names, [run]) for names, run in zip(names_of_runs(runs), runs, strict=True)]
+    found: dict[tuple[str, ...], list[StoredRun]] = {}
     for run in runs:
-        values = {key: _value(run, key) for key in by}
-        told = " ".join(values.values() if len(by) == 1 else (f"{key}={value}" for key, value in values.items()))
-        found.setdefault(told, []).append(run)
-    return found
+        found.setdefault(tuple(_value(run, key) for key in by), []).append(run)
+    return [(dict(zip(by, values, strict=True)), own) for values, own in found.items()]
 
 
-def names_of_runs(runs: Sequence[StoredRun]) -> list[str]:
-    """The overrides in which a run differs from the others, or else its folder."""
-    labels = labels_of(own_words([run.result.get("overrides") or [] for run in runs]))
-    return labels if len({*labels}) == len(labels) > 1 else [run.label for run in runs] if _named(runs) else [
-        str(run.folder) for run in runs
-    ]  # fmt: skip
+def names_of_runs(runs: Sequence[StoredRun]) -> list[dict[str, str]]:
+    """The overrides in which a run differs from the others or, where they do not tell all of them apart, its folder."""
+    words = own_words([run.result.get("overrides") or [] for run in runs])
+    keys = dict.fromkeys(key for own in words for key in own)
+    if len({tuple(own.items()) for own in words}) == len(runs) > 1:
+        return [{key: own.get(key) or _value(run, key, "-") for key in keys}
+                for own, run in zip(words, runs, strict=True)]  # fmt: skip
+    return [{"run": run.folder.name if len(runs) == 1 else str(run.folder)} for run in runs]
 
 
-def _named(runs: Sequence[StoredRun]) -> bool:
-    return len({run.label for run in runs}) == len(runs)
-
-
-def _value(run: StoredRun, key: str) -> str:
-    """The option or value of a setting of a run. Raises ConfigError."""
+def _value(run: StoredRun, key: str, unknown: str = "") -> str:
+    """The option or value of a setting of a run; `unknown` for none, or if that is empty, raises ConfigError."""
     if (choice := run.result["choices"].get(key)) is not None:
         return str(choice)
     value = at(run.result["config"], key.replace(".", "/"))
     if value is None or isinstance(value, dict):
+        if unknown:
+            return unknown
         raise ConfigError(f"--by {shown(key)} is not possible: {run.folder} has no such setting")
     return str(value)
 
 
-def _entry(label: str, runs: Sequence[StoredRun], folds: Folds) -> Entry:
+def _entry(names: Mapping[str, str], runs: Sequence[StoredRun], folds: Folds) -> Entry:
     if len(runs) == 1 and not folds:
-        return Entry(label, whole(runs[0].result), runs[0].result.get("by_category") or {})
+        return Entry(names, whole(runs[0].result), runs[0].result.get("by_category") or {})
     processes = [process for run in runs for process in _processes(run)]
     if any("requests" not in process.columns for process in processes):
         raise ConfigError(f"{runs[0].folder} has too few sums in sums.parquet: an earlier version wrote it")
-    names = {member: name for name, members in folds.items() for member in members}
-    as_named = [[names.get(category, category) for category in process.categories] for process in processes]
+    folded = {member: name for name, members in folds.items() for member in members}
+    as_named = [[folded.get(category, category) for category in process.categories] for process in processes]
     categories = dict.fromkeys(name for own in as_named for name in own if name)
     parts = {
         name: [only(process, [i for i, found in enumerate(own) if found == name])
@@ -99,7 +97,7 @@ def _entry(label: str, runs: Sequence[StoredRun], folds: Folds) -> Entry:
         for name in categories
     }  # fmt: skip
     overall = whole(runs[0].result) if len(runs) == 1 else asdict(category_numbers(_source(processes)))
-    return Entry(label, overall, {name: asdict(category_numbers(_source(own))) for name, own in parts.items()})
+    return Entry(names, overall, {name: asdict(category_numbers(_source(own))) for name, own in parts.items()})
 
 
 def _source(processes: Sequence[RequestSums]) -> Source:
@@ -113,22 +111,24 @@ def _processes(run: StoredRun) -> Iterator[RequestSums]:
         yield only(sums, np.flatnonzero(np.array(sums.processes) == number).tolist())
 
 
-def notes_of(runs: Sequence[StoredRun], by: Sequence[str]) -> Iterator[str]:
-    """What a reader must know before comparing rows, in sentences."""
+def notes_of(runs: Sequence[StoredRun], told: Collection[str]) -> Iterator[str]:
+    """What a reader must know before comparing rows, in sentences; `told` are settings that rows are named by."""
     results = [run.result for run in runs]
     verdicts: dict[str, list[str]] = {}
-    for run, name in zip(runs, names_of_runs(runs), strict=True):
-        verdicts.setdefault(word(run.result["lossless"]), []).append(name)
+    for run, names in zip(runs, names_of_runs(runs), strict=True):
+        verdicts.setdefault(word(run.result["lossless"]), []).append(" ".join(names.values()))
     for verdict in ("failed", "lossy", "inconclusive", "untested"):
-        if names := verdicts.get(verdict):
-            yield f"the verdict on losslessness is {verdict}" + (f" of {', '.join(names)}" if len(runs) > 1 else "")
-    work = [key for key in differences(results, SAME_WORK) if key in TASK and key not in by]
-    if work:
+        if found := verdicts.get(verdict):
+            yield f"the verdict on losslessness is {verdict}" + (f" of {', '.join(found)}" if len(verdicts) > 1 else "")
+    parts = {key.partition(".")[0] for key in told}
+    if work := [key for key in differences(results, SAME_WORK) if key in TASK and key not in parts]:
         yield f"the runs differ in {', '.join(work)}: they did not do the same work"
     machines = {result["provenance"]["device"] for result in results}
     if len(machines) > 1:
         yield f"the runs are of different machines: {', '.join(sorted(machines))}"
     if unsteady := [result for result in results if (result.get("machine") or {}).get("reasons")]:
         yield "the machine was not steady" + (f" in {len(unsteady)} of {len(runs)} runs" if len(runs) > 1 else "")
-    if parts := [run.result["status"] for run in runs if run.result["status"] != "complete"]:
-        yield f"{len(parts)} of {len(runs)} runs are not complete: {', '.join(sorted({*parts}))}"
+    if partly := [run.result["status"] for run in runs if run.result["status"] != "complete"]:
+        yield f"{len(partly)} of {len(runs)} runs are not complete: {', '.join(sorted({*partly}))}"
+    if any(result["speedup"]["ci95"] is not None and not result.get("repeats") for result in results):
+        yield "95 % intervals are those of one process"
