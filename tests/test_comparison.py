@@ -10,7 +10,7 @@ from conftest import composed, interrupt_the_second_group, small
 import specbench.compare.__main__ as command
 import specbench.models.pretrained as pretrained
 from specbench.compare import in_turn
-from specbench.compare.in_turn import Job, cohorts_of, tasks_of
+from specbench.compare.in_turn import Job, cohorts_of, labels_of, tasks_of
 from specbench.config.build import build
 from specbench.config.checks import check
 from specbench.config.targets import Targets
@@ -18,7 +18,6 @@ from specbench.decoded import RequestSums
 from specbench.measure.accounting import speedup_of
 from specbench.measure.comparison import SPEEDUP, TOKENS_PER_SECOND, Pair, compare, holm, joined_clusters
 from specbench.measure.estimators import student_tail
-from specbench.report.labels import labels_of
 from specbench.run.cohort import in_order
 from specbench.run.run import run, run_in_turn
 from specbench.run.session import Session

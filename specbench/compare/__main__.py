@@ -59,9 +59,9 @@ def main(arguments: list[str] | None = None) -> None:
 
 def compare_folders(folders: Sequence[str]) -> int:
     """Compares finished runs with the first one. Raises ConfigError."""
+    from specbench.compare.in_turn import labels_of
     from specbench.compare.tables import sentence, tables
     from specbench.measure.comparison import SPEEDUP, TOKENS_PER_SECOND, compare
-    from specbench.report.labels import labels_of
     from specbench.report.tables import own_words, show
     from specbench.storage.read import load_runs
     from specbench.storage.sums import load_sums
@@ -89,7 +89,7 @@ def compare_folders(folders: Sequence[str]) -> int:
 def not_alike(runs: Mapping[str, "StoredRun"]) -> list[str]:
     """In what the runs differ that is no part of a way of decoding, in sentences. Raises ConfigError if prompts of the
     same id are not the same."""
-    from specbench.report.labels import TASK
+    from specbench.report.same_work import TASK
 
     first, *others = runs
     texts = {record["id"]: record.get("prompt") for record in runs[first].prompts}
@@ -149,7 +149,7 @@ def compare_sweep(overrides: Sequence[str], also: Sequence[str] = ()) -> int:
 
 def notes_of(jobs: Sequence["Job"]) -> list[str]:
     """What a reader of a ranking must know, in sentences: verdicts, the machine, engines that differ."""
-    from specbench.report.labels import labels_of
+    from specbench.compare.in_turn import labels_of
     from specbench.report.tables import own_words, word
     from specbench.storage.read import read_result
 
@@ -200,9 +200,9 @@ def expected(overrides: Sequence[str], also: Sequence[str] = ()) -> tuple[Any, "
 
 def show_comparison(sweep: "Sweep", jobs: Sequence["Job"]) -> None:
     """Prints the comparison of each task's jobs, and writes FILES. Raises ConfigError."""
-    from specbench.compare.in_turn import tasks_of
+    from specbench.compare.in_turn import labels_of, tasks_of
     from specbench.compare.tables import rows, tables
-    from specbench.report.labels import TASK, labels_of
+    from specbench.report.same_work import TASK
     from specbench.report.tables import own_words, show, to_csv
     from specbench.storage.atomic import write_json, write_text
 

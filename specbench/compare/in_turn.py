@@ -1,7 +1,7 @@
 """Runs the jobs of a sweep in one process: every prompt is decoded by all of them before the next one begins."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +14,7 @@ from specbench.config.targets import Targets
 from specbench.finish import log_to, save
 from specbench.interrupts import at_once
 from specbench.progress import decoding_progress
-from specbench.report.labels import TASK
+from specbench.report.same_work import TASK
 from specbench.results import RunResult
 from specbench.run.parts import Parts
 from specbench.run.run import run_in_turn
@@ -54,6 +54,14 @@ def cohorts_of(jobs: Sequence[Job]) -> list[list[Job]]:
 def tasks_of(jobs: Sequence[Job]) -> list[list[Job]]:
     """Jobs that decode the same prompts in the same way, whichever engine does it."""
     return groups_of(jobs, lambda job: [job.checked.resolved.get(key) for key in TASK])
+
+
+def labels_of(words: Sequence[Mapping[str, str]]) -> list[str]:
+    """A short name for each job: the values of its own overrides, with their keys where values alone would not do."""
+    found = [" ".join(own.values()) for own in words]
+    if len({*found}) == len(found) and "" not in found:
+        return found
+    return [" ".join(f"{key}={value}" for key, value in own.items()) or "without overrides" for own in words]
 
 
 def is_finished(jobs: Sequence[Job]) -> bool:

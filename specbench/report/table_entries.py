@@ -9,7 +9,7 @@ from specbench.decoded import RequestSums
 from specbench.measure.breakdown import OneProcess, Source, category_numbers, only
 from specbench.measure.crossed import CrossedSums
 from specbench.report.category_tables import Entry, whole
-from specbench.report.labels import SAME_WORK, TASK, differences
+from specbench.report.same_work import SAME_WORK, TASK, differences
 from specbench.report.tables import at, own_words, word
 from specbench.settings import ConfigError
 from specbench.storage.read import StoredRun

@@ -1,6 +1,6 @@
-"""Short names of runs, and in what settings runs differ."""
+"""Which settings say what work a run did, and in which ones runs differ."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from specbench.results import flatten
@@ -10,14 +10,6 @@ TASK = ("target", "data", "workload", "temperature", "top_k", "top_p", "repetiti
 # Settings in which runs may differ whose numbers are pooled.
 SAME_WORK = ("name", "force", "strict", "logger", "experiment", "seed", "order", "repeats", "repeats_vary", "workers",
              "verdict_tokens", "metrics", "baseline")  # fmt: skip
-
-
-def labels_of(words: Sequence[Mapping[str, str]]) -> list[str]:
-    """A short name for each run: the values of its own overrides, with their keys where values alone would not do."""
-    found = [" ".join(own.values()) for own in words]
-    if len({*found}) == len(found) and "" not in found:
-        return found
-    return [" ".join(f"{key}={value}" for key, value in own.items()) or "without overrides" for own in words]
 
 
 def differences(results: Iterable[Mapping[str, Any]], but: Iterable[str] = SAME_WORK) -> list[str]:
