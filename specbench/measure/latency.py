@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from specbench.decoded import DecodedRequest, Group, Round
-from specbench.decoding.clock import Lap, decoding_seconds
+from specbench.decoded import DecodedRequest, Group, call_seconds
 from specbench.measure.estimators import FEWEST, Sums
 from specbench.result_parts import Factor, Goodput, Latency, Percentiles, RateLatency, Served
 from specbench.workloads.workload import Limits
@@ -48,47 +47,40 @@ def _latency_of(groups: Sequence[Sequence[DecodedRequest]], segments: Sequence[F
     """The waiting times of some groups of requests. A request alone has its first token after its prompt was read and
     its first round; of several that are there at once nothing says how long each waited."""
     requests = [request for group in groups for request in group]
-    found = _latency(np.concatenate(segments)) if segments else _without_arrivals(groups)
-    gaps = [gap for request in requests for gap in gaps_of(request)]
-    per_token = [seconds for request in requests if (seconds := time_per_output_token(request)) is not None]
+    seconds = [call_seconds(request.rounds) for request in requests]
+    if segments:
+        found = _latency(np.concatenate(segments))
+    else:
+        alone = all(len(group) == 1 for group in groups)
+        later = [own[1:].sum() / (len(request.tokens) - first_tokens(request))
+                 for request, own in zip(requests, seconds, strict=True) if len(own) > 1]  # fmt: skip
+        firsts = [own[0] for own in seconds] if alone else []
+        found = Latency(queue=percentiles([]), first_token=percentiles(firsts), per_token=percentiles(later))
+    per_token = [
+        own for each in zip(requests, seconds, strict=True) if (own := time_per_output_token(*each)) is not None
+    ]
+    gaps = np.concatenate([own[1:] for own in seconds])
     return replace(found, time_per_output_token=summary_of(per_token), inter_token=summary_of(gaps))
 
 
-def _without_arrivals(groups: Sequence[Sequence[DecodedRequest]]) -> Latency:
-    alone = all(len(group) == 1 for group in groups)
-    firsts = [call_seconds(next(iter(request.rounds))) for group in groups for request in group] if alone else []
-    later = [
-        sum(gaps) / (len(request.tokens) - next(iter(request.rounds)).tokens)
-        for group in groups
-        for request in group
-        if (gaps := gaps_of(request))
-    ]
-    return Latency(queue=percentiles([]), first_token=percentiles(firsts), per_token=percentiles(later))
+def first_tokens(request: DecodedRequest) -> int:
+    """The tokens of the first round, which come together."""
+    return next(iter(request.rounds)).tokens
 
 
-def gaps_of(request: DecodedRequest) -> list[float]:
-    """Seconds between the tokens of each round and those of the round before: what a user waits, since the tokens of a
-    round come together."""
-    return [call_seconds(r) for r in list(request.rounds)[1:]]
-
-
-def call_seconds(r: Round) -> float:
-    """Seconds of the whole call of a round, and of the prompts that were read before it."""
-    return decoding_seconds(r.seconds) + r.seconds.get(Lap.PREFILL, 0.0)
-
-
-def time_per_output_token(request: DecodedRequest) -> float | None:
-    """(last token - first token) / (tokens - 1), as serving benchmarks have it; None for a text of one token."""
+def time_per_output_token(request: DecodedRequest, seconds: Floats) -> float | None:
+    """(last token - first token) / (tokens - 1), as serving benchmarks have it; None for a text of one token. `seconds`
+    [rounds] are those of its calls."""
     later = len(request.tokens) - 1
     if not later:
         return None
     times = request.times
-    return (sum(gaps_of(request)) if times is None else times.finished - times.first_token) / later
+    return float(seconds[1:].sum() if times is None else times.finished - times.first_token) / later
 
 
-def summary_of(seconds: Sequence[float]) -> Percentiles:
+def summary_of(seconds: Sequence[float] | Floats) -> Percentiles:
     """The mean and the percentiles; None without values."""
-    return {"mean": float(np.mean(seconds)) if seconds else None, **percentiles(seconds)}
+    return {"mean": float(np.mean(seconds)) if len(seconds) else None, **percentiles(seconds)}
 
 
 def percentiles(seconds: Sequence[float] | Floats) -> Percentiles:
@@ -131,7 +123,7 @@ def _row(request: DecodedRequest) -> list[float]:
     """The columns of a request. The tokens of its first round come together, so they take no time after the first."""
     times = request.times
     assert times is not None
-    later = len(request.tokens) - next(iter(request.rounds)).tokens
+    later = len(request.tokens) - first_tokens(request)
     per_token = (times.finished - times.first_token) / later if later else np.nan
     waited, first = times.admitted - times.arrived, times.first_token - times.arrived
     return [waited, first, per_token, len(request.tokens), times.arrived, times.finished, later]

@@ -73,7 +73,7 @@ def _of_group(
         | _by_place(result)
         | _texts(result)
         | _bytes(result, row, target, drafter)
-        | round_sums(result, tokens)
+        | round_sums(result, tokens, alone=share == 1)
         for row, result in zip(rows, group.results, strict=True)
     ]
 

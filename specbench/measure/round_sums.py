@@ -25,8 +25,9 @@ SHORTEST = 1e-9  # seconds, so that a clock that stood still has a logarithm
 Numbers = npt.NDArray[np.int64]
 
 
-def round_sums(result: Result, tokens: Tokens | None) -> dict[str, float]:
-    """The sums of one request; without `tokens` those of classes and entropies are left out."""
+def round_sums(result: Result, tokens: Tokens | None, alone: bool = False) -> dict[str, float]:
+    """The sums of one request; without `tokens` those of classes and entropies are left out. `alone`: no call of it
+    served another one."""
     rounds = list(result.speculative.rounds)
     betas = np.array([beta for r in rounds for beta in r.beta])
     found: dict[str, float] = defaultdict(float)
@@ -34,6 +35,9 @@ def round_sums(result: Result, tokens: Tokens | None) -> dict[str, float]:
     for r in rounds:
         found[f"{ACCEPTED_OF}{r.accepted}"] += 1
     for way, decoded in zip(WAYS, result.both, strict=True):
+        if alone:
+            found[f"{way}call_seconds"] = decoded.seconds
+            continue
         for name, value in _by_rows(decoded.rounds):
             found[f"{way}{name}"] += value
     if tokens is not None:
