@@ -12,13 +12,13 @@ import numpy as np
 import numpy.typing as npt
 
 from specbench.data.prompts import Request
-from specbench.decoding.clock import DECODING, KEPT, Lap, Laps, decoding_seconds
+from specbench.decoding.clock import DECODING, KEPT, READING, Lap, Laps, decoding_seconds
 from specbench.decoding.queue import RequestTimes
 from specbench.peers.peer import PeerOutput
 from specbench.reading import Evidence, Reading
 
 Floats = npt.NDArray[np.float64]
-WAITED = (*DECODING, Lap.PREFILL)  # what a row waits for between its tokens
+WAITED = (*DECODING, *READING)  # what a row waits for between its tokens
 
 
 @dataclass
@@ -141,6 +141,7 @@ class Decoded:
     laps: Laps  # seconds of all calls together
     prefill_seconds: float  # of the target, and of the drafter when it reads prompts
     kv_bytes: int
+    drafter_prefill_seconds: float = 0.0  # the drafter's part of them
     evidence: Sequence[Evidence] = ()  # of each request, until its text is read again
 
     @property

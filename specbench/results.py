@@ -59,6 +59,9 @@ class Cost:
     # Not in results of earlier versions.
     o_wall: float | None = None  # o with the round's length by the host's clock; on a CPU it is o
     ci95: dict[str, Interval] = field(default_factory=dict)  # of c, v, o and target_step_seconds
+    prefill_seconds: float | None = None  # in which target and drafter read a prompt, mean
+    drafter_prefill_seconds: float | None = None  # the drafter's part
+    plain_prefill_seconds: float | None = None  # of plain decoding
     halves: list[HalfCosts] = field(default_factory=list)  # two; none with too few prompts for halves, or no replay
 
 

@@ -67,7 +67,7 @@ def result_of(rounds, tokens, laws=None, name="p", category="", rows=1, plain_se
 def sums_of_results(results, tokens=None):
     """The sums of some requests, without what needs groups and models."""
     rows = [base | _counts(r) | _by_place(r) | round_sums(r, tokens)
-            | {"prefill_seconds": 1.0, "plain_prefill_seconds": 1.0}
+            | {"prefill_seconds": 1.0, "plain_prefill_seconds": 1.0, "drafter_prefill_seconds": 0.25}
             for base, r in zip(sums_of(results), results, strict=True)]  # fmt: skip
     names = dict.fromkeys(name for row in rows for name in row)
     requests = [r.request for r in results]
@@ -291,12 +291,25 @@ def test_times_between_tokens_are_those_of_the_rounds(folder):
     result = json.loads((folder / "results.json").read_text())
     lines = {line["id"]: line for line in map(json.loads, (folder / "prompts.jsonl").read_text().splitlines())}
     rounds = parquet.read_table(folder / "rounds.parquet").to_pylist()
-    spent = ("draft_seconds", "verify_seconds", "accept_seconds", "host_seconds", "prefill_seconds")
+    spent = (
+        "draft_seconds",
+        "verify_seconds",
+        "accept_seconds",
+        "host_seconds",
+        "prefill_seconds",
+        "drafter_prefill_seconds",
+    )
     own = {name: [sum(r[lap] for lap in spent) for r in rounds if r["prompt"] == name] for name in lines}
     found = result["latency"]["speculative"]
     firsts = [seconds[0] for seconds in own.values()]
     assert found["first_token"]["p50"] == pytest.approx(np.median(firsts))
     assert sum(firsts) > sum(line["prefill_seconds"] for line in lines.values()) > 0
+    cost = result["cost"]
+    assert cost["prefill_seconds"] == pytest.approx(np.mean([line["prefill_seconds"] for line in lines.values()]))
+    assert cost["drafter_prefill_seconds"] == pytest.approx(
+        sum(r["drafter_prefill_seconds"] for r in rounds) / len(lines)
+    )
+    assert 0 < cost["drafter_prefill_seconds"] < cost["prefill_seconds"]
     gaps = [gap for seconds in own.values() for gap in seconds[1:]]
     for p in (50, 90, 95, 99):
         assert found["inter_token"][f"p{p}"] == pytest.approx(np.percentile(gaps, p))

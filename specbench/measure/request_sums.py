@@ -61,6 +61,7 @@ def _of_group(
     share = len(group.results)
     whole = {
         "prefill_seconds": group.speculative.prefill_seconds / share,
+        "drafter_prefill_seconds": group.speculative.drafter_prefill_seconds / share,
         "plain_prefill_seconds": group.baseline.prefill_seconds / share,
         "wall_seconds": group.speculative.wall_seconds / share,
         "plain_wall_seconds": group.baseline.wall_seconds / share,
@@ -129,6 +130,12 @@ def rates(s: Mapping[str, Any]) -> dict[str, Any]:
         "speculative_tokens_per_second": s["tokens"] / s["seconds"],
         "baseline_tokens_per_second": s["plain_tokens"] / s["plain_seconds"],
     }
+
+
+def prefills(s: Mapping[str, Any]) -> dict[str, float]:
+    """Seconds in which a prompt is read: by target and drafter, by the drafter, and by the target in plain decoding."""
+    names = ("prefill_seconds", "drafter_prefill_seconds", "plain_prefill_seconds")
+    return {name: float(s[name] / s["requests"]) for name in names}
 
 
 def drifts(s: Mapping[str, Any]) -> dict[str, Any]:

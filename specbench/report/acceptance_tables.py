@@ -9,6 +9,8 @@ Result = Mapping[str, Any]
 WAYS = {"speculative": "speculative", "baseline": "plain"}
 TIMES = {"first_token": "to the first token", "time_per_output_token": "per output token",
          "inter_token": "between rounds"}  # fmt: skip
+READING = {"prefill_seconds": "reading a prompt, speculative", "drafter_prefill_seconds": "  by the drafter",
+           "plain_prefill_seconds": "reading a prompt, plain"}  # fmt: skip
 STATISTICS = ("mean", "p50", "p90", "p95", "p99")
 
 
@@ -107,6 +109,9 @@ def times(result: Result) -> Sheet | None:
             values = [own[name].get(statistic) for statistic in STATISTICS]
             if any(value is not None for value in values):
                 rows.append([f"{told}, {WAYS[way]}", *(None if v is None else v * 1e3 for v in values)])
+    for name, told in READING.items():
+        if (seconds := result["cost"].get(name)) is not None:
+            rows.append([told, seconds * 1e3, None, None, None, None])
     return Sheet("times between tokens", columns, rows)
 
 

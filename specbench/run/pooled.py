@@ -21,6 +21,7 @@ from specbench.measure.request_sums import (
     bandwidths,
     drifts,
     end_to_end,
+    prefills,
     rates,
 )
 from specbench.results import Counts, Repeats
@@ -115,6 +116,7 @@ def _costs(sums: CrossedSums) -> Tree:
         "verify_seconds": _ratio(sums, "verify_seconds", "calls"),
         "o_wall": float(others / s["calls"] / found["target_step_seconds"]),
         "ci95": sums.intervals(cost_ratios),
+        **prefills(s),
     }
 
 

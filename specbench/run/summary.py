@@ -25,7 +25,7 @@ from specbench.measure.latency import by_rate, latency
 from specbench.measure.lossless import judge
 from specbench.measure.machine_watch import MachineWatch
 from specbench.measure.prediction import prediction
-from specbench.measure.request_sums import bandwidths, drifts, end_to_end, rates, request_sums
+from specbench.measure.request_sums import bandwidths, drifts, end_to_end, prefills, rates, request_sums
 from specbench.measure.simulate import pick, priced, sweep_rounds, trace_of
 from specbench.measure.token_class import Tokens
 from specbench.results import (
@@ -201,6 +201,7 @@ def costs(record: Record, by_gamma: list[RoundCost], halves: list[HalfCosts], su
         by_gamma=by_gamma,
         o_wall=others / calls / step,
         ci95=sums.intervals(cost_ratios),
+        **prefills(sums.point),
         halves=halves,
     )
 
