@@ -130,5 +130,7 @@ def notes_of(runs: Sequence[StoredRun], told: Collection[str]) -> Iterator[str]:
         yield "the machine was not steady" + (f" in {len(unsteady)} of {len(runs)} runs" if len(runs) > 1 else "")
     if partly := [run.result["status"] for run in runs if run.result["status"] != "complete"]:
         yield f"{len(partly)} of {len(runs)} runs are not complete: {', '.join(sorted({*partly}))}"
+    if any(result["speedup"]["ci95"] is None for result in results):
+        yield "too few prompts, or groups of rows, for intervals" + (" of some runs" if len(runs) > 1 else "")
     if any(result["speedup"]["ci95"] is not None and not result.get("repeats") for result in results):
         yield "95 % intervals are those of one process"
