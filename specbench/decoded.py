@@ -12,12 +12,13 @@ import numpy as np
 import numpy.typing as npt
 
 from specbench.data.prompts import Request
-from specbench.decoding.clock import KEPT, Lap, Laps, decoding_seconds
+from specbench.decoding.clock import DECODING, KEPT, READING, Lap, Laps, decoding_seconds
 from specbench.decoding.queue import RequestTimes
 from specbench.peers.peer import PeerOutput
 from specbench.reading import Evidence, Reading
 
 Floats = npt.NDArray[np.float64]
+WAITED = (*DECODING, *READING)  # what a row waits for between its tokens
 
 
 @dataclass
@@ -67,6 +68,12 @@ class Rounds(Sequence[Round]):
     def __len__(self) -> int:
         return self._count
 
+    def call_seconds(self) -> Floats:
+        """`call_seconds` of these rounds."""
+        chosen = [place for place, lap in enumerate(self._laps) if lap in WAITED]
+        found: Floats = np.nansum(self._seconds[:, chosen], 1) if self._count else np.zeros(0)
+        return found
+
     @overload
     def __getitem__(self, index: int) -> Round: ...
     @overload
@@ -90,6 +97,13 @@ class Rounds(Sequence[Round]):
                 seconds={lap: s for lap, s in zip(self._laps, seconds, strict=True) if not math.isnan(s)},
                 lenience=lenience[number],
             )
+
+
+def call_seconds(rounds: Sequence[Round]) -> Floats:
+    """Seconds of the whole call of each round, and of the prompts that were read before it: [rounds]."""
+    if isinstance(rounds, Rounds):
+        return rounds.call_seconds()
+    return np.array([sum(s for lap, s in r.seconds.items() if lap in WAITED) for r in rounds], float)
 
 
 @dataclass
@@ -127,6 +141,7 @@ class Decoded:
     laps: Laps  # seconds of all calls together
     prefill_seconds: float  # of the target, and of the drafter when it reads prompts
     kv_bytes: int
+    drafter_prefill_seconds: float = 0.0  # the drafter's part of them
     evidence: Sequence[Evidence] = ()  # of each request, until its text is read again
 
     @property
@@ -159,6 +174,8 @@ class TextLaws:
     drift_tv: Floats  # total variation between the output distribution s of a tested position and p
     drift_kl: Floats  # KL(s | p), nats; at temperature 0, log p lost against the argmax
     bound: Floats  # max_x s(x) l / p(x), at most 1 (A.5); at temperature 0, max p l / p(x), likewise
+    agreement: Floats  # p of the token with the largest q
+    target_entropy: Floats  # H(p) / log V; of p before argmax at temperature 0
 
 
 @dataclass

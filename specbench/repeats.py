@@ -20,6 +20,7 @@ from rich.text import Text
 from specbench.config.checks import Checked, check
 from specbench.decoded import RequestSums
 from specbench.interrupts import at_once, held
+from specbench.measure.breakdown import only
 from specbench.measure.crossed import CrossedSums
 from specbench.paths import conf_dir
 from specbench.report.run_table import run_table
@@ -201,12 +202,7 @@ def _numbered(folders: Sequence[Path]) -> Iterator[RequestSums]:
 def _of_category(folders: Sequence[Path], category: str) -> Iterator[RequestSums]:
     """The sums of every process over the prompts of one category."""
     for sums in map(load_sums, folders):
-        here = [i for i, name in enumerate(sums.categories) if name == category]
-        yield RequestSums(
-            prompts=[sums.prompts[i] for i in here],
-            clusters=[sums.clusters[i] for i in here],
-            columns={name: column[here] for name, column in sums.columns.items()},
-        )
+        yield only(sums, [i for i, name in enumerate(sums.categories) if name == category])
 
 
 def _row(folder: Path, result: dict[str, Any]) -> dict[str, Any]:

@@ -9,17 +9,17 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
+from specbench.result_parts import Acceptance as Acceptance
+from specbench.result_parts import CategoryNumbers as CategoryNumbers
+from specbench.result_parts import Estimate as Estimate
+from specbench.result_parts import Factor as Factor
+from specbench.result_parts import GeometricMean as GeometricMean
+from specbench.result_parts import Interval as Interval
+from specbench.result_parts import Latency as Latency
+from specbench.result_parts import RateLatency as RateLatency
+from specbench.result_parts import RowsRate as RowsRate
+
 SCHEMA_VERSION = 1
-Interval = tuple[float, float] | None  # a 95 % interval; None with too few prompts for one
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """A ratio of sums over prompts, with its standard error (prompts as clusters)."""
-
-    mean: float | None
-    stderr: float | None
-    n: int  # the denominator: positions, guesses or rounds
 
 
 @dataclass
@@ -59,15 +59,10 @@ class Cost:
     # Not in results of earlier versions.
     o_wall: float | None = None  # o with the round's length by the host's clock; on a CPU it is o
     ci95: dict[str, Interval] = field(default_factory=dict)  # of c, v, o and target_step_seconds
+    prefill_seconds: float | None = None  # in which target and drafter read a prompt, mean
+    drafter_prefill_seconds: float | None = None  # the drafter's part
+    plain_prefill_seconds: float | None = None  # of plain decoding
     halves: list[HalfCosts] = field(default_factory=list)  # two; none with too few prompts for halves, or no replay
-
-
-@dataclass
-class Factor:
-    """One factor of the measured speedup."""
-
-    factor: float
-    ci95: Interval
 
 
 @dataclass
@@ -113,6 +108,7 @@ class Speedup:
     # Not in results of earlier versions.
     predicted: Prediction | None = None
     end_to_end_ci95: Interval = None
+    geometric_mean: GeometricMean | None = None
     wall: float | None = None  # `measured`, with both times by the host's clock; on a CPU they are the same
 
 
@@ -183,44 +179,6 @@ class Bandwidth:
     # Not in results of earlier versions.
     copy_bytes_per_second: float | None = None  # of a copy, each byte read and written; only on CUDA
     ci95: dict[str, Interval] = field(default_factory=dict)  # of the target's and the drafter's bytes per second
-
-
-@dataclass
-class Latency:
-    """Seconds that requests waited, if they arrive over time: {"p50": .., "p90": .., "p99": ..}, None without one."""
-
-    queue: dict[str, float | None]  # arrival to row
-    first_token: dict[str, float | None]  # arrival to first token
-    per_token: dict[str, float | None]  # mean of the tokens after the first round
-
-
-@dataclass
-class Goodput:
-    """What is served within the limits of the workload."""
-
-    share: float  # of requests
-    tokens_per_second: float  # tokens of these requests / seconds from the first arrival to the last token
-    ci95: dict[str, Interval]  # of both; None with too few segments
-
-
-@dataclass
-class Served:
-    """How one decoder served the requests that came at one rate."""
-
-    latency: Latency
-    ci95: dict[str, dict[str, Interval]]  # of each percentile; None with too few segments, or requests beyond it
-    goodput: Goodput | None  # None without limits
-
-
-@dataclass
-class RateLatency:
-    """The requests that came at one rate, served by both decoders in turn, segment by segment."""
-
-    rate: float | None  # requests per second; None if the workload has no such number
-    segments: int
-    requests: int  # that are counted: without the first of each segment, one for every row
-    decoders: dict[str, Served]  # "speculative" and "baseline"
-    ratio: dict[str, dict[str, Factor | None]]  # of each percentile, speculative over plain decoding
 
 
 @dataclass
@@ -324,7 +282,7 @@ class RunResult:
     bandwidth: Bandwidth
     recording: float  # seconds spent on measuring / seconds of decoding, which do not include them
     drift: Drift
-    latency: dict[str, Latency]  # "speculative" and "baseline", for a workload that arrives over time, all rates
+    latency: dict[str, Latency]  # "speculative" and "baseline"; of a workload that arrives over time, all rates
     memory: Memory
     counts: Counts
     metrics: dict[str, dict[str, float | None]] = field(default_factory=dict)  # numbers of the group `metric`, by name
@@ -337,6 +295,9 @@ class RunResult:
     no_replay: str = ""  # why there is no gamma_sweep
     machine: Machine | None = None
     repeats: Repeats | None = None  # None: it is one process
+    by_category: dict[str, CategoryNumbers] = field(default_factory=dict)  # if the data name categories
+    acceptance: Acceptance | None = None
+    throughput_by_rows: list[RowsRate] = field(default_factory=list)  # of runs whose rows decode together
     notes: list[str] = field(default_factory=list)  # warnings, to read before comparing
     schema_version: int = SCHEMA_VERSION
 

@@ -10,7 +10,8 @@ from rich.console import Console
 
 from specbench.config.build import build
 from specbench.config.checks import check
-from specbench.decoded import DecodedRequest, Group, Result, Round
+from specbench.decoded import DecodedRequest, Group, Result, Round, Rounds, call_seconds
+from specbench.decoding.clock import Lap
 from specbench.decoding.queue import RequestTimes
 from specbench.measure.latency import by_rate, enough, latency
 from specbench.report.load_table import load_table
@@ -43,10 +44,31 @@ def test_the_tokens_of_the_first_round_are_no_later_tokens():
     assert found["speculative"].queue["p50"] == 0.5 and found["baseline"].first_token["p50"] == 2.0
 
 
+def test_the_tokens_of_a_round_arrive_in_one_burst():
+    """By hand: rounds of 1, 3 and 2 s after a prompt of .5 s; the third waits for another prompt of .25 s."""
+    seconds = [{Lap.PREFILL: 0.5, Lap.DRAFT: 0.25, Lap.VERIFY: 0.75, Lap.RECORD: 9.0, Lap.WALL: 1.0},
+               {Lap.VERIFY: 3.0, Lap.IDLE: 9.0}, {Lap.PREFILL: 0.25, Lap.HOST: 2.0}]  # fmt: skip
+    rounds = [Round(0, 0, 0, 0, 0, tokens, 0, 0, 0, [], None, {}, laps)
+              for tokens, laps in zip((4, 2, 1), seconds, strict=True)]  # fmt: skip
+    for stored in (rounds, Rounds(rounds)):
+        assert call_seconds(stored).tolist() == [1.5, 3.0, 2.25]
+        ours, plain = DecodedRequest([1] * 7, stored), DecodedRequest([1], rounds[:1])
+        found = latency([Group([Result(None, 99, ours, plain)], None, None)], rows=1)
+        told = found["speculative"]
+        assert told.inter_token == pytest.approx(
+            {"mean": 2.625, "p50": 2.625, "p90": 2.925, "p95": 2.9625, "p99": 2.9925})  # fmt: skip
+        assert told.first_token["p50"] == 1.5 and told.queue["p50"] is None
+        assert told.per_token["p50"] == pytest.approx(5.25 / 3)
+        assert told.time_per_output_token["mean"] == pytest.approx(5.25 / 6)
+        assert found["baseline"].inter_token["p50"] is None  # one token
+    two = latency([Group([Result(None, 99, ours, ours)] * 2, None, None)], rows=2)
+    assert two["speculative"].first_token["p50"] is None and two["speculative"].inter_token["p50"] == 2.625
+
+
 def test_a_text_of_one_round_has_no_later_tokens():
     only = request(0.0, 0.0, 1.0, 1.0, [4])
     (found,) = by_rate([group([only], [only])], 1, Limits(per_token=1e-9))
-    assert found.decoders["speculative"].latency.per_token == dict.fromkeys(("p50", "p90", "p99"))
+    assert found.decoders["speculative"].latency.per_token == dict.fromkeys(("p50", "p90", "p95", "p99"))
     assert found.decoders["speculative"].goodput.share == 1 and found.ratio["per_token"]["p50"] is None
 
 
@@ -164,6 +186,16 @@ def test_a_run_of_several_rates_decodes_each_both_ways_and_stores_them(finished)
             waits = [time.first_token - time.arrived for time in times]
             assert entry.decoders[way].latency.first_token["p90"] == pytest.approx(np.percentile(waits, 90))
         assert entry.decoders["baseline"].goodput.share == 0  # nobody brings a token in a microsecond
+        for way in ("speculative", "baseline"):
+            served, own = entry.decoders[way], [getattr(one, way) for one in group.results[2:]]
+            per_token = [(x.times.finished - x.times.first_token) / (len(x.tokens) - 1) for x in own]
+            assert served.latency.time_per_output_token["mean"] == pytest.approx(np.mean(per_token))
+            span = max(x.times.finished for x in own) - min(x.times.arrived for x in own)
+            assert served.tokens_per_second == pytest.approx(sum(len(x.tokens) for x in own) / span)
+            # by the clock of requests, which has the host's work between calls too
+            gaps = sum(sum(call_seconds(x.rounds)[1:]) for x in own)
+            assert gaps <= sum(x.times.finished - x.times.first_token for x in own) * 1.001
+            assert 0 < served.user_tokens_per_second < 1 / served.latency.inter_token["p50"] * 3
     stored = load_run(folder).result["latency_by_rate"]
     assert stored == json.loads(json.dumps(result.as_dict()["latency_by_rate"]))
     pooled = result.latency["baseline"].first_token["p50"]

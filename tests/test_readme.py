@@ -24,6 +24,7 @@ import specbench.compare.__main__ as compare
 import specbench.plan as plan
 import specbench.replay
 import specbench.report.__main__ as report
+from specbench import table
 from specbench.config.checks import check
 from specbench.config.schema import GROUPS
 from specbench.decoded import Round, TextLaws
@@ -94,6 +95,7 @@ RUNS = [c for c in COMMANDS if c.module == "" and c.is_run]
 ARGPARSE = (".compare", ".plan")
 PARSED = [c for c in COMMANDS if c.module in ARGPARSE]
 ON_A_RUN = [c for c in COMMANDS if c.module in (".replay", ".report") and c.is_run]
+TABLES = [c for c in COMMANDS if c.module == ".table"]
 
 
 def titled() -> dict[str, str]:
@@ -218,6 +220,12 @@ def test_every_command_on_a_finished_run_runs(found, run_small):
     assert (folder / left).stat().st_size > 0
 
 
+@pytest.mark.parametrize("found", TABLES, ids=ids)
+def test_every_table_is_printed(found, run_small, capsys):
+    table.main([str(run_small(())) if word == RUN else word for word in found.words])
+    assert "MAT" in (told := capsys.readouterr().out) or "accepted" in told
+
+
 def test_no_command_is_missed():
     assert len(RUNS) > 15 and len(ON_A_RUN) > 2
     for page in PAGES:
@@ -225,7 +233,7 @@ def test_no_command_is_missed():
         assert len(re.findall(r"python -m specbench\b", shell)) == len([*commands_of_a_page(page)])
     told = [" ".join(found.words) for found in commands_of_help()]
     assert set(NOT_RUN_OF_HELP) <= set(told)
-    assert {found.module for found in FOUND} <= {"", ".train", ".replay", ".report", ".gpu_check", *ARGPARSE}
+    assert {found.module for found in FOUND} <= {"", ".train", ".replay", ".report", ".gpu_check", ".table", *ARGPARSE}
 
 
 def test_the_python_page_runs(tmp_path, monkeypatch, capsys):

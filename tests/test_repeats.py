@@ -205,6 +205,12 @@ def test_the_pooled_result_is_that_of_all_processes(one, processes, monkeypatch,
     assert result["throughput_ci95"]["speculative_tokens_per_second"] is not None
     product = np.prod([entry["factor"] for entry in result["speedup"]["accounting"].values()])
     assert product == pytest.approx(expected)
+    assert result["acceptance"]["lengths"] == [3 * count for count in alone["acceptance"]["lengths"]]
+    assert result["acceptance"]["check"] == alone["acceptance"]["check"]  # the same draws again are no evidence
+    for name in ("conditional", "joint"):
+        for own, one_of_three in zip(result["acceptance"][name], alone["acceptance"][name], strict=True):
+            assert own["n"] == 3 * one_of_three["n"] and own["mean"] == pytest.approx(one_of_three["mean"])
+    assert result["throughput"]["user_tokens_per_second"] > 0 and result["speedup"]["geometric_mean"]["ci95"]
     assert result["status"] == "complete" and result["repeats"]["processes"] == 3
     rows = list(csv.DictReader((tmp_path / "D" / "repeats.csv").open()))
     assert [row["process"] for row in rows] == ["repeat=0", "repeat=1", "repeat=2"]

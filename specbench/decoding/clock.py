@@ -16,7 +16,8 @@ class Lap(StrEnum):
     VERIFY = "verify"  # the target's call
     ACCEPT = "accept"  # the verdict, and committing its tokens
     HOST = "host"  # Python between the calls
-    PREFILL = "prefill"  # reading prompts
+    PREFILL = "prefill"  # reading prompts, by the target
+    DRAFTER_PREFILL = "drafter_prefill"  # and by the drafter
     RECORD = "record"  # measuring betas and metrics: no part of decoding
     IDLE = "idle"  # waiting for requests to arrive
     WALL = "wall"  # DRAFT, VERIFY, ACCEPT and HOST together, by the slower of host and device: on a CPU their sum
@@ -24,7 +25,8 @@ class Lap(StrEnum):
 
 Laps = Mapping[Lap, float]  # seconds
 DECODING = (Lap.DRAFT, Lap.VERIFY, Lap.ACCEPT, Lap.HOST)
-KEPT = (*DECODING, Lap.WALL)  # what is stored of a round
+READING = (Lap.PREFILL, Lap.DRAFTER_PREFILL)
+KEPT = (*DECODING, Lap.WALL, *READING)  # what is stored of a round
 
 
 def decoding_seconds(laps: Laps) -> float:
@@ -97,7 +99,7 @@ class Stopwatch:
 
     def lap(self, name: Lap) -> None:
         """Adds the time since the last mark to lap `name` of this round."""
-        if name is Lap.PREFILL:
+        if name in READING:
             self._wait()
         self._mark(name)
         self._launched = False

@@ -74,7 +74,7 @@ class Queue:
         state.waiting = len(self.waiting)
         clock.lap(Lap.HOST)
         while self.reading:
-            self._read(state)
+            self._read(state, clock)
             clock.lap(Lap.PREFILL)
             if any(state.active):
                 break
@@ -154,11 +154,12 @@ class Queue:
     def _fits(self, job: Job) -> bool:
         return all(model.may_admit(job, job.limit + self.spare) for model in self.models)
 
-    def _read(self, state: State) -> None:
+    def _read(self, state: State, clock: Clock) -> None:
         """Reads at most about `prefill_chunk` prompt tokens; for all rows together if they all begin."""
         if len(self.reading) == state.batch_size and not any(any(model.cached) for model in self.models):
             for model in self.models:
                 model.prefill(state, chunk=max(1, self.prefill_chunk // state.batch_size))
+                self._lap(model, clock)
             self._begin(state, list(self.reading))
             return
         budget = self.prefill_chunk
@@ -170,9 +171,14 @@ class Queue:
             for model in self.models:
                 if model.cached[row] < upto:
                     model.read(state, row, model.cached[row], upto)
+                    self._lap(model, clock)
             budget -= max(1, upto - begin)
             if upto == end:
                 self._begin(state, [row])
+
+    def _lap(self, model: Model, clock: Clock) -> None:
+        """A model has read: the first one is the target."""
+        clock.lap(Lap.PREFILL if model is self.models[0] else Lap.DRAFTER_PREFILL)
 
     def _begin(self, state: State, rows: list[int]) -> None:
         """Makes these rows active: their prompts have been read."""

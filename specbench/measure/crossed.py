@@ -81,14 +81,19 @@ class CrossedSums:
             slopes = self._slopes(formulas)
             return {name: self._interval(points[name], slopes[name]) for name in points}
 
-    def estimate(self, numerator: str, denominator: str) -> Estimate:
-        """The ratio of two sums with its standard error, which is None with too few processes or clusters."""
-        above, below = self.point.get(numerator, 0.0), self.point.get(denominator, 0.0)
+    def estimate(self, numerator: str | Sequence[str], denominator: str | Sequence[str]) -> Estimate:
+        """The ratio of two sums, each of one name or of several that are added, with its standard error, which is None
+        with too few processes or clusters."""
+
+        def total(s: Mapping[str, Any], names: str | Sequence[str]) -> Any:
+            return sum(s.get(name, 0.0) for name in ([names] if isinstance(names, str) else names))
+
+        above, below = (total(self.point, names) for names in (numerator, denominator))
         if not below > 0:
             return Estimate(None, None, 0)
 
         def ratio(s: Mapping[str, Any]) -> dict[str, Any]:
-            return {"mean": s[numerator] / s[denominator]}
+            return {"mean": total(s, numerator) / total(s, denominator)}
 
         processes, clusters = self.table.shape[1:]
         if processes < FEWEST_PROCESSES or clusters < FEWEST:

@@ -9,6 +9,8 @@ from specbench.decoded import Floats, Group, Record, RequestSums, Result
 from specbench.measure.accounting import sums_of
 from specbench.measure.clusters import time_clusters
 from specbench.measure.drift import drift_table
+from specbench.measure.round_sums import round_sums
+from specbench.measure.token_class import Tokens
 
 AT_A_TIME = 1000  # groups of requests that become columns together, which bounds memory
 BETA_AT, TESTED_AT = "beta at ", "tested at "  # and a place in the round, counted from 0
@@ -17,15 +19,21 @@ Bytes = Callable[[float, float], float]  # bytes that so many calls read, with s
 
 
 def request_sums(
-    record: Record, batch_size: int, by_beta: bool, target: Bytes, drafter: Bytes | None = None
+    record: Record,
+    batch_size: int,
+    by_beta: bool,
+    target: Bytes,
+    drafter: Bytes | None = None,
+    tokens: Tokens | None = None,
 ) -> RequestSums:
     """The sums of every finished request of a run, and its clusters. `by_beta` is as for `sums_of`; `target` and
-    `drafter` say what calls with one token read (None: no drafter that is one model)."""
+    `drafter` say what calls with one token read (None: no drafter that is one model); `tokens` is as for `round_sums`.
+    """
     columns: dict[str, list[Floats]] = {}
     done = 0
     for begin in range(0, len(record.groups), AT_A_TIME):
         rows = [row for group in record.groups[begin : begin + AT_A_TIME]
-                for row in _of_group(group, by_beta, target, drafter)]  # fmt: skip
+                for row in _of_group(group, by_beta, target, drafter, tokens)]  # fmt: skip
         for name in dict.fromkeys(name for row in rows for name in row):
             known = columns.setdefault(name, [np.zeros(done)] if done else [])
             known.append(np.array([row.get(name, 0.0) for row in rows], float))
@@ -46,18 +54,27 @@ def request_sums(
     )
 
 
-def _of_group(group: Group, by_beta: bool, target: Bytes, drafter: Bytes | None) -> list[dict[str, float]]:
+def _of_group(
+    group: Group, by_beta: bool, target: Bytes, drafter: Bytes | None, tokens: Tokens | None
+) -> list[dict[str, float]]:
     rows = sums_of(group.results, by_beta)
     share = len(group.results)
     whole = {
         "prefill_seconds": group.speculative.prefill_seconds / share,
+        "drafter_prefill_seconds": group.speculative.drafter_prefill_seconds / share,
         "plain_prefill_seconds": group.baseline.prefill_seconds / share,
         "wall_seconds": group.speculative.wall_seconds / share,
         "plain_wall_seconds": group.baseline.wall_seconds / share,
         "record_seconds": group.speculative.record_seconds / share,
     }
     return [
-        row | whole | _counts(result) | _by_place(result) | _texts(result) | _bytes(result, row, target, drafter)
+        row
+        | whole
+        | _counts(result)
+        | _by_place(result)
+        | _texts(result)
+        | _bytes(result, row, target, drafter)
+        | round_sums(result, tokens, alone=share == 1)
         for row, result in zip(rows, group.results, strict=True)
     ]
 
@@ -113,6 +130,12 @@ def rates(s: Mapping[str, Any]) -> dict[str, Any]:
         "speculative_tokens_per_second": s["tokens"] / s["seconds"],
         "baseline_tokens_per_second": s["plain_tokens"] / s["plain_seconds"],
     }
+
+
+def prefills(s: Mapping[str, Any]) -> dict[str, float]:
+    """Seconds in which a prompt is read: by target and drafter, by the drafter, and by the target in plain decoding."""
+    names = ("prefill_seconds", "drafter_prefill_seconds", "plain_prefill_seconds")
+    return {name: float(s[name] / s["requests"]) for name in names}
 
 
 def drifts(s: Mapping[str, Any]) -> dict[str, Any]:

@@ -36,18 +36,20 @@ def read_text(
     begin, end = len(prompt), min(text.shape[1], drafter.context)
     drafted = _drafter_laws(drafter, target.vocab_size, text, begin, end)
     columns = []
-    for (first, p, _), (q, known, certain) in zip(_model_laws(target, text, begin, end), drafted, strict=True):
+    for (first, p, sure), (q, known, certain) in zip(_model_laws(target, text, begin, end), drafted, strict=True):
         x = text[0, first : first + len(p)]
         lenient = torch.tensor(lenience[first - begin :][: len(p)], dtype=torch.double, device=p.device)[:, None]
-        columns.append(_numbers(p, q, x, lenient, target.sampling.greedy, certain, known))
+        columns.append(_numbers(p, q, x, lenient, target.sampling.greedy, certain, known, sure))
     table = torch.cat(columns, 1).cpu().numpy() if columns else np.zeros((len(dataclasses.fields(TextLaws)), 0))
     missing = len(new) - table.shape[1]
     return TextLaws(*np.pad(table, ((0, 0), (0, missing)), constant_values=np.nan))
 
 
-def _numbers(p: Tensor, q: Tensor, x: Tensor, lenience: Tensor, greedy: bool, certain: Tensor, known: Tensor) -> Tensor:
-    """The columns of TextLaws for n positions, [7, n]: p [n, V], q [n, V], tokens x [n], lenience [n, 1], certain
-    [n, V] (q before argmax), known [n] bool (whether there is a guess)."""
+def _numbers(
+    p: Tensor, q: Tensor, x: Tensor, lenience: Tensor, greedy: bool, certain: Tensor, known: Tensor, sure: Tensor
+) -> Tensor:
+    """The columns of TextLaws for n positions, [9, n]: p [n, V], q [n, V], tokens x [n], lenience [n, 1], certain and
+    sure [n, V] (q and p before argmax), known [n] bool (whether there is a guess)."""
     p, q = (law.double() / law.double().sum(-1, keepdim=True).clamp(min=1e-300) for law in (p, q))
     law, kept = output_law(p, q, lenience, greedy)
     own = law.gather(-1, x[:, None])[:, 0]
@@ -61,9 +63,18 @@ def _numbers(p: Tensor, q: Tensor, x: Tensor, lenience: Tensor, greedy: bool, ce
         tv = 0.5 * (law - p).abs().sum(-1)
         kl = (torch.xlogy(law, law) - torch.xlogy(law, p.clamp(min=1e-300))).sum(-1)
         bound = (law * lenience / p.clamp(min=1e-300)).amax(-1)
-    entropy = torch.special.entr(certain.double()).sum(-1) / math.log(certain.shape[-1])
-    rows = [kept.sum(-1), accepted, entropy, certain.amax(-1).double(), tv, kl.clamp(min=0), bound]
-    return torch.where(known, torch.stack(rows), torch.nan)
+    confidence, favourite = certain.max(-1)
+    agreement = p.gather(-1, favourite[:, None])[:, 0]
+    if greedy:  # p may be the one before argmax
+        agreement = (p.argmax(-1) == favourite).double()
+    rows = [kept.sum(-1), accepted, _entropy(certain), confidence.double(), tv, kl.clamp(min=0), bound, agreement]
+    return torch.cat([torch.where(known, torch.stack(rows), torch.nan), _entropy(sure)[None]])
+
+
+def _entropy(law: Tensor) -> Tensor:
+    """H / log V [n] of distributions [n, V]."""
+    entropy: Tensor = torch.special.entr(law.double()).sum(-1) / math.log(law.shape[-1])
+    return entropy
 
 
 def _model_laws(model: Model, text: Tensor, begin: int, end: int) -> Iterator[tuple[int, Tensor, Tensor]]:

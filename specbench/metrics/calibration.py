@@ -4,11 +4,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from specbench.metrics.metric import Metric, Path
 from specbench.settings import BaseSettings, setting
+
+Floats = npt.NDArray[np.float64]
 
 
 class Calibration(Metric):
@@ -41,5 +44,11 @@ class Calibration(Metric):
         total = guesses.sum()
         if not total:
             return {"mean_q": None, "accepted": None, "error": None}
-        error = float(np.abs(q - accepted).sum() / total)
+        error = calibration_error(guesses, q, accepted)
         return {"mean_q": float(q.sum() / total), "accepted": float(accepted.sum() / total), "error": error}
+
+
+def calibration_error(counts: Floats, predicted: Floats, happened: Floats) -> float:
+    """The expected calibration error: the mean distance of what was predicted and what happened over bins, weighted by
+    the counts of the bins; all three are sums over each bin [bins]."""
+    return float(np.abs(predicted - happened).sum() / counts.sum())

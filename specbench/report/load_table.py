@@ -36,12 +36,14 @@ class Row:
 
 
 def rows_of(result: dict[str, Any]) -> Iterator[Row]:
-    """A row for each rate and decoder; results of earlier versions know no rates."""
+    """A row for each rate and decoder, if requests arrived over time; results of earlier versions know no rates."""
     for entry in result.get("latency_by_rate", ()):
         for way in DECODERS:
             yield Row(entry["rate"], way, entry["decoders"][way], entry["requests"])
     if not result.get("latency_by_rate"):
         for way, latency in result["latency"].items():
+            if latency["queue"]["p50"] is None:
+                continue
             yield Row(None, way, {"latency": latency, "goodput": None}, result["counts"]["prompts"])
 
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from specbench import theory
 from specbench.measure.accounting import accounting, cost_ratios, speedup_of
+from specbench.measure.breakdown import acceptance_of, by_rows, category_numbers, geometric_speedup, user_rates
 from specbench.measure.crossed import CrossedSums, spread
 from specbench.measure.prediction import prediction
 from specbench.measure.request_sums import (
@@ -20,6 +21,7 @@ from specbench.measure.request_sums import (
     bandwidths,
     drifts,
     end_to_end,
+    prefills,
     rates,
 )
 from specbench.results import Counts, Repeats
@@ -57,7 +59,10 @@ def pooled(results: Sequence[Tree], sums: CrossedSums, by_category: Mapping[str,
         "gamma": gamma,
         "lossless": _worst([result["lossless"] for result in results]),
         "throughput": _throughput(sums, first),
-        "throughput_ci95": sums.intervals(rates),
+        "throughput_ci95": sums.intervals(rates) | sums.intervals(user_rates),
+        "throughput_by_rows": [asdict(found) for found in by_rows(sums)],
+        "by_category": {name: asdict(category_numbers(own)) for name, own in by_category.items()},
+        "acceptance": asdict(acceptance_of(sums, with_beta=False)) | {"check": first["acceptance"]["check"]},
         "speedup_over": {name: _over(sums, name) for name in first["speedup_over"]},
         "bandwidth": _bandwidth(sums, results),
         "recording": _ratio(sums, "record_seconds", "seconds"),
@@ -96,6 +101,7 @@ def _speedup(sums: CrossedSums, first: Tree, gamma: int | None, alpha: float, co
         ),
         "accounting": {name: asdict(factor) for name, factor in accounting(sums, gamma).items()},
         "predicted": None if predicted is None else asdict(predicted),
+        "geometric_mean": asdict(geometric_speedup(sums)),
         "wall": float(speedup_of(whole | {f"{way}seconds": s[f"{way}wall_seconds"] for way in ("", "plain_")})),
     }
     return found
@@ -110,6 +116,7 @@ def _costs(sums: CrossedSums) -> Tree:
         "verify_seconds": _ratio(sums, "verify_seconds", "calls"),
         "o_wall": float(others / s["calls"] / found["target_step_seconds"]),
         "ci95": sums.intervals(cost_ratios),
+        **prefills(s),
     }
 
 
@@ -122,7 +129,8 @@ def _by_place(sums: CrossedSums) -> list[Tree]:
 def _throughput(sums: CrossedSums, first: Tree) -> dict[str, float | None]:
     peers = {f"{name}_tokens_per_second": _ratio(sums, f"{TOKENS_OF}{name}", f"{SECONDS_OF}{name}")
              for name in first["speedup_over"]}  # fmt: skip
-    return {name: float(value) for name, value in rates(sums.point).items()} | peers
+    found = rates(sums.point) | user_rates(sums.point)
+    return {name: float(value) for name, value in found.items()} | peers
 
 
 def _over(sums: CrossedSums, peer: str) -> Tree:

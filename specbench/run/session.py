@@ -5,7 +5,7 @@ from typing import Any
 
 from specbench.decoded import Decoded, DecodedRequest, Round
 from specbench.decoding.autoregressive import decode_autoregressive
-from specbench.decoding.clock import Lap, Stopwatch
+from specbench.decoding.clock import READING, Lap, Stopwatch
 from specbench.decoding.executor import Executor
 from specbench.decoding.gamma_policy import GammaPolicy
 from specbench.decoding.queue import Queue
@@ -82,7 +82,8 @@ class Session:
             requests=[DecodedRequest(output.tokens, its, output.times) for output, its in outputs],
             calls=len(calls),
             laps={lap: sum(each.get(lap, 0.0) for each in calls) for lap in Lap},
-            prefill_seconds=sum(lap.get(Lap.PREFILL, 0.0) for lap in laps),
+            prefill_seconds=sum(lap.get(name, 0.0) for lap in laps for name in READING),
+            drafter_prefill_seconds=sum(lap.get(Lap.DRAFTER_PREFILL, 0.0) for lap in laps),
             kv_bytes=sum(model.cache_bytes() for model in models),
         )
 

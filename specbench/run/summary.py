@@ -16,6 +16,7 @@ from specbench.decoding.target import Model
 from specbench.measure.acceptance import acceptance, alpha_by_category, alpha_on_text, beta_by_position
 from specbench.measure.accounting import accounting, cost_ratios, speedup_of
 from specbench.measure.bandwidth import Roofs
+from specbench.measure.breakdown import OneProcess, acceptance_of, by_category, by_rows, geometric_speedup, user_rates
 from specbench.measure.clusters import group_clusters, time_clusters
 from specbench.measure.costs import half_costs
 from specbench.measure.drift import drift
@@ -24,8 +25,9 @@ from specbench.measure.latency import by_rate, latency
 from specbench.measure.lossless import judge
 from specbench.measure.machine_watch import MachineWatch
 from specbench.measure.prediction import prediction
-from specbench.measure.request_sums import bandwidths, drifts, end_to_end, rates, request_sums
+from specbench.measure.request_sums import bandwidths, drifts, end_to_end, prefills, rates, request_sums
 from specbench.measure.simulate import pick, priced, sweep_rounds, trace_of
+from specbench.measure.token_class import Tokens
 from specbench.results import (
     Bandwidth,
     Cost,
@@ -57,7 +59,7 @@ def summarise(
     record.sums = sums_of_run(parts, record)
     clusters = time_clusters(record, parts.batch_size)
     columns = record.sums.columns
-    sums = Sums.of_columns(columns, clusters)
+    sums, own = Sums.of_columns(columns, clusters), OneProcess(record.sums)
     no_replay = why_no_replay(parts, results)
     halves = [] if no_replay else half_costs(session.costs, results, group_clusters(record))
     cost = costs(record, session.costs.summary(), halves, sums)
@@ -95,6 +97,7 @@ def summarise(
             accounting=accounting(sums, parts.policy.constant),
             predicted=prediction(columns, clusters),
             end_to_end_ci95=sums.intervals(end_to_end)["end_to_end"],
+            geometric_mean=geometric_speedup(own),
             wall=_time_ratio(record, lambda decoded: decoded.wall_seconds),
         ),
         operations_factor=theory.operations_factor(known.alpha, known.gamma, c_hat) if known and chain else None,
@@ -105,8 +108,9 @@ def summarise(
         no_replay=no_replay,
         regret=regret,
         lossless=judge(record, parts.verifier.lossless, parts.target.sampling.greedy),
-        throughput=throughput(record, counts, peers),
-        throughput_ci95=sums.intervals(rates),
+        throughput=throughput(record, counts, peers) | {n: float(x) for n, x in user_rates(own.point).items()},
+        throughput_ci95=sums.intervals(rates) | own.intervals(user_rates),
+        throughput_by_rows=by_rows(own),
         speedup_over={name: SpeedupOver(*speedup_interval(*times, *ours, clusters)) for name, times in peers.items()},
         bandwidth=replace(bandwidth(parts, results, cost, watch.roofs), ci95=sums.intervals(bandwidths)),
         recording=sum(g.speculative.record_seconds for g in record.groups) / _decode_seconds(record),
@@ -116,6 +120,8 @@ def summarise(
         memory=memory(parts, record),
         machine=watch.judge(record.groups),
         counts=counts,
+        by_category=by_category(record.sums),
+        acceptance=acceptance_of(own, parts.verifier.accepts_with_beta),
         metrics=metrics,
         notes=[*parts.notes, *parts.target.executor.notes(), *in_sample(picked), *notes],
     )
@@ -125,7 +131,8 @@ def sums_of_run(parts: Parts, record: Record) -> RequestSums:
     """The sums over each request, for sums.parquet."""
     target, *drafters = (partial(_bytes, model) for model in (parts.target, *parts.drafter.models))
     drafter = drafters[0] if len(drafters) == 1 else None
-    return request_sums(record, parts.batch_size, parts.verifier.accepts_with_beta, target, drafter)
+    tokens = Tokens(parts.target.tokenizer, parts.target.vocab_size)
+    return request_sums(record, parts.batch_size, parts.verifier.accepts_with_beta, target, drafter, tokens)
 
 
 def _bytes(model: Model, calls: float, columns: float) -> float:
@@ -194,6 +201,7 @@ def costs(record: Record, by_gamma: list[RoundCost], halves: list[HalfCosts], su
         by_gamma=by_gamma,
         o_wall=others / calls / step,
         ci95=sums.intervals(cost_ratios),
+        **prefills(sums.point),
         halves=halves,
     )
 

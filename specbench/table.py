@@ -1,0 +1,110 @@
+"""`python -m specbench.table outputs/... [--by drafter] [--format latex]`: speedup and mean accepted tokens by
+category, and how guesses were accepted, of finished runs, sweeps and comparisons.
+"""
+
+import argparse
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from specbench.settings import ConfigError, stop
+
+if TYPE_CHECKING:
+    from specbench.report.sheets import Sheet
+    from specbench.storage.read import StoredRun
+
+SHOWN = ("speedup", "positions", "lengths", "classes", "entropy", "calibration", "times", "rows")
+FORMATS = ("text", "markdown", "latex", "csv")
+SPEEDUPS = ("measured", "end_to_end", "geometric_mean")
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="specbench.table", description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
+    parser.add_argument("folders", type=Path, nargs="+", help="of runs, sweeps or comparisons")
+    parser.add_argument("--format", choices=FORMATS, default="text")
+    parser.add_argument("--by", metavar="KEYS", help="what a row is: run, category, or settings as in drafter,gamma; "
+                        "runs with the same settings are pooled")  # fmt: skip
+    parser.add_argument("--show", metavar="TABLES", help=f"some of {', '.join(SHOWN)}, or all: the default of one run "
+                        "in text, else it is the first")  # fmt: skip
+    parser.add_argument("--speedup", choices=SPEEDUPS, default="measured", help="which one")
+    parser.add_argument("--fold", metavar="NAME=A,B", action="append", default=[],
+                        help="several categories as one; spec_bench folds the eight of MT-bench")  # fmt: skip
+    return parser
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Prints the tables; a mistake of the user's becomes one sentence and exit code 2."""
+    args = parser().parse_args(arguments)
+    from specbench.storage.read import load_runs
+
+    try:
+        runs = list({run.folder.resolve(): run for folder in args.folders for run in load_runs(folder)}.values())
+        shown = names_of(args.show, len(runs), args.format)
+        sheets = [sheet for name in shown for sheet in sheets_of(name, runs, args)]
+        if not sheets:
+            raise ConfigError(f"{args.folders[0]} has no such numbers: an earlier version did not write them")
+        write(sheets, args.format)
+    except ConfigError as error:
+        stop(str(error), 2)
+
+
+def names_of(asked: str | None, runs: int, form: str) -> list[str]:
+    """The tables that are wanted. Raises ConfigError."""
+    if asked is None:
+        return list(SHOWN) if runs == 1 and form == "text" else ["speedup"]
+    names = list(SHOWN) if asked == "all" else asked.split(",")
+    if unknown := [name for name in names if name not in SHOWN]:
+        raise ConfigError(f"--show {unknown[0]} is not allowed: it must be all, or some of {', '.join(SHOWN)}")
+    return names
+
+
+def sheets_of(name: str, runs: Sequence["StoredRun"], args: argparse.Namespace) -> list["Sheet"]:
+    """One kind of table, of all runs. Raises ConfigError."""
+    from specbench.report.acceptance_tables import SHEETS
+    from specbench.report.table_entries import names_of_runs
+
+    if name == "speedup":
+        return [speedups(runs, args)]
+    found = []
+    for run, names in zip(runs, names_of_runs(runs), strict=True):
+        if (sheet := SHEETS[name](run.result)) is not None:
+            sheet.title += f": {' '.join(names.values())}" if len(runs) > 1 else ""
+            found.append(sheet)
+    return found
+
+
+def speedups(runs: Sequence["StoredRun"], args: argparse.Namespace) -> "Sheet":
+    """The table by category. Raises ConfigError."""
+    from specbench.report.category_tables import SPEEDUPS, of_one, side_by_side, turned
+    from specbench.report.table_entries import entries_of, folds_of, notes_of
+
+    by = args.by or ("category" if len(runs) == 1 else "run")
+    keys = [] if by in ("run", "category") else by.split(",")
+    entries = entries_of(runs, keys, folds_of(args.fold))
+    title = f"{SPEEDUPS[args.speedup]} over plain decoding; MAT: tokens per target call"
+    if by == "category" and len(entries) == 1 and args.speedup == "measured":
+        sheet = of_one(entries[0], title)
+    elif by == "category":
+        sheet = turned(entries, title, args.speedup)
+    else:
+        sheet = side_by_side(entries, title, args.speedup)
+    sheet.notes += notes_of(runs, {key for entry in entries for key in entry.names})
+    return sheet
+
+
+def write(sheets: Sequence["Sheet"], form: str) -> None:
+    """Prints tables. Raises ConfigError for several in one CSV."""
+    from specbench.report.sheets import FORMATS, to_text
+
+    if form == "csv" and len(sheets) > 1:
+        raise ConfigError(f"--format csv has one table, and these are {len(sheets)}: choose one with --show")
+    width = shutil.get_terminal_size((80, 24)).columns
+    texts = [to_text(sheet, width) if form == "text" else FORMATS[form](sheet) for sheet in sheets]
+    print("\n\n".join(texts))
+
+
+if __name__ == "__main__":
+    main()
