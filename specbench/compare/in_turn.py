@@ -14,6 +14,7 @@ from specbench.config.targets import Targets
 from specbench.finish import log_to, save
 from specbench.interrupts import at_once
 from specbench.progress import decoding_progress
+from specbench.report.facts import TASK
 from specbench.results import RunResult
 from specbench.run.parts import Parts
 from specbench.run.run import run_in_turn
@@ -26,8 +27,6 @@ log = logging.getLogger(__name__)
 # Settings that plain decoding does not depend on: jobs that differ in no other share it.
 NOT_PLAIN = (*NOT_HASHED, "drafter", "gamma", "gamma_policy", "verifier", "lenience", "lenience_policy", "metrics",
              "baseline", "verdict_tokens")  # fmt: skip
-# Settings that say what is decoded: jobs that differ in one of them do different work, and are ranked apart.
-TASK = ("target", "data", "workload", "temperature", "top_k", "top_p", "repetition_penalty", "max_new_tokens", "stop")
 
 
 @dataclass(frozen=True)
