@@ -92,6 +92,12 @@ def _work(result: Result) -> str:
     return ", ".join(told)
 
 
+def _workload(result: Result) -> str:
+    """Nothing where all requests are there from the start."""
+    told = component("workload")(result)
+    return "" if told == "all_at_once" else told
+
+
 def _dtype(result: Result) -> str:
     known = result.get("identity", {}).get("device", {}).get("dtype") or result["config"].get("dtype")
     return str(known or "").removeprefix("torch.")
@@ -127,13 +133,13 @@ FACTS: dict[str, Callable[[Result], str]] = {
     "target": component("target"),
     "drafter": component("drafter"),
     "gamma": _gamma,
-    "gamma policy": _policy,
+    "policy": _policy,
     "verifier": component("verifier"),
     "lenience": _lenience,
     "temperature": _sampling,
     "data": component("data"),
     "prompts": _work,
-    "workload": lambda result: _option("workload")(result) if result["latency"] else "",
+    "workload": _workload,
     "executor": _option("executor"),
     "cache": component("cache"),
     "dtype": _dtype,

@@ -70,6 +70,9 @@ def accounting(run: StoredRun) -> Figure:
     axes.set_ylim(0, 1.2 * highest)  # room for the labels
     axes.axhline(1, color=OTHER, linewidth=1, linestyle=":")
     axes.set_ylabel("speedup over plain decoding")
+    looks = {"Theorem 3.8": (THEORY, ""), "a gain": (GOOD, ""), "a loss": (BAD, "///"), "measured": (MEASURED, "")}
+    handles = [Patch(facecolor=c, hatch=h, edgecolor="white", lw=0, label=name) for name, (c, h) in looks.items()]
+    figure.legend(handles=handles, loc="outside upper left", ncols=4, fontsize=8)
     return figure
 
 

@@ -42,10 +42,12 @@ class Report:
         figures: Sequence[Mapping[str, str]] = (),
         tables: Sequence[PageTable] = (),
         samples: Sequence[dict[str, Any]] = (),
+        grid: bool = False,
     ) -> None:
-        """Adds a section; tables without rows are left out."""
+        """Adds a section, without tables that have no rows; `grid`: its figures stand side by side."""
         kept = [table for table in tables if table.rows]
-        self.sections.append({"title": title, "texts": texts, "figures": figures, "tables": kept, "samples": samples})
+        self.sections.append({"title": title, "texts": texts, "figures": figures, "tables": kept, "samples": samples,
+                              "grid": grid})  # fmt: skip
 
     def link(self, run: StoredRun) -> str:
         """The address of a run's own page from this one; "" where there is none."""

@@ -22,7 +22,8 @@ SERIES = ["#0077bb", "#ee7733", "#009988", "#aa3377", "#33bbee", "#cc3311", "#99
 MARKERS = "osD^vPX*"  # of a series, as many as colours
 INK = "#24292f"
 PAGE_INK = "#24292e"  # stands for the page's text colour: as INK to the eye, and no other colour of a figure
-NARROWEST = 620  # pixels of a figure on a page; narrower screens scroll it
+HALF = (5.6, 3.6)  # inches of a figure that shares a line of a page with another
+NARROWEST = 600  # pixels of a figure on a page; narrower screens scroll it
 
 
 def style(ink: str) -> Any:
