@@ -26,9 +26,11 @@ def facts(results: Sequence[Result]) -> dict[str, str]:
         values = list(dict.fromkeys(told for result in results if (told := tell(result))))
         if len(values) == 1:
             found[name] = values[0]
+        elif values and name == "started":
+            found[name] = f"{min(values).split(',')[0]} to {max(values).split(',')[0]}"
         elif values:
             more = f"; and {len(values) - MOST_VALUES} more" if len(values) > MOST_VALUES else ""
-            found[name] = f"{len(values)} in turn: {'; '.join(values[:MOST_VALUES])}{more}"
+            found[name] = f"{len(values)} values: {'; '.join(values[:MOST_VALUES])}{more}"
     return found
 
 

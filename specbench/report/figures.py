@@ -220,7 +220,9 @@ def latency(runs: Sequence[StoredRun]) -> Figure:
         panel.margins(x=0.06)
         panel.set_xlim(left=0)
         panel.grid(axis="x")
-    axes[0].set_yticks(range(len(rows)), [f"{run.label}, {row.label}" for run, row in rows])
+    axes[0].set_yticks(
+        range(len(rows)), [row.label if len(runs) == 1 else f"{run.label}, {row.label}" for run, row in rows]
+    )
     axes[0].set_ylim(len(rows) - 0.5, -0.5)
     handles = [Line2D([], [], color=OTHER, marker=m, linestyle="", label=f"p{p}", mfc="none")
                for p, m in markers.items()]  # fmt: skip

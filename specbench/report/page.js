@@ -40,6 +40,7 @@ for (const table of document.querySelectorAll("table.sorts")) {
   heads.forEach((head, column) => {
     const button = document.createElement("button");
     button.type = "button";
+    button.title = head.title ? `${head.title}; sorts the rows` : "sorts the rows";
     button.append(...head.childNodes);
     head.append(button);
     button.addEventListener("click", () => {
@@ -51,16 +52,17 @@ for (const table of document.querySelectorAll("table.sorts")) {
       body.append(...keyed.map(([, row]) => row));
     });
   });
+  if (rows.length <= 8) continue;
   const tools = document.createElement("div"), filter = document.createElement("input"), count = document.createElement("span");
   tools.className = "tools";
   filter.type = "search";
-  filter.placeholder = `filter: words, or ${headings.find(name => /^\w+$/.test(name)) ?? headings[0]}=...`;
+  filter.placeholder = `filter: words, or ${headings.find((name, at) => at > 0 && /^\w+$/.test(name)) ?? headings[0]}=...`;
   filter.setAttribute("aria-label", "filter the rows of the table");
   count.setAttribute("role", "status");
   const show = () => {
     const terms = filter.value.toLowerCase().split(/\s+/).filter(Boolean);
     for (const row of rows) row.hidden = !terms.every(term => matches(row, term, headings));
-    count.textContent = `${rows.filter(row => !row.hidden).length} of ${rows.length} rows; a heading sorts`;
+    count.textContent = `${rows.filter(row => !row.hidden).length} of ${rows.length} rows`;
   };
   filter.addEventListener("input", show);
   tools.append(filter, count);

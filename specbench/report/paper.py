@@ -32,6 +32,7 @@ def figure_2(runs: Sequence[StoredRun]) -> Figure:
     axes.plot([], [], color=THEORY, label="equation 1")
     axes.plot([], [], "o", color=MEASURED, label="measured")
     axes.set_xlabel("alpha")
+    axes.set_xlim(-0.03, 1.22)
     axes.set_ylabel("tokens a round")
     return _finished(figure, axes)
 
@@ -44,6 +45,7 @@ def _name(axes: Any, name: str, x: float, y: float, aside: int = 4) -> None:
 
 def _finished(figure: Figure, axes: Any) -> Figure:
     axes.grid()
+    axes.set_xticks(np.linspace(0, 1, 6))
     figure.legend(*axes.get_legend_handles_labels(), loc="outside upper left", ncols=2, fontsize=8)
     return figure
 
@@ -59,7 +61,8 @@ def figure_3(runs: Sequence[StoredRun]) -> Figure:
         if best[end] < most:
             _name(axes, f"c {c:g}", alphas[end], best[end])
         else:
-            axes.annotate(f"c {c:g}", (alphas[end], most), (0, 3), textcoords="offset points", ha="right", fontsize=8)
+            side = "right" if c == 0.01 else "left"
+            axes.annotate(f"c {c:g}", (alphas[end], most), (0, 3), textcoords="offset points", ha=side, fontsize=8)
     swept = [run.result for run in _points(runs) if run.result["gamma_sweep"]]
     axes.plot([], [], color=THEORY, label="gamma* of Theorem 3.8")
     if swept:
@@ -68,7 +71,7 @@ def figure_3(runs: Sequence[StoredRun]) -> Figure:
     axes.set_xlabel("alpha")
     axes.set_ylabel("best gamma")
     axes.set_ylim(0, most)
-    axes.set_xlim(0, 1)
+    axes.set_xlim(0, 1.12)
     return _finished(figure, axes)
 
 
@@ -90,6 +93,7 @@ def figure_4(runs: Sequence[StoredRun]) -> Figure:
     found = [np.nan if result["operations_factor"] is None else result["operations_factor"] for result in results]
     axes.plot(x, found, "s", color=OTHER, label="operations of the runs")
     axes.set_xlabel("alpha")
+    axes.set_xlim(-0.09, 1.22)
     axes.set_ylabel("times plain decoding's")
     return _finished(figure, axes)
 

@@ -62,6 +62,6 @@ def embed(svg: str, name: str) -> str:
     tag = svg[: svg.index(">") + 1]
     width = float(re.findall(r'width="([\d.]+)pt"', tag)[0]) * 1.25
     fluid = re.sub(r' (width|height)="[^"]*"', "", tag)
-    size = f"width:100%;max-width:{width:.0f}px;min-width:{min(width, NARROWEST):.0f}px;height:auto"
+    size = f"--whole:{width:.0f}px;--least:{min(width, NARROWEST):.0f}px"
     fluid = fluid.replace("<svg", f'<svg role="img" style="{size}"', 1)
     return svg.replace(tag, fluid, 1)
