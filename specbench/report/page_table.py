@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-NUMBER = re.compile(r"([x<+-]?[\d.]|-$)")  # how a cell of numbers begins
+NUMBER = re.compile(r"(x|<|\+|-|< )?\.?\d[\d.,]*(\W|[ex]|$)|-$")  # how a cell of numbers begins
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ NUMBERS = {  # of a run in a table: heading, (path in results.json, digits)
     "of peak": ("bandwidth/target_share_of_peak", 2),
     "processes": ("repeats/processes", 0),
 }
-REPORT = "python -m specbench.report FOLDER"
+LACKING = "The pages of runs that have none yet are written by python -m specbench.report FOLDER."
 MEANINGS = {
     "speedup": "decoding alone, over plain decoding of the same prompts",
     "95 %": "a paired bootstrap over prompts, within one process unless the run repeated",
@@ -49,9 +49,7 @@ def many_runs(report: Report, compared: bool = False) -> None:
         caption += " Intervals are of one process, where a run did not repeat: another process may lie outside."
     measured = report.figure("predicted_and_measured", caption, lambda: figures.predicted_and_measured(runs))
     table = PageTable(without_empty([_row(report, run) for run in runs]), sorts=True, notes=MEANINGS)
-    lacking = (
-        [] if all(report.link(run) for run in runs) else [f"The command {REPORT} writes the pages that are missing."]
-    )
+    lacking = [] if all(report.link(run) for run in runs) else [LACKING]
     report.section("All runs", texts=lacking, tables=[table])
     report.section("Measured and predicted", figures=[measured])
     factors = [row for run in runs if (row := _factors(run))]

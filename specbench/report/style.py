@@ -16,9 +16,9 @@ from matplotlib.figure import Figure
 # Colours that stay apart for the colour-blind, on white and on black. No figure tells things apart by them alone:
 # markers, dashes, hatches or labels differ too.
 MEASURED, THEORY, GOOD, BAD, OTHER = "#0077bb", "#ee7733", "#009988", "#cc3311", "#8a8f98"
-LAPS = {"draft": "#0077bb", "verify": "#ee7733", "accept": "#009988", "host": "#8a8f98"}
+LAPS = {"draft": "#0077bb", "verify": "#ee7733", "accept": "#009988", "host": "#33bbee"}
 HATCHES = {"draft": "", "verify": "///", "accept": "...", "host": "xxx"}  # of the laps
-SERIES = ["#0077bb", "#ee7733", "#009988", "#aa3377", "#33bbee", "#cc3311", "#997700", "#8a8f98"]
+SERIES = ["#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#f0e442", "#8a8f98"]
 MARKERS = "osD^vPX*"  # of a series, as many as colours
 INK = "#24292f"
 PAGE_INK = "#24292e"  # stands for the page's text colour: as INK to the eye, and no other colour of a figure
