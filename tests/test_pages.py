@@ -208,6 +208,8 @@ def test_a_map_never_averages_over_a_third_key(tmp_path):
     maps = panels.heat_maps(runs, "gamma", "drafter", "alpha/mean", "alpha")
     told = [text.get_text() for axes in maps.axes for text in axes.texts]
     assert told == ["0.20"] * 4 + ["0.40"] * 4  # and not 0.30
+    colours = {text.get_color() for axes in maps.axes for text in axes.texts}
+    assert colours == {"white", panels.NIGHT}  # neither follows the colour of the page's text
     same = panels.heat_maps(runs_of(({"gamma": "1", "drafter": "a"}, 0.2), ({"gamma": "1", "drafter": "a"}, 0.4)),
                             "gamma", "drafter", "alpha/mean", "alpha")  # fmt: skip
     assert [text.get_text() for text in same.axes[0].texts] == ["0.30\nn 2"]

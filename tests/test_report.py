@@ -12,7 +12,7 @@ from conftest import parts_of
 import specbench.report.__main__ as command
 from specbench.report.page import write_report
 from specbench.report.samples import samples
-from specbench.report.style import embed
+from specbench.report.style import PAGE_INK, embed
 from specbench.run.run import run
 from specbench.storage.read import load_runs
 from specbench.storage.write import write_result
@@ -111,7 +111,7 @@ def test_a_multirun_has_every_run_and_a_map(several):
 
 def test_embedded_figures_keep_their_ids_apart():
     svg = (
-        '<svg width="90pt" height="9pt" viewBox="0 0 1 1"><g id="a" fill="#123456"/>'
+        f'<svg width="90pt" height="9pt" viewBox="0 0 1 1"><g id="a" fill="{PAGE_INK}"/>'
         '<use xlink:href="#a" clip-path="url(#a)"/></svg>'
     )
     found = embed(svg, "one")
@@ -125,23 +125,51 @@ def test_an_empty_folder_is_one_sentence(tmp_path, capsys):
     assert stop.value.code == 2 and "holds no finished run" in capsys.readouterr().err
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
-@pytest.mark.parametrize("dark", [False, True])
-def test_a_browser_shows_the_page(one, tmp_path, dark):
+def dom(page, profile, dark=False):
+    """What a browser makes of a page."""
     flags = [
         "--headless",
         "--no-sandbox",
         "--disable-gpu",
         "--no-first-run",
         "--disable-background-networking",
-        f"--user-data-dir={tmp_path / 'profile'}",
+        f"--user-data-dir={profile}",
         "--window-size=1100,900",
         "--virtual-time-budget=2000",
     ]
     flags += ["--blink-settings=preferredColorScheme=0"] if dark else []
-    call = [CHROMIUM, *flags, "--dump-dom", (one / "report.html").as_uri()]
-    dom = subprocess.run(call, capture_output=True, text=True, timeout=90).stdout
-    assert "Why the gain is not Theorem 3.8" in dom and dom.count("<svg") == 8
+    call = [CHROMIUM, *flags, "--dump-dom", page.as_uri()]
+    return subprocess.run(call, capture_output=True, text=True, timeout=90).stdout
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
+def test_a_browser_shows_the_page(one, tmp_path):
+    found = dom(one / "report.html", tmp_path / "profile", dark=True)
+    assert "Why the gain is not Theorem 3.8" in found and found.count("<svg") == 8
+
+
+CLICKS = """<script>
+const table = document.querySelector("table.sorts"), heads = [...table.tHead.rows[0].cells];
+const place = heads.findIndex(head => head.textContent.trim() === "alpha");
+const rows = () => [...table.tBodies[0].rows].filter(row => !row.hidden);
+const told = () => rows().map(row => row.cells[place].textContent.trim());
+const button = heads[place].querySelector("button"), filter = document.querySelector(".tools input"), found = [told()];
+button.click(); found.push(told()); button.click(); found.push(told());
+filter.value = "gamma=3 ngram"; filter.dispatchEvent(new Event("input")); found.push(told());
+document.body.append(`FOUND${JSON.stringify(found)}END`);
+</script></body>"""
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
+def test_a_browser_sorts_and_filters_the_runs(several, tmp_path):
+    page = tmp_path / "clicked.html"
+    page.write_text((several / "report.html").read_text().replace("</body>", CLICKS))
+    whole, up, down, left = json.loads(dom(page, tmp_path / "profile").split("FOUND")[-1].split("END")[0])
+    numbers = sorted(float(alpha) for alpha in whole if alpha != "-")
+    assert len(whole) == 6 and whole.count("-") == 1  # gamma=0 has no alpha
+    assert [float(alpha) for alpha in up[:5]] == numbers and up[5] == "-"
+    assert [float(alpha) for alpha in down[:5]] == numbers[::-1] and down[5] == "-"
+    assert len(left) == 1 and left[0] in whole
 
 
 def test_blocks_of_a_wandb_report(one):

@@ -52,7 +52,7 @@ for (const table of document.querySelectorAll("table.sorts")) {
       body.append(...keyed.map(([, row]) => row));
     });
   });
-  if (rows.length <= 8) continue;
+  if (rows.length <= 5) continue;
   const tools = document.createElement("div"), filter = document.createElement("input"), count = document.createElement("span");
   tools.className = "tools";
   filter.type = "search";

@@ -18,6 +18,7 @@ from specbench.report.tables import at
 from specbench.storage.read import StoredRun
 from specbench.visible import visible
 
+NIGHT = "#111111"  # text on a light cell, in a dark page too; black itself would become the page's text colour
 MOST = 12  # panels of a figure
 COLUMNS = 3
 Groups = Mapping[str, Sequence[StoredRun]]
@@ -63,8 +64,8 @@ def speedup_by_gamma(groups: Groups) -> Figure:
             measured_point(axes, run, MEASURED, None)
         axes.axhline(1, color=OTHER, linewidth=1, linestyle=":")
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-        axes.set_ylim(bottom=0)
         axes.grid()
+    panels[0][2].set_ylim(bottom=0)  # of all, once everything is drawn
     figure.supxlabel("gamma, tokens drafted a round", fontsize=10)
     figure.supylabel("speedup over plain decoding", fontsize=10)
     handles = [
@@ -137,7 +138,7 @@ def _heat_map(axes: Any, runs: Sequence[StoredRun], keys: tuple[str, str], place
         grid[place] = np.mean(values)
     image = axes.imshow(grid, cmap="cividis", aspect="auto", vmin=ends[0], vmax=ends[1])
     for (row, column), values in cells.items():
-        colour = "white" if grid[row, column] <= sum(ends) / 2 else "black"
+        colour = "white" if grid[row, column] <= sum(ends) / 2 else NIGHT
         told = f"{grid[row, column]:.2f}" + (f"\nn {len(values)}" if len(values) > 1 else "")
         axes.text(column, row, told, ha="center", va="center", color=colour)
     axes.set_xticks(range(len(columns)), map(visible, columns))

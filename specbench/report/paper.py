@@ -115,7 +115,7 @@ def table_1(runs: Sequence[StoredRun]) -> list[dict[str, str]]:
         operations = r["operations_factor"]
         rows.append(
             {
-                "": run.label,
+                "": run.label if len(runs) > 1 else "this run",
                 "alpha": f"{r['alpha']['mean']:.2f}",
                 "gamma": "varies" if r["gamma"] is None else str(r["gamma"]),
                 "operations": "-" if operations is None else f"{operations:.2f}x",
