@@ -48,7 +48,10 @@ def many_runs(report: Report, compared: bool = False) -> None:
     if not all(run.result.get("repeats") for run in runs):
         caption += " Intervals are of one process, where a run did not repeat: another process may lie outside."
     measured = report.figure("predicted_and_measured", caption, lambda: figures.predicted_and_measured(runs))
-    table = PageTable(without_empty([_row(report, run) for run in runs]), sorts=True, notes=MEANINGS)
+    rows = [_row(report, run) for run in runs]
+    if all(str(row["machine"]) == "steady" for row in rows):
+        rows = [{heading: cell for heading, cell in row.items() if heading != "machine"} for row in rows]
+    table = PageTable(without_empty(rows), sorts=True, notes=MEANINGS)
     lacking = [] if all(report.link(run) for run in runs) else [LACKING]
     report.section("All runs", texts=lacking, tables=[table])
     report.section("Measured and predicted", figures=[measured])

@@ -42,6 +42,9 @@ def save(make: Callable[[], Figure], path: Path) -> str:
     """Writes path.png and path.svg, and returns an SVG element in the page's own text colour."""
     with plt.rc_context(style(PAGE_INK)):
         figure, stream = make(), io.StringIO()
+        if layout := figure.get_layout_engine():  # found once, and not again for each file
+            layout.execute(figure)
+            figure.set_layout_engine("none")
         figure.savefig(path.with_name(f"{path.name}.png"), dpi=130)
         figure.savefig(stream, format="svg", transparent=True)
         plt.close(figure)
