@@ -15,6 +15,7 @@ from conftest import parts_of
 from matplotlib import pyplot as plt
 
 import specbench.report.__main__ as command
+from specbench.compare.__main__ import page_of
 from specbench.measure.comparison import Compared, Comparison, Pair
 from specbench.report import acceptance_figures, facts, panels, sections, style
 from specbench.report.page import write_report
@@ -352,3 +353,13 @@ def test_report_names_its_figures(tmp_path):
     report = Report(tmp_path, [])
     report.section("Empty", tables=[PageTable([])])
     assert report.sections[0]["tables"] == []
+
+
+@pytest.mark.parametrize(("logger", "files"), [("none", []), ("wandb", ["report.html"])])
+def test_a_comparison_has_a_page_if_its_ways_have(compared, logger, files):
+    for name in "ab":
+        result = results(compared / name)
+        result["choices"]["logger"] = logger
+        (compared / name / "results.json").write_text(json.dumps(result))
+    assert page_of(compared, [compared / name for name in ("a", "b", "failed")]) == files
+    assert [path.name for path in compared.glob("*.html")] == files

@@ -227,11 +227,11 @@ def show_comparison(sweep: "Sweep", jobs: Sequence["Job"]) -> None:
     if written:
         write_json(sweep.folder / FILES[0], {"comparisons": written})
         write_text(sweep.folder / FILES[1], to_csv(table))
-        files = [*FILES, *_page(sweep.folder, [job.folder for job in jobs]), "summary.csv"]
+        files = [*FILES, *page_of(sweep.folder, [job.folder for job in jobs]), "summary.csv"]
         show(f"written to {sweep.folder}: {', '.join(files)}, and a folder for each way")
 
 
-def _page(folder: Path, ways: Sequence[Path]) -> list[str]:
+def page_of(folder: Path, ways: Sequence[Path]) -> list[str]:
     """Writes the page of a comparison, where its ways have pages too: with a logger. Returns its name. Raises
     ConfigError."""
     from specbench.report.page import write_report
