@@ -20,8 +20,8 @@ from specbench.config.checks import check
 from specbench.data.prompts import load
 from specbench.data.records import JsonlData
 from specbench.gamma_policies.fixed import FixedGamma
-from specbench.report.figures import heat_map
-from specbench.report.page import Report
+from specbench.report.panels import heat_maps
+from specbench.report.sections import Report
 from specbench.report.style import save
 from specbench.report.tables import show
 from specbench.run.parts import timed_gammas
@@ -264,5 +264,5 @@ def test_figures_of_dotted_keys_do_not_overwrite_each_other(tmp_path):
 def test_a_swept_value_is_no_mathtext(tmp_path):
     keys = {"data.path": HOSTILE, "drafter.path": "$\\nope{$"}
     runs = [StoredRun(tmp_path, {"alpha": {"mean": 0.5}}, keys)]
-    svg = save(lambda: heat_map(runs, "data.path", "drafter.path", "alpha/mean", "alpha"), tmp_path / "map")
+    svg = save(lambda: heat_maps(runs, "data.path", "drafter.path", "alpha/mean", "alpha"), tmp_path / "map")
     assert "$\\nope{$" in svg and not set(svg) & set("\x1b\x9b\u202e")

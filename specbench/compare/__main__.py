@@ -227,7 +227,20 @@ def show_comparison(sweep: "Sweep", jobs: Sequence["Job"]) -> None:
     if written:
         write_json(sweep.folder / FILES[0], {"comparisons": written})
         write_text(sweep.folder / FILES[1], to_csv(table))
-        show(f"written to {sweep.folder}: {', '.join(FILES)}, summary.csv, and a folder for each way")
+        files = [*FILES, *page_of(sweep.folder, [job.folder for job in jobs]), "summary.csv"]
+        show(f"written to {sweep.folder}: {', '.join(files)}, and a folder for each way")
+
+
+def page_of(folder: Path, ways: Sequence[Path]) -> list[str]:
+    """Writes the page of a comparison, where its ways have pages too: with a logger. Returns its name. Raises
+    ConfigError."""
+    from specbench.report.page import write_report
+    from specbench.storage.read import load_runs
+
+    runs = load_runs(*(way for way in ways if (way / "results.json").exists()))
+    if all(run.result["choices"].get("logger") == "none" for run in runs):
+        return []
+    return [write_report(folder, runs).name]
 
 
 def _compared(jobs: Mapping[str, "Job"]) -> "Comparison":

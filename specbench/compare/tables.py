@@ -5,21 +5,11 @@ from typing import Any
 
 from rich.table import Table
 
-from specbench.measure.comparison import LEVEL, TOKENS_PER_SECOND, Compared, Comparison
+from specbench.measure.comparison import LEVEL, Compared, Comparison
+from specbench.report.causes import CAUSES, UNITS
 from specbench.report.tables import grid, number
 from specbench.results import Interval
 
-CAUSES = {  # in words
-    "alpha": "alpha",
-    "gamma": "gamma",
-    "other_tokens": "other tokens",
-    "c": "drafting",
-    "v": "verifying",
-    "o": "rest",
-    "plain_rest": "plain's rest",
-    "plain": "plain's speed",
-}
-UNITS = {TOKENS_PER_SECOND: "tokens per second", "speedup": "speedup over plain decoding"}
 Names = Mapping[str, Mapping[str, str]]  # by label, what tells the run from the others
 
 

@@ -12,6 +12,7 @@ from rich.text import Text
 
 from specbench.gpu_check.check import FAILED, PASSED, UNCLEAR, Number, Outcome, Phase
 from specbench.report.page import rendered
+from specbench.report.page_table import PageTable
 from specbench.storage.atomic import write_text
 
 COLOURS = {PASSED: "green", FAILED: "red", UNCLEAR: "yellow"}
@@ -56,7 +57,7 @@ def _section(outcome: Outcome, phase: type[Phase]) -> dict[str, Any]:
             for n in outcome.numbers]  # fmt: skip
     texts = [phase.meaning, told, *([outcome.error] if outcome.error else [])]
     title = f"{outcome.number}. {outcome.title}"
-    return {"title": title, "texts": texts, "figures": [], "tables": [rows] if rows else [], "samples": []}
+    return {"title": title, "texts": texts, "figures": [], "tables": [PageTable(rows)] if rows else [], "samples": []}
 
 
 def cells(number: Number) -> tuple[str, ...]:

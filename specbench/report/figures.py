@@ -13,9 +13,10 @@ from matplotlib.ticker import MaxNLocator
 
 from specbench import theory
 from specbench.measure.latency import PERCENTILES
+from specbench.report.facts import label
 from specbench.report.load_table import DELAYS, rows_of
-from specbench.report.style import BAD, GOOD, LAPS, MEASURED, OTHER, SERIES, THEORY
-from specbench.report.tables import FACTORS, at, interval
+from specbench.report.style import BAD, GOOD, HATCHES, LAPS, MARKERS, MEASURED, OTHER, SERIES, THEORY
+from specbench.report.tables import FACTORS, interval
 from specbench.storage.read import StoredRun
 from specbench.visible import visible
 
@@ -55,7 +56,8 @@ def accounting(run: StoredRun) -> Figure:
     for x, name in enumerate(names):
         after = factors[name]["factor"] if x == 0 else level * factors[name]["factor"]
         colour = THEORY if x == 0 else GOOD if after >= level else BAD
-        axes.bar(x, after - level, bottom=level, color=colour, width=0.6)
+        hatch = "///" if colour == BAD else ""
+        axes.bar(x, after - level, bottom=level, color=colour, hatch=hatch, edgecolor="white", linewidth=0, width=0.6)
         if x:
             axes.plot([x - 1.3, x + 0.3], [level, level], color=OTHER, linewidth=0.8)
         text = f"{after:.2f}x" if x == 0 else f"x{factors[name]['factor']:.2f}"
@@ -68,6 +70,9 @@ def accounting(run: StoredRun) -> Figure:
     axes.set_ylim(0, 1.2 * highest)  # room for the labels
     axes.axhline(1, color=OTHER, linewidth=1, linestyle=":")
     axes.set_ylabel("speedup over plain decoding")
+    looks = {"Theorem 3.8": (THEORY, ""), "a gain": (GOOD, ""), "a loss": (BAD, "///"), "measured": (MEASURED, "")}
+    handles = [Patch(facecolor=c, hatch=h, edgecolor="white", lw=0, label=name) for name, (c, h) in looks.items()]
+    figure.legend(handles=handles, loc="outside upper left", ncols=4, fontsize=8)
     return figure
 
 
@@ -83,60 +88,57 @@ def _errors(speedup: dict[str, Any]) -> Any:
     return np.abs(np.array(speedup["ci95"] or (measured, measured))[:, None] - measured)
 
 
-def speedup_by_gamma(runs: Sequence[StoredRun]) -> Figure:
-    """Speedup by gamma: Theorem 3.8 (dashed) and replay as curves, measured runs as points with intervals."""
-    several = len(runs) > 1
-    figure, axes = plt.subplots(figsize=(9 if several else 7, 4))
-    gammas = np.arange(max([entry["gamma"] for run in runs for entry in run.result["gamma_sweep"]], default=8) + 5)
-    for run, colour in zip(runs, SERIES, strict=False):
-        ours, theirs = (colour, colour) if several else (MEASURED, THEORY)
-        alpha, c = run.result["alpha"]["mean"], run.result["cost"]["c"]
-        if alpha is not None and c is not None:
-            curve = [theory.walltime_improvement(alpha, gamma, c) for gamma in gammas]
-            best = int(np.argmax(curve))
-            axes.plot(gammas, curve, "--", color=theirs, linewidth=1, label=None if several else "Theorem 3.8")
-            axes.plot(best, curve[best], "*", color=theirs, markersize=12)
-        sweep = run.result["gamma_sweep"]
-        if sweep:
-            x, y = [e["gamma"] for e in sweep], [e["speedup"] for e in sweep]
-            axes.plot(x, y, "-", color=ours, label=None if several else "replay of this run")
-            if not several:
-                low, high = np.array([e["ci95"] or (e["speedup"], e["speedup"]) for e in sweep]).T
-                axes.fill_between(x, low, high, color=ours, alpha=0.15, linewidth=0)
-        _measured_point(axes, run, ours, run.label if several else "measured, 95 % interval")
+def speedup_by_gamma(run: StoredRun) -> Figure:
+    """Speedup by gamma: Theorem 3.8 (dashed) and replay as curves, the run as a point with its interval."""
+    figure, axes = plt.subplots(figsize=(8, 4))
+    sweep = run.result["gamma_sweep"]
+    gammas = np.arange(max([entry["gamma"] for entry in sweep], default=8) + 5)
+    alpha, c = run.result["alpha"]["mean"], run.result["cost"]["c"]
+    if alpha is not None and c is not None:
+        curve = [theory.walltime_improvement(alpha, gamma, c) for gamma in gammas]
+        best = int(np.argmax(curve))
+        axes.plot(gammas, curve, "--", color=THEORY, linewidth=1, label="Theorem 3.8")
+        axes.plot(best, curve[best], "*", color=THEORY, markersize=12, label="gamma* of Theorem 3.8", linestyle="")
+    if sweep:
+        x, y = [e["gamma"] for e in sweep], [e["speedup"] for e in sweep]
+        axes.plot(x, y, "-", color=MEASURED, label="replay of this run")
+        low, high = np.array([e["ci95"] or (e["speedup"], e["speedup"]) for e in sweep]).T
+        axes.fill_between(x, low, high, color=MEASURED, alpha=0.15, linewidth=0)
+        top = int(np.argmax(y))
+        axes.plot(x[top], y[top], "s", color=MEASURED, markersize=9, mfc="none", label="best by replay", linestyle="")
+    measured_point(axes, run, MEASURED, "measured, 95 % interval")
     axes.axhline(1, color=OTHER, linewidth=1, linestyle=":")
-    axes.set_xlabel("gamma, tokens drafted a round (a star marks gamma* of Theorem 3.8)")
+    axes.set_xlabel("gamma, tokens drafted a round")
     axes.set_ylabel("speedup over plain decoding")
     axes.margins(y=0.1)
     axes.set_ylim(bottom=0)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.grid()
     figure.legend(loc="outside right upper", fontsize=8)
     return figure
 
 
-def _measured_point(axes: Any, run: StoredRun, colour: str, name: str) -> None:
+def measured_point(axes: Any, run: StoredRun, colour: str, name: str | None) -> None:
+    """A run's speedup with its interval, at its gamma, or at the mean of gammas that a policy varied."""
     counts, speedup = run.result["counts"], run.result["speedup"]
     gamma = run.result["gamma"]
     gamma = counts["drafted"] / counts["rounds"] if gamma is None else gamma
     axes.errorbar([gamma], [speedup["measured"]], yerr=_errors(speedup), fmt="o", color=colour, capsize=4, label=name)
 
 
-def beta_by_position(runs: Sequence[StoredRun]) -> Figure:
+def beta_by_position(run: StoredRun) -> Figure:
     """Mean beta of the first, second, ... guess of a round, with 95 % intervals."""
     figure, axes = plt.subplots(figsize=(9, 3.4))
-    for run in runs:
-        found = [entry for entry in run.result["beta_by_position"] if entry["mean"] is not None]
-        errors = [1.96 * (entry["stderr"] or 0) for entry in found]
-        places = range(1, len(found) + 1)
-        name = run.label if len(runs) > 1 else "tested positions, 95 % interval"
-        axes.errorbar(places, [e["mean"] for e in found], yerr=errors, marker="o", capsize=3, label=name)
-    if len(runs) == 1:
-        for key, colour, name in (
-            ("alpha", THEORY, "alpha"),
-            ("alpha_on_target_text", GOOD, "on the target's own text"),
-        ):
-            if (mean := runs[0].result[key]["mean"]) is not None:
-                axes.axhline(mean, color=colour, linestyle="--", linewidth=1, label=name)
+    found = [entry for entry in run.result["beta_by_position"] if entry["mean"] is not None]
+    errors = [1.96 * (entry["stderr"] or 0) for entry in found]
+    axes.errorbar(range(1, len(found) + 1), [e["mean"] for e in found], yerr=errors, color=MEASURED, marker="o",
+                  capsize=3, label="tested positions, 95 % interval")  # fmt: skip
+    for key, colour, dashes, name in (
+        ("alpha", THEORY, "--", "alpha"),
+        ("alpha_on_target_text", GOOD, "-.", "on the target's own text"),
+    ):
+        if (mean := run.result[key]["mean"]) is not None:
+            axes.axhline(mean, color=colour, linestyle=dashes, linewidth=1, label=name)
     axes.set_xlabel("place of the guess in its round")
     axes.set_ylabel("mean beta")
     axes.set_ylim(0, 1.02)
@@ -154,13 +156,13 @@ def round_times(runs: Sequence[StoredRun]) -> Figure:
         left = 0.0
         for lap, colour in LAPS.items():
             mean = float(np.mean([r[f"{lap}_seconds"] for r in calls])) * 1e3
-            axes.barh(y, mean, left=left, color=colour, height=0.6)
+            axes.barh(y, mean, left=left, color=colour, hatch=HATCHES[lap], edgecolor="white", linewidth=0, height=0.6)
             left += mean
         step = run.result["cost"]["target_step_seconds"] * 1e3
-        axes.plot([step, step], [y - 0.4, y + 0.4], color=BAD, linewidth=2)
+        axes.plot([step, step], [y - 0.42, y + 0.42], color=BAD, linewidth=2.5)
         tokens = run.result["block_efficiency"]["mean"]
         axes.annotate(f"{tokens:.2f} tokens", (left, y), (5, 0), textcoords="offset points", va="center", fontsize=9)
-    handles: list[Any] = [Patch(color=colour, label=lap) for lap, colour in LAPS.items()]
+    handles: list[Any] = [_swatch(lap, lap) for lap in LAPS]
     handles.append(Line2D([], [], color=BAD, linewidth=2, label="one-token target step"))
     axes.set_yticks(range(len(runs)), [run.label if len(runs) > 1 else "a round" for run in runs])
     axes.set_ylim(len(runs) - 0.5, -0.5)
@@ -170,43 +172,23 @@ def round_times(runs: Sequence[StoredRun]) -> Figure:
     return figure
 
 
-def heat_map(runs: Sequence[StoredRun], x: str, y: str, value: str, title: str) -> Figure:
-    """A number of the results, a path like "speedup/measured", over two swept keys; the mean of runs in one cell."""
-    columns, rows = (list(dict.fromkeys(run.keys.get(key, "-") for run in runs)) for key in (x, y))
-    cells: dict[tuple[int, int], list[float]] = {}
-    for run in runs:
-        found = at(run.result, value)
-        if found is not None:
-            cells.setdefault((rows.index(run.keys.get(y, "-")), columns.index(run.keys.get(x, "-"))), []).append(found)
-    grid = np.full((len(rows), len(columns)), np.nan)
-    for place, values in cells.items():
-        grid[place] = np.mean(values)
-    figure, axes = plt.subplots(figsize=(2.2 + 0.85 * len(columns), 1.5 + 0.45 * len(rows)))
-    image = axes.imshow(grid, cmap="viridis", aspect="auto")
-    middle = (np.nanmin(grid) + np.nanmax(grid)) / 2
-    for (row, column), number in np.ndenumerate(grid):
-        if np.isfinite(number):
-            colour = "white" if number <= middle else "black"
-            axes.text(column, row, f"{number:.2f}", ha="center", va="center", color=colour)
-    axes.set_xticks(range(len(columns)), map(visible, columns))
-    axes.set_yticks(range(len(rows)), map(visible, rows))
-    axes.set_xlabel(visible(x))
-    axes.set_ylabel(visible(y))
-    axes.set_title(title)
-    figure.colorbar(image)
-    return figure
-
-
 def lenience(runs: Sequence[StoredRun]) -> Figure:
-    """Alpha, speedup and drift by lenience (A.5), one line per temperature."""
-    figure, axes = plt.subplots(1, 3, figsize=(10, 3.3))
+    """Alpha, speedup and drift by lenience (A.5), with a line for each setting of the other swept keys."""
+    figure, axes = plt.subplots(1, 3, figsize=(10, 3.6))
     paths = {"alpha": ("alpha", "mean"), "speedup": ("speedup", "measured"), "drift: total variation": ("drift", "tv")}
-    for temperature in sorted({run.result["config"]["temperature"] for run in runs}):
-        here = [run.result for run in runs if run.result["config"]["temperature"] == temperature]
-        here = sorted(here, key=lambda result: result["config"]["lenience"])
-        x = [result["config"]["lenience"] for result in here]
+    groups: dict[str, list[dict[str, Any]]] = {}
+    for run in runs:
+        others = label({key: value for key, value in run.keys.items() if key != "lenience"})
+        groups.setdefault(visible(others or f"temperature {run.result['config']['temperature']:g}"), []).append(
+            run.result
+        )
+    x = sorted({run.result["config"]["lenience"] for run in runs})
+    looks = zip(groups.items(), SERIES, MARKERS, strict=False)  # as many lines as colours
+    for (name, results), colour, marker in looks:
+        here = sorted(results, key=lambda result: result["config"]["lenience"])
+        places = [result["config"]["lenience"] for result in here]
         for panel, (group, key) in zip(axes, paths.values(), strict=True):
-            panel.plot(x, [result[group][key] for result in here], "o-", label=f"temperature {temperature:g}")
+            panel.plot(places, [result[group][key] for result in here], marker=marker, color=colour, label=name)
     for panel, name in zip(axes, paths, strict=True):
         panel.set_title(name)
         panel.set_xlabel("lenience l")
@@ -215,7 +197,7 @@ def lenience(runs: Sequence[StoredRun]) -> Figure:
         panel.minorticks_off()
         panel.set_ylim(bottom=0)
         panel.grid()
-    axes[0].legend(fontsize=8)
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper left", ncols=3, fontsize=8)
     return figure
 
 
@@ -229,20 +211,28 @@ def latency(runs: Sequence[StoredRun]) -> Figure:
         for y, (_, row) in enumerate(rows):
             seconds = {p: value for p in markers if (value := row.percentile(delay, p)) is not None}
             panel.plot([value * scale for value in seconds.values()], [y] * len(seconds), color=OTHER, linewidth=1)
-            colour = MEASURED if row.way == "speculative" else THEORY
+            ours = row.way == "speculative"
+            colour = MEASURED if ours else THEORY
             for p, value in seconds.items():
-                panel.plot(value * scale, y, markers[p], color=colour, markersize=7, mfc="none")
+                panel.plot(value * scale, y, markers[p], color=colour, markersize=7, mfc=colour if ours else "none")
         panel.set_title(name)
         panel.set_xlabel("milliseconds" if scale > 1 else "seconds")
         panel.margins(x=0.06)
         panel.set_xlim(left=0)
         panel.grid(axis="x")
-    axes[0].set_yticks(range(len(rows)), [f"{run.label}, {row.label}" for run, row in rows])
+    axes[0].set_yticks(
+        range(len(rows)), [row.label if len(runs) == 1 else f"{run.label}, {row.label}" for run, row in rows]
+    )
     axes[0].set_ylim(len(rows) - 0.5, -0.5)
     handles = [Line2D([], [], color=OTHER, marker=m, linestyle="", label=f"p{p}", mfc="none")
                for p, m in markers.items()]  # fmt: skip
     figure.legend(handles=handles, loc="outside lower center", ncols=3)
     return figure
+
+
+def _swatch(lap: str, name: str) -> Patch:
+    """A lap's entry in a legend."""
+    return Patch(facecolor=LAPS[lap], hatch=HATCHES[lap], edgecolor="white", linewidth=0, label=name)
 
 
 def timeline(run: StoredRun) -> Figure:
@@ -261,14 +251,17 @@ def timeline(run: StoredRun) -> Figure:
             now += one
         for lap in ("verify", "accept", "host"):
             length = r[f"{lap}_seconds"] * 1e3
-            axes.barh(0, length, left=now, color=LAPS[lap], height=0.7, linewidth=0)
+            axes.barh(
+                0, length, left=now, color=LAPS[lap], hatch=HATCHES[lap], edgecolor="white", height=0.7, linewidth=0
+            )
             now += length
         tokens += r["tokens"]
         axes.annotate(f"+{r['tokens']}", (now, -0.36), (-2, 3), textcoords="offset points", ha="right", fontsize=8)
     for number in range(tokens):
-        axes.barh(1, step, left=number * step, color=LAPS["verify"], edgecolor="white", linewidth=0.5, height=0.7)
-    handles = [Patch(color=colour, label={"draft": "a drafter step", "verify": "a call of the target"}.get(lap, lap))
-               for lap, colour in LAPS.items()]  # fmt: skip
+        axes.barh(1, step, left=number * step, color=LAPS["verify"], hatch=HATCHES["verify"], edgecolor="white",
+                  linewidth=0.5, height=0.7)  # fmt: skip
+    handles = [_swatch(lap, {"draft": "a drafter step", "verify": "a call of the target"}.get(lap, lap))
+               for lap in LAPS]  # fmt: skip
     axes.set_yticks([0, 1], [f"speculative,\n{len(rounds)} rounds", f"plain,\n{tokens} steps"])
     axes.set_ylim(1.5, -0.75)
     axes.set_xlabel(f"milliseconds; {tokens} tokens of {visible(first)}; a plain step at its mean time")

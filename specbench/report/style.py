@@ -13,11 +13,17 @@ matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
 
-MEASURED, THEORY, GOOD, BAD, OTHER = "#3b82c4", "#d9822b", "#3c9d5d", "#cf4b4b", "#8a8f98"
-LAPS = {"draft": "#3b82c4", "verify": "#8a63d2", "accept": "#3c9d5d", "host": "#d9822b"}
-SERIES = ["#3b82c4", "#d9822b", "#3c9d5d", "#8a63d2", "#cf4b4b", "#2aa5a0", "#b58a2f", "#c2609c"]
+# Colours that stay apart for the colour-blind, on white and on black. No figure tells things apart by them alone:
+# markers, dashes, hatches or labels differ too.
+MEASURED, THEORY, GOOD, BAD, OTHER = "#0077bb", "#ee7733", "#009988", "#cc3311", "#8a8f98"
+LAPS = {"draft": "#0077bb", "verify": "#ee7733", "accept": "#009988", "host": "#33bbee"}
+HATCHES = {"draft": "", "verify": "///", "accept": "...", "host": "xxx"}  # of the laps
+SERIES = ["#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#f0e442", "#8a8f98"]
+MARKERS = "osD^vPX*"  # of a series, as many as colours
 INK = "#24292f"
-PAGE_INK = "#123456"  # stands for the page's text colour
+PAGE_INK = "#24292e"  # stands for the page's text colour: as INK to the eye, and no other colour of a figure
+HALF = (5.6, 3.6)  # inches of a figure that shares a line of a page with another
+NARROWEST = 600  # pixels of a figure on a page; narrower screens scroll it
 
 
 def style(ink: str) -> Any:
@@ -26,24 +32,27 @@ def style(ink: str) -> Any:
         "svg.fonttype": "none", "text.parse_math": False,
         "font.family": "sans-serif", "font.size": 10, "figure.constrained_layout.use": True,
         "axes.spines.top": False, "axes.spines.right": False, "axes.titlelocation": "left", "axes.titlesize": 11,
-        "axes.prop_cycle": cycler(color=SERIES), "legend.frameon": False,
-        "savefig.transparent": ink != INK, "text.color": ink, "axes.labelcolor": ink, "axes.edgecolor": ink,
+        "axes.prop_cycle": cycler(color=SERIES), "legend.frameon": False, "hatch.linewidth": 0.6,
+        "text.color": ink, "axes.labelcolor": ink, "axes.edgecolor": ink,
         "axes.titlecolor": ink, "xtick.color": ink, "ytick.color": ink, "grid.color": OTHER, "grid.alpha": 0.25,
     }  # fmt: skip
 
 
 def save(make: Callable[[], Figure], path: Path) -> str:
     """Writes path.png and path.svg, and returns an SVG element in the page's own text colour."""
-    with plt.rc_context(style(INK)):
-        figure = make()
-        figure.savefig(path.with_name(f"{path.name}.png"), dpi=130)
-        figure.savefig(path.with_name(f"{path.name}.svg"))
-        plt.close(figure)
     with plt.rc_context(style(PAGE_INK)):
         figure, stream = make(), io.StringIO()
-        figure.savefig(stream, format="svg")
+        if layout := figure.get_layout_engine():  # found once, and not again for each file
+            layout.execute(figure)
+            figure.set_layout_engine("none")
+        figure.savefig(path.with_name(f"{path.name}.png"), dpi=130)
+        figure.savefig(stream, format="svg", transparent=True)
         plt.close(figure)
-    return embed(stream.getvalue(), path.name)
+    svg = stream.getvalue()
+    opening = svg.index(">", svg.index("<svg")) + 1
+    white = f'{svg[:opening]}<rect width="100%" height="100%" fill="white"/>{svg[opening:]}'
+    path.with_name(f"{path.name}.svg").write_text(white, encoding="utf-8")
+    return embed(svg, path.name)
 
 
 def embed(svg: str, name: str) -> str:
@@ -54,7 +63,8 @@ def embed(svg: str, name: str) -> str:
     svg = re.sub(r"url\(#([^)]+)\)", rf"url(#{name}-\1)", svg)
     svg = re.sub(r'href="#([^"]+)"', rf'href="#{name}-\1"', svg)
     tag = svg[: svg.index(">") + 1]
-    width = float(re.findall(r'width="([\d.]+)pt"', tag)[0])
+    width = float(re.findall(r'width="([\d.]+)pt"', tag)[0]) * 1.25
     fluid = re.sub(r' (width|height)="[^"]*"', "", tag)
-    fluid = fluid.replace("<svg", f'<svg role="img" style="width:100%;max-width:{width * 1.25:.0f}px;height:auto"', 1)
+    size = f"--whole:{width:.0f}px;--least:{min(width, NARROWEST):.0f}px"
+    fluid = fluid.replace("<svg", f'<svg role="img" style="{size}"', 1)
     return svg.replace(tag, fluid, 1)

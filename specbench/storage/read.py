@@ -11,12 +11,12 @@ from typing import Any
 
 import pyarrow
 import pyarrow.parquet as parquet
-import yaml
 from pyarrow import types
 
 from specbench.decoding.clock import DECODING
 from specbench.results import SCHEMA_VERSION, Counts, RunResult
 from specbench.settings import ConfigError
+from specbench.storage.keys import keys_of, sortable
 from specbench.storage.shape import check_shape
 from specbench.visible import first_line, visible
 
@@ -142,9 +142,16 @@ class StoredRun:
         return found
 
 
-def load_runs(folder: Path) -> list[StoredRun]:
-    """The run in `folder`, or those in its sub-folders. Of several, those that cannot be used are told and left out.
-    Raises ConfigError if none is left."""
+def load_runs(*folders: Path) -> list[StoredRun]:
+    """The runs in these folders, or in their sub-folders. Of several, those that cannot be used are told and left out.
+    Raises ConfigError if a folder has none."""
+    runs = list({run.folder.resolve(): run for folder in folders for run in _runs_in(folder)}.values())
+    for run, keys in zip(runs, keys_of([(run.folder, run.result) for run in runs]), strict=True):
+        run.keys = keys
+    return sorted(runs, key=lambda run: [sortable(value) for value in run.keys.values()])
+
+
+def _runs_in(folder: Path) -> list[StoredRun]:
     alone = (folder / "results.json").exists()
     paths = [folder] if alone else sorted(p.parent for p in folder.glob("[!.]*/config.yaml"))
     paths = paths if alone else sorted({*paths, *(p.parent for p in folder.glob("*/results.json"))})
@@ -158,10 +165,7 @@ def load_runs(folder: Path) -> list[StoredRun]:
             log.warning("left out: %s", error)
     if not runs:
         raise ConfigError(f"{folder} holds no finished run: there is no results.json in it or one folder below")
-    overrides = [_overrides(run) for run in runs]
-    for run, own in zip(runs, overrides, strict=True):
-        run.keys = {key: value for key, value in own.items() if any(other.get(key) != value for other in overrides)}
-    return sorted(runs, key=lambda run: [_sortable(value) for value in run.keys.values()])
+    return runs
 
 
 def load_run(folder: Path) -> StoredRun:
@@ -297,24 +301,3 @@ def _agree(path: Path, found: int, counted: int, what: str) -> None:
 def _first_line(error: Exception) -> str:
     """The reason without the path, which the sentence names."""
     return str(getattr(error, "strerror", None) or first_line(error))
-
-
-def _overrides(run: StoredRun) -> dict[str, str]:
-    """{"gamma": "5", ...}: the overrides that results.json or Hydra noted, or else those in the folder's name."""
-    noted = run.folder / ".hydra" / "overrides.yaml"
-    words = run.result.get("overrides")
-    if words is None and noted.is_file():
-        try:
-            words = yaml.safe_load(_text(noted))
-        except (ConfigError, yaml.YAMLError, ValueError) as error:
-            log.warning("%s cannot be read (%s)", noted, first_line(error))
-    if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
-        words = run.folder.name.split(",")
-    return dict(word.split("=", 1) for word in words if "=" in word)
-
-
-def _sortable(value: str) -> tuple[int, float, str]:
-    try:
-        return 0, float(value), ""
-    except ValueError:
-        return 1, 0.0, value

@@ -1,0 +1,365 @@
+"""What the pages say: the verdict, what was run, tables of prompts, categories, runs and comparisons."""
+
+import json
+import re
+import shlex
+import shutil
+from dataclasses import asdict
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+from conftest import parts_of
+from matplotlib import pyplot as plt
+
+import specbench.report.__main__ as command
+from specbench.compare.__main__ import page_of
+from specbench.measure.comparison import Compared, Comparison, Pair
+from specbench.report import acceptance_figures, facts, panels, sections, style
+from specbench.report.page import write_report
+from specbench.report.page_table import Cell, PageTable
+from specbench.report.pages_compare import comparisons, ranking
+from specbench.report.sections import Report, cut
+from specbench.report.verdict_sentence import verdict_sentence
+from specbench.run.run import run
+from specbench.settings import ConfigError
+from specbench.storage.keys import keys_of
+from specbench.storage.read import StoredRun, load_runs
+from specbench.storage.write import write_result
+
+SCRIPT = "</pre></script><script>alert(1)</script>"
+ESTIMATE = {"mean": 0.5, "stderr": 0.1, "n": 8}
+ACCEPTANCE = {
+    "lengths": [3, 2, 1],
+    "conditional": [ESTIMATE, ESTIMATE],
+    "joint": [ESTIMATE, {"mean": 0.25, "stderr": None, "n": 4}],
+    "by_entropy": {"drafter": [{"low": 0.0, "high": 1.0, "alpha": ESTIMATE, "accepted": ESTIMATE},
+                               {"low": 1.0, "high": None, "alpha": ESTIMATE, "accepted": ESTIMATE}]},
+    "by_token_class": {"word": ESTIMATE},
+    "calibration": {"error": 0.125, "confidence": 0.6, "agreement": 0.5, "positions": 9,
+                    "bins": [{"low": 0.5, "high": 0.6, "positions": 9, "confidence": 0.6, "agreement": 0.5,
+                              "accepted": ESTIMATE}]},
+    "check": {"z": -0.5, "accepted": 4, "expected": 4.5, "sd": 1.0},
+}  # fmt: skip
+CATEGORY = {"prompts": 2, "tokens": 9, "rounds": 4, "block_efficiency": ESTIMATE, "alpha": ESTIMATE,
+            "speedup": {"measured": 1.234, "ci95": [1.1, 1.4]}, "tokens_per_second": 77.7}  # fmt: skip
+
+
+class Html(HTMLParser):
+    """The texts of a page by element, and its tables as lists of rows."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.texts, self.tables, self.links, self._open = {}, [], [], []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        attrs = dict(attrs)
+        self._open.append((tag, attrs.get("class") or ""))
+        self.texts.setdefault(tag, [])
+        self.texts[tag].append("")
+        self.links += [attrs["href"]] if tag == "a" else []
+        if tag == "table":
+            self.tables.append([])
+        if tag == "tr":
+            self.tables[-1].append([])
+        if tag in ("td", "th"):
+            self.tables[-1][-1].append("")
+
+    def handle_endtag(self, tag):
+        while self._open and self._open.pop()[0] != tag:
+            pass
+
+    def handle_data(self, data):
+        for tag in {tag for tag, _ in self._open}:
+            self.texts[tag][-1] += data
+        if any(tag in ("td", "th") for tag, _ in self._open):
+            self.tables[-1][-1][-1] += data
+
+    def table(self, heading):
+        """The table that has this heading, as dictionaries."""
+        found = next(table for table in self.tables if heading in table[0])
+        return [dict(zip(found[0], (cell.strip() for cell in row), strict=True)) for row in found[1:]]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quick():
+    """Figures are made, but no files of them; tests/test_report.py draws them all."""
+
+    def made_only(make, path):
+        plt.close(make())
+        return "<svg></svg>"
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sections, "save", made_only)
+        yield
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """A run's folder, with prompts, ids and categories that would be elements of a page."""
+    folder = tmp_path_factory.mktemp("pages") / "gamma=3"
+    folder.mkdir()
+    parts = parts_of("gamma=3", "data.limit=2")
+    result, record = run(parts, folder)
+    write_result(result, record, "digest", folder, parts.target.tokenizer, overrides=["gamma=3", "name=a b"])
+    lines = [json.loads(line) for line in (folder / "prompts.jsonl").read_text().splitlines()]
+    lines[0] |= {"prompt": SCRIPT, "category": SCRIPT}
+    (folder / "prompts.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    write_report(folder, load_runs(folder))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def page(made):
+    return Html((made / "report.html").read_text())
+
+
+def results(folder):
+    return json.loads((folder / "results.json").read_text())
+
+
+def copy(made, folder, change):
+    """The run in another folder, with changed results."""
+    shutil.copytree(made, folder, ignore=shutil.ignore_patterns("report.html", "figures"))
+    result = results(made)
+    change(result)
+    (folder / "results.json").write_text(json.dumps(result))
+    return folder
+
+
+def test_a_page_begins_with_the_verdict_and_what_was_run(made, page):
+    result = results(made)
+    text = (made / "report.html").read_text()
+    lead = re.search(r'<p class="lead">(.*?)</p>', text).start()
+    assert Html(text[lead : text.index("</p>", lead)]).texts["p"] == [verdict_sentence(result)]
+    assert lead < text.index("What was run") < text.index("<svg")
+    told = dict(zip(page.texts["dt"], page.texts["dd"], strict=True))
+    assert told["gamma"] == "3" and told["temperature"] == f"{result['config']['temperature']:g}"
+    assert told["commit"].startswith((result["provenance"]["git_sha"] or "unknown")[:7])
+    assert {"target", "drafter", "policy", "verifier", "data", "executor", "cache", "dtype", "machine"} <= {*told}
+    assert shlex.split(page.texts["code"][0]) == ["python", "-m", "specbench", "gamma=3", "name=a b"]
+
+
+def test_the_whole_configuration_is_folded(made, page):
+    folded = next(text for text in page.texts["details"] if text.startswith("The whole configuration"))
+    assert yaml.safe_load(folded.removeprefix("The whole configuration")) == results(made)["config"]
+
+
+def test_every_prompt_has_a_row(made, page):
+    records = [json.loads(line) for line in (made / "prompts.jsonl").read_text().splitlines()]
+    rows = page.table("prompt")
+    assert [row["prompt"] for row in rows] == [record["id"] for record in records]
+    for row, record in zip(rows, records, strict=True):
+        rate = record["tokens"] / record["decode_seconds"]
+        plain = record["baseline_tokens"] / record["baseline_decode_seconds"]
+        assert row["speedup"] == f"{rate / plain:.2f}x" and row["tokens"] == str(record["tokens"])
+        assert record["output"] in row["text"]
+
+
+def test_text_of_a_prompt_stays_text(made, page):
+    own = Path(style.__file__).with_name("page.js").read_text()
+    (script,) = page.texts["script"]
+    assert script.strip() == own.strip()
+    assert page.table("prompt")[0]["category"] == SCRIPT
+    planted = Html(f"<body>{SCRIPT}</body>")  # without escaping it would be an element
+    assert planted.texts["script"] == ["alert(1)"]
+
+
+def test_a_page_loads_nothing(made):
+    text = (made / "report.html").read_text()
+    assert not re.findall(r'(?:src|href)="(?!#)(?!gamma)[^"]*"', text) and "@import" not in text
+    assert not re.findall(r"https?://(?!www\.w3\.org)", re.sub(r"<!DOCTYPE svg.*?>", "", text))
+
+
+def test_later_numbers_are_shown_where_they_are_there(made, page, tmp_path):
+    assert not {"By category", "Which guesses are accepted"} & {*page.texts["h2"]}
+
+    def add(result):
+        result["acceptance"], result["by_category"] = ACCEPTANCE, {"maths": CATEGORY}
+
+    folder = copy(made, tmp_path / "run", add)
+    write_report(folder, load_runs(folder))
+    found = Html((folder / "report.html").read_text())
+    assert {"By category", "Which guesses are accepted"} <= {*found.texts["h2"]}
+    maths, whole = found.table("95 %")
+    assert maths["speedup"] == "1.23x" and maths["95 %"] == "1.10 to 1.40" and maths["tokens/s"] == "77.7"
+    assert whole["prompts"] == "2" and whole["speedup"] == f"{results(folder)['speedup']['measured']:.2f}x"
+    assert found.table("kind of guess")[0]["share"] == "100.0%"
+
+
+def test_figures_of_acceptance_have_the_numbers():
+    (axes,) = acceptance_figures.by_position(ACCEPTANCE, 0.7).axes
+    drawn = {line.get_label(): list(line.get_ydata()) for line in axes.get_lines()}
+    assert drawn["alpha to that power"] == pytest.approx([0.7, 0.49])
+    (bars,) = acceptance_figures.lengths(ACCEPTANCE).axes[0].containers
+    assert [bar.get_height() for bar in bars] == pytest.approx([50, 100 / 3, 50 / 3])
+
+
+def runs_of(*changes):
+    """Stored runs with only what maps read."""
+    return [StoredRun(Path("x"), {"alpha": {"mean": alpha}}, keys) for keys, alpha in changes]
+
+
+def test_a_map_never_averages_over_a_third_key(tmp_path):
+    runs = runs_of(*(({"gamma": g, "drafter": d, "temperature": t}, float(t) + 0.2)
+                     for g in "12" for d in "ab" for t in ("0", "0.2")))  # fmt: skip
+    maps = panels.heat_maps(runs, "gamma", "drafter", "alpha/mean", "alpha")
+    told = [text.get_text() for axes in maps.axes for text in axes.texts]
+    assert told == ["0.20"] * 4 + ["0.40"] * 4  # and not 0.30
+    colours = {text.get_color() for axes in maps.axes for text in axes.texts}
+    assert colours == {"white", panels.NIGHT}  # neither follows the colour of the page's text
+    same = panels.heat_maps(runs_of(({"gamma": "1", "drafter": "a"}, 0.2), ({"gamma": "1", "drafter": "a"}, 0.4)),
+                            "gamma", "drafter", "alpha/mean", "alpha")  # fmt: skip
+    assert [text.get_text() for text in same.axes[0].texts] == ["0.30\nn 2"]
+
+
+def test_a_default_is_the_same_as_its_override():
+    config = {"gamma": 4, "temperature": 1.0}
+    runs = [(Path("x"), {"config": config, "choices": {"drafter": "stdlib"}, "overrides": words})
+            for words in ([], ["gamma=4"], ["gamma=2", "temperature=1"], ["drafter=ngram"])]  # fmt: skip
+    runs[2][1]["config"] = {"gamma": 2, "temperature": 1.0}
+    runs[3][1]["choices"] = {"drafter": "ngram"}
+    stdlib = {"gamma": "4", "drafter": "stdlib"}
+    assert keys_of(runs) == [stdlib, stdlib, {"gamma": "2", "drafter": "stdlib"}, {"gamma": "4", "drafter": "ngram"}]
+
+
+def test_runs_that_are_not_alike_are_told(made):
+    result = results(made)
+    other = json.loads(json.dumps(result))
+    assert not list(facts.unlike([result, other]))
+    other["provenance"]["git_sha"] = "0123456789"
+    (told,) = facts.unlike([result, other])
+    assert "2 commits" in told and "0123456" in told
+
+
+def test_a_page_of_many_runs_links_to_each(made, tmp_path):
+    names = {"gamma=3": 3, "gamma=5": 5}
+    for name, gamma in names.items():
+        copy(made, tmp_path / name, lambda result, g=gamma: result.update(overrides=[f"gamma={g}"]))
+    (tmp_path / "gamma=3" / "report.html").write_text("a page")
+    write_report(tmp_path, load_runs(tmp_path))
+    found = Html((tmp_path / "report.html").read_text())
+    assert found.links == ["gamma%3D3/report.html"]
+    rows = found.table("Thm 3.8")
+    assert [(row["page"], row["gamma"]) for row in rows] == [("open", "3"), ("-", "5")]
+    assert "fastest of 2" in found.texts["p"][0].lower()
+
+
+def test_several_folders_need_a_place(made, tmp_path, capsys):
+    with pytest.raises(SystemExit) as stop:
+        command.main([str(made), str(made)])
+    assert stop.value.code == 2 and "give --out DIR" in capsys.readouterr().err
+
+
+def way(label, rank, ratio, speedup):
+    numbers = dict.fromkeys(("alpha", "alpha_on_target_text", "tau", "c", "v", "o"), 0.5)
+    numbers |= {"tokens_per_second": 10.0, "speedup": speedup}
+    same = ratio == 1
+    ends = (0.5, 0.9)
+    if same:
+        return Compared(label, rank, numbers, {"speedup": (1.0, 2.0)}, ratio, None, None, None, None, {}, {})
+    causes = {"alpha": ratio}, {"alpha": ends}
+    return Compared(label, rank, numbers, {"speedup": (1.0, 2.0)}, ratio, ends, 0.01, None, None, *causes)
+
+
+@pytest.fixture
+def compared(made, tmp_path):
+    for name in "ab":
+        copy(made, tmp_path / name, lambda result, n=name: result.update(overrides=[f"drafter={n}"]))
+    found = Comparison("tokens_per_second", 8, 8, "a", [way("a", 1, 1.0, 1.5), way("b", 2, 0.75, 1.1)],
+                       [Pair("a", "b", 4 / 3, (1.1, 2.0), 0.01, 0.01)])  # fmt: skip
+    entry = asdict(found)
+    for one in entry["runs"]:
+        one["folder"] = one["label"]
+    (tmp_path / "comparison.json").write_text(json.dumps({"comparisons": [{"task": {"temperature": "0"}, **entry}]}))
+    return tmp_path
+
+
+def test_a_comparison_has_its_ranking(compared):
+    write_report(compared, load_runs(compared))
+    found = Html((compared / "report.html").read_text())
+    assert (
+        found.texts["p"][0]
+        == "At temperature 0: a is the fastest of 2 ways: 1.50x plain decoding's speed (1.00 to 2.00)."
+    )
+    assert found.texts["h2"][1:3] == ["Ranking at temperature 0", "Why at temperature 0"]
+    rows = found.table("way")
+    assert [(row["way"], row["rank"], row["of a"]) for row in rows] == [("a", "1", "1.000"), ("b", "2", "0.750")]
+    assert found.table("ratio")[0]["alpha"] == "x0.75*"
+
+
+def test_a_comparison_of_other_runs_is_not_shown(compared):
+    runs = load_runs(compared)
+    (entry,) = comparisons(compared, runs)
+    assert comparisons(compared, runs[:1]) == []
+    entry["runs"][1]["rank"] = 1
+    assert ranking(entry).endswith("; not told apart from b.")
+    (compared / "comparison.json").write_text('{"comparisons": [{"runs": 1}]}')
+    with pytest.raises(ConfigError, match=r"comparison\.json cannot be used"):
+        comparisons(compared, runs)
+
+
+def test_a_cut_trace_is_told(made):
+    (whole,) = load_runs(made)
+    assert cut(whole) == ""
+    rounds = len(whole.rounds)
+    whole.__dict__["rounds"] = whole.rounds[:2]
+    assert f"the first 2 of {rounds:,} rounds" in cut(whole)
+
+
+def test_columns_of_words_are_told_from_numbers():
+    table = PageTable([{"a": "x0.92", "b": "ngram", "c": Cell("-")}, {"a": "1.08x", "b": "2-gram", "c": "< .001"}])
+    assert table.words == {"b"} and table.headings == ["a", "b", "c"]
+
+
+def seen(colour, kind):
+    """A colour in CIELAB, as seen by full sight, protanopes or deuteranopes (Vienot, Brettel and Mollon 1999)."""
+    matrices = {"full": np.eye(3), "protan": [[0.11238, 0.88762, 0], [0.11238, 0.88762, 0], [0.00401, -0.00401, 1]],
+                "deutan": [[0.29275, 0.70725, 0], [0.29275, 0.70725, 0], [-0.02234, 0.02234, 1]]}  # fmt: skip
+    srgb = np.array([int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)])
+    linear = np.where(srgb <= 0.04045, srgb / 12.92, ((srgb + 0.055) / 1.055) ** 2.4)
+    linear = np.clip(np.array(matrices[kind]) @ linear, 0, 1)
+    to_xyz = [[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]]
+    x, y, z = (np.array(to_xyz) @ linear) / np.array([0.9505, 1, 1.089])
+    f = [t ** (1 / 3) if t > (6 / 29) ** 3 else t / (3 * (6 / 29) ** 2) + 4 / 29 for t in (x, y, z)]
+    return np.array([116 * f[1] - 16, 500 * (f[0] - f[1]), 200 * (f[1] - f[2])])
+
+
+def closest(colours):
+    pairs = [(a, b) for at, a in enumerate(colours) for b in colours[:at]]
+    return min(np.linalg.norm(seen(a, kind) - seen(b, kind)) for a, b in pairs for kind in ("full", "protan", "deutan"))
+
+
+def test_colours_are_told_apart_by_the_colour_blind():
+    assert closest([*style.LAPS.values()]) > 20
+    assert closest([style.MEASURED, style.THEORY, style.GOOD]) > 20
+    assert closest([style.GOOD, style.BAD]) > 20 and closest(style.SERIES[:6]) > 15
+    assert closest(["#3b82c4", "#8a63d2"]) < 10  # a blue and a purple that are not
+
+
+def test_a_figure_says_things_without_colour():
+    assert len({*style.HATCHES.values()}) == len(style.LAPS) and style.HATCHES.keys() == style.LAPS.keys()
+    assert len({*style.MARKERS}) == len({*style.SERIES}) == len(style.SERIES)
+    sheet = Path(style.__file__).with_name("page.css").read_text()
+    looks = [re.search(rf"^(?:\.\w+ {{[^}}]*}} )?\.{kind} {{([^}}]*)}}", sheet, re.M)[1] for kind in "arob"]
+    bare = [re.sub(r"color: var\(--\w+\);", "", look).strip() for look in looks]
+    assert len({*bare}) == 4
+
+
+def test_report_names_its_figures(tmp_path):
+    report = Report(tmp_path, [])
+    report.section("Empty", tables=[PageTable([])])
+    assert report.sections[0]["tables"] == []
+
+
+@pytest.mark.parametrize(("logger", "files"), [("none", []), ("wandb", ["report.html"])])
+def test_a_comparison_has_a_page_if_its_ways_have(compared, logger, files):
+    for name in "ab":
+        result = results(compared / name)
+        result["choices"]["logger"] = logger
+        (compared / name / "results.json").write_text(json.dumps(result))
+    assert page_of(compared, [compared / name for name in ("a", "b", "failed")]) == files
+    assert [path.name for path in compared.glob("*.html")] == files
