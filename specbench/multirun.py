@@ -93,7 +93,7 @@ class Sweep(Callback):
             rows = multirun_rows([(overrides, e.result if e.finished else None) for overrides, e in found])
             path = self.folder / "summary.csv"
             if printed:
-                show(*multirun_tables(rows, f"{len(rows)} jobs, written to {path}"))
+                show(*multirun_tables(rows, f"{len(rows)} jobs, written to {path}", path.name))
             with writing(path):
                 self.folder.mkdir(parents=True, exist_ok=True)
             write_text(path, to_csv(rows))

@@ -11,7 +11,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from rich.table import Table
 from rich.text import Text
 
 from specbench.config.checks import check
@@ -32,7 +31,8 @@ from specbench.measure.planning import (
 )
 from specbench.paths import conf_dir, register_resolvers
 from specbench.repeats import run_process
-from specbench.report.tables import grid, number, show
+from specbench.report.grid import Grid
+from specbench.report.tables import number, show
 from specbench.settings import ConfigError, explain, stop
 from specbench.storage.atomic import write_json
 from specbench.storage.read import StoredRun, load_run
@@ -180,7 +180,7 @@ def longest_of(run: StoredRun, sums: CrossedSums) -> float:
     return 1.0 if sums.point["stops"] > MOSTLY * run.result["counts"]["prompts"] else LONGER[-1]
 
 
-def table(found: Sequence[Plan], title: str, scale: float) -> Table:
+def table(found: Sequence[Plan], title: str, scale: float) -> Grid:
     """The cheapest plan of each number of processes; `scale` turns relative widths into what the target is in."""
     rows = [
         {
@@ -192,7 +192,7 @@ def table(found: Sequence[Plan], title: str, scale: float) -> Table:
         }
         for p in shown(found)
     ]
-    return grid(rows, list(rows[0]), f"{title}, cheapest first")
+    return Grid(rows, list(rows[0]), f"{title}, cheapest first")
 
 
 def duration(seconds: float) -> str:
