@@ -29,11 +29,13 @@ from specbench.report.grid import Grid
 from specbench.report.tables import interval, show
 from specbench.results import HalfCosts, RoundCost
 from specbench.settings import ConfigError, explain, stop
-from specbench.storage.atomic import write_json
+from specbench.storage.atomic import as_json, write_text
+from specbench.storage.finished import keep_other
 from specbench.storage.read import load_run
 from specbench.visible import shown, visible
 
 register_resolvers()
+FILE = "replay.json"
 BEST = "best gamma"  # chosen on one half of the prompts and judged on the other
 ALL = "optimal,adaptive,entropy,heuristic,confidence,known_betas,oracle"
 
@@ -186,10 +188,12 @@ def main(arguments: list[str] | None = None) -> None:
         trace = load_trace(args.run)
         found = replay_all(trace, list(policies(trace, names, others)))
         show(table(trace, found))
-        write_json(args.run / "replay.json", {name: vars(replayed) for name, replayed in found.items()})
+        text = as_json({name: vars(replayed) for name, replayed in found.items()})
+        kept = keep_other(args.run / FILE, text)
+        write_text(args.run / FILE, text)
     except ConfigError as error:
         stop(str(error), 2)
-    print(visible(f"written to {args.run / 'replay.json'}"))
+    print(visible(f"written to {args.run / FILE}" + (f"; the earlier one is now {kept.name}" if kept else "")))
 
 
 if __name__ == "__main__":

@@ -233,6 +233,13 @@ def at(tree: Any, path: str) -> Any:
     return tree
 
 
+def duration(seconds: float) -> str:
+    """Seconds, minutes or hours, in words."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
 def number(value: float | None, digits: int) -> str:
     """A number with so many digits after the point; "-" for None."""
     return "-" if value is None else f"{value:.{digits}f}"
