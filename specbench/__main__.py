@@ -42,7 +42,7 @@ def job(config: DictConfig) -> float | None:
 
 def refused(error: ConfigError) -> NoReturn:
     """Ends the program; a folder that holds nothing but Hydra's files goes, unless the user has named it."""
-    from specbench.storage.finished import remove_if_empty
+    from specbench.storage.unused import remove_if_empty
 
     logging.getLogger().error("%s", error)  # in run.log alone, if the folder stays
     if not any(override.startswith("hydra.run.dir=") for override in HydraConfig.get().overrides.hydra):
@@ -130,6 +130,8 @@ def main() -> None:
     """Runs Hydra; a mistake of the user's becomes one sentence and exit code 2, without a traceback."""
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # Hydra hands exceptions to us instead of exiting
     sys.argv[0] = "specbench"
+    if str(Path.cwd()) not in sys.path:  # the console script has not what `python -m` has: modules beside the user
+        sys.path.append(str(Path.cwd()))
     try:
         with handled():
             _main()

@@ -19,7 +19,6 @@ from specbench.report.tables import GOOD, multirun_rows, multirun_tables, own_wo
 from specbench.settings import ConfigError, explain, stop
 from specbench.storage.atomic import write_text, writing
 from specbench.storage.finished import examine
-from specbench.storage.read import read_result
 from specbench.told import Pace, in_short
 from specbench.visible import first_line
 
@@ -134,6 +133,8 @@ def name_of_command(config: DictConfig) -> str:
 def end_of_job(folder: Path, ran: bool, failed: str) -> dict[str, Any] | None:
     """Prints the line of a job that is over, and returns its results if it has any. `failed` says why it ended, if not
     as it should."""
+    from specbench.storage.read import read_result
+
     result = None
     try:
         result = read_result(folder)

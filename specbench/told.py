@@ -10,7 +10,6 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from rich.text import Text
 
-from specbench.report.run_table import run_table
 from specbench.report.tables import duration, show, verdict, word
 from specbench.report.verdict_sentence import verdict_sentence
 
@@ -42,6 +41,8 @@ def tell_result(result: dict[str, Any], folder: Path, kept: Path | None) -> None
         log.info("note: %s", note)
     log.info("written to %s", folder)
     if not in_sweep():
+        from specbench.report.run_table import run_table
+
         show(run_table(result, folder))
     if kept is not None:
         tell(f"the run that was there before is in its folder {kept.name}")

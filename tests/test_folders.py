@@ -1,13 +1,19 @@
 """Nothing that is finished is overwritten or lost, and what never began leaves nothing."""
 
+import dataclasses
+import re
+import sys
 from types import SimpleNamespace
 
 import pytest
 from conftest import call
 
 from specbench import told
-from specbench.storage.finished import FILES, RESULTS, keep_other, make_room, remove_if_empty
+from specbench.data.prompts import Data, Prompt, load
+from specbench.settings import BaseSettings, describe
+from specbench.storage.finished import FILES, RESULTS, keep_other, make_room
 from specbench.storage.lock import locked
+from specbench.storage.unused import remove_if_empty
 from specbench.told import Pace
 
 
@@ -103,3 +109,38 @@ def test_a_run_in_short():
     assert told.in_short(result) == "1.36x (1.30 to 1.41), alpha 0.62"
     result |= {"lossless": {"verdict": "failed"}, "machine": {"steady": False}, "alpha": {"mean": None}}
     assert told.in_short(result) == "1.36x (1.30 to 1.41), failed, not steady"
+
+
+class Three(Data):
+    """Three prompts."""
+
+    def __init__(self, limit):
+        self.limit = limit
+
+    def prompts(self):
+        return iter(Prompt(str(number), ("text",)) for number in range(3))
+
+
+def test_data_smaller_than_the_limit_are_told(caplog):
+    assert len(load(Three(40))) == 3
+    assert "data has 3 prompts, fewer than data.limit=40: all of them are used" in caplog.text
+    caplog.clear()
+    assert [len(load(Three(limit))) for limit in (2, 3, None)] == [2, 3, 3]
+    assert not caplog.text
+
+
+def test_the_console_script_finds_modules_beside_the_user(monkeypatch, tmp_path):
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])
+    assert call(["gama=3"], monkeypatch, tmp_path) == 2
+    assert sys.path[-1] == str(tmp_path)
+
+
+def schemas(base=BaseSettings):
+    return {base, *(found for own in base.__subclasses__() for found in schemas(own))}
+
+
+def test_what_a_key_accepts_is_said_in_words():
+    """No word of Python's types reaches a sentence."""
+    told = {describe(field) for schema in schemas() for field in dataclasses.fields(schema)}
+    assert len(told) > 20 and any(words.endswith(" or null") for words in told)
+    assert not [words for words in told if re.search(r"[|\[\]]|typing|None", words)]

@@ -193,7 +193,8 @@ def _remarks(result: dict[str, Any], out_dir: Path) -> Iterator[Text]:
     for note in notes:
         yield Text(f"note: {note}", style="yellow")
     yield Text(f"{counts['prompts']} prompts, {counts['tokens']:,} tokens; written to", style="dim")
-    yield Text(str(out_dir), style="dim", overflow="fold")
+    near = out_dir.is_absolute() and out_dir.is_relative_to(Path.cwd())
+    yield Text(str(out_dir.relative_to(Path.cwd()) if near else out_dir), style="dim", overflow="fold")
 
 
 def _policy(result: dict[str, Any]) -> str:

@@ -2,7 +2,6 @@
 
 import hashlib
 import os
-import shutil
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,7 +10,6 @@ from typing import Any
 from specbench.identity import Identity
 from specbench.settings import ConfigError
 from specbench.storage.atomic import ASIDE, EARLIER, synchronise, writing
-from specbench.storage.lock import LOCK, locked
 from specbench.storage.read import read_result
 
 RESULTS = "results.json"
@@ -88,23 +86,6 @@ def clear(folder: Path) -> None:
         synchronise(folder)
         for name in (*FILES, *OTHERS):
             (folder / name).unlink(missing_ok=True)
-
-
-def remove_if_empty(folder: Path) -> None:
-    """Removes a folder of a run that never began, with what Hydra has put there, and the folders above it, up to
-    outputs/, that are then empty. Leaves a folder that another process writes into."""
-    hydras = {".hydra", "run.log", LOCK}
-    if not folder.is_dir() or not {path.name for path in folder.iterdir()} <= hydras:
-        return
-    try:
-        with locked(folder):
-            shutil.rmtree(folder, ignore_errors=True)
-        for above in folder.parents if "outputs" in folder.parts else ():
-            above.rmdir()
-            if above.name == "outputs":
-                break
-    except (ConfigError, OSError):  # in use, or not empty
-        return
 
 
 def make_room(folder: Path) -> Path | None:
