@@ -108,7 +108,7 @@ class Sweep(Callback):
             rows = multirun_rows([(overrides, e.result if e.finished else None) for overrides, e in found])
             path, own = self.folder / "summary.csv", self.folder / SUMMARIES / f"{self.command}.csv"
             if printed:
-                show(*multirun_tables(rows, f"{len(rows)} jobs, written to {path}", path.name))
+                show(*multirun_tables(rows, f"{len(rows)} job{'s' * (len(rows) > 1)}, written to {path}", path.name))
             with writing(path):
                 own.parent.mkdir(parents=True, exist_ok=True)
             for file in (own, path):

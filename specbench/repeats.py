@@ -61,7 +61,7 @@ def run_repeats(config: DictConfig, checked: Checked, out_dir: Path) -> float:
     try:
         with held():  # a signal waits while results are written
             try:
-                pace = Pace(len(folders), "process ", silent=in_sweep())
+                pace = Pace(len(folders), "process", silent=in_sweep())
                 for number, (one, folder) in enumerate(zip(wanted, folders, strict=True)):
                     _run_one(one, folder, number, pace)
             except KeyboardInterrupt:

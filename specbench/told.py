@@ -64,7 +64,7 @@ class Pace:
     """How many of the jobs of a command are over, and how long those that ran have taken."""
 
     jobs: int
-    kind: str = ""  # before the number of a job
+    kind: str = ""  # what they are called, if not jobs
     silent: bool = False
     over: int = 0
     seconds: list[float] = field(default_factory=list)
@@ -80,9 +80,9 @@ class Pace:
         self._begun = now
         if left := self.left():
             told += f"; {left} left"
-        place = f"{self.kind}{self.over} of {self.jobs}: " if self.jobs > 1 else ""
+        place = f"{self.kind} {self.over} of {self.jobs}: " if self.kind else f"{self.over}/{self.jobs} "
         if not self.silent:
-            show(Text(f"{place}{told}"))
+            show(Text(f"{place if self.jobs > 1 else ''}{told}"))
 
     def left(self) -> str:
         """What the other jobs will take, if they take as long as those that ran; "" if that is not known."""

@@ -97,9 +97,9 @@ def test_a_line_for_each_job_and_the_time_left(monkeypatch, capsys):
     pace.end("gamma=2: 1.30x", ran=False)
     pace.end("gamma=3: 1.40x")
     assert capsys.readouterr().out.splitlines() == [
-        "1 of 4: gamma=1: 1.20x; 10 s; 30 s left",
-        "2 of 4: gamma=2: 1.30x; 20 s left",
-        "3 of 4: gamma=3: 1.40x; 20 s; 15 s left",
+        "1/4 gamma=1: 1.20x; 10 s; 30 s left",
+        "2/4 gamma=2: 1.30x; 20 s left",
+        "3/4 gamma=3: 1.40x; 20 s; 15 s left",
     ]
 
 

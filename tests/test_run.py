@@ -120,7 +120,7 @@ def test_a_multirun_skips_finished_jobs_and_writes_a_table(monkeypatch, tmp_path
     rows = (tmp_path / "outputs" / "sweep" / "summary.csv").read_text().splitlines()
     assert rows[0].startswith("gamma,alpha") and len(rows) == 3
     shown = capsys.readouterr().out
-    assert "1 of 2: gamma=1: " in shown and "2 of 2: gamma=3: " in shown and "predicted, Theorem 3.8" not in shown
+    assert "1/2 gamma=1: " in shown and "2/2 gamma=3: " in shown and "predicted, Theorem 3.8" not in shown
     assert call(arguments, monkeypatch, tmp_path) == 0
     assert capsys.readouterr().out.count("finished before, skipped") == 2
     assert [(f / "results.json").stat().st_mtime_ns for f in folders] == stamps
