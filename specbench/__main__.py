@@ -2,16 +2,16 @@
 
 import logging
 import os
+import shlex
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig
-from rich.text import Text
 
 from specbench.interrupts import exit_code, handled, held
 from specbench.paths import conf_dir, register_resolvers
@@ -27,30 +27,51 @@ register_resolvers()
 @hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name="config")
 def job(config: DictConfig) -> float | None:
     """Runs one job of Hydra's. In a multirun a job that fails is logged, and the next one starts."""
-    if HydraConfig.get().mode != RunMode.MULTIRUN:
-        try:
-            return one_run(config)
-        except ConfigError as error:  # before Hydra adds a line of its own
-            stop(str(error), 2)
-        except VerdictError as error:
-            stop(str(error), 3)
-        except IncompleteError as error:
-            stop(str(error), 1)
-    from specbench.memory import give_back
-
-    give_back()  # of the job before
+    if HydraConfig.get().mode == RunMode.MULTIRUN:
+        return job_of_sweep(config)
     try:
-        return one_run(config, skip_finished=True)
-    except (ConfigError, VerdictError, IncompleteError) as error:
-        log.error("%s", error)
-    except Exception:
-        log.exception("the job failed")
+        one_run(config)
+    except ConfigError as error:  # before Hydra adds a line of its own
+        refused(error)
+    except VerdictError as error:
+        stop(str(error), 3)
+    except IncompleteError as error:
+        stop(str(error), 1)
     return None
 
 
-def one_run(config: DictConfig, skip_finished: bool = False) -> float | None:
-    """Runs the composed configuration. Returns the measured speedup, for Hydra's optimisers. Raises ConfigError,
-    VerdictError with strict=true, or IncompleteError with repeats."""
+def refused(error: ConfigError) -> NoReturn:
+    """Ends the program; a folder that holds nothing but Hydra's files goes, unless the user has named it."""
+    from specbench.storage.unused import remove_if_empty
+
+    logging.getLogger().error("%s", error)  # in run.log alone, if the folder stays
+    if not any(override.startswith("hydra.run.dir=") for override in HydraConfig.get().overrides.hydra):
+        remove_if_empty(Path(HydraConfig.get().runtime.output_dir))
+    stop(str(error), 2)
+
+
+def job_of_sweep(config: DictConfig) -> float | None:
+    """Runs a job and prints its line. Returns the measured speedup, for Hydra's optimisers, or None if it failed."""
+    from specbench.memory import give_back
+    from specbench.multirun import end_of_job
+
+    give_back()  # of the job before
+    ran, failed = True, ""
+    try:
+        ran = one_run(config, skip_finished=True)
+    except (ConfigError, VerdictError, IncompleteError) as error:
+        log.error("%s", error)
+        failed = str(error)
+    except Exception as error:
+        log.exception("the job failed")
+        failed = type(error).__name__
+    result = end_of_job(Path(HydraConfig.get().runtime.output_dir), ran, failed)
+    return None if result is None else float(result["speedup"]["measured"])
+
+
+def one_run(config: DictConfig, skip_finished: bool = False) -> bool:
+    """Runs the composed configuration; with `skip_finished` not if its folder holds the results. Returns whether it
+    ran. Raises ConfigError, VerdictError with strict=true, or IncompleteError with repeats."""
     from specbench.config.checks import check
     from specbench.storage.finished import examine, move_aside
     from specbench.storage.lock import locked
@@ -58,12 +79,11 @@ def one_run(config: DictConfig, skip_finished: bool = False) -> float | None:
     runtime = HydraConfig.get().runtime
     out_dir = Path(runtime.output_dir)
     checked = check(config, runtime.choices)
+    log.info("%s", shlex.join(sys.argv))
     with locked(out_dir):
         earlier = examine(out_dir, checked.identity())
-        if earlier.result is not None and earlier.finished and skip_finished and not checked.root.force:
-            log.warning("finished before, skipped (force=true redoes it): %s", out_dir)
-            found: float = earlier.result["speedup"]["measured"]
-            return found
+        if earlier.finished and skip_finished and not checked.root.force:
+            return False
         if earlier.corrupt:
             log.warning("%s is run again: %s; moved to %s", out_dir, earlier.corrupt, move_aside(out_dir))
         elif skip_finished and earlier.again:
@@ -71,44 +91,47 @@ def one_run(config: DictConfig, skip_finished: bool = False) -> float | None:
         if checked.root.repeats > 1:
             from specbench.repeats import run_repeats
 
-            return run_repeats(config, checked, out_dir)
-        return _measure(checked, out_dir)
+            run_repeats(config, checked, out_dir)
+        else:
+            _measure(checked, out_dir)
+        return True
 
 
-def _measure(checked: "Checked", out_dir: Path) -> float:
+def _measure(checked: "Checked", out_dir: Path) -> None:
     """Builds the parts, runs them in `out_dir`, which is locked, and writes the results. What stood there before stays
     until they are there. Raises ConfigError, or VerdictError with strict=true."""
     from specbench.config.build import build
     from specbench.finish import log_to, save
     from specbench.progress import decoding_progress
-    from specbench.report.run_table import run_table
-    from specbench.report.tables import refuse_verdict, show
+    from specbench.report.tables import refuse_verdict
     from specbench.run.run import run
+    from specbench.told import place_of_job, tell, tell_result
 
     written = False
-    parts = build(checked, lambda text: show(Text(text, style="dim")))
+    parts = build(checked, tell)
     try:
         with held():  # between the end of decoding and that of writing a signal waits
-            with decoding_progress() as progress:
+            with decoding_progress(place_of_job()) as progress:
                 result, record = run(parts, out_dir, progress)
-            save(checked, parts, result, record, out_dir, list(HydraConfig.get().overrides.task))
+            kept = save(checked, parts, result, record, out_dir, list(HydraConfig.get().overrides.task))
             written = True
     except KeyboardInterrupt:
         if written:
             raise KeyboardInterrupt(f"what was finished is in {out_dir}") from None
         raise
-    show(run_table(result.as_dict(), out_dir))
+    tell_result(result.as_dict(), out_dir, kept)
     log_to(checked, result, record, out_dir)
     if result.status == "interrupted":
         raise KeyboardInterrupt(f"what was finished is in {out_dir}")
     refuse_verdict(checked.root.strict, result.as_dict(), out_dir)
-    return result.speedup.measured
 
 
 def main() -> None:
     """Runs Hydra; a mistake of the user's becomes one sentence and exit code 2, without a traceback."""
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # Hydra hands exceptions to us instead of exiting
     sys.argv[0] = "specbench"
+    if str(Path.cwd()) not in sys.path:  # the console script has not what `python -m` has: modules beside the user
+        sys.path.append(str(Path.cwd()))
     try:
         with handled():
             _main()

@@ -9,7 +9,7 @@ from specbench.decoded import Record
 from specbench.results import RunResult
 from specbench.run.parts import Parts
 from specbench.settings import ConfigError
-from specbench.storage.finished import clear
+from specbench.storage.finished import make_room
 from specbench.storage.write import write_config, write_result
 from specbench.visible import first_line
 
@@ -18,12 +18,14 @@ log = logging.getLogger(__name__)
 
 def save(
     checked: Checked, parts: Parts, result: RunResult, record: Record, out_dir: Path, overrides: Sequence[str]
-) -> None:
-    """Replaces what stood in the folder, which is locked, by the files of this run. Raises ConfigError."""
-    clear(out_dir)
+) -> Path | None:
+    """Writes the files of this run into the folder, which is locked. Returns the folder into which those of an earlier
+    run went, if there were any. Raises ConfigError."""
+    kept = make_room(out_dir)
     write_config(checked.resolved, out_dir)
     identity = checked.identity().as_dict()  # a checkpoint of the hub has its commit now that it is there
     write_result(result, record, checked.digest, out_dir, parts.target.tokenizer, identity, overrides)
+    return kept
 
 
 def log_to(checked: Checked, result: RunResult, record: Record, out_dir: Path) -> None:

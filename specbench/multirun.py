@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf, open_dict
@@ -13,13 +14,16 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from specbench.config.checks import Checked, check
 from specbench.config.schema import known_keys
 from specbench.interrupts import held
-from specbench.report.tables import GOOD, multirun_rows, multirun_tables, show, to_csv, word
+from specbench.paths import fields
+from specbench.report.tables import GOOD, multirun_rows, multirun_tables, own_words, show, to_csv, word
 from specbench.settings import ConfigError, explain, stop
 from specbench.storage.atomic import write_text, writing
 from specbench.storage.finished import examine
+from specbench.told import Pace, in_short
 from specbench.visible import first_line
 
 log = logging.getLogger(__name__)
+SUMMARIES = "summaries"  # the folder of each command's own summary.csv
 
 
 class Sweep(Callback):
@@ -30,18 +34,21 @@ class Sweep(Callback):
     def __init__(self) -> None:
         self.jobs: list[tuple[list[str], Path, Checked]] = []
         self.folder = Path()
+        self.command = "default"  # its overrides, as the name of a file
         self.known = False  # whether `jobs` are all of them, before they start
+        self.pace = Pace(0)
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
         """Checks every job, so that a mistake in the last one is not found after hours of the others."""
         self.folder = Path(config.hydra.sweep.dir)
+        self.command = name_of_command(config)
         self.known = config.hydra.sweeper._target_.endswith(".BasicSweeper")
         try:
             if self.known:  # otherwise an optimiser chooses each job after the one before
                 self.expect_all(config)
         except ConfigError as error:  # Hydra would only warn of it
             stop(str(error), 2)
-        Sweep.running = self
+        Sweep.running, self.pace = self, Pace(len(self.jobs))
 
     def expect_all(self, config: DictConfig) -> None:
         """Notes every job of a sweep. Raises ConfigError if one is not possible."""
@@ -65,6 +72,13 @@ class Sweep(Callback):
         if Sweep.running is self and not self.known:
             self._expect(config, list(config.hydra.overrides.task), Path(config.hydra.runtime.output_dir))
 
+    def name_of(self, number: int, overrides: list[str]) -> str:
+        """What tells a job from the others, in words."""
+        if number >= len(self.jobs):
+            return " ".join(overrides) or "without overrides"
+        words = own_words([given for given, _, _ in self.jobs])[number]
+        return ", ".join(f"{key}={value}" for key, value in words.items()) or "without overrides"
+
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
         try:
             told, code = self.summarise()
@@ -85,18 +99,20 @@ class Sweep(Callback):
         self.jobs.append((overrides, folder, checked))
 
     def summarise(self, printed: bool = True) -> tuple[str, int]:
-        """Writes summary.csv and, unless `printed` is False, prints the table, from the jobs that are finished now or
-        were before. Returns a sentence and the exit code: 1 if a job has no result, 3 if the verdict of one with
-        strict=true is not good. Raises ConfigError if summary.csv cannot be written."""
+        """Writes summary.csv, and the same into a file of this command's, and, unless `printed` is False, prints the
+        table, from the jobs that are finished now or were before. Returns a sentence and the exit code: 1 if a job has
+        no result, 3 if the verdict of one with strict=true is not good. Raises ConfigError if summary.csv cannot be
+        written."""
         with held():
             found = [(overrides, examine(folder, checked.identity())) for overrides, folder, checked in self.jobs]
             rows = multirun_rows([(overrides, e.result if e.finished else None) for overrides, e in found])
-            path = self.folder / "summary.csv"
+            path, own = self.folder / "summary.csv", self.folder / SUMMARIES / f"{self.command}.csv"
             if printed:
-                show(*multirun_tables(rows, f"{len(rows)} jobs, written to {path}"))
+                show(*multirun_tables(rows, f"{len(rows)} job{'s' * (len(rows) > 1)}, written to {path}", path.name))
             with writing(path):
-                self.folder.mkdir(parents=True, exist_ok=True)
-            write_text(path, to_csv(rows))
+                own.parent.mkdir(parents=True, exist_ok=True)
+            for file in (own, path):
+                write_text(file, to_csv(rows))
             Sweep.running = None
         missing = sum(not earlier.finished for _, earlier in found)
         strict = [checked.root.strict for _, _, checked in self.jobs]
@@ -105,6 +121,34 @@ class Sweep(Callback):
         if bad and not missing:
             return f"strict=true: the verdict of {bad} of {len(rows)} jobs is not passed", 3
         return f"{missing} of {len(rows)} jobs have no result, see their run.log", int(missing > 0)
+
+
+def name_of_command(config: DictConfig) -> str:
+    """The overrides of a sweep as the name of a file, without those that its results do not depend on."""
+    own: Any = OmegaConf.to_container(config.hydra.overrides.task, resolve=False)
+    ignored = {*config.hydra.job.config.override_dirname.exclude_keys} - {"experiment"}
+    return fields(",".join(word for word in own if word.lstrip("+~").partition("=")[0] not in ignored))
+
+
+def end_of_job(folder: Path, ran: bool, failed: str) -> dict[str, Any] | None:
+    """Prints the line of a job that is over, and returns its results if it has any. `failed` says why it ended, if not
+    as it should."""
+    from specbench.storage.read import read_result
+
+    result = None
+    try:
+        result = read_result(folder)
+        told = in_short(result)
+    except ConfigError:
+        told = "no result"
+    if failed:
+        told = f"failed, see {folder / 'run.log'}"
+    elif not ran:
+        told = f"finished before, skipped (force=true redoes it): {told}"
+    job = HydraConfig.get()
+    sweep = Sweep.running or Sweep()  # a parallel launcher's processes know nothing of each other
+    sweep.pace.end(f"{sweep.name_of(job.job.num, list(job.overrides.task))}: {told}", ran)
+    return None if failed else result
 
 
 def refuse_blocked(folder: Path) -> None:

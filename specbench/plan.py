@@ -11,7 +11,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from rich.table import Table
 from rich.text import Text
 
 from specbench.config.checks import check
@@ -32,9 +31,11 @@ from specbench.measure.planning import (
 )
 from specbench.paths import conf_dir, register_resolvers
 from specbench.repeats import run_process
-from specbench.report.tables import grid, number, show
+from specbench.report.grid import Grid
+from specbench.report.tables import duration, number, show
 from specbench.settings import ConfigError, explain, stop
-from specbench.storage.atomic import write_json
+from specbench.storage.atomic import as_json, write_text
+from specbench.storage.finished import keep_other
 from specbench.storage.read import StoredRun, load_run
 from specbench.storage.sums import load_sums
 from specbench.visible import visible
@@ -139,8 +140,11 @@ def plan(folder: Path, speedup: float, alpha: float) -> None:
     processes, clusters = sums.table.shape[1:]
     told = f"a guess from {clusters} prompts in {processes} process{'es' * (processes > 1)}"
     show(Text(f"{told}; data may have fewer prompts than data.limit says, see data.count"))
-    write_json(folder / FILE, found | {"seconds_of_a_prompt": seconds})
-    print(visible(f"written to {folder / FILE}; times are those of this machine, without loading"))
+    text = as_json(found | {"seconds_of_a_prompt": seconds})
+    kept = keep_other(folder / FILE, text)
+    write_text(folder / FILE, text)
+    before = f", the earlier one is now {kept.name}" if kept else ""
+    print(visible(f"written to {folder / FILE}{before}; times are those of this machine, without loading"))
 
 
 def crossed(folder: Path) -> CrossedSums:
@@ -180,7 +184,7 @@ def longest_of(run: StoredRun, sums: CrossedSums) -> float:
     return 1.0 if sums.point["stops"] > MOSTLY * run.result["counts"]["prompts"] else LONGER[-1]
 
 
-def table(found: Sequence[Plan], title: str, scale: float) -> Table:
+def table(found: Sequence[Plan], title: str, scale: float) -> Grid:
     """The cheapest plan of each number of processes; `scale` turns relative widths into what the target is in."""
     rows = [
         {
@@ -192,14 +196,7 @@ def table(found: Sequence[Plan], title: str, scale: float) -> Table:
         }
         for p in shown(found)
     ]
-    return grid(rows, list(rows[0]), f"{title}, cheapest first")
-
-
-def duration(seconds: float) -> str:
-    """Seconds, minutes or hours, in words."""
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+    return Grid(rows, list(rows[0]), f"{title}, cheapest first")
 
 
 if __name__ == "__main__":

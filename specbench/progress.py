@@ -8,10 +8,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 
 @contextmanager
-def decoding_progress() -> Iterator[Callable[[int, int, str], None]]:
-    """Yields a function progress(done, total, what), which counts prompts."""
+def decoding_progress(place: str = "") -> Iterator[Callable[[int, int, str], None]]:
+    """Yields a function progress(done, total, what), which counts prompts; `place` says of which job. It is shown in a
+    terminal alone."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("prompts"),
                TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())  # fmt: skip
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("loading", total=None)
-        yield lambda done, total, what: bar.update(task, completed=done, total=total, description=what)
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task(f"{place}loading", total=None)
+        yield lambda done, total, what: bar.update(task, completed=done, total=total, description=f"{place}{what}")

@@ -15,7 +15,6 @@ from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
-from rich.text import Text
 
 from specbench.config.checks import Checked, check
 from specbench.decoded import RequestSums
@@ -23,16 +22,16 @@ from specbench.interrupts import at_once, held
 from specbench.measure.breakdown import only
 from specbench.measure.crossed import CrossedSums
 from specbench.paths import conf_dir
-from specbench.report.run_table import run_table
-from specbench.report.tables import at, refuse_verdict, show, to_csv, word
+from specbench.report.tables import at, refuse_verdict, to_csv, word
 from specbench.results import plain
 from specbench.run.pooled import pooled, repeats_of
 from specbench.settings import ConfigError, IncompleteError
 from specbench.storage.atomic import replacing, write_json, write_text
-from specbench.storage.finished import FILES, RESULTS, clear, contents, examine
+from specbench.storage.finished import FILES, RESULTS, contents, examine, make_room
 from specbench.storage.read import read_result
 from specbench.storage.sums import load_sums, write_all_sums
 from specbench.storage.write import write_config
+from specbench.told import Pace, in_short, in_sweep, tell_result
 
 log = logging.getLogger(__name__)
 COPIED = ("prompts.jsonl", "rounds.parquet", "positions.parquet")  # of the first process
@@ -61,17 +60,18 @@ def run_repeats(config: DictConfig, checked: Checked, out_dir: Path) -> float:
     strict=true, or KeyboardInterrupt; what is finished is pooled before."""
     wanted = [of_process(config, checked, number) for number in range(checked.root.repeats)]
     folders = [out_dir / f"repeat={number}" for number in range(len(wanted))]
-    done, interrupted, result = [], False, None
+    done, interrupted, result, kept = [], False, None, None
     try:
         with held():  # a signal waits while results are written
             try:
+                pace = Pace(len(folders), "process", silent=in_sweep())
                 for number, (one, folder) in enumerate(zip(wanted, folders, strict=True)):
-                    _run_one(one, folder, number, len(wanted))
+                    _run_one(one, folder, number, pace)
             except KeyboardInterrupt:
                 interrupted = True
             done = [f for f, one in zip(folders, wanted, strict=True) if examine(f, one.identity()).finished]
             if done:
-                result = write_pooled(checked, out_dir, done, len(folders) - len(done), interrupted)
+                result, kept = write_pooled(checked, out_dir, done, len(folders) - len(done), interrupted)
     except KeyboardInterrupt:
         interrupted = True
     told = f"{len(done)} of {len(folders)} processes are finished, in {out_dir}"
@@ -79,7 +79,7 @@ def run_repeats(config: DictConfig, checked: Checked, out_dir: Path) -> float:
         raise KeyboardInterrupt(f"{told}; the same command goes on from there")
     if result is None:
         raise IncompleteError(f"{told}: see run.log in its folders")
-    show(run_table(result, out_dir))
+    tell_result(result, out_dir, kept)
     if len(done) < len(folders):
         raise IncompleteError(f"{told}: the same command runs the others again")
     refuse_verdict(checked.root.strict, result, out_dir)
@@ -95,21 +95,23 @@ def of_process(config: DictConfig, checked: Checked, number: int) -> Checked:
     return check(own, HydraConfig.get().runtime.choices)
 
 
-def _run_one(wanted: Checked, folder: Path, number: int, count: int) -> None:
+def _run_one(wanted: Checked, folder: Path, number: int, pace: Pace) -> None:
     """Runs a process to its end, if its folder does not hold its results. Raises ConfigError if the first one says that
     the configuration is not possible, or KeyboardInterrupt when the process has ended after a signal."""
-    place = f"process {number + 1} of {count}"
-    if not wanted.root.force and examine(folder, wanted.identity()).finished:
-        show(Text(f"{place}: finished before", style="dim"))
+    place = f"process {number + 1} of {pace.jobs}"
+    earlier = examine(folder, wanted.identity())
+    if earlier.result is not None and earlier.finished and not wanted.root.force:
+        pace.end(f"finished before: {in_short(earlier.result)}", ran=False)
         return
-    show(Text(place, style="dim"))
     code = run_process(command(wanted, folder))
     if code == 2 and number == 0:
         raise ConfigError(f"{place} could not run: its own sentence is above, or in {folder / 'run.log'}")
+    found = examine(folder, wanted.identity())
     if code not in (0, 3):  # 3: its verdict, which the pooled result shows
         log.error("%s failed (exit code %d): see %s", place, code, folder / "run.log")
-    elif reason := examine(folder, wanted.identity()).again:
-        log.error("%s is not what was asked for: %s", place, reason)
+    elif found.again:
+        log.error("%s is not what was asked for: %s", place, found.again)
+    pace.end(in_short(found.result) if found.result is not None and found.finished else "no result")
 
 
 def command(wanted: Checked, folder: Path) -> list[str]:
@@ -163,9 +165,9 @@ def run_process(words: Sequence[str]) -> int:
 
 def write_pooled(
     checked: Checked, out_dir: Path, folders: Sequence[Path], missing: int, interrupted: bool
-) -> dict[str, Any]:
-    """Writes the files of the pooled results of the processes in `folders`, and returns what results.json holds. Raises
-    ConfigError."""
+) -> tuple[dict[str, Any], Path | None]:
+    """Writes the files of the pooled results of the processes in `folders`, and returns what results.json holds, and
+    where the files of an earlier run went. Raises ConfigError."""
     results = [read_result(folder) for folder in folders]
     sums = CrossedSums.of(lambda: map(load_sums, folders))
     names = sorted(results[0]["alpha_by_category"])
@@ -180,7 +182,7 @@ def write_pooled(
         "overrides": list(HydraConfig.get().overrides.task),
     }
     result["provenance"] |= {"argv": sys.argv}
-    clear(out_dir)
+    kept = make_room(out_dir)
     write_config(checked.resolved, out_dir)
     for name in COPIED:
         with replacing(out_dir / name) as temporary:
@@ -190,7 +192,7 @@ def write_pooled(
     files = {name: contents(out_dir / name) for name in FILES}
     result["identity"] = {**checked.identity().as_dict(), "files": files}
     write_json(out_dir / RESULTS, plain(result))
-    return read_result(out_dir)
+    return read_result(out_dir), kept
 
 
 def _numbered(folders: Sequence[Path]) -> Iterator[RequestSums]:

@@ -9,8 +9,6 @@ from typing import Any
 import numpy as np
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig
-from rich.box import SIMPLE_HEAD
-from rich.table import Table
 
 from specbench.config.checks import choose
 from specbench.config.schema import known_keys
@@ -27,14 +25,17 @@ from specbench.measure.simulate import (
     traced,
 )
 from specbench.paths import conf_dir, register_resolvers
+from specbench.report.grid import Grid
 from specbench.report.tables import interval, show
 from specbench.results import HalfCosts, RoundCost
 from specbench.settings import ConfigError, explain, stop
-from specbench.storage.atomic import write_json
+from specbench.storage.atomic import as_json, write_text
+from specbench.storage.finished import keep_other
 from specbench.storage.read import load_run
 from specbench.visible import shown, visible
 
 register_resolvers()
+FILE = "replay.json"
 BEST = "best gamma"  # chosen on one half of the prompts and judged on the other
 ALL = "optimal,adaptive,entropy,heuristic,confidence,known_betas,oracle"
 
@@ -159,21 +160,21 @@ def replay_all(trace: Trace, chosen: Sequence[tuple[str, GammaPolicy]]) -> dict[
     return found | {name: replay(trace, policy) for name, policy in chosen}
 
 
-def table(trace: Trace, found: dict[str, Replayed]) -> Table:
+def table(trace: Trace, found: dict[str, Replayed]) -> Grid:
     """A table of predicted speedups, and each policy's share of the gain that the oracle has over the best constant
     gamma (section 3.5)."""
     best = found[BEST].speedup
     oracle = found["oracle"].speedup - best if "oracle" in found else None
     told = "each half of the prompts by the other's costs" if trace.halves else "in-sample: too few prompts for halves"
     title = f"measured on this trace: {trace.speedup:.2f}x; replayed {told}"
-    grid = Table(title=title, title_justify="left", box=SIMPLE_HEAD)
-    for heading in ("policy", "speedup", "95 %", "tokens a round", "drafted a round", "of the oracle's extra gain"):
-        grid.add_column(heading, justify="left" if heading == "policy" else "right")
+    headings = ("policy", "speedup", "95 %", "tokens a round", "drafted a round", "of the oracle's extra gain")
+    rows = []
     for name, r in found.items():
         share = "-" if not oracle or name.startswith("gamma ") or name == BEST else f"{(r.speedup - best) / oracle:.0%}"
         per_round = f"{r.drafted / r.rounds:.2f}"
-        grid.add_row(name, f"{r.speedup:.3f}x", interval(r.ci95), f"{r.block_efficiency:.2f}", per_round, share)
-    return grid
+        cells = (name, f"{r.speedup:.3f}x", interval(r.ci95), f"{r.block_efficiency:.2f}", per_round, share)
+        rows.append(dict(zip(headings, cells, strict=True)))
+    return Grid(rows, headings, title, ["policy"])
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -187,10 +188,12 @@ def main(arguments: list[str] | None = None) -> None:
         trace = load_trace(args.run)
         found = replay_all(trace, list(policies(trace, names, others)))
         show(table(trace, found))
-        write_json(args.run / "replay.json", {name: vars(replayed) for name, replayed in found.items()})
+        text = as_json({name: vars(replayed) for name, replayed in found.items()})
+        kept = keep_other(args.run / FILE, text)
+        write_text(args.run / FILE, text)
     except ConfigError as error:
         stop(str(error), 2)
-    print(visible(f"written to {args.run / 'replay.json'}"))
+    print(visible(f"written to {args.run / FILE}" + (f"; the earlier one is now {kept.name}" if kept else "")))
 
 
 if __name__ == "__main__":

@@ -127,7 +127,7 @@ def shown(*machines):
     jobs = [([f"gamma={i}"], RESULT | {"machine": machine}) for i, machine in enumerate(machines)]
     console = Console(width=200)
     with console.capture() as captured:
-        console.print(*multirun_tables(multirun_rows(jobs), "jobs"))
+        console.print(*multirun_tables(multirun_rows(jobs), "jobs", "summary.csv"))
     return captured.get(), [row["machine"] for row in csv.DictReader(StringIO(to_csv(multirun_rows(jobs))))]
 
 

@@ -286,7 +286,7 @@ def test_a_sweep_repeats_each_job_and_has_the_pooled_numbers(processes, monkeypa
     assert float(row["sd"]) == result["repeats"]["sd"]["speedup"] and len(processes.commands) == 3
     capsys.readouterr()
     assert call(asked, monkeypatch, tmp_path) == 0
-    assert len(processes.commands) == 3 and "finished before, skipped" in capsys.readouterr().err
+    assert len(processes.commands) == 3 and "finished before, skipped" in capsys.readouterr().out
 
 
 def test_the_verdict_and_the_machine_are_the_worst_ones(processes, monkeypatch, tmp_path):

@@ -248,6 +248,9 @@ def test_the_command_prints_a_table_and_writes_it(finished, monkeypatch, capsys)
     stored = json.loads((folder / "replay.json").read_text())
     assert set(stored) == {"gamma 0", "gamma 1", "gamma 2", "gamma 3", "best gamma", "optimal", "oracle"}
     assert "in-sample" in shown  # five prompts
+    command.main([str(folder), "gamma_policy=oracle"])
+    kept = json.loads((folder / "replay-1.json").read_text())
+    assert "the earlier one is now replay-1.json" in " ".join(capsys.readouterr().out.split()) and kept == stored
     # It drafts what will be accepted and no more. That this is the fastest depends on measured costs.
     assert stored["oracle"]["drafted"] < stored["gamma 3"]["drafted"]
     assert stored["oracle"]["rounds"] < 1.05 * min(entry["rounds"] for entry in stored.values())

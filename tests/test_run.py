@@ -20,6 +20,7 @@ from specbench.run.run import run
 from specbench.run.session import Session
 from specbench.run.warm_up import going_on
 from specbench.settings import ConfigError
+from specbench.storage.read import load_runs
 
 RESULT_KEYS = {
     "alpha": {"mean", "stderr", "n"},
@@ -118,12 +119,20 @@ def test_a_multirun_skips_finished_jobs_and_writes_a_table(monkeypatch, tmp_path
     stamps = [(f / "results.json").stat().st_mtime_ns for f in folders]
     rows = (tmp_path / "outputs" / "sweep" / "summary.csv").read_text().splitlines()
     assert rows[0].startswith("gamma,alpha") and len(rows) == 3
-    capsys.readouterr()
+    shown = capsys.readouterr().out
+    assert "1/2 gamma=1: " in shown and "2/2 gamma=3: " in shown and "predicted, Theorem 3.8" not in shown
     assert call(arguments, monkeypatch, tmp_path) == 0
-    assert capsys.readouterr().err.count("finished before, skipped") == 2
+    assert capsys.readouterr().out.count("finished before, skipped") == 2
     assert [(f / "results.json").stat().st_mtime_ns for f in folders] == stamps
-    assert call([*arguments, "force=true"], monkeypatch, tmp_path) == 0
-    assert all((f / "results.json").stat().st_mtime_ns > s for f, s in zip(folders, stamps, strict=True))
+    first = [(f / "results.json").read_bytes() for f in folders]
+    assert call([*arguments, "gamma=1", "force=true"], monkeypatch, tmp_path) == 0  # another sweep of this name
+    assert (folders[0] / "results.json").stat().st_mtime_ns > stamps[0]
+    assert (folders[0] / "earlier-1" / "results.json").read_bytes() == first[0]
+    assert (folders[1] / "results.json").read_bytes() == first[1] and not (folders[1] / "earlier-1").exists()
+    own = sorted((tmp_path / "outputs" / "sweep" / "summaries").iterdir())
+    assert len(own) == 2 and [len(path.read_text().splitlines()) for path in own] == [3, 2]
+    assert "INFO" in (folders[0] / "run.log").read_text()
+    assert len(load_runs(tmp_path / "outputs" / "sweep")) == 2
 
 
 def test_a_failed_prompt_is_recorded_and_the_rest_is_measured(monkeypatch, tmp_path):

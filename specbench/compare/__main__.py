@@ -177,7 +177,8 @@ def expected(overrides: Sequence[str], also: Sequence[str] = ()) -> tuple[Any, "
     from hydra.types import RunMode
 
     from specbench.config.schema import known_keys
-    from specbench.multirun import Sweep
+    from specbench.multirun import Sweep, name_of_command
+    from specbench.paths import fields
 
     keys = {override.partition("=")[0] for override in overrides}
     words = list(overrides) if keys & {"name", "experiment"} else [*overrides, f"name={NAME}"]
@@ -194,6 +195,8 @@ def expected(overrides: Sequence[str], also: Sequence[str] = ()) -> tuple[Any, "
                 raise ConfigError(explain(error, known_keys(given), given)) from error
             first = first or config
             sweep.expect_all(config)
+    assert first is not None
+    sweep.command = fields("+".join([name_of_command(first), *also]))
     sweep.jobs = list({str(folder): (words, folder, checked) for words, folder, checked in sweep.jobs}.values())
     return first, sweep
 
@@ -204,7 +207,8 @@ def show_comparison(sweep: "Sweep", jobs: Sequence["Job"]) -> None:
     from specbench.compare.tables import rows, tables
     from specbench.report.same_work import TASK
     from specbench.report.tables import own_words, show, to_csv
-    from specbench.storage.atomic import write_json, write_text
+    from specbench.storage.atomic import as_json, write_text
+    from specbench.storage.finished import keep_other
 
     every, table, written = [*tasks_of(jobs)], [], []
     words = dict(zip((str(job.folder) for job in jobs), own_words([job.overrides for job in jobs]), strict=True))
@@ -225,8 +229,10 @@ def show_comparison(sweep: "Sweep", jobs: Sequence["Job"]) -> None:
         runs = [{"folder": folders[run.label], **asdict(run)} for run in found.runs]
         written.append({"task": common, **asdict(found), "runs": runs})
     if written:
-        write_json(sweep.folder / FILES[0], {"comparisons": written})
-        write_text(sweep.folder / FILES[1], to_csv(table))
+        for name, text in zip(FILES, (as_json({"comparisons": written}), to_csv(table)), strict=True):
+            if kept := keep_other(sweep.folder / name, text):
+                show(f"the earlier {name} is now {kept.name}")
+            write_text(sweep.folder / name, text)
         files = [*FILES, *page_of(sweep.folder, [job.folder for job in jobs]), "summary.csv"]
         show(f"written to {sweep.folder}: {', '.join(files)}, and a folder for each way")
 

@@ -19,7 +19,7 @@ from specbench.results import RunResult
 from specbench.run.parts import Parts
 from specbench.run.run import run_in_turn
 from specbench.settings import ConfigError
-from specbench.storage.finished import clear, examine
+from specbench.storage.finished import examine, make_room
 from specbench.storage.lock import locked
 from specbench.visible import first_line
 
@@ -97,7 +97,7 @@ def _save_all(jobs: Sequence[tuple[Job, Parts]], found: Sequence[Any]) -> str:
     for (job, parts), (result, record) in zip(jobs, found, strict=True):
         try:
             if not isinstance(result, RunResult):
-                clear(job.folder)  # what stood there is of another comparison
+                make_room(job.folder)  # what stood there is of another comparison
                 raise ConfigError(f"{' '.join(job.overrides)}: {first_line(result)}")
             result.in_turn = shared
             save(job.checked, parts, result, record, job.folder, job.overrides)

@@ -3,17 +3,16 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rich.table import Table
-
 from specbench.measure.comparison import LEVEL, Compared, Comparison
 from specbench.report.causes import CAUSES, UNITS
-from specbench.report.tables import grid, number
+from specbench.report.grid import Grid
+from specbench.report.tables import number
 from specbench.results import Interval
 
 Names = Mapping[str, Mapping[str, str]]  # by label, what tells the run from the others
 
 
-def tables(found: Comparison, names: Names, title: str) -> list[Table]:
+def tables(found: Comparison, names: Names, title: str) -> list[Grid]:
     """The ranking, and the causes of the distances."""
     tests = f", {len(found.pairs)} tests corrected by Holm's method" if len(found.pairs) > 1 else ""
     about = f"{title}{found.requests} requests, {found.clusters} clusters{tests}; by {UNITS[found.by]}"
@@ -21,7 +20,7 @@ def tables(found: Comparison, names: Names, title: str) -> list[Table]:
     return [_ranking(found, names, "; ".join([about, *few])), *_why(found, names)]
 
 
-def _ranking(found: Comparison, names: Names, title: str) -> Table:
+def _ranking(found: Comparison, names: Names, title: str) -> Grid:
     against = f"of {'the fastest' if found.reference == found.runs[0].label else found.reference}"
     table, tested = [], any(pair.p_value is not None for pair in found.pairs)
     for run in found.runs:
@@ -35,10 +34,10 @@ def _ranking(found: Comparison, names: Names, title: str) -> Table:
         row |= {"speedup": number(n["speedup"], 2), "alpha": number(n["alpha"], 3)}
         row |= {"on text": number(n["alpha_on_target_text"], 3), "tau": number(n["tau"], 2)}
         table.append(row | {"c": number(n["c"], 3), "v": number(n["v"], 2), "o": number(n["o"], 2)})
-    return grid(table, _headings(table), title)
+    return Grid(table, _headings(table), title, ("rank", *_keys(names)))
 
 
-def _why(found: Comparison, names: Names) -> list[Table]:
+def _why(found: Comparison, names: Names) -> list[Grid]:
     """The factors against the reference, without those that are 1.00 for every run."""
     others = [run for run in found.runs if run.causes]
     shown = [name for name in CAUSES if any(abs(run.causes.get(name, 1.0) - 1) >= 0.005 for run in others)]
@@ -47,7 +46,12 @@ def _why(found: Comparison, names: Names) -> list[Table]:
     reference = " ".join(names[found.reference].values()) or found.reference
     table = [{**names[run.label], "ratio": number(run.ratio, 3),
               **{CAUSES[name]: f"x{run.causes[name]:.2f}" for name in shown}} for run in others]  # fmt: skip
-    return [grid(table, _headings(table), f"factors that make up the distance from {reference}")]
+    return [Grid(table, _headings(table), f"factors that make up the distance from {reference}", _keys(names))]
+
+
+def _keys(names: Names) -> list[str]:
+    """The keys in which the runs differ."""
+    return [*dict.fromkeys(key for own in names.values() for key in own)]
 
 
 def _headings(table: Sequence[Mapping[str, str]]) -> list[str]:

@@ -1,5 +1,7 @@
 """Base class of data sources, and the way from a prompt to tokens."""
 
+import functools
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -9,6 +11,8 @@ from typing import Any
 from specbench.component import Component
 from specbench.settings import ConfigError
 from specbench.visible import shown
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -70,7 +74,15 @@ def load(data: Data) -> list[Prompt]:
                 )
     if not prompts:
         raise ConfigError("data has no prompts: the source is empty, or no record passes its filter")
+    if data.limit is not None and len(prompts) < data.limit:
+        say_fewer(len(prompts), data.limit)
     return list(prompts.values())
+
+
+@functools.cache  # once for all ways of a comparison
+def say_fewer(found: int, limit: int) -> None:
+    """Warns that data are smaller than was asked for."""
+    log.warning("data has %d prompts, fewer than data.limit=%d: all of them are used", found, limit)
 
 
 def render(prompt: Prompt, answers: Sequence[str], tokenizer: Any, chat: bool) -> Request:

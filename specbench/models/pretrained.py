@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 import torch
 import transformers
+from huggingface_hub.utils.tqdm import enable_progress_bars
 from transformers import PreTrainedModel
 from transformers.quantizers.auto import AutoHfQuantizer
 
@@ -170,8 +171,9 @@ def load_module(
 ) -> PreTrainedModel:
     """The module as transformers makes it, complete, finite and causal. For random weights, which follow from `seed`,
     nothing is downloaded. Errors name the group `role`. Raises ConfigError."""
-    if not sys.stderr.isatty():
-        transformers.utils.logging.disable_progress_bar()
+    transformers.utils.logging.disable_progress_bar()  # of loading; downloads show theirs in a terminal
+    if sys.stderr.isatty():
+        enable_progress_bars()
     config, key = load_config(settings, role), f"{role}.path={settings.path}"
     refuse_quantised(config, settings.quantization, role, settings.path)
     options = {"dtype": dtype, "attn_implementation": "sdpa", "trust_remote_code": settings.trust_remote_code}

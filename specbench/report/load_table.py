@@ -4,10 +4,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from rich.box import SIMPLE_HEAD
-from rich.table import Table
-
 from specbench.measure.latency import DECODERS, PERCENTILES, enough
+from specbench.report.grid import Grid
 from specbench.report.tables import interval
 
 DELAYS = {"queue": ("in the queue", 1.0), "first_token": ("to the first token", 1.0),
@@ -47,7 +45,7 @@ def rows_of(result: dict[str, Any]) -> Iterator[Row]:
             yield Row(None, way, {"latency": latency, "goodput": None}, result["counts"]["prompts"])
 
 
-def load_table(result: dict[str, Any]) -> Table | None:
+def load_table(result: dict[str, Any]) -> Grid | None:
     """p50, p90 and p99 of each delay and, with limits, the goodput, by rate and decoder; None without such requests."""
     rows = [*rows_of(result)]
     if not rows:
@@ -55,15 +53,13 @@ def load_table(result: dict[str, Any]) -> Table | None:
     title = "waiting times, p50 / p90 / p99"
     if any("too few" in _delay(row, delay) for row in rows for delay in DELAYS):
         title += "; too few: fewer than five requests are beyond it"
-    table = Table(title=title, title_style="dim", title_justify="left", header_style="dim", box=SIMPLE_HEAD)
     goodput = any(row.served["goodput"] for row in rows)
     headings = [f"{name.replace('_', ' ')}, {'ms' if scale > 1 else 's'}" for name, (_, scale) in DELAYS.items()]
-    for heading in ("", "requests", *headings, *(("within limits", "tokens/s within") if goodput else ())):
-        table.add_column(heading, justify="right" if heading else "left")
-    for row in rows:
-        cells = [_delay(row, delay) for delay in DELAYS]
-        table.add_row(row.label, str(row.requests), *cells, *(_goodput(row.served["goodput"]) if goodput else ()))
-    return table
+    names = ["decoder", "requests"]
+    headings = [*names, *headings, *(("within limits", "tokens/s within") if goodput else ())]
+    cells = [(row.label, str(row.requests), *(_delay(row, delay) for delay in DELAYS),
+              *(_goodput(row.served["goodput"]) if goodput else ())) for row in rows]  # fmt: skip
+    return Grid([dict(zip(headings, own, strict=True)) for own in cells], headings, title, names)
 
 
 def _delay(row: Row, delay: str) -> str:

@@ -1,41 +1,76 @@
 """The results of one run as a table for the terminal."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
-from rich.console import Group
+from rich.console import Console, ConsoleOptions, Group, RenderResult
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
 from specbench.report.load_table import load_table
 from specbench.report.tables import account, interval, number, speedup_interval, verdict
+from specbench.report.verdict_sentence import verdict_sentence
 from specbench.theory import LARGEST
 
+NARROWEST = 24  # characters of a column of remarks
 Rows = Iterator[tuple[str, str, str]]  # what, its value, a remark
 
 
 def run_table(result: dict[str, Any], out_dir: Path) -> Group:
-    """Prediction beside measurement, and the verdict. `result` is what results.json holds."""
+    """What to do, then prediction beside measurement, and the verdict. `result` is what results.json holds."""
     config = result["config"]
     title = (
-        f"\n{_path(result, 'drafter')} drafts for {_path(result, 'target')}\n"
+        f"{_path(result, 'drafter')} drafts for {_path(result, 'target')}\n"
         f"{_policy(result)}, temperature {config['temperature']:g}, "
         f"lenience {config['lenience']:g}, batch {config['batch_size']}"
     )
-    table = Table(title=title, title_style="bold", header_style="dim", title_justify="left", box=SIMPLE_HEAD)
-    table.add_column("")
-    table.add_column("measured", justify="right")
-    table.add_column("")
-    for row in (*_acceptance(result), *_costs(result)):
-        table.add_row(*row)
-    table.add_section()
-    for row in (*_speedups(result), *_engine(result), *_gammas(result), *_others(result)):
-        table.add_row(*row)
+    of_rounds = [*_acceptance(result), *_costs(result)]
+    of_run = [*_speedups(result), *_engine(result), *_gammas(result), *_others(result)]
     waits = load_table(result)
-    return Group(table, *([] if waits is None else [waits]), *_remarks(result, out_dir))
+    return Group(
+        Text(f"\n{verdict_sentence(result)}\n", style="bold"),
+        Text(title, overflow="fold"),
+        Remarked("measured", [of_rounds, of_run]),
+        *([] if waits is None else [waits]),
+        *_remarks(result, out_dir),
+    )
+
+
+class Remarked:
+    """Rows of a name, a value and a remark, in sections; on a narrow terminal the remark stands below its row."""
+
+    def __init__(self, heading: str, sections: Sequence[Sequence[tuple[str, str, str]]]):
+        self.heading, self.sections = heading, sections
+        rows = [row for section in sections for row in section]
+        self.name, self.value, _ = (max(len(row[column]) for row in rows) for column in range(3))
+        self.longest = max(len(word) for row in rows for word in row[2].split() or [""])
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        left = options.max_width - self.name - self.value - 6  # between columns, and at both ends
+        if left < max(self.longest, NARROWEST):
+            yield from self._narrow()
+            return
+        table = Table(header_style="dim", box=SIMPLE_HEAD)
+        table.add_column("", no_wrap=True)
+        table.add_column(self.heading, justify="right", no_wrap=True)
+        table.add_column("", overflow="fold")
+        for section in self.sections:
+            for row in section:
+                table.add_row(*map(Text, row))
+            table.add_section()
+        yield table
+
+    def _narrow(self) -> RenderResult:
+        for section in self.sections:
+            yield Text("")
+            for name, value, remark in section:
+                yield Text(f"{name:<{self.name}} {value:>{self.value}}", overflow="fold")
+                if remark:
+                    yield Padding(Text(remark, style="dim", overflow="fold"), (0, 0, 0, 4))
 
 
 def _acceptance(result: dict[str, Any]) -> Rows:
@@ -158,7 +193,8 @@ def _remarks(result: dict[str, Any], out_dir: Path) -> Iterator[Text]:
     for note in notes:
         yield Text(f"note: {note}", style="yellow")
     yield Text(f"{counts['prompts']} prompts, {counts['tokens']:,} tokens; written to", style="dim")
-    yield Text(str(out_dir), style="dim", overflow="fold")
+    near = out_dir.is_absolute() and out_dir.is_relative_to(Path.cwd())
+    yield Text(str(out_dir.relative_to(Path.cwd()) if near else out_dir), style="dim", overflow="fold")
 
 
 def _policy(result: dict[str, Any]) -> str:

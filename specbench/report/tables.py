@@ -1,16 +1,16 @@
 """Tables of the jobs of a multirun, and the wording of verdicts and numbers."""
 
 import csv
+import os
 from collections.abc import Iterator, Sequence
 from io import StringIO
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
+from specbench.report.grid import Grid
 from specbench.results import flatten
 from specbench.settings import VerdictError
 from specbench.visible import Visible
@@ -39,6 +39,8 @@ ENGINE = ("tokens/s", "plain tokens/s", "of peak")
 TWO_DIGITS = ("speedup", "Thm 3.8", "corrected", "of peak")
 ONE_DIGIT = ("tokens/s", "plain tokens/s")
 STEADY, UNSTEADY = "steady", "not steady"  # the machine
+FIRST = ("speedup", "95 %", "lossless", "machine", "tau", "alpha", "tokens/s", "processes", "plain tokens/s", "sd", "c",
+         "v", "o", "Thm 3.8")  # the columns that stay if not all fit  # fmt: skip
 WIDTH = 140  # characters, where the output is not a terminal
 
 
@@ -172,9 +174,9 @@ def multirun_rows(jobs: Sequence[tuple[list[str], dict[str, Any] | None]]) -> li
     return rows
 
 
-def multirun_tables(rows: Sequence[dict[str, Any]], title: str) -> list[Table]:
-    """The rows for a terminal: the interval in one column, without the standard errors. Where
-    peers were run, the engines have a table of their own, since both in one would not fit."""
+def multirun_tables(rows: Sequence[dict[str, Any]], title: str, file: str) -> list[Grid]:
+    """The rows for a terminal: the interval in one column, without the standard errors. Where peers were run, the
+    engines have a table of their own. Columns that do not fit are those of the `file` alone."""
     shown = [_for_terminal(row) for row in rows]
     if all(row.get("machine") != UNSTEADY for row in shown):
         shown = [{key: cell for key, cell in row.items() if key != "machine"} for row in shown]
@@ -182,32 +184,12 @@ def multirun_tables(rows: Sequence[dict[str, Any]], title: str) -> list[Table]:
     if any("95 %" in row and row.get("processes", "-") == "-" for row in shown):
         title += "; 95 %: of one process"
     peers = [heading for heading in headings if heading.startswith(OVER)]
-    if not peers:
-        return [grid(shown, headings, title)]
-    engine = [heading for heading in ENGINE if heading in headings] + peers
-    named = [heading for heading in headings if heading not in (*COLUMNS, *engine, "95 %")]
-    return [
-        grid(shown, [heading for heading in headings if heading not in engine], title),
-        grid(shown, named + engine, "engines, tokens per second"),
-    ]
-
-
-def grid(rows: Sequence[dict[str, str]], headings: Sequence[str], title: str) -> Table:
-    """A table for a terminal: one row per entry, a column for each of the headings."""
-    table = Table(title=title, title_style="bold", title_justify="left", header_style="dim", box=SIMPLE_HEAD)
-    table.padding, table.pad_edge = (0, 1, 0, 0), False
-    for heading in headings:
-        name = heading.replace(" ", "\n") if heading != "95 %" else heading
-        table.add_column(name, justify="right", vertical="bottom", no_wrap=True)
-    for row in rows:
-        table.add_row(*(_cell(heading, row.get(heading, "-")) for heading in headings))
-    return table
-
-
-def _cell(heading: str, text: str) -> Text:
-    """A cell as it stands, red for a verdict that is not good."""
-    bad = heading == "lossless" and text not in ("yes", "no")
-    return Text(text, style="bold red" if bad else "")
+    engine = [heading for heading in ENGINE if heading in headings] + peers if peers else []
+    names = [*dict.fromkeys(key for row in rows for key in takewhile(lambda key: key not in COLUMNS, row))]
+    found = [Grid(shown, [heading for heading in headings if heading not in engine], title, names, FIRST, file)]
+    if peers:
+        found.append(Grid(shown, [*names, *engine], "engines, tokens per second", names, peers, file))
+    return found
 
 
 def _for_terminal(row: dict[str, Any]) -> dict[str, str]:
@@ -234,9 +216,9 @@ def to_csv(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def show(*renderables: Any) -> None:
-    """Prints to the terminal, or `WIDTH` characters wide if the output is not a terminal."""
+    """Prints to the terminal; if the output is none, $COLUMNS or else `WIDTH` characters wide."""
     console = Console(markup=False, emoji=False)
-    if not console.is_terminal:
+    if not console.is_terminal and "COLUMNS" not in os.environ:
         console = Console(markup=False, emoji=False, width=WIDTH)
     for renderable in renderables:
         console.print(Visible(renderable))
@@ -249,6 +231,13 @@ def at(tree: Any, path: str) -> Any:
         if tree is None:
             return None
     return tree
+
+
+def duration(seconds: float) -> str:
+    """Seconds, minutes or hours, in words."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
 def number(value: float | None, digits: int) -> str:

@@ -9,6 +9,8 @@ from typing import Any
 
 from specbench.settings import ConfigError
 
+EARLIER = "earlier-"  # begins the names of folders of earlier runs, inside of a run's folder
+ASIDE = "corrupt-"  # likewise of files that cannot be used
 TEMPORARY = ".tmp"  # ends the names of files that are being written
 
 
@@ -56,4 +58,9 @@ def write_text(path: Path, text: str) -> None:
 
 def write_json(path: Path, value: Any) -> None:
     """Writes indented JSON, as `write_text` does."""
-    write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+    write_text(path, as_json(value))
+
+
+def as_json(value: Any) -> str:
+    """A value as a file holds it."""
+    return json.dumps(value, indent=2, ensure_ascii=False) + "\n"

@@ -9,7 +9,7 @@ from typing import Any
 
 from specbench.identity import Identity
 from specbench.settings import ConfigError
-from specbench.storage.atomic import synchronise, writing
+from specbench.storage.atomic import ASIDE, EARLIER, synchronise, writing
 from specbench.storage.read import read_result
 
 RESULTS = "results.json"
@@ -20,8 +20,8 @@ FILES = (
     "positions.parquet",
     "sums.parquet",
 )  # results.json names them
-OTHERS = ("report.html", "replay.json", "repeats.csv")  # of the run before, if a folder is used again
-ASIDE = "corrupt-"  # begins the names of folders of files that cannot be used
+OTHERS = ("report.html", "replay.json", "plan.json", "repeats.csv")  # of the run before, if a folder is used again
+MORE = ("figures", "replay-*.json", "plan-*.json")  # likewise
 
 
 @dataclass(frozen=True)
@@ -88,16 +88,39 @@ def clear(folder: Path) -> None:
             (folder / name).unlink(missing_ok=True)
 
 
-def move_aside(folder: Path) -> Path:
-    """Moves the files of an earlier run into a new sub-folder, and returns it. Raises ConfigError."""
-    numbers = (folder / f"{ASIDE}{number}" for number in range(1, 10**6))
+def make_room(folder: Path) -> Path | None:
+    """Moves the results of an earlier run, with all its files, into a new sub-folder, and returns that; removes files
+    of one that has no results. Raises ConfigError."""
+    if (folder / RESULTS).exists():
+        return move_aside(folder, EARLIER)
+    clear(folder)
+    return None
+
+
+def move_aside(folder: Path, name: str = ASIDE) -> Path:
+    """Moves the files of an earlier run into a new sub-folder, results.json first, and returns it. Raises
+    ConfigError."""
+    numbers = (folder / f"{name}{number}" for number in range(1, 10**6))
     aside = next(path for path in numbers if not path.exists())
     with writing(aside):
         aside.mkdir()
-        for path in _there(folder / name for name in (RESULTS, *FILES, *OTHERS)):
+        more = (path for name in MORE for path in sorted(folder.glob(name)))
+        for path in _there([*(folder / name for name in (RESULTS, *FILES, *OTHERS)), *more]):
             path.rename(aside / path.name)
         synchronise(folder)
     return aside
+
+
+def keep_other(path: Path, text: str) -> Path | None:
+    """Renames a file that has another text than the one which is to be written, `replay.json` to `replay-1.json`, and
+    returns the new name. Raises ConfigError."""
+    with writing(path):
+        if not path.is_file() or path.read_text(encoding="utf-8", errors="replace") == text:
+            return None
+        numbers = (path.with_stem(f"{path.stem}-{number}") for number in range(1, 10**6))
+        other = next(name for name in numbers if not name.exists())
+        path.rename(other)
+    return other
 
 
 def _there(paths: Iterable[Path]) -> list[Path]:

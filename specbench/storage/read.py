@@ -16,6 +16,7 @@ from pyarrow import types
 from specbench.decoding.clock import DECODING
 from specbench.results import SCHEMA_VERSION, Counts, RunResult
 from specbench.settings import ConfigError
+from specbench.storage.atomic import ASIDE, EARLIER
 from specbench.storage.keys import keys_of, sortable
 from specbench.storage.shape import check_shape
 from specbench.visible import first_line, visible
@@ -155,6 +156,7 @@ def _runs_in(folder: Path) -> list[StoredRun]:
     alone = (folder / "results.json").exists()
     paths = [folder] if alone else sorted(p.parent for p in folder.glob("[!.]*/config.yaml"))
     paths = paths if alone else sorted({*paths, *(p.parent for p in folder.glob("*/results.json"))})
+    paths = [path for path in paths if alone or not path.name.startswith((EARLIER, ASIDE))]
     runs = []
     for path in paths:
         try:

@@ -1,0 +1,90 @@
+"""What a command prints of its runs: everything of a single one, and one line of each in a sweep. run.log has both."""
+
+import logging
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
+from rich.text import Text
+
+from specbench.report.tables import duration, show, verdict, word
+from specbench.report.verdict_sentence import verdict_sentence
+
+log = logging.getLogger(__name__)
+
+
+def in_sweep() -> bool:
+    """Whether this is a job of a multirun."""
+    return HydraConfig.initialized() and HydraConfig.get().mode == RunMode.MULTIRUN
+
+
+def place_of_job() -> str:
+    """Which job of a multirun this is, before what it does."""
+    return f"job {HydraConfig.get().job.num + 1}: " if in_sweep() else ""
+
+
+def tell(text: str) -> None:
+    """A remark on a run."""
+    log.info("%s", text)
+    if not in_sweep():
+        show(Text(text, style="dim"))
+
+
+def tell_result(result: dict[str, Any], folder: Path, kept: Path | None) -> None:
+    """The results of a run, and where those are that stood in its folder before."""
+    log.info("%s", verdict_sentence(result))
+    log.info("lossless: %s", verdict(result["lossless"])[0])
+    for note in result["notes"]:
+        log.info("note: %s", note)
+    log.info("written to %s", folder)
+    if not in_sweep():
+        from specbench.report.run_table import run_table
+
+        show(run_table(result, folder))
+    if kept is not None:
+        tell(f"the run that was there before is in its folder {kept.name}")
+
+
+def in_short(result: dict[str, Any]) -> str:
+    """The results of a run in a few words."""
+    speedup, ci95, alpha = result["speedup"]["measured"], result["speedup"]["ci95"], result["alpha"]["mean"]
+    told = "no speedup" if speedup is None else f"{speedup:.2f}x"
+    told += "" if ci95 is None else f" ({ci95[0]:.2f} to {ci95[1]:.2f})"
+    told += "" if alpha is None else f", alpha {alpha:.2f}"
+    told += "" if (found := word(result["lossless"])) == "passed" else f", {found}"
+    steady = (result.get("machine") or {"steady": True})["steady"]
+    return told if steady else f"{told}, not steady"
+
+
+@dataclass
+class Pace:
+    """How many of the jobs of a command are over, and how long those that ran have taken."""
+
+    jobs: int
+    kind: str = ""  # what they are called, if not jobs
+    silent: bool = False
+    over: int = 0
+    seconds: list[float] = field(default_factory=list)
+    _begun: float = field(default_factory=lambda: time.monotonic())
+
+    def end(self, told: str, ran: bool = True) -> None:
+        """Prints the line of a job that is over; `ran` is False if it was finished before."""
+        now = time.monotonic()
+        self.over += 1
+        if ran:
+            self.seconds.append(now - self._begun)
+            told += f"; {duration(self.seconds[-1])}"
+        self._begun = now
+        if left := self.left():
+            told += f"; {left} left"
+        place = f"{self.kind} {self.over} of {self.jobs}: " if self.kind else f"{self.over}/{self.jobs} "
+        if not self.silent:
+            show(Text(f"{place if self.jobs > 1 else ''}{told}"))
+
+    def left(self) -> str:
+        """What the other jobs will take, if they take as long as those that ran; "" if that is not known."""
+        remaining = self.jobs - self.over
+        return duration(remaining * sum(self.seconds) / len(self.seconds)) if remaining > 0 and self.seconds else ""
