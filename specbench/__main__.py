@@ -52,12 +52,14 @@ def one_run(config: DictConfig, skip_finished: bool = False) -> float | None:
     """Runs the composed configuration. Returns the measured speedup, for Hydra's optimisers. Raises ConfigError,
     VerdictError with strict=true, or IncompleteError with repeats."""
     from specbench.config.checks import check
-    from specbench.storage.finished import examine, move_aside
-    from specbench.storage.lock import locked
 
     runtime = HydraConfig.get().runtime
     out_dir = Path(runtime.output_dir)
     checked = check(config, runtime.choices)
+
+    from specbench.storage.finished import examine, move_aside
+    from specbench.storage.lock import locked
+
     with locked(out_dir):
         earlier = examine(out_dir, checked.identity())
         if earlier.result is not None and earlier.finished and skip_finished and not checked.root.force:
@@ -72,33 +74,36 @@ def one_run(config: DictConfig, skip_finished: bool = False) -> float | None:
             from specbench.repeats import run_repeats
 
             return run_repeats(config, checked, out_dir)
-        return _measure(checked, out_dir)
+        return _measure(checked, out_dir, "job" if skip_finished else "run")
 
 
-def _measure(checked: "Checked", out_dir: Path) -> float:
+def _measure(checked: "Checked", out_dir: Path, kind: str) -> float:
     """Builds the parts, runs them in `out_dir`, which is locked, and writes the results. What stood there before stays
-    until they are there. Raises ConfigError, or VerdictError with strict=true."""
+    until they are there. `kind` is what the logger is told: "run" or "job". Raises ConfigError, or VerdictError with
+    strict=true."""
     from specbench.config.build import build
-    from specbench.finish import log_to, save
+    from specbench.finish import logged, save
     from specbench.progress import decoding_progress
     from specbench.report.run_table import run_table
     from specbench.report.tables import refuse_verdict, show
     from specbench.run.run import run
 
     written = False
+    overrides = list(HydraConfig.get().overrides.task)
     parts = build(checked, lambda text: show(Text(text, style="dim")))
-    try:
-        with held():  # between the end of decoding and that of writing a signal waits
-            with decoding_progress() as progress:
-                result, record = run(parts, out_dir, progress)
-            save(checked, parts, result, record, out_dir, list(HydraConfig.get().overrides.task))
-            written = True
-    except KeyboardInterrupt:
-        if written:
-            raise KeyboardInterrupt(f"what was finished is in {out_dir}") from None
-        raise
-    show(run_table(result.as_dict(), out_dir))
-    log_to(checked, result, record, out_dir)
+    with logged(checked, out_dir, overrides, kind) as run_log:
+        try:
+            with held():  # between the end of decoding and that of writing a signal waits
+                with decoding_progress() as progress:
+                    result, record = run(parts, out_dir, progress, run_log.progress)
+                save(checked, parts, result, record, out_dir, overrides)
+                written = True
+        except KeyboardInterrupt:
+            if written:
+                raise KeyboardInterrupt(f"what was finished is in {out_dir}") from None
+            raise
+        show(run_table(result.as_dict(), out_dir))
+        run_log.finish(result, record)
     if result.status == "interrupted":
         raise KeyboardInterrupt(f"what was finished is in {out_dir}")
     refuse_verdict(checked.root.strict, result.as_dict(), out_dir)

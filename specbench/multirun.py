@@ -1,6 +1,8 @@
 """Multiruns: checks every job before the first one starts, and prints a table of all jobs at the end."""
 
 import logging
+from collections.abc import Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -16,7 +18,6 @@ from specbench.interrupts import held
 from specbench.report.tables import GOOD, multirun_rows, multirun_tables, show, to_csv, word
 from specbench.settings import ConfigError, explain, stop
 from specbench.storage.atomic import write_text, writing
-from specbench.storage.finished import examine
 from specbench.visible import first_line
 
 log = logging.getLogger(__name__)
@@ -30,6 +31,7 @@ class Sweep(Callback):
     def __init__(self) -> None:
         self.jobs: list[tuple[list[str], Path, Checked]] = []
         self.folder = Path()
+        self.started = datetime.now(UTC).isoformat(timespec="seconds")
         self.known = False  # whether `jobs` are all of them, before they start
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
@@ -88,6 +90,8 @@ class Sweep(Callback):
         """Writes summary.csv and, unless `printed` is False, prints the table, from the jobs that are finished now or
         were before. Returns a sentence and the exit code: 1 if a job has no result, 3 if the verdict of one with
         strict=true is not good. Raises ConfigError if summary.csv cannot be written."""
+        from specbench.storage.finished import examine
+
         with held():
             found = [(overrides, examine(folder, checked.identity())) for overrides, folder, checked in self.jobs]
             rows = multirun_rows([(overrides, e.result if e.finished else None) for overrides, e in found])
@@ -98,6 +102,8 @@ class Sweep(Callback):
                 self.folder.mkdir(parents=True, exist_ok=True)
             write_text(path, to_csv(rows))
             Sweep.running = None
+            if any(e.result is not None and e.result["provenance"]["started"] >= self.started for _, e in found):
+                log_sweep(self.jobs[0][2], rows, self.folder)
         missing = sum(not earlier.finished for _, earlier in found)
         strict = [checked.root.strict for _, _, checked in self.jobs]
         bad = sum(s and e.result is not None and word(e.result["lossless"]) not in GOOD
@@ -105,6 +111,15 @@ class Sweep(Callback):
         if bad and not missing:
             return f"strict=true: the verdict of {bad} of {len(rows)} jobs is not passed", 3
         return f"{missing} of {len(rows)} jobs have no result, see their run.log", int(missing > 0)
+
+
+def log_sweep(checked: Checked, rows: Sequence[dict[str, Any]], folder: Path) -> None:
+    """Gives the table of a sweep to the logger of its jobs. That it fails is logged: the files are there."""
+    choice = checked.choices["logger"]
+    try:
+        choice.kind.from_settings(choice.settings).log_sweep(checked.root.name, rows, folder)
+    except Exception as error:
+        log.warning("logger=%s has no table of the sweep (%s)", choice.name, first_line(error))
 
 
 def refuse_blocked(folder: Path) -> None:
