@@ -114,6 +114,11 @@ def main() -> None:
     """Runs Hydra; a mistake of the user's becomes one sentence and exit code 2, without a traceback."""
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # Hydra hands exceptions to us instead of exiting
     sys.argv[0] = "specbench"
+    if "--version" in sys.argv[1:]:  # Hydra would print its own
+        from specbench import __version__
+
+        print(f"specbench {__version__}")
+        return
     try:
         with handled():
             _main()

@@ -21,7 +21,18 @@ from specbench.settings import ConfigError
 PICTURE = base64.b64decode(
     "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR4nGNgYGBgAAAABQABh6FO1AAAAABJRU5ErkJggg=="
 )
-FEW = ["temperature=0", "verdict_tokens=0", "executor=eager", "drafter=random", "max_new_tokens=6"]
+
+
+def few(good: Path) -> list[str]:
+    """Overrides of the smallest run."""
+    return [
+        "temperature=0",
+        "verdict_tokens=0",
+        "executor=eager",
+        "drafter=random",
+        "max_new_tokens=6",
+        f"target.path={good}",
+    ]
 
 
 @pytest.fixture(autouse=True)
@@ -83,8 +94,8 @@ def opened(found: list[WandbRecord]):
     return run, {key_of(item): json.loads(item.value_json) for item in run.config.update}
 
 
-def test_a_run_is_followed_while_it_decodes(monkeypatch, tmp_path):
-    assert call(small(*FEW, "name=mine", "hydra.run.dir=out"), monkeypatch, tmp_path) == 0
+def test_a_run_is_followed_while_it_decodes(good, monkeypatch, tmp_path):
+    assert call(small(*few(good), "name=mine", "hydra.run.dir=out"), monkeypatch, tmp_path) == 0
     found, result = records(tmp_path / "out"), json.loads((tmp_path / "out" / "results.json").read_text())
     lines, last = history(found), summary(found)
     live = [line for line in lines if "progress/prompts" in line]
@@ -107,9 +118,9 @@ def test_a_run_is_followed_while_it_decodes(monkeypatch, tmp_path):
     assert not any(isinstance(value, dict) for value in last.values())
 
 
-def test_an_interrupted_run_and_one_that_fails_are_marked(monkeypatch, tmp_path):
+def test_an_interrupted_run_and_one_that_fails_are_marked(good, monkeypatch, tmp_path):
     interrupt_the_second_group(monkeypatch)
-    assert call(small(*FEW, "hydra.run.dir=cut"), monkeypatch, tmp_path) == 130
+    assert call(small(*few(good), "hydra.run.dir=cut"), monkeypatch, tmp_path) == 130
     found = records(tmp_path / "cut")
     assert summary(found)["status"] == "interrupted"
     assert [r.exit.exit_code for r in found if r.WhichOneof("record_type") == "exit"] == [130]
@@ -120,14 +131,14 @@ def test_an_interrupted_run_and_one_that_fails_are_marked(monkeypatch, tmp_path)
         raise ConfigError("no space left")
 
     monkeypatch.setattr("specbench.finish.write_result", full)
-    assert call(small(*FEW, "hydra.run.dir=bad"), monkeypatch, tmp_path) == 2
+    assert call(small(*few(good), "hydra.run.dir=bad"), monkeypatch, tmp_path) == 2
     found = records(tmp_path / "bad")
     assert summary(found)["status"] == "failed" and len(history(found)) == 2
     assert [r.exit.exit_code for r in found if r.WhichOneof("record_type") == "exit"] == [1]
 
 
-def test_a_sweep_has_a_run_for_its_table(monkeypatch, tmp_path):
-    words = ["-m", *small(*FEW, "gamma=1,2", "name=two", "data.limit=1")]
+def test_a_sweep_has_a_run_for_its_table(good, monkeypatch, tmp_path):
+    words = ["-m", *small(*few(good), "gamma=1,2", "name=two", "data.limit=1")]
     assert call(words, monkeypatch, tmp_path) == 0
     sweep = tmp_path / "outputs" / "two"
     run, _ = opened(records(sweep))
@@ -142,7 +153,7 @@ def test_a_sweep_has_a_run_for_its_table(monkeypatch, tmp_path):
     assert len([*sweep.glob("wandb/offline-run-*")]) == 1
 
 
-def test_a_logger_that_fails_is_told_no_more_and_the_run_goes_on(monkeypatch, tmp_path, caplog):
+def test_a_logger_that_fails_is_told_no_more_and_the_run_goes_on(good, monkeypatch, tmp_path, caplog):
     told = []
 
     def fails(self, group):
@@ -150,9 +161,9 @@ def test_a_logger_that_fails_is_told_no_more_and_the_run_goes_on(monkeypatch, tm
         raise OSError("no network")
 
     monkeypatch.setattr(NoLogger, "progress", fails)
-    checked = check(composed(*small(*FEW, "logger=none")))
+    checked = check(composed(*small(*few(good), "logger=none")))
     with logged(checked, tmp_path) as run_log:
-        result, record = run(parts_of(*FEW), tmp_path, told=run_log.progress)
+        result, record = run(parts_of(*few(good)), tmp_path, told=run_log.progress)
         run_log.finish(result, record)
     assert result.counts.prompts == 2 and len(told) == 1 and caplog.text.count("no network") >= 1
 
@@ -167,18 +178,18 @@ def test_a_logger_that_cannot_be_opened_stops_the_run_before_it_decodes(monkeypa
             raise AssertionError("it decoded")
 
 
-def test_running_numbers_are_sums_over_groups(tmp_path):
+def test_running_numbers_are_sums_over_groups(good, tmp_path):
     """Against the record of the whole run."""
     lines, running = [], Running()
-    result, record = run(parts_of(*FEW), tmp_path, told=lambda group: lines.append(running.add(group)))
+    result, record = run(parts_of(*few(good)), tmp_path, told=lambda group: lines.append(running.add(group)))
     assert lines[0] != lines[1] and lines[0]["progress/prompts"] == 1
     assert lines[1]["progress/rounds"] == result.counts.rounds and lines[1]["progress/tokens"] == result.counts.tokens
     assert lines[1]["progress/tokens_a_round"] == pytest.approx(result.block_efficiency.mean)
     assert len(record.groups) == 2
 
 
-def test_intervals_are_in_the_summary_and_missing_ones_are_not(tmp_path):
-    result, _ = run(parts_of(*FEW), tmp_path)
+def test_intervals_are_in_the_summary_and_missing_ones_are_not(good, tmp_path):
+    result, _ = run(parts_of(*few(good)), tmp_path)
     assert not [key for key in summary_of(result) if key.startswith("speedup/ci95")]  # of two prompts there is none
     cost = replace(result.cost, ci95={"c": (0.1, 0.3), "v": None})
     told = summary_of(replace(result, cost=cost, speedup=replace(result.speedup, ci95=(1.25, 1.5))))
