@@ -80,7 +80,7 @@ class TextData(Data):
                 f"data.tokenizer={shown(name)} is not possible ({first_line(error)}): give a model with a fast "
                 "tokenizer, or use data.unit=characters"
             ) from error
-        return [0, *(end for _, end in found)]
+        return [0, *ends]
 
 
 def windows(length: int, window: int, stride: int) -> Iterator[tuple[int, int]]:
