@@ -12,7 +12,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from specbench.config.checks import Checked, check
+from specbench.config.checks import Checked, check, check_early
 from specbench.config.schema import known_keys
 from specbench.interrupts import held
 from specbench.report.tables import GOOD, multirun_rows, multirun_tables, show, to_csv, word
@@ -53,11 +53,15 @@ class Sweep(Callback):
         loader = GlobalHydra.instance().config_loader()
         try:
             parsed = OverridesParser.create().parse_overrides([*wanted, *given])
+            jobs = []
             for number, overrides in enumerate(BasicSweeper.split_arguments(parsed, None)[0]):
                 job = loader.load_sweep_config(config, list(overrides))
                 with open_dict(job):
                     job.hydra.job.id = job.hydra.job.num = number
-                self._expect(job, list(overrides), Path(job.hydra.sweep.dir) / str(job.hydra.sweep.subdir))
+                check_early(job)  # all of them before torch is loaded
+                jobs.append((job, list(overrides), Path(job.hydra.sweep.dir) / str(job.hydra.sweep.subdir)))
+            for expected in jobs:
+                self._expect(*expected)
         except ConfigError:
             raise
         except Exception as error:

@@ -52,8 +52,8 @@ def test_a_question_is_answered_without_torch(question, tmp_path):
 
 def test_what_needs_a_model_s_class_loads_torch(tmp_path):
     """The negative control of the tests above."""
-    found, said = loaded(tmp_path, "drafter=ngram", "drafter.max_match=x")
-    assert "drafter.max_match=x is not allowed" in said and "torch" in found
+    found, said = loaded(tmp_path, "drafter=ngram", "drafter.max_order=x")
+    assert "drafter.max_order=x is not allowed" in said and "torch" in found
 
 
 def test_groups_are_those_of_the_configuration():

@@ -69,10 +69,7 @@ def check(config: DictConfig, names: Mapping[str, str] | None = None) -> Checked
     """Validates a composed configuration, as far as possible before torch is loaded. `names` are the options that were
     chosen, by group; by default those that Hydra stored in the configuration. Raises ConfigError."""
     names = names or hydra_choices(config)
-    scalars = OmegaConf.masked_copy(config, [str(key) for key in config if key not in (*GROUPS, *OTHERS)])
-    scalars._set_parent(config)
-    root = validate(Root, scalars)
-    early = {group: choose(config, group, base_of(group), names.get(group)) for group in WITHOUT_TORCH}
+    root, early = check_early(config, names)
 
     from specbench.devices import pick_device
 
@@ -89,6 +86,16 @@ def check(config: DictConfig, names: Mapping[str, str] | None = None) -> Checked
         OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"]), resolve=True
     )
     return Checked(root, choices, metrics, resolved)
+
+
+def check_early(config: DictConfig, names: Mapping[str, str] | None = None) -> tuple[Root, dict[str, Choice]]:
+    """The part of `check` that does not load torch: the scalars, and the choices of WITHOUT_TORCH. Raises
+    ConfigError."""
+    names = names or hydra_choices(config)
+    scalars = OmegaConf.masked_copy(config, [str(key) for key in config if key not in (*GROUPS, *OTHERS)])
+    scalars._set_parent(config)
+    root = validate(Root, scalars)
+    return root, {group: choose(config, group, base_of(group), names.get(group)) for group in WITHOUT_TORCH}
 
 
 def choose_metrics(config: DictConfig) -> dict[str, Choice]:

@@ -72,9 +72,8 @@ class TextData(Data):
         place = str(SHIPPED / name.removeprefix("shipped:")) if name.startswith("shipped:") else name
         try:
             tokenizer = AutoTokenizer.from_pretrained(place)
-            found = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)[
-                "offset_mapping"
-            ]
+            found = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+            ends = [end for _, end in found["offset_mapping"]]
         except Exception as error:  # of any tokenizer
             raise ConfigError(
                 f"data.tokenizer={shown(name)} is not possible ({first_line(error)}): give a model with a fast "
