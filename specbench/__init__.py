@@ -1,0 +1,33 @@
+"""A research harness for speculative decoding. `specbench.evaluate` runs what `python -m specbench` runs.
+
+Importing the package loads nothing else: torch, transformers and Hydra come with the first call.
+"""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from specbench.from_python import Evaluation
+    from specbench.settings import ConfigError
+
+__version__ = "0.2.0"
+__all__ = ["ConfigError", "__version__", "evaluate"]
+
+
+def evaluate(*overrides: str | Mapping[str, Any], **settings: Any) -> "Evaluation":
+    """Runs what `python -m specbench OVERRIDES` runs, leaves the same folder, and returns its results.
+
+    `overrides` are texts as on the command line ("drafter=ngram") or mappings of keys to values ({"data.limit": 8});
+    keywords are keys without a dot (temperature=0). Raises ConfigError for a mistake, VerdictError with strict=True,
+    and KeyboardInterrupt if the run is interrupted."""
+    from specbench.from_python import evaluate as run
+
+    return run(*overrides, **settings)
+
+
+def __getattr__(name: str) -> Any:
+    if name == "ConfigError":
+        from specbench.settings import ConfigError
+
+        return ConfigError
+    raise AttributeError(f"module 'specbench' has no attribute {name!r}")

@@ -73,12 +73,14 @@ def one_run(config: DictConfig, skip_finished: bool = False) -> bool:
     """Runs the composed configuration; with `skip_finished` not if its folder holds the results. Returns whether it
     ran. Raises ConfigError, VerdictError with strict=true, or IncompleteError with repeats."""
     from specbench.config.checks import check
-    from specbench.storage.finished import examine, move_aside
-    from specbench.storage.lock import locked
 
     runtime = HydraConfig.get().runtime
     out_dir = Path(runtime.output_dir)
     checked = check(config, runtime.choices)
+
+    from specbench.storage.finished import examine, move_aside
+    from specbench.storage.lock import locked
+
     log.info("%s", shlex.join(sys.argv))
     with locked(out_dir):
         earlier = examine(out_dir, checked.identity())
@@ -93,34 +95,37 @@ def one_run(config: DictConfig, skip_finished: bool = False) -> bool:
 
             run_repeats(config, checked, out_dir)
         else:
-            _measure(checked, out_dir)
+            _measure(checked, out_dir, "job" if skip_finished else "run")
         return True
 
 
-def _measure(checked: "Checked", out_dir: Path) -> None:
+def _measure(checked: "Checked", out_dir: Path, kind: str) -> None:
     """Builds the parts, runs them in `out_dir`, which is locked, and writes the results. What stood there before stays
-    until they are there. Raises ConfigError, or VerdictError with strict=true."""
+    until they are there. `kind` is what the logger is told: "run" or "job". Raises ConfigError, or VerdictError with
+    strict=true."""
     from specbench.config.build import build
-    from specbench.finish import log_to, save
+    from specbench.finish import logged, save
     from specbench.progress import decoding_progress
     from specbench.report.tables import refuse_verdict
     from specbench.run.run import run
     from specbench.told import place_of_job, tell, tell_result
 
     written = False
+    overrides = list(HydraConfig.get().overrides.task)
     parts = build(checked, tell)
-    try:
-        with held():  # between the end of decoding and that of writing a signal waits
-            with decoding_progress(place_of_job()) as progress:
-                result, record = run(parts, out_dir, progress)
-            kept = save(checked, parts, result, record, out_dir, list(HydraConfig.get().overrides.task))
-            written = True
-    except KeyboardInterrupt:
-        if written:
-            raise KeyboardInterrupt(f"what was finished is in {out_dir}") from None
-        raise
-    tell_result(result.as_dict(), out_dir, kept)
-    log_to(checked, result, record, out_dir)
+    with logged(checked, out_dir, overrides, kind) as run_log:
+        try:
+            with held():  # between the end of decoding and that of writing a signal waits
+                with decoding_progress(place_of_job()) as progress:
+                    result, record = run(parts, out_dir, progress, run_log.progress)
+                kept = save(checked, parts, result, record, out_dir, overrides)
+                written = True
+        except KeyboardInterrupt:
+            if written:
+                raise KeyboardInterrupt(f"what was finished is in {out_dir}") from None
+            raise
+        tell_result(result.as_dict(), out_dir, kept)
+        run_log.finish(result, record)
     if result.status == "interrupted":
         raise KeyboardInterrupt(f"what was finished is in {out_dir}")
     refuse_verdict(checked.root.strict, result.as_dict(), out_dir)
@@ -132,6 +137,11 @@ def main() -> None:
     sys.argv[0] = "specbench"
     if str(Path.cwd()) not in sys.path:  # the console script has not what `python -m` has: modules beside the user
         sys.path.append(str(Path.cwd()))
+    if "--version" in sys.argv[1:]:  # Hydra would print its own
+        from specbench import __version__
+
+        print(f"specbench {__version__}")
+        return
     try:
         with handled():
             _main()

@@ -14,8 +14,6 @@ from torch import Tensor
 from specbench.settings import ConfigError
 from specbench.visible import shown
 
-LARGEST_SEED = 2**32 - 1  # of numpy; torch takes larger ones
-
 
 def pick_device(name: str) -> torch.device:
     """The device that the setting names. A CUDA device becomes the current one, on which streams, events and graphs

@@ -1,11 +1,13 @@
 """What becomes of a run that is measured: its files, and its logger."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from specbench.config.checks import Checked
-from specbench.decoded import Record
+from specbench.decoded import Group, Record
+from specbench.loggers.logger import Logger, Opening
 from specbench.results import RunResult
 from specbench.run.parts import Parts
 from specbench.settings import ConfigError
@@ -28,11 +30,64 @@ def save(
     return kept
 
 
-def log_to(checked: Checked, result: RunResult, record: Record, out_dir: Path) -> None:
-    """Gives a run that is saved to its logger. Raises ConfigError if that fails."""
-    logger = checked.choices["logger"]
+class RunLog:
+    """The logger of a run: opened before decoding, told of each group of prompts, and given the results."""
+
+    def __init__(self, name: str, logger: Logger, out_dir: Path):
+        self.name, self.logger, self.out_dir = name, logger, out_dir
+        self.well, self.done = True, False
+
+    def progress(self, group: Group) -> None:
+        """Tells the logger of a group. An error is logged once, and the run goes on."""
+        if not self.well:
+            return
+        try:
+            self.logger.progress(group)
+        except Exception as error:
+            self.well = False
+            log.warning("logger=%s is not told of further prompts (%s)", self.name, first_line(error))
+            log.info("the logger failed", exc_info=error)
+
+    def finish(self, result: RunResult, record: Record) -> None:
+        """Gives the logger a run that is saved. Raises ConfigError if that fails."""
+        self.done = True
+        try:
+            self.logger.log(result, record, self.out_dir)
+        except Exception as error:
+            log.info("the logger failed", exc_info=error)
+            raise ConfigError(
+                f"logger={self.name} failed ({first_line(error)}): the results are in {self.out_dir}"
+            ) from error
+
+    def abandon(self, status: str) -> None:
+        """Tells the logger that there will be no results."""
+        try:
+            self.logger.abandon(status)
+        except Exception as error:
+            log.info("the logger failed", exc_info=error)
+
+
+@contextmanager
+def logged(checked: Checked, out_dir: Path, overrides: Sequence[str] = (), kind: str = "run") -> Iterator[RunLog]:
+    """The logger of a run, opened; if the context is left without `finish`, it is told so. Raises ConfigError if it
+    cannot be opened."""
+    choice = checked.choices["logger"]
+    choices = {group: chosen.name for group, chosen in checked.choices.groups.items()}
+    opening = Opening(checked.root.name, checked.resolved, choices, out_dir, kind, overrides)
+    found = RunLog(choice.name, choice.kind.from_settings(choice.settings), out_dir)
     try:
-        logger.kind.from_settings(logger.settings).log(result, record, out_dir)
+        found.logger.open(opening)
     except Exception as error:
-        log.info("the logger failed", exc_info=error)
-        raise ConfigError(f"logger={logger.name} failed ({first_line(error)}): the results are in {out_dir}") from error
+        log.info("the logger could not be opened", exc_info=error)
+        raise ConfigError(
+            f"logger={choice.name} could not be opened ({first_line(error)}): nothing was decoded, use logger=none"
+        ) from error
+    status = "failed"
+    try:
+        yield found
+    except KeyboardInterrupt:
+        status = "interrupted"
+        raise
+    finally:
+        if not found.done:
+            found.abandon(status)

@@ -1,6 +1,8 @@
 """Multiruns: checks every job before the first one starts, and prints a table of all jobs at the end."""
 
 import logging
+from collections.abc import Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -11,14 +13,13 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from specbench.config.checks import Checked, check
+from specbench.config.checks import Checked, check, check_early
 from specbench.config.schema import known_keys
 from specbench.interrupts import held
 from specbench.paths import fields
 from specbench.report.tables import GOOD, multirun_rows, multirun_tables, own_words, show, to_csv, word
 from specbench.settings import ConfigError, explain, stop
 from specbench.storage.atomic import write_text, writing
-from specbench.storage.finished import examine
 from specbench.told import Pace, in_short
 from specbench.visible import first_line
 
@@ -35,6 +36,7 @@ class Sweep(Callback):
         self.jobs: list[tuple[list[str], Path, Checked]] = []
         self.folder = Path()
         self.command = "default"  # its overrides, as the name of a file
+        self.started = datetime.now(UTC).isoformat(timespec="seconds")
         self.known = False  # whether `jobs` are all of them, before they start
         self.pace = Pace(0)
 
@@ -58,11 +60,15 @@ class Sweep(Callback):
         loader = GlobalHydra.instance().config_loader()
         try:
             parsed = OverridesParser.create().parse_overrides([*wanted, *given])
+            jobs = []
             for number, overrides in enumerate(BasicSweeper.split_arguments(parsed, None)[0]):
                 job = loader.load_sweep_config(config, list(overrides))
                 with open_dict(job):
                     job.hydra.job.id = job.hydra.job.num = number
-                self._expect(job, list(overrides), Path(job.hydra.sweep.dir) / str(job.hydra.sweep.subdir))
+                check_early(job)  # all of them before torch is loaded
+                jobs.append((job, list(overrides), Path(job.hydra.sweep.dir) / str(job.hydra.sweep.subdir)))
+            for expected in jobs:
+                self._expect(*expected)
         except ConfigError:
             raise
         except Exception as error:
@@ -103,6 +109,8 @@ class Sweep(Callback):
         table, from the jobs that are finished now or were before. Returns a sentence and the exit code: 1 if a job has
         no result, 3 if the verdict of one with strict=true is not good. Raises ConfigError if summary.csv cannot be
         written."""
+        from specbench.storage.finished import examine
+
         with held():
             found = [(overrides, examine(folder, checked.identity())) for overrides, folder, checked in self.jobs]
             rows = multirun_rows([(overrides, e.result if e.finished else None) for overrides, e in found])
@@ -114,6 +122,8 @@ class Sweep(Callback):
             for file in (own, path):
                 write_text(file, to_csv(rows))
             Sweep.running = None
+            if any(e.result is not None and e.result["provenance"]["started"] >= self.started for _, e in found):
+                log_sweep(self.jobs[0][2], rows, self.folder)
         missing = sum(not earlier.finished for _, earlier in found)
         strict = [checked.root.strict for _, _, checked in self.jobs]
         bad = sum(s and e.result is not None and word(e.result["lossless"]) not in GOOD
@@ -149,6 +159,15 @@ def end_of_job(folder: Path, ran: bool, failed: str) -> dict[str, Any] | None:
     sweep = Sweep.running or Sweep()  # a parallel launcher's processes know nothing of each other
     sweep.pace.end(f"{sweep.name_of(job.job.num, list(job.overrides.task))}: {told}", ran)
     return None if failed else result
+
+
+def log_sweep(checked: Checked, rows: Sequence[dict[str, Any]], folder: Path) -> None:
+    """Gives the table of a sweep to the logger of its jobs. That it fails is logged: the files are there."""
+    choice = checked.choices["logger"]
+    try:
+        choice.kind.from_settings(choice.settings).log_sweep(checked.root.name, rows, folder)
+    except Exception as error:
+        log.warning("logger=%s has no table of the sweep (%s)", choice.name, first_line(error))
 
 
 def refuse_blocked(folder: Path) -> None:

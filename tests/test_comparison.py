@@ -26,6 +26,14 @@ from specbench.settings import ConfigError
 PAIR = ["drafter=random", "drafter=prompt_lookup"]
 
 
+def nobody(group):
+    """Who is told of no group."""
+
+
+def silent(done, total, what):
+    """No progress."""
+
+
 def few(good, *overrides) -> list[str]:
     """Overrides of a run of a tiny model without a verdict."""
     return small("logger=none", "verdict_tokens=0", "executor=eager", "target=model", f"target.path={good}", *overrides)
@@ -156,7 +164,7 @@ def test_in_turn_gives_what_each_gives_alone(good, monkeypatch, tmp_path):
     targets, made = Targets(), []
     for words in PAIR:
         checked = check(composed(*few(good, words)))
-        made.append((build(checked, targets=targets), tmp_path / f"{words} in turn"))
+        made.append((build(checked, targets=targets), tmp_path / f"{words} in turn", nobody))
     assert len(loaded) == 3 and made[0][0].target is not made[1][0].target
     assert made[0][0].target.module is made[1][0].target.module
 
@@ -165,7 +173,7 @@ def test_in_turn_gives_what_each_gives_alone(good, monkeypatch, tmp_path):
         return decode(self, jobs, speculative, columns, arrivals, policy, verifier, evidence)
 
     monkeypatch.setattr(Session, "decode", counted)
-    found = run_in_turn([made], lambda done, total, what: None)
+    found = run_in_turn([made], silent)
     assert sum(plain) == 2  # each prompt once, for both
     for (result, record), wanted in zip(found, alone, strict=True):
         assert result.status == "complete" and result.counts.prompts == 2
@@ -181,7 +189,9 @@ def test_verifiers_share_plain_decoding_that_none_of_them_changes(good, tmp_path
     words = [["verifier=block"], ["verifier=match"]]
     targets = Targets()
     made = [build(check(composed(*few(good, "drafter=random", "temperature=1", *w))), targets=targets) for w in words]
-    found = run_in_turn([[(parts, tmp_path / str(n)) for n, parts in enumerate(made)]], lambda done, total, what: None)
+    found = run_in_turn(
+        [[(parts, tmp_path / str(n), nobody) for n, parts in enumerate(made)]], lambda done, total, what: None
+    )
     for result in found[1][1].results:
         assert result.speculative.tokens == result.baseline.tokens
     alone = run(build(check(composed(*few(good, "drafter=random", "temperature=1", *words[0])))), tmp_path / "alone")[1]
@@ -202,7 +212,9 @@ def test_a_prompt_that_fails_one_way_is_there_in_the_others(good, monkeypatch, t
         return decode(self, jobs, speculative, columns, arrivals, **options)
 
     monkeypatch.setattr(Session, "decode", failing)
-    found = run_in_turn([[(parts, tmp_path / str(n)) for n, parts in enumerate(made)]], lambda done, total, what: None)
+    found = run_in_turn(
+        [[(parts, tmp_path / str(n), nobody) for n, parts in enumerate(made)]], lambda done, total, what: None
+    )
     assert [(result.counts.prompts, result.counts.failed) for result, _ in found] == [(2, 0), (1, 1)]
 
 

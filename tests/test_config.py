@@ -45,8 +45,10 @@ def prompts_file(tmp_path) -> Path:
 @pytest.mark.parametrize("option", OPTIONS)
 def test_every_option_composes(option, prompts_file):
     extra = [NEEDS[option]] if option in NEEDS else []
-    if option in ("data=jsonl", "data=questions"):
+    if option.startswith("data=") and option not in ("data=stdlib", "data=hub"):
         extra = [f"data.path={prompts_file}"]
+    if option == "data=parallel":
+        extra.append(f"data.reference={prompts_file}")
     config = composed(option, *extra)
     if option in REFUSED:
         with pytest.raises(ConfigError, match=REFUSED[option]):

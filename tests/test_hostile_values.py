@@ -18,7 +18,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from specbench.component import chosen_class
 from specbench.config.checks import check
-from specbench.config.schema import GROUPS, Root
+from specbench.config.schema import GROUPS, Root, base_of
 from specbench.data.prompts import load
 from specbench.data.records import JsonlData
 from specbench.data.template import check_template, fill
@@ -39,7 +39,7 @@ def _no_logs():
 
 
 MANY = settings(derandomize=True, deadline=None, database=None, suppress_health_check=list(HealthCheck))
-BASES = {**GROUPS, "metric": Metric, "method": Student}
+BASES = {**{group: base_of(group) for group in GROUPS}, "metric": Metric, "method": Student}
 # Options whose interpolation or path a file alone does not have.
 WITHOUT = {"path": "shipped:drafter", "gamma": 4}
 

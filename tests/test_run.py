@@ -13,7 +13,7 @@ from conftest import call, composed, interrupt_the_second_group, parts_of, small
 from specbench.config.build import build
 from specbench.config.checks import check
 from specbench.decoding.noise import prompt_key
-from specbench.loggers.wandb import summary
+from specbench.loggers.wandb_records import summary
 from specbench.memory import Budget, Footprint, give_back, size
 from specbench.run.requests import group_size
 from specbench.run.run import run

@@ -11,7 +11,7 @@ from specbench.config.build import build
 from specbench.config.checks import Checked
 from specbench.config.schema import NOT_HASHED
 from specbench.config.targets import Targets
-from specbench.finish import log_to, save
+from specbench.finish import RunLog, logged, save
 from specbench.interrupts import at_once
 from specbench.progress import decoding_progress
 from specbench.report.same_work import TASK
@@ -82,16 +82,17 @@ def run_jobs(jobs: Sequence[Job], announce: Callable[[str], None]) -> str:
             locks.enter_context(locked(job.folder))
         with at_once():
             targets = Targets()
-            made = [[(build(job.checked, announce, targets), job.folder) for job in cohort] for cohort in cohorts]
+            built = [[(job, build(job.checked, announce, targets)) for job in cohort] for cohort in cohorts]
+            logs = {job.folder: locks.enter_context(logged(job.checked, job.folder, job.overrides, "job"))
+                    for job in jobs}  # fmt: skip
+        made = [[(parts, job.folder, logs[job.folder].progress) for job, parts in runs] for runs in built]
         announce(f"{len(jobs)} ways of decoding in turn, {len(cohorts)} with plain decoding")
         with decoding_progress() as progress:
             found = run_in_turn(made, progress)
-        in_order = [(job, parts) for runs, cohort in zip(made, cohorts, strict=True)
-                    for (parts, _), job in zip(runs, cohort, strict=True)]  # fmt: skip
-        return _save_all(in_order, found)
+        return _save_all([one for runs in built for one in runs], found, logs)
 
 
-def _save_all(jobs: Sequence[tuple[Job, Parts]], found: Sequence[Any]) -> str:
+def _save_all(jobs: Sequence[tuple[Job, Parts]], found: Sequence[Any], logs: Mapping[Path, RunLog]) -> str:
     """Writes the results of each way; one that has none, or cannot be written, leaves the others as they are."""
     statuses, shared = {"complete"}, _in_turn(found, [job for job, _ in jobs])
     for (job, parts), (result, record) in zip(jobs, found, strict=True):
@@ -107,7 +108,7 @@ def _save_all(jobs: Sequence[tuple[Job, Parts]], found: Sequence[Any]) -> str:
             statuses.add("incomplete")
             continue
         try:
-            log_to(job.checked, result, record, job.folder)
+            logs[job.folder].finish(result, record)
         except ConfigError as error:
             log.error("%s", error)
     return "interrupted" if "interrupted" in statuses else "incomplete" if "incomplete" in statuses else "complete"

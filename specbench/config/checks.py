@@ -6,15 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from specbench.component import Choice, Choices, Component, chosen_class
-from specbench.config.schema import GROUPS, METRICS, NOT_HASHED, NOT_TRACED, OTHERS, Root
-from specbench.devices import cpu_features, device_name, pick_device, pick_dtype
+from specbench.config.schema import GROUPS, METRICS, NOT_HASHED, NOT_TRACED, OTHERS, WITHOUT_TORCH, Root, base_of
 from specbench.identity import Identity, of_code, of_libraries, of_module
-from specbench.metrics.metric import Metric
 from specbench.settings import ConfigError, validate
 from specbench.visible import first_line, shown
 
@@ -39,6 +36,10 @@ class Checked:
 
     def traced(self) -> str:
         """A hash of all that compiled code may depend on, besides shapes: settings, checkpoints, code and machine."""
+        import torch
+
+        from specbench.devices import cpu_features
+
         found = self.identity()
         settings = {key: value for key, value in self._settings.items() if key not in NOT_TRACED}
         sources = {key: value for key, value in found.sources.items() if key.partition(".")[0] not in NOT_TRACED}
@@ -47,6 +48,8 @@ class Checked:
 
     def identity(self) -> Identity:
         """All that the numbers depend on, as it is now: the files that the settings name are looked at again."""
+        from specbench.devices import device_name, pick_device, pick_dtype
+
         named = {group: choice for group, choice in self.choices.groups.items() if group not in NOT_HASHED}
         named |= {f"{METRICS}.{name}": choice for name, choice in self.metrics.items()}
         sources = {
@@ -63,14 +66,15 @@ class Checked:
 
 
 def check(config: DictConfig, names: Mapping[str, str] | None = None) -> Checked:
-    """Validates a composed configuration. `names` are the options that were chosen, by group; by default those that
-    Hydra stored in the configuration. Raises ConfigError."""
+    """Validates a composed configuration, as far as possible before torch is loaded. `names` are the options that were
+    chosen, by group; by default those that Hydra stored in the configuration. Raises ConfigError."""
     names = names or hydra_choices(config)
-    scalars = OmegaConf.masked_copy(config, [str(key) for key in config if key not in (*GROUPS, *OTHERS)])
-    scalars._set_parent(config)
-    root = validate(Root, scalars)
+    root, early = check_early(config, names)
+
+    from specbench.devices import pick_device
+
     device = pick_device(root.device)
-    groups = {group: choose(config, group, base, names.get(group)) for group, base in GROUPS.items()}
+    groups = {group: early.get(group) or choose(config, group, base_of(group), names.get(group)) for group in GROUPS}
     policy = groups["lenience_policy"]
     lowest = policy.kind.lowest(policy.settings, root.lenience)
     choices = Choices(groups, root.temperature, lowest, str(device), root.batch_size)
@@ -84,6 +88,16 @@ def check(config: DictConfig, names: Mapping[str, str] | None = None) -> Checked
     return Checked(root, choices, metrics, resolved)
 
 
+def check_early(config: DictConfig, names: Mapping[str, str] | None = None) -> tuple[Root, dict[str, Choice]]:
+    """The part of `check` that does not load torch: the scalars, and the choices of WITHOUT_TORCH. Raises
+    ConfigError."""
+    names = names or hydra_choices(config)
+    scalars = OmegaConf.masked_copy(config, [str(key) for key in config if key not in (*GROUPS, *OTHERS)])
+    scalars._set_parent(config)
+    root = validate(Root, scalars)
+    return root, {group: choose(config, group, base_of(group), names.get(group)) for group in WITHOUT_TORCH}
+
+
 def choose_metrics(config: DictConfig) -> dict[str, Choice]:
     """The metrics that were chosen, by name. Raises ConfigError."""
     chosen = config.get(METRICS)
@@ -91,13 +105,15 @@ def choose_metrics(config: DictConfig) -> dict[str, Choice]:
         return {}
     if not isinstance(chosen, DictConfig):
         raise ConfigError(f"{METRICS}={shown(chosen)} is not allowed: choose metrics with metric=[NAME,NAME]")
+    from specbench.metrics.metric import Metric
+
     return {str(name): choose(config, METRICS, Metric, str(name)) for name in chosen}
 
 
 def choose(config: DictConfig, group: str, base: type[Component], name: str | None) -> Choice:
     """The class, a subclass of `base`, and the validated settings of a group, or of the metric `name`. Raises
     ConfigError."""
-    key, how = (f"{METRICS}.{name}", f"metric=[{name}]") if base is Metric else (group, f"{group}=NAME")
+    key, how = (f"{METRICS}.{name}", f"metric=[{name}]") if group == METRICS else (group, f"{group}=NAME")
     try:
         node = OmegaConf.select(config, key)
     except OmegaConfBaseException as error:

@@ -8,41 +8,41 @@ import dataclasses
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any
 
 from omegaconf import OmegaConf
 
-from specbench.cache.slots import SlotCache
 from specbench.component import Component
-from specbench.data.prompts import Data
-from specbench.decoding.drafter import Drafter
-from specbench.decoding.executor import Executor
-from specbench.decoding.gamma_policy import LARGEST_GAMMA, GammaPolicy
-from specbench.decoding.sampling import LENIENCE, REPETITION_PENALTY, TEMPERATURE, TOP_K, TOP_P
-from specbench.decoding.target import Target
-from specbench.decoding.verifier import Verifier
-from specbench.devices import LARGEST_SEED
-from specbench.lenience_policies.lenience_policy import LeniencePolicy
-from specbench.loggers.logger import Logger
+from specbench.limits import (
+    LARGEST_GAMMA,
+    LARGEST_SEED,
+    LENIENCE,
+    REPETITION_PENALTY,
+    TEMPERATURE,
+    TOP_K,
+    TOP_P,
+)
 from specbench.paths import conf_dir, inside_outputs
-from specbench.peers.peer import Peers
 from specbench.settings import BaseSettings, ConfigError, setting
 from specbench.visible import shown
-from specbench.workloads.workload import Workload
 
-GROUPS: dict[str, type[Component]] = {  # group: the base class of what can be chosen
-    "target": Target,
-    "drafter": Drafter,
-    "gamma_policy": GammaPolicy,
-    "verifier": Verifier,
-    "lenience_policy": LeniencePolicy,
-    "cache": SlotCache,
-    "executor": Executor,
-    "data": Data,
-    "workload": Workload,
-    "baseline": Peers,
-    "logger": Logger,
+# By group, the base class of what can be chosen. It is imported when it is needed: most of them load torch, and a
+# mistyped key is told before that.
+GROUPS = {
+    "target": "specbench.decoding.target.Target",
+    "drafter": "specbench.decoding.drafter.Drafter",
+    "gamma_policy": "specbench.decoding.gamma_policy.GammaPolicy",
+    "verifier": "specbench.decoding.verifier.Verifier",
+    "lenience_policy": "specbench.lenience_policies.lenience_policy.LeniencePolicy",
+    "cache": "specbench.cache.slots.SlotCache",
+    "executor": "specbench.decoding.executor.Executor",
+    "data": "specbench.data.prompts.Data",
+    "workload": "specbench.workloads.workload.Workload",
+    "baseline": "specbench.peers.peer.Peers",
+    "logger": "specbench.loggers.logger.Logger",
 }
+WITHOUT_TORCH = ("data", "workload", "logger")  # groups that are checked before torch is loaded
 METRICS = "metrics"  # of the group `metric`, several may be chosen: metric=[a,b]
 OTHERS = (METRICS, "metric", "experiment", "hydra")  # other keys of a configuration that are not scalars
 MOST_STOPS, LONGEST_STOP = 64, 1000  # strings, and characters of one: all are searched after every round
@@ -65,6 +65,13 @@ NOT_TRACED = (
     "repeats",
     "repeats_vary",
 )
+
+
+def base_of(group: str) -> type[Component]:
+    """The base class of what can be chosen in a group."""
+    module, _, name = GROUPS[group].rpartition(".")
+    found: type[Component] = getattr(import_module(module), name)
+    return found
 
 
 @dataclass

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from specbench.component import Component
 from specbench.settings import ConfigError
@@ -41,9 +41,11 @@ class Request:
 
 
 class Data(Component, ABC):
-    """A source of prompts; `limit` is the largest number of prompts to take, None for all."""
+    """A source of prompts; `limit` is the largest number of prompts to take, None for all: the first ones or, if the
+    source is `stratified`, as many of each category."""
 
     limit: int | None = None
+    stratified: ClassVar[bool] = False
 
     @classmethod
     def from_settings(cls, settings: Any) -> "Data":
@@ -56,12 +58,12 @@ class Data(Component, ABC):
 
 
 def load(data: Data) -> list[Prompt]:
-    """The first `data.limit` prompts. Raises ConfigError if there are none, or if two of them, or two of their turns,
-    have the same id, which would give them the same noise."""
+    """The prompts that `data.limit` leaves. Raises ConfigError if there are none, or if two of them, or two of their
+    turns, have the same id, which would give them the same noise."""
     prompts: dict[str, Prompt] = {}
     requests: dict[str, str] = {}
     for prompt in data.prompts():
-        if data.limit is not None and len(prompts) == data.limit:
+        if data.limit is not None and len(prompts) == data.limit and not data.stratified:
             break
         if prompt.id in prompts:
             raise ConfigError(f"data has two prompts with the id {shown(prompt.id)}: each must have its own")
@@ -74,9 +76,22 @@ def load(data: Data) -> list[Prompt]:
                 )
     if not prompts:
         raise ConfigError("data has no prompts: the source is empty, or no record passes its filter")
-    if data.limit is not None and len(prompts) < data.limit:
-        say_fewer(len(prompts), data.limit)
-    return list(prompts.values())
+    found = list(prompts.values())
+    if data.limit is None:
+        return found
+    if len(found) < data.limit:
+        say_fewer(len(found), data.limit)
+    return stratify(found, data.limit)
+
+
+def stratify(prompts: Sequence[Prompt], limit: int) -> list[Prompt]:
+    """At most `limit` prompts, in their order: the first of each category, then the second of each, and so on."""
+    places: dict[str, int] = {}  # by category, how many there were
+    ranked = []
+    for number, prompt in enumerate(prompts):
+        rank = places[prompt.category] = places.get(prompt.category, -1) + 1
+        ranked.append((rank, list(places).index(prompt.category), number))
+    return [prompts[number] for number in sorted(number for *_, number in sorted(ranked)[:limit])]
 
 
 @functools.cache  # once for all ways of a comparison

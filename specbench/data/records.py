@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from specbench.data.json_lines import need_file, read_json_lines
 from specbench.data.prompts import Data, Prompt
@@ -34,7 +34,8 @@ def text_of(value: Any, what: str, blank: bool = False) -> str:
     """The value itself, if it is text; with `blank`, text that is blank too. `what` names file, line and field. Raises
     ConfigError."""
     if not isinstance(value, str):
-        raise ConfigError(f"{what} is {kind_of(value)}, not text: a prompt must be text")
+        hint = ", and data=questions reads lists of turns" if isinstance(value, list) else ""
+        raise ConfigError(f"{what} is {kind_of(value)}, not text: a prompt must be text{hint}")
     if not value.strip() and not blank:
         raise ConfigError(f"{what} is empty: a prompt must be text that is not blank")
     if any("\ud800" <= character <= "\udfff" for character in value):
@@ -60,9 +61,16 @@ def kind_of(value: Any) -> str:
 
 
 def to_prompt(number: int, record: Mapping[str, Any], s: RecordSettings) -> Prompt:
-    """The prompt of a record: its field, or the template filled with its fields. Raises ConfigError if a field is
+    """The prompt of a record. Raises ConfigError."""
+    return record_prompt(number, record, s.path, s.field, s.template, s.category_field)
+
+
+def record_prompt(
+    number: int, record: Mapping[str, Any], path: str, own: str, template: str | None, category_field: str | None
+) -> Prompt:
+    """The prompt of a record: its field `own`, or the template filled with its fields. Raises ConfigError if a field is
     missing or no text."""
-    where = f"data.path={s.path} record {number}"
+    where = f"data.path={path} record {number}"
 
     def need(name: str, keys: str) -> None:
         if name not in record:
@@ -71,16 +79,16 @@ def to_prompt(number: int, record: Mapping[str, Any], s: RecordSettings) -> Prom
 
     def field(name: str) -> str:
         need(name, "data.field or data.template")
-        return text_of(record[name], f"{where} field {name!r}", blank=s.template is not None)
+        return text_of(record[name], f"{where} field {name!r}", blank=template is not None)
 
-    text = field(s.field) if s.template is None else text_of(fill(s.template, field), f"{where} as data.template")
-    if s.category_field is None:
+    text = field(own) if template is None else text_of(fill(template, field), f"{where} as data.template")
+    if category_field is None:
         return Prompt(str(number), (text,))
-    need(s.category_field, "data.category_field")
-    category = record[s.category_field]
+    need(category_field, "data.category_field")
+    category = record[category_field]
     if category is None:
         return Prompt(str(number), (text,))
-    return Prompt(str(number), (text,), name_of(category, f"{where} field {s.category_field!r}"))
+    return Prompt(str(number), (text,), name_of(category, f"{where} field {category_field!r}"))
 
 
 class JsonlData(Data):
@@ -110,6 +118,8 @@ class JsonlData(Data):
 class QuestionsData(Data):
     """Question files in the format of Spec-Bench and MT-bench: `question_id`, `category`, `turns`."""
 
+    stratified: ClassVar[bool] = True
+
     @dataclass
     class Settings(BaseSettings):
         path: str = setting(required="a question file in the Spec-Bench or MT-bench format")
@@ -131,25 +141,30 @@ class QuestionsData(Data):
         return cls(settings)
 
     def prompts(self) -> Iterator[Prompt]:
-        s = self.settings
-        seen: set[str] = set()
-        lines: dict[str, int] = {}  # by id
-        for number, record in read_json_lines(s.path):
-            where = f"data.path={s.path} line {number}"
-            turns = record.get("turns")
-            if not isinstance(turns, list) or not turns:
-                raise ConfigError(f"{where} has no list of turns: it is not a question file")
-            texts = tuple(text_of(turn, f"{where} turn {place}") for place, turn in enumerate(turns, 1))
-            category = name_of(record["category"], f"{where} category") if "category" in record else ""
-            seen.add(category)
-            if s.category is None or category == s.category:
-                name = name_of(record.get("question_id", number), f"{where} question_id")
-                if lines.setdefault(name, number) != number:
-                    raise ConfigError(f"{where} and line {lines[name]} are two prompts with the id {name}: change one")
-                yield Prompt(name, texts[: s.turns], category)
-        if s.category is not None and s.category not in seen:
-            has = shown(", ".join(sorted(seen)) or "none")
-            raise ConfigError(f"data.category={shown(s.category)} is not in {s.path}: it has {has}")
+        yield from read_questions(self.settings.path, self.settings.category, self.settings.turns)
+
+
+def read_questions(path: str, category: str | None, turns: int | None) -> Iterator[Prompt]:
+    """The questions of a file, those of one category if it is given, with their first `turns` turns. Raises
+    ConfigError."""
+    seen: set[str] = set()
+    lines: dict[str, int] = {}  # by id
+    for number, record in read_json_lines(path):
+        where = f"data.path={path} line {number}"
+        found = record.get("turns")
+        if not isinstance(found, list) or not found:
+            raise ConfigError(f"{where} has no list of turns: it is not a question file")
+        texts = tuple(text_of(turn, f"{where} turn {place}") for place, turn in enumerate(found, 1))
+        own = name_of(record["category"], f"{where} category") if "category" in record else ""
+        seen.add(own)
+        if category is None or own == category:
+            name = name_of(record.get("question_id", number), f"{where} question_id")
+            if lines.setdefault(name, number) != number:
+                raise ConfigError(f"{where} and line {lines[name]} are two prompts with the id {name}: change one")
+            yield Prompt(name, texts[:turns], own)
+    if category is not None and category not in seen:
+        has = shown(", ".join(sorted(seen)) or "none")
+        raise ConfigError(f"data.category={shown(category)} is not in {path}: it has {has}")
 
 
 class HubData(Data):

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from specbench.component import Choices, Component
 
-LARGEST_GAMMA = 1000  # guesses of a draft, one after another
 Signal = Callable[[Tensor, Tensor], Tensor]
 Floats = npt.NDArray[np.float64]
 

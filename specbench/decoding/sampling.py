@@ -5,20 +5,12 @@ applies them, so that what is left is plain sampling from a distribution.
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from specbench.decoding.noise import exponentials
 from specbench.kernels import ops
-
-# Bounds within which float32 logits stay finite and keep their order, for `setting`.
-TEMPERATURE: dict[str, Any] = {"ge": 1e-3, "le": 1e3, "zero": True}
-TOP_K: dict[str, Any] = {"ge": 0, "le": 10**9}
-TOP_P: dict[str, Any] = {"ge": 1e-6, "le": 1}
-REPETITION_PENALTY: dict[str, Any] = {"ge": 1e-2, "le": 1e2}
-LENIENCE: dict[str, Any] = {"ge": 1e-6, "le": 1}  # p / l
 
 
 @dataclass(frozen=True)

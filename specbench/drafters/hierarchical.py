@@ -12,7 +12,7 @@ from specbench.context import Context
 from specbench.decoding.clock import NoClock
 from specbench.decoding.draft import Draft, Verdict
 from specbench.decoding.drafter import Drafter
-from specbench.decoding.gamma_policy import LARGEST_GAMMA, DraftStop
+from specbench.decoding.gamma_policy import DraftStop
 from specbench.decoding.noise import PROPOSAL, STREAMS, sibling_bits
 from specbench.decoding.round_noise import STREAM
 from specbench.decoding.rows import Rows, window
@@ -22,6 +22,7 @@ from specbench.decoding.target import Scores
 from specbench.devices import counts
 from specbench.drafters.model import ModelSettings, load_drafter
 from specbench.gamma_policies.fixed import FixedGamma
+from specbench.limits import LARGEST_GAMMA
 from specbench.models.language_model import LanguageModel
 from specbench.settings import BaseSettings, ConfigError, setting
 from specbench.verifiers.speculative import SpeculativeVerifier

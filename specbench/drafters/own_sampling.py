@@ -5,7 +5,8 @@ from dataclasses import dataclass
 
 from specbench.context import Context
 from specbench.decoding.drafter import DrafterSettings
-from specbench.decoding.sampling import TEMPERATURE, TOP_K, TOP_P, Sampling
+from specbench.decoding.sampling import Sampling
+from specbench.limits import TEMPERATURE, TOP_K, TOP_P
 from specbench.settings import setting
 
 

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from specbench.context import Context
 from specbench.decoding.draft import Draft, Verdict
-from specbench.decoding.gamma_policy import LARGEST_GAMMA
 from specbench.decoding.noise import PROPOSAL, exponentials
 from specbench.decoding.round_noise import node_bits
 from specbench.decoding.rows import Rows, last_tokens, seen_tokens
@@ -21,6 +20,7 @@ from specbench.decoding.target import Scores
 from specbench.decoding.token_tree import branching_tree, level_ranges, levels_of, newest
 from specbench.devices import counts
 from specbench.drafters.model import ModelDrafter, ModelSettings, load_drafter
+from specbench.limits import LARGEST_GAMMA
 from specbench.models.language_model import LanguageModel
 from specbench.settings import ConfigError, setting
 from specbench.visible import shown

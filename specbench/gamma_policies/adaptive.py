@@ -4,9 +4,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from specbench.decoding.gamma_policy import LARGEST_GAMMA, Costs, GammaPolicy, RowsSeen
+from specbench.decoding.gamma_policy import Costs, GammaPolicy, RowsSeen
 from specbench.gamma_policies.optimal import tokens_by_gamma
 from specbench.gamma_policies.row_memory import PerRow
+from specbench.limits import LARGEST_GAMMA
 from specbench.settings import BaseSettings, setting
 
 

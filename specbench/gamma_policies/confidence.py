@@ -4,7 +4,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from specbench.decoding.gamma_policy import LARGEST_GAMMA, GammaPolicy, RowsSeen
+from specbench.decoding.gamma_policy import GammaPolicy, RowsSeen
+from specbench.limits import LARGEST_GAMMA
 from specbench.settings import BaseSettings, setting
 
 

@@ -7,7 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specbench.decoding.gamma_policy import LARGEST_GAMMA, Costs, GammaPolicy, RowsSeen
+from specbench.decoding.gamma_policy import Costs, GammaPolicy, RowsSeen
+from specbench.limits import LARGEST_GAMMA
 from specbench.settings import BaseSettings, setting
 
 BINS = 12

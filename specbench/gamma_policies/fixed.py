@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass
 
-from specbench.decoding.gamma_policy import LARGEST_GAMMA, GammaPolicy, RowsSeen, Signal
+from specbench.decoding.gamma_policy import GammaPolicy, RowsSeen, Signal
+from specbench.limits import LARGEST_GAMMA
 from specbench.settings import BaseSettings, setting
 
 

@@ -2,8 +2,9 @@
 
 from dataclasses import dataclass
 
-from specbench.decoding.gamma_policy import LARGEST_GAMMA, GammaPolicy, RowsSeen
+from specbench.decoding.gamma_policy import GammaPolicy, RowsSeen
 from specbench.gamma_policies.row_memory import PerRow
+from specbench.limits import LARGEST_GAMMA
 from specbench.settings import BaseSettings, setting
 
 

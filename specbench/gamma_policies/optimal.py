@@ -4,7 +4,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from specbench.decoding.gamma_policy import LARGEST_GAMMA, Costs, Floats, GammaPolicy, RowsSeen
+from specbench.decoding.gamma_policy import Costs, Floats, GammaPolicy, RowsSeen
+from specbench.limits import LARGEST_GAMMA
 from specbench.settings import BaseSettings, setting
 
 

@@ -9,10 +9,10 @@ from torch import Tensor
 
 from specbench.decoding.draft import Draft, Verdict
 from specbench.decoding.round_noise import Noise
-from specbench.decoding.sampling import LENIENCE
 from specbench.decoding.state import State
 from specbench.decoding.verifier import Verifier
 from specbench.lenience_policies.lenience_policy import LeniencePolicy
+from specbench.limits import LENIENCE
 from specbench.settings import BaseSettings, ConfigError, setting
 from specbench.visible import shown
 

@@ -1,22 +1,51 @@
-"""Base class of loggers: they mirror the files of a finished run, and never hold the only copy."""
+"""Base class of loggers: they follow a run and mirror its files, and never hold the only copy."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from specbench.component import Component
-from specbench.decoded import Record
-from specbench.results import RunResult
+
+if TYPE_CHECKING:
+    from specbench.decoded import Group, Record
+    from specbench.results import RunResult
+
+
+@dataclass(frozen=True)
+class Opening:
+    """What is known of a run before it decodes."""
+
+    name: str
+    config: Mapping[str, Any]  # every setting, resolved
+    choices: Mapping[str, str]  # the option that was chosen in each group
+    out_dir: Path
+    kind: str = "run"  # or "job": one of a sweep or of a comparison
+    overrides: Sequence[str] = ()
 
 
 class Logger(Component, ABC):
-    """Called once, after every file of a run has been written."""
+    """Told of a run as it goes on. Only `log` has to be written; the other methods do nothing by default. An error in
+    `open` stops the run before it decodes; one in any other method never loses results."""
 
     @classmethod
     def from_settings(cls, settings: Any) -> "Logger":
         """Builds the logger; by default the settings are the constructor's arguments."""
         return cls(**vars(settings))
 
+    def open(self, opening: Opening) -> None:
+        """Called before decoding begins."""
+
+    def progress(self, group: "Group") -> None:
+        """Called when a group of prompts is decoded in all ways and written, outside of everything that is timed."""
+
     @abstractmethod
-    def log(self, result: RunResult, record: Record, out_dir: Path) -> None:
-        """Mirrors a run, whose files are in `out_dir`."""
+    def log(self, result: "RunResult", record: "Record", out_dir: Path) -> None:
+        """Mirrors a run, whose files are in `out_dir`. Called once, after all of them were written."""
+
+    def abandon(self, status: str) -> None:
+        """Called instead of `log` if the run ends without results; `status` is "interrupted" or "failed"."""
+
+    def log_sweep(self, name: str, rows: Sequence[Mapping[str, Any]], folder: Path) -> None:
+        """Mirrors a sweep that is over: the rows of its summary.csv, one for each job."""

@@ -1,25 +1,30 @@
-"""Mirrors a finished run to Weights & Biases; offline by default, so no account is needed."""
+"""Follows a run in Weights & Biases; offline by default, so no account is needed."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from specbench.decoded import Record
-from specbench.decoding.clock import DECODING
-from specbench.loggers.logger import Logger
-from specbench.report.page import write_report
-from specbench.results import RunResult, flatten
+from specbench.loggers.logger import Logger, Opening
+from specbench.loggers.wandb_records import Running, columns, history, summary
 from specbench.settings import BaseSettings, ConfigError, setting
-from specbench.storage.read import load_runs
 from specbench.visible import shown
+
+if TYPE_CHECKING:
+    from specbench.decoded import Group, Record
+    from specbench.results import RunResult
+    from specbench.storage.read import StoredRun
 
 TABLE_COLUMNS = ("id", "category", "prompt_tokens", "tokens", "rounds", "alpha", "block_efficiency",
                  "decode_seconds", "baseline_decode_seconds", "prompt", "output", "baseline_output")  # fmt: skip
-MOST_ROUNDS = 5000  # in the history; of longer runs only every second, third, ... round
+STEPS = {"round/*": "round/number", "progress/*": "progress/prompts"}  # keys of the history: what they are drawn over
+MEDIA = ("figures/*", "media/*")
+EXIT_CODES = {"complete": 0, "interrupted": 130, "failed": 1}
 
 
 class WandbLogger(Logger):
-    """Writes one W&B run per result: config, summary, a history of rounds, tables and figures."""
+    """One W&B run for each run, opened before it decodes: running numbers once a group of prompts and, at the end,
+    rounds, summary, tables and figures. A sweep has one more W&B run, with its table."""
 
     @dataclass
     class Settings(BaseSettings):
@@ -29,7 +34,7 @@ class WandbLogger(Logger):
         tags: list[str] = setting()
 
         def check(self, prefix: str) -> None:
-            """Raises ConfigError for names that W&B refuses, which it would do after the run."""
+            """Raises ConfigError for names that W&B refuses, which it would do after the models are loaded."""
             if len(self.project) > 128 or set(self.project) & set("/\\#?%:"):
                 raise ConfigError(
                     f"{prefix}project={shown(self.project)} is not allowed: it must have at most 128 characters, and "
@@ -41,80 +46,96 @@ class WandbLogger(Logger):
                 )
 
     def __init__(self, settings: Settings):
-        self.settings = settings
+        self.settings, self.running = settings, Running()
+        self._run: Any = None
 
     @classmethod
     def from_settings(cls, settings: Settings) -> "WandbLogger":
         return cls(settings)
 
-    def log(self, result: RunResult, record: Record, out_dir: Path) -> None:
-        """Reads prompts and figures from the files in `out_dir`, and stores an offline W&B run there."""
+    def open(self, opening: Opening) -> None:
+        """Opens the W&B run, which also records the machine's use from here on."""
+        found = columns(opening.config, opening.choices)
+        name = f"{opening.name}/{opening.out_dir.name}"
+        self._run = self._init(opening.out_dir, name, opening.name, opening.kind, found)
+        for keys, step in STEPS.items():
+            self._run.define_metric(step, summary="none")
+            self._run.define_metric(keys, step_metric=step, summary="none")
+
+    def _init(self, folder: Path, name: str, group: str, job_type: str, config: Mapping[str, Any]) -> Any:
+        """A W&B run beside others that may be open in this process."""
         import wandb
 
+        folder.mkdir(parents=True, exist_ok=True)
         s = self.settings
-        stored = load_runs(out_dir)
-        write_report(out_dir, stored)
         run = wandb.init(
-            dir=str(out_dir),
+            dir=str(folder.resolve()),  # the process that writes was started in some other folder
             mode=s.mode,  # type: ignore[arg-type]
             project=s.project,
             entity=s.entity,
             tags=s.tags,
-            group=result.name,
-            name=f"{result.name}/{out_dir.name}",
-            config=result.config,
-            reinit="finish_previous",
+            group=group,
+            job_type=job_type,
+            name=name,
+            config=dict(config),
+            reinit="create_new",
             settings=wandb.Settings(silent=True, console="off"),
         )
-        with run:
-            run.define_metric("round/*", step_metric="round/number")
+        for keys in MEDIA:  # of an image or a table the summary would hold its size and its path
+            run.define_metric(keys, summary="none")
+        return run
+
+    def progress(self, group: "Group") -> None:
+        """One line of the history for a group of prompts."""
+        self._run.log(self.running.add(group))
+
+    def log(self, result: "RunResult", record: "Record", out_dir: Path) -> None:
+        """Adds what is in the files in `out_dir`, draws the page there, and closes the W&B run."""
+        from specbench.report.page import write_report
+        from specbench.storage.read import load_runs
+
+        run, self._run = self._run, None
+        code = EXIT_CODES["failed"]
+        try:
+            stored = load_runs(out_dir)
+            write_report(out_dir, stored)
             for entry in history(record):
                 run.log(entry)
-            prompts = wandb.Table(columns=list(TABLE_COLUMNS))
-            for prompt in stored[0].prompts:
-                prompts.add_data(*(prompt.get(column) for column in TABLE_COLUMNS))
-            sweep = wandb.Table(columns=["gamma", "speedup"])
-            for predicted in result.gamma_sweep:
-                sweep.add_data(predicted.gamma, predicted.speedup)
-            figures = {f"figures/{path.stem}": wandb.Image(str(path)) for path in (out_dir / "figures").glob("*.png")}
-            run.log(
-                {
-                    "prompts": prompts,
-                    "gamma_sweep": sweep,
-                    "report": wandb.Html(str(out_dir / "report.html")),
-                    **figures,
-                }
-            )
+            run.log(media(result, stored[0], out_dir))
             run.summary.update(summary(result))
+            code = EXIT_CODES[result.status]
+        finally:
+            run.finish(exit_code=code)
+
+    def abandon(self, status: str) -> None:
+        """Closes the W&B run, with what was logged so far."""
+        if self._run is not None:
+            run, self._run = self._run, None
+            run.summary.update({"status": status})
+            run.finish(exit_code=EXIT_CODES[status])
+
+    def log_sweep(self, name: str, rows: Sequence[Mapping[str, Any]], folder: Path) -> None:
+        """A W&B run of its own in the sweep's group, whose table has a row for each job."""
+        import wandb
+
+        headings: list[str | int] = list(dict.fromkeys(key for row in rows for key in row))
+        run = self._init(folder, f"{name} (sweep)", name, "sweep", {})
+        with run:
+            cells = [[row.get(str(heading)) for heading in headings] for row in rows]
+            run.log({"media/jobs": wandb.Table(columns=headings, data=cells, allow_mixed_types=True)})
+            run.summary.update({"jobs": len(rows)})
 
 
-def history(record: Record) -> list[dict[str, Any]]:
-    """The rounds in the order of decoding, as W&B's flat records; times in milliseconds."""
-    every = -(-sum(len(result.speculative.rounds) for result in record.results) // MOST_ROUNDS) or 1
-    rounds = (r for group in record.groups for r in group.speculative.rounds)
-    return [
-        {
-            "round/number": number,
-            "round/gamma": r.gamma,
-            "round/accepted": r.accepted,
-            "round/tokens": r.tokens,
-            **({"round/beta": sum(r.beta) / len(r.beta)} if r.beta else {}),
-            **{f"round/{lap}_ms": r.seconds[lap] * 1e3 for lap in DECODING},
-        }
-        for number, r in enumerate(rounds)
-        if number % every == 0
-    ]
+def media(result: "RunResult", stored: "StoredRun", out_dir: Path) -> dict[str, Any]:
+    """The tables, the figures and the page of a run."""
+    import wandb
 
-
-def summary(result: RunResult) -> dict[str, object]:
-    """The results as flat keys, `alpha` and `c` among them, without numbers that do not exist."""
-    tree = result.as_dict()
-    keys = {"alpha": result.alpha.mean, "alpha_stderr": result.alpha.stderr, "c": result.cost.c}
-    keys |= {"v": result.cost.v, "o": result.cost.o, "block_efficiency": result.block_efficiency.mean}
-    groups = ("speedup", "cost", "lossless", "throughput", "speedup_over", "bandwidth", "drift", "latency", "memory",
-              "counts", "metrics", "alpha_counted", "alpha_on_target_text", "alpha_by_category")  # fmt: skip
-    for group in groups:
-        keys |= flatten({group: tree[group]})
-    for name in ("operations_factor", "optimal_gamma", "regret", "draft_acceptance_rate", "recording", "status"):
-        keys[name] = tree[name]
-    return {key: value for key, value in keys.items() if value is not None and not isinstance(value, list)}
+    prompts = wandb.Table(columns=list(TABLE_COLUMNS))
+    for prompt in stored.prompts:
+        prompts.add_data(*(prompt.get(column) for column in TABLE_COLUMNS))
+    sweep = wandb.Table(columns=["gamma", "speedup"])
+    for predicted in result.gamma_sweep:
+        sweep.add_data(predicted.gamma, predicted.speedup)
+    figures = {f"figures/{path.stem}": wandb.Image(str(path)) for path in (out_dir / "figures").glob("*.png")}
+    report = wandb.Html(str(out_dir / "report.html"))
+    return {"media/prompts": prompts, "media/gamma_sweep": sweep, "media/report": report, **figures}

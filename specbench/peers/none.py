@@ -1,11 +1,13 @@
 """No peers (`baseline=autoregressive`): the run is compared with its own plain decoding only."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from specbench.context import Context
-from specbench.models.language_model import LanguageModel
 from specbench.peers.peer import Peer, Peers
+
+if TYPE_CHECKING:
+    from specbench.context import Context
+    from specbench.models.language_model import LanguageModel
 
 
 class NoPeers(Peers):
@@ -13,7 +15,7 @@ class NoPeers(Peers):
 
     @classmethod
     def from_settings(
-        cls, settings: Any, context: Context, target: LanguageModel, drafter: LanguageModel | None, gamma: int
+        cls, settings: Any, context: "Context", target: "LanguageModel", drafter: "LanguageModel | None", gamma: int
     ) -> "NoPeers":
         return cls()
 

@@ -3,12 +3,14 @@
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from specbench.component import Component
-from specbench.context import Context
-from specbench.decoding.state import Job
-from specbench.models.language_model import LanguageModel
+
+if TYPE_CHECKING:
+    from specbench.context import Context
+    from specbench.decoding.state import Job
+    from specbench.models.language_model import LanguageModel
 
 
 @dataclass(frozen=True)
@@ -25,7 +27,7 @@ class Peer(ABC):
     """One way in which another engine decodes."""
 
     @abstractmethod
-    def decode(self, job: Job) -> PeerOutput:
+    def decode(self, job: "Job") -> PeerOutput:
         """Decodes one prompt. Raises RuntimeError if that fails."""
 
 
@@ -37,7 +39,7 @@ class Peers(Component, ABC):
     @classmethod
     @abstractmethod
     def from_settings(
-        cls, settings: Any, context: Context, target: LanguageModel, drafter: LanguageModel | None, gamma: int
+        cls, settings: Any, context: "Context", target: "LanguageModel", drafter: "LanguageModel | None", gamma: int
     ) -> "Peers":
         """Builds the peers for this target; `drafter` is the drafter's first model, if it has one."""
 

@@ -1,7 +1,7 @@
 """One run among those that are decoded in turn: its session, what it has decoded, and the file that keeps it."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,17 +23,18 @@ from specbench.storage.write import PromptsFile, failure_records, prompt_records
 from specbench.visible import first_line
 
 log = logging.getLogger(__name__)
+Told = Callable[[Group], None]
 
 
 class Member:
     """A run. `prompts.jsonl.part` in `out_dir` grows with every finished group."""
 
-    def __init__(self, parts: Parts, out_dir: Path):
-        """Raises ConfigError if the folder cannot be written."""
+    def __init__(self, parts: Parts, out_dir: Path, told: Told = lambda group: None):
+        """`told` is called with each group that is written. Raises ConfigError if the folder cannot be written."""
         self.parts, self.session = parts, Session(parts)
         self.record = Record(columns={name: metric.columns for name, metric in parts.metrics.items()})
         self.saved = PromptsFile(out_dir)
-        self._probes = 0
+        self._probes, self._told = 0, told
 
     def warm_up(self, wanted: Wanted, first: bool) -> None:
         """Warm-up for requests of so many columns and, the first time, calibration."""
@@ -81,6 +82,7 @@ class Member:
                 _read_texts(self.session, result)
         with at_once():
             read_again(self.session, self.record, group)
+        self._told(group)
         return group
 
     def fail(self, failure: Failure) -> None:

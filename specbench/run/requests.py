@@ -1,5 +1,6 @@
 """Forms the groups of requests that are decoded together, turn by turn."""
 
+import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
@@ -10,6 +11,7 @@ from specbench.run.parts import Parts
 from specbench.settings import ConfigError
 from specbench.workloads.workload import Workload
 
+log = logging.getLogger(__name__)
 GROUPS = 8  # of a turn, if there are enough requests: so often both ways of decoding take turns
 FEWEST, MOST = 4, 16  # requests per row in a group: rows idle at the end of each, and a failure loses all of it
 
@@ -57,7 +59,7 @@ class Requests:
     def groups(self) -> Iterator[Wanted]:
         """Groups of all first turns, then of the second turns, and so on. Raises ConfigError if no prompt fits the
         context, or if one is empty."""
-        parts, number = self.parts, 0
+        parts, number, told = self.parts, 0, 0
         for turn in range(max(len(prompt.turns) for prompt in parts.prompts)):
             waiting = self._turn(turn)
             if turn == 0 and not waiting:
@@ -65,6 +67,13 @@ class Requests:
                     f"no prompt fits: the shortest has {min(self.too_long)} tokens, "
                     f"and the context of {parts.target.name} must hold at least one more, {parts.target.context}"
                 )
+            if len(self.too_long) > told:
+                log.warning(
+                    "%d requests of turn %d and later do not fit the context of %d tokens and are left out "
+                    "(counts.too_long): the longest has %d tokens",
+                    *(len(self.too_long) - told, turn + 1, parts.target.context, max(self.too_long)),
+                )
+                told = len(self.too_long)
             longest = max((tokens for _, tokens in waiting), default=0)
             columns = min(longest + parts.max_new_tokens, parts.target.context) + self.spare
             for begin, end in pairwise(self._cuts(len(waiting))):

@@ -15,29 +15,36 @@ from specbench.measure.machine_watch import MachineWatch
 from specbench.memory import reset_peak
 from specbench.results import RunResult
 from specbench.run.cohort import Cohort
-from specbench.run.member import Member
+from specbench.run.member import Member, Told
 from specbench.run.parts import Parts
 from specbench.storage.provenance import provenance
 
 log = logging.getLogger(__name__)
 Progress = Callable[[int, int, str], None]  # requests done, all requests, what is going on
+Runs = Sequence[tuple[Parts, Path, Told]]  # each run, its folder, and who is told of its groups
 Finished = tuple[RunResult | RuntimeError, Record]  # the error if every prompt failed
 
 
-def run(parts: Parts, out_dir: Path, progress: Progress = lambda done, total, what: None) -> tuple[RunResult, Record]:
+def run(
+    parts: Parts,
+    out_dir: Path,
+    progress: Progress = lambda done, total, what: None,
+    told: Told = lambda group: None,
+) -> tuple[RunResult, Record]:
     """Decodes all prompts and measures. Every finished group is appended to `prompts.jsonl.part` in `out_dir`, so that
-    an interrupted run keeps what it has: a signal ends the decoding, and what is finished is measured. Raises
+    an interrupted run keeps what it has: a signal ends the decoding, and what is finished is measured. `told` is called
+    with each group when it is written, outside of all that is timed. Raises
     KeyboardInterrupt if nothing is, ConfigError if no prompt fits the context or the folder cannot be written,
     RuntimeError if every prompt failed."""
-    [(result, record)] = run_in_turn([[(parts, out_dir)]], progress)
+    [(result, record)] = run_in_turn([[(parts, out_dir, told)]], progress)
     if isinstance(result, RuntimeError):
         raise result
     return result, record
 
 
-def run_in_turn(cohorts: Sequence[Sequence[tuple[Parts, Path]]], progress: Progress) -> list[Finished]:
-    """Several runs, each with its folder, as `run`: each group of prompts is decoded by all of them before the next
-    one begins. Those in one cohort share plain decoding. Returns what `run` does, in their order."""
+def run_in_turn(cohorts: Sequence[Runs], progress: Progress) -> list[Finished]:
+    """Several runs, each with its folder and its `told`, as `run`: each group of prompts is decoded by all of them
+    before the next one begins. Those in one cohort share plain decoding. Returns what `run` does, in their order."""
     started, clock, status = datetime.datetime.now(datetime.UTC), time.perf_counter(), "complete"
     device = cohorts[0][0][0].target.device
     with held(), torch.inference_mode():
@@ -47,7 +54,7 @@ def run_in_turn(cohorts: Sequence[Sequence[tuple[Parts, Path]]], progress: Progr
             reset_peak(device)
             made = []
             for runs in cohorts:
-                own = [Member(parts, out_dir) for parts, out_dir in runs]
+                own = [Member(parts, out_dir, told) for parts, out_dir, told in runs]
                 members += own
                 made.append(Cohort(own, watch))
             try:

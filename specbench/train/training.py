@@ -16,7 +16,8 @@ from torch import Tensor
 from specbench.component import chosen_class
 from specbench.data.stdlib_corpus import read_modules
 from specbench.data.text_file import read_text
-from specbench.devices import LARGEST_SEED, pick_device
+from specbench.devices import pick_device
+from specbench.limits import LARGEST_SEED
 from specbench.models.pretrained import PretrainedModel, load_config, load_module, load_tokenizer
 from specbench.settings import BaseSettings, ConfigError, setting, validate
 from specbench.storage.provenance import provenance

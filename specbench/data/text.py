@@ -1,0 +1,147 @@
+"""Plain text as prompts: windows of text files, and lines of aligned ones."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from specbench.data.json_lines import need_file
+from specbench.data.prompts import Data, Prompt
+from specbench.data.template import check_template, fill
+from specbench.data.text_file import TEXT, read_text
+from specbench.identity import of_file, of_folder
+from specbench.paths import SHIPPED
+from specbench.settings import BaseSettings, ConfigError, setting
+from specbench.visible import first_line, shown
+
+ENDINGS = (".txt", ".md", ".text")  # of the files that are read in a folder
+
+
+class TextData(Data):
+    """Windows of a text file, or of all text files in a folder: each of `window` characters or tokens, `stride` after
+    the one before. What is left at the end of a file, less than a window, is left out, unless it is the whole file."""
+
+    @dataclass
+    class Settings(BaseSettings):
+        path: str = setting(required="a text file in UTF-8, or a folder of them")
+        window: int = setting(ge=1, le=10**7)
+        stride: int | None = setting(ge=1, le=10**7)
+        unit: str = setting(choices=("characters", "tokens"))
+        tokenizer: str = setting()
+        limit: int | None = setting(ge=1)
+
+        def check(self, prefix: str) -> None:
+            if not Path(self.path).is_dir():
+                need_file(self.path, f"{prefix}path", f"{TEXT}, or a folder of them")
+            elif not self.files():
+                raise ConfigError(f"{prefix}path={self.path} has no text files ({', '.join(ENDINGS)}): choose another")
+
+        def files(self) -> list[Path]:
+            """The files, sorted by name."""
+            folder = Path(self.path)
+            if not folder.is_dir():
+                return [folder]
+            return sorted(path for path in folder.iterdir() if path.suffix in ENDINGS and path.is_file())
+
+        def sources(self) -> Mapping[str, str]:
+            folder = Path(self.path)
+            return {"path": of_folder(folder) if folder.is_dir() else of_file(folder)}
+
+    def __init__(self, settings: Settings):
+        self.settings, self.limit = settings, settings.limit
+
+    @classmethod
+    def from_settings(cls, settings: Settings) -> "TextData":
+        return cls(settings)
+
+    def prompts(self) -> Iterator[Prompt]:
+        s = self.settings
+        files = s.files()
+        for path in files:
+            text = read_text(str(path), "data.path")
+            places = [*range(len(text) + 1)] if s.unit == "characters" else self._token_ends(text)
+            for begin, end in windows(len(places) - 1, s.window, s.stride or s.window):
+                part = text[places[begin] : places[end]]
+                if part.strip():
+                    yield Prompt(f"{path.name}:{begin}", (part,), path.stem if len(files) > 1 else "")
+
+    def _token_ends(self, text: str) -> list[int]:
+        """Where tokens end in the text, with 0 before. Raises ConfigError."""
+        from transformers import AutoTokenizer
+
+        name = self.settings.tokenizer
+        place = str(SHIPPED / name.removeprefix("shipped:")) if name.startswith("shipped:") else name
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(place)
+            found = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+            ends = [end for _, end in found["offset_mapping"]]
+        except Exception as error:  # of any tokenizer
+            raise ConfigError(
+                f"data.tokenizer={shown(name)} is not possible ({first_line(error)}): give a model with a fast "
+                "tokenizer, or use data.unit=characters"
+            ) from error
+        return [0, *ends]
+
+
+def windows(length: int, window: int, stride: int) -> Iterator[tuple[int, int]]:
+    """(begin, end) of the whole windows in a text of this length; the text itself if it is shorter than one."""
+    if length <= window:
+        yield 0, length
+        return
+    for begin in range(0, length - window + 1, stride):
+        yield begin, begin + window
+
+
+class ParallelData(Data):
+    """Two aligned text files, a sentence a line: the line of `path` is the prompt, or the template with {source} and
+    {reference} in it. A line that is blank in one of them is left out."""
+
+    @dataclass
+    class Settings(BaseSettings):
+        path: str = setting(required="a text file, one sentence a line")
+        reference: str = setting(required="the text file whose lines belong to those of data.path")
+        template: str | None = setting()
+        limit: int | None = setting(ge=1)
+
+        def check(self, prefix: str) -> None:
+            for key in ("path", "reference"):
+                need_file(getattr(self, key), f"{prefix}{key}", TEXT)
+            if self.template is not None:
+                check_template(self.template, f"{prefix}template")
+
+        def sources(self) -> Mapping[str, str]:
+            return {"path": of_file(self.path), "reference": of_file(self.reference)}
+
+    def __init__(self, settings: Settings):
+        self.settings, self.limit = settings, settings.limit
+
+    @classmethod
+    def from_settings(cls, settings: Settings) -> "ParallelData":
+        return cls(settings)
+
+    def prompts(self) -> Iterator[Prompt]:
+        s = self.settings
+        sources, references = (lines_of(path, key) for path, key in ((s.path, "path"), (s.reference, "reference")))
+        if len(sources) != len(references):
+            raise ConfigError(
+                f"data.reference={s.reference} has {len(references)} lines, and data.path={s.path} {len(sources)}: "
+                "they must be aligned, line by line"
+            )
+        for number, (source, reference) in enumerate(zip(sources, references, strict=True), 1):
+            if source.strip() and reference.strip():
+                fields = {"source": source.strip(), "reference": reference.strip()}
+                yield Prompt(str(number), (fields["source"] if s.template is None else _filled(s.template, fields),))
+
+
+def lines_of(path: str, key: str) -> list[str]:
+    """The lines of a text file; only line feeds end one, as in the tools that made the files. Raises ConfigError."""
+    lines = read_text(path, f"data.{key}").split("\n")
+    return lines[:-1] if not lines[-1] else lines
+
+
+def _filled(template: str, fields: Mapping[str, str]) -> str:
+    def field(name: str) -> str:
+        if name not in fields:
+            raise ConfigError(f"data.template has {{{shown(name)}}}: it must be {{source}} or {{reference}}")
+        return fields[name]
+
+    return fill(template, field)

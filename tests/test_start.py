@@ -1,0 +1,83 @@
+"""What a command loads before it answers, and that what it says is what the schema has."""
+
+import dataclasses
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from omegaconf import OmegaConf
+
+from specbench.config.schema import GROUPS, Root, base_of, known_keys
+from specbench.data import stdlib_corpus
+from specbench.paths import conf_dir
+
+HEAVY = ("torch", "transformers", "wandb", "pyarrow", "matplotlib", "pandas")
+SAY = """import atexit, sys
+atexit.register(lambda: print("loaded:", [name for name in %r if name in sys.modules]))
+sys.argv = ["specbench", *%r]
+from specbench.__main__ import main
+main()
+"""
+
+
+def loaded(folder: Path, *arguments: str) -> tuple[str, str]:
+    """Which of HEAVY a command has loaded when it ends, and its last line of errors."""
+    done = subprocess.run(
+        [sys.executable, "-c", SAY % (HEAVY, arguments)], capture_output=True, text=True, cwd=folder, timeout=120
+    )
+    return done.stdout.rpartition("loaded: ")[2].strip(), done.stderr.strip()
+
+
+MISTAKES = {
+    "gama=3": "gama is not a setting. Did you mean gamma?",
+    "gamma=-1": "gamma=-1 is not allowed",
+    "drafter=nothing": "drafter=nothing is not a choice",
+    "data=jsonl data.path=none.jsonl": "data.path=none.jsonl is not a file",
+    "logger.project=a/b": "logger.project=a/b is not allowed",
+    "-m gamma=1,-2": "gamma=-2 is not allowed",
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_is_told_before_torch_is_loaded(mistake, tmp_path):
+    found, said = loaded(tmp_path, *mistake.split())
+    assert MISTAKES[mistake] in said and found == "[]"
+
+
+@pytest.mark.parametrize("question", ["--help", "--version"])
+def test_a_question_is_answered_without_torch(question, tmp_path):
+    assert loaded(tmp_path, question) == ("[]", "")
+
+
+def test_what_needs_a_model_s_class_loads_torch(tmp_path):
+    """The negative control of the tests above."""
+    found, said = loaded(tmp_path, "drafter=ngram", "drafter.max_order=x")
+    assert "drafter.max_order=x is not allowed" in said and "torch" in found
+
+
+def test_groups_are_those_of_the_configuration():
+    """Two lists that are written by hand: GROUPS, and the defaults of config.yaml."""
+    defaults = OmegaConf.load(conf_dir() / "config.yaml").defaults
+    chosen = {str(key) for entry in defaults if entry != "_self_" for key in entry if "override" not in str(key)}
+    assert chosen - {"metric", "experiment"} == set(GROUPS)
+    for group in GROUPS:
+        assert base_of(group).__module__ == GROUPS[group].rpartition(".")[0]
+    assert {field.name for field in dataclasses.fields(Root)} | set(GROUPS) <= set(known_keys([]))
+
+
+def test_the_corpus_leaves_out_folders_without_reading_them(monkeypatch, tmp_path):
+    for name in ("a.py", "b/c.py", "b/tests/d.py", "site-packages/e.py", "z.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True, parents=True)
+        (tmp_path / name).write_text("x = 1")
+    looked = []
+    walk = stdlib_corpus.os.walk
+
+    def noted(root):
+        for entry in walk(root):
+            looked.append(Path(entry[0]).name)
+            yield entry
+
+    monkeypatch.setattr(stdlib_corpus.os, "walk", noted)
+    found = {path.relative_to(tmp_path).as_posix() for path in stdlib_corpus._files(tmp_path)}
+    assert found == {"a.py", "b/c.py"} and set(looked) == {tmp_path.name, "b"}
