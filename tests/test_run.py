@@ -15,6 +15,7 @@ from specbench.config.checks import check
 from specbench.decoding.noise import prompt_key
 from specbench.loggers.wandb_records import summary
 from specbench.memory import Budget, Footprint, give_back, size
+from specbench.report.verdict_sentence import verdict_sentence
 from specbench.run.requests import group_size
 from specbench.run.run import run
 from specbench.run.session import Session
@@ -79,6 +80,10 @@ def test_a_run_leaves_every_file_with_every_field(monkeypatch, tmp_path, capsys)
     assert len(list(out.glob("wandb/offline-run-*/run-*.wandb"))) == 1
     shown = capsys.readouterr().out
     assert "predicted, Theorem 3.8" in shown and "lossless: passed" in shown
+    told = verdict_sentence(result)
+    joined = " ".join(shown.split())
+    assert joined.index(told) < joined.index("predicted, Theorem 3.8")
+    assert told in (out / "run.log").read_text()
 
 
 @pytest.mark.parametrize("drafter", ["ngram", "prompt_lookup", "bigram", "unigram", "random"])
