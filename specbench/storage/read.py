@@ -152,9 +152,8 @@ def load_runs(*folders: Path) -> list[StoredRun]:
 
 
 def _runs_in(folder: Path) -> list[StoredRun]:
-    alone = (folder / "results.json").exists()
-    paths = [folder] if alone else sorted(p.parent for p in folder.glob("[!.]*/config.yaml"))
-    paths = paths if alone else sorted({*paths, *(p.parent for p in folder.glob("*/results.json"))})
+    below = {path.parent for name in ("[!.]*/config.yaml", "*/results.json") for path in folder.glob(name)}
+    paths = [folder] if (folder / "results.json").exists() else sorted(below)
     runs = []
     for path in paths:
         try:
