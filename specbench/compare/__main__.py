@@ -89,7 +89,7 @@ def compare_folders(folders: Sequence[str]) -> int:
 def not_alike(runs: Mapping[str, "StoredRun"]) -> list[str]:
     """In what the runs differ that is no part of a way of decoding, in sentences. Raises ConfigError if prompts of the
     same id are not the same."""
-    from specbench.report.facts import TASK
+    from specbench.report.same_work import TASK
 
     first, *others = runs
     texts = {record["id"]: record.get("prompt") for record in runs[first].prompts}
@@ -202,7 +202,7 @@ def show_comparison(sweep: "Sweep", jobs: Sequence["Job"]) -> None:
     """Prints the comparison of each task's jobs, and writes FILES. Raises ConfigError."""
     from specbench.compare.in_turn import labels_of, tasks_of
     from specbench.compare.tables import rows, tables
-    from specbench.report.facts import TASK
+    from specbench.report.same_work import TASK
     from specbench.report.tables import own_words, show, to_csv
     from specbench.storage.atomic import write_json, write_text
 

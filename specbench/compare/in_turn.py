@@ -14,7 +14,7 @@ from specbench.config.targets import Targets
 from specbench.finish import log_to, save
 from specbench.interrupts import at_once
 from specbench.progress import decoding_progress
-from specbench.report.facts import TASK
+from specbench.report.same_work import TASK
 from specbench.results import RunResult
 from specbench.run.parts import Parts
 from specbench.run.run import run_in_turn

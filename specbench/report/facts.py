@@ -7,11 +7,10 @@ from typing import Any
 
 import yaml
 
+from specbench.report.same_work import TASK
 from specbench.report.tables import interval
 from specbench.storage.read import StoredRun
 
-# Settings that say what is decoded: runs that differ in one of them do different work, and are ranked apart.
-TASK = ("target", "data", "workload", "temperature", "top_k", "top_p", "repetition_penalty", "max_new_tokens", "stop")
 MOST_VALUES = 6  # of a fact in which runs differ
 MOST_COMMANDS = 6
 MOST_TASKS = 4  # that a page of many runs begins with
