@@ -153,10 +153,9 @@ def load_runs(*folders: Path) -> list[StoredRun]:
 
 
 def _runs_in(folder: Path) -> list[StoredRun]:
-    alone = (folder / "results.json").exists()
-    paths = [folder] if alone else sorted(p.parent for p in folder.glob("[!.]*/config.yaml"))
-    paths = paths if alone else sorted({*paths, *(p.parent for p in folder.glob("*/results.json"))})
-    paths = [path for path in paths if alone or not path.name.startswith((EARLIER, ASIDE))]
+    below = {path.parent for name in ("[!.]*/config.yaml", "*/results.json") for path in folder.glob(name)}
+    below = {path for path in below if not path.name.startswith((EARLIER, ASIDE))}
+    paths = [folder] if (folder / "results.json").exists() else sorted(below)
     runs = []
     for path in paths:
         try:
