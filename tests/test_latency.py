@@ -213,7 +213,7 @@ def shown(result):
 def test_percentiles_of_too_few_requests_are_not_shown(finished):
     whole = finished[0].as_dict()
     told = shown(whole)
-    assert "speculative, 40/s" in told and "plain, 400/s" in told and "within limits" in told
+    assert "speculative, 40/s" in told and "plain, 400/s" in told and "within" in told
     assert told.count("too few ") == 12 and "/ too few" not in told  # six requests
     for entry in whole["latency_by_rate"]:
         entry["requests"] = 60
