@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow.parquet
 import pytest
 import torch
-from conftest import V, make_drafter, parts_of, tabular_model
+from conftest import CACHES, V, make_drafter, parts_of, tabular_model
 
 import specbench.replay as command
 from specbench.decoding.draft import Draft
@@ -19,7 +19,7 @@ from specbench.decoding.verify import output_law, speculative_sampling
 from specbench.gamma_policies.fixed import FixedGamma
 from specbench.gamma_policies.heuristic import HeuristicGamma
 from specbench.measure.simulate import replay, sweep, trace_of
-from specbench.measure.text_laws import read_text
+from specbench.measure.text_laws import Text, read_texts
 from specbench.replay import load_trace
 from specbench.run.run import run
 from specbench.storage.write import write_result
@@ -174,16 +174,19 @@ def ngram_law(text):
     return None
 
 
+@pytest.mark.parametrize("cache", CACHES)
 @pytest.mark.parametrize("kind", ["model", "bigram", "random", "ngram_sample"])
-def test_betas_along_a_text_of_a_known_chain(kind, tables, number_text):
+def test_betas_along_a_text_of_a_known_chain(kind, cache, tables, number_text):
+    """The text is the second one after its prompt, behind a shorter one of other tokens."""
     sampling = Sampling()
-    target = tabular_model(tables.target, sampling)
-    drafter = make_drafter(kind, target, number_text, tabular_model(tables.similar, sampling))
+    target = tabular_model(tables.target, sampling, cache)
+    drafter = make_drafter(kind, target, number_text, tabular_model(tables.similar, sampling, cache))
     target.allocate(1, 48)
     if kind == "model":
         drafter.model.allocate(1, 48)
     text = torch.randint(V, (30,), generator=torch.Generator().manual_seed(3)).tolist()
-    laws = read_text(target, drafter, text[:4], text[4:], [1.0] * 26)
+    other = [(token + 1) % V for token in text[4:20]]
+    _, laws = read_texts(target, drafter, text[:4], [Text(other, [1.0] * 16), Text(text[4:], [1.0] * 26)])
     p, guessed = tables.target.double().softmax(-1), 0
     for place in range(26):
         before, last, x = text[place + 2], text[place + 3], text[place + 4]

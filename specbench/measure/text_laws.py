@@ -27,13 +27,31 @@ CHUNK = 64  # positions read at a time
 LIMIT = 10_000  # a run reads about this many tokens of each decoder's text
 
 
-def read_text(
-    target: Model, drafter: Drafter, prompt: Sequence[int], new: Sequence[int], lenience: Sequence[float]
-) -> TextLaws:
-    """Scores the T tokens `new` after a prompt with target and drafter; lenience [T] is that of each token. Returns
-    arrays [T]."""
-    text = torch.tensor([[*prompt, *new]], device=target.device)
-    begin, end = len(prompt), min(text.shape[1], drafter.context)
+@dataclasses.dataclass(frozen=True)
+class Text:
+    """A finished text after a prompt: its T new tokens, and the lenience of each, [T]."""
+
+    new: Sequence[int]
+    lenience: Sequence[float]
+
+
+def read_texts(target: Model, drafter: Drafter, prompt: Sequence[int], texts: Sequence[Text]) -> list[TextLaws]:
+    """Scores the tokens of texts after one prompt, which is read once, with target and drafter. Returns arrays [T] of
+    each text."""
+    read = [torch.tensor([[*prompt, *text.new]], device=target.device) for text in texts]
+    begin, longest = len(prompt), min(max(text.shape[1] for text in read), drafter.context)
+    models = [target, *drafter.models[:1]]
+    for model in models:
+        model.open_text(read[0], begin, longest)
+    found = [_read_text(target, drafter, own, begin, text.lenience) for own, text in zip(read, texts, strict=True)]
+    for model in models:
+        model.release(0)
+    return found
+
+
+def _read_text(target: Model, drafter: Drafter, text: Tensor, begin: int, lenience: Sequence[float]) -> TextLaws:
+    """Scores the tokens of text [1, T] from `begin` on, with models that have read those before."""
+    end = min(text.shape[1], drafter.context)
     drafted = _drafter_laws(drafter, target.vocab_size, text, begin, end)
     columns = []
     for (first, p, sure), (q, known, certain) in zip(_model_laws(target, text, begin, end), drafted, strict=True):
@@ -41,7 +59,7 @@ def read_text(
         lenient = torch.tensor(lenience[first - begin :][: len(p)], dtype=torch.double, device=p.device)[:, None]
         columns.append(_numbers(p, q, x, lenient, target.sampling.greedy, certain, known, sure))
     table = torch.cat(columns, 1).cpu().numpy() if columns else np.zeros((len(dataclasses.fields(TextLaws)), 0))
-    missing = len(new) - table.shape[1]
+    missing = text.shape[1] - begin - table.shape[1]
     return TextLaws(*np.pad(table, ((0, 0), (0, missing)), constant_values=np.nan))
 
 
@@ -80,14 +98,12 @@ def _entropy(law: Tensor) -> Tensor:
 def _model_laws(model: Model, text: Tensor, begin: int, end: int) -> Iterator[tuple[int, Tensor, Tensor]]:
     """Chunks of (first position, distributions [n, V], distributions before argmax [n, V]) of the tokens
     begin .. end - 1 of text [1, T], read through row 0 of the model's cache, uncompiled."""
-    model.open_text(text, begin, end)
     confident = dataclasses.replace(model.sampling, before_argmax=True)
     for first in range(begin, end, CHUNK):
         last = min(first + CHUNK, end)
         logits = model.read_text(text, first, last)
         seen = None if model.sampling.repetition_penalty == 1 else _seen(text, first, last, model.vocab_size)
         yield first, model.sampling.probabilities(logits, seen)[0], confident.probabilities(logits, seen)[0]
-    model.release(0)
 
 
 def _drafter_laws(

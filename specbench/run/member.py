@@ -11,7 +11,7 @@ from specbench.interrupts import at_once
 from specbench.measure.machine_watch import MachineWatch
 from specbench.measure.stock_reading import read
 from specbench.measure.text_end import ends_where_it_should
-from specbench.measure.text_laws import LIMIT, read_text
+from specbench.measure.text_laws import LIMIT, Text, read_texts
 from specbench.peers.peer import PeerOutput
 from specbench.results import RunResult
 from specbench.run.parts import Parts
@@ -103,15 +103,15 @@ def _read_texts(session: Session, result: Result) -> None:
     session.text_tokens += len(ours.tokens)
     if read_already >= LIMIT or not (parts.verifier.judges_by_law and parts.drafter.reads_text):
         return
-    prompt, lenience = result.request.tokens, ours.lenience()
+    texts = [Text(ours.tokens, ours.lenience())]
+    if ours.tokens != theirs.tokens or set(texts[0].lenience) != {1.0}:
+        texts.append(Text(theirs.tokens, [1.0] * len(theirs.tokens)))
     try:
-        laws = plain = read_text(parts.target, parts.drafter, prompt, ours.tokens, lenience)
-        if ours.tokens != theirs.tokens or set(lenience) != {1.0}:
-            plain = read_text(parts.target, parts.drafter, prompt, theirs.tokens, [1.0] * len(theirs.tokens))
+        laws, *others = read_texts(parts.target, parts.drafter, result.request.tokens, texts)
     except RuntimeError as error:  # out of memory: the run goes on without these betas
         log.warning("no betas along the text of %s: %s", result.request.id, first_line(error))
         return
-    result.speculative_laws, result.baseline_laws = laws, plain
+    result.speculative_laws, result.baseline_laws = laws, others[0] if others else laws
 
 
 def read_again(session: Session, record: Record, group: Group) -> None:
