@@ -4,6 +4,7 @@ import logging
 import os
 import shlex
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -13,7 +14,7 @@ from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
-from specbench.interrupts import exit_code, handled, held
+from specbench.interrupts import exit_code, handled
 from specbench.paths import conf_dir, register_resolvers
 from specbench.settings import ConfigError, IncompleteError, VerdictError, comes_from, explain, stop
 
@@ -100,35 +101,13 @@ def one_run(config: DictConfig, skip_finished: bool = False) -> bool:
 
 
 def _measure(checked: "Checked", out_dir: Path, kind: str) -> None:
-    """Builds the parts, runs them in `out_dir`, which is locked, and writes the results. What stood there before stays
-    until they are there. `kind` is what the logger is told: "run" or "job". Raises ConfigError, or VerdictError with
-    strict=true."""
-    from specbench.config.build import build
-    from specbench.finish import logged, save
-    from specbench.progress import decoding_progress
-    from specbench.report.tables import refuse_verdict
-    from specbench.run.run import run
+    """Runs the configuration in `out_dir`, which is locked, and prints the results. `kind` is what the logger is told:
+    "run" or "job". Raises ConfigError, or VerdictError with strict=true."""
+    from specbench.finish import measure
     from specbench.told import place_of_job, tell, tell_result
 
-    written = False
     overrides = list(HydraConfig.get().overrides.task)
-    parts = build(checked, tell)
-    with logged(checked, out_dir, overrides, kind) as run_log:
-        try:
-            with held():  # between the end of decoding and that of writing a signal waits
-                with decoding_progress(place_of_job()) as progress:
-                    result, record = run(parts, out_dir, progress, run_log.progress)
-                kept = save(checked, parts, result, record, out_dir, overrides)
-                written = True
-        except KeyboardInterrupt:
-            if written:
-                raise KeyboardInterrupt(f"what was finished is in {out_dir}") from None
-            raise
-        tell_result(result.as_dict(), out_dir, kept)
-        run_log.finish(result, record)
-    if result.status == "interrupted":
-        raise KeyboardInterrupt(f"what was finished is in {out_dir}")
-    refuse_verdict(checked.root.strict, result.as_dict(), out_dir)
+    measure(checked, out_dir, overrides, kind, tell, place_of_job(), partial(tell_result, folder=out_dir))
 
 
 def main() -> None:

@@ -1,13 +1,17 @@
 """What becomes of a run that is measured: its files, and its logger."""
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from specbench.config.checks import Checked
 from specbench.decoded import Group, Record
+from specbench.interrupts import held
 from specbench.loggers.logger import Logger, Opening
+from specbench.progress import decoding_progress
+from specbench.report.tables import refuse_verdict
 from specbench.results import RunResult
 from specbench.run.parts import Parts
 from specbench.settings import ConfigError
@@ -28,6 +32,42 @@ def save(
     identity = checked.identity().as_dict()  # a checkpoint of the hub has its commit now that it is there
     write_result(result, record, checked.digest, out_dir, parts.target.tokenizer, identity, overrides)
     return kept
+
+
+def measure(
+    checked: Checked,
+    out_dir: Path,
+    overrides: Sequence[str],
+    kind: str = "run",
+    announce: Callable[[str], None] = lambda text: None,
+    place: str = "",
+    shown: Callable[[dict[str, Any], Path | None], None] = lambda result, kept: None,
+) -> None:
+    """Builds the parts, runs them in `out_dir`, which is locked, and writes the results. What stood there before stays
+    until they are there. `kind` is what the logger is told, `place` stands before the progress, and `shown` gets what
+    `results.json` holds, and where the run went that was there before. Raises ConfigError, VerdictError with
+    strict=true, or KeyboardInterrupt after a signal."""
+    from specbench.config.build import build
+    from specbench.run.run import run
+
+    written = False
+    parts = build(checked, announce)
+    with logged(checked, out_dir, overrides, kind) as run_log:
+        try:
+            with held():  # between the end of decoding and that of writing a signal waits
+                with decoding_progress(place) as progress:
+                    result, record = run(parts, out_dir, progress, run_log.progress)
+                kept = save(checked, parts, result, record, out_dir, overrides)
+                written = True
+        except KeyboardInterrupt:
+            if written:
+                raise KeyboardInterrupt(f"what was finished is in {out_dir}") from None
+            raise
+        shown(result.as_dict(), kept)
+        run_log.finish(result, record)
+    if result.status == "interrupted":
+        raise KeyboardInterrupt(f"what was finished is in {out_dir}")
+    refuse_verdict(checked.root.strict, result.as_dict(), out_dir)
 
 
 class RunLog:

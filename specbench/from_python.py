@@ -159,12 +159,7 @@ def _own_hydra() -> Iterator[None]:
 
 def _run(config: DictConfig, checked: Checked, folder: Path, words: Sequence[str]) -> Evaluation:
     """Builds, decodes and writes. Raises ConfigError, VerdictError or KeyboardInterrupt."""
-    from specbench.config.build import build
-    from specbench.finish import logged, save
-    from specbench.interrupts import held
-    from specbench.progress import decoding_progress
-    from specbench.report.tables import refuse_verdict
-    from specbench.run.run import run
+    from specbench.finish import measure
     from specbench.storage.finished import examine, move_aside
     from specbench.storage.lock import locked
     from specbench.storage.read import read_result
@@ -172,15 +167,7 @@ def _run(config: DictConfig, checked: Checked, folder: Path, words: Sequence[str
     with locked(folder), _files_of_hydra(config, folder, words):
         if corrupt := examine(folder, checked.identity()).corrupt:
             logging.getLogger(__name__).warning("%s: moved to %s", corrupt, move_aside(folder))
-        parts = build(checked)
-        with logged(checked, folder, words) as run_log:
-            with held(), decoding_progress() as progress:
-                result, record = run(parts, folder, progress, run_log.progress)
-                save(checked, parts, result, record, folder, words)
-            run_log.finish(result, record)
-        if result.status == "interrupted":
-            raise KeyboardInterrupt(f"what was finished is in {folder}")
-        refuse_verdict(checked.root.strict, result.as_dict(), folder)
+        measure(checked, folder, words)
         return Evaluation(read_result(folder), folder)
 
 

@@ -79,7 +79,7 @@ def run_repeats(config: DictConfig, checked: Checked, out_dir: Path) -> float:
         raise KeyboardInterrupt(f"{told}; the same command goes on from there")
     if result is None:
         raise IncompleteError(f"{told}: see run.log in its folders")
-    tell_result(result, out_dir, kept)
+    tell_result(result, kept, out_dir)
     if len(done) < len(folders):
         raise IncompleteError(f"{told}: the same command runs the others again")
     refuse_verdict(checked.root.strict, result, out_dir)

@@ -33,7 +33,7 @@ def tell(text: str) -> None:
         show(Text(text, style="dim"))
 
 
-def tell_result(result: dict[str, Any], folder: Path, kept: Path | None) -> None:
+def tell_result(result: dict[str, Any], kept: Path | None, folder: Path) -> None:
     """The results of a run, and where those are that stood in its folder before."""
     log.info("%s", verdict_sentence(result))
     log.info("lossless: %s", verdict(result["lossless"])[0])
