@@ -83,7 +83,7 @@ def run_jobs(jobs: Sequence[Job], announce: Callable[[str], None]) -> str:
         with at_once():
             targets = Targets()
             built = [[(job, build(job.checked, announce, targets)) for job in cohort] for cohort in cohorts]
-            logs = {job.folder: locks.enter_context(logged(job.checked, job.folder, job.overrides, "job"))
+            logs = {job.folder: locks.enter_context(logged(job.checked, job.folder, job.overrides, "way"))
                     for job in jobs}  # fmt: skip
         made = [[(parts, job.folder, logs[job.folder].progress) for job, parts in runs] for runs in built]
         announce(f"{len(jobs)} ways of decoding in turn, {len(cohorts)} with plain decoding")

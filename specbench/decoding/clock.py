@@ -40,8 +40,8 @@ class Clock(Protocol):
     def start(self, wait: bool = True) -> None:
         """Begins a new round; without `wait` the device may still be busy with the one before."""
 
-    def lap(self, name: Lap) -> None:
-        """Adds the time since the last mark to lap `name` of this round."""
+    def lap(self, name: Lap, more: bool = False) -> None:
+        """Adds the time since the last mark to lap `name` of this round; `more` of what follows is of its kind."""
 
     def now(self) -> float:
         """Seconds of a clock that stands still while a round is recorded: requests arrive and wait by it."""
@@ -53,7 +53,7 @@ class NoClock:
     def start(self, wait: bool = True) -> None:
         """Does nothing."""
 
-    def lap(self, name: Lap) -> None:
+    def lap(self, name: Lap, more: bool = False) -> None:
         """Does nothing."""
 
     def now(self) -> float:
@@ -97,9 +97,10 @@ class Stopwatch:
         self._mark(Lap.HOST)
         self._launched = False
 
-    def lap(self, name: Lap) -> None:
-        """Adds the time since the last mark to lap `name` of this round."""
-        if name in READING:
+    def lap(self, name: Lap, more: bool = False) -> None:
+        """Adds the time since the last mark to lap `name` of this round. Prompts are read to the end before the next
+        lap begins, unless `more` are read in it."""
+        if name in READING and not more:
             self._wait()
         self._mark(name)
         self._launched = False

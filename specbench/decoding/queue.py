@@ -178,7 +178,7 @@ class Queue:
 
     def _lap(self, model: Model, clock: Clock) -> None:
         """A model has read: the first one is the target."""
-        clock.lap(Lap.PREFILL if model is self.models[0] else Lap.DRAFTER_PREFILL)
+        clock.lap(Lap.PREFILL if model is self.models[0] else Lap.DRAFTER_PREFILL, more=True)
 
     def _begin(self, state: State, rows: list[int]) -> None:
         """Makes these rows active: their prompts have been read."""

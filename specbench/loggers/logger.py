@@ -21,7 +21,7 @@ class Opening:
     config: Mapping[str, Any]  # every setting, resolved
     choices: Mapping[str, str]  # the option that was chosen in each group
     out_dir: Path
-    kind: str = "run"  # or "job": one of a sweep or of a comparison
+    kind: str = "run"  # or "job" of a sweep, or "way" of a comparison, of which several are open at once
     overrides: Sequence[str] = ()
 
 

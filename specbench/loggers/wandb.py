@@ -63,7 +63,8 @@ class WandbLogger(Logger):
             self._run.define_metric(keys, step_metric=step, summary="none")
 
     def _init(self, folder: Path, name: str, group: str, job_type: str, config: Mapping[str, Any]) -> Any:
-        """A W&B run beside others that may be open in this process."""
+        """A W&B run beside others that may be open in this process. Ways of a comparison leave the machine's use to
+        itself: each would watch it while the others decode."""
         import wandb
 
         folder.mkdir(parents=True, exist_ok=True)
@@ -79,7 +80,7 @@ class WandbLogger(Logger):
             name=name,
             config=dict(config),
             reinit="create_new",
-            settings=wandb.Settings(silent=True, console="off"),
+            settings=wandb.Settings(silent=True, console="off", x_disable_stats=job_type == "way"),
         )
         for keys in MEDIA:  # of an image or a table the summary would hold its size and its path
             run.define_metric(keys, summary="none")

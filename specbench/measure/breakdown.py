@@ -38,6 +38,7 @@ from specbench.result_parts import (
     SpeedupOfSome,
 )
 
+LEAST_VARIANCE = 9.0  # of the number of accepted guesses, for its distance to be measured by a normal
 Names = str | Sequence[str]  # of a sum, or of several that are added
 OF_TIMES = ("tokens", "seconds", "prefill_seconds", "plain_tokens", "plain_seconds", "plain_prefill_seconds",
             "call_seconds", "plain_call_seconds", "log_speedup", "requests")  # fmt: skip
@@ -174,9 +175,9 @@ def acceptance_of(source: Source, with_beta: bool) -> Acceptance:
 
 def acceptance_check(s: Mapping[str, Any]) -> AcceptanceCheck | None:
     """A sum of martingale differences: given all before it, a tested guess is accepted with probability beta. None if
-    nothing is left to chance."""
+    so little is left to chance that their sum is far from a normal."""
     accepted, expected, variance = (float(s[name]) for name in ("accepted", "beta", "beta_variance"))
-    if not (variance > 1e-9 and math.isfinite(expected)):
+    if not (variance >= LEAST_VARIANCE and math.isfinite(expected)):
         return None
     sd = math.sqrt(variance)
     return AcceptanceCheck((accepted - expected) / sd, round(accepted), expected, sd)
@@ -187,6 +188,8 @@ def by_rows(source: Source) -> list[RowsRate]:
     s = source.point
     name = "tokens rows "
     upto = sorted({*_counted(s, name), *_counted(s, f"{WAYS[1]}{name}")})
+    if max(upto, default=1) == 1:
+        return []
     return [RowsRate(most // 2 + 1, most, *(_rate(s, way, most) for way in WAYS)) for most in upto]
 
 
@@ -228,6 +231,8 @@ def _calibration(source: Source) -> DrafterCalibration | None:
             low, high = number / CONFIDENCE_BINS, (number + 1) / CONFIDENCE_BINS
             bins.append(ConfidenceBin(low, high, round(positions), confidence, agreement, tested))
     confidence, agreement = (float(value / total) for value in sums)
+    if not math.isfinite(confidence + agreement):
+        return None
     return DrafterCalibration(calibration_error(*table), confidence, agreement, round(total), bins)
 
 

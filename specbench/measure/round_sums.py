@@ -59,17 +59,15 @@ def rows_upto(rows: int) -> int:
 
 
 def _by_rows(rounds: Sequence[Round]) -> Iterator[tuple[str, float]]:
-    """Seconds of whole calls: each row waits for all of a call. Where rows decode together also tokens, and both kinds
-    of seconds, by the rows of the call."""
-    several = any(r.rows > 1 for r in rounds)
+    """Seconds of whole calls: each row waits for all of a call; tokens, and both kinds of seconds, by the rows of the
+    call too."""
     for r in rounds:
         whole = decoding_seconds(r.seconds)
         yield "call_seconds", whole
-        if several:
-            upto = rows_upto(r.rows)
-            yield f"tokens rows {upto}", r.tokens
-            yield f"seconds rows {upto}", whole / r.rows
-            yield f"call_seconds rows {upto}", whole
+        upto = rows_upto(r.rows)
+        yield f"tokens rows {upto}", r.tokens
+        yield f"seconds rows {upto}", whole / r.rows
+        yield f"call_seconds rows {upto}", whole
 
 
 def tested_positions(rounds: Sequence[Round]) -> tuple[Numbers, npt.NDArray[np.bool_]]:
