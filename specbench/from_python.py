@@ -5,6 +5,7 @@ import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from specbench.paths import conf_dir, register_resolvers
 from specbench.settings import ConfigError, explain
 from specbench.visible import Visible, VisibleFormatter
 
+log = logging.getLogger(__name__)
 WIDTH = 100  # characters of the table
 # Texts that need no quotation marks.
 BARE = re.compile(r"(?!(?:null|true|false|nan|inf)$)[A-Za-z_./][\w./:@-]*", re.IGNORECASE | re.ASCII)
@@ -85,6 +87,8 @@ class Evaluation(Fields):
 
 def evaluate(*overrides: str | Mapping[str, Any], **settings: Any) -> Evaluation:
     """See `specbench.evaluate`."""
+    from specbench.storage.unused import remove_if_empty
+
     words = words_of(overrides, settings)
     config = composed(words)
     folder = Path(config.hydra.run.dir).absolute()
@@ -92,7 +96,13 @@ def evaluate(*overrides: str | Mapping[str, Any], **settings: Any) -> Evaluation
     checked = check(config, choices)
     if checked.root.repeats > 1:
         raise ConfigError(f"repeats={checked.root.repeats} is not possible from Python: use the command line")
-    return _run(config, checked, folder, list(config.hydra.overrides.task))
+    known = folder.exists()
+    try:
+        return _run(config, checked, folder, list(config.hydra.overrides.task))
+    except ConfigError:
+        if not known:
+            remove_if_empty(folder)
+        raise
 
 
 def words_of(overrides: Sequence[str | Mapping[str, Any]], settings: Mapping[str, Any]) -> list[str]:
@@ -163,11 +173,12 @@ def _run(config: DictConfig, checked: Checked, folder: Path, words: Sequence[str
     from specbench.storage.finished import examine, move_aside
     from specbench.storage.lock import locked
     from specbench.storage.read import read_result
+    from specbench.told import log_result
 
     with locked(folder), _files_of_hydra(config, folder, words):
         if corrupt := examine(folder, checked.identity()).corrupt:
-            logging.getLogger(__name__).warning("%s: moved to %s", corrupt, move_aside(folder))
-        measure(checked, folder, words)
+            log.warning("%s: moved to %s", corrupt, move_aside(folder))
+        measure(checked, folder, words, announce=log.info, shown=partial(log_result, folder=folder))
         return Evaluation(read_result(folder), folder)
 
 

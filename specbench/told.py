@@ -33,19 +33,26 @@ def tell(text: str) -> None:
         show(Text(text, style="dim"))
 
 
-def tell_result(result: dict[str, Any], kept: Path | None, folder: Path) -> None:
-    """The results of a run, and where those are that stood in its folder before."""
+def log_result(result: dict[str, Any], kept: Path | None, folder: Path) -> None:
+    """What run.log says at the end of a run."""
     log.info("%s", verdict_sentence(result))
     log.info("lossless: %s", verdict(result["lossless"])[0])
     for note in result["notes"]:
         log.info("note: %s", note)
     log.info("written to %s", folder)
+    if kept is not None:
+        log.info("the run that was there before is in its folder %s", kept.name)
+
+
+def tell_result(result: dict[str, Any], kept: Path | None, folder: Path) -> None:
+    """The results of a run, and where those are that stood in its folder before."""
+    log_result(result, kept, folder)
     if not in_sweep():
         from specbench.report.run_table import run_table
 
         show(run_table(result, folder))
-    if kept is not None:
-        tell(f"the run that was there before is in its folder {kept.name}")
+        if kept is not None:
+            show(Text(f"the run that was there before is in its folder {kept.name}", style="dim"))
 
 
 def in_short(result: dict[str, Any]) -> str:

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 import specbench
 from specbench.from_python import Evaluation, composed, spelled, words_of
 from specbench.paths import conf_dir
+from specbench.report.verdict_sentence import verdict_sentence
 
 OPTIONS = small("temperature=0", "executor=eager", "drafter=random", "logger=none", "max_new_tokens=4")
 
@@ -40,7 +41,7 @@ def test_a_run_from_python_leaves_what_the_command_leaves(good, monkeypatch, tmp
         assert (result.folder / name).exists()
     assert (result.folder / ".hydra/config.yaml").read_text() == (tmp_path / "typed/.hydra/config.yaml").read_text()
     assert len(yaml.safe_load((result.folder / ".hydra/overrides.yaml").read_text())) == len(words)
-    assert "specbench" in (result.folder / "run.log").read_text()
+    assert verdict_sentence(written) in (result.folder / "run.log").read_text()
 
     assert result.speedup.measured == written["speedup"]["measured"] == result["speedup"]["measured"]
     assert result.cost.by_gamma[0].rounds == written["cost"]["by_gamma"][0]["rounds"]
@@ -52,6 +53,14 @@ def test_a_run_from_python_leaves_what_the_command_leaves(good, monkeypatch, tmp
 
     again = specbench.evaluate(*words, seed=1)  # a second one in this process, in the folder of its own name
     assert again.config.seed == 1 and again.folder.is_relative_to(tmp_path / "outputs" / "run")
+
+
+def test_a_run_that_never_begins_leaves_no_folder(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "f.jsonl").write_text('{"prompt": "x"}\n')
+    with pytest.raises(specbench.ConfigError, match="nope"):
+        specbench.evaluate("data=jsonl", "data.field=nope", "logger=none", data={"path": str(tmp_path / "f.jsonl")})
+    assert not (tmp_path / "outputs").exists()
 
 
 MISTAKES = {
