@@ -119,7 +119,7 @@ def test_a_quantised_target_passes_its_own_verdict(name, tmp_path):
         assert grid.bits < bits < grid.bits + 1.1  # with its scales
 
 
-@pytest.mark.parametrize("temperature", [0, 1])
+@pytest.mark.parametrize("temperature", [1, pytest.param(0, marks=pytest.mark.slow)])
 def test_a_target_that_is_not_the_quantised_one_fails(temperature, tmp_path):
     """Negative control: the decoder multiplies by the checkpoint's own weights, the verdict by the quantised ones."""
     parts = parts_of("target.quantization=int4", "executor=eager", f"temperature={temperature}", "max_new_tokens=32")
@@ -152,7 +152,7 @@ def test_a_quantised_drafter_has_another_law_and_changes_no_text(tmp_path):
     assert texts[0] == texts[1] and alphas[0] != alphas[1]
 
 
-@pytest.mark.parametrize("executor", ["eager", "auto"])
+@pytest.mark.parametrize("executor", ["auto", pytest.param("eager", marks=pytest.mark.slow)])
 def test_the_targets_own_weights_draft_on_its_cache(executor, tmp_path):
     more = ["executor.products=[int4]"] if executor == "auto" else []
     parts = parts_of("drafter=self_quantized", "temperature=0", f"executor={executor}", *more)

@@ -86,7 +86,10 @@ def test_a_run_leaves_every_file_with_every_field(monkeypatch, tmp_path, capsys)
     assert told in (out / "run.log").read_text()
 
 
-@pytest.mark.parametrize("drafter", ["ngram", "prompt_lookup", "bigram", "unigram", "random"])
+ALIKE = [pytest.param(name, marks=pytest.mark.slow) for name in ("unigram", "random")]
+
+
+@pytest.mark.parametrize("drafter", ["ngram", "prompt_lookup", "bigram", *ALIKE])
 def test_every_drafter_runs_from_the_command(drafter, monkeypatch, tmp_path):
     if drafter in ("bigram", "unigram"):
         (tmp_path / "text.py").write_text("def f(self):\n    return self.x\n" * 50)
