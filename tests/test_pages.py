@@ -372,3 +372,10 @@ def test_a_comparison_has_a_page_if_its_ways_have(compared, logger, files):
         (compared / name / "results.json").write_text(json.dumps(result))
     assert page_of(compared, [compared / name for name in ("a", "b", "failed")]) == files
     assert [path.name for path in compared.glob("*.html")] == files
+
+
+def test_results_without_a_speedup_are_refused(made, tmp_path):
+    """So no page, table or sentence has to say that there is none."""
+    folder = copy(made, tmp_path / "run", lambda result: result["speedup"].update(measured=None))
+    with pytest.raises(ConfigError, match="measured"):
+        load_runs(folder)

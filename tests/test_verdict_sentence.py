@@ -132,7 +132,6 @@ CASES = {
         {"gamma": 0, "counts/drafted": 0, "speedup/accounting": {}},
         "Nothing was drafted: 1.36x (1.30 to 1.41) measured with gamma 0 in one process.",
     ),
-    "no number": ({"speedup/measured": None}, "No speedup was measured."),
     "an earlier version": (
         {"gamma_pick": None, "machine": None},
         f"Use gamma 4: {HERE}; 1.45x expected (in-sample, so too high) with gamma 3",

@@ -27,9 +27,7 @@ LOSSES = {  # of the accounting, in the words of a sentence
 
 def verdict_sentence(result: dict[str, Any]) -> str:
     """The answer of a run in one sentence, or a few, from the contents of results.json (of earlier versions too)."""
-    found, speedup = word(result["lossless"]), result["speedup"]
-    if speedup["measured"] is None:
-        return "No speedup was measured." if found != "failed" else f"{_failed(result)}: no speedup was measured."
+    found = word(result["lossless"])
     if found == "failed":
         return _sentence(f"{_failed(result)}: {_measured(result)}, of a wrong output", [], _warnings(result))
     if not result["counts"]["drafted"]:
