@@ -386,14 +386,11 @@ def test_the_check_of_betas_is_one_process_s(made, tmp_path):
     """Pooled runs have the check of their first process, and no page or table says it of all."""
     told = "4 guesses were accepted where their betas say 4.5 (z -0.50)"
 
-    def add(result, repeats):
-        result["acceptance"]["check"] = ACCEPTANCE["check"]
-        result["repeats"] = repeats
-
-    for repeats, expected in ((None, told), ({"processes": 3, "vary": "seed"}, f"{told} (first process)")):
-        folder = copy(made, tmp_path / f"{bool(repeats)}", lambda result, r=repeats: add(result, r))
-        (run,) = load_runs(folder)
-        report = Report(folder, [run])
+    (run,) = load_runs(copy(made, tmp_path / "run", lambda result: None))
+    run.result["acceptance"]["check"] = ACCEPTANCE["check"]
+    for repeats, expected in ((None, told), ({"processes": 3}, f"{told} (first process)")):
+        run.result["repeats"] = repeats
+        report = Report(tmp_path, [run])
         acceptance(report, run)
         assert report.sections[0]["texts"] == [f"{expected}."]
         assert acceptance_tables.positions(run.result).notes == [expected]
