@@ -58,7 +58,7 @@ def tell_result(result: dict[str, Any], kept: Path | None, folder: Path) -> None
 def in_short(result: dict[str, Any]) -> str:
     """The results of a run in a few words."""
     speedup, ci95, alpha = result["speedup"]["measured"], result["speedup"]["ci95"], result["alpha"]["mean"]
-    told = "no speedup" if speedup is None else f"{speedup:.2f}x"
+    told = f"{speedup:.2f}x"
     told += "" if ci95 is None else f" ({ci95[0]:.2f} to {ci95[1]:.2f})"
     told += "" if alpha is None else f", alpha {alpha:.2f}"
     told += "" if (found := word(result["lossless"])) == "passed" else f", {found}"

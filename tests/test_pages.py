@@ -17,9 +17,10 @@ from matplotlib import pyplot as plt
 import specbench.report.__main__ as command
 from specbench.compare.__main__ import page_of
 from specbench.measure.comparison import Compared, Comparison, Pair
-from specbench.report import acceptance_figures, facts, panels, sections, style
+from specbench.report import acceptance_figures, acceptance_tables, facts, panels, sections, style
 from specbench.report.page import write_report
 from specbench.report.page_table import Cell, PageTable
+from specbench.report.pages_acceptance import acceptance
 from specbench.report.pages_compare import comparisons, ranking
 from specbench.report.sections import Report, cut
 from specbench.report.verdict_sentence import verdict_sentence
@@ -372,3 +373,44 @@ def test_a_comparison_has_a_page_if_its_ways_have(compared, logger, files):
         (compared / name / "results.json").write_text(json.dumps(result))
     assert page_of(compared, [compared / name for name in ("a", "b", "failed")]) == files
     assert [path.name for path in compared.glob("*.html")] == files
+
+
+def test_results_without_a_speedup_are_refused(made, tmp_path):
+    """So no page, table or sentence has to say that there is none."""
+    folder = copy(made, tmp_path / "run", lambda result: result["speedup"].update(measured=None))
+    with pytest.raises(ConfigError, match="measured"):
+        load_runs(folder)
+
+
+def test_the_check_of_betas_is_one_process_s(made, tmp_path):
+    """Pooled runs have the check of their first process, and no page or table says it of all."""
+    told = "4 guesses were accepted where their betas say 4.5 (z -0.50)"
+
+    (run,) = load_runs(copy(made, tmp_path / "run", lambda result: None))
+    run.result["acceptance"]["check"] = ACCEPTANCE["check"]
+    for repeats, expected in ((None, told), ({"processes": 3}, f"{told} (first process)")):
+        run.result["repeats"] = repeats
+        report = Report(tmp_path, [run])
+        acceptance(report, run)
+        assert report.sections[0]["texts"] == [f"{expected}."]
+        assert acceptance_tables.positions(run.result).notes == [expected]
+
+
+EVALUATED = ["/opt/lib/ipykernel_launcher.py", "-f", "/run/k.json", "--config-dir=/other"]
+
+
+@pytest.mark.parametrize(("argv", "together"), [
+    (["specbench", "--config-dir=/own", "gamma=1,2"], "python -m specbench --config-dir=/own gamma=1,2"),
+    (["/opt/bin/specbench", "gamma=1,2"], "python -m specbench gamma=1,2"),
+    (["/opt/specbench/__main__.py", "-m", "gamma=1,2"], "python -m specbench -m gamma=1,2"),
+    (["/opt/specbench/compare/__main__.py", "gamma=1,2"], "python -m specbench.compare gamma=1,2"),
+    (EVALUATED, "python -m specbench gamma=3"),
+    (["/home/compare/__main__.py", "x"], "python -m specbench gamma=3"),
+    ([], "python -m specbench gamma=3"),
+    (None, "python -m specbench gamma=3"),
+])  # fmt: skip
+def test_a_command_is_one_of_this_program(argv, together):
+    run = StoredRun(Path("x"), {"provenance": {"argv": argv}, "overrides": ["gamma=3"]}, {})
+    assert facts.commands([run, run], together=True) == [together]
+    folder = " --config-dir /own" if argv and "--config-dir=/own" in argv else ""
+    assert facts.commands([run], together=False) == [f"python -m specbench{folder} gamma=3"]

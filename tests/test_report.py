@@ -68,13 +68,13 @@ class Page(HTMLParser):
 def test_the_page_of_a_run_is_whole_and_needs_no_network(one):
     page = Page((one / "report.html").read_text())
     expected = ["What was run", "Why the gain is not Theorem 3.8's", "Which gamma", "Where the time goes",
-                "Beta by position", "By prompt", "The text as it came about", "All numbers",
-                "The paper's figures, with what was measured"]  # fmt: skip
+                "Beta by position", "Which guesses are accepted", "By prompt", "The text as it came about",
+                "All numbers", "The paper's figures, with what was measured"]  # fmt: skip
     assert page.headings[1:] == expected
     assert all(link.startswith("#") for link in page.links)
     assert {link[1:] for link in page.links} <= set(page.ids) and len(set(page.ids)) == len(page.ids)
     figures = {path.name for path in (one / "figures").iterdir()}
-    assert page.svgs == len(figures) / 2 == 8
+    assert page.svgs == len(figures) / 2 == 12
     assert {name.split(".")[-1] for name in figures} == {"png", "svg"}
 
 
@@ -145,7 +145,7 @@ def dom(page, profile, dark=False):
 @pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
 def test_a_browser_shows_the_page(one, tmp_path):
     found = dom(one / "report.html", tmp_path / "profile", dark=True)
-    assert "Why the gain is not Theorem 3.8" in found and found.count("<svg") == 8
+    assert "Why the gain is not Theorem 3.8" in found and found.count("<svg") == 12
 
 
 CLICKS = """<script>

@@ -30,14 +30,17 @@ def positions(result: Result) -> Sheet | None:
     for place, (own, beta) in enumerate(zip(found["conditional"], result["beta_by_position"], strict=False)):
         joint = found["joint"][place] if place < len(found["joint"]) else {"mean": None}
         rows.append([str(place + 1), own["n"], own["mean"], own["stderr"], beta["mean"], joint["mean"]])
-    return Sheet("acceptance by place in the round", columns, rows, _check(found))
+    return Sheet("acceptance by place in the round", columns, rows, check_of(result))
 
 
-def _check(found: Result) -> list[str]:
-    check = found["check"]
+def check_of(result: Result) -> list[str]:
+    """The check of betas in a sentence, if there is one; of pooled runs it is that of the first process."""
+    check = result["acceptance"]["check"]
     if not check:
         return []
-    return [f"{check['accepted']} guesses were accepted where betas say {check['expected']:.1f}: z {check['z']:+.2f}"]
+    told = f"{check['accepted']:,} guesses were accepted where their betas say {check['expected']:,.1f}"
+    told += f" (z {check['z']:+.2f})"
+    return [f"{told} (first process)" if result.get("repeats") else told]
 
 
 def lengths(result: Result) -> Sheet | None:

@@ -157,7 +157,8 @@ def commands(runs: Sequence[StoredRun], together: bool) -> list[str]:
     """The command that makes this run again, or `together` those that made all of them, for a shell."""
     if not together:
         return [own_command(runs[0].result)]
-    found = list(dict.fromkeys(_command(run.result["provenance"].get("argv")) for run in runs))
+    typed = [(_command(run.result["provenance"].get("argv")), run.result) for run in runs]
+    found = list(dict.fromkeys(command or own_command(result) for command, result in typed))
     return [command for command in found if command][:MOST_COMMANDS]
 
 
@@ -171,16 +172,15 @@ def own_command(result: Result) -> str:
 
 
 def _command(argv: Any) -> str:
-    """The words that a process was started with, as a command that finds the same module anywhere."""
-    if not _is_words(argv) or not argv:
-        return ""
-    module = "specbench.compare" if Path(argv[0]).parts[-2:] == ("compare", "__main__.py") else "specbench"
-    return shlex.join(["python", "-m", module, *argv[1:]])
+    """The words that a process was started with, as a command that finds the same module anywhere; "" if they are not
+    this program's, as those of a notebook that calls specbench.evaluate."""
+    module = _module(argv)
+    return shlex.join(["python", "-m", module, *argv[1:]]) if module else ""
 
 
 def _config_dir(argv: Any) -> list[str]:
     """Hydra's option for a folder of further parts, which overrides do not have."""
-    if not _is_words(argv):
+    if not _module(argv):
         return []
     for flag in ("--config-dir", "-cd"):
         if flag in argv[:-1]:
@@ -190,8 +190,14 @@ def _config_dir(argv: Any) -> list[str]:
     return []
 
 
-def _is_words(argv: Any) -> bool:
-    return isinstance(argv, list) and all(isinstance(word, str) for word in argv)
+def _module(argv: Any) -> str:
+    """The module of this program that a process was started with; "" if it was another program."""
+    if not isinstance(argv, list) or not argv or not all(isinstance(word, str) for word in argv):
+        return ""
+    path = Path(argv[0]).parts
+    if path[-3:] == ("specbench", "compare", "__main__.py"):
+        return "specbench.compare"
+    return "specbench" if path[-1:] == ("specbench",) or path[-2:] == ("specbench", "__main__.py") else ""
 
 
 def configuration(results: Sequence[Result]) -> str:

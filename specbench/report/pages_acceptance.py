@@ -3,6 +3,7 @@
 from functools import partial
 
 from specbench.report import acceptance_figures
+from specbench.report.acceptance_tables import check_of
 from specbench.report.page_table import PageTable
 from specbench.report.sections import Report
 from specbench.report.tables import at, number
@@ -28,12 +29,7 @@ def acceptance(report: Report, run: StoredRun) -> None:
         error = found["calibration"]["error"]
         caption = f"Calibration of the drafter: the expected error is {error:.3f}, along the target's own text."
         drawn.append(report.figure("calibration", caption, partial(acceptance_figures.calibration, found)))
-    texts = []
-    if check := found["check"]:
-        texts.append(
-            f"{check['accepted']:,} guesses were accepted where their betas say {check['expected']:,.1f} (z "
-            f"{check['z']:+.2f})."
-        )
+    texts = [f"{told}." for told in check_of(run.result)]
     total = sum(own["n"] for own in found["by_token_class"].values())
     kinds = [
         {"kind of guess": name, "tested": f"{own['n']:,}", "share": f"{own['n'] / total:.1%}",

@@ -1,7 +1,8 @@
 """The sentence that a run's output begins with: whether to use the drafter, with which gamma, and what limits it.
 
-"Use" and "do not use" need a 95 % interval beside 1, on a steady machine; a gain that only replay expects is one to
-try. Nothing is recommended by a run whose output is not the target's, unless that is a setting.
+"Use" and "do not use" need a 95 % interval beside 1, on a steady machine, and are said of what was measured; a gain
+that only replay expects is one to try. Nothing is recommended by a run whose output is not the target's, unless that
+is a setting.
 """
 
 from collections.abc import Iterator
@@ -27,9 +28,7 @@ LOSSES = {  # of the accounting, in the words of a sentence
 
 def verdict_sentence(result: dict[str, Any]) -> str:
     """The answer of a run in one sentence, or a few, from the contents of results.json (of earlier versions too)."""
-    found, speedup = word(result["lossless"]), result["speedup"]
-    if speedup["measured"] is None:
-        return "No speedup was measured." if found != "failed" else f"{_failed(result)}: no speedup was measured."
+    found = word(result["lossless"])
     if found == "failed":
         return _sentence(f"{_failed(result)}: {_measured(result)}, of a wrong output", [], _warnings(result))
     if not result["counts"]["drafted"]:
@@ -59,14 +58,16 @@ def _advice(result: dict[str, Any]) -> tuple[str, list[str]]:
         return f"Too few prompts to say: {with_used}", [*replayed, *others]
     use = "Use" if _steady(result) else "Try"
     better = pick is not None and _better(result, pick) and _above_one(pick["ci95"]) and 0 not in pick["gammas"]
-    if pick is not None and better and (ci95[0] <= 1 or not pick["in_sample"]):
-        return f"{use if ci95[0] > 1 else 'Try'} {_gammas(pick)}: {_expected(result, pick)}, {with_used}", others
+    if pick is not None and better and ci95[0] <= 1:
+        return f"Try {_gammas(pick)}: {_expected(result, pick)}, {with_used}", others
+    if pick is not None and better and not pick["in_sample"]:
+        replayed = [f"try {_gammas(pick)}: {_expected(result, pick)}"]
     if ci95[0] > 1:
         return f"{use} {used}: {measured}", [*replayed, *others]
     if ci95[1] >= 1 or not _steady(result):
         return f"No gain is shown: {with_used}", [*replayed, *others]
-    if pick is None:  # another gamma may be another matter
-        return f"Do not use this drafter here with {used}: {measured}", others
+    if pick is None or not _hopeless(pick):  # another gamma may gain
+        return f"Do not use this drafter here with {used}: {measured}", [*replayed, *others]
     return f"Do not use this drafter here: {with_used}", [*replayed, *others]
 
 
@@ -125,11 +126,16 @@ def _better(result: dict[str, Any], pick: dict[str, Any]) -> bool:
 def _replayed(result: dict[str, Any], pick: dict[str, Any]) -> str:
     """What replay says beside a measurement."""
     upto = f"gamma up to {max(entry['gamma'] for entry in result['gamma_sweep'])}"
-    if not any(pick["gammas"]) or _below_one(pick["ci95"]):
+    if _hopeless(pick):
         return f"no {upto} is expected to gain"
     if _better(result, pick):
         return f"{_expected(result, pick)} with {_gammas(pick)}"
     return f"no {'constant' if result['gamma'] is None else 'other'} {upto} is expected to be better"
+
+
+def _hopeless(pick: dict[str, Any]) -> bool:
+    """Whether replay expects a gain of no gamma: the best one loses, or is to draft nothing."""
+    return not any(pick["gammas"]) or _below_one(pick["ci95"])
 
 
 def _above_one(ci95: list[float] | None) -> bool:
@@ -149,17 +155,26 @@ def _limits(result: dict[str, Any]) -> Iterator[str]:
     factors = result["speedup"]["accounting"]
     theorem = factors.get("theorem_3_8")
     if theorem and _below_one(theorem["ci95"]) and not _above_one(result["speedup"]["ci95"]):
-        alpha, c = result["alpha"]["mean"], result["cost"]["c"]
-        yield f"alpha {alpha:.2f} is too low for c {c:.2f} (Theorem 3.8: {theorem['factor']:.2f}x)"
+        yield _too_slow(result, theorem["factor"])
         return
-    losses = {name: -log(factors[name]["factor"]) for name in LOSSES
-              if name in factors and factors[name]["factor"] > 0 and _below_one(factors[name]["ci95"])}  # fmt: skip
-    worst = max(losses, key=lambda name: losses[name], default="")
+    losses = {
+        name: -log(own["factor"]) for name, own in factors.items() if name != "theorem_3_8" and 0 < own["factor"] < 1
+    }
+    shown = [name for name in losses if name in LOSSES and _below_one(factors[name]["ci95"])]
+    worst = max(shown, key=lambda name: losses[name], default="")
     if not worst or losses[worst] < SMALL:
         return
-    told = f"{LOSSES[worst]} (x{factors[worst]['factor']:.2f})"
-    most = losses[worst] > sum(losses.values()) / 2
-    yield f"{'most of the' if most else 'the largest'} loss against Theorem 3.8 is {told}"
+    what = "most of the loss" if losses[worst] > sum(losses.values()) / 2 else "the largest loss shown"
+    yield f"{what} against Theorem 3.8 is {LOSSES[worst]} (x{factors[worst]['factor']:.2f})"
+
+
+def _too_slow(result: dict[str, Any], factor: float) -> str:
+    """Why Theorem 3.8 says below 1: by Corollary 3.9 some gamma gains if alpha is above c, so then the gamma is why."""
+    alpha, c = result["alpha"]["mean"], result["cost"]["c"]
+    if alpha <= c:
+        return f"alpha {alpha:.2f} is too low for c {c:.2f} (Theorem 3.8: {factor:.2f}x)"
+    long = "the policy's gammas are" if result["gamma"] is None else f"gamma {result['gamma']} is"
+    return f"by Theorem 3.8 {long} too long for alpha {alpha:.2f} and c {c:.2f} ({factor:.2f}x)"
 
 
 def _end_to_end(result: dict[str, Any]) -> Iterator[str]:
