@@ -3,6 +3,7 @@
 import dataclasses
 import re
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -36,6 +37,23 @@ def test_an_earlier_run_is_kept_with_all_its_files(tmp_path):
         assert make_room(tmp_path) == tmp_path / f"earlier-{number}"
         assert files(tmp_path / f"earlier-{number}") == before and len(before) == 10
     assert sorted(path.name for path in tmp_path.iterdir()) == ["earlier-1", "earlier-2", "run.log"]
+
+
+@pytest.mark.parametrize("renamed", range(len(FILES) + 1))
+def test_a_run_that_is_half_moved_aside_is_not_lost(renamed, monkeypatch, tmp_path):
+    """The process ends after some of the renames; the next one finds every file of the run, in whichever folder."""
+    before, rename, left = filled(tmp_path, "run"), Path.rename, iter(range(renamed))
+
+    def ends(path, target):
+        if next(left, None) is None:
+            raise KeyboardInterrupt
+        return rename(path, target)
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(Path, "rename", ends)
+        make_room(tmp_path)
+    make_room(tmp_path)
+    assert sorted(files(tmp_path).values()) == sorted(before.values())
 
 
 def test_files_of_a_run_that_has_no_results_are_no_run(tmp_path):

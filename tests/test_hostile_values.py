@@ -41,7 +41,7 @@ def _no_logs():
 MANY = settings(derandomize=True, deadline=None, database=None, suppress_health_check=list(HealthCheck))
 BASES = {**{group: base_of(group) for group in GROUPS}, "metric": Metric, "method": Student}
 # Options whose interpolation or path a file alone does not have.
-WITHOUT = {"path": "shipped:drafter", "gamma": 4}
+WITHOUT = {"path": "shipped:drafter", "gamma": 4, "reference": __file__, "tokenizer": "shipped:target"}
 
 ODD = st.sampled_from([
     None, True, False, 0, 1, -1, 2**31, 2**63, -(2**63), 10**400, 0.0, -0.0, 0.5, 1e-45, 5e-324, 1e308, math.inf,
@@ -66,8 +66,10 @@ def options() -> dict[str, Any]:
             node = OmegaConf.load(file)
             node.pop("defaults", None)
             for key, value in WITHOUT.items():
-                if OmegaConf.to_container(node).get(key) in ("???", "${gamma}"):
+                if OmegaConf.to_container(node).get(key) in ("???", "${gamma}", "${target.path}"):
                     node[key] = __file__ if group == "data" else value
+            if "url" in node:  # a published file, of which nobody has a copy yet
+                node.path = __file__
             if file.stem == "hierarchical":
                 node["below"] = OmegaConf.load(conf_dir() / "drafter" / "ngram.yaml")
             found[f"{group}/{file.stem}"] = node

@@ -4,6 +4,8 @@ import gzip
 import hashlib
 import json
 import logging
+import os
+import time
 from collections import Counter
 from pathlib import Path
 
@@ -44,6 +46,13 @@ def test_a_missing_file_says_where_it_is_to_be_had(name):
         with pytest.raises(ConfigError) as error:
             check(composed(f"data={name}", *words))
         assert str(error.value).startswith(said) and url in str(error.value)
+
+
+@pytest.mark.parametrize("word", ["url=0", "url=ftp://a/b", "sha256=abc", f"sha256={'g' * 64}"])
+def test_an_address_and_a_hash_are_refused_by_their_names(word, questions):
+    for path in ([], [f"data.path={questions}"]):
+        with pytest.raises(ConfigError, match=f"^data.{word} is not allowed: it must be (an address|64 hexadecimal)"):
+            check(composed("data=mt_bench", f"data.{word}", *path))
 
 
 def test_another_file_is_a_warning_or_an_error_with_both_hashes(questions, caplog):
@@ -92,6 +101,18 @@ def test_stratified_choices_are_those_of_a_count_by_hand():
         assert "".join(prompt.category for prompt in stratify(made, limit)) == wanted
 
 
+def test_records_with_categories_are_the_first_ones(questions):
+    words = ["data=jsonl", f"data.path={questions}", "data.template='{category}'", "data.category_field=category"]
+    assert [p.category for p in prompts_of(*words, "data.limit=4")] == ["writing"] * 3 + ["math"]
+
+
+def test_a_limit_of_many_categories_is_fast():
+    """A category for each of 20,000 prompts; with a search among them for each prompt it would take seconds."""
+    made, begin = [Prompt(str(n), ("x",), str(n)) for n in range(20000)], time.process_time()
+    assert [prompt.id for prompt in stratify(made, 3)] == ["0", "1", "2"]
+    assert time.process_time() - begin < 1
+
+
 def test_records_of_the_named_sets(tmp_path):
     human, math = tmp_path / "h.jsonl.gz", tmp_path / "g.jsonl"
     human.write_bytes(gzip.compress(json.dumps({"task_id": "HumanEval/0", "prompt": "def f():"}).encode()))
@@ -110,11 +131,28 @@ def test_text_comes_in_windows(tmp_path):
     assert [p.turns[0] for p in prompts_of("data=text", f"data.path={path}")] == ["abcdefghij"]  # shorter than one
     (tmp_path / "b.md").write_text("\n\nstory\n\nmore of it\n")  # a blank line ends nothing
     both = prompts_of("data=text", f"data.path={tmp_path}")
-    assert [(p.category, p.turns[0]) for p in both] == [("a", "abcdefghij"), ("b", "\n\nstory\n\nmore of it\n")]
+    assert [(p.category, p.turns[0]) for p in both] == [("a.txt", "abcdefghij"), ("b.md", "\n\nstory\n\nmore of it\n")]
     assert [*windows(10, 4, 3)] == [(0, 4), (3, 7), (6, 10)] and [*windows(9, 4, 5)] == [(0, 4), (5, 9)]
     (tmp_path / "none").mkdir()
     with pytest.raises(ConfigError, match="has no text files"):
         prompts_of("data=text", f"data.path={tmp_path / 'none'}")
+
+
+def test_files_of_one_stem_are_two_categories(tmp_path):
+    for name in ("a.txt", "a.md"):
+        (tmp_path / name).write_text(name)
+    assert [(p.id, p.category) for p in prompts_of("data=text", f"data.path={tmp_path}")] == [
+        ("a.md:0", "a.md"), ("a.txt:0", "a.txt")]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [b"a\x1b[2J.txt", b"a\xff.txt", b"x" * 210 + b".txt"])
+def test_names_of_files_that_are_no_ids_are_refused_before_they_are_read(name, tmp_path):
+    (tmp_path / os.fsdecode(name)).write_text("text")
+    with pytest.raises(
+        ConfigError, match=r"^the name of a file of data\.path=.* must be .* 1 to 200 characters"
+    ) as error:
+        check(composed("data=text", f"data.path={tmp_path}"))
+    assert str(error.value).encode() and "\x1b" not in str(error.value)
 
 
 def test_windows_of_tokens_are_cut_where_tokens_end(tmp_path):

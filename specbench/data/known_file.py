@@ -2,6 +2,7 @@
 
 import functools
 import logging
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,8 +10,10 @@ from pathlib import Path
 from specbench.data.json_lines import need_file
 from specbench.identity import of_file
 from specbench.settings import BaseSettings, ConfigError, setting
+from specbench.visible import shown
 
 log = logging.getLogger(__name__)
+SHA256 = re.compile("[0-9a-fA-F]{64}")
 
 
 @dataclass
@@ -24,6 +27,12 @@ class KnownFileSettings(BaseSettings):
 
     def check(self, prefix: str) -> None:
         """Raises ConfigError if the file is not there, or with `verify` if it is another one."""
+        if not self.url.startswith("https://"):
+            raise ConfigError(f"{prefix}url={shown(self.url)} is not allowed: it must be an address, https://...")
+        if self.sha256 is not None and not SHA256.fullmatch(self.sha256):
+            raise ConfigError(
+                f"{prefix}sha256={shown(self.sha256)} is not allowed: it must be 64 hexadecimal digits, or null"
+            )
         if self.path is None or not Path(self.path).exists():
             said = f"{prefix}path is not set" if self.path is None else f"{prefix}path={self.path} is not there"
             raise ConfigError(f"{said}: fetch {self.url} and give its place with {prefix}path=FILE")

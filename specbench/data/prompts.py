@@ -81,17 +81,17 @@ def load(data: Data) -> list[Prompt]:
         return found
     if len(found) < data.limit:
         say_fewer(len(found), data.limit)
-    return stratify(found, data.limit)
+    return stratify(found, data.limit) if data.stratified else found
 
 
 def stratify(prompts: Sequence[Prompt], limit: int) -> list[Prompt]:
     """At most `limit` prompts, in their order: the first of each category, then the second of each, and so on."""
-    places: dict[str, int] = {}  # by category, how many there were
-    ranked = []
+    numbers: dict[str, list[int]] = {}  # by category, in the order in which they begin
     for number, prompt in enumerate(prompts):
-        rank = places[prompt.category] = places.get(prompt.category, -1) + 1
-        ranked.append((rank, list(places).index(prompt.category), number))
-    return [prompts[number] for number in sorted(number for *_, number in sorted(ranked)[:limit])]
+        numbers.setdefault(prompt.category, []).append(number)
+    ranked = sorted((rank, place, number) for place, own in enumerate(numbers.values())
+                    for rank, number in enumerate(own))  # fmt: skip
+    return [prompts[number] for number in sorted(number for *_, number in ranked[:limit])]
 
 
 @functools.cache  # once for all ways of a comparison

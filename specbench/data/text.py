@@ -6,6 +6,7 @@ from pathlib import Path
 
 from specbench.data.json_lines import need_file
 from specbench.data.prompts import Data, Prompt
+from specbench.data.records import name_of
 from specbench.data.template import check_template, fill
 from specbench.data.text_file import TEXT, read_text
 from specbench.identity import of_file, of_folder
@@ -34,6 +35,8 @@ class TextData(Data):
                 need_file(self.path, f"{prefix}path", f"{TEXT}, or a folder of them")
             elif not self.files():
                 raise ConfigError(f"{prefix}path={self.path} has no text files ({', '.join(ENDINGS)}): choose another")
+            for path in self.files():
+                name_of(path.name, f"the name of a file of {prefix}path={self.path}")
 
         def files(self) -> list[Path]:
             """The files, sorted by name."""
@@ -62,7 +65,7 @@ class TextData(Data):
             for begin, end in windows(len(places) - 1, s.window, s.stride or s.window):
                 part = text[places[begin] : places[end]]
                 if part.strip():
-                    yield Prompt(f"{path.name}:{begin}", (part,), path.stem if len(files) > 1 else "")
+                    yield Prompt(f"{path.name}:{begin}", (part,), path.name if len(files) > 1 else "")
 
     def _token_ends(self, text: str) -> list[int]:
         """Where tokens end in the text, with 0 before. Raises ConfigError."""

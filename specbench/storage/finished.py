@@ -98,14 +98,17 @@ def make_room(folder: Path) -> Path | None:
 
 
 def move_aside(folder: Path, name: str = ASIDE) -> Path:
-    """Moves the files of an earlier run into a new sub-folder, results.json first, and returns it. Raises
-    ConfigError."""
+    """Moves the files of an earlier run into a new sub-folder, and returns it. results.json comes last: if the process
+    ends before, it is there without the others, so what is left is moved aside and not removed. Raises ConfigError."""
     numbers = (folder / f"{name}{number}" for number in range(1, 10**6))
     aside = next(path for path in numbers if not path.exists())
     with writing(aside):
         aside.mkdir()
         more = (path for name in MORE for path in sorted(folder.glob(name)))
-        for path in _there([*(folder / name for name in (RESULTS, *FILES, *OTHERS)), *more]):
+        for path in _there([*(folder / name for name in (*FILES, *OTHERS)), *more]):
+            path.rename(aside / path.name)
+        synchronise(folder)
+        for path in _there([folder / RESULTS]):
             path.rename(aside / path.name)
         synchronise(folder)
     return aside
