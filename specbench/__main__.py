@@ -46,7 +46,8 @@ def refused(error: ConfigError) -> NoReturn:
     from specbench.storage.unused import remove_if_empty
 
     logging.getLogger().error("%s", error)  # in run.log alone, if the folder stays
-    if not any(override.startswith("hydra.run.dir=") for override in HydraConfig.get().overrides.hydra):
+    keys = {override.lstrip("+").partition("=")[0] for override in HydraConfig.get().overrides.hydra}
+    if not keys & {"hydra.run.dir", "hydra.run"}:
         remove_if_empty(Path(HydraConfig.get().runtime.output_dir))
     stop(str(error), 2)
 

@@ -134,8 +134,10 @@ class Sweep(Callback):
 
 
 def name_of_command(config: DictConfig) -> str:
-    """The overrides of a sweep as the name of a file, without those that its results do not depend on."""
+    """The overrides of a sweep as the name of a file, without those that its results do not depend on; what is swept
+    may be given as `hydra.sweeper.params` too."""
     own: Any = OmegaConf.to_container(config.hydra.overrides.task, resolve=False)
+    own += [word for word in config.hydra.overrides.hydra if word.lstrip("+~").startswith("hydra.sweeper.params")]
     ignored = {*config.hydra.job.config.override_dirname.exclude_keys} - {"experiment"}
     return fields(",".join(word for word in own if word.lstrip("+~").partition("=")[0] not in ignored))
 

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from specbench.storage.read import StoredRun
 
 SHOWN = ("speedup", "positions", "lengths", "classes", "entropy", "calibration", "times", "rows")
-FORMATS = ("text", "markdown", "latex", "csv")
-SPEEDUPS = ("measured", "end_to_end", "geometric_mean")
+FORMS = ("text", "markdown", "latex", "csv")
+RATIOS = ("measured", "end_to_end", "geometric_mean")
 
 
 def parser() -> argparse.ArgumentParser:
@@ -24,12 +24,12 @@ def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="specbench.table", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
     parser.add_argument("folders", type=Path, nargs="+", help="of runs, sweeps or comparisons")
-    parser.add_argument("--format", choices=FORMATS, default="text")
+    parser.add_argument("--format", choices=FORMS, default="text")
     parser.add_argument("--by", metavar="KEYS", help="what a row is: run, category, or settings as in drafter,gamma; "
                         "runs with the same settings are pooled")  # fmt: skip
     parser.add_argument("--show", metavar="TABLES", help=f"some of {', '.join(SHOWN)}, or all: the default of one run "
                         "in text, else it is the first")  # fmt: skip
-    parser.add_argument("--speedup", choices=SPEEDUPS, default="measured", help="which one")
+    parser.add_argument("--speedup", choices=RATIOS, default="measured", help="which one")
     parser.add_argument("--fold", metavar="NAME=A,B", action="append", default=[],
                         help="several categories as one; spec_bench folds the eight of MT-bench")  # fmt: skip
     return parser
@@ -38,10 +38,12 @@ def parser() -> argparse.ArgumentParser:
 def main(arguments: list[str] | None = None) -> None:
     """Prints the tables; a mistake of the user's becomes one sentence and exit code 2."""
     args = parser().parse_args(arguments)
-    from specbench.storage.read import load_runs
-
     try:
-        runs = list({run.folder.resolve(): run for folder in args.folders for run in load_runs(folder)}.values())
+        if missing := [folder for folder in args.folders if not folder.is_dir()]:
+            raise ConfigError(f"{missing[0]} is no folder: give folders of finished runs")
+        from specbench.storage.read import load_runs  # loads torch
+
+        runs = load_runs(*args.folders)
         shown = names_of(args.show, len(runs), args.format)
         sheets = [sheet for name in shown for sheet in sheets_of(name, runs, args)]
         if not sheets:

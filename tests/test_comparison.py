@@ -246,6 +246,7 @@ def test_the_command_compares_a_sweep_and_then_its_folders(good, monkeypatch, tm
 def test_a_way_without_results_leaves_the_others_and_no_old_ones(good, monkeypatch, tmp_path, capsys):
     sweep = few(good, "temperature=0", "drafter=random,prompt_lookup")
     assert called(sweep, tmp_path, monkeypatch) == 0
+    first = capsys.readouterr().out
     folder, decode = tmp_path / "outputs" / "compare", Session.decode
 
     def failing(self, jobs, speculative, columns, arrivals=None, **options):
@@ -259,6 +260,9 @@ def test_a_way_without_results_leaves_the_others_and_no_old_ones(good, monkeypat
         path.name for path in folder.glob("*prompt_lookup*")
     ]
     assert "out of memory" in (folder / "run.log").read_text()
+    out = " ".join(capsys.readouterr().out.split())
+    assert "earlier runs of 2 of 2 ways are now in" in out and len([*folder.glob("*/earlier-1/results.json")]) == 2
+    assert "earlier runs" not in first
 
 
 def test_an_interrupted_comparison_keeps_what_was_finished(good, monkeypatch, tmp_path, capsys):

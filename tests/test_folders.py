@@ -8,11 +8,16 @@ from types import SimpleNamespace
 
 import pytest
 from conftest import call
+from hydra import initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from hydra.types import RunMode
 
 from specbench import told
 from specbench.data.prompts import Data, Prompt, load
+from specbench.multirun import name_of_command
+from specbench.paths import conf_dir
 from specbench.settings import BaseSettings, describe
-from specbench.storage.finished import FILES, RESULTS, keep_other, make_room
+from specbench.storage.finished import FILES, RESULTS, keep_other, keep_others, make_room
 from specbench.storage.lock import locked
 from specbench.storage.unused import remove_if_empty
 from specbench.told import Pace
@@ -71,6 +76,19 @@ def test_a_file_with_another_text_is_kept_under_a_number(tmp_path):
     assert files(tmp_path) == {"replay.json": "c", "replay-1.json": "a", "replay-2.json": "b"}
 
 
+def test_files_that_belong_together_have_one_number(tmp_path):
+    one, two = tmp_path / "c.json", tmp_path / "c.csv"
+    (tmp_path / "c-1.csv").write_text("in the way")
+    kept = []
+    for texts in (("a", "x"), ("a", "x"), ("b", "x"), ("b", "y")):
+        kept.append([path.name for path in keep_others({one: texts[0], two: texts[1]})])
+        one.write_text(texts[0])
+        two.write_text(texts[1])
+    assert kept == [[], [], ["c-2.json", "c-2.csv"], ["c-3.json", "c-3.csv"]]
+    assert files(tmp_path) == {"c.json": "b", "c.csv": "y", "c-1.csv": "in the way", "c-2.json": "a", "c-2.csv": "x",
+                               "c-3.json": "b", "c-3.csv": "x"}  # fmt: skip
+
+
 def hydras(folder):
     (folder / ".hydra").mkdir(parents=True)
     for name in (".hydra/config.yaml", "run.log", ".lock"):
@@ -85,6 +103,16 @@ def test_a_folder_of_a_run_that_never_began_goes(tmp_path):
     assert [path.name for path in (tmp_path / "outputs" / "a").iterdir()] == ["other"]
     remove_if_empty(hydras(tmp_path / "alone" / "outputs" / "run" / "default"))
     assert (tmp_path / "alone").is_dir() and not (tmp_path / "alone" / "outputs").exists()
+
+
+@pytest.mark.parametrize("place", ["run/default", "outputs/run/default"])
+def test_the_working_folder_stays(place, monkeypatch, tmp_path):
+    """Also one that lies in a folder of the name outputs, and is empty."""
+    work = tmp_path / "outputs" / "project"
+    work.mkdir(parents=True)
+    monkeypatch.chdir(work)
+    remove_if_empty(hydras(work / place))
+    assert work.is_dir() and not [*work.iterdir()]
 
 
 @pytest.mark.parametrize("why", ["files", "lock"])
@@ -103,8 +131,23 @@ def test_a_configuration_that_is_not_possible_leaves_no_folder(monkeypatch, tmp_
     assert call(["drafter=model"], monkeypatch, tmp_path) == 2
     assert not [*tmp_path.iterdir()]
     assert call(["drafter=model", "hydra.run.dir=D"], monkeypatch, tmp_path) == 2
+    assert call(["drafter=model", "++hydra.run.dir=E"], monkeypatch, tmp_path) == 2 and (tmp_path / "E").is_dir()
     sentence = capsys.readouterr().err.splitlines()[-1].removeprefix("specbench: ")
     assert sentence.startswith("drafter.path is not set") and sentence in (tmp_path / "D" / "run.log").read_text()
+
+
+def test_sweeps_of_other_values_have_files_of_their_own():
+    """However the values are given; what results do not depend on is no part of the name."""
+
+    def named(*words):
+        with initialize_config_dir(str(conf_dir()), version_base="1.3"):
+            loader = GlobalHydra.instance().config_loader()
+            return name_of_command(loader.load_configuration("config", [*words], RunMode.MULTIRUN))
+
+    of_file = "experiment=gamma"  # has hydra.sweeper.params
+    names = [named(of_file), *(named(of_file, f"hydra.sweeper.params.gamma='{values}'") for values in ("1,2", "1,3"))]
+    assert names[0] == of_file and len({*names}) == 3
+    assert named("gamma=1,2", "force=true", "hydra.sweep.dir=d") == "gamma=1,2"
 
 
 def test_a_line_for_each_job_and_the_time_left(monkeypatch, capsys):

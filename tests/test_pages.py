@@ -275,10 +275,17 @@ def way(label, rank, ratio, speedup):
     return Compared(label, rank, numbers, {"speedup": (1.0, 2.0)}, ratio, ends, 0.01, None, None, *causes)
 
 
+def good(result, name):
+    """Makes the results those of a drafter that passed, on a steady machine."""
+    result["overrides"] = [f"drafter={name}"]
+    result["lossless"] |= {"verdict": "passed", "passed": True}
+    result["machine"] |= {"steady": True, "reasons": []}
+
+
 @pytest.fixture
 def compared(made, tmp_path):
     for name in "ab":
-        copy(made, tmp_path / name, lambda result, n=name: result.update(overrides=[f"drafter={n}"]))
+        copy(made, tmp_path / name, lambda result, n=name: good(result, n))
     found = Comparison("tokens_per_second", 8, 8, "a", [way("a", 1, 1.0, 1.5), way("b", 2, 0.75, 1.1)],
                        [Pair("a", "b", 4 / 3, (1.1, 2.0), 0.01, 0.01)])  # fmt: skip
     entry = asdict(found)
@@ -414,3 +421,57 @@ def test_a_command_is_one_of_this_program(argv, together):
     assert facts.commands([run, run], together=True) == [together]
     folder = " --config-dir /own" if argv and "--config-dir=/own" in argv else ""
     assert facts.commands([run], together=False) == [f"python -m specbench{folder} gamma=3"]
+
+
+PASSED, FAILED, LOSSY, UNTESTED = ({"verdict": verdict} for verdict in ("passed", "failed", "lossy", "untested"))
+UNSTEADY = {"steady": False, "reasons": ["others ran"]}
+
+
+def swept(*runs):
+    """Stored runs with what a lead reads, from (drafter, speedup, verdict, machine)."""
+    return [StoredRun(Path(name), {"config": {}, "lossless": lossless, "machine": machine,
+                                   "speedup": {"measured": speedup, "ci95": [speedup - 0.1, speedup + 0.1]}},
+                      {"drafter": name}) for name, speedup, lossless, machine in runs]  # fmt: skip
+
+
+SLOW_RUN, FAST_RUN = ("a", 1.2, PASSED, None), ("b", 1.9, PASSED, None)
+
+
+@pytest.mark.parametrize(("runs", "expected"), [
+    ([SLOW_RUN, FAST_RUN], "Fastest of 2: drafter b, 1.90x (1.80 to 2.00); its interval is above all others'."),
+    ([SLOW_RUN, FAST_RUN, ("c", 3.0, FAILED, None)],
+     "Fastest of 2 (1 more FAILED the losslessness test): drafter b, 1.90x (1.80 to 2.00); its interval is above"),
+    ([SLOW_RUN, ("c", 3.0, FAILED, None)], "drafter a: 1.20x (1.10 to 1.30) (1 more FAILED the losslessness test)."),
+    ([("b", 1.9, FAILED, None), ("c", 3.0, FAILED, None)],
+     "Use none: the output of all 2 runs FAILED the losslessness test."),
+    ([("c", 3.0, FAILED, None)], "Use none: the output of the run FAILED the losslessness test."),
+    ([SLOW_RUN, ("b", 1.9, LOSSY, None)],
+     "Fastest of 2: drafter b, 1.90x (1.80 to 2.00); its interval is above all others'; not lossless by choice."),
+    ([("a", 1.2, LOSSY, UNSTEADY), ("b", 1.9, UNTESTED, UNSTEADY)],
+     "Fastest of 2: drafter b, 1.90x (1.80 to 2.00); its interval is above all others'; losslessness is untested; "
+     "the machine was not steady in 2 of 2 runs."),
+])  # fmt: skip
+def test_the_fastest_run_has_the_target_s_output(runs, expected):
+    (told,) = facts.fastest(swept(*runs))
+    assert told.startswith(expected)
+
+
+def test_a_lead_of_many_bad_runs_is_short():
+    runs = [(f"drafter{n}", 1 + n / 99, (FAILED, UNTESTED, LOSSY)[n % 3], UNSTEADY) for n in range(60)]
+    (told,) = facts.fastest(swept(*runs))
+    assert "of 40 (20 more FAILED" in told and "not steady in 60 of 60 runs" in told and len(told) < 240
+
+
+def test_a_ranking_leaves_out_what_failed(compared):
+    (entry,) = comparisons(compared, load_runs(compared))
+    first, second = entry["runs"]
+    assert ranking(entry).startswith("At temperature 0: a is the fastest of 2 ways: 1.50x")
+    first["result"]["lossless"] = FAILED
+    assert ranking(entry) == (
+        "At temperature 0: b is the fastest of 1 way (1 more FAILED the losslessness test): "
+        "1.10x plain decoding's speed (1.00 to 2.00)."
+    )
+    second["result"] |= {"lossless": UNTESTED, "machine": UNSTEADY}
+    assert ranking(entry).endswith("; losslessness is untested; the machine was not steady in 1 of 2 runs.")
+    second["result"]["lossless"] = FAILED
+    assert ranking(entry) == "At temperature 0: use none: the output of all 2 ways FAILED the losslessness test."

@@ -5,6 +5,8 @@ import io
 import json
 import re
 import shutil
+import subprocess
+import sys
 
 import numpy as np
 import pyarrow.parquet as parquet
@@ -236,7 +238,7 @@ def test_a_run_of_an_earlier_version_shows_what_it_has(one, tmp_path, capsys):
 
 
 MISTAKES = {
-    "no folder": (["nowhere"], "holds no finished run"),
+    "no folder": (["nowhere"], "nowhere is no folder"),
     "no table": (["{one}", "--show", "speed"], "--show speed is not allowed: it must be all, or some of speedup"),
     "no setting": (["{one}", "--by", "gama"], "--by gama is not possible"),
     "a group of settings": (["{one}", "--by", "provenance"], "--by provenance is not possible"),
@@ -255,3 +257,14 @@ def test_mistakes_are_one_sentence(what, one, capsys):
     assert stop.value.code == 2 and sentence in told and told.count("specbench:") == 1
     with pytest.raises(ConfigError):
         folds_of(["=a"])
+
+
+def test_a_folder_that_is_not_there_is_told_before_torch_is_loaded(tmp_path):
+    program = (
+        "import atexit, sys\nfrom specbench.table import main\n"
+        "atexit.register(lambda: print('torch' in sys.modules))\nmain(sys.argv[1:])"
+    )
+    told = [subprocess.run([sys.executable, "-c", program, folder], capture_output=True, text=True, cwd=tmp_path)
+            for folder in ("none", ".")]  # fmt: skip
+    assert [(done.stdout.split(), done.returncode) for done in told] == [(["False"], 2), (["True"], 2)]
+    assert told[0].stderr == "specbench: none is no folder: give folders of finished runs\n"

@@ -208,7 +208,7 @@ def show_comparison(sweep: "Sweep", jobs: Sequence["Job"]) -> None:
     from specbench.report.same_work import TASK
     from specbench.report.tables import own_words, show, to_csv
     from specbench.storage.atomic import as_json, write_text
-    from specbench.storage.finished import keep_other
+    from specbench.storage.finished import keep_others
 
     every, table, written = [*tasks_of(jobs)], [], []
     words = dict(zip((str(job.folder) for job in jobs), own_words([job.overrides for job in jobs]), strict=True))
@@ -229,10 +229,12 @@ def show_comparison(sweep: "Sweep", jobs: Sequence["Job"]) -> None:
         runs = [{"folder": folders[run.label], **asdict(run)} for run in found.runs]
         written.append({"task": common, **asdict(found), "runs": runs})
     if written:
-        for name, text in zip(FILES, (as_json({"comparisons": written}), to_csv(table)), strict=True):
-            if kept := keep_other(sweep.folder / name, text):
-                show(f"the earlier {name} is now {kept.name}")
-            write_text(sweep.folder / name, text)
+        paths = [sweep.folder / name for name in FILES]
+        texts = dict(zip(paths, (as_json({"comparisons": written}), to_csv(table)), strict=True))
+        if kept := keep_others(texts):
+            show(f"the earlier comparison is now {' and '.join(path.name for path in kept)}")
+        for path, text in texts.items():
+            write_text(path, text)
         files = [*FILES, *page_of(sweep.folder, [job.folder for job in jobs]), "summary.csv"]
         show(f"written to {sweep.folder}: {', '.join(files)}, and a folder for each way")
 

@@ -89,19 +89,26 @@ def run_jobs(jobs: Sequence[Job], announce: Callable[[str], None]) -> str:
         announce(f"{len(jobs)} ways of decoding in turn, {len(cohorts)} with plain decoding")
         with decoding_progress() as progress:
             found = run_in_turn(made, progress)
-        return _save_all([one for runs in built for one in runs], found, logs)
+        return _save_all([one for runs in built for one in runs], found, logs, announce)
 
 
-def _save_all(jobs: Sequence[tuple[Job, Parts]], found: Sequence[Any], logs: Mapping[Path, RunLog]) -> str:
-    """Writes the results of each way; one that has none, or cannot be written, leaves the others as they are."""
+def _save_all(
+    jobs: Sequence[tuple[Job, Parts]],
+    found: Sequence[Any],
+    logs: Mapping[Path, RunLog],
+    announce: Callable[[str], None],
+) -> str:
+    """Writes the results of each way, and announces where those of an earlier run went; one that has none, or cannot be
+    written, leaves the others as they are."""
     statuses, shared = {"complete"}, _in_turn(found, [job for job, _ in jobs])
+    moved: list[Path | None] = []
     for (job, parts), (result, record) in zip(jobs, found, strict=True):
         try:
             if not isinstance(result, RunResult):
-                make_room(job.folder)  # what stood there is of another comparison
+                moved.append(make_room(job.folder))  # what stood there is of another comparison
                 raise ConfigError(f"{' '.join(job.overrides)}: {first_line(result)}")
             result.in_turn = shared
-            save(job.checked, parts, result, record, job.folder, job.overrides)
+            moved.append(save(job.checked, parts, result, record, job.folder, job.overrides))
             statuses.add(result.status)
         except ConfigError as error:
             log.error("%s", error)
@@ -111,6 +118,10 @@ def _save_all(jobs: Sequence[tuple[Job, Parts]], found: Sequence[Any], logs: Map
             logs[job.folder].finish(result, record)
         except ConfigError as error:
             log.error("%s", error)
+    if kept := [path for path in moved if path is not None]:
+        announce(
+            f"earlier runs of {len(kept)} of {len(jobs)} ways are now in {kept[0]}" + " and the like" * (len(kept) > 1)
+        )
     return "interrupted" if "interrupted" in statuses else "incomplete" if "incomplete" in statuses else "complete"
 
 

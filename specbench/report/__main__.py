@@ -28,6 +28,8 @@ def write(folders: Sequence[Path], out: Path | None, wandb: str | None) -> None:
     ConfigError."""
     if len(folders) > 1 and out is None:
         raise ConfigError("a page of several folders needs a folder of its own: give --out DIR")
+    if absent := [folder for folder in folders if not folder.is_dir()]:
+        raise ConfigError(f"{absent[0]} is no folder: give folders of finished runs")
     from specbench.report.page import write_report
     from specbench.report.sections import PAGE
     from specbench.storage.atomic import writing

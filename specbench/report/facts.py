@@ -8,13 +8,15 @@ from typing import Any
 import yaml
 
 from specbench.report.same_work import TASK
-from specbench.report.tables import interval
+from specbench.report.tables import interval, word
 from specbench.storage.read import StoredRun
 
 MOST_VALUES = 6  # of a fact in which runs differ
 MOST_COMMANDS = 6
 MOST_TASKS = 4  # that a page of many runs begins with
 USUAL = {"weights": "pretrained", "chat_template": "never"}  # of a component's settings, not worth a word
+DOUBTS = {"lossy": "; not lossless by choice", "untested": "; losslessness is untested",
+          "inconclusive": "; losslessness is inconclusive"}  # fmt: skip
 Result = Mapping[str, Any]
 
 
@@ -228,7 +230,8 @@ def unlike(results: Sequence[Result]) -> Iterator[str]:
 
 
 def fastest(runs: Sequence[StoredRun]) -> list[str]:
-    """For each task the run with the largest speedup, and how many others its interval does not set it apart from."""
+    """For each task the run with the largest speedup, and how many others its interval does not set it apart from. Runs
+    that failed the losslessness test are counted and not ranked."""
     tasks: dict[str, list[StoredRun]] = {}
     for run in runs:
         tasks.setdefault(repr([run.result["config"].get(key) for key in TASK]), []).append(run)
@@ -236,21 +239,46 @@ def fastest(runs: Sequence[StoredRun]) -> list[str]:
     return told + ([f"And {len(tasks) - MOST_TASKS} more tasks: see the table."] if len(tasks) > MOST_TASKS else [])
 
 
-def _fastest(runs: Sequence[StoredRun], several: bool) -> str:
+def _fastest(group: Sequence[StoredRun], several: bool) -> str:
+    """The sentence on the runs of one task; `several`: there are other tasks."""
+    runs = [run for run in group if word(run.result["lossless"]) != "failed"] or group
     best = max(runs, key=lambda run: run.result["speedup"]["measured"])
     speedup = best.result["speedup"]
-    error = f" ({interval(speedup['ci95'])})" if speedup["ci95"] else " (too few prompts for an interval)"
-    common = {k: v for k, v in best.keys.items() if all(run.keys.get(k) == v for run in runs)}
-    own = {k: v for k, v in best.keys.items() if k not in common}
+    common = {k: v for k, v in best.keys.items() if all(run.keys.get(k) == v for run in group)}
     where = f"At {label(common)}: " if several and common else ""
-    name = label(own) or best.label
+    if word(best.result["lossless"]) == "failed":
+        return _capital(f"{where}{none_left(len(group), 'runs')}.")
+    error = f" ({interval(speedup['ci95'])})" if speedup["ci95"] else " (too few prompts for an interval)"
+    name = label({k: v for k, v in best.keys.items() if k not in common}) or best.label
+    failed, doubt = left_out(len(group) - len(runs)), doubts([run.result for run in group], best.result)
     if len(runs) == 1:
-        return f"{where}{name}: {speedup['measured']:.2f}x{error}."
+        return f"{where}{name}: {speedup['measured']:.2f}x{error}{failed}{doubt}."
     near = sum(run is not best and _overlap(run.result["speedup"], speedup) for run in runs)
     apart = f"; {near} of the others may be as fast" if near else "; its interval is above all others'"
     slower = "" if speedup["measured"] >= 1 else ", slower than plain decoding"
-    opening = f"{where}fastest of {len(runs)}"
-    return f"{opening[0].upper()}{opening[1:]}: {name}, {speedup['measured']:.2f}x{error}{slower}{apart}."
+    told = f"{where}fastest of {len(runs)}{failed}: {name}, {speedup['measured']:.2f}x{error}{slower}{apart}{doubt}."
+    return _capital(told)
+
+
+def _capital(told: str) -> str:
+    return f"{told[0].upper()}{told[1:]}"
+
+
+def none_left(runs: int, what: str) -> str:
+    """What is said instead of a ranking if no output is the target's."""
+    return f"use none: the output of {f'all {runs} {what}' if runs > 1 else 'the run'} FAILED the losslessness test"
+
+
+def left_out(failed: int) -> str:
+    """How many runs are not ranked, since their output is not the target's."""
+    return f" ({failed} more FAILED the losslessness test)" if failed else ""
+
+
+def doubts(results: Sequence[Result], best: Result) -> str:
+    """What is to be known of the run that is named first, and of the machine while all of them ran."""
+    unsteady = sum(not (result.get("machine") or {"steady": True})["steady"] for result in results)
+    told = DOUBTS.get(word(best["lossless"]), "")
+    return told + (f"; the machine was not steady in {unsteady} of {len(results)} runs" if unsteady else "")
 
 
 def _overlap(a: Mapping[str, Any], best: Mapping[str, Any]) -> bool:

@@ -12,11 +12,11 @@ from matplotlib.lines import Line2D
 
 from specbench.measure.comparison import LEVEL, Comparison
 from specbench.report.causes import CAUSES, UNITS
-from specbench.report.facts import label
+from specbench.report.facts import doubts, label, left_out, none_left
 from specbench.report.page_table import Cell, PageTable, without_empty
 from specbench.report.sections import Report
 from specbench.report.style import BAD, GOOD, OTHER
-from specbench.report.tables import interval, number
+from specbench.report.tables import interval, number, word
 from specbench.settings import ConfigError
 from specbench.storage.read import StoredRun, parse_json
 from specbench.storage.shape import check_shape
@@ -29,8 +29,8 @@ Found = Mapping[str, Any]  # one entry of comparison.json
 
 
 def comparisons(folder: Path, runs: Sequence[StoredRun]) -> list[Found]:
-    """The comparisons of these runs in a folder; none where it holds no comparison, or one of other runs. Raises
-    ConfigError if the file cannot be used."""
+    """The comparisons of these runs in a folder, with the `result` of each; none where it holds no comparison, or one
+    of other runs. Raises ConfigError if the file cannot be used."""
     path = folder / FILE
     if not path.is_file():
         return []
@@ -42,27 +42,33 @@ def comparisons(folder: Path, runs: Sequence[StoredRun]) -> list[Found]:
             check_shape(entry["task"], dict[str, str], "task")
     except (OSError, UnicodeDecodeError, ValueError, KeyError) as error:
         raise ConfigError(f"{path} cannot be used: {error}") from error
-    here = {run.folder.resolve() for run in runs}
-    return [
-        entry
-        for entry in contents["comparisons"]
-        if len(entry["runs"]) > 1 and {(folder / str(run.get("folder"))).resolve() for run in entry["runs"]} <= here
-    ]
+    here = {run.folder.resolve(): run.result for run in runs}
+    found = []
+    for entry in contents["comparisons"]:
+        ways = [run | {"result": here.get((folder / str(run.get("folder"))).resolve())} for run in entry["runs"]]
+        if len(ways) > 1 and all(way["result"] for way in ways):
+            found.append(entry | {"runs": ways})
+    return found
 
 
 def ranking(found: Found) -> str:
-    """Which way is fastest, in a sentence."""
-    first, *others = found["runs"]
+    """Which way is fastest, in a sentence; ways that failed the losslessness test are counted and not ranked."""
+    results = [run["result"] for run in found["runs"]]
+    where = f"At {label(found['task'])}: " if found["task"] else ""
+    ranked = [run for run in found["runs"] if word(run["result"]["lossless"]) != "failed"]
+    if not ranked:
+        return f"{where}{none_left(len(results), 'ways')}."
+    (first, *others), failed = ranked, left_out(len(results) - len(ranked))
     speedup, ci95 = first["numbers"]["speedup"], first["ci95"].get("speedup")
-    told = f"{first['label']} is the fastest of {len(found['runs'])} ways: {speedup:.2f}x plain decoding's speed"
+    ways = f"{len(ranked)} way{'s' * (len(ranked) > 1)}{failed}"
+    told = f"{first['label']} is the fastest of {ways}: {speedup:.2f}x plain decoding's speed"
     told += f" ({interval(ci95)})" if ci95 else ""
     if not tested(found):
         told += "; too few prompts to test the differences"
-    elif ties := [run["label"] for run in others if run["rank"] == 1]:
+    elif ties := [run["label"] for run in others if run["rank"] <= first["rank"]]:
         names = ", ".join(ties) if len(ties) <= MOST_NAMES else f"{len(ties)} others"
         told += f"; not told apart from {names}"
-    where = f"At {label(found['task'])}: " if found["task"] else ""
-    return f"{where}{told}."
+    return f"{where}{told}{doubts(results, first['result'])}."
 
 
 def tested(found: Found) -> bool:

@@ -5,6 +5,7 @@ from dataclasses import asdict
 
 import numpy as np
 
+from specbench.data.named import MT_BENCH
 from specbench.decoded import RequestSums
 from specbench.measure.breakdown import OneProcess, Source, category_numbers, only
 from specbench.measure.crossed import CrossedSums
@@ -17,7 +18,6 @@ from specbench.storage.sums import load_sums
 from specbench.visible import shown
 
 Folds = Mapping[str, Sequence[str]]  # categories by the name that they have together
-MT_BENCH = ("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities")
 
 
 def folds_of(texts: Sequence[str]) -> Folds:

@@ -2,7 +2,7 @@
 
 import hashlib
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -117,13 +117,25 @@ def move_aside(folder: Path, name: str = ASIDE) -> Path:
 def keep_other(path: Path, text: str) -> Path | None:
     """Renames a file that has another text than the one which is to be written, `replay.json` to `replay-1.json`, and
     returns the new name. Raises ConfigError."""
-    with writing(path):
-        if not path.is_file() or path.read_text(encoding="utf-8", errors="replace") == text:
-            return None
-        numbers = (path.with_stem(f"{path.stem}-{number}") for number in range(1, 10**6))
-        other = next(name for name in numbers if not name.exists())
-        path.rename(other)
-    return other
+    return next(iter(keep_others({path: text})), None)
+
+
+def keep_others(texts: Mapping[Path, str]) -> list[Path]:
+    """Renames files that belong together if one of them has another text than the one which is to be written: all of
+    them get the same number, which none of them had before. Returns the new names. Raises ConfigError."""
+    found = [path for path in texts if path.is_file()]
+    for path in found:
+        with writing(path):
+            if path.read_text(encoding="utf-8", errors="replace") != texts[path]:
+                break
+    else:
+        return []
+    numbered = ({path: path.with_stem(f"{path.stem}-{number}") for path in texts} for number in range(1, 10**6))
+    others = next(names for names in numbered if not any(name.exists() for name in names.values()))
+    for path in found:
+        with writing(path):
+            path.rename(others[path])
+    return [others[path] for path in found]
 
 
 def _there(paths: Iterable[Path]) -> list[Path]:
