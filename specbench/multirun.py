@@ -122,7 +122,9 @@ class Sweep(Callback):
             for file in (own, path):
                 write_text(file, to_csv(rows))
             Sweep.running = None
-            if any(e.result is not None and e.result["provenance"]["started"] >= self.started for _, e in found):
+            # A parallel launcher's jobs are other processes: of theirs only the times are known, in seconds.
+            later = any(e.result is not None and e.result["provenance"]["started"] > self.started for _, e in found)
+            if self.pace.seconds or later:
                 log_sweep(self.jobs[0][2], rows, self.folder)
         missing = sum(not earlier.finished for _, earlier in found)
         strict = [checked.root.strict for _, _, checked in self.jobs]
