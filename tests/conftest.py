@@ -13,6 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 os.environ.setdefault("WANDB_MODE", "offline")
+os.environ.setdefault("WANDB__SERVICE_WAIT", "300")  # seconds for its process to start, on a busy machine
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 if "SPECBENCH_CACHE" not in os.environ:  # one for all workers, which inherit it
     os.environ["SPECBENCH_CACHE"] = tempfile.mkdtemp(prefix="specbench-tests-")

@@ -122,7 +122,11 @@ CASES = {
     "one prompt": (
         {"speedup/ci95": None, "counts/prompts": 1} | picked([3], 1.44, None, True),
         "Too few prompts to say: 1.36x measured with gamma 4 in one process, of one prompt; "
-        "1.44x expected (in-sample, so too high) with gamma 3",
+        "most of the loss",
+    ),
+    "no loss": (
+        {"speedup/measured": 9.0, "speedup/ci95": None},
+        "Too few prompts to say: 9.00x measured with gamma 4 in one process; 1.44x (1.38 to 1.50) expected with gamma 3.",
     ),
     "failed": (
         {"lossless/verdict": "failed", "lossless/reason": "p-value 1e-9"},

@@ -250,6 +250,7 @@ def _fastest(group: Sequence[StoredRun], several: bool) -> str:
         return _capital(f"{where}{none_left(len(group), 'runs')}.")
     error = f" ({interval(speedup['ci95'])})" if speedup["ci95"] else " (too few prompts for an interval)"
     name = label({k: v for k, v in best.keys.items() if k not in common}) or best.label
+    where = "" if name == best.label or len(group) == 1 else where  # a name that says it all
     failed, doubt = left_out(len(group) - len(runs)), doubts([run.result for run in group], best.result)
     if len(runs) == 1:
         return f"{where}{name}: {speedup['measured']:.2f}x{error}{failed}{doubt}."

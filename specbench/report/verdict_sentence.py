@@ -55,7 +55,8 @@ def _advice(result: dict[str, Any]) -> tuple[str, list[str]]:
     others = [*_limits(result), *_end_to_end(result), *_peers(result), *_load(result)]
     replayed = [] if pick is None else [_replayed(result, pick)]
     if ci95 is None:
-        return f"Too few prompts to say: {with_used}", [*replayed, *others]
+        shown = [] if pick is None or pick["in_sample"] else replayed
+        return f"Too few prompts to say: {with_used}", [*shown, *others]
     use = "Use" if _steady(result) else "Try"
     better = pick is not None and _better(result, pick) and _above_one(pick["ci95"]) and 0 not in pick["gammas"]
     if pick is not None and better and ci95[0] <= 1:
@@ -157,6 +158,8 @@ def _limits(result: dict[str, Any]) -> Iterator[str]:
     if theorem and _below_one(theorem["ci95"]) and not _above_one(result["speedup"]["ci95"]):
         yield _too_slow(result, theorem["factor"])
         return
+    if theorem and result["speedup"]["measured"] >= theorem["factor"]:
+        return  # nothing is lost
     losses = {
         name: -log(own["factor"]) for name, own in factors.items() if name != "theorem_3_8" and 0 < own["factor"] < 1
     }
