@@ -126,7 +126,8 @@ CASES = {
     ),
     "no loss": (
         {"speedup/measured": 9.0, "speedup/ci95": None},
-        "Too few prompts to say: 9.00x measured with gamma 4 in one process; 1.44x (1.38 to 1.50) expected with gamma 3.",
+        "Too few prompts to say: 9.00x measured with gamma 4 in one process; 1.44x (1.38 to 1.50) expected with "
+        "gamma 3.",
     ),
     "failed": (
         {"lossless/verdict": "failed", "lossless/reason": "p-value 1e-9"},
