@@ -109,6 +109,13 @@ def in_turn(columns: Columns) -> Collect:
     return collect
 
 
+def ranking(script: str, about: str | None, group: str, draw: Callable[[list[Row], str], Figure]) -> None:
+    """The command of a maker whose comparison ranks the options of a configuration group, at each temperature."""
+    columns: Columns = {group: option(group), "temperature": "config/temperature", **NUMBERS}
+    table = {"T": text("temperature"), group: text(group), "tau": number("tau"), "speedup": SPEEDUP, **RANKED}
+    make(script, about, in_turn(columns), table, lambda rows: draw(rows, group))
+
+
 def runs_in(inputs: list[str]) -> list[StoredRun]:
     """The jobs in the one folder that a maker was given. Raises ConfigError."""
     if len(inputs) != 1:

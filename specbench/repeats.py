@@ -54,10 +54,10 @@ TABLE = {  # repeats.csv: heading, path in a process's results.json
 }
 
 
-def run_repeats(config: DictConfig, checked: Checked, out_dir: Path) -> float:
+def run_repeats(config: DictConfig, checked: Checked, out_dir: Path) -> None:
     """Runs the processes that are not finished, pools all into `out_dir`, which is locked, and shows the result.
-    Returns the measured speedup. Raises ConfigError, IncompleteError if a process has no result, VerdictError with
-    strict=true, or KeyboardInterrupt; what is finished is pooled before."""
+    Raises ConfigError, IncompleteError if a process has no result, VerdictError with strict=true, or KeyboardInterrupt;
+    what is finished is pooled before."""
     wanted = [of_process(config, checked, number) for number in range(checked.root.repeats)]
     folders = [out_dir / f"repeat={number}" for number in range(len(wanted))]
     done, interrupted, result, kept = [], False, None, None
@@ -83,8 +83,6 @@ def run_repeats(config: DictConfig, checked: Checked, out_dir: Path) -> float:
     if len(done) < len(folders):
         raise IncompleteError(f"{told}: the same command runs the others again")
     refuse_verdict(checked.root.strict, result, out_dir)
-    measured: float = result["speedup"]["measured"]
-    return measured
 
 
 def of_process(config: DictConfig, checked: Checked, number: int) -> Checked:

@@ -73,7 +73,9 @@ class Running:
         """Seconds a token of plain decoding over those of speculative decoding; None before there are any."""
         if not (self.tokens and self.plain_tokens and self.seconds):
             return None
-        return (self.plain_seconds / self.plain_tokens) / (self.seconds / self.tokens)
+        from specbench.measure.accounting import speedup_of
+
+        return float(speedup_of(vars(self)))
 
 
 def history(record: "Record") -> list[dict[str, Any]]:

@@ -33,7 +33,7 @@ def request_sums(
     done = 0
     for begin in range(0, len(record.groups), AT_A_TIME):
         rows = [row for group in record.groups[begin : begin + AT_A_TIME]
-                for row in _of_group(group, by_beta, target, drafter, tokens)]  # fmt: skip
+                for row in _of_group(group, batch_size, by_beta, target, drafter, tokens)]  # fmt: skip
         for name in dict.fromkeys(name for row in rows for name in row):
             known = columns.setdefault(name, [np.zeros(done)] if done else [])
             known.append(np.array([row.get(name, 0.0) for row in rows], float))
@@ -55,7 +55,7 @@ def request_sums(
 
 
 def _of_group(
-    group: Group, by_beta: bool, target: Bytes, drafter: Bytes | None, tokens: Tokens | None
+    group: Group, batch_size: int, by_beta: bool, target: Bytes, drafter: Bytes | None, tokens: Tokens | None
 ) -> list[dict[str, float]]:
     rows = sums_of(group.results, by_beta)
     share = len(group.results)
@@ -74,7 +74,7 @@ def _of_group(
         | _by_place(result)
         | _texts(result)
         | _bytes(result, row, target, drafter)
-        | round_sums(result, tokens, alone=share == 1)
+        | round_sums(result, tokens, alone=batch_size == 1)
         for row, result in zip(rows, group.results, strict=True)
     ]
 

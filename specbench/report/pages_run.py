@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from specbench.report import figures, paper
+from specbench.report.category_tables import whole
 from specbench.report.load_table import rows_of
 from specbench.report.page_table import Cell, PageTable, shown, without_empty
 from specbench.report.pages_acceptance import acceptance
@@ -102,9 +103,7 @@ def _categories(report: Report, run: StoredRun) -> None:
     if not found:
         return
     r = run.result
-    whole = {name: r[name] for name in ("block_efficiency", "alpha", "speedup")}
-    whole |= {"prompts": r["counts"]["prompts"], "tokens_per_second": r["throughput"]["speculative_tokens_per_second"]}
-    rows = [_category(name, numbers) for name, numbers in [*found.items(), ("all prompts", whole)]]
+    rows = [_category(name, numbers) for name, numbers in [*found.items(), ("all prompts", whole(r))]]
     caption = "tau: tokens per target call. Speedup: ratio of total times over the category's prompts."
     if (mean := at(r, "speedup/geometric_mean/mean")) is not None:
         ends = at(r, "speedup/geometric_mean/ci95")
