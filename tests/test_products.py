@@ -9,11 +9,11 @@ from conftest import parts_of
 from torch import nn
 
 from specbench.component import Choice as Option
-from specbench.executors import auto, layers
+from specbench.executors import auto, layers, products
 from specbench.executors.auto import AutoExecutor
 from specbench.executors.choose import LIMITS, ROWS, Table, choice, measure
 from specbench.executors.layers import Multiplier, groups_of
-from specbench.executors.products import KINDS, Half, OneDnn, Plain, scale_of
+from specbench.executors.products import KINDS, Half, HalfSerial, OneDnn, Plain, scale_of
 from specbench.models.pretrained import PretrainedModel
 from specbench.settings import ConfigError
 
@@ -53,11 +53,21 @@ def test_float16_storage_is_not_offered_for_32_bit_weights():
     assert not Half.offers(w * scale_of(w)) and OneDnn.offers(w) and Plain.offers(w)
 
 
-def test_in_float16_storage_a_row_does_not_depend_on_its_neighbours():
+@pytest.mark.parametrize("kind", [Half, HalfSerial])
+def test_in_float16_storage_a_row_does_not_depend_on_its_neighbours(kind):
     w, x = weight() * scale_of(weight()), torch.randn(40, IN)
-    product = Half(w, None)
+    product = kind(w, None)
     alone = torch.cat([product(row[None]) for row in x])
     assert all(torch.equal(product(x[:rows]), alone[:rows]) for rows in (1, 5, 9, 40))
+
+
+def test_without_its_deprecated_operators_the_product_of_one_thread_is_not_offered(monkeypatch, recwarn):
+    w = weight() * scale_of(weight())
+    assert HalfSerial.offers(w) and not recwarn.list
+    assert torch.equal(HalfSerial(w, None)(torch.eye(IN)), Half(w, None)(torch.eye(IN)))
+    monkeypatch.delattr(torch, "fbgemm_linear_fp16_weight_fp32_activation")
+    monkeypatch.setattr(products, "has_serial", products.has_serial.__wrapped__)
+    assert not HalfSerial.offers(w) and Half.offers(w)
 
 
 def test_the_fastest_product_is_chosen_and_the_first_of_equals():
@@ -91,7 +101,7 @@ def test_a_file_of_choices_without_times_is_refused(content, tmp_path):
 
 def test_every_kind_that_fits_a_weight_is_measured():
     small = [(weight(), None), (weight(bits=32), None)]
-    assert set(measure(small[:1], KINDS)["48x96 float32"]) == {"half", "onednn", "plain"}
+    assert set(measure(small[:1], KINDS)["48x96 float32"]) == {"half", "half_serial", "onednn", "plain"}
     assert set(measure(small[1:], KINDS)["48x96 float32"]) == {"onednn", "plain"}
     assert all(len(times) == len(ROWS) and min(times) > 0 for times in measure(small, KINDS)["48x96 float32"].values())
 

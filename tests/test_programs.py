@@ -1,13 +1,16 @@
 """Where shapes are fixed, every program is there before anything is timed."""
 
 import json
+import os
 
 import pytest
 from conftest import parts_of
+from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
 import specbench.executors.compiled
 from specbench.executors.arguments import Columns, flatten
 from specbench.executors.compiled import CompiledExecutor
+from specbench.executors.programs import Programs
 from specbench.run.cohort import Cohort
 from specbench.run.run import run
 
@@ -35,6 +38,14 @@ def growing_texts(tmp_path_factory) -> str:
     prompts = ["x = 1\n" * lines + "def f(a):" for lines in (26, 28, 29)]
     path.write_text("\n".join(json.dumps({"prompt": prompt}) for prompt in prompts))
     return str(path)
+
+
+@pytest.mark.parametrize("folder", [None, "/of/the/user"])
+def test_what_programs_load_is_kept_with_them_unless_the_user_says_where(folder, monkeypatch, tmp_path):
+    monkeypatch.setenv("SPECBENCH_CACHE", str(tmp_path))
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", folder or default_cache_dir())
+    Programs.stored("a run")
+    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == (folder or str(tmp_path / "inductor"))
 
 
 class CountsShapes(CompiledExecutor):

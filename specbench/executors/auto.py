@@ -167,7 +167,7 @@ class AutoExecutor(Executor):
 
     def _scale(self, weight: Tensor) -> float:
         """What a weight is multiplied by before it is stored."""
-        return scale_of(weight) if Half in self.kinds else 1.0
+        return scale_of(weight) if any(issubclass(kind, Half) for kind in self.kinds) else 1.0
 
     def _offered(self, weight: Tensor, exact: bool) -> dict[str, type[Product]]:
         """The kinds of product that multiply by this scaled weight [out, in], by name."""

@@ -19,12 +19,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 from torch._inductor.standalone_compile import CompiledArtifact
 
 from specbench.paths import cache_dir
 from specbench.visible import first_line
 
 log = logging.getLogger(__name__)
+INDUCTOR = "TORCHINDUCTOR_CACHE_DIR"
 KNOWN = ("specbench", "torch", "builtins", "functools")  # whose versions are part of the identity
 PLAIN = (type(None), bool, int, float, str, bytes, enum.Enum, torch.dtype, torch.device)
 
@@ -52,7 +54,8 @@ class Programs:
     @classmethod
     def stored(cls, identity: str) -> "Programs":
         """Those of a run with this identity, which are kept for later runs."""
-        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_dir() / "inductor"))
+        if os.environ.get(INDUCTOR, default_cache_dir()) == default_cache_dir():  # PyTorch sets it when it is imported
+            os.environ[INDUCTOR] = str(cache_dir() / "inductor")
         return cls(cache_dir() / "programs" / identity)
 
     @property
