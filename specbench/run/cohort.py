@@ -15,7 +15,7 @@ from specbench.run.member import Member
 from specbench.run.requests import Requests, Wanted
 from specbench.visible import first_line
 
-PROBED, PROBED_LATER = 128, 32  # costs are probed before so many groups, and then before every 32nd
+PROBED, PROBED_LATER = 128, 32  # costs are probed on so many groups, and then on every 32nd
 Way = tuple[Any, str]  # the member, or None for plain decoding, and the peer's name or ""
 Tell = Callable[[str], None]  # what is going on
 
@@ -42,19 +42,20 @@ class Cohort:
                     for member in self.members:
                         member.warm_up(wanted, first=not warm)
                     warm = wanted.columns
-                if number < PROBED or number % PROBED_LATER == 0:
+                probed = number < PROBED or number % PROBED_LATER == 0
+                if probed:
                     self.watch()
-                    for member in self.members:
-                        member.probe_costs(wanted)
-            self._decode(wanted, number)
+            self._decode(wanted, number, probed)
             self.done += len(wanted.requests)
             yield len(wanted.requests)
 
-    def _decode(self, wanted: Wanted, number: int) -> None:
-        """Decodes a group in all ways and gives each member its part."""
+    def _decode(self, wanted: Wanted, number: int, probed: bool) -> None:
+        """Decodes a group in all ways and gives each member its part; costs are probed on it if it is `probed`."""
         with at_once():
             jobs = self._jobs(wanted)
             decoded = self.decode_all_ways(wanted, jobs, number)
+            for member in self.members if probed else ():  # while its prompt is in the cache
+                member.probe_costs(wanted)
         plain = decoded[None, ""]
         groups = []
         for member in self.members:
@@ -86,7 +87,8 @@ class Cohort:
         try:
             if peer:
                 return [member.parts.peers[peer].decode(job) for job in jobs]
-            return (member or self.plain).decode(jobs, wanted, speculative=member is not None)
+            betas = any(m.reads_texts for m in ([member] if member else self.members))
+            return (member or self.plain).decode(jobs, wanted, member is not None, betas)
         except RuntimeError as error:
             return Failure(wanted.requests, f"{type(error).__name__}: {first_line(error)}")
 

@@ -52,7 +52,7 @@ def _warm_up_rounds(
     """Decodes behind a prompt with a constant gamma and this verifier."""
     parts, policy = session.parts, WatchedGamma(gamma, session.parts.policy.signal)
     jobs = _jobs(prompt, gamma, columns - parts.spare, parts.batch_size)
-    session.decode(jobs, True, columns, policy=policy, verifier=level, evidence=evidence)
+    session.decode(jobs, True, columns, policy=policy, verifier=level, evidence=evidence, again=True)
 
 
 @contextmanager
@@ -108,4 +108,4 @@ def probe_costs(
         jobs.append(Job(request.tokens, limit, key, request.encoder_tokens))
     policy = WatchedGamma(gamma, parts.policy.signal)
     with going_on(f"a probe of gamma={gamma}"):
-        session.costs.add(session.decode(jobs, True, columns, policy=policy).rounds)
+        session.costs.add(session.decode(jobs, True, columns, policy=policy, again=True).rounds)
