@@ -16,6 +16,7 @@ from specbench.measure.stock_reading import read
 from specbench.measure.text_end import ends_where_it_should
 from specbench.measure.text_laws import LIMIT, Text, read_texts
 from specbench.peers.peer import PeerOutput
+from specbench.phases import Phases
 from specbench.results import RunResult
 from specbench.run.parts import Parts
 from specbench.run.requests import Wanted
@@ -32,12 +33,12 @@ Told = Callable[[Group], None]
 class Member:
     """A run. `prompts.jsonl.part` in `out_dir` grows with every finished group."""
 
-    def __init__(self, parts: Parts, out_dir: Path, told: Told = lambda group: None):
+    def __init__(self, parts: Parts, out_dir: Path, told: Told, phases: Phases):
         """`told` is called with each group that is written. Raises ConfigError if the folder cannot be written."""
         self.parts, self.session = parts, Session(parts)
         self.record = Record(columns={name: metric.columns for name, metric in parts.metrics.items()})
         self.saved = PromptsFile(out_dir)
-        self._probes, self._told = 0, told
+        self._probes, self._told, self._phases = 0, told, phases
 
     def warm_up(self, wanted: Wanted, first: bool) -> None:
         """Warm-up for requests of so many columns and, the first time, calibration."""
@@ -92,9 +93,9 @@ class Member:
         self.record.groups.append(group)
         self.session.costs.add(ours.rounds)
         for row in range(len(results)):
-            with at_once():
+            with at_once(), self._phases("betas"):
                 self._read_texts(group, row)
-        with at_once():
+        with at_once(), self._phases("verdict"):
             read_again(self.session, self.record, group)
         self._told(group)
         return group
