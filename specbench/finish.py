@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +56,9 @@ def measure(
     written, phases = False, Phases(begun)
     with phases("load"):
         parts = build(checked, announce)
-    with logged(checked, out_dir, overrides, kind) as run_log:
+    with ExitStack() as stack:
+        with phases("logger"):
+            run_log = stack.enter_context(logged(checked, out_dir, overrides, kind))
         try:
             with held():  # between the end of decoding and that of writing a signal waits
                 with decoding_progress(place) as progress:

@@ -97,7 +97,8 @@ class Member:
                 self._read_texts(group, row)
         with at_once(), self._phases("verdict"):
             read_again(self.session, self.record, group)
-        self._told(group)
+        with self._phases("logger"):
+            self._told(group)
         return group
 
     def _read_texts(self, group: Group, row: int) -> None:
