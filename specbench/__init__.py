@@ -3,6 +3,7 @@
 Importing the package loads nothing else: torch, transformers and Hydra come with the first call.
 """
 
+import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,7 @@ if TYPE_CHECKING:
     from specbench.settings import ConfigError
 
 __version__ = "0.2.0"
+BEGUN = time.perf_counter()  # this process, or nearly so if it is a command of specbench
 __all__ = ["ConfigError", "__version__", "evaluate"]
 
 

@@ -4,6 +4,7 @@ import logging
 import os
 import shlex
 import sys
+import time
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
@@ -14,15 +15,18 @@ from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
+from specbench import BEGUN
 from specbench.interrupts import exit_code, handled
 from specbench.paths import conf_dir, register_resolvers
 from specbench.settings import ConfigError, IncompleteError, VerdictError, comes_from, explain, stop
+from specbench.startup import imported, importing, leave
 
 if TYPE_CHECKING:
     from specbench.config.checks import Checked
 
 log = logging.getLogger("specbench")
 register_resolvers()
+_begun = [BEGUN]  # until the first run has taken it
 
 
 @hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name="config")
@@ -76,7 +80,7 @@ def one_run(config: DictConfig, skip_finished: bool = False) -> bool:
     ran. Raises ConfigError, VerdictError with strict=true, or IncompleteError with repeats."""
     from specbench.config.checks import check
 
-    runtime = HydraConfig.get().runtime
+    begun, runtime = _begun.pop() if _begun else time.perf_counter(), HydraConfig.get().runtime
     out_dir = Path(runtime.output_dir)
     checked = check(config, runtime.choices)
 
@@ -97,22 +101,26 @@ def one_run(config: DictConfig, skip_finished: bool = False) -> bool:
 
             run_repeats(config, checked, out_dir)
         else:
-            _measure(checked, out_dir, "job" if skip_finished else "run")
+            _measure(checked, out_dir, "job" if skip_finished else "run", begun)
         return True
 
 
-def _measure(checked: "Checked", out_dir: Path, kind: str) -> None:
+def _measure(checked: "Checked", out_dir: Path, kind: str, begun: float) -> None:
     """Runs the configuration in `out_dir`, which is locked, and prints the results. `kind` is what the logger is told:
-    "run" or "job". Raises ConfigError, or VerdictError with strict=true."""
+    "run" or "job"; `begun` is when it began. Raises ConfigError, or VerdictError with strict=true."""
+    import specbench.config.build
+    import specbench.run.run  # noqa: F401
     from specbench.finish import measure
     from specbench.told import place_of_job, tell, tell_result
 
+    imported()
     overrides = list(HydraConfig.get().overrides.task)
-    measure(checked, out_dir, overrides, kind, tell, place_of_job(), partial(tell_result, folder=out_dir))
+    measure(checked, out_dir, overrides, kind, tell, place_of_job(), partial(tell_result, folder=out_dir), begun)
 
 
 def main() -> None:
     """Runs Hydra; a mistake of the user's becomes one sentence and exit code 2, without a traceback."""
+    importing()
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # Hydra hands exceptions to us instead of exiting
     sys.argv[0] = "specbench"
     if str(Path.cwd()) not in sys.path:  # the console script has not what `python -m` has: modules beside the user
@@ -158,5 +166,11 @@ def _main() -> None:
         stop(explain(error, known_keys(sys.argv[1:]), sys.argv[1:]), 2)
 
 
-if __name__ == "__main__":
+def program() -> None:
+    """`main`, and the end of the process."""
     main()
+    leave()
+
+
+if __name__ == "__main__":
+    program()

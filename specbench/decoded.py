@@ -142,7 +142,7 @@ class Decoded:
     prefill_seconds: float  # of the target, and of the drafter when it reads prompts
     kv_bytes: int
     drafter_prefill_seconds: float = 0.0  # the drafter's part of them
-    evidence: Sequence[Evidence] = ()  # of each request, until its text is read again
+    evidence: Sequence[Evidence] = ()  # of each request, until its texts were read
 
     @property
     def rounds(self) -> list[Round]:
@@ -207,7 +207,8 @@ class Group:
     rate: float | None = None  # requests per second, if they arrive over time at one
 
     def compact(self) -> None:
-        """Stores rounds and tokens in arrays, once nobody changes them any more."""
+        """Stores rounds and tokens in arrays, once nobody changes them any more, and drops the evidence."""
+        self.speculative.evidence = self.baseline.evidence = ()
         for result in self.results:
             result.request = replace(result.request, tokens=array("i", result.request.tokens))
             for decoded in result.both:

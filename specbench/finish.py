@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,7 @@ from specbench.config.checks import Checked
 from specbench.decoded import Group, Record
 from specbench.interrupts import held
 from specbench.loggers.logger import Logger, Opening
+from specbench.phases import Phases
 from specbench.progress import decoding_progress
 from specbench.report.tables import refuse_verdict
 from specbench.results import RunResult
@@ -42,21 +43,26 @@ def measure(
     announce: Callable[[str], None] = lambda text: None,
     place: str = "",
     shown: Callable[[dict[str, Any], Path | None], None] = lambda result, kept: None,
+    begun: float | None = None,
 ) -> None:
     """Builds the parts, runs them in `out_dir`, which is locked, and writes the results. What stood there before stays
     until they are there. `kind` is what the logger is told, `place` stands before the progress, and `shown` gets what
-    `results.json` holds, and where the run went that was there before. Raises ConfigError, VerdictError with
+    `results.json` holds, and where the run went that was there before. `begun`, by `time.perf_counter`, is when the
+    program or the job began. Raises ConfigError, VerdictError with
     strict=true, or KeyboardInterrupt after a signal."""
     from specbench.config.build import build
     from specbench.run.run import run
 
-    written = False
-    parts = build(checked, announce)
-    with logged(checked, out_dir, overrides, kind) as run_log:
+    written, phases = False, Phases(begun)
+    with phases("load"):
+        parts = build(checked, announce)
+    with ExitStack() as stack:
+        with phases("logger"):
+            run_log = stack.enter_context(logged(checked, out_dir, overrides, kind))
         try:
             with held():  # between the end of decoding and that of writing a signal waits
                 with decoding_progress(place) as progress:
-                    result, record = run(parts, out_dir, progress, run_log.progress)
+                    result, record = run(parts, out_dir, progress, run_log.progress, phases)
                 kept = save(checked, parts, result, record, out_dir, overrides)
                 written = True
         except KeyboardInterrupt:

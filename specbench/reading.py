@@ -18,7 +18,8 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass
 class Evidence:
-    """One text: what stood behind each of its tokens. Positions count from the first generated token."""
+    """One text: what stood behind each of its tokens. Positions count from the first generated token. All but `laws` is
+    for the losslessness test."""
 
     rule: Literal["p / q", "p"] | None = None  # `Verifier.keeps_guess`
     chosen: list[float] = field(default_factory=list)  # [T], the decoder's p of each token; not a number if p is none
@@ -29,8 +30,8 @@ class Evidence:
     over: list[list[int]] = field(default_factory=list)  # [K], the tokens with the largest q - p, all with q > p
     laws: list[tuple[int, Tensor]] = field(default_factory=list)  # the decoder's p [n, V] from a position on
 
-    def add(self, position: int, kept: int, tested: int, numbers: Floats, law: Tensor | None) -> None:
-        """Adds a round that began at `position`: the row's `evidence_numbers`, and p [D + 1, V] of its path."""
+    def add(self, position: int, kept: int, tested: int, numbers: Floats) -> None:
+        """Adds the `evidence_numbers` of a row in a round that began at `position`."""
         D = (len(numbers) - 1) // (4 + OVER)
         self.chosen += numbers[: D + 1][:kept].tolist()
         table = numbers[D + 1 :].reshape(3 + OVER, D)[:, :tested]
@@ -39,8 +40,16 @@ class Evidence:
         self.p += table[1].tolist()
         self.q += table[2].tolist()
         self.over += [[token for token in column if token >= 0] for column in table[3:].T.astype(int).tolist()]
-        if law is not None:
-            self.laws.append((position, law[:kept]))
+
+    def whole_law(self, n: int) -> Tensor | None:
+        """The decoder's p [n, V] of the first n tokens; None unless it was kept for all of them."""
+        end, parts = 0, []
+        for position, p in self.laws:
+            if position != end:
+                return None
+            end += len(p)
+            parts.append(p)
+        return torch.cat(parts)[:n] if end >= n > 0 else None
 
     def law(self, begin: int, n: int, like: Tensor) -> tuple[Tensor, Tensor]:
         """The decoder's p [n, V] of the tokens begin .. begin + n - 1, and for which of them it was kept [n]. `like`

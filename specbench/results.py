@@ -298,6 +298,7 @@ class RunResult:
     by_category: dict[str, CategoryNumbers] = field(default_factory=dict)  # if the data name categories
     acceptance: Acceptance | None = None
     throughput_by_rows: list[RowsRate] = field(default_factory=list)  # of runs whose rows decode together
+    seconds: dict[str, float] = field(default_factory=dict)  # wall-clock seconds of the run's phases
     notes: list[str] = field(default_factory=list)  # warnings, to read before comparing
     schema_version: int = SCHEMA_VERSION
 

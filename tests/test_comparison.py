@@ -168,9 +168,9 @@ def test_in_turn_gives_what_each_gives_alone(good, monkeypatch, tmp_path):
     assert len(loaded) == 3 and made[0][0].target is not made[1][0].target
     assert made[0][0].target.module is made[1][0].target.module
 
-    def counted(self, jobs, speculative, columns, arrivals=None, policy=None, verifier=None, evidence=False):
+    def counted(self, jobs, speculative, columns, *further, verifier=None, **named):
         plain.append(not speculative and verifier is None)
-        return decode(self, jobs, speculative, columns, arrivals, policy, verifier, evidence)
+        return decode(self, jobs, speculative, columns, *further, verifier=verifier, **named)
 
     monkeypatch.setattr(Session, "decode", counted)
     found = run_in_turn([made], silent)

@@ -135,6 +135,11 @@ class SlotCache(Component, Cache):
     def release(self, row: int) -> None:
         """Frees a row: its request has ended."""
 
+    def reopen(self) -> None:
+        """Frees all rows, as `clear`, but a request with a prompt that is still there may find it (`admit`). Backends
+        that cannot tell forget everything."""
+        self.clear()
+
     def clear(self) -> None:
         """Frees all rows, and forgets their content."""
         for row in range(self.rows):

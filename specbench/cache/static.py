@@ -1,6 +1,7 @@
 """Contiguous columns, allocated once: rollback writes nothing, because stale columns are never visible."""
 
 from collections.abc import Sequence
+from itertools import takewhile
 
 from torch import Tensor
 
@@ -16,6 +17,8 @@ class StaticCache(SlotCache):
         super().__init__(rows, columns)
         self.keys: list[Tensor] = []  # per layer [B, heads, T, head size]
         self.values: list[Tensor] = []
+        self._prompt: list[int] = []  # tokens whose columns the only row still holds; of several rows nothing is known
+        self._reopened = False
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -25,6 +28,23 @@ class StaticCache(SlotCache):
             for own, new in ((self.keys, keys), (self.values, values)):
                 own.append(new.new_zeros(self.rows, new.shape[1], self.capacity, new.shape[3]))
         return self.keys[layer_idx], self.values[layer_idx]
+
+    def admit(self, row: int, tokens: Sequence[int], columns: int) -> int:
+        known = self._prompt if self._reopened else []
+        pairs = zip(known, tokens[:-1], strict=False)
+        self._prompt = [token for token, _ in takewhile(lambda pair: pair[0] == pair[1], pairs)]
+        return len(self._prompt)
+
+    def written(self, row: int, tokens: Sequence[int]) -> None:
+        if self.rows == 1:  # of several, the idle ones are written to
+            self._prompt = list(tokens)[:-1]
+
+    def reopen(self) -> None:
+        self._reopened = True
+
+    def clear(self) -> None:
+        super().clear()
+        self._prompt, self._reopened = [], False
 
     def truncate(self, lengths: Sequence[int]) -> None:
         """Does nothing: columns beyond a row's length are overwritten before they can be seen."""

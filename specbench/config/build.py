@@ -157,10 +157,12 @@ def memory_budget(
 
 
 def _laws(root: Root, vocab_size: int) -> int:
-    """Bytes of the target's probabilities that are kept for the verdict, at most."""
-    if not root.verdict_tokens or not root.temperature:
+    """Bytes of the target's probabilities that are kept until texts were read, at most: of speculated texts, rejected
+    guesses included, and of plain decoding's."""
+    if not root.temperature:
         return 0
-    return int(min(LAW_BYTES, 8 * MOST * root.batch_size * root.max_new_tokens * vocab_size))
+    plain = 4 * MOST * root.batch_size * root.max_new_tokens * vocab_size
+    return int(min(LAW_BYTES, 2 * plain) + min(LAW_BYTES, plain))
 
 
 def refuse_more_than_the_target_has(checked: Checked, largest: int, target: Footprint) -> None:

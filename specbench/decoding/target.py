@@ -82,6 +82,11 @@ class Model(Component, ABC):
     def allocate(self, rows: int, columns: int) -> None:
         """Makes an empty cache of at least `columns` positions for each of `rows` rows."""
 
+    def reopen(self, rows: int, columns: int) -> None:
+        """As `allocate`, but prompts that the cache still holds need not be read once more (`admit`). By default all
+        are."""
+        self.allocate(rows, columns)
+
     @abstractmethod
     def prefill(self, state: State, upto: int | None = None, start: int = 0, chunk: int = READ_CHUNK) -> None:
         """Reads the committed tokens `start` .. upto - 1 of all rows into the cache, `chunk` of each row per forward.

@@ -11,7 +11,7 @@ from specbench.metrics.metric import Path
 from specbench.reading import OVER
 
 MARGIN = 1.05  # q / p above which a token is in it: more than rounding in 16 bits
-LAW_BYTES = 256e6  # of the decoder's p that are kept for one group of requests
+LAW_BYTES = 256e6  # of the decoder's p that are kept for one group of requests, decoded one way
 
 
 def width(D: int) -> int:

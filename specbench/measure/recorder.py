@@ -50,7 +50,7 @@ class Call(NamedTuple):
 
 class Recorder:
     """The round hook that measures. `reduce` is `round_numbers`, or an executor's version of it. For the losslessness
-    test it records `evidence`, p among it."""
+    test it records `evidence`. With either this or `laws` it keeps p, as far as there is room."""
 
     def __init__(
         self,
@@ -58,9 +58,10 @@ class Recorder:
         metrics: Mapping[str, Metric],
         reduce: Callable[..., Tensor] | None = None,
         evidence: bool = False,
+        laws: bool = False,
     ):
         self.verifier, self.metrics, self.reduce = verifier, metrics, reduce or round_numbers
-        self._evidence, self._room = evidence, LAW_BYTES if evidence else 0.0
+        self._evidence, self._room = evidence, LAW_BYTES if evidence or laws else 0.0
         self._calls: list[Call] = []
 
     def __call__(self, state: State, scores: Scores, draft: Draft, verdict: Verdict, kept: Tensor) -> None:
@@ -100,10 +101,13 @@ class Recorder:
             table = call.numbers.cpu().numpy()
             for row, (owner, numbers) in enumerate(zip(call.owners, table, strict=True)):
                 counts = Counts(*map(int, numbers[: len(Counts._fields)]))
-                if counts.kept:
-                    law = None if call.law is None else call.law[row]
-                    found[owner].add(lengths[owner], counts.kept, counts.tested, numbers[-width(call.steps) :], law)
-                    lengths[owner] += counts.kept
+                if not counts.kept:
+                    continue
+                if self._evidence:
+                    found[owner].add(lengths[owner], counts.kept, counts.tested, numbers[-width(call.steps) :])
+                if call.law is not None:
+                    found[owner].laws.append((lengths[owner], call.law[row, : counts.kept]))
+                lengths[owner] += counts.kept
         return found
 
     def _rounds(self, number: int, call: Call, seconds: Laps, lengths: Counter[int]) -> list[Round]:

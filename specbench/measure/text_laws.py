@@ -29,34 +29,38 @@ LIMIT = 10_000  # a run reads about this many tokens of each decoder's text
 
 @dataclasses.dataclass(frozen=True)
 class Text:
-    """A finished text after a prompt: its T new tokens, and the lenience of each, [T]."""
+    """A finished text after a prompt: its T new tokens, the lenience of each, [T], and p [T, V] that they were drawn
+    from, above temperature 0, if it was kept."""
 
     new: Sequence[int]
     lenience: Sequence[float]
+    p: Tensor | None = None
 
 
 def read_texts(target: Model, drafter: Drafter, prompt: Sequence[int], texts: Sequence[Text]) -> list[TextLaws]:
-    """Scores the tokens of texts after one prompt, which is read once, with target and drafter. Returns arrays [T] of
-    each text."""
+    """Scores the tokens of texts after one prompt, which is read once, with target and drafter; the target reads none
+    of the texts whose p was kept. Returns arrays [T] of each text."""
     read = [torch.tensor([[*prompt, *text.new]], device=target.device) for text in texts]
     begin, longest = len(prompt), min(max(text.shape[1] for text in read), drafter.context)
-    models = [target, *drafter.models[:1]]
+    models = [*([target] if any(text.p is None for text in texts) else []), *drafter.models[:1]]
     for model in models:
         model.open_text(read[0], begin, longest)
-    found = [_read_text(target, drafter, own, begin, text.lenience) for own, text in zip(read, texts, strict=True)]
+    found = [_read_text(target, drafter, own, begin, text) for own, text in zip(read, texts, strict=True)]
     for model in models:
         model.release(0)
     return found
 
 
-def _read_text(target: Model, drafter: Drafter, text: Tensor, begin: int, lenience: Sequence[float]) -> TextLaws:
+def _read_text(target: Model, drafter: Drafter, text: Tensor, begin: int, known_of: Text) -> TextLaws:
     """Scores the tokens of text [1, T] from `begin` on, with models that have read those before."""
-    end = min(text.shape[1], drafter.context)
+    end, kept = min(text.shape[1], drafter.context), known_of.p
+    laws = _model_laws(target, text, begin, end) if kept is None else _kept_laws(kept, begin, end)
     drafted = _drafter_laws(drafter, target.vocab_size, text, begin, end)
     columns = []
-    for (first, p, sure), (q, known, certain) in zip(_model_laws(target, text, begin, end), drafted, strict=True):
+    for (first, p, sure), (q, known, certain) in zip(laws, drafted, strict=True):
         x = text[0, first : first + len(p)]
-        lenient = torch.tensor(lenience[first - begin :][: len(p)], dtype=torch.double, device=p.device)[:, None]
+        lenience = known_of.lenience[first - begin :][: len(p)]
+        lenient = torch.tensor(lenience, dtype=torch.double, device=p.device)[:, None]
         columns.append(_numbers(p, q, x, lenient, target.sampling.greedy, certain, known, sure))
     table = torch.cat(columns, 1).cpu().numpy() if columns else np.zeros((len(dataclasses.fields(TextLaws)), 0))
     missing = text.shape[1] - begin - table.shape[1]
@@ -98,12 +102,21 @@ def _entropy(law: Tensor) -> Tensor:
 def _model_laws(model: Model, text: Tensor, begin: int, end: int) -> Iterator[tuple[int, Tensor, Tensor]]:
     """Chunks of (first position, distributions [n, V], distributions before argmax [n, V]) of the tokens
     begin .. end - 1 of text [1, T], read through row 0 of the model's cache, uncompiled."""
-    confident = dataclasses.replace(model.sampling, before_argmax=True)
+    sampling = model.sampling
+    confident = dataclasses.replace(sampling, before_argmax=True)
     for first in range(begin, end, CHUNK):
         last = min(first + CHUNK, end)
         logits = model.read_text(text, first, last)
-        seen = None if model.sampling.repetition_penalty == 1 else _seen(text, first, last, model.vocab_size)
-        yield first, model.sampling.probabilities(logits, seen)[0], confident.probabilities(logits, seen)[0]
+        seen = None if sampling.repetition_penalty == 1 else _seen(text, first, last, model.vocab_size)
+        p = sampling.probabilities(logits, seen)[0]
+        yield first, p, confident.probabilities(logits, seen)[0] if sampling.greedy else p
+
+
+def _kept_laws(kept: Tensor, begin: int, end: int) -> Iterator[tuple[int, Tensor, Tensor]]:
+    """The same chunks from the distributions kept [T, V] above temperature 0, of the tokens from `begin` on."""
+    for first in range(begin, end, CHUNK):
+        p = kept[first - begin : min(first + CHUNK, end) - begin]
+        yield first, p, p
 
 
 def _drafter_laws(

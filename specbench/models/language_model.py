@@ -138,10 +138,18 @@ class LanguageModel(Target):
     def allocate(self, rows: int, columns: int) -> None:
         """Makes an empty cache of at least `columns` positions for each of `rows` rows. A present one that fits is
         emptied and used again, at the same addresses."""
+        self._open(rows, columns, again=False)
+
+    def reopen(self, rows: int, columns: int) -> None:
+        self._open(rows, columns, again=True)
+
+    def _open(self, rows: int, columns: int, again: bool) -> None:
         cache = self._cache
         if cache is None or cache.rows != rows or cache.capacity < columns or not cache.fixed_shapes:
             self._cache = None  # frees its memory before the next one is made
             self._cache = self.new_cache(rows, self.executor.columns(columns))
+        elif again:
+            cache.reopen()
         else:
             cache.clear()
         self.cached = [0] * rows

@@ -65,6 +65,15 @@ def one_run(report: Report) -> None:
     rows = [{"number": name, "value": shown(value)} for name, value in numbers.items() if value is not None]
     report.section("All numbers", tables=[PageTable(rows)])
     of_the_paper(report)
+    if told := phases(run.result):
+        report.section("Where the time went", texts=[told])
+
+
+def phases(result: Mapping[str, Any]) -> str:
+    """The seconds of a run's phases, in words; "" for runs of earlier versions."""
+    seconds: Mapping[str, float] = result.get("seconds") or {}
+    told = ", ".join(f"{name.replace('_', ' ')} {value:.1f}" for name, value in seconds.items())
+    return f"Seconds until the results were written: {told}." if told else ""
 
 
 def _accounting(report: Report, run: StoredRun) -> None:

@@ -11,6 +11,8 @@ from cycler import cycler
 
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
 # Colours that stay apart for the colour-blind, on white and on black. No figure tells things apart by them alone:
@@ -45,14 +47,23 @@ def save(make: Callable[[], Figure], path: Path) -> str:
         if layout := figure.get_layout_engine():  # found once, and not again for each file
             layout.execute(figure)
             figure.set_layout_engine("none")
-        figure.savefig(path.with_name(f"{path.name}.png"), dpi=130)
-        figure.savefig(stream, format="svg", transparent=True)
+        _draw(figure, path.with_name(f"{path.name}.png"), stream)
         plt.close(figure)
     svg = stream.getvalue()
     opening = svg.index(">", svg.index("<svg")) + 1
     white = f'{svg[:opening]}<rect width="100%" height="100%" fill="white"/>{svg[opening:]}'
     path.with_name(f"{path.name}.svg").write_text(white, encoding="utf-8")
     return embed(svg, path.name)
+
+
+def _draw(figure: Figure, png: Path, svg: io.StringIO) -> None:
+    """Draws both files by the canvases themselves: `savefig` would lay each out and draw it twice."""
+    FigureCanvasAgg(figure)
+    figure.set_dpi(130)
+    figure.canvas.print_png(png)  # type: ignore[attr-defined]
+    for patch in (figure.patch, *(axes.patch for axes in figure.axes)):
+        patch.set(facecolor="none", edgecolor="none")
+    FigureCanvasSVG(figure).print_svg(svg)
 
 
 def embed(svg: str, name: str) -> str:

@@ -11,11 +11,12 @@ from specbench.decoding.state import Job
 from specbench.decoding.verifier import Verifier
 from specbench.interrupts import at_once
 from specbench.measure.machine_watch import MachineWatch
+from specbench.phases import Phases
 from specbench.run.member import Member
 from specbench.run.requests import Requests, Wanted
 from specbench.visible import first_line
 
-PROBED, PROBED_LATER = 128, 32  # costs are probed before so many groups, and then before every 32nd
+PROBED, PROBED_LATER = 128, 32  # costs are probed on so many groups, and then on every 32nd
 Way = tuple[Any, str]  # the member, or None for plain decoding, and the peer's name or ""
 Tell = Callable[[str], None]  # what is going on
 
@@ -24,8 +25,8 @@ class Cohort:
     """Members whose settings differ in nothing that plain decoding's law depends on. One of them decodes plainly for
     all: one whose verifier adds nothing to a plain step (no renewal of noise, no lenience), if there is one."""
 
-    def __init__(self, members: Sequence[Member], watch: MachineWatch):
-        self.members, self.watch = members, watch
+    def __init__(self, members: Sequence[Member], watch: MachineWatch, phases: Phases):
+        self.members, self.watch, self.phases = members, watch, phases
         self.requests = Requests(members[0].parts, max(member.parts.spare for member in members))
         self.plain = min(members, key=lambda member: extra_work(member.parts.verifier))
         self.done = 0  # requests
@@ -40,21 +41,25 @@ class Cohort:
                 if wanted.columns > warm:
                     tell("warming up")
                     for member in self.members:
-                        member.warm_up(wanted, first=not warm)
+                        with self.phases("warm_up"):
+                            member.warm_up(wanted, first=not warm)
                     warm = wanted.columns
-                if number < PROBED or number % PROBED_LATER == 0:
-                    self.watch()
-                    for member in self.members:
-                        member.probe_costs(wanted)
-            self._decode(wanted, number)
+                probed = number < PROBED or number % PROBED_LATER == 0
+                if probed:
+                    with self.phases("probes"):
+                        self.watch()
+            self._decode(wanted, number, probed)
             self.done += len(wanted.requests)
             yield len(wanted.requests)
 
-    def _decode(self, wanted: Wanted, number: int) -> None:
-        """Decodes a group in all ways and gives each member its part."""
+    def _decode(self, wanted: Wanted, number: int, probed: bool) -> None:
+        """Decodes a group in all ways and gives each member its part; costs are probed on it if it is `probed`."""
         with at_once():
             jobs = self._jobs(wanted)
             decoded = self.decode_all_ways(wanted, jobs, number)
+            for member in self.members if probed else ():  # while its prompt is in the cache
+                with self.phases("probes"):
+                    member.probe_costs(wanted)
         plain = decoded[None, ""]
         groups = []
         for member in self.members:
@@ -84,9 +89,11 @@ class Cohort:
         and the run goes on without them."""
         member, peer = way
         try:
-            if peer:
-                return [member.parts.peers[peer].decode(job) for job in jobs]
-            return (member or self.plain).decode(jobs, wanted, speculative=member is not None)
+            with self.phases("peers" if peer else "speculative" if member else "plain"):
+                if peer:
+                    return [member.parts.peers[peer].decode(job) for job in jobs]
+                betas = any(m.reads_texts for m in ([member] if member else self.members))
+                return (member or self.plain).decode(jobs, wanted, member is not None, betas)
         except RuntimeError as error:
             return Failure(wanted.requests, f"{type(error).__name__}: {first_line(error)}")
 

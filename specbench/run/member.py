@@ -5,14 +5,18 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from specbench.decoded import Decoded, Failure, Group, Record, Result
 from specbench.decoding.state import Job
 from specbench.interrupts import at_once
+from specbench.measure.evidence import LAW_BYTES
 from specbench.measure.machine_watch import MachineWatch
 from specbench.measure.stock_reading import read
 from specbench.measure.text_end import ends_where_it_should
 from specbench.measure.text_laws import LIMIT, Text, read_texts
 from specbench.peers.peer import PeerOutput
+from specbench.phases import Phases
 from specbench.results import RunResult
 from specbench.run.parts import Parts
 from specbench.run.requests import Wanted
@@ -29,12 +33,12 @@ Told = Callable[[Group], None]
 class Member:
     """A run. `prompts.jsonl.part` in `out_dir` grows with every finished group."""
 
-    def __init__(self, parts: Parts, out_dir: Path, told: Told = lambda group: None):
+    def __init__(self, parts: Parts, out_dir: Path, told: Told, phases: Phases):
         """`told` is called with each group that is written. Raises ConfigError if the folder cannot be written."""
         self.parts, self.session = parts, Session(parts)
         self.record = Record(columns={name: metric.columns for name, metric in parts.metrics.items()})
         self.saved = PromptsFile(out_dir)
-        self._probes, self._told = 0, told
+        self._probes, self._told, self._phases = 0, told, phases
 
     def warm_up(self, wanted: Wanted, first: bool) -> None:
         """Warm-up for requests of so many columns and, the first time, calibration."""
@@ -43,16 +47,27 @@ class Member:
             calibrate(self.session, wanted)
 
     def probe_costs(self, wanted: Wanted) -> None:
-        """Short decodes, each with another constant gamma, whose rounds are timed."""
+        """Short decodes, each with another constant gamma, whose rounds are timed. The gamma of the run's own rounds
+        has more of them than probes could add, and is left out."""
         for _ in range(wanted.probes(self.parts.batch_size)):
             gamma = self.parts.gammas[self._probes % len(self.parts.gammas)]
-            probe_costs(self.session, wanted.requests, wanted.columns, gamma)
             self._probes += 1
+            if gamma != self.parts.policy.constant:
+                probe_costs(self.session, wanted.requests, wanted.columns, gamma)
 
-    def decode(self, jobs: Sequence[Job], wanted: Wanted, speculative: bool = True) -> Decoded:
-        """The jobs of a group, decoded speculatively or plainly."""
-        evidence = self.session.to_read > 0
-        return self.session.decode(jobs, speculative, wanted.columns, wanted.arrivals, evidence=evidence)
+    @property
+    def reads_texts(self) -> bool:
+        """Whether betas along the next texts will be read: those of about the first LIMIT tokens of a run."""
+        parts = self.parts
+        return self.session.text_tokens < LIMIT and parts.verifier.judges_by_law and parts.drafter.reads_text
+
+    def decode(self, jobs: Sequence[Job], wanted: Wanted, speculative: bool, betas: bool) -> Decoded:
+        """The jobs of a group, decoded speculatively or plainly. If `betas` will be read along their texts, p of all
+        tokens is kept for it, if there is room."""
+        target, evidence = self.parts.target, self.session.to_read > 0
+        size = 4 * target.vocab_size * sum(job.limit - len(job.tokens) for job in jobs)
+        laws = betas and size <= LAW_BYTES
+        return self.session.decode(jobs, speculative, wanted.columns, wanted.arrivals, evidence=evidence, laws=laws)
 
     def add(
         self,
@@ -77,13 +92,31 @@ class Member:
         self.saved.append(prompt_records(group, self.parts.target.tokenizer))
         self.record.groups.append(group)
         self.session.costs.add(ours.rounds)
-        for result in results:
-            with at_once():
-                _read_texts(self.session, result)
-        with at_once():
+        for row in range(len(results)):
+            with at_once(), self._phases("betas"):
+                self._read_texts(group, row)
+        with at_once(), self._phases("verdict"):
             read_again(self.session, self.record, group)
-        self._told(group)
+        with self._phases("logger"):
+            self._told(group)
         return group
+
+    def _read_texts(self, group: Group, row: int) -> None:
+        """Reads betas along both texts of a result (one text if they are equal)."""
+        parts, result, wanted = self.parts, group.results[row], self.reads_texts
+        ours, theirs = result.both
+        self.session.text_tokens += len(ours.tokens)
+        if not wanted:
+            return
+        texts = [Text(ours.tokens, ours.lenience(), kept_law(group.speculative, row))]
+        if ours.tokens != theirs.tokens or set(texts[0].lenience) != {1.0}:
+            texts.append(Text(theirs.tokens, [1.0] * len(theirs.tokens), kept_law(group.baseline, row)))
+        try:
+            laws, *others = read_texts(parts.target, parts.drafter, result.request.tokens, texts)
+        except RuntimeError as error:  # out of memory: the run goes on without these betas
+            log.warning("no betas along the text of %s: %s", result.request.id, first_line(error))
+            return
+        result.speculative_laws, result.baseline_laws = laws, others[0] if others else laws
 
     def fail(self, failure: Failure) -> None:
         """Writes that requests could not be decoded."""
@@ -96,22 +129,9 @@ class Member:
         return summarise(self.session, self.record, status, facts, watch)
 
 
-def _read_texts(session: Session, result: Result) -> None:
-    """Reads betas along both texts (one text if they are equal), for about the first LIMIT tokens of a run."""
-    parts, ours, theirs = session.parts, result.speculative, result.baseline
-    read_already = session.text_tokens
-    session.text_tokens += len(ours.tokens)
-    if read_already >= LIMIT or not (parts.verifier.judges_by_law and parts.drafter.reads_text):
-        return
-    texts = [Text(ours.tokens, ours.lenience())]
-    if ours.tokens != theirs.tokens or set(texts[0].lenience) != {1.0}:
-        texts.append(Text(theirs.tokens, [1.0] * len(theirs.tokens)))
-    try:
-        laws, *others = read_texts(parts.target, parts.drafter, result.request.tokens, texts)
-    except RuntimeError as error:  # out of memory: the run goes on without these betas
-        log.warning("no betas along the text of %s: %s", result.request.id, first_line(error))
-        return
-    result.speculative_laws, result.baseline_laws = laws, others[0] if others else laws
+def kept_law(decoded: Decoded, row: int) -> Tensor | None:
+    """p [T, V] of the text of a request, if it was kept."""
+    return decoded.evidence[row].whole_law(len(decoded.requests[row].tokens)) if decoded.evidence else None
 
 
 def read_again(session: Session, record: Record, group: Group) -> None:
@@ -135,4 +155,3 @@ def read_again(session: Session, record: Record, group: Group) -> None:
         found.ended = ends_where_it_should(new, result.limit, stops, parts.stop_strings, decode)
         result.reading = found
         session.to_read -= len(prompt) + found.tokens
-    group.speculative.evidence = ()

@@ -72,8 +72,15 @@ def pooled(results: Sequence[Tree], sums: CrossedSums, by_category: Mapping[str,
         "counts": _counts(sums, results),
         "machine": _machine([result["machine"] for result in results]),
         "metrics": _means([result["metrics"] for result in results]),
+        "seconds": _added([result.get("seconds", {}) for result in results]),
         "notes": list(dict.fromkeys(note for result in results for note in result["notes"])),
     }
+
+
+def _added(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Sums by name."""
+    names = dict.fromkeys(name for part in parts for name in part)
+    return {name: sum(part.get(name, 0.0) for part in parts) for name in names}
 
 
 def repeats_of(results: Sequence[Tree], sums: CrossedSums, vary: str, failed: int) -> Tree:

@@ -13,6 +13,7 @@ from specbench.decoded import Record
 from specbench.interrupts import held
 from specbench.measure.machine_watch import MachineWatch
 from specbench.memory import reset_peak
+from specbench.phases import Phases
 from specbench.results import RunResult
 from specbench.run.cohort import Cohort
 from specbench.run.member import Member, Told
@@ -30,21 +31,23 @@ def run(
     out_dir: Path,
     progress: Progress = lambda done, total, what: None,
     told: Told = lambda group: None,
+    phases: Phases | None = None,
 ) -> tuple[RunResult, Record]:
     """Decodes all prompts and measures. Every finished group is appended to `prompts.jsonl.part` in `out_dir`, so that
     an interrupted run keeps what it has: a signal ends the decoding, and what is finished is measured. `told` is called
-    with each group when it is written, outside of all that is timed. Raises
+    with each group when it is written, outside of all that is timed; `phases` has what came before. Raises
     KeyboardInterrupt if nothing is, ConfigError if no prompt fits the context or the folder cannot be written,
     RuntimeError if every prompt failed."""
-    [(result, record)] = run_in_turn([[(parts, out_dir, told)]], progress)
+    [(result, record)] = run_in_turn([[(parts, out_dir, told)]], progress, phases)
     if isinstance(result, RuntimeError):
         raise result
     return result, record
 
 
-def run_in_turn(cohorts: Sequence[Runs], progress: Progress) -> list[Finished]:
+def run_in_turn(cohorts: Sequence[Runs], progress: Progress, phases: Phases | None = None) -> list[Finished]:
     """Several runs, each with its folder and its `told`, as `run`: each group of prompts is decoded by all of them
     before the next one begins. Those in one cohort share plain decoding. Returns what `run` does, in their order."""
+    phases = phases or Phases()
     started, clock, status = datetime.datetime.now(datetime.UTC), time.perf_counter(), "complete"
     device = cohorts[0][0][0].target.device
     with held(), torch.inference_mode():
@@ -54,9 +57,9 @@ def run_in_turn(cohorts: Sequence[Runs], progress: Progress) -> list[Finished]:
             reset_peak(device)
             made = []
             for runs in cohorts:
-                own = [Member(parts, out_dir, told) for parts, out_dir, told in runs]
+                own = [Member(parts, out_dir, told, phases) for parts, out_dir, told in runs]
                 members += own
-                made.append(Cohort(own, watch))
+                made.append(Cohort(own, watch, phases))
             try:
                 _decode_in_turn(made, progress)
             except KeyboardInterrupt:
@@ -71,7 +74,7 @@ def run_in_turn(cohorts: Sequence[Runs], progress: Progress) -> list[Finished]:
             for cohort in made:
                 for member in cohort.members:
                     member.record.too_long = len(cohort.requests.too_long)
-            return [(_measured(member, status, facts, watch), member.record) for member in members]
+            return [(_measured(member, status, facts, watch, phases), member.record) for member in members]
         finally:
             for member in members:
                 member.saved.close()
@@ -91,8 +94,13 @@ def _decode_in_turn(cohorts: Sequence[Cohort], progress: Progress) -> None:
         tell("decoding")
 
 
-def _measured(member: Member, status: str, facts: dict[str, Any], watch: MachineWatch) -> RunResult | RuntimeError:
+def _measured(
+    member: Member, status: str, facts: dict[str, Any], watch: MachineWatch, phases: Phases
+) -> RunResult | RuntimeError:
     try:
-        return member.measure(status, facts, watch)
+        with phases("statistics"):
+            result = member.measure(status, facts, watch)
     except RuntimeError as error:
         return error
+    result.seconds = dict(phases.seconds)
+    return result

@@ -39,9 +39,13 @@ class Session:
         policy: GammaPolicy | None = None,
         verifier: Verifier | None = None,
         evidence: bool = False,
+        laws: bool = False,
+        again: bool = False,
     ) -> Decoded:
         """Decodes `jobs` one way through `batch_size` rows of `columns` columns; `arrivals` in seconds. Policy and
-        verifier are the run's own unless given. With `evidence`, what the tokens were drawn from is kept."""
+        verifier are the run's own unless given. With `evidence`, what speculated tokens were drawn from is kept, with
+        `laws` only p of all tokens; neither at temperature 0. With `again` the target does not read prompts that its
+        cache still holds: such a decode is not timed as a whole."""
         parts = self.parts
         target, drafter = parts.target, parts.drafter
         policy, verifier = policy or parts.policy, verifier or parts.verifier
@@ -50,8 +54,9 @@ class Session:
         queue = Queue(jobs, models, parts.prefill_chunk, parts.spare, arrivals)
         clock = Stopwatch(target.device)
         evidence = evidence and speculative and not target.sampling.greedy
-        recorder = Recorder(verifier, parts.metrics, target.executor.leaf(round_numbers), evidence)
-        target.allocate(parts.batch_size, columns)
+        laws = laws and not target.sampling.greedy
+        recorder = Recorder(verifier, parts.metrics, target.executor.leaf(round_numbers), evidence, laws)
+        (target.reopen if again else target.allocate)(parts.batch_size, columns)
         longest = max((job.limit for job in jobs), default=0)
         state.stride = stride(parts, policy if speculative else None, verifier, longest, arrivals is not None)
         record = untimed(target.executor, recorder)
@@ -61,7 +66,7 @@ class Session:
             else:
                 decode_autoregressive(state, target, verifier, clock, record, queue)
         decoded = self._decoded(queue, clock, recorder, models)
-        if evidence:
+        if evidence or laws:
             decoded.evidence = recorder.evidence(len(jobs))
         return decoded
 

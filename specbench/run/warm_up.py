@@ -16,7 +16,8 @@ from specbench.visible import first_line
 log = logging.getLogger(__name__)
 WARM_UP_TOKENS = 16
 SHORT = 3  # tokens of a job whose limit cuts its first draft
-PROBE_TOKENS = 16  # of a decode that only times rounds with one gamma
+PROBE_TOKENS = 8  # of a decode that only times rounds with one gamma; twice as many give intervals as wide
+ROOM = 4  # or so many more than its gamma
 CALIBRATION_TOKENS = 32  # per gamma, before the first prompt, for policies that choose by cost
 
 
@@ -52,7 +53,7 @@ def _warm_up_rounds(
     """Decodes behind a prompt with a constant gamma and this verifier."""
     parts, policy = session.parts, WatchedGamma(gamma, session.parts.policy.signal)
     jobs = _jobs(prompt, gamma, columns - parts.spare, parts.batch_size)
-    session.decode(jobs, True, columns, policy=policy, verifier=level, evidence=evidence)
+    session.decode(jobs, True, columns, policy=policy, verifier=level, evidence=evidence, again=True)
 
 
 @contextmanager
@@ -95,12 +96,11 @@ def calibrate(session: Session, wanted: Wanted) -> None:
     session.parts.policy.calibrate(session.costs)
 
 
-def probe_costs(
-    session: Session, requests: Sequence[Request], columns: int, gamma: int, tokens: int = PROBE_TOKENS
-) -> None:
-    """Decodes `tokens` tokens with a constant gamma, in each row of the first requests that there are, and adds the
-    times of the rounds to the session's costs."""
+def probe_costs(session: Session, requests: Sequence[Request], columns: int, gamma: int, tokens: int = 0) -> None:
+    """Decodes `tokens` tokens (0: enough for a whole draft) with a constant gamma, in each row of the first requests
+    that there are, and adds the times of the rounds to the session's costs."""
     parts, jobs = session.parts, []
+    tokens = tokens or max(PROBE_TOKENS, gamma + ROOM)
     for row in range(parts.batch_size):
         request = requests[row % len(requests)]
         limit = min(len(request.tokens) + min(parts.max_new_tokens, tokens), parts.target.context)
@@ -108,4 +108,4 @@ def probe_costs(
         jobs.append(Job(request.tokens, limit, key, request.encoder_tokens))
     policy = WatchedGamma(gamma, parts.policy.signal)
     with going_on(f"a probe of gamma={gamma}"):
-        session.costs.add(session.decode(jobs, True, columns, policy=policy).rounds)
+        session.costs.add(session.decode(jobs, True, columns, policy=policy, again=True).rounds)

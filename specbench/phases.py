@@ -1,0 +1,36 @@
+"""Where the time of a run goes: wall-clock seconds of its phases."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+class Phases:
+    """Seconds by phase, each in the order of its first begin. Every second is in one phase: while an inner one lasts,
+    the outer one stands still."""
+
+    def __init__(self, begun: float | None = None):
+        """`begun`, by `time.perf_counter`, is when the phase `start` began."""
+        now = time.perf_counter()
+        self.seconds: dict[str, float] = {} if begun is None else {"start": now - begun}
+        self._open: list[str] = []
+        self._since = now
+
+    @contextmanager
+    def __call__(self, name: str) -> Iterator[None]:
+        """Inside this context time is counted as of the phase `name`."""
+        self._turn()
+        self._open.append(name)
+        self.seconds.setdefault(name, 0.0)
+        try:
+            yield
+        finally:
+            self._turn()
+            self._open.pop()
+
+    def _turn(self) -> None:
+        """Adds the time since the last turn to the innermost phase."""
+        now = time.perf_counter()
+        if self._open:
+            self.seconds[self._open[-1]] += now - self._since
+        self._since = now
