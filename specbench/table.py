@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from specbench.settings import ConfigError, stop
+from specbench.settings import ConfigError, answering
 
 if TYPE_CHECKING:
     from specbench.report.sheets import Sheet
@@ -38,7 +38,7 @@ def parser() -> argparse.ArgumentParser:
 def main(arguments: list[str] | None = None) -> None:
     """Prints the tables; a mistake of the user's becomes one sentence and exit code 2."""
     args = parser().parse_args(arguments)
-    try:
+    with answering():
         if missing := [folder for folder in args.folders if not folder.is_dir()]:
             raise ConfigError(f"{missing[0]} is no folder: give folders of finished runs")
         from specbench.storage.read import load_runs  # loads torch
@@ -49,8 +49,6 @@ def main(arguments: list[str] | None = None) -> None:
         if not sheets:
             raise ConfigError(f"{args.folders[0]} has no such numbers: an earlier version did not write them")
         write(sheets, args.format)
-    except ConfigError as error:
-        stop(str(error), 2)
 
 
 def names_of(asked: str | None, runs: int, form: str) -> list[str]:
