@@ -3,7 +3,6 @@ category, and how guesses were accepted, of finished runs, sweeps and comparison
 """
 
 import argparse
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -97,13 +96,18 @@ def speedups(runs: Sequence["StoredRun"], args: argparse.Namespace) -> "Sheet":
 
 def write(sheets: Sequence["Sheet"], form: str) -> None:
     """Prints tables. Raises ConfigError for several in one CSV."""
-    from specbench.report.sheets import FORMATS, to_text
+    from rich.text import Text
+
+    from specbench.report.sheets import FORMATS, to_grid
+    from specbench.report.tables import show
 
     if form == "csv" and len(sheets) > 1:
         raise ConfigError(f"--format csv has one table, and these are {len(sheets)}: choose one with --show")
-    width = shutil.get_terminal_size((80, 24)).columns
-    texts = [to_text(sheet, width) if form == "text" else FORMATS[form](sheet) for sheet in sheets]
-    print("\n\n".join(texts))
+    if form == "text":
+        for sheet in sheets:
+            show(to_grid(sheet), *(Text(f"note: {note}") for note in sheet.notes))
+    else:
+        print("\n\n".join(map(FORMATS[form], sheets)))
 
 
 if __name__ == "__main__":

@@ -42,13 +42,13 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("overrides", nargs="*", help=f"gamma_policy=A,B (default: {ALL}) and settings of it")
     args = parser.parse_args(arguments)
     with answering():
-        refuse_no_run(args.run)
         replay(args.run, args.overrides)
 
 
 def replay(folder: Path, overrides: Sequence[str]) -> None:
     """Replays policies on a run, writes replay.json and prints the table. Raises ConfigError."""
     names, others = split(overrides)
+    refuse_no_run(folder)
     from specbench.replay.policies import policies, replay_all
     from specbench.replay.tables import notes, table
     from specbench.replay.trace import load_trace
