@@ -460,9 +460,9 @@ def test_the_fastest_run_has_the_target_s_output(runs, expected):
 def test_only_runs_of_the_same_work_on_one_machine_are_ranked():
     runs = swept(SLOW_RUN, FAST_RUN, ("c", 3.0, PASSED, None))
     works = {"temperature": 1, "verdict_tokens": 500}, {"temperature": 1.0, "verdict_tokens": 9}, {"temperature": 0}
-    for run, work in zip(runs, works, strict=True):
-        run.result["config"] = work
-        run.keys |= {key: f"{value:g}" for key, value in work.items()}
+    for one, work in zip(runs, works, strict=True):
+        one.result["config"] = work
+        one.keys |= {key: f"{value:g}" for key, value in work.items()}
     opening, first, second = facts.fastest(runs)
     assert opening == "Ranked in 2 groups, each of the same work on one machine: they differ in temperature."
     assert first.startswith("At temperature 1: fastest of 2: drafter b, 1.90x") and second.startswith(

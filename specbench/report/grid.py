@@ -83,16 +83,26 @@ def _table(headings: Sequence[str], rows: Sequence[Row]) -> Table:
     table.padding, table.pad_edge = (0, 1, 0, 0), False
     for heading in headings:
         named = any(not NUMERIC.match(row.get(heading, "-")) for row in rows)
-        table.add_column(Text(broken(heading)), justify="left" if named else "right", vertical="bottom", no_wrap=True)
+        told = broken(heading, max(len(row.get(heading, "-")) for row in rows))
+        table.add_column(Text(told), justify="left" if named else "right", vertical="bottom", no_wrap=True)
     for row in rows:
         table.add_row(*(_cell(heading, row.get(heading, "-")) for heading in headings))
     return table
 
 
-def broken(heading: str) -> str:
-    """A heading in lines: broken at spaces, and a long word after its dots and underscores."""
+def broken(heading: str, width: int = 0) -> str:
+    """A heading in lines, as few as do not widen a column of cells so wide: broken at spaces, and a long word after its
+    dots and underscores."""
     words = re.split(r" (?!%)", heading)
-    return "\n".join(re.sub(r"([._])(?=\w)", r"\1\n", word) if len(word) > LONGEST_WORD else word for word in words)
+    words = [re.sub(r"([._])(?=\w)", r"\1\n", word) if len(word) > LONGEST_WORD else word for word in words]
+    width = max(width, *(len(part) for word in words for part in word.split("\n")))
+    lines = words[:1]
+    for word in words[1:]:
+        if len(lines[-1].rpartition("\n")[2]) + 1 + len(word.partition("\n")[0]) <= width:
+            lines[-1] += f" {word}"
+        else:
+            lines.append(word)
+    return "\n".join(lines)
 
 
 def _cell(heading: str, text: str) -> Text:
