@@ -18,7 +18,7 @@ from omegaconf import DictConfig
 from specbench import BEGUN
 from specbench.interrupts import exit_code, handled
 from specbench.paths import conf_dir, register_resolvers
-from specbench.settings import ConfigError, IncompleteError, VerdictError, comes_from, explain, stop
+from specbench.settings import ConfigError, IncompleteError, VerdictError, answering, comes_from, explain, stop
 from specbench.startup import imported, importing, leave
 
 if TYPE_CHECKING:
@@ -96,6 +96,10 @@ def one_run(config: DictConfig, skip_finished: bool = False) -> bool:
             log.warning("%s is run again: %s; moved to %s", out_dir, earlier.corrupt, move_aside(out_dir))
         elif skip_finished and earlier.again:
             log.warning("%s is run again: %s", out_dir, earlier.again)
+        elif earlier.finished and not skip_finished and checked.root.repeats == 1:
+            from specbench.told import tell
+
+            tell("This run is in its folder already: it is measured again, and the earlier results are kept beside it.")
         if checked.root.repeats > 1:
             from specbench.repeats import run_repeats
 
@@ -131,7 +135,7 @@ def main() -> None:
         print(f"specbench {__version__}")
         return
     try:
-        with handled():
+        with answering(), handled():
             _main()
     except KeyboardInterrupt as error:
         stop(f"interrupted: {error}" if error.args else "interrupted before anything was finished", exit_code())
@@ -140,8 +144,8 @@ def main() -> None:
 def _main() -> None:
     try:
         job()
-    except ConfigError as error:
-        stop(str(error), 2)
+    except (ConfigError, BrokenPipeError):
+        raise
     except KeyboardInterrupt:
         from specbench.multirun import Sweep
 

@@ -36,6 +36,12 @@ def inside_outputs(name: object) -> str:
     return text
 
 
+def refuse_no_run(folder: Path) -> None:
+    """Raises ConfigError if the folder has no results of a run."""
+    if not (folder / "results.json").exists():
+        raise ConfigError(f"{folder} is not a finished run: results.json is not there")
+
+
 def register_resolvers() -> None:
     """Makes the functions that conf/config.yaml and conf/train.yaml use known to OmegaConf."""
     OmegaConf.register_new_resolver("fields", fields, replace=True)

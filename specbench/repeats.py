@@ -31,7 +31,7 @@ from specbench.storage.finished import FILES, RESULTS, contents, examine, make_r
 from specbench.storage.read import read_result
 from specbench.storage.sums import load_sums, write_all_sums
 from specbench.storage.write import write_config
-from specbench.told import Pace, in_short, in_sweep, tell_result
+from specbench.told import Pace, in_short, in_sweep, tell, tell_result
 
 log = logging.getLogger(__name__)
 COPIED = ("prompts.jsonl", "rounds.parquet", "positions.parquet")  # of the first process
@@ -70,7 +70,11 @@ def run_repeats(config: DictConfig, checked: Checked, out_dir: Path) -> None:
             except KeyboardInterrupt:
                 interrupted = True
             done = [f for f, one in zip(folders, wanted, strict=True) if examine(f, one.identity()).finished]
-            if done:
+            before = examine(out_dir, checked.identity())
+            if not pace.seconds and before.finished and len(done) == len(folders):
+                result = before.result  # nothing is new
+                tell("All processes were finished before: these are their results (force=true measures again).")
+            elif done:
                 result, kept = write_pooled(checked, out_dir, done, len(folders) - len(done), interrupted)
     except KeyboardInterrupt:
         interrupted = True

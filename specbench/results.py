@@ -236,7 +236,7 @@ class Counts:
     recovered: int = 0
     bonus: int = 0
     failed: int = 0
-    too_long: int = 0  # prompts that leave no room for a token in the context
+    too_long: int = 0  # requests that leave no room for a token in the context, or follow such a one
     accepted_before_stop: int = 0  # also guesses that a stop then cut off
     baseline_tokens: int = 0
     verified: int = 0  # tokens that the target's calls read: the last committed one and every guess of each row

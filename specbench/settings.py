@@ -6,11 +6,16 @@ Types and bounds stand in code beside the class that uses them, values in `conf/
 import dataclasses
 import difflib
 import math
+import os
 import re
+import shutil
+import signal
 import sys
+import textwrap
 import traceback
 import types
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any, NoReturn, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from omegaconf import MISSING, DictConfig, OmegaConf
@@ -262,9 +267,28 @@ def comes_from(function: Callable[..., Any], error: BaseException) -> bool:
 
 
 def stop(sentence: str, code: int) -> NoReturn:
-    """Prints one sentence on standard error and ends the program with this exit code."""
+    """Prints one sentence on standard error, wrapped if that is a terminal; ends the program with this code."""
     line = visible(" ".join(sentence.split()))
     if len(line) > LONGEST_SENTENCE:
         line = f"{line[: LONGEST_SENTENCE // 2]} ... {line[-LONGEST_SENTENCE // 2 :]}"
-    print("specbench:", line, file=sys.stderr)
+    line = f"specbench: {line}"
+    if sys.stderr.isatty():
+        width = shutil.get_terminal_size().columns
+        line = textwrap.fill(line, width, break_long_words=False, break_on_hyphens=False)
+    print(line, file=sys.stderr)
     sys.exit(code)
+
+
+@contextmanager
+def answering() -> Iterator[None]:
+    """The body of a command: a ConfigError becomes one sentence and exit code 2. Where what reads the output is gone,
+    as after `| head -1`, the command ends without a word, with the exit code of a program that SIGPIPE ends."""
+    try:
+        yield
+        sys.stdout.flush()
+    except ConfigError as error:
+        stop(str(error), 2)
+    except BrokenPipeError:
+        with suppress(OSError, ValueError):  # so that Python's own flush at the end has somewhere to go
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(128 + signal.SIGPIPE)

@@ -3,12 +3,11 @@ category, and how guesses were accepted, of finished runs, sweeps and comparison
 """
 
 import argparse
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from specbench.settings import ConfigError, stop
+from specbench.settings import ConfigError, answering
 
 if TYPE_CHECKING:
     from specbench.report.sheets import Sheet
@@ -38,7 +37,7 @@ def parser() -> argparse.ArgumentParser:
 def main(arguments: list[str] | None = None) -> None:
     """Prints the tables; a mistake of the user's becomes one sentence and exit code 2."""
     args = parser().parse_args(arguments)
-    try:
+    with answering():
         if missing := [folder for folder in args.folders if not folder.is_dir()]:
             raise ConfigError(f"{missing[0]} is no folder: give folders of finished runs")
         from specbench.storage.read import load_runs  # loads torch
@@ -49,8 +48,6 @@ def main(arguments: list[str] | None = None) -> None:
         if not sheets:
             raise ConfigError(f"{args.folders[0]} has no such numbers: an earlier version did not write them")
         write(sheets, args.format)
-    except ConfigError as error:
-        stop(str(error), 2)
 
 
 def names_of(asked: str | None, runs: int, form: str) -> list[str]:
@@ -99,13 +96,18 @@ def speedups(runs: Sequence["StoredRun"], args: argparse.Namespace) -> "Sheet":
 
 def write(sheets: Sequence["Sheet"], form: str) -> None:
     """Prints tables. Raises ConfigError for several in one CSV."""
-    from specbench.report.sheets import FORMATS, to_text
+    from rich.text import Text
+
+    from specbench.report.sheets import FORMATS, to_grid
+    from specbench.report.tables import show
 
     if form == "csv" and len(sheets) > 1:
         raise ConfigError(f"--format csv has one table, and these are {len(sheets)}: choose one with --show")
-    width = shutil.get_terminal_size((80, 24)).columns
-    texts = [to_text(sheet, width) if form == "text" else FORMATS[form](sheet) for sheet in sheets]
-    print("\n\n".join(texts))
+    if form == "text":
+        for sheet in sheets:
+            show(to_grid(sheet), *(Text(f"note: {note}") for note in sheet.notes))
+    else:
+        print("\n\n".join(map(FORMATS[form], sheets)))
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from conftest import call as typed
 from conftest import composed, parts_of, small
 
 import specbench.models.pretrained
-import specbench.replay
+import specbench.replay.__main__ as replay
 import specbench.report.__main__ as report
 import specbench.run.member
 from specbench.config.checks import check
@@ -154,7 +154,7 @@ def ends(main, arguments, capsys) -> str:
 def test_files_that_cannot_be_used_are_a_sentence_and_are_not_skipped(what, copied, wanted, capsys):
     name, break_it, expected = (BROKEN | ONLY_REPLAY)[what]
     break_it(copied / name)
-    commands = {"replay": specbench.replay.main} | ({} if what in ONLY_REPLAY else {"report": report.main})
+    commands = {"replay": replay.main} | ({} if what in ONLY_REPLAY else {"report": report.main})
     for main in commands.values():
         told = ends(main, [str(copied)], capsys)
         assert expected in told and name in told

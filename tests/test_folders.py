@@ -44,6 +44,18 @@ def test_an_earlier_run_is_kept_with_all_its_files(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["earlier-1", "earlier-2", "run.log"]
 
 
+def test_a_page_gets_the_number_of_the_comparison_it_was_made_from(tmp_path):
+    table, page, figures = tmp_path / "comparison.csv", tmp_path / "report.html", tmp_path / "figures"
+    table.write_text("old")
+    page.write_text("a page")
+    figures.mkdir()
+    (tmp_path / "report-1.html").write_text("another")
+    assert keep_others({table: "old"}, [page, figures]) == [] and page.exists()
+    kept = keep_others({table: "new"}, [page, figures])
+    assert [path.name for path in kept] == ["comparison-2.csv", "report-2.html", "figures-2"]
+    assert kept[1].read_text() == "a page" and (tmp_path / "report-1.html").read_text() == "another"
+
+
 @pytest.mark.parametrize("renamed", range(len(FILES) + 1))
 def test_a_run_that_is_half_moved_aside_is_not_lost(renamed, monkeypatch, tmp_path):
     """The process ends after some of the renames; the next one finds every file of the run, in whichever folder."""

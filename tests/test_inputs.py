@@ -14,12 +14,13 @@ from matplotlib import pyplot as plt
 from rich.table import Table
 from test_config import run_main
 
-import specbench.replay
+import specbench.replay.__main__ as replay
 import specbench.report.__main__ as report
 from specbench.config.checks import check
 from specbench.data.prompts import load
 from specbench.data.records import JsonlData
 from specbench.gamma_policies.fixed import FixedGamma
+from specbench.replay import policies as replayed
 from specbench.report.panels import heat_maps
 from specbench.report.sections import Report
 from specbench.report.style import save
@@ -189,7 +190,7 @@ def test_training_is_checked_as_runs_are(override):
 ])  # fmt: skip
 def test_replay_refuses_what_cannot_apply(overrides, capsys, tmp_path):
     with pytest.raises(SystemExit) as stop:
-        specbench.replay.main([str(tmp_path), *overrides])
+        replay.main([str(tmp_path), *overrides])
     err = capsys.readouterr().err
     assert stop.value.code == 2 and err.startswith("specbench: ") and overrides[0] in err
 
@@ -201,9 +202,9 @@ def test_replay_refuses_what_cannot_apply(overrides, capsys, tmp_path):
     ("nope", [], "gamma_policy=nope is not a choice"),
 ])  # fmt: skip
 def test_replay_names_the_setting_that_no_policy_has(names, overrides, told, monkeypatch):
-    monkeypatch.setattr(specbench.replay, "build_policy", lambda config, trace: None)
+    monkeypatch.setattr(replayed, "build_policy", lambda config, trace: None)
     with pytest.raises(ConfigError) as error:
-        list(specbench.replay.policies(SimpleNamespace(largest=4), [names], overrides))
+        list(replayed.policies(SimpleNamespace(largest=4), [names], overrides))
     assert told in str(error.value)
 
 

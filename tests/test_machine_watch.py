@@ -9,7 +9,7 @@ import torch
 from rich.console import Console
 
 from specbench.measure import machine_watch
-from specbench.measure.machine_watch import MachineWatch, Use, parse_use, reasons, shares, step_drift, variation
+from specbench.measure.machine_watch import MachineWatch, Use, living, parse_use, reasons, shares, step_drift, variation
 from specbench.report.tables import multirun_rows, multirun_tables, to_csv
 from specbench.results import Machine
 
@@ -66,7 +66,7 @@ def test_longer_texts_are_no_drift():
 def test_a_busy_neighbour_is_told_and_this_process_is_not():
     first = parse_use(STAT.format(1000, 0), {0, 1}, (10.0, 0, 0, 0), 100)
     assert first == Use(2 * 520.0, 40.0, 0.0, 10.0)
-    alone = parse_use(STAT.format(11_000, 0), {0, 1}, (200.0, 5.0, 2.0, 3.0, 999.0), 100)
+    alone = parse_use(STAT.format(11_000, 0), {0, 1}, (200.0, 5.0, 2.0, 3.0), 100)
     others, steal = shares([first, alone])
     assert others == 0 and steal == 0  # 200 seconds busy, all of them its own or its children's
     beside = parse_use(STAT.format(11_000, 4000), {0, 1}, (110.0, 0, 0, 0), 100)
@@ -109,6 +109,22 @@ class Bandwidth:
 
     def __call__(self):
         pass
+
+
+def test_what_this_process_started_is_its_own(tmp_path):
+    def process(number, parent, *ticks):
+        (tmp_path / str(number)).mkdir()
+        (tmp_path / str(number) / "stat").write_text(
+            f"{number} (a (b) c) S {parent}" + " 0" * 9 + f" {' '.join(ticks)}"
+        )
+
+    process(1, 0, "900", "0", "0", "0")
+    process(10, 1, "500", "0", "0", "0")  # this process, whose own time os.times has
+    process(11, 10, "100", "20", "3", "0")  # a service
+    process(12, 11, "50", "0", "0", "0")  # started by the service
+    process(13, 1, "700", "0", "0", "0")  # somebody else's: the negative control
+    (tmp_path / "14").mkdir()  # has ended meanwhile
+    assert living(10, 100, tmp_path) == pytest.approx(1.73) and living(13, 100, tmp_path) == 0
 
 
 def test_without_proc_nothing_is_known_of_others(monkeypatch):

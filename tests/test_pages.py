@@ -430,6 +430,7 @@ UNSTEADY = {"steady": False, "reasons": ["others ran"]}
 def swept(*runs):
     """Stored runs with what a lead reads, from (drafter, speedup, verdict, machine)."""
     return [StoredRun(Path(name), {"config": {}, "lossless": lossless, "machine": machine,
+                                   "provenance": {"device": "a CPU", "threads": 2},
                                    "speedup": {"measured": speedup, "ci95": [speedup - 0.1, speedup + 0.1]}},
                       {"drafter": name}) for name, speedup, lossless, machine in runs]  # fmt: skip
 
@@ -454,6 +455,21 @@ SLOW_RUN, FAST_RUN = ("a", 1.2, PASSED, None), ("b", 1.9, PASSED, None)
 def test_the_fastest_run_has_the_target_s_output(runs, expected):
     (told,) = facts.fastest(swept(*runs))
     assert told.startswith(expected)
+
+
+def test_only_runs_of_the_same_work_on_one_machine_are_ranked():
+    runs = swept(SLOW_RUN, FAST_RUN, ("c", 3.0, PASSED, None))
+    works = {"temperature": 1, "verdict_tokens": 500}, {"temperature": 1.0, "verdict_tokens": 9}, {"temperature": 0}
+    for one, work in zip(runs, works, strict=True):
+        one.result["config"] = work
+        one.keys |= {key: f"{value:g}" for key, value in work.items()}
+    opening, first, second = facts.fastest(runs)
+    assert opening == "Ranked in 2 groups, each of the same work on one machine: they differ in temperature."
+    assert first.startswith("At temperature 1: fastest of 2: drafter b, 1.90x") and second.startswith(
+        "At temperature 0: drafter c: 3.00x"
+    )
+    runs[0].result["provenance"] = {"device": "another CPU", "threads": 2}
+    assert "differ in temperature, machine" in facts.fastest(runs)[0] and len(facts.fastest(runs)) == 4
 
 
 def test_a_lead_of_many_bad_runs_is_short():

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from conftest import small
 
-import specbench.plan as command
+import specbench.plan.__main__ as command
 from specbench.decoded import RequestSums
 from specbench.measure.crossed import CrossedSums
 from specbench.measure.planning import Spread, fewest_prompts, halves_of_alpha, plans, share_within

@@ -21,8 +21,8 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 
 import specbench.__main__ as command
 import specbench.compare.__main__ as compare
-import specbench.plan as plan
-import specbench.replay
+import specbench.plan.__main__ as plan
+import specbench.replay.__main__ as replay
 import specbench.report.__main__ as report
 from specbench import table
 from specbench.config.checks import check
@@ -212,9 +212,7 @@ def test_every_command_runs(found, run_small):
 @pytest.mark.parametrize("found", ON_A_RUN, ids=ids)
 def test_every_command_on_a_finished_run_runs(found, run_small):
     folder = run_small(())
-    main, left = {".replay": (specbench.replay.main, "replay.json"), ".report": (report.main, "report.html")}[
-        found.module
-    ]
+    main, left = {".replay": (replay.main, "replay.json"), ".report": (report.main, "report.html")}[found.module]
     (folder / left).unlink(missing_ok=True)
     main([str(folder) if word == RUN else word for word in found.words])
     assert (folder / left).stat().st_size > 0

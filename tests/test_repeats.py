@@ -24,7 +24,7 @@ from specbench.measure import crossed
 from specbench.measure.accounting import speedup_of
 from specbench.measure.crossed import CrossedSums
 from specbench.measure.estimators import student
-from specbench.replay import load_trace
+from specbench.replay.trace import load_trace
 from specbench.report.run_table import run_table
 from specbench.report.tables import speedup_interval
 from specbench.run.pooled import _machine
@@ -240,8 +240,23 @@ def test_what_is_finished_is_not_run_again(processes, monkeypatch, tmp_path, cap
     assert call([*ASKED, "hydra.run.dir=D"], monkeypatch, tmp_path) == 0
     assert [words[-1][-2] for words in processes.commands] == ["2"]
     assert "process 1 of 3: finished before" in capsys.readouterr().out
+    before = (tmp_path / "D" / "results.json").read_bytes()
+    assert call([*ASKED, "hydra.run.dir=D"], monkeypatch, tmp_path) == 0
+    shown = capsys.readouterr().out
+    assert len(processes.commands) == 1 and "All processes were finished before" in shown and "3 processes" in shown
+    assert (tmp_path / "D" / "results.json").read_bytes() == before and not (tmp_path / "D" / "earlier-2").exists()
     assert call([*ASKED, "hydra.run.dir=D", "force=true"], monkeypatch, tmp_path) == 0
     assert len(processes.commands) == 4
+
+
+def test_a_finished_single_run_is_measured_again_and_says_so_before(one, monkeypatch, tmp_path, capsys):
+    measured, told = [], "it is measured again"
+    monkeypatch.setattr("specbench.__main__._measure", lambda checked, out_dir, kind: measured.append(kind))
+    shutil.copytree(one, tmp_path / "D")
+    assert call([*small(*OPTIONS), "hydra.run.dir=D"], monkeypatch, tmp_path) == 0
+    assert told in capsys.readouterr().out and measured == ["run"]
+    assert call([*small(*OPTIONS), "hydra.run.dir=D", "max_new_tokens=5"], monkeypatch, tmp_path) == 0
+    assert told not in capsys.readouterr().out and measured == ["run", "run"]  # another run
 
 
 @pytest.mark.parametrize("finished", [0, 2])

@@ -12,15 +12,16 @@ import pytest
 import torch
 from conftest import CACHES, V, make_drafter, parts_of, tabular_model
 
-import specbench.replay as command
+import specbench.replay.__main__ as command
 from specbench.decoding.draft import Draft
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.verify import output_law, speculative_sampling
 from specbench.gamma_policies.fixed import FixedGamma
 from specbench.gamma_policies.heuristic import HeuristicGamma
-from specbench.measure.simulate import replay, sweep, trace_of
+from specbench.measure.simulate import priced, replay, sweep, sweep_rounds, trace_of
 from specbench.measure.text_laws import Text, read_texts
-from specbench.replay import load_trace
+from specbench.replay.tables import notes, table
+from specbench.replay.trace import load_trace
 from specbench.run.run import run
 from specbench.storage.write import write_result
 
@@ -313,6 +314,26 @@ def test_a_run_keeps_what_replay_needs_to_charge_each_half_the_other_halfs_costs
     assert in_sample.speedup != pytest.approx(result.gamma_sweep[4].speedup, rel=1e-9)
     command.main([str(folder), "gamma_policy=optimal"])
     assert "each half of the prompts by the other's costs" in " ".join(capsys.readouterr().out.split())
+
+
+def test_an_interval_of_costs_that_are_not_known_to_be_above_zero_is_unknown(finished):
+    _, _, folder = finished("gamma=4", "data.limit=12")
+    trace = load_trace(folder)
+    rounds = sweep_rounds(trace)[2]
+    known = priced(trace, rounds).ci95
+    seconds = float(trace.halves[0].seconds[2])
+    for half in trace.halves:
+        half.covariance[:] = 0.0
+        half.covariance[2, 2] = (0.05 * seconds) ** 2
+    wider = priced(trace, rounds).ci95
+    assert known is not None and wider is not None and wider[1] / wider[0] < 10
+    for half in trace.halves:
+        half.covariance[2, 2] = (5 * seconds) ** 2  # as after a stall of the machine
+    found = {"gamma 2": priced(trace, rounds), "best gamma": priced(trace, rounds)}
+    assert found["gamma 2"].ci95 is None and "unknown" in str(table(trace, found).rows)
+    told = " ".join(notes(trace, found, [2, 3]))
+    assert "chose gamma 2 for the second" in told and "unknown: the times of rounds" in told
+    assert "each half of the prompts chose gamma 2" in " ".join(notes(trace, found, [2, 2]))
 
 
 def test_halves_of_another_run_are_refused_and_older_results_are_in_sample(finished, tmp_path, capsys):

@@ -11,21 +11,20 @@ from omegaconf import OmegaConf
 from specbench.config.schema import GROUPS, Root, base_of, known_keys
 from specbench.data import stdlib_corpus
 from specbench.paths import conf_dir
+from specbench.settings import stop
 
 HEAVY = ("torch", "transformers", "wandb", "pyarrow", "matplotlib", "pandas")
-SAY = """import atexit, sys
+SAY = """import atexit, runpy, sys
 atexit.register(lambda: print("loaded:", [name for name in %r if name in sys.modules]))
 sys.argv = ["specbench", *%r]
-from specbench.__main__ import main
-main()
+runpy.run_module(%r, run_name="__main__", alter_sys=True)
 """
 
 
-def loaded(folder: Path, *arguments: str) -> tuple[str, str]:
+def loaded(folder: Path, *arguments: str, module: str = "specbench") -> tuple[str, str]:
     """Which of HEAVY a command has loaded when it ends, and its last line of errors."""
-    done = subprocess.run(
-        [sys.executable, "-c", SAY % (HEAVY, arguments)], capture_output=True, text=True, cwd=folder, timeout=120
-    )
+    say = SAY % (HEAVY, arguments, module)
+    done = subprocess.run([sys.executable, "-c", say], capture_output=True, text=True, cwd=folder, timeout=120)
     return done.stdout.rpartition("loaded: ")[2].strip(), done.stderr.strip()
 
 
@@ -43,6 +42,37 @@ MISTAKES = {
 def test_a_mistake_is_told_before_torch_is_loaded(mistake, tmp_path):
     found, said = loaded(tmp_path, *mistake.split())
     assert MISTAKES[mistake] in said and found == "[]"
+
+
+@pytest.mark.parametrize("command", ["replay nowhere", "plan --pilot nowhere", "table nowhere", "report nowhere"])
+def test_a_folder_that_is_not_there_is_told_before_torch_is_loaded(command, tmp_path):
+    module, *arguments = command.split()
+    found, said = loaded(tmp_path, *arguments, module=f"specbench.{module}")
+    assert said.startswith("specbench: nowhere is no") and found == "[]"
+
+
+@pytest.mark.parametrize("guarded", [True, False])  # False is the negative control
+def test_a_command_whose_reader_is_gone_ends_without_a_word(guarded):
+    body = "for _ in range(10**5): print('a line')"
+    code = f"from specbench.settings import answering\nwith answering():\n  {body}" if guarded else body
+    started = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert started.stdout.readline() == "a line\n"
+    started.stdout.close()
+    said = started.stderr.read()
+    assert (started.wait(), said) == (141, "") if guarded else "BrokenPipeError" in said
+
+
+def test_a_long_sentence_is_wrapped_on_a_terminal_and_one_line_elsewhere(monkeypatch, capsys):
+    sentence = f"x is not a setting. Available: {', '.join(f'a_long-name.{n}' for n in range(20))}."
+    said = []
+    for terminal in (True, False):
+        monkeypatch.setattr(sys.stderr, "isatty", lambda terminal=terminal: terminal)
+        monkeypatch.setenv("COLUMNS", "60")
+        with pytest.raises(SystemExit):
+            stop(sentence, 2)
+        said.append(capsys.readouterr().err)
+    assert max(map(len, said[0].splitlines())) <= 60 and " ".join(said[0].split()) == said[1].strip()
+    assert said[1] == f"specbench: {sentence}\n"
 
 
 @pytest.mark.parametrize("question", ["--help", "--version"])

@@ -175,7 +175,7 @@ def test_the_sentence_of_each_case(name):
     ({"lossless/verdict": "inconclusive"}, " Losslessness is inconclusive."),
     ({"machine": {"steady": False}}, " The machine was not steady: measure again."),
     ({"status": "interrupted"}, " The run is interrupted."),
-    ({"counts/failed": 2}, " 2 prompts failed."),
+    ({"counts/failed": 2}, " 2 requests failed."),
     ({"speedup/end_to_end": 0.9, "speedup/end_to_end_ci95": [0.8, 1.0]}, "; with prefill 0.90x (0.80 to 1.00)"),
     ({"speedup_over": {"assisted": {"measured": 0.8, "ci95": [0.7, 0.9]}}}, "; assisted is faster: 0.80x (0.70 to"),
     ({"latency_by_rate": [{"rate": 2.0, "ratio": {"first_token": {"p50": {"factor": 0.7, "ci95": [0.6, 0.8]}}}}]},

@@ -6,11 +6,12 @@ import pytest
 from rich.console import Console
 from rich.table import Table
 
-from specbench import plan, replay
 from specbench.compare.tables import tables
 from specbench.measure.comparison import Compared, Comparison, Pair
 from specbench.measure.planning import Plan
 from specbench.measure.simulate import Replayed, Trace
+from specbench.plan import needed as plan
+from specbench.replay import tables as replay
 from specbench.report.grid import Grid, broken
 from specbench.report.load_table import load_table
 from specbench.report.run_table import Remarked

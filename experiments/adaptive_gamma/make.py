@@ -31,7 +31,8 @@ from common import (
 from figures import distances, named
 
 from specbench.measure.simulate import Trace, replay, sweep
-from specbench.replay import load_trace, policies
+from specbench.replay.policies import policies
+from specbench.replay.trace import load_trace
 from specbench.report.style import MEASURED, OTHER, THEORY
 
 LARGEST, DRAWS = 10, 6

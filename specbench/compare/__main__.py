@@ -17,6 +17,8 @@ from specbench.paths import conf_dir, register_resolvers
 from specbench.settings import ConfigError, explain, stop
 
 if TYPE_CHECKING:
+    from rich.text import Text
+
     from specbench.compare.in_turn import Job
     from specbench.measure.comparison import Comparison
     from specbench.multirun import Sweep
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
 register_resolvers()
 NAME = "compare"  # of the folder in outputs/, unless a name or an experiment is given
 FILES = ("comparison.json", "comparison.csv")
+DRAWN = ("report.html", "figures")  # from FILES
 
 
 def parser() -> argparse.ArgumentParser:
@@ -78,6 +81,8 @@ def compare_folders(folders: Sequence[str]) -> int:
     together = [run.result.get("in_turn") for run in runs.values()]
     by = TOKENS_PER_SECOND if together[0] and all(found == together[0] for found in together) else SPEEDUP
     compared = compare({label: load_sums(run.folder) for label, run in runs.items()}, by, labels[0])
+    results = {label: run.result for label, run in runs.items()}
+    show(lead({"task": {}, **asdict(compared)}, results))
     show(*tables(compared, dict(zip(labels, words, strict=True)), ""))
     for warning in not_alike(runs):
         print(visible(f"note: {warning}"))
@@ -205,10 +210,12 @@ def show_comparison(sweep: "Sweep", jobs: Sequence["Job"]) -> None:
     """Prints the comparison of each task's jobs, and writes FILES. Raises ConfigError."""
     from specbench.compare.in_turn import labels_of, tasks_of
     from specbench.compare.tables import rows, tables
+    from specbench.multirun import SUMMARIES
     from specbench.report.same_work import TASK
     from specbench.report.tables import own_words, show, to_csv
     from specbench.storage.atomic import as_json, write_text
     from specbench.storage.finished import keep_others
+    from specbench.storage.read import read_result
 
     every, table, written = [*tasks_of(jobs)], [], []
     words = dict(zip((str(job.folder) for job in jobs), own_words([job.overrides for job in jobs]), strict=True))
@@ -223,20 +230,32 @@ def show_comparison(sweep: "Sweep", jobs: Sequence["Job"]) -> None:
                  for label, job in named.items()}  # fmt: skip
         found = _compared(named)
         title = ", ".join(f"{key} {value}" for key, value in common.items())
-        show(*tables(found, names, f"{title}: " if title else ""))
         table += rows(found, names, common)
-        folders = {label: job.folder.name for label, job in named.items()}
-        runs = [{"folder": folders[run.label], **asdict(run)} for run in found.runs]
+        folders = {label: job.folder for label, job in named.items()}
+        runs = [{"folder": folders[run.label].name, **asdict(run)} for run in found.runs]
         written.append({"task": common, **asdict(found), "runs": runs})
+        results = {label: read_result(folder) for label, folder in folders.items()}
+        show(lead(written[-1], results), *tables(found, names, f"{title}: " if title else ""))
     if written:
         paths = [sweep.folder / name for name in FILES]
         texts = dict(zip(paths, (as_json({"comparisons": written}), to_csv(table)), strict=True))
-        if kept := keep_others(texts):
-            show(f"the earlier comparison is now {' and '.join(path.name for path in kept)}")
+        if kept := keep_others(texts, [sweep.folder / name for name in DRAWN]):
+            moved = ", ".join(path.name for path in kept)
+            show(f"the earlier comparison is now {moved}; its summary is in {SUMMARIES}/")
         for path, text in texts.items():
             write_text(path, text)
         files = [*FILES, *page_of(sweep.folder, [job.folder for job in jobs]), "summary.csv"]
         show(f"written to {sweep.folder}: {', '.join(files)}, and a folder for each way")
+
+
+def lead(entry: Mapping[str, Any], results: Mapping[str, Mapping[str, Any]]) -> "Text":
+    """Which way is fastest, before the table, from an entry of comparison.json and the results by label."""
+    from rich.text import Text
+
+    from specbench.report.ranking import ranking
+
+    runs = [run | {"result": results[run["label"]]} for run in entry["runs"]]
+    return Text(f"\n{ranking({**entry, 'runs': runs})}", style="bold")
 
 
 def page_of(folder: Path, ways: Sequence[Path]) -> list[str]:

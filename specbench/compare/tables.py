@@ -44,8 +44,9 @@ def _why(found: Comparison, names: Names) -> list[Grid]:
     if not shown:
         return []
     reference = " ".join(names[found.reference].values()) or found.reference
+    told = {name: f"factor of {CAUSES[name]}" if CAUSES[name] in _keys(names) else CAUSES[name] for name in shown}
     table = [{**names[run.label], "ratio": number(run.ratio, 3),
-              **{CAUSES[name]: f"x{run.causes[name]:.2f}" for name in shown}} for run in others]  # fmt: skip
+              **{told[name]: f"x{run.causes[name]:.2f}" for name in shown}} for run in others]  # fmt: skip
     return [Grid(table, _headings(table), f"factors that make up the distance from {reference}", _keys(names))]
 
 

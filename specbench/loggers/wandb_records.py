@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from specbench.results import flatten
+from specbench.visible import visible
 
 if TYPE_CHECKING:
     from specbench.decoded import Group, Record
@@ -108,6 +109,12 @@ def summary(result: "RunResult") -> dict[str, object]:
         keys |= flatten({group: tree[group]})
     for name in SCALARS:
         keys[name] = tree[name]
+    for name, numbers in (tree["by_category"] or {}).items():
+        keys |= flatten({f"by_category/{visible(name)}": numbers})
+    if tree["acceptance"]:
+        for what in ("conditional", "joint"):
+            means = (entry["mean"] for entry in tree["acceptance"][what])
+            keys |= {f"acceptance/{what}/{place}": mean for place, mean in enumerate(means, 1)}
     found: dict[str, object] = {}
     for key, value in keys.items():
         if "ci95" in key.rpartition("/")[2] or "ci95/" in key:

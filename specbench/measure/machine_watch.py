@@ -28,7 +28,7 @@ TICKS = 8  # of a line of /proc/stat: user, nice, system, idle, iowait, irq, sof
 
 class Use(NamedTuple):
     """Seconds since some moment, of the cores that this process may use: all, busy ones, ones that the host gave away,
-    and ones that this process and its children used."""
+    and ones that this process used and those that it started, W&B's service among them."""
 
     total: float
     busy: float
@@ -150,14 +150,37 @@ def shares(uses: Sequence[Use]) -> tuple[float | None, float | None]:
 def core_use() -> Use | None:
     """The use of the cores so far; None where there is no /proc."""
     try:
-        return parse_use(Path("/proc/stat").read_text(), os.sched_getaffinity(0), os.times(), os.sysconf("SC_CLK_TCK"))
+        ticks = os.sysconf("SC_CLK_TCK")
+        own = [*os.times()[:4], living(os.getpid(), ticks)]
+        return parse_use(Path("/proc/stat").read_text(), os.sched_getaffinity(0), own, ticks)
     except (OSError, ValueError, AttributeError):
         return None
 
 
+def living(process: int, ticks: int, folder: Path = Path("/proc")) -> float:
+    """Seconds of the processes that this one has started, itself or through others, and that have not ended: those that
+    have are in `os.times`."""
+    parents, seconds = {}, {}
+    for path in folder.glob("[0-9]*/stat"):
+        try:
+            words = path.read_text(errors="replace").rpartition(")")[2].split()  # after the name, which may hold spaces
+            number = int(path.parent.name)
+            parents[number], seconds[number] = int(words[1]), sum(map(int, words[11:15])) / ticks
+        except (OSError, ValueError, IndexError):  # it has ended meanwhile
+            continue
+
+    def is_own(number: int) -> bool:
+        while (number := parents.get(number, 0)) != process:
+            if number == 0:
+                return False
+        return True
+
+    return sum(seconds[number] for number in parents if is_own(number))
+
+
 def parse_use(text: str, cores: set[int], own: Sequence[float], ticks: int) -> Use | None:
-    """From the text of /proc/stat, the numbers of the cores that this process may use, its times (as `os.times`) and
-    ticks per second; None if the text has no such cores."""
+    """From the text of /proc/stat, the numbers of the cores that this process may use, the seconds that it and those it
+    started used, and ticks per second; None if the text has no such cores."""
     names = {f"cpu{core}" for core in cores}
     lines = [line.split() for line in text.splitlines() if line.startswith("cpu")]
     rows = [[int(word) for word in words[1 : TICKS + 1]] for words in lines if words[0] in names]
@@ -167,4 +190,4 @@ def parse_use(text: str, cores: set[int], own: Sequence[float], ticks: int) -> U
         sum(column) / ticks for column in zip(*rows, strict=True)
     )
     busy = user + nice + system + irq + soft_irq
-    return Use(busy + idle + waiting + steal, busy, steal, sum(own[:4]))
+    return Use(busy + idle + waiting + steal, busy, steal, sum(own))

@@ -214,7 +214,8 @@ def rounds_of(trace: Trace, policy: GammaPolicy, draws: int, seed: int = 0) -> F
 
 def priced(trace: Trace, rounds: Floats) -> Replayed:
     """What these rounds [texts, largest + 1] cost, and yield. With halves the interval has the error of the costs in
-    it, else only that of the texts."""
+    it, else only that of the texts. There is none where the costs are not known to be above 0 (Fieller, 1954: the
+    interval of a ratio has no end if its denominator's holds 0)."""
     seconds = _seconds(trace, rounds)
     clusters = [t.cluster or t.prompt for t in trace.texts]
     speedup, ci95 = speedup_interval(
@@ -232,7 +233,7 @@ def priced(trace: Trace, rounds: Floats) -> Replayed:
         error = student(len({*clusters}) - 2) * np.sqrt(variance) / seconds.sum()  # of the logarithm
         low, high = (float(speedup * np.exp(s * np.hypot(np.log(end / speedup), error)))
                      for s, end in zip((-1, 1), ci95, strict=True))  # fmt: skip
-        ci95 = low, high
+        ci95 = (low, high) if error < 1 else None
     drafted = rounds.sum(0) @ np.arange(trace.largest + 1)
     return Replayed(speedup, ci95, float(rounds.sum()), float(drafted), sum(map(len, trace.texts)))
 

@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from specbench.settings import ConfigError, stop
+from specbench.settings import ConfigError, answering
 from specbench.visible import visible
 
 
@@ -17,10 +17,8 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, metavar="DIR", help="where the page goes; needed for several folders")
     parser.add_argument("--wandb-report", metavar="ENTITY/PROJECT", help="also create a W&B report there")
     args = parser.parse_args(arguments)
-    try:
+    with answering():
         write(args.folders, args.out, args.wandb_report)
-    except ConfigError as error:
-        stop(str(error), 2)
 
 
 def write(folders: Sequence[Path], out: Path | None, wandb: str | None) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from specbench.report.same_work import TASK
+from specbench.report.same_work import SAME_WORK, TASK, differences
 from specbench.report.tables import interval, word
 from specbench.storage.read import StoredRun
 
@@ -230,13 +230,29 @@ def unlike(results: Sequence[Result]) -> Iterator[str]:
 
 
 def fastest(runs: Sequence[StoredRun]) -> list[str]:
-    """For each task the run with the largest speedup, and how many others its interval does not set it apart from. Runs
-    that failed the losslessness test are counted and not ranked."""
-    tasks: dict[str, list[StoredRun]] = {}
+    """For each task on each machine the run with the largest speedup, and how many others its interval does not set it
+    apart from. Runs that failed the losslessness test are counted and not ranked."""
+    tasks: list[list[StoredRun]] = []
     for run in runs:
-        tasks.setdefault(repr([run.result["config"].get(key) for key in TASK]), []).append(run)
-    told = [_fastest(group, len(tasks) > 1) for group in list(tasks.values())[:MOST_TASKS]]
-    return told + ([f"And {len(tasks) - MOST_TASKS} more tasks: see the table."] if len(tasks) > MOST_TASKS else [])
+        alike = (group for group in tasks if not _unlike_work([group[0], run]))
+        if group := next(alike, None):
+            group.append(run)
+        else:
+            tasks.append([run])
+    unlike = ", ".join(_unlike_work(runs))
+    ranked = f"Ranked in {len(tasks)} groups, each of the same work on one machine: they differ in {unlike}."
+    told = [ranked] if unlike else []
+    told += [_fastest(group, len(tasks) > 1) for group in tasks[:MOST_TASKS]]
+    return told + ([f"And {len(tasks) - MOST_TASKS} more groups: see the table."] if len(tasks) > MOST_TASKS else [])
+
+
+def _unlike_work(runs: Sequence[StoredRun]) -> list[str]:
+    """The settings in which runs did other work, and "machine": in these they cannot be ranked together."""
+    parts = [key for key in differences(run.result for run in runs) if key in TASK]
+    swept = [key for part in parts for key in dict.fromkeys(key for run in runs for key in run.keys)
+             if key.partition(".")[0] == part]  # fmt: skip
+    found = [*swept, *(part for part in parts if part not in {key.partition(".")[0] for key in swept})]
+    return found + ["machine"] * (len({_machine(run.result) for run in runs}) > 1)
 
 
 def _fastest(group: Sequence[StoredRun], several: bool) -> str:
@@ -245,12 +261,14 @@ def _fastest(group: Sequence[StoredRun], several: bool) -> str:
     best = max(runs, key=lambda run: run.result["speedup"]["measured"])
     speedup = best.result["speedup"]
     common = {k: v for k, v in best.keys.items() if all(run.keys.get(k) == v for run in group)}
-    where = f"At {label(common)}: " if several and common else ""
+    task = {k: v for k, v in common.items() if k.partition(".")[0] in TASK}
+    where = f"At {label(task)}: " if several and task else ""
     if word(best.result["lossless"]) == "failed":
         return _capital(f"{where}{none_left(len(group), 'runs')}.")
     error = f" ({interval(speedup['ci95'])})" if speedup["ci95"] else " (too few prompts for an interval)"
-    name = label({k: v for k, v in best.keys.items() if k not in common}) or best.label
-    where = "" if name == best.label or len(group) == 1 else where  # a name that says it all
+    way = {k: v for k, v in best.keys.items() if k not in (common if len(group) > 1 else task)}
+    name = label({k: v for k, v in way.items() if k.partition(".")[0] not in SAME_WORK}) or label(way) or best.label
+    where = "" if name == best.label else where  # a name that says it all
     failed, doubt = left_out(len(group) - len(runs)), doubts([run.result for run in group], best.result)
     if len(runs) == 1:
         return f"{where}{name}: {speedup['measured']:.2f}x{error}{failed}{doubt}."

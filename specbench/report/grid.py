@@ -12,6 +12,7 @@ from rich.text import Text
 NUMBER = "#"  # the heading of rows that are numbered, where their names would take too much room
 NAMES_SHARE = 0.5  # of the width, at most, for the columns that name a row
 LONGEST_WORD = 12  # characters of a heading; a longer one is broken at its dots and underscores
+NUMERIC = re.compile(r"-|[-+<x.]*\d|too few|unknown")  # how a number, an interval or the lack of one begins
 Row = Mapping[str, str]
 
 
@@ -81,16 +82,27 @@ def _table(headings: Sequence[str], rows: Sequence[Row]) -> Table:
     table = Table(header_style="dim", box=SIMPLE_HEAD)
     table.padding, table.pad_edge = (0, 1, 0, 0), False
     for heading in headings:
-        table.add_column(Text(broken(heading)), justify="right", vertical="bottom", no_wrap=True)
+        named = any(not NUMERIC.match(row.get(heading, "-")) for row in rows)
+        told = broken(heading, max(len(row.get(heading, "-")) for row in rows))
+        table.add_column(Text(told), justify="left" if named else "right", vertical="bottom", no_wrap=True)
     for row in rows:
         table.add_row(*(_cell(heading, row.get(heading, "-")) for heading in headings))
     return table
 
 
-def broken(heading: str) -> str:
-    """A heading in lines: broken at spaces, and a long word after its dots and underscores."""
-    words = [heading] if heading == "95 %" else heading.split(" ")
-    return "\n".join(re.sub(r"([._])(?=\w)", r"\1\n", word) if len(word) > LONGEST_WORD else word for word in words)
+def broken(heading: str, width: int = 0) -> str:
+    """A heading in lines, as few as do not widen a column of cells so wide: broken at spaces, and a long word after its
+    dots and underscores."""
+    words = re.split(r" (?!%)", heading)
+    words = [re.sub(r"([._])(?=\w)", r"\1\n", word) if len(word) > LONGEST_WORD else word for word in words]
+    width = max(width, *(len(part) for word in words for part in word.split("\n")))
+    lines = words[:1]
+    for word in words[1:]:
+        if len(lines[-1].rpartition("\n")[2]) + 1 + len(word.partition("\n")[0]) <= width:
+            lines[-1] += f" {word}"
+        else:
+            lines.append(word)
+    return "\n".join(lines)
 
 
 def _cell(heading: str, text: str) -> Text:

@@ -8,9 +8,10 @@ from jinja2 import Environment, FileSystemLoader
 from markupsafe import Markup
 
 from specbench.report import facts
-from specbench.report.pages_compare import comparisons, ranking, rankings
+from specbench.report.pages_compare import comparisons, rankings
 from specbench.report.pages_many import many_runs
 from specbench.report.pages_run import cards, one_run
+from specbench.report.ranking import ranking
 from specbench.report.sections import PAGE, Report, cut
 from specbench.report.tables import verdict, word
 from specbench.report.verdict_sentence import verdict_sentence

@@ -12,11 +12,12 @@ from matplotlib.lines import Line2D
 
 from specbench.measure.comparison import LEVEL, Comparison
 from specbench.report.causes import CAUSES, UNITS
-from specbench.report.facts import doubts, label, left_out, none_left
+from specbench.report.facts import label
 from specbench.report.page_table import Cell, PageTable, without_empty
+from specbench.report.ranking import Found, tested
 from specbench.report.sections import Report
 from specbench.report.style import BAD, GOOD, OTHER
-from specbench.report.tables import interval, number, word
+from specbench.report.tables import interval, number
 from specbench.settings import ConfigError
 from specbench.storage.read import StoredRun, parse_json
 from specbench.storage.shape import check_shape
@@ -24,8 +25,6 @@ from specbench.visible import visible
 
 FILE = "comparison.json"
 MOST_PAIRS = 300  # in a table
-MOST_NAMES = 4  # of ways in a sentence
-Found = Mapping[str, Any]  # one entry of comparison.json
 
 
 def comparisons(folder: Path, runs: Sequence[StoredRun]) -> list[Found]:
@@ -49,31 +48,6 @@ def comparisons(folder: Path, runs: Sequence[StoredRun]) -> list[Found]:
         if len(ways) > 1 and all(way["result"] for way in ways):
             found.append(entry | {"runs": ways})
     return found
-
-
-def ranking(found: Found) -> str:
-    """Which way is fastest, in a sentence; ways that failed the losslessness test are counted and not ranked."""
-    results = [run["result"] for run in found["runs"]]
-    where = f"At {label(found['task'])}: " if found["task"] else ""
-    ranked = [run for run in found["runs"] if word(run["result"]["lossless"]) != "failed"]
-    if not ranked:
-        return f"{where}{none_left(len(results), 'ways')}."
-    (first, *others), failed = ranked, left_out(len(results) - len(ranked))
-    speedup, ci95 = first["numbers"]["speedup"], first["ci95"].get("speedup")
-    ways = f"{len(ranked)} way{'s' * (len(ranked) > 1)}{failed}"
-    told = f"{first['label']} is the fastest of {ways}: {speedup:.2f}x plain decoding's speed"
-    told += f" ({interval(ci95)})" if ci95 else ""
-    if not tested(found):
-        told += "; too few prompts to test the differences"
-    elif ties := [run["label"] for run in others if run["rank"] <= first["rank"]]:
-        names = ", ".join(ties) if len(ties) <= MOST_NAMES else f"{len(ties)} others"
-        told += f"; not told apart from {names}"
-    return f"{where}{told}{doubts(results, first['result'])}."
-
-
-def tested(found: Found) -> bool:
-    """Whether there were enough prompts for tests of the differences."""
-    return any(pair["p_value"] is not None for pair in found["pairs"])
 
 
 def rankings(report: Report, compared: Sequence[Found]) -> None:

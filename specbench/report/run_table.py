@@ -74,6 +74,8 @@ class Remarked:
 
 
 def _acceptance(result: dict[str, Any]) -> Rows:
+    if not result["counts"]["drafted"]:
+        return  # there is nothing that was accepted, and a round is a target call
     yield "alpha (mean beta)", _pm(result["alpha"]), f"over {result['counts']['tested']:,} tested guesses"
     yield "alpha (accepted / tested)", _pm(result["alpha_counted"]), "cross-check"
     own_text = result["alpha_on_target_text"]
@@ -85,7 +87,8 @@ def _acceptance(result: dict[str, Any]) -> Rows:
 def _costs(result: dict[str, Any]) -> Rows:
     cost = result["cost"]
     step = cost["target_step_seconds"] * 1e3
-    yield "c", number(cost["c"], 3), f"{_range(cost, 'c')}drafter step / target step of {step:.2f} ms"
+    if result["counts"]["drafted"]:
+        yield "c", number(cost["c"], 3), f"{_range(cost, 'c')}drafter step / target step of {step:.2f} ms"
     yield "v", number(cost["v"], 3), f"{_range(cost, 'v')}verify call / target step; 3.8 assumes 1"
     yield "o", number(cost["o"], 3), f"{_range(cost, 'o')}rest of a round / target step; 3.8 assumes 0"
 
@@ -103,7 +106,8 @@ def _speedups(result: dict[str, Any]) -> Rows:
         yield "  not steady", "machine", "; ".join(reasons)
     known = speedup["accounting"].get("theorem_3_8", {}).get("ci95")
     told = "" if known is None else f"{interval(known)}; "
-    yield "  predicted, Theorem 3.8", _times(speedup["theorem_3_8"]), f"{told}from alpha, gamma and c"
+    if speedup["theorem_3_8"] is not None:
+        yield "  predicted, Theorem 3.8", _times(speedup["theorem_3_8"]), f"{told}from alpha, gamma and c"
     if predicted := speedup.get("predicted"):
         told = f"of every second prompt, from the others; {interval(predicted['ci95'])}"
         yield "  predicted, all costs", _times(predicted["speedup"]), f"{told}; measured {predicted['measured']:.2f}x"
@@ -154,7 +158,8 @@ def _executor(name: str, chosen: dict[str, list[str]], programs: dict[str, Any])
 def _gammas(result: dict[str, Any]) -> Rows:
     gamma = result["optimal_gamma"]
     told = f"{gamma} or more" if gamma == LARGEST else "-" if gamma is None else str(gamma)
-    yield "gamma*, predicted", told, "best by Theorem 3.8, this alpha and c"
+    if gamma is not None:
+        yield "gamma*, predicted", told, "best by Theorem 3.8, this alpha and c"
     if sweep := result["gamma_sweep"]:
         best, pick = max(sweep, key=lambda entry: entry["speedup"]), result.get("gamma_pick")
         if pick is None:  # an earlier version
@@ -183,16 +188,16 @@ def _remarks(result: dict[str, Any], out_dir: Path) -> Iterator[Text]:
         yield Text(account(result))
     sentence, style = verdict(result["lossless"])
     yield Text("lossless: ", style="bold").append(sentence, style=style)
-    if result["speedup"]["measured"] < 1:
+    if (ci95 := result["speedup"]["ci95"]) is not None and ci95[1] < 1:
         yield Text("speculative decoding was slower than plain decoding here", style="yellow")
     notes = list(result["notes"])
-    for key, what in (("too_long", "prompts do not fit the context"), ("failed", "prompts failed")):
+    for key, what in (("too_long", "requests do not fit the context"), ("failed", "requests failed")):
         notes += [f"{counts[key]} {what}"] if counts[key] else []
     if result["status"] != "complete":
         notes.append(f"{result['status']}: these are the prompts that were finished")
     for note in notes:
         yield Text(f"note: {note}", style="yellow")
-    yield Text(f"{counts['prompts']} prompts, {counts['tokens']:,} tokens; written to", style="dim")
+    yield Text(f"{counts['prompts']} requests, {counts['tokens']:,} tokens; written to", style="dim")
     near = out_dir.is_absolute() and out_dir.is_relative_to(Path.cwd())
     yield Text(str(out_dir.relative_to(Path.cwd()) if near else out_dir), style="dim", overflow="fold")
 

@@ -1,18 +1,18 @@
-"""Tables of numbers as text for a terminal, Markdown, LaTeX (booktabs) or CSV."""
+"""Tables of numbers for a terminal, or as Markdown, LaTeX (booktabs) or CSV."""
 
 import csv
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from io import StringIO
 from itertools import groupby
 from typing import Any
 
+from specbench.report.grid import Grid
 from specbench.results import Interval
 from specbench.visible import visible
 
 Value = str | float | Interval | list[float]  # an interval is a tuple, or as JSON has it a list
-GAP = 2  # characters between columns of text
 LATEX = {"\\": r"\textbackslash{}", "{": r"\{", "}": r"\}", "$": r"\$", "&": r"\&", "#": r"\#", "%": r"\%", "_": r"\_",
          "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}", ">": r"\textgreater{}",
          "|": r"\textbar{}", '"': r"\textquotedbl{}"}  # fmt: skip
@@ -64,70 +64,13 @@ def cell(value: Value, column: Column, dash: str = "-") -> str:
     return f"{scaled:,.{column.digits or 0}f}{column.unit}"
 
 
-def to_text(sheet: Sheet, width: int) -> str:
-    """The table in lines of at most `width` characters: columns that do not fit follow below, with the names of the
-    rows again. A group of columns stays together."""
+def to_grid(sheet: Sheet) -> Grid:
+    """The table for a terminal, without its notes."""
     sheet = sheet.to_read()
-    cells = [[visible(cell(value, column)) for value, column in zip(row, sheet.columns, strict=True)]
-             for row in sheet.rows]  # fmt: skip
-    widths = [max([len(visible(c.name)), *(len(row[i]) for row in cells)]) for i, c in enumerate(sheet.columns)]
-    blocks = [_block(sheet.columns, cells, widths, numbers) for numbers in _blocks(sheet, widths, width)]
-    return "\n\n".join(["\n".join([_wrapped(sheet.title, width), *blocks[:1]]), *blocks[1:]]) + _notes(sheet, width)
-
-
-def _blocks(sheet: Sheet, widths: list[int], width: int) -> list[list[int]]:
-    """The numbers of the columns of each block; widens the last column of a group whose heading is longer."""
-    columns, names = sheet.columns, list(range(sheet.names))
-    groups = [[i for i, _ in some] for _, some in groupby(list(enumerate(columns))[sheet.names :], key=_group_key)]
-    blocks = [[*names]]
-    for group in groups:
-        own = sum(widths[i] + GAP for i in group)
-        if missing := max(0, len(visible(columns[group[0]].group)) - (own - GAP)):
-            widths[group[-1]] += missing
-        used = sum(widths[i] + GAP for i in blocks[-1]) - GAP
-        if len(blocks[-1]) > len(names) and used + own + missing > width:
-            blocks.append([*names])
-        blocks[-1] += group
-    return blocks
-
-
-def _group_key(numbered: tuple[int, Column]) -> Any:
-    number, column = numbered
-    return column.group or number
-
-
-def _block(columns: Sequence[Column], cells: Sequence[Sequence[str]], widths: Sequence[int], numbers: list[int]) -> str:
-    """Some columns as lines: headings, a rule, the rows."""
-    lines = []
-    if any(columns[i].group for i in numbers):
-        spans = [[i for i, _ in some] for _, some in groupby([(i, columns[i]) for i in numbers], key=_group_key)]
-        heads = [visible(columns[span[0]].group).center(sum(widths[i] for i in span) + GAP * (len(span) - 1))
-                 for span in spans]  # fmt: skip
-        lines.append((" " * GAP).join(heads).rstrip())
-    lines.append(_line([visible(columns[i].name) for i in numbers], columns, widths, numbers))
-    lines.append((" " * GAP).join("-" * widths[i] for i in numbers))
-    return "\n".join([*lines, *(_line([row[i] for i in numbers], columns, widths, numbers) for row in cells)])
-
-
-def _line(texts: Sequence[str], columns: Sequence[Column], widths: Sequence[int], numbers: Sequence[int]) -> str:
-    """Names to the left, numbers to the right."""
-    sides = (text.ljust(widths[i]) if columns[i].digits is None else text.rjust(widths[i])
-             for text, i in zip(texts, numbers, strict=True))  # fmt: skip
-    return (" " * GAP).join(sides).rstrip()
-
-
-def _notes(sheet: Sheet, width: int) -> str:
-    return "".join(f"\n{_wrapped(f'note: {note}', width)}" for note in sheet.notes)
-
-
-def _wrapped(text: str, width: int) -> str:
-    lines = [""]
-    for word in visible(text).split(" "):
-        if lines[-1] and len(lines[-1]) + 1 + len(word) > width:
-            lines.append(word)
-        else:
-            lines[-1] = f"{lines[-1]} {word}".strip()
-    return "\n".join(lines)
+    headings = [column.key for column in sheet.columns]
+    cells = ([cell(value, column) for value, column in zip(row, sheet.columns, strict=True)] for row in sheet.rows)
+    rows = [dict(zip(headings, row, strict=True)) for row in cells]
+    return Grid(rows, headings, sheet.title, headings[: sheet.names])
 
 
 def to_markdown(sheet: Sheet) -> str:
@@ -142,6 +85,11 @@ def to_markdown(sheet: Sheet) -> str:
     rows = [[escaped(cell(v, c)) for v, c in zip(row, sheet.columns, strict=True)] for row in sheet.rows]
     lines = [f"| {' | '.join(row)} |" for row in (heads, sides, *rows)]
     return "\n".join([f"**{escaped(sheet.title)}**", "", *lines, *(f"\n{escaped(note)}" for note in sheet.notes)])
+
+
+def _group_key(numbered: tuple[int, Column]) -> Any:
+    number, column = numbered
+    return column.group or number
 
 
 def to_latex(sheet: Sheet) -> str:
@@ -198,4 +146,8 @@ def _escaped(text: str, table: dict[str, str]) -> str:
     return "".join(table.get(character, character) for character in text)
 
 
-FORMATS: dict[str, Callable[[Sheet], str]] = {"markdown": to_markdown, "latex": to_latex, "csv": to_csv}  # and text
+FORMATS: dict[str, Callable[[Sheet], str]] = {
+    "markdown": to_markdown,
+    "latex": to_latex,
+    "csv": to_csv,
+}  # and text, by `to_grid`

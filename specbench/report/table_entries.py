@@ -11,8 +11,9 @@ from specbench.measure.breakdown import OneProcess, Source, category_numbers, on
 from specbench.measure.crossed import CrossedSums
 from specbench.report.category_tables import Entry, whole
 from specbench.report.same_work import SAME_WORK, TASK, differences
-from specbench.report.tables import at, own_words, word
+from specbench.report.tables import at, word
 from specbench.settings import ConfigError
+from specbench.storage.keys import alike
 from specbench.storage.read import StoredRun
 from specbench.storage.sums import load_sums
 from specbench.visible import shown
@@ -56,28 +57,24 @@ def grouped(runs: Sequence[StoredRun], by: Sequence[str]) -> list[tuple[dict[str
         return [(names, [run]) for names, run in zip(names_of_runs(runs), runs, strict=True)]
     found: dict[tuple[str, ...], list[StoredRun]] = {}
     for run in runs:
-        found.setdefault(tuple(_value(run, key) for key in by), []).append(run)
+        found.setdefault(tuple(alike(_value(run, key)) for key in by), []).append(run)
     return [(dict(zip(by, values, strict=True)), own) for values, own in found.items()]
 
 
 def names_of_runs(runs: Sequence[StoredRun]) -> list[dict[str, str]]:
     """The overrides in which a run differs from the others or, where they do not tell all of them apart, its folder."""
-    words = own_words([run.result.get("overrides") or [] for run in runs])
-    keys = dict.fromkeys(key for own in words for key in own)
-    if len({tuple(own.items()) for own in words}) == len(runs) > 1:
-        return [{key: own.get(key) or _value(run, key, "-") for key in keys}
-                for own, run in zip(words, runs, strict=True)]  # fmt: skip
+    keys = dict.fromkeys(key for run in runs for key in run.keys)
+    if len({tuple(run.keys.items()) for run in runs}) == len(runs) > 1:
+        return [{key: run.keys.get(key, "-") for key in keys} for run in runs]
     return [{"run": run.folder.name if len(runs) == 1 else str(run.folder)} for run in runs]
 
 
-def _value(run: StoredRun, key: str, unknown: str = "") -> str:
-    """The option or value of a setting of a run; `unknown` for none, or if that is empty, raises ConfigError."""
+def _value(run: StoredRun, key: str) -> str:
+    """The option or value of a setting of a run. Raises ConfigError if there is none."""
     if (choice := run.result["choices"].get(key)) is not None:
         return str(choice)
     value = at(run.result["config"], key.replace(".", "/"))
     if value is None or isinstance(value, dict):
-        if unknown:
-            return unknown
         raise ConfigError(f"--by {shown(key)} is not possible: {run.folder} has no such setting")
     return str(value)
 
@@ -115,11 +112,11 @@ def notes_of(runs: Sequence[StoredRun], told: Collection[str]) -> Iterator[str]:
     """What a reader must know before comparing rows, in sentences; `told` are settings that rows are named by."""
     results = [run.result for run in runs]
     verdicts: dict[str, list[str]] = {}
-    for run, names in zip(runs, names_of_runs(runs), strict=True):
-        verdicts.setdefault(word(run.result["lossless"]), []).append(" ".join(names.values()))
+    for run in runs:
+        verdicts.setdefault(word(run.result["lossless"]), []).append(run.label)
     for verdict in ("failed", "lossy", "inconclusive", "untested"):
         if found := verdicts.get(verdict):
-            yield f"the verdict on losslessness is {verdict}" + (f" of {', '.join(found)}" if len(verdicts) > 1 else "")
+            yield f"the verdict on losslessness is {verdict}" + (f" of {'; '.join(found)}" if len(verdicts) > 1 else "")
     parts = {key.partition(".")[0] for key in told}
     if work := [key for key in differences(results, SAME_WORK) if key in TASK and key not in parts]:
         yield f"the runs differ in {', '.join(work)}: they did not do the same work"

@@ -81,7 +81,7 @@ def _tested(lossless: dict[str, Any]) -> Iterator[str]:
         yield f"{detail['tokens'] - detail['wrong']:,} of {detail['tokens']:,} tokens are the stock module's"
     if detail.get("ties"):
         yield f"{detail['ties']} differ first at a tie"
-    if "tested" in detail and lossless["statistic"] is not None:
+    if "tested" in detail and lossless["statistic"] is not None and word(lossless) != "untested":
         if lossless["method"] == "martingale":
             yield f"p-value {lossless['statistic']:.2g} (below {lossless['threshold']:g} fails)"
         else:

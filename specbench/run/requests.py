@@ -1,7 +1,7 @@
 """Forms the groups of requests that are decoded together, turn by turn."""
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -68,11 +68,7 @@ class Requests:
                     f"and the context of {parts.target.name} must hold at least one more, {parts.target.context}"
                 )
             if len(self.too_long) > told:
-                log.warning(
-                    "%d requests of turn %d and later do not fit the context of %d tokens and are left out "
-                    "(counts.too_long): the longest has %d tokens",
-                    *(len(self.too_long) - told, turn + 1, parts.target.context, max(self.too_long)),
-                )
+                log.warning("%s", self._left_out(turn, len(self.too_long) - told, [prompt for prompt, _ in waiting]))
                 told = len(self.too_long)
             longest = max((tokens for _, tokens in waiting), default=0)
             columns = min(longest + parts.max_new_tokens, parts.target.context) + self.spare
@@ -81,6 +77,17 @@ class Requests:
                 workload = parts.workload
                 yield Wanted(asked, columns, workload.arrivals(len(asked), number), workload.rate(number))
                 number += 1
+
+    def _left_out(self, turn: int, count: int, waiting: Sequence[Prompt]) -> str:
+        """That requests are left out from this turn on, and of which categories none is left."""
+        told = f"{count} request{'s do' if count > 1 else ' does'} not fit the context of "
+        told += f"{self.parts.target.context} tokens"
+        told += f", or would follow one that does not, from turn {turn + 1} on" if max(self.turns.values()) > 1 else ""
+        told += f", and {'are' if count > 1 else 'is'} left out: the longest has {max(self.too_long)} tokens"
+        left = {prompt.category for prompt in waiting}
+        lost = dict.fromkeys(p.category for p in self.parts.prompts if p.category not in left) if turn == 0 else {}
+        names = [name for name in lost if name]
+        return told + (f"; none is left of {', '.join(names)}" if names else "")
 
     def _cuts(self, requests: int) -> list[int]:
         """Where the groups of a turn begin and end."""

@@ -19,6 +19,8 @@ def writing(path: Path) -> Iterator[None]:
     """Raises ConfigError, naming the path, for an error of the file system."""
     try:
         yield
+    except BrokenPipeError:  # of what reads the output, not of a file
+        raise
     except OSError as error:
         raise ConfigError(
             f"{path} cannot be written ({error.strerror or error}): make room for it, or choose another folder; what "

@@ -2,7 +2,7 @@
 
 import hashlib
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -120,9 +120,10 @@ def keep_other(path: Path, text: str) -> Path | None:
     return next(iter(keep_others({path: text})), None)
 
 
-def keep_others(texts: Mapping[Path, str]) -> list[Path]:
+def keep_others(texts: Mapping[Path, str], also: Sequence[Path] = ()) -> list[Path]:
     """Renames files that belong together if one of them has another text than the one which is to be written: all of
-    them get the same number, which none of them had before. Returns the new names. Raises ConfigError."""
+    them get the same number, which none of them had before, and so do `also`, files or folders that were made with
+    them. Returns the new names. Raises ConfigError."""
     found = [path for path in texts if path.is_file()]
     for path in found:
         with writing(path):
@@ -130,8 +131,10 @@ def keep_others(texts: Mapping[Path, str]) -> list[Path]:
                 break
     else:
         return []
-    numbered = ({path: path.with_stem(f"{path.stem}-{number}") for path in texts} for number in range(1, 10**6))
+    every = [*texts, *also]
+    numbered = ({path: path.with_stem(f"{path.stem}-{number}") for path in every} for number in range(1, 10**6))
     others = next(names for names in numbered if not any(name.exists() for name in names.values()))
+    found += _there(also)
     for path in found:
         with writing(path):
             path.rename(others[path])

@@ -21,7 +21,7 @@ def keys_of(runs: Sequence[tuple[Path, Mapping[str, Any]]]) -> list[dict[str, st
     every = []
     for (_, result), own in zip(runs, overrides, strict=True):
         values = {key: own[key] if key in own else _configured(result, key) for key in names}
-        every.append({key: _alike(value) for key, value in values.items() if value is not None})
+        every.append({key: alike(value) for key, value in values.items() if value is not None})
     return [{key: value for key, value in own.items() if any(other.get(key) != value for other in every)}
             for own in every]  # fmt: skip
 
@@ -48,7 +48,7 @@ def _configured(result: Mapping[str, Any], key: str) -> str | None:
     return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _alike(value: str) -> str:
+def alike(value: str) -> str:
     """1.0 and 1 as the same text."""
     try:
         return f"{float(value):g}" if float(value) == float(f"{float(value):g}") else value

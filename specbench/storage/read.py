@@ -14,6 +14,7 @@ import pyarrow.parquet as parquet
 from pyarrow import types
 
 from specbench.decoding.clock import DECODING
+from specbench.paths import refuse_no_run
 from specbench.results import SCHEMA_VERSION, Counts, RunResult
 from specbench.settings import ConfigError
 from specbench.storage.atomic import ASIDE, EARLIER
@@ -181,8 +182,7 @@ def load_run(folder: Path) -> StoredRun:
 def read_result(folder: Path) -> dict[str, Any]:
     """results.json of a run. Raises ConfigError if it is missing, or has not the shape of a `RunResult`."""
     path = folder / "results.json"
-    if not path.exists():
-        raise ConfigError(f"{folder} is not a finished run: results.json is not there")
+    refuse_no_run(folder)
     result = parse_json(_text(path), str(path))
     version = result.get("schema_version") if isinstance(result, dict) else None
     if isinstance(version, int) and version > SCHEMA_VERSION:

@@ -1,11 +1,5 @@
-"""`python -m specbench.plan [overrides]`: how many prompts, tokens and processes an answer needs, and for how long.
+"""What a wanted interval needs, from a finished pilot: prompts, tokens, processes and time."""
 
-A short pilot (repeats=3, 12 prompts) shows how much the speedup and alpha vary between processes, prompts and tokens.
-"""
-
-import argparse
-import hashlib
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -13,8 +7,6 @@ from typing import Any
 
 from rich.text import Text
 
-from specbench.config.checks import check
-from specbench.interrupts import exit_code, handled
 from specbench.measure.accounting import speedup_of
 from specbench.measure.crossed import CrossedSums
 from specbench.measure.estimators import FEWEST
@@ -29,84 +21,17 @@ from specbench.measure.planning import (
     share_within,
     shown,
 )
-from specbench.paths import conf_dir, register_resolvers
-from specbench.repeats import run_process
 from specbench.report.grid import Grid
 from specbench.report.tables import duration, number, show
-from specbench.settings import ConfigError, explain, stop
+from specbench.settings import ConfigError
 from specbench.storage.atomic import as_json, write_text
 from specbench.storage.finished import keep_other
 from specbench.storage.read import StoredRun, load_run
 from specbench.storage.sums import load_sums
 from specbench.visible import visible
 
-register_resolvers()
-PILOT = {"data.limit": "12", "repeats": "3", "logger": "none"}  # unless the overrides say otherwise
 FILE = "plan.json"
 MOSTLY = 0.5  # of the texts
-
-
-def parser() -> argparse.ArgumentParser:
-    """The command line."""
-    parser = argparse.ArgumentParser(prog="specbench.plan", description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
-    parser.add_argument("overrides", nargs="*", help="of the run to plan, as of python -m specbench")
-    parser.add_argument("--pilot", type=Path, metavar="FOLDER", help="a finished run to plan from")
-    parser.add_argument("--speedup", type=float, default=2.0, metavar="PERCENT", help="wanted: +- of the speedup (2)")
-    parser.add_argument("--alpha", type=float, default=0.01, metavar="X", help="wanted: +- of alpha (.01)")
-    return parser
-
-
-def main(arguments: list[str] | None = None) -> None:
-    """Runs the command; a mistake of the user's becomes one sentence and exit code 2."""
-    args = parser().parse_intermixed_args(arguments)
-    try:
-        with handled():
-            refuse_bad_targets(args.speedup, args.alpha)
-            folder = args.pilot or run_pilot(args.overrides)
-            if args.pilot and args.overrides:
-                raise ConfigError(f"{' '.join(args.overrides)} cannot apply to a run that is over: leave out --pilot")
-            plan(folder, args.speedup, args.alpha)
-    except ConfigError as error:
-        stop(str(error), 2)
-    except KeyboardInterrupt:
-        stop("interrupted: the same command goes on with the pilot", exit_code())
-
-
-def refuse_bad_targets(speedup: float, alpha: float) -> None:
-    """Raises ConfigError."""
-    for name, value, most in (("--speedup", speedup, 100.0), ("--alpha", alpha, 1.0)):
-        if not 0 < value <= most:
-            raise ConfigError(f"{name} {value:g} is not allowed: it must be above 0, and at most {most:g}")
-
-
-def run_pilot(overrides: Sequence[str]) -> Path:
-    """Runs the pilot, or what is missing of it; returns its folder. Raises ConfigError."""
-    given = {override.partition("=")[0] for override in overrides}
-    words = [*overrides, *(f"{key}={value}" for key, value in PILOT.items() if key not in given)]
-    refuse_impossible(words)
-    digest = hashlib.sha256(" ".join(sorted(words)).encode()).hexdigest()[:8]
-    folder = Path("outputs") / "plan" / f"pilot-{digest}"
-    show(Text(f"pilot: {' '.join(words)}, in {folder}", style="dim"))
-    code = run_process([sys.executable, "-m", "specbench", *words, f"hydra.run.dir={folder}"])
-    if code != 0:
-        raise ConfigError(f"the pilot ended with exit code {code}: see {folder}")
-    return folder
-
-
-def refuse_impossible(words: Sequence[str]) -> None:
-    """Raises ConfigError if the overrides are not those of a run."""
-    from hydra import compose, initialize_config_dir
-
-    from specbench.config.schema import known_keys
-
-    try:
-        with initialize_config_dir(str(conf_dir()), version_base="1.3"):
-            check(compose("config", overrides=list(words), return_hydra_config=True))
-    except ConfigError:
-        raise
-    except Exception as error:  # Hydra's composition fails with errors of any class
-        raise ConfigError(explain(error, known_keys(words), words)) from error
 
 
 def plan(folder: Path, speedup: float, alpha: float) -> None:
@@ -197,7 +122,3 @@ def table(found: Sequence[Plan], title: str, scale: float) -> Grid:
         for p in shown(found)
     ]
     return Grid(rows, list(rows[0]), f"{title}, cheapest first")
-
-
-if __name__ == "__main__":
-    main()
