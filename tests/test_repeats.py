@@ -251,7 +251,7 @@ def test_what_is_finished_is_not_run_again(processes, monkeypatch, tmp_path, cap
 
 def test_a_finished_single_run_is_measured_again_and_says_so_before(one, monkeypatch, tmp_path, capsys):
     measured, told = [], "it is measured again"
-    monkeypatch.setattr("specbench.__main__._measure", lambda checked, out_dir, kind: measured.append(kind))
+    monkeypatch.setattr("specbench.__main__._measure", lambda checked, out_dir, kind, begun: measured.append(kind))
     shutil.copytree(one, tmp_path / "D")
     assert call([*small(*OPTIONS), "hydra.run.dir=D"], monkeypatch, tmp_path) == 0
     assert told in capsys.readouterr().out and measured == ["run"]
