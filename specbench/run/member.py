@@ -8,6 +8,7 @@ from typing import Any
 from specbench.decoded import Decoded, Failure, Group, Record, Result
 from specbench.decoding.state import Job
 from specbench.interrupts import at_once
+from specbench.measure.beams import stock_score
 from specbench.measure.machine_watch import MachineWatch
 from specbench.measure.stock_reading import read
 from specbench.measure.text_end import ends_where_it_should
@@ -19,6 +20,7 @@ from specbench.run.requests import Wanted
 from specbench.run.session import Session
 from specbench.run.summary import summarise
 from specbench.run.warm_up import calibrate, probe_costs, warm_up
+from specbench.search.beams import BeamRules
 from specbench.storage.write import PromptsFile, failure_records, prompt_records
 from specbench.visible import first_line
 
@@ -101,7 +103,7 @@ def _read_texts(session: Session, result: Result) -> None:
     parts, ours, theirs = session.parts, result.speculative, result.baseline
     read_already = session.text_tokens
     session.text_tokens += len(ours.tokens)
-    if read_already >= LIMIT or not (parts.verifier.judges_by_law and parts.drafter.reads_text):
+    if read_already >= LIMIT or parts.decoding.rules or not (parts.verifier.judges_by_law and parts.drafter.reads_text):
         return
     texts = [Text(ours.tokens, ours.lenience())]
     if ours.tokens != theirs.tokens or set(texts[0].lenience) != {1.0}:
@@ -118,6 +120,9 @@ def read_again(session: Session, record: Record, group: Group) -> None:
     """Reads the group's texts with the stock module, for the verdict, while tokens may still be read. At temperature 0
     also every text that differs from plain decoding's."""
     parts, evidence = session.parts, group.speculative.evidence
+    if parts.decoding.rules is not None:
+        rescore(session, record, group, parts.decoding.rules)
+        return
     for row, result in enumerate(group.results):
         prompt, new = result.request.tokens, result.speculative.tokens
         differs = parts.target.sampling.greedy and new != result.baseline.tokens
@@ -136,3 +141,19 @@ def read_again(session: Session, record: Record, group: Group) -> None:
         result.reading = found
         session.to_read -= len(prompt) + found.tokens
     group.speculative.evidence = ()
+
+
+def rescore(session: Session, record: Record, group: Group, rules: BeamRules) -> None:
+    """Scores each best hypothesis with the stock module, while tokens may still be read."""
+    for result in group.results:
+        prompt, tokens = result.request.tokens, result.speculative.tokens
+        if session.to_read <= 0:
+            record.unread = f"more than verdict_tokens={session.parts.verdict_tokens} tokens"
+            return
+        try:
+            result.rescored = stock_score(session.parts.target, prompt, tokens, rules)
+        except (MemoryError, RuntimeError) as error:
+            record.unread, record.unreadable = f"{type(error).__name__}: {first_line(error)}", True
+            log.warning("the text of %s is not scored again: %s", result.request.id, record.unread)
+            continue
+        session.to_read -= len(prompt) + len(tokens)

@@ -17,6 +17,7 @@ from specbench.decoding.verifier import Verifier
 from specbench.measure.costs import CostTable
 from specbench.measure.recorder import Recorder, round_numbers
 from specbench.run.ahead import stride
+from specbench.run.beam_requests import decode_beams
 from specbench.run.parts import Parts
 
 
@@ -43,6 +44,9 @@ class Session:
         """Decodes `jobs` one way through `batch_size` rows of `columns` columns; `arrivals` in seconds. Policy and
         verifier are the run's own unless given. With `evidence`, what the tokens were drawn from is kept."""
         parts = self.parts
+        if parts.decoding.rules is not None:
+            chosen = (policy or parts.policy) if speculative else None
+            return decode_beams(parts, parts.decoding.rules, jobs, columns, chosen)
         target, drafter = parts.target, parts.drafter
         policy, verifier = policy or parts.policy, verifier or parts.verifier
         state = self._idle_state(columns)
