@@ -97,6 +97,11 @@ def lenient(result: Result) -> bool:
     return bool(result["choices"].get("decoding", "sampling") == "sampling")
 
 
+def either_rule(result: Result) -> bool:
+    """Whether A.2 compares such a run."""
+    return lenient(result) and result["choices"]["verifier"] in ("speculative", "rejection")
+
+
 @dataclass(frozen=True)
 class Ours:
     """What is shown of our runs beside a table or a figure."""
@@ -121,7 +126,7 @@ OURS: dict[str, Ours] = {
     "figure5": Ours({**KEYS, **ALPHA, **TOKENS, **SPEED}),
     "appendix_a2": Ours({"verifier": _choice("verifier"), **KEYS, "probability to accept (mean)": _error("alpha"),
                          "accepted / tested": _error("alpha_counted"), **TOKENS, "measured": _speed},
-                        lambda result: result["choices"]["verifier"] in ("speculative", "rejection")),
+                        either_rule),
     "appendix_a4": Ours(
         {"drafter": _choice("drafter"), "w": _number("beam/beams", "d"), "u": _number("beam/drafter_beams", "d"),
          "gamma": _setting("gamma"), "levels accepted": _error("alpha_counted"),
