@@ -15,6 +15,7 @@ from specbench.decoding.clock import NoClock
 from specbench.decoding.sampling import Sampling
 from specbench.measure.beams import judge_beams
 from specbench.models.language_model import LanguageModel
+from specbench.report.page import write_report
 from specbench.run.beam_requests import recorded
 from specbench.run.run import run
 from specbench.search import beam_search, tree_reader
@@ -22,6 +23,7 @@ from specbench.search.beam_search import BeamRound, plain_round, speculative_rou
 from specbench.search.beams import BeamRules, Hypothesis, Search
 from specbench.search.tree_reader import TreeReader
 from specbench.settings import ConfigError
+from specbench.storage.read import load_runs
 
 GREEDY = Sampling(temperature=0)
 PROMPT = [3, 1, 4, 1, 5]
@@ -220,6 +222,8 @@ def test_a_run_by_beam_search_leaves_the_numbers_of_a_run(monkeypatch, tmp_path,
     assert beam["plain_target_runs"] == 2 * (1 + 3 * 11)
     assert result["alpha"]["mean"] == result["alpha_counted"]["mean"] == counts["accepted"] / counts["tested"]
     assert "beam search" in shown and "levels" in shown
+    page = write_report(tmp_path, load_runs(tmp_path)).read_text()
+    assert "Beam search" in page and "w + u gamma" in page and "beam search, 3 beams, 6 of the drafter" in page
     lines = [json.loads(line) for line in (tmp_path / "prompts.jsonl").read_text().splitlines()]
     assert all(line["output"] == line["baseline_output"] for line in lines)
 

@@ -45,10 +45,23 @@ NUMBERS = {  # of one run: name, path in results.json
     "tokens": "counts/tokens",
 }
 
+BEAM = {  # of runs by beam search: name, path in results.json below `beam`
+    "w": "beams",
+    "u": "drafter_beams",
+    "levels": "levels",
+    "calls": "calls",
+    "target runs a call": "target_runs_a_call",
+    "w + u gamma": "most_target_runs_a_call",
+    "operations": "operations_factor",
+    "requests with equal beams": "equal",
+    "of": "requests",
+}
+
 
 def one_run(report: Report) -> None:
     """Adds the sections of a run."""
     run = report.runs[0]
+    beam_search(report)
     _accounting(report, run)
     _which_gamma(report, run)
     _categories(report, run)
@@ -65,6 +78,17 @@ def one_run(report: Report) -> None:
     rows = [{"number": name, "value": shown(value)} for name, value in numbers.items() if value is not None]
     report.section("All numbers", tables=[PageTable(rows)])
     of_the_paper(report)
+
+
+def beam_search(report: Report) -> None:
+    """Adds what the beam searches of runs took (A.4), if they are some."""
+    rows = [{"run": run.label, **{name: shown(at(run.result, f"beam/{path}")) for name, path in BEAM.items()}}
+            for run in report.runs if run.result.get("beam")]  # fmt: skip
+    if rows:
+        told = (
+            "Levels of the search stand where tokens stand elsewhere; a run is the reading of one token by one model."
+        )
+        report.section("Beam search", texts=[told], tables=[PageTable(rows)])
 
 
 def _accounting(report: Report, run: StoredRun) -> None:
