@@ -30,7 +30,7 @@ class Choices:
     temperature: float
     lenience: float  # the lowest of any round
     device: str
-    batch_size: int
+    scalars: Mapping[str, Any]  # the run's, by key
 
     def __getitem__(self, group: str) -> Choice:
         return self.groups[group]

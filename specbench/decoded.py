@@ -16,6 +16,7 @@ from specbench.decoding.clock import DECODING, KEPT, READING, Lap, Laps, decodin
 from specbench.decoding.queue import RequestTimes
 from specbench.peers.peer import PeerOutput
 from specbench.reading import Evidence, Reading
+from specbench.search.beams import Hypothesis
 
 Floats = npt.NDArray[np.float64]
 WAITED = (*DECODING, *READING)  # what a row waits for between its tokens
@@ -106,6 +107,17 @@ def call_seconds(rounds: Sequence[Round]) -> Floats:
     return np.array([sum(s for lap, s in r.seconds.items() if lap in WAITED) for r in rounds], float)
 
 
+@dataclass(frozen=True)
+class FoundBeams:
+    """What a beam search found for one request, and what it took. Levels behind the best text's end count too."""
+
+    hypotheses: tuple[Hypothesis, ...]  # best first
+    levels: int
+    calls: int  # of the target
+    target_tokens: int  # that the target read, the prompt's not counted
+    drafter_tokens: int
+
+
 @dataclass
 class DecodedRequest:
     """One request, decoded one way."""
@@ -113,6 +125,7 @@ class DecodedRequest:
     tokens: Sequence[int]  # generated tokens
     rounds: Sequence[Round]
     times: RequestTimes | None = None  # only if requests arrive over time
+    beams: FoundBeams | None = None  # of a beam search, whose best hypothesis `tokens` is
 
     @cached_property
     def seconds(self) -> float:
@@ -178,6 +191,16 @@ class TextLaws:
     target_entropy: Floats  # H(p) / log V; of p before argmax at temperature 0
 
 
+@dataclass(frozen=True)
+class Rescored:
+    """The score of the best hypothesis by the stock module, and how far rounding may move it."""
+
+    score: float
+    tolerance: float
+    tokens: int
+    seconds: float
+
+
 @dataclass
 class Result:
     """One request, decoded every way."""
@@ -190,6 +213,7 @@ class Result:
     speculative_laws: TextLaws | None = None  # along both texts, if they were read
     baseline_laws: TextLaws | None = None
     reading: Reading | None = None  # by the stock module, if it was read
+    rescored: Rescored | None = None  # its best hypothesis, of a beam search
 
     @property
     def both(self) -> tuple[DecodedRequest, DecodedRequest]:

@@ -243,6 +243,28 @@ class Counts:
 
 
 @dataclass
+class BeamNumbers:
+    """Of runs by beam search: widths, and what the search took (A.4). A run is the reading of one token by one model;
+    a level is a token of every hypothesis. Levels behind the end of the best text count here, and nowhere else."""
+
+    beams: int  # w
+    drafter_beams: int  # u
+    length_penalty: float
+    early_stopping: bool
+    levels: int
+    plain_levels: int
+    calls: int  # of the target
+    target_runs: int
+    plain_target_runs: int
+    drafter_runs: int
+    target_runs_a_call: float  # mean
+    most_target_runs_a_call: int  # w + u gamma (A.4)
+    operations_factor: float  # all runs of both models, in operations, over plain beam search's
+    equal: int  # requests whose hypotheses are plain beam search's, in the same order
+    requests: int
+
+
+@dataclass
 class Repeats:
     """Fresh processes on the same prompts, whose sums were pooled. Times by replay (`cost.by_gamma`, `gamma_sweep` and
     what belongs to it) are those of the first one, and so are the files on its texts."""
@@ -299,6 +321,7 @@ class RunResult:
     acceptance: Acceptance | None = None
     throughput_by_rows: list[RowsRate] = field(default_factory=list)  # of runs whose rows decode together
     seconds: dict[str, float] = field(default_factory=dict)  # wall-clock seconds of the run's phases
+    beam: BeamNumbers | None = None  # of a run by beam search
     notes: list[str] = field(default_factory=list)  # warnings, to read before comparing
     schema_version: int = SCHEMA_VERSION
 

@@ -65,6 +65,8 @@ def options() -> dict[str, Any]:
         for file in sorted((conf_dir() / group).glob("*.yaml")):
             node = OmegaConf.load(file)
             node.pop("defaults", None)
+            if group in node:  # an option that sets scalars of the run too
+                node = OmegaConf.create({**OmegaConf.to_container(node)[group], "beams": node.beams})
             for key, value in WITHOUT.items():
                 if OmegaConf.to_container(node).get(key) in ("???", "${gamma}", "${target.path}"):
                     node[key] = __file__ if group == "data" else value

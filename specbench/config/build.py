@@ -57,7 +57,7 @@ def build(checked: Checked, announce: Callable[[str], None] = log.info, targets:
     workload = _make(checked, "workload", root.seed)
     refuse_slow_arrivals(workload, sum(len(prompt.turns) for prompt in prompts))
     refuse_few_for_rates(workload, len(prompts), root.batch_size)
-    spare = chosen["drafter"].settings.nodes(policy.largest) + 1
+    spare = spare_columns(checked, policy.largest)
     budget = memory_budget(checked, prompts, context, spare, targets.has(checked))
     announce(str(budget))
     # Lenience at temperature 0 compares the target's probabilities before argmax; drafters keep theirs.
@@ -69,6 +69,7 @@ def build(checked: Checked, announce: Callable[[str], None] = log.info, targets:
     target = targets.get(checked, dataclasses.replace(context, sampling=scored), partial(_make, checked, "target"))
     drafter = _make(checked, "drafter", context, target)
     refuse_unfit(target, drafter, policy.largest)
+    refuse_few_tokens(target, checked.root.beams)
     first_model = drafter.models[0] if drafter.models else None
     return Parts(
         name=root.name,
@@ -78,6 +79,7 @@ def build(checked: Checked, announce: Callable[[str], None] = log.info, targets:
         drafter=drafter,
         policy=policy,
         verifier=verifier,
+        decoding=_make(checked, "decoding"),
         prompts=prompts,
         peers=_make(checked, "baseline", context, target, first_model, root.gamma).by_name(),
         workload=workload,
@@ -91,6 +93,13 @@ def build(checked: Checked, announce: Callable[[str], None] = log.info, targets:
         stop_strings=root.stop_strings,
         notes=notes(target, drafter, verifier),
     )
+
+
+def spare_columns(checked: Checked, gamma: int) -> int:
+    """The columns that a request may need beyond its limit, with rounds of at most `gamma` levels of guesses."""
+    nodes, choice = checked.choices["drafter"].settings.nodes(gamma), checked.choices["decoding"]
+    spare: int = choice.kind.spare(choice.settings, nodes, gamma, checked.root.max_new_tokens)
+    return spare
 
 
 def in_order(prompts: list[Prompt], order: int) -> list[Prompt]:
@@ -115,8 +124,8 @@ def _make(checked: Checked, group: str, *arguments: Any) -> Any:
 def memory_budget(
     checked: Checked, prompts: Sequence[Prompt], context: Context, spare: int, loaded: bool = False
 ) -> Budget:
-    """The most memory that the run will need, besides the target's weights if they are `loaded`; `spare` is the most
-    tokens that a target call reads. Raises ConfigError if the device has less."""
+    """The most memory that the run will need, besides the target's weights if they are `loaded`; `spare` is as in
+    `Parts`. Raises ConfigError if the device has less."""
     root, chosen = checked.root, checked.choices
     footprints = [
         footprint(model, role, context.dtype)
@@ -129,6 +138,7 @@ def memory_budget(
     chat = uses_template(settings, tokenizer, "target")
     longest = max(len(render(prompt, ["..."] * (len(prompt.turns) - 1), tokenizer, chat).tokens) for prompt in prompts)
     columns = min(longest + root.max_new_tokens, footprints[0].context) + spare
+    nodes, decoding = chosen["drafter"].settings.nodes(context.gamma), chosen["decoding"]
     executor, cache = context.executor, chosen["cache"]
     in_all = cache.kind.columns_in_all(cache.settings, root.batch_size, executor.columns(columns))
     peers = chosen["baseline"].kind.loads_models and executor.changes_modules
@@ -145,7 +155,7 @@ def memory_budget(
         rows=root.batch_size,
         columns=columns,
         held=in_all,
-        tokens=spare,
+        tokens=decoding.kind.target_tokens(decoding.settings, nodes, context.gamma),
         prefill_chunk=root.prefill_chunk,
         read_again=CHUNK,
         graphs=executor.captures_graphs,
@@ -232,6 +242,12 @@ def refuse_unfit(target: Model, drafter: Drafter, largest: int) -> None:
         raise ConfigError(
             f"gamma={largest} is not possible: this drafter was trained for at most {drafter.longest} guesses"
         )
+
+
+def refuse_few_tokens(target: Model, beams: int) -> None:
+    """Raises ConfigError if the prompt has fewer continuations than there are beams."""
+    if beams > (most := target.vocab_size - len(target.stop_tokens)):
+        raise ConfigError(f"beams={beams} is not possible: the target has {most} tokens that end no text")
 
 
 def refuse_different_tokenizers(target: Model, drafter: Model) -> None:

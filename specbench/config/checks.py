@@ -77,11 +77,14 @@ def check(config: DictConfig, names: Mapping[str, str] | None = None) -> Checked
     groups = {group: early.get(group) or choose(config, group, base_of(group), names.get(group)) for group in GROUPS}
     policy = groups["lenience_policy"]
     lowest = policy.kind.lowest(policy.settings, root.lenience)
-    choices = Choices(groups, root.temperature, lowest, str(device), root.batch_size)
+    choices = Choices(groups, root.temperature, lowest, str(device), vars(root))
     metrics = choose_metrics(config)
     for key, choice in (*groups.items(), *(("metric", choice) for choice in metrics.values())):
         if reason := choice.kind.refuses(choice.settings, choices):
             raise ConfigError(f"{key}={choice.name} is not possible {reason}")
+    if root.beams > 1 and groups["decoding"].name == "sampling":
+        only = "it must be 1, or use decoding=beam"
+        raise ConfigError(f"beams={root.beams} is not possible with decoding=sampling: {only}")
     resolved: Any = OmegaConf.to_container(
         OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"]), resolve=True
     )

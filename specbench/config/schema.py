@@ -18,6 +18,7 @@ from specbench.limits import (
     LARGEST_GAMMA,
     LARGEST_SEED,
     LENIENCE,
+    MOST_BEAMS,
     REPETITION_PENALTY,
     TEMPERATURE,
     TOP_K,
@@ -34,6 +35,7 @@ GROUPS = {
     "drafter": "specbench.decoding.drafter.Drafter",
     "gamma_policy": "specbench.decoding.gamma_policy.GammaPolicy",
     "verifier": "specbench.decoding.verifier.Verifier",
+    "decoding": "specbench.search.decoding.Decoding",
     "lenience_policy": "specbench.lenience_policies.lenience_policy.LeniencePolicy",
     "cache": "specbench.cache.slots.SlotCache",
     "executor": "specbench.decoding.executor.Executor",
@@ -80,6 +82,7 @@ class Root(BaseSettings):
 
     name: str = setting()
     gamma: int = setting(ge=0, le=LARGEST_GAMMA)
+    beams: int = setting(ge=1, le=MOST_BEAMS)
     lenience: float = setting(**LENIENCE)
     temperature: float = setting(**TEMPERATURE)
     top_k: int = setting(**TOP_K)

@@ -47,6 +47,9 @@ class Drafter(Component, ABC):
 
     Settings: ClassVar[type[DrafterSettings]] = DrafterSettings
     trees: ClassVar[bool] = False  # whether its drafts may branch
+    # Whether `models[0]` can run a beam search of its own (A.4): it is one model that reads text. A subclass does not
+    # inherit this.
+    searches: ClassVar[bool] = False
     ends_early: ClassVar[bool] = False  # whether a gamma policy may stop a draft after any guess
     reads_text: ClassVar[bool] = True  # whether q at a position depends only on the text before it
     # Whether the guesses of a round are looked up in the text before it: a round that began elsewhere has others.

@@ -48,6 +48,7 @@ class Executor(Component):
 
     fixed_shapes = False  # whether drafts are padded to one width, so that few shapes occur
     captures_graphs = False  # whether calls keep memory of their own, for the estimate before a run
+    compiles = False  # whether programs that are missing are made
     changes_modules = False  # whether `load` may change the module in place
     on_launch: Callable[[], None] | None = None  # the clock's, while a decoder is timed
 

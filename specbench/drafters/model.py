@@ -40,6 +40,7 @@ class ModelDrafter(Drafter):
     """
 
     Settings = ModelSettings
+    searches = True
     ends_early = True
     on_device = True
     reread = 2  # committed tokens that the first step of a round reads

@@ -86,6 +86,16 @@ def _lenience(result: Result) -> str:
     return f"{lenience:g}" if lenience != 1 else ""
 
 
+def _decoding(result: Result) -> str:
+    """Nothing where one text is sampled."""
+    beam = result.get("beam")
+    if beam is None:
+        return ""
+    stops = ", ends when as many have ended" if beam["early_stopping"] else ""
+    return (f"beam search, {beam['beams']} beams, {beam['drafter_beams']} of the drafter's, length penalty "
+            f"{beam['length_penalty']:g}{stops}")  # fmt: skip
+
+
 def _work(result: Result) -> str:
     counts, config = result["counts"], result["config"]
     told = [f"{counts['prompts']:,}, up to {config['max_new_tokens']:,} tokens each" if "max_new_tokens" in config
@@ -139,6 +149,7 @@ FACTS: dict[str, Callable[[Result], str]] = {
     "policy": _policy,
     "verifier": component("verifier"),
     "lenience": _lenience,
+    "decoding": _decoding,
     "temperature": _sampling,
     "data": component("data"),
     "prompts": _work,

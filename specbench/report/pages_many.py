@@ -7,7 +7,7 @@ from typing import Any
 
 from specbench.report import figures, panels
 from specbench.report.page_table import Cell, PageTable, without_empty
-from specbench.report.pages_run import of_the_paper, under_load
+from specbench.report.pages_run import beam_search, of_the_paper, under_load
 from specbench.report.sections import Report
 from specbench.report.tables import FACTORS, WORDS, at, interval, number, word
 from specbench.results import flatten
@@ -64,6 +64,7 @@ def many_runs(report: Report, compared: bool = False) -> None:
     caption = "A mean round of each run."
     drawn = report.figure("round_times", caption, lambda: figures.round_times(runs))
     report.section("Where the time goes", figures=[drawn])
+    beam_search(report)
     under_load(report)
     of_the_paper(report)
 

@@ -45,10 +45,23 @@ NUMBERS = {  # of one run: name, path in results.json
     "tokens": "counts/tokens",
 }
 
+BEAM = {  # of runs by beam search: name, path in results.json below `beam`
+    "w": "beams",
+    "u": "drafter_beams",
+    "levels": "levels",
+    "calls": "calls",
+    "target runs a call": "target_runs_a_call",
+    "w + u gamma": "most_target_runs_a_call",
+    "operations": "operations_factor",
+    "requests with equal beams": "equal",
+    "of": "requests",
+}
+
 
 def one_run(report: Report) -> None:
     """Adds the sections of a run."""
     run = report.runs[0]
+    beam_search(report)
     _accounting(report, run)
     _which_gamma(report, run)
     _categories(report, run)
@@ -74,6 +87,17 @@ def phases(result: Mapping[str, Any]) -> str:
     seconds: Mapping[str, float] = result.get("seconds") or {}
     told = ", ".join(f"{name.replace('_', ' ')} {value:.1f}" for name, value in seconds.items())
     return f"Seconds until the results were written: {told}." if told else ""
+
+
+def beam_search(report: Report) -> None:
+    """Adds what the beam searches of runs took (A.4), if they are some."""
+    rows = [{"run": run.label, **{name: shown(at(run.result, f"beam/{path}")) for name, path in BEAM.items()}}
+            for run in report.runs if run.result.get("beam")]  # fmt: skip
+    if rows:
+        told = (
+            "Levels of the search stand where tokens stand elsewhere; a run is the reading of one token by one model."
+        )
+        report.section("Beam search", texts=[told], tables=[PageTable(rows)])
 
 
 def _accounting(report: Report, run: StoredRun) -> None:

@@ -28,7 +28,7 @@ def run_table(result: dict[str, Any], out_dir: Path) -> Group:
         f"{_policy(result)}, temperature {config['temperature']:g}, "
         f"lenience {config['lenience']:g}, batch {config['batch_size']}"
     )
-    of_rounds = [*_acceptance(result), *_costs(result)]
+    of_rounds = [*_beams(result), *_acceptance(result), *_costs(result)]
     of_run = [*_speedups(result), *_engine(result), *_gammas(result), *_others(result)]
     waits = load_table(result)
     return Group(
@@ -71,6 +71,20 @@ class Remarked:
                 yield Text(f"{name:<{self.name}} {value:>{self.value}}", overflow="fold")
                 if remark:
                     yield Padding(Text(remark, style="dim", overflow="fold"), (0, 0, 0, 4))
+
+
+def _beams(result: dict[str, Any]) -> Rows:
+    """Of a run by beam search; what is counted as guesses and tokens are then levels of the search."""
+    beam = result.get("beam")
+    if beam is None:
+        return
+    told = f"u = {beam['drafter_beams']} for the drafter; guesses and tokens below are levels"
+    yield "beam search", f"w = {beam['beams']}", told
+    most = beam["most_target_runs_a_call"]
+    yield "  target runs a call", f"{beam['target_runs_a_call']:.1f}", f"at most w + u gamma = {most} (A.4)"
+    yield "  operations, counted", _times(beam["operations_factor"]), "of plain beam search's, both models"
+    places = ", ".join(f"{place['mean']:.2f}" for place in result["beta_by_position"])
+    yield "  levels accepted", places.split(", ")[0] or "-", f"first, second, ... level of a round: {places}"
 
 
 def _acceptance(result: dict[str, Any]) -> Rows:

@@ -6,7 +6,8 @@ from typing import Any
 from specbench.results import flatten
 
 # Settings that say what is decoded: runs that differ in one of them do different work.
-TASK = ("target", "data", "workload", "temperature", "top_k", "top_p", "repetition_penalty", "max_new_tokens", "stop")
+TASK = ("target", "data", "workload", "decoding", "beams", "temperature", "top_k", "top_p", "repetition_penalty",
+        "max_new_tokens", "stop")  # fmt: skip
 # Settings in which runs may differ whose numbers are pooled.
 SAME_WORK = ("name", "force", "strict", "logger", "experiment", "seed", "order", "repeats", "repeats_vary", "workers",
              "verdict_tokens", "metrics", "baseline")  # fmt: skip

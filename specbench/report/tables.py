@@ -75,7 +75,11 @@ def verdict(lossless: dict[str, Any]) -> tuple[str, str]:
 def _tested(lossless: dict[str, Any]) -> Iterator[str]:
     """What the verdict was made from."""
     detail = lossless["detail"]
-    if "equal" in detail:
+    if lossless["method"] == "beams":
+        yield f"all beams of {detail['equal']} of {detail['requests']} requests are plain beam search's"
+        right = detail["scored_again"] - detail["wrong_scores"]
+        yield f"{right} of {detail['scored_again']} best scores are the stock module's"
+    elif "equal" in detail:
         yield f"{detail['equal']} of {detail['requests']} outputs equal plain decoding's"
     if "wrong" in detail:
         yield f"{detail['tokens'] - detail['wrong']:,} of {detail['tokens']:,} tokens are the stock module's"

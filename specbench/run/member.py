@@ -10,6 +10,7 @@ from torch import Tensor
 from specbench.decoded import Decoded, Failure, Group, Record, Result
 from specbench.decoding.state import Job
 from specbench.interrupts import at_once
+from specbench.measure.beams import stock_score
 from specbench.measure.evidence import LAW_BYTES
 from specbench.measure.machine_watch import MachineWatch
 from specbench.measure.stock_reading import read
@@ -23,6 +24,7 @@ from specbench.run.requests import Wanted
 from specbench.run.session import Session
 from specbench.run.summary import summarise
 from specbench.run.warm_up import calibrate, probe_costs, warm_up
+from specbench.search.beams import BeamRules
 from specbench.storage.write import PromptsFile, failure_records, prompt_records
 from specbench.visible import first_line
 
@@ -59,6 +61,8 @@ class Member:
     def reads_texts(self) -> bool:
         """Whether betas along the next texts will be read: those of about the first LIMIT tokens of a run."""
         parts = self.parts
+        if parts.decoding.rules:
+            return False
         return self.session.text_tokens < LIMIT and parts.verifier.judges_by_law and parts.drafter.reads_text
 
     def decode(self, jobs: Sequence[Job], wanted: Wanted, speculative: bool, betas: bool) -> Decoded:
@@ -138,6 +142,9 @@ def read_again(session: Session, record: Record, group: Group) -> None:
     """Reads the group's texts with the stock module, for the verdict, while tokens may still be read. At temperature 0
     also every text that differs from plain decoding's."""
     parts, evidence = session.parts, group.speculative.evidence
+    if parts.decoding.rules is not None:
+        rescore(session, record, group, parts.decoding.rules)
+        return
     for row, result in enumerate(group.results):
         prompt, new = result.request.tokens, result.speculative.tokens
         differs = parts.target.sampling.greedy and new != result.baseline.tokens
@@ -155,3 +162,19 @@ def read_again(session: Session, record: Record, group: Group) -> None:
         found.ended = ends_where_it_should(new, result.limit, stops, parts.stop_strings, decode)
         result.reading = found
         session.to_read -= len(prompt) + found.tokens
+
+
+def rescore(session: Session, record: Record, group: Group, rules: BeamRules) -> None:
+    """Scores each best hypothesis with the stock module, while tokens may still be read."""
+    for result in group.results:
+        prompt, tokens = result.request.tokens, result.speculative.tokens
+        if session.to_read <= 0:
+            record.unread = f"more than verdict_tokens={session.parts.verdict_tokens} tokens"
+            return
+        try:
+            result.rescored = stock_score(session.parts.target, prompt, tokens, rules)
+        except (MemoryError, RuntimeError) as error:
+            record.unread, record.unreadable = f"{type(error).__name__}: {first_line(error)}", True
+            log.warning("the text of %s is not scored again: %s", result.request.id, record.unread)
+            continue
+        session.to_read -= len(prompt) + len(tokens)

@@ -11,6 +11,7 @@ from specbench.decoding.verifier import Verifier
 from specbench.metrics.metric import Metric
 from specbench.models.language_model import LanguageModel
 from specbench.peers.peer import Peer
+from specbench.search.decoding import Decoding
 from specbench.workloads.workload import Workload
 
 EVERY_GAMMA = 20  # as large as any policy of conf/ has it
@@ -27,6 +28,7 @@ class Parts:
     drafter: Drafter
     policy: GammaPolicy
     verifier: Verifier
+    decoding: Decoding
     prompts: Sequence[Prompt]
     peers: Mapping[str, Peer]
     workload: Workload

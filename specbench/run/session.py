@@ -17,6 +17,7 @@ from specbench.decoding.verifier import Verifier
 from specbench.measure.costs import CostTable
 from specbench.measure.recorder import Recorder, round_numbers
 from specbench.run.ahead import stride
+from specbench.run.beam_requests import decode_beams
 from specbench.run.parts import Parts
 
 
@@ -47,6 +48,9 @@ class Session:
         `laws` only p of all tokens; neither at temperature 0. With `again` the target does not read prompts that its
         cache still holds: such a decode is not timed as a whole."""
         parts = self.parts
+        if parts.decoding.rules is not None:
+            chosen = (policy or parts.policy) if speculative else None
+            return decode_beams(parts, parts.decoding.rules, jobs, columns, chosen)
         target, drafter = parts.target, parts.drafter
         policy, verifier = policy or parts.policy, verifier or parts.verifier
         state = self._idle_state(columns)

@@ -16,6 +16,7 @@ from specbench.decoding.target import Model
 from specbench.measure.acceptance import acceptance, alpha_by_category, alpha_on_text, beta_by_position
 from specbench.measure.accounting import accounting, cost_ratios, speedup_of
 from specbench.measure.bandwidth import Roofs
+from specbench.measure.beams import beam_numbers, judge_beams
 from specbench.measure.breakdown import OneProcess, acceptance_of, by_category, by_rows, geometric_speedup, user_rates
 from specbench.measure.clusters import group_clusters, time_clusters
 from specbench.measure.costs import half_costs
@@ -51,7 +52,7 @@ def summarise(
     session: Session, record: Record, status: str, provenance: dict[str, Any], watch: MachineWatch
 ) -> RunResult:
     """All estimates of a run; `watch` has measured the machine. Raises RuntimeError if every prompt failed."""
-    parts, results = session.parts, record.results
+    parts, results, rules = session.parts, record.results, session.parts.decoding.rules
     if not results:
         raise RuntimeError(f"every prompt failed, the first with {record.failures[0].error}")
     counts = count(record)
@@ -71,7 +72,7 @@ def summarise(
     peers = {name: _peer_times(results, name) for name in parts.peers}
     gammas, picked, regret = gamma_sweep(results, cost, measured, parts.policy.constant, no_replay)
     known = _Known(alpha.mean, cost.c, gamma) if alpha.mean is not None and cost.c is not None else None
-    chain = known is not None and not parts.drafter.trees  # Theorem 3.11 counts a chain's operations
+    chain = known is not None and not parts.drafter.trees and not rules  # Theorem 3.11 counts a chain's operations
     metrics, notes = of_metrics(parts, results)
     return RunResult(
         name=parts.name,
@@ -107,7 +108,7 @@ def summarise(
         gamma_pick=picked,
         no_replay=no_replay,
         regret=regret,
-        lossless=judge(record, parts.verifier.lossless, parts.target.sampling.greedy),
+        lossless=judge_beams(record) if rules else judge(record, parts.verifier.lossless, parts.target.sampling.greedy),
         throughput=throughput(record, counts, peers) | {n: float(x) for n, x in user_rates(own.point).items()},
         throughput_ci95=sums.intervals(rates) | own.intervals(user_rates),
         throughput_by_rows=by_rows(own),
@@ -123,6 +124,7 @@ def summarise(
         by_category=by_category(record.sums),
         acceptance=acceptance_of(own, parts.verifier.accepts_with_beta),
         metrics=metrics,
+        beam=beam_numbers(results, rules, parts.policy.largest, c_hat) if rules else None,
         notes=[*parts.notes, *parts.target.executor.notes(), *in_sample(picked), *notes],
     )
 

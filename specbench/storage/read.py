@@ -74,6 +74,16 @@ class _TopOne:
 
 
 @dataclass
+class _BeamSearches:
+    """What reports read of `lossless.detail` after beam searches were compared."""
+
+    equal: int
+    requests: int
+    scored_again: int
+    wrong_scores: int
+
+
+@dataclass
 class _Prompt:
     """What replay reads of a line of prompts.jsonl that was decoded."""
 
@@ -198,6 +208,8 @@ def read_result(folder: Path) -> dict[str, Any]:
     found["counts"] = dataclasses.asdict(Counts()) | found["counts"]
     if found["lossless"]["method"] == "token_equality":
         _checked(found["lossless"]["detail"], _Equality, str(path), "lossless.detail")
+    if found["lossless"]["method"] == "beams":
+        _checked(found["lossless"]["detail"], _BeamSearches, str(path), "lossless.detail")
     if "wrong" in found["lossless"]["detail"]:
         _checked(found["lossless"]["detail"], _TopOne, str(path), "lossless.detail")
     if reason := _impossible(found):

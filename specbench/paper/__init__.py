@@ -1,0 +1,1 @@
+"""The tables and figures of Leviathan, Kalman, Matias 2023: printed, by the formulas, and ours."""

@@ -1,0 +1,144 @@
+"""Our rows beside those of the paper: which finished runs belong to a table or figure, and their numbers in words."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from specbench import theory
+from specbench.report.tables import at
+from specbench.storage.read import StoredRun
+
+Result = Mapping[str, Any]
+Cells = Mapping[str, Callable[[Result], str]]  # by heading
+
+
+def _number(path: str, form: str = ".2f", unit: str = "") -> Callable[[Result], str]:
+    """A number of results.json."""
+    return lambda result: "-" if (value := at(result, path)) is None else f"{value:{form}}{unit}"
+
+
+def _error(path: str) -> Callable[[Result], str]:
+    """An estimate and its standard error."""
+
+    def tell(result: Result) -> str:
+        found = at(result, path)
+        if found is None or found["mean"] is None:
+            return "-"
+        return f"{found['mean']:.3f}" + ("" if found["stderr"] is None else f" ± {found['stderr']:.3f}")
+
+    return tell
+
+
+def _speed(result: Result) -> str:
+    """The measured speedup and its 95 % interval."""
+    speedup = result["speedup"]
+    ends = "" if speedup["ci95"] is None else " ({:.2f}-{:.2f})".format(*speedup["ci95"])
+    return f"{speedup['measured']:.2f}x{ends}"
+
+
+def _choice(group: str) -> Callable[[Result], str]:
+    return lambda result: str(result["choices"][group])
+
+
+def _setting(name: str) -> Callable[[Result], str]:
+    return lambda result: f"{result['config'][name]:g}"
+
+
+def counted_operations(result: Result) -> float:
+    """Operations that the run took over those of plain decoding, c_hat from Theorem 3.11 at the run's alpha and gamma:
+    tokens that the target read, and guesses, for each new token."""
+    counts = result["counts"]
+    return float((counts["verified"] + c_hat(result) * counts["drafted"]) / counts["tokens"])
+
+
+def c_hat(result: Result) -> float:
+    """Operations of a drafter step over those of a target step: Theorem 3.11 solved for it."""
+    factor, alpha, gamma = result["operations_factor"], result["alpha"]["mean"], result["gamma"]
+    if factor is None or not gamma:
+        return 0.0
+    return float((factor * theory.expected_tokens(alpha, gamma) - gamma - 1) / gamma)
+
+
+def _equation_1(result: Result) -> str:
+    alpha, gamma = result["alpha"]["mean"], result["gamma"]
+    return "-" if alpha is None or gamma is None else f"{theory.expected_tokens(alpha, gamma):.2f}"
+
+
+def _at_no_cost(result: Result) -> str:
+    alpha, gamma = result["alpha"]["mean"], result["gamma"]
+    return "-" if alpha is None or gamma is None else f"{theory.operations_factor(alpha, gamma, 0):.2f}x"
+
+
+def _replay(result: Result) -> str:
+    sweep = result["gamma_sweep"]
+    return str(max(sweep, key=lambda entry: entry["speedup"])["gamma"]) if sweep else "-"
+
+
+KEYS: Cells = {"drafter": _choice("drafter"), "T": _setting("temperature"), "gamma": _setting("gamma")}
+ALPHA: Cells = {"alpha": _error("alpha")}
+SPEED: Cells = {"c": _number("cost/c", ".3f"), "Theorem 3.8": _number("speedup/theorem_3_8", unit="x"),
+                "corrected": _number("speedup/corrected", unit="x"), "measured": _speed,
+                "lossless": lambda result: str(result["lossless"]["verdict"])}  # fmt: skip
+TOKENS: Cells = {"tokens a call, equation 1": _equation_1, "tokens a call, measured": _error("block_efficiency")}
+OPERATIONS: Cells = {
+    "operations, Theorem 3.11": _number("operations_factor", unit="x"),
+    "operations, counted": lambda result: f"{counted_operations(result):.2f}x",
+}
+
+
+def exact(result: Result) -> bool:
+    """Whether a run samples from the target's own law with the rule of the paper."""
+    plain = result["config"]["lenience"] == 1 and result["choices"].get("decoding", "sampling") == "sampling"
+    return bool(plain and result["choices"]["verifier"] == "speculative")
+
+
+def lenient(result: Result) -> bool:
+    """Whether Table 5 is about such a run."""
+    return bool(result["choices"].get("decoding", "sampling") == "sampling")
+
+
+def either_rule(result: Result) -> bool:
+    """Whether A.2 compares such a run."""
+    return lenient(result) and result["choices"]["verifier"] in ("speculative", "rejection")
+
+
+@dataclass(frozen=True)
+class Ours:
+    """What is shown of our runs beside a table or a figure."""
+
+    cells: Cells
+    takes: Callable[[Result], bool] = exact
+
+
+OURS: dict[str, Ours] = {
+    "table1": Ours({**KEYS, **ALPHA, "operations, c_hat = 0": _at_no_cost, **OPERATIONS, **TOKENS}),
+    "table2": Ours({**KEYS, **ALPHA, **SPEED}),
+    "table3": Ours({**KEYS, "alpha (Cor. 3.6)": _error("alpha_on_target_text"),
+                    "tokens": _number("alpha_on_target_text/n", ".0f"), "alpha (tested)": _error("alpha")}),
+    "table4": Ours({**KEYS, **ALPHA, **SPEED}),
+    "table5": Ours({**KEYS, "l": _setting("lenience"), **ALPHA, **SPEED, "drift (TV)": _number("drift/tv", ".3f")},
+                   lenient),
+    "figure1": Ours({**KEYS, **ALPHA, **TOKENS}),
+    "figure2": Ours({**KEYS, **ALPHA, **TOKENS}),
+    "figure3": Ours({**KEYS, **ALPHA, "c": _number("cost/c", ".3f"), "gamma*": _number("optimal_gamma", ".0f"),
+                     "best by replay": _replay}),
+    "figure4": Ours({**KEYS, **ALPHA, **OPERATIONS, "measured": _speed}),
+    "figure5": Ours({**KEYS, **ALPHA, **TOKENS, **SPEED}),
+    "appendix_a2": Ours({"verifier": _choice("verifier"), **KEYS, "probability to accept (mean)": _error("alpha"),
+                         "accepted / tested": _error("alpha_counted"), **TOKENS, "measured": _speed},
+                        either_rule),
+    "appendix_a4": Ours(
+        {"drafter": _choice("drafter"), "w": _number("beam/beams", "d"), "u": _number("beam/drafter_beams", "d"),
+         "gamma": _setting("gamma"), "levels accepted": _error("alpha_counted"),
+         "levels a call": _error("block_efficiency"), "runs a call": _number("beam/target_runs_a_call", ".1f"),
+         "w + u gamma": _number("beam/most_target_runs_a_call", "d"),
+         "operations": _number("beam/operations_factor", unit="x"), **SPEED,
+         "equal": lambda result: f"{at(result, 'beam/equal')} of {at(result, 'beam/requests')}"},
+        lambda result: result.get("beam") is not None),
+}  # fmt: skip
+
+
+def our_rows(name: str, runs: Sequence[StoredRun]) -> list[dict[str, str]]:
+    """The rows of the runs that belong to a table or figure."""
+    ours = OURS[name]
+    return [{head: cell(run.result) for head, cell in ours.cells.items()} for run in runs if ours.takes(run.result)]

@@ -1,0 +1,97 @@
+"""Decodes requests by beam search, one after the other, plainly or speculatively, and times them."""
+
+from collections.abc import Sequence
+
+from specbench.decoded import Decoded, DecodedRequest, FoundBeams, Round
+from specbench.decoding.clock import READING, Lap, Stopwatch
+from specbench.decoding.gamma_policy import GammaPolicy
+from specbench.decoding.state import Job
+from specbench.models.language_model import LanguageModel
+from specbench.run.parts import Parts
+from specbench.search.beam_search import BeamRound, plain_round, speculative_round
+from specbench.search.beams import BeamRules, Search
+from specbench.search.tree_reader import TreeReader
+
+
+def decode_beams(
+    parts: Parts, rules: BeamRules, jobs: Sequence[Job], columns: int, policy: GammaPolicy | None
+) -> Decoded:
+    """Decodes `jobs` through one row of `columns` columns, speculatively with the gamma of a policy, or plainly."""
+    clock = Stopwatch(parts.target.device)
+    found = [_search(parts, rules, job, columns, policy, clock) for job in jobs]
+    laps = [lap for lap in clock.rounds() if Lap.VERIFY in lap]
+    requests: list[DecodedRequest] = []
+    for row, (rounds, beams) in enumerate(found):
+        begin = sum(len(earlier) for earlier, _ in found[:row])
+        tokens, position, own = list(beams.hypotheses[0].tokens), 0, []
+        for number, made in enumerate(rounds, begin):
+            own.append(recorded(made, row, number, position, len(tokens)))
+            own[-1].seconds = laps[number]
+            position += made.levels
+        requests.append(DecodedRequest(tokens, own, beams=beams))
+    models = [parts.target, *parts.drafter.models] if policy else [parts.target]
+    return Decoded(
+        requests=requests,
+        calls=len(laps),
+        laps={lap: sum(each.get(lap, 0.0) for each in laps) for lap in Lap},
+        prefill_seconds=sum(lap.get(name, 0.0) for lap in laps for name in READING),
+        drafter_prefill_seconds=sum(lap.get(Lap.DRAFTER_PREFILL, 0.0) for lap in laps),
+        kv_bytes=sum(model.cache_bytes() for model in models),
+    )
+
+
+def _search(
+    parts: Parts, rules: BeamRules, job: Job, columns: int, policy: GammaPolicy | None, clock: Stopwatch
+) -> tuple[list[BeamRound], FoundBeams]:
+    """The rounds of one request, and what they found."""
+    prompt, model = list(job.tokens), parts.target
+    search = Search(rules, prompt[-1], frozenset(model.stop_tokens), job.limit - len(prompt), model.device)
+    clock.start()
+    target = _opened(model, prompt, columns)
+    clock.lap(Lap.PREFILL)
+    drafter, room = None, 0
+    rounds: list[BeamRound] = []
+    if policy is not None and isinstance(own := parts.drafter.models[0], LanguageModel):
+        drafter, room = _opened(own, prompt, columns), own.context - len(prompt) - 1
+        clock.lap(Lap.DRAFTER_PREFILL)
+    while not search.over:
+        if rounds:
+            clock.start()
+        most = 0 if policy is None else policy.largest
+        gamma = max(0, min(most, search.limit - search.levels - 1, room - search.levels))
+        clock.lap(Lap.HOST)
+        if drafter is None:
+            rounds.append(plain_round(search, target, clock))
+        else:
+            rounds.append(speculative_round(search, target, drafter, gamma, clock))
+    read = 0 if drafter is None else drafter.tokens
+    return rounds, FoundBeams(tuple(search.finished), search.levels, len(rounds), target.tokens, read)
+
+
+def _opened(model: LanguageModel, prompt: Sequence[int], columns: int) -> TreeReader:
+    reader = TreeReader(model)
+    reader.open(prompt, columns)
+    return reader
+
+
+def recorded(made: BeamRound, row: int, call: int, position: int, end: int) -> Round:
+    """A round that began with `position` levels, of a text of `end` tokens: levels behind its end are not counted, as
+    tokens behind a stop are not."""
+    tokens = max(0, min(made.levels, end - position))
+    accepted = min(made.accepted, tokens)
+    rejected = made.rejected and tokens == made.levels
+    return Round(
+        row=row,
+        position=position,
+        gamma=made.gamma,
+        accepted=accepted,
+        tested=accepted + rejected,
+        tokens=tokens,
+        recovered=int(rejected),
+        bonus=int(tokens == made.levels > made.accepted == made.gamma),
+        accepted_before_stop=made.accepted,
+        beta=[1.0] * accepted + [0.0] * rejected,
+        steps=made.gamma,
+        width=made.width,
+        call=call,
+    )

@@ -1,0 +1,1 @@
+"""What is searched for: one sampled text per request, or several beams."""

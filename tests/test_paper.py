@@ -1,0 +1,114 @@
+"""The paper's printed numbers beside its formulas and our runs."""
+
+import re
+from pathlib import Path
+
+import pytest
+from conftest import parts_of
+
+from specbench import theory
+from specbench.paper.callback import BesideThePaper
+from specbench.paper.ours import OURS, counted_operations, our_rows
+from specbench.paper.page import page, write
+from specbench.paper.published import CLAIMS, TABLE_3, TABLE_4, TABLE_5, Claim, inputs
+from specbench.report.paper import TABLE_1
+from specbench.run.run import run
+from specbench.storage.read import StoredRun, load_run
+from specbench.storage.write import write_result
+
+EXPERIMENTS = Path(__file__).parents[1] / "conf" / "experiment"
+
+
+def differing(name):
+    return {(claim.printed, claim.judgement()) for claim in CLAIMS[name]() if claim.judgement() != "agrees"}
+
+
+def test_what_the_paper_prints_and_its_formulas_do_not_give():
+    """Worked out by hand: (1 - .56^4) / (.44 * 1.33) = 1.541 and so on."""
+    assert differing("table1") == set()
+    assert differing("table4") == {("2.4", "rounding"), ("2.0", "rounding"), ("1.6", "rounding")}
+    found = {c.printed: c.expected() for c in CLAIMS["table4"]() if c.judgement() == "rounding"}
+    assert found["1.6"] == pytest.approx((1 - 0.56**4) / (0.44 * 1.33)) and round(found["1.6"], 2) == 1.54
+    wrong = {(p, j) for p, j in differing("table5") if j != "-"}
+    assert wrong == {("2.5", "differs"), ("3.1", "differs"), ("3.6", "differs")}
+    assert differing("figure2") == {("2.05", "differs"), ("3.28", "differs")}
+    assert [round(c.expected(), 2) for c in CLAIMS["figure2"]()] == [0.94, 1.77, 3.1]
+
+
+def test_the_best_gamma_of_table_5_is_found():
+    speeds = [c for c in CLAIMS["table5"]() if c.where["T"] == "1" and c.formula is not None]
+    alphas = (0.62, 0.71, 0.76, 0.84)
+    by_hand = [max((1 - a ** (g + 1)) / ((1 - a) * (0.015 * g + 1)) for g in range(60)) for a in alphas]
+    assert [c.expected() for c in speeds] == pytest.approx(by_hand)
+    assert [round(s, 2) for s in by_hand] == [2.33, 2.94, 3.45, 4.79]
+
+
+def test_tables_that_share_numbers_have_the_same():
+    at = {(target, name): dict(zip("01", map(float, alphas), strict=True))
+          for target, rows in TABLE_3.items() for name, *alphas in rows}  # fmt: skip
+    for task, name, t, _, alpha, *_ in TABLE_4:
+        assert at[f"T5-XXL ({task})", name][t] == float(alpha)
+    for name, alphas in TABLE_5.items():
+        assert at["T5-XXL (EnDe)", name]["1"] == float(alphas[0])
+    chosen = [(claim.inputs["alpha"].value, claim.inputs["gamma"].value) for claim in CLAIMS["table1"]()[::2]]
+    assert chosen == [*TABLE_1]
+
+
+@pytest.mark.parametrize("alpha, judged", [("0.62", "differs"), ("0.66", "agrees"), ("0.655", "rounding")])
+def test_a_claim_is_judged_by_the_rounding_of_its_inputs(alpha, judged):
+    """At gamma 4: 2.37, 2.57, and between 2.546 and 2.549 for alphas that round to .655."""
+    value = {"0.62": "2.6", "0.66": "2.57", "0.655": "2.547"}[alpha]
+    claim = Claim({}, "tokens", value, theory.expected_tokens, inputs(alpha=alpha, gamma="4"))
+    assert claim.judgement() == judged
+
+
+def test_every_table_and_figure_is_an_experiment_and_a_page():
+    assert set(OURS) == set(CLAIMS)
+    for name in CLAIMS:
+        assert f"name: {name}\n" in (EXPERIMENTS / f"{name}.yaml").read_text()
+        assert page(name, []).startswith(f"# {name}\n")
+    named = re.search(r"names: \[(.*)\]", (EXPERIMENTS / "paper.yaml").read_text())[1].split(", ")
+    assert set(OURS) - set(named) == {"appendix_a2", "appendix_a4"}
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory) -> list[StoredRun]:
+    """A sampled run and a beam search, with their files."""
+    runs = []
+    for words in (("gamma=3",), ("decoding=beam", "beams=2", "gamma=1")):
+        folder, parts = tmp_path_factory.mktemp("run"), parts_of("data.limit=1", *words)
+        result, record = run(parts, folder)
+        write_result(result, record, "0", folder, parts.target.tokenizer)
+        runs.append(load_run(folder))
+        runs[-1].result["c_hat"] = parts.drafter.operations_per_token / parts.target.operations_per_token
+    return runs
+
+
+def test_our_runs_stand_beside_the_tables_they_belong_to(finished, tmp_path, capsys):
+    sampled, beams = (run.result for run in finished)
+    for name in OURS:
+        text = write(name, finished, tmp_path)
+        assert (tmp_path / f"{name}.png").stat().st_size > 1000 and (tmp_path / f"{name}.md").read_text() == text
+        [row] = our_rows(name, finished)
+        assert not any("None" in cell or "nan" in cell for cell in row.values())
+    [row] = our_rows("appendix_a4", finished)
+    assert (row["w"], row["u"], row["w + u gamma"], row["equal"]) == ("2", "4", "6", "1 of 1")
+    counts = sampled["counts"]
+    target_runs = counts["verified"] + sampled["c_hat"] * counts["drafted"]
+    assert counted_operations(sampled) == pytest.approx(target_runs / counts["tokens"])
+    lines = (tmp_path / "figure1.md").read_text().splitlines()
+    shown = (f"({r['accepted_text']})[{r['own_text']}]".replace("\n", "\\n") for r in finished[0].rounds[:12])
+    assert all(any(line.startswith(part) for line in lines) for part in shown)
+    assert beams["operations_factor"] is None
+
+
+def test_a_sweep_that_failed_is_one_line(tmp_path, capsys):
+    BesideThePaper(["table1"]).on_multirun_end(_Config(tmp_path / "nothing"))
+    assert "table1 cannot be shown" in capsys.readouterr().out
+
+
+class _Config:
+    """The part of Hydra's configuration that the callback reads."""
+
+    def __init__(self, folder):
+        self.hydra = type("hydra", (), {"sweep": type("sweep", (), {"dir": str(folder)})})
