@@ -49,6 +49,7 @@ class Executor(Component):
     fixed_shapes = False  # whether drafts are padded to one width, so that few shapes occur
     captures_graphs = False  # whether calls keep memory of their own, for the estimate before a run
     changes_modules = False  # whether `load` may change the module in place
+    runs_encoders = True  # whether it can run encoder-decoders
     on_launch: Callable[[], None] | None = None  # the clock's, while a decoder is timed
 
     @classmethod

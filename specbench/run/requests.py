@@ -1,7 +1,7 @@
 """Forms the groups of requests that are decoded together, turn by turn."""
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -24,6 +24,7 @@ class Wanted:
     columns: int
     arrivals: list[float] | None = None  # second of each, if they arrive over time
     rate: float | None = None  # requests per second, if the workload has rates
+    longest_input: Sequence[int] | None = None  # of an encoder, among the requests of its turn
 
     def probes(self, rows: int) -> int:
         """How many probes of costs the group is worth."""
@@ -65,21 +66,25 @@ class Requests:
             if turn == 0 and not waiting:
                 raise ConfigError(
                     f"no prompt fits: the shortest has {min(self.too_long)} tokens, "
-                    f"and the context of {parts.target.name} must hold at least one more, {parts.target.context}"
+                    f"and {parts.target.name} reads at most {parts.longest_prompt}"
                 )
             if len(self.too_long) > told:
                 log.warning(
-                    "%d requests of turn %d and later do not fit the context of %d tokens and are left out "
+                    "%d requests of turn %d and later have more than the %d tokens that can be read and are left out "
                     "(counts.too_long): the longest has %d tokens",
-                    *(len(self.too_long) - told, turn + 1, parts.target.context, max(self.too_long)),
+                    *(len(self.too_long) - told, turn + 1, parts.longest_prompt, max(self.too_long)),
                 )
                 told = len(self.too_long)
-            longest = max((tokens for _, tokens in waiting), default=0)
-            columns = min(longest + parts.max_new_tokens, parts.target.context) + self.spare
+            longest, start = max((tokens for _, tokens in waiting), default=0), parts.target.start_tokens
+            columns = longest if start is None else len(start)
+            columns = min(columns + parts.max_new_tokens, parts.target.context) + self.spare
+            read = [] if start is None else [prompt for prompt, tokens in waiting if tokens == longest]
+            longest_input = self._request(read[0]).encoder_tokens if read else None
             for begin, end in pairwise(self._cuts(len(waiting))):
                 asked = [self._request(prompt) for prompt, _ in waiting[begin:end]]
                 workload = parts.workload
-                yield Wanted(asked, columns, workload.arrivals(len(asked), number), workload.rate(number))
+                arrivals, rate = workload.arrivals(len(asked), number), workload.rate(number)
+                yield Wanted(asked, columns, arrivals, rate, longest_input)
                 number += 1
 
     def _cuts(self, requests: int) -> list[int]:
@@ -98,18 +103,20 @@ class Requests:
             if len(prompt.turns) <= turn or len(self.answers[prompt.id]) != turn:
                 continue
             request = self._request(prompt)
-            if not request.tokens:
+            tokens = request.prompt_tokens
+            if not tokens:
                 raise ConfigError(f"prompt {request.id} is empty, and the tokenizer of {target.name} has no BOS token")
-            if len(request.tokens) < target.context:
-                waiting.append((prompt, len(request.tokens)))
+            if tokens <= self.parts.longest_prompt:
+                waiting.append((prompt, tokens))
             else:  # the turns after it cannot be asked either
-                self.too_long += [len(request.tokens)] * (len(prompt.turns) - turn)
+                self.too_long += [tokens] * (len(prompt.turns) - turn)
         return waiting
 
     def _request(self, prompt: Prompt) -> Request:
         """The next turn of a prompt."""
         target = self.parts.target
-        return render(prompt, self.answers[prompt.id], target.tokenizer, target.chat_template)
+        answers, start = self.answers[prompt.id], target.start_tokens
+        return render(prompt, answers, target.tokenizer, target.chat_template, start)
 
 
 def group_size(requests: int, rows: int) -> int:
