@@ -187,8 +187,8 @@ def refuse_encoders(checked: Checked, models: Sequence[Footprint]) -> None:
     if not target.crossing:
         if any(model.crossing for model in models):
             raise ConfigError(
-                f"drafter={drafter.name} is an encoder-decoder, but target.path={path} is not, so its encoder would have "
-                "no input: give a drafter without an encoder"
+                f"drafter={drafter.name} is an encoder-decoder, but target.path={path} is not, so its encoder would "
+                "have no input: give a drafter without an encoder"
             )
         return
     for key, possible, others in (

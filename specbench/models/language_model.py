@@ -91,7 +91,8 @@ class LanguageModel(Target):
 
     def cache_tensors(self) -> list[Tensor]:
         """See `HasCache.cache_tensors`; shapes of `SlotCache.tensors` and `EncoderInputs.tensors`."""
-        return self.cache.tensors() + ([] if self.encoder is None else self.encoder.inputs.tensors())
+        own = self.cache.tensors()
+        return own if self.encoder is None or not own else own + self.encoder.inputs.tensors()
 
     @contextmanager
     def on_cache(self, tensors: Sequence[Tensor]) -> Iterator[None]:
