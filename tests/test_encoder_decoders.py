@@ -264,3 +264,15 @@ def test_what_is_not_possible_is_said_before_a_model_loads(choice, told, pair, m
 def test_an_encoder_decoder_needs_a_target_with_an_input(pair):
     with pytest.raises(ConfigError, match="its encoder would have no input"):
         parts_of("drafter=model", f"drafter.path={pair[0]}", "target=stdlib")
+
+
+@pytest.mark.parametrize("drafter", ["t5_small", "t5_base", "t5_large", "t5_xl"])
+def test_the_recipes_run_without_weights(drafter, tmp_path):
+    few = [f"{role}.shape.{name}={value}" for role in ("target", "drafter")
+           for name, value in (("num_layers", 1), ("num_decoder_layers", 1), ("d_model", 16), ("d_ff", 16),
+                               ("num_heads", 2), ("vocab_size", 4160))]  # fmt: skip
+    random = ("target.weights=random", "drafter.weights=random")
+    parts = parts_of(f"drafter={drafter}", *random, *few, "max_new_tokens=4", "executor=eager", "data.limit=1")
+    assert parts.target.name == "google/flan-t5-xxl" and parts.drafter.model.name.endswith(drafter[3:])
+    result, _ = run(parts, tmp_path)
+    assert result.lossless.passed is not False and result.counts.tokens
