@@ -1,8 +1,10 @@
 """Encoder-decoders with random weights: generate()'s tokens, every cache, batch, tree and executor, and the law."""
 
+import math
 import shutil
 from contextlib import nullcontext
 from functools import cache, partial
+from pathlib import Path
 
 import conftest
 import pytest
@@ -276,3 +278,17 @@ def test_the_recipes_run_without_weights(drafter, tmp_path):
     assert parts.target.name == "google/flan-t5-xxl" and parts.drafter.model.name.endswith(drafter[3:])
     result, _ = run(parts, tmp_path)
     assert result.lossless.passed is not False and result.counts.tokens
+
+
+def test_bleu_has_known_values(monkeypatch):
+    monkeypatch.syspath_prepend(Path(__file__).parents[1] / "experiments" / "train_ende")
+    from bleu import bleu, counts
+
+    reference = "the cat is on the mat"
+    assert counts(["the the the the the the the"], [reference], 1) == (2, 7)  # Papineni et al., section 2.1
+    assert bleu([reference], [reference]) == 100 and bleu(["a b c d"], [reference]) == 0
+    # Precisions 5/5, 4/4, 3/3, 2/2 and one word too few: exp(1 - 6 / 5).
+    assert bleu(["the cat is on the"], [reference]) == pytest.approx(100 * math.exp(-0.2))
+    # 5/6, 3/5, 2/4, 1/3 without a penalty.
+    found = bleu(["the cat is on a mat"], [reference])
+    assert found == pytest.approx(100 * (5 / 6 * 3 / 5 * 2 / 4 * 1 / 3) ** 0.25)
