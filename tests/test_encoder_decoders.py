@@ -31,7 +31,7 @@ from specbench.paths import SHIPPED
 from specbench.run.run import run
 from specbench.settings import ConfigError
 
-V, NEW = 61, 10
+V, NEW, HOT = 61, 10, 6.0
 LIKE_BART = dict(d_model=16, encoder_layers=2, decoder_layers=2, encoder_attention_heads=2, decoder_attention_heads=2,
                  encoder_ffn_dim=24, decoder_ffn_dim=24, max_position_embeddings=64, init_std=0.5, pad_token_id=0,
                  eos_token_id=1, decoder_start_token_id=2, forced_eos_token_id=None)  # fmt: skip
@@ -65,13 +65,13 @@ def model(kind: str, sampling: Sampling, cache_name: str = "static", seed: int =
 
 
 def decode(kind, sampling, drafts=None, cache_name="static", rows=3, seed=1, judge=None, executor="eager", text=None,
-           which=INPUTS):  # fmt: skip
+           which=INPUTS, new=None):  # fmt: skip
     """New tokens after the inputs, decoded through `rows` rows; without `drafts` one token a call."""
     target, own = (model(kind, sampling, cache_name, s, executor) for s in (0, seed))
     drafter = drafts and make_drafter(drafts, target, text, own)
     trees = drafts in conftest.TREES
     spare, start = spare_of(drafts, 3) if drafts else 1, target.start_tokens
-    jobs = [Job(start, len(start) + NEW - i, 7 + i, read) for i, read in enumerate(which)]
+    jobs = [Job(start, len(start) + (new or NEW - i), 7 + i, read) for i, read in enumerate(which)]
     state = State.idle(rows, len(start) + NEW + spare, target.stop_tokens, target.device)
     verifier = conftest.verifier_of(VERIFIERS[judge or ("iterative" if trees else "speculative")], sampling)
     queue = Queue(jobs, [target, *(drafter.models if drafter else ())], 4, spare)
@@ -292,3 +292,37 @@ def test_bleu_has_known_values(monkeypatch):
     # 5/6, 3/5, 2/4, 1/3 without a penalty.
     found = bleu(["the cat is on a mat"], [reference])
     assert found == pytest.approx(100 * (5 / 6 * 3 / 5 * 2 / 4 * 1 / 3) ** 0.25)
+
+
+def chi_squared(texts: list[list[int]]) -> list[tuple[float, int]]:
+    """For each of two inputs in turn: chi-squared of the first tokens of the texts that followed it, against their law
+    by the stock module, and the degrees of freedom; then the same of second tokens given the first."""
+    target, found = model("t5", Sampling(temperature=HOT)), []
+    laws: dict = {}
+    for place, which in ((0, 0), (0, 1), (1, 0), (1, 1)):
+        expected, counts = torch.zeros(V, dtype=torch.double), torch.zeros(V, dtype=torch.double)
+        for text in texts[which::2]:
+            if len(text) > place:
+                key = (which, *text[:place])
+                if key not in laws:
+                    so_far = torch.tensor([[0, *text[:place], 0]])
+                    laws[key] = stock_logits(target, so_far, place + 1, INPUTS[which])[0].double().div(HOT).softmax(-1)
+                expected += laws[key]
+                counts[text[place]] += 1
+        often = expected >= 5
+        rest = torch.stack([expected[~often].sum(), counts[~often].sum()])
+        chi = ((counts - expected)[often] ** 2 / expected[often]).sum()
+        chi += (rest[1] - rest[0]) ** 2 / rest[0].clamp(min=1)
+        found.append((float(chi), int(often.sum())))
+    return found
+
+
+def many_texts(inputs) -> list[list[int]]:
+    return decode("t5", Sampling(temperature=HOT), "model", rows=50, which=inputs * 300, new=2)
+
+
+def test_texts_have_the_law_of_the_stock_module():
+    for chi, freedom in chi_squared(many_texts(INPUTS[:2])):
+        assert freedom > 2 and chi < freedom + 8 * (2 * freedom) ** 0.5
+    exchanged = chi_squared(many_texts(INPUTS[1::-1]))[:2]  # every row has read the other's input
+    assert any(chi > freedom + 8 * (2 * freedom) ** 0.5 for chi, freedom in exchanged)
