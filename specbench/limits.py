@@ -11,3 +11,4 @@ LENIENCE: dict[str, Any] = {"ge": 1e-6, "le": 1}  # p / l
 MOST_BEAMS = 64  # w of a beam search
 LARGEST_GAMMA = 1000  # guesses of a draft, one after another
 LARGEST_SEED = 2**32 - 1  # of numpy; torch takes larger ones
+UNLIMITED_CONTEXT = 2**31 - 1  # tokens: of a model whose positions have no end, such as T5

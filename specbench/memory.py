@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import transformers
 
+from specbench.limits import UNLIMITED_CONTEXT
 from specbench.settings import ConfigError
 
 LOGIT_COPIES = 4  # float32 or wider: logits, probabilities, their differences, the exponential race
@@ -27,14 +28,15 @@ class Footprint:
     context: int  # tokens
     vocab_size: int
     widest: int  # values per token of its widest layer
+    crossing: int = 0  # bytes of keys and values of one position of an encoder's input, if there is an encoder
+    heads: int = 1  # of the encoder
 
     @staticmethod
     def of(config: transformers.PretrainedConfig, dtype: torch.dtype, trust_remote_code: bool = False) -> "Footprint":
         """From the shape alone: the modules are built without memory. Errors are those of transformers."""
-        with torch.device("meta"):
-            module: Any = transformers.AutoModelForCausalLM.from_config(
-                config, dtype=dtype, trust_remote_code=trust_remote_code
-            )
+        module = without_memory(config, dtype, trust_remote_code)
+        if config.is_encoder_decoder:
+            return Footprint._of_encoder_decoder(config, module, dtype)
         text = config.get_text_config()
         heads = text.num_attention_heads
         kv_heads = getattr(text, "num_key_value_heads", None) or heads
@@ -49,6 +51,31 @@ class Footprint:
             vocab_size=text.vocab_size,
             widest=2 * (getattr(text, "intermediate_size", None) or 4 * text.hidden_size) + 4 * text.hidden_size,
         )
+
+    @staticmethod
+    def _of_encoder_decoder(config: Any, module: Any, dtype: torch.dtype) -> "Footprint":
+        layers = getattr(config, "num_decoder_layers", None) or config.decoder_layers
+        width = config.num_heads * config.d_kv if hasattr(config, "d_kv") else config.d_model
+        inner = max(getattr(config, name, 0) for name in ("d_ff", "encoder_ffn_dim", "decoder_ffn_dim"))
+        head, inputs = module.get_output_embeddings(), module.get_input_embeddings()
+        return Footprint(
+            tied=head.weight.nbytes if head.weight is inputs.weight else 0,
+            weights=sum(t.nbytes for t in (*module.parameters(), *module.buffers())),
+            column=2 * layers * width * dtype.itemsize,
+            layers=layers,
+            context=getattr(config, "max_position_embeddings", None) or UNLIMITED_CONTEXT,
+            vocab_size=config.vocab_size,
+            widest=2 * inner + 4 * config.d_model,
+            crossing=2 * layers * width * dtype.itemsize,
+            heads=config.num_attention_heads,
+        )
+
+
+def without_memory(config: transformers.PretrainedConfig, dtype: torch.dtype, trust_remote_code: bool) -> Any:
+    """The module of a configuration, without memory for its weights. Errors are those of transformers."""
+    kind = transformers.AutoModelForSeq2SeqLM if config.is_encoder_decoder else transformers.AutoModelForCausalLM
+    with torch.device("meta"):
+        return kind.from_config(config, dtype=dtype, trust_remote_code=trust_remote_code)
 
 
 @dataclass(frozen=True)
@@ -79,19 +106,22 @@ class Budget:
         graphs: bool,
         dtype: torch.dtype,
         device: torch.device,
+        inputs: int = 0,
     ) -> "Budget":
         """`copies` of all weights and `doubled` bytes of them once more, `laws` bytes of kept probabilities, `held`
-        cache columns in all rows together, and forwards of `tokens` tokens per row. Betas along texts are computed of
-        `read_again` tokens at a time. `graphs` says whether calls are captured."""
+        cache columns in all rows together, encoder's inputs of at most `inputs` tokens, and forwards of `tokens` tokens
+        per row. Betas along texts are computed of `read_again` tokens at a time. `graphs` says whether calls are
+        captured."""
         chunk = min(prefill_chunk, rows * columns)
         reading = max(chunk * (m.widest * dtype.itemsize + columns) for m in models)
+        encoding = max(inputs * (m.widest + m.heads * inputs) * dtype.itemsize for m in models)
         largest = max(m.vocab_size for m in models)
         scoring, again = LOGIT_COPIES * rows * tokens * largest * 4, LAW_COPIES * read_again * largest * 8
         stand_in = held * max(m.column // m.layers for m in models)
         return Budget(
             weights=copies * sum(m.weights for m in models) + doubled,
-            kv=held * sum(m.column for m in models),
-            activations=max(reading, scoring, again) + laws,
+            kv=held * sum(m.column for m in models) + rows * inputs * sum(m.crossing for m in models),
+            activations=max(reading, encoding, scoring, again) + laws,
             graphs=GRAPH_COPIES * scoring + stand_in if graphs else 0,
             free=free_bytes(device),
             rows=rows,

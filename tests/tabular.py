@@ -64,6 +64,7 @@ class TabularConfig:
     vocab_size: int
     max_position_embeddings: int
     _attn_implementation: str = "sdpa"
+    is_encoder_decoder: bool = False
 
     def get_text_config(self) -> "TabularConfig":
         return self

@@ -113,7 +113,7 @@ BROKEN = {
     "0 key heads": (config(num_key_value_heads=0), "num_key_value_heads=0"),
     "an unknown activation": (config(hidden_act="nope"), "could not be loaded"),
     "an unknown kind of rope": (config(rope_parameters={"rope_type": "nope", "rope_theta": 1e4}), "nope"),
-    "an encoder-decoder": (content("config.json", '{"model_type": "t5", "is_encoder_decoder": true}'), "encoder"),
+    "an encoder of sounds": (content("config.json", '{"model_type": "whisper"}'), "reads no text"),
     "no language model": (content("config.json", '{"model_type": "vit"}'), "vocab_size=None in its config"),
     "Mamba": (content("config.json", '{"model_type": "mamba"}'), "num_attention_heads=None"),
     "a package that is not here": (config(quantization_config={"quant_method": "hqq"}), "could not be loaded"),

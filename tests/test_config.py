@@ -47,7 +47,7 @@ def test_every_option_composes(option, prompts_file):
     extra = [NEEDS[option]] if option in NEEDS else []
     if option.startswith("data=") and option not in ("data=stdlib", "data=hub"):
         extra = [f"data.path={prompts_file}"]
-    if option == "data=parallel":
+    if option in ("data=parallel", "data=wmt_ende"):
         extra.append(f"data.reference={prompts_file}")
     config = composed(option, *extra)
     if option in REFUSED:

@@ -23,6 +23,7 @@ from specbench.report.pages_run import phases as in_words
 from specbench.run import member
 from specbench.run.run import run
 from specbench.run.session import Session
+from specbench.search.decoding import Decoding
 from specbench.verifiers.speculative import SpeculativeVerifier
 
 COLUMNS = 64
@@ -34,7 +35,7 @@ def session_of(tables, cache="static", sampling=None, rows=1, kind="model"):
     drafter = make_drafter(kind, target, "", tabular_model(tables.similar, sampling, cache, COLUMNS))
     return Session(SimpleNamespace(
         target=target, drafter=drafter, policy=FixedGamma(3), verifier=verifier_of(SpeculativeVerifier, sampling),
-        metrics={}, prefill_chunk=8, verdict_tokens=0, stop_strings=[], batch_size=rows, spare=4,
+        metrics={}, prefill_chunk=8, verdict_tokens=0, stop_strings=[], batch_size=rows, spare=4, decoding=Decoding(),
     ))  # fmt: skip
 
 

@@ -34,6 +34,7 @@ from specbench.workloads.workload import Workload
 
 log = logging.getLogger(__name__)
 LONGEST_WAIT = 24 * 3600  # seconds until the last request arrives
+MOST_START_TOKENS = 2  # of an encoder-decoder's text: the start token and a forced one
 MOST_WARM_UP_TOKENS = 500_000  # a row
 
 
@@ -132,12 +133,14 @@ def memory_budget(
         for role in ("target", "drafter")
         for model in chosen[role].settings.models()
     ]
+    refuse_encoders(checked, footprints)
     refuse_more_than_the_target_has(checked, context.gamma, footprints[0])
     settings = chosen["target"].settings
     tokenizer = load_tokenizer(settings, "target")
     chat = uses_template(settings, tokenizer, "target")
     longest = max(len(render(prompt, ["..."] * (len(prompt.turns) - 1), tokenizer, chat).tokens) for prompt in prompts)
-    columns = min(longest + root.max_new_tokens, footprints[0].context) + spare
+    inputs = longest if footprints[0].crossing else 0
+    columns = min((MOST_START_TOKENS if inputs else longest) + root.max_new_tokens, footprints[0].context) + spare
     nodes, decoding = chosen["drafter"].settings.nodes(context.gamma), chosen["decoding"]
     executor, cache = context.executor, chosen["cache"]
     in_all = cache.kind.columns_in_all(cache.settings, root.batch_size, executor.columns(columns))
@@ -161,6 +164,7 @@ def memory_budget(
         graphs=executor.captures_graphs,
         dtype=context.dtype,
         device=context.device,
+        inputs=inputs,
     )
     budget.check()
     return budget
@@ -186,6 +190,36 @@ def refuse_more_than_the_target_has(checked: Checked, largest: int, target: Foot
             )
     if largest >= target.context:
         raise ConfigError(f"gamma={largest} is not possible: the target's context is {target.context} tokens")
+
+
+def refuse_encoders(checked: Checked, models: Sequence[Footprint]) -> None:
+    """Raises ConfigError if one of the models, the target's first, has an encoder that another choice cannot use."""
+    chosen, target = checked.choices, models[0]
+    drafter, path = chosen["drafter"], chosen["target"].settings.path
+    if not target.crossing:
+        if any(model.crossing for model in models):
+            raise ConfigError(
+                f"drafter={drafter.name} is an encoder-decoder, but target.path={path} is not, so its encoder would "
+                "have no input: give a drafter without an encoder"
+            )
+        return
+    for key, possible, others in (
+        ("drafter", drafter.kind.drafts_with_encoders(drafter.settings), "model, tree, ngram or prompt_lookup"),
+        ("executor", chosen["executor"].kind.runs_encoders, "auto, eager, prepacked or compiled"),
+    ):
+        if not possible:
+            raise ConfigError(
+                f"{key}={chosen[key].name} is not possible with target.path={path}, an encoder-decoder: choose {key}="
+                f"{others}"
+            )
+    for key, value, refused, usable in (
+        ("attention", checked.root.attention, "triton", "sdpa"),
+        ("decoding", chosen["decoding"].name, "beam", "sampling"),
+    ):
+        if value == refused:
+            raise ConfigError(
+                f"{key}={value} is not possible with target.path={path}, an encoder-decoder: use {key}={usable}"
+            )
 
 
 def refuse_slow_arrivals(workload: Workload, requests: int) -> None:
@@ -229,6 +263,12 @@ def notes(target: Model, drafter: Drafter, verifier: Verifier) -> list[str]:
         for role, model in models
         if model.random_weights
     ]
+    for role, model in models:
+        if model.unlike_generate:
+            found.append(
+                f"the {role}'s generation_config asks for {', '.join(model.unlike_generate)}, which is not applied: p "
+                "is the model's own"
+            )
     if target.quantization is not None:
         found.append(f"the target has weights in {target.quantization}: its law is not that of {target.name} in full")
     return found + ([verifier.note] if verifier.note else [])
@@ -238,6 +278,12 @@ def refuse_unfit(target: Model, drafter: Drafter, largest: int) -> None:
     """Checks that need the loaded models. Raises ConfigError."""
     for model in drafter.models:
         refuse_different_tokenizers(target, model)
+        if model.start_tokens is not None and model.start_tokens != target.start_tokens:
+            raise ConfigError(
+                f"target.path={target.name} and drafter.path={model.name} begin a text with different tokens "
+                f"({target.start_tokens} and {model.start_tokens}, of decoder_start_token_id and forced_bos_token_id): "
+                "they must be the same"
+            )
     if drafter.longest is not None and largest > drafter.longest:
         raise ConfigError(
             f"gamma={largest} is not possible: this drafter was trained for at most {drafter.longest} guesses"

@@ -37,7 +37,17 @@ class Request:
     text: str
     tokens: Sequence[int]  # the prompt in the decoder's text
     category: str
-    encoder_tokens: list[int] | None = None  # the encoder's input, if the target has one
+    encoder_tokens: Sequence[int] | None = None  # the encoder's input, if the target has one
+
+    @property
+    def prompt_tokens(self) -> int:
+        """The number of tokens of the prompt, whichever side of a model reads it."""
+        return len(self.tokens if self.encoder_tokens is None else self.encoder_tokens)
+
+    @property
+    def columns(self) -> int:
+        """The number of positions of it whose keys and values a step reads."""
+        return len(self.tokens) + len(self.encoder_tokens or ())
 
 
 class Data(Component, ABC):
@@ -100,9 +110,12 @@ def say_fewer(found: int, limit: int) -> None:
     log.warning("data has %d prompts, fewer than data.limit=%d: all of them are used", found, limit)
 
 
-def render(prompt: Prompt, answers: Sequence[str], tokenizer: Any, chat: bool) -> Request:
-    """The turn that follows these answers, as text and tokens; with `chat`, through the chat template. Raises
-    ConfigError if the template or the tokenizer fails."""
+def render(
+    prompt: Prompt, answers: Sequence[str], tokenizer: Any, chat: bool, start: Sequence[int] | None = None
+) -> Request:
+    """The turn that follows these answers, as text and tokens; with `chat`, through the chat template. For an
+    encoder-decoder, whose text begins with the tokens `start`, it is the encoder's input. Raises ConfigError if the
+    template or the tokenizer fails."""
     turn = len(answers)
     if chat:
         messages: list[dict[str, str]] = []
@@ -118,6 +131,8 @@ def render(prompt: Prompt, answers: Sequence[str], tokenizer: Any, chat: bool) -
         tokens = tokenizer(text, add_special_tokens=not chat)["input_ids"]
     if not tokens and tokenizer.bos_token_id is not None:
         tokens = [tokenizer.bos_token_id]
+    if start is not None:
+        return Request(prompt.request_id(turn), prompt.id, text, list(start), prompt.category, tokens)
     return Request(prompt.request_id(turn), prompt.id, text, tokens, prompt.category)
 
 

@@ -55,6 +55,7 @@ class Drafter(Component, ABC):
     # Whether the guesses of a round are looked up in the text before it: a round that began elsewhere has others.
     fixed_in_round: ClassVar[bool] = False
     needs_hidden: ClassVar[bool] = False  # whether `settle` reads the target's hidden states
+    with_encoders: ClassVar[bool] = True  # whether it can draft for an encoder-decoder
     # Whether it works on the state's tensors alone: of what the host knows of the rows it reads only `reach`, `active`
     # and `serials`, and it waits for nothing. Then the host may launch a draft before it has read the last round.
     # A subclass does not inherit this.
@@ -72,6 +73,11 @@ class Drafter(Component, ABC):
         """Builds the drafter from its settings, the run's `Context` and the target, a `LanguageModel`. By default the
         settings are the constructor's arguments. Raises ConfigError."""
         return cls(**vars(settings))
+
+    @classmethod
+    def drafts_with_encoders(cls, settings: Any) -> bool:
+        """Whether it can draft for an encoder-decoder with these settings."""
+        return cls.with_encoders
 
     def begin(self, state: State, stop: DraftStop | None = None) -> None:
         """Prepares for a new batch of rows and forgets the last one. `stop` may end drafts early, if given."""

@@ -50,6 +50,7 @@ class Executor(Component):
     captures_graphs = False  # whether calls keep memory of their own, for the estimate before a run
     compiles = False  # whether programs that are missing are made
     changes_modules = False  # whether `load` may change the module in place
+    runs_encoders = True  # whether it can run encoder-decoders
     on_launch: Callable[[], None] | None = None  # the clock's, while a decoder is timed
 
     @classmethod

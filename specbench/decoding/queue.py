@@ -59,6 +59,7 @@ class Queue:
         longest_first = sorted(range(len(jobs)), key=lambda job: -jobs[job].limit)
         self.waiting = longest_first if arrivals is None else []  # jobs without a row, in order
         self.reading: list[int] = []  # rows whose prompt is being read, in order
+        self.encoded: set[int] = set()  # of them, those whose input the encoders have read
         self.began: float | None = None
 
     def __call__(self, state: State, clock: Clock) -> bool:
@@ -157,6 +158,8 @@ class Queue:
     def _read(self, state: State, clock: Clock) -> None:
         """Reads at most about `prefill_chunk` prompt tokens; for all rows together if they all begin."""
         if len(self.reading) == state.batch_size and not any(any(model.cached) for model in self.models):
+            for row in self.reading:
+                self._encode(state, row, clock)
             for model in self.models:
                 model.prefill(state, chunk=max(1, self.prefill_chunk // state.batch_size))
                 self._lap(model, clock)
@@ -165,6 +168,7 @@ class Queue:
         budget = self.prefill_chunk
         while self.reading and budget > 0:
             row = self.reading[0]
+            budget -= self._encode(state, row, clock)
             end = state.prompt_lengths[row] - 1
             begin = min(model.cached[row] for model in self.models)
             upto = min(end, begin + budget)
@@ -176,6 +180,17 @@ class Queue:
             if upto == end:
                 self._begin(state, [row])
 
+    def _encode(self, state: State, row: int, clock: Clock) -> int:
+        """Has the encoders read a row's input, once and as a whole. Returns the number of tokens read."""
+        job = self.jobs[state.owners[row]]
+        if job.encoder_tokens is None or row in self.encoded:
+            return 0
+        self.encoded.add(row)
+        for model in self.models:
+            if model.encode(row, job):
+                self._lap(model, clock)
+        return len(job.encoder_tokens)
+
     def _lap(self, model: Model, clock: Clock) -> None:
         """A model has read: the first one is the target."""
         clock.lap(Lap.PREFILL if model is self.models[0] else Lap.DRAFTER_PREFILL, more=True)
@@ -183,6 +198,7 @@ class Queue:
     def _begin(self, state: State, rows: list[int]) -> None:
         """Makes these rows active: their prompts have been read."""
         self.reading = [row for row in self.reading if row not in rows]
+        self.encoded -= set(rows)
         for row in rows:
             for model in self.models:
                 model.prompt_read(row, self.jobs[state.owners[row]])

@@ -49,6 +49,7 @@ class State:
     prompt_lengths: list[int]  # tokens
     active: list[bool]  # host copy of ~done
     owners: list[int]  # the number of the request that has the row; -1 if none
+    inputs: list[Sequence[int]]  # by row, the tokens of the encoder's input; empty without one
     stop_strings: StopStrings | None = None
     waiting: int = 0  # requests that have arrived and have no row yet
     drawn: int = 0  # the depth to which the round's draft was drawn, before it was padded
@@ -86,6 +87,7 @@ class State:
             prompt_lengths=[1] * rows,
             active=[False] * rows,
             owners=[-1] * rows,
+            inputs=[()] * rows,
             stop_strings=stop_strings,
         )
 
@@ -112,6 +114,7 @@ class State:
         for row, job, owner in zip(rows, jobs, owners, strict=True):
             self.lengths[row] = self.prompt_lengths[row] = len(job.tokens)
             self.limits[row], self.owners[row], self.texts[row] = job.limit, owner, list(job.tokens)
+            self.inputs[row] = job.encoder_tokens or ()
             self.admitted += 1
             self.serials[row] = self.admitted
 

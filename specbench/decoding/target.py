@@ -4,6 +4,7 @@ B rows, N nodes, D levels, T columns, V vocabulary, H hidden.
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -78,6 +79,21 @@ class Model(Component, ABC):
     def stop_tokens(self) -> list[int]:
         """Ids of the tokens that end a text."""
 
+    @property
+    def start_tokens(self) -> Sequence[int] | None:
+        """What the decoder's text begins with, if a prompt is the input of an encoder; else None."""
+        return None
+
+    @property
+    def unlike_generate(self) -> Sequence[str]:
+        """Settings of its generation_config that are not applied, as "min_length=56"."""
+        return ()
+
+    @property
+    def input_context(self) -> int:
+        """The longest input of its encoder, in tokens; 0 without one."""
+        return 0
+
     @abstractmethod
     def allocate(self, rows: int, columns: int) -> None:
         """Makes an empty cache of at least `columns` positions for each of `rows` rows."""
@@ -105,6 +121,11 @@ class Model(Component, ABC):
         """Gives a row of the cache to a request, and sets cached[row] to the number of its tokens that the cache
         already holds."""
 
+    def encode(self, row: int, job: Job) -> bool:
+        """Has the encoder read the job's input, which the row attends to until it is released. Returns whether there is
+        an encoder."""
+        return False
+
     @abstractmethod
     def prompt_read(self, row: int, job: Job) -> None:
         """Called when the row's prompt has been read completely: other rows may share it from now on."""
@@ -119,9 +140,9 @@ class Model(Component, ABC):
         begin - 1 .. end - 2, are read through row 0, which must hold all earlier ones."""
 
     @abstractmethod
-    def open_text(self, text: Tensor, begin: int, end: int) -> None:
-        """Empties the cache and reads the first begin - 1 tokens of a text [1, T] into row 0; it will be read on to
-        position `end`."""
+    def open_text(self, text: Tensor, begin: int, end: int, encoder_tokens: Sequence[int] | None = None) -> None:
+        """Empties the cache and reads an encoder's input, if there is one, and the first begin - 1 tokens of a text
+        [1, T] into row 0; it will be read on to position `end`."""
 
     @abstractmethod
     def cache_bytes(self) -> int:

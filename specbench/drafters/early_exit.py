@@ -25,6 +25,7 @@ class EarlyExitDrafter(ModelDrafter):
     overwrites what they store for guesses."""
 
     reads_text = False
+    with_encoders = False
     on_device = True
 
     @dataclass

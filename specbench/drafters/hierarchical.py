@@ -75,6 +75,11 @@ class HierarchicalDrafter(Drafter):
         below = kind.from_settings(own, replace(settings.own(context), gamma=settings.below_gamma), model)
         return cls(model, below, settings.below_gamma, target.vocab_size)
 
+    @classmethod
+    def drafts_with_encoders(cls, settings: Any) -> bool:
+        kind, below = nested(settings.below, "drafter.below", Drafter)
+        return bool(kind.drafts_with_encoders(below))
+
     def begin(self, state: State, stop: DraftStop | None = None) -> None:
         self.model.allocate(state.batch_size, state.tokens.shape[1])
         if self.rows is None or self.rows.tokens.shape != state.tokens.shape:
@@ -123,5 +128,5 @@ class HierarchicalDrafter(Drafter):
         inner.noise.scatter_(2, columns.expand(STREAMS, -1, -1), fresh)
         inner.lengths, inner.limits = list(state.lengths), [n + g for n, g in zip(state.lengths, gamma, strict=True)]
         inner.active, inner.owners = [g > 0 for g in gamma], list(state.owners)
-        inner.texts = [list(text) for text in state.texts]
+        inner.texts, inner.inputs = [list(text) for text in state.texts], state.inputs
         inner.serials, inner.prompt_lengths = dict(state.serials), list(state.prompt_lengths)

@@ -29,6 +29,7 @@ from specbench.settings import setting
 class ParallelDrafter(Drafter):
     """Base class: draws a chain from the logits that a subclass computes in one call."""
 
+    with_encoders = False  # nothing trains their parts for encoder-decoders
     reads_text = False  # q at a position depends on where its round began
     sampling: Sampling
     vocab_size: int  # the target's

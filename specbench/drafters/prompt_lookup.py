@@ -6,7 +6,9 @@ The paper's copying from the context (section 3.6), for summaries, edits and cha
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from specbench.drafters.row_by_row import PointMassDrafter
+from specbench.decoding.draft import Draft
+from specbench.decoding.state import State
+from specbench.drafters.row_by_row import PointMassDrafter, committed
 from specbench.settings import ConfigError, setting
 
 
@@ -30,6 +32,11 @@ class PromptLookupDrafter(PointMassDrafter):
 
     def __init__(self, max_match: int, min_match: int):
         self.max_match, self.min_match = max_match, min_match
+
+    def propose(self, state: State, gamma: list[int]) -> Draft:
+        """Of an encoder-decoder the input comes before the text."""
+        texts = [[*read, *text] for read, text in zip(state.inputs, committed(state), strict=True)]
+        return self.propose_after(texts, state, gamma)
 
     def guess(self, row: int, tokens: Sequence[int], gamma: int) -> list[int]:
         last, most = len(tokens) - 1, self.max_match

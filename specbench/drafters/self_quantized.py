@@ -18,6 +18,7 @@ class SelfQuantizedDrafter(EarlyExitDrafter):
     stored, and the target's own call overwrites those that it stores for guesses."""
 
     on_device = True
+    with_encoders = True
 
     @dataclass
     class Settings(OwnSampling):

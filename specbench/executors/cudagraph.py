@@ -48,6 +48,7 @@ class CudaGraphExecutor(Executor):
 
     fixed_shapes = True
     captures_graphs = True
+    runs_encoders = False
 
     @dataclass
     class Settings(BaseSettings):

@@ -17,6 +17,8 @@ from specbench.executors.products import Product
 
 # Names that transformers gives to linear layers of one module with the same input, in the order of their calls.
 SIBLINGS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+# Names that it gives to the attention to an encoder's outputs, whose keys and values have another input than q.
+CROSS_ATTENTION = ("encoder_attn", "EncDecAttention", "crossattention")
 
 Module = TypeVar("Module", bound=nn.Module)
 Group = tuple[nn.Module, tuple[str, ...]]  # the parent of linear layers that share a product, and their names
@@ -122,14 +124,19 @@ class Part(nn.Module):
 
 def groups_of(module: nn.Module) -> Iterator[Group]:
     """The linear layers of a module, each once: their parent and names, several where they can share a product."""
-    for parent in module.modules():
+    for path, parent in module.named_modules():
         linear = [(name, child) for name, child in parent.named_children() if type(child) is nn.Linear]
         names = [name for name, child in linear if type(child.weight) is nn.Parameter]
-        for siblings in SIBLINGS:
+        for siblings in () if is_cross_attention(path) else SIBLINGS:
             if all(name in names for name in siblings) and _same_kind([parent.get_submodule(n) for n in siblings]):
                 yield parent, siblings
                 names = [name for name in names if name not in siblings]
         yield from ((parent, (name,)) for name in names)
+
+
+def is_cross_attention(path: str) -> bool:
+    """Whether the module at a path attends to the outputs of an encoder."""
+    return path.rpartition(".")[2] in CROSS_ATTENTION
 
 
 def _same_kind(layers: Sequence[nn.Module]) -> bool:

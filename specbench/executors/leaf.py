@@ -42,7 +42,7 @@ class Leaf:
             return self.function(*arguments)
         spec, tensors = flatten(arguments)
         shapes = [None if type(t) is Columns else (t.shape, t.stride(), t.dtype) for t in tensors]
-        key = (spec, *shapes, stored[0].shape if stored else None)
+        key = (spec, *shapes, (stored[0].shape, stored[-1].shape) if stored else None)
         program = self.programs.get(key) or self._find(key, spec, tensors, stored)
         if program is None:
             self.missed += 1

@@ -26,6 +26,8 @@ class OpenVINOExecutor(Executor):
     """Runs models on a CPU in OpenVINO, and everything else in PyTorch's eager mode. The stock module stays as it is,
     so that weights exist twice."""
 
+    runs_encoders = False
+
     def __init__(self) -> None:
         self.compiled_bytes = 0
 

@@ -104,7 +104,7 @@ def step_times(groups: Sequence[Group]) -> tuple[Floats, Floats]:
     for group in groups:
         if group.baseline.calls:
             steps.append(group.baseline.laps[Lap.VERIFY] / group.baseline.calls)
-            lengths = [r.position + len(x.request.tokens) for x in group.results for r in x.baseline.rounds]
+            lengths = [r.position + x.request.columns for x in group.results for r in x.baseline.rounds]
             columns.append(float(np.mean(lengths)))
     return np.array(steps), np.array(columns)
 

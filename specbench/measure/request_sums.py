@@ -119,7 +119,7 @@ def _texts(result: Result) -> dict[str, float]:
 
 def _bytes(result: Result, row: Mapping[str, Any], target: Bytes, drafter: Bytes | None) -> dict[str, float]:
     """Bytes that the steps of plain decoding read, and those of as many steps of the drafter."""
-    columns = float(sum(r.position + len(result.request.tokens) for r in result.baseline.rounds))
+    columns = float(sum(r.position + result.request.columns for r in result.baseline.rounds))
     found = {"plain_bytes": target(row["plain_calls"], columns)}
     return found if drafter is None else found | {"drafter_bytes": drafter(row["plain_calls"], columns)}
 

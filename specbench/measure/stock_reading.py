@@ -34,17 +34,18 @@ def read(
     new: Sequence[int],
     evidence: Evidence | None,
     plain: Sequence[int] = (),
+    encoder_tokens: Sequence[int] | None = None,
 ) -> Reading:
-    """Reads the tokens `new` after a prompt, as many as fit LONGEST. Above temperature 0 it needs `evidence`; at
-    temperature 0 it also looks at the first token of `plain` decoding's text that differs. Raises MemoryError or
-    RuntimeError if the device has no room for it."""
+    """Reads the tokens `new` after a prompt, and after an encoder's input if there is one, as many as fit LONGEST.
+    Above temperature 0 it needs `evidence`; at temperature 0 it also looks at the first token of `plain` decoding's
+    text that differs. Raises MemoryError or RuntimeError if the device has no room for it."""
     clock = time.perf_counter()
     text = torch.tensor([[*prompt, *new][:LONGEST]], device=model.device)
     n, sampling = text.shape[1] - len(prompt), model.sampling
     if n <= 0:
         raise MemoryError(f"its prompt has {len(prompt)} tokens, and at most {LONGEST} are read again")
-    refuse_too_long(model, text.shape[1])
-    logits = penalised(stock_logits(model, text, len(prompt)).float(), text, len(prompt), sampling)
+    refuse_too_long(model, max(text.shape[1], len(encoder_tokens or ())))
+    logits = penalised(stock_logits(model, text, len(prompt), encoder_tokens).float(), text, len(prompt), sampling)
     tokens, most = text[0, len(prompt) :], logits.amax(-1)
     if sampling.greedy:
         reading = _greedy(logits, tokens, tolerance(logits, model.dtype, sampling), plain)

@@ -37,25 +37,35 @@ class Text:
     p: Tensor | None = None
 
 
-def read_texts(target: Model, drafter: Drafter, prompt: Sequence[int], texts: Sequence[Text]) -> list[TextLaws]:
-    """Scores the tokens of texts after one prompt, which is read once, with target and drafter; the target reads none
-    of the texts whose p was kept. Returns arrays [T] of each text."""
+def read_texts(
+    target: Model,
+    drafter: Drafter,
+    prompt: Sequence[int],
+    texts: Sequence[Text],
+    encoder_tokens: Sequence[int] | None = None,
+) -> list[TextLaws]:
+    """Scores the tokens of texts after one prompt, and after an encoder's input if there is one, which are read once,
+    with target and drafter; the target reads none of the texts whose p was kept. Returns arrays [T] of each text."""
     read = [torch.tensor([[*prompt, *text.new]], device=target.device) for text in texts]
     begin, longest = len(prompt), min(max(text.shape[1] for text in read), drafter.context)
     models = [*([target] if any(text.p is None for text in texts) else []), *drafter.models[:1]]
     for model in models:
-        model.open_text(read[0], begin, longest)
-    found = [_read_text(target, drafter, own, begin, text) for own, text in zip(read, texts, strict=True)]
+        model.open_text(read[0], begin, longest, encoder_tokens)
+    found = [
+        _read_text(target, drafter, own, begin, text, encoder_tokens) for own, text in zip(read, texts, strict=True)
+    ]
     for model in models:
         model.release(0)
     return found
 
 
-def _read_text(target: Model, drafter: Drafter, text: Tensor, begin: int, known_of: Text) -> TextLaws:
+def _read_text(
+    target: Model, drafter: Drafter, text: Tensor, begin: int, known_of: Text, encoder_tokens: Sequence[int] | None
+) -> TextLaws:
     """Scores the tokens of text [1, T] from `begin` on, with models that have read those before."""
     end, kept = min(text.shape[1], drafter.context), known_of.p
     laws = _model_laws(target, text, begin, end) if kept is None else _kept_laws(kept, begin, end)
-    drafted = _drafter_laws(drafter, target.vocab_size, text, begin, end)
+    drafted = _drafter_laws(drafter, target.vocab_size, text, begin, end, encoder_tokens)
     columns = []
     for (first, p, sure), (q, known, certain) in zip(laws, drafted, strict=True):
         x = text[0, first : first + len(p)]
@@ -120,14 +130,14 @@ def _kept_laws(kept: Tensor, begin: int, end: int) -> Iterator[tuple[int, Tensor
 
 
 def _drafter_laws(
-    drafter: Drafter, vocab_size: int, text: Tensor, begin: int, end: int
+    drafter: Drafter, vocab_size: int, text: Tensor, begin: int, end: int, encoder_tokens: Sequence[int] | None
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """For the same chunks of text [1, T]: q [n, V], whether there is a guess [n], and q before argmax [n, V]."""
     if drafter.models:
         for _, q, certain in _model_laws(drafter.models[0], text, begin, end):
             yield q, torch.ones(len(q), dtype=torch.bool, device=q.device), certain
         return
-    state = State.start([Job(text[0].tolist(), text.shape[1] + 1, 0)], [], 2, text.device)
+    state = State.start([Job(text[0].tolist(), text.shape[1] + 1, 0, encoder_tokens)], [], 2, text.device)
     drafter.begin(state)
     for first in range(begin, end, CHUNK):
         drafts = [_propose_at(drafter, state, position) for position in range(first, min(first + CHUNK, end))]

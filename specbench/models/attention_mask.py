@@ -29,23 +29,23 @@ class AttentionMask:
         is the column of entry 0 of their tree, if they are one."""
         seen = seen_columns(slots, root, visible, tree)[:, None]
         if self.window is None:
-            return self._as_attention_bias(seen)
+            return self.as_bias(seen)
         columns = torch.arange(visible, device=slots.device)
         places = slots if tree is None else root[:, None] + tree.depth
         near = seen & (columns > places[:, None, :, None] - self.window)
         if not isinstance(getattr(self.config, "layer_types", None), list):
-            return self._as_attention_bias(near)
+            return self.as_bias(near)
         masks = {"full_attention": seen, "sliding_attention": near}
         if len(set(self.config.layer_types)) == 1:
-            return self._as_attention_bias(masks[self.config.layer_types[0]])
-        return {kind: self._as_attention_bias(mask) for kind, mask in masks.items()}
+            return self.as_bias(masks[self.config.layer_types[0]])
+        return {kind: self.as_bias(mask) for kind, mask in masks.items()}
 
     def window_of(self, layer: int) -> int | None:
         """The sliding window of a layer in tokens, its own included, or None."""
         kinds = getattr(self.config, "layer_types", None)
         return self.window if not isinstance(kinds, list) or kinds[layer] == "sliding_attention" else None
 
-    def _as_attention_bias(self, visible: Tensor) -> Tensor:
+    def as_bias(self, visible: Tensor) -> Tensor:
         """visible [B, 1, N, columns] bool as the mask [B, 1, N, columns]: booleans for SDPA, or numbers that are added
         to scores, for the eager attention of transformers and for SDPA on CUDA, which would make them of booleans in
         every layer."""

@@ -147,6 +147,8 @@ def refusal(module: Any, device: torch.device) -> str | None:
         return "it needs CUDA (or Triton's interpreter, TRITON_INTERPRET=1)"
     if not isinstance(module, PreTrainedModel) or not module.is_backend_compatible():
         return f"{type(module).__name__} does not pass keyword arguments on to its attention"
+    if module.config.is_encoder_decoder:
+        return f"{type(module).__name__} attends to an encoder's outputs"
     config = module.config.get_text_config()
     if getattr(config, "attn_logit_softcapping", None) is not None:
         return f"{type(module).__name__} has a soft cap"

@@ -1,4 +1,4 @@
-"""The adapter between the decoder and any Hugging Face causal language model.
+"""The adapter between the decoder and any Hugging Face causal language model or encoder-decoder.
 
 It adds what `generate` does not offer: ragged rows (each with its own length), exact rollback, and token trees, through
 explicit positions, cache columns and a 4-D attention mask. The modelling code of transformers runs unmodified. B rows
@@ -8,7 +8,7 @@ explicit positions, cache columns and a 4-D attention mask. The modelling code o
 import copy
 import inspect
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import cached_property
 from typing import Any, Self
 
@@ -27,8 +27,10 @@ from specbench.decoding.state import Job, State
 from specbench.decoding.target import READ_CHUNK, Scores, Target
 from specbench.decoding.token_tree import Levels, Tree, pack, static_tree, tree_of
 from specbench.devices import upload
+from specbench.limits import UNLIMITED_CONTEXT
 from specbench.models import kernel_attention
 from specbench.models.attention_mask import AttentionMask
+from specbench.models.encoder_decoder import Encoder, not_applied
 from specbench.models.head_input import head_inputs
 from specbench.models.operations import per_token
 from specbench.models.vocabulary import fit_logits
@@ -64,6 +66,7 @@ class LanguageModel(Target):
         self.can_skip_logits = "logits_to_keep" in inspect.signature(module.forward).parameters
         self.executor, self._stock, self.module = executor, module, executor.load(module, exact)
         self.attention = attention
+        self.encoder = Encoder(self.module, name) if module.config.is_encoder_decoder else None
         self.kernel_errors: list[Tensor] | None = None  # what each layer adds to when the kernel is checked
         self.kernel = kernel_attention.choose(attention, self.module, self.device, name)  # else SDPA
         self.weight_bytes = executor.stored(self.module).held
@@ -87,13 +90,17 @@ class LanguageModel(Target):
         return self.name, self.sampling, self.vocab_size, self.own_vocab_size, str(self.dtype), self.kernel
 
     def cache_tensors(self) -> list[Tensor]:
-        """See `HasCache.cache_tensors`; shapes of `SlotCache.tensors`."""
-        return self.cache.tensors()
+        """See `HasCache.cache_tensors`; shapes of `SlotCache.tensors` and `EncoderInputs.tensors`."""
+        own = self.cache.tensors()
+        return own if self.encoder is None or not own else own + self.encoder.inputs.tensors()
 
     @contextmanager
     def on_cache(self, tensors: Sequence[Tensor]) -> Iterator[None]:
-        """See `HasCache.on_cache`; shapes of `SlotCache.tensors`."""
-        with self.cache.bound(tensors):
+        """See `HasCache.on_cache`; shapes of `cache_tensors`."""
+        own = len(self.cache.tensors())
+        with self.cache.bound(tensors[:own]), ExitStack() as stack:
+            if self.encoder is not None:
+                stack.enter_context(self.encoder.inputs.bound(tensors[own:]))
             yield
 
     def shared(self, sampling: Sampling, new_cache: Callable[[int, int], SlotCache], executor: Executor) -> Self:
@@ -102,6 +109,7 @@ class LanguageModel(Target):
         model = copy.copy(self)
         model.sampling, model.new_cache, model.executor = sampling, new_cache, executor
         model._cache, model.cached = None, []
+        model.encoder = None if self.encoder is None else self.encoder.shared()
         return model
 
     def stock_module(self) -> PreTrainedModel:
@@ -118,7 +126,19 @@ class LanguageModel(Target):
 
     @property
     def context(self) -> int:
-        return int(self.config.max_position_embeddings)
+        return int(getattr(self.config, "max_position_embeddings", None) or UNLIMITED_CONTEXT)
+
+    @property
+    def start_tokens(self) -> list[int] | None:
+        return None if self.encoder is None else self.encoder.start_tokens
+
+    @property
+    def unlike_generate(self) -> list[str]:
+        return [] if self.encoder is None else not_applied(self.module)
+
+    @property
+    def input_context(self) -> int:
+        return 0 if self.encoder is None else self.encoder.context
 
     @cached_property
     def stop_tokens(self) -> list[int]:
@@ -130,7 +150,7 @@ class LanguageModel(Target):
         return sorted(ids)
 
     def cache_bytes(self) -> int:
-        return self.cache.bytes()
+        return self.cache.bytes() + (0 if self.encoder is None else self.encoder.inputs.bytes())
 
     def column_bytes(self) -> float:
         return self.cache.column_bytes()
@@ -153,19 +173,35 @@ class LanguageModel(Target):
         else:
             cache.clear()
         self.cached = [0] * rows
+        if self.encoder is not None:
+            self.encoder.allocate(rows, self.executor.columns, self.executor.fixed_shapes)
 
     def may_admit(self, job: Job, columns: int) -> bool:
-        return self.cache.may_admit(job.tokens, columns)
+        return self.cache.may_admit(self._sharable(job.tokens), columns)
 
     def admit(self, row: int, job: Job, columns: int) -> None:
-        self.cached[row] = self.cache.admit(row, job.tokens, columns)
+        self.cached[row] = self.cache.admit(row, self._sharable(job.tokens), columns)
+
+    def _sharable(self, prompt: Sequence[int]) -> Sequence[int]:
+        """The tokens of a prompt whose keys and values a row with the same beginning may use too. Those of a decoder
+        depend on the encoder's input."""
+        return prompt if self.encoder is None else prompt[:1]
+
+    def encode(self, row: int, job: Job) -> bool:
+        if self.encoder is None:
+            return False
+        assert job.encoder_tokens, "an encoder-decoder needs an input"
+        self.encoder.read(row, job.encoder_tokens)
+        return True
 
     def prompt_read(self, row: int, job: Job) -> None:
-        self.cache.written(row, job.tokens)
+        self.cache.written(row, self._sharable(job.tokens))
 
     def release(self, row: int) -> None:
         self.cache.release(row)
         self.cached[row] = 0
+        if self.encoder is not None:
+            self.encoder.inputs.release(row)
 
     def prefill(self, state: State, upto: int | None = None, start: int = 0, chunk: int = READ_CHUNK) -> None:
         """See `Model.prefill`. Rows are padded on the right: what a shorter row writes beyond its length is overwritten
@@ -206,9 +242,12 @@ class LanguageModel(Target):
         self.cached[row] = end
         return logits
 
-    def open_text(self, text: Tensor, begin: int, end: int) -> None:
+    def open_text(self, text: Tensor, begin: int, end: int, encoder_tokens: Sequence[int] | None = None) -> None:
         self.allocate(self.cache.rows, self.cache.capacity)
-        start = self.cache.admit(0, text[0, :begin].tolist(), min(end, self.cache.capacity))
+        job = Job(text[0, :begin].tolist(), end, 0, encoder_tokens)
+        self.admit(0, job, min(end, self.cache.capacity))
+        self.encode(0, job)
+        start = self.cached[0]
         for first in range(start, begin - 1, READ_CHUNK):
             self.read_row(text, 0, first, min(first + READ_CHUNK, begin - 1), keep_logits=1)
 
@@ -328,12 +367,16 @@ class LanguageModel(Target):
         positions = slots if tree is None else root[:, None] + tree.depth
         if torch.compiler.is_compiling() or visible > self.context:  # guesses of idle rows, whose logits are not used
             positions = positions.clamp(max=self.context - 1)
+        words = {"inputs_embeds": tokens} if tokens.is_floating_point() else {"input_ids": self.readable(tokens)}
+        if self.encoder is not None:
+            call = (positions, root, visible, tree, row, self.cache, self.mask, slots)
+            return fit_logits(self.encoder.logits(self.module, words, *call), self.vocab_size)
         if self.kernel:
             seen = kernel_attention.arguments(self, tokens, first, tree)
         else:
             seen = {"attention_mask": self.mask(slots, root, visible, tree)}
         output = self.module(
-            **({"inputs_embeds": tokens} if tokens.is_floating_point() else {"input_ids": self.readable(tokens)}),
+            **words,
             position_ids=positions,
             past_key_values=self.cache,
             use_cache=True,

@@ -1,4 +1,5 @@
-"""Loads Hugging Face checkpoints: from a local folder or a hub id, or random weights in a model's shape."""
+"""Loads Hugging Face checkpoints, of causal models and encoder-decoders: from a local folder or a hub id, or random
+weights in a model's shape."""
 
 import dataclasses
 import functools
@@ -18,9 +19,10 @@ from transformers.quantizers.auto import AutoHfQuantizer
 from specbench.context import Context
 from specbench.executors.grids import GRIDS
 from specbench.identity import of_checkpoint
-from specbench.memory import Footprint
+from specbench.memory import Footprint, without_memory
 from specbench.models import kernel_attention
 from specbench.models.checkpoint import check_files, check_path, check_weights, local_path, reading, source_of
+from specbench.models.encoder_decoder import refuse_decoder
 from specbench.models.language_model import LanguageModel
 from specbench.models.quantization import quantise, refuse_quantised
 from specbench.models.soundness import (
@@ -31,6 +33,7 @@ from specbench.models.soundness import (
     refuse_no_text,
     refuse_not_causal,
     refuse_not_finite,
+    refuse_other_positions,
 )
 from specbench.paths import SHIPPED
 from specbench.settings import BaseSettings, ConfigError, setting, unknown
@@ -38,11 +41,12 @@ from specbench.settings import BaseSettings, ConfigError, setting, unknown
 Extras = TypeVar("Extras", bound=PreTrainedModel)
 # Tensors that do not fit are told to us, and refused by name.
 WHOLE = {"output_loading_info": True, "ignore_mismatched_sizes": True}
-OLD_NAMES = ("rope_theta", "rope_scaling")  # of a shape, which transformers reads but has no field for
+# Of a shape, which transformers reads but has no field for.
+OTHER_NAMES = ("rope_theta", "rope_scaling", "decoder_start_token_id", "tie_word_embeddings")
 
 
 class PretrainedModel(LanguageModel):
-    """A causal language model from `path`, or with random weights in its real shape."""
+    """A causal language model or an encoder-decoder from `path`, or with random weights in its real shape."""
 
     @dataclass
     class Settings(BaseSettings):
@@ -90,6 +94,8 @@ class PretrainedModel(LanguageModel):
             attention=context.attention,
         )
         self.kernel = self.kernel and kernel_attention.check(self.attention, self)
+        if self.encoder is not None:
+            refuse_other_positions(self, f"{role}.path={settings.path}")
 
     def own_module(self) -> PreTrainedModel:
         return self.load_again()
@@ -149,7 +155,7 @@ def _config_of_shape(settings: PretrainedModel.Settings, role: str) -> transform
     if not isinstance(model_type, str) or model_type not in transformers.CONFIG_MAPPING:
         raise ConfigError(f"{role}.shape.model_type={model_type} is not a model type of transformers, such as llama")
     kind: Any = transformers.CONFIG_MAPPING[model_type]
-    names = {*(f.name for f in dataclasses.fields(kind)), *kind.attribute_map, *OLD_NAMES}
+    names = {*(f.name for f in dataclasses.fields(kind)), *kind.attribute_map, *OTHER_NAMES}
     for name in shape:
         if name not in names:
             raise unknown(f"{role}.shape.{name}", (f"{role}.shape.{known}" for known in names), "setting")
@@ -163,6 +169,9 @@ def footprint(settings: PretrainedModel.Settings, role: str, dtype: torch.dtype)
     """The memory that the model will need, from its shape. Raises ConfigError."""
     config = load_config(settings, role)
     with _reading(settings, role, "config"):
+        if config.is_encoder_decoder:
+            module = without_memory(config, dtype, settings.trust_remote_code)
+            refuse_decoder(module, f"{role}.path={settings.path}")
         return Footprint.of(config, dtype, settings.trust_remote_code)
 
 
@@ -176,13 +185,15 @@ def load_module(
         enable_progress_bars()
     config, key = load_config(settings, role), f"{role}.path={settings.path}"
     refuse_quantised(config, settings.quantization, role, settings.path)
+    classes: Any = transformers
+    loader = classes.AutoModelForSeq2SeqLM if config.is_encoder_decoder else classes.AutoModelForCausalLM
     options = {"dtype": dtype, "attn_implementation": "sdpa", "trust_remote_code": settings.trust_remote_code}
     module: Any
     with _reading(settings, role, "weights"):
         if settings.weights == "random":
             torch.manual_seed(seed)
             with torch.device(device):
-                module = transformers.AutoModelForCausalLM.from_config(config, **options)
+                module = loader.from_config(config, **options)
         else:
             source = source_of(settings.path)
             quantized = getattr(config, "quantization_config", None)
@@ -190,8 +201,7 @@ def load_module(
                 raise ValueError(f"quantization_config={quantized} in its config is not of a kind that can be read")
             if Path(source).is_dir():
                 check_weights(Path(source), quantized is not None)
-            kind: Any = transformers.AutoModelForCausalLM
-            module, info = kind.from_pretrained(source, revision=settings.revision, **WHOLE, **options)
+            module, info = loader.from_pretrained(source, revision=settings.revision, **WHOLE, **options)
             refuse_incomplete(info, key)
         loaded: PreTrainedModel = module.to(device).eval()
         if settings.quantization is not None:

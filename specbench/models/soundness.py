@@ -10,31 +10,41 @@ import torch
 from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel
 
+from specbench.cache.static import StaticCache
+from specbench.decoding.state import Job
+from specbench.decoding.token_tree import static_tree
+from specbench.models.encoder_decoder import KINDS, reads_text
+from specbench.models.encoder_decoder import SIZES as ENCODER_DECODER_SIZES
 from specbench.settings import ConfigError
 
 NAMED = 3  # tensors that an error names
 MOST_LAYERS = 1000  # building the modules of more would take minutes, even without memory
 SIZES = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "max_position_embeddings")
+OPTIONAL_SIZES = ("num_key_value_heads", "head_dim", "intermediate_size")
 PROBE = 8  # tokens of the texts that show whether a model is causal
 # Of the largest logit: far above what two texts in one forward differ by through rounding.
 ROUNDING = {torch.float32: 1e-5, torch.float16: 5e-4, torch.bfloat16: 2e-3}
+PLACED, PLACED_16_BIT = 1e-3, 0.1  # of the largest logit: what rounding may explain
+WORDS_OF_ITS_OWN = 100
 WORDS = "The quick brown fox, or def f(x): return 1"
 
 
 def refuse_bad_sizes(config: PretrainedConfig, where: str) -> None:
-    """Raises ConfigError if a size of the model is missing, no integer, or not positive, or if it has an encoder.
-    `where` comes before the name of the size: "target.path=FOLDER has "."""
-    if config.is_encoder_decoder:
+    """Raises ConfigError if a size of the model is missing, no integer, or not positive, or if its encoder reads no
+    text. `where` comes before the name of the size: "target.path=FOLDER has "."""
+    if config.is_encoder_decoder and not reads_text(config):
         raise ConfigError(
-            f"{where}model_type={config.model_type} in its config, an encoder-decoder: give a model without an encoder"
+            f"{where}model_type={config.model_type} in its config, whose encoder reads no text: give a model without "
+            f"one, or an encoder-decoder of text, {KINDS}"
         )
-    text = config.get_text_config()
-    optional = ("num_key_value_heads", "head_dim", "intermediate_size")
-    for name in (*SIZES, *(name for name in optional if getattr(text, name, None) is not None)):
+    text = config if config.is_encoder_decoder else config.get_text_config()
+    needed = SIZES[:4] if config.is_encoder_decoder else SIZES
+    optional = ENCODER_DECODER_SIZES if config.is_encoder_decoder else OPTIONAL_SIZES
+    for name in (*needed, *(name for name in optional if getattr(text, name, None) is not None)):
         value = getattr(text, name, None)
-        most = MOST_LAYERS if name == "num_hidden_layers" else 2**63 - 1
+        most = MOST_LAYERS if name.endswith("layers") else 2**63 - 1
         if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
-            allowed = f"from 1 to {most}" if name == "num_hidden_layers" else ">= 1"
+            allowed = f"from 1 to {most}" if name.endswith("layers") else ">= 1"
             raise ConfigError(f"{where}{name}={value} in its config: it must be an integer {allowed}")
 
 
@@ -86,12 +96,14 @@ def refuse_not_causal(module: PreTrainedModel, key: str, dtype: torch.dtype) -> 
     """Raises ConfigError if logits at a token change when a later token does, or are not finite. One forward of two
     texts that differ in their last token, as transformers runs it."""
     config = module.config.get_text_config()
-    vocabulary, length = int(config.vocab_size), min(PROBE, int(config.max_position_embeddings))
+    vocabulary, length = int(config.vocab_size), min(PROBE, getattr(config, "max_position_embeddings", None) or PROBE)
     special = [getattr(config, f"{kind}_token_id", None) for kind in ("pad", "bos", "eos")]  # some models mask these
     ids = [token for token in range(min(vocabulary, 4 * PROBE)) if token not in special] or [0]
     text = (ids * PROBE)[: length - 1]
     texts = torch.tensor([[*text, ids[-1]], [*text, ids[-2:][0]]], device=module.device)  # [2, T]
-    logits: Tensor = module(input_ids=texts, use_cache=False).logits.float()  # [2, T, V]
+    decoder = {"decoder_input_ids": texts} if module.config.is_encoder_decoder else {}
+    read = texts[:1].expand(2, -1) if decoder else texts
+    logits: Tensor = module(input_ids=read, use_cache=False, **decoder).logits.float()  # [2, T, V]
     if logits.shape[-1] != vocabulary:
         raise ConfigError(f"{key} has logits of {logits.shape[-1]} tokens, but vocab_size={vocabulary} in its config")
     before = logits[:, :-1]
@@ -99,6 +111,42 @@ def refuse_not_causal(module: PreTrainedModel, key: str, dtype: torch.dtype) -> 
         raise ConfigError(f"{key} has logits that are not finite in {_name(dtype)}: use another dtype or model")
     if length > 1 and float((before[0] - before[1]).abs().max()) > ROUNDING[dtype] * float(before.abs().max()):
         raise ConfigError(f"{key} is not causal: its logits at a token change with later tokens, give a causal model")
+
+
+@torch.inference_mode()
+def refuse_other_positions(model: Any, key: str) -> None:
+    """Raises ConfigError if a tree behind two rows of unequal lengths, with unequal inputs of the encoder, has other
+    logits than its longest path has in the module as transformers calls it. `model` is an encoder-decoder without a
+    cache, which it loses again."""
+    tree, path = static_tree((-1, -1, 0, 0, 1), model.device), [0, 2, 5]
+    ids = [token % model.own_vocab_size for token in range(2, 2 + PROBE)]
+    text = torch.tensor([ids], device=model.device)
+    inputs, starts = (ids[:3], ids[2:]), (1, 2)  # within the shortest context that decodes anything
+    model.cache = StaticCache(2, PROBE)
+    model.encoder.allocate(2, lambda columns: columns, False)
+    model.cached = [0, 0]
+    try:
+        for row, read in enumerate(inputs):
+            model.encode(row, Job([], 0, 0, read))
+            model.read_row(text, row, 0, starts[row])
+        found = model.forward(
+            text[:, :6].expand(2, -1), torch.tensor(starts, device=model.device), PROBE, tree=tree
+        )  # [2, 6, V]
+        for row, read in enumerate(inputs):
+            alone = torch.tensor([[*ids[: starts[row]], *(ids[entry] for entry in path)]], device=model.device)
+            stock = model.module(
+                input_ids=torch.tensor([read], device=model.device), decoder_input_ids=alone, use_cache=False
+            ).logits[0, -1]  # [V]
+            usable = found[row, -1, : len(stock)].isfinite()
+            error = (found[row, -1, : len(stock)] - stock)[usable].abs().max() / stock.abs().max()
+            if not float(error) <= (PLACED if model.dtype == torch.float32 else PLACED_16_BIT):
+                raise ConfigError(
+                    f"{key} is a {type(model.module).__name__}, whose decoder does not follow the positions that it is "
+                    f"given (logits differ by {float(error):.1g}): give another encoder-decoder, {KINDS}"
+                )
+    finally:
+        model.cache, model.cached = None, []
+        model.encoder = model.encoder.shared()
 
 
 def refuse_bad_stops(module: PreTrainedModel, key: str) -> None:
@@ -123,8 +171,11 @@ def refuse_more_ids(tokenizer: Any, key: str, vocabulary: int) -> None:
 def refuse_no_text(tokenizer: Any, key: str) -> None:
     """Raises ConfigError if the tokenizer cannot read text; other errors are those of the tokenizer."""
     tokenizer(WORDS)
-    found = set(tokenizer(WORDS, add_special_tokens=False)["input_ids"])
-    if found <= {tokenizer.unk_token_id}:
+    special = {*tokenizer.all_special_ids, tokenizer.unk_token_id}
+    own = [token for token, index in tokenizer.get_vocab().items() if index not in special]
+    texts = (WORDS, " ".join(own[:WORDS_OF_ITS_OWN]))  # it may be of another script
+    found = {token for text in texts for token in tokenizer(text, add_special_tokens=False)["input_ids"]}
+    if found <= special:
         raise ConfigError(f"{key} has a tokenizer that reads no text: its vocabulary file is missing or empty")
 
 

@@ -15,6 +15,7 @@ from transformers import StoppingCriteria, StoppingCriteriaList
 
 from specbench.context import Context
 from specbench.decoding.state import Job
+from specbench.models.encoder_decoder import OTHER_LAWS
 from specbench.models.language_model import LanguageModel
 from specbench.peers.peer import Peer, PeerOutput, Peers
 
@@ -40,6 +41,8 @@ class TransformersPeers(Peers):
             "repetition_penalty": sampling.repetition_penalty,
             "do_sample": not sampling.greedy,
         }
+        if target.start_tokens is not None:
+            options |= {key: plain[0] for key, plain in OTHER_LAWS.items()}
         if not sampling.greedy:
             options |= {"temperature": sampling.temperature, "top_k": sampling.top_k, "top_p": sampling.top_p}
         ways: dict[str, dict[str, Any]] = {"generate": {}}
@@ -70,14 +73,18 @@ class Generate(Peer):
         self.module, self.device, self.options = module, device, options
 
     def decode(self, job: Job) -> PeerOutput:
-        prompt = torch.tensor([list(job.tokens)], device=self.device)
+        start = torch.tensor([list(job.tokens)], device=self.device)
+        read, more = start, {}
+        if job.encoder_tokens is not None:
+            read, more = torch.tensor([list(job.encoder_tokens)], device=self.device), {"decoder_input_ids": start}
         first = FirstStep(self.device)
         torch.manual_seed(job.key)
         text = self.module.generate(
-            prompt,
-            attention_mask=torch.ones_like(prompt),
+            read,
+            attention_mask=torch.ones_like(read),
             max_new_tokens=job.limit - len(job.tokens),
             stopping_criteria=StoppingCriteriaList([first]),
+            **more,
             **self.options,
         )
         seconds = first.now() - first.seconds

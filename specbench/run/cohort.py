@@ -33,17 +33,18 @@ class Cohort:
 
     def steps(self, tell: Tell) -> Iterator[int]:
         """Decodes one group after the other; yields its number of requests."""
-        warm = 0
+        warm, inputs = 0, 0
         for number, wanted in enumerate(self.requests.groups()):
             with at_once():
                 for member in self.members:
                     member.session.costs.source = wanted.requests[0].prompt_id
-                if wanted.columns > warm:
+                longer = len(wanted.longest_input or ())
+                if wanted.columns > warm or longer > inputs:
                     tell("warming up")
                     for member in self.members:
                         with self.phases("warm_up"):
                             member.warm_up(wanted, first=not warm)
-                    warm = wanted.columns
+                    warm, inputs = max(warm, wanted.columns), max(inputs, longer)
                 probed = number < PROBED or number % PROBED_LATER == 0
                 if probed:
                     with self.phases("probes"):

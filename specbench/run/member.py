@@ -108,7 +108,7 @@ class Member:
     def _read_texts(self, group: Group, row: int) -> None:
         """Reads betas along both texts of a result (one text if they are equal)."""
         parts, result, wanted = self.parts, group.results[row], self.reads_texts
-        ours, theirs = result.both
+        (ours, theirs), request = result.both, result.request
         self.session.text_tokens += len(ours.tokens)
         if not wanted:
             return
@@ -116,9 +116,9 @@ class Member:
         if ours.tokens != theirs.tokens or set(texts[0].lenience) != {1.0}:
             texts.append(Text(theirs.tokens, [1.0] * len(theirs.tokens), kept_law(group.baseline, row)))
         try:
-            laws, *others = read_texts(parts.target, parts.drafter, result.request.tokens, texts)
+            laws, *others = read_texts(parts.target, parts.drafter, request.tokens, texts, request.encoder_tokens)
         except RuntimeError as error:  # out of memory: the run goes on without these betas
-            log.warning("no betas along the text of %s: %s", result.request.id, first_line(error))
+            log.warning("no betas along the text of %s: %s", request.id, first_line(error))
             return
         result.speculative_laws, result.baseline_laws = laws, others[0] if others else laws
 
@@ -146,13 +146,14 @@ def read_again(session: Session, record: Record, group: Group) -> None:
         rescore(session, record, group, parts.decoding.rules)
         return
     for row, result in enumerate(group.results):
-        prompt, new = result.request.tokens, result.speculative.tokens
+        prompt, new, read_first = result.request.tokens, result.speculative.tokens, result.request.encoder_tokens
         differs = parts.target.sampling.greedy and new != result.baseline.tokens
         if session.to_read <= 0 and not differs:
             record.unread = f"more than verdict_tokens={parts.verdict_tokens} tokens"
             continue
         try:
-            found = read(parts.target, prompt, new, evidence[row] if evidence else None, result.baseline.tokens)
+            own = evidence[row] if evidence else None
+            found = read(parts.target, prompt, new, own, result.baseline.tokens, read_first)
         except (MemoryError, RuntimeError, AssertionError) as error:  # the run goes on, but its verdict is not "passed"
             record.unread, record.unreadable = f"{type(error).__name__}: {first_line(error)}", True
             log.warning("the text of %s is not read again: %s", result.request.id, record.unread)
@@ -161,7 +162,7 @@ def read_again(session: Session, record: Record, group: Group) -> None:
         decode, stops = parts.target.tokenizer.decode, parts.target.stop_tokens
         found.ended = ends_where_it_should(new, result.limit, stops, parts.stop_strings, decode)
         result.reading = found
-        session.to_read -= len(prompt) + found.tokens
+        session.to_read -= len(read_first or ()) + len(prompt) + found.tokens
 
 
 def rescore(session: Session, record: Record, group: Group, rules: BeamRules) -> None:

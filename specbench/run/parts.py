@@ -43,6 +43,14 @@ class Parts:
     notes: Sequence[str] = ()  # warnings to print with the results
 
     @property
+    def longest_prompt(self) -> int:
+        """The most tokens of a prompt that the models can read, with one at least to follow; of encoder-decoders, the
+        longest input of their encoders."""
+        if self.target.start_tokens is None:
+            return self.target.context - 1
+        return min(m.input_context for m in (self.target, *self.drafter.models) if m.start_tokens is not None)
+
+    @property
     def gammas(self) -> list[int]:
         """The constant gammas whose rounds are timed by probes: all up to `EVERY_GAMMA`, then each half as large
         again, up to the policy's largest; with fixed shapes, those that the policy uses."""

@@ -24,6 +24,7 @@ class Wanted:
     columns: int
     arrivals: list[float] | None = None  # second of each, if they arrive over time
     rate: float | None = None  # requests per second, if the workload has rates
+    longest_input: Sequence[int] | None = None  # of an encoder, among the requests of its turn
 
     def probes(self, rows: int) -> int:
         """How many probes of costs the group is worth."""
@@ -65,23 +66,27 @@ class Requests:
             if turn == 0 and not waiting:
                 raise ConfigError(
                     f"no prompt fits: the shortest has {min(self.too_long)} tokens, "
-                    f"and the context of {parts.target.name} must hold at least one more, {parts.target.context}"
+                    f"and {parts.target.name} reads at most {parts.longest_prompt}"
                 )
             if len(self.too_long) > told:
                 log.warning("%s", self._left_out(turn, len(self.too_long) - told, [prompt for prompt, _ in waiting]))
                 told = len(self.too_long)
-            longest = max((tokens for _, tokens in waiting), default=0)
-            columns = min(longest + parts.max_new_tokens, parts.target.context) + self.spare
+            longest, start = max((tokens for _, tokens in waiting), default=0), parts.target.start_tokens
+            columns = longest if start is None else len(start)
+            columns = min(columns + parts.max_new_tokens, parts.target.context) + self.spare
+            read = [] if start is None else [prompt for prompt, tokens in waiting if tokens == longest]
+            longest_input = self._request(read[0]).encoder_tokens if read else None
             for begin, end in pairwise(self._cuts(len(waiting))):
                 asked = [self._request(prompt) for prompt, _ in waiting[begin:end]]
                 workload = parts.workload
-                yield Wanted(asked, columns, workload.arrivals(len(asked), number), workload.rate(number))
+                arrivals, rate = workload.arrivals(len(asked), number), workload.rate(number)
+                yield Wanted(asked, columns, arrivals, rate, longest_input)
                 number += 1
 
     def _left_out(self, turn: int, count: int, waiting: Sequence[Prompt]) -> str:
         """That requests are left out from this turn on, and of which categories none is left."""
-        told = f"{count} request{'s do' if count > 1 else ' does'} not fit the context of "
-        told += f"{self.parts.target.context} tokens"
+        told = f"{count} request{'s do' if count > 1 else ' does'} not fit the {self.parts.longest_prompt} tokens that "
+        told += "can be read"
         told += f", or would follow one that does not, from turn {turn + 1} on" if max(self.turns.values()) > 1 else ""
         told += f", and {'are' if count > 1 else 'is'} left out: the longest has {max(self.too_long)} tokens"
         left = {prompt.category for prompt in waiting}
@@ -105,18 +110,20 @@ class Requests:
             if len(prompt.turns) <= turn or len(self.answers[prompt.id]) != turn:
                 continue
             request = self._request(prompt)
-            if not request.tokens:
+            tokens = request.prompt_tokens
+            if not tokens:
                 raise ConfigError(f"prompt {request.id} is empty, and the tokenizer of {target.name} has no BOS token")
-            if len(request.tokens) < target.context:
-                waiting.append((prompt, len(request.tokens)))
+            if tokens <= self.parts.longest_prompt:
+                waiting.append((prompt, tokens))
             else:  # the turns after it cannot be asked either
-                self.too_long += [len(request.tokens)] * (len(prompt.turns) - turn)
+                self.too_long += [tokens] * (len(prompt.turns) - turn)
         return waiting
 
     def _request(self, prompt: Prompt) -> Request:
         """The next turn of a prompt."""
         target = self.parts.target
-        return render(prompt, self.answers[prompt.id], target.tokenizer, target.chat_template)
+        answers, start = self.answers[prompt.id], target.start_tokens
+        return render(prompt, answers, target.tokenizer, target.chat_template, start)
 
 
 def group_size(requests: int, rows: int) -> int:

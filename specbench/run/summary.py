@@ -255,7 +255,7 @@ def bandwidth(parts: Parts, results: Sequence[Result], cost: Cost, roofs: Roofs)
     columns = shares = 0.0
     for result in results:
         for r in result.baseline.rounds:
-            columns, shares = columns + r.position + len(result.request.tokens), shares + 1 / r.rows
+            columns, shares = columns + r.position + result.request.columns, shares + 1 / r.rows
     columns /= shares
     drafter = parts.drafter.models[0] if len(parts.drafter.models) == 1 else None
     ours = _bytes_per_second(parts.target, columns, cost.target_step_seconds)

@@ -25,6 +25,7 @@ def warm_up(session: Session, wanted: Wanted) -> None:
     """Makes the first calls, which pay for allocation, thread pools and compilation, outside the measurement: at least
     one at every text length at which the executor uses other shapes."""
     parts, columns, first = session.parts, wanted.columns, list(wanted.requests[0].tokens)
+    read = wanted.longest_input  # room for it is made once
     end, largest = columns - parts.spare, parts.policy.largest
     lengths = parts.target.executor.lengths(columns) or [len(first)]
     # A length close to the end of the columns is tried once more with room for a whole draft.
@@ -33,14 +34,14 @@ def warm_up(session: Session, wanted: Wanted) -> None:
     parts.target.executor.prepare()
     for length in lengths:
         prompt = (first * length)[:length]
-        jobs = _jobs(prompt, SHORT, end, parts.batch_size)
+        jobs = _jobs(prompt, SHORT, end, parts.batch_size, read)
         with going_on(f"warm-up at {length} tokens"):
             for level in parts.verifier.levels:
                 session.decode(jobs, False, columns, verifier=level)
                 for gamma in reversed(parts.gammas):  # the largest first: smaller drafts use its memory
                     # Texts that are not read again leave less behind, which is once the same for all lengths.
                     for evidence in {session.to_read > 0, length != lengths[-1] and session.to_read > 0}:
-                        _warm_up_rounds(session, prompt, gamma, columns, level, evidence)
+                        _warm_up_rounds(session, prompt, gamma, columns, level, evidence, read)
     parts.target.executor.ready()
     for name, peer in parts.peers.items():
         with going_on(f"warm-up of {name}"):
@@ -48,11 +49,17 @@ def warm_up(session: Session, wanted: Wanted) -> None:
 
 
 def _warm_up_rounds(
-    session: Session, prompt: list[int], gamma: int, columns: int, level: Verifier, evidence: bool
+    session: Session,
+    prompt: list[int],
+    gamma: int,
+    columns: int,
+    level: Verifier,
+    evidence: bool,
+    encoder_tokens: Sequence[int] | None,
 ) -> None:
-    """Decodes behind a prompt with a constant gamma and this verifier."""
+    """Decodes behind a prompt, and an encoder's input if there is one, with a constant gamma and this verifier."""
     parts, policy = session.parts, WatchedGamma(gamma, session.parts.policy.signal)
-    jobs = _jobs(prompt, gamma, columns - parts.spare, parts.batch_size)
+    jobs = _jobs(prompt, gamma, columns - parts.spare, parts.batch_size, encoder_tokens)
     session.decode(jobs, True, columns, policy=policy, verifier=level, evidence=evidence, again=True)
 
 
@@ -66,11 +73,11 @@ def going_on(what: str) -> Iterator[None]:
         log.warning("%s failed: %s: %s", what, type(error).__name__, first_line(error))
 
 
-def _jobs(prompt: list[int], gamma: int, end: int, rows: int) -> list[Job]:
+def _jobs(prompt: list[int], gamma: int, end: int, rows: int, encoder_tokens: Sequence[int] | None) -> list[Job]:
     """Some jobs with whole drafts, some whose limit cuts the first draft by much, by one guess, or leaves no room for
     one."""
     limits = {min(len(prompt) + new, end) for new in _new_tokens(gamma)}
-    return [Job(prompt, limit, key) for limit in limits for key in range(rows)]
+    return [Job(prompt, limit, key, encoder_tokens) for limit in limits for key in range(rows)]
 
 
 def _new_tokens(gamma: int) -> tuple[int, ...]:

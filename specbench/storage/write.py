@@ -87,6 +87,7 @@ def prompt_records(group: Group, tokenizer: Any) -> Iterator[dict[str, Any]]:
             "id": request.id,
             "category": request.category,
             "prompt_tokens": len(request.tokens),
+            "encoder_tokens": None if request.encoder_tokens is None else len(request.encoder_tokens),
             "limit": result.limit,
             "tokens": len(ours.tokens),
             "baseline_tokens": len(plain.tokens),

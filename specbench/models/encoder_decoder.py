@@ -1,0 +1,170 @@
+"""The encoder of an encoder-decoder, and how its decoder is called (the paper's T5, section 4).
+
+A prompt is the encoder's input, which each model reads once: `read` fills the keys and values that cross-attention
+needs. The decoder's text begins with start tokens, and everything else is as for a model without an encoder. The
+modules are those of transformers. B rows, b of them in a forward, N new tokens, S tokens of an input, V vocabulary.
+"""
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import Cache, DynamicCache, EncoderDecoderCache, PretrainedConfig, PreTrainedModel
+from transformers.modeling_outputs import BaseModelOutput
+from transformers.models.auto.modeling_auto import MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES
+
+from specbench.cache.encoder_inputs import EncoderInputs
+from specbench.decoding.token_tree import Tree
+from specbench.limits import UNLIMITED_CONTEXT
+from specbench.models.attention_mask import AttentionMask
+from specbench.models.decoder_positions import Positions
+from specbench.settings import ConfigError
+
+SIZES = ("vocab_size", "d_model", "num_heads", "d_kv", "d_ff", "num_layers", "num_decoder_layers", "encoder_layers",
+         "decoder_layers", "encoder_attention_heads", "decoder_attention_heads", "encoder_ffn_dim", "decoder_ffn_dim",
+         "max_position_embeddings")  # fmt: skip
+KINDS = "such as t5, bart, pegasus or marian"
+# Settings of generate() that change the law of a token by the text before it, and the values that leave it as it is.
+OTHER_LAWS: dict[str, tuple[Any, ...]] = {
+    "min_length": (0, None), "min_new_tokens": (None, 0), "no_repeat_ngram_size": (0, None),
+    "encoder_no_repeat_ngram_size": (0, None), "encoder_repetition_penalty": (1.0, None),
+    "forced_eos_token_id": (None,), "exponential_decay_length_penalty": (None,), "sequence_bias": (None,),
+    "num_beams": (1, None),
+}  # fmt: skip
+
+
+class Encoder:
+    """The encoder of a module, what its decoder's text begins with, and the rows' inputs, `inputs`."""
+
+    def __init__(self, module: PreTrainedModel, name: str):
+        """Raises ConfigError if the decoder's positions cannot be set, or its text has no start."""
+        refuse_decoder(module, name)
+        found: Any = module
+        self.module = found
+        self.encoder, self.decoder = found.get_encoder(), found.get_decoder()
+        self.positions = Positions(self.decoder)
+        self.start_tokens = start_of(module, name)
+        self.suppressed = suppressed_by(module, name)
+        self.context: int = getattr(module.config, "max_position_embeddings", None) or UNLIMITED_CONTEXT  # of an input
+        self._inputs: EncoderInputs | None = None
+
+    @property
+    def inputs(self) -> EncoderInputs:
+        """The inputs that `allocate` made."""
+        assert self._inputs is not None, "allocate comes first"
+        return self._inputs
+
+    def shared(self) -> "Encoder":
+        """An encoder of the same module with inputs of its own."""
+        other = copy.copy(self)
+        other._inputs = None
+        return other
+
+    def borrow(self, owner: "Encoder") -> None:
+        """Uses the inputs of another model, which has read them."""
+        self._inputs = owner._inputs
+
+    def allocate(self, rows: int, columns: Callable[[int], int], fixed_shapes: bool) -> None:
+        """Makes room for the inputs of `rows` rows, and forgets those that were read. `columns` rounds up how many
+        columns are stored."""
+        if self._inputs is None or self._inputs.rows != rows or not fixed_shapes:
+            self._inputs = EncoderInputs(rows, columns, fixed_shapes, self.module.device)
+        self._inputs.clear()
+
+    def read(self, row: int, tokens: Sequence[int]) -> None:
+        """Runs the encoder on an input, and stores the keys and values of its outputs for a row. The decoder makes them
+        when it reads its first token, which is done here with a cache of its own."""
+        device = self.module.device
+        ids = torch.tensor([list(tokens)], device=device)
+        states = self.encoder(input_ids=ids, attention_mask=torch.ones_like(ids)).last_hidden_state
+        first = torch.tensor([self.start_tokens[:1]], device=device)
+        made = EncoderDecoderCache(DynamicCache(), DynamicCache())
+        self.decoder(input_ids=first, encoder_hidden_states=states, past_key_values=made, use_cache=True)
+        layers: Any = made.cross_attention_cache.layers
+        self.inputs.write(row, [(layer.keys, layer.values) for layer in layers])
+
+    def logits(
+        self,
+        module: Any,
+        words: dict[str, Tensor],
+        positions: Tensor,
+        root: Tensor,
+        visible: int,
+        tree: Tree | None,
+        row: int | None,
+        cache: Cache,
+        mask: AttentionMask,
+        slots: Tensor,
+    ) -> Tensor:
+        """Logits [b, N, V] of new tokens at positions [b, N], `words` being their ids or embeddings, which take columns
+        slots [b, N] of the decoder's own `cache` and see `visible` of them. `row` is the only row of the forward, None
+        for the first b; root [b] is the column of entry 0 of their tree."""
+        read = self.inputs.place(len(positions), row)[:, None, None]  # [b, 1, 1, S]
+        with self.positions.at(positions, root, visible, tree):
+            output = module(
+                **{f"decoder_{name}": value for name, value in words.items()},
+                decoder_attention_mask=mask(slots, root, visible, tree),
+                encoder_outputs=BaseModelOutput(last_hidden_state=read),  # of which nothing is read any more
+                attention_mask=mask.as_bias(read),
+                past_key_values=EncoderDecoderCache(cache, self.inputs),
+                use_cache=True,
+            )
+        return suppress(output.logits, self.suppressed)
+
+
+def refuse_decoder(module: Any, name: str) -> None:
+    """Raises ConfigError if the decoder has positions of a kind that cannot be set for each row."""
+    if not Positions(module.get_decoder()).known:
+        raise ConfigError(
+            f"{name} has a decoder whose positions cannot be set for each row: give an encoder-decoder with learned or "
+            f"sinusoidal positions, or T5's bias by distance, {KINDS}"
+        )
+
+
+def suppress(logits: Tensor, tokens: Sequence[int]) -> Tensor:
+    """Logits [..., V] in which these tokens are impossible."""
+    return logits.index_fill(-1, torch.tensor(tokens, device=logits.device), -torch.inf) if tokens else logits
+
+
+def start_of(module: Any, name: str) -> list[int]:
+    """The tokens that the decoder's text begins with: the start token, and the token that generate() forces after it.
+    Raises ConfigError."""
+    options = module.generation_config
+    start = options.decoder_start_token_id
+    start = options.bos_token_id if start is None else start
+    forced = options.forced_bos_token_id
+    found = [start] if forced is None else [start, forced]
+    if not all(isinstance(token, int) and 0 <= token < module.config.vocab_size for token in found):
+        raise ConfigError(
+            f"{name} has decoder_start_token_id={start} and forced_bos_token_id={forced} in its configuration: the "
+            "first must be a token id, the second one or null"
+        )
+    return found
+
+
+def suppressed_by(module: Any, name: str) -> list[int]:
+    """Tokens that generate() never draws, sorted. Raises ConfigError if others are suppressed at the beginning only."""
+    options = module.generation_config
+    if options.begin_suppress_tokens:
+        raise ConfigError(
+            f"{name} has begin_suppress_tokens={options.begin_suppress_tokens} in its generation_config, tokens that "
+            "are suppressed at one position only: remove it, or give another model"
+        )
+    alone = [words[0] for words in options.bad_words_ids or [] if len(words) == 1]
+    return sorted({*(options.suppress_tokens or []), *alone})
+
+
+def not_applied(module: Any) -> list[str]:
+    """Settings of generation_config that ask for another law than the model's own, as "min_length=56"."""
+    options = module.generation_config
+    found = [f"{key}={getattr(options, key)}" for key, plain in OTHER_LAWS.items()
+             if getattr(options, key, None) not in plain]  # fmt: skip
+    longer = [words for words in options.bad_words_ids or [] if len(words) > 1]
+    return found + [f"bad_words_ids={longer}"] * bool(longer)
+
+
+def reads_text(config: PretrainedConfig) -> bool:
+    """Whether transformers has an encoder-decoder of text with this configuration."""
+    return config.model_type in MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES
