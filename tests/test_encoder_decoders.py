@@ -255,6 +255,7 @@ def test_a_model_that_drafts_for_itself_has_alpha_one(pair, temperature, tmp_pat
     ("drafter=early_exit", "drafter=early_exit is not possible with target.path"),
     ("drafter=medusa", "drafter=medusa is not possible with target.path"),
     ("attention=triton", "attention=triton is not possible with target.path"),
+    ("decoding=beam", "decoding=beam is not possible with target.path"),
 ])  # fmt: skip
 def test_what_is_not_possible_is_said_before_a_model_loads(choice, told, pair, monkeypatch):
     monkeypatch.setattr("specbench.models.pretrained.load_module", partial(pytest.fail, "a model was loaded"))
