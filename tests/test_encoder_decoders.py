@@ -259,7 +259,7 @@ def test_a_model_that_drafts_for_itself_has_alpha_one(pair, temperature, tmp_pat
 ])  # fmt: skip
 def test_what_is_not_possible_is_said_before_a_model_loads(choice, told, pair, monkeypatch):
     monkeypatch.setattr("specbench.models.pretrained.load_module", partial(pytest.fail, "a model was loaded"))
-    others = () if choice.startswith("drafter") else ("drafter=ngram",)
+    others = ("drafter=ngram",) if choice.startswith("attention") else ()
     with pytest.raises(ConfigError, match=told):
         parts_of("target=model", f"target.path={pair[0]}", choice, *others)
 
