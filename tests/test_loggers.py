@@ -168,7 +168,7 @@ def test_a_logger_that_fails_is_told_no_more_and_the_run_goes_on(good, monkeypat
         run_log.finish(result, record)
     assert result.counts.prompts == 2 and len(told) == 1
     warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
-    assert warnings == ["logger=none is not told of further prompts (no network)"]
+    assert warnings == ["logger=none is not told of further requests (no network)"]
 
 
 def test_a_logger_that_cannot_be_opened_stops_the_run_before_it_decodes(monkeypatch, tmp_path):
@@ -193,9 +193,12 @@ def test_running_numbers_are_sums_over_groups(good, tmp_path):
 
 def test_intervals_are_in_the_summary_and_missing_ones_are_not(good, tmp_path):
     result, _ = run(parts_of(*few(good)), tmp_path)
-    assert not [key for key in summary_of(result) if key.startswith("speedup/ci95")]  # of two prompts there is none
+    assert not [
+        key for key in summary_of(result.as_dict()) if key.startswith("speedup/ci95")
+    ]  # of two prompts there is none
     cost = replace(result.cost, ci95={"c": (0.1, 0.3), "v": None})
-    told = summary_of(replace(result, cost=cost, speedup=replace(result.speedup, ci95=(1.25, 1.5))))
+    changed = replace(result, cost=cost, speedup=replace(result.speedup, ci95=(1.25, 1.5)))
+    told = summary_of(changed.as_dict())
     assert (told["speedup/ci95/low"], told["speedup/ci95/high"]) == (1.25, 1.5)
     assert (told["cost/ci95/c/low"], told["cost/ci95/c/high"]) == (0.1, 0.3) and "cost/ci95/v" not in told
     assert not any(isinstance(value, list | tuple | dict) for value in told.values())

@@ -115,7 +115,7 @@ def render(prompt: Prompt, answers: Sequence[str], tokenizer: Any, chat: bool) -
         parts = [part for pair in zip(prompt.turns, answers, strict=False) for part in pair]
         text = "\n\n".join([*parts, prompt.turns[turn]])
     with _fails(prompt, "target.path", "its tokenizer fails: give a model with another one"):
-        tokens = tokenizer(text, add_special_tokens=not chat)["input_ids"]
+        tokens = tokenizer(text, add_special_tokens=not chat, verbose=False)["input_ids"]
     if not tokens and tokenizer.bos_token_id is not None:
         tokens = [tokenizer.bos_token_id]
     return Request(prompt.request_id(turn), prompt.id, text, tokens, prompt.category)

@@ -14,12 +14,14 @@ from specbench.results import flatten
 from specbench.storage.read import StoredRun
 
 HEAT_MAPS = {"alpha/mean": "alpha", "speedup/measured": "measured speedup"}
+NO_AXES = ("name", "force", "strict", "logger", "experiment", "repeats", "repeats_vary", "workers", "verdict_tokens",
+           "data.limit", "data.count")  # settings, or groups, that say how much is measured and what is kept  # fmt: skip
 MOST_PAIRS = 3  # of swept keys that have heat maps
 NUMBERS = {  # of a run in a table: heading, (path in results.json, digits)
     "Thm 3.8": ("speedup/theorem_3_8", 2),
     "alpha": ("alpha/mean", 3),
     "stderr": ("alpha/stderr", 3),
-    "tau": ("block_efficiency/mean", 2),
+    "block efficiency": ("block_efficiency/mean", 2),
     "c": ("cost/c", 3),
     "v": ("cost/v", 2),
     "o": ("cost/o", 2),
@@ -33,7 +35,7 @@ MEANINGS = {
     "speedup": "decoding alone, over plain decoding of the same prompts",
     "95 %": "a paired bootstrap over prompts, within one process unless the run repeated",
     "Thm 3.8": "from the run's own alpha, gamma and c",
-    "tau": "block efficiency: tokens per target call",
+    "block efficiency": "tokens per target call (tau)",
     "c": "a drafter step / a target step",
     "v": "a target call of a round / a target step",
     "o": "the rest of a round / a target step",
@@ -104,8 +106,9 @@ def _heat_maps(report: Report) -> list[Mapping[str, str]]:
     """Numbers over two swept keys, for the first pairs of keys. Runs that differ in a third one are not averaged: each
     of its values has a map."""
     runs = report.runs
-    swept = list(dict.fromkeys(key for run in runs for key in run.keys))
-    pairs = [(x, y) for x, y in itertools.combinations(swept, 2) if not _one_each(runs, x, y)]
+    swept = dict.fromkeys(key for run in runs for key in run.keys)
+    axes = [key for key in swept if not {key, key.partition(".")[0]} & {*NO_AXES}]
+    pairs = [(x, y) for x, y in itertools.combinations(axes, 2) if not _one_each(runs, x, y)]
     return [
         report.figure(
             f"heat_{value.split('/')[0]}_{x}_{y}",
