@@ -14,8 +14,9 @@ from specbench.results import flatten
 from specbench.storage.read import StoredRun
 
 HEAT_MAPS = {"alpha/mean": "alpha", "speedup/measured": "measured speedup"}
+# Settings, or their groups, that say how much is measured and what is kept: no axes of a map.
 NO_AXES = ("name", "force", "strict", "logger", "experiment", "repeats", "repeats_vary", "workers", "verdict_tokens",
-           "data.limit", "data.count")  # settings, or groups, that say how much is measured and what is kept  # fmt: skip
+           "data.limit", "data.count")  # fmt: skip
 MOST_PAIRS = 3  # of swept keys that have heat maps
 NUMBERS = {  # of a run in a table: heading, (path in results.json, digits)
     "Thm 3.8": ("speedup/theorem_3_8", 2),

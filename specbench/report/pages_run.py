@@ -44,6 +44,7 @@ NUMBERS = {  # of one run: name, path in results.json
     "of plain decoding ": "drift/baseline_distinct_2",
     "tokens": "counts/tokens",
 }
+OF_DRAFTS = ("block efficiency", "v")  # numbers that say nothing where nothing was drafted
 
 
 def one_run(report: Report) -> None:
@@ -62,14 +63,16 @@ def one_run(report: Report) -> None:
     acceptance(report, run)
     under_load(report)
     _prompts(report, run)
-    report.section("The text as it came about", samples=samples(run))
+    if drafted:
+        report.section("The text as it came about", samples=samples(run))
     numbers = {name: at(run.result, path) for name, path in NUMBERS.items()} | flatten(run.result.get("metrics", {}))
-    rows = [{"number": name, "value": text} for name, value in numbers.items() if (text := shown(value)) != "-"]
+    told = {name: text for name, value in numbers.items() if (text := shown(value)) != "-"}
+    rows = [{"number": name, "value": text} for name, text in told.items() if drafted or name not in OF_DRAFTS]
     report.section("All numbers", tables=[PageTable(rows)])
     if drafted:
         of_the_paper(report)
-    if told := phases(run.result):
-        report.section("Where the time went", texts=[told])
+    if seconds := phases(run.result):
+        report.section("Time of the whole run", texts=[seconds])
 
 
 def phases(result: Mapping[str, Any]) -> str:
@@ -117,7 +120,8 @@ def _categories(report: Report, run: StoredRun) -> None:
     r = run.result
     rows = [_category(name, numbers) for name, numbers in [*found.items(), ("overall", whole(r))]]
     rows = _drafted(rows, r)
-    caption = "Block efficiency: tokens per target call. Speedup: ratio of total times over the category's requests."
+    caption = "Block efficiency: tokens per target call. " if r["counts"]["drafted"] else ""
+    caption += "Speedup: ratio of total times over the category's requests."
     if (mean := at(r, "speedup/geometric_mean/mean")) is not None:
         ends = at(r, "speedup/geometric_mean/ci95")
         told = f" ({interval(ends)})" if ends else ""
@@ -140,8 +144,8 @@ def _category(name: str, numbers: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _drafted(rows: Sequence[dict[str, Any]], result: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The rows of a table; where nothing was drafted without block efficiency, which is 1 in each."""
-    left_out = () if result["counts"]["drafted"] else ("block efficiency",)
+    """The rows of a table; where nothing was drafted without the numbers that say nothing then."""
+    left_out = () if result["counts"]["drafted"] else OF_DRAFTS
     return [{heading: cell for heading, cell in row.items() if heading not in left_out} for row in rows]
 
 

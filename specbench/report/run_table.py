@@ -169,8 +169,8 @@ def _gammas(result: dict[str, Any]) -> Rows:
             pick = {"gammas": [best["gamma"]], "speedup": best["speedup"], "in_sample": True}
         told = f"expected {pick['speedup']:.2f}x{', in-sample' if pick['in_sample'] else ', by other prompts'}"
         if (regret := result["regret"]) is not None:
-            less = "less" if regret < 0 else "more"
-            told += f"; {f'{abs(regret):.1%} {less} than' if abs(regret) >= 0.0005 else 'as much as'} gamma {result['gamma']}"
+            less = f"{abs(regret):.1%} {'less' if regret < 0 else 'more'} than"
+            told += f"; {less if abs(regret) >= 0.0005 else 'as much as'} gamma {result['gamma']}"
         yield "gamma, best by replay", " or ".join(map(str, dict.fromkeys(pick["gammas"]))), told
 
 
