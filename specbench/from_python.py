@@ -4,6 +4,7 @@ import logging
 import os
 import re
 import sys
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -81,7 +82,8 @@ class Evaluation(Fields):
     def _printed(self) -> Console:
         from specbench.report.run_table import run_table
 
-        console = Console(file=StringIO(), width=_width(), record=True, markup=False, emoji=False)
+        console = Console(file=StringIO(), width=_width(), record=True, markup=False, emoji=False,
+                          force_jupyter=False)  # else Rich shows it in the notebook at once  # fmt: skip
         console.print(Visible(run_table(dict(self._entries), self.folder)))
         return console
 
@@ -106,7 +108,9 @@ def evaluate(*overrides: str | Mapping[str, Any], **settings: Any) -> Evaluation
         raise ConfigError(f"repeats={checked.root.repeats} is not possible from Python: use the command line")
     known = folder.exists()
     try:
-        return _run(config, checked, folder, list(config.hydra.overrides.task), call)
+        with warnings.catch_warnings():  # of a module that would draw bars in a notebook, and is not used
+            warnings.filterwarnings("ignore", message="IProgress not found")
+            return _run(config, checked, folder, list(config.hydra.overrides.task), call)
     except ConfigError:
         if not known:
             remove_if_empty(folder)
@@ -128,7 +132,10 @@ def words_of(overrides: Sequence[str | Mapping[str, Any]], settings: Mapping[str
 
 def call_of(overrides: Sequence[str | Mapping[str, Any]], settings: Mapping[str, Any]) -> str:
     """The call of `specbench.evaluate` with these arguments, as Python."""
-    given = [*map(_python, overrides), *(f"{key}={_python(value)}" for key, value in settings.items())]
+    given = [*map(_python, overrides)]
+    given += [f"{key}={_python(value)}" for key, value in settings.items() if key.isidentifier()]
+    if others := {key: value for key, value in settings.items() if not key.isidentifier()}:
+        given.append(f"**{_python(others)}")
     return f"specbench.evaluate({', '.join(given)})"
 
 

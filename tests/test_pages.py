@@ -21,7 +21,7 @@ from specbench.report import acceptance_figures, acceptance_tables, facts, panel
 from specbench.report.page import write_report
 from specbench.report.page_table import Cell, PageTable
 from specbench.report.pages_acceptance import acceptance
-from specbench.report.pages_compare import comparisons, ranking
+from specbench.report.pages_compare import comparisons
 from specbench.report.sections import Report, cut
 from specbench.report.verdict_sentence import verdict_sentence
 from specbench.run.run import run

@@ -69,7 +69,7 @@ def test_latex_is_a_tabular_whose_rows_have_as_many_cells():
     body = lines[lines.index(r"\midrule") + 1 : lines.index(r"\bottomrule")]
     assert body == [
         r"n\_gram \& co & 2.35 & 1.50$\times$ & 25.0\% & 1.25--1.75 \\",
-        r"x & $-1.00$ & - & 100.0\% & - \\",
+        r"x & $-1.00$ & -- & 100.0\% & -- \\",
     ]
     for line in body:
         assert len(re.findall(r"(?<!\\)&", line)) == 4 and not re.search(r"(?<!\\)[%#_]", line)
