@@ -13,11 +13,14 @@ from wandb.proto.wandb_internal_pb2 import Record as WandbRecord
 
 from specbench.config.checks import check
 from specbench.finish import logged
+from specbench.loggers.logger import Opening
 from specbench.loggers.none import NoLogger
+from specbench.loggers.wandb import WandbLogger
 from specbench.loggers.wandb_records import Running, columns
 from specbench.loggers.wandb_records import summary as summary_of
 from specbench.run.run import run
 from specbench.settings import ConfigError
+from specbench.storage.read import read_result
 
 PICTURE = base64.b64decode(
     "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR4nGNgYGBgAAAABQABh6FO1AAAAABJRU5ErkJggg=="
@@ -152,6 +155,25 @@ def test_a_sweep_has_a_run_for_its_table(good, monkeypatch, tmp_path):
     assert {job.job_type for job in jobs} == {"job"} and {job.run_group for job in jobs} == {"two"}
     assert call(words, monkeypatch, tmp_path) == 0  # every job is skipped: the sweep is not logged again
     assert len([*sweep.glob("wandb/offline-run-*")]) == 1
+
+
+def test_repeats_have_a_run_for_all_processes(good, monkeypatch, tmp_path):
+    words = small(*few(good), "logger=none", "hydra.run.dir=out")
+    assert call(words, monkeypatch, tmp_path) == 0
+    folder, checked = tmp_path / "out", check(composed(*words[:-1]))
+    result = read_result(folder)
+    rows = [{"process": f"repeat={number}", "speedup": 1.0 + number} for number in range(2)]
+    settings = WandbLogger.Settings(mode="offline", project="p", entity=None, tags=[])
+    choices = {group: chosen.name for group, chosen in checked.choices.groups.items()}
+    opening = Opening("mine", checked.resolved, choices, folder, "repeats")
+    WandbLogger(settings).log_repeats(opening, result, rows)
+    run, config = opened(records(folder))
+    assert (run.run_group, run.job_type) == ("mine", "repeats") and config["drafter"] == "random"
+    last = summary(records(folder))
+    assert last["speedup/measured"] == result["speedup"]["measured"] and last["processes"] == 2
+    [table] = folder.glob("wandb/offline-run-*/files/media/table/media/processes_*.json")
+    assert json.loads(table.read_text())["data"] == [["repeat=0", 1.0], ["repeat=1", 2.0]]
+    assert (folder / "report.html").is_file()
 
 
 def test_a_logger_that_fails_is_told_no_more_and_the_run_goes_on(good, monkeypatch, tmp_path, caplog):

@@ -20,6 +20,7 @@ from specbench.config.build import in_order
 from specbench.config.checks import check
 from specbench.data.prompts import Prompt
 from specbench.decoded import RequestSums
+from specbench.loggers.none import NoLogger
 from specbench.measure import crossed
 from specbench.measure.accounting import speedup_of
 from specbench.measure.crossed import CrossedSums
@@ -219,6 +220,22 @@ def test_the_pooled_result_is_that_of_all_processes(one, processes, monkeypatch,
     assert sorted(result) == sorted(alone)  # a whole result
 
 
+def test_the_logger_gets_the_pooled_results_once(processes, monkeypatch, tmp_path, caplog):
+    given = []
+
+    def log_repeats(self, opening, result, rows):
+        given.append((opening, result, rows))
+        raise OSError("no network")
+
+    monkeypatch.setattr(NoLogger, "log_repeats", log_repeats)
+    for _ in range(2):  # the second time all is there
+        assert call([*ASKED, "hydra.run.dir=D"], monkeypatch, tmp_path) == 0
+    [(opening, result, rows)] = given
+    assert (opening.kind, opening.out_dir.name, opening.choices["drafter"]) == ("repeats", "D", "random")
+    assert result["repeats"]["processes"] == 3 and [row["process"] for row in rows] == [f"repeat={n}" for n in range(3)]
+    assert "logger=none has no pooled results (no network)" in caplog.text
+
+
 def test_a_process_gets_the_same_overrides(processes, monkeypatch, tmp_path):
     """Composed as Hydra would, each command is the run that the pool looks for."""
     asked = [*ASKED, "repeats_vary=both", "seed=5", "hydra.run.dir=D"]
@@ -251,7 +268,7 @@ def test_what_is_finished_is_not_run_again(processes, monkeypatch, tmp_path, cap
 
 def test_a_finished_single_run_is_measured_again_and_says_so_before(one, monkeypatch, tmp_path, capsys):
     measured, told = [], "it is measured again"
-    monkeypatch.setattr("specbench.__main__._measure", lambda checked, out_dir, kind: measured.append(kind))
+    monkeypatch.setattr("specbench.__main__._measure", lambda checked, out_dir, kind, begun: measured.append(kind))
     shutil.copytree(one, tmp_path / "D")
     assert call([*small(*OPTIONS), "hydra.run.dir=D"], monkeypatch, tmp_path) == 0
     assert told in capsys.readouterr().out and measured == ["run"]

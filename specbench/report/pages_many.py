@@ -59,7 +59,9 @@ def many_runs(report: Report, compared: bool = False) -> None:
     report.section("All runs", texts=lacking, tables=[table])
     report.section("Measured and predicted", figures=[measured])
     factors = [row for run in runs if (row := _factors(run))]
-    caption = "They multiply to the measured speedup; 1.00 costs nothing."
+    equal = {name for row in factors for name in row if all(other.get(name, "1.000") == "1.000" for other in factors)}
+    factors = [{name: cell for name, cell in row.items() if name not in equal} for row in factors]
+    caption = "They multiply to the measured speedup; those that are 1.000 in every run are left out."
     report.section("Why: the factors of every run", tables=[PageTable(factors, caption, sorts=len(factors) > 8)])
     if not compared and (maps := _heat_maps(report)):
         report.section("Over two keys at a time", figures=maps)
@@ -79,15 +81,14 @@ def _row(report: Report, run: StoredRun) -> dict[str, Any]:
     speedup = result["speedup"]
     row |= {**run.keys, "speedup": f"{speedup['measured']:.2f}x"}
     row["95 %"] = "too few" if speedup["ci95"] is None else interval(speedup["ci95"])
-    row |= {heading: _digits(at(result, path), digits) for heading, (path, digits) in NUMBERS.items()}
-    row |= {f"over {peer}": number(over["measured"], 2) for peer, over in result["speedup_over"].items()}
-    row |= {name: _digits(value, 3) for name, value in flatten(result.get("metrics", {})).items()}
     found = word(result["lossless"])
     kind = {"passed": "good", "lossy": ""}.get(found, "bad")
     row["lossless"] = Cell(WORDS.get(found, found), kind=kind)
     unsteady = (result.get("machine") or {}).get("reasons")
     row["machine"] = Cell("not steady" if unsteady else "steady", kind="bad" if unsteady else "")
-    return row
+    row |= {heading: _digits(at(result, path), digits) for heading, (path, digits) in NUMBERS.items()}
+    row |= {f"over {peer}": number(over["measured"], 2) for peer, over in result["speedup_over"].items()}
+    return row | {name: _digits(value, 3) for name, value in flatten(result.get("metrics", {})).items()}
 
 
 def _digits(value: Any, digits: int) -> str:

@@ -195,13 +195,16 @@ def _remarks(result: dict[str, Any], out_dir: Path) -> Iterator[Text]:
     if (ci95 := result["speedup"]["ci95"]) is not None and ci95[1] < 1:
         yield Text("speculative decoding was slower than plain decoding here", style="yellow")
     notes = list(result["notes"])
-    for key, what in (("too_long", "requests do not fit the context"), ("failed", "requests failed")):
-        notes += [f"{counts[key]} {what}"] if counts[key] else []
+    if (long := counts["too_long"]) > 0:
+        notes.append(f"{long} request{'s do' if long > 1 else ' does'} not fit the context")
+    if (failed := counts["failed"]) > 0:
+        notes.append(f"{failed} request{'s' * (failed > 1)} failed")
     if result["status"] != "complete":
         notes.append(f"{result['status']}: these are the requests that were finished")
     for note in notes:
         yield Text(f"note: {note}", style="yellow")
-    yield Text(f"{counts['prompts']} requests, {counts['tokens']:,} tokens; written to", style="dim")
+    many = "s" * (counts["prompts"] > 1)
+    yield Text(f"{counts['prompts']} request{many}, {counts['tokens']:,} tokens; written to", style="dim")
     near = out_dir.is_absolute() and out_dir.is_relative_to(Path.cwd())
     yield Text(str(out_dir.relative_to(Path.cwd()) if near else out_dir), style="dim", overflow="fold")
 

@@ -218,4 +218,4 @@ def _warnings(result: dict[str, Any]) -> Iterator[str]:
     if result["status"] != "complete":
         yield f"The run is {result['status']}."
     elif failed := result["counts"]["failed"]:
-        yield f"{failed} requests failed."
+        yield f"{failed} request{'s' * (failed > 1)} failed."
