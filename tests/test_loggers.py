@@ -4,6 +4,7 @@ import base64
 import json
 import logging
 import struct
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -52,9 +53,18 @@ def _no_figures(monkeypatch):
 
 
 def records(folder: Path) -> list[WandbRecord]:
-    """What the one W&B run of a folder wrote, from the log format of its file: blocks of 32 KiB, pieces with 7 bytes of
-    checksum, length and kind (1 whole, 2 first, 3 middle, 4 last)."""
+    """What the one W&B run of a folder wrote. W&B's own process may end its file after `finish` has returned."""
     [path] = folder.glob("wandb/offline-run-*/run-*.wandb")
+    for _ in range(100):
+        if "exit" in kinds(found := parsed(path)):
+            break
+        time.sleep(0.1)
+    return found
+
+
+def parsed(path: Path) -> list[WandbRecord]:
+    """The records in the log format of a file: blocks of 32 KiB, pieces with 7 bytes of checksum, length and kind (1
+    whole, 2 first, 3 middle, 4 last)."""
     data, at, piece, found = path.read_bytes(), 7, b"", []
     while at + 7 <= len(data):
         if (room := 32768 - at % 32768) < 7:
