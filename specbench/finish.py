@@ -44,12 +44,13 @@ def measure(
     place: str = "",
     shown: Callable[[dict[str, Any], Path | None], None] = lambda result, kept: None,
     begun: float | None = None,
+    call: str = "",
 ) -> None:
     """Builds the parts, runs them in `out_dir`, which is locked, and writes the results. What stood there before stays
     until they are there. `kind` is what the logger is told, `place` stands before the progress, and `shown` gets what
     `results.json` holds, and where the run went that was there before. `begun`, by `time.perf_counter`, is when the
-    program or the job began. Raises ConfigError, VerdictError with
-    strict=true, or KeyboardInterrupt after a signal."""
+    program or the job began; `call` is the Python expression that asked for the run, if no command did. Raises
+    ConfigError, VerdictError with strict=true, or KeyboardInterrupt after a signal."""
     from specbench.config.build import build
     from specbench.run.run import run
 
@@ -63,6 +64,8 @@ def measure(
             with held():  # between the end of decoding and that of writing a signal waits
                 with decoding_progress(place) as progress:
                     result, record = run(parts, out_dir, progress, run_log.progress, phases)
+                if call:
+                    result.provenance["call"] = call
                 kept = save(checked, parts, result, record, out_dir, overrides)
                 written = True
         except KeyboardInterrupt:
@@ -91,7 +94,7 @@ class RunLog:
             self.logger.progress(group)
         except Exception as error:
             self.well = False
-            log.warning("logger=%s is not told of further prompts (%s)", self.name, first_line(error))
+            log.warning("logger=%s is not told of further requests (%s)", self.name, first_line(error))
             log.info("the logger failed", exc_info=error)
 
     def finish(self, result: RunResult, record: Record) -> None:

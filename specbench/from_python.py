@@ -1,8 +1,10 @@
 """`specbench.evaluate`: a whole run from Python, with the folder that the command line leaves, and its results."""
 
 import logging
+import os
 import re
 import sys
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -22,7 +24,7 @@ from specbench.settings import ConfigError, explain
 from specbench.visible import Visible, VisibleFormatter
 
 log = logging.getLogger(__name__)
-WIDTH = 100  # characters of the table
+WIDTH = 100  # characters of the table, where nothing says how wide the output is
 # Texts that need no quotation marks.
 BARE = re.compile(r"(?!(?:null|true|false|nan|inf)$)[A-Za-z_./][\w./:@-]*", re.IGNORECASE | re.ASCII)
 
@@ -80,16 +82,24 @@ class Evaluation(Fields):
     def _printed(self) -> Console:
         from specbench.report.run_table import run_table
 
-        console = Console(file=StringIO(), width=WIDTH, record=True, markup=False, emoji=False)
+        console = Console(file=StringIO(), width=_width(), record=True, markup=False, emoji=False,
+                          force_jupyter=False)  # else Rich shows it in the notebook at once  # fmt: skip
         console.print(Visible(run_table(dict(self._entries), self.folder)))
         return console
+
+
+def _width() -> int:
+    """Characters of a line of the terminal or the notebook, or $COLUMNS."""
+    console = Console()
+    known = console.is_terminal or console.is_jupyter or "COLUMNS" in os.environ
+    return console.width if known else WIDTH
 
 
 def evaluate(*overrides: str | Mapping[str, Any], **settings: Any) -> Evaluation:
     """See `specbench.evaluate`."""
     from specbench.storage.unused import remove_if_empty
 
-    words = words_of(overrides, settings)
+    words, call = words_of(overrides, settings), call_of(overrides, settings)
     config = composed(words)
     folder = Path(config.hydra.run.dir).absolute()
     choices = {str(group): str(option) for group, option in config.hydra.runtime.choices.items()}
@@ -98,7 +108,9 @@ def evaluate(*overrides: str | Mapping[str, Any], **settings: Any) -> Evaluation
         raise ConfigError(f"repeats={checked.root.repeats} is not possible from Python: use the command line")
     known = folder.exists()
     try:
-        return _run(config, checked, folder, list(config.hydra.overrides.task))
+        with warnings.catch_warnings():  # of a module that would draw bars in a notebook, and is not used
+            warnings.filterwarnings("ignore", message="IProgress not found")
+            return _run(config, checked, folder, list(config.hydra.overrides.task), call)
     except ConfigError:
         if not known:
             remove_if_empty(folder)
@@ -116,6 +128,25 @@ def words_of(overrides: Sequence[str | Mapping[str, Any]], settings: Mapping[str
         else:
             raise ConfigError(f"{entry!r} is not an override: give a text as in 'drafter=ngram', or a mapping of keys")
     return words
+
+
+def call_of(overrides: Sequence[str | Mapping[str, Any]], settings: Mapping[str, Any]) -> str:
+    """The call of `specbench.evaluate` with these arguments, as Python."""
+    given = [*map(_python, overrides)]
+    given += [f"{key}={_python(value)}" for key, value in settings.items() if key.isidentifier()]
+    if others := {key: value for key, value in settings.items() if not key.isidentifier()}:
+        given.append(f"**{_python(others)}")
+    return f"specbench.evaluate({', '.join(given)})"
+
+
+def _python(value: Any) -> str:
+    """A value as a Python literal: what is none of these, as a Path, is its text."""
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{str(key)!r}: {_python(entry)}' for key, entry in value.items())}}}"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_python, value))}]"
+    plain = value is None or type(value) in (bool, int, float, str)
+    return repr(value) if plain else repr(str(value))
 
 
 def _words(key: str, value: Any) -> Iterator[str]:
@@ -167,7 +198,7 @@ def _own_hydra() -> Iterator[None]:
         GlobalHydra.instance().hydra = before
 
 
-def _run(config: DictConfig, checked: Checked, folder: Path, words: Sequence[str]) -> Evaluation:
+def _run(config: DictConfig, checked: Checked, folder: Path, words: Sequence[str], call: str) -> Evaluation:
     """Builds, decodes and writes. Raises ConfigError, VerdictError or KeyboardInterrupt."""
     from specbench.finish import measure
     from specbench.storage.finished import examine, move_aside
@@ -175,15 +206,15 @@ def _run(config: DictConfig, checked: Checked, folder: Path, words: Sequence[str
     from specbench.storage.read import read_result
     from specbench.told import log_result
 
-    with locked(folder), _files_of_hydra(config, folder, words):
+    with locked(folder), _files_of_hydra(config, folder, words, call):
         if corrupt := examine(folder, checked.identity()).corrupt:
             log.warning("%s: moved to %s", corrupt, move_aside(folder))
-        measure(checked, folder, words, announce=log.info, shown=partial(log_result, folder=folder))
+        measure(checked, folder, words, announce=log.info, shown=partial(log_result, folder=folder), call=call)
         return Evaluation(read_result(folder), folder)
 
 
 @contextmanager
-def _files_of_hydra(config: DictConfig, folder: Path, words: Sequence[str]) -> Iterator[None]:
+def _files_of_hydra(config: DictConfig, folder: Path, words: Sequence[str], call: str) -> Iterator[None]:
     """Writes .hydra/ as the command line does, and, inside this context, what specbench logs to run.log."""
     from specbench.storage.atomic import write_text, writing
 
@@ -201,7 +232,7 @@ def _files_of_hydra(config: DictConfig, folder: Path, words: Sequence[str]) -> I
     logger.addHandler(handler)
     logger.setLevel(min(logging.INFO, level or logging.INFO))
     try:
-        logger.info("specbench.evaluate(%s) in %s", ", ".join(map(repr, words)), sys.argv[0] or "python")
+        logger.info("%s in %s", call, sys.argv[0] or "python")
         yield
     finally:
         logger.removeHandler(handler)

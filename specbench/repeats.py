@@ -19,6 +19,7 @@ from omegaconf import DictConfig
 from specbench.config.checks import Checked, check
 from specbench.decoded import RequestSums
 from specbench.interrupts import at_once, held
+from specbench.loggers.logger import Opening
 from specbench.measure.breakdown import only
 from specbench.measure.crossed import CrossedSums
 from specbench.paths import conf_dir
@@ -32,6 +33,7 @@ from specbench.storage.read import read_result
 from specbench.storage.sums import load_sums, write_all_sums
 from specbench.storage.write import write_config
 from specbench.told import Pace, in_short, in_sweep, tell, tell_result
+from specbench.visible import first_line
 
 log = logging.getLogger(__name__)
 COPIED = ("prompts.jsonl", "rounds.parquet", "positions.parquet")  # of the first process
@@ -60,7 +62,7 @@ def run_repeats(config: DictConfig, checked: Checked, out_dir: Path) -> None:
     what is finished is pooled before."""
     wanted = [of_process(config, checked, number) for number in range(checked.root.repeats)]
     folders = [out_dir / f"repeat={number}" for number in range(len(wanted))]
-    done, interrupted, result, kept = [], False, None, None
+    done, interrupted, fresh, result, kept = [], False, False, None, None
     try:
         with held():  # a signal waits while results are written
             try:
@@ -76,6 +78,7 @@ def run_repeats(config: DictConfig, checked: Checked, out_dir: Path) -> None:
                 tell("All processes were finished before: these are their results (force=true measures again).")
             elif done:
                 result, kept = write_pooled(checked, out_dir, done, len(folders) - len(done), interrupted)
+                fresh = True
     except KeyboardInterrupt:
         interrupted = True
     told = f"{len(done)} of {len(folders)} processes are finished, in {out_dir}"
@@ -84,6 +87,8 @@ def run_repeats(config: DictConfig, checked: Checked, out_dir: Path) -> None:
     if result is None:
         raise IncompleteError(f"{told}: see run.log in its folders")
     tell_result(result, kept, out_dir)
+    if fresh:
+        mirror(checked, result, done, out_dir)
     if len(done) < len(folders):
         raise IncompleteError(f"{told}: the same command runs the others again")
     refuse_verdict(checked.root.strict, result, out_dir)
@@ -195,6 +200,19 @@ def write_pooled(
     result["identity"] = {**checked.identity().as_dict(), "files": files}
     write_json(out_dir / RESULTS, plain(result))
     return read_result(out_dir), kept
+
+
+def mirror(checked: Checked, result: dict[str, Any], folders: Sequence[Path], out_dir: Path) -> None:
+    """Gives the pooled results to the logger. That it fails is logged: the files are there."""
+    choice = checked.choices["logger"]
+    choices = {group: chosen.name for group, chosen in checked.choices.groups.items()}
+    opening = Opening(checked.root.name, checked.resolved, choices, out_dir, "repeats", result["overrides"])
+    rows = [_row(folder, read_result(folder)) for folder in folders]
+    try:
+        choice.kind.from_settings(choice.settings).log_repeats(opening, result, rows)
+    except Exception as error:
+        log.warning("logger=%s has no pooled results (%s)", choice.name, first_line(error))
+        log.info("the logger failed", exc_info=error)
 
 
 def _numbered(folders: Sequence[Path]) -> Iterator[RequestSums]:

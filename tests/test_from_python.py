@@ -4,6 +4,8 @@ import json
 import logging
 import subprocess
 import sys
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -12,11 +14,16 @@ from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rich.text import Text
 
 import specbench
-from specbench.from_python import Evaluation, composed, spelled, words_of
+from specbench import from_python
+from specbench.from_python import Evaluation, call_of, composed, spelled, words_of
 from specbench.paths import conf_dir
+from specbench.progress import decoding_progress
+from specbench.report.facts import commands
 from specbench.report.verdict_sentence import verdict_sentence
+from specbench.storage.read import StoredRun
 
 OPTIONS = small("temperature=0", "executor=eager", "drafter=random", "logger=none", "max_new_tokens=4")
 
@@ -36,6 +43,8 @@ def test_a_run_from_python_leaves_what_the_command_leaves(good, monkeypatch, tmp
     assert result.folder == tmp_path / "called" and files(result.folder) == files(tmp_path / "typed")
     written = json.loads((result.folder / "results.json").read_text())
     typed = json.loads((tmp_path / "typed" / "results.json").read_text())
+    assert written["provenance"]["call"].startswith("specbench.evaluate('") and "call" not in typed["provenance"]
+    assert commands([StoredRun(result.folder, written)], together=False)[0].endswith(written["provenance"]["call"])
     assert written["config_digest"] == typed["config_digest"] and written["counts"] == typed["counts"]
     for name in ("config.yaml", ".hydra/config.yaml", "rounds.parquet"):
         assert (result.folder / name).exists()
@@ -130,3 +139,42 @@ def test_the_version_is_one_everywhere(monkeypatch, tmp_path, capsys):
 def test_an_evaluation_is_a_mapping(tmp_path):
     made = Evaluation({"a": {"b": [{"c": 1}]}, "keys": 2}, tmp_path)
     assert made.a.b[0].c == 1 and dict(made)["keys"] == 2 and len(made) == 2
+
+
+def test_a_call_is_python_that_makes_it_again():
+    given = ("gamma=2", {"data": {"limit": 3}, "stop": ("a", 'b"')})
+    keys = {"temperature": 0.5, "strict": True, "target": {"path": Path("x y")}, "hydra.run.dir": "D"}
+    told = call_of(given, keys)
+
+    def evaluate(*overrides, **settings):
+        return words_of(overrides, settings)
+
+    assert eval(told, {"specbench": SimpleNamespace(evaluate=evaluate)}) == words_of(given, keys)
+
+
+def test_a_table_is_as_wide_as_what_shows_it(monkeypatch, tmp_path):
+    monkeypatch.delenv("COLUMNS", raising=False)
+    assert from_python._width() == from_python.WIDTH  # neither a terminal nor a notebook
+    monkeypatch.setenv("COLUMNS", "63")
+    assert from_python._width() == 63
+
+
+def test_a_notebook_shows_one_line_of_progress_and_the_table_once(monkeypatch):
+    lines = []
+    shown = SimpleNamespace(update=lambda line, raw: lines.append(line["text/plain"]))
+
+    def display(line, raw, display_id=None, **more):
+        lines.append(line["text/plain"])
+        return shown
+
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace())
+    monkeypatch.setitem(sys.modules, "IPython.display", SimpleNamespace(display=display))
+    monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
+    with decoding_progress() as progress:
+        progress(0, 4, "warm-up")
+        progress(1, 4, "decoding")
+    assert lines[0] == "loading" and lines[1].startswith("warm-up: 0 of 4 requests, 0 s")
+    assert lines[2].startswith("decoding: 1 of 4 requests, 0 s, about 0 s left") and lines[3:] == [""]
+    lines.clear()
+    monkeypatch.setattr("specbench.report.run_table.run_table", lambda result, folder: Text("the table"))
+    assert repr(Evaluation({}, Path("x"))) == "the table\n" and not lines  # Rich would show it by itself

@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import random
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -13,11 +14,13 @@ from conftest import composed, small
 from matplotlib import pyplot as plt
 from rich.table import Table
 from test_config import run_main
+from transformers import AutoTokenizer
 
+import specbench
 import specbench.replay.__main__ as replay
 import specbench.report.__main__ as report
 from specbench.config.checks import check
-from specbench.data.prompts import load
+from specbench.data.prompts import Prompt, load, render
 from specbench.data.records import JsonlData
 from specbench.gamma_policies.fixed import FixedGamma
 from specbench.replay import policies as replayed
@@ -267,3 +270,19 @@ def test_a_swept_value_is_no_mathtext(tmp_path):
     runs = [StoredRun(tmp_path, {"alpha": {"mean": 0.5}}, keys)]
     svg = save(lambda: heat_maps(runs, "data.path", "drafter.path", "alpha/mean", "alpha"), tmp_path / "map")
     assert "$\\nope{$" in svg and not set(svg) & set("\x1b\x9b\u202e")
+
+
+def test_a_long_prompt_has_no_warning_of_transformers():
+    """The run itself says which requests do not fit."""
+    said, tokenizer = [], AutoTokenizer.from_pretrained(Path(specbench.__file__).parent / "shipped" / "target")
+    tokenizer.model_max_length = 8
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())
+    logger = logging.getLogger("transformers")
+    logger.addHandler(handler)
+    try:
+        assert len(render(Prompt("a", ("x = 1\n" * 9,)), [], tokenizer, chat=False).tokens) > 8 and not said
+        tokenizer("x = 1\n" * 9)
+        assert "Token indices sequence length is longer" in said[0]  # so the handler hears it
+    finally:
+        logger.removeHandler(handler)

@@ -4,6 +4,7 @@ import base64
 import json
 import logging
 import struct
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,11 +14,14 @@ from wandb.proto.wandb_internal_pb2 import Record as WandbRecord
 
 from specbench.config.checks import check
 from specbench.finish import logged
+from specbench.loggers.logger import Opening
 from specbench.loggers.none import NoLogger
+from specbench.loggers.wandb import WandbLogger
 from specbench.loggers.wandb_records import Running, columns
 from specbench.loggers.wandb_records import summary as summary_of
 from specbench.run.run import run
 from specbench.settings import ConfigError
+from specbench.storage.read import read_result
 
 PICTURE = base64.b64decode(
     "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR4nGNgYGBgAAAABQABh6FO1AAAAABJRU5ErkJggg=="
@@ -49,9 +53,18 @@ def _no_figures(monkeypatch):
 
 
 def records(folder: Path) -> list[WandbRecord]:
-    """What the one W&B run of a folder wrote, from the log format of its file: blocks of 32 KiB, pieces with 7 bytes of
-    checksum, length and kind (1 whole, 2 first, 3 middle, 4 last)."""
+    """What the one W&B run of a folder wrote. W&B's own process may end its file after `finish` has returned."""
     [path] = folder.glob("wandb/offline-run-*/run-*.wandb")
+    for _ in range(100):
+        if "exit" in kinds(found := parsed(path)):
+            break
+        time.sleep(0.1)
+    return found
+
+
+def parsed(path: Path) -> list[WandbRecord]:
+    """The records in the log format of a file: blocks of 32 KiB, pieces with 7 bytes of checksum, length and kind (1
+    whole, 2 first, 3 middle, 4 last)."""
     data, at, piece, found = path.read_bytes(), 7, b"", []
     while at + 7 <= len(data):
         if (room := 32768 - at % 32768) < 7:
@@ -154,6 +167,25 @@ def test_a_sweep_has_a_run_for_its_table(good, monkeypatch, tmp_path):
     assert len([*sweep.glob("wandb/offline-run-*")]) == 1
 
 
+def test_repeats_have_a_run_for_all_processes(good, monkeypatch, tmp_path):
+    words = small(*few(good), "logger=none", "hydra.run.dir=out")
+    assert call(words, monkeypatch, tmp_path) == 0
+    folder, checked = tmp_path / "out", check(composed(*words[:-1]))
+    result = read_result(folder)
+    rows = [{"process": f"repeat={number}", "speedup": 1.0 + number} for number in range(2)]
+    settings = WandbLogger.Settings(mode="offline", project="p", entity=None, tags=[])
+    choices = {group: chosen.name for group, chosen in checked.choices.groups.items()}
+    opening = Opening("mine", checked.resolved, choices, folder, "repeats")
+    WandbLogger(settings).log_repeats(opening, result, rows)
+    run, config = opened(records(folder))
+    assert (run.run_group, run.job_type) == ("mine", "repeats") and config["drafter"] == "random"
+    last = summary(records(folder))
+    assert last["speedup/measured"] == result["speedup"]["measured"] and last["processes"] == 2
+    [table] = folder.glob("wandb/offline-run-*/files/media/table/media/processes_*.json")
+    assert json.loads(table.read_text())["data"] == [["repeat=0", 1.0], ["repeat=1", 2.0]]
+    assert (folder / "report.html").is_file()
+
+
 def test_a_logger_that_fails_is_told_no_more_and_the_run_goes_on(good, monkeypatch, tmp_path, caplog):
     told = []
 
@@ -168,7 +200,7 @@ def test_a_logger_that_fails_is_told_no_more_and_the_run_goes_on(good, monkeypat
         run_log.finish(result, record)
     assert result.counts.prompts == 2 and len(told) == 1
     warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
-    assert warnings == ["logger=none is not told of further prompts (no network)"]
+    assert warnings == ["logger=none is not told of further requests (no network)"]
 
 
 def test_a_logger_that_cannot_be_opened_stops_the_run_before_it_decodes(monkeypatch, tmp_path):
@@ -193,9 +225,12 @@ def test_running_numbers_are_sums_over_groups(good, tmp_path):
 
 def test_intervals_are_in_the_summary_and_missing_ones_are_not(good, tmp_path):
     result, _ = run(parts_of(*few(good)), tmp_path)
-    assert not [key for key in summary_of(result) if key.startswith("speedup/ci95")]  # of two prompts there is none
+    assert not [
+        key for key in summary_of(result.as_dict()) if key.startswith("speedup/ci95")
+    ]  # of two prompts there is none
     cost = replace(result.cost, ci95={"c": (0.1, 0.3), "v": None})
-    told = summary_of(replace(result, cost=cost, speedup=replace(result.speedup, ci95=(1.25, 1.5))))
+    changed = replace(result, cost=cost, speedup=replace(result.speedup, ci95=(1.25, 1.5)))
+    told = summary_of(changed.as_dict())
     assert (told["speedup/ci95/low"], told["speedup/ci95/high"]) == (1.25, 1.5)
     assert (told["cost/ci95/c/low"], told["cost/ci95/c/high"]) == (0.1, 0.3) and "cost/ci95/v" not in told
     assert not any(isinstance(value, list | tuple | dict) for value in told.values())

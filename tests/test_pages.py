@@ -4,6 +4,7 @@ import json
 import re
 import shlex
 import shutil
+import warnings
 from dataclasses import asdict
 from html.parser import HTMLParser
 from pathlib import Path
@@ -11,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
-from conftest import parts_of
+from conftest import call, parts_of, small
 from matplotlib import pyplot as plt
 
 import specbench.report.__main__ as command
@@ -22,6 +23,7 @@ from specbench.report.page import write_report
 from specbench.report.page_table import Cell, PageTable
 from specbench.report.pages_acceptance import acceptance
 from specbench.report.pages_compare import comparisons
+from specbench.report.pages_many import _heat_maps
 from specbench.report.ranking import ranking
 from specbench.report.sections import Report, cut
 from specbench.report.verdict_sentence import verdict_sentence
@@ -154,8 +156,8 @@ def test_the_whole_configuration_is_folded(made, page):
 
 def test_every_prompt_has_a_row(made, page):
     records = [json.loads(line) for line in (made / "prompts.jsonl").read_text().splitlines()]
-    rows = page.table("prompt")
-    assert [row["prompt"] for row in rows] == [record["id"] for record in records]
+    rows = page.table("request")
+    assert [row["request"] for row in rows] == [record["id"] for record in records]
     for row, record in zip(rows, records, strict=True):
         rate = record["tokens"] / record["decode_seconds"]
         plain = record["baseline_tokens"] / record["baseline_decode_seconds"]
@@ -167,7 +169,7 @@ def test_text_of_a_prompt_stays_text(made, page):
     own = Path(style.__file__).with_name("page.js").read_text()
     (script,) = page.texts["script"]
     assert script.strip() == own.strip()
-    assert page.table("prompt")[0]["category"] == SCRIPT
+    assert page.table("request")[0]["category"] == SCRIPT
     planted = Html(f"<body>{SCRIPT}</body>")  # without escaping it would be an element
     assert planted.texts["script"] == ["alert(1)"]
 
@@ -196,7 +198,7 @@ def test_later_numbers_are_shown_where_they_are_there(made, tmp_path):
     assert {"By category", "Which guesses are accepted"} <= {*found.texts["h2"]}
     maths, whole = found.table("95 %")
     assert maths["speedup"] == "1.23x" and maths["95 %"] == "1.10 to 1.40" and maths["tokens/s"] == "77.7"
-    assert whole["prompts"] == "2" and whole["speedup"] == f"{results(folder)['speedup']['measured']:.2f}x"
+    assert whole["requests"] == "2" and whole["speedup"] == f"{results(folder)['speedup']['measured']:.2f}x"
     shares = [float(row["share"].rstrip("%")) for row in found.table("kind of guess")]
     assert sum(shares) == pytest.approx(100, abs=0.5)
 
@@ -492,3 +494,49 @@ def test_a_ranking_leaves_out_what_failed(compared):
     assert ranking(entry).endswith("; losslessness is untested; the machine was not steady in 1 of 2 runs.")
     second["result"]["lossless"] = FAILED
     assert ranking(entry) == "At temperature 0: use none: the output of all 2 ways FAILED the losslessness test."
+
+
+def test_a_figure_whose_labels_leave_no_room_grows(tmp_path):
+    sizes = []
+
+    def make(label):
+        figure, axes = plt.subplots(figsize=(8, 2))
+        axes.set_yticks([0], [label])
+        sizes.append(figure)
+        return figure
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # matplotlib's own, "constrained_layout not applied"
+        for label in ("x", "x" * 150):
+            style.save(lambda label=label: make(label), tmp_path / "figure")
+    assert [list(figure.get_size_inches() > (8, 2)) for figure in sizes] == [[False, False], [True, True]]
+
+
+def test_a_map_is_not_over_how_much_was_measured(tmp_path):
+    def maps(key):
+        keys = [{"gamma": gamma, key: value} for gamma in "12" for value in "34"]
+        runs = runs_of(*((own, 0.5) for own in keys))
+        for own in runs:
+            own.result["speedup"] = {"measured": 1.0}
+        return _heat_maps(Report(tmp_path, runs))
+
+    assert len(maps("temperature")) == 2 and not maps("data.limit") and not maps("logger.mode")
+
+
+@pytest.mark.parametrize("gamma", [0, 2])
+def test_a_run_that_drafts_nothing_says_nothing_of_drafts(gamma, good, monkeypatch, tmp_path, capsys):
+    """Of one request: nothing is called slower or faster. With gamma=2 all of the words are there."""
+    words = small(f"gamma={gamma}", "temperature=0", "executor=eager", "drafter=random", "logger=none", "data.limit=1",
+                  "max_new_tokens=4", f"target.path={good}")  # fmt: skip
+    assert call([*words, "hydra.run.dir=D"], monkeypatch, tmp_path) == 0
+    printed = capsys.readouterr().out
+    write_report(tmp_path / "D", load_runs(tmp_path / "D"))
+    page = Html((tmp_path / "D" / "report.html").read_text())
+    cells = " ".join(" ".join(row) for table in page.tables for row in table)
+    drafted = gamma > 0
+    for told in ("drafts for", "alpha", "block efficiency", "verify call", "gamma*", "by replay", "in-sample"):
+        assert (told in printed) == drafted, told
+    for told in ("Which gamma", "The text as it came about", "The paper's figures, with what was measured"):
+        assert (told in page.texts["h2"]) == drafted, told
+    assert ("block efficiency" in cells) == drafted and ("Nothing was drafted" in printed) != drafted
+    assert "slower" not in printed and "faster" not in printed and "rest of a round" in printed

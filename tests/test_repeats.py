@@ -20,6 +20,7 @@ from specbench.config.build import in_order
 from specbench.config.checks import check
 from specbench.data.prompts import Prompt
 from specbench.decoded import RequestSums
+from specbench.loggers.none import NoLogger
 from specbench.measure import crossed
 from specbench.measure.accounting import speedup_of
 from specbench.measure.crossed import CrossedSums
@@ -217,6 +218,22 @@ def test_the_pooled_result_is_that_of_all_processes(one, processes, monkeypatch,
     assert {*load_sums(tmp_path / "D").processes} == {0, 1, 2} and load_trace(tmp_path / "D").texts
     assert not list(tmp_path.rglob("*.tmp"))
     assert sorted(result) == sorted(alone)  # a whole result
+
+
+def test_the_logger_gets_the_pooled_results_once(processes, monkeypatch, tmp_path):
+    """And its error loses nothing."""
+    given = []
+
+    def log_repeats(self, opening, result, rows):
+        given.append((opening, result, rows))
+        raise OSError("no network")
+
+    monkeypatch.setattr(NoLogger, "log_repeats", log_repeats)
+    for _ in range(2):  # the second time all is there
+        assert call([*ASKED, "hydra.run.dir=D"], monkeypatch, tmp_path) == 0
+    [(opening, result, rows)] = given
+    assert (opening.kind, opening.out_dir.name, opening.choices["drafter"]) == ("repeats", "D", "random")
+    assert result["repeats"]["processes"] == 3 and [row["process"] for row in rows] == [f"repeat={n}" for n in range(3)]
 
 
 def test_a_process_gets_the_same_overrides(processes, monkeypatch, tmp_path):

@@ -68,8 +68,8 @@ class Page(HTMLParser):
 def test_the_page_of_a_run_is_whole_and_needs_no_network(one):
     page = Page((one / "report.html").read_text())
     expected = ["What was run", "Why the gain is not Theorem 3.8's", "Which gamma", "Where the time goes",
-                "Beta by position", "Which guesses are accepted", "By prompt", "The text as it came about",
-                "All numbers", "The paper's figures, with what was measured"]  # fmt: skip
+                "Beta by position", "Which guesses are accepted", "By request", "The text as it came about",
+                "All numbers", "The paper's figures, with what was measured", "Time of the whole run"]  # fmt: skip
     assert page.headings[1:] == expected
     assert all(link.startswith("#") for link in page.links)
     assert {link[1:] for link in page.links} <= set(page.ids) and len(set(page.ids)) == len(page.ids)

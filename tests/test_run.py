@@ -231,7 +231,7 @@ def test_lenience_at_temperature_zero_leaves_the_guesses_argmax(tmp_path):
 
 def test_the_wandb_summary_has_the_keys_that_people_plot(tmp_path):
     result, _ = run(parts_of(), tmp_path)
-    keys = summary(result)
+    keys = summary(result.as_dict())
     assert keys["alpha"] == result.alpha.mean and keys["c"] == result.cost.c
     assert {"speedup/measured", "speedup/theorem_3_8", "speedup/corrected", "lossless/passed", "counts/tokens",
             "throughput/speculative_tokens_per_second", "block_efficiency", "v", "o"} <= set(keys)  # fmt: skip

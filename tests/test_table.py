@@ -69,7 +69,7 @@ def test_latex_is_a_tabular_whose_rows_have_as_many_cells():
     body = lines[lines.index(r"\midrule") + 1 : lines.index(r"\bottomrule")]
     assert body == [
         r"n\_gram \& co & 2.35 & 1.50$\times$ & 25.0\% & 1.25--1.75 \\",
-        r"x & $-1.00$ & - & 100.0\% & - \\",
+        r"x & $-1.00$ & -- & 100.0\% & -- \\",
     ]
     for line in body:
         assert len(re.findall(r"(?<!\\)&", line)) == 4 and not re.search(r"(?<!\\)[%#_]", line)
@@ -158,7 +158,7 @@ def test_the_rows_are_those_of_results_json(one, capsys):
         assert (
             float(row["speedup"]) == own["speedup"]["measured"] and float(row["MAT"]) == own["block_efficiency"]["mean"]
         )
-    assert float(rows[-1]["speedup"]) == result["speedup"]["measured"] and int(rows[-1]["prompts"]) == 12
+    assert float(rows[-1]["speedup"]) == result["speedup"]["measured"] and int(rows[-1]["requests"]) == 12
     assert float(rows[-1]["95 % low"]) == result["speedup"]["ci95"][0]
     lengths = rows_of(capsys, one, "--show", "lengths")
     assert [int(row["rounds"]) for row in lengths] == result["acceptance"]["lengths"]
@@ -230,7 +230,7 @@ def test_folded_categories_are_one(one, tmp_path, capsys):
     total = {name: sum(columns[name][i] for i in own)
              for name in ("tokens", "seconds", "plain_tokens", "plain_seconds", "rounds")}  # fmt: skip
     rows = {row["category"]: row for row in rows_of(capsys, one, "--fold", "spec_bench")}
-    assert set(rows) == {"mt_bench", "rag", "overall"} and int(rows["mt_bench"]["prompts"]) == 8
+    assert set(rows) == {"mt_bench", "rag", "overall"} and int(rows["mt_bench"]["requests"]) == 8
     measured = total["plain_seconds"] / total["plain_tokens"] / (total["seconds"] / total["tokens"])
     assert float(rows["mt_bench"]["speedup"]) == pytest.approx(measured)
     assert float(rows["mt_bench"]["MAT"]) == pytest.approx(total["tokens"] / total["rounds"])

@@ -121,7 +121,7 @@ CASES = {
     "1 in the interval, another gamma may gain": (OPEN, "Try gamma 3: 1.44x (1.38 to 1.50) expected, 1.02x"),
     "one prompt": (
         {"speedup/ci95": None, "counts/prompts": 1} | picked([3], 1.44, None, True),
-        "Too few prompts to say: 1.36x measured with gamma 4 in one process, of one prompt; "
+        "Too few prompts to say: 1.36x measured with gamma 4 in one process, of one request; "
         "most of the loss",
     ),
     "no loss": (

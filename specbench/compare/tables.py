@@ -32,7 +32,7 @@ def _ranking(found: Comparison, names: Names, title: str) -> Grid:
         }
         row |= {against: number(run.ratio, 3), "95 %": _interval(run.ratio_ci95), "p": _p_value(run.p_value)}
         row |= {"speedup": number(n["speedup"], 2), "alpha": number(n["alpha"], 3)}
-        row |= {"on text": number(n["alpha_on_target_text"], 3), "tau": number(n["tau"], 2)}
+        row |= {"on text": number(n["alpha_on_target_text"], 3), "block efficiency": number(n["tau"], 2)}
         table.append(row | {"c": number(n["c"], 3), "v": number(n["v"], 2), "o": number(n["o"], 2)})
     return Grid(table, _headings(table), title, ("rank", *_keys(names)))
 

@@ -128,7 +128,7 @@ def render(
         parts = [part for pair in zip(prompt.turns, answers, strict=False) for part in pair]
         text = "\n\n".join([*parts, prompt.turns[turn]])
     with _fails(prompt, "target.path", "its tokenizer fails: give a model with another one"):
-        tokens = tokenizer(text, add_special_tokens=not chat)["input_ids"]
+        tokens = tokenizer(text, add_special_tokens=not chat, verbose=False)["input_ids"]
     if not tokens and tokenizer.bos_token_id is not None:
         tokens = [tokenizer.bos_token_id]
     if start is not None:

@@ -88,6 +88,6 @@ def training_tokens(path: str | None, tokenizer: Any) -> Tensor:
     encoded = (
         [e.ids for e in backend.encode_batch_fast(texts, add_special_tokens=False)]
         if backend is not None
-        else tokenizer(texts, add_special_tokens=False)["input_ids"]
+        else tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]
     )
     return torch.tensor([token for ids in encoded for token in ids])

@@ -21,7 +21,7 @@ class Opening:
     config: Mapping[str, Any]  # every setting, resolved
     choices: Mapping[str, str]  # the option that was chosen in each group
     out_dir: Path
-    kind: str = "run"  # or "job" of a sweep, or "way" of a comparison, of which several are open at once
+    kind: str = "run"  # or "job" of a sweep, "way" of a comparison, of which several are open at once, or "repeats"
     overrides: Sequence[str] = ()
 
 
@@ -49,3 +49,7 @@ class Logger(Component, ABC):
 
     def log_sweep(self, name: str, rows: Sequence[Mapping[str, Any]], folder: Path) -> None:
         """Mirrors a sweep that is over: the rows of its summary.csv, one for each job."""
+
+    def log_repeats(self, opening: Opening, result: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> None:
+        """Mirrors repeats=R, whose processes have been mirrored one by one: what results.json holds of all of them, and
+        the rows of repeats.csv, one for each process."""

@@ -24,7 +24,8 @@ EXIT_CODES = {"complete": 0, "interrupted": 130, "failed": 1}
 
 class WandbLogger(Logger):
     """One W&B run for each run, opened before it decodes: running numbers once a group of prompts and, at the end,
-    rounds, summary, tables and figures. A sweep has one more W&B run, with its table."""
+    rounds, summary, tables and figures. A sweep has one more W&B run, with its table, and so have the processes of
+    `repeats`, with their pooled results."""
 
     @dataclass
     class Settings(BaseSettings):
@@ -102,8 +103,8 @@ class WandbLogger(Logger):
             write_report(out_dir, stored)
             for entry in history(record):
                 run.log(entry)
-            run.log(media(result, stored[0], out_dir))
-            run.summary.update(summary(result))
+            run.log(media(stored[0], out_dir))
+            run.summary.update(summary(result.as_dict()))
             code = EXIT_CODES[result.status]
         finally:
             run.finish(exit_code=code)
@@ -117,17 +118,34 @@ class WandbLogger(Logger):
 
     def log_sweep(self, name: str, rows: Sequence[Mapping[str, Any]], folder: Path) -> None:
         """A W&B run of its own in the sweep's group, whose table has a row for each job."""
-        import wandb
-
-        headings: list[str | int] = list(dict.fromkeys(key for row in rows for key in row))
-        run = self._init(folder, f"{name} (sweep)", name, "sweep", {})
-        with run:
-            cells = [[row.get(str(heading)) for heading in headings] for row in rows]
-            run.log({"media/jobs": wandb.Table(columns=headings, data=cells, allow_mixed_types=True)})
+        with self._init(folder, f"{name} (sweep)", name, "sweep", {}) as run:
+            run.log({"media/jobs": table(rows)})
             run.summary.update({"jobs": len(rows)})
 
+    def log_repeats(self, opening: Opening, result: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> None:
+        """A W&B run of its own beside those of the processes: the summary of all of them, their table and the page."""
+        from specbench.report.page import write_report
+        from specbench.storage.read import load_run
 
-def media(result: "RunResult", stored: "StoredRun", out_dir: Path) -> dict[str, Any]:
+        folder, name = opening.out_dir, f"{opening.name}/{opening.out_dir.name}"
+        found = columns(opening.config, opening.choices)
+        with self._init(folder, f"{name} ({len(rows)} processes)", opening.name, "repeats", found) as run:
+            stored = load_run(folder)
+            write_report(folder, [stored])
+            run.log({"media/processes": table(rows), **media(stored, folder)})
+            run.summary.update(summary(result) | {"processes": len(rows)})
+
+
+def table(rows: Sequence[Mapping[str, Any]]) -> Any:
+    """Rows as a table of W&B, with a column for every key that some row has."""
+    import wandb
+
+    headings: list[str | int] = list(dict.fromkeys(key for row in rows for key in row))
+    cells = [[row.get(str(heading)) for heading in headings] for row in rows]
+    return wandb.Table(columns=headings, data=cells, allow_mixed_types=True)
+
+
+def media(stored: "StoredRun", out_dir: Path) -> dict[str, Any]:
     """The tables, the figures and the page of a run."""
     import wandb
 
@@ -135,8 +153,8 @@ def media(result: "RunResult", stored: "StoredRun", out_dir: Path) -> dict[str, 
     for prompt in stored.prompts:
         prompts.add_data(*(prompt.get(column) for column in TABLE_COLUMNS))
     sweep = wandb.Table(columns=["gamma", "speedup"])
-    for predicted in result.gamma_sweep:
-        sweep.add_data(predicted.gamma, predicted.speedup)
+    for predicted in stored.result["gamma_sweep"]:
+        sweep.add_data(predicted["gamma"], predicted["speedup"])
     figures = {f"figures/{path.stem}": wandb.Image(str(path)) for path in (out_dir / "figures").glob("*.png")}
     report = wandb.Html(str(out_dir / "report.html"))
     return {"media/prompts": prompts, "media/gamma_sweep": sweep, "media/report": report, **figures}

@@ -9,7 +9,6 @@ from specbench.visible import visible
 
 if TYPE_CHECKING:
     from specbench.decoded import Group, Record
-    from specbench.results import RunResult
 
 MOST_ROUNDS = 5000  # in the history; of longer runs only every second, third, ... round
 GROUPS = ("speedup", "cost", "lossless", "throughput", "throughput_ci95", "speedup_over", "bandwidth", "drift",
@@ -99,12 +98,12 @@ def history(record: "Record") -> list[dict[str, Any]]:
     ]
 
 
-def summary(result: "RunResult") -> dict[str, object]:
-    """The results as flat keys, `alpha` and `c` among them, without numbers that do not exist. An interval is two keys,
-    as in `speedup/ci95/low` and `speedup/ci95/high`."""
-    tree = result.as_dict()
-    keys: dict[str, Any] = {"alpha": result.alpha.mean, "alpha_stderr": result.alpha.stderr, "c": result.cost.c}
-    keys |= {"v": result.cost.v, "o": result.cost.o, "block_efficiency": result.block_efficiency.mean}
+def summary(tree: Mapping[str, Any]) -> dict[str, object]:
+    """What results.json holds as flat keys, `alpha` and `c` among them, without numbers that do not exist. An
+    interval is two keys, as in `speedup/ci95/low` and `speedup/ci95/high`."""
+    keys: dict[str, Any] = {"alpha": tree["alpha"]["mean"], "alpha_stderr": tree["alpha"]["stderr"]}
+    keys |= {name: tree["cost"][name] for name in ("c", "v", "o")}
+    keys["block_efficiency"] = tree["block_efficiency"]["mean"]
     for group in GROUPS:
         keys |= flatten({group: tree[group]})
     for name in SCALARS:

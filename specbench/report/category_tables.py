@@ -60,7 +60,7 @@ def categories_of(entries: Sequence[Entry]) -> list[str]:
 
 def of_one(entry: Entry, title: str) -> Sheet:
     """A row for each category of one entry, with all that is known of it."""
-    columns = [Column("category", digits=None), Column("prompts", digits=0), Column("MAT"), Column("alpha", digits=3)]
+    columns = [Column("category", digits=None), Column("requests", digits=0), Column("MAT"), Column("alpha", digits=3)]
     columns += [Column("speedup", unit="x"), Column("95 %", ends=True), Column("geo. mean", unit="x")]
     columns += [Column("tokens/s", digits=1), Column("plain", digits=1)]
     rows = []

@@ -152,7 +152,7 @@ FACTS: dict[str, Callable[[Result], str]] = {
     "decoding": _decoding,
     "temperature": _sampling,
     "data": component("data"),
-    "prompts": _work,
+    "requests": _work,
     "workload": _workload,
     "executor": _option("executor"),
     "cache": component("cache"),
@@ -167,9 +167,11 @@ FACTS: dict[str, Callable[[Result], str]] = {
 
 
 def commands(runs: Sequence[StoredRun], together: bool) -> list[str]:
-    """The command that makes this run again, or `together` those that made all of them, for a shell."""
+    """The command that makes this run again, or `together` those that made all of them, for a shell; before that of a
+    run from Python, its call."""
     if not together:
-        return [own_command(runs[0].result)]
+        call = runs[0].result["provenance"].get("call")
+        return [*([f"import specbench; {call}"] if isinstance(call, str) else []), own_command(runs[0].result)]
     typed = [(_command(run.result["provenance"].get("argv")), run.result) for run in runs]
     found = list(dict.fromkeys(command or own_command(result) for command, result in typed))
     return [command for command in found if command][:MOST_COMMANDS]
@@ -285,7 +287,7 @@ def _fastest(group: Sequence[StoredRun], several: bool) -> str:
         return f"{where}{name}: {speedup['measured']:.2f}x{error}{failed}{doubt}."
     near = sum(run is not best and _overlap(run.result["speedup"], speedup) for run in runs)
     apart = f"; {near} of the others may be as fast" if near else "; its interval is above all others'"
-    slower = "" if speedup["measured"] >= 1 else ", slower than plain decoding"
+    slower = ", slower than plain decoding" if speedup["ci95"] and speedup["ci95"][1] < 1 else ""
     told = f"{where}fastest of {len(runs)}{failed}: {name}, {speedup['measured']:.2f}x{error}{slower}{apart}{doubt}."
     return _capital(told)
 

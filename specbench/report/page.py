@@ -97,7 +97,7 @@ def _of_run(run: StoredRun, alone: bool) -> Iterator[tuple[str, str]]:
     for note in result["notes"]:
         yield "bad", note
     if result["status"] != "complete":
-        yield "bad", f"{result['status']}: these are the prompts that were finished"
+        yield "bad", f"{result['status']}: these are the requests that were finished"
     if told := cut(run):
         yield "dim", told
 

@@ -79,7 +79,7 @@ def _row(found: Found, run: Mapping[str, Any], links: Mapping[str, str]) -> dict
     row |= {f"of {found['reference']}": number(run["ratio"], 3)}
     row |= {"95 %": "-" if run["ratio_ci95"] is None else interval(run["ratio_ci95"], 3), "p": p_value(run["p_value"])}
     row |= {"speedup": number(n["speedup"], 2), "alpha": number(n["alpha"], 3)}
-    row |= {"alpha on plain's text": number(n["alpha_on_target_text"], 3), "tau": number(n["tau"], 2)}
+    row |= {"alpha on plain's text": number(n["alpha_on_target_text"], 3), "block efficiency": number(n["tau"], 2)}
     return row | {"c": number(n["c"], 3), "v": number(n["v"], 2), "o": number(n["o"], 2)}
 
 

@@ -14,12 +14,15 @@ from specbench.results import flatten
 from specbench.storage.read import StoredRun
 
 HEAT_MAPS = {"alpha/mean": "alpha", "speedup/measured": "measured speedup"}
+# Settings, or their groups, that say how much is measured and what is kept: no axes of a map.
+NO_AXES = ("name", "force", "strict", "logger", "experiment", "repeats", "repeats_vary", "workers", "verdict_tokens",
+           "data.limit", "data.count")  # fmt: skip
 MOST_PAIRS = 3  # of swept keys that have heat maps
 NUMBERS = {  # of a run in a table: heading, (path in results.json, digits)
     "Thm 3.8": ("speedup/theorem_3_8", 2),
     "alpha": ("alpha/mean", 3),
     "stderr": ("alpha/stderr", 3),
-    "tau": ("block_efficiency/mean", 2),
+    "block efficiency": ("block_efficiency/mean", 2),
     "c": ("cost/c", 3),
     "v": ("cost/v", 2),
     "o": ("cost/o", 2),
@@ -33,7 +36,7 @@ MEANINGS = {
     "speedup": "decoding alone, over plain decoding of the same prompts",
     "95 %": "a paired bootstrap over prompts, within one process unless the run repeated",
     "Thm 3.8": "from the run's own alpha, gamma and c",
-    "tau": "block efficiency: tokens per target call",
+    "block efficiency": "tokens per target call (tau)",
     "c": "a drafter step / a target step",
     "v": "a target call of a round / a target step",
     "o": "the rest of a round / a target step",
@@ -56,7 +59,9 @@ def many_runs(report: Report, compared: bool = False) -> None:
     report.section("All runs", texts=lacking, tables=[table])
     report.section("Measured and predicted", figures=[measured])
     factors = [row for run in runs if (row := _factors(run))]
-    caption = "They multiply to the measured speedup; 1.00 costs nothing."
+    equal = {name for row in factors for name in row if all(other.get(name, "1.000") == "1.000" for other in factors)}
+    factors = [{name: cell for name, cell in row.items() if name not in equal} for row in factors]
+    caption = "They multiply to the measured speedup; those that are 1.000 in every run are left out."
     report.section("Why: the factors of every run", tables=[PageTable(factors, caption, sorts=len(factors) > 8)])
     if not compared and (maps := _heat_maps(report)):
         report.section("Over two keys at a time", figures=maps)
@@ -77,15 +82,14 @@ def _row(report: Report, run: StoredRun) -> dict[str, Any]:
     speedup = result["speedup"]
     row |= {**run.keys, "speedup": f"{speedup['measured']:.2f}x"}
     row["95 %"] = "too few" if speedup["ci95"] is None else interval(speedup["ci95"])
-    row |= {heading: _digits(at(result, path), digits) for heading, (path, digits) in NUMBERS.items()}
-    row |= {f"over {peer}": number(over["measured"], 2) for peer, over in result["speedup_over"].items()}
-    row |= {name: _digits(value, 3) for name, value in flatten(result.get("metrics", {})).items()}
     found = word(result["lossless"])
     kind = {"passed": "good", "lossy": ""}.get(found, "bad")
     row["lossless"] = Cell(WORDS.get(found, found), kind=kind)
     unsteady = (result.get("machine") or {}).get("reasons")
     row["machine"] = Cell("not steady" if unsteady else "steady", kind="bad" if unsteady else "")
-    return row
+    row |= {heading: _digits(at(result, path), digits) for heading, (path, digits) in NUMBERS.items()}
+    row |= {f"over {peer}": number(over["measured"], 2) for peer, over in result["speedup_over"].items()}
+    return row | {name: _digits(value, 3) for name, value in flatten(result.get("metrics", {})).items()}
 
 
 def _digits(value: Any, digits: int) -> str:
@@ -105,8 +109,9 @@ def _heat_maps(report: Report) -> list[Mapping[str, str]]:
     """Numbers over two swept keys, for the first pairs of keys. Runs that differ in a third one are not averaged: each
     of its values has a map."""
     runs = report.runs
-    swept = list(dict.fromkeys(key for run in runs for key in run.keys))
-    pairs = [(x, y) for x, y in itertools.combinations(swept, 2) if not _one_each(runs, x, y)]
+    swept = dict.fromkeys(key for run in runs for key in run.keys)
+    axes = [key for key in swept if not {key, key.partition(".")[0]} & {*NO_AXES}]
+    pairs = [(x, y) for x, y in itertools.combinations(axes, 2) if not _one_each(runs, x, y)]
     return [
         report.figure(
             f"heat_{value.split('/')[0]}_{x}_{y}",

@@ -1,6 +1,6 @@
 """The sections of one run's page."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from specbench.report import figures, paper
@@ -14,7 +14,7 @@ from specbench.report.tables import account, at, interval, speedup_interval, wor
 from specbench.results import flatten
 from specbench.storage.read import StoredRun
 
-MOST_PROMPTS = 500  # in the table of prompts
+MOST_REQUESTS = 500  # in the table of requests
 PROMPT_CHARACTERS = 1500  # of a prompt's end in that table
 TEXT_CHARACTERS = 4000  # of an output
 NUMBERS = {  # of one run: name, path in results.json
@@ -27,7 +27,7 @@ NUMBERS = {  # of one run: name, path in results.json
     "o": "cost/o",
     "target step, s": "cost/target_step_seconds",
     "speedup": "speedup/measured",
-    "speedup, geometric mean of prompts": "speedup/geometric_mean/mean",
+    "speedup, geometric mean of requests": "speedup/geometric_mean/mean",
     "Theorem 3.8": "speedup/theorem_3_8",
     "corrected": "speedup/corrected",
     "end to end": "speedup/end_to_end",
@@ -44,6 +44,7 @@ NUMBERS = {  # of one run: name, path in results.json
     "of plain decoding ": "drift/baseline_distinct_2",
     "tokens": "counts/tokens",
 }
+OF_DRAFTS = ("block efficiency", "v")  # numbers that say nothing where nothing was drafted
 
 BEAM = {  # of runs by beam search: name, path in results.json below `beam`
     "w": "beams",
@@ -62,8 +63,10 @@ def one_run(report: Report) -> None:
     """Adds the sections of a run."""
     run = report.runs[0]
     beam_search(report)
+    drafted = run.result["counts"]["drafted"]
     _accounting(report, run)
-    _which_gamma(report, run)
+    if drafted:
+        _which_gamma(report, run)
     _categories(report, run)
     _times(report, run)
     if run.result["beta_by_position"]:
@@ -73,13 +76,16 @@ def one_run(report: Report) -> None:
     acceptance(report, run)
     under_load(report)
     _prompts(report, run)
-    report.section("The text as it came about", samples=samples(run))
+    if drafted:
+        report.section("The text as it came about", samples=samples(run))
     numbers = {name: at(run.result, path) for name, path in NUMBERS.items()} | flatten(run.result.get("metrics", {}))
-    rows = [{"number": name, "value": shown(value)} for name, value in numbers.items() if value is not None]
+    told = {name: text for name, value in numbers.items() if (text := shown(value)) != "-"}
+    rows = [{"number": name, "value": text} for name, text in told.items() if drafted or name not in OF_DRAFTS]
     report.section("All numbers", tables=[PageTable(rows)])
-    of_the_paper(report)
-    if told := phases(run.result):
-        report.section("Where the time went", texts=[told])
+    if drafted:
+        of_the_paper(report)
+    if seconds := phases(run.result):
+        report.section("Time of the whole run", texts=[seconds])
 
 
 def phases(result: Mapping[str, Any]) -> str:
@@ -136,12 +142,14 @@ def _categories(report: Report, run: StoredRun) -> None:
     if not found:
         return
     r = run.result
-    rows = [_category(name, numbers) for name, numbers in [*found.items(), ("all prompts", whole(r))]]
-    caption = "tau: tokens per target call. Speedup: ratio of total times over the category's prompts."
+    rows = [_category(name, numbers) for name, numbers in [*found.items(), ("overall", whole(r))]]
+    rows = _drafted(rows, r)
+    caption = "Block efficiency: tokens per target call. " if r["counts"]["drafted"] else ""
+    caption += "Speedup: ratio of total times over the category's requests."
     if (mean := at(r, "speedup/geometric_mean/mean")) is not None:
         ends = at(r, "speedup/geometric_mean/ci95")
         told = f" ({interval(ends)})" if ends else ""
-        caption += f" The geometric mean of the prompts' speedups is {mean:.2f}x{told}."
+        caption += f" The geometric mean of the requests' speedups is {mean:.2f}x{told}."
     report.section("By category", tables=[PageTable(without_empty(rows), caption)])
 
 
@@ -150,8 +158,8 @@ def _category(name: str, numbers: Mapping[str, Any]) -> dict[str, Any]:
     measured, ci95, rate = speedup.get("measured"), speedup.get("ci95"), numbers.get("tokens_per_second")
     return {
         "category": name,
-        "prompts": shown(numbers.get("prompts")),
-        "tau": shown(numbers.get("block_efficiency")),
+        "requests": shown(numbers.get("prompts")),
+        "block efficiency": shown(numbers.get("block_efficiency")),
         "alpha": shown(numbers.get("alpha")),
         "speedup": "-" if measured is None else f"{measured:.2f}x",
         "95 %": "-" if ci95 is None else interval(ci95),
@@ -159,37 +167,43 @@ def _category(name: str, numbers: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def _drafted(rows: Sequence[dict[str, Any]], result: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The rows of a table; where nothing was drafted without the numbers that say nothing then."""
+    left_out = () if result["counts"]["drafted"] else OF_DRAFTS
+    return [{heading: cell for heading, cell in row.items() if heading not in left_out} for row in rows]
+
+
 def _prompts(report: Report, run: StoredRun) -> None:
     records = run.prompts
-    rows = [_prompt(record) for record in records[:MOST_PROMPTS]]
+    rows = _drafted([_prompt(record) for record in records[:MOST_REQUESTS]], run.result)
     caption = (
-        "Speedup: plain decoding's seconds per token over speculative decoding's, without prefill. One prompt's is "
-        "noisy: a pattern over many prompts is worth more than an extreme."
+        "Speedup: plain decoding's seconds per token over speculative decoding's, without prefill. One request's is "
+        "noisy: a pattern over many requests is worth more than an extreme."
     )
-    if len(records) > MOST_PROMPTS:
-        caption += f" The first {MOST_PROMPTS:,} of {len(records):,} prompts."
-    report.section("By prompt", tables=[PageTable(without_empty(rows), caption, sorts=True)])
+    if len(records) > MOST_REQUESTS:
+        caption += f" The first {MOST_REQUESTS:,} of {len(records):,} requests."
+    report.section("By request", tables=[PageTable(without_empty(rows), caption, sorts=True)])
 
 
 def _prompt(record: Mapping[str, Any]) -> dict[str, Any]:
-    """A row of the table of prompts, from a line of prompts.jsonl."""
+    """A row of the table of requests, from a line of prompts.jsonl."""
     texts = {"the end of the prompt": _end(record.get("prompt") or "", PROMPT_CHARACTERS)}
     if "error" in record:
         return {
-            "prompt": record["id"],
+            "request": record["id"],
             "category": record.get("category") or "-",
             "tokens": Cell("failed", kind="bad"),
             "text": Cell("failed", folded={"error": str(record["error"]), **texts}),
         }
-    alpha, tau, speedup = record.get("alpha"), record.get("block_efficiency"), prompt_speedup(record)
+    alpha, kept, speedup = record.get("alpha"), record.get("block_efficiency"), prompt_speedup(record)
     texts["speculative"] = _start(record.get("output") or "", TEXT_CHARACTERS)
     same = record.get("baseline_output") == record.get("output")
     texts["plain"] = "the same" if same else _start(record.get("baseline_output") or "", TEXT_CHARACTERS)
     return {
-        "prompt": record["id"],
+        "request": record["id"],
         "category": record.get("category") or "-",
         "tokens": str(record["tokens"]),
-        "tau": "-" if tau is None else f"{tau:.2f}",
+        "block efficiency": "-" if kept is None else f"{kept:.2f}",
         "alpha": "-" if alpha is None else f"{alpha:.3f}",
         "speedup": "-" if speedup is None else f"{speedup:.2f}x",
         "text": Cell("show", folded=texts),
@@ -249,6 +263,7 @@ def cards(result: dict[str, Any]) -> list[dict[str, str]]:
         found.append(("Theorem 3.8", f"{speedup['theorem_3_8']:.2f}x", "from alpha, gamma and c"))
         error = "too few prompts for an error" if alpha["stderr"] is None else f"standard error {alpha['stderr']:.3f}"
         found.append(("alpha", f"{alpha['mean']:.3f}", error))
-    found.append(("tokens a round", f"{result['block_efficiency']['mean']:.2f}", "block efficiency (tau)"))
+    if result["counts"]["drafted"]:
+        found.append(("block efficiency", f"{result['block_efficiency']['mean']:.2f}", "tokens per target call (tau)"))
     found.append(("lossless", word(result["lossless"]), result["lossless"]["method"].replace("_", " ")))
     return [{"name": name, "value": value, "note": note} for name, value, note in found]

@@ -20,10 +20,10 @@ def ranking(found: Found) -> str:
     (first, *others), failed = ranked, left_out(len(results) - len(ranked))
     speedup, ci95 = first["numbers"]["speedup"], first["ci95"].get("speedup")
     ways = f"{len(ranked)} way{'s' * (len(ranked) > 1)}{failed}"
-    told = f"{first['label']} is the fastest of {ways}: {speedup:.2f}x plain decoding's speed"
-    told += f" ({interval(ci95)})" if ci95 else ""
+    measured = f"{speedup:.2f}x plain decoding's speed" + (f" ({interval(ci95)})" if ci95 else "")
+    told = f"{first['label']} is the fastest of {ways}: {measured}"
     if not tested(found):
-        told += "; too few prompts to test the differences"
+        told = f"Too few prompts to say which of {ways} is the fastest; {first['label']} measured {measured}"
     elif ties := [run["label"] for run in others if run["rank"] <= first["rank"]]:
         names = ", ".join(ties) if len(ties) <= MOST_NAMES else f"{len(ties)} others"
         told += f"; not told apart from {names}"

@@ -23,8 +23,9 @@ Rows = Iterator[tuple[str, str, str]]  # what, its value, a remark
 def run_table(result: dict[str, Any], out_dir: Path) -> Group:
     """What to do, then prediction beside measurement, and the verdict. `result` is what results.json holds."""
     config = result["config"]
+    drafter = f"{_path(result, 'drafter')} drafts for " if result["counts"]["drafted"] else ""
     title = (
-        f"{_path(result, 'drafter')} drafts for {_path(result, 'target')}\n"
+        f"{drafter}{_path(result, 'target')}\n"
         f"{_policy(result)}, temperature {config['temperature']:g}, "
         f"lenience {config['lenience']:g}, batch {config['batch_size']}"
     )
@@ -101,8 +102,10 @@ def _acceptance(result: dict[str, Any]) -> Rows:
 def _costs(result: dict[str, Any]) -> Rows:
     cost = result["cost"]
     step = cost["target_step_seconds"] * 1e3
-    if result["counts"]["drafted"]:
-        yield "c", number(cost["c"], 3), f"{_range(cost, 'c')}drafter step / target step of {step:.2f} ms"
+    if not result["counts"]["drafted"]:  # the loop's own cost
+        yield "o", number(cost["o"], 3), f"{_range(cost, 'o')}rest of a round / target step of {step:.2f} ms"
+        return
+    yield "c", number(cost["c"], 3), f"{_range(cost, 'c')}drafter step / target step of {step:.2f} ms"
     yield "v", number(cost["v"], 3), f"{_range(cost, 'v')}verify call / target step; 3.8 assumes 1"
     yield "o", number(cost["o"], 3), f"{_range(cost, 'o')}rest of a round / target step; 3.8 assumes 0"
 
@@ -174,13 +177,14 @@ def _gammas(result: dict[str, Any]) -> Rows:
     told = f"{gamma} or more" if gamma == LARGEST else "-" if gamma is None else str(gamma)
     if gamma is not None:
         yield "gamma*, predicted", told, "best by Theorem 3.8, this alpha and c"
-    if sweep := result["gamma_sweep"]:
+    if len(sweep := result["gamma_sweep"]) > 1:  # there was a choice
         best, pick = max(sweep, key=lambda entry: entry["speedup"]), result.get("gamma_pick")
         if pick is None:  # an earlier version
             pick = {"gammas": [best["gamma"]], "speedup": best["speedup"], "in_sample": True}
         told = f"expected {pick['speedup']:.2f}x{', in-sample' if pick['in_sample'] else ', by other prompts'}"
         if (regret := result["regret"]) is not None:
-            told += f"; {abs(regret):.1%} {'less' if regret < 0 else 'more'} than gamma {result['gamma']}"
+            less = f"{abs(regret):.1%} {'less' if regret < 0 else 'more'} than"
+            told += f"; {less if abs(regret) >= 0.0005 else 'as much as'} gamma {result['gamma']}"
         yield "gamma, best by replay", " or ".join(map(str, dict.fromkeys(pick["gammas"]))), told
 
 
@@ -205,13 +209,16 @@ def _remarks(result: dict[str, Any], out_dir: Path) -> Iterator[Text]:
     if (ci95 := result["speedup"]["ci95"]) is not None and ci95[1] < 1:
         yield Text("speculative decoding was slower than plain decoding here", style="yellow")
     notes = list(result["notes"])
-    for key, what in (("too_long", "requests do not fit the context"), ("failed", "requests failed")):
-        notes += [f"{counts[key]} {what}"] if counts[key] else []
+    if (long := counts["too_long"]) > 0:
+        notes.append(f"{long} request{'s do' if long > 1 else ' does'} not fit the context")
+    if (failed := counts["failed"]) > 0:
+        notes.append(f"{failed} request{'s' * (failed > 1)} failed")
     if result["status"] != "complete":
-        notes.append(f"{result['status']}: these are the prompts that were finished")
+        notes.append(f"{result['status']}: these are the requests that were finished")
     for note in notes:
         yield Text(f"note: {note}", style="yellow")
-    yield Text(f"{counts['prompts']} requests, {counts['tokens']:,} tokens; written to", style="dim")
+    many = "s" * (counts["prompts"] > 1)
+    yield Text(f"{counts['prompts']} request{many}, {counts['tokens']:,} tokens; written to", style="dim")
     near = out_dir.is_absolute() and out_dir.is_relative_to(Path.cwd())
     yield Text(str(out_dir.relative_to(Path.cwd()) if near else out_dir), style="dim", overflow="fold")
 

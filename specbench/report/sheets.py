@@ -106,7 +106,8 @@ def to_latex(sheet: Sheet) -> str:
             heads.append(f"\\multicolumn{{{len(span)}}}{{c}}{{{latex(group)}}}" if group else "")
             rules += [f"\\cmidrule(lr){{{first}-{last}}}"] if group else []
         lines += [f"{' & '.join(heads)} \\\\", " ".join(rules)]
-    lines += [f"{' & '.join(latex(c.name) for c in sheet.columns)} \\\\", "\\midrule"]
+    heads = [latex(c.name).replace("+-", r"$\pm$") for c in sheet.columns]
+    lines += [f"{' & '.join(heads)} \\\\", "\\midrule"]
     for row in sheet.rows:
         lines.append(f"{' & '.join(_latex_cell(v, c) for v, c in zip(row, sheet.columns, strict=True))} \\\\")
     return "\n".join([*lines, "\\bottomrule", "\\end{tabular}"])
@@ -121,7 +122,9 @@ def _latex_cell(value: Value, column: Column) -> str:
     if isinstance(value, str):
         return latex(value)
     text = latex(cell(value, column, "--"))
-    if text.startswith("-") and text != "-":
+    if text == "-":
+        return "--"
+    if text.startswith("-"):
         text = f"${text}$"
     return text.replace("x", r"$\times$") if column.unit == "x" else text
 

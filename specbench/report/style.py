@@ -2,6 +2,7 @@
 
 import io
 import re
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ MARKERS = "osD^vPX*"  # of a series, as many as colours
 INK = "#24292f"
 PAGE_INK = "#24292e"  # stands for the page's text colour: as INK to the eye, and no other colour of a figure
 HALF = (5.6, 3.6)  # inches of a figure that shares a line of a page with another
+GROWTH, MOST_GROWTHS = 1.4, 6  # of a figure whose labels leave its axes no room
 NARROWEST = 600  # pixels of a figure on a page; narrower screens scroll it
 
 
@@ -44,9 +46,7 @@ def save(make: Callable[[], Figure], path: Path) -> str:
     """Writes path.png and path.svg, and returns an SVG element in the page's own text colour."""
     with plt.rc_context(style(PAGE_INK)):
         figure, stream = make(), io.StringIO()
-        if layout := figure.get_layout_engine():  # found once, and not again for each file
-            layout.execute(figure)
-            figure.set_layout_engine("none")
+        _lay_out(figure)
         _draw(figure, path.with_name(f"{path.name}.png"), stream)
         plt.close(figure)
     svg = stream.getvalue()
@@ -54,6 +54,22 @@ def save(make: Callable[[], Figure], path: Path) -> str:
     white = f'{svg[:opening]}<rect width="100%" height="100%" fill="white"/>{svg[opening:]}'
     path.with_name(f"{path.name}.svg").write_text(white, encoding="utf-8")
     return embed(svg, path.name)
+
+
+def _lay_out(figure: Figure) -> None:
+    """Finds the places of axes and labels once, not again for each file. A figure whose labels leave no room for its
+    axes grows until they do; matplotlib would warn, and draw one over the other."""
+    if (layout := figure.get_layout_engine()) is None:
+        return
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="constrained_layout not applied")
+        for _ in range(MOST_GROWTHS):
+            try:
+                layout.execute(figure)
+                break
+            except UserWarning:
+                figure.set_size_inches(*(GROWTH * figure.get_size_inches()))
+    figure.set_layout_engine("none")
 
 
 def _draw(figure: Figure, png: Path, svg: io.StringIO) -> None:

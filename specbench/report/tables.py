@@ -15,7 +15,7 @@ from specbench.results import flatten
 from specbench.settings import VerdictError
 from specbench.visible import Visible
 
-COLUMNS = {  # of a multirun's table: heading, path in results.json
+COLUMNS = {  # of summary.csv: heading, path in results.json
     "alpha": "alpha/mean",
     "stderr": "alpha/stderr",
     "tau": "block_efficiency/mean",
@@ -34,13 +34,14 @@ COLUMNS = {  # of a multirun's table: heading, path in results.json
     "of peak": "bandwidth/target_share_of_peak",
     "lossless": "lossless/verdict",
 }
+TOLD = {"tau": "block efficiency"}  # headings of summary.csv that a terminal has in words
 OVER = "over "  # a peer: how much faster speculative decoding is
 ENGINE = ("tokens/s", "plain tokens/s", "of peak")
 TWO_DIGITS = ("speedup", "Thm 3.8", "corrected", "of peak")
 ONE_DIGIT = ("tokens/s", "plain tokens/s")
 STEADY, UNSTEADY = "steady", "not steady"  # the machine
-FIRST = ("speedup", "95 %", "lossless", "machine", "tau", "alpha", "tokens/s", "processes", "plain tokens/s", "sd", "c",
-         "v", "o", "Thm 3.8")  # the columns that stay if not all fit  # fmt: skip
+FIRST = ("speedup", "95 %", "lossless", "machine", "block efficiency", "alpha", "tokens/s", "processes",
+         "plain tokens/s", "sd", "c", "v", "o", "Thm 3.8")  # the columns that stay if not all fit  # fmt: skip
 WIDTH = 140  # characters, where the output is not a terminal
 
 
@@ -206,7 +207,7 @@ def _for_terminal(row: dict[str, Any]) -> dict[str, str]:
         elif heading not in ("high", "stderr"):
             two = heading in TWO_DIGITS or heading.startswith(OVER)
             digits = 1 if heading in ONE_DIGIT else 2 if two else 3
-            cells[heading] = number(value, digits) if isinstance(value, float | None) else str(value)
+            cells[TOLD.get(heading, heading)] = number(value, digits) if isinstance(value, float | None) else str(value)
     return cells
 
 

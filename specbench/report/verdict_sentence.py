@@ -78,7 +78,7 @@ def _measured(result: dict[str, Any], used: str | None = None) -> str:
     processes = (result.get("repeats") or {"processes": 1})["processes"]
     where = "one process" if processes == 1 else f"{processes} processes"
     interval = _interval(result["speedup"]["ci95"])
-    few = "" if interval or result["counts"]["prompts"] != 1 else ", of one prompt"
+    few = "" if interval or result["counts"]["prompts"] != 1 else ", of one request"
     return f"{result['speedup']['measured']:.2f}x{interval} measured{used} in {where}{few}"
 
 
@@ -218,4 +218,4 @@ def _warnings(result: dict[str, Any]) -> Iterator[str]:
     if result["status"] != "complete":
         yield f"The run is {result['status']}."
     elif failed := result["counts"]["failed"]:
-        yield f"{failed} requests failed."
+        yield f"{failed} request{'s' * (failed > 1)} failed."

@@ -124,7 +124,7 @@ class Member:
 
     def fail(self, failure: Failure) -> None:
         """Writes that requests could not be decoded."""
-        log.warning("prompts %s failed: %s", ", ".join(r.id for r in failure.requests), failure.error)
+        log.warning("requests %s failed: %s", ", ".join(r.id for r in failure.requests), failure.error)
         self.saved.append(failure_records(failure))
         self.record.failures.append(failure)
 

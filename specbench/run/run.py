@@ -66,7 +66,7 @@ def run_in_turn(cohorts: Sequence[Runs], progress: Progress, phases: Phases | No
                 if not any(member.record.groups for member in members):
                     raise
                 done, total = (sum(n) for n in zip(*((c.done, c.requests.total) for c in made), strict=True))
-                log.warning("interrupted after %d of %d prompts: measuring what is there", done, total)
+                log.warning("interrupted after %d of %d requests: measuring what is there", done, total)
                 status = "interrupted"
             watch()
             facts = provenance(device)
