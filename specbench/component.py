@@ -35,6 +35,10 @@ class Choices:
     def __getitem__(self, group: str) -> Choice:
         return self.groups[group]
 
+    @property
+    def batch_size(self) -> int:
+        return int(self.scalars["batch_size"])
+
 
 class Component:
     """Base class of drafters, verifiers, policies, executors, caches, peers, loggers, data and metrics.

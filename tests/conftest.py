@@ -110,7 +110,7 @@ class DigitTokenizer:
     chat_template = None
     backend_tokenizer = None
 
-    def __call__(self, texts, add_special_tokens=True):
+    def __call__(self, texts, add_special_tokens=True, verbose=True):
         if isinstance(texts, str):
             return {"input_ids": [int(t) for t in texts.split()]}
         return {"input_ids": [self(text)["input_ids"] for text in texts]}

@@ -24,6 +24,7 @@ from specbench.measure.recorder import Recorder
 from specbench.metrics.calibration import Calibration
 from specbench.run.ahead import works_on_device
 from specbench.run.session import Session
+from specbench.search.decoding import Decoding
 from specbench.verifiers.block import BlockVerifier
 from specbench.verifiers.iterative import IterativeVerifier
 from specbench.verifiers.match import MatchVerifier
@@ -65,7 +66,7 @@ def session_of(tables, executor, kind="model", rows=1, temperature=1.0, judge=No
         "metrics": {}, "prefill_chunk": 4, "verdict_tokens": 0, "stop_strings": [], "batch_size": rows,
     }  # fmt: skip
     spare = spare_of(kind or "", GAMMA)
-    return Session(SimpleNamespace(**usual | parts, target=target, drafter=drafter, spare=spare))
+    return Session(SimpleNamespace(**usual | parts, target=target, drafter=drafter, spare=spare, decoding=Decoding()))
 
 
 def jobs(count):

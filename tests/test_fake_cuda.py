@@ -47,6 +47,7 @@ from specbench.models.lookahead import LookAhead, LookAheadConfig
 from specbench.paths import conf_dir
 from specbench.run import session
 from specbench.run.session import Session
+from specbench.search.decoding import Decoding
 from specbench.verifiers.block import BlockVerifier
 from specbench.verifiers.greedy_tree import GreedyTreeVerifier
 from specbench.verifiers.iterative import IterativeVerifier
@@ -218,6 +219,7 @@ class Decoder:
             target=target, drafter=drafter, policy=POLICIES[case.policy](), verifier=verifier,
             metrics={"calibration": Calibration(4)}, batch_size=case.rows, prefill_chunk=8, verdict_tokens=100,
             spare=spare_of(case.drafter or "", GAMMA), stop_strings=["7 "] if case.stop else [],
+            decoding=Decoding(),
         ))  # fmt: skip
 
     def model(self, layers: int, seed: int) -> LanguageModel:

@@ -198,5 +198,5 @@ def test_prompts_that_do_not_fit_are_told_of_and_counted(good, tmp_path, caplog)
     with caplog.at_level(logging.WARNING):
         result, _ = run(parts_of(*words, "verdict_tokens=0", "max_new_tokens=4"), tmp_path)
     assert (result.counts.prompts, result.counts.too_long) == (1, 1)
-    [told] = [record.getMessage() for record in caplog.records if "do not fit" in record.getMessage()]
-    assert told.startswith("1 requests of turn 1")
+    [told] = [record.getMessage() for record in caplog.records if "not fit" in record.getMessage()]
+    assert told.startswith("1 request does not fit the ")

@@ -174,8 +174,8 @@ def _executor(name: str, chosen: dict[str, list[str]], programs: dict[str, Any])
 
 def _gammas(result: dict[str, Any]) -> Rows:
     gamma = result["optimal_gamma"]
-    told = f"{gamma} or more" if gamma == LARGEST else "-" if gamma is None else str(gamma)
     if gamma is not None:
+        told = f"{gamma} or more" if gamma == LARGEST else str(gamma)
         yield "gamma*, predicted", told, "best by Theorem 3.8, this alpha and c"
     if len(sweep := result["gamma_sweep"]) > 1:  # there was a choice
         best, pick = max(sweep, key=lambda entry: entry["speedup"]), result.get("gamma_pick")
