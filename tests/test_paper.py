@@ -1,6 +1,7 @@
 """The paper's printed numbers beside its formulas and our runs."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -80,7 +81,8 @@ def finished(tmp_path_factory) -> list[StoredRun]:
         result, record = run(parts, folder)
         write_result(result, record, "0", folder, parts.target.tokenizer)
         runs.append(load_run(folder))
-        runs[-1].result["c_hat"] = parts.drafter.operations_per_token / parts.target.operations_per_token
+        c_hat = parts.drafter.operations_per_token / parts.target.operations_per_token
+        assert runs[-1].result["c_hat"] == pytest.approx(c_hat) and c_hat > 0
     return runs
 
 
@@ -100,6 +102,20 @@ def test_our_runs_stand_beside_the_tables_they_belong_to(finished, tmp_path, cap
     shown = (f"({r['accepted_text']})[{r['own_text']}]".replace("\n", "\\n") for r in finished[0].rounds[:12])
     assert all(any(line.startswith(part) for line in lines) for part in shown)
     assert beams["operations_factor"] is None
+
+
+def test_a_gamma_that_varies_is_named_and_its_operations_are_counted(finished):
+    """With gamma varied the count is the same: it is not solved for c_hat, which would give 0."""
+    sampled = finished[0].result
+    varied = sampled | {"gamma": None, "choices": sampled["choices"] | {"gamma_policy": "adaptive"}}
+    counts = sampled["counts"]
+    assert counted_operations(varied) == counted_operations(sampled) > counts["verified"] / counts["tokens"]
+    for other in ({"operations_factor": None}, {"c_hat": None}):
+        changed = replace(finished[0], result=varied | other)
+        [row] = our_rows("table1", [changed])
+        assert (row["gamma"], row["operations, counted"]) == ("adaptive", "-")
+    [row] = our_rows("table1", finished)
+    assert row["gamma"] == "3" and row["operations, counted"].endswith("x")
 
 
 def test_a_sweep_that_failed_is_one_line(tmp_path, capsys):
