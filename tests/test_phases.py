@@ -44,7 +44,7 @@ def jobs(number=3, new=20):
     return [Job(prompt, 12 + new, 40 + key) for key, prompt in enumerate(prompts)]
 
 
-def test_every_second_is_in_one_phase(monkeypatch):
+def test_no_second_is_in_two_phases(monkeypatch):
     ticks = count()
     monkeypatch.setattr(clock.time, "perf_counter", lambda: float(next(ticks)))
     phases = Phases(begun=-7.0)  # made at 0, and every look at the clock is a second later
