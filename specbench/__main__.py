@@ -19,7 +19,7 @@ from specbench import BEGUN
 from specbench.interrupts import exit_code, handled
 from specbench.paths import conf_dir, register_resolvers
 from specbench.settings import ConfigError, IncompleteError, VerdictError, answering, comes_from, explain, stop
-from specbench.startup import imported, importing, leave
+from specbench.startup import imported, importing
 
 if TYPE_CHECKING:
     from specbench.config.checks import Checked
@@ -103,6 +103,7 @@ def one_run(config: DictConfig, skip_finished: bool = False) -> bool:
         if checked.root.repeats > 1:
             from specbench.repeats import run_repeats
 
+            imported()
             run_repeats(config, checked, out_dir)
         else:
             _measure(checked, out_dir, "job" if skip_finished else "run", begun)
@@ -170,11 +171,5 @@ def _main() -> None:
         stop(explain(error, known_keys(sys.argv[1:]), sys.argv[1:]), 2)
 
 
-def program() -> None:
-    """`main`, and the end of the process."""
-    main()
-    leave()
-
-
 if __name__ == "__main__":
-    program()
+    main()

@@ -6,8 +6,8 @@ from contextlib import contextmanager
 
 
 class Phases:
-    """Seconds by phase, each in the order of its first begin. Every second is in one phase: while an inner one lasts,
-    the outer one stands still."""
+    """Seconds by phase, each in the order of its first begin. No second is in two phases: while an inner one lasts, the
+    outer one stands still. Time while no phase is open is in none."""
 
     def __init__(self, begun: float | None = None):
         """`begun`, by `time.perf_counter`, is when the phase `start` began."""

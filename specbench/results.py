@@ -294,6 +294,7 @@ class RunResult:
     cost: Cost
     speedup: Speedup
     operations_factor: float | None  # Theorem 3.11
+    c_hat: float  # operations of a drafter step over those of a target step (Definition 3.10)
     optimal_gamma: int | None  # gamma* of Theorem 3.8 (section 3.5)
     gamma: int | None  # of every round; None if a policy varies it
     gamma_sweep: list[GammaSpeedup]  # empty where replay does not hold, see `no_replay`

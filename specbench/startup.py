@@ -1,10 +1,7 @@
-"""The imports of a command, without garbage collection, and its end."""
+"""The imports of a command, without garbage collection."""
 
-import atexit
 import gc
-import os
 import sys
-import threading
 
 
 def importing() -> None:
@@ -17,13 +14,3 @@ def importing() -> None:
 def imported() -> None:
     """Switches garbage collection on again."""
     gc.enable()
-
-
-def leave() -> None:
-    """Ends the process with exit code 0. Threads are waited for and what is registered for the end runs, but modules
-    are not taken apart one by one, which for torch takes a second."""
-    threading._shutdown()  # type: ignore[attr-defined]
-    atexit._run_exitfuncs()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(0)

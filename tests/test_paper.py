@@ -1,6 +1,7 @@
 """The paper's printed numbers beside its formulas and our runs."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from specbench import theory
 from specbench.paper.callback import BesideThePaper
 from specbench.paper.ours import OURS, counted_operations, our_rows
 from specbench.paper.page import page, write
-from specbench.paper.published import CLAIMS, TABLE_3, TABLE_4, TABLE_5, Claim, inputs
+from specbench.paper.published import CLAIMS, ELSEWHERE, TABLE_3, TABLE_4, TABLE_5, Claim, inputs
 from specbench.report.paper import TABLE_1
 from specbench.run.run import run
 from specbench.storage.read import StoredRun, load_run
@@ -19,20 +20,26 @@ from specbench.storage.write import write_result
 EXPERIMENTS = Path(__file__).parents[1] / "conf" / "experiment"
 
 
-def differing(name):
-    return {(claim.printed, claim.judgement()) for claim in CLAIMS[name]() if claim.judgement() != "agrees"}
+def differing(claims):
+    return {(claim.printed, claim.judgement()) for claim in claims if claim.judgement() != "agrees"}
 
 
 def test_what_the_paper_prints_and_its_formulas_do_not_give():
     """Worked out by hand: (1 - .56^4) / (.44 * 1.33) = 1.541 and so on."""
-    assert differing("table1") == set()
-    assert differing("table4") == {("2.4", "rounding"), ("2.0", "rounding"), ("1.6", "rounding")}
+    assert differing(CLAIMS["table1"]()) == set()
+    assert differing(CLAIMS["table4"]()) == {("2.4", "rounding"), ("2.0", "rounding"), ("1.6", "rounding")}
     found = {c.printed: c.expected() for c in CLAIMS["table4"]() if c.judgement() == "rounding"}
     assert found["1.6"] == pytest.approx((1 - 0.56**4) / (0.44 * 1.33)) and round(found["1.6"], 2) == 1.54
-    wrong = {(p, j) for p, j in differing("table5") if j != "-"}
+    wrong = {(p, j) for p, j in differing(CLAIMS["table5"]()) if j != "-"}
     assert wrong == {("2.5", "differs"), ("3.1", "differs"), ("3.6", "differs")}
-    assert differing("figure2") == {("2.05", "differs"), ("3.28", "differs")}
-    assert [round(c.expected(), 2) for c in CLAIMS["figure2"]()] == [0.94, 1.77, 3.1]
+
+
+def test_numbers_that_the_paper_does_not_print_stand_apart():
+    source, others = ELSEWHERE["figure2"]
+    assert differing(others()) == {("2.05", "differs"), ("3.28", "differs")} and not CLAIMS["figure2"]()
+    assert [round(c.expected(), 2) for c in others()] == [0.94, 1.77, 3.1]
+    text = page("figure2", [])
+    assert f"Not the paper's: printed in {source}" in text and "\nPrinted" not in text and "2.05" in text
 
 
 def test_the_best_gamma_of_table_5_is_found():
@@ -80,7 +87,8 @@ def finished(tmp_path_factory) -> list[StoredRun]:
         result, record = run(parts, folder)
         write_result(result, record, "0", folder, parts.target.tokenizer)
         runs.append(load_run(folder))
-        runs[-1].result["c_hat"] = parts.drafter.operations_per_token / parts.target.operations_per_token
+        c_hat = parts.drafter.operations_per_token / parts.target.operations_per_token
+        assert runs[-1].result["c_hat"] == pytest.approx(c_hat) and c_hat > 0
     return runs
 
 
@@ -100,6 +108,20 @@ def test_our_runs_stand_beside_the_tables_they_belong_to(finished, tmp_path, cap
     shown = (f"({r['accepted_text']})[{r['own_text']}]".replace("\n", "\\n") for r in finished[0].rounds[:12])
     assert all(any(line.startswith(part) for line in lines) for part in shown)
     assert beams["operations_factor"] is None
+
+
+def test_a_gamma_that_varies_is_named_and_its_operations_are_counted(finished):
+    """With gamma varied the count is the same: it is not solved for c_hat, which would give 0."""
+    sampled = finished[0].result
+    varied = sampled | {"gamma": None, "choices": sampled["choices"] | {"gamma_policy": "adaptive"}}
+    counts = sampled["counts"]
+    assert counted_operations(varied) == counted_operations(sampled) > counts["verified"] / counts["tokens"]
+    for other in ({"operations_factor": None}, {"c_hat": None}):
+        changed = replace(finished[0], result=varied | other)
+        [row] = our_rows("table1", [changed])
+        assert (row["gamma"], row["operations, counted"]) == ("adaptive", "-")
+    [row] = our_rows("table1", finished)
+    assert row["gamma"] == "3" and row["operations, counted"].endswith("x")
 
 
 def test_a_sweep_that_failed_is_one_line(tmp_path, capsys):

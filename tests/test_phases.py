@@ -44,7 +44,7 @@ def jobs(number=3, new=20):
     return [Job(prompt, 12 + new, 40 + key) for key, prompt in enumerate(prompts)]
 
 
-def test_every_second_is_in_one_phase(monkeypatch):
+def test_no_second_is_in_two_phases(monkeypatch):
     ticks = count()
     monkeypatch.setattr(clock.time, "perf_counter", lambda: float(next(ticks)))
     phases = Phases(begun=-7.0)  # made at 0, and every look at the clock is a second later
@@ -190,7 +190,7 @@ def test_a_run_keeps_p_probes_other_gammas_and_stores_its_phases(tmp_path, monke
     assert set(result.seconds) == {"warm_up", "probes", "plain", "speculative", "betas", "verdict", "logger",
                                    "statistics"}  # fmt: skip
     assert all(seconds >= 0 for seconds in result.seconds.values())
-    assert sum(result.seconds.values()) < 1.1 * result.provenance["seconds"] + 60  # of one process
+    assert sum(result.seconds.values()) < 1.1 * result.provenance["seconds"]
     monkeypatch.setattr(member, "LAW_BYTES", 0)
     monkeypatch.setattr(recorder, "LAW_BYTES", 0)
     _, reread = run(parts_of(*words), tmp_path / "read")
@@ -198,3 +198,21 @@ def test_a_run_keeps_p_probes_other_gammas_and_stores_its_phases(tmp_path, monke
         assert list(ours.speculative.tokens) == list(theirs.speculative.tokens)
         for name in ("speculative_laws", "baseline_laws"):
             assert np.allclose(columns(getattr(ours, name)), columns(getattr(theirs, name)), atol=1e-4, equal_nan=True)
+
+
+@pytest.mark.parametrize(("probe", "groups"), [(1, 1), (2, 3)])  # every second probe would be of the run's own gamma
+def test_a_group_that_is_decoded_outlives_an_interrupt_of_its_probes(probe, groups, tmp_path, monkeypatch, caplog):
+    probed, own = [], member.probe_costs
+
+    def interrupted(*arguments):
+        probed.append(arguments)
+        if len(probed) == probe:
+            raise KeyboardInterrupt
+        own(*arguments)
+
+    monkeypatch.setattr(member, "probe_costs", interrupted)
+    result, record = run(parts_of("gamma=2", "data.limit=5", "max_new_tokens=4"), tmp_path)
+    assert (result.status, result.counts.prompts, len(record.groups)) == ("interrupted", groups, groups)
+    assert all(found.speculative_laws and found.reading for found in record.results)
+    assert f"interrupted after {groups} of 5 requests" in caplog.text
+    assert len((tmp_path / "prompts.jsonl.part").read_text().splitlines()) == groups

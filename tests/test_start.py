@@ -111,3 +111,9 @@ def test_the_corpus_leaves_out_folders_without_reading_them(monkeypatch, tmp_pat
     monkeypatch.setattr(stdlib_corpus.os, "walk", noted)
     found = {path.relative_to(tmp_path).as_posix() for path in stdlib_corpus._files(tmp_path)}
     assert found == {"a.py", "b/c.py"} and set(looked) == {tmp_path.name, "b"}
+
+
+def test_a_command_under_a_profiler_leaves_its_profile(tmp_path):
+    call = [sys.executable, "-m", "cProfile", "-o", "profile", "-m", "specbench", "--version"]
+    done = subprocess.run(call, capture_output=True, text=True, cwd=tmp_path, timeout=120)
+    assert done.stdout.startswith("specbench ") and (tmp_path / "profile").stat().st_size

@@ -19,7 +19,7 @@ from statistics import mean
 
 DECODING = ("plain", "speculative", "peers")
 MEASURING = ("probes", "betas", "verdict")
-ENDS = "files, page and the end of the process"
+ENDS = "in no phase: files, page, the end of the process"
 
 
 def seconds_of_run(folder: Path, overrides: list[str]) -> dict[str, float]:

@@ -137,7 +137,7 @@ def _text(result: Result) -> Text | None:
         return None
     return Text(
         prompt=result.request.id,
-        prompt_tokens=len(result.request.tokens),
+        prompt_tokens=result.request.prompt_tokens,
         limit=result.limit,
         baseline_seconds=result.baseline.seconds,
         baseline_tokens=len(result.baseline.tokens),

@@ -44,19 +44,23 @@ def _setting(name: str) -> Callable[[Result], str]:
     return lambda result: f"{result['config'][name]:g}"
 
 
-def counted_operations(result: Result) -> float:
-    """Operations that the run took over those of plain decoding, c_hat from Theorem 3.11 at the run's alpha and gamma:
-    tokens that the target read, and guesses, for each new token."""
-    counts = result["counts"]
-    return float((counts["verified"] + c_hat(result) * counts["drafted"]) / counts["tokens"])
+def _gamma(result: Result) -> str:
+    """Gamma, or the name of the policy that varies it."""
+    return str(result["choices"]["gamma_policy"] if result["gamma"] is None else result["gamma"])
 
 
-def c_hat(result: Result) -> float:
-    """Operations of a drafter step over those of a target step: Theorem 3.11 solved for it."""
-    factor, alpha, gamma = result["operations_factor"], result["alpha"]["mean"], result["gamma"]
-    if factor is None or not gamma:
-        return 0.0
-    return float((factor * theory.expected_tokens(alpha, gamma) - gamma - 1) / gamma)
+def counted_operations(result: Result) -> float | None:
+    """Operations that the run took over those of plain decoding: tokens that the target read, and c_hat for each guess,
+    for each new token. None where Theorem 3.11 does not hold, as for trees, whose guesses are not counted, and of runs
+    of earlier versions, which have no c_hat."""
+    counts, c_hat = result["counts"], result.get("c_hat")
+    if c_hat is None or result["operations_factor"] is None:
+        return None
+    return float((counts["verified"] + c_hat * counts["drafted"]) / counts["tokens"])
+
+
+def _counted(result: Result) -> str:
+    return "-" if (found := counted_operations(result)) is None else f"{found:.2f}x"
 
 
 def _equation_1(result: Result) -> str:
@@ -74,7 +78,7 @@ def _replay(result: Result) -> str:
     return str(max(sweep, key=lambda entry: entry["speedup"])["gamma"]) if sweep else "-"
 
 
-KEYS: Cells = {"drafter": _choice("drafter"), "T": _setting("temperature"), "gamma": _setting("gamma")}
+KEYS: Cells = {"drafter": _choice("drafter"), "T": _setting("temperature"), "gamma": _gamma}
 ALPHA: Cells = {"alpha": _error("alpha")}
 SPEED: Cells = {"c": _number("cost/c", ".3f"), "Theorem 3.8": _number("speedup/theorem_3_8", unit="x"),
                 "corrected": _number("speedup/corrected", unit="x"), "measured": _speed,
@@ -82,7 +86,7 @@ SPEED: Cells = {"c": _number("cost/c", ".3f"), "Theorem 3.8": _number("speedup/t
 TOKENS: Cells = {"tokens a call, equation 1": _equation_1, "tokens a call, measured": _error("block_efficiency")}
 OPERATIONS: Cells = {
     "operations, Theorem 3.11": _number("operations_factor", unit="x"),
-    "operations, counted": lambda result: f"{counted_operations(result):.2f}x",
+    "operations, counted": _counted,
 }
 
 
@@ -129,7 +133,7 @@ OURS: dict[str, Ours] = {
                         either_rule),
     "appendix_a4": Ours(
         {"drafter": _choice("drafter"), "w": _number("beam/beams", "d"), "u": _number("beam/drafter_beams", "d"),
-         "gamma": _setting("gamma"), "levels accepted": _error("alpha_counted"),
+         "gamma": _gamma, "levels accepted": _error("alpha_counted"),
          "levels a call": _error("block_efficiency"), "runs a call": _number("beam/target_runs_a_call", ".1f"),
          "w + u gamma": _number("beam/most_target_runs_a_call", "d"),
          "operations": _number("beam/operations_factor", unit="x"), **SPEED,

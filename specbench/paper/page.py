@@ -7,7 +7,7 @@ from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
 
 from specbench.paper.ours import OURS, our_rows
-from specbench.paper.published import CLAIMS, Claim
+from specbench.paper.published import CLAIMS, ELSEWHERE, Claim
 from specbench.report import paper
 from specbench.report.style import HALF, INK, MEASURED, OTHER, THEORY, style
 from specbench.report.tables import at
@@ -24,6 +24,13 @@ def page(name: str, runs: Sequence[StoredRun]) -> str:
     told = [f"# {name}\n"]
     if claims := CLAIMS[name]():
         told += ["Printed, and by the formula:\n", printed_table(claims), errors(claims)]
+    if name in ELSEWHERE:
+        source, others = ELSEWHERE[name]
+        told += [
+            f"Not the paper's: printed in {source}, and by the formula:\n",
+            printed_table(others()),
+            errors(others()),
+        ]
     rows = our_rows(name, runs)
     told += ["Ours:\n", to_markdown(rows) if rows else "No run of this folder belongs here.\n"]
     if name == "figure1":

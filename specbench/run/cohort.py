@@ -50,7 +50,6 @@ class Cohort:
                     with self.phases("probes"):
                         self.watch()
             self._decode(wanted, number, probed)
-            self.done += len(wanted.requests)
             yield len(wanted.requests)
 
     def _decode(self, wanted: Wanted, number: int, probed: bool) -> None:
@@ -58,9 +57,17 @@ class Cohort:
         with at_once():
             jobs = self._jobs(wanted)
             decoded = self.decode_all_ways(wanted, jobs, number)
-            for member in self.members if probed else ():  # while its prompt is in the cache
-                with self.phases("probes"):
-                    member.probe_costs(wanted)
+        try:
+            with at_once():
+                for member in self.members if probed else ():  # while its prompt is in the cache
+                    with self.phases("probes"):
+                        member.probe_costs(wanted)
+        finally:  # also if the probes are interrupted: the group is decoded
+            self._add(wanted, jobs, decoded)
+
+    def _add(self, wanted: Wanted, jobs: Sequence[Job], decoded: dict[Way, Any]) -> None:
+        """Gives each member its part of a decoded group."""
+        self.done += len(wanted.requests)
         plain = decoded[None, ""]
         groups = []
         for member in self.members:

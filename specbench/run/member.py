@@ -67,9 +67,10 @@ class Member:
 
     def decode(self, jobs: Sequence[Job], wanted: Wanted, speculative: bool, betas: bool) -> Decoded:
         """The jobs of a group, decoded speculatively or plainly. If `betas` will be read along their texts, p of all
-        tokens is kept for it, if there is room."""
+        tokens is kept for it, if there is room even if every call keeps one token."""
         target, evidence = self.parts.target, self.session.to_read > 0
-        size = 4 * target.vocab_size * sum(job.limit - len(job.tokens) for job in jobs)
+        read = 1 + speculative * self.parts.policy.largest  # positions a call: p of rejected guesses is stored too
+        size = 4 * target.vocab_size * read * sum(job.limit - len(job.tokens) for job in jobs)
         laws = betas and size <= LAW_BYTES
         return self.session.decode(jobs, speculative, wanted.columns, wanted.arrivals, evidence=evidence, laws=laws)
 

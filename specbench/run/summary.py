@@ -102,6 +102,7 @@ def summarise(
             wall=_time_ratio(record, lambda decoded: decoded.wall_seconds),
         ),
         operations_factor=theory.operations_factor(known.alpha, known.gamma, c_hat) if known and chain else None,
+        c_hat=c_hat,
         optimal_gamma=theory.optimal_gamma(known.alpha, known.c) if known else None,
         gamma=parts.policy.constant,
         gamma_sweep=gammas,

@@ -86,7 +86,7 @@ def prompt_records(group: Group, tokenizer: Any) -> Iterator[dict[str, Any]]:
         yield {
             "id": request.id,
             "category": request.category,
-            "prompt_tokens": len(request.tokens),
+            "prompt_tokens": request.prompt_tokens,
             "encoder_tokens": None if request.encoder_tokens is None else len(request.encoder_tokens),
             "limit": result.limit,
             "tokens": len(ours.tokens),
@@ -112,7 +112,7 @@ def failure_records(failure: Failure) -> Iterator[dict[str, Any]]:
         yield {
             "id": request.id,
             "category": request.category,
-            "prompt_tokens": len(request.tokens),
+            "prompt_tokens": request.prompt_tokens,
             "error": failure.error,
             "prompt": request.text,
         }
