@@ -290,3 +290,28 @@ def test_other_beams_and_scores_fail_the_verdict(tmp_path):
         assert any(part in verdict.reason for part in reason.split("|"))
     assert judge_beams(Record(groups=[])).verdict == "untested"
     assert math.isfinite(verdict.statistic)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float16", marks=pytest.mark.slow)])
+def test_accepting_what_was_not_chosen_does_not_pass_in_16_bits(dtype, monkeypatch, tmp_path):
+    """The negative control: a continuation that was not drafted becomes another guess of its level. By the rounding
+    of 16 bits alone no score is wrong, and other beams are inconclusive."""
+
+    def lenient(chosen):
+        known = [parent.children.get(token) for parent, token in chosen]
+        others = [node for parent, _ in chosen for node in parent.children.values() if node not in known]
+        return None if known.count(None) > len(others) else [node or others.pop() for node in known]
+
+    def judged():
+        folder = tmp_path / str(len(list(tmp_path.iterdir())))
+        folder.mkdir()
+        parts = parts_of("decoding=beam", "gamma=3", f"dtype={dtype}", "beams=3", "max_new_tokens=8")
+        return judge_beams(run(parts, folder)[1])
+
+    honest = judged()
+    assert honest.detail["wrong_scores"] == 0
+    assert honest.verdict == ("inconclusive" if honest.detail["unclear"] else "passed")
+    monkeypatch.setattr(beam_search, "drafted", lenient)
+    wrong = judged()
+    assert wrong.verdict in ("inconclusive", "failed") and not wrong.passed
+    assert wrong.detail["unclear"] > honest.detail["unclear"] and wrong.detail["ties"] == 0

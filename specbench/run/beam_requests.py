@@ -6,6 +6,7 @@ from specbench.decoded import Decoded, DecodedRequest, FoundBeams, Round
 from specbench.decoding.clock import READING, Lap, Laps, Stopwatch
 from specbench.decoding.gamma_policy import GammaPolicy
 from specbench.decoding.state import Job
+from specbench.measure.stock_law import ROUNDINGS
 from specbench.models.language_model import LanguageModel
 from specbench.run.parts import Parts
 from specbench.search.beam_search import BeamRound, plain_round, speculative_round
@@ -63,7 +64,8 @@ def _search(
         else:
             rounds.append(speculative_round(search, target, drafter, gamma, clock))
     read = 0 if drafter is None else drafter.tokens
-    return rounds, FoundBeams(tuple(search.finished), search.levels, len(rounds), target.tokens, read)
+    tokens, coarse = (target.tokens, read), model.dtype in ROUNDINGS
+    return rounds, FoundBeams(tuple(search.finished), search.levels, len(rounds), *tokens, coarse)
 
 
 def _opened(model: LanguageModel, prompt: Sequence[int], columns: int) -> TreeReader:
