@@ -16,7 +16,9 @@ from specbench.decoding.sampling import Sampling
 from specbench.measure.beams import judge_beams
 from specbench.models.language_model import LanguageModel
 from specbench.report.page import write_report
+from specbench.results import BeamNumbers
 from specbench.run.beam_requests import recorded
+from specbench.run.pooled import _beam
 from specbench.run.run import run
 from specbench.search import beam_search, tree_reader
 from specbench.search.beam_search import BeamRound, draft, plain_round, speculative_round
@@ -205,6 +207,24 @@ def test_calls_behind_the_end_of_the_best_text_are_no_rounds_and_their_time_is_k
     assert result.block_efficiency.mean == counts.tokens / counts.rounds
     assert result.speedup.corrected == pytest.approx(result.speedup.measured)
     assert result.beam.levels > counts.tokens and result.beam.calls > counts.rounds
+
+
+def test_the_counts_of_several_processes_are_summed():
+    def search(read, drafted, plain, calls):
+        found = BeamNumbers(
+            beams=3, drafter_beams=6, length_penalty=1.0, early_stopping=False, levels=24, plain_levels=20, calls=calls,
+            target_runs=read, plain_target_runs=plain, drafter_runs=drafted, target_runs_a_call=read / calls,
+            most_target_runs_a_call=21, operations_factor=(read + 0.25 * drafted) / plain, equal=2, requests=2,
+        )  # fmt: skip
+        return vars(found)
+
+    one, two = search(100, 40, 60, 10), search(300, 80, 120, 15)
+    assert _beam([one, two]) == pytest.approx(
+        one | {"levels": 48, "plain_levels": 40, "calls": 25, "target_runs": 400, "plain_target_runs": 180,
+               "drafter_runs": 120, "target_runs_a_call": 16.0, "operations_factor": 430 / 180, "equal": 4,
+               "requests": 4}
+    )  # fmt: skip
+    assert _beam([one]) == pytest.approx(one) and _beam([]) is None
 
 
 REFUSED = {
