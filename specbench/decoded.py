@@ -116,6 +116,7 @@ class FoundBeams:
     calls: int  # of the target
     target_tokens: int  # that the target read, the prompt's not counted
     drafter_tokens: int
+    coarse: bool = False  # whether log p were computed in 16 bits
 
 
 @dataclass

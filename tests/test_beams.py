@@ -7,19 +7,21 @@ import pytest
 import torch
 from conftest import CACHES, V, call, composed, parts_of, small, tabular_model
 from tabular import random_table
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, MistralConfig
 
 from specbench.config.checks import check
 from specbench.decoded import Record
-from specbench.decoding.clock import NoClock
+from specbench.decoding.clock import Lap, NoClock
 from specbench.decoding.sampling import Sampling
 from specbench.measure.beams import judge_beams
 from specbench.models.language_model import LanguageModel
 from specbench.report.page import write_report
+from specbench.results import BeamNumbers
 from specbench.run.beam_requests import recorded
+from specbench.run.pooled import _beam
 from specbench.run.run import run
 from specbench.search import beam_search, tree_reader
-from specbench.search.beam_search import BeamRound, plain_round, speculative_round
+from specbench.search.beam_search import BeamRound, draft, plain_round, speculative_round
 from specbench.search.beams import BeamRules, Hypothesis, Search
 from specbench.search.tree_reader import TreeReader
 from specbench.settings import ConfigError
@@ -128,6 +130,18 @@ def test_a_target_that_drafts_for_itself_accepts_every_level():
     assert reader.tokens == sum(r.width for r in rounds)
 
 
+def test_a_level_without_a_possible_guess_ends_the_draft():
+    """From then on all tokens end a text, so none is a guess."""
+    target, twin = (tabular_model(random_table(V, 1), GREEDY, context=300) for _ in range(2))
+    search = Search(BeamRules(2, 4, 1.0, False), PROMPT[-1], frozenset(), 12, torch.device("cpu"))
+    readers = [TreeReader(model) for model in (target, twin)]
+    for reader in readers:
+        reader.open(PROMPT, 200)
+    plain_round(search, readers[0], NoClock())
+    search.stop_tokens = frozenset(range(V))
+    assert len(search.running) == 2 and draft(search, readers[1], 3) == []
+
+
 def hub_model(module, stops) -> LanguageModel:
     """A model of transformers behind the adapter."""
     model = tabular_model(random_table(V, 1), GREEDY)
@@ -175,6 +189,44 @@ def test_levels_behind_the_end_of_the_text_are_not_counted():
     assert (behind.tokens, behind.accepted, behind.tested, behind.beta, behind.recovered) == (0, 0, 0, [], 0)
 
 
+def test_calls_behind_the_end_of_the_best_text_are_no_rounds_and_their_time_is_kept(tmp_path):
+    parts = parts_of("decoding=beam", "beams=3", "gamma=2", "decoding.length_penalty=0", "max_new_tokens=24")
+    parts.target.stop_tokens = [*parts.target.stop_tokens, *parts.target.tokenizer.encode(" =")]
+    result, record = run(parts, tmp_path)
+    for decoded in (decoded for found in record.results for decoded in found.both):
+        assert len(decoded.tokens) < decoded.beams.levels and len(decoded.rounds) < decoded.beams.calls
+        yielded = [r.tokens for r in decoded.rounds]
+        assert min(yielded) > 0 and sum(yielded) == len(decoded.tokens)
+    for group in record.groups:
+        for way in (group.speculative, group.baseline):
+            own = [r for request in way.requests for r in request.rounds]
+            assert way.calls == len(own)
+            for lap in Lap:
+                assert sum(r.seconds.get(lap, 0.0) for r in own) == pytest.approx(way.laps[lap])
+    counts = result.counts
+    assert result.block_efficiency.mean == counts.tokens / counts.rounds
+    assert result.speedup.corrected == pytest.approx(result.speedup.measured)
+    assert result.beam.levels > counts.tokens and result.beam.calls > counts.rounds
+
+
+def test_the_counts_of_several_processes_are_summed():
+    def search(read, drafted, plain, calls):
+        found = BeamNumbers(
+            beams=3, drafter_beams=6, length_penalty=1.0, early_stopping=False, levels=24, plain_levels=20, calls=calls,
+            target_runs=read, plain_target_runs=plain, drafter_runs=drafted, target_runs_a_call=read / calls,
+            most_target_runs_a_call=21, operations_factor=(read + 0.25 * drafted) / plain, equal=2, requests=2,
+        )  # fmt: skip
+        return vars(found)
+
+    one, two = search(100, 40, 60, 10), search(300, 80, 120, 15)
+    assert _beam([one, two]) == pytest.approx(
+        one | {"levels": 48, "plain_levels": 40, "calls": 25, "target_runs": 400, "plain_target_runs": 180,
+               "drafter_runs": 120, "target_runs_a_call": 16.0, "operations_factor": 430 / 180, "equal": 4,
+               "requests": 4}
+    )  # fmt: skip
+    assert _beam([one]) == pytest.approx(one) and _beam([]) is None
+
+
 REFUSED = {
     "temperature=1": "decoding=beam is not possible with temperature=1.0: it must be 0, or use decoding=sampling",
     "top_k=5": "with top_k=5: it must be 0",
@@ -201,6 +253,21 @@ REFUSED = {
 def test_what_makes_no_sense_with_beams_is_refused_before_a_model_loads(override):
     with pytest.raises(ConfigError, match=REFUSED[override]):
         check(composed("decoding=beam", override))
+
+
+@pytest.mark.parametrize("role", ["target", "drafter"])
+def test_a_sliding_window_that_texts_outgrow_is_refused_before_a_model_loads(role, tmp_path):
+    def checked(window):
+        MistralConfig(
+            vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
+            num_key_value_heads=2, max_position_embeddings=256, sliding_window=window,
+        ).save_pretrained(tmp_path)  # fmt: skip
+        return check(composed("decoding=beam", f"{role}.path={tmp_path}", f"{role}.weights=random"))
+
+    with pytest.raises(ConfigError, match=f"decoding=beam is not possible with {role}.path=.*see the last 6 tokens"):
+        checked(6)
+    for window in (None, 256):
+        assert checked(window).choices["decoding"].name == "beam"
 
 
 def test_beams_without_a_beam_search_are_refused():
@@ -243,3 +310,28 @@ def test_other_beams_and_scores_fail_the_verdict(tmp_path):
         assert any(part in verdict.reason for part in reason.split("|"))
     assert judge_beams(Record(groups=[])).verdict == "untested"
     assert math.isfinite(verdict.statistic)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float16", marks=pytest.mark.slow)])
+def test_accepting_what_was_not_chosen_does_not_pass_in_16_bits(dtype, monkeypatch, tmp_path):
+    """The negative control: a continuation that was not drafted becomes another guess of its level. By the rounding
+    of 16 bits alone no score is wrong, and other beams are inconclusive."""
+
+    def lenient(chosen):
+        known = [parent.children.get(token) for parent, token in chosen]
+        others = [node for parent, _ in chosen for node in parent.children.values() if node not in known]
+        return None if known.count(None) > len(others) else [node or others.pop() for node in known]
+
+    def judged():
+        folder = tmp_path / str(len(list(tmp_path.iterdir())))
+        folder.mkdir()
+        parts = parts_of("decoding=beam", "gamma=3", f"dtype={dtype}", "beams=3", "max_new_tokens=8")
+        return judge_beams(run(parts, folder)[1])
+
+    honest = judged()
+    assert honest.detail["wrong_scores"] == 0
+    assert honest.verdict == ("inconclusive" if honest.detail["unclear"] else "passed")
+    monkeypatch.setattr(beam_search, "drafted", lenient)
+    wrong = judged()
+    assert wrong.verdict in ("inconclusive", "failed") and not wrong.passed
+    assert wrong.detail["unclear"] > honest.detail["unclear"] and wrong.detail["ties"] == 0

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import torch
 
 from specbench.decoded import FoundBeams, Record, Rescored, Result
-from specbench.measure.stock_law import tolerance
+from specbench.measure.stock_law import ROUNDINGS, TYPICAL_16_BIT, tolerance
 from specbench.measure.stock_reading import refuse_too_long
 from specbench.models.language_model import LanguageModel
 from specbench.models.stock import stock_logits
@@ -23,19 +23,23 @@ def stock_score(model: LanguageModel, prompt: Sequence[int], new: Sequence[int],
     logits = stock_logits(model, text, len(prompt)).float()
     log_p = logits.double().log_softmax(-1).gather(1, text[0, len(prompt) :, None])
     share = len(new) ** -rules.length_penalty
-    slack = 2 * tolerance(logits, model.dtype, model.sampling).sum()  # of a token's logit, and of the others' sum
+    typical = TYPICAL_16_BIT if model.dtype in ROUNDINGS else 1.0
+    slack = 2 * typical * tolerance(logits, model.dtype, model.sampling).sum()  # a token's logit, and the others' sum
     seconds = time.perf_counter() - clock
     return Rescored(float(log_p.sum()) * share, float(slack) * share, len(new), seconds)
 
 
 def judge_beams(record: Record) -> Lossless:
-    """The verdict on a run by beam search: all hypotheses and scores are plain beam search's, or differ by what
-    rounding explains, and each best score is the stock module's."""
+    """The verdict on a run by beam search: all hypotheses are plain beam search's, or differ by what rounding explains,
+    and each best score is the stock module's. In 16 bits roundings are too large to tell a tie from an error: other
+    beams are then inconclusive."""
     known = [(result, result.rescored) for result in record.results if result.rescored is not None]
     wrong = sum(not abs(_both(r)[0].hypotheses[0].score - found.score) <= found.tolerance for r, found in known)
-    equal = [same_beams(result) for result in record.results]
-    ties = [not same and _is_tie(result) for same, result in zip(equal, record.results, strict=True)]
-    bugs = len(equal) - sum(equal) - sum(ties)
+    equal = sum(same_beams(result) for result in record.results)
+    others = [result for result in record.results if not same_beams(result)]
+    unclear = sum(_both(result)[0].coarse for result in others)
+    ties = sum(_is_tie(result) for result in others if not _both(result)[0].coarse)
+    bugs = len(others) - unclear - ties
     verdict, reason = "passed", ""
     if wrong or bugs:
         verdict = "failed"
@@ -44,6 +48,8 @@ def judge_beams(record: Record) -> Lossless:
         verdict, reason = "untested", "no level was tested, only plain steps were made"
     elif not known:
         verdict, reason = "untested", record.unread or "no text was scored again"
+    elif unclear:
+        verdict, reason = "inconclusive", f"{unclear} requests have other beams, in 16 bits, by rounding or by an error"
     elif record.unreadable:
         verdict, reason = "inconclusive", f"a text could not be scored again ({record.unread})"
     return Lossless(
@@ -54,8 +60,8 @@ def judge_beams(record: Record) -> Lossless:
         method="beams",
         statistic=float(wrong + bugs),
         threshold=0.0,
-        detail={"requests": len(equal), "equal": sum(equal), "ties": sum(ties), "wrong_scores": wrong,
-                "scored_again": len(known),
+        detail={"requests": len(record.results), "equal": equal, "ties": ties, "unclear": unclear,
+                "wrong_scores": wrong, "scored_again": len(known),
                 "largest_difference": max((_difference(result) for result in record.results), default=0.0)},
         reread=Reread(len(known), sum(f.tokens for _, f in known), sum(f.seconds for _, f in known)),
     )  # fmt: skip

@@ -3,9 +3,10 @@
 from collections.abc import Sequence
 
 from specbench.decoded import Decoded, DecodedRequest, FoundBeams, Round
-from specbench.decoding.clock import READING, Lap, Stopwatch
+from specbench.decoding.clock import READING, Lap, Laps, Stopwatch
 from specbench.decoding.gamma_policy import GammaPolicy
 from specbench.decoding.state import Job
+from specbench.measure.stock_law import ROUNDINGS
 from specbench.models.language_model import LanguageModel
 from specbench.run.parts import Parts
 from specbench.search.beam_search import BeamRound, plain_round, speculative_round
@@ -21,18 +22,16 @@ def decode_beams(
     found = [_search(parts, rules, job, columns, policy, clock) for job in jobs]
     laps = [lap for lap in clock.rounds() if Lap.VERIFY in lap]
     requests: list[DecodedRequest] = []
+    begin = 0
     for row, (rounds, beams) in enumerate(found):
-        begin = sum(len(earlier) for earlier, _ in found[:row])
-        tokens, position, own = list(beams.hypotheses[0].tokens), 0, []
-        for number, made in enumerate(rounds, begin):
-            own.append(recorded(made, row, number, position, len(tokens)))
-            own[-1].seconds = laps[number]
-            position += made.levels
+        tokens = list(beams.hypotheses[0].tokens)
+        own = counted(rounds, laps[begin : begin + len(rounds)], row, begin, len(tokens))
+        begin += len(rounds)
         requests.append(DecodedRequest(tokens, own, beams=beams))
     models = [parts.target, *parts.drafter.models] if policy else [parts.target]
     return Decoded(
         requests=requests,
-        calls=len(laps),
+        calls=sum(len(request.rounds) for request in requests),
         laps={lap: sum(each.get(lap, 0.0) for each in laps) for lap in Lap},
         prefill_seconds=sum(lap.get(name, 0.0) for lap in laps for name in READING),
         drafter_prefill_seconds=sum(lap.get(Lap.DRAFTER_PREFILL, 0.0) for lap in laps),
@@ -65,13 +64,34 @@ def _search(
         else:
             rounds.append(speculative_round(search, target, drafter, gamma, clock))
     read = 0 if drafter is None else drafter.tokens
-    return rounds, FoundBeams(tuple(search.finished), search.levels, len(rounds), target.tokens, read)
+    tokens, coarse = (target.tokens, read), model.dtype in ROUNDINGS
+    return rounds, FoundBeams(tuple(search.finished), search.levels, len(rounds), *tokens, coarse)
 
 
 def _opened(model: LanguageModel, prompt: Sequence[int], columns: int) -> TreeReader:
     reader = TreeReader(model)
     reader.open(prompt, columns)
     return reader
+
+
+def counted(rounds: Sequence[BeamRound], laps: Sequence[Laps], row: int, call: int, end: int) -> list[Round]:
+    """The rounds of a request that yielded tokens of its best text, `end` tokens long, with their laps; `call` is
+    the number of the first call. The search may go on behind the end of that text: such calls are not counted, and
+    their time is split evenly among the others."""
+    own: list[Round] = []
+    position = 0
+    for number, (made, seconds) in enumerate(zip(rounds, laps, strict=True), call):
+        if position >= end:
+            break
+        own.append(recorded(made, row, number, position, end))
+        own[-1].seconds = dict(seconds)
+        position += made.levels
+    behind = laps[len(own) :]
+    for lap in dict.fromkeys(lap for seconds in behind for lap in seconds):
+        share = sum(seconds.get(lap, 0.0) for seconds in behind) / len(own)
+        for made_here in own:
+            made_here.seconds = {**made_here.seconds, lap: made_here.seconds.get(lap, 0.0) + share}
+    return own
 
 
 def recorded(made: BeamRound, row: int, call: int, position: int, end: int) -> Round:

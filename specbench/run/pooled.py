@@ -28,6 +28,16 @@ from specbench.results import Counts, Repeats
 
 WORST = ("failed", "inconclusive", "untested", "lossy", "passed")  # verdicts, the worst first
 SUMMED = ("rounds", "tokens", "drafted", "tested", "accepted", "recovered", "bonus", "accepted_before_stop", "verified")
+SUMMED_OF_BEAMS = (
+    "levels",
+    "plain_levels",
+    "calls",
+    "target_runs",
+    "plain_target_runs",
+    "drafter_runs",
+    "equal",
+    "requests",
+)
 
 Tree = dict[str, Any]
 
@@ -70,6 +80,7 @@ def pooled(results: Sequence[Tree], sums: CrossedSums, by_category: Mapping[str,
         "latency": _means([result["latency"] for result in results]),
         "memory": {name: max(result["memory"][name] for result in results) for name in first["memory"]},
         "counts": _counts(sums, results),
+        "beam": _beam([result["beam"] for result in results if result.get("beam")]),
         "machine": _machine([result["machine"] for result in results]),
         "metrics": _means([result["metrics"] for result in results]),
         "seconds": _added([result.get("seconds", {}) for result in results]),
@@ -176,6 +187,19 @@ def _counts(sums: CrossedSums, results: Sequence[Tree]) -> dict[str, int]:
     for result in results:
         others.update({name: result["counts"][name] for name in others})
     return asdict(Counts(**others, **found))
+
+
+def _beam(searches: Sequence[Tree]) -> Tree | None:
+    """The field `beam` of runs by beam search: counts are summed, and ratios are those of the sums. The operations of
+    plain beam search are its target runs."""
+    if not searches:
+        return None
+    found = searches[0] | {name: sum(search[name] for search in searches) for name in SUMMED_OF_BEAMS}
+    operations = sum(search["operations_factor"] * search["plain_target_runs"] for search in searches)
+    return found | {
+        "target_runs_a_call": found["target_runs"] / found["calls"],
+        "operations_factor": operations / found["plain_target_runs"],
+    }
 
 
 def _worst(verdicts: Sequence[Tree]) -> Tree:

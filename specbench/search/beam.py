@@ -3,8 +3,12 @@
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from specbench.component import Choices
 from specbench.limits import MOST_BEAMS
+from specbench.models.attention_mask import AttentionMask
+from specbench.models.pretrained import PretrainedModel, load_config
 from specbench.search.beams import BeamRules
 from specbench.search.decoding import Decoding
 from specbench.search.tree_reader import MOST_UNUSED
@@ -59,7 +63,7 @@ class BeamDecoding(Decoding):
             return f"with drafter={drafter.name}, which has no beams: use a drafter that is one model, drafter=model"
         if executor.kind.fixed_shapes or executor.kind.compiles:
             return f"with executor={executor.name}, whose calls have few shapes: use executor=auto, prepacked or eager"
-        return None
+        return _sliding(run)
 
     @classmethod
     def target_tokens(cls, settings: Any, nodes: int, gamma: int) -> int:
@@ -70,3 +74,26 @@ class BeamDecoding(Decoding):
         """Hypotheses may share nothing but the prompt."""
         alone: int = (settings.beams - 1) * new_tokens
         return alone + MOST_UNUSED + cls.target_tokens(settings, nodes, gamma)
+
+
+def _sliding(run: Choices) -> str | None:
+    """Why beams are not possible with the target or the drafter, whose layers see a sliding window only, or None. The
+    hypotheses are entries of one tree in the cache, so their columns say nothing of how far back they are in a text."""
+    for role in ("target", "drafter"):
+        for model in run[role].settings.models():
+            if isinstance(model, PretrainedModel.Settings) and (window := _window(model, role)):
+                return (
+                    f"with {role}.path={model.path}, whose layers see the last {window:,} tokens only: use a model "
+                    "without a sliding window, or decoding=sampling"
+                )
+    return None
+
+
+def _window(model: PretrainedModel.Settings, role: str) -> int | None:
+    """The sliding window of a checkpoint in tokens, if it is shorter than its context."""
+    try:
+        config = load_config(model, role).get_text_config()
+        window = AttentionMask(config, torch.float32, model.path).window
+    except ConfigError:
+        return None  # said where the models are built
+    return window if window and window < (getattr(config, "max_position_embeddings", None) or window + 1) else None

@@ -74,7 +74,9 @@ def draft(search: Search, drafter: TreeReader, gamma: int) -> list[Node]:
         scores, chosen = best[possible], places[possible].tolist()
         ends = [_guess(ends[place // log_q.shape[1]], place % log_q.shape[1]) for place in chosen]
         guesses += ends
-        if level + 1 < gamma and ends:
+        if not ends:
+            break
+        if level + 1 < gamma:
             log_q = drafter.read(ends)
     return guesses
 
