@@ -9,6 +9,7 @@ N new nodes, M entries of the tree, P columns, V vocabulary.
 from collections.abc import Iterable, Sequence
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -17,6 +18,7 @@ from specbench.models.language_model import LanguageModel
 from specbench.search.beams import Node
 
 MOST_UNUSED = 64  # columns
+Entries = npt.NDArray[np.intp]
 
 
 class TreeReader:
@@ -28,6 +30,7 @@ class TreeReader:
         self.begin, self.trunk = 0, 0
         self.columns: list[Node | None] = []
         self.place: dict[Node, int] = {}
+        self.paths: dict[Node, Entries] = {}  # `_entries` of the nodes behind the trunk
         self.tokens = 0  # that were read, the prompt's not counted
 
     def open(self, prompt: Sequence[int], columns: int) -> None:
@@ -63,15 +66,28 @@ class TreeReader:
         self.tokens += len(nodes)
         return logits[0].float().log_softmax(-1)
 
-    def _sees(self, nodes: Sequence[Node]) -> "np.typing.NDArray[np.bool_]":
+    def _sees(self, nodes: Sequence[Node]) -> npt.NDArray[np.bool_]:
         """[N, M]: of the entries behind the trunk, those on the path to each node."""
         sees = np.zeros((len(nodes), len(self.columns) - self.trunk), bool)
         for row, end in zip(sees, nodes, strict=True):
-            for node in end.path():
-                if (entry := self.place[node] - self.trunk) < 0:
-                    break
-                row[entry] = True
+            row[self._entries(end)] = True
         return sees
+
+    def _entries(self, end: Node) -> Entries:
+        """Of the entries behind the trunk, those on the path to a node. Each node's are its parent's and its own, so
+        they are found once: paths are as long as texts."""
+        missing: list[Node] = []
+        known: Entries = np.zeros(0, np.intp)
+        for node in end.path():
+            if (found := self.paths.get(node)) is not None:
+                known = found
+                break
+            if self.place[node] < self.trunk:
+                break
+            missing.append(node)
+        for node in reversed(missing):
+            known = self.paths[node] = np.append(known, self.place[node] - self.trunk)
+        return known
 
     def keep(self, running: Sequence[Node]) -> None:
         """Gives up all nodes but those on the paths to the running ones."""
@@ -81,6 +97,7 @@ class TreeReader:
             entries.pop()
         left = self.columns[: self.trunk] + entries
         self.place = {node: column for column, node in enumerate(left) if node is not None}
+        self.paths = {node: self.paths[node] for node in entries if node is not None and node in self.paths}
         self.columns = left
         if entries.count(None) > MOST_UNUSED:
             self._move_together()
@@ -101,6 +118,7 @@ class TreeReader:
         path = torch.tensor([[self.place[node] - self.trunk for node in entries]], device=self.model.device)
         self.model.keep_path(path, torch.tensor([self.begin + self.trunk], device=self.model.device))
         self.columns[self.trunk :] = entries
+        self.paths = {}
         self.place = {node: column for column, node in enumerate(self.columns) if node is not None}
         depths = [node.depth for node in entries]
         while self.trunk < len(self.columns) and depths.count(self.trunk) == 1:
