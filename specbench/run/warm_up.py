@@ -16,7 +16,7 @@ from specbench.visible import first_line
 log = logging.getLogger(__name__)
 WARM_UP_TOKENS = 16
 SHORT = 3  # tokens of a job whose limit cuts its first draft
-PROBE_TOKENS = 8  # of a decode that only times rounds with one gamma; twice as many give intervals as wide
+PROBE_TOKENS = 16  # of a decode that only times rounds with one gamma; its first round is slower than others
 ROOM = 4  # or so many more than its gamma
 CALIBRATION_TOKENS = 32  # per gamma, before the first prompt, for policies that choose by cost
 
