@@ -18,7 +18,7 @@ from specbench.models.language_model import LanguageModel
 from specbench.search.beams import Node
 
 MOST_UNUSED = 64  # columns
-Entries = npt.NDArray[np.intp]
+Seen = npt.NDArray[np.bool_]
 
 
 class TreeReader:
@@ -30,7 +30,7 @@ class TreeReader:
         self.begin, self.trunk = 0, 0
         self.columns: list[Node | None] = []
         self.place: dict[Node, int] = {}
-        self.paths: dict[Node, Entries] = {}  # `_entries` of the nodes behind the trunk
+        self.paths: dict[Node, Seen] = {}  # rows of `_sees`, up to the node's own entry: a child's begins with it
         self.tokens = 0  # that were read, the prompt's not counted
 
     def open(self, prompt: Sequence[int], columns: int) -> None:
@@ -66,28 +66,19 @@ class TreeReader:
         self.tokens += len(nodes)
         return logits[0].float().log_softmax(-1)
 
-    def _sees(self, nodes: Sequence[Node]) -> npt.NDArray[np.bool_]:
+    def _sees(self, nodes: Sequence[Node]) -> Seen:
         """[N, M]: of the entries behind the trunk, those on the path to each node."""
         sees = np.zeros((len(nodes), len(self.columns) - self.trunk), bool)
         for row, end in zip(sees, nodes, strict=True):
-            row[self._entries(end)] = True
+            for node in end.path():
+                if (known := self.paths.get(node)) is not None:
+                    row[: len(known)] |= known
+                    break
+                if (entry := self.place[node] - self.trunk) < 0:
+                    break
+                row[entry] = True
+            self.paths[end] = row[: self.place[end] - self.trunk + 1]  # ancestors are before it
         return sees
-
-    def _entries(self, end: Node) -> Entries:
-        """Of the entries behind the trunk, those on the path to a node. Each node's are its parent's and its own, so
-        they are found once: paths are as long as texts."""
-        missing: list[Node] = []
-        known: Entries = np.zeros(0, np.intp)
-        for node in end.path():
-            if (found := self.paths.get(node)) is not None:
-                known = found
-                break
-            if self.place[node] < self.trunk:
-                break
-            missing.append(node)
-        for node in reversed(missing):
-            known = self.paths[node] = np.append(known, self.place[node] - self.trunk)
-        return known
 
     def keep(self, running: Sequence[Node]) -> None:
         """Gives up all nodes but those on the paths to the running ones."""
