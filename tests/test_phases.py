@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from conftest import CACHES, V, make_drafter, parts_of, tabular_model, verifier_of
+from conftest import CACHES, VERIFIERS, V, make_drafter, parts_of, tabular_model, verifier_of
 
 from specbench import phases as clock
 from specbench.cache.static import StaticCache
@@ -29,12 +29,13 @@ from specbench.verifiers.speculative import SpeculativeVerifier
 COLUMNS = 64
 
 
-def session_of(tables, cache="static", sampling=None, rows=1, kind="model"):
+def session_of(tables, cache="static", sampling=None, rows=1, kind="model", verifier=SpeculativeVerifier, lenience=1.0):
     sampling = sampling or Sampling()
     target = tabular_model(tables.target, sampling, cache, COLUMNS)
     drafter = make_drafter(kind, target, "", tabular_model(tables.similar, sampling, cache, COLUMNS))
+    verifier = verifier_of(verifier, sampling, lenience)
     return Session(SimpleNamespace(
-        target=target, drafter=drafter, policy=FixedGamma(3), verifier=verifier_of(SpeculativeVerifier, sampling),
+        target=target, drafter=drafter, policy=FixedGamma(3), verifier=verifier,
         metrics={}, prefill_chunk=8, verdict_tokens=0, stop_strings=[], batch_size=rows, spare=4, decoding=Decoding(),
     ))  # fmt: skip
 
@@ -81,6 +82,29 @@ def test_betas_by_the_kept_p_are_those_of_a_text_that_is_read(sampling, speculat
         )
         assert np.allclose(read, kept, atol=1e-5, equal_nan=True)
         assert not np.allclose(read[0], shifted[0], atol=1e-2)
+
+
+@pytest.mark.parametrize(("kind", "verifier", "lenience"), [
+    ("model", "match", 1.0), ("model", "block", 1.0), ("model", "rejection", 1.0), ("random", "speculative", 0.5),
+    ("prompt_lookup", "speculative", 1.0), ("ngram_sample", "match", 1.0), ("random", "block", 1.0),
+    ("early_exit", "speculative", 1.0), ("self_quantized", "speculative", 1.0), ("under_ngram", "speculative", 1.0),
+    ("tree_distinct", "iterative", 1.0), ("multi_draft_two", "iterative", 1.0), ("medusa", "match", 1.0),
+    ("own_trees", "iterative", 1.0),
+])  # fmt: skip
+def test_the_kept_p_of_a_token_is_the_law_that_the_target_gives_it(kind, verifier, lenience, tables):
+    """By the chain's own table, whatever drafts and judges. Negative control: the p of the position before."""
+    session = session_of(tables, rows=2, kind=kind, verifier=VERIFIERS[verifier], lenience=lenience)
+    decoded = session.decode(wanted := jobs(), True, COLUMNS, laws=True)
+    rounds = [r for request in decoded.requests for r in request.rounds]
+    assert any(r.accepted for r in rounds) and any(r.accepted < r.gamma for r in rounds)
+    for job, request, evidence in zip(wanted, decoded.requests, decoded.evidence, strict=True):
+        text = [*job.tokens, *request.tokens]
+        law = torch.stack(
+            [tables.target[text[i - 2], text[i - 1]].softmax(-1) for i in range(len(job.tokens), len(text))]
+        )
+        kept = evidence.whole_law(len(request.tokens))
+        assert torch.allclose(kept, law.to(kept), atol=1e-5)
+        assert not torch.allclose(kept, law.roll(1, 0).to(kept), atol=1e-2)
 
 
 def test_a_text_whose_p_was_kept_is_not_read_by_the_target(tables, monkeypatch):
