@@ -204,7 +204,15 @@ def possible(kind: str, verifier: str) -> bool:
     return verifier != "rejection" or kind not in ("ngram", "prompt_lookup")
 
 
-@pytest.mark.parametrize(("kind", "verifier"), [(k, v) for k in DRAFTERS for v in VERIFIERS if possible(k, v)], ids=str)
+def pair(kind: str, verifier: str):
+    """The longest drafts of drafts take most time: those that are not of the main verifier are left to `-m slow`."""
+    slow = kind == "under_under_model" and verifier != "speculative"
+    return pytest.param(kind, verifier, marks=pytest.mark.slow) if slow else (kind, verifier)
+
+
+@pytest.mark.parametrize(
+    ("kind", "verifier"), [pair(k, v) for k in DRAFTERS for v in VERIFIERS if possible(k, v)], ids=str
+)
 def test_every_drafter_and_verifier_leave_the_target_law(kind, verifier, tables, number_text):
     usual = verifier == ("iterative" if kind in TREES else "speculative") or kind in ("model", "tree_distinct")
     trials = TRIALS if usual and kind not in ROW_BY_ROW else FEW
