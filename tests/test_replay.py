@@ -287,7 +287,7 @@ def test_a_verifier_without_laws_leaves_nothing_to_replay(finished, capsys):
 @pytest.mark.parametrize(("overrides", "why"), [
     (("gamma=2", "lenience=0.5", "data.limit=1"), "lenience below 1"),
     (("drafter=ngram", "temperature=0"), "where a round began"),
-    (("drafter=prompt_lookup", "data.limit=1"), "where a round began"),
+    pytest.param(("drafter=prompt_lookup", "data.limit=1"), "where a round began", marks=pytest.mark.slow),
 ])  # fmt: skip
 def test_runs_whose_text_tells_nothing_of_another_gamma_say_so(overrides, why, finished, capsys):
     result, _, folder = finished(*overrides)
