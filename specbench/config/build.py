@@ -203,22 +203,17 @@ def refuse_encoders(checked: Checked, models: Sequence[Footprint]) -> None:
                 "have no input: give a drafter without an encoder"
             )
         return
-    for key, possible, others in (
-        ("drafter", drafter.kind.drafts_with_encoders(drafter.settings), "model, tree, ngram or prompt_lookup"),
-        ("executor", chosen["executor"].kind.runs_encoders, "auto, eager, prepacked or compiled"),
+    drafts = drafter.kind.drafts_with_encoders(drafter.settings)
+    attention, decoding, executor = checked.root.attention, chosen["decoding"].name, chosen["executor"]
+    for key, value, possible, others in (
+        ("drafter", drafter.name, drafts, "model, tree, ngram or prompt_lookup"),
+        ("executor", executor.name, executor.kind.runs_encoders, "auto, eager, prepacked or compiled"),
+        ("attention", attention, attention != "triton", "sdpa"),
+        ("decoding", decoding, decoding != "beam", "sampling"),
     ):
         if not possible:
             raise ConfigError(
-                f"{key}={chosen[key].name} is not possible with target.path={path}, an encoder-decoder: choose {key}="
-                f"{others}"
-            )
-    for key, value, refused, usable in (
-        ("attention", checked.root.attention, "triton", "sdpa"),
-        ("decoding", chosen["decoding"].name, "beam", "sampling"),
-    ):
-        if value == refused:
-            raise ConfigError(
-                f"{key}={value} is not possible with target.path={path}, an encoder-decoder: use {key}={usable}"
+                f"{key}={value} is not possible with target.path={path}, an encoder-decoder: choose {key}={others}"
             )
 
 
