@@ -118,8 +118,8 @@ class Half(Product):
 
 
 class HalfSerial(Half):
-    """The same product in one thread, by an operator whose call takes some 10 microseconds less: the fastest where a
-    weight is small. PyTorch calls it deprecated; where it is gone this product is not offered."""
+    """The same product in one thread, by an operator that is called faster: the fastest where a weight is small.
+    PyTorch calls it deprecated; where it is gone this product is not offered."""
 
     name = "half_serial"
 
