@@ -12,6 +12,8 @@ from functools import cache, partial
 from pathlib import Path
 from types import SimpleNamespace
 
+import interpreted
+
 os.environ.setdefault("WANDB_MODE", "offline")
 os.environ.setdefault("WANDB__SERVICE_WAIT", "300")  # seconds for its process to start, on a busy machine
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -26,6 +28,7 @@ import torch
 
 if not torch.cuda.is_available():  # before Triton is imported: its kernels run in an interpreter on the CPU
     os.environ.setdefault("TRITON_INTERPRET", "1")
+    interpreted.look_once()
 
 from checkpoints import checkpoint
 from hydra import compose, initialize_config_dir
