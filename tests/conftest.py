@@ -1,6 +1,7 @@
 """Shared pieces: a tabular pair with known law, and the run of a decoder on it."""
 
 import atexit
+import io
 import json
 import os
 import shutil
@@ -32,6 +33,7 @@ if not torch.cuda.is_available():  # before Triton is imported: its kernels run 
 
 from checkpoints import checkpoint
 from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
 from tabular import TabularMarkov, by_class, random_table
 
 import specbench.__main__ as command
@@ -75,6 +77,7 @@ from specbench.models.lookahead import LookAhead
 from specbench.models.pretrained import load_extras
 from specbench.models.quantization import quantise
 from specbench.paths import conf_dir
+from specbench.run import warm_up
 from specbench.run.cohort import Cohort
 from specbench.verifiers.block import BlockVerifier
 from specbench.verifiers.iterative import IterativeVerifier
@@ -97,6 +100,20 @@ VERIFIERS = {
     for kind in (SpeculativeVerifier, IterativeVerifier, MatchVerifier, BlockVerifier, RejectionVerifier)
 }
 V = 16
+# Untimed decoding is most of a run of few tokens: here as little as shows what depends on it.
+warm_up.WARM_UP_TOKENS, warm_up.PROBE_TOKENS = 1, 8
+
+
+@cache
+def parsed(text: str):
+    """A YAML file's content, parsed once: composing reads dozens of the same files."""
+    return OmegaConf.to_container(read_yaml(io.StringIO(text)))
+
+
+read_yaml = OmegaConf.load
+OmegaConf.load = staticmethod(
+    lambda file: OmegaConf.create(parsed(file.read())) if hasattr(file, "read") else read_yaml(file)
+)
 
 
 @pytest.fixture(autouse=True)

@@ -1,5 +1,5 @@
-"""Triton's interpreter without half of its cost: at each call of a function it looks through all members of its language
-for those to replace. They are always the same ones."""
+"""Triton's interpreter without half of its cost: at each call of a function it looks through all members of its
+language for those to replace. They are always the same ones."""
 
 import importlib.util
 import inspect

@@ -465,15 +465,15 @@ def test_where_texts_end():
 
 
 def test_what_is_read_again_is_limited(tmp_path):
-    found = run(parts_of("data.limit=4", "verdict_tokens=60"), tmp_path)[0].lossless
+    found = run(parts_of("data.limit=4", "gamma=1", "verdict_tokens=60"), tmp_path)[0].lossless
     assert 1 <= found.reread.texts < 4
     for temperature in (0, 1):
-        found = run(parts_of("verdict_tokens=0", f"temperature={temperature}"), tmp_path)[0].lossless
+        found = run(parts_of("verdict_tokens=0", "gamma=1", f"temperature={temperature}"), tmp_path)[0].lossless
         assert found.verdict == "untested" and found.passed is None and "verdict_tokens=0" in found.reason
 
 
 def test_strict_sets_the_exit_code(tmp_path, monkeypatch, capsys):
-    options = small("logger=none", "strict=true")
+    options = small("logger=none", "strict=true", "gamma=1")
     assert call([*options, f"hydra.run.dir={tmp_path}/good", "temperature=0"], monkeypatch, tmp_path) == 0
     assert call([*options, f"hydra.run.dir={tmp_path}/bad", "verdict_tokens=0"], monkeypatch, tmp_path) == 3
     assert "the verdict is untested" in " ".join(capsys.readouterr().err.split())
