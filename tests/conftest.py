@@ -26,6 +26,7 @@ if workers := int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", 0)):  # pytest -n:
 
 import pytest
 import torch
+import yaml
 
 if not torch.cuda.is_available():  # before Triton is imported: its kernels run in an interpreter on the CPU
     os.environ.setdefault("TRITON_INTERPRET", "1")
@@ -106,14 +107,21 @@ warm_up.WARM_UP_TOKENS, warm_up.PROBE_TOKENS = 1, 8
 
 @cache
 def parsed(text: str):
-    """A YAML file's content, parsed once: composing reads dozens of the same files."""
     return OmegaConf.to_container(read_yaml(io.StringIO(text)))
 
 
-read_yaml = OmegaConf.load
-OmegaConf.load = staticmethod(
-    lambda file: OmegaConf.create(parsed(file.read())) if hasattr(file, "read") else read_yaml(file)
-)
+def load_yaml(file):
+    """`OmegaConf.load`, which parses each text once: composing reads dozens of the same files."""
+    if not hasattr(file, "read"):
+        return read_yaml(file)
+    try:
+        return OmegaConf.create(parsed(file.read()))
+    except yaml.YAMLError:  # which names the file
+        file.seek(0)
+        return read_yaml(file)
+
+
+read_yaml, OmegaConf.load = OmegaConf.load, staticmethod(load_yaml)
 
 
 @pytest.fixture(autouse=True)

@@ -406,14 +406,19 @@ def test_a_planted_fault_fails(fault, tmp_path, monkeypatch):
     assert found.verdict == "failed" and found.passed is False, found
 
 
-@pytest.mark.parametrize("fault", [forgotten_top_p, stale_cache, wrong_mask, forgotten_penalty, not_a_number])
+@pytest.mark.parametrize("fault", [
+    forgotten_top_p, stale_cache, wrong_mask,
+    *(pytest.param(more, marks=pytest.mark.slow) for more in (forgotten_penalty, not_a_number)),
+])  # fmt: skip
 def test_a_planted_fault_fails_in_16_bits(fault, tmp_path, monkeypatch):
     parts = parts_of("max_new_tokens=24", "gamma=3", "dtype=bfloat16", *FAULTS[fault])
     fault(monkeypatch, parts)
     assert run(parts, tmp_path)[0].lossless.verdict == "failed"
 
 
-@pytest.mark.parametrize("fault", [stale_cache, wrong_mask, forgotten_penalty, not_causal])
+@pytest.mark.parametrize("fault", [
+    stale_cache, wrong_mask, not_causal, pytest.param(forgotten_penalty, marks=pytest.mark.slow)
+])  # fmt: skip
 def test_a_planted_fault_fails_at_temperature_0(fault, tmp_path, monkeypatch):
     """Plain decoding makes the same error, so that the texts of both may be equal."""
     parts = parts_of("max_new_tokens=24", "gamma=3", "temperature=0", *FAULTS[fault])
