@@ -1,6 +1,7 @@
 """Shared pieces: a tabular pair with known law, and the run of a decoder on it."""
 
 import atexit
+import io
 import json
 import os
 import shutil
@@ -11,6 +12,8 @@ from copy import copy
 from functools import cache, partial
 from pathlib import Path
 from types import SimpleNamespace
+
+import interpreted
 
 os.environ.setdefault("WANDB_MODE", "offline")
 os.environ.setdefault("WANDB__SERVICE_WAIT", "300")  # seconds for its process to start, on a busy machine
@@ -23,12 +26,15 @@ if workers := int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", 0)):  # pytest -n:
 
 import pytest
 import torch
+import yaml
 
 if not torch.cuda.is_available():  # before Triton is imported: its kernels run in an interpreter on the CPU
     os.environ.setdefault("TRITON_INTERPRET", "1")
+    interpreted.look_once()
 
 from checkpoints import checkpoint
 from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
 from tabular import TabularMarkov, by_class, random_table
 
 import specbench.__main__ as command
@@ -72,6 +78,7 @@ from specbench.models.lookahead import LookAhead
 from specbench.models.pretrained import load_extras
 from specbench.models.quantization import quantise
 from specbench.paths import conf_dir
+from specbench.run import warm_up
 from specbench.run.cohort import Cohort
 from specbench.verifiers.block import BlockVerifier
 from specbench.verifiers.iterative import IterativeVerifier
@@ -94,6 +101,27 @@ VERIFIERS = {
     for kind in (SpeculativeVerifier, IterativeVerifier, MatchVerifier, BlockVerifier, RejectionVerifier)
 }
 V = 16
+# Untimed decoding is most of a run of few tokens: here as little as shows what depends on it.
+warm_up.WARM_UP_TOKENS, warm_up.PROBE_TOKENS = 1, 8
+
+
+@cache
+def parsed(text: str):
+    return OmegaConf.to_container(read_yaml(io.StringIO(text)))
+
+
+def load_yaml(file):
+    """`OmegaConf.load`, which parses each text once: composing reads dozens of the same files."""
+    if not hasattr(file, "read"):
+        return read_yaml(file)
+    try:
+        return OmegaConf.create(parsed(file.read()))
+    except yaml.YAMLError:  # which names the file
+        file.seek(0)
+        return read_yaml(file)
+
+
+read_yaml, OmegaConf.load = OmegaConf.load, staticmethod(load_yaml)
 
 
 @pytest.fixture(autouse=True)

@@ -116,7 +116,7 @@ def test_signs_of_drift_in_the_text():
 
 
 def test_a_run_under_load_reports_latency(tmp_path):
-    overrides = ("workload=poisson", "workload.rate=50", "batch_size=2", "lenience_policy=load")
+    overrides = ("workload=poisson", "workload.rate=50", "batch_size=2", "lenience_policy=load", "gamma=2")
     result, record = run(parts_of("data.limit=4", "max_new_tokens=24", *overrides, "lenience_policy.step=1"), tmp_path)
     assert len(record.groups) == 1 and set(result.latency) == {"speculative", "baseline"}
     for latency in result.latency.values():

@@ -15,6 +15,7 @@ from typing import get_args, get_type_hints
 
 import pytest
 import yaml
+from conftest import short_prompts
 from hydra import compose, initialize_config_dir
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -189,6 +190,8 @@ def run_small(here):
         job = [word for word in jobs_of(flags, overrides)[0] if word.split("=")[0] not in SMALL]
         small = [f"{key}={value}" for key, value in SMALL.items()]
         small += [] if any(word.startswith("logger=") for word in job) else ["logger=none"]
+        if not flags and not any(word.startswith(("data", "experiment=", "decoding=")) for word in job):
+            small += ["data=jsonl", f"data.path={short_prompts()}"]
         typed = (*flags, *sorted([*job, *small]))
         if typed not in done:
             out = here / f"out{len(done)}"
@@ -237,7 +240,8 @@ def test_no_command_is_missed():
 def test_the_python_page_runs(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     code = "\n".join(content for info, content in fenced(DOCS["python.md"]) if info == "python")
-    small = code.replace('"temperature=0"', '"temperature=0", "data.limit=1", "max_new_tokens=8"')
+    few = f'"temperature=0", "data.limit=1", "max_new_tokens=8", "gamma=1", "data=jsonl", "data.path={short_prompts()}"'
+    small = code.replace('"temperature=0"', few)
     assert small != code
     exec(compile(small, "docs/python.md", "exec"), {})
     told = capsys.readouterr().out

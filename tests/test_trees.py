@@ -32,7 +32,7 @@ from specbench.drafters.tree import without_replacement
 from specbench.verifiers.iterative import IterativeVerifier
 from specbench.verifiers.typical import TypicalVerifier
 
-ROWS = 2_000
+ROWS = 1_000
 TREES = {
     "wide": branching_tree([4, 2, 1]),
     "three chains": branching_tree([3, 1, 1]),

@@ -406,14 +406,19 @@ def test_a_planted_fault_fails(fault, tmp_path, monkeypatch):
     assert found.verdict == "failed" and found.passed is False, found
 
 
-@pytest.mark.parametrize("fault", [forgotten_top_p, stale_cache, wrong_mask, forgotten_penalty, not_a_number])
+@pytest.mark.parametrize("fault", [
+    forgotten_top_p, stale_cache, wrong_mask,
+    *(pytest.param(more, marks=pytest.mark.slow) for more in (forgotten_penalty, not_a_number)),
+])  # fmt: skip
 def test_a_planted_fault_fails_in_16_bits(fault, tmp_path, monkeypatch):
     parts = parts_of("max_new_tokens=24", "gamma=3", "dtype=bfloat16", *FAULTS[fault])
     fault(monkeypatch, parts)
     assert run(parts, tmp_path)[0].lossless.verdict == "failed"
 
 
-@pytest.mark.parametrize("fault", [stale_cache, wrong_mask, forgotten_penalty, not_causal])
+@pytest.mark.parametrize("fault", [
+    stale_cache, wrong_mask, not_causal, pytest.param(forgotten_penalty, marks=pytest.mark.slow)
+])  # fmt: skip
 def test_a_planted_fault_fails_at_temperature_0(fault, tmp_path, monkeypatch):
     """Plain decoding makes the same error, so that the texts of both may be equal."""
     parts = parts_of("max_new_tokens=24", "gamma=3", "temperature=0", *FAULTS[fault])
@@ -465,15 +470,15 @@ def test_where_texts_end():
 
 
 def test_what_is_read_again_is_limited(tmp_path):
-    found = run(parts_of("data.limit=4", "verdict_tokens=60"), tmp_path)[0].lossless
+    found = run(parts_of("data.limit=4", "gamma=1", "verdict_tokens=60"), tmp_path)[0].lossless
     assert 1 <= found.reread.texts < 4
     for temperature in (0, 1):
-        found = run(parts_of("verdict_tokens=0", f"temperature={temperature}"), tmp_path)[0].lossless
+        found = run(parts_of("verdict_tokens=0", "gamma=1", f"temperature={temperature}"), tmp_path)[0].lossless
         assert found.verdict == "untested" and found.passed is None and "verdict_tokens=0" in found.reason
 
 
 def test_strict_sets_the_exit_code(tmp_path, monkeypatch, capsys):
-    options = small("logger=none", "strict=true")
+    options = small("logger=none", "strict=true", "gamma=1")
     assert call([*options, f"hydra.run.dir={tmp_path}/good", "temperature=0"], monkeypatch, tmp_path) == 0
     assert call([*options, f"hydra.run.dir={tmp_path}/bad", "verdict_tokens=0"], monkeypatch, tmp_path) == 3
     assert "the verdict is untested" in " ".join(capsys.readouterr().err.split())
