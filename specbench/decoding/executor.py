@@ -130,10 +130,10 @@ class Executor(Component):
     def ready(self) -> None:
         """Called after each warm-up, when all usual shapes have been met."""
 
-    @property
-    def undecided(self) -> bool:
-        """Whether a run that has been warmed up is to `decide` whether programs that it lacks are made."""
-        return False
+    def compile_seconds(self, weights: int) -> float | None:
+        """About how long it would take to make the programs that a run lacks after its warm-up, with `weights` as in
+        `Work`; None if that is not for `decide` to decide."""
+        return None
 
     def decide(self, work: Work) -> bool:
         """Whether the programs that a run lacks are made for this work; if so, the run is warmed up once more."""

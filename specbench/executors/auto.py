@@ -129,9 +129,9 @@ class AutoExecutor(Executor):
         if self.missing:
             self.fixed_shapes, self.incomplete, self.leaves = False, self.missing, {}
 
-    @property
-    def undecided(self) -> bool:
-        return self.may_compile and self.decided and not self.fixed_shapes
+    def compile_seconds(self, weights: int) -> float | None:
+        open_question = self.may_compile and self.decided and not self.fixed_shapes
+        return weights * self.programs.times.seconds_per_weight if open_question else None
 
     def decide(self, work: Work) -> bool:
         self.may_compile = False

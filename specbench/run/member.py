@@ -1,6 +1,7 @@
 """One run among those that are decoded in turn: its session, what it has decoded, and the file that keeps it."""
 
 import logging
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -46,8 +47,10 @@ class Member:
     def warm_up(self, wanted: Wanted, first: bool, requests: int = 0) -> None:
         """Warm-up for requests of so many columns and, the first time, calibration. Programs may then be compiled for a
         run of so many requests."""
+        begun = time.perf_counter()
         warm_up(self.session, wanted)
-        if first and requests and pays_to_compile(self.session, wanted, requests):
+        seconds = time.perf_counter() - begun
+        if first and requests and pays_to_compile(self.session, wanted, requests, seconds):
             warm_up(self.session, wanted)
         if first and self.parts.policy.calibrated:
             calibrate(self.session, wanted)
