@@ -154,6 +154,8 @@ def collect(inputs: list[str]) -> Measured:
         measure(name)
     if inputs:
         sys.exit()
+    if missing := [name for name in PARTS if not (FOLDER / name / "seconds.json").is_file()]:
+        raise ConfigError(f"{', '.join(missing)} not measured: run this again when the machine is idle")
     cpu = processor()
     rows = [*rows_of_executors(0), *rows_of_executors(1)]
     rows += [*rows_of_peers(0, cpu.get("vendor_id", "")), *rows_of_peers(1, cpu.get("vendor_id", ""))]

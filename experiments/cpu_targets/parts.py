@@ -11,9 +11,11 @@ from pathlib import Path
 
 FOLDER = Path("outputs/cpu_targets")
 SAME = ("gamma=4", "verdict_tokens=0", "logger=none")
-START = ("temperature=0", "data.limit=1", "max_new_tokens=8", *SAME)
-STARTS = 5  # of each executor, in turn
-BATCH = ("data.count=160", "max_new_tokens=48")  # five groups of 32 for eight rows
+START = ("temperature=0", "data.limit=2", "max_new_tokens=8", *SAME)  # as many columns as programs_t0
+STARTS = 4  # of each executor, in turn
+BATCH = ("temperature=0", "data.count=160")  # five groups of 32 for eight rows
+SHORT = "max_new_tokens=4"
+OTHERS = 0.05  # of the cores: a part during which other processes used more is measured again
 
 
 @dataclass(frozen=True)
@@ -33,7 +35,7 @@ def executors(temperature: int) -> Part:
     """Every executor of this machine in turn, the default with stored programs and without any."""
     also = ("--also", "executor=auto executor.programs=false")
     return Part("specbench.compare", ("executor=auto,compiled,prepacked,eager", *also, f"temperature={temperature}",
-                                      "data.limit=12", *SAME))  # fmt: skip
+                                      "data.limit=8", *SAME))  # fmt: skip
 
 
 def peers(temperature: int) -> Part:
@@ -44,15 +46,15 @@ def peers(temperature: int) -> Part:
 PARTS = {
     "programs_t0": compiling("temperature=0", "data.limit=16"),
     "programs_t1": compiling("temperature=1", "data.limit=16"),
-    "programs_batch": compiling("temperature=0", "batch_size=8", *BATCH),
-    "programs_one_row": compiling("temperature=0", "data.limit=1", "max_new_tokens=48"),
-    "programs_bfloat16": compiling("temperature=0", "dtype=bfloat16", "data.limit=12"),
+    "programs_batch": compiling("batch_size=8", SHORT, *BATCH),
+    "programs_one_row": compiling(SHORT, *BATCH),  # the longest of these prompts needs more columns
+    "programs_bfloat16": compiling("temperature=0", "dtype=bfloat16", "data.limit=8"),
     "executors_t0": executors(0),
     "executors_t1": executors(1),
     "peers_t0": peers(0),
     "peers_t1": peers(1),
-    "batch": Part("specbench.compare", ("batch_size=1,8", "temperature=0", *BATCH, *SAME)),
-    "bfloat16": Part("specbench.compare", ("dtype=float32,bfloat16", "temperature=0", "data.limit=12", *SAME)),
+    "batch": Part("specbench.compare", ("batch_size=1,8", "max_new_tokens=48", *BATCH, *SAME)),
+    "bfloat16": Part("specbench.compare", ("dtype=float32,bfloat16", "temperature=0", "data.limit=8", *SAME)),
     "start": Part("specbench", START),
 }
 
@@ -73,9 +75,19 @@ def measure(name: str) -> None:
     else:
         run([*part.words, f"name={folder.relative_to('outputs')}"], part.module)
         found = {}
+    if (share := others(folder)) > OTHERS:
+        print(f"{name}: other processes used {share:.0%} of the cores: it is measured again the next time", flush=True)
+        folder.rename(folder.with_name(f"{name}-disturbed-{int(time.time())}"))
+        return
     folder.mkdir(parents=True, exist_ok=True)
     done.write_text(json.dumps({"part": time.perf_counter() - begun, **found}))
     print(f"{name}: {time.perf_counter() - begun:.0f} s", flush=True)
+
+
+def others(folder: Path) -> float:
+    """The largest share of the cores that other processes had during the runs in a folder, as far as it is known."""
+    found = [json.loads(path.read_text()).get("machine") or {} for path in folder.glob("**/results.json")]
+    return max((machine.get("others") or 0.0 for machine in found), default=0.0)
 
 
 def starts(part: Part, folder: Path) -> dict[str, list[float]]:
