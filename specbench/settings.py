@@ -169,7 +169,9 @@ def _only(kind: type, value: Any) -> Any:
 
 
 def _text(value: Any) -> str | None:
-    if isinstance(value, int) and not isinstance(value, bool):
+    if isinstance(value, bool):
+        value = str(value).lower()  # so are true and false
+    elif isinstance(value, int):
         value = str(value) if abs(value) <= LARGEST_INTEGER else None  # name=5 is a text for Hydra's grammar too
     if not isinstance(value, str) or not value or "\0" in value:
         return None

@@ -367,6 +367,23 @@ def parts_of(*overrides: str):
     return build(check(composed(*small("logger=none", *overrides))))
 
 
+@pytest.fixture
+def traced(monkeypatch) -> list[torch.fx.GraphModule]:
+    """Programs are traced and not compiled: operations can be recorded. The list of those that were made."""
+    made: list[torch.fx.GraphModule] = []
+
+    class Artifact:
+        def __init__(self, graph, inputs):
+            self.graph = graph
+            made.append(graph)
+
+        def __call__(self, *inputs):
+            return self.graph(*inputs)
+
+    monkeypatch.setattr(torch._inductor, "standalone_compile", Artifact)
+    return made
+
+
 def call(arguments, monkeypatch, folder) -> int:
     """The command in this process, typed in a folder: its exit code."""
     monkeypatch.chdir(folder)

@@ -116,23 +116,6 @@ def test_layers_of_different_inputs_are_not_packed():
 # -- Programs inside of graphs ----------------------------------------------------------------------
 
 
-@pytest.fixture
-def traced(monkeypatch) -> list[torch.fx.GraphModule]:
-    """Programs are traced and not compiled: operations can be recorded. The list of those that were made."""
-    made: list[torch.fx.GraphModule] = []
-
-    class Artifact:
-        def __init__(self, graph, inputs):
-            self.graph = graph
-            made.append(graph)
-
-        def __call__(self, *inputs):
-            return self.graph(*inputs)
-
-    monkeypatch.setattr(torch._inductor, "standalone_compile", Artifact)
-    return made
-
-
 @pytest.mark.parametrize(("cache", "temperature"), [("static", 1), ("paged", 0)])
 def test_graphs_of_programs_change_no_token(cache, temperature, tables, traced):
     options = {"cache": cache, "kind": "model", "sampling": Sampling(temperature=temperature)}

@@ -22,6 +22,15 @@ class Stored:
     held: int  # bytes, with second copies
 
 
+@dataclass(frozen=True)
+class Work:
+    """What a run has before it, for an executor that decides whether to compile for it."""
+
+    seconds: float  # of all its decoding as it is without programs, that of other decoders left out
+    least: float  # of them, what reading the weights takes: no program saves that
+    weights: int  # of the models, one counted once for each program that reads it
+
+
 class HasCache(Protocol):
     """A model as executors see it: functions of it read its weights, and read and write its cache."""
 
@@ -120,6 +129,18 @@ class Executor(Component):
 
     def ready(self) -> None:
         """Called after each warm-up, when all usual shapes have been met."""
+
+    def compile_seconds(self, weights: int) -> float | None:
+        """About how long it would take to make the programs that a run lacks after its warm-up, with `weights` as in
+        `Work`; None if that is not for `decide` to decide."""
+        return None
+
+    def decide(self, work: Work) -> bool:
+        """Whether the programs that a run lacks are made for this work; if so, the run is warmed up once more."""
+        return False
+
+    def telling(self, tell: Callable[[str], None]) -> None:
+        """From now on `tell` is called with what is going on while programs are made."""
 
     def doubles(self, weights: int, tied: int, device: torch.device, dtype: torch.dtype) -> int:
         """Bytes of a model's weights that this executor stores twice, out of `weights` bytes in all and `tied` bytes in

@@ -1,11 +1,13 @@
-"""The default executor: the fastest exact product for each linear layer, and compiled programs where they are there.
+"""The default executor: the fastest exact product for each linear layer, and compiled programs where they pay.
 
 At the few tokens of a decoding step a linear layer is as fast as its weight can be read, and which product reads it
-fastest depends on the processor, the shape and the number of rows. Nothing is compiled here: programs that
-`executor=compiled` made for the same models and settings are used if all that the run needs are there.
+fastest depends on the processor, the shape and the number of rows. Programs that an earlier run made for the same
+models and settings are used if all that the run needs are there. If not, they are made where that takes less time than
+it saves of the run.
 """
 
 import hashlib
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,10 +17,10 @@ import torch
 from torch import Tensor, nn
 
 from specbench.component import Choices as Run
-from specbench.decoding.executor import Executor, HasCache, Module, Stored
+from specbench.decoding.executor import Executor, HasCache, Module, Stored, Work
 from specbench.devices import cpu_features, device_name
 from specbench.executors.arguments import Columns
-from specbench.executors.buckets import bucket
+from specbench.executors.buckets import bucket, refuse_growing_cache
 from specbench.executors.choose import (
     LIMITS,
     ROWS,
@@ -30,6 +32,7 @@ from specbench.executors.choose import (
     shape_of,
     shape_of_layers,
 )
+from specbench.executors.compiling import CompileTimes, decide
 from specbench.executors.layers import Choices, Group, Multiplier, groups_of, packed, replace, stacked
 from specbench.executors.leaf import Leaf
 from specbench.executors.products import KINDS, Half, Plain, Product, scale_of
@@ -40,6 +43,7 @@ from specbench.memory import free_bytes
 from specbench.paths import cache_dir
 from specbench.settings import BaseSettings, setting
 
+log = logging.getLogger(__name__)
 NAMES = {kind.name: kind for kind in (*QUANTIZED, *KINDS)}
 SPARE = 8  # a second copy of a weight is kept if all weights fit this many times into the free memory
 STEP = 16  # cache columns: compiled code attends to a multiple of them
@@ -47,16 +51,16 @@ SMALL_BYTES = 16e6  # of weights: a model below this stays in the processor's ca
 
 
 class AutoExecutor(Executor):
-    """Eager mode or stored programs, with the fastest exact product for each linear layer on a CPU."""
+    """Eager mode or compiled programs, with the fastest exact product for each linear layer on a CPU."""
 
     changes_modules = True
-    compiles = False  # whether programs that are missing are made
 
     @dataclass
     class Settings(BaseSettings):
         products: list[str] = setting(choices=tuple(NAMES))
         choices: str | None = setting()
         programs: bool = setting(default=True)
+        compile: str = setting(choices=("auto", "true", "false"), default="auto")
 
         def sources(self) -> Mapping[str, str]:
             return {} if self.choices is None else {"choices": of_file(Path(self.choices).expanduser())}
@@ -66,21 +70,38 @@ class AutoExecutor(Executor):
         products: Sequence[str] = tuple(NAMES),
         table: Table | None = None,
         programs: Programs | None = None,
+        compile: str = "false",
     ):
-        """Tries these kinds of product. `table` holds what was measured, `programs` what was compiled."""
+        """Tries these kinds of product. `table` holds what was measured, `programs` what was compiled. `compile` says
+        whether missing programs are made: "true", "false", or "auto", where that pays within the run."""
         self.kinds = [NAMES[name] for name in products]
         self.table, self.programs = table or Table(None, ""), programs or Programs(None)
         self.chosen: dict[str, list[str]] = {}  # by shape, the kind for each of LIMITS; "rounded": inputs are, too
         self.leaves: dict[Callable[..., Any], Leaf] = {}
+        self.compiles = type(self).compiles or compile == "true"
+        self.may_compile = compile == "auto" and self.programs.folder is not None
         self.decided, self.incomplete = False, 0  # calls of the first warm-up that had no program
+        self.decision: str | None = None
         self.fixed_shapes = self.compiles or self.programs.any  # while it is True, leaves look for programs
 
     @classmethod
     def from_settings(cls, settings: Any, device: torch.device, run: Run, identity: str) -> "AutoExecutor":
         """Raises ConfigError if `choices` holds none."""
         keeps = settings.programs and run["cache"].kind.fixed_shapes
-        programs = Programs.stored(identity) if keeps else Programs(None)
-        return cls(settings.products, stored_table(settings.choices, device), programs)
+        machine = machine_of(device)
+        programs = Programs.stored(identity, CompileTimes.of(machine)) if keeps else Programs(None)
+        known = device.type == "cpu"  # what programs save
+        makes = settings.compile if known or settings.compile != "auto" else "false"
+        return cls(settings.products, stored_table(settings.choices, machine), programs, makes)
+
+    @classmethod
+    def refuses(cls, settings: Any, run: Run) -> str | None:
+        if settings.compile != "true":
+            return None
+        why = refuse_growing_cache(run)
+        if run["decoding"].name == "beam":
+            why = "with decoding=beam: use executor.compile=auto or false"
+        return why and f"with executor.compile=true and {why.removeprefix('with ')}"
 
     # -- Programs -------------------------------------------------------------------------------
 
@@ -107,6 +128,23 @@ class AutoExecutor(Executor):
         self.decided = True
         if self.missing:
             self.fixed_shapes, self.incomplete, self.leaves = False, self.missing, {}
+
+    def compile_seconds(self, weights: int) -> float | None:
+        open_question = self.may_compile and self.decided and not self.fixed_shapes
+        return weights * self.programs.times.seconds_per_weight if open_question else None
+
+    def decide(self, work: Work) -> bool:
+        self.may_compile = False
+        found = decide(work, self.programs.times.seconds_per_weight)
+        self.decision = found.sentence
+        log.info("executor.compile=auto: %s", found.sentence)
+        if found.compile:
+            self.compiles = self.fixed_shapes = True
+            self.incomplete, self.leaves, self.programs.found = 0, {}, 0
+        return found.compile
+
+    def telling(self, tell: Callable[[str], None]) -> None:
+        self.programs.tell = tell
 
     def notes(self) -> list[str]:
         if self.missing and not self.compiles:
@@ -198,7 +236,8 @@ class AutoExecutor(Executor):
     def facts(self) -> dict[str, Any]:
         shapes = {shape.partition(",")[0] for shape in self.chosen}
         times = {shape: self.table.shapes[shape] for shape in shapes if shape in self.table.shapes}
-        programs = {"used": self.fixed_shapes, "found": self.programs.found, "made": self.programs.made}
+        programs: dict[str, Any] = {"used": self.fixed_shapes, "found": self.programs.found, "made": self.programs.made}
+        programs |= {"seconds": self.programs.seconds, "decision": self.decision}
         return {
             "machine": self.table.machine,
             "rows": list(ROWS),
@@ -208,10 +247,14 @@ class AutoExecutor(Executor):
         }
 
 
-def stored_table(choices: str | None, device: torch.device) -> Table:
-    """What was measured on this machine, or the file that the setting names. Raises ConfigError."""
+def machine_of(device: torch.device) -> str:
+    """What times depend on: processor, threads and torch."""
     threads, version = torch.get_num_threads(), of_libraries()["torch"]
-    machine = f"{device_name(device)}, {cpu_features()}, {threads} threads, torch {version}"
+    return f"{device_name(device)}, {cpu_features()}, {threads} threads, torch {version}"
+
+
+def stored_table(choices: str | None, machine: str) -> Table:
+    """What was measured on this machine, or the file that the setting names. Raises ConfigError."""
     if choices is not None:
         return Table(Path(choices).expanduser(), machine, pinned=True)
     digest = hashlib.sha256(machine.encode()).hexdigest()[:12]

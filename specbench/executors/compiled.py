@@ -6,17 +6,23 @@ drafts are padded to one width, so that few shapes occur. A second process, and 
 the disk without tracing or compiling.
 """
 
+from dataclasses import dataclass
 from typing import Any
 
 from specbench.component import Choices
 from specbench.executors.auto import AutoExecutor
 from specbench.executors.buckets import refuse_growing_cache
+from specbench.settings import setting
 
 
 class CompiledExecutor(AutoExecutor):
     """Compiles the programs that are not there yet, and always runs them."""
 
     compiles = True
+
+    @dataclass
+    class Settings(AutoExecutor.Settings):
+        compile: str = setting(choices=("true",), default="true")
 
     @classmethod
     def refuses(cls, settings: Any, run: Choices) -> str | None:

@@ -58,7 +58,8 @@ class Leaf:
         name = self._name(spec, tensors, stored)
         found = self.kept.find(name)
         if found is None and self.compiles:
-            found = self._compile(name, spec, tensors, stored)
+            with self.kept.making(len(self.weights)):
+                found = self._compile(name, spec, tensors, stored)
         if found is not None:
             self.programs[key] = found
         return found

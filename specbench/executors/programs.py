@@ -11,8 +11,10 @@ import hashlib
 import logging
 import os
 import pickle
+import time
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,7 @@ from torch import Tensor
 from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 from torch._inductor.standalone_compile import CompiledArtifact
 
+from specbench.executors.compiling import CompileTimes
 from specbench.paths import cache_dir
 from specbench.visible import first_line
 
@@ -47,16 +50,18 @@ class Program:
 class Programs:
     """The programs of one identity: a folder, or nothing that is kept if that is None."""
 
-    def __init__(self, folder: Path | None):
-        self.folder = folder
-        self.found, self.made = 0, 0
+    def __init__(self, folder: Path | None, times: CompileTimes | None = None):
+        """`times` are kept of how long programs take to make."""
+        self.folder, self.times = folder, times or CompileTimes(None)
+        self.found, self.made, self.seconds = 0, 0, 0.0  # seconds of those made
+        self.tell: Callable[[str], None] = lambda what: None
 
     @classmethod
-    def stored(cls, identity: str) -> "Programs":
+    def stored(cls, identity: str, times: CompileTimes | None = None) -> "Programs":
         """Those of a run with this identity, which are kept for later runs."""
         if os.environ.get(INDUCTOR, default_cache_dir()) == default_cache_dir():  # PyTorch sets it when it is imported
             os.environ[INDUCTOR] = str(cache_dir() / "inductor")
-        return cls(cache_dir() / "programs" / identity)
+        return cls(cache_dir() / "programs" / identity, times)
 
     @property
     def any(self) -> bool:
@@ -77,6 +82,16 @@ class Programs:
             return None
         self.found += 1
         return Program(code, result)
+
+    @contextmanager
+    def making(self, weights: int, clock: Callable[[], float] = time.perf_counter) -> Iterator[None]:
+        """Inside this context a program with so many weights is made."""
+        self.tell(f"compiling program {self.made + 1}")
+        begun = clock()
+        yield
+        seconds = clock() - begun
+        self.seconds += seconds
+        self.times.add(seconds, weights)
 
     def keep(self, name: str | None, artifact: CompiledArtifact, result: Any) -> None:
         """Stores a program that was just made."""

@@ -70,6 +70,7 @@ class LanguageModel(Target):
         self.kernel_errors: list[Tensor] | None = None  # what each layer adds to when the kernel is checked
         self.kernel = kernel_attention.choose(attention, self.module, self.device, name)  # else SDPA
         self.weight_bytes = executor.stored(self.module).held
+        self.weight_count = sum(1 for each in (self.module.parameters(), self.module.buffers()) for _ in each)
         self.operations_per_token, self.step_bytes = per_token(self.module, executor)
         self._cache: SlotCache | None = None
         self.cached: list[int] = []

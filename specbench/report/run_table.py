@@ -169,7 +169,8 @@ def _executor(name: str, chosen: dict[str, list[str]], programs: dict[str, Any])
     count = programs["found"] + programs["made"]
     without = "compiled programs are incomplete" if programs["missed"] else "nothing compiled"
     hint = ": executor=compiled" if name == "auto" else ""
-    return f"products: {products}; " + (f"{count} compiled programs{made}" if programs["used"] else without + hint)
+    used = f"{count} compiled programs{made}" if programs["used"] else without + hint
+    return f"products: {products}; {used}" + (f" ({decision})" if (decision := programs.get("decision")) else "")
 
 
 def _gammas(result: dict[str, Any]) -> Rows:

@@ -25,8 +25,10 @@ class Cohort:
     """Members whose settings differ in nothing that plain decoding's law depends on. One of them decodes plainly for
     all: one whose verifier adds nothing to a plain step (no renewal of noise, no lenience), if there is one."""
 
-    def __init__(self, members: Sequence[Member], watch: MachineWatch, phases: Phases):
+    def __init__(self, members: Sequence[Member], watch: MachineWatch, phases: Phases, alone: bool = False):
+        """`alone` says that these members are all that are decoded."""
         self.members, self.watch, self.phases = members, watch, phases
+        self.alone = alone and len(members) == 1  # of several, some would be compiled and others not
         self.requests = Requests(members[0].parts, max(member.parts.spare for member in members))
         self.plain = min(members, key=lambda member: extra_work(member.parts.verifier))
         self.done = 0  # requests
@@ -42,8 +44,9 @@ class Cohort:
                 if wanted.columns > warm or longer > inputs:
                     tell("warming up")
                     for member in self.members:
+                        member.parts.target.executor.telling(tell)
                         with self.phases("warm_up"):
-                            member.warm_up(wanted, first=not warm)
+                            member.warm_up(wanted, not warm, self.requests.total if self.alone else 0)
                     warm, inputs = max(warm, wanted.columns), max(inputs, longer)
                 probed = number < PROBED or number % PROBED_LATER == 0
                 if probed:

@@ -1,6 +1,7 @@
 """One run among those that are decoded in turn: its session, what it has decoded, and the file that keeps it."""
 
 import logging
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from specbench.measure.text_laws import LIMIT, Text, read_texts
 from specbench.peers.peer import PeerOutput
 from specbench.phases import Phases
 from specbench.results import RunResult
+from specbench.run.compiling import pays_to_compile
 from specbench.run.parts import Parts
 from specbench.run.requests import Wanted
 from specbench.run.session import Session
@@ -42,9 +44,14 @@ class Member:
         self.saved = PromptsFile(out_dir)
         self._probes, self._told, self._phases = 0, told, phases
 
-    def warm_up(self, wanted: Wanted, first: bool) -> None:
-        """Warm-up for requests of so many columns and, the first time, calibration."""
+    def warm_up(self, wanted: Wanted, first: bool, requests: int = 0) -> None:
+        """Warm-up for requests of so many columns and, the first time, calibration. Programs may then be compiled for a
+        run of so many requests."""
+        begun = time.perf_counter()
         warm_up(self.session, wanted)
+        seconds = time.perf_counter() - begun
+        if first and requests and pays_to_compile(self.session, wanted, requests, seconds):
+            warm_up(self.session, wanted)
         if first and self.parts.policy.calibrated:
             calibrate(self.session, wanted)
 

@@ -59,7 +59,7 @@ def run_in_turn(cohorts: Sequence[Runs], progress: Progress, phases: Phases | No
             for runs in cohorts:
                 own = [Member(parts, out_dir, told, phases) for parts, out_dir, told in runs]
                 members += own
-                made.append(Cohort(own, watch, phases))
+                made.append(Cohort(own, watch, phases, alone=len(cohorts) == 1))
             try:
                 _decode_in_turn(made, progress)
             except KeyboardInterrupt:

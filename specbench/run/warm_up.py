@@ -9,6 +9,7 @@ from specbench.decoding.noise import prompt_key
 from specbench.decoding.state import Job
 from specbench.decoding.verifier import Verifier
 from specbench.gamma_policies.fixed import WatchedGamma
+from specbench.run.parts import Parts
 from specbench.run.requests import Wanted
 from specbench.run.session import Session
 from specbench.visible import first_line
@@ -106,13 +107,18 @@ def calibrate(session: Session, wanted: Wanted) -> None:
 def probe_costs(session: Session, requests: Sequence[Request], columns: int, gamma: int, tokens: int = 0) -> None:
     """Decodes `tokens` tokens (0: enough for a whole draft) with a constant gamma, in each row of the first requests
     that there are, and adds the times of the rounds to the session's costs."""
-    parts, jobs = session.parts, []
-    tokens = tokens or max(PROBE_TOKENS, gamma + ROOM)
+    jobs = probe_jobs(session.parts, requests, tokens or max(PROBE_TOKENS, gamma + ROOM))
+    policy = WatchedGamma(gamma, session.parts.policy.signal)
+    with going_on(f"a probe of gamma={gamma}"):
+        session.costs.add(session.decode(jobs, True, columns, policy=policy, again=True).rounds)
+
+
+def probe_jobs(parts: Parts, requests: Sequence[Request], tokens: int) -> list[Job]:
+    """A job of so many tokens for each row, of the first requests that there are."""
+    jobs = []
     for row in range(parts.batch_size):
         request = requests[row % len(requests)]
         limit = min(len(request.tokens) + min(parts.max_new_tokens, tokens), parts.target.context)
         key = prompt_key(parts.seed, f"{request.id} probe {row}")
         jobs.append(Job(request.tokens, limit, key, request.encoder_tokens))
-    policy = WatchedGamma(gamma, parts.policy.signal)
-    with going_on(f"a probe of gamma={gamma}"):
-        session.costs.add(session.decode(jobs, True, columns, policy=policy, again=True).rounds)
+    return jobs
