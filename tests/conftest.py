@@ -266,7 +266,7 @@ def make_drafter(kind: str, target: LanguageModel, text_file: str, drafter_model
         return TreeDrafter(model, V, 5, [3, 2], kind.removeprefix("tree_"))
     if kind.startswith("multi_draft"):
         models = [model, another(model)] if kind.endswith("two") else [model]
-        return MultiDrafter(models, 2, V, 5)
+        return MultiDrafter(models, 2, V, 5, "random" if "random" in kind else "fixed")
     if kind.startswith("under_"):  # hierarchical: this drafter under the model
         below = make_drafter(kind.removeprefix("under_"), model, text_file, another(model))
         return HierarchicalDrafter(model, below, 2, V)

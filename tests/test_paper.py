@@ -9,6 +9,7 @@ from conftest import parts_of
 
 from specbench import theory
 from specbench.paper.callback import BesideThePaper
+from specbench.paper.notes import NOTES, K, accepted, alpha_for, memory_rows
 from specbench.paper.ours import OURS, counted_operations, our_rows
 from specbench.paper.page import page, write
 from specbench.paper.published import CLAIMS, ELSEWHERE, TABLE_3, TABLE_4, TABLE_5, Claim, inputs
@@ -40,6 +41,25 @@ def test_numbers_that_the_paper_does_not_print_stand_apart():
     assert [round(c.expected(), 2) for c in others()] == [0.94, 1.77, 3.1]
     text = page("figure2", [])
     assert f"Not the paper's: printed in {source}" in text and "\nPrinted" not in text and "2.05" in text
+
+
+def test_an_acceptance_rate_has_two_readings():
+    """Worked out by hand: .7 as alpha is (1 - .7^6) / .3 = 2.94 tokens a call, as accepted / K 1 + 5 * .7 = 4.5."""
+    table = next(iter(NOTES["runner_design"].tables().values()))
+    assert [row["tokens a call"] for row in table] == ["3.50", "1.97", "4.50", "2.94", "5.50", "4.69"]
+    assert [row["speedup"] for row in table[2:4]] == [f"{4.5 / (1 + 5 / 3):.2f}x", f"{2.941 / (1 + 5 / 3):.2f}x"]
+    assert all(accepted(alpha_for(share, K), K) == pytest.approx(share * K) for share in (0.1, 0.5, 0.9))
+
+
+def test_the_designs_memory_stands_beside_ours():
+    """By hand: 2 * 28 layers * 8 heads * 128 * 2 bytes = 114,688 for a token, 448 MiB for 4,096, 3.5 GiB for eight."""
+    rows = {row["what"]: row for row in memory_rows()}
+    assert rows["keys and values of a token, 3B"][""] == rows["keys and values of a token, 1B"][""] == "agrees"
+    assert rows["keys and values of 3B"][""] == "agrees in binary units"
+    assert rows["keys and values of 3B"]["ours, decimal units"] == f"{8 * 4096 * 114688 / 1e9:.2f}"
+    assert rows["weights of 1B"][""] == "agrees in decimal units" and rows["weights of 3B"][""] == "differs"
+    weights = 128256 * 3072 + 28 * (2 * 3072 * 3072 + 2 * 3072 * 1024 + 3 * 3072 * 8192 + 2 * 3072) + 3072
+    assert rows["weights of 3B"]["ours, decimal units"] == f"{2 * weights / 1e9:.2f}" and rows["total"][""] == "differs"
 
 
 def test_the_best_gamma_of_table_5_is_found():
@@ -75,7 +95,7 @@ def test_every_table_and_figure_is_an_experiment_and_a_page():
         assert f"name: {name}\n" in (EXPERIMENTS / f"{name}.yaml").read_text()
         assert page(name, []).startswith(f"# {name}\n")
     named = re.search(r"names: \[(.*)\]", (EXPERIMENTS / "paper.yaml").read_text())[1].split(", ")
-    assert set(OURS) - set(named) == {"appendix_a2", "appendix_a4"}
+    assert set(OURS) - set(named) == {"appendix_a2", "appendix_a4", *NOTES}
 
 
 @pytest.fixture(scope="module")
@@ -99,6 +119,13 @@ def test_our_runs_stand_beside_the_tables_they_belong_to(finished, tmp_path, cap
         assert (tmp_path / f"{name}.png").stat().st_size > 1000 and (tmp_path / f"{name}.md").read_text() == text
         [row] = our_rows(name, finished)
         assert not any("None" in cell or "nan" in cell for cell in row.values())
+    rounds = finished[0].rounds
+    [content], [request] = (our_rows(name, finished) for name in ("ngram_chapter", "runner_design"))
+    assert request["most"] == f"{sum(r['accepted'] for r in rounds) / 3 / len(rounds):.3f}"
+    assert content["category"] == "-" and content["calls"] == str(len(rounds))
+    assert content["accepted a call"] == f"{sum(r['accepted'] for r in rounds) / len(rounds):.3f}"
+    expected = theory.expected_tokens(sampled["counts"]["accepted"] / sampled["counts"]["tested"], 3) - 1
+    assert content["equation 1, gamma"] == f"{expected:.3f}"
     [row] = our_rows("appendix_a4", finished)
     assert (row["w"], row["u"], row["w + u gamma"], row["equal"]) == ("2", "4", "6", "1 of 1")
     counts = sampled["counts"]

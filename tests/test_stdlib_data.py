@@ -31,3 +31,19 @@ def test_mixed_is_one_of_each_in_turn():
     assert mixed[::2] == python and mixed[1::2] == prose
     assert [p.category for p in mixed[:4]] == ["python", "prose", "python", "prose"]
     assert len({p.id for p in mixed}) == 40 and prompts("mixed") == mixed
+
+
+def test_content_is_one_of_each_of_four_kinds_in_turn():
+    """Lists end inside a literal of many lines; dialogue ends with what a person types, after an answer."""
+    found = prompts("content", 40)
+    assert [p.category for p in found] == ["python", "prose", "lists", "dialogue"] * 10
+    assert found[::4] == prompts("python", 10) and len({p.id for p in found}) == 40
+    modules = read_modules(held_out=True)
+    for prompt in found[2::4]:
+        module, line = prompt.id.rsplit(":", 1)
+        tree = ast.walk(ast.parse(modules[module]))
+        nodes = [node for node in tree if isinstance(node, ast.List | ast.Tuple | ast.Dict | ast.Set)]
+        assert any(node.lineno < int(line) < node.end_lineno for node in nodes)
+    for prompt in found[3::4]:
+        lines = prompt.turns[0].splitlines()
+        assert lines[-1].lstrip().startswith(">>> ") and any(line.lstrip().startswith(">>> ") for line in lines[-9:-1])

@@ -6,8 +6,10 @@ They come from modules that the shipped pair was not trained on, and are the sam
 import ast
 import hashlib
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
 
 from specbench.data.prompts import Data, Prompt
 from specbench.data.stdlib_corpus import read_modules
@@ -18,15 +20,64 @@ SIGNATURE = re.compile(r"^\s*(async )?def \w+\(.*\).*:\s*$")
 LINES_BEFORE = 24  # lines of a prompt
 
 
+def functions(text: str) -> Iterator[int]:
+    """Numbers of the lines that begin a function, counted from 0."""
+    return (number for number, line in enumerate(text.splitlines()) if SIGNATURE.match(line))
+
+
+def documentation(text: str) -> Iterator[int]:
+    """Numbers of the middle lines of documentation strings of at least eight lines, counted from 0."""
+    for node in nodes_of(text):
+        if isinstance(node, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)) and ast.get_docstring(node):
+            begin, end = node.body[0].lineno, node.body[0].end_lineno or 0
+            if end - begin >= 8:
+                yield (begin + end) // 2 - 1
+
+
+def literals(text: str) -> Iterator[int]:
+    """Numbers of every fourth line of lists, tuples, sets and dictionaries of at least eight lines, counted from 0. Of
+    one inside another, the outer one's alone."""
+    inside = 0
+    for node in sorted(nodes_of(text, (ast.List, ast.Tuple, ast.Set, ast.Dict)), key=lambda node: node.lineno):
+        if node.lineno > inside and node.end_lineno - node.lineno >= 8:
+            inside = node.end_lineno
+            yield from range(node.lineno + 3, node.end_lineno - 3, 4)
+
+
+def sessions(text: str) -> Iterator[int]:
+    """Numbers of the lines that a person types into an interactive session (">>> "), counted from 0: those with another
+    such line in the eight before it, and at least four lines after the last of them."""
+    typed = [number for number, line in enumerate(text.splitlines()) if line.lstrip().startswith(">>> ")]
+    last = -4
+    for before, number in pairwise(typed):
+        if number - before <= 8 and number - last >= 4:
+            last = number
+            yield number
+
+
+def nodes_of(text: str, kinds: tuple[type, ...] = (ast.AST,)) -> list[Any]:
+    """The nodes of these kinds in a module's syntax tree; none of the library's files that are broken on purpose."""
+    try:
+        return [node for node in ast.walk(ast.parse(text)) if isinstance(node, kinds)]
+    except SyntaxError:
+        return []
+
+
+ENDS = {"python": functions, "prose": documentation, "lists": literals, "dialogue": sessions}
+IN_TURN = {"mixed": ("python", "prose"), "content": ("python", "prose", "lists", "dialogue")}
+
+
 class StdlibData(Data):
     """`count` prompts of 24 lines. Those of kind python end with the first line of a function, those of kind prose
-    inside a documentation string; mixed alternates."""
+    inside a documentation string, those of kind lists inside a list, tuple, set or dictionary of many lines, those of
+    kind dialogue with what a person types into an interactive session; mixed alternates the first two, content takes
+    one of each of the four in turn."""
 
     @dataclass
     class Settings(BaseSettings):
         limit: int | None = setting(ge=1, le=10**9)
         count: int = setting(ge=1, le=10**9)
-        kind: str = setting(choices=("python", "prose", "mixed"))
+        kind: str = setting(choices=(*ENDS, *IN_TURN))
 
         def sources(self) -> Mapping[str, str]:
             return {"python": of_python()}
@@ -35,8 +86,7 @@ class StdlibData(Data):
         self.limit, self.count, self.kind = limit, count, kind
 
     def prompts(self) -> Iterator[Prompt]:
-        kinds = {"python": [functions], "prose": [documentation], "mixed": [functions, documentation]}[self.kind]
-        each = [take(kind) for kind in kinds]
+        each = [take(kind) for kind in IN_TURN.get(self.kind, (self.kind,))]
         found = [prompt for prompts in zip(*each, strict=False) for prompt in prompts]
         if self.count > len(found):
             raise ConfigError(
@@ -46,10 +96,10 @@ class StdlibData(Data):
         return iter(found[: self.count])
 
 
-def take(ends: Callable[[str], Iterable[int]]) -> list[Prompt]:
-    """The prompts that end with the lines which `ends` finds in the held-out modules: one prompt of each module, in a
-    hashed order, then a second one of each, and so on."""
-    found = []
+def take(kind: str) -> list[Prompt]:
+    """The prompts of a kind, which is their category, from the held-out modules: one prompt of each module, in a hashed
+    order, then a second one of each, and so on."""
+    ends, found = ENDS[kind], []
     for module, text in read_modules(held_out=True).items():
         lines = text.splitlines()
         names = {f"{module}:{number + 1}": number for number in ends(text) if number >= LINES_BEFORE}
@@ -57,23 +107,5 @@ def take(ends: Callable[[str], Iterable[int]]) -> list[Prompt]:
         for rank, (digest, name) in enumerate(hashed):
             # No line break at the end: the tokenizer joins it with the indentation that follows.
             before = "\n".join(lines[names[name] + 1 - LINES_BEFORE : names[name] + 1])
-            found.append((rank, digest, Prompt(name, (before,), "python" if ends is functions else "prose")))
+            found.append((rank, digest, Prompt(name, (before,), kind)))
     return [prompt for _, _, prompt in sorted(found, key=lambda entry: entry[:2])]
-
-
-def functions(text: str) -> Iterator[int]:
-    """Numbers of the lines that begin a function, counted from 0."""
-    return (number for number, line in enumerate(text.splitlines()) if SIGNATURE.match(line))
-
-
-def documentation(text: str) -> Iterator[int]:
-    """Numbers of the middle lines of documentation strings of at least eight lines, counted from 0."""
-    try:
-        nodes = list(ast.walk(ast.parse(text)))
-    except SyntaxError:  # some files of the library are broken on purpose
-        return
-    for node in nodes:
-        if isinstance(node, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)) and ast.get_docstring(node):
-            begin, end = node.body[0].lineno, node.body[0].end_lineno or 0
-            if end - begin >= 8:
-                yield (begin + end) // 2 - 1

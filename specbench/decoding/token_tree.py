@@ -111,6 +111,13 @@ def newest(parent: tuple[int, ...], count: int, device: torch.device) -> Tree:
     return Tree(whole.depth[:, -count:], whole.sees[:, -count:])
 
 
+def shuffled_places(levels: Levels, bits: Tensor) -> Tensor:
+    """Places [B, N] of nodes in a random order, from random bits [B, N]: column i has the node that moves to i. Nodes
+    keep their depth, and every order of the nodes of one depth is as likely as another."""
+    starts = level_ranges(levels)
+    return torch.cat([bits[:, a.start : a.stop].argsort(dim=1) + a.start for a in starts], 1)
+
+
 @dataclass(frozen=True)
 class Packed:
     """A draft in which guesses that spell the same text share one place: SpecInfer's prefix tree."""

@@ -12,10 +12,11 @@ from specbench.context import Context
 from specbench.decoding.draft import Draft, Verdict
 from specbench.decoding.drafter import Drafter
 from specbench.decoding.gamma_policy import DraftStop
-from specbench.decoding.noise import constant
+from specbench.decoding.noise import PROPOSAL, constant
+from specbench.decoding.round_noise import node_bits
 from specbench.decoding.state import State
 from specbench.decoding.target import Scores
-from specbench.decoding.token_tree import level_ranges
+from specbench.decoding.token_tree import level_ranges, shuffled_places
 from specbench.decoding.verify_tree import follow
 from specbench.devices import upload
 from specbench.drafters.own_sampling import OwnSampling
@@ -26,11 +27,17 @@ from specbench.settings import ConfigError, setting
 from specbench.visible import shown
 
 MOST_MODELS = 16
+ORDERS = ("fixed", "random")
 
 
 class MultiDrafter(Drafter):
     """Draws `samples` independent chains from each model. The target reads them as one prefix tree, in which guesses
-    that spell the same text share a place (SpecInfer)."""
+    that spell the same text share a place (SpecInfer).
+
+    A verifier tries the guesses that follow one text in the order of `paths` or, with `order` "random", in a new random
+    order each time, as SpecInfer's verification has it. The guesses are independent draws, each from the q that stays
+    with it, and the order does not depend on them, so the output distribution is the target's either way.
+    """
 
     trees = True
 
@@ -38,6 +45,7 @@ class MultiDrafter(Drafter):
     class Settings(OwnSampling):
         paths: list[str] = setting()
         samples: int = setting(ge=1, le=1000)
+        order: str = setting(choices=ORDERS, default="fixed")
         trust_remote_code: bool = False
 
         def models(self) -> Sequence[PretrainedModel.Settings]:
@@ -61,9 +69,11 @@ class MultiDrafter(Drafter):
                 except ConfigError as error:
                     raise ConfigError(str(error).replace("path=", "paths=", 1)) from error
 
-    def __init__(self, models: Sequence[LanguageModel], samples: int, vocab_size: int, gamma: int):
+    def __init__(
+        self, models: Sequence[LanguageModel], samples: int, vocab_size: int, gamma: int, order: str = "fixed"
+    ):
         """`vocab_size` is the target's V; `gamma` is the usual gamma."""
-        self.models, self.samples = models, samples
+        self.models, self.samples, self.order = models, samples, order
         each = 1 if models[0].sampling.greedy else samples  # K samples of an argmax are one
         self.drafters = [
             TreeDrafter(model, vocab_size, gamma, [each], "independent", stream) for stream, model in enumerate(models)
@@ -79,7 +89,7 @@ class MultiDrafter(Drafter):
     def from_settings(cls, settings: Any, context: Context, target: LanguageModel) -> "MultiDrafter":
         own = settings.own(context)
         models = [PretrainedModel(model, own, "drafter", target.vocab_size) for model in settings.models()]
-        return cls(models, settings.samples, target.vocab_size, context.gamma)
+        return cls(models, settings.samples, target.vocab_size, context.gamma, settings.order)
 
     def begin(self, state: State, stop: DraftStop | None = None) -> None:
         for drafter in self.drafters:
@@ -88,7 +98,10 @@ class MultiDrafter(Drafter):
 
     def propose(self, state: State, gamma: list[int]) -> Draft:
         self.drafts = [drafter.propose(state, gamma) for drafter in self.drafters]
-        return side_by_side(self.drafts)
+        draft = side_by_side(self.drafts)
+        if self.order == "fixed" or draft.is_chain:
+            return draft
+        return shuffled(draft, node_bits(state.noise[PROPOSAL], state.length, draft.levels, stream=MOST_MODELS))
 
     def settle(self, state: State, draft: Draft, verdict: Verdict, scores: Scores, base: Tensor) -> None:
         """Each model keeps what its cache holds of the accepted path, and reads the rest before its next draft. base
@@ -138,3 +151,14 @@ def side_by_side(drafts: Sequence[Draft]) -> Draft:
         count=torch.stack([draft.count for draft in drafts]).sum(0),
         repeats=True,
     )
+
+
+def shuffled(draft: Draft, bits: Tensor) -> Draft:
+    """The same tree with the nodes of each depth in a random order, by random bits [B, N] that no guess depends on.
+    Each node keeps its text and its q. In each row, all nodes of a depth must exist or none."""
+    place = shuffled_places(draft.levels, bits)  # [B, N], by new node the old one
+    new = place.argsort(dim=1)  # by old node the new one
+    old_parent = draft.parents.expand_as(place).gather(1, place)
+    parent = torch.where(old_parent < 0, old_parent, new.gather(1, old_parent.clamp(min=0)))
+    probs = None if draft.probs is None else draft.probs.gather(1, place[..., None].expand_as(draft.probs))
+    return dataclasses.replace(draft, tokens=draft.tokens.gather(1, place), parent=parent, probs=probs)

@@ -1,10 +1,13 @@
 """Our rows beside those of the paper: which finished runs belong to a table or figure, and their numbers in words."""
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from specbench import theory
+from specbench.measure.estimators import ratio
+from specbench.paper.published import accepted
 from specbench.report.tables import at
 from specbench.storage.read import StoredRun
 
@@ -38,6 +41,10 @@ def _speed(result: Result) -> str:
 
 def _choice(group: str) -> Callable[[Result], str]:
     return lambda result: str(result["choices"][group])
+
+
+def _word(path: str) -> Callable[[Result], str]:
+    return lambda result: str(at(result, path))
 
 
 def _setting(name: str) -> Callable[[Result], str]:
@@ -96,6 +103,11 @@ def exact(result: Result) -> bool:
     return bool(plain and result["choices"]["verifier"] == "speculative")
 
 
+def of_one_gamma(result: Result) -> bool:
+    """Whether the rounds of such a run have one gamma, by a rule that leaves the target's law as it is."""
+    return exact(result) and bool(result["gamma"])
+
+
 def lenient(result: Result) -> bool:
     """Whether Table 5 is about such a run."""
     return bool(result["choices"].get("decoding", "sampling") == "sampling")
@@ -106,12 +118,59 @@ def either_rule(result: Result) -> bool:
     return lenient(result) and result["choices"]["verifier"] in ("speculative", "rejection")
 
 
+def whole(run: StoredRun) -> list[Result]:
+    """One row, of the whole run."""
+    return [run.result]
+
+
+def by_request(run: StoredRun) -> list[Result]:
+    """One row, with `of_requests`: the least, mean and largest of the requests' means, over their rounds, of accepted
+    guesses / gamma. A round that was cut short is over the same gamma."""
+    shares: dict[str, list[float]] = {}
+    for r in run.rounds:
+        shares.setdefault(str(r["prompt"]), []).append(r["accepted"] / run.result["gamma"])
+    means = [sum(own) / len(own) for own in shares.values()]
+    found = dataclasses.asdict(ratio(means, [1.0] * len(means)))
+    return [{**run.result, "of_requests": found | {"least": min(means), "most": max(means)}}]
+
+
+def by_category(run: StoredRun) -> list[Result]:
+    """A row for each category of the prompts, with `content`: accepted guesses a round, and how many of them are
+    expected of the guesses that were made, and of gamma guesses, at the category's accepted / tested."""
+    categories = {prompt["id"]: prompt.get("category", "") for prompt in run.prompts}
+    rounds: dict[str, dict[str, list[dict[str, Any]]]] = {}
+    for r in run.rounds:
+        rounds.setdefault(categories[r["prompt"]], {}).setdefault(str(r["prompt"]), []).append(r)
+    return [{**run.result, "content": _content(name, [*own.values()], run)} for name, own in sorted(rounds.items())]
+
+
+def _content(name: str, requests: list[list[dict[str, Any]]], run: StoredRun) -> dict[str, Any]:
+    """The numbers of one category, from the rounds of its requests."""
+
+    def sums(value: Callable[[dict[str, Any]], float]) -> list[float]:
+        return [sum(value(r) for r in own) for own in requests]
+
+    calls = [float(len(own)) for own in requests]
+    kept, alpha = sums(lambda r: r["accepted"]), ratio(sums(lambda r: r["accepted"]), sums(lambda r: r["tested"]))
+    known = alpha.mean if alpha.mean is not None else 0.0
+    estimates = {
+        "alpha": alpha,
+        "guesses": ratio(sums(lambda r: r["gamma"]), calls),
+        "accepted": ratio(kept, calls),
+        "of_made": ratio(sums(lambda r: accepted(known, r["gamma"])), calls),
+    }
+    found = {key: dataclasses.asdict(estimate) for key, estimate in estimates.items()}
+    full = accepted(known, run.result["gamma"])
+    return {"category": name or "-", "requests": len(requests), "calls": sum(calls), "of_gamma": full, **found}
+
+
 @dataclass(frozen=True)
 class Ours:
-    """What is shown of our runs beside a table or a figure."""
+    """What is shown of our runs beside a table or a figure. A run has a row for each of its `parts`."""
 
     cells: Cells
     takes: Callable[[Result], bool] = exact
+    parts: Callable[[StoredRun], list[Result]] = whole
 
 
 OURS: dict[str, Ours] = {
@@ -139,10 +198,21 @@ OURS: dict[str, Ours] = {
          "operations": _number("beam/operations_factor", unit="x"), **SPEED,
          "equal": lambda result: f"{at(result, 'beam/equal')} of {at(result, 'beam/requests')}"},
         lambda result: result.get("beam") is not None),
+    "ngram_chapter": Ours(
+        {"drafter": _choice("drafter"), "T": _setting("temperature"), "category": _word("content/category"),
+         "requests": _number("content/requests", "d"), "calls": _number("content/calls", ".0f"),
+         "accepted / tested": _error("content/alpha"), "guesses a call": _error("content/guesses"),
+         "accepted a call": _error("content/accepted"), "equation 1, gamma": _number("content/of_gamma", ".3f"),
+         "equation 1, guesses made": _number("content/of_made/mean", ".3f")}, of_one_gamma, by_category),
+    "runner_design": Ours(
+        {**KEYS, **ALPHA, "accepted / drafted": _number("draft_acceptance_rate", ".3f"),
+         "mean of accepted / K, by request": _error("of_requests"), "least": _number("of_requests/least", ".3f"),
+         "most": _number("of_requests/most", ".3f"), **TOKENS, **SPEED}, of_one_gamma, by_request),
 }  # fmt: skip
 
 
 def our_rows(name: str, runs: Sequence[StoredRun]) -> list[dict[str, str]]:
     """The rows of the runs that belong to a table or figure."""
     ours = OURS[name]
-    return [{head: cell(run.result) for head, cell in ours.cells.items()} for run in runs if ours.takes(run.result)]
+    parts = [part for run in runs if ours.takes(run.result) for part in ours.parts(run)]
+    return [{head: cell(part) for head, cell in ours.cells.items()} for part in parts]

@@ -2,14 +2,16 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
 
+from specbench.paper.notes import BANDS, NOTES
 from specbench.paper.ours import OURS, our_rows
 from specbench.paper.published import CLAIMS, ELSEWHERE, Claim
 from specbench.report import paper
-from specbench.report.style import HALF, INK, MEASURED, OTHER, THEORY, style
+from specbench.report.style import HALF, INK, MARKERS, MEASURED, OTHER, SERIES, THEORY, style
 from specbench.report.tables import at
 from specbench.storage.read import StoredRun
 
@@ -31,6 +33,9 @@ def page(name: str, runs: Sequence[StoredRun]) -> str:
             printed_table(others()),
             errors(others()),
         ]
+    if name in NOTES:
+        told += [f"Not the paper's: printed in {NOTES[name].source}.\n"]
+        told += [f"{caption}:\n\n{to_markdown(rows)}" for caption, rows in NOTES[name].tables().items()]
     rows = our_rows(name, runs)
     told += ["Ours:\n", to_markdown(rows) if rows else "No run of this folder belongs here.\n"]
     if name == "figure1":
@@ -97,6 +102,8 @@ def figure(name: str, runs: Sequence[StoredRun]) -> Figure:
     with plt.rc_context(style(INK)):
         if name in ("figure1", "figure5"):
             return trace_diagram(mine)
+        if name == "ngram_chapter":
+            return by_content(mine)
         return FIGURES[name](mine) if name in FIGURES else predicted(name, mine)
 
 
@@ -128,6 +135,29 @@ def trace_diagram(runs: Sequence[StoredRun]) -> Figure:
     axes.invert_yaxis()
     axes.set_xlabel("milliseconds of decoding; grey: drafter steps, coloured: target calls")
     axes.margins(x=0.12)
+    return shown
+
+
+def by_content(runs: Sequence[StoredRun]) -> Figure:
+    """Accepted / tested of each category of each run, with the printed ranges of alpha as bands."""
+    shown, axes = plt.subplots(figsize=HALF)
+    for printed, low, high, *_ in BANDS:
+        axes.axhspan(low, high, color=THEORY, alpha=0.15, linewidth=0)
+        axes.text(0.01, (low + high) / 2, f"printed: {printed}", transform=axes.get_yaxis_transform(), fontsize=8)
+    found = [(run, part["content"]) for run in runs for part in OURS["ngram_chapter"].parts(run)]
+    names = [*dict.fromkeys(content["category"] for _, content in found)]
+    for number, run in enumerate(runs):
+        mine = [content for owner, content in found if owner is run and content["alpha"]["mean"] is not None]
+        places = [names.index(content["category"]) + 0.5 + 0.12 * number for content in mine]
+        errors = [1.96 * (content["alpha"]["stderr"] or 0) for content in mine]
+        looks: dict[str, Any] = {"fmt": MARKERS[number % len(MARKERS)], "color": SERIES[number % len(SERIES)]}
+        axes.errorbar(places, [content["alpha"]["mean"] for content in mine], errors, label=run.label, **looks)
+    if runs:
+        axes.legend(fontsize=8)
+    axes.set_xticks([place + 0.5 for place in range(len(names))], names)
+    axes.set_xlim(0, max(1, len(names)))
+    axes.set_ylim(0, 1)
+    axes.set_ylabel("accepted / tested, 95 % interval")
     return shown
 
 

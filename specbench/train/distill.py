@@ -14,8 +14,6 @@ from specbench.train.student import Student, StudentSettings, quoted
 class DistilledStudent(Student):
     """A small model; `model` is the checkpoint that it begins with, with the target's vocabulary."""
 
-    whole = True
-
     @dataclass
     class Settings(StudentSettings):
         model: str = setting(required="a local folder or a hub id")
@@ -41,6 +39,9 @@ class DistilledStudent(Student):
         with torch.no_grad():
             p = self.target(input_ids=tokens).logits
         return p.flatten(0, 1)[:, None], self.model(input_ids=tokens).logits.flatten(0, 1)[:, None]
+
+    def complete(self, folder: Path) -> list[Path]:
+        return [folder]
 
     def save(self, folder: Path, accuracy: list[list[float]]) -> None:
         self.model.to(torch.bfloat16).save_pretrained(folder)

@@ -12,10 +12,15 @@ LOSSES = ("kl", "tv")
 
 def divergence(kind: str, p: Tensor, q: Tensor) -> Tensor:
     """The loss `kind`, a scalar: the mean over all positions, from logits p [..., V] and q [..., V]."""
+    return distances(kind, p, q).mean()
+
+
+def distances(kind: str, p: Tensor, q: Tensor) -> Tensor:
+    """The loss `kind` [...] of each position, from logits p [..., V] and q [..., V]."""
     log_p, log_q = p.log_softmax(-1), q.log_softmax(-1)
     if kind == "tv":
-        return 0.5 * (log_p.exp() - log_q.exp()).abs().sum(-1).mean()
-    return (log_p.exp() * (log_p - log_q)).sum(-1).mean()
+        return 0.5 * (log_p.exp() - log_q.exp()).abs().sum(-1)
+    return (log_p.exp() * (log_p - log_q)).sum(-1)
 
 
 def overlap(p: Tensor, q: Tensor) -> Tensor:

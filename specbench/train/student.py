@@ -4,9 +4,10 @@ B rows, T tokens, K guesses, V vocabulary, H hidden.
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -40,8 +41,6 @@ class Student(Component, nn.Module, ABC):
     """The trained module beside the frozen target. Subclasses compute logits of p and q; loss and evaluation are the
     same for all."""
 
-    whole: ClassVar[bool] = False  # whether a complete model is saved
-
     def __init__(self, target: Any, loss: str):
         super().__init__()
         self.target, self.loss = target.requires_grad_(False), loss
@@ -64,6 +63,19 @@ class Student(Component, nn.Module, ABC):
     def save(self, folder: Path, accuracy: list[list[float]]) -> None:
         """Writes what was trained, as a Hugging Face checkpoint. accuracy[k][i] is how often the i-th best token of
         guess k was the target's argmax."""
+
+    def complete(self, folder: Path) -> list[Path]:
+        """The folders of the complete models that `save` writes, which get the tokenizer too."""
+        return []
+
+    def optimisers(self, learning_rate: float, steps: int) -> tuple[Any, Any]:
+        """The optimiser and its schedule over so many steps; (None, None) for those of all other students: AdamW, with
+        a cosine after a warm-up."""
+        return None, None
+
+    def further(self, rows: Sequence[Tensor]) -> dict[str, float]:
+        """More numbers of held-out rows [n][b, T], for metrics.json."""
+        return {}
 
     def forward(self, input_ids: Tensor) -> dict[str, Tensor]:
         """The loss, a scalar, of rows [B, T], in the form that transformers.Trainer expects."""

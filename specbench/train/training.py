@@ -2,6 +2,7 @@
 
 import json
 import logging
+import math
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,11 +58,12 @@ def train(config: DictConfig, out_dir: Path) -> dict[str, Any]:
     started = time.perf_counter()
     training = _fit(student, rows, scalars, settings.learning_rate, out_dir)
     training["seconds"] = time.perf_counter() - started
-    sums = sum(student.eval().evaluate(row.to(device)) for row in track(held_out_rows.split(2), "held out"))
+    unseen = [row.to(device) for row in held_out_rows.split(2)]
+    sums = sum(student.eval().evaluate(row) for row in track(unseen, "held out"))
     shares = (sums[:, :-1] / sums[:, -1:]).tolist()
     student.save(out_dir, [guess[1:] for guess in shares])
-    if student.whole:
-        tokenizer.save_pretrained(out_dir)
+    for folder in student.complete(out_dir):
+        tokenizer.save_pretrained(folder)
     metrics = {
         "method": kind.__name__,
         "use": kind.use(settings, out_dir),
@@ -69,6 +71,7 @@ def train(config: DictConfig, out_dir: Path) -> dict[str, Any]:
         "alpha_by_guess": [guess[0] for guess in shares],
         "agreement_by_guess": [guess[1] for guess in shares],
         "held_out_positions": int(sums[0, -1]),
+        "further": student.further(unseen),
         "training": training,
         "config": OmegaConf.to_container(config, resolve=True),
         "provenance": {k: v for k, v in provenance(device).items() if k != "argv"},
@@ -153,7 +156,11 @@ def _fit(student: Student, rows: Tensor, scalars: Training, learning_rate: float
         )
     except ImportError as error:
         raise ConfigError("training needs accelerate: pip install -e '.[train]'") from error
-    trainer = transformers.Trainer(student, arguments, train_dataset=[{"input_ids": row} for row in rows])
+    steps = math.ceil(math.ceil(len(rows) / scalars.batch_size) * scalars.epochs)
+    trainer = transformers.Trainer(
+        student, arguments, train_dataset=[{"input_ids": row} for row in rows],
+        optimizers=student.optimisers(learning_rate, steps),
+    )  # fmt: skip
     status = "complete"
     try:
         trainer.train()
