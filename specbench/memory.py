@@ -32,24 +32,21 @@ class Footprint:
     heads: int = 1  # of the encoder
 
     @staticmethod
-    def of(config: transformers.PretrainedConfig, dtype: torch.dtype, trust_remote_code: bool = False) -> "Footprint":
-        """From the shape alone: the modules are built without memory. Errors are those of transformers."""
-        module = without_memory(config, dtype, trust_remote_code)
+    def of(config: transformers.PretrainedConfig, dtype: torch.dtype, module: Any) -> "Footprint":
+        """From the shape alone, and its `module` that was built without memory."""
         if config.is_encoder_decoder:
             return Footprint._of_encoder_decoder(config, module, dtype)
         text = config.get_text_config()
-        heads = text.num_attention_heads
-        kv_heads = getattr(text, "num_key_value_heads", None) or heads
-        head_size = getattr(text, "head_dim", None) or text.hidden_size // heads
+        inner = size_of(text, "intermediate_size") or 4 * text.hidden_size
         head, inputs = module.get_output_embeddings(), module.get_input_embeddings()
         return Footprint(
             tied=head.weight.nbytes if head is not None and head.weight is inputs.weight else 0,
             weights=sum(t.nbytes for t in (*module.parameters(), *module.buffers())),
-            column=2 * text.num_hidden_layers * kv_heads * head_size * dtype.itemsize,
+            column=2 * sum(map(_values_per_column, _layers(text))) * dtype.itemsize,
             layers=text.num_hidden_layers,
-            context=text.max_position_embeddings,
+            context=getattr(text, "max_position_embeddings", None) or UNLIMITED_CONTEXT,
             vocab_size=text.vocab_size,
-            widest=2 * (getattr(text, "intermediate_size", None) or 4 * text.hidden_size) + 4 * text.hidden_size,
+            widest=2 * (max(inner) if isinstance(inner, list) else inner) + 4 * text.hidden_size,
         )
 
     @staticmethod
@@ -69,6 +66,27 @@ class Footprint:
             crossing=2 * layers * width * dtype.itemsize,
             heads=config.num_attention_heads,
         )
+
+
+def size_of(config: Any, name: str) -> Any:
+    """A size in a configuration, or None if there is none, or if layers have sizes of their own."""
+    try:
+        return getattr(config, name, None)
+    except RuntimeError:  # transformers' AmbiguousGlobalPerLayerAttributeError
+        return None
+
+
+def _layers(text: Any) -> Sequence[Any]:
+    """The configuration of each layer: one and the same, unless layers have sizes of their own."""
+    own = getattr(text, "per_layer_config", None)
+    return [own[layer] if own else text for layer in range(text.num_hidden_layers)]
+
+
+def _values_per_column(layer: Any) -> int:
+    """Numbers in the keys of one position, from a layer's configuration."""
+    heads = getattr(layer, "num_attention_heads", None) or 1
+    key_heads = getattr(layer, "num_key_value_heads", None) or heads
+    return int(key_heads * (getattr(layer, "head_dim", None) or layer.hidden_size // heads))
 
 
 def without_memory(config: transformers.PretrainedConfig, dtype: torch.dtype, trust_remote_code: bool) -> Any:

@@ -52,6 +52,7 @@ class Model(Component, ABC):
 
     name: str
     tokenizer: Any
+    trees: bool = True  # whether it can read token trees
     chat_template: bool = False  # whether prompts go through the tokenizer's chat template
     random_weights: bool = False
     quantization: str | None = None  # the kind that its weights were rounded to when it was loaded

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from specbench.decoding.sampling import Sampling
 from specbench.measure.stock_law import counted, largest_tv, law, penalised, tolerance
-from specbench.memory import free_bytes, size
+from specbench.memory import free_bytes, size, size_of
 from specbench.models.language_model import LanguageModel
 from specbench.models.stock import stock_logits
 from specbench.reading import Events, Evidence, Reading, Sums
@@ -60,7 +60,7 @@ def read(
 def refuse_too_long(model: LanguageModel, tokens: int) -> None:
     """Raises MemoryError if eager attention over a text would take much of the memory that is free: on a CPU nothing
     else would say so in time."""
-    heads = getattr(model.config, "num_attention_heads", None) or 1
+    heads = size_of(model.config, "num_attention_heads") or 1
     needed = 2 * heads * tokens**2 * 4
     if needed > SHARE_OF_MEMORY * free_bytes(model.device):
         raise MemoryError(f"eager attention over {tokens} tokens needs {size(needed)}")

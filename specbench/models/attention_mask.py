@@ -1,8 +1,10 @@
-"""Attention masks: which cache columns each new token of a forward sees (ragged rows, trees, sliding windows).
+"""Attention masks: which cache columns each new token of a forward sees (ragged rows, trees, sliding windows,
+chunks).
 
 B rows, N new tokens, M entries of a tree.
 """
 
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -11,34 +13,45 @@ from torch.nn import functional as F
 from transformers import PretrainedConfig
 
 from specbench.decoding.token_tree import Tree
-from specbench.settings import ConfigError
 
 ALIGNED = 8  # numbers of 16 bits: a multiple of 16 bytes
 
 
 class AttentionMask:
-    """Makes the mask that a Hugging Face model of this configuration takes. Raises ConfigError if some of its layers
-    are no attention layers."""
+    """Makes the mask that a Hugging Face model of this configuration takes."""
 
-    def __init__(self, config: PretrainedConfig, dtype: torch.dtype, name: str):
+    def __init__(self, config: PretrainedConfig, dtype: torch.dtype):
         self.config, self.dtype = config, dtype
-        self.window = _sliding_window(config, name)
+        self.window, self.chunk = sliding_window(config), getattr(config, "attention_chunk_size", None)
 
     def __call__(self, slots: Tensor, root: Tensor, visible: int, tree: Tree | None) -> Any:
         """The mask [B, 1, N, visible], or one for each kind of layer, for new tokens in columns slots [B, N]. root [B]
         is the column of entry 0 of their tree, if they are one."""
-        seen = seen_columns(slots, root, visible, tree)[:, None]
-        if self.window is None:
-            return self.as_bias(seen)
-        columns = torch.arange(visible, device=slots.device)
-        places = slots if tree is None else root[:, None] + tree.depth
-        near = seen & (columns > places[:, None, :, None] - self.window)
-        if not isinstance(getattr(self.config, "layer_types", None), list):
-            return self.as_bias(near)
-        masks = {"full_attention": seen, "sliding_attention": near}
-        if len(set(self.config.layer_types)) == 1:
-            return self.as_bias(masks[self.config.layer_types[0]])
-        return {kind: self.as_bias(mask) for kind, mask in masks.items()}
+        kinds = self.kinds
+        seen = seen_columns(slots, root, visible, tree)
+        if kinds == {"full_attention"}:
+            return self.as_bias(seen[:, None])
+        positions = slots if tree is None else root[:, None] + tree.depth
+        there = positions_of_columns(root, visible, tree)[:, None]  # [B or 1, 1, visible]
+        masks = {kind: self.as_bias((seen & self._near(kind, there, positions[:, :, None]))[:, None]) for kind in kinds}
+        return masks if len(masks) > 1 else next(iter(masks.values()))
+
+    @cached_property
+    def kinds(self) -> set[str]:
+        """The kinds of attention of all layers."""
+        kinds = getattr(self.config, "layer_types", None)
+        if isinstance(kinds, list):
+            return set(kinds)
+        return {"full_attention" if self.window is None else "sliding_attention"}
+
+    def _near(self, kind: str, there: Tensor, positions: Tensor) -> Tensor | bool:
+        """[B, N, columns] bool: which columns, at positions `there` [B or 1, 1, columns], a layer of this kind lets new
+        tokens at `positions` [B, N, 1] see, as far as distance decides it."""
+        if kind == "sliding_attention" and self.window is not None:
+            return there > positions - self.window
+        if kind == "chunked_attention" and self.chunk is not None:
+            return there // self.chunk == positions // self.chunk
+        return True
 
     def window_of(self, layer: int) -> int | None:
         """The sliding window of a layer in tokens, its own included, or None."""
@@ -78,14 +91,22 @@ def seen_columns(slots: Tensor, root: Tensor, visible: int, tree: Tree | None) -
     return torch.where((relative >= 0)[:, None], ancestors, True)
 
 
-def _sliding_window(config: PretrainedConfig, name: str) -> int | None:
-    """The width of the sliding window in tokens, or None. Raises ConfigError for other kinds of layers."""
+def positions_of_columns(root: Tensor, visible: int, tree: Tree | None) -> Tensor:
+    """[B or 1, visible]: the position of the token in each column. The columns of a tree's entries, from root [B] on,
+    stand at the entries' depths behind the root; of entries that no new token sees any value is as good."""
+    columns = torch.arange(visible, device=root.device)
+    if tree is None:
+        return columns[None]
+    depth = torch.where(tree.sees, tree.sees.long().cumsum(-1) - 1, 0).amax(1)  # [1 or B, M]
+    relative = columns - root[:, None]  # [B, visible], column of entry 0 is 0
+    entry = relative.clamp(0, depth.shape[1] - 1)
+    inside = root[:, None] + depth.expand(len(root), -1).gather(1, entry)
+    return torch.where(relative >= 0, inside, columns)
+
+
+def sliding_window(config: PretrainedConfig) -> int | None:
+    """The width of the sliding window in tokens, or None."""
     kinds = set(getattr(config, "layer_types", None) or [])
-    if kinds - {"full_attention", "sliding_attention"}:
-        raise ConfigError(
-            f"target.path={name} has layers of kind {', '.join(sorted(kinds))}: "
-            "only attention layers can be rolled back"
-        )
     window: int | None = getattr(config, "sliding_window", None)
     uses = "sliding_attention" in kinds or (not kinds and getattr(config, "use_sliding_window", True))
     return window if uses else None

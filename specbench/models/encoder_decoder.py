@@ -158,7 +158,9 @@ def suppressed_by(module: Any, name: str) -> list[int]:
 
 def not_applied(module: Any) -> list[str]:
     """Settings of generation_config that ask for another law than the model's own, as "min_length=56"."""
-    options = module.generation_config
+    options = getattr(module, "generation_config", None)
+    if options is None:
+        return []
     found = [f"{key}={getattr(options, key)}" for key, plain in OTHER_LAWS.items()
              if getattr(options, key, None) not in plain]  # fmt: skip
     longer = [words for words in options.bad_words_ids or [] if len(words) > 1]

@@ -6,7 +6,6 @@ explicit positions, cache columns and a 4-D attention mask. The modelling code o
 """
 
 import copy
-import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import cached_property
@@ -30,9 +29,11 @@ from specbench.devices import upload
 from specbench.limits import UNLIMITED_CONTEXT
 from specbench.models import kernel_attention
 from specbench.models.attention_mask import AttentionMask
+from specbench.models.decoder import Decoder
 from specbench.models.encoder_decoder import Encoder, not_applied
 from specbench.models.head_input import head_inputs
 from specbench.models.operations import per_token
+from specbench.models.recurrent import refuse_recurrent
 from specbench.models.vocabulary import fit_logits
 
 
@@ -62,11 +63,12 @@ class LanguageModel(Target):
         self._vocab_size = vocab_size or self.own_vocab_size
         weight = next(module.parameters())
         self.device, self.dtype = weight.device, weight.dtype
-        self.mask = AttentionMask(self.config, self.dtype, name)
-        self.can_skip_logits = "logits_to_keep" in inspect.signature(module.forward).parameters
+        refuse_recurrent(module, name)
+        self.mask = AttentionMask(self.config, self.dtype)
         self.executor, self._stock, self.module = executor, module, executor.load(module, exact)
         self.attention = attention
         self.encoder = Encoder(self.module, name) if module.config.is_encoder_decoder else None
+        self.decoder = Decoder(module, self.module)
         self.kernel_errors: list[Tensor] | None = None  # what each layer adds to when the kernel is checked
         self.kernel = kernel_attention.choose(attention, self.module, self.device, name)  # else SDPA
         self.weight_bytes = executor.stored(self.module).held
@@ -127,7 +129,8 @@ class LanguageModel(Target):
 
     @property
     def context(self) -> int:
-        return int(getattr(self.config, "max_position_embeddings", None) or UNLIMITED_CONTEXT)
+        positions = getattr(self.config, "max_position_embeddings", None)
+        return int(positions) - self.decoder.first if positions else UNLIMITED_CONTEXT
 
     @property
     def start_tokens(self) -> list[int] | None:
@@ -135,7 +138,7 @@ class LanguageModel(Target):
 
     @property
     def unlike_generate(self) -> list[str]:
-        return [] if self.encoder is None else not_applied(self.module)
+        return not_applied(self.module)
 
     @property
     def input_context(self) -> int:
@@ -376,15 +379,9 @@ class LanguageModel(Target):
             seen = kernel_attention.arguments(self, tokens, first, tree)
         else:
             seen = {"attention_mask": self.mask(slots, root, visible, tree)}
-        output = self.module(
-            **words,
-            position_ids=positions,
-            past_key_values=self.cache,
-            use_cache=True,
-            **seen,
-            **({"logits_to_keep": keep_logits} if self.can_skip_logits else {}),
-        )
-        return fit_logits(output.logits, self.vocab_size)
+        seen |= {"past_key_values": self.cache}
+        logits = self.decoder.logits(self.module, words, positions, root, visible, tree, keep_logits, seen)
+        return fit_logits(logits, self.vocab_size)
 
     def readable(self, tokens: Tensor) -> Tensor:
         """Token ids [b, N], the last one with an embedding for any beyond it. This changes q, never the law."""

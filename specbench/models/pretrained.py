@@ -16,7 +16,9 @@ from huggingface_hub.utils.tqdm import enable_progress_bars
 from transformers import PreTrainedModel
 from transformers.quantizers.auto import AutoHfQuantizer
 
+from specbench.cache.static import StaticCache
 from specbench.context import Context
+from specbench.executors.eager import EagerExecutor
 from specbench.executors.grids import GRIDS
 from specbench.identity import of_checkpoint
 from specbench.memory import Footprint, without_memory
@@ -24,7 +26,9 @@ from specbench.models import kernel_attention
 from specbench.models.checkpoint import check_files, check_path, check_weights, local_path, reading, source_of
 from specbench.models.encoder_decoder import refuse_decoder
 from specbench.models.language_model import LanguageModel
+from specbench.models.likeness import reads_trees
 from specbench.models.quantization import quantise, refuse_quantised
+from specbench.models.recurrent import refuse_recurrent
 from specbench.models.soundness import (
     refuse_bad_sizes,
     refuse_bad_stops,
@@ -33,7 +37,6 @@ from specbench.models.soundness import (
     refuse_no_text,
     refuse_not_causal,
     refuse_not_finite,
-    refuse_other_positions,
 )
 from specbench.paths import SHIPPED
 from specbench.settings import BaseSettings, ConfigError, setting, unknown
@@ -43,6 +46,7 @@ Extras = TypeVar("Extras", bound=PreTrainedModel)
 WHOLE = {"output_loading_info": True, "ignore_mismatched_sizes": True}
 # Of a shape, which transformers reads but has no field for.
 OTHER_NAMES = ("rope_theta", "rope_scaling", "decoder_start_token_id", "tie_word_embeddings")
+ATTENTION = ("sdpa", "eager")  # where transformers has no SDPA for an architecture, it takes its eager attention
 
 
 class PretrainedModel(LanguageModel):
@@ -81,8 +85,12 @@ class PretrainedModel(LanguageModel):
         self.load_again = partial(load_module, settings, role, context.device, context.dtype, context.seed)
         self._second_module = functools.cache(lambda: self.load_again())  # one for all that share the weights
         self.random_weights, self.quantization = settings.weights == "random", settings.quantization
+        module, key = self.load_again(), f"{role}.path={settings.path}"
+        plain = LanguageModel(module, tokenizer, name=settings.path, sampling=context.sampling, new_cache=StaticCache,
+                              executor=EagerExecutor(), attention="sdpa")  # fmt: skip
+        trees = reads_trees(plain, key)
         super().__init__(
-            self.load_again(),
+            module,
             tokenizer,
             name=settings.path,
             sampling=context.sampling,
@@ -93,9 +101,8 @@ class PretrainedModel(LanguageModel):
             exact=role == "target" or settings.quantization is None,
             attention=context.attention,
         )
+        self.trees = trees
         self.kernel = self.kernel and kernel_attention.check(self.attention, self)
-        if self.encoder is not None:
-            refuse_other_positions(self, f"{role}.path={settings.path}")
 
     def own_module(self) -> PreTrainedModel:
         return self.load_again()
@@ -169,10 +176,11 @@ def footprint(settings: PretrainedModel.Settings, role: str, dtype: torch.dtype)
     """The memory that the model will need, from its shape. Raises ConfigError."""
     config = load_config(settings, role)
     with _reading(settings, role, "config"):
+        module = without_memory(config, dtype, settings.trust_remote_code)
+        refuse_recurrent(module, f"{role}.path={settings.path}")
         if config.is_encoder_decoder:
-            module = without_memory(config, dtype, settings.trust_remote_code)
             refuse_decoder(module, f"{role}.path={settings.path}")
-        return Footprint.of(config, dtype, settings.trust_remote_code)
+        return Footprint.of(config, dtype, module)
 
 
 def load_module(
@@ -187,7 +195,7 @@ def load_module(
     refuse_quantised(config, settings.quantization, role, settings.path)
     classes: Any = transformers
     loader = classes.AutoModelForSeq2SeqLM if config.is_encoder_decoder else classes.AutoModelForCausalLM
-    options = {"dtype": dtype, "attn_implementation": "sdpa", "trust_remote_code": settings.trust_remote_code}
+    options = {"dtype": dtype, "trust_remote_code": settings.trust_remote_code}
     module: Any
     with _reading(settings, role, "weights"):
         if settings.weights == "random":
@@ -204,6 +212,8 @@ def load_module(
             module, info = loader.from_pretrained(source, revision=settings.revision, **WHOLE, **options)
             refuse_incomplete(info, key)
         loaded: PreTrainedModel = module.to(device).eval()
+        if loaded.config._attn_implementation not in ATTENTION:  # what the checkpoint asks for
+            loaded.set_attn_implementation(ATTENTION[0] if loaded._supports_sdpa else ATTENTION[1])
         if settings.quantization is not None:
             quantise(loaded, settings.quantization, role, settings.path)
         refuse_bad_stops(loaded, key)

@@ -10,21 +10,19 @@ import torch
 from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel
 
-from specbench.cache.static import StaticCache
-from specbench.decoding.state import Job
-from specbench.decoding.token_tree import static_tree
+from specbench.memory import size_of
 from specbench.models.encoder_decoder import KINDS, reads_text
 from specbench.models.encoder_decoder import SIZES as ENCODER_DECODER_SIZES
 from specbench.settings import ConfigError
 
 NAMED = 3  # tensors that an error names
 MOST_LAYERS = 1000  # building the modules of more would take minutes, even without memory
-SIZES = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "max_position_embeddings")
-OPTIONAL_SIZES = ("num_key_value_heads", "head_dim", "intermediate_size")
+SIZES = ("vocab_size", "hidden_size", "num_hidden_layers")
+OPTIONAL_SIZES = ("num_attention_heads", "max_position_embeddings", "num_key_value_heads", "head_dim",
+                  "intermediate_size")  # fmt: skip
 PROBE = 8  # tokens of the texts that show whether a model is causal
 # Of the largest logit: far above what two texts in one forward differ by through rounding.
 ROUNDING = {torch.float32: 1e-5, torch.float16: 5e-4, torch.bfloat16: 2e-3}
-PLACED, PLACED_16_BIT = 1e-3, 0.1  # of the largest logit: what rounding may explain
 WORDS_OF_ITS_OWN = 100
 WORDS = "The quick brown fox, or def f(x): return 1"
 
@@ -38,10 +36,11 @@ def refuse_bad_sizes(config: PretrainedConfig, where: str) -> None:
             f"one, or an encoder-decoder of text, {KINDS}"
         )
     text = config if config.is_encoder_decoder else config.get_text_config()
-    needed = SIZES[:4] if config.is_encoder_decoder else SIZES
+    needed = (*SIZES, "num_attention_heads") if config.is_encoder_decoder else SIZES
     optional = ENCODER_DECODER_SIZES if config.is_encoder_decoder else OPTIONAL_SIZES
-    for name in (*needed, *(name for name in optional if getattr(text, name, None) is not None)):
-        value = getattr(text, name, None)
+    for name in (*needed, *(name for name in optional if size_of(text, name) is not None)):
+        value = size_of(text, name)
+        value = max(value, default=0) if isinstance(value, list) and all(isinstance(v, int) for v in value) else value
         most = MOST_LAYERS if name.endswith("layers") else 2**63 - 1
         if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
             allowed = f"from 1 to {most}" if name.endswith("layers") else ">= 1"
@@ -111,42 +110,6 @@ def refuse_not_causal(module: PreTrainedModel, key: str, dtype: torch.dtype) -> 
         raise ConfigError(f"{key} has logits that are not finite in {_name(dtype)}: use another dtype or model")
     if length > 1 and float((before[0] - before[1]).abs().max()) > ROUNDING[dtype] * float(before.abs().max()):
         raise ConfigError(f"{key} is not causal: its logits at a token change with later tokens, give a causal model")
-
-
-@torch.inference_mode()
-def refuse_other_positions(model: Any, key: str) -> None:
-    """Raises ConfigError if a tree behind two rows of unequal lengths, with unequal inputs of the encoder, has other
-    logits than its longest path has in the module as transformers calls it. `model` is an encoder-decoder without a
-    cache, which it loses again."""
-    tree, path = static_tree((-1, -1, 0, 0, 1), model.device), [0, 2, 5]
-    ids = [token % model.own_vocab_size for token in range(2, 2 + PROBE)]
-    text = torch.tensor([ids], device=model.device)
-    inputs, starts = (ids[:3], ids[2:]), (1, 2)  # within the shortest context that decodes anything
-    model.cache = StaticCache(2, PROBE)
-    model.encoder.allocate(2, lambda columns: columns, False)
-    model.cached = [0, 0]
-    try:
-        for row, read in enumerate(inputs):
-            model.encode(row, Job([], 0, 0, read))
-            model.read_row(text, row, 0, starts[row])
-        found = model.forward(
-            text[:, :6].expand(2, -1), torch.tensor(starts, device=model.device), PROBE, tree=tree
-        )  # [2, 6, V]
-        for row, read in enumerate(inputs):
-            alone = torch.tensor([[*ids[: starts[row]], *(ids[entry] for entry in path)]], device=model.device)
-            stock = model.module(
-                input_ids=torch.tensor([read], device=model.device), decoder_input_ids=alone, use_cache=False
-            ).logits[0, -1]  # [V]
-            usable = found[row, -1, : len(stock)].isfinite()
-            error = (found[row, -1, : len(stock)] - stock)[usable].abs().max() / stock.abs().max()
-            if not float(error) <= (PLACED if model.dtype == torch.float32 else PLACED_16_BIT):
-                raise ConfigError(
-                    f"{key} is a {type(model.module).__name__}, whose decoder does not follow the positions that it is "
-                    f"given (logits differ by {float(error):.1g}): give another encoder-decoder, {KINDS}"
-                )
-    finally:
-        model.cache, model.cached = None, []
-        model.encoder = model.encoder.shared()
 
 
 def refuse_bad_stops(module: PreTrainedModel, key: str) -> None:

@@ -19,7 +19,7 @@ def stock_logits(model: LanguageModel, text: Tensor, begin: int, encoder_tokens:
     module = model.stock_module()
     if encoder_tokens is not None:
         return _of_encoder_decoder(module, text, begin, encoder_tokens)
-    kept = {"logits_to_keep": text.shape[1] - begin} if model.can_skip_logits else {}
+    kept = {"logits_to_keep": text.shape[1] - begin} if model.decoder.skips_logits else {}
     with eager_attention(module):
         output = module(input_ids=text[:, :-1], use_cache=False, **kept)
     logits: Tensor = output.logits[0, begin - text.shape[1] :]

@@ -3,11 +3,9 @@
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 from specbench.component import Choices
 from specbench.limits import MOST_BEAMS
-from specbench.models.attention_mask import AttentionMask
+from specbench.models.attention_mask import sliding_window
 from specbench.models.pretrained import PretrainedModel, load_config
 from specbench.search.beams import BeamRules
 from specbench.search.decoding import Decoding
@@ -93,7 +91,7 @@ def _window(model: PretrainedModel.Settings, role: str) -> int | None:
     """The sliding window of a checkpoint in tokens, if it is shorter than its context."""
     try:
         config = load_config(model, role).get_text_config()
-        window = AttentionMask(config, torch.float32, model.path).window
+        window = sliding_window(config)
     except ConfigError:
         return None  # said where the models are built
     return window if window and window < (getattr(config, "max_position_embeddings", None) or window + 1) else None
