@@ -240,7 +240,7 @@ def test_no_command_is_missed():
 def test_the_python_page_runs(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     code = "\n".join(content for info, content in fenced(DOCS["python.md"]) if info == "python")
-    few = f'"temperature=0", "data.limit=1", "max_new_tokens=8", "gamma=1", "data=jsonl", "data.path={short_prompts()}"'
+    few = f'"temperature=0", "data.limit=1", "max_new_tokens=8", "gamma=2", "data=jsonl", "data.path={short_prompts()}"'
     small = code.replace('"temperature=0"', few)
     assert small != code
     exec(compile(small, "docs/python.md", "exec"), {})
