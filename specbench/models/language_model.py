@@ -31,7 +31,7 @@ from specbench.limits import UNLIMITED_CONTEXT
 from specbench.models import kernel_attention
 from specbench.models.attention_mask import AttentionMask
 from specbench.models.encoder_decoder import Encoder, not_applied
-from specbench.models.head_input import head_inputs
+from specbench.models.head_input import Listener, head_inputs
 from specbench.models.operations import per_token
 from specbench.models.vocabulary import fit_logits
 
@@ -73,6 +73,7 @@ class LanguageModel(Target):
         self.operations_per_token, self.step_bytes = per_token(self.module, executor)
         self._cache: SlotCache | None = None
         self.cached: list[int] = []
+        self.listener: Listener | None = None
 
     @property
     def cache(self) -> SlotCache:
@@ -108,7 +109,7 @@ class LanguageModel(Target):
         as the one that loaded them, and know of it (`Executor.share`)."""
         model = copy.copy(self)
         model.sampling, model.new_cache, model.executor = sampling, new_cache, executor
-        model._cache, model.cached = None, []
+        model._cache, model.cached, model.listener = None, [], None
         model.encoder = None if self.encoder is None else self.encoder.shared()
         return model
 
@@ -173,6 +174,8 @@ class LanguageModel(Target):
         else:
             cache.clear()
         self.cached = [0] * rows
+        if self.listener is not None:
+            self.listener.forget()
         if self.encoder is not None:
             self.encoder.allocate(rows, self.executor.columns, self.executor.fixed_shapes)
 
@@ -184,8 +187,8 @@ class LanguageModel(Target):
 
     def _sharable(self, prompt: Sequence[int]) -> Sequence[int]:
         """The tokens of a prompt whose keys and values a row with the same beginning may use too. Those of a decoder
-        depend on the encoder's input."""
-        return prompt if self.encoder is None else prompt[:1]
+        depend on the encoder's input; and a listener has to hear of every token."""
+        return prompt if self.encoder is None and self.listener is None else prompt[:1]
 
     def encode(self, row: int, job: Job) -> bool:
         if self.encoder is None:
@@ -210,7 +213,8 @@ class LanguageModel(Target):
         for begin in range(start, end, chunk):
             tokens = state.tokens[:, begin : min(begin + chunk, end)]
             visible = self.make_room([begin] * len(self.cached), tokens.shape[1])
-            self.forward(tokens, torch.full_like(state.length, begin), visible, keep_logits=1)
+            with self._heard(None, begin) as keep_logits:
+                self.forward(tokens, torch.full_like(state.length, begin), visible, keep_logits=keep_logits)
         self.cached = [min(end, length - 1) for length in state.lengths]
 
     def catch_up(self, state: State, width: int) -> None:
@@ -226,7 +230,19 @@ class LanguageModel(Target):
                 self.read(state, row, self.cached[row], state.lengths[row] - 1)
 
     def read(self, state: State, row: int, begin: int, end: int) -> None:
-        self.read_row(state.tokens[row : row + 1], row, begin, end, keep_logits=1)
+        with self._heard(row, begin) as keep_logits:
+            self.read_row(state.tokens[row : row + 1], row, begin, end, keep_logits=keep_logits)
+
+    @contextmanager
+    def _heard(self, row: int | None, begin: int) -> Iterator[int]:
+        """Inside this context one forward reads prompt tokens, the first at position `begin`, of a row or of all
+        (None); the listener hears of their hidden states. Yields the number of logits that the forward should keep."""
+        if self.listener is None:
+            yield 1
+            return
+        with head_inputs(self.module, lambda hidden: hidden[:, -1:]) as found:
+            yield 0
+        self.listener.hear(row, begin, found[0])
 
     def read_row(self, text: Tensor, row: int, begin: int, end: int, keep_logits: int = 0) -> Tensor:
         """Reads the tokens begin .. end - 1 of a text [1, T] into one row of the cache. Returns logits

@@ -24,6 +24,7 @@ from specbench.models import kernel_attention
 from specbench.models.checkpoint import check_files, check_path, check_weights, local_path, reading, source_of
 from specbench.models.encoder_decoder import refuse_decoder
 from specbench.models.language_model import LanguageModel
+from specbench.models.mtp_weights import without_modules
 from specbench.models.quantization import quantise, refuse_quantised
 from specbench.models.soundness import (
     refuse_bad_sizes,
@@ -202,7 +203,8 @@ def load_module(
             if Path(source).is_dir():
                 check_weights(Path(source), quantized is not None)
             module, info = loader.from_pretrained(source, revision=settings.revision, **WHOLE, **options)
-            refuse_incomplete(info, key)
+            layers = getattr(config.get_text_config(), "num_hidden_layers", 0)
+            refuse_incomplete(info | {"unexpected_keys": without_modules(info["unexpected_keys"], layers)}, key)
         loaded: PreTrainedModel = module.to(device).eval()
         if settings.quantization is not None:
             quantise(loaded, settings.quantization, role, settings.path)
