@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import Any, Self
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import PretrainedConfig, PreTrainedModel
 
@@ -31,6 +31,7 @@ from specbench.limits import UNLIMITED_CONTEXT
 from specbench.models import kernel_attention
 from specbench.models.attention_mask import AttentionMask
 from specbench.models.encoder_decoder import Encoder, not_applied
+from specbench.models.experts import chosen_by_token, expert_layers
 from specbench.models.head_input import Listener, head_inputs
 from specbench.models.operations import per_token
 from specbench.models.vocabulary import fit_logits
@@ -140,6 +141,14 @@ class LanguageModel(Target):
     @property
     def input_context(self) -> int:
         return 0 if self.encoder is None else self.encoder.context
+
+    @property
+    def expert_layers(self) -> Sequence[nn.Module]:
+        return expert_layers(self.module)
+
+    @property
+    def experts_by_token(self) -> int | None:
+        return chosen_by_token(self.config)
 
     @cached_property
     def stop_tokens(self) -> list[int]:
