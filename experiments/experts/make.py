@@ -2,9 +2,9 @@
 
     python experiments/experts/make.py
 
-Random weights in the shape of OLMoE-1B-7B's layers (64 experts, 8 of each token), two layers of them, and a dense model
-that has as many weights in its layers as a token wakes. Every round times one call of each n on the same text, in an order
-that changes; v is the median over rounds of a call's time over that of the call on one token of its round.
+Random weights in the shape of OLMoE-1B-7B's layers (64 experts, 8 of each token), two layers of them, and a dense
+model that has as many weights in its layers as a token wakes. Every round times one call of each n on the same text, in
+an order that changes; v is the median over rounds of a call's time over that of the call on one token of its round.
 """
 
 import statistics
