@@ -22,9 +22,10 @@ from specbench.decoding.speculative import decode_speculative
 from specbench.decoding.state import Job, State
 from specbench.gamma_policies.fixed import FixedGamma
 from specbench.models.mtp import MtpModel
-from specbench.models.mtp_weights import place_of, without_modules
+from specbench.models.mtp_weights import load_mtp, place_of, without_modules
 from specbench.run.run import run
 from specbench.settings import ConfigError
+from specbench.train.mtp import MtpStudent
 
 HIDDEN, LAYERS = 16, 2
 SHAPE = dict(hidden_size=HIDDEN, intermediate_size=32, moe_intermediate_size=8, num_attention_heads=4,
@@ -160,6 +161,26 @@ def test_hidden_states_of_another_round_are_seen(monkeypatch):
     module = transformers_module("glm4_moe", own.target)
     expected = [stock_laws(module, own.target, text, guesses) for text, guesses, _ in found]
     assert not all(torch.allclose(q, e, atol=1e-3) for (_, _, q), e in zip(found, expected, strict=True))
+
+
+def test_what_is_trained_is_what_drafts(good, tmp_path):
+    """A trained module, read again under the released models' names, has the q that it was trained to have."""
+    own = parts_of("target=model", f"target.path={good}", "drafter=random", "executor=eager")
+    student = MtpStudent(own.target.own_module(), "kl", guesses=2)
+    student.half().float().save(tmp_path, [])
+    module = load_mtp(str(tmp_path), "drafter.path", own.target)
+    text = torch.tensor([[5, 9, 2, 7, 11, 3]])
+    p, q = student.laws(text)  # [positions, guesses, V]
+    model = MtpModel(module, own.target, "trained", own.target.sampling, gamma=1)
+    model.allocate(1, 16)
+    states = own.target.stock_module().model(input_ids=text).last_hidden_state
+    first = torch.zeros(1, dtype=torch.long)
+    model.make_room([0], 4)
+    logits, after = model.predict(text[:, 1:4], states[:, :3], first, None, 4)
+    assert torch.allclose(logits[0], q[2, 0], atol=1e-3) and torch.allclose(
+        own.target.stock_module()(input_ids=text).logits[0, 3], p[2, 0], atol=1e-3
+    )
+    assert not torch.allclose(logits[0], q[1, 0], atol=1e-1)
 
 
 def test_names_of_modules():

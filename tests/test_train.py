@@ -29,6 +29,7 @@ DRAFTERS = {  # how what a method saves is used
     "blockwise": ["drafter=blockwise", "drafter.heads={}", "gamma=2"],
     "pass": ["drafter=pass_lookahead", "drafter.lookahead={}", "gamma=2"],
     "early_exit": ["drafter=early_exit", "drafter.head={}", "gamma=2"],
+    "mtp": ["drafter=mtp", "drafter.path={}", "gamma=2"],
     "distill": ["drafter=model", "drafter.path={}", "gamma=2"],
 }
 
