@@ -176,7 +176,7 @@ def test_what_is_trained_is_what_drafts(good, tmp_path):
     states = own.target.stock_module().model(input_ids=text).last_hidden_state
     first = torch.zeros(1, dtype=torch.long)
     model.make_room([0], 4)
-    logits, after = model.predict(text[:, 1:4], states[:, :3], first, None, 4)
+    logits, _ = model.predict(text[:, 1:4], states[:, :3], first, None, 4)
     assert torch.allclose(logits[0], q[2, 0], atol=1e-3) and torch.allclose(
         own.target.stock_module()(input_ids=text).logits[0, 3], p[2, 0], atol=1e-3
     )
