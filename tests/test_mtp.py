@@ -234,6 +234,7 @@ def test_targets_without_a_module_are_refused_before_they_are_loaded(good, monke
     for wanted, expected in (
         (["drafter=mtp"], "target.path=shipped:target, which holds no multi-token-prediction module"),
         (["drafter=mtp", f"drafter.path={good}"], f"drafter.path={good}, which holds no"),
+        (["drafter=hierarchical", "drafter@drafter.below=mtp"], "one that needs no hidden states of prompts"),
         (["drafter=mtp", "target.weights=random"], "target.weights=random"),
         (["drafter=mtp", "drafter.path=./nowhere"], "there is no such folder"),
     ):

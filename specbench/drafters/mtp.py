@@ -29,6 +29,7 @@ class MtpDrafter(ModelDrafter):
     applied again for each guess. What it stored for guesses is overwritten by pairs with the target's states."""
 
     needs_hidden = True
+    listens = True
     reads_text = False  # q depends on where the round began
     with_encoders = False
     ends_early = True

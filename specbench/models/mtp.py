@@ -89,13 +89,17 @@ class MtpModel(LanguageModel):
 
     def prefill(self, state: State, upto: int | None = None, start: int = 0, chunk: int = READ_CHUNK) -> None:
         """Reads the pairs of all rows' prompts but the last of each, of which it needs the prediction."""
+        known = [max(0, length - 2) for length in state.lengths]
+        self.cached = known
+        self.behind.zero_()
+        if None not in self.heard:  # every prompt is one token
+            return
         hidden = torch.cat(self.heard.pop(None), 1)  # [B, T - 1, H]
         for begin in range(0, hidden.shape[1] - 1, chunk):
             self._read_pairs(state.tokens, None, begin, hidden[:, begin : min(begin + chunk, hidden.shape[1] - 1)])
         last = (state.length - 2).clamp(min=0)
         self.pending[:, 0] = hidden[torch.arange(len(hidden), device=last.device), last]
-        self.behind.zero_()
-        self.cached = [max(0, length - 2) for length in state.lengths]
+        self.cached = known
 
     def read(self, state: State, row: int, begin: int, end: int) -> None:
         """Reads the pairs begin .. end - 1 of one row's prompt, but for its last one."""
