@@ -157,6 +157,8 @@ class Decoded:
     kv_bytes: int
     drafter_prefill_seconds: float = 0.0  # the drafter's part of them
     evidence: Sequence[Evidence] = ()  # of each request, until its texts were read
+    # Of a mixture-of-experts target, by tokens of a call: calls, and distinct experts of all their layers.
+    woken: dict[int, tuple[int, int]] = field(default_factory=dict)
 
     @property
     def rounds(self) -> list[Round]:

@@ -265,6 +265,31 @@ class BeamNumbers:
 
 
 @dataclass
+class WokenExperts:
+    """Calls of one way of decoding with the same number of tokens, of all rows together."""
+
+    way: str  # "plain", or "verify": the target calls of rounds
+    tokens: int
+    calls: int
+    woken: float  # distinct experts of a layer, mean
+    expected: float  # if tokens were routed independently and evenly
+
+
+@dataclass
+class Experts:
+    """Of mixture-of-experts targets: how many routed experts the target's calls woke, distinct ones of a layer, mean
+    over layers and calls. Weights of experts that nobody wakes are not read."""
+
+    layers: int  # with experts
+    experts: int  # of a layer
+    chosen: int  # by each token
+    plain: float  # woken by a call of plain decoding
+    verify: float  # woken by the target call of a round
+    weights_v: float  # bytes of weights that the call of a round reads / a call of plain decoding: v if bytes take time
+    by_tokens: list[WokenExperts]
+
+
+@dataclass
 class Repeats:
     """Fresh processes on the same prompts, whose sums were pooled. Times by replay (`cost.by_gamma`, `gamma_sweep` and
     what belongs to it) are those of the first one, and so are the files on its texts."""
@@ -323,6 +348,7 @@ class RunResult:
     throughput_by_rows: list[RowsRate] = field(default_factory=list)  # of runs whose rows decode together
     seconds: dict[str, float] = field(default_factory=dict)  # wall-clock seconds of the run's phases
     beam: BeamNumbers | None = None  # of a run by beam search
+    experts: Experts | None = None  # of a mixture-of-experts target that runs eagerly
     notes: list[str] = field(default_factory=list)  # warnings, to read before comparing
     schema_version: int = SCHEMA_VERSION
 

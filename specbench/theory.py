@@ -35,6 +35,12 @@ def operations_factor(alpha: float, gamma: float, c_hat: float) -> float:
     return (gamma * c_hat + gamma + 1) / expected_tokens(alpha, gamma)
 
 
+def distinct_experts(experts: int, chosen: int, tokens: int) -> float:
+    """Expected number of distinct experts of a layer that so many tokens wake, if each is routed to `chosen` of the
+    `experts`, all sets alike and independently. Theorem 3.8 assumes that it does not grow with `tokens`."""
+    return experts * (1 - (1 - chosen / experts) ** tokens)
+
+
 def guaranteed_improvement(alpha: float, c: float) -> float:
     """A speedup that some gamma reaches if alpha > c (Corollary 3.9): that of gamma = 1."""
     return (1 + alpha) / (1 + c)

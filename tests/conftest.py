@@ -61,6 +61,7 @@ from specbench.drafters.early_exit import EarlyExitDrafter
 from specbench.drafters.hierarchical import HierarchicalDrafter
 from specbench.drafters.medusa import MedusaDrafter
 from specbench.drafters.model import ModelDrafter
+from specbench.drafters.mtp import MtpDrafter
 from specbench.drafters.multi_draft import MultiDrafter
 from specbench.drafters.ngram import NgramDrafter
 from specbench.drafters.non_autoregressive import NonAutoregressiveDrafter
@@ -75,6 +76,7 @@ from specbench.models.first_layers import first_layers
 from specbench.models.heads import Heads
 from specbench.models.language_model import LanguageModel
 from specbench.models.lookahead import LookAhead
+from specbench.models.mtp import MtpModel, PairInput
 from specbench.models.pretrained import load_extras
 from specbench.models.quantization import quantise
 from specbench.paths import conf_dir
@@ -92,7 +94,7 @@ CACHES: dict[str, Callable[[int, int], SlotCache]] = {
     "paged": partial(PagedCache, block_size=4),
 }
 CHAINS = ("model", "ngram", "ngram_sample", "prompt_lookup", "bigram", "unigram", "random", "blockwise",
-          "non_autoregressive", "pass_lookahead", "early_exit", "self_quantized", "under_ngram",
+          "non_autoregressive", "pass_lookahead", "early_exit", "self_quantized", "mtp", "under_ngram",
           "under_under_model")  # fmt: skip
 TREES = ("tree_independent", "tree_distinct", "tree_best", "multi_draft", "multi_draft_two", "medusa", "own_trees")
 DRAFTERS = CHAINS + TREES
@@ -303,6 +305,9 @@ def self_drafter(kind: str, target: LanguageModel, drafter_model: LanguageModel 
         module = drafter_model.module if tabular else in_four_bits(target.load_again)
         model = BorrowedCache(module, target, kind, target.sampling, exact=False)
         return SelfQuantizedDrafter(model, target.vocab_size, 5)
+    if kind == "mtp":
+        module = pair_table(drafter_model.module) if tabular else first_layer_of_pairs(target.module)
+        return MtpDrafter(MtpModel(module, target, kind, target.sampling, gamma=4), target.vocab_size, 4)
     own = kind == "non_autoregressive"
     model = drafter_model if own else BorrowedCache(target.module, target, "ahead", target.sampling)
     ahead = PairAhead() if tabular else extras(LookAhead, "drafter_lookahead" if own else "lookahead", model)
@@ -326,6 +331,31 @@ class PairHeads(torch.nn.Module):
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         steps = torch.arange(self.config.heads)[:, None]
         return (hidden[..., None, :] * 7 + 31 * steps) % (V * V)
+
+
+class PairNumbers(torch.nn.Module):
+    """The pair input of a tabular module: a token that depends on the next token, and on the hidden state before it."""
+
+    def forward(self, embedded: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
+        return (embedded + 5 * (hidden % 7)) % V
+
+
+def pair_table(module: TabularMarkov) -> TabularMarkov:
+    """A stand-in for a multi-token-prediction module: another chain, over these tokens."""
+    table = module.output.weight.unflatten(0, (-1, module.config.vocab_size))
+    own = TabularMarkov(table, context=module.config.max_position_embeddings)
+    own.pair_input = PairNumbers()
+    return own
+
+
+def first_layer_of_pairs(module):
+    """A stand-in for a multi-token-prediction module: the first layer, which reads an embedding and some of the hidden
+    state before it."""
+    short, size = first_layers(module, 1), module.config.hidden_size
+    projection = torch.nn.Linear(2 * size, size, bias=False)
+    projection.weight.copy_(torch.cat([torch.eye(size), 0.02 * torch.eye(size)], 1))
+    short.pair_input = PairInput(torch.nn.Identity(), torch.nn.Identity(), projection)
+    return short
 
 
 class PairAhead(torch.nn.Module):

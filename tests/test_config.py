@@ -25,6 +25,7 @@ NEEDS = {"target=model": "target.path=gpt2", "drafter=model": "drafter.path=gpt2
 REFUSED = {  # options that are right, but not in such a run
     "gamma_policy=oracle": r"specbench\.replay",
     "gamma_policy=known_betas": r"specbench\.replay",
+    "drafter=mtp": "shipped:target, which holds no multi-token-prediction module",
     **({} if torch.cuda.is_available() else {"executor=cudagraph": "needs CUDA"}),
     **({} if importlib.util.find_spec("openvino") else {"executor=openvino": "install it with pip"}),
 }

@@ -133,7 +133,7 @@ WAITS = {
     "decoding.state.State._find_stop_strings": Allowed(
         "one more a round with `stop_strings`", lambda case: int(case.stop), "strings are searched before the commit"
     ),
-    "drafters.model.ModelDrafter._draft_until": Allowed(
+    "drafters.model.ModelDrafter._chain_until": Allowed(
         "one a guess with `gamma_policy=confidence` and `entropy`",
         lambda case: GAMMA if case.policy in ("entropy", "confidence") else 0,
         "the policy decides after each guess",

@@ -55,6 +55,7 @@ class Drafter(Component, ABC):
     # Whether the guesses of a round are looked up in the text before it: a round that began elsewhere has others.
     fixed_in_round: ClassVar[bool] = False
     needs_hidden: ClassVar[bool] = False  # whether `settle` reads the target's hidden states
+    listens: ClassVar[bool] = False  # whether it needs the hidden states of whole prompts, as the target reads them
     with_encoders: ClassVar[bool] = True  # whether it can draft for an encoder-decoder
     # Whether it works on the state's tensors alone: of what the host knows of the rows it reads only `reach`, `active`
     # and `serials`, and it waits for nothing. Then the host may launch a draft before it has read the last round.

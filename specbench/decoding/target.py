@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from specbench.component import Component
 from specbench.decoding.draft import Draft, Verdict
@@ -80,6 +80,16 @@ class Model(Component, ABC):
     @abstractmethod
     def stop_tokens(self) -> list[int]:
         """Ids of the tokens that end a text."""
+
+    @property
+    def expert_layers(self) -> Sequence[nn.Module]:
+        """The layers of experts of a mixture-of-experts model."""
+        return ()
+
+    @property
+    def experts_by_token(self) -> int | None:
+        """How many experts of a layer each token has; None without experts."""
+        return None
 
     @property
     def start_tokens(self) -> Sequence[int] | None:

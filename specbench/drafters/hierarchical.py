@@ -45,9 +45,10 @@ class HierarchicalDrafter(Drafter):
         def check(self, prefix: str) -> None:
             super().check(prefix)
             kind, _ = nested(self.below, f"{prefix}below", Drafter)
-            if kind.trees:
+            if kind.trees or kind.listens:
+                wanted = "a drafter of chains" if kind.trees else "one that needs no hidden states of prompts"
                 raise ConfigError(
-                    f"{prefix}below._target_={self.below['_target_']} is not possible: it must be a drafter of chains"
+                    f"{prefix}below._target_={self.below['_target_']} is not possible: it must be {wanted}"
                 )
 
         def models(self) -> Sequence[BaseSettings]:

@@ -20,6 +20,9 @@ from specbench.drafters.own_sampling import OwnSampling
 from specbench.models.language_model import LanguageModel
 from specbench.models.pretrained import PretrainedModel
 
+# A function that makes one step, and the arguments of the first one: see `ModelDrafter._first_step`.
+FirstStep = tuple[Callable[..., Any], Tensor, Tensor, Tensor, Tensor | None]
+
 
 @dataclass
 class ModelSettings(PretrainedModel.Settings, OwnSampling):
@@ -68,7 +71,8 @@ class ModelDrafter(Drafter):
         starts = [length - width for length in state.reach]
         visible = self.model.make_room(starts, width + steps - 1, state.active)
         if self.stop is not None:
-            tokens, q, gamma = self._draft_until(self.stop, state, gamma, width, visible)
+            begun = self._first_step(self.model.rows_of(state), width, max(gamma))
+            tokens, q, gamma = self._chain_until(begun, self.stop, state, gamma, visible)
         else:
             phase = self.model.executor.phase(self._draft, self.model, usual=steps == self.gamma)
             tokens, q = phase(self.model.rows_of(state), width, steps, visible)
@@ -78,7 +82,11 @@ class ModelDrafter(Drafter):
 
     def _draft(self, rows: Rows, width: int, steps: int, visible: int) -> tuple[Tensor, Tensor | None]:
         """Guesses x_1 .. x_steps [B, steps] and their q [B, steps, V], None at temperature 0 (Algorithm 1)."""
-        step, x, first, bits, seen = self._first_step(rows, width, steps)
+        return self._chain(self._first_step(rows, width, steps), rows, steps, visible)
+
+    def _chain(self, begun: FirstStep, rows: Rows, steps: int, visible: int) -> tuple[Tensor, Tensor | None]:
+        """As `_draft`, from the first step on."""
+        step, x, first, bits, seen = begun
         guesses, laws = [], []
         for i in range(steps):
             x_i, q_i, _ = step(x, first, bits[i], seen, visible, None)
@@ -89,24 +97,25 @@ class ModelDrafter(Drafter):
             x, first = x_i[:, None], rows.length + i
         return torch.stack(guesses, 1), None if self.model.sampling.greedy else torch.stack(laws, 1)
 
-    def _first_step(
-        self, rows: Rows, width: int, steps: int
-    ) -> tuple[Callable[..., Any], Tensor, Tensor, Tensor, Tensor | None]:
+    def _first_step(self, rows: Rows, width: int, steps: int) -> FirstStep:
         """The step function, and the arguments of the first step: tokens [B, width], their first position [B], random
         bits of every step [steps, B], and the tokens that the repetition penalty applies to, [B, V] bool or None."""
+        x, first = last_tokens(rows, width)
+        return self.model.executor.leaf(self._step, self.model), x, first, *self._bits_and_seen(rows, steps)
+
+    def _bits_and_seen(self, rows: Rows, steps: int) -> tuple[Tensor, Tensor | None]:
+        """Of `_first_step`: random bits [steps, B], and tokens [B, V] bool or None."""
         text, length = rows.tokens, rows.length
         seen = None if self.model.sampling.repetition_penalty == 1 else seen_tokens(text, length, self.vocab_size)
-        x, first = last_tokens(rows, width)
-        bits = window(rows.noise[PROPOSAL], length, steps).T.clone(memory_format=torch.contiguous_format)
-        return self.model.executor.leaf(self._step, self.model), x, first, bits, seen
+        return window(rows.noise[PROPOSAL], length, steps).T.clone(memory_format=torch.contiguous_format), seen
 
-    def _draft_until(
-        self, stop: DraftStop, state: State, gamma: list[int], width: int, visible: int
+    def _chain_until(
+        self, begun: FirstStep, stop: DraftStop, state: State, gamma: list[int], visible: int
     ) -> tuple[Tensor, Tensor | None, list[int]]:
-        """As `_draft`, but `stop` may end a row's draft after any of its guesses; returns the number of guesses of each
+        """As `_chain`, but `stop` may end a row's draft after any of its guesses; returns the number of guesses of each
         row too. It decides from q and guesses that stay in the draft, so the output distribution does not change."""
         rows = self.model.rows_of(state)
-        step, x, first, bits, seen = self._first_step(rows, width, max(gamma))
+        step, x, first, bits, seen = begun
         guesses: list[Tensor] = []
         laws: list[Tensor] = []
         count, going = [0] * len(gamma), [wanted > 0 for wanted in gamma]
@@ -131,7 +140,13 @@ class ModelDrafter(Drafter):
         """One drafter step after the tokens x [B, n], the first at position first [B], with bits [B] and seen [B, V]
         bool or None: a guess x_i [B], the q_i [B, V] that it was drawn from (None at temperature 0), and its signal [B]
         for a gamma policy, or None."""
-        sampling, logits = self.model.sampling, self.model.forward(x, first, visible, keep_logits=1)[:, -1]
+        return self._guess(self.model.forward(x, first, visible, keep_logits=1)[:, -1], bits, seen, signal)
+
+    def _guess(
+        self, logits: Tensor, bits: Tensor, seen: Tensor | None, signal: Signal | None
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """What `_step` returns, from logits [B, V]."""
+        sampling = self.model.sampling
         if sampling.greedy:
             logits = sampling.penalize(logits, seen)
             x_i = logits.argmax(-1)

@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import Any, Self
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import PretrainedConfig, PreTrainedModel
 
@@ -31,7 +31,8 @@ from specbench.models import kernel_attention
 from specbench.models.attention_mask import AttentionMask
 from specbench.models.decoder import Decoder
 from specbench.models.encoder_decoder import Encoder, not_applied
-from specbench.models.head_input import head_inputs
+from specbench.models.experts import chosen_by_token, expert_layers
+from specbench.models.head_input import Listener, head_inputs
 from specbench.models.operations import per_token
 from specbench.models.recurrent import refuse_recurrent
 from specbench.models.vocabulary import fit_logits
@@ -76,6 +77,7 @@ class LanguageModel(Target):
         self.operations_per_token, self.step_bytes = per_token(self.module, executor)
         self._cache: SlotCache | None = None
         self.cached: list[int] = []
+        self.listener: Listener | None = None
 
     @property
     def cache(self) -> SlotCache:
@@ -111,7 +113,7 @@ class LanguageModel(Target):
         as the one that loaded them, and know of it (`Executor.share`)."""
         model = copy.copy(self)
         model.sampling, model.new_cache, model.executor = sampling, new_cache, executor
-        model._cache, model.cached = None, []
+        model._cache, model.cached, model.listener = None, [], None
         model.encoder = None if self.encoder is None else self.encoder.shared()
         return model
 
@@ -143,6 +145,14 @@ class LanguageModel(Target):
     @property
     def input_context(self) -> int:
         return 0 if self.encoder is None else self.encoder.context
+
+    @property
+    def expert_layers(self) -> Sequence[nn.Module]:
+        return expert_layers(self.module)
+
+    @property
+    def experts_by_token(self) -> int | None:
+        return chosen_by_token(self.config)
 
     @cached_property
     def stop_tokens(self) -> list[int]:
@@ -177,6 +187,8 @@ class LanguageModel(Target):
         else:
             cache.clear()
         self.cached = [0] * rows
+        if self.listener is not None:
+            self.listener.forget()
         if self.encoder is not None:
             self.encoder.allocate(rows, self.executor.columns, self.executor.fixed_shapes)
 
@@ -188,8 +200,8 @@ class LanguageModel(Target):
 
     def _sharable(self, prompt: Sequence[int]) -> Sequence[int]:
         """The tokens of a prompt whose keys and values a row with the same beginning may use too. Those of a decoder
-        depend on the encoder's input."""
-        return prompt if self.encoder is None else prompt[:1]
+        depend on the encoder's input; and a listener has to hear of every token."""
+        return prompt if self.encoder is None and self.listener is None else prompt[:1]
 
     def encode(self, row: int, job: Job) -> bool:
         if self.encoder is None:
@@ -214,7 +226,8 @@ class LanguageModel(Target):
         for begin in range(start, end, chunk):
             tokens = state.tokens[:, begin : min(begin + chunk, end)]
             visible = self.make_room([begin] * len(self.cached), tokens.shape[1])
-            self.forward(tokens, torch.full_like(state.length, begin), visible, keep_logits=1)
+            with self._heard(None, begin) as keep_logits:
+                self.forward(tokens, torch.full_like(state.length, begin), visible, keep_logits=keep_logits)
         self.cached = [min(end, length - 1) for length in state.lengths]
 
     def catch_up(self, state: State, width: int) -> None:
@@ -230,7 +243,19 @@ class LanguageModel(Target):
                 self.read(state, row, self.cached[row], state.lengths[row] - 1)
 
     def read(self, state: State, row: int, begin: int, end: int) -> None:
-        self.read_row(state.tokens[row : row + 1], row, begin, end, keep_logits=1)
+        with self._heard(row, begin) as keep_logits:
+            self.read_row(state.tokens[row : row + 1], row, begin, end, keep_logits=keep_logits)
+
+    @contextmanager
+    def _heard(self, row: int | None, begin: int) -> Iterator[int]:
+        """Inside this context one forward reads prompt tokens, the first at position `begin`, of a row or of all
+        (None); the listener hears of their hidden states. Yields the number of logits that the forward should keep."""
+        if self.listener is None:
+            yield 1
+            return
+        with head_inputs(self.module, lambda hidden: hidden[:, -1:]) as found:
+            yield 0
+        self.listener.hear(row, begin, found[0])
 
     def read_row(self, text: Tensor, row: int, begin: int, end: int, keep_logits: int = 0) -> Tensor:
         """Reads the tokens begin .. end - 1 of a text [1, T] into one row of the cache. Returns logits

@@ -27,6 +27,7 @@ from specbench.models.checkpoint import check_files, check_path, check_weights, 
 from specbench.models.encoder_decoder import refuse_decoder
 from specbench.models.language_model import LanguageModel
 from specbench.models.likeness import reads_trees
+from specbench.models.mtp_weights import without_modules
 from specbench.models.quantization import quantise, refuse_quantised
 from specbench.models.recurrent import refuse_recurrent
 from specbench.models.soundness import (
@@ -210,7 +211,8 @@ def load_module(
             if Path(source).is_dir():
                 check_weights(Path(source), quantized is not None)
             module, info = loader.from_pretrained(source, revision=settings.revision, **WHOLE, **options)
-            refuse_incomplete(info, key)
+            layers = getattr(config.get_text_config(), "num_hidden_layers", 0)
+            refuse_incomplete(info | {"unexpected_keys": without_modules(info["unexpected_keys"], layers)}, key)
         loaded: PreTrainedModel = module.to(device).eval()
         if loaded.config._attn_implementation not in ATTENTION:  # what the checkpoint asks for
             loaded.set_attn_implementation(ATTENTION[0] if loaded._supports_sdpa else ATTENTION[1])

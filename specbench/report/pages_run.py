@@ -33,6 +33,9 @@ NUMBERS = {  # of one run: name, path in results.json
     "end to end": "speedup/end_to_end",
     "tokens/s": "throughput/speculative_tokens_per_second",
     "plain tokens/s": "throughput/baseline_tokens_per_second",
+    "experts woken in a layer by the call of a round": "experts/verify",
+    "by a plain call": "experts/plain",
+    "weights read, call of a round / plain call": "experts/weights_v",
     "share of read peak": "bandwidth/target_share_of_peak",
     "draft acceptance rate (not alpha)": "draft_acceptance_rate",
     "drift, total variation": "drift/tv",
@@ -69,6 +72,7 @@ def one_run(report: Report) -> None:
         _which_gamma(report, run)
     _categories(report, run)
     _times(report, run)
+    experts(report, run)
     if run.result["beta_by_position"]:
         caption = "Theorem 3.8 takes all of them to be alpha."
         figure = report.figure("beta_by_position", caption, lambda: figures.beta_by_position(run))
@@ -104,6 +108,24 @@ def beam_search(report: Report) -> None:
             "Levels of the search stand where tokens stand elsewhere; a run is the reading of one token by one model."
         )
         report.section("Beam search", texts=[told], tables=[PageTable(rows)])
+
+
+def experts(report: Report, run: StoredRun) -> None:
+    """Adds how many experts the calls of a mixture-of-experts target woke."""
+    found = run.result.get("experts")
+    if not found:
+        return
+    told = (
+        f"Each token is routed to {found['chosen']} of {found['experts']} experts in each of {found['layers']} layers. "
+        "A call reads the weights of every expert that one of its tokens needs: the more tokens it verifies, the more "
+        f"bytes. In all, the call of a round reads {found['weights_v']:.2f} times the weights that a plain call reads."
+    )
+    rows = [
+        {"call": row["way"], "tokens": shown(row["tokens"]), "calls": shown(row["calls"]),
+         "distinct experts of a layer": shown(row["woken"]), "if routed independently": shown(row["expected"])}
+        for row in found["by_tokens"]
+    ]  # fmt: skip
+    report.section("Experts that a call wakes", texts=[told], tables=[PageTable(rows)])
 
 
 def _accounting(report: Report, run: StoredRun) -> None:

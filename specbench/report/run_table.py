@@ -154,6 +154,9 @@ def _engine(result: dict[str, Any]) -> Rows:
     ci95 = found.get("ci95", {}).get("target_bytes_per_second")
     told = "" if ci95 is None else f"{interval([end / 1e9 for end in ci95], 1)}; "
     yield "GB/s read", f"{rate:.1f}", f"{told}by a target step; {rate / peak:.0%} of {peak:.1f} measured"
+    if experts := result.get("experts"):
+        remark = f"of {experts['experts']} in a layer, by the call of a round; {experts['plain']:.1f} by a plain one; "
+        yield "experts woken", f"{experts['verify']:.1f}", f"{remark}weights read {experts['weights_v']:.2f}x"
     if result["operations_factor"] is not None:
         yield "operations, predicted", _times(result["operations_factor"]), "of plain decoding's (Theorem 3.11)"
     if chosen := result.get("executor", {}).get("chosen"):

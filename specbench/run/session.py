@@ -15,6 +15,7 @@ from specbench.decoding.stopping import StopStrings
 from specbench.decoding.target import Model
 from specbench.decoding.verifier import Verifier
 from specbench.measure.costs import CostTable
+from specbench.measure.experts import ExpertCounter
 from specbench.measure.recorder import Recorder, round_numbers
 from specbench.run.ahead import stride
 from specbench.run.beam_requests import decode_beams
@@ -27,6 +28,7 @@ class Session:
     def __init__(self, parts: Parts):
         self.parts = parts
         self.costs = CostTable()
+        self.experts = ExpertCounter(parts.target.expert_layers)
         self.text_tokens = 0  # generated tokens so far of the texts that `_read_texts` has met
         self.to_read = parts.verdict_tokens  # tokens that may still be read again for the verdict
         self._state: State | None = None
@@ -63,16 +65,21 @@ class Session:
         (target.reopen if again else target.allocate)(parts.batch_size, columns)
         longest = max((job.limit for job in jobs), default=0)
         state.stride = stride(parts, policy if speculative else None, verifier, longest, arrivals is not None)
-        record = untimed(target.executor, recorder)
-        with target.executor.timed(clock.launch):
+        record = untimed(target.executor, lambda *of_round: self._record(recorder, of_round))
+        with target.executor.timed(clock.launch), self.experts.watching():
             if speculative:
                 decode_speculative(state, target, drafter, policy, verifier, clock, record, queue)
             else:
                 decode_autoregressive(state, target, verifier, clock, record, queue)
         decoded = self._decoded(queue, clock, recorder, models)
+        decoded.woken = self.experts.woken
         if evidence or laws:
             decoded.evidence = recorder.evidence(len(jobs))
         return decoded
+
+    def _record(self, recorder: Recorder, of_round: tuple[Any, ...]) -> None:
+        recorder(*of_round)
+        self.experts.count()
 
     @staticmethod
     def _decoded(queue: Queue, clock: Stopwatch, recorder: Recorder, models: Sequence[Model]) -> Decoded:

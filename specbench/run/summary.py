@@ -22,6 +22,7 @@ from specbench.measure.clusters import group_clusters, time_clusters
 from specbench.measure.costs import half_costs
 from specbench.measure.drift import drift
 from specbench.measure.estimators import FEWEST, Sums, speedup_interval
+from specbench.measure.experts import woken_experts
 from specbench.measure.latency import by_rate, latency
 from specbench.measure.lossless import judge
 from specbench.measure.machine_watch import MachineWatch
@@ -125,6 +126,7 @@ def summarise(
         by_category=by_category(record.sums),
         acceptance=acceptance_of(own, parts.verifier.accepts_with_beta),
         metrics=metrics,
+        experts=woken_experts(parts.target, record.groups),
         beam=beam_numbers(results, rules, parts.policy.largest, c_hat) if rules else None,
         notes=[*parts.notes, *parts.target.executor.notes(), *in_sample(gammas, picked), *notes],
     )

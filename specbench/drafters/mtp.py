@@ -1,0 +1,140 @@
+"""Multi-token prediction: a module that comes with the checkpoint drafts (DeepSeek-V3, 2412.19437, section 2.2)."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from specbench.component import Choices
+from specbench.context import Context
+from specbench.decoding.draft import Draft, Verdict
+from specbench.decoding.gamma_policy import Signal
+from specbench.decoding.rows import Rows, all_rows
+from specbench.decoding.state import State
+from specbench.decoding.target import Scores
+from specbench.devices import counts, upload
+from specbench.drafters.model import FirstStep, ModelDrafter
+from specbench.drafters.own_sampling import OwnSampling
+from specbench.identity import of_checkpoint
+from specbench.models.checkpoint import check_path, local_path
+from specbench.models.language_model import LanguageModel
+from specbench.models.mtp import MtpModel
+from specbench.models.mtp_weights import load_mtp, missing_in
+from specbench.settings import setting
+
+
+class MtpDrafter(ModelDrafter):
+    """The first guess of a round follows from the target's hidden states, the others from the module's own: it is
+    applied again for each guess. What it stored for guesses is overwritten by pairs with the target's states."""
+
+    needs_hidden = True
+    listens = True
+    reads_text = False  # q depends on where the round began
+    with_encoders = False
+    ends_early = True
+
+    @dataclass
+    class Settings(OwnSampling):
+        path: str | None = setting()
+
+        def check(self, prefix: str) -> None:
+            if self.path is not None:
+                check_path(f"{prefix}path", self.path)
+
+        def sources(self) -> Mapping[str, str]:
+            return {} if self.path is None else {"path": of_checkpoint(local_path(self.path), self.path, None)}
+
+    @classmethod
+    def refuses(cls, settings: Any, run: Choices) -> str | None:
+        target = run["target"].settings
+        if settings.path is None and target.weights == "random":
+            return "with target.weights=random, which has no such module: choose target.weights=pretrained"
+        return missing_in(settings.path or target.path, "drafter.path" if settings.path else "target.path")
+
+    def __init__(self, model: MtpModel, vocab_size: int, gamma: int):
+        super().__init__(model, vocab_size, gamma)
+        self.pairs = model
+        self.was_active: list[bool] = []  # by row, when the last draft was made
+
+    @classmethod
+    def from_settings(cls, settings: Any, context: Context, target: LanguageModel) -> "MtpDrafter":
+        key = "target.path" if settings.path is None else "drafter.path"
+        path = settings.path or target.name
+        module = load_mtp(path, key, target)
+        model = MtpModel(module, target, f"{path}'s MTP module", settings.sampling_of(context.sampling), context.gamma)
+        return cls(model, target.vocab_size, context.gamma)
+
+    def propose(self, state: State, gamma: list[int]) -> Draft:
+        """Reads the pending pairs in every round, so that they do not pile up when nothing is drafted."""
+        self.was_active = list(state.active)
+        pairs = self.pairs
+        if None in pairs.heard:
+            pairs.prefill(state)
+        gamma = [g if length > 1 else 0 for g, length in zip(gamma, state.lengths, strict=True)]
+        steps = self.steps(gamma)
+        visible = pairs.make_room_for(state, steps)
+        rows = pairs.rows_of(state)
+        given = (pairs.pending[: len(rows.length)], pairs.behind[: len(rows.length)])
+        if steps == 0:
+            pairs.executor.leaf(self._read, pairs)(rows, *given, visible)
+            return Draft.empty(state.batch_size, state.tokens.device)
+        if self.stop is not None:
+            tokens, q, gamma = self._chain_until(
+                self._first_pair(rows, *given, steps), self.stop, state, gamma, visible
+            )
+        else:
+            phase = pairs.executor.phase(self._draft_pairs, pairs, usual=steps == self.gamma)
+            tokens, q = phase(rows, *given, steps, visible)
+        q = None if q is None else all_rows(q, state.batch_size)
+        return Draft.chain(all_rows(tokens, state.batch_size), q, counts(tuple(gamma), tokens.device))
+
+    def settle(self, state: State, draft: Draft, verdict: Verdict, scores: Scores, base: Tensor) -> None:
+        assert scores.hidden is not None
+        self.pairs.take(scores.hidden, verdict.accepted, upload(self.was_active, scores.hidden.device))
+
+    def _read(self, rows: Rows, pending: Tensor, behind: Tensor, visible: int) -> Tensor:
+        """Reads the pending pairs [B, n, H] for later rounds; returns logits [B, V] that nobody uses."""
+        tokens, first = self.pairs.first_pairs(rows, behind)
+        return self.pairs.predict(tokens, pending, first, behind, visible)[0]
+
+    def _draft_pairs(
+        self, rows: Rows, pending: Tensor, behind: Tensor, steps: int, visible: int
+    ) -> tuple[Tensor, Tensor | None]:
+        """`_draft` after the pending pairs, hidden states [B, n, H] and behind [B]."""
+        return self._chain(self._first_pair(rows, pending, behind, steps), rows, steps, visible)
+
+    def _first_pair(self, rows: Rows, pending: Tensor, behind: Tensor, steps: int) -> FirstStep:
+        """`_first_step` for pairs. Each step needs the hidden state of the one before, which the step function keeps:
+        first pending [B, n, H], up to pair behind [B]."""
+        leaf: Callable[..., Any] = self.pairs.executor.leaf(self._pair_step, self.pairs)
+        hidden: Tensor = pending
+        last: Tensor | None = behind
+
+        def step(
+            x: Tensor, first: Tensor, bits: Tensor, seen: Tensor | None, visible: int, signal: Signal | None
+        ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+            nonlocal hidden, last
+            place = first if last is not None else first - 1  # a pair stands where its first token does
+            x_i, q_i, found, after = leaf(x, hidden, place, last, bits, seen, visible, signal)
+            hidden, last = after[:, None].clone(), None  # a CUDA graph overwrites its outputs in the next step
+            return x_i, q_i, found
+
+        tokens, first = self.pairs.first_pairs(rows, behind)
+        return step, tokens, first, *self._bits_and_seen(rows, steps)
+
+    def _pair_step(
+        self,
+        x: Tensor,
+        hidden: Tensor,
+        first: Tensor,
+        last: Tensor | None,
+        bits: Tensor,
+        seen: Tensor | None,
+        visible: int,
+        signal: Signal | None,
+    ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor]:
+        """`_step` for pairs of tokens x [B, n] and hidden states [B, n, H], after pair last [B] (None: the last one),
+        and the module's hidden state there, [B, H]. first [B], bits [B], seen [B, V] bool or None."""
+        logits, after = self.pairs.predict(x, hidden, first, last, visible)
+        return *self._guess(logits, bits, seen, signal), after

@@ -1,0 +1,175 @@
+"""A multi-token-prediction module (DeepSeek-V3, 2412.19437, section 2.2) as a model with a cache of its own.
+
+It reads pairs: pair i is the hidden state of token i and the embedding of token i + 1, normed, joined and projected to
+the input of one decoder layer, and predicts token i + 2 through the target's output matrix. Behind the text it reads
+its own hidden states in place of the target's. b rows (B in all), N pairs of a forward, T columns, H hidden, V
+vocabulary.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import PreTrainedModel
+
+from specbench.decoding.rows import Rows
+from specbench.decoding.sampling import Sampling
+from specbench.decoding.state import Job, State
+from specbench.decoding.target import READ_CHUNK
+from specbench.models.head_input import head_inputs
+from specbench.models.language_model import LanguageModel
+
+
+class PairInput(nn.Module):
+    """From a pair to the input of the decoder layer: the embedding comes first, as in checkpoints' `eh_proj`."""
+
+    def __init__(self, embedding_norm: nn.Module, hidden_norm: nn.Module, projection: nn.Module):
+        super().__init__()
+        self.embedding_norm, self.hidden_norm, self.projection = embedding_norm, hidden_norm, projection
+
+    def forward(self, embedded: Tensor, hidden: Tensor) -> Tensor:
+        """[b, N, H] of embeddings [b, N, H] and hidden states [b, N, H]."""
+        joined: Tensor = self.projection(torch.cat([self.embedding_norm(embedded), self.hidden_norm(hidden)], -1))
+        return joined
+
+
+class MtpModel(LanguageModel):
+    """The module of a target: `module` is a model of the target's class with one layer, the target's embedding and
+    output matrix, and a `pair_input`.
+
+    The first cached[b] pairs of row b are in the cache. Those behind them, whose hidden states the target's last call
+    gave, are pending: the next draft begins with them.
+    """
+
+    def __init__(self, module: PreTrainedModel, target: LanguageModel, name: str, sampling: Sampling, gamma: int):
+        """`gamma` is the largest of any round. The target tells what it reads of prompts from now on."""
+        super().__init__(
+            module,
+            target.tokenizer,
+            name=name,
+            sampling=sampling,
+            new_cache=target.new_cache,
+            executor=target.executor,
+            vocab_size=target.vocab_size,
+            attention=target.attention if target.kernel else "sdpa",
+        )
+        self.pair_input: Any = self.module.pair_input
+        embedding, head = self.module.get_input_embeddings(), self.module.get_output_embeddings()
+        shared = [weight for part in (embedding, head) for weight in part.parameters()]  # the target's
+        self.weight_bytes -= sum({id(weight): weight.nbytes for weight in shared}.values())
+        self.width = gamma + 1  # pending pairs of a row, at most
+        self.heard: dict[int | None, list[Tensor]] = {}  # hidden states [b, n, H] of a row's prompt, or of all rows'
+        self.pending, self.behind = torch.empty(0), torch.empty(0)
+        target.listener = self
+
+    def _sharable(self, prompt: Sequence[int]) -> Sequence[int]:
+        return prompt[:1]  # as the target's
+
+    def allocate(self, rows: int, columns: int) -> None:
+        super().allocate(rows, columns)
+        embedding: Any = self.module.get_input_embeddings()
+        shape = (rows, self.width, embedding.weight.shape[1])
+        self.pending = torch.zeros(shape, dtype=self.dtype, device=self.device)  # hidden states, in order
+        self.behind = torch.zeros(rows, dtype=torch.long, device=self.device)  # pending pairs of each row, less one
+
+    # -- Prompts --------------------------------------------------------------------------------
+
+    def admit(self, row: int, job: Job, columns: int) -> None:
+        super().admit(row, job, columns)
+        self.behind[row] = 0  # what a draft reads of a row that waits stands behind its prompt
+
+    def hear(self, row: int | None, begin: int, hidden: Tensor) -> None:
+        """See `Listener.hear`: keeps them until the pairs are read. hidden [b, n, H]."""
+        self.heard.setdefault(row, []).append(hidden)
+
+    def forget(self) -> None:
+        self.heard = {}
+
+    def prefill(self, state: State, upto: int | None = None, start: int = 0, chunk: int = READ_CHUNK) -> None:
+        """Reads the pairs of all rows' prompts but the last of each, of which it needs the prediction."""
+        known = [max(0, length - 2) for length in state.lengths]
+        self.cached = known
+        self.behind.zero_()
+        if None not in self.heard:  # every prompt is one token
+            return
+        hidden = torch.cat(self.heard.pop(None), 1)  # [B, T - 1, H]
+        for begin in range(0, hidden.shape[1] - 1, chunk):
+            self._read_pairs(state.tokens, None, begin, hidden[:, begin : min(begin + chunk, hidden.shape[1] - 1)])
+        last = (state.length - 2).clamp(min=0)
+        self.pending[:, 0] = hidden[torch.arange(len(hidden), device=last.device), last]
+        self.cached = known
+
+    def read(self, state: State, row: int, begin: int, end: int) -> None:
+        """Reads the pairs begin .. end - 1 of one row's prompt, but for its last one."""
+        heard = torch.cat(self.heard.pop(row), 1)  # [1, end - begin, H]
+        whole = end >= state.lengths[row] - 1
+        if (count := end - begin - whole) > 0:
+            self.cached[row] = begin
+            self.cache.truncate(self.cached)
+            wanted = [0] * self.cache.rows
+            wanted[row] = begin + count
+            self.cache.reserve(wanted)
+            self._read_pairs(state.tokens[row : row + 1], row, begin, heard[:, :count])
+        self.cached[row] = begin + max(0, count)
+        if whole:
+            self.pending[row, 0] = heard[0, -1]
+
+    def _read_pairs(self, text: Tensor, row: int | None, begin: int, hidden: Tensor) -> None:
+        """Reads the pairs of hidden states [b, n, H] of the tokens of text [b, T] from position `begin` on."""
+        end = begin + hidden.shape[1]
+        width = hidden.shape[1]
+        visible = self.columns_seen(end) if row is not None else self.make_room([begin] * len(self.cached), width)
+        first = torch.full((len(hidden),), begin, device=self.device)
+        x = self.join(text[:, begin + 1 : end + 1], hidden)
+        self.forward(x, first, visible, row=row, keep_logits=1)
+
+    # -- Rounds ---------------------------------------------------------------------------------
+
+    def make_room_for(self, state: State, steps: int) -> int:
+        """Rolls the cache back to each row's first pending pair, and makes room for the pending ones and for `steps`
+        guesses. Returns the number of columns that attention sees."""
+        rows = list(zip(self.cached, state.lengths, state.active, strict=True))
+        ends = [max((c if on else n - 2) + self.width, n - 2 + steps) for c, n, on in rows]
+        self.cache.truncate(self.cached)
+        self.cache.reserve([end if on else 0 for end, on in zip(ends, state.active, strict=True)])
+        self.cached = [n - 1 if on else c for c, n, on in rows]
+        return self.columns_seen(max(ends))
+
+    def first_pairs(self, rows: Rows, behind: Tensor) -> tuple[Tensor, Tensor]:
+        """The tokens [b, width] of the pending pairs, of which each row has behind[b] + 1, and the position [b] of the
+        first pair. The others are read too, and nobody sees them."""
+        first = rows.length - 2 - behind
+        places = first[:, None] + 1 + torch.arange(self.width, device=first.device)
+        return rows.tokens.gather(1, places.clamp(0, rows.tokens.shape[1] - 1)), first
+
+    def predict(
+        self, tokens: Tensor, hidden: Tensor, first: Tensor, last: Tensor | None, visible: int
+    ) -> tuple[Tensor, Tensor]:
+        """Reads the pairs of tokens [b, N] and hidden states [b, N, H], the first of them at position first [b].
+        Returns logits [b, V] and hidden states [b, H] behind pair last [b] of each row (None: the last one)."""
+
+        def chosen(values: Tensor) -> Tensor:
+            return values[:, -1:] if last is None else values[torch.arange(len(values), device=last.device), last, None]
+
+        with head_inputs(self.module, chosen) as found:
+            logits = self.forward(self.join(tokens, hidden), first, visible)
+        logits = logits if logits.shape[1] == 1 else chosen(logits)
+        return logits[:, 0], chosen(found[0])[:, 0]
+
+    def join(self, tokens: Tensor, hidden: Tensor) -> Tensor:
+        """The input [b, N, H] of the layer for pairs of hidden states [b, N, H] and tokens [b, N]."""
+        embed: Any = self.module.get_input_embeddings()
+        joined: Tensor = self.pair_input(embed(self.readable(tokens)), hidden)
+        return joined
+
+    def take(self, hidden: Tensor, accepted: Tensor, active: Tensor) -> None:
+        """Makes the pairs pending whose hidden states [B, n, H] the target's call gave: in the rows active [B] bool,
+        that of the last committed token before it, and those of accepted [B] guesses."""
+        if hidden.shape[1] > self.width:
+            self.pending = F.pad(self.pending, (0, 0, 0, hidden.shape[1] - self.width))
+            self.width = hidden.shape[1]
+        new = F.pad(hidden, (0, 0, 0, self.width - hidden.shape[1])).to(self.pending.dtype)
+        self.pending = torch.where(active[:, None, None], new, self.pending)
+        self.behind = torch.where(active, accepted, self.behind)

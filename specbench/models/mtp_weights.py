@@ -1,0 +1,176 @@
+"""Multi-token-prediction modules in checkpoints: where their tensors are, and what their names mean.
+
+transformers leaves these tensors out when it loads a model. Two families of names are known: those of a layer behind
+the last one (DeepSeek-V3, GLM-4.5), and those of a part of its own, `mtp` (Qwen3-Next, Qwen3.5). Both hold two norms, a
+projection, one decoder layer of the model's class, and a last norm; embedding and output matrix are the model's.
+"""
+
+import copy
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from safetensors import safe_open
+from torch import Tensor, nn
+from transformers import PretrainedConfig, PreTrainedModel
+from transformers.utils.hub import cached_file
+
+from specbench.models.checkpoint import INDEX, check_files, local_path, read_json, reading, source_of
+from specbench.models.language_model import LanguageModel
+from specbench.models.mtp import PairInput
+from specbench.models.soundness import refuse_incomplete, refuse_not_finite
+from specbench.settings import ConfigError
+
+WHOLE = "model.safetensors"
+PARTS = ("embedding_norm", "hidden_norm", "projection", "norm")
+LAYER = {"enorm": "embedding_norm", "hnorm": "hidden_norm", "eh_proj": "projection", "shared_head.norm": "norm"}
+OWN = {"pre_fc_norm_embedding": "embedding_norm", "pre_fc_norm_hidden": "hidden_norm", "fc": "projection",
+       "norm": "norm"}  # fmt: skip
+SHARED = ("shared_head.head", "embed_tokens")  # copies of the target's matrices
+ADVICE = "choose a target that has one (DeepSeek-V3, GLM-4.5, Qwen3-Next), or train one with method=mtp"
+
+
+def place_of(name: str, layers: int) -> tuple[int, str] | None:
+    """The number of the module that a tensor of a checkpoint with so many `layers` belongs to, and its place there:
+    "PART.weight" for one of PARTS, "layer.REST", or "" for a copy of the target's matrices. None if it belongs to the
+    model itself."""
+    if found := re.fullmatch(r"model\.layers\.(\d+)\.(.+)", name):
+        number = int(found[1]) - layers
+        return None if number < 0 else (number, _within(LAYER, found[2]))
+    if found := re.fullmatch(r"mtp\.layers\.(\d+)\.(.+)", name):
+        return int(found[1]), f"layer.{found[2]}"
+    if found := re.fullmatch(r"mtp\.(.+)", name):
+        return 0, _within(OWN, found[1])
+    return None
+
+
+def _within(names: Mapping[str, str], rest: str) -> str:
+    part, _, kind = rest.rpartition(".")
+    if part in SHARED:
+        return ""
+    return f"{names[part]}.{kind}" if part in names else f"layer.{rest}"
+
+
+def without_modules(names: Iterable[str], layers: int) -> list[str]:
+    """The names that belong to no module: a layer behind the last one is one only if it has a projection."""
+    places = {name: place_of(name, layers) for name in names}
+    modules = {place[0] for place in places.values() if place is not None and place[1] == "projection.weight"}
+    return [name for name, place in places.items() if place is None or place[0] not in modules]
+
+
+def missing_in(path: str, key: str) -> str | None:
+    """Why no module can be read from a local folder, as `Component.refuses` says it; None for hub ids, of which nothing
+    is known before they are loaded, and for folders that cannot be read, which another check refuses."""
+    folder = local_path(path)
+    try:
+        config = read_json(folder / "config.json")
+        config = config.get("text_config") or config
+        found = [place_of(name, config["num_hidden_layers"]) for name in _files(path)]
+    except Exception:
+        return None
+    return None if any(found) else f"with {key}={path}, which holds no multi-token-prediction module: {ADVICE}"
+
+
+def load_mtp(path: str, key: str, target: LanguageModel) -> PreTrainedModel:
+    """The first module of a checkpoint, a folder or a hub id, as a model of the target's class with one layer, the
+    target's embedding and output matrix, and a `pair_input`. Raises ConfigError if there is none, or none for this
+    target."""
+    stock: Any = target.module
+    with reading(key, path, "multi-token-prediction module"):
+        source = source_of(path)
+        if Path(source).is_dir():
+            check_files(Path(source))
+        config = type(stock.config).from_pretrained(source).get_text_config()
+        parts = _read(source, config.num_hidden_layers)
+    named = f"{key}={path}"
+    if not parts:
+        raise ConfigError(f"{named} holds no multi-token-prediction module: {ADVICE}")
+    if config.hidden_size != target.config.hidden_size:
+        sizes = f"{config.hidden_size}, but {target.name} has {target.config.hidden_size}"
+        raise ConfigError(f"{named} has a multi-token-prediction module for hidden states of {sizes}")
+    stored = {tensor.dtype for tensor in parts.values()}
+    if not all(dtype.is_floating_point and dtype.itemsize > 1 for dtype in stored):
+        names = ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in stored))
+        raise ConfigError(
+            f"{named} holds its multi-token-prediction module in {names}: only 16 and 32 bits can be read"
+        )
+    with reading(key, path, "multi-token-prediction module"):
+        module = _built(parts, config, target, named)
+    refuse_not_finite(module, named, target.dtype)
+    module.set_input_embeddings(stock.get_input_embeddings())
+    module.set_output_embeddings(stock.get_output_embeddings())
+    return module
+
+
+def _files(path: str) -> dict[str, str]:
+    """The file of each tensor of a checkpoint: from its index or, of a single file, its header. Raises OSError."""
+    source = source_of(path)
+    index = cached_file(source, INDEX[WHOLE], _raise_exceptions_for_missing_entries=False)
+    if index is not None:
+        shards: dict[str, str] = read_json(Path(index))["weight_map"]
+        return shards
+    with safe_open(cached_file(source, WHOLE), framework="pt") as tensors:
+        return dict.fromkeys(tensors.keys(), WHOLE)
+
+
+def _read(source: str, layers: int) -> dict[str, Tensor]:
+    """The tensors of the first module by their places; only the files that hold some are fetched."""
+    wanted: dict[str, dict[str, str]] = {}  # places by names, by file
+    for name, file in _files(source).items():
+        place = place_of(name, layers)
+        if place is not None and place[0] == 0 and place[1]:
+            wanted.setdefault(file, {})[name] = place[1]
+    found: dict[str, Tensor] = {}
+    for file, places in wanted.items():
+        with safe_open(cached_file(source, file), framework="pt") as tensors:
+            found |= {place: tensors.get_tensor(name) for name, place in places.items()}
+    return found
+
+
+def one_layer(config: PretrainedConfig, experts: bool) -> PretrainedConfig:
+    """The shape of a model with one layer of full attention, with or without experts, and without an embedding."""
+    own = copy.deepcopy(config)
+    own.num_hidden_layers, own.vocab_size, own.pad_token_id, own.tie_word_embeddings = 1, 1, None, False
+    kinds = {"layer_types": ["full_attention"], "mlp_layer_types": ["sparse" if experts else "dense"],
+             "first_k_dense_replace": 0 if experts else 1, "decoder_sparse_step": 1,
+             "mlp_only_layers": [] if experts else [0]}  # fmt: skip
+    for name, value in kinds.items():
+        if getattr(own, name, None) is not None:
+            setattr(own, name, value)
+    return own
+
+
+def _built(parts: Mapping[str, Tensor], config: PretrainedConfig, target: LanguageModel, named: str) -> PreTrainedModel:
+    """The model with one layer from the tensors of a module, on the target's device. Raises ConfigError."""
+    kind: Any = type(target.stock_module())
+    state = {f"model.layers.0.{place.removeprefix('layer.')}": t for place, t in parts.items() if "layer." in place[:6]}
+    state |= {f"model.{place}": tensor for place, tensor in parts.items() if place.startswith("norm.")}
+    own = one_layer(config, experts=any(".experts." in place for place in parts))
+    module, info = kind.from_pretrained(
+        None,
+        config=own,
+        state_dict=state,
+        dtype=target.dtype,
+        attn_implementation="sdpa",
+        output_loading_info=True,
+        ignore_mismatched_sizes=True,
+    )
+    shared = {"model.embed_tokens.weight", "lm_head.weight"}
+    lacking = {f"{part}.weight" for part in PARTS} - parts.keys()
+    refuse_incomplete(info | {"missing_keys": (set(info["missing_keys"]) - shared) | lacking}, named)
+    module.config.vocab_size = config.vocab_size
+    module.pair_input = _pair_input(parts, module)
+    loaded: PreTrainedModel = module.to(target.device).eval()
+    return loaded
+
+
+def _pair_input(parts: Mapping[str, Tensor], module: Any) -> PairInput:
+    """Norms of the module's own class, and the projection, which may have a bias."""
+    norms = [copy.deepcopy(module.model.norm) for _ in PARTS[:2]]
+    for name, norm in zip(PARTS, norms, strict=False):
+        norm.weight = nn.Parameter(parts[f"{name}.weight"].to(norm.weight))
+    weight, bias = parts["projection.weight"], parts.get("projection.bias")
+    projection = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None)
+    projection.load_state_dict({"weight": weight} | ({} if bias is None else {"bias": bias}))
+    return PairInput(norms[0], norms[1], projection.to(module.dtype))
