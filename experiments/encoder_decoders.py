@@ -19,7 +19,14 @@ from torch import Tensor
 from torch.nn import functional as F
 from tqdm import tqdm
 from training import SEED, loss, seconds, train
-from transformers import AutoTokenizer, PreTrainedTokenizerFast, T5Config, T5ForConditionalGeneration
+from transformers import (
+    AutoTokenizer,
+    DynamicCache,
+    EncoderDecoderCache,
+    PreTrainedTokenizerFast,
+    T5Config,
+    T5ForConditionalGeneration,
+)
 
 PAD, EOS, UNK = "<pad>", "</s>", "<unk>"
 OWN_TEXTS = 2500  # that the target samples
@@ -132,7 +139,8 @@ def generated(model: Any, sources: Sequence[list[int]], tokenizer: Any, longest:
     for begin in tqdm(range(0, len(sources), 50), desc="texts", mininterval=10):
         rows = [torch.tensor(source) for source in sources[begin : begin + 50]]
         x = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
-        found = model.generate(x, attention_mask=(x != 0).long(), max_new_tokens=longest, **how)
+        cache = EncoderDecoderCache(DynamicCache(), DynamicCache())  # its own has the encoder's number of layers
+        found = model.generate(x, attention_mask=(x != 0).long(), past_key_values=cache, max_new_tokens=longest, **how)
         texts += tokenizer.batch_decode(found, skip_special_tokens=True)
     return texts
 
@@ -150,10 +158,11 @@ def everything(recipe: Recipe, texts: Texts, out: Path) -> None:
     target, *drafters = recipe.shapes
     stage(recipe, [target], shown, len(tokenizer), out)
     stage(recipe, drafters, shown, len(tokenizer), out, load(out / target))
-    torch.manual_seed(SEED)
-    own = generated(load(out / target), [a for a, _ in shown[:OWN_TEXTS]], tokenizer, recipe.longest[1], do_sample=True,
-                    top_k=0)  # fmt: skip
-    (out / "own.txt").write_text("\n".join(own) + "\n", encoding="utf-8")
+    if not (out / "own.txt").exists():
+        torch.manual_seed(SEED)
+        sources = [a for a, _ in shown[:OWN_TEXTS]]
+        own = generated(load(out / target), sources, tokenizer, recipe.longest[1], do_sample=True, top_k=0)
+        (out / "own.txt").write_text("\n".join(own) + "\n", encoding="utf-8")
     references = [b for _, b in texts[-recipe.held_out :]]
     longest = recipe.longest[1]
     found: dict[str, Any] = {
