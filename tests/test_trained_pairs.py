@@ -5,14 +5,18 @@ from pathlib import Path
 
 import pytest
 import torch
+from conftest import composed, parts_of
 from omegaconf import OmegaConf
 
 from specbench.data.docstrings import documented, pairs
 from specbench.data.prompts import load
 from specbench.data.unconditional import UnconditionalData
+from specbench.run.run import run
 from specbench.settings import ConfigError
 
 EXPERIMENTS = Path(__file__).parents[1] / "experiments"
+DATA = {"ende": "specbench.data.text", "unconditional": "specbench.data.unconditional"}
+TASKS = {"ende": "ende", "bytes": "unconditional"}
 SHAPE = dict(d_model=8, d_kv=4, num_heads=2, d_ff=8, num_layers=1, num_decoder_layers=1)
 PAIRS = [([3, 4, 5, 1], [6, 7, 1]), ([8, 1], [9, 10, 11, 1]), ([5, 6, 7, 8, 1], [3, 1]), ([9, 3, 1], [4, 4, 1])]
 
@@ -90,9 +94,9 @@ def test_a_token_of_the_byte_model_is_a_byte(recipes, monkeypatch):
     import train as train_bytes
 
     tokenizer = train_bytes.byte_tokenizer()
-    text = "def f(ß):\n\treturn '語'  # ..."
+    text = "def f(ß):\n\treturn '語\xad\x00\xa0'  # ..."
     tokens = tokenizer(text)["input_ids"]
-    assert len(tokens) == len(text.encode()) and tokenizer.decode(tokens) == text and len(tokenizer) == 257
+    assert tokens == [byte + 1 for byte in text.encode()] and tokenizer.decode(tokens) == text and len(tokenizer) == 257
     rows = next(train_bytes.windows(torch.tensor(([0] + [5] * 600) * 2, dtype=torch.int16), 0))
     assert rows.shape == (train_bytes.ROWS, train_bytes.WINDOW + 1) and (rows[1::2, 0] == 0).all()
     sys.modules.pop("train", None)
@@ -133,3 +137,29 @@ def test_training_refuses_an_encoder_decoder(tmp_path):
     kept = {key: value for key, value in scalars.items() if key not in ("defaults", "hydra")}
     with pytest.raises(ConfigError, match="it is an encoder-decoder, and python -m specbench"):
         check(OmegaConf.create(kept | {"target": target, "method": method}))
+
+
+@pytest.mark.parametrize("drafter, data", [("ende", "ende"), ("ende_small", "ende"), ("bytes", "unconditional")])
+def test_a_shipped_pair_runs_from_its_drafter_alone(drafter, data, tmp_path):
+    """At temperature 0 the tokens are plain decoding's; alpha of the target that drafts for itself is 1."""
+    short = (f"data={data}", "temperature=0", "data.limit=2", "max_new_tokens=8", "executor=eager")
+    parts = parts_of(f"drafter={drafter}", *short)
+    target = drafter.split("_")[0]
+    assert parts.target.name.endswith(f"{target}/target")
+    assert composed(f"drafter={drafter}").data._target_.rpartition(".")[0] == DATA[data]
+    result, _ = run(parts, tmp_path)
+    assert result.lossless.verdict == "passed" and result.counts.tested > 0 and result.alpha.mean < 1
+    own, _ = run(parts_of(f"drafter={drafter}", f"drafter.path=shipped:{target}/target", *short), tmp_path)
+    assert own.alpha.mean == pytest.approx(1)
+
+
+@pytest.mark.parametrize("target", TASKS)
+def test_drafters_of_counts_see_the_text_of_the_task(target, tmp_path):
+    """A bigram of the target's own kind of text is accepted more often than the unigram, and both sometimes."""
+    few = (f"data={TASKS[target]}", "data.limit=4", "max_new_tokens=12", "executor=eager")
+    found = [run(parts_of(f"drafter={target}_{kind}", *few), tmp_path)[0].alpha.mean for kind in ("unigram", "bigram")]
+    assert 0.01 < found[0] < found[1] < 0.9
+
+
+def test_data_that_are_asked_for_win_over_the_drafter_s():
+    assert composed("drafter=bytes", "data=stdlib").data._target_ == "specbench.data.stdlib.StdlibData"

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
+from torch.nn import functional as F
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -31,23 +32,26 @@ SHAPES = {  # 0.25 M and 0.02 M parameters
     "drafter": dict(hidden_size=32, intermediate_size=96, num_hidden_layers=1, num_attention_heads=2),
 }
 RATES = {"target": 4e-3, "drafter": 8e-3}
-STEPS = {"target": 3000, "drafter": 3000}
+STEPS = {"target": 1500, "drafter": 1500}
 
 
 def byte_tokenizer() -> PreTrainedTokenizerFast:
-    """One token a byte, and the end of a text, with which texts begin, too."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    made = Tokenizer(models.BPE(vocab={END: 0} | {byte: i + 1 for i, byte in enumerate(alphabet)}, merges=[]))
+    """Token 0 is the end of a text, with which texts begin, too; byte b is token b + 1."""
+    own = [*range(33, 127), *range(161, 173), *range(174, 256)]  # bytes that ByteLevel writes as the same character
+    others = [byte for byte in range(256) if byte not in own]  # it writes these as characters from 256 on
+    written = {byte: chr(byte) for byte in own} | {byte: chr(256 + n) for n, byte in enumerate(others)}
+    made = Tokenizer(models.BPE(vocab={END: 0} | {written[byte]: byte + 1 for byte in range(256)}, merges=[]))
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     made.decoder = decoders.ByteLevel()
     made.add_special_tokens([END])
     return PreTrainedTokenizerFast(tokenizer_object=made, bos_token=END, eos_token=END, model_max_length=CONTEXT)
 
 
-def stream(tokenizer: Any, *, held_out: bool) -> Tensor:
-    """All modules, each with the end of text before it: [n]."""
-    texts = list(read_modules(held_out=held_out).values())
-    return torch.tensor([token for text in texts for token in (0, *tokenizer(text)["input_ids"])], dtype=torch.int16)
+def stream(*, held_out: bool) -> Tensor:
+    """The tokens of all modules, each with the end of text before it: [n]."""
+    modules = [torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
+               for text in read_modules(held_out=held_out).values()]  # fmt: skip
+    return torch.cat([F.pad(module.short() + 1, (1, 0)) for module in modules])
 
 
 def windows(tokens: Tensor, seed: int) -> Iterator[Tensor]:
@@ -101,10 +105,10 @@ def main() -> None:
     out = arguments(__doc__).parse_args().out
     out.mkdir(parents=True, exist_ok=True)
     tokenizer = byte_tokenizer()
-    tokens = stream(tokenizer, held_out=False)
+    tokens = stream(held_out=False)
     target = stage("target", tokens, tokenizer, out)
     drafter = stage("drafter", tokens, tokenizer, out, target)
-    found = evaluate(target, drafter, stream(tokenizer, held_out=True))
+    found = evaluate(target, drafter, stream(held_out=True))
     found["training_seconds"] = {part: seconds(out / f"{part}.checkpoint") for part in SHAPES}
     (out / "metrics.json").write_text(json.dumps(found, indent=2) + "\n")
     print(json.dumps(found, indent=2))

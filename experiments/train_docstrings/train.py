@@ -23,10 +23,10 @@ RECIPE = Recipe(
         "drafter": dict(d_model=32, d_kv=8, num_heads=4, d_ff=96, num_layers=1, num_decoder_layers=1),
     },
     rates={"target": 4e-3, "drafter": 8e-3},
-    steps=(1500, 1500),
+    steps=(1000, 1000),
     vocabulary=2000,
-    longest=(256, 48),
-    words=2000,
+    longest=(192, 40),
+    words=1500,
 )
 
 
