@@ -32,7 +32,7 @@ SHAPES = {  # 0.25 M and 0.02 M parameters
     "drafter": dict(hidden_size=32, intermediate_size=96, num_hidden_layers=1, num_attention_heads=2),
 }
 RATES = {"target": 4e-3, "drafter": 8e-3}
-STEPS = {"target": 1500, "drafter": 1500}
+STEPS = {"target": 1500, "drafter": 800}
 
 
 def byte_tokenizer() -> PreTrainedTokenizerFast:
