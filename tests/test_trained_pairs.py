@@ -121,7 +121,7 @@ def test_what_is_summarised_is_held_out():
 
 
 def test_unconditional_prompts_differ_in_their_noise_alone():
-    prompts = load(UnconditionalData(start="", count=5, limit=3))
+    prompts = load(UnconditionalData(start=None, count=5, limit=3))
     assert [prompt.id for prompt in prompts] == ["1", "2", "3"] and {prompt.turns for prompt in prompts} == {("",)}
 
 

@@ -8,17 +8,17 @@ from specbench.settings import BaseSettings, setting
 
 
 class UnconditionalData(Data):
-    """`count` prompts of the text `start`, each with its own noise. A blank start is the token with which the
+    """`count` prompts of the text `start`, each with its own noise. A start of None is the token with which the
     tokenizer's texts begin."""
 
     @dataclass
     class Settings(BaseSettings):
-        start: str = setting()
+        start: str | None = setting()
         count: int = setting(ge=1, le=10**6)
         limit: int | None = setting(ge=1)
 
-    def __init__(self, start: str, count: int, limit: int | None):
+    def __init__(self, start: str | None, count: int, limit: int | None):
         self.start, self.count, self.limit = start, count, limit
 
     def prompts(self) -> Iterator[Prompt]:
-        return (Prompt(str(number), (self.start,)) for number in range(1, self.count + 1))
+        return (Prompt(str(number), (self.start or "",)) for number in range(1, self.count + 1))
