@@ -14,6 +14,11 @@ LONGEST, DEEPEST = 120, 8  # bytes of a folder name, folders of a run's name
 SHIPPED = Path(__file__).resolve().parent / "shipped"  # the models that come with the package
 
 
+def place_of(path: str) -> str:
+    """A path as it is; `shipped:NAME` is a file or folder that comes with specbench."""
+    return str(SHIPPED / path.removeprefix("shipped:")) if path.startswith("shipped:") else path
+
+
 def fields(override_dirname: str) -> str:
     """The overrides, `gamma=5,temperature=0`, as a folder name; `default` if there are none."""
     name = re.sub(r"[^\w.,=+-]+", "_", override_dirname)

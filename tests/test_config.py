@@ -29,6 +29,7 @@ REFUSED = {  # options that are right, but not in such a run
     **({} if torch.cuda.is_available() else {"executor=cudagraph": "needs CUDA"}),
     **({} if importlib.util.find_spec("openvino") else {"executor=openvino": "install it with pip"}),
 }
+NO_FILE = ("data=stdlib", "data=hub", "data=docstrings", "data=unconditional")
 OPTIONS = [
     f"{group}={file.stem}"
     for group in (*GROUPS, "metric", "experiment")
@@ -46,7 +47,7 @@ def prompts_file(tmp_path) -> Path:
 @pytest.mark.parametrize("option", OPTIONS)
 def test_every_option_composes(option, prompts_file):
     extra = [NEEDS[option]] if option in NEEDS else []
-    if option.startswith("data=") and option not in ("data=stdlib", "data=hub"):
+    if option.startswith("data=") and option not in NO_FILE:
         extra = [f"data.path={prompts_file}"]
     if option in ("data=parallel", "data=wmt_ende"):
         extra.append(f"data.reference={prompts_file}")

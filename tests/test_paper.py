@@ -1,14 +1,16 @@
 """The paper's printed numbers beside its formulas and our runs."""
 
-import re
+import shutil
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from conftest import parts_of
+from omegaconf import OmegaConf
 
 from specbench import theory
-from specbench.paper.callback import BesideThePaper
+from specbench.paper.callback import BesideThePaper, WholePaper
 from specbench.paper.notes import NOTES, K, accepted, alpha_for, memory_rows
 from specbench.paper.ours import OURS, counted_operations, our_rows
 from specbench.paper.page import page, write
@@ -94,8 +96,9 @@ def test_every_table_and_figure_is_an_experiment_and_a_page():
     for name in CLAIMS:
         assert f"name: {name}\n" in (EXPERIMENTS / f"{name}.yaml").read_text()
         assert page(name, []).startswith(f"# {name}\n")
-    named = re.search(r"names: \[(.*)\]", (EXPERIMENTS / "paper.yaml").read_text())[1].split(", ")
-    assert set(OURS) - set(named) == {"appendix_a2", "appendix_a4", *NOTES}
+    callback = OmegaConf.load(EXPERIMENTS / "paper.yaml").hydra.callbacks.paper
+    assert sorted([*callback.names, *callback.others]) == sorted({*OURS} - {*NOTES})
+    assert all((EXPERIMENTS / f"{name}.yaml").exists() for name in callback.others.values())
 
 
 @pytest.fixture(scope="module")
@@ -156,8 +159,35 @@ def test_a_sweep_that_failed_is_one_line(tmp_path, capsys):
     assert "table1 cannot be shown" in capsys.readouterr().out
 
 
-class _Config:
-    """The part of Hydra's configuration that the callback reads."""
+def test_the_whole_paper_is_one_page_of_several_sweeps(finished, tmp_path, monkeypatch, capsys):
+    asked = []
 
-    def __init__(self, folder):
-        self.hydra = type("hydra", (), {"sweep": type("sweep", (), {"dir": str(folder)})})
+    def other(command, check):
+        """Runs figure2 by copying a run; table1 fails."""
+        asked.append(command[3:])
+        if command[3] == "experiment=figure2":
+            shutil.copytree(finished[0].folder, tmp_path / "figure2" / "gamma=3")
+        return subprocess.CompletedProcess(command, command[3] != "experiment=figure2")
+
+    monkeypatch.setattr(subprocess, "run", other)
+    shutil.copytree(finished[0].folder, tmp_path / "temperature=1")
+    said = ["experiment=paper", "name=paper", "data.limit=3"]
+    callback = WholePaper(["table3", "table2"], {"figure2": "figure2", "figure4": "figure2", "table1": "table1"})
+    callback.on_multirun_end(_Config(tmp_path, said))
+    assert asked == [[f"experiment={name}", f"hydra.sweep.dir={tmp_path / name}", "data.limit=3"]
+                     for name in ("figure2", "table1")]  # fmt: skip
+    text = (tmp_path / "paper.md").read_text()
+    order = ["table1", "table2", "table3", "figure2", "figure4"]
+    assert [line[2:] for line in text.splitlines() if line.startswith("# ")] == order
+    images = [line[4:-1].split("](")[1] for line in text.splitlines() if line.startswith("![")]
+    assert images == ["table2.png", "table3.png", "figure2/figure2.png", "figure2/figure4.png"]
+    assert all((tmp_path / image).is_file() for image in images) and "# table1\n\nNot there: " in text
+    assert "experiment=table1 has failed" in capsys.readouterr().out
+
+
+class _Config:
+    """The part of Hydra's configuration that the callbacks read."""
+
+    def __init__(self, folder, said=()):
+        sweep, overrides = type("sweep", (), {"dir": str(folder)}), type("overrides", (), {"task": list(said)})
+        self.hydra = type("hydra", (), {"sweep": sweep, "overrides": overrides})

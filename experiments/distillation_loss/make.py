@@ -1,9 +1,10 @@
 """Does training on total variation give a larger alpha than training on KL? On the same held-out text.
 
+    python -m specbench.train method=distill loss=kl tokens=1000000 hydra.run.dir=outputs/drafter_kl
     python experiments/distillation_loss/make.py
 
-Both shipped drafters began as `shipped:drafter` and saw the same million tokens in the same order
-(`python -m specbench.train method=distill loss=kl|tv tokens=1000000`). Their betas are compared position by
+Both drafters began as `shipped:drafter` and saw the same million tokens in the same order. The one of total variation
+ships; the first command makes that of KL. Their betas are compared position by
 position; the interval is a bootstrap over rows of 512 tokens. `tokens=N` reads the first N held-out tokens only.
 """
 
@@ -31,14 +32,16 @@ from specbench.train.losses import overlap
 from specbench.train.training import blocks
 
 ROW, RESAMPLES = 512, 10_000
-DRAFTERS = ("drafter", "drafter_kl", "drafter_tv")
+DRAFTERS = {"drafter": "shipped:drafter", "drafter_kl": "./outputs/drafter_kl", "drafter_tv": "shipped:drafter_tv"}
 DIFFERENCES = (("drafter_tv", "drafter_kl"), ("drafter_kl", "drafter"))
 CPU = torch.device("cpu")
 
 
-def shipped(name: str) -> PretrainedModel.Settings:
-    """The settings of a model that comes with the package."""
-    return PretrainedModel.Settings(f"shipped:{name}", weights="pretrained", chat_template="never")
+def settings(path: str) -> PretrainedModel.Settings:
+    """The settings of a checkpoint. Raises ConfigError if it is not there."""
+    found = PretrainedModel.Settings(path, weights="pretrained", chat_template="never")
+    found.check("drafter.")
+    return found
 
 
 @torch.inference_mode()
@@ -49,8 +52,10 @@ def collect(inputs: list[str]) -> Measured:
         if not entry.startswith("tokens=") or not entry.removeprefix("tokens=").isdigit():
             raise ConfigError(f"{entry} is not a setting of this comparison: it has tokens=N")
         most = int(entry.removeprefix("tokens="))
-    rows = blocks(list(read_modules(held_out=True).values()), load_tokenizer(shipped("target"), "target"), ROW, most)
-    target, *drafters = (load_module(shipped(name), name, CPU, torch.float32, 0) for name in ("target", *DRAFTERS))
+    target_settings = settings("shipped:target")
+    rows = blocks(list(read_modules(held_out=True).values()), load_tokenizer(target_settings, "target"), ROW, most)
+    target = load_module(target_settings, "target", CPU, torch.float32, 0)
+    drafters = [load_module(settings(path), "drafter", CPU, torch.float32, 0) for path in DRAFTERS.values()]
     betas = {name: np.zeros(len(rows)) for name in DRAFTERS}  # mean of each row
     for i, row in enumerate(track(rows, "held out")):
         p = target(row[None]).logits

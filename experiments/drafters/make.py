@@ -16,7 +16,7 @@ from figures import measured_and_predicted
 from specbench.paths import SHIPPED
 
 TRAINED = {  # drafter: what was trained for it
-    "stdlib_kl": "drafter_kl", "stdlib_tv": "drafter_tv", "medusa": "medusa", "blockwise": "blockwise",
+    "stdlib_tv": "drafter_tv", "medusa": "medusa", "blockwise": "blockwise",
     "pass_lookahead": "lookahead", "non_autoregressive": "drafter_lookahead", "early_exit": "early_exit",
 }  # fmt: skip
 

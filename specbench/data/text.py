@@ -10,7 +10,7 @@ from specbench.data.records import name_of
 from specbench.data.template import check_template, fill
 from specbench.data.text_file import TEXT, read_text
 from specbench.identity import of_file, of_folder
-from specbench.paths import SHIPPED
+from specbench.paths import place_of
 from specbench.settings import BaseSettings, ConfigError, setting
 from specbench.visible import first_line, shown
 
@@ -72,9 +72,8 @@ class TextData(Data):
         from transformers import AutoTokenizer
 
         name = self.settings.tokenizer
-        place = str(SHIPPED / name.removeprefix("shipped:")) if name.startswith("shipped:") else name
         try:
-            tokenizer = AutoTokenizer.from_pretrained(place)
+            tokenizer = AutoTokenizer.from_pretrained(place_of(name))
             found = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
             ends = [end for _, end in found["offset_mapping"]]
         except Exception as error:  # of any tokenizer
@@ -107,12 +106,12 @@ class ParallelData(Data):
 
         def check(self, prefix: str) -> None:
             for key in ("path", "reference"):
-                need_file(getattr(self, key), f"{prefix}{key}", TEXT)
+                need_file(place_of(getattr(self, key)), f"{prefix}{key}", TEXT)
             if self.template is not None:
                 check_template(self.template, f"{prefix}template")
 
         def sources(self) -> Mapping[str, str]:
-            return {"path": of_file(self.path), "reference": of_file(self.reference)}
+            return {key: of_file(place_of(path)) for key, path in (("path", self.path), ("reference", self.reference))}
 
     def __init__(self, settings: Settings):
         self.settings, self.limit = settings, settings.limit
@@ -137,7 +136,7 @@ class ParallelData(Data):
 
 def lines_of(path: str, key: str) -> list[str]:
     """The lines of a text file; only line feeds end one, as in the tools that made the files. Raises ConfigError."""
-    lines = read_text(path, f"data.{key}").split("\n")
+    lines = read_text(place_of(path), f"data.{key}").split("\n")
     return lines[:-1] if not lines[-1] else lines
 
 

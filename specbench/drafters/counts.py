@@ -15,6 +15,7 @@ from specbench.drafters.own_sampling import OwnSampling
 from specbench.drafters.row_by_row import CountDrafter
 from specbench.identity import of_file, of_python
 from specbench.models.language_model import LanguageModel
+from specbench.paths import place_of
 from specbench.settings import setting
 
 
@@ -26,11 +27,11 @@ class UnigramDrafter(CountDrafter):
         path: str | None = setting()
 
         def sources(self) -> Mapping[str, str]:
-            return {"path": of_python() if self.path is None else of_file(self.path)}
+            return {"path": of_python() if self.path is None else of_file(place_of(self.path))}
 
         def check(self, prefix: str) -> None:
             if self.path is not None:
-                read_text(self.path, f"{prefix}path")
+                read_text(place_of(self.path), f"{prefix}path")
 
     def __init__(self, tokens: Tensor, vocab_size: int, sampling: Sampling):
         """Fits the counts on tokens [n]."""
@@ -83,7 +84,7 @@ class BigramDrafter(UnigramDrafter):
 
 def training_tokens(path: str | None, tokenizer: Any) -> Tensor:
     """Token ids [n] of a text file or, if `path` is None, of the text that the shipped pair was trained on."""
-    texts = list(read_modules(held_out=False).values()) if path is None else [read_text(path, "drafter.path")]
+    texts = list(read_modules(held_out=False).values()) if path is None else [read_text(place_of(path), "drafter.path")]
     backend = getattr(tokenizer, "backend_tokenizer", None)
     encoded = (
         [e.ids for e in backend.encode_batch_fast(texts, add_special_tokens=False)]

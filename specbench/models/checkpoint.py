@@ -16,7 +16,7 @@ import transformers
 from huggingface_hub.utils._validators import validate_repo_id
 from safetensors import safe_open
 
-from specbench.paths import SHIPPED
+from specbench.paths import place_of
 from specbench.settings import ConfigError
 from specbench.visible import shown
 
@@ -32,9 +32,7 @@ LFS_POINTER = b"version https://git-lfs"
 
 def local_path(path: str) -> Path:
     """The path of a folder; `shipped:NAME` is a model that comes with specbench."""
-    if path.startswith("shipped:"):
-        return SHIPPED / path.removeprefix("shipped:")
-    return Path(os.path.expanduser(path))
+    return Path(os.path.expanduser(place_of(path)))
 
 
 def source_of(path: str) -> str:

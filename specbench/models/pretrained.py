@@ -130,7 +130,7 @@ def load_tokenizer(settings: PretrainedModel.Settings, role: str) -> Any:
     source = source_of(settings.path)
     shares = settings.weights == "random" or settings.path.startswith("shipped:")
     if shares and not (Path(source) / "tokenizer_config.json").is_file():
-        source = str(SHIPPED / "target")
+        source = str((Path(source).parent if settings.path.startswith("shipped:") else SHIPPED) / "target")
     with _reading(settings, role, "tokenizer"):
         tokenizer: Any = transformers.AutoTokenizer.from_pretrained(source, **_options(settings))
         refuse_no_text(tokenizer, f"{role}.path={settings.path}")

@@ -47,6 +47,16 @@ def _word(path: str) -> Callable[[Result], str]:
     return lambda result: str(at(result, path))
 
 
+def _model(group: str) -> Callable[[Result], str]:
+    """The option of a group; of a checkpoint that was given by its path, the name of its folder."""
+
+    def tell(result: Result) -> str:
+        chosen = str(result["choices"][group])
+        return str(result["config"][group]["path"]).rstrip("/").split("/")[-1] if chosen == "model" else chosen
+
+    return tell
+
+
 def _setting(name: str) -> Callable[[Result], str]:
     return lambda result: f"{result['config'][name]:g}"
 
@@ -85,7 +95,7 @@ def _replay(result: Result) -> str:
     return str(max(sweep, key=lambda entry: entry["speedup"])["gamma"]) if sweep else "-"
 
 
-KEYS: Cells = {"drafter": _choice("drafter"), "T": _setting("temperature"), "gamma": _gamma}
+KEYS: Cells = {"target": _model("target"), "drafter": _model("drafter"), "T": _setting("temperature"), "gamma": _gamma}
 ALPHA: Cells = {"alpha": _error("alpha")}
 SPEED: Cells = {"c": _number("cost/c", ".3f"), "Theorem 3.8": _number("speedup/theorem_3_8", unit="x"),
                 "corrected": _number("speedup/corrected", unit="x"), "measured": _speed,
@@ -191,7 +201,7 @@ OURS: dict[str, Ours] = {
                          "accepted / tested": _error("alpha_counted"), **TOKENS, "measured": _speed},
                         either_rule),
     "appendix_a4": Ours(
-        {"drafter": _choice("drafter"), "w": _number("beam/beams", "d"), "u": _number("beam/drafter_beams", "d"),
+        {"drafter": _model("drafter"), "w": _number("beam/beams", "d"), "u": _number("beam/drafter_beams", "d"),
          "gamma": _gamma, "levels accepted": _error("alpha_counted"),
          "levels a call": _error("block_efficiency"), "runs a call": _number("beam/target_runs_a_call", ".1f"),
          "w + u gamma": _number("beam/most_target_runs_a_call", "d"),

@@ -90,7 +90,13 @@ def check(config: DictConfig) -> tuple[Training, Any, Any, Any]:
     kind, settings = chosen_class(config.get("method"), "method", Student, "method=NAME")
     if scalars.row <= settings.ahead:
         raise ConfigError(f"row={scalars.row} is not possible with {settings.ahead} guesses ahead: it must be more")
-    shape = load_config(target, "target").get_text_config()
+    config_of_target = load_config(target, "target")
+    if config_of_target.is_encoder_decoder:
+        raise ConfigError(
+            f"target.path={target.path} cannot be trained for: it is an encoder-decoder, and python -m specbench.train "
+            "needs a target without an encoder; experiments/train_ende trains a drafter of one"
+        )
+    shape = config_of_target.get_text_config()
     longest = getattr(shape, "max_position_embeddings", None)
     if longest is not None and scalars.row > longest:
         raise ConfigError(f"row={scalars.row} is not possible: the context of {target.path} is {longest} tokens")
