@@ -22,7 +22,7 @@ from specbench.identity import of_checkpoint
 from specbench.memory import Footprint, without_memory
 from specbench.models import kernel_attention
 from specbench.models.checkpoint import check_files, check_path, check_weights, local_path, reading, source_of
-from specbench.models.encoder_decoder import refuse_decoder
+from specbench.models.encoder_decoder import attention_for, refuse_decoder
 from specbench.models.language_model import LanguageModel
 from specbench.models.quantization import quantise, refuse_quantised
 from specbench.models.soundness import (
@@ -187,9 +187,10 @@ def load_module(
     refuse_quantised(config, settings.quantization, role, settings.path)
     classes: Any = transformers
     loader = classes.AutoModelForSeq2SeqLM if config.is_encoder_decoder else classes.AutoModelForCausalLM
-    options = {"dtype": dtype, "attn_implementation": "sdpa", "trust_remote_code": settings.trust_remote_code}
     module: Any
     with _reading(settings, role, "weights"):
+        options = {"dtype": dtype, "attn_implementation": attention_for(loader, config)}
+        options["trust_remote_code"] = settings.trust_remote_code
         if settings.weights == "random":
             torch.manual_seed(seed)
             with torch.device(device):

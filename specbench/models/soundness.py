@@ -16,6 +16,7 @@ from specbench.decoding.token_tree import static_tree
 from specbench.models.encoder_decoder import KINDS, reads_text
 from specbench.models.encoder_decoder import SIZES as ENCODER_DECODER_SIZES
 from specbench.settings import ConfigError
+from specbench.visible import first_line
 
 NAMED = 3  # tensors that an error names
 MOST_LAYERS = 1000  # building the modules of more would take minutes, even without memory
@@ -36,6 +37,11 @@ def refuse_bad_sizes(config: PretrainedConfig, where: str) -> None:
         raise ConfigError(
             f"{where}model_type={config.model_type} in its config, whose encoder reads no text: give a model without "
             f"one, or an encoder-decoder of text, {KINDS}"
+        )
+    if config.is_encoder_decoder and isinstance(getattr(config, "decoder", None), PretrainedConfig):
+        raise ConfigError(
+            f"{where}model_type={config.model_type} in its config, which has one configuration for the encoder and "
+            f"another for the decoder: give an encoder-decoder with one for both, {KINDS}"
         )
     text = config if config.is_encoder_decoder else config.get_text_config()
     needed = SIZES[:4] if config.is_encoder_decoder else SIZES
@@ -118,35 +124,45 @@ def refuse_other_positions(model: Any, key: str) -> None:
     """Raises ConfigError if a tree behind two rows of unequal lengths, with unequal inputs of the encoder, has other
     logits than its longest path has in the module as transformers calls it. `model` is an encoder-decoder without a
     cache, which it loses again."""
+    largest = PLACED if model.dtype == torch.float32 else PLACED_16_BIT
+    try:
+        error = _error_of_a_tree(model)
+        reason = f"logits differ by {error:.1g}" if not error <= largest else None
+    except Exception as failure:  # a module of transformers that takes no such mask or cache
+        reason = f"{type(failure).__name__}: {first_line(failure)}"
+    finally:
+        model.cache, model.cached = None, []
+        model.encoder = model.encoder.shared()
+    if reason is not None:
+        raise ConfigError(
+            f"{key} is a {type(model.module).__name__}, whose decoder does not follow the positions that it is given "
+            f"({reason}): give another encoder-decoder, {KINDS}"
+        )
+
+
+def _error_of_a_tree(model: Any) -> float:
+    """The largest error of the logits behind the longest path of a tree, as a share of the largest logit."""
     tree, path = static_tree((-1, -1, 0, 0, 1), model.device), [0, 2, 5]
-    ids = [token % model.own_vocab_size for token in range(2, 2 + PROBE)]
+    others = [token for token in range(2, 3 + PROBE) if token != model.encoder.positions.no_position]
+    ids = [token % model.own_vocab_size for token in others[:PROBE]]
     text = torch.tensor([ids], device=model.device)
     inputs, starts = (ids[:3], ids[2:]), (1, 2)  # within the shortest context that decodes anything
     model.cache = StaticCache(2, PROBE)
     model.encoder.allocate(2, lambda columns: columns, False)
     model.cached = [0, 0]
-    try:
-        for row, read in enumerate(inputs):
-            model.encode(row, Job([], 0, 0, read))
-            model.read_row(text, row, 0, starts[row])
-        found = model.forward(
-            text[:, :6].expand(2, -1), torch.tensor(starts, device=model.device), PROBE, tree=tree
-        )  # [2, 6, V]
-        for row, read in enumerate(inputs):
-            alone = torch.tensor([[*ids[: starts[row]], *(ids[entry] for entry in path)]], device=model.device)
-            stock = model.module(
-                input_ids=torch.tensor([read], device=model.device), decoder_input_ids=alone, use_cache=False
-            ).logits[0, -1]  # [V]
-            usable = found[row, -1, : len(stock)].isfinite()
-            error = (found[row, -1, : len(stock)] - stock)[usable].abs().max() / stock.abs().max()
-            if not float(error) <= (PLACED if model.dtype == torch.float32 else PLACED_16_BIT):
-                raise ConfigError(
-                    f"{key} is a {type(model.module).__name__}, whose decoder does not follow the positions that it is "
-                    f"given (logits differ by {float(error):.1g}): give another encoder-decoder, {KINDS}"
-                )
-    finally:
-        model.cache, model.cached = None, []
-        model.encoder = model.encoder.shared()
+    for row, read in enumerate(inputs):
+        model.encode(row, Job([], 0, 0, read))
+        model.read_row(text, row, 0, starts[row])
+    first = torch.tensor(starts, device=model.device)
+    found = model.forward(text[:, :6].expand(2, -1), first, PROBE, tree=tree)  # [2, 6, V]
+    errors = []
+    for row, read in enumerate(inputs):
+        alone = torch.tensor([[*ids[: starts[row]], *(ids[entry] for entry in path)]], device=model.device)
+        given = {"input_ids": torch.tensor([read], device=model.device), "decoder_input_ids": alone}
+        stock = model.module(**given, use_cache=False).logits[0, -1]  # [V]
+        usable = found[row, -1, : len(stock)].isfinite()
+        errors.append(float((found[row, -1, : len(stock)] - stock)[usable].abs().max() / stock.abs().max()))
+    return max(errors, key=lambda error: (error != error, error))  # not a number is the largest
 
 
 def refuse_bad_stops(module: PreTrainedModel, key: str) -> None:
