@@ -5,6 +5,7 @@ import shutil
 from contextlib import nullcontext
 from functools import cache, partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import conftest
 import pytest
@@ -13,6 +14,7 @@ from conftest import CACHES, VERIFIERS, make_drafter, parts_of, spare_of
 from transformers import AutoConfig, AutoModelForSeq2SeqLM
 
 from specbench.cache.encoder_inputs import EncoderInputs
+from specbench.config.build import notes
 from specbench.decoding.autoregressive import decode_autoregressive
 from specbench.decoding.clock import Stopwatch
 from specbench.decoding.queue import Queue
@@ -30,6 +32,7 @@ from specbench.models.operations import per_token
 from specbench.models.stock import stock_logits
 from specbench.paths import SHIPPED
 from specbench.run.run import run
+from specbench.search.beams import BeamRules
 from specbench.settings import ConfigError
 
 V, NEW, HOT = 61, 10, 6.0
@@ -291,6 +294,14 @@ def test_a_run_searches_the_beams_of_an_encoder_decoder(pair, tmp_path):
     result, record = run(parts, tmp_path)
     assert result.lossless.verdict == "passed" and result.beam.equal == result.beam.requests == 2
     assert result.beam.levels > 0 and all(found.rescored for found in record.results)
+
+
+def test_a_number_of_beams_is_noted_unless_it_is_searched_for():
+    target = SimpleNamespace(random_weights=False, quantization=None, unlike_generate=["num_beams=3", "min_length=5"])
+    told = [" ".join(notes(target, SimpleNamespace(models=[]), SimpleNamespace(note=None), rules))
+            for rules in (None, BeamRules(4, 8, 1.0, False), BeamRules(3, 6, 1.0, False))]  # fmt: skip
+    assert ["num_beams=3" in text for text in told] == [True, True, False]
+    assert all("min_length=5" in text for text in told)
 
 
 @pytest.mark.slow
