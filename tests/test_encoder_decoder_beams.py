@@ -18,6 +18,7 @@ from specbench.search.beams import BeamRules, Search
 from specbench.search.tree_reader import TreeReader
 
 LIMIT = 12
+FAST = (("t5", "static"), ("bart", "paged"))
 
 
 def adapted(module, stops, cache="static") -> LanguageModel:
@@ -79,8 +80,10 @@ def of_transformers(module, read, rules, stops):
     return [entry for entry in found if entry[1] > -1e8]
 
 
-@pytest.mark.parametrize("cache", CACHES)
-@pytest.mark.parametrize("kind", ["t5", "bart"])
+@pytest.mark.parametrize(("kind", "cache"), [
+    pytest.param(kind, cache, marks=() if (kind, cache) in FAST else pytest.mark.slow)
+    for kind in ("t5", "bart") for cache in CACHES
+])  # fmt: skip
 def test_the_beams_and_scores_are_those_of_transformers(kind, cache, monkeypatch):
     """BART's text has a forced second token, which counts for the length, and tokens that are never drawn, whose share
     nobody gets."""

@@ -39,7 +39,7 @@ REFUSED = {
     "prophetnet": (PROPHETNET, "a decoder whose positions cannot be set for each row"),
     "fsmt": (LIKE_BART | {"src_vocab_size": V, "tgt_vocab_size": V, "langs": ["en", "de"]}, "does not follow"),
 }  # fmt: skip
-FEW = ("mbart", "m2m_100", "pegasus_x", "umt5")
+FEW = ("m2m_100", "pegasus_x", "umt5")
 WAYS = [("static", 1, None), ("static", 3, "model"), ("static", 1, "tree_best"), ("dynamic", 3, "tree_best"),
         ("dynamic", 1, "model"), ("paged", 3, "tree_best"), ("paged", 1, "model")]  # fmt: skip
 
@@ -75,7 +75,7 @@ def test_tokens_are_those_of_generate(kind):
         assert decoded_by(with_cache(kind, cache_name, 0), drafts, rows) == expected, (cache_name, rows, drafts)
 
 
-@pytest.mark.parametrize("kind", [k if k in FEW[1:2] else pytest.param(k, marks=pytest.mark.slow) for k in RUNS])
+@pytest.mark.parametrize("kind", [k if k == "m2m_100" else pytest.param(k, marks=pytest.mark.slow) for k in RUNS])
 def test_a_batch_is_its_singles_and_a_model_accepts_its_own_guesses(kind):
     target, own = with_cache(kind, "static", 1, seeds=(0, 0))
     singles = decoded_by([target, own], "model", 1)
