@@ -52,7 +52,8 @@ class Footprint:
     @staticmethod
     def _of_encoder_decoder(config: Any, module: Any, dtype: torch.dtype) -> "Footprint":
         layers = getattr(config, "num_decoder_layers", None) or config.decoder_layers
-        width = config.num_heads * config.d_kv if hasattr(config, "d_kv") else config.d_model
+        hidden = getattr(config, "d_model", None) or config.hidden_size
+        width = config.num_heads * config.d_kv if hasattr(config, "d_kv") else hidden
         inner = max(getattr(config, name, 0) for name in ("d_ff", "encoder_ffn_dim", "decoder_ffn_dim"))
         head, inputs = module.get_output_embeddings(), module.get_input_embeddings()
         return Footprint(
@@ -60,9 +61,9 @@ class Footprint:
             weights=sum(t.nbytes for t in (*module.parameters(), *module.buffers())),
             column=2 * layers * width * dtype.itemsize,
             layers=layers,
-            context=getattr(config, "max_position_embeddings", None) or UNLIMITED_CONTEXT,
+            context=context_of(config, "decoder"),
             vocab_size=config.vocab_size,
-            widest=2 * inner + 4 * config.d_model,
+            widest=2 * inner + 4 * hidden,
             crossing=2 * layers * width * dtype.itemsize,
             heads=config.num_attention_heads,
         )
@@ -87,6 +88,12 @@ def _values_per_column(layer: Any) -> int:
     heads = getattr(layer, "num_attention_heads", None) or 1
     key_heads = getattr(layer, "num_key_value_heads", None) or heads
     return int(key_heads * (getattr(layer, "head_dim", None) or layer.hidden_size // heads))
+
+
+def context_of(config: transformers.PretrainedConfig, side: str) -> int:
+    """Tokens that the encoder or the decoder, `side`, reads at most. LED has one number for each."""
+    names = (f"max_{side}_position_embeddings", "max_position_embeddings")
+    return int(next((found for name in names if (found := getattr(config, name, None))), UNLIMITED_CONTEXT))
 
 
 def without_memory(config: transformers.PretrainedConfig, dtype: torch.dtype, trust_remote_code: bool) -> Any:

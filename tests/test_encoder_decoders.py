@@ -5,6 +5,7 @@ import shutil
 from contextlib import nullcontext
 from functools import cache, partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import conftest
 import pytest
@@ -13,6 +14,7 @@ from conftest import CACHES, VERIFIERS, make_drafter, parts_of, spare_of
 from transformers import AutoConfig, AutoModelForSeq2SeqLM
 
 from specbench.cache.encoder_inputs import EncoderInputs
+from specbench.config.build import notes
 from specbench.decoding.autoregressive import decode_autoregressive
 from specbench.decoding.clock import Stopwatch
 from specbench.decoding.queue import Queue
@@ -20,6 +22,7 @@ from specbench.decoding.sampling import Sampling
 from specbench.decoding.speculative import decode_speculative
 from specbench.decoding.state import Job, State
 from specbench.executors.auto import AutoExecutor
+from specbench.executors.compiled import CompiledExecutor
 from specbench.executors.eager import EagerExecutor
 from specbench.gamma_policies.fixed import FixedGamma
 from specbench.measure.stock_reading import read
@@ -29,6 +32,7 @@ from specbench.models.operations import per_token
 from specbench.models.stock import stock_logits
 from specbench.paths import SHIPPED
 from specbench.run.run import run
+from specbench.search.beams import BeamRules
 from specbench.settings import ConfigError
 
 V, NEW, HOT = 61, 10, 6.0
@@ -38,6 +42,8 @@ LIKE_BART = dict(d_model=16, encoder_layers=2, decoder_layers=2, encoder_attenti
 LIKE_T5 = dict(d_model=16, d_kv=8, d_ff=24, num_layers=2, num_heads=2, relative_attention_num_buckets=8,
                relative_attention_max_distance=12, initializer_factor=3.0, decoder_start_token_id=0)  # fmt: skip
 KINDS = {"t5": LIKE_T5, "bart": LIKE_BART, "pegasus": LIKE_BART, "marian": LIKE_BART}
+COMPILED = partial(CompiledExecutor, ["half"])
+EXECUTORS = {"eager": EagerExecutor, "half": partial(AutoExecutor, ["half"]), "compiled": COMPILED, "traced": COMPILED}
 INPUTS = ([5, 9, 33, 17, 8, 40, 1], [12, 7, 1], [3, 44, 52, 6, 6, 20, 31, 29, 11, 1])
 
 
@@ -53,7 +59,7 @@ def module_of(kind: str, seed: int = 0, **more):
 
 @cache
 def loaded(kind: str, seed: int, executor: str) -> LanguageModel:
-    made = EagerExecutor() if executor == "eager" else AutoExecutor(["half"])
+    made = EXECUTORS[executor]()
     return LanguageModel(
         module_of(kind, seed), Tokenizer(), name=kind, sampling=Sampling(), new_cache=CACHES["static"], executor=made
     )
@@ -67,7 +73,13 @@ def model(kind: str, sampling: Sampling, cache_name: str = "static", seed: int =
 def decode(kind, sampling, drafts=None, cache_name="static", rows=3, seed=1, judge=None, executor="eager", text=None,
            which=INPUTS, new=None):  # fmt: skip
     """New tokens after the inputs, decoded through `rows` rows; without `drafts` one token a call."""
-    target, own = (model(kind, sampling, cache_name, s, executor) for s in (0, seed))
+    models = [model(kind, sampling, cache_name, s, executor) for s in (0, seed)]
+    return decoded_by(models, drafts, rows, judge, text, which, new)
+
+
+def decoded_by(models, drafts=None, rows=3, judge=None, text=None, which=INPUTS, new=None):
+    """`decode`, by a target and the drafter's own model."""
+    (target, own), sampling = models, models[0].sampling
     drafter = drafts and make_drafter(drafts, target, text, own)
     trees = drafts in conftest.TREES
     spare, start = spare_of(drafts, 3) if drafts else 1, target.start_tokens
@@ -85,8 +97,12 @@ def decode(kind, sampling, drafts=None, cache_name="static", rows=3, seed=1, jud
 
 
 def generated(kind: str, read, new: int) -> list[int]:
+    return generated_by(module_of(kind), read, new)
+
+
+def generated_by(module, read, new: int) -> list[int]:
     ids = torch.tensor([read])
-    text = module_of(kind).generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=new, do_sample=False)
+    text = module.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=new, do_sample=False)
     return text[0, 1:].tolist()
 
 
@@ -126,6 +142,26 @@ def test_other_products_keep_the_tokens(kind):
     for temperature in (0, 1):
         sampling = Sampling(temperature=temperature)
         assert decode(kind, sampling, "model", executor="half") == decode(kind, sampling, "model")
+
+
+@pytest.mark.parametrize(("kind", "drafts", "cache_name"), [
+    ("t5", None, "static"), *(pytest.param(*way, marks=pytest.mark.slow) for way in
+                              (("t5", "model", "paged"), ("bart", None, "paged"), ("bart", "tree_best", "static")))
+])  # fmt: skip
+def test_traced_programs_keep_the_tokens(kind, drafts, cache_name, monkeypatch):
+    """Everything of `executor=compiled` but the compiler: a program is the traced graph."""
+    monkeypatch.setattr(torch._inductor, "standalone_compile", lambda graph, inputs: graph)
+    target, sampling = model(kind, Sampling(temperature=1), executor="traced"), Sampling(temperature=1)
+    assert decode(kind, sampling, drafts, cache_name, executor="traced") == decode(kind, sampling, drafts)
+    assert sum(len(leaf.programs) for leaf in target.executor.leaves.values()) > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "temperature", "cache_name"), [("t5", 1, "static"), ("bart", 0, "paged")])
+def test_compiled_programs_keep_the_tokens(kind, temperature, cache_name):
+    sampling = Sampling(temperature=temperature)
+    for drafts in ("model", None):
+        assert decode(kind, sampling, drafts, cache_name, executor="compiled") == decode(kind, sampling, drafts)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -251,11 +287,38 @@ def test_a_model_that_drafts_for_itself_has_alpha_one(pair, temperature, tmp_pat
     )
 
 
+def test_a_run_searches_the_beams_of_an_encoder_decoder(pair, tmp_path):
+    target, drafter = pair
+    parts = parts_of("target=model", f"target.path={target}", "drafter=model", f"drafter.path={drafter}",
+                     "decoding=beam", "beams=3", "gamma=2", "max_new_tokens=6")  # fmt: skip
+    result, record = run(parts, tmp_path)
+    assert result.lossless.verdict == "passed" and result.beam.equal == result.beam.requests == 2
+    assert result.beam.levels > 0 and all(found.rescored for found in record.results)
+
+
+def test_a_number_of_beams_is_noted_unless_it_is_searched_for():
+    target = SimpleNamespace(random_weights=False, quantization=None, unlike_generate=["num_beams=3", "min_length=5"])
+    told = [" ".join(notes(target, SimpleNamespace(models=[]), SimpleNamespace(note=None), rules))
+            for rules in (None, BeamRules(4, 8, 1.0, False), BeamRules(3, 6, 1.0, False))]  # fmt: skip
+    assert ["num_beams=3" in text for text in told] == [True, True, False]
+    assert all("min_length=5" in text for text in told)
+
+
+@pytest.mark.slow
+def test_a_whole_run_is_compiled(pair, tmp_path):
+    """Every program is there before anything is timed, plain and speculative, for inputs of unequal lengths."""
+    same = (f"target.path={pair[0]}", "drafter=model", f"drafter.path={pair[0]}", "target=model")
+    parts = parts_of(*same, "temperature=1", "batch_size=2", "executor=compiled", "gamma=2", "max_new_tokens=8")
+    result, _ = run(parts, tmp_path)
+    assert result.alpha.mean == pytest.approx(1, abs=1e-5) and result.lossless.verdict == "passed"
+    programs = result.executor["programs"]
+    assert programs["used"] and not programs["missed"] and programs["made"] + programs["found"]
+
+
 @pytest.mark.parametrize(("choice", "told"), [
     ("drafter=early_exit", "drafter=early_exit is not possible with target.path"),
     ("drafter=medusa", "drafter=medusa is not possible with target.path"),
     ("attention=triton", "attention=triton is not possible with target.path"),
-    ("decoding=beam", "decoding=beam is not possible with target.path"),
 ])  # fmt: skip
 def test_what_is_not_possible_is_said_before_a_model_loads(choice, told, pair, monkeypatch):
     monkeypatch.setattr("specbench.models.pretrained.load_module", partial(pytest.fail, "a model was loaded"))

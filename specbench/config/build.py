@@ -28,6 +28,7 @@ from specbench.models.pretrained import footprint, load_tokenizer, uses_template
 from specbench.run.parts import Parts, timed_gammas
 from specbench.run.requests import MOST, segment_size
 from specbench.run.warm_up import warm_up_tokens
+from specbench.search.beams import BeamRules
 from specbench.settings import ConfigError
 from specbench.visible import first_line
 from specbench.workloads.workload import Workload
@@ -72,6 +73,7 @@ def build(checked: Checked, announce: Callable[[str], None] = log.info, targets:
     refuse_unfit(target, drafter, policy.largest)
     refuse_few_tokens(target, checked.root.beams)
     first_model = drafter.models[0] if drafter.models else None
+    decoding = _make(checked, "decoding")
     return Parts(
         name=root.name,
         config=checked.resolved,
@@ -80,7 +82,7 @@ def build(checked: Checked, announce: Callable[[str], None] = log.info, targets:
         drafter=drafter,
         policy=policy,
         verifier=verifier,
-        decoding=_make(checked, "decoding"),
+        decoding=decoding,
         prompts=prompts,
         peers=_make(checked, "baseline", context, target, first_model, root.gamma).by_name(),
         workload=workload,
@@ -92,7 +94,7 @@ def build(checked: Checked, announce: Callable[[str], None] = log.info, targets:
         verdict_tokens=root.verdict_tokens,
         metrics={name: choice.kind.from_settings(choice.settings) for name, choice in checked.metrics.items()},
         stop_strings=root.stop_strings,
-        notes=notes(target, drafter, verifier),
+        notes=notes(target, drafter, verifier, decoding.rules),
     )
 
 
@@ -204,12 +206,11 @@ def refuse_encoders(checked: Checked, models: Sequence[Footprint]) -> None:
             )
         return
     drafts = drafter.kind.drafts_with_encoders(drafter.settings)
-    attention, decoding, executor = checked.root.attention, chosen["decoding"].name, chosen["executor"]
+    attention, executor = checked.root.attention, chosen["executor"]
     for key, value, possible, others in (
         ("drafter", drafter.name, drafts, "model, tree, ngram or prompt_lookup"),
         ("executor", executor.name, executor.kind.runs_encoders, "auto, eager, prepacked or compiled"),
         ("attention", attention, attention != "triton", "sdpa"),
-        ("decoding", decoding, decoding != "beam", "sampling"),
     ):
         if not possible:
             raise ConfigError(
@@ -250,7 +251,7 @@ def refuse_long_warm_up(checked: Checked, policy: GammaPolicy, executor: Executo
         )
 
 
-def notes(target: Model, drafter: Drafter, verifier: Verifier) -> list[str]:
+def notes(target: Model, drafter: Drafter, verifier: Verifier, rules: BeamRules | None) -> list[str]:
     """Sentences that a reader of the numbers must know, such as that a model has random weights."""
     models = (("target", target), *(("drafter", model) for model in drafter.models))
     found = [
@@ -259,10 +260,12 @@ def notes(target: Model, drafter: Drafter, verifier: Verifier) -> list[str]:
         if model.random_weights
     ]
     for role, model in models:
-        if model.unlike_generate:
+        done = () if rules is None else (f"num_beams={rules.width}",)
+        asked = [setting for setting in model.unlike_generate if setting not in done]
+        if asked:
             found.append(
-                f"the {role}'s generation_config asks for {', '.join(model.unlike_generate)}, which is not applied: p "
-                "is the model's own"
+                f"the {role}'s generation_config asks for {', '.join(asked)}, which is not applied: "
+                "p is the model's own"
             )
     if target.quantization is not None:
         found.append(f"the target has weights in {target.quantization}: its law is not that of {target.name} in full")

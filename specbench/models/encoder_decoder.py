@@ -17,15 +17,15 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_SEQ_TO_SEQ_CAUSAL_L
 
 from specbench.cache.encoder_inputs import EncoderInputs
 from specbench.decoding.token_tree import Tree
-from specbench.limits import UNLIMITED_CONTEXT
+from specbench.memory import context_of
 from specbench.models.attention_mask import AttentionMask
 from specbench.models.decoder_positions import Positions
 from specbench.settings import ConfigError
 
 SIZES = ("vocab_size", "d_model", "num_heads", "d_kv", "d_ff", "num_layers", "num_decoder_layers", "encoder_layers",
          "decoder_layers", "encoder_attention_heads", "decoder_attention_heads", "encoder_ffn_dim", "decoder_ffn_dim",
-         "max_position_embeddings")  # fmt: skip
-KINDS = "such as t5, bart, pegasus or marian"
+         "max_position_embeddings", "max_encoder_position_embeddings", "max_decoder_position_embeddings")  # fmt: skip
+KINDS = "such as t5, bart, pegasus, marian or m2m_100"
 # Settings of generate() that change the law of a token by the text before it, and the values that leave it as it is.
 OTHER_LAWS: dict[str, tuple[Any, ...]] = {
     "min_length": (0, None), "min_new_tokens": (None, 0), "no_repeat_ngram_size": (0, None),
@@ -47,7 +47,7 @@ class Encoder:
         self.positions = Positions(self.decoder)
         self.start_tokens = start_of(module, name)
         self.suppressed = suppressed_by(module, name)
-        self.context: int = getattr(module.config, "max_position_embeddings", None) or UNLIMITED_CONTEXT  # of an input
+        self.context = context_of(module.config, "encoder")
         self._inputs: EncoderInputs | None = None
 
     @property
@@ -98,24 +98,38 @@ class Encoder:
         mask: AttentionMask,
         slots: Tensor,
     ) -> Tensor:
-        """Logits [b, N, V] of new tokens at positions [b, N], `words` being their ids or embeddings, which take columns
-        slots [b, N] of the decoder's own `cache` and see `visible` of them. `row` is the only row of the forward, None
-        for the first b; root [b] is the column of entry 0 of their tree."""
+        """The module's logits [b, N, V] of new tokens at positions [b, N], `words` being their ids or embeddings, which
+        take columns slots [b, N] of the decoder's own `cache` and see `visible` of them. `row` is the only row of the
+        forward, None for the first b; root [b] is the column of entry 0 of their tree."""
         read = self.inputs.place(len(positions), row)[:, None, None]  # [b, 1, 1, S]
+        seen = mask.as_bias(read.expand(-1, -1, positions.shape[1], -1))  # [b, 1, N, S]: LED and MVP broadcast nothing
         with self.positions.at(positions, root, visible, tree):
             output = module(
                 **{f"decoder_{name}": value for name, value in words.items()},
                 decoder_attention_mask=mask(slots, root, visible, tree),
                 encoder_outputs=BaseModelOutput(last_hidden_state=read),  # of which nothing is read any more
-                attention_mask=mask.as_bias(read),
+                attention_mask=seen,
                 past_key_values=EncoderDecoderCache(cache, self.inputs),
                 use_cache=True,
             )
-        return suppress(output.logits, self.suppressed)
+        found: Tensor = output.logits
+        return found
 
 
 def refuse_decoder(module: Any, name: str) -> None:
-    """Raises ConfigError if the decoder has positions of a kind that cannot be set for each row."""
+    """Raises ConfigError if a token's law depends on more than its text and input, or if the decoder has positions of a
+    kind that cannot be set for each row."""
+    config = module.config
+    if getattr(config, "expert_capacity", None) is not None:
+        raise ConfigError(
+            f"{name} has expert_capacity={config.expert_capacity} in its config: which tokens an expert takes depends "
+            f"on the other tokens of a forward, give an encoder-decoder without experts, {KINDS}"
+        )
+    if getattr(config, "attention_type", "original_full") != "original_full":
+        raise ConfigError(
+            f"{name} has attention_type={config.attention_type} in its config: after a short input its encoder reads "
+            "every later one with full attention, give attention_type=original_full"
+        )
     if not Positions(module.get_decoder()).known:
         raise ConfigError(
             f"{name} has a decoder whose positions cannot be set for each row: give an encoder-decoder with learned or "

@@ -26,11 +26,11 @@ from specbench.decoding.state import Job, State
 from specbench.decoding.target import READ_CHUNK, Scores, Target
 from specbench.decoding.token_tree import Levels, Tree, pack, static_tree, tree_of
 from specbench.devices import upload
-from specbench.limits import UNLIMITED_CONTEXT
+from specbench.memory import context_of
 from specbench.models import kernel_attention
 from specbench.models.attention_mask import AttentionMask
 from specbench.models.decoder import Decoder
-from specbench.models.encoder_decoder import Encoder, not_applied
+from specbench.models.encoder_decoder import Encoder, not_applied, suppress
 from specbench.models.experts import chosen_by_token, expert_layers
 from specbench.models.head_input import Listener, head_inputs
 from specbench.models.operations import per_token
@@ -131,12 +131,17 @@ class LanguageModel(Target):
 
     @property
     def context(self) -> int:
-        positions = getattr(self.config, "max_position_embeddings", None)
-        return int(positions) - self.decoder.first if positions else UNLIMITED_CONTEXT
+        own = context_of(self.config, "decoder") - self.decoder.first
+        return own if self.encoder is None else min(own, self.encoder.positions.most)
 
     @property
     def start_tokens(self) -> list[int] | None:
         return None if self.encoder is None else self.encoder.start_tokens
+
+    @property
+    def suppressed(self) -> Sequence[int]:
+        """Tokens that generate() never draws."""
+        return () if self.encoder is None else self.encoder.suppressed
 
     @property
     def unlike_generate(self) -> list[str]:
@@ -383,10 +388,12 @@ class LanguageModel(Target):
         row: int | None = None,
         tree: Tree | None = None,
         keep_logits: int = 0,
+        suppressing: bool = True,
     ) -> Tensor:
         """Logits [b, N, V] (only the last `keep_logits` if not 0) of tokens [b, N], or of their embeddings [b, N, H],
         at positions first[b], first[b] + 1, ... or, in a tree, by depth; first [b]. Tokens at negative positions must
-        be the one at position 0, which is then read several times.
+        be the one at position 0, which is then read several times. Unless `suppressing`, they are the module's own,
+        also of tokens that generate() never draws.
 
         Only tensor operations: an executor may compile it, or capture it in a CUDA graph.
         """
@@ -399,7 +406,8 @@ class LanguageModel(Target):
         words = {"inputs_embeds": tokens} if tokens.is_floating_point() else {"input_ids": self.readable(tokens)}
         if self.encoder is not None:
             call = (positions, root, visible, tree, row, self.cache, self.mask, slots)
-            return fit_logits(self.encoder.logits(self.module, words, *call), self.vocab_size)
+            logits = self.encoder.logits(self.module, words, *call)
+            return fit_logits(suppress(logits, self.suppressed) if suppressing else logits, self.vocab_size)
         if self.kernel:
             seen = kernel_attention.arguments(self, tokens, first, tree)
         else:

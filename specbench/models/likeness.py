@@ -56,7 +56,8 @@ def _difference(model: LanguageModel, tree: Tree | None, paths: Sequence[Sequenc
 def _errors(model: LanguageModel, tree: Tree | None, paths: Sequence[Sequence[int]]) -> Tensor:
     """[2, entries]: for two rows, the distance of the logits from the stock module's, as a share of the largest, of all
     entries of all paths."""
-    ids = [token % model.own_vocab_size for token in range(2, 2 + TEXT)]
+    unplaced = None if model.encoder is None else model.encoder.positions.no_position
+    ids = [token % model.own_vocab_size for token in range(2, 3 + TEXT) if token != unplaced][:TEXT]
     text = torch.tensor([ids], device=model.device)
     inputs = (ids[:3], ids[2:])  # of an encoder
     model.cache = StaticCache(len(STARTS), TEXT)

@@ -35,6 +35,11 @@ def refuse_bad_sizes(config: PretrainedConfig, where: str) -> None:
             f"{where}model_type={config.model_type} in its config, whose encoder reads no text: give a model without "
             f"one, or an encoder-decoder of text, {KINDS}"
         )
+    if config.is_encoder_decoder and isinstance(getattr(config, "decoder", None), PretrainedConfig):
+        raise ConfigError(
+            f"{where}model_type={config.model_type} in its config, which has one configuration for the encoder and "
+            f"another for the decoder: give an encoder-decoder with one for both, {KINDS}"
+        )
     text = config if config.is_encoder_decoder else config.get_text_config()
     needed = (*SIZES, "num_attention_heads") if config.is_encoder_decoder else SIZES
     optional = ENCODER_DECODER_SIZES if config.is_encoder_decoder else OPTIONAL_SIZES

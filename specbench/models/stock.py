@@ -6,19 +6,27 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import DynamicCache, EncoderDecoderCache, PreTrainedModel
 from transformers.generation.logits_process import SuppressTokensLogitsProcessor
 
+from specbench.models.decoder_positions import Positions
 from specbench.models.language_model import LanguageModel
 
 
-def stock_logits(model: LanguageModel, text: Tensor, begin: int, encoder_tokens: Sequence[int] | None = None) -> Tensor:
+def stock_logits(
+    model: LanguageModel,
+    text: Tensor,
+    begin: int,
+    encoder_tokens: Sequence[int] | None = None,
+    suppressing: bool = True,
+) -> Tensor:
     """Logits [T - begin, V] that predict the tokens begin .. T - 1 of a text [1, T] after an encoder's input, if there
     is one, from one forward without a cache, with the masks and positions that transformers makes itself and its eager
-    attention."""
+    attention. With `suppressing` tokens that generate() never draws are impossible."""
     module = model.stock_module()
     if encoder_tokens is not None:
-        return _of_encoder_decoder(module, text, begin, encoder_tokens)
+        own = _of_encoder_decoder(module, text, begin, encoder_tokens)
+        return _suppressed(module, text, own) if suppressing else own
     kept = {"logits_to_keep": text.shape[1] - begin} if model.decoder.skips_logits else {}
     with eager_attention(module):
         output = module(input_ids=text[:, :-1], use_cache=False, **kept)
@@ -27,11 +35,24 @@ def stock_logits(model: LanguageModel, text: Tensor, begin: int, encoder_tokens:
 
 
 def _of_encoder_decoder(module: Any, text: Tensor, begin: int, encoder_tokens: Sequence[int]) -> Tensor:
-    """`stock_logits` of a module that reads its input again, without the tokens that generate() never draws."""
+    """`stock_logits` of a module that reads its input again. Where padding has no position, transformers counts the
+    tokens behind it otherwise than generate() does, unless they are read in a forward of their own."""
     read = torch.tensor([list(encoder_tokens)], device=text.device)
+    none = Positions(module.get_decoder()).no_position
+    ends = [place + 1 for place, token in enumerate(text[0, :-1].tolist()) if token == none]
     with eager_attention(module):
-        output = module(input_ids=read, decoder_input_ids=text[:, :-1], use_cache=False)
-    logits: Tensor = output.logits[0, begin - text.shape[1] :]
+        if not ends:
+            found = [module(input_ids=read, decoder_input_ids=text[:, :-1], use_cache=False).logits]
+        else:
+            kept = {"past_key_values": EncoderDecoderCache(DynamicCache(), DynamicCache()), "use_cache": True}
+            kept["encoder_outputs"] = module.get_encoder()(input_ids=read)
+            pieces = (piece for piece in text[:, :-1].tensor_split(ends, 1) if piece.shape[1])
+            found = [module(decoder_input_ids=piece, **kept).logits for piece in pieces]
+    return torch.cat(found, 1)[0, begin - text.shape[1] :]
+
+
+def _suppressed(module: Any, text: Tensor, logits: Tensor) -> Tensor:
+    """Logits [n, V] without the tokens that generate() never draws, by its own processor."""
     options = module.generation_config
     never = [*(options.suppress_tokens or []), *(w[0] for w in options.bad_words_ids or [] if len(w) == 1)]
     return SuppressTokensLogitsProcessor(never, device=str(text.device))(text, logits) if never else logits

@@ -44,14 +44,15 @@ def _search(
 ) -> tuple[list[BeamRound], FoundBeams]:
     """The rounds of one request, and what they found."""
     prompt, model = list(job.tokens), parts.target
-    search = Search(rules, prompt[-1], frozenset(model.stop_tokens), job.limit - len(prompt), model.device)
+    forced = 0 if model.start_tokens is None else len(model.start_tokens) - 1
+    search = Search(rules, prompt[-1], frozenset(model.stop_tokens), job.limit - len(prompt), model.device, forced)
     clock.start()
-    target = _opened(model, prompt, columns)
+    target = _opened(model, job, columns)
     clock.lap(Lap.PREFILL)
     drafter, room = None, 0
     rounds: list[BeamRound] = []
     if policy is not None and isinstance(own := parts.drafter.models[0], LanguageModel):
-        drafter, room = _opened(own, prompt, columns), own.context - len(prompt) - 1
+        drafter, room = _opened(own, job, columns), own.context - len(prompt) - 1
         clock.lap(Lap.DRAFTER_PREFILL)
     while not search.over:
         if rounds:
@@ -68,9 +69,9 @@ def _search(
     return rounds, FoundBeams(tuple(search.finished), search.levels, len(rounds), *tokens, coarse)
 
 
-def _opened(model: LanguageModel, prompt: Sequence[int], columns: int) -> TreeReader:
+def _opened(model: LanguageModel, job: Job, columns: int) -> TreeReader:
     reader = TreeReader(model)
-    reader.open(prompt, columns)
+    reader.open(job.tokens, columns, job.encoder_tokens)
     return reader
 
 

@@ -176,14 +176,14 @@ def read_again(session: Session, record: Record, group: Group) -> None:
 def rescore(session: Session, record: Record, group: Group, rules: BeamRules) -> None:
     """Scores each best hypothesis with the stock module, while tokens may still be read."""
     for result in group.results:
-        prompt, tokens = result.request.tokens, result.speculative.tokens
+        prompt, tokens, read_first = result.request.tokens, result.speculative.tokens, result.request.encoder_tokens
         if session.to_read <= 0:
             record.unread = f"more than verdict_tokens={session.parts.verdict_tokens} tokens"
             return
         try:
-            result.rescored = stock_score(session.parts.target, prompt, tokens, rules)
+            result.rescored = stock_score(session.parts.target, prompt, tokens, rules, read_first)
         except (MemoryError, RuntimeError) as error:
             record.unread, record.unreadable = f"{type(error).__name__}: {first_line(error)}", True
             log.warning("the text of %s is not scored again: %s", result.request.id, record.unread)
             continue
-        session.to_read -= len(prompt) + len(tokens)
+        session.to_read -= len(read_first or ()) + len(prompt) + len(tokens)

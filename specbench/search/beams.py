@@ -66,9 +66,18 @@ class Search:
     """A search: `running` are the nodes at which the running hypotheses end, best first, and `scores` [n] their sums.
     `levels` counts the tokens of each. When it is `over`, `finished` are the w best hypotheses, best first."""
 
-    def __init__(self, rules: BeamRules, last: int, stop_tokens: frozenset[int], limit: int, device: torch.device):
-        """`last` is the prompt's last token, `limit` the most new tokens."""
-        self.rules, self.stop_tokens, self.limit = rules, stop_tokens, limit
+    def __init__(
+        self,
+        rules: BeamRules,
+        last: int,
+        stop_tokens: frozenset[int],
+        limit: int,
+        device: torch.device,
+        forced: int = 0,
+    ):
+        """`last` is the prompt's last token, `limit` the most new tokens. `forced` tokens of the prompt count for the
+        length of a hypothesis, as those that generate() forces do."""
+        self.rules, self.stop_tokens, self.limit, self.forced = rules, stop_tokens, limit, forced
         self.running = [Node(last)]
         self.scores = torch.zeros(1, device=device)
         self.levels, self.over = 0, False
@@ -82,7 +91,7 @@ class Search:
         most = min(max(2, 1 + len(self.stop_tokens)) * w, len(totals))  # w of them at least end at no stop token
         best, places = totals.topk(most)
         self.levels += 1
-        final = (best / self.levels**penalty).tolist()
+        final = (best / (self.levels + self.forced) ** penalty).tolist()
         chosen: list[Chosen] = []
         kept: list[int] = []
         for rank, place in enumerate(places.tolist()):
@@ -107,5 +116,5 @@ class Search:
         would not be better than the worst of them."""
         if len(self.finished) < self.rules.width:
             return False
-        running = float(self.scores[0] / self.levels**self.rules.length_penalty)
+        running = float(self.scores[0] / (self.levels + self.forced) ** self.rules.length_penalty)
         return self.rules.early_stopping or not running > self.finished[-1].score

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from specbench.decoding.token_tree import Tree
+from specbench.models.encoder_decoder import suppress
 from specbench.models.language_model import LanguageModel
 from specbench.search.beams import Node
 
@@ -33,11 +34,12 @@ class TreeReader:
         self.paths: dict[Node, Seen] = {}  # rows of `_sees`, up to the node's own entry: a child's begins with it
         self.tokens = 0  # that were read, the prompt's not counted
 
-    def open(self, prompt: Sequence[int], columns: int) -> None:
-        """Reads a prompt, all but its last token, into an empty cache of so many columns."""
+    def open(self, prompt: Sequence[int], columns: int, encoder_tokens: Sequence[int] | None = None) -> None:
+        """Reads an encoder's input, if there is one, and a prompt, all but its last token, into an empty cache of so
+        many columns."""
         self.model.allocate(1, columns)
         text = torch.tensor([list(prompt)], device=self.model.device)
-        self.model.open_text(text, len(prompt), columns)
+        self.model.open_text(text, len(prompt), columns, encoder_tokens)
         self.begin = len(prompt) - 1
 
     def unread(self, nodes: Iterable[Node]) -> list[Node]:
@@ -52,7 +54,8 @@ class TreeReader:
 
     def read(self, nodes: Sequence[Node]) -> Tensor:
         """Reads nodes, parents before their children, whose earlier nodes are in the cache. Returns log p [N, V] of the
-        token after each of them."""
+        token after each of them; as in generate(), suppressed tokens have none, and the others are not normalised
+        again."""
         first = len(self.columns)
         for node in nodes:
             self.place[node] = len(self.columns)
@@ -62,9 +65,9 @@ class TreeReader:
         depth = torch.tensor([[node.depth - self.trunk for node in nodes]], device=device)
         tree = Tree(depth, torch.from_numpy(self._sees(nodes))[None].to(device))
         tokens = torch.tensor([[node.token for node in nodes]], device=device)
-        logits = self.model.forward(tokens, torch.tensor([start], device=device), visible, tree=tree)
+        logits = self.model.forward(tokens, torch.tensor([start], device=device), visible, tree=tree, suppressing=False)
         self.tokens += len(nodes)
-        return logits[0].float().log_softmax(-1)
+        return suppress(logits[0].float().log_softmax(-1), self.model.suppressed)
 
     def _sees(self, nodes: Sequence[Node]) -> Seen:
         """[N, M]: of the entries behind the trunk, those on the path to each node."""
