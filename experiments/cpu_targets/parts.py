@@ -75,7 +75,7 @@ def measure(name: str) -> None:
     else:
         run([*part.words, f"name={folder.relative_to('outputs')}"], part.module)
         found = {}
-    if (share := others(folder)) > OTHERS:
+    if not name.startswith("programs") and (share := others(folder)) > OTHERS:
         print(f"{name}: other processes used {share:.0%} of the cores: it is measured again the next time", flush=True)
         folder.rename(folder.with_name(f"{name}-disturbed-{int(time.time())}"))
         return
