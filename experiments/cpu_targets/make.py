@@ -154,13 +154,24 @@ def collect(inputs: list[str]) -> Measured:
         measure(name)
     if inputs:
         sys.exit()
-    if missing := [name for name in PARTS if not (FOLDER / name / "seconds.json").is_file()]:
-        raise ConfigError(f"{', '.join(missing)} not measured: run this again when the machine is idle")
+    there = {name for name in PARTS if (FOLDER / name / "seconds.json").is_file()}
+    if missing := [name for name in PARTS if name not in there]:
+        print(f"not measured: {', '.join(missing)}; run this again when the machine is idle")
     cpu = processor()
-    rows = [*rows_of_executors(0), *rows_of_executors(1)]
-    rows += [*rows_of_peers(0, cpu.get("vendor_id", "")), *rows_of_peers(1, cpu.get("vendor_id", ""))]
-    rows += [*rows_of_batch(), row_of_bfloat16(cpu.get("flags", "")), row_of_start()]
-    found = measured(rows, [run.result for part in ("peers_t0", "batch") for run in load_runs(FOLDER / part)])
+    vendor, flags = (cpu.get(key, "") for key in ("vendor_id", "flags"))
+    makers: Mapping[str, Callable[[], list[Row]]] = {
+        "executors_t0": lambda: rows_of_executors(0),
+        "executors_t1": lambda: rows_of_executors(1),
+        "peers_t0": lambda: rows_of_peers(0, vendor),
+        "peers_t1": lambda: rows_of_peers(1, vendor),
+        "batch": rows_of_batch,
+        "bfloat16": lambda: [row_of_bfloat16(flags)],
+        "start": lambda: [row_of_start()],
+    }
+    rows = [made for name, maker in makers.items() if name in there for made in maker()]
+    if not rows:
+        raise ConfigError("nothing is measured yet")
+    found = measured(rows, [run.result for name in makers if name in there for run in load_runs(FOLDER / name)])
     names = ", ".join(f"{key} {cpu[key]}" for key in ("cpu family", "model") if key in cpu)
     return Measured(rows, f"{found.machine} ({names})" if names else found.machine, found.commit)
 

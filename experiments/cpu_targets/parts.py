@@ -15,7 +15,7 @@ START = ("temperature=0", "data.limit=2", "max_new_tokens=8", *SAME)  # as many 
 STARTS = 4  # of each executor, in turn
 BATCH = ("temperature=0", "data.count=160")  # five groups of 32 for eight rows
 SHORT = "max_new_tokens=4"
-OTHERS = 0.05  # of the cores: a part during which other processes used more is measured again
+OTHERS = 0.1  # of the cores: a part during which other processes used more is measured again
 
 
 @dataclass(frozen=True)
@@ -35,12 +35,12 @@ def executors(temperature: int) -> Part:
     """Every executor of this machine in turn, the default with stored programs and without any."""
     also = ("--also", "executor=auto executor.programs=false")
     return Part("specbench.compare", ("executor=auto,compiled,prepacked,eager", *also, f"temperature={temperature}",
-                                      "data.limit=8", *SAME))  # fmt: skip
+                                      "data.limit=6", *SAME))  # fmt: skip
 
 
 def peers(temperature: int) -> Part:
     """The default, generate() and assisted generation in turn."""
-    return Part("specbench", (f"temperature={temperature}", "baseline=transformers", "data.limit=16", *SAME))
+    return Part("specbench", (f"temperature={temperature}", "baseline=transformers", "data.limit=12", *SAME))
 
 
 PARTS = {
