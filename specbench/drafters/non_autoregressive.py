@@ -34,7 +34,11 @@ class ParallelDrafter(Drafter):
     sampling: Sampling
     vocab_size: int  # the target's
     longest: int
-    usual = 0  # the fewest guesses that `logits` is asked for
+
+    @property
+    def usual(self) -> int:
+        """The fewest guesses that `logits` is asked for."""
+        return 0
 
     @abstractmethod
     def logits(self, state: State, steps: int) -> Tensor:
@@ -93,9 +97,14 @@ class NonAutoregressiveDrafter(ParallelDrafter):
         self.model, self.lookahead, self.sampling = model, lookahead, model.sampling
         self.vocab_size, self.context = vocab_size, model.context
         self.longest = lookahead.config.count + 1
-        self.usual = min(gamma, self.longest) if model.executor.fixed_shapes else 0
+        self.gamma = gamma
         self.operations_per_token = model.operations_per_token * self.reads
         self.models = [model]
+
+    @property
+    def usual(self) -> int:
+        """As many as gamma where shapes are fixed, as an executor may do after its warm-up."""
+        return min(self.gamma, self.longest) if self.model.executor.fixed_shapes else 0
 
     @classmethod
     def from_settings(cls, settings: Any, context: Context, target: LanguageModel) -> "NonAutoregressiveDrafter":

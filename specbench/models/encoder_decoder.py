@@ -69,7 +69,8 @@ class Encoder:
     def allocate(self, rows: int, columns: Callable[[int], int], fixed_shapes: bool) -> None:
         """Makes room for the inputs of `rows` rows, and forgets those that were read. `columns` rounds up how many
         columns are stored."""
-        if self._inputs is None or self._inputs.rows != rows or not fixed_shapes:
+        inputs = self._inputs  # an executor that compiles after its warm-up fixes shapes then
+        if inputs is None or inputs.rows != rows or not fixed_shapes or not inputs.fixed_shapes:
             self._inputs = EncoderInputs(rows, columns, fixed_shapes, self.module.device)
         self._inputs.clear()
 
