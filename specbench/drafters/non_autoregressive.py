@@ -35,8 +35,7 @@ class ParallelDrafter(Drafter):
     vocab_size: int  # the target's
     longest: int
 
-    @property
-    def usual(self) -> int:
+    def fewest(self) -> int:
         """The fewest guesses that `logits` is asked for."""
         return 0
 
@@ -53,7 +52,7 @@ class ParallelDrafter(Drafter):
         if max(gamma) == 0:
             return Draft.empty(state.batch_size, state.tokens.device)
         # Near the end of a text the usual number too, so that few shapes are compiled.
-        steps = max(max(gamma), self.usual)
+        steps = max(max(gamma), self.fewest())
         logits = self.logits(state, steps)[:, : max(gamma)]
         tokens, q = self._draw(logits, state.rows, self._seen(state))
         return Draft.chain(tokens, q, counts(tuple(gamma), tokens.device))
@@ -101,8 +100,7 @@ class NonAutoregressiveDrafter(ParallelDrafter):
         self.operations_per_token = model.operations_per_token * self.reads
         self.models = [model]
 
-    @property
-    def usual(self) -> int:
+    def fewest(self) -> int:
         """As many as gamma where shapes are fixed, as an executor may do after its warm-up."""
         return min(self.gamma, self.longest) if self.model.executor.fixed_shapes else 0
 

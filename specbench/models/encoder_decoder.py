@@ -71,8 +71,8 @@ class Encoder:
         columns are stored."""
         inputs = self._inputs  # an executor that compiles after its warm-up fixes shapes then
         if inputs is None or inputs.rows != rows or not fixed_shapes or not inputs.fixed_shapes:
-            self._inputs = EncoderInputs(rows, columns, fixed_shapes, self.module.device)
-        self._inputs.clear()
+            self._inputs = inputs = EncoderInputs(rows, columns, fixed_shapes, self.module.device)
+        inputs.clear()
 
     def read(self, row: int, tokens: Sequence[int]) -> None:
         """Runs the encoder on an input, and stores the keys and values of its outputs for a row. The decoder makes them
