@@ -24,11 +24,12 @@ class Part:
 
     module: str
     words: Sequence[str]
+    timed: bool = True  # else its times are not used
 
 
-def compiling(*words: str) -> Part:
+def compiling(*words: str, timed: bool = False) -> Part:
     """A run that leaves compiled programs on the disk."""
-    return Part("specbench", ("executor=compiled", *words, *SAME))
+    return Part("specbench", ("executor=compiled", *words, *SAME), timed)
 
 
 def executors(temperature: int) -> Part:
@@ -44,10 +45,9 @@ def peers(temperature: int) -> Part:
 
 
 PARTS = {
-    "programs_t0": compiling("temperature=0", "data.limit=16"),
-    "programs_t1": compiling("temperature=1", "data.limit=16"),
+    "programs_t0": compiling("temperature=0", "data.limit=16", timed=True),
+    "programs_t1": compiling("temperature=1", "data.limit=16", timed=True),
     "programs_batch": compiling("batch_size=8", SHORT, *BATCH),
-    "programs_one_row": compiling(SHORT, *BATCH),  # the longest of these prompts needs more columns
     "programs_bfloat16": compiling("temperature=0", "dtype=bfloat16", "data.limit=8"),
     "executors_t0": executors(0),
     "executors_t1": executors(1),
@@ -75,7 +75,7 @@ def measure(name: str) -> None:
     else:
         run([*part.words, f"name={folder.relative_to('outputs')}"], part.module)
         found = {}
-    if not name.startswith("programs") and (share := others(folder)) > OTHERS:
+    if part.timed and (share := others(folder)) > OTHERS:
         print(f"{name}: other processes used {share:.0%} of the cores: it is measured again the next time", flush=True)
         folder.rename(folder.with_name(f"{name}-disturbed-{int(time.time())}"))
         return
