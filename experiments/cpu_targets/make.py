@@ -3,7 +3,7 @@
 python experiments/cpu_targets/make.py
 
 measures what is not there yet (some 20 minutes in all, kept in outputs/cpu_targets) and writes the table. With names of
-parts it measures these alone, in at most three minutes each:
+parts it measures these alone, in at most three minutes each, and with the word `table` nothing:
 
     python experiments/cpu_targets/make.py programs_t0 programs_t1
 """
@@ -90,7 +90,7 @@ def output_of(run: StoredRun) -> dict[str, Any]:
 
 
 def rows_of_peers(temperature: int, vendor: str) -> list[Row]:
-    """The default beside transformers, and the terms of its cost."""
+    """The default beside transformers."""
     part = f"peers_t{temperature}"
     [run] = load_runs(FOLDER / part)
     result, intel = run.result, vendor == "GenuineIntel"
@@ -99,6 +99,14 @@ def rows_of_peers(temperature: int, vendor: str) -> list[Row]:
     for peer, target in zip(("generate", "assisted"), wanted, strict=True):
         found = result["speedup_over"][peer]
         rows.append(row(f"over {peer}, T={temperature}", found["measured"], found["ci95"], ">=", target, part))
+    return rows
+
+
+def rows_of_cost(temperature: int) -> list[Row]:
+    """The terms of a round's cost with compiled programs, and the one-token step beside the memory's roof."""
+    part, rows = f"programs_t{temperature}", []
+    [run] = load_runs(FOLDER / part)
+    result = run.result
     for name, target in (("v", 1.15), ("c", 0.10), ("o", 0.06)):
         cost = result["cost"]
         rows.append(row(f"{name} at gamma 4, T={temperature}", cost[name], cost["ci95"][name], "<=", target, part))
@@ -148,19 +156,33 @@ def processor() -> dict[str, str]:
 
 def collect(inputs: list[str]) -> Measured:
     """Measures what is missing, and makes the rows."""
-    if unknown := [name for name in inputs if name not in PARTS]:
+    if unknown := [name for name in inputs if name not in (*PARTS, "table")]:
         raise ConfigError(f"{unknown[0]} is no part: choose among {', '.join(PARTS)}")
     for name in inputs or PARTS:
-        measure(name)
-    if inputs:
+        if name in PARTS:
+            measure(name)
+    if inputs and "table" not in inputs:
         sys.exit()
-    if missing := [name for name in PARTS if not (FOLDER / name / "seconds.json").is_file()]:
-        raise ConfigError(f"{', '.join(missing)} not measured: run this again when the machine is idle")
+    there = {name for name in PARTS if (FOLDER / name / "seconds.json").is_file()}
+    if missing := [name for name in PARTS if name not in there]:
+        print(f"not measured: {', '.join(missing)}; run this again when the machine is idle")
     cpu = processor()
-    rows = [*rows_of_executors(0), *rows_of_executors(1)]
-    rows += [*rows_of_peers(0, cpu.get("vendor_id", "")), *rows_of_peers(1, cpu.get("vendor_id", ""))]
-    rows += [*rows_of_batch(), row_of_bfloat16(cpu.get("flags", "")), row_of_start()]
-    found = measured(rows, [run.result for part in ("peers_t0", "batch") for run in load_runs(FOLDER / part)])
+    vendor, flags = (cpu.get(key, "") for key in ("vendor_id", "flags"))
+    makers: Mapping[str, Callable[[], list[Row]]] = {
+        "programs_t0": lambda: rows_of_cost(0),
+        "programs_t1": lambda: rows_of_cost(1),
+        "executors_t0": lambda: rows_of_executors(0),
+        "executors_t1": lambda: rows_of_executors(1),
+        "peers_t0": lambda: rows_of_peers(0, vendor),
+        "peers_t1": lambda: rows_of_peers(1, vendor),
+        "batch": rows_of_batch,
+        "bfloat16": lambda: [row_of_bfloat16(flags)],
+        "start": lambda: [row_of_start()],
+    }
+    rows = [made for name, maker in makers.items() if name in there for made in maker()]
+    if not rows:
+        raise ConfigError("nothing is measured yet")
+    found = measured(rows, [run.result for name in makers if name in there for run in load_runs(FOLDER / name)])
     names = ", ".join(f"{key} {cpu[key]}" for key in ("cpu family", "model") if key in cpu)
     return Measured(rows, f"{found.machine} ({names})" if names else found.machine, found.commit)
 

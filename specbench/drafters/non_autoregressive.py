@@ -34,7 +34,10 @@ class ParallelDrafter(Drafter):
     sampling: Sampling
     vocab_size: int  # the target's
     longest: int
-    usual = 0  # the fewest guesses that `logits` is asked for
+
+    def fewest(self) -> int:
+        """The fewest guesses that `logits` is asked for."""
+        return 0
 
     @abstractmethod
     def logits(self, state: State, steps: int) -> Tensor:
@@ -49,7 +52,7 @@ class ParallelDrafter(Drafter):
         if max(gamma) == 0:
             return Draft.empty(state.batch_size, state.tokens.device)
         # Near the end of a text the usual number too, so that few shapes are compiled.
-        steps = max(max(gamma), self.usual)
+        steps = max(max(gamma), self.fewest())
         logits = self.logits(state, steps)[:, : max(gamma)]
         tokens, q = self._draw(logits, state.rows, self._seen(state))
         return Draft.chain(tokens, q, counts(tuple(gamma), tokens.device))
@@ -93,9 +96,13 @@ class NonAutoregressiveDrafter(ParallelDrafter):
         self.model, self.lookahead, self.sampling = model, lookahead, model.sampling
         self.vocab_size, self.context = vocab_size, model.context
         self.longest = lookahead.config.count + 1
-        self.usual = min(gamma, self.longest) if model.executor.fixed_shapes else 0
+        self.gamma = gamma
         self.operations_per_token = model.operations_per_token * self.reads
         self.models = [model]
+
+    def fewest(self) -> int:
+        """As many as gamma where shapes are fixed, as an executor may do after its warm-up."""
+        return min(self.gamma, self.longest) if self.model.executor.fixed_shapes else 0
 
     @classmethod
     def from_settings(cls, settings: Any, context: Context, target: LanguageModel) -> "NonAutoregressiveDrafter":

@@ -24,6 +24,17 @@ class COLUMNS:
     """Stands for a number of columns in a description."""
 
 
+class STRUCTURE:
+    """The sort of dataclasses."""
+
+
+class CONSTANT:
+    """The sort of all other values."""
+
+
+SORTS: dict[type, type] = {}  # by type of a value: TENSOR, COLUMNS, tuple, STRUCTURE or CONSTANT
+
+
 def flatten(value: Any) -> tuple[Any, list[Any]]:
     """A hashable description of `value` (tensors, tuples, dataclasses, constants), and in order the tensors in it, of
     any shape, and its numbers of columns."""
@@ -37,17 +48,31 @@ def rebuild(spec: Any, tensors: Sequence[Tensor]) -> Any:
 
 
 def _describe(value: Any, tensors: list[Any]) -> Any:
-    if isinstance(value, Tensor):
+    kind = type(value)
+    sort = SORTS.get(kind) or _sort_of(kind)
+    if sort is CONSTANT:
+        return (None, value)
+    if sort is TENSOR or sort is COLUMNS:
         tensors.append(value)
-        return TENSOR
-    if isinstance(value, Columns):
-        tensors.append(value)
-        return COLUMNS
-    if type(value) is tuple:
-        return (tuple, tuple([_describe(entry, tensors) for entry in value]))
-    if dataclasses.is_dataclass(value):
-        return (type(value), tuple([_describe(entry, tensors) for entry in value.__dict__.values()]))
-    return (None, value)
+        return sort
+    entries = value if sort is tuple else value.__dict__.values()
+    return (kind, tuple([_describe(entry, tensors) for entry in entries]))
+
+
+def _sort_of(kind: type) -> type:
+    """What values of a type are to `flatten`; it is asked once for each type, since every call of a program flattens
+    its arguments."""
+    sort: type = CONSTANT
+    if issubclass(kind, Tensor):
+        sort = TENSOR
+    elif issubclass(kind, Columns):
+        sort = COLUMNS
+    elif kind is tuple:
+        sort = tuple
+    elif dataclasses.is_dataclass(kind):
+        sort = STRUCTURE
+    SORTS[kind] = sort
+    return sort
 
 
 def _rebuild(spec: Any, tensors: Any) -> Any:

@@ -69,9 +69,10 @@ class Encoder:
     def allocate(self, rows: int, columns: Callable[[int], int], fixed_shapes: bool) -> None:
         """Makes room for the inputs of `rows` rows, and forgets those that were read. `columns` rounds up how many
         columns are stored."""
-        if self._inputs is None or self._inputs.rows != rows or not fixed_shapes:
-            self._inputs = EncoderInputs(rows, columns, fixed_shapes, self.module.device)
-        self._inputs.clear()
+        inputs = self._inputs  # an executor that compiles after its warm-up fixes shapes then
+        if inputs is None or inputs.rows != rows or not fixed_shapes or not inputs.fixed_shapes:
+            self._inputs = inputs = EncoderInputs(rows, columns, fixed_shapes, self.module.device)
+        inputs.clear()
 
     def read(self, row: int, tokens: Sequence[int]) -> None:
         """Runs the encoder on an input, and stores the keys and values of its outputs for a row. The decoder makes them
