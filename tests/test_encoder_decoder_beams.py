@@ -88,24 +88,25 @@ def test_the_beams_and_scores_are_those_of_transformers(kind, cache, monkeypatch
     """BART's text has a forced second token, which counts for the length, and tokens that are never drawn, whose share
     nobody gets."""
     monkeypatch.setattr(tree_reader, "MOST_UNUSED", 5)
-    module, other = pair(kind, 0.05 if kind == "t5" else 0.5)
+    (module, other), (_, unlike) = pair(kind), pair(kind, 0.5)
     if kind == "bart":
-        for m in (module, other):
+        for m in (module, other, unlike):
             m.generation_config.forced_bos_token_id = 4
         first = greedy_text(module, INPUTS[0])
-        for m in (module, other):
+        for m in (module, other, unlike):
             m.generation_config.suppress_tokens, m.generation_config.bad_words_ids = [first[2]], [[first[3]]]
     lengths, tested = set(), [0, 0]
     for read, penalty, early in zip(INPUTS, (0.0, 1.0, 2.0), (True, False, False), strict=True):
         rules = BeamRules(4, 8, penalty, early)
         stops = stops_on_the_way(module, read)
         wanted = of_transformers(module, read, rules, stops)
-        target, drafter = (adapted(m, stops, cache) for m in (module, other))
+        target, *drafters = (adapted(m, stops, cache) for m in (module, other, unlike))
         assert_equal(searched(rules, read, stops, target)[0], wanted)
-        found, *counts = searched(rules, read, stops, target, drafter)
-        assert_equal(found, wanted)
+        for drafter in drafters:
+            found, *counts = searched(rules, read, stops, target, drafter)
+            assert_equal(found, wanted)
+            tested = [have + more for have, more in zip(tested, counts, strict=True)]
         lengths |= {len(hypothesis.tokens) for hypothesis in found}
-        tested = [have + more for have, more in zip(tested, counts, strict=True)]
         again = stock_score(target, target.start_tokens, found[0].tokens, rules, read)
         assert again.score == pytest.approx(found[0].score, abs=again.tolerance)
     assert len(lengths) > 1 and min(tested) > 0

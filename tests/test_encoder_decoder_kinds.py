@@ -15,6 +15,7 @@ from specbench.executors.eager import EagerExecutor
 from specbench.models.encoder_decoder import refuse_decoder
 from specbench.models.language_model import LanguageModel
 from specbench.models.likeness import reads_trees
+from specbench.models.soundness import refuse_not_causal
 from specbench.models.stock import stock_logits
 from specbench.paths import SHIPPED
 from specbench.run.run import run
@@ -60,6 +61,15 @@ def loaded(kind: str, seed: int) -> LanguageModel:
     return behind_the_adapter(module_of(kind, seed))
 
 
+def skip_if_refused(kind: str) -> None:
+    """Older releases of transformers have a UMT5 that is not causal."""
+    try:
+        refuse_not_causal(loaded(kind, 0).module, kind, torch.float32)
+    except ConfigError as refused:
+        assert kind == "umt5"
+        pytest.skip(str(refused))
+
+
 def with_cache(kind: str, name: str, temperature: float, seeds=(0, 1)) -> list[LanguageModel]:
     sampling = Sampling(temperature=temperature)
     return [loaded(kind, seed).shared(sampling, CACHES[name], EagerExecutor()) for seed in seeds]
@@ -67,6 +77,7 @@ def with_cache(kind: str, name: str, temperature: float, seeds=(0, 1)) -> list[L
 
 @pytest.mark.parametrize("kind", [k if k in FEW else pytest.param(k, marks=pytest.mark.slow) for k in RUNS])
 def test_tokens_are_those_of_generate(kind):
+    skip_if_refused(kind)
     assert reads_trees(loaded(kind, 0), kind)
     expected = [generated_by(loaded(kind, 0).module, read, NEW - i) for i, read in enumerate(INPUTS)]
     assert len({tuple(text) for text in expected}) == 3
@@ -76,6 +87,7 @@ def test_tokens_are_those_of_generate(kind):
 
 @pytest.mark.parametrize("kind", [k if k == "m2m_100" else pytest.param(k, marks=pytest.mark.slow) for k in RUNS])
 def test_a_batch_is_its_singles_and_a_model_accepts_its_own_guesses(kind):
+    skip_if_refused(kind)
     target, own = with_cache(kind, "static", 1, seeds=(0, 0))
     singles = decoded_by([target, own], "model", 1)
     assert decoded_by([target, own], "model", 3) == singles
@@ -91,6 +103,7 @@ def test_a_batch_is_its_singles_and_a_model_accepts_its_own_guesses(kind):
 
 @pytest.mark.parametrize("kind", [k if k == "m2m_100" else pytest.param(k, marks=pytest.mark.slow) for k in RUNS])
 def test_a_checkpoint_of_every_kind_runs(kind, tmp_path):
+    skip_if_refused(kind)
     module_of(kind, vocab_size=4160).save_pretrained(tmp_path / "model")
     tokenizer_into(tmp_path / "model")
     same = [f"{role}{value}" for role in ("target", "drafter") for value in ("=model", f".path={tmp_path / 'model'}")]

@@ -144,9 +144,9 @@ def test_other_products_keep_the_tokens(kind):
         assert decode(kind, sampling, "model", executor="half") == decode(kind, sampling, "model")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "drafts", "cache_name"), [
-    ("t5", None, "static"), *(pytest.param(*way, marks=pytest.mark.slow) for way in
-                              (("t5", "model", "paged"), ("bart", None, "paged"), ("bart", "tree_best", "static")))
+    ("t5", None, "static"), ("t5", "model", "paged"), ("bart", None, "paged"), ("bart", "tree_best", "static"),
 ])  # fmt: skip
 def test_traced_programs_keep_the_tokens(kind, drafts, cache_name, monkeypatch):
     """Everything of `executor=compiled` but the compiler: a program is the traced graph."""
