@@ -4,11 +4,13 @@ import json
 import os
 
 import pytest
+import torch
 from conftest import parts_of
 from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
 import specbench.executors.compiled
-from specbench.executors.arguments import Columns, flatten
+from specbench.decoding.draft import Draft
+from specbench.executors.arguments import COLUMNS, TENSOR, Columns, flatten, rebuild
 from specbench.executors.compiled import CompiledExecutor
 from specbench.executors.programs import Programs
 from specbench.run.cohort import Cohort
@@ -116,3 +118,17 @@ def test_every_shape_is_met_before_anything_is_timed(overrides, growing_texts, m
     assert result.counts.failed == 0 and executor.keys
     assert len(executor.visible) > 1  # a program serves any number of columns
     assert not executor.late, executor.late[:3]
+
+
+def test_arguments_are_told_apart_by_their_constants_and_rebuilt():
+    draft, weight, one = Draft.chain(torch.zeros(1, 4).long(), None, torch.tensor([4])), torch.ones(2), torch.ones(1)
+
+    def described(columns, constant):
+        return flatten((draft, torch.nn.Parameter(weight), Columns(columns), constant, (1, (one,)), Draft))
+
+    spec, tensors = described(5, 3)
+    assert len(tensors) == 5 and (spec[1][1], spec[1][2]) == (TENSOR, COLUMNS)
+    assert hash(spec) == hash(described(6, 3)[0]) and spec == described(6, 3)[0] and spec != described(5, 4)[0]
+    rebuilt = rebuild(spec, [t.tensor() if isinstance(t, Columns) else t for t in tensors])
+    assert rebuilt[0].tokens is draft.tokens and rebuilt[0].levels == draft.levels
+    assert rebuilt[2:4] == (5, 3) and rebuilt[4][1][0] is one and rebuilt[5] is Draft

@@ -1,7 +1,7 @@
 """Where a round's time goes on this CPU: kernels, the bytes of weights that they read, and what is outside of them.
 
-python experiments/cpu_targets/kernels.py
-python experiments/cpu_targets/kernels.py batch_size=8 data.count=32
+python experiments/cpu_targets/round_profile.py
+python experiments/cpu_targets/round_profile.py batch_size=8 data.count=32
 
 Decodes some prompts plainly and speculatively with torch's profiler, after a pass without it, and prints a table.
 """
@@ -75,8 +75,9 @@ def kernels_of(events: Sequence[Any], name: str) -> tuple[int, Counter[str], Cou
             child = waiting.pop()
             if child.name.startswith("span "):
                 continue
-            seconds[child.name] += child.self_cpu_time_total
-            calls[child.name] += 1
+            kernel = "fused loops of the program" if child.name.startswith("## Call") else child.name
+            seconds[kernel] += child.self_cpu_time_total
+            calls[kernel] += 1
             waiting += child.cpu_children
     return spans, seconds, calls, outside
 
@@ -98,9 +99,9 @@ def lines(parts: Parts, way: str, timed: Sequence[Decoded], events: Sequence[Any
             if taken / spans < LEAST * profiled:
                 small += taken
                 continue
-            found.append(f"{head} `{kernel}` | {calls[kernel] / spans:.0f} | {taken / spans:.0f} |")
+            found.append(f"{head} {kernel} | {calls[kernel] / spans:.0f} | {taken / spans:.0f} |")
         found.append(f"{head} other kernels | | {small / spans:.0f} |")
-        found.append(f"{head} outside kernels: fused loops, calls, Python | | {outside / spans:.0f} |")
+        found.append(f"{head} outside kernels: calls and Python | | {outside / spans:.0f} |")
     return found
 
 
