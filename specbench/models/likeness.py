@@ -70,19 +70,19 @@ def _errors(model: LanguageModel, tree: Tree | None, paths: Sequence[Sequence[in
     found = model.forward(text[:, : len(PARENT) + 1].expand(2, -1), first, TEXT, tree=tree).float()  # [2, entries, V]
     errors = []
     for row, start in enumerate(STARTS):
-        for path in paths:
-            alone = torch.tensor([[*ids[:start], *(ids[entry] for entry in path)]], device=model.device)
-            stock = _stock(model, alone, inputs[row])[start:].float()  # [path, V]
-            ours = found[row, list(path), : stock.shape[-1]]
-            distance = torch.where(ours.isfinite(), (ours - stock).abs(), 0 if model.encoder else torch.inf)
-            errors.append(distance.amax(-1) / stock.abs().max())
+        alone = torch.tensor([[*ids[:start], *(ids[entry] for entry in path)] for path in paths], device=model.device)
+        stock = _stock(model, alone, inputs[row])[:, start:].float()  # [paths, entries, V]
+        ours = found[row, torch.tensor(paths, device=model.device), : stock.shape[-1]]
+        distance = torch.where(ours.isfinite(), (ours - stock).abs(), 0 if model.encoder else torch.inf)
+        errors.append((distance.amax(-1) / stock.abs().max()).flatten())
     return torch.cat(errors).view(len(STARTS), -1)
 
 
 def _stock(model: LanguageModel, text: Tensor, read: Sequence[int]) -> Tensor:
-    """Logits [T, V] of a text [1, T], after an encoder's input if there is an encoder, without a cache."""
+    """Logits [n, T, V] of texts [n, T], each after an encoder's input if there is an encoder, without a cache."""
     words = {"input_ids": text}
     if model.encoder is not None:  # tokens that generate() never draws have finite logits here
-        words = {"input_ids": torch.tensor([list(read)], device=model.device), "decoder_input_ids": text}
-    found: Tensor = model.module(**words, use_cache=False).logits[0]
+        inputs = torch.tensor([list(read)], device=model.device).expand(len(text), -1)
+        words = {"input_ids": inputs, "decoder_input_ids": text}
+    found: Tensor = model.module(**words, use_cache=False).logits
     return found
