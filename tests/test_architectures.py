@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from architectures import spread, tiny_config, write
+from architectures import LISTED, spread, tiny_config, write
+from architectures_page import is_of_this_release, row_of_model, row_of_refusal, rows
 from conftest import CACHES, VERIFIERS, another, make_drafter, parts_of, spare_of, verifier_of
 from transformers import GenerationConfig
 
@@ -22,6 +23,7 @@ from specbench.gamma_policies.fixed import FixedGamma
 from specbench.models import pretrained
 from specbench.models.likeness import reads_trees
 from specbench.models.pretrained import PretrainedModel, footprint, load_tokenizer
+from specbench.settings import ConfigError
 
 PROMPTS = ([5, 9, 33, 17, 8], [40, 12, 7, 3, 44, 52, 6, 29], [11, 20, 31])
 NEW, GAMMA = 8, 3
