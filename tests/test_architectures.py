@@ -39,7 +39,7 @@ def _one_tokenizer():
 
 @cache
 def tokenizer():
-    return load_tokenizer(PretrainedModel.Settings(path="shipped:target", weights="pretrained"), "target")
+    return load_tokenizer(PretrainedModel.Settings("shipped:target", None, "pretrained", "never"), "target")
 
 
 def loaded(model_type: str, **more) -> PretrainedModel:

@@ -71,6 +71,8 @@ def build(checked: Checked, announce: Callable[[str], None] = log.info, targets:
     drafter = _make(checked, "drafter", context, target)
     refuse_unfit(target, drafter, policy.largest)
     refuse_few_tokens(target, checked.root.beams)
+    if not target.trees and chosen["decoding"].name == "beam":
+        raise ConfigError(f"decoding=beam is not possible with target.path={target.name}, which cannot read trees")
     first_model = drafter.models[0] if drafter.models else None
     return Parts(
         name=root.name,

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from specbench.cache.static import StaticCache
 from specbench.decoding.state import Job
 from specbench.decoding.token_tree import Tree, static_tree
 from specbench.models.language_model import LanguageModel
@@ -26,7 +25,7 @@ PLACED, PLACED_16_BIT = 1e-3, 0.1  # of the largest logit: what rounding may exp
 @torch.inference_mode()
 def reads_trees(model: LanguageModel, key: str) -> bool:
     """Whether trees behind two rows of unequal lengths have the logits that their paths have in the module as
-    transformers calls it. Raises ConfigError if chains have not. `model` has no cache, and runs eagerly."""
+    transformers calls it. Raises ConfigError if chains have not. `model` has static caches, and runs eagerly."""
     reason = _difference(model, None, CHAIN)
     if reason is not None:
         kind = "encoder-decoder" if model.encoder else "model"
@@ -59,10 +58,7 @@ def _errors(model: LanguageModel, tree: Tree | None, paths: Sequence[Sequence[in
     ids = [token % model.own_vocab_size for token in range(2, 2 + TEXT)]
     text = torch.tensor([ids], device=model.device)
     inputs = (ids[:3], ids[2:])  # of an encoder
-    model.cache = StaticCache(len(STARTS), TEXT)
-    model.cached = [0] * len(STARTS)
-    if model.encoder is not None:
-        model.encoder.allocate(len(STARTS), lambda columns: columns, False)
+    model.allocate(len(STARTS), TEXT)
     for row, start in enumerate(STARTS):
         model.encode(row, Job([], 0, 0, inputs[row]))
         model.read_row(text, row, 0, start)
