@@ -104,9 +104,7 @@ def test_rows_that_are_not_moved_make_another_drafter(unpadded, tmp_path):
 
 @pytest.mark.parametrize("kind", ["model", "tree"])
 def test_a_drafter_with_fewer_tokens_leaves_the_text_as_it_is(kind, unpadded, smaller, tmp_path):
-    built = parts(
-        unpadded, smaller, "drafter.vocabulary=intersection", "temperature=0", "batch_size=2", f"drafter={kind}"
-    )
+    built = parts(unpadded, smaller, "drafter.vocabulary=intersection", "temperature=0", "batch_size=2", kind=kind)
     found = built.drafter.models[0]
     assert found.shared_tokens == len(found.tokenizer.get_vocab()) < TOKENS
     result, _ = run(built, tmp_path)
