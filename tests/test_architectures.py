@@ -171,6 +171,13 @@ def test_a_model_that_is_called_otherwise_is_refused(model_type, more, spoil):
         reads_trees(model, model_type)
 
 
+def test_executors_that_trace_are_refused_where_positions_are_no_arguments(tmp_path):
+    folder = write(tiny_config("bloom"), tmp_path / "bloom")
+    with pytest.raises(ConfigError, match="is not possible with this executor: its positions"):
+        parts_of("target=model", f"target.path={folder}", "target.weights=random", "drafter=ngram",
+                 "executor=compiled")  # fmt: skip
+
+
 def test_a_tree_is_refused_for_a_model_of_chains(tmp_path):
     """MPT's ALiBi bias is one for all rows."""
     folder = write(tiny_config("mpt"), tmp_path / "mpt")
