@@ -115,7 +115,7 @@ BROKEN = {
     "an unknown kind of rope": (config(rope_parameters={"rope_type": "nope", "rope_theta": 1e4}), "nope"),
     "an encoder of sounds": (content("config.json", '{"model_type": "whisper"}'), "reads no text"),
     "no language model": (content("config.json", '{"model_type": "vit"}'), "vocab_size=None in its config"),
-    "Mamba": (content("config.json", '{"model_type": "mamba"}'), "num_attention_heads=None"),
+    "Mamba": (content("config.json", '{"model_type": "mamba"}'), "rolled back"),
     "a package that is not here": (config(quantization_config={"quant_method": "hqq"}), "could not be loaded"),
     "an unknown quantization": (config(quantization_config={"quant_method": "nope"}), "nope"),
     "code of its own": (config(model_type="own", auto_map={"AutoConfig": "own.C"}), ".trust_remote_code=true"),

@@ -180,11 +180,13 @@ def new_tokens(state: State) -> np.ndarray:
 
 def decode(tables, number_text, kind="model", cache="static", verifier=SpeculativeVerifier, gamma=3, lenience=1.0,
            prepare=lambda state: state, drafter_table=None, policy=None, spoil=lambda draft: draft,
-           trials=TRIALS, sampling=SAMPLING, own=None):  # fmt: skip
-    """What every trial wrote, [trials, NEW_TOKENS]. `own` is the drafter's sampling, if it is not the target's."""
+           trials=TRIALS, sampling=SAMPLING, own=None, vocabulary=None):  # fmt: skip
+    """What every trial wrote, [trials, NEW_TOKENS]. `own` is the drafter's sampling and `vocabulary` how it reads and
+    writes the target's tokens, if they are not the target's."""
     target = tabular_model(tables.target, sampling, cache)
     table = tables.adversarial if drafter_table is None else drafter_table
     helper = tabular_model(table, own or sampling, cache, vocab_size=V)
+    helper.vocabulary = vocabulary or helper.vocabulary
     drafter = make_drafter(kind, target, number_text, helper)
     propose = drafter.propose
     drafter.propose = lambda state, gamma: spoil(propose(state, gamma))

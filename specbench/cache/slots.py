@@ -31,6 +31,7 @@ class SlotCache(Component, Cache):
         self.slots = torch.empty(0)  # [b, N], columns of the tokens being forwarded
         self.visible = 0  # columns that attention reads
         self.row: int | None = None  # the only row being forwarded, or None for the first b
+        self.numbers: dict[Any, int] = {}  # of the parts of the model that store something
         self.in_blocks = False  # whether `update` returns blocks of columns instead of the visible ones
 
     @classmethod
@@ -57,11 +58,23 @@ class SlotCache(Component, Cache):
         """Stores a layer's new keys [b, heads, N, head size] and values [b, heads, N, head size]; returns all visible
         keys [b, heads, visible, head size] and values [b, heads, visible, head size] or, `in_blocks`, all that there
         are in the layer, [blocks, heads, block size, head size]."""
-        keys, values = self.stored(layer_idx, key_states, value_states)
+        keys, values = self.stored(self._number(layer_idx), key_states, value_states)
         self.write(keys, key_states)
         self.write(values, value_states)
         read = self.blocks_of if self.in_blocks else self.read
         return read(keys), read(values)
+
+    def update_indexer(self, key_states: Tensor, layer_idx: int) -> Tensor:
+        """Stores the new keys [b, N, head size] with which a layer of sparse attention chooses its columns (DeepSeek's
+        indexer); returns all visible ones [b, visible, head size]."""
+        new = key_states[:, None]  # of one head, and without values
+        keys, _ = self.stored(self._number(("indexer", layer_idx)), new, new[..., :0])
+        self.write(keys, new)
+        return self.read(keys)[:, 0]
+
+    def _number(self, part: Any) -> int:
+        """Where the tensors of a part of the model are stored: parts are numbered in the order of their first calls."""
+        return self.numbers.setdefault(part, len(self.numbers))
 
     @abstractmethod
     def stored(self, layer_idx: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:

@@ -72,6 +72,8 @@ def build(checked: Checked, announce: Callable[[str], None] = log.info, targets:
     drafter = _make(checked, "drafter", context, target)
     refuse_unfit(target, drafter, policy.largest)
     refuse_few_tokens(target, checked.root.beams)
+    if not target.trees and chosen["decoding"].name == "beam":
+        raise ConfigError(f"decoding=beam is not possible with target.path={target.name}, which cannot read trees")
     first_model = drafter.models[0] if drafter.models else None
     decoding = _make(checked, "decoding")
     return Parts(
@@ -267,6 +269,12 @@ def notes(target: Model, drafter: Drafter, verifier: Verifier, rules: BeamRules 
                 f"the {role}'s generation_config asks for {', '.join(asked)}, which is not applied: "
                 "p is the model's own"
             )
+    for model in drafter.models:
+        if model.shared_tokens is not None:
+            found.append(
+                f"{model.name} has {model.shared_tokens:,} of the target's {target.vocab_size:,} tokens, and guesses "
+                "no others (drafter.vocabulary=intersection): alpha is at most p's share of them"
+            )
     if target.quantization is not None:
         found.append(f"the target has weights in {target.quantization}: its law is not that of {target.name} in full")
     return found + ([verifier.note] if verifier.note else [])
@@ -275,12 +283,19 @@ def notes(target: Model, drafter: Drafter, verifier: Verifier, rules: BeamRules 
 def refuse_unfit(target: Model, drafter: Drafter, largest: int) -> None:
     """Checks that need the loaded models. Raises ConfigError."""
     for model in drafter.models:
-        refuse_different_tokenizers(target, model)
+        if model.shared_tokens is None:
+            refuse_different_tokenizers(target, model)
         if model.start_tokens is not None and model.start_tokens != target.start_tokens:
             raise ConfigError(
                 f"target.path={target.name} and drafter.path={model.name} begin a text with different tokens "
                 f"({target.start_tokens} and {model.start_tokens}, of decoder_start_token_id and forced_bos_token_id): "
                 "they must be the same"
+            )
+    for model in (target, *drafter.models) if drafter.trees else ():
+        if not model.trees:
+            raise ConfigError(
+                f"drafter trees are not possible with {model.name}: the masks or positions of its layers are those of "
+                "chains, so choose drafter=model, ngram or prompt_lookup"
             )
     if drafter.longest is not None and largest > drafter.longest:
         raise ConfigError(
@@ -301,5 +316,6 @@ def refuse_different_tokenizers(target: Model, drafter: Model) -> None:
         differing = sum(1 for token, index in ours.items() if theirs.get(token) != index)
         raise ConfigError(
             f"target.path={target.name} and drafter.path={drafter.name} have different tokenizers "
-            f"({len(theirs)} and {len(ours)} tokens, {differing} of the drafter's differ): they must share one"
+            f"({len(theirs)} and {len(ours)} tokens, {differing} of the drafter's differ): they must share one, or "
+            "drafter.vocabulary=intersection lets drafter=model or tree guess the tokens that both have"
         )

@@ -106,6 +106,11 @@ class Model(Component, ABC):
         """The longest input of its encoder, in tokens; 0 without one."""
         return 0
 
+    @property
+    def shared_tokens(self) -> int | None:
+        """How many of the target's tokens a drafter's model has, if its tokenizer is another one; else None."""
+        return None
+
     @abstractmethod
     def allocate(self, rows: int, columns: int) -> None:
         """Makes an empty cache of at least `columns` positions for each of `rows` rows."""

@@ -19,6 +19,8 @@ from specbench.devices import counts
 from specbench.drafters.own_sampling import OwnSampling
 from specbench.models.language_model import LanguageModel
 from specbench.models.pretrained import PretrainedModel
+from specbench.models.vocabulary import intersection
+from specbench.settings import ConfigError, setting
 
 # A function that makes one step, and the arguments of the first one: see `ModelDrafter._first_step`.
 FirstStep = tuple[Callable[..., Any], Tensor, Tensor, Tensor, Tensor | None]
@@ -29,9 +31,36 @@ class ModelSettings(PretrainedModel.Settings, OwnSampling):
     """A checkpoint, and how its logits become q."""
 
 
-def load_drafter(settings: ModelSettings, context: Context, target: LanguageModel) -> PretrainedModel:
+@dataclass
+class VocabularySettings(ModelSettings):
+    """As `ModelSettings`, of a drafter whose tokenizer may differ from the target's."""
+
+    vocabulary: str = setting(choices=("same", "intersection"), default="same")
+
+
+def load_drafter(
+    settings: ModelSettings, context: Context, target: LanguageModel, vocabulary: str = "same"
+) -> PretrainedModel:
     """Loads the checkpoint, with the drafter's own sampling and the target's V. Raises ConfigError."""
-    return PretrainedModel(settings, settings.own(context), role="drafter", vocab_size=target.vocab_size)
+    model = PretrainedModel(settings, settings.own(context), role="drafter", vocab_size=target.vocab_size)
+    if vocabulary == "intersection" and model.tokenizer.get_vocab() != target.tokenizer.get_vocab():
+        share_tokens(target, model)
+    return model
+
+
+def share_tokens(target: LanguageModel, model: LanguageModel) -> None:
+    """Restricts a drafter's model to the tokens that it shares with the target. Raises ConfigError if they share none,
+    or the model has an encoder."""
+    why = "an encoder reads the target's tokens as they are" if model.encoder is not None else None
+    found = intersection(target.tokenizer, model.tokenizer, target.vocab_size, model.own_vocab_size, model.device)
+    if why is None and not found.shared:
+        why = "the tokenizers have no token in common"
+    if why is not None:
+        raise ConfigError(
+            f"drafter.vocabulary=intersection is not possible with target.path={target.name} and drafter.path="
+            f"{model.name}: {why}"
+        )
+    model.vocabulary = found
 
 
 class ModelDrafter(Drafter):
@@ -42,7 +71,7 @@ class ModelDrafter(Drafter):
     than these two are read first.
     """
 
-    Settings = ModelSettings
+    Settings = VocabularySettings
     searches = True
     ends_early = True
     on_device = True
@@ -57,7 +86,7 @@ class ModelDrafter(Drafter):
 
     @classmethod
     def from_settings(cls, settings: Any, context: Context, target: LanguageModel) -> "ModelDrafter":
-        return cls(load_drafter(settings, context, target), target.vocab_size, context.gamma)
+        return cls(load_drafter(settings, context, target, settings.vocabulary), target.vocab_size, context.gamma)
 
     def begin(self, state: State, stop: DraftStop | None = None) -> None:
         self.stop = stop

@@ -127,7 +127,7 @@ class NonAutoregressiveDrafter(ParallelDrafter):
         """Logits [B, 1 + K, V] after the last of `width` committed tokens and each of the embeddings [K, H]."""
         tokens, first = last_tokens(rows, width)
         embed: Any = self.model.module.get_input_embeddings()
-        text = embed(self.model.readable(tokens))
+        text = embed(self.model.vocabulary.read(tokens))
         x = torch.cat([text, ahead.expand(len(text), -1, -1).to(text.dtype)], 1)
         return self.model.forward(x, first, visible)[:, width - 1 :].float()
 

@@ -19,7 +19,7 @@ from specbench.decoding.state import State
 from specbench.decoding.target import Scores
 from specbench.decoding.token_tree import branching_tree, level_ranges, levels_of, newest
 from specbench.devices import counts
-from specbench.drafters.model import ModelDrafter, ModelSettings, load_drafter
+from specbench.drafters.model import ModelDrafter, VocabularySettings, load_drafter
 from specbench.limits import LARGEST_GAMMA
 from specbench.models.language_model import LanguageModel
 from specbench.settings import ConfigError, setting
@@ -42,7 +42,7 @@ class TreeDrafter(ModelDrafter):
     ends_early = False
 
     @dataclass
-    class Settings(ModelSettings):
+    class Settings(VocabularySettings):
         branching: list[int] = setting(ge=1, le=MOST_LEAVES)
         children: str = setting(choices=CHILDREN)
 
@@ -72,7 +72,7 @@ class TreeDrafter(ModelDrafter):
 
     @classmethod
     def from_settings(cls, settings: Any, context: Context, target: LanguageModel) -> "TreeDrafter":
-        model = load_drafter(settings, context, target)
+        model = load_drafter(settings, context, target, settings.vocabulary)
         if max(settings.branching, default=0) > model.vocab_size:
             raise ConfigError(
                 f"drafter.branching={settings.branching} is not possible: {model.name} has {model.vocab_size} tokens"

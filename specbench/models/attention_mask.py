@@ -48,9 +48,11 @@ class AttentionMask:
         """[B, N, columns] bool: which columns, at positions `there` [B or 1, 1, columns], a layer of this kind lets new
         tokens at `positions` [B, N, 1] see, as far as distance decides it."""
         if kind == "sliding_attention" and self.window is not None:
-            return there > positions - self.window
+            near: Tensor = there > positions - self.window
+            return near
         if kind == "chunked_attention" and self.chunk is not None:
-            return there // self.chunk == positions // self.chunk
+            same: Tensor = there // self.chunk == positions // self.chunk
+            return same
         return True
 
     def window_of(self, layer: int) -> int | None:

@@ -11,6 +11,7 @@ from typing import Any
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from specbench.decoding.executor import Executor
 from specbench.decoding.token_tree import Tree
 from specbench.models.decoder_positions import Positions
 from specbench.models.own_positions import OwnPositions
@@ -30,6 +31,14 @@ class Decoder:
         own = OwnPositions(decoder)
         self.own = own if own.any else None
         self.embedding = None if self.takes_positions or self.own else Positions(decoder)
+
+    def obstacle(self, executor: Executor) -> str | None:
+        """Why an executor cannot run the module: what it has traced does not change with positions that are not
+        arguments."""
+        changes = self.own is not None or self.embedding is not None
+        if changes and (not executor.runs_encoders or (executor.compiles and self.own is not None)):
+            return "its positions are no arguments of its forward: choose executor=auto or eager"
+        return None
 
     def logits(
         self, module: Any, words: dict[str, Tensor], positions: Tensor, root: Tensor, visible: int, tree: Tree | None,

@@ -152,6 +152,11 @@ def refusal(module: Any, device: torch.device) -> str | None:
     config = module.config.get_text_config()
     if getattr(config, "attn_logit_softcapping", None) is not None:
         return f"{type(module).__name__} has a soft cap"
+    if config._attn_implementation == "eager":
+        return f"{type(module).__name__} has no SDPA in transformers, to which other calls would fall back"
+    other = set(getattr(config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
+    if other:
+        return f"{type(module).__name__} has layers of kind {', '.join(sorted(other))}"
     return None
 
 

@@ -35,7 +35,7 @@ from specbench.models.experts import chosen_by_token, expert_layers
 from specbench.models.head_input import Listener, head_inputs
 from specbench.models.operations import per_token
 from specbench.models.recurrent import refuse_recurrent
-from specbench.models.vocabulary import fit_logits
+from specbench.models.vocabulary import Padded
 
 
 class LanguageModel(Target):
@@ -61,7 +61,7 @@ class LanguageModel(Target):
         self.sampling, self.new_cache, self.chat_template = sampling, new_cache, chat_template
         self.config: PretrainedConfig = module.config.get_text_config()
         self.own_vocab_size = int(self.config.vocab_size)  # rows of the module's embedding
-        self._vocab_size = vocab_size or self.own_vocab_size
+        self.vocabulary = Padded(self.own_vocab_size, vocab_size or self.own_vocab_size)
         weight = next(module.parameters())
         self.device, self.dtype = weight.device, weight.dtype
         refuse_recurrent(module, name)
@@ -92,7 +92,7 @@ class LanguageModel(Target):
     @property
     def description(self) -> tuple[Any, ...]:
         """See `HasCache.description`."""
-        return self.name, self.sampling, self.vocab_size, self.own_vocab_size, str(self.dtype), self.kernel
+        return self.name, self.sampling, self.vocabulary.description, str(self.dtype), self.kernel
 
     def cache_tensors(self) -> list[Tensor]:
         """See `HasCache.cache_tensors`; shapes of `SlotCache.tensors` and `EncoderInputs.tensors`."""
@@ -127,7 +127,11 @@ class LanguageModel(Target):
 
     @property
     def vocab_size(self) -> int:
-        return self._vocab_size
+        return self.vocabulary.wanted
+
+    @property
+    def shared_tokens(self) -> int | None:
+        return self.vocabulary.shared
 
     @property
     def context(self) -> int:
@@ -403,22 +407,18 @@ class LanguageModel(Target):
         positions = slots if tree is None else root[:, None] + tree.depth
         if torch.compiler.is_compiling() or visible > self.context:  # guesses of idle rows, whose logits are not used
             positions = positions.clamp(max=self.context - 1)
-        words = {"inputs_embeds": tokens} if tokens.is_floating_point() else {"input_ids": self.readable(tokens)}
+        words = {"inputs_embeds": tokens} if tokens.is_floating_point() else {"input_ids": self.vocabulary.read(tokens)}
         if self.encoder is not None:
             call = (positions, root, visible, tree, row, self.cache, self.mask, slots)
             logits = self.encoder.logits(self.module, words, *call)
-            return fit_logits(suppress(logits, self.suppressed) if suppressing else logits, self.vocab_size)
+            return self.vocabulary.fit(suppress(logits, self.suppressed) if suppressing else logits)
         if self.kernel:
             seen = kernel_attention.arguments(self, tokens, first, tree)
         else:
             seen = {"attention_mask": self.mask(slots, root, visible, tree)}
         seen |= {"past_key_values": self.cache}
         logits = self.decoder.logits(self.module, words, positions, root, visible, tree, keep_logits, seen)
-        return fit_logits(logits, self.vocab_size)
-
-    def readable(self, tokens: Tensor) -> Tensor:
-        """Token ids [b, N], the last one with an embedding for any beyond it. This changes q, never the law."""
-        return tokens if self.own_vocab_size >= self.vocab_size else tokens.clamp(max=self.own_vocab_size - 1)
+        return self.vocabulary.fit(logits)
 
     def _seen(self, text: Tensor, length: Tensor, guesses: Tensor, tree: Tree | None) -> Tensor:
         """[B, N + 1, V] bool: the tokens that the repetition penalty applies to, which grow with each of the guesses

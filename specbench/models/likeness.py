@@ -9,7 +9,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from specbench.cache.static import StaticCache
 from specbench.decoding.state import Job
 from specbench.decoding.token_tree import Tree, static_tree
 from specbench.models.language_model import LanguageModel
@@ -26,7 +25,7 @@ PLACED, PLACED_16_BIT = 1e-3, 0.1  # of the largest logit: what rounding may exp
 @torch.inference_mode()
 def reads_trees(model: LanguageModel, key: str) -> bool:
     """Whether trees behind two rows of unequal lengths have the logits that their paths have in the module as
-    transformers calls it. Raises ConfigError if chains have not. `model` has no cache, and runs eagerly."""
+    transformers calls it. Raises ConfigError if chains have not. `model` has static caches, and runs eagerly."""
     reason = _difference(model, None, CHAIN)
     if reason is not None:
         kind = "encoder-decoder" if model.encoder else "model"
@@ -60,10 +59,7 @@ def _errors(model: LanguageModel, tree: Tree | None, paths: Sequence[Sequence[in
     ids = [token % model.own_vocab_size for token in range(2, 3 + TEXT) if token != unplaced][:TEXT]
     text = torch.tensor([ids], device=model.device)
     inputs = (ids[:3], ids[2:])  # of an encoder
-    model.cache = StaticCache(len(STARTS), TEXT)
-    model.cached = [0] * len(STARTS)
-    if model.encoder is not None:
-        model.encoder.allocate(len(STARTS), lambda columns: columns, False)
+    model.allocate(len(STARTS), TEXT)
     for row, start in enumerate(STARTS):
         model.encode(row, Job([], 0, 0, inputs[row]))
         model.read_row(text, row, 0, start)
@@ -71,19 +67,19 @@ def _errors(model: LanguageModel, tree: Tree | None, paths: Sequence[Sequence[in
     found = model.forward(text[:, : len(PARENT) + 1].expand(2, -1), first, TEXT, tree=tree).float()  # [2, entries, V]
     errors = []
     for row, start in enumerate(STARTS):
-        for path in paths:
-            alone = torch.tensor([[*ids[:start], *(ids[entry] for entry in path)]], device=model.device)
-            stock = _stock(model, alone, inputs[row])[start:].float()  # [path, V]
-            ours = found[row, list(path), : stock.shape[-1]]
-            distance = torch.where(ours.isfinite(), (ours - stock).abs(), 0 if model.encoder else torch.inf)
-            errors.append(distance.amax(-1) / stock.abs().max())
+        alone = torch.tensor([[*ids[:start], *(ids[entry] for entry in path)] for path in paths], device=model.device)
+        stock = _stock(model, alone, inputs[row])[:, start:].float()  # [paths, entries, V]
+        ours = found[row, torch.tensor(paths, device=model.device), : stock.shape[-1]]
+        distance = torch.where(ours.isfinite(), (ours - stock).abs(), 0 if model.encoder else torch.inf)
+        errors.append((distance.amax(-1) / stock.abs().max()).flatten())
     return torch.cat(errors).view(len(STARTS), -1)
 
 
 def _stock(model: LanguageModel, text: Tensor, read: Sequence[int]) -> Tensor:
-    """Logits [T, V] of a text [1, T], after an encoder's input if there is an encoder, without a cache."""
+    """Logits [n, T, V] of texts [n, T], each after an encoder's input if there is an encoder, without a cache."""
     words = {"input_ids": text}
     if model.encoder is not None:  # tokens that generate() never draws have finite logits here
-        words = {"input_ids": torch.tensor([list(read)], device=model.device), "decoder_input_ids": text}
-    found: Tensor = model.module(**words, use_cache=False).logits[0]
+        inputs = torch.tensor([list(read)], device=model.device).expand(len(text), -1)
+        words = {"input_ids": inputs, "decoder_input_ids": text}
+    found: Tensor = model.module(**words, use_cache=False).logits
     return found

@@ -161,7 +161,7 @@ class MtpModel(LanguageModel):
     def join(self, tokens: Tensor, hidden: Tensor) -> Tensor:
         """The input [b, N, H] of the layer for pairs of hidden states [b, N, H] and tokens [b, N]."""
         embed: Any = self.module.get_input_embeddings()
-        joined: Tensor = self.pair_input(embed(self.readable(tokens)), hidden)
+        joined: Tensor = self.pair_input(embed(self.vocabulary.read(tokens)), hidden)
         return joined
 
     def take(self, hidden: Tensor, accepted: Tensor, active: Tensor) -> None:

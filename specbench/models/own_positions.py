@@ -84,7 +84,8 @@ def _owner(decoder: Any) -> dict[str, Any] | None:
     """The names among which the decoder finds the function that makes a bias of an attention mask: its own or those of
     its Python module; None if it uses none."""
     if hasattr(decoder, BY_MASK):
-        return vars(decoder)
+        own: dict[str, Any] = vars(decoder)
+        return own
     beside = vars(sys.modules[type(decoder).__module__])
     return beside if getattr(decoder, "use_alibi", False) and BY_MASK in beside else None
 

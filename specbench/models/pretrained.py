@@ -89,6 +89,9 @@ class PretrainedModel(LanguageModel):
         module, key = self.load_again(), f"{role}.path={settings.path}"
         plain = LanguageModel(module, tokenizer, name=settings.path, sampling=context.sampling, new_cache=StaticCache,
                               executor=EagerExecutor(), attention="sdpa")  # fmt: skip
+        obstacle = plain.decoder.obstacle(context.executor) if plain.encoder is None else None
+        if obstacle is not None:
+            raise ConfigError(f"{key} is not possible with this executor: {obstacle}")
         trees = reads_trees(plain, key)
         super().__init__(
             module,

@@ -4,7 +4,12 @@ from typing import Any
 
 from specbench.settings import ConfigError
 
-ATTENTION = ("full_attention", "sliding_attention", "chunked_attention")  # kinds of layers that can be rolled back
+ATTENTION = (
+    "full_attention",
+    "sliding_attention",
+    "chunked_attention",
+    "indexed_attention",
+)  # kinds of layers that can be rolled back
 
 
 def refuse_recurrent(module: Any, name: str) -> None:

@@ -1,13 +1,97 @@
-"""Vocabularies that a family pads to different sizes: a drafter's logits as those of its target's tokens."""
+"""How a drafter's model reads the target's tokens, and its logits as those of the target's tokens.
+
+Families pad one vocabulary to different sizes (`Padded`). Tokenizers that differ share some tokens (`Intersection`,
+token-level intersection of Timor et al. 2025). Either way q is a law over the target's tokens, from which guesses are
+drawn, so the output distribution stays the target's.
+"""
+
+import hashlib
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+SPACES = ("\u0120", "\u2581")  # what byte-level tokenizers and SentencePiece write for a space
 
-def fit_logits(logits: Tensor, vocab_size: int) -> Tensor:
-    """Logits [..., V'] as [..., V]: missing tokens get -inf, surplus ones are cut off, so that softmax renormalises."""
-    missing = vocab_size - logits.shape[-1]
-    if missing == 0:
-        return logits
-    return F.pad(logits, (0, missing), value=-torch.inf) if missing > 0 else logits[..., :vocab_size]
+
+class Padded:
+    """One vocabulary, of which a model has `own` rows and the target `wanted`."""
+
+    shared: int | None = None  # the number of shared tokens, if not all are
+
+    def __init__(self, own: int, wanted: int):
+        self.own, self.wanted = own, wanted
+
+    @property
+    def description(self) -> str:
+        """Tells two of them apart, for compiled programs."""
+        return f"{self.own} of {self.wanted}"
+
+    def read(self, tokens: Tensor) -> Tensor:
+        """The model's tokens for the target's [b, N]: the last one that has an embedding for any beyond it. This
+        changes q, never the law."""
+        return tokens if self.own >= self.wanted else tokens.clamp(max=self.own - 1)
+
+    def fit(self, logits: Tensor) -> Tensor:
+        """The model's logits [..., V'] as those of the target's tokens [..., V]: missing ones get -inf, surplus ones
+        are cut off, so that softmax renormalises."""
+        missing = self.wanted - logits.shape[-1]
+        if missing == 0:
+            return logits
+        return F.pad(logits, (0, missing), value=-torch.inf) if missing > 0 else logits[..., : self.wanted]
+
+
+class Intersection(Padded):
+    """Two vocabularies that share some tokens. q is restricted to them and renormalised."""
+
+    def __init__(self, own_of: Tensor, is_shared: Tensor, own: int):
+        """own_of [V] is the token that the model reads for each of the target's, is_shared [V] bool whether it is the
+        same one. `own` is the number of the model's tokens."""
+        super().__init__(own, len(own_of))
+        self.own_of, self.is_shared = own_of, is_shared
+        self.shared = int(is_shared.sum())
+        stored = torch.cat([own_of, is_shared.long()]).cpu().numpy().tobytes()
+        self.digest = hashlib.sha256(stored).hexdigest()[:12]
+
+    @property
+    def description(self) -> str:
+        return f"{super().description}, {self.digest}"
+
+    def read(self, tokens: Tensor) -> Tensor:
+        return self.own_of[tokens]
+
+    def fit(self, logits: Tensor) -> Tensor:
+        return logits[..., self.own_of].masked_fill(~self.is_shared, -torch.inf)
+
+
+def intersection(target: Any, drafter: Any, wanted: int, own: int, device: torch.device) -> Intersection:
+    """The intersection of two tokenizers' vocabularies: tokens that are spelt alike, and the ends of a text. The target
+    has `wanted` rows and the drafter `own`. For a token that the drafter lacks it reads the last one of its spelling of
+    the same text."""
+    known = spelt(drafter.get_vocab())
+    ends = (target.eos_token_id, drafter.eos_token_id)
+    own_of, is_shared = torch.zeros(wanted, dtype=torch.long), torch.zeros(wanted, dtype=torch.bool)
+    missing = []
+    for token, index in spelt(target.get_vocab()).items():
+        there = ends[1] if index == ends[0] and None not in ends else known.get(token)
+        if there is not None and there < own and index < wanted:
+            own_of[index], is_shared[index] = there, True
+        elif index < wanted:
+            missing.append(index)
+    if missing:
+        texts = [target.decode([index]) for index in missing]
+        read = drafter(texts, add_special_tokens=False, verbose=False)["input_ids"]
+        own_of[missing] = torch.tensor([ids[-1] if ids and ids[-1] < own else 0 for ids in read])
+    return Intersection(own_of.to(device), is_shared.to(device), own)
+
+
+def spelt(vocabulary: Mapping[str, int]) -> dict[str, int]:
+    """A vocabulary in which every tokenizer's sign for a space is a space."""
+    found: dict[str, int] = {}
+    for token, index in sorted(vocabulary.items(), key=lambda entry: entry[1]):
+        for sign in SPACES:
+            token = token.replace(sign, " ")
+        found.setdefault(token, index)
+    return found

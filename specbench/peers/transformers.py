@@ -47,7 +47,9 @@ class TransformersPeers(Peers):
             options |= {"temperature": sampling.temperature, "top_k": sampling.top_k, "top_p": sampling.top_p}
         ways: dict[str, dict[str, Any]] = {"generate": {}}
         if gamma > 0:
-            if drafter is not None and drafter.own_vocab_size != target.vocab_size:
+            if drafter is not None and drafter.shared_tokens is not None:
+                log.warning("left out: assisted generation of transformers, whose tokenizers are one here")
+            elif drafter is not None and drafter.own_vocab_size != target.vocab_size:
                 log.warning("left out: assisted generation of transformers needs output matrices of the same size")
             elif drafter is not None:
                 ways["assisted"] = {"assistant_model": assistant(drafter.stock_module(), gamma)}
