@@ -135,6 +135,14 @@ class SlotCache(Component, Cache):
     def release(self, row: int) -> None:
         """Frees a row: its request has ended."""
 
+    def keep(self, every: bool) -> None:
+        """Called when rows may be rolled back to what they hold now or, if `every`, after any of the next forwards.
+        Columns can always be."""
+
+    def point_before(self, row: int, length: int) -> int:
+        """The largest length up to `length` to which `truncate` can cut a row."""
+        return length
+
     def reopen(self) -> None:
         """Frees all rows, as `clear`, but a request with a prompt that is still there may find it (`admit`). Backends
         that cannot tell forget everything."""

@@ -14,6 +14,14 @@ from specbench.decoding.token_tree import Tree
 from specbench.settings import ConfigError
 
 ALIGNED = 8  # numbers of 16 bits: a multiple of 16 bytes
+ATTENDING = {
+    "full_attention": "full_attention",
+    "sliding_attention": "sliding_attention",
+    "hybrid": "full_attention",
+    "hybrid_sliding": "sliding_attention",
+}  # kinds of layers, and their attention
+RECURRENT = {"linear_attention", "conv", "hybrid", "hybrid_sliding"}  # kinds of layers with a state
+OTHERS = {"moe", "mlp"}  # kinds without attention or state
 
 
 class AttentionMask:
@@ -39,6 +47,15 @@ class AttentionMask:
         if len(set(self.config.layer_types)) == 1:
             return self.as_bias(masks[self.config.layer_types[0]])
         return {kind: self.as_bias(mask) for kind, mask in masks.items()}
+
+    def by_kind(self, slots: Tensor, visible: int) -> dict[str, Any]:
+        """The mask [b, 1, N, visible] of each kind of layer that attends, for new tokens of chains in columns slots
+        [b, N]."""
+        columns = torch.arange(visible, device=slots.device)
+        seen = (columns <= slots[:, :, None])[:, None]
+        near = seen if self.window is None else seen & (columns > slots[:, None, :, None] - self.window)
+        masks = {"full_attention": self.as_bias(seen), "sliding_attention": self.as_bias(near)}
+        return {kind: masks[own] for kind, own in ATTENDING.items()}
 
     def window_of(self, layer: int) -> int | None:
         """The sliding window of a layer in tokens, its own included, or None."""
@@ -81,11 +98,17 @@ def seen_columns(slots: Tensor, root: Tensor, visible: int, tree: Tree | None) -
 def _sliding_window(config: PretrainedConfig, name: str) -> int | None:
     """The width of the sliding window in tokens, or None. Raises ConfigError for other kinds of layers."""
     kinds = set(getattr(config, "layer_types", None) or [])
-    if kinds - {"full_attention", "sliding_attention"}:
+    if kinds - {*ATTENDING, *RECURRENT, *OTHERS}:
         raise ConfigError(
             f"target.path={name} has layers of kind {', '.join(sorted(kinds))}: "
             "only attention layers can be rolled back"
         )
     window: int | None = getattr(config, "sliding_window", None)
-    uses = "sliding_attention" in kinds or (not kinds and getattr(config, "use_sliding_window", True))
+    slides = any(ATTENDING.get(kind) == "sliding_attention" for kind in kinds)
+    uses = slides or (not kinds and getattr(config, "use_sliding_window", True))
     return window if uses else None
+
+
+def recurrent_kinds(config: PretrainedConfig) -> set[str]:
+    """The kinds of a model's layers that carry a state."""
+    return RECURRENT & set(getattr(config, "layer_types", None) or [])
