@@ -30,6 +30,7 @@ class Footprint:
     widest: int  # values per token of its widest layer
     crossing: int = 0  # bytes of keys and values of one position of an encoder's input, if there is an encoder
     heads: int = 1  # of the encoder
+    recurrent: bool = False  # whether some of its layers carry a state
 
     @staticmethod
     def of(config: transformers.PretrainedConfig, dtype: torch.dtype, trust_remote_code: bool = False) -> "Footprint":
@@ -38,7 +39,7 @@ class Footprint:
         if config.is_encoder_decoder:
             return Footprint._of_encoder_decoder(config, module, dtype)
         text = config.get_text_config()
-        heads = text.num_attention_heads
+        heads = getattr(text, "num_attention_heads", None) or 1
         kv_heads = getattr(text, "num_key_value_heads", None) or heads
         head_size = getattr(text, "head_dim", None) or text.hidden_size // heads
         head, inputs = module.get_output_embeddings(), module.get_input_embeddings()
@@ -47,7 +48,7 @@ class Footprint:
             weights=sum(t.nbytes for t in (*module.parameters(), *module.buffers())),
             column=2 * text.num_hidden_layers * kv_heads * head_size * dtype.itemsize,
             layers=text.num_hidden_layers,
-            context=text.max_position_embeddings,
+            context=getattr(text, "max_position_embeddings", None) or UNLIMITED_CONTEXT,
             vocab_size=text.vocab_size,
             widest=2 * (getattr(text, "intermediate_size", None) or 4 * text.hidden_size) + 4 * text.hidden_size,
         )

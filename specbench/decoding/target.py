@@ -63,6 +63,7 @@ class Model(Component, ABC):
     step_bytes: float  # bytes of weights that a one-token step reads
     operations_per_token: float  # multiply-adds with weights: what c_hat compares (Definition 3.10)
     cached: list[int]  # by row, the number of leading tokens in the cache
+    state_bytes: float = 0  # bytes of one row's recurrent state, if it has one
 
     @property
     @abstractmethod

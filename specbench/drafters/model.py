@@ -42,6 +42,7 @@ class ModelDrafter(Drafter):
     Settings = ModelSettings
     searches = True
     ends_early = True
+    own_states = True
     on_device = True
     reread = 2  # committed tokens that the first step of a round reads
 

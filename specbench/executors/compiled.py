@@ -17,6 +17,7 @@ class CompiledExecutor(AutoExecutor):
     """Compiles the programs that are not there yet, and always runs them."""
 
     compiles = True
+    runs_recurrent = False
 
     @classmethod
     def refuses(cls, settings: Any, run: Choices) -> str | None:

@@ -25,6 +25,7 @@ from specbench.models.checkpoint import check_files, check_path, check_weights, 
 from specbench.models.encoder_decoder import refuse_decoder
 from specbench.models.language_model import LanguageModel
 from specbench.models.quantization import quantise, refuse_quantised
+from specbench.models.recurrence import attending_layers, has_state
 from specbench.models.soundness import (
     refuse_bad_sizes,
     refuse_bad_stops,
@@ -42,6 +43,7 @@ Extras = TypeVar("Extras", bound=PreTrainedModel)
 # Tensors that do not fit are told to us, and refused by name.
 WHOLE = {"output_loading_info": True, "ignore_mismatched_sizes": True}
 # Of a shape, which transformers reads but has no field for.
+ATTENTION = ("sdpa", "eager")  # where transformers has no SDPA for an architecture, it takes its eager attention
 OTHER_NAMES = ("rope_theta", "rope_scaling", "decoder_start_token_id", "tie_word_embeddings")
 
 
@@ -172,7 +174,12 @@ def footprint(settings: PretrainedModel.Settings, role: str, dtype: torch.dtype)
         if config.is_encoder_decoder:
             module = without_memory(config, dtype, settings.trust_remote_code)
             refuse_decoder(module, f"{role}.path={settings.path}")
-        return Footprint.of(config, dtype, settings.trust_remote_code)
+        found = Footprint.of(config, dtype, settings.trust_remote_code)
+        text = config.get_text_config()
+        if has_state(text):
+            column = found.column * attending_layers(text) // found.layers
+            found = dataclasses.replace(found, recurrent=True, column=column)
+        return found
 
 
 def load_module(
@@ -187,7 +194,7 @@ def load_module(
     refuse_quantised(config, settings.quantization, role, settings.path)
     classes: Any = transformers
     loader = classes.AutoModelForSeq2SeqLM if config.is_encoder_decoder else classes.AutoModelForCausalLM
-    options = {"dtype": dtype, "attn_implementation": "sdpa", "trust_remote_code": settings.trust_remote_code}
+    options = {"dtype": dtype, "trust_remote_code": settings.trust_remote_code}
     module: Any
     with _reading(settings, role, "weights"):
         if settings.weights == "random":
@@ -204,6 +211,8 @@ def load_module(
             module, info = loader.from_pretrained(source, revision=settings.revision, **WHOLE, **options)
             refuse_incomplete(info, key)
         loaded: PreTrainedModel = module.to(device).eval()
+        if loaded.config._attn_implementation not in ATTENTION:  # what the checkpoint asks for
+            loaded.set_attn_implementation(ATTENTION[0] if loaded._supports_sdpa else ATTENTION[1])
         if settings.quantization is not None:
             quantise(loaded, settings.quantization, role, settings.path)
         refuse_bad_stops(loaded, key)

@@ -46,8 +46,8 @@ class Recurrence:
         parameters = inspect.signature(module.forward).parameters
         self.with_positions = "position_ids" in parameters
         self.skips_logits = "logits_to_keep" in parameters
-        self.hybrid = attends(mask.config)
-        self.one_by_one = False
+        self.hybrid = attending_layers(mask.config) > 0
+        self.one_by_one, self.state_bytes = False, 0.0  # of one row
         self.one_by_one = self._differs(module)
 
     @staticmethod
@@ -105,22 +105,28 @@ class Recurrence:
                 slots = torch.arange(begin, end, device=device)[None]
                 logits = self.logits(trial, {"input_ids": text[:, begin:end]}, slots, slots, end, None)
             ends.append([*trial.cache.now.states.values(), logits])
+        self.state_bytes = trial.cache.state_bytes()
         same = SAME.get(module.dtype, SAME_16_BIT)
         pairs = [(together.double(), alone.double()) for together, alone in zip(*ends, strict=True)]
         return any(bool((a - b).norm() > same * b.norm()) for a, b in pairs)
 
 
+def has_state(config: PretrainedConfig) -> bool:
+    """Whether models of this configuration carry a recurrent state."""
+    return bool(recurrent_kinds(config))
+
+
 def keeper_of(module: PreTrainedModel, config: PretrainedConfig) -> StateKeeper | None:
     """How a module keeps its state; None if it has none."""
+    if not has_state(config):
+        return None
     parameters = inspect.signature(module.forward).parameters
-    if recurrent_kinds(config):
-        return InCache(config, "cache_params" if "cache_params" in parameters else "past_key_values")
-    return None
+    return InCache(config, "cache_params" if "cache_params" in parameters else "past_key_values")
 
 
-def attends(config: PretrainedConfig) -> bool:
-    """Whether some layers of a recurrent model attend to earlier tokens."""
-    return bool(set(getattr(config, "layer_types", None) or []) - WITHOUT_MASK)
+def attending_layers(config: PretrainedConfig) -> int:
+    """How many layers of a model with a state also attend to earlier tokens."""
+    return sum(kind not in WITHOUT_MASK for kind in getattr(config, "layer_types", None) or [])
 
 
 def recover(model: "LanguageModel", state: State, width: int) -> int:

@@ -19,8 +19,9 @@ from specbench.settings import ConfigError
 
 NAMED = 3  # tensors that an error names
 MOST_LAYERS = 1000  # building the modules of more would take minutes, even without memory
-SIZES = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "max_position_embeddings")
-OPTIONAL_SIZES = ("num_key_value_heads", "head_dim", "intermediate_size")
+SIZES = ("vocab_size", "hidden_size", "num_hidden_layers")
+OPTIONAL_SIZES = ("num_attention_heads", "max_position_embeddings", "num_key_value_heads", "head_dim",
+                  "intermediate_size")  # fmt: skip
 PROBE = 8  # tokens of the texts that show whether a model is causal
 # Of the largest logit: far above what two texts in one forward differ by through rounding.
 ROUNDING = {torch.float32: 1e-5, torch.float16: 5e-4, torch.bfloat16: 2e-3}
@@ -38,7 +39,7 @@ def refuse_bad_sizes(config: PretrainedConfig, where: str) -> None:
             f"one, or an encoder-decoder of text, {KINDS}"
         )
     text = config if config.is_encoder_decoder else config.get_text_config()
-    needed = SIZES[:4] if config.is_encoder_decoder else SIZES
+    needed = (*SIZES, "num_attention_heads") if config.is_encoder_decoder else SIZES
     optional = ENCODER_DECODER_SIZES if config.is_encoder_decoder else OPTIONAL_SIZES
     for name in (*needed, *(name for name in optional if getattr(text, name, None) is not None)):
         value = getattr(text, name, None)
