@@ -26,7 +26,7 @@ class SlotCache(Component, Cache):
     in_place: ClassVar[bool] = False  # whether every column of a row has its place at once, so that none is handed out
 
     def __init__(self, rows: int, columns: int):
-        super().__init__(layers=[])
+        Cache.__init__(self, layers=[])  # a subclass may have other caches of transformers as bases
         self.rows, self.capacity = rows, columns
         self.slots = torch.empty(0)  # [b, N], columns of the tokens being forwarded
         self.visible = 0  # columns that attention reads

@@ -20,7 +20,7 @@ from specbench.decoding.state import State
 from specbench.decoding.target import READ_CHUNK
 from specbench.devices import upload
 from specbench.models.attention_mask import AttentionMask, recurrent_kinds
-from specbench.models.recurrent_states import InCache, StateKeeper
+from specbench.models.recurrent_states import InCache, InLinearCache, InModules, InOutput, StateKeeper
 
 if TYPE_CHECKING:
     from specbench.models.language_model import LanguageModel
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 FIRST, MORE = 5, 4  # tokens of the text that shows whether several can be read behind a state
 SAME = {torch.float32: 1e-4, torch.float64: 1e-8}  # of a tensor's norm: what two ways of reading may differ by
 SAME_16_BIT = 3e-2
+OF_OTHER_KINDS = ("rwkv",)  # models with a state whose configuration names no kinds of layers
 WITHOUT_MASK = {"linear_attention", "conv", "moe", "mlp"}  # kinds of layers that see no column of the cache
 
 
@@ -73,7 +74,11 @@ class Recurrence:
         """Logits [b, N, V] (only the last `keep_logits` if not 0) of new tokens, `words` being their ids or embeddings,
         at positions [b, N], in columns slots [b, N], of which attention sees `visible`. `row` is the only row of the
         forward, None for the first b. `model` has a module and a cache."""
-        cache, count = model.cache, slots.shape[1]
+        cache, (b, count) = model.cache, slots.shape
+        if self.keeper.steps_alone and b > 1 and count == 1:
+            alone = ({name: word[r : r + 1] for name, word in words.items()} for r in range(b))
+            rows = zip(alone, slots.split(1), positions.split(1), range(b), strict=True)
+            return torch.cat([self.logits(model, w, s, p, visible, r, keep_logits) for w, s, p, r in rows])
         cache.place(slots, visible, row)
         one_by_one = self.one_by_one and not cache.begins
         found = []
@@ -113,7 +118,7 @@ class Recurrence:
 
 def has_state(config: PretrainedConfig) -> bool:
     """Whether models of this configuration carry a recurrent state."""
-    return bool(recurrent_kinds(config))
+    return bool(recurrent_kinds(config)) or config.model_type in OF_OTHER_KINDS
 
 
 def keeper_of(module: PreTrainedModel, config: PretrainedConfig) -> StateKeeper | None:
@@ -121,6 +126,13 @@ def keeper_of(module: PreTrainedModel, config: PretrainedConfig) -> StateKeeper 
     if not has_state(config):
         return None
     parameters = inspect.signature(module.forward).parameters
+    if "state" in parameters:
+        return InOutput()
+    if config.model_type == "minimax":
+        return InLinearCache(module)
+    own = InModules(module)
+    if own.places:
+        return own
     return InCache(config, "cache_params" if "cache_params" in parameters else "past_key_values")
 
 
