@@ -8,18 +8,18 @@ other tokens again. A forward never writes to a state that is kept: it is given 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 from specbench.cache.slots import SlotCache
 
+NEVER = -1  # the length that a kept state has for a row that was given to another request
 States = Mapping[str, Tensor]  # by name, a tensor [B, ...] of all rows, or [b, ...] of those of a forward
 
 
 class Kept(NamedTuple):
     """A state of all rows."""
 
-    read: tuple[int, ...]  # by row, the number of tokens that it has read
+    read: list[int]  # by row, the number of tokens that it has read
     states: States  # [B, ...]; empty before the first forward
 
 
@@ -38,7 +38,7 @@ class RecurrentCache(SlotCache):
         super().__init__(columns.rows, columns.capacity)
         self.columns, self.initial = columns, initial or {}
         self.numbers: dict[int, int] = {}  # of the attention layers, by their index in the model
-        self.now = Kept((0,) * columns.rows, {})
+        self.now = Kept([0] * columns.rows, {})
         self.kept: list[Kept] = []
         self.keeps_all = False  # whether the state after each forward is kept
         self.changes = [True] * columns.rows  # the rows whose state the next forwards change
@@ -50,7 +50,7 @@ class RecurrentCache(SlotCache):
 
     def keep(self, every: bool) -> None:
         """Keeps the present state in place of all that were kept and, if `every`, the one after each forward too."""
-        self.kept, self.keeps_all = [self.now], every
+        self.kept, self.keeps_all = [Kept(list(self.now.read), self.now.states)], every
 
     def point_before(self, row: int, length: int) -> int:
         return max((k.read[row] for k in (self.now, *self.kept) if k.read[row] <= length), default=0)
@@ -71,9 +71,13 @@ class RecurrentCache(SlotCache):
         """Takes over the state [b, ...] after a forward of so many tokens of each row."""
         rows = self._rows_of_forward()
         changed = [row for row in rows if self.changes[row]]
-        read = tuple(n + tokens * (row in changed) for row, n in enumerate(self.now.read))
+        read = list(self.now.read)
+        for row in changed:
+            read[row] += tokens
         if len(changed) < self.rows:
-            states = self._replaced(self._all_rows(states), changed, states, [row - rows.start for row in changed])
+            found = self._copies(self.now.states or self._nothing(states, self.rows))
+            _replace(found, changed, states, [row - rows.start for row in changed])
+            states = found
         self.now = Kept(read, states)
         if self.keeps_all:
             self.kept.append(self.now)
@@ -81,55 +85,44 @@ class RecurrentCache(SlotCache):
     def _rows_of_forward(self) -> range:
         return range(len(self.slots)) if self.row is None else range(self.row, self.row + 1)
 
-    def _all_rows(self, like: States) -> States:
-        """The present state [B, ...]; before the first forward, one that has read nothing, with the shapes of `like`
-        [b, ...]."""
-        return self.now.states or {
-            name: state.new_full((self.rows, *state.shape[1:]), self.initial.get(name, 0))
-            for name, state in like.items()
-        }
+    def _nothing(self, like: States, rows: int) -> dict[str, Tensor]:
+        """A state of so many rows that has read nothing, with the shapes of `like` [b, ...]."""
+        return {name: s.new_full((rows, *s.shape[1:]), self.initial.get(name, 0)) for name, s in like.items()}
 
     @staticmethod
-    def _replaced(states: States, rows: Sequence[int], others: States, places: Sequence[int]) -> States:
-        """Copies of states [B, ...] in which `rows` have the values of other states at `places`."""
-        found = {name: state.clone() for name, state in states.items()}
-        for name, state in found.items():
-            state[list(rows)] = others[name][list(places)]
-        return found
+    def _copies(states: States) -> dict[str, Tensor]:
+        return {name: state.clone() for name, state in states.items()}
+
+    def _restore(self, lengths: Mapping[int, int]) -> None:
+        """Has rows go back to what they were after lengths[row] tokens. Raises RuntimeError if that was not kept."""
+        read, left = list(self.now.read), dict(lengths)
+        found = self._copies(self.now.states) if lengths else self.now.states
+        for row, length in lengths.items():
+            read[row] = length
+        blank = Kept([0] * self.rows, self._nothing(found, 1))
+        for kept in (blank, *reversed(self.kept)):
+            rows = [row for row, length in left.items() if kept.read[row] == length]
+            if rows and found:
+                _replace(found, rows, kept.states, [0] * len(rows) if kept is blank else rows)
+            left = {row: length for row, length in left.items() if row not in set(rows)}
+        if left:
+            raise RuntimeError(f"no state after so many tokens was kept, by row: {left}")
+        self.now = Kept(read, found)
 
     def _forget(self, row: int) -> None:
         """The row has read nothing."""
-        self.now = self._with_row(self.now, row, 0)
-        self.kept = [self._without(kept, row) for kept in self.kept]
-
-    @staticmethod
-    def _without(kept: Kept, row: int) -> Kept:
-        return kept._replace(read=(*kept.read[:row], -1, *kept.read[row + 1 :]))
-
-    def _with_row(self, now: Kept, row: int, length: int) -> Kept:
-        """The state `now` in which the row has read `length` tokens. Raises RuntimeError if no such state was kept."""
-        if now.read[row] == length:
-            return now
-        read = (*now.read[:row], length, *now.read[row + 1 :])
-        if not now.states or (length == 0 and self.rows == 1):
-            return Kept(read, {})
-        if length == 0:
-            nothing = {
-                name: torch.full_like(state[:1], self.initial.get(name, 0)) for name, state in now.states.items()
-            }
-            return Kept(read, self._replaced(now.states, [row], nothing, [0]))
-        found = next((kept for kept in reversed(self.kept) if kept.read[row] == length), None)
-        if found is None:
-            raise RuntimeError(f"no state of row {row} after {length} tokens was kept")
-        return Kept(read, found.states if self.rows == 1 else self._replaced(now.states, [row], found.states, [row]))
+        self._restore({row: 0} if self.now.read[row] else {})
+        for kept in self.kept:
+            kept.read[row] = NEVER
 
     # -- What all caches have -------------------------------------------------------------------
 
     def truncate(self, lengths: Sequence[int]) -> None:
         """Also restores the state that has read lengths[b] tokens in each row that has read more."""
         self.columns.truncate(lengths)
-        for row, length in enumerate(lengths):
-            self.now = self._with_row(self.now, row, min(length, self.now.read[row]))
+        shorter = {row: n for row, (n, read) in enumerate(zip(lengths, self.now.read, strict=True)) if n < read}
+        if shorter:
+            self._restore(shorter)
 
     def place(self, slots: Tensor, visible: int, row: int | None = None, in_blocks: bool = False) -> None:
         super().place(slots, visible, row, in_blocks)
@@ -160,7 +153,7 @@ class RecurrentCache(SlotCache):
         self.columns.release(row)
 
     def clear(self) -> None:
-        self.now, self.kept, self.keeps_all = Kept((0,) * self.rows, {}), [], False
+        self.now, self.kept, self.keeps_all = Kept([0] * self.rows, {}), [], False
         self.columns.clear()
 
     def bytes(self) -> int:
@@ -185,3 +178,9 @@ class RecurrentCache(SlotCache):
     def commit(self, path: Tensor, base: Tensor) -> None:
         """Raises RuntimeError: the branches of a tree would need a state each."""
         raise RuntimeError("a recurrent state cannot follow the branches of a tree")
+
+
+def _replace(states: States, rows: Sequence[int], others: States, places: Sequence[int]) -> None:
+    """Gives `rows` of states [B, ...] the values of other states [b, ...] at `places`."""
+    for name, state in states.items():
+        state[list(rows)] = others[name][list(places)]

@@ -14,7 +14,7 @@ class Lap(StrEnum):
 
     DRAFT = "draft"
     VERIFY = "verify"  # the target's call
-    READ_AGAIN = "read_again"  # of it, what a recurrent target reads once more after a rejection
+    READ_AGAIN = "read_again"  # of VERIFY, what a recurrent target reads once more after a rejection
     ACCEPT = "accept"  # the verdict, and committing its tokens
     HOST = "host"  # Python between the calls
     PREFILL = "prefill"  # reading prompts, by the target
@@ -27,7 +27,7 @@ class Lap(StrEnum):
 Laps = Mapping[Lap, float]  # seconds
 DECODING = (Lap.DRAFT, Lap.VERIFY, Lap.ACCEPT, Lap.HOST)
 READING = (Lap.PREFILL, Lap.DRAFTER_PREFILL)
-KEPT = (*DECODING, Lap.WALL, *READING, Lap.READ_AGAIN)  # what is stored of a round
+KEPT = (*DECODING, Lap.WALL, *READING)  # what is stored of a round
 
 
 def decoding_seconds(laps: Laps) -> float:

@@ -100,7 +100,8 @@ class Recurrence:
     def _differs(self, module: PreTrainedModel) -> bool:
         """Whether several tokens that are read together behind a state leave another state, or have other logits, than
         read one by one."""
-        device, vocabulary = module.device, int(self.mask.config.vocab_size)
+        weight = next(module.parameters())
+        device, vocabulary = weight.device, int(self.mask.config.vocab_size)
         text = (torch.arange(FIRST + MORE, device=device) * 7 + 3)[None] % vocabulary
         ends = []
         for one_by_one in (False, True):
@@ -111,7 +112,7 @@ class Recurrence:
                 logits = self.logits(trial, {"input_ids": text[:, begin:end]}, slots, slots, end, None)
             ends.append([*trial.cache.now.states.values(), logits])
         self.state_bytes = trial.cache.state_bytes()
-        same = SAME.get(module.dtype, SAME_16_BIT)
+        same = SAME.get(weight.dtype, SAME_16_BIT)
         pairs = [(together.double(), alone.double()) for together, alone in zip(*ends, strict=True)]
         return any(bool((a - b).norm() > same * b.norm()) for a, b in pairs)
 
@@ -158,23 +159,27 @@ def read_rows(model: "LanguageModel", state: State, begins: Sequence[int], ends:
     """Has a recurrent model read the committed tokens begins[b] .. ends[b] - 1 of each row b, at most `chunk` of it at
     a time where that is possible. Nothing is padded: rows are read together as far as all of them go."""
     left = {row: (begin, end) for row, (begin, end) in enumerate(zip(begins, ends, strict=True)) if begin < end}
-    assert model.recurrence is not None
+    prompts: dict[int, list[int]] = {}  # rows by the length of what they begin with
     for row, (begin, end) in list(left.items()):
-        if len(left) == 1 or begin == 0:
-            size = end - begin if model.recurrence.one_by_one else chunk
-            for first in range(begin, end, size):
-                model.read(state, row, first, min(first + size, end))
+        if begin == 0:
+            prompts.setdefault(end, []).append(row)
             del left[row]
+    for end, rows in prompts.items():
+        size = end if model.recurrence is not None and model.recurrence.one_by_one else chunk
+        for first in range(0, end, size):
+            _read(model, state, dict.fromkeys(rows, first), min(size, end - first))
     while left:
         count = min(chunk, *(end - begin for begin, end in left.values()))
-        _read_together(model, state, {row: begin for row, (begin, _) in left.items()}, count)
+        _read(model, state, {row: begin for row, (begin, _) in left.items()}, count)
         left = {row: (begin + count, end) for row, (begin, end) in left.items() if begin + count < end}
 
 
-def _read_together(model: "LanguageModel", state: State, begins: Mapping[int, int], count: int) -> None:
-    """Has a recurrent model read `count` committed tokens of several rows at once, from begins[row] on."""
+def _read(model: "LanguageModel", state: State, begins: Mapping[int, int], count: int) -> None:
+    """Has a recurrent model read `count` committed tokens of several rows from begins[row] on. All rows of the batch
+    take part in a forward of several, so prompts of a minority are read each by itself."""
     starts = [begins.get(row, length) for row, length in enumerate(model.cached)]
-    if max(starts) + count > state.tokens.shape[1]:  # a row that has ended is in the way
+    alone = len(begins) == 1 or (0 in begins.values() and 2 * len(begins) <= len(starts))
+    if alone or max(starts) + count > state.tokens.shape[1]:
         for row, begin in begins.items():
             model.read(state, row, begin, begin + count)
         return
