@@ -28,6 +28,7 @@ from specbench.drafters.model import ModelDrafter
 from specbench.executors.eager import EagerExecutor
 from specbench.gamma_policies.fixed import FixedGamma
 from specbench.models.language_model import LanguageModel
+from specbench.settings import ConfigError
 from specbench.verifiers.speculative import SpeculativeVerifier
 
 SIZES = dict(vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
@@ -130,6 +131,8 @@ def check_kind(kind: str, cases) -> None:
     every guess is accepted."""
     if kind not in CONFIG_MAPPING:
         pytest.skip(f"this transformers has no {kind}")
+    if kind == "recurrent_gemma" and "layer_types" not in CONFIG_MAPPING[kind].attribute_map:
+        pytest.skip("this transformers has its keys and values in the modules too, which is refused")
     module, other = module_of(kind), module_of(kind, seed=1)
     for temperature, columns, rows in cases:
         target = model_of(module, temperature, CACHES[columns])
@@ -205,6 +208,19 @@ def test_a_state_that_was_not_kept_is_an_error():
         found.truncate([3, 2])
     found.truncate([3, 0])
     assert found.now.states["state"][:, 0].tolist() == [1, 0]
+
+
+@pytest.mark.parametrize(("kind", "match"), [("xlstm", "kept in a way that is not known"),
+                                             ("mamba", "do not follow the state that they are given")])  # fmt: skip
+def test_a_model_whose_state_cannot_be_followed_is_refused(kind, match, monkeypatch):
+    if kind == "mamba":  # a state that is lost between forwards
+        monkeypatch.setattr(RecurrentCache, "before", lambda cache: None)
+        module = module_of(kind)
+    else:
+        shape = dict(vocab_size=64, hidden_size=32, num_heads=4, num_blocks=2, embedding_dim=32)
+        module = AutoModelForCausalLM.from_config(CONFIG_MAPPING[kind](**shape))
+    with pytest.raises(ConfigError, match=match):
+        model_of(module, 0.0, StaticCache)
 
 
 @pytest.fixture(scope="module")

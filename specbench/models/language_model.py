@@ -68,7 +68,7 @@ class LanguageModel(Target):
         self.executor, self._stock, self.module = executor, module, executor.load(module, exact)
         self.attention = attention
         self.encoder = Encoder(self.module, name) if module.config.is_encoder_decoder else None
-        self.recurrence = Recurrence.of(self.module, self.mask)
+        self.recurrence = Recurrence.of(self.module, self.mask, name)
         self.state_bytes = 0 if self.recurrence is None else self.recurrence.state_bytes
         self.kernel_errors: list[Tensor] | None = None  # what each layer adds to when the kernel is checked
         self.kernel = kernel_attention.choose(attention, self.module, self.device, name)  # else SDPA

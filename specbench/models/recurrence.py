@@ -21,6 +21,7 @@ from specbench.decoding.target import READ_CHUNK
 from specbench.devices import upload
 from specbench.models.attention_mask import AttentionMask, recurrent_kinds
 from specbench.models.recurrent_states import InCache, InLinearCache, InModules, InOutput, StateKeeper
+from specbench.settings import ConfigError
 
 if TYPE_CHECKING:
     from specbench.models.language_model import LanguageModel
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
 FIRST, MORE = 5, 4  # tokens of the text that shows whether several can be read behind a state
 SAME = {torch.float32: 1e-4, torch.float64: 1e-8}  # of a tensor's norm: what two ways of reading may differ by
 SAME_16_BIT = 3e-2
+# Of the largest logit: what reading behind a state and reading the whole text may differ by.
+PLACED = {torch.float32: 1e-3, torch.float64: 1e-3}
+PLACED_16_BIT = 0.1
 OF_OTHER_KINDS = ("rwkv",)  # models with a state whose configuration names no kinds of layers
 WITHOUT_MASK = {"linear_attention", "conv", "moe", "mlp"}  # kinds of layers that see no column of the cache
 
@@ -42,20 +46,28 @@ class Trial(NamedTuple):
 class Recurrence:
     """The recurrent part of a model: its state, its masks, and whether tokens must be read one by one."""
 
-    def __init__(self, module: PreTrainedModel, keeper: StateKeeper, mask: AttentionMask):
+    def __init__(self, module: PreTrainedModel, keeper: StateKeeper, mask: AttentionMask, name: str):
+        """Raises ConfigError if reading behind a state has other logits than reading the whole text."""
         self.keeper, self.mask = keeper, mask
         parameters = inspect.signature(module.forward).parameters
         self.with_positions = "position_ids" in parameters
         self.skips_logits = "logits_to_keep" in parameters
         self.hybrid = attending_layers(mask.config) > 0
         self.one_by_one, self.state_bytes = False, 0.0  # of one row
-        self.one_by_one = self._differs(module)
+        self.one_by_one = self._differs(module, name)
 
     @staticmethod
-    def of(module: PreTrainedModel, mask: AttentionMask) -> "Recurrence | None":
-        """The recurrent part of a module; None if it has none."""
+    def of(module: PreTrainedModel, mask: AttentionMask, name: str) -> "Recurrence | None":
+        """The recurrent part of a module; None if it has none. Raises ConfigError if it cannot be followed."""
         keeper = keeper_of(module, mask.config)
-        return None if keeper is None else Recurrence(module, keeper, mask)
+        if keeper is not None:
+            return Recurrence(module, keeper, mask, name)
+        if getattr(module, "_is_stateful", False) or "cache_params" in inspect.signature(module.forward).parameters:
+            raise ConfigError(
+                f"{name} is a {type(module).__name__}, whose recurrent state is kept in a way that is not known: give "
+                "another model"
+            )
+        return None
 
     def cache(self, columns: SlotCache) -> RecurrentCache:
         """An empty cache that keeps keys and values in `columns`."""
@@ -97,9 +109,9 @@ class Recurrence:
         return found[-1] if keep_logits == 1 else torch.cat(found, 1)
 
     @torch.no_grad()
-    def _differs(self, module: PreTrainedModel) -> bool:
+    def _differs(self, module: PreTrainedModel, name: str) -> bool:
         """Whether several tokens that are read together behind a state leave another state, or have other logits, than
-        read one by one."""
+        read one by one. Raises ConfigError if these have others than the whole text."""
         weight = next(module.parameters())
         device, vocabulary = weight.device, int(self.mask.config.vocab_size)
         text = (torch.arange(FIRST + MORE, device=device) * 7 + 3)[None] % vocabulary
@@ -112,6 +124,13 @@ class Recurrence:
                 logits = self.logits(trial, {"input_ids": text[:, begin:end]}, slots, slots, end, None)
             ends.append([*trial.cache.now.states.values(), logits])
         self.state_bytes = trial.cache.state_bytes()
+        stock = module(input_ids=text, use_cache=False).logits[:, FIRST:]
+        error = float((ends[-1][-1] - stock).abs().max() / stock.abs().max())
+        if not error <= PLACED.get(weight.dtype, PLACED_16_BIT):
+            raise ConfigError(
+                f"{name} is a {type(module).__name__}, whose layers do not follow the state that they are given "
+                f"(logits differ by {error:.1g}): give another model"
+            )
         same = SAME.get(weight.dtype, SAME_16_BIT)
         pairs = [(together.double(), alone.double()) for together, alone in zip(*ends, strict=True)]
         return any(bool((a - b).norm() > same * b.norm()) for a, b in pairs)
