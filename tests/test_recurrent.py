@@ -5,6 +5,7 @@ sampled texts the law of a chain that is known.
 """
 
 import json
+import time
 from functools import cache
 from types import SimpleNamespace
 
@@ -19,7 +20,7 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 from specbench.cache.recurrent import RecurrentCache
 from specbench.cache.static import StaticCache
 from specbench.decoding.autoregressive import decode_autoregressive
-from specbench.decoding.clock import NoClock
+from specbench.decoding.clock import Lap, NoClock, Stopwatch
 from specbench.decoding.queue import Queue
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.speculative import decode_speculative
@@ -223,24 +224,38 @@ def test_a_model_whose_state_cannot_be_followed_is_refused(kind, match, monkeypa
         model_of(module, 0.0, StaticCache)
 
 
+def test_reading_again_is_part_of_verifying(monkeypatch):
+    """On a clock that moves by one second a call."""
+    ticks = iter(range(100))
+    monkeypatch.setattr(time, "perf_counter", lambda: float(next(ticks)))
+    watch = Stopwatch(torch.device("cpu"))
+    watch.start()
+    for lap in (Lap.DRAFT, Lap.READ_AGAIN, Lap.VERIFY, Lap.ACCEPT):
+        watch.lap(lap)
+    [laps] = watch.rounds()
+    assert laps == {Lap.DRAFT: 1, Lap.READ_AGAIN: 1, Lap.VERIFY: 2, Lap.ACCEPT: 1, Lap.WALL: 4}
+
+
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
     """Checkpoints of a recurrent model and a hybrid one, with the shipped tokenizer."""
     made = {}
-    for kind in ("mamba", "jamba"):
+    for kind in ("mamba", "qwen3_next"):
         made[kind] = checkpoint(tmp_path_factory.mktemp(kind), model_type=kind, eos_token_id=None, **SHAPES[kind])
     return made
 
 
-def test_a_run(folders, monkeypatch, tmp_path):
-    """A hybrid target with a recurrent drafter, two rows: the verdict reads the texts with the stock module."""
-    arguments = ["target=model", f"target.path={folders['jamba']}", "drafter=model", f"drafter.path={folders['mamba']}"]
+def test_a_run(folders, monkeypatch, tmp_path, capsys):
+    """A hybrid target with a recurrent drafter, two rows: the verdict reads the texts with the stock module, and what
+    reading again costs is part of v."""
+    paths = [f"target.path={folders['qwen3_next']}", f"drafter.path={folders['mamba']}"]
     more = ["batch_size=2", "temperature=0", "gamma=2", "logger=none", "hydra.run.dir=run"]
-    assert call(small(*arguments, *more), monkeypatch, tmp_path) == 0
+    assert call(small("target=model", "drafter=model", *paths, *more), monkeypatch, tmp_path) == 0
     found = json.loads((tmp_path / "run" / "results.json").read_text())
     assert found["lossless"]["passed"] is True
     assert found["counts"]["accepted"] < found["counts"]["drafted"]
-    assert found["cost"]["read_again"] is None  # its tokens are read one by one, and each state is kept
+    assert 0 < found["cost"]["read_again"] < found["cost"]["v"]
+    assert "reading again" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -321,7 +321,7 @@ class LanguageModel(Target):
         if keep_hidden:
             with head_inputs(self.module) as found:
                 logits = self.forward(x, length - 1, visible, tree=tree)
-            hidden = found[0]
+            hidden = torch.cat(found, 1 if len(found[0]) == len(x) else 0)  # of tokens, or rows, read one by one
         else:
             logits = self.forward(x, length - 1, visible, tree=tree)
         penalised = self.sampling.repetition_penalty != 1
