@@ -30,6 +30,7 @@ class Footprint:
     widest: int  # values per token of its widest layer
     crossing: int = 0  # bytes of keys and values of one position of an encoder's input, if there is an encoder
     heads: int = 1  # of the encoder
+    recurrent: bool = False  # whether some of its layers carry a state
 
     @staticmethod
     def of(config: transformers.PretrainedConfig, dtype: torch.dtype, module: Any) -> "Footprint":

@@ -63,6 +63,7 @@ class Cost:
     drafter_prefill_seconds: float | None = None  # the drafter's part
     plain_prefill_seconds: float | None = None  # of plain decoding
     halves: list[HalfCosts] = field(default_factory=list)  # two; none with too few prompts for halves, or no replay
+    read_again: float | None = None  # the part of v in which a recurrent target read kept tokens again, if it did
 
 
 @dataclass

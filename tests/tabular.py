@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedConfig
 
 
 class TabularMarkov(nn.Module):
@@ -100,3 +101,29 @@ def by_class(table: Tensor, classes: int = 3) -> Tensor:
     """The table in which only the classes of both tokens, their remainders, say what follows: [V, V, V]."""
     of = torch.arange(len(table)) % classes
     return table[of][:, of]
+
+
+class RecurrentMarkov(TabularMarkov):
+    """The same chain, whose last tokens are no keys but a state, in transformers' layer for one: it cannot be cut to a
+    length, and no mask can hide a token that was read."""
+
+    def __init__(self, table: Tensor, context: int = 64):
+        super().__init__(table, context)
+        self.config = PreTrainedConfig(
+            vocab_size=table.shape[-1],
+            num_hidden_layers=1,
+            max_position_embeddings=context,
+            layer_types=["linear_attention"],
+        )
+
+    def forward(
+        self, input_ids: Tensor, past_key_values=None, use_cache: bool = True, logits_to_keep: int = 0
+    ) -> SimpleNamespace:
+        """input_ids [B, N] -> .logits [B, N or kept, V]."""
+        new = input_ids[:, None].to(self.output.weight.dtype)
+        read = new  # [B, 1, N or more]
+        if past_key_values is not None:
+            read = past_key_values.update_conv_state(new, 0, conv_kernel_size=2)
+        before = nn.functional.pad(read, (1, 0))[:, 0, -input_ids.shape[1] - 1 : -1]
+        pairs = (before.long() * self.config.vocab_size + input_ids)[..., None].to(new.dtype)
+        return SimpleNamespace(logits=self.output(pairs[:, -logits_to_keep:]))

@@ -26,7 +26,7 @@ class SlotCache(Component, Cache):
     in_place: ClassVar[bool] = False  # whether every column of a row has its place at once, so that none is handed out
 
     def __init__(self, rows: int, columns: int):
-        super().__init__(layers=[])
+        Cache.__init__(self, layers=[])  # a subclass may have other caches of transformers as bases
         self.rows, self.capacity = rows, columns
         self.slots = torch.empty(0)  # [b, N], columns of the tokens being forwarded
         self.visible = 0  # columns that attention reads
@@ -147,6 +147,14 @@ class SlotCache(Component, Cache):
 
     def release(self, row: int) -> None:
         """Frees a row: its request has ended."""
+
+    def keep(self, every: bool) -> None:
+        """Called when rows may be rolled back to what they hold now or, if `every`, after any of the next forwards.
+        Columns can always be."""
+
+    def point_before(self, row: int, length: int) -> int:
+        """The largest length up to `length` to which `truncate` can cut a row."""
+        return length
 
     def reopen(self) -> None:
         """Frees all rows, as `clear`, but a request with a prompt that is still there may find it (`admit`). Backends

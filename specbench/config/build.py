@@ -10,6 +10,7 @@ import numpy as np
 
 from specbench.config.checks import Checked
 from specbench.config.schema import Root
+from specbench.config.states import refuse_states, refuse_states_that_do_not_fit
 from specbench.config.targets import Targets
 from specbench.context import Context
 from specbench.data.prompts import Prompt, load, render
@@ -71,6 +72,7 @@ def build(checked: Checked, announce: Callable[[str], None] = log.info, targets:
     target = targets.get(checked, dataclasses.replace(context, sampling=scored), partial(_make, checked, "target"))
     drafter = _make(checked, "drafter", context, target)
     refuse_unfit(target, drafter, policy.largest)
+    refuse_states_that_do_not_fit([target, *drafter.models], root.batch_size, policy.largest)
     refuse_few_tokens(target, checked.root.beams)
     if not target.trees and chosen["decoding"].name == "beam":
         raise ConfigError(f"decoding=beam is not possible with target.path={target.name}, which cannot read trees")
@@ -138,6 +140,7 @@ def memory_budget(
         for model in chosen[role].settings.models()
     ]
     refuse_encoders(checked, footprints)
+    refuse_states(checked, footprints)
     refuse_more_than_the_target_has(checked, context.gamma, footprints[0])
     settings = chosen["target"].settings
     tokenizer = load_tokenizer(settings, "target")

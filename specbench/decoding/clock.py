@@ -14,6 +14,7 @@ class Lap(StrEnum):
 
     DRAFT = "draft"
     VERIFY = "verify"  # the target's call
+    READ_AGAIN = "read_again"  # of VERIFY, what a recurrent target reads once more after a rejection
     ACCEPT = "accept"  # the verdict, and committing its tokens
     HOST = "host"  # Python between the calls
     PREFILL = "prefill"  # reading prompts, by the target
@@ -141,7 +142,9 @@ def _laps(marks: list[Mark]) -> dict[Lap, float]:
         host = now.host - before.host
         lap = host if now.event is None else before.event.elapsed_time(now.event) / 1e3
         seconds[now.lap] = seconds.get(now.lap, 0.0) + lap
-        hosts += host if now.lap in DECODING else 0.0
+        if now.lap is Lap.READ_AGAIN:
+            seconds[Lap.VERIFY] = seconds.get(Lap.VERIFY, 0.0) + lap
+        hosts += host if now.lap in (*DECODING, Lap.READ_AGAIN) else 0.0
     if any(lap in DECODING for lap in seconds):
         seconds[Lap.WALL] = max(hosts, decoding_seconds(seconds))
     return seconds

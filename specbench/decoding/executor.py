@@ -60,6 +60,7 @@ class Executor(Component):
     compiles = False  # whether programs that are missing are made
     changes_modules = False  # whether `load` may change the module in place
     runs_encoders = True  # whether it can run encoder-decoders
+    runs_recurrent = True  # whether it can run models with a recurrent state
     on_launch: Callable[[], None] | None = None  # the clock's, while a decoder is timed
 
     @classmethod

@@ -63,6 +63,8 @@ def decode_speculative(
         clock.lap(Lap.DRAFT)
 
         # Run M_p in parallel: p_1(x) .. p_{gamma+1}(x).
+        if target.read_again(state):
+            clock.lap(Lap.READ_AGAIN)
         scores = target.score(state, draft, drafter.needs_hidden)
         clock.lap(Lap.VERIFY)
 

@@ -65,6 +65,7 @@ class Model(Component, ABC):
     step_bytes: float  # bytes of weights that a one-token step reads
     operations_per_token: float  # multiply-adds with weights: what c_hat compares (Definition 3.10)
     cached: list[int]  # by row, the number of leading tokens in the cache
+    state_bytes: float = 0  # bytes of one row's recurrent state, if it has one
 
     @property
     @abstractmethod
@@ -172,6 +173,11 @@ class Model(Component, ABC):
 
 class Target(Model):
     """M_p, the model that speculative decoding speeds up."""
+
+    def read_again(self, state: State) -> int:
+        """Called before each round's `score`, for models whose cache cannot forget single tokens: reads the kept tokens
+        of the round before again, behind a state from before it. Returns how many tokens of all rows were read."""
+        return 0
 
     @abstractmethod
     def score(self, state: State, draft: Draft, keep_hidden: bool = False) -> Scores:

@@ -74,6 +74,7 @@ class ModelDrafter(Drafter):
     Settings = VocabularySettings
     searches = True
     ends_early = True
+    own_states = True
     on_device = True
     reread = 2  # committed tokens that the first step of a round reads
 
@@ -187,5 +188,6 @@ class ModelDrafter(Drafter):
     def _catch_up(self, state: State) -> int:
         """Reads each row's committed tokens into the cache but for the last `reread` or fewer. Returns how many the
         first step reads."""
-        self.model.catch_up(state, self.reread)
-        return self.reread
+        width = self.reread if self.model.recurrence is None else 1
+        self.model.catch_up(state, width)
+        return width

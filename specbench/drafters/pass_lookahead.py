@@ -22,6 +22,7 @@ class PassDrafter(NonAutoregressiveDrafter):
     the target."""
 
     reads = 1
+    with_states = False
     on_device = True
 
     @dataclass

@@ -19,6 +19,7 @@ class CompiledExecutor(AutoExecutor):
     """Compiles the programs that are not there yet, and always runs them."""
 
     compiles = True
+    runs_recurrent = False
 
     @dataclass
     class Settings(AutoExecutor.Settings):

@@ -49,6 +49,7 @@ class CudaGraphExecutor(Executor):
     fixed_shapes = True
     captures_graphs = True
     runs_encoders = False
+    runs_recurrent = False
 
     @dataclass
     class Settings(BaseSettings):

@@ -20,6 +20,9 @@ SIBLINGS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 # Names that it gives to the attention to an encoder's outputs, whose keys and values have another input than q.
 CROSS_ATTENTION = ("encoder_attn", "EncDecAttention", "crossattention")
 
+# Layers of state-space models that are not called: others read their weight and bias.
+READ_DIRECTLY = ("dt_proj",)
+
 Module = TypeVar("Module", bound=nn.Module)
 Group = tuple[nn.Module, tuple[str, ...]]  # the parent of linear layers that share a product, and their names
 _numbers = itertools.count()
@@ -126,7 +129,7 @@ def groups_of(module: nn.Module) -> Iterator[Group]:
     """The linear layers of a module, each once: their parent and names, several where they can share a product."""
     for path, parent in module.named_modules():
         linear = [(name, child) for name, child in parent.named_children() if type(child) is nn.Linear]
-        names = [name for name, child in linear if type(child.weight) is nn.Parameter]
+        names = [name for name, child in linear if type(child.weight) is nn.Parameter and name not in READ_DIRECTLY]
         for siblings in () if is_cross_attention(path) else SIBLINGS:
             if all(name in names for name in siblings) and _same_kind([parent.get_submodule(n) for n in siblings]):
                 yield parent, siblings

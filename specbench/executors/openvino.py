@@ -27,6 +27,7 @@ class OpenVINOExecutor(Executor):
     so that weights exist twice."""
 
     runs_encoders = False
+    runs_recurrent = False
 
     def __init__(self) -> None:
         self.compiled_bytes = 0

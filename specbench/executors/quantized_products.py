@@ -43,7 +43,7 @@ class Quantized(Product):
         return True
 
     def __call__(self, x: Tensor) -> Tensor:
-        rows = x.reshape(-1, x.shape[-1]).to(torch.bfloat16)
+        rows = x.reshape(-1, x.shape[-1]).to(torch.bfloat16).contiguous()  # some kernels take no other layout
         y = self._product(rows).view(*x.shape[:-1], self.features).to(x.dtype)
         return y if self.bias is None else y.add_(self.bias)
 

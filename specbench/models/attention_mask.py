@@ -15,6 +15,15 @@ from transformers import PretrainedConfig
 from specbench.decoding.token_tree import Tree
 
 ALIGNED = 8  # numbers of 16 bits: a multiple of 16 bytes
+ATTENDING = {
+    "full_attention": "full_attention",
+    "sliding_attention": "sliding_attention",
+    "hybrid": "full_attention",
+    "hybrid_sliding": "sliding_attention",
+}  # kinds of layers, and their attention
+RECURRENT = {"linear_attention", "conv", "hybrid", "hybrid_sliding"}  # kinds of layers with a state
+OTHERS = {"moe", "mlp"}  # kinds without attention or state
+ATTENTION = {"full_attention", "sliding_attention", "chunked_attention", "indexed_attention"}  # of models without one
 
 
 class AttentionMask:
@@ -54,6 +63,15 @@ class AttentionMask:
             same: Tensor = there // self.chunk == positions // self.chunk
             return same
         return True
+
+    def by_kind(self, slots: Tensor, visible: int) -> dict[str, Any]:
+        """The mask [b, 1, N, visible] of each kind of layer that attends, for new tokens of chains in columns slots
+        [b, N]."""
+        columns = torch.arange(visible, device=slots.device)
+        seen = (columns <= slots[:, :, None])[:, None]
+        near = seen if self.window is None else seen & (columns > slots[:, None, :, None] - self.window)
+        masks = {"full_attention": self.as_bias(seen), "sliding_attention": self.as_bias(near)}
+        return {kind: masks[own] for kind, own in ATTENDING.items()}
 
     def window_of(self, layer: int) -> int | None:
         """The sliding window of a layer in tokens, its own included, or None."""
@@ -110,5 +128,11 @@ def sliding_window(config: PretrainedConfig) -> int | None:
     """The width of the sliding window in tokens, or None."""
     kinds = set(getattr(config, "layer_types", None) or [])
     window: int | None = getattr(config, "sliding_window", None)
-    uses = "sliding_attention" in kinds or (not kinds and getattr(config, "use_sliding_window", True))
+    slides = any(ATTENDING.get(kind) == "sliding_attention" for kind in kinds)
+    uses = slides or (not kinds and getattr(config, "use_sliding_window", True))
     return window if uses else None
+
+
+def recurrent_kinds(config: PretrainedConfig) -> set[str]:
+    """The kinds of a model's layers that carry a state."""
+    return RECURRENT & set(getattr(config, "layer_types", None) or [])

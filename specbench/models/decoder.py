@@ -20,8 +20,9 @@ from specbench.models.own_positions import OwnPositions
 class Decoder:
     """What a module's `forward` is given."""
 
-    def __init__(self, stock: PreTrainedModel, module: Any):
-        """`module` is the one that is called: `stock` as transformers made it, or what an executor made of it."""
+    def __init__(self, stock: PreTrainedModel, module: Any, places: bool = True):
+        """`module` is the one that is called: `stock` as transformers made it, or what an executor made of it. Without
+        `places` it has no positions but those of its arguments."""
         accepted = inspect.signature(stock.forward).parameters
         inner = inspect.signature(_decoder_of(stock).forward).parameters
         self.skips_logits = "logits_to_keep" in accepted
@@ -30,7 +31,7 @@ class Decoder:
         self.first = _first_position(stock)
         own = OwnPositions(decoder)
         self.own = own if own.any else None
-        self.embedding = None if self.takes_positions or self.own else Positions(decoder)
+        self.embedding = None if self.takes_positions or self.own or not places else Positions(decoder)
 
     def obstacle(self, executor: Executor) -> str | None:
         """Why an executor cannot run the module: what it has traced does not change with positions that are not

@@ -17,7 +17,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from specbench.cache.static import StaticCache
 from specbench.decoding.token_tree import Tree, static_tree
 from specbench.kernels import has_triton
-from specbench.models.attention_mask import seen_columns
+from specbench.models.attention_mask import recurrent_kinds, seen_columns
 from specbench.settings import ConfigError
 from specbench.visible import first_line
 
@@ -150,6 +150,8 @@ def refusal(module: Any, device: torch.device) -> str | None:
     if module.config.is_encoder_decoder:
         return f"{type(module).__name__} attends to an encoder's outputs"
     config = module.config.get_text_config()
+    if recurrent_kinds(config):
+        return f"{type(module).__name__} has a recurrent state"
     if getattr(config, "attn_logit_softcapping", None) is not None:
         return f"{type(module).__name__} has a soft cap"
     if config._attn_implementation == "eager":

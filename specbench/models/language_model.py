@@ -34,7 +34,7 @@ from specbench.models.encoder_decoder import Encoder, not_applied, suppress
 from specbench.models.experts import chosen_by_token, expert_layers
 from specbench.models.head_input import Listener, head_inputs
 from specbench.models.operations import per_token
-from specbench.models.recurrent import refuse_recurrent
+from specbench.models.recurrence import Recurrence, read_rows, recover, refuse_unknown_kinds
 from specbench.models.vocabulary import Padded
 
 
@@ -64,12 +64,14 @@ class LanguageModel(Target):
         self.vocabulary = Padded(self.own_vocab_size, vocab_size or self.own_vocab_size)
         weight = next(module.parameters())
         self.device, self.dtype = weight.device, weight.dtype
-        refuse_recurrent(module, name)
+        refuse_unknown_kinds(module.config, name)
         self.mask = AttentionMask(self.config, self.dtype)
         self.executor, self._stock, self.module = executor, module, executor.load(module, exact)
         self.attention = attention
         self.encoder = Encoder(self.module, name) if module.config.is_encoder_decoder else None
-        self.decoder = Decoder(module, self.module)
+        self.recurrence = Recurrence.of(self.module, self.mask, name)
+        self.state_bytes = 0 if self.recurrence is None else self.recurrence.state_bytes
+        self.decoder = Decoder(module, self.module, self.recurrence is None)
         self.kernel_errors: list[Tensor] | None = None  # what each layer adds to when the kernel is checked
         self.kernel = kernel_attention.choose(attention, self.module, self.device, name)  # else SDPA
         self.weight_bytes = executor.stored(self.module).held
@@ -190,7 +192,8 @@ class LanguageModel(Target):
         cache = self._cache
         if cache is None or cache.rows != rows or cache.capacity < columns or not cache.fixed_shapes:
             self._cache = None  # frees its memory before the next one is made
-            self._cache = self.new_cache(rows, self.executor.columns(columns))
+            made = self.new_cache(rows, self.executor.columns(columns))
+            self._cache = made if self.recurrence is None else self.recurrence.cache(made)
         elif again:
             cache.reopen()
         else:
@@ -232,6 +235,11 @@ class LanguageModel(Target):
         """See `Model.prefill`. Rows are padded on the right: what a shorter row writes beyond its length is overwritten
         before any of its tokens can see it."""
         end = state.longest - 1 if upto is None else upto
+        if self.recurrence is not None:  # a state cannot forget padding
+            read_rows(
+                self, state, [start] * len(self.cached), [min(end, length - 1) for length in state.lengths], chunk
+            )
+            return
         for begin in range(start, end, chunk):
             tokens = state.tokens[:, begin : min(begin + chunk, end)]
             visible = self.make_room([begin] * len(self.cached), tokens.shape[1])
@@ -239,8 +247,14 @@ class LanguageModel(Target):
                 self.forward(tokens, torch.full_like(state.length, begin), visible, keep_logits=keep_logits)
         self.cached = [min(end, length - 1) for length in state.lengths]
 
+    def read_again(self, state: State) -> int:
+        return 0 if self.recurrence is None else recover(self, state, 1)
+
     def catch_up(self, state: State, width: int) -> None:
         """Reads committed tokens of active rows until at most `width` of each are missing in the cache."""
+        if self.recurrence is not None:
+            recover(self, state, width)
+            return
         rows = zip(state.reach, self.cached, state.active, strict=True)
         behind = [row for row, (length, cached, on) in enumerate(rows) if on and length - cached > width]
         if behind:
@@ -288,6 +302,7 @@ class LanguageModel(Target):
         start = self.cached[0]
         for first in range(start, begin - 1, READ_CHUNK):
             self.read_row(text, 0, first, min(first + READ_CHUNK, begin - 1), keep_logits=1)
+        self.cache.keep(every=False)  # several texts may follow
 
     def read_text(self, text: Tensor, begin: int, end: int) -> Tensor:
         return self.read_row(text, 0, begin - 1, end - 1)
@@ -343,7 +358,7 @@ class LanguageModel(Target):
         if keep_hidden:
             with head_inputs(self.module) as found:
                 logits = self.forward(x, length - 1, visible, tree=tree)
-            hidden = found[0]
+            hidden = torch.cat(found, 1 if len(found[0]) == len(x) else 0)  # of tokens, or rows, read one by one
         else:
             logits = self.forward(x, length - 1, visible, tree=tree)
         penalised = self.sampling.repetition_penalty != 1
@@ -374,6 +389,7 @@ class LanguageModel(Target):
         self.cached = [max(0, s) if a else c for s, c, a in zip(starts, self.cached, on, strict=True)]
         self.cache.truncate(self.cached)
         self.cache.reserve([s + width if a else 0 for s, a in zip(starts, on, strict=True)])
+        self.cache.keep(every=True)
         self.cached = [s + width if a else c for s, c, a in zip(starts, self.cached, on, strict=True)]
         return self.columns_seen(max(starts) + width)
 
@@ -408,6 +424,9 @@ class LanguageModel(Target):
         if torch.compiler.is_compiling() or visible > self.context:  # guesses of idle rows, whose logits are not used
             positions = positions.clamp(max=self.context - 1)
         words = {"inputs_embeds": tokens} if tokens.is_floating_point() else {"input_ids": self.vocabulary.read(tokens)}
+        if self.recurrence is not None:
+            assert tree is None, "a recurrent model reads chains"
+            return self.vocabulary.fit(self.recurrence.logits(self, words, slots, positions, visible, row, keep_logits))
         if self.encoder is not None:
             call = (positions, root, visible, tree, row, self.cache, self.mask, slots)
             logits = self.encoder.logits(self.module, words, *call)

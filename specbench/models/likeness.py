@@ -33,7 +33,7 @@ def reads_trees(model: LanguageModel, key: str) -> bool:
             f"{key} is a {type(model.module).__name__}, whose decoder does not follow the positions and masks that it "
             f"is given ({reason}): give another {kind}"
         )
-    return _difference(model, static_tree(PARENT, model.device), PATHS) is None
+    return model.recurrence is None and _difference(model, static_tree(PARENT, model.device), PATHS) is None
 
 
 def _difference(model: LanguageModel, tree: Tree | None, paths: Sequence[Sequence[int]]) -> str | None:
@@ -64,6 +64,7 @@ def _errors(model: LanguageModel, tree: Tree | None, paths: Sequence[Sequence[in
         model.encode(row, Job([], 0, 0, inputs[row]))
         model.read_row(text, row, 0, start)
     first = torch.tensor(STARTS, device=model.device)
+    model.cache.reserve([TEXT] * len(STARTS))
     found = model.forward(text[:, : len(PARENT) + 1].expand(2, -1), first, TEXT, tree=tree).float()  # [2, entries, V]
     errors = []
     for row, start in enumerate(STARTS):

@@ -29,7 +29,7 @@ from specbench.models.language_model import LanguageModel
 from specbench.models.likeness import reads_trees
 from specbench.models.mtp_weights import without_modules
 from specbench.models.quantization import quantise, refuse_quantised
-from specbench.models.recurrent import refuse_recurrent
+from specbench.models.recurrence import attending_layers, has_state, refuse_unknown_kinds
 from specbench.models.soundness import (
     refuse_bad_sizes,
     refuse_bad_stops,
@@ -181,10 +181,15 @@ def footprint(settings: PretrainedModel.Settings, role: str, dtype: torch.dtype)
     config = load_config(settings, role)
     with _reading(settings, role, "config"):
         module = without_memory(config, dtype, settings.trust_remote_code)
-        refuse_recurrent(module, f"{role}.path={settings.path}")
+        refuse_unknown_kinds(config, f"{role}.path={settings.path}")
         if config.is_encoder_decoder:
             refuse_decoder(module, f"{role}.path={settings.path}")
-        return Footprint.of(config, dtype, module)
+        found = Footprint.of(config, dtype, module)
+        text = config.get_text_config()
+        if has_state(text):
+            column = found.column * attending_layers(text) // found.layers
+            found = dataclasses.replace(found, recurrent=True, column=column)
+        return found
 
 
 def load_module(

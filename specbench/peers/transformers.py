@@ -46,7 +46,9 @@ class TransformersPeers(Peers):
         if not sampling.greedy:
             options |= {"temperature": sampling.temperature, "top_k": sampling.top_k, "top_p": sampling.top_p}
         ways: dict[str, dict[str, Any]] = {"generate": {}}
-        if gamma > 0:
+        if gamma > 0 and (target.recurrence or (drafter is not None and drafter.recurrence)):
+            log.warning("left out: assisted generation of transformers refuses models with a recurrent state")
+        elif gamma > 0:
             if drafter is not None and drafter.shared_tokens is not None:
                 log.warning("left out: assisted generation of transformers, whose tokenizers are one here")
             elif drafter is not None and drafter.own_vocab_size != target.vocab_size:

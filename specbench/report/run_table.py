@@ -107,6 +107,8 @@ def _costs(result: dict[str, Any]) -> Rows:
         return
     yield "c", number(cost["c"], 3), f"{_range(cost, 'c')}drafter step / target step of {step:.2f} ms"
     yield "v", number(cost["v"], 3), f"{_range(cost, 'v')}verify call / target step; 3.8 assumes 1"
+    if (again := cost.get("read_again")) is not None:
+        yield "  reading again", number(again, 3), "of v: kept tokens, behind a state from before the round"
     yield "o", number(cost["o"], 3), f"{_range(cost, 'o')}rest of a round / target step; 3.8 assumes 0"
 
 

@@ -195,6 +195,7 @@ def costs(record: Record, by_gamma: list[RoundCost], halves: list[HalfCosts], su
     steps = round(sum(r.steps / r.rows for result in record.results for r in result.speculative.rounds))
     drafter_step = sum(laps[Lap.DRAFT] for laps in ours) / steps if steps else None
     verify = sum(laps[Lap.VERIFY] for laps in ours) / calls
+    again = sum(laps[Lap.READ_AGAIN] for laps in ours)
     others = sum(laps[Lap.WALL] - laps[Lap.DRAFT] - laps[Lap.VERIFY] for laps in ours)
     return Cost(
         c=drafter_step / step if drafter_step is not None else None,
@@ -208,6 +209,7 @@ def costs(record: Record, by_gamma: list[RoundCost], halves: list[HalfCosts], su
         ci95=sums.intervals(cost_ratios),
         **prefills(sums.point),
         halves=halves,
+        read_again=again / calls / step if again else None,
     )
 
 
