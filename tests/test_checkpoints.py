@@ -41,6 +41,7 @@ BERT = dict(SIZES, model_type="bert")
 SHARD = "model-00002-of-00003.safetensors"
 LAYER_1 = "model.layers.1.mlp.up_proj.weight"
 
+OF_MAMBA = '{"model_type": "mamba", "vocab_size": 4160, "hidden_size": 16, "num_hidden_layers": 1}'
 BROKEN = {
     # tensors
     "a tensor is missing": (pop(LAYER_1), f"lacks {LAYER_1}"),
@@ -115,7 +116,7 @@ BROKEN = {
     "an unknown kind of rope": (config(rope_parameters={"rope_type": "nope", "rope_theta": 1e4}), "nope"),
     "an encoder of sounds": (content("config.json", '{"model_type": "whisper"}'), "reads no text"),
     "no language model": (content("config.json", '{"model_type": "vit"}'), "vocab_size=None in its config"),
-    "Mamba": (content("config.json", '{"model_type": "mamba"}'), "rolled back"),
+    "Mamba with other weights": (content("config.json", OF_MAMBA), "lacks backbone."),
     "a package that is not here": (config(quantization_config={"quant_method": "hqq"}), "could not be loaded"),
     "an unknown quantization": (config(quantization_config={"quant_method": "nope"}), "nope"),
     "code of its own": (config(model_type="own", auto_map={"AutoConfig": "own.C"}), ".trust_remote_code=true"),
