@@ -20,7 +20,7 @@ HIDDEN_NAMES = ("hidden_size", "d_model", "n_embd", "word_embed_proj_dim", "embe
                 "output_embedding_size", "emb_dim", "attention_hidden_size", "embedding_dim", "lru_width",
                 "pronunciation_embed_dim", "shape_embed_dim", "kv_lora_rank", "q_lora_rank", "dim_model_base",
                 "hidden_size_per_layer_input", "ple_embed_dim", "axial_hidden_size", "backbone_hidden_size",
-                "vision_output_dim", "attention_head_dim")  # fmt: skip
+                "vision_output_dim", "attention_head_dim", "adapter_in_dim", "adapter_input_size")  # fmt: skip
 HEADS_NAMES = ("num_attention_heads", "n_head", "n_heads", "num_heads", "encoder_attention_heads",
                "decoder_attention_heads", "num_encoder_attention_heads", "num_decoder_attention_heads",
                "attention_heads", "swa_num_attention_heads", "index_n_heads", "linear_num_value_heads",
@@ -55,10 +55,12 @@ SIZES: dict[str, int] = {
 # What sizes alone do not say: constraints between them, and switches that make a decoder of a model.
 MLA: dict[str, Any] = {"num_key_value_heads": HEADS}
 SMALL_HEADS: dict[str, Any] = {"head_dim": HEAD, "num_key_value_heads": KEY_HEADS}
+ASSISTANT = {"hidden_size_per_layer_input": 0, "enable_moe_block": False, "use_double_wide_mlp": False,
+             "vocab_size_per_layer_input": 0}  # fmt: skip
 OTHERS: dict[str, dict[str, Any]] = {
-    **dict.fromkeys(("axk1", "axk2", "bailing_hybrid", "deepseek_v2", "deepseek_v3", "deepseek_v32", "dots3_note",
-                     "dots3_note_text", "glm4_moe_lite", "glm_moe_dsa", "kimi_linear", "longcat_flash", "minicpm3",
-                     "youtu"), MLA),
+    **dict.fromkeys(("axk1", "axk2", "bailing_hybrid", "deepseek_v2", "deepseek_v3", "deepseek_v32",
+                     "dots3_note_text", "glm4_moe_lite", "glm_moe_dsa", "kimi_linear", "longcat_flash",
+                     "minicpm3", "youtu"), MLA),
     "hunyuan_v1_dense": SMALL_HEADS,
     "ministral": SMALL_HEADS,
     "hunyuan_v1_moe": {"head_dim": HEAD, "num_key_value_heads": KEY_HEADS, "num_experts": 4, "moe_topk": 2},
@@ -87,21 +89,37 @@ OTHERS: dict[str, dict[str, Any]] = {
     "zamba": {"num_hidden_layers": 4,
               "layers_block_type": ["linear_attention", "linear_attention", "hybrid", "hybrid"]},
     "xlnet": {"mem_len": None},
+    "dots3_note": {"text_config": MLA},
+    "gemma4_assistant": {"text_config": ASSISTANT | {"num_hidden_layers": 2, "num_kv_shared_layers": 2}},
+    "gemma4_unified_assistant": {"text_config": {"num_hidden_layers": 2, "num_kv_shared_layers": 2}},
     "zaya": {"num_experts_per_tok": 1},
 }  # fmt: skip
+
+
+PARTS = ("text_config",)
+# Some configurations cannot be made without these.
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "gemma4_assistant": {"text_config": ASSISTANT | {"num_hidden_layers": 4, "num_kv_shared_layers": 4}},
+}
 
 
 def tiny_config(model_type: str, **more: Any) -> transformers.PretrainedConfig:
     """The configuration of an architecture with tiny sizes; errors are those of transformers."""
     kind: Any = transformers.CONFIG_MAPPING[model_type]
     own = OTHERS.get(model_type, {})
-    default = kind()
-    values = small(default) | own | more
+    default = kind(**DEFAULTS.get(model_type, {}))
+    values = merged(small(default), own | more)
     if default.is_encoder_decoder:
         values["is_encoder_decoder"] = False
     if hasattr(default, "is_decoder"):
         values["is_decoder"] = True
     return kind(**values)
+
+
+def merged(values: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
+    """The values with more; those of a part that is in both are joined."""
+    both = {name: values[name] | more[name] for name in PARTS if name in values and name in more}
+    return values | more | both
 
 
 def small(config: transformers.PretrainedConfig) -> dict[str, Any]:
