@@ -66,6 +66,7 @@ class TabularConfig:
     max_position_embeddings: int
     _attn_implementation: str = "sdpa"
     is_encoder_decoder: bool = False
+    model_type: str = "tabular"
 
     def get_text_config(self) -> "TabularConfig":
         return self

@@ -22,7 +22,8 @@ from specbench.executors.eager import EagerExecutor
 from specbench.gamma_policies.fixed import FixedGamma
 from specbench.models import pretrained
 from specbench.models.likeness import reads_trees
-from specbench.models.pretrained import PretrainedModel, footprint, load_tokenizer
+from specbench.models.pretrained import PretrainedModel, footprint
+from specbench.models.recurrence import Recurrence, load_tokenizer
 from specbench.settings import ConfigError
 
 PROMPTS = ([5, 9, 33, 17, 8], [40, 12, 7, 3, 44, 52, 6, 29], [11, 20, 31])
@@ -50,6 +51,7 @@ def loaded(model_type: str, **more) -> PretrainedModel:
     context = Context(torch.device("cpu"), torch.float32, Sampling(), StaticCache, EagerExecutor())
     model = PretrainedModel(settings, context, "target")
     spread(model.module)
+    model.recurrence = Recurrence.of(model.module, model.mask, f"target.path={folder}")
     model.trees = reads_trees(model, f"target.path={folder}")  # with weights of which each matters
     model.module.generation_config = GenerationConfig()  # of the model's own law
     return model
