@@ -22,8 +22,8 @@ from specbench.executors.eager import EagerExecutor
 from specbench.gamma_policies.fixed import FixedGamma
 from specbench.models import pretrained
 from specbench.models.likeness import reads_trees
-from specbench.models.pretrained import PretrainedModel, footprint
-from specbench.models.recurrence import Recurrence, load_tokenizer
+from specbench.models.pretrained import PretrainedModel, footprint, load_tokenizer
+from specbench.models.recurrence import Recurrence
 from specbench.settings import ConfigError
 
 PROMPTS = ([5, 9, 33, 17, 8], [40, 12, 7, 3, 44, 52, 6, 29], [11, 20, 31])
