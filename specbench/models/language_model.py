@@ -175,6 +175,7 @@ class LanguageModel(Target):
         if cache is None or cache.rows != rows or cache.capacity < columns or not cache.fixed_shapes:
             self._cache = None  # frees its memory before the next one is made
             self._cache = self.new_cache(rows, self.executor.columns(columns))
+            self._cache.contiguous = self.decoder.contiguous
         elif again:
             cache.reopen()
         else:
