@@ -20,7 +20,8 @@ HIDDEN_NAMES = ("hidden_size", "d_model", "n_embd", "word_embed_proj_dim", "embe
                 "output_embedding_size", "emb_dim", "attention_hidden_size", "embedding_dim", "lru_width",
                 "pronunciation_embed_dim", "shape_embed_dim", "kv_lora_rank", "q_lora_rank", "dim_model_base",
                 "hidden_size_per_layer_input", "ple_embed_dim", "axial_hidden_size", "backbone_hidden_size",
-                "vision_output_dim", "attention_head_dim", "adapter_in_dim", "adapter_input_size")  # fmt: skip
+                "vision_output_dim", "attention_head_dim", "adapter_in_dim", "adapter_out_dim",
+                "adapter_input_size")  # fmt: skip
 HEADS_NAMES = ("num_attention_heads", "n_head", "n_heads", "num_heads", "encoder_attention_heads",
                "decoder_attention_heads", "num_encoder_attention_heads", "num_decoder_attention_heads",
                "attention_heads", "swa_num_attention_heads", "index_n_heads", "linear_num_value_heads",
@@ -84,6 +85,7 @@ OTHERS: dict[str, dict[str, Any]] = {
     "reformer": {"axial_pos_embds_dim": [8, 24], "axial_pos_shape": [8, 8], "attn_layers": ["local", "lsh"]},
     "xmod": {"default_language": "en_XX"},
     "xlstm": {"num_heads": 2},
+    "lfm2": {"layer_types": ["conv", "full_attention"]},
     "lfm2_moe": {"num_dense_layers": 1, "layer_types": ["conv", "full_attention"]},
     "deepseek_v2": MLA | {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 2, "topk_group": 1},
     "zamba": {"num_hidden_layers": 4, "attention_hidden_size": 2 * HIDDEN, "attention_head_dim": 2 * HIDDEN // HEADS,

@@ -220,7 +220,8 @@ class PagedCache(SlotCache):
         stored.index_copy_(0, self.targets.flatten(), new.transpose(1, 2).flatten(0, 1))
 
     def read(self, stored: Tensor) -> Tensor:
-        return stored[self.columns].transpose(1, 2)  # [b, heads, visible, head size]
+        found = stored[self.columns].transpose(1, 2)  # [b, heads, visible, head size]
+        return found.contiguous() if self.contiguous else found
 
     def bytes(self) -> int:
         return sum(pool.nbytes for pool in self.pools)

@@ -32,6 +32,7 @@ class SlotCache(Component, Cache):
         self.visible = 0  # columns that attention reads
         self.row: int | None = None  # the only row being forwarded, or None for the first b
         self.numbers: dict[Any, int] = {}  # of the parts of the model that store something
+        self.contiguous = False  # whether the model's attention needs the visible columns in one piece
         self.in_blocks = False  # whether `update` returns blocks of columns instead of the visible ones
 
     @classmethod

@@ -29,6 +29,8 @@ class Decoder:
         self.takes_positions = "position_ids" in accepted or ("kwargs" in accepted and "position_ids" in inner)
         decoder = _decoder_of(module)
         self.first = _first_position(stock)
+        # The attention functions of transformers take any strides; attention that a model writes itself may not.
+        self.contiguous = not (isinstance(stock, PreTrainedModel) and stock.is_backend_compatible())
         own = OwnPositions(decoder)
         self.own = own if own.any else None
         self.embedding = None if self.takes_positions or self.own or not places else Positions(decoder)

@@ -193,6 +193,7 @@ class LanguageModel(Target):
         if cache is None or cache.rows != rows or cache.capacity < columns or not cache.fixed_shapes:
             self._cache = None  # frees its memory before the next one is made
             made = self.new_cache(rows, self.executor.columns(columns))
+            made.contiguous = self.decoder.contiguous
             self._cache = made if self.recurrence is None else self.recurrence.cache(made)
         elif again:
             cache.reopen()
