@@ -45,7 +45,7 @@ class Footprint:
             weights=sum(t.nbytes for t in (*module.parameters(), *module.buffers())),
             column=2 * sum(map(_values_per_column, _layers(text))) * dtype.itemsize,
             layers=text.num_hidden_layers,
-            context=getattr(text, "max_position_embeddings", None) or UNLIMITED_CONTEXT,
+            context=context_of(text, "decoder"),
             vocab_size=text.vocab_size,
             widest=2 * (max(inner) if isinstance(inner, list) else inner) + 4 * text.hidden_size,
         )
@@ -92,8 +92,8 @@ def _values_per_column(layer: Any) -> int:
 
 
 def context_of(config: transformers.PretrainedConfig, side: str) -> int:
-    """Tokens that the encoder or the decoder, `side`, reads at most. LED has one number for each."""
-    names = (f"max_{side}_position_embeddings", "max_position_embeddings")
+    """Tokens that the encoder or the decoder, `side`, reads at most. LED has one number for each, MPT its own name."""
+    names = (f"max_{side}_position_embeddings", "max_position_embeddings", "max_seq_len")
     return int(next((found for name in names if (found := getattr(config, name, None))), UNLIMITED_CONTEXT))
 
 

@@ -169,3 +169,28 @@ def test_tokens_that_are_spelt_alike_are_shared():
     assert found.is_shared.tolist() == [True, True, False, True, False, False] and found.shared == 3
     q = found.fit(torch.tensor([1.0, 2.0, 3.0, 4.0])).softmax(-1)
     assert torch.allclose(q[[0, 1, 3]], torch.tensor([2.0, 1.0, 4.0]).softmax(-1)) and q[[2, 4, 5]].sum() == 0
+
+
+def test_two_tokens_of_the_target_never_share_one_of_the_drafter():
+    """The end of a text pairs the tokenizers' own ends, whatever else is spelt as they are; and of two tokens of the
+    target that are spelt alike the second is not shared, but read as its text."""
+
+    class Words:
+        def __init__(self, vocabulary, end):
+            self.vocabulary, self.eos_token_id = vocabulary, end
+
+        def get_vocab(self):
+            return self.vocabulary
+
+        def decode(self, tokens):
+            return next(word for word, index in self.vocabulary.items() if index == tokens[0])
+
+        def __call__(self, texts, **options):
+            known = {word.replace("▁", " "): index for word, index in reversed(self.vocabulary.items())}
+            return {"input_ids": [[known[text]] for text in texts]}
+
+    words = {"a": 0, "<|im_end|>": 1, "<|endoftext|>": 2}
+    found = intersection(Words(words, 1), Words(words, 2), 3, 3, torch.device("cpu"))
+    assert found.own_of.tolist() == [0, 2, 2] and found.is_shared.tolist() == [True, True, False]
+    alike = intersection(Words({"▁a": 0, " a": 1}, None), Words({" a": 0}, None), 2, 1, torch.device("cpu"))
+    assert alike.own_of.tolist() == [0, 0] and alike.is_shared.tolist() == [True, False]

@@ -28,7 +28,7 @@ LAYER = {"enorm": "embedding_norm", "hnorm": "hidden_norm", "eh_proj": "projecti
 OWN = {"pre_fc_norm_embedding": "embedding_norm", "pre_fc_norm_hidden": "hidden_norm", "fc": "projection",
        "norm": "norm"}  # fmt: skip
 SHARED = ("shared_head.head", "embed_tokens")  # copies of the target's matrices
-ADVICE = "choose a target that has one (DeepSeek-V3, GLM-4.5, Qwen3-Next), or train one with method=mtp"
+ADVICE = "choose a target that has one (DeepSeek-V3, GLM-4.5), or train one with method=mtp"
 
 
 def place_of(name: str, layers: int) -> tuple[int, str] | None:

@@ -62,7 +62,10 @@ class Recurrence:
         keeper = keeper_of(module, mask.config)
         if keeper is not None:
             return Recurrence(module, keeper, mask, name)
-        if getattr(module, "_is_stateful", False) or "cache_params" in inspect.signature(module.forward).parameters:
+        kinds = set(getattr(mask.config, "layer_types", None) or [])
+        attends_alone = bool(kinds) and kinds <= ATTENTION  # as some models of architectures that may have a state
+        takes_state = "cache_params" in inspect.signature(module.forward).parameters
+        if not attends_alone and (getattr(module, "_is_stateful", False) or takes_state):
             raise ConfigError(
                 f"{name} is a {type(module).__name__}, whose recurrent state is kept in a way that is not known: give "
                 "another model"

@@ -70,16 +70,21 @@ def intersection(target: Any, drafter: Any, wanted: int, own: int, device: torch
     """The intersection of two tokenizers' vocabularies: tokens that are spelt alike, and the ends of a text. The target
     has `wanted` rows and the drafter `own`. For a token that the drafter lacks it reads the last one of its spelling of
     the same text."""
-    known = spelt(drafter.get_vocab())
+    known = {word: index for index, word in reversed(spelt(drafter.get_vocab()))}  # the first of several spelt alike
     ends = (target.eos_token_id, drafter.eos_token_id)
+    paired = None not in ends
     own_of, is_shared = torch.zeros(wanted, dtype=torch.long), torch.zeros(wanted, dtype=torch.bool)
-    missing = []
-    for token, index in spelt(target.get_vocab()).items():
-        there = ends[1] if index == ends[0] and None not in ends else known.get(token)
-        if there is not None and there < own and index < wanted:
-            own_of[index], is_shared[index] = there, True
-        elif index < wanted:
+    missing, taken = [], {ends[1]} if paired else set()
+    for index, word in spelt(target.get_vocab()):
+        if index >= wanted:
+            continue
+        ends_text = paired and index == ends[0]
+        there = ends[1] if ends_text else known.get(word)
+        if there is None or there >= own or (there in taken and not ends_text):
             missing.append(index)
+        else:
+            own_of[index], is_shared[index] = there, True
+            taken.add(there)
     if missing:
         texts = [target.decode([index]) for index in missing]
         read = drafter(texts, add_special_tokens=False, verbose=False)["input_ids"]
@@ -87,11 +92,11 @@ def intersection(target: Any, drafter: Any, wanted: int, own: int, device: torch
     return Intersection(own_of.to(device), is_shared.to(device), own)
 
 
-def spelt(vocabulary: Mapping[str, int]) -> dict[str, int]:
-    """A vocabulary in which every tokenizer's sign for a space is a space."""
-    found: dict[str, int] = {}
+def spelt(vocabulary: Mapping[str, int]) -> list[tuple[int, str]]:
+    """The tokens of a vocabulary in their order: number, and spelling, with a space for every sign of one."""
+    found = []
     for token, index in sorted(vocabulary.items(), key=lambda entry: entry[1]):
         for sign in SPACES:
             token = token.replace(sign, " ")
-        found.setdefault(token, index)
+        found.append((index, token))
     return found
