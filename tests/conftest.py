@@ -307,6 +307,7 @@ def self_drafter(kind: str, target: LanguageModel, drafter_model: LanguageModel 
         return SelfQuantizedDrafter(model, target.vocab_size, 5)
     if kind == "mtp":
         module = pair_table(drafter_model.module) if tabular else first_layer_of_pairs(target.module)
+        module.to(target.device, target.dtype)
         return MtpDrafter(MtpModel(module, target, kind, target.sampling, gamma=4), target.vocab_size, 4)
     own = kind == "non_autoregressive"
     model = drafter_model if own else BorrowedCache(target.module, target, "ahead", target.sampling)

@@ -269,7 +269,10 @@ def test_attention_that_is_not_plain_is_left_to_sdpa(tables):
     config = GptOssConfig(hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
                           num_key_value_heads=1, head_dim=16, vocab_size=64, num_local_experts=2,
                           num_experts_per_tok=1, sliding_window=8, pad_token_id=0)  # fmt: skip
-    sinks = language_model(GptOssForCausalLM(config).eval().to(DEVICE), "triton")
+    alone = GptOssForCausalLM(config).eval().to(DEVICE)
+    assert "has no SDPA" in kernel_attention.refusal(alone, torch.device(DEVICE))
+    alone.config._attn_implementation = "sdpa"
+    sinks = language_model(alone, "triton")
     with pytest.raises(ConfigError, match=r"triton is not possible for tiny: GptOssAttention .* with s_aux"):
         kernel_attention.check("triton", sinks)
 
