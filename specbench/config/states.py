@@ -21,6 +21,7 @@ def refuse_states(checked: Checked, models: Sequence[Footprint]) -> None:
     for key, value, possible, others in (
         ("drafter", drafter.name, fits and not drafter.kind.trees, "model, ngram or prompt_lookup"),
         ("executor", executor.name, executor.kind.runs_recurrent, "auto, eager or prepacked"),
+        ("executor.compile", "true", getattr(executor.settings, "compile", None) != "true", "auto or false"),
         ("attention", checked.root.attention, checked.root.attention != "triton", "sdpa"),
         ("decoding", chosen["decoding"].name, chosen["decoding"].name != "beam", "sampling"),
     ):
