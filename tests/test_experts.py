@@ -88,3 +88,15 @@ def test_a_run_shows_what_its_calls_wake(tmp_path):
     one = sum(p.nbytes for layer in parts.target.expert_layers for p in layer.parameters()) / 8
     rest = parts.target.step_bytes - 2 * one
     assert found.weights_v == pytest.approx((rest + found.verify * one) / (rest + 2 * one))
+
+
+def test_several_calls_of_a_round_are_not_taken_for_one(tmp_path):
+    """A model that moves its state on token by token verifies in gamma + 1 calls, of which no one is counted."""
+    folder = checkpoint(tmp_path / "jamba", model_type="jamba", num_experts=8, num_experts_per_tok=2,
+                        attn_layer_period=2, attn_layer_offset=1, expert_layer_period=2, expert_layer_offset=1,
+                        mamba_d_state=8, mamba_dt_rank=4)  # fmt: skip
+    parts = parts_of("target=model", f"target.path={folder}", "drafter=random", "gamma=3", "max_new_tokens=4",
+                     "executor=eager", "verdict_tokens=0")  # fmt: skip
+    result, _ = run(parts, tmp_path / "run")
+    assert parts.target.expert_layers and parts.target.experts_by_token == 2
+    assert result.experts is None

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from checkpoints import checkpoint
-from conftest import CACHES, DigitTokenizer, V, call, small, verifier_of
+from conftest import CACHES, DigitTokenizer, V, call, parts_of, small, verifier_of
 from tabular import RecurrentMarkov
 from test_law import FEW, SAMPLING, Law, new_tokens, start, worst_excess
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
@@ -27,6 +27,7 @@ from specbench.decoding.speculative import decode_speculative
 from specbench.decoding.state import Job, State
 from specbench.drafters.model import ModelDrafter
 from specbench.executors.eager import EagerExecutor
+from specbench.executors.programs import Programs
 from specbench.gamma_policies.fixed import FixedGamma
 from specbench.models.language_model import LanguageModel
 from specbench.settings import ConfigError
@@ -258,12 +259,97 @@ def test_a_run(folders, monkeypatch, tmp_path, capsys):
     assert "reading again" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("kind", ["mamba", "llama"])
+def test_no_program_is_used_or_made(kind, folders, monkeypatch, tmp_path):
+    """Although some are stored and others may be made. Negative control: a model without a state."""
+    monkeypatch.setattr(Programs, "any", True)
+    folder = folders[kind] if kind in folders else checkpoint(tmp_path / kind)
+    executor = parts_of("target=model", f"target.path={folder}", "drafter=ngram", "executor=auto").target.executor
+    assert executor.fixed_shapes == (executor.programs.folder is not None) == (kind == "llama")
+    assert (executor.leaf(abs) is abs) == (kind == "mamba")
+    executor.fixed_shapes, executor.decided = False, True  # after a warm-up without programs
+    assert (executor.compile_seconds(10) is None) == (kind == "mamba")
+
+
+@pytest.mark.parametrize("kind", ["mamba", "qwen3_next"])
+def test_rounds_without_guesses_forget_those_of_the_round_before(kind):
+    """After a rejected draft and rounds that draft nothing, q is the module's own."""
+    state = State.start([Job([3, 5, 7, 9, 3], 24, 0)], [], GAMMA + 1, torch.device("cpu"))
+    drafter = ModelDrafter(model_of(module_of(kind), 1.0, StaticCache), 64, GAMMA)
+    drafter.begin(state)
+    for gamma in (GAMMA, 0, 0, GAMMA):
+        draft, length = drafter.propose(state, [gamma]), state.lengths[0]
+        if gamma:
+            text = torch.cat([state.tokens[:, :length], draft.tokens], 1)
+            expected = module_of(kind)(input_ids=text, use_cache=False).logits.softmax(-1)
+            assert torch.allclose(draft.probs.float(), expected[:, length - 1 : -1], atol=1e-4)
+            token = (int(draft.tokens[0, 0]) + 1) % 64  # the first guess is rejected
+        state.tokens[0, length] = token
+        state.length.add_(1)
+        state.lengths[0] += 1
+
+
+def test_a_prompt_that_is_read_beside_rows_adds_no_states():
+    """A round's are still there behind it: row 0 goes back to one of them."""
+    model = model_of(module_of("mamba"), 0.0, StaticCache)
+    jobs = [Job([3, 5, 7, 9, 3], 24, 0), Job([8, 8, 2, 4, 6, 1, 2, 3, 4, 5, 6, 7], 24, 1)]
+    state = State.start(jobs, [], GAMMA + 1, torch.device("cpu"))
+    model.allocate(2, state.tokens.shape[1])
+    model.read(state, 0, 0, 4)
+    model.read(state, 1, 0, 2)
+    visible = model.make_room([4, 2], GAMMA + 1, [True, False])
+    model.forward(state.tokens[:, 4 : 5 + GAMMA], torch.tensor([4, 2]), visible)
+    assert len(model.cache.kept) == GAMMA + 2
+    model.read(state, 1, 2, 11)
+    assert len(model.cache.kept) == GAMMA + 2
+    assert model.cache.point_before(0, 6) == 6 and model.cache.point_before(1, 11) == 11
+
+
+def test_rows_that_are_read_one_after_the_other_keep_no_more_states(monkeypatch):
+    counts, after = [], RecurrentCache.after
+
+    def counted(cache, states, tokens):
+        after(cache, states, tokens)
+        counts.append(len(cache.kept))
+
+    monkeypatch.setattr(RecurrentCache, "after", counted)
+    target, helper = (model_of(module_of("rwkv", seed), 0.0, StaticCache) for seed in (0, 1))
+    assert decode(target, helper, rows=2, chunk=3).texts == generated("rwkv")
+    assert max(counts) == GAMMA + 1  # those before and after each of the drafter's steps
+
+
+def test_rows_of_rwkv_are_apart_also_token_by_token():
+    """Logits of two rows behind their states are those of each text alone."""
+    model = model_of(module_of("rwkv"), 0.0, StaticCache)
+    model.recurrence.one_by_one = True
+    texts = torch.tensor([[3, 5, 7, 9, 3], [9, 1, 4, 2, 8]])
+    model.allocate(2, 8)
+    model.logits(texts[:, :2], [0, 0])
+    found = model.logits(texts[:, 2:], [2, 2])
+    for row in range(2):
+        expected = module_of("rwkv")(input_ids=texts[row : row + 1], use_cache=False).logits[:, 2:]
+        assert torch.allclose(found[row : row + 1], expected, atol=1e-4)
+
+
+def test_parts_of_the_model_have_columns_of_their_own():
+    """Keys and values of attention, and the keys with which sparse attention chooses, in any order of layers."""
+    found = RecurrentCache(StaticCache(1, 4))
+    found.place(torch.arange(2)[None], 2)
+    for layer in (1, 3):
+        new = torch.full((1, 1, 2, 4), float(layer))
+        found.update(new, -new, layer)
+        found.update_indexer(10 * new[:, 0], layer)
+    stored = [float(tensor[:, :, :2].mean()) for tensor in found.tensors() if tensor.numel()]
+    assert stored == [1, 10, 3, 30, -1, -3]
+
+
 @pytest.mark.parametrize(
     ("override", "choose"),
     [
         ("drafter=tree", "drafter=model, ngram or prompt_lookup"),
         ("executor=compiled", "executor=auto, eager or prepacked"),
         ("executor=openvino", "executor=auto, eager or prepacked"),
+        ("executor.compile=true", "executor.compile=auto or false"),
         ("attention=triton", "attention=sdpa"),
         ("decoding=beam", "decoding=sampling"),
     ],

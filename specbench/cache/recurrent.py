@@ -24,7 +24,7 @@ class Kept(NamedTuple):
 
 
 class RecurrentCache(SlotCache):
-    """`columns` holds keys and values of attention layers, numbered in the order in which they appear.
+    """`columns` holds keys and values of attention layers.
 
     The model calls `before` and `after` around each forward. Only rows that `reserve` has been told of are changed: the
     others, which are idle or whose prompt is still being read, keep their state, whatever the forward computes for
@@ -37,7 +37,6 @@ class RecurrentCache(SlotCache):
         """`initial` has the values of a state that has read nothing, by name; 0 unless given."""
         super().__init__(columns.rows, columns.capacity)
         self.columns, self.initial = columns, initial or {}
-        self.numbers: dict[int, int] = {}  # of the attention layers, by their index in the model
         self.now = Kept([0] * columns.rows, {})
         self.kept: list[Kept] = []
         self.keeps_all = False  # whether the state after each forward is kept
@@ -80,7 +79,14 @@ class RecurrentCache(SlotCache):
             states = found
         self.now = Kept(read, states)
         if self.keeps_all:
+            if self._spare(self.kept[-1], [*self.kept[:-1], self.now]):
+                self.kept.pop()
             self.kept.append(self.now)
+
+    @staticmethod
+    def _spare(kept: Kept, others: Sequence[Kept]) -> bool:
+        """Whether each row of a kept state is in another one too: rows may be read one after the other."""
+        return all(any(other.read[row] == read for other in others) for row, read in enumerate(kept.read))
 
     def _rows_of_forward(self) -> range:
         return range(len(self.slots)) if self.row is None else range(self.row, self.row + 1)
@@ -131,14 +137,18 @@ class RecurrentCache(SlotCache):
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: object, **kwargs: object
     ) -> tuple[Tensor, Tensor]:
-        return self.columns.update(key_states, value_states, self.numbers.setdefault(layer_idx, len(self.numbers)))
+        return self.columns.update(key_states, value_states, layer_idx)
+
+    def update_indexer(self, key_states: Tensor, layer_idx: int) -> Tensor:
+        return self.columns.update_indexer(key_states, layer_idx)
 
     def stored(self, layer_idx: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         return self.columns.stored(layer_idx, keys, values)
 
     def reserve(self, lengths: Sequence[int]) -> None:
+        """Also has the next forwards change these rows alone, and no state after them kept unless `keep` follows."""
         self.columns.reserve(lengths)
-        self.changes = [length > 0 for length in lengths]
+        self.changes, self.keeps_all = [length > 0 for length in lengths], False
 
     def may_admit(self, tokens: Sequence[int], columns: int) -> bool:
         return self.columns.may_admit(tokens[:1], columns)

@@ -141,6 +141,8 @@ def memory_budget(
     ]
     refuse_encoders(checked, footprints)
     refuse_states(checked, footprints)
+    if any(model.recurrent for model in footprints):
+        context.executor.without_programs()
     refuse_more_than_the_target_has(checked, context.gamma, footprints[0])
     settings = chosen["target"].settings
     tokenizer = load_tokenizer(settings, "target")

@@ -21,6 +21,7 @@ def refuse_states(checked: Checked, models: Sequence[Footprint]) -> None:
     for key, value, possible, others in (
         ("drafter", drafter.name, fits and not drafter.kind.trees, "model, ngram or prompt_lookup"),
         ("executor", executor.name, executor.kind.runs_recurrent, "auto, eager or prepacked"),
+        ("executor.compile", "true", getattr(executor.settings, "compile", None) != "true", "auto or false"),
         ("attention", checked.root.attention, checked.root.attention != "triton", "sdpa"),
         ("decoding", chosen["decoding"].name, chosen["decoding"].name != "beam", "sampling"),
     ):
@@ -40,11 +41,13 @@ def _with_state(checked: Checked, models: Sequence[Footprint]) -> Iterator[str]:
 
 
 def refuse_states_that_do_not_fit(models: Sequence[Model], rows: int, gamma: int) -> None:
-    """Raises ConfigError if the device has no room for the states that a round keeps: one for each token read."""
-    needed = sum(int(model.state_bytes) for model in models) * rows * (gamma + 2)
+    """Raises ConfigError if the device has no room for the states that are kept: one for each token that a round reads,
+    one from before it, and one that a prompt beside it is read into."""
+    kept = gamma + 3
+    needed = sum(int(model.state_bytes) for model in models) * rows * kept
     free = free_bytes(models[0].device)
     if needed > free:
         raise ConfigError(
-            f"the run needs {size(needed)} for recurrent states, {gamma + 2} of each of {rows} rows, but {size(free)} "
+            f"the run needs {size(needed)} for recurrent states, {kept} of each of {rows} rows, but {size(free)} "
             "are free: use a smaller batch_size or gamma"
         )

@@ -140,6 +140,10 @@ class Executor(Component):
         """Whether the programs that a run lacks are made for this work; if so, the run is warmed up once more."""
         return False
 
+    def without_programs(self) -> None:
+        """Called before any model is loaded if one of them has a recurrent state, which compiled programs would not
+        keep: from now on none is used or made."""
+
     def telling(self, tell: Callable[[str], None]) -> None:
         """From now on `tell` is called with what is going on while programs are made."""
 

@@ -66,6 +66,7 @@ class Model(Component, ABC):
     operations_per_token: float  # multiply-adds with weights: what c_hat compares (Definition 3.10)
     cached: list[int]  # by row, the number of leading tokens in the cache
     state_bytes: float = 0  # bytes of one row's recurrent state, if it has one
+    one_by_one: bool = False  # whether every token behind a recurrent state has a forward of its own
 
     @property
     @abstractmethod

@@ -96,6 +96,8 @@ class ModelDrafter(Drafter):
     def propose(self, state: State, gamma: list[int]) -> Draft:
         steps = self.steps(gamma)
         if steps == 0:
+            if self.model.recurrence is not None:  # kept states of rejected guesses would be taken for read tokens
+                self._catch_up(state)
             return Draft.empty(state.batch_size, state.tokens.device)
         width = self._catch_up(state)
         starts = [length - width for length in state.reach]

@@ -143,6 +143,10 @@ class AutoExecutor(Executor):
             self.incomplete, self.leaves, self.programs.found = 0, {}, 0
         return found.compile
 
+    def without_programs(self) -> None:
+        self.programs = Programs(None)
+        self.compiles = self.may_compile = self.fixed_shapes = False
+
     def telling(self, tell: Callable[[str], None]) -> None:
         self.programs.tell = tell
 

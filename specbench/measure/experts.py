@@ -57,10 +57,11 @@ class ExpertCounter:
 
 
 def woken_experts(target: Model, groups: Sequence[Group]) -> Experts | None:
-    """What calls of plain decoding and the target calls of rounds woke; None if nothing was heard."""
+    """What calls of plain decoding and the target calls of rounds woke; None if nothing was heard, or a round
+    has several target calls, because a recurrent state is moved on token by token."""
     layers, chosen = target.expert_layers, target.experts_by_token
     ways = [_together([getattr(g, way).woken for g in groups]) for way in ("baseline", "speculative")]
-    if chosen is None or not all(ways):
+    if chosen is None or target.one_by_one or not all(ways):
         return None
     experts: Any = layers[0].num_experts
     held = sum(p.nbytes for layer in layers for p in layer.parameters(recurse=False)) / experts  # one of every layer

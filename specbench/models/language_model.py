@@ -71,6 +71,7 @@ class LanguageModel(Target):
         self.encoder = Encoder(self.module, name) if module.config.is_encoder_decoder else None
         self.recurrence = Recurrence.of(self.module, self.mask, name)
         self.state_bytes = 0 if self.recurrence is None else self.recurrence.state_bytes
+        self.one_by_one = self.recurrence is not None and self.recurrence.one_by_one
         self.decoder = Decoder(module, self.module, self.recurrence is None)
         self.kernel_errors: list[Tensor] | None = None  # what each layer adds to when the kernel is checked
         self.kernel = kernel_attention.choose(attention, self.module, self.device, name)  # else SDPA

@@ -90,7 +90,7 @@ class Recurrence:
         at positions [b, N], in columns slots [b, N], of which attention sees `visible`. `row` is the only row of the
         forward, None for the first b. `model` has a module and a cache."""
         cache, (b, count) = model.cache, slots.shape
-        if self.keeper.steps_alone and b > 1 and count == 1:
+        if self.keeper.steps_alone and b > 1 and (count == 1 or self.one_by_one):
             alone = ({name: word[r : r + 1] for name, word in words.items()} for r in range(b))
             rows = zip(alone, slots.split(1), positions.split(1), range(b), strict=True)
             return torch.cat([self.logits(model, w, s, p, visible, r, keep_logits) for w, s, p, r in rows])
@@ -182,6 +182,7 @@ def recover(model: "LanguageModel", state: State, width: int) -> int:
     points = [model.cache.point_before(row, end) for row, end in enumerate(ends)]
     model.cached = [point if on else end for point, end, on in zip(points, ends, state.active, strict=True)]
     model.cache.truncate(model.cached)
+    model.cache.keep(every=False)  # states of rejected guesses are as long as texts to come
     missing = sum(end - begin for begin, end in zip(model.cached, ends, strict=True))
     read_rows(model, state, model.cached, ends, READ_CHUNK)
     return missing
