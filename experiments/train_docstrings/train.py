@@ -1,4 +1,4 @@
-"""Trains a T5 that writes the first sentence of a function's documentation string from its body, and a drafter.
+"""Trains a T5 that writes the first paragraph of a function's documentation string from its body, and a drafter.
 
     python experiments/train_docstrings/train.py --out FOLDER
 
