@@ -8,9 +8,11 @@ import torch
 from conftest import composed, parts_of
 from omegaconf import OmegaConf
 
-from specbench.data.docstrings import documented, pairs
+from specbench.data.docstrings import DocstringData, documented, pairs
 from specbench.data.prompts import load
 from specbench.data.unconditional import UnconditionalData
+from specbench.drafters.counts import training_tokens
+from specbench.paths import place_of
 from specbench.run.run import run
 from specbench.settings import ConfigError
 
@@ -120,6 +122,17 @@ def test_what_is_summarised_is_held_out():
     assert all(pair.summary not in pair.body and 3 <= len(pair.body.splitlines()) <= 40 for pair in found[:20])
 
 
+def test_what_training_has_seen_is_not_summarised():
+    """Of the held-out modules' functions some are in other modules, too."""
+    from specbench.data.stdlib_corpus import read_modules
+
+    training = "\n".join(read_modules(held_out=False).values())
+    found = {pair.name: pair.summary for pair in pairs(held_out=True)}
+    kept = [found[prompt.id] for prompt in DocstringData(limit=None).prompts()]
+    assert 50 < len(kept) < len(found) and not [summary for summary in kept if f'"""{summary}' in training]
+    assert [summary for summary in found.values() if f'"""{summary}' in training]
+
+
 def test_unconditional_prompts_differ_in_their_noise_alone():
     prompts = load(UnconditionalData(start=None, count=5, limit=3))
     assert [prompt.id for prompt in prompts] == ["1", "2", "3"] and {prompt.turns for prompt in prompts} == {("",)}
@@ -155,12 +168,26 @@ def test_a_shipped_pair_runs_from_its_drafter_alone(drafter, data, tmp_path):
     assert result.lossless.verdict == "passed" and result.counts.tested > 0 and result.alpha.mean < 1
 
 
-@pytest.mark.slow
-def test_a_translator_that_drafts_for_itself_is_always_accepted(tmp_path):
-    own = parts_of(
-        "drafter=ende", "drafter.path=shipped:ende/target", "data=ende", "max_new_tokens=8", "executor=eager"
-    )
+@pytest.mark.parametrize("pair", [pytest.param("ende", marks=SLOW), "bytes"])
+def test_a_target_that_drafts_for_itself_is_always_accepted(pair, tmp_path):
+    short = (f"data={TASKS[pair]}", "data.limit=1", "max_new_tokens=8", "executor=eager")
+    own = parts_of(f"drafter={pair}", f"drafter.path=shipped:{pair}/target", *short)
     assert run(own, tmp_path)[0].alpha.mean == pytest.approx(1)
+
+
+def test_drafters_of_counts_count_the_ends_of_a_translator_s_texts():
+    """One end for each line of own.de, and no unknown token for a line break; as one text it has the opposite. What the
+    drafter is given is the first."""
+    lines = Path(place_of("shipped:ende/own.de")).read_text(encoding="utf-8").splitlines()
+    parts = parts_of("drafter=ende_bigram", "data=ende", "data.limit=1", "max_new_tokens=2", "executor=eager")
+    tokenizer = parts.target.tokenizer
+    end, unknown = tokenizer.eos_token_id, tokenizer.unk_token_id
+    counted = [int(parts.drafter.unigram[token]) - 1 for token in (end, unknown)]
+    assert counted == [len(lines), 0] and len(lines) == 2500
+    whole = training_tokens("shipped:ende/own.de", tokenizer).bincount(minlength=3)
+    assert whole[end] == 0 and whole[unknown] == len(lines)
+    texts = tokenizer.decode(training_tokens("shipped:ende/own.de", tokenizer, by_line=True)).split("</s>")
+    assert [text.strip() for text in texts[:5]] == [line.strip() for line in lines[:5]]
 
 
 @pytest.mark.parametrize("target", ["ende", pytest.param("bytes", marks=SLOW)])

@@ -35,7 +35,7 @@ Interval = Sequence[float] | None
 
 
 def row(name: str, value: float, ci95: Interval, sign: str, target: float, part: str) -> Row:
-    """A line of the table; `sign` and `target` are what was asked for."""
+    """A line of the table; `sign` and `target` are the target, this project's own."""
     low, high = ci95 or (None, None)
     word = "met" if BOUNDS[sign](value, target) else "missed"
     if low is not None and high is not None and low < target < high:

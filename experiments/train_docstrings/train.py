@@ -1,10 +1,11 @@
-"""Trains a T5 that writes the first sentence of a function's documentation string from its body, and a drafter.
+"""Trains a T5 that writes the first paragraph of a function's documentation string from its body, and a drafter.
 
     python experiments/train_docstrings/train.py --out FOLDER
 
 A small counterpart of the paper's summarisation: long inputs, short outputs. The pairs are those of `data=docstrings`:
-functions of Python's standard library whose modules are not held out. Then 200 pairs for perplexity and BLEU. An
-interrupted training goes on where its last checkpoint was. Needs `pip install -e '.[train]'`.
+functions of Python's standard library, here of the modules that are not held out. The last 200 pairs, of the same
+modules, are kept for perplexity and BLEU. An interrupted training goes on where its last checkpoint was. Needs
+`pip install -e '.[train]'`.
 """
 
 import random

@@ -3,6 +3,7 @@
 import ast
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 
 from specbench.data.prompts import Data, Prompt
 from specbench.data.stdlib_corpus import read_modules
@@ -23,7 +24,8 @@ class Documented:
 
 class DocstringData(Data):
     """Functions of the modules that nothing is trained on, without their documentation strings: what a summary is to
-    be written of. `experiments/train_docstrings` trains a pair that does."""
+    be written of. Functions that the other modules have, too, are left out. `experiments/train_docstrings` trains a
+    pair that does."""
 
     @dataclass
     class Settings(BaseSettings):
@@ -36,7 +38,22 @@ class DocstringData(Data):
         self.limit = limit
 
     def prompts(self) -> Iterator[Prompt]:
-        return (Prompt(pair.name, (pair.body,)) for pair in pairs(held_out=True))
+        return (Prompt(pair.name, (pair.body,)) for pair in pairs(held_out=True) if not trained_on(pair))
+
+
+def trained_on(pair: Documented) -> bool:
+    """True if the modules that are not held out have the summary of a function, or each line of its body; white space
+    aside."""
+    text, lines = training_text()
+    return pair.summary in text or all(line.strip() in lines for line in pair.body.splitlines())
+
+
+@cache
+def training_text() -> tuple[str, frozenset[str]]:
+    """The modules that are not held out: with single spaces, and as a set of lines without margins."""
+    modules = read_modules(held_out=False).values()
+    lines = frozenset(line.strip() for text in modules for line in text.splitlines())
+    return " ".join(word for text in modules for word in text.split()), lines
 
 
 def pairs(*, held_out: bool) -> Iterator[Documented]:

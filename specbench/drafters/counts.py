@@ -40,7 +40,7 @@ class UnigramDrafter(CountDrafter):
 
     @classmethod
     def from_settings(cls, settings: Any, context: Context, target: LanguageModel) -> "UnigramDrafter":
-        tokens = training_tokens(settings.path, target.tokenizer)
+        tokens = training_tokens(settings.path, target.tokenizer, by_line=target.encoder is not None)
         return cls(tokens, target.vocab_size, settings.sampling_of(context.sampling))
 
     def fit(self, tokens: Tensor) -> None:
@@ -66,7 +66,7 @@ class BigramDrafter(UnigramDrafter):
 
     @classmethod
     def from_settings(cls, settings: Any, context: Context, target: LanguageModel) -> "BigramDrafter":
-        tokens = training_tokens(settings.path, target.tokenizer)
+        tokens = training_tokens(settings.path, target.tokenizer, by_line=target.encoder is not None)
         return cls(tokens, target.vocab_size, settings.sampling_of(context.sampling), settings.smoothing)
 
     def fit(self, tokens: Tensor) -> None:
@@ -82,13 +82,17 @@ class BigramDrafter(UnigramDrafter):
         return self.backoff.index_add(0, self.followers[begin:end], self.counts[begin:end])
 
 
-def training_tokens(path: str | None, tokenizer: Any) -> Tensor:
-    """Token ids [n] of a text file or, if `path` is None, of the text that the shipped pair was trained on."""
+def training_tokens(path: str | None, tokenizer: Any, *, by_line: bool = False) -> Tensor:
+    """Token ids [n] of a text file or, if `path` is None, of the text that the shipped pair was trained on.
+
+    With `by_line`, which is for the texts of an encoder-decoder, each line is a text of its own, with the tokens that
+    the tokenizer gives an output (its end); else a file is one text, without an end."""
     texts = list(read_modules(held_out=False).values()) if path is None else [read_text(place_of(path), "drafter.path")]
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    encoded = (
-        [e.ids for e in backend.encode_batch_fast(texts, add_special_tokens=False)]
-        if backend is not None
-        else tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]
-    )
+    if by_line:
+        lines = [line for text in texts for line in text.split("\n") if line.strip()]
+        encoded = tokenizer(text_target=lines, verbose=False)["input_ids"]
+    elif (backend := getattr(tokenizer, "backend_tokenizer", None)) is not None:
+        encoded = [e.ids for e in backend.encode_batch_fast(texts, add_special_tokens=False)]
+    else:
+        encoded = tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]
     return torch.tensor([token for ids in encoded for token in ids])

@@ -9,7 +9,7 @@ from pathlib import Path
 from specbench.decoding.executor import Work
 from specbench.paths import cache_dir
 
-SAVED = 0.6  # of decoding beyond the reading of weights: on the AMD CPUs measured programs saved .61 to .64 of it
+SAVED = 0.6  # of decoding beyond the reading of weights that programs save: an assumption
 SECONDS = 0.9  # to make a program, for each of its weights, until this machine has made some: of two AMD cores
 
 
