@@ -307,7 +307,6 @@ def self_drafter(kind: str, target: LanguageModel, drafter_model: LanguageModel 
         return SelfQuantizedDrafter(model, target.vocab_size, 5)
     if kind == "mtp":
         module = pair_table(drafter_model.module) if tabular else first_layer_of_pairs(target.module)
-        module.to(target.device, target.dtype)
         return MtpDrafter(MtpModel(module, target, kind, target.sampling, gamma=4), target.vocab_size, 4)
     own = kind == "non_autoregressive"
     model = drafter_model if own else BorrowedCache(target.module, target, "ahead", target.sampling)
@@ -353,8 +352,10 @@ def first_layer_of_pairs(module):
     """A stand-in for a multi-token-prediction module: the first layer, which reads an embedding and some of the hidden
     state before it."""
     short, size = first_layers(module, 1), module.config.hidden_size
-    projection = torch.nn.Linear(2 * size, size, bias=False)
-    projection.weight.copy_(torch.cat([torch.eye(size), 0.02 * torch.eye(size)], 1))
+    like = next(module.parameters())
+    projection = torch.nn.Linear(2 * size, size, bias=False, device=like.device, dtype=like.dtype)
+    eye = torch.eye(size, device=like.device, dtype=like.dtype)
+    projection.weight.copy_(torch.cat([eye, 0.02 * eye], 1))
     short.pair_input = PairInput(torch.nn.Identity(), torch.nn.Identity(), projection)
     return short
 
