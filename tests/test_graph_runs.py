@@ -67,7 +67,9 @@ def result_of(kind, executor, texts, monkeypatch, tmp_path):
     return run(parts, tmp_path)[0]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [
+    kind if kind == "adaptive" else pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS
+])  # fmt: skip
 def test_no_graph_is_captured_after_warm_up(kind, texts, monkeypatch, tmp_path):
     result = result_of(kind, "Rerun", texts, monkeypatch, tmp_path)
     assert result.counts.failed == 0 and result.executor["captures"] >= result.executor["graphs"] > 3

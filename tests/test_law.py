@@ -491,7 +491,7 @@ class AfterCertainGuesses(GammaPolicy):
 
 
 @pytest.mark.parametrize("renewed", [True, False])
-@pytest.mark.parametrize("verifier", [SpeculativeVerifier, MatchVerifier])
+@pytest.mark.parametrize("verifier", [SpeculativeVerifier, pytest.param(MatchVerifier, marks=pytest.mark.slow)])
 def test_a_gamma_that_depends_on_discarded_guesses_needs_new_noise(renewed, verifier, tables, number_text, monkeypatch):
     """The next guess at that position would be drawn with the numbers that the policy has seen."""
     if not renewed:  # negative control
@@ -516,7 +516,9 @@ def test_a_draft_that_drops_guesses_it_has_seen_is_refused(tables, number_text):
     assert worst_excess(outputs, Law(tables.target)) > 1
 
 
-@pytest.mark.parametrize("cache", CACHES)
+@pytest.mark.parametrize("cache", [
+    pytest.param(cache, marks=pytest.mark.slow) if cache == "dynamic" else cache for cache in CACHES
+])  # fmt: skip
 def test_a_similar_drafter_through_every_cache(cache, tables, number_text):
     """With many acceptances, so that rollback happens at every depth."""
     outputs = decode(tables, number_text, cache=cache, drafter_table=tables.similar)

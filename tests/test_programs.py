@@ -84,7 +84,7 @@ class CountsShapes(CompiledExecutor):
     [
         ("gamma=3",),
         pytest.param(("gamma=4", "drafter=tree"), marks=pytest.mark.slow),
-        ("gamma=3", "drafter=medusa"),
+        pytest.param(("gamma=3", "drafter=medusa"), marks=pytest.mark.slow),
         pytest.param(("gamma_policy=adaptive", "gamma_policy.largest=4"), marks=pytest.mark.slow),
         pytest.param(("gamma_policy=entropy", "gamma_policy.largest=4", "batch_size=2"), marks=pytest.mark.slow),
         pytest.param(

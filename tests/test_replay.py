@@ -44,7 +44,9 @@ def finished(tmp_path_factory):
     return get
 
 
-@pytest.mark.parametrize("overrides", [("gamma=3",), ("gamma=3", "temperature=0"), ("gamma=2", "batch_size=2")])
+@pytest.mark.parametrize("overrides", [
+    pytest.param(("gamma=3",), marks=pytest.mark.slow), ("gamma=3", "temperature=0"), ("gamma=2", "batch_size=2"),
+])  # fmt: skip
 def test_replay_of_the_traced_policy_reproduces_the_trace(overrides, finished):
     result, record, folder = finished(*overrides)
     for trace in (load_trace(folder), trace_of(record.results, result.cost.by_gamma, result.speedup.measured)):
