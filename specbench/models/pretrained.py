@@ -92,6 +92,8 @@ class PretrainedModel(LanguageModel):
         obstacle = plain.decoder.obstacle(context.executor) if plain.encoder is None else None
         if obstacle is not None:
             raise ConfigError(f"{key} is not possible with this executor: {obstacle}")
+        if plain.encoder is None and plain.decoder.own is not None:  # nor is what executor=auto may compile later
+            context.executor.without_programs()
         trees = reads_trees(plain, key)
         super().__init__(
             module,
