@@ -312,7 +312,7 @@ def test_other_beams_and_scores_fail_the_verdict(tmp_path):
     assert math.isfinite(verdict.statistic)
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float16", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("dtype", [pytest.param(name, marks=pytest.mark.slow) for name in ("bfloat16", "float16")])
 def test_accepting_what_was_not_chosen_does_not_pass_in_16_bits(dtype, monkeypatch, tmp_path):
     """The negative control: a continuation that was not drafted becomes another guess of its level. By the rounding
     of 16 bits alone no score is wrong, and other beams are inconclusive."""

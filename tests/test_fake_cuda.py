@@ -304,7 +304,9 @@ def combinations() -> list[Case]:
 
 
 def slow(case: Case) -> bool:
-    """Whether the case is left to `-m slow`: a drafter's second one."""
+    """Whether the case is left to `-m slow`: a drafter's second one, and most policies without graphs."""
+    if case.executor == "eager" and case.policy not in ("fixed", "confidence"):
+        return True
     return case.temperature == 0 and case.drafter not in (None, "model") and case.verifier != "greedy_tree"
 
 

@@ -206,11 +206,11 @@ def possible(kind: str, verifier: str) -> bool:
 
 
 def pair(kind: str, verifier: str):
-    """Every drafter has its usual verifier, and every chain another one in turn; those whose drafts stand for the
-    others' have all: a model's law, guesses without a law, the same law everywhere, and a tree. The other pairs are
+    """Every drafter has its usual verifier, and every chain but those that take longest another one in turn; those
+    whose drafts stand for the others' have all: a model's law, guesses without a law, and a tree. The other pairs are
     left to `-m slow`; with `match` each has the tokens of plain decoding in tests/test_equivalence.py."""
     others = [name for name in VERIFIERS if possible(kind, name) and name != "match" and not is_usual(kind, name)]
-    turn = others[DRAFTERS.index(kind) % len(others)] if others and kind != "under_under_model" else None
+    turn = others[DRAFTERS.index(kind) % len(others)] if others and kind not in LONGEST else None
     fast = is_usual(kind, verifier) or verifier == turn or kind in ALL_VERIFIERS
     return (kind, verifier) if fast else pytest.param(kind, verifier, marks=pytest.mark.slow)
 
@@ -219,7 +219,8 @@ def is_usual(kind: str, verifier: str) -> bool:
     return verifier == ("iterative" if kind in TREES else "speculative")
 
 
-ALL_VERIFIERS = ("model", "prompt_lookup", "random", "tree_distinct")
+ALL_VERIFIERS = ("model", "prompt_lookup", "tree_distinct")
+LONGEST = ("under_under_model", "under_model", "under_ngram", "ngram_sample")
 MANY = ("model", "tree_distinct", "tree_independent", "multi_draft", "multi_draft_two")
 
 
@@ -390,7 +391,11 @@ STANDARDIZED = [Sampling(top_p=0.8), Sampling(0.7, top_k=6, top_p=0.9), Sampling
 
 @pytest.mark.parametrize(
     ("kind", "sampling"),
-    [*(("model", own) for own in STANDARDIZED), ("tree_distinct", STANDARDIZED[2]), ("under_model", STANDARDIZED[2])],
+    [
+        *(("model", own) for own in STANDARDIZED),
+        ("tree_distinct", STANDARDIZED[2]),
+        pytest.param("under_model", STANDARDIZED[2], marks=pytest.mark.slow),
+    ],
     ids=["top_p", "all", "penalty", "tree", "hierarchical"],
 )
 def test_a_standardized_law_is_left_as_it_is(kind, sampling, tables, number_text):
