@@ -49,13 +49,23 @@ def searched(rules, target, drafter=None, gamma=0, prompt=PROMPT, stops=STOPS, l
 
 
 def enumerated(table, rules, prompt=PROMPT, stops=STOPS, limit=12):
-    """Beam search written down once more: whole texts in Python lists, all continuations of each."""
+    """As `enumerated_by`, of a table of pairs."""
+
+    def law(text):
+        before, last = [*prompt, *text][-2:]
+        return table[before, last]
+
+    return enumerated_by(law, rules, stops, limit)
+
+
+def enumerated_by(law, rules, stops, limit):
+    """Beam search written down once more: whole texts in Python lists, all continuations of each. law(text) has the
+    logits [V] behind a text."""
     running, finished = [((), 0.0)], []
     for length in range(1, limit + 1):
         every = []
         for text, score in running:
-            before, last = [*prompt, *text][-2:]
-            log_p = table[before, last].double().log_softmax(-1).tolist()
+            log_p = law(text).double().log_softmax(-1).tolist()
             every += [((*text, x), score + log_p[x]) for x in range(len(log_p))]
         every.sort(key=lambda entry: -entry[1])
         ended = [length == limit or text[-1] in stops for text, _ in every]

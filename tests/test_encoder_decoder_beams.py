@@ -3,8 +3,8 @@
 import pytest
 import torch
 from conftest import CACHES
-from test_beams import assert_equal
-from test_encoder_decoders import INPUTS, Tokenizer, V, module_of
+from test_beams import assert_equal, enumerated_by
+from test_encoder_decoders import INPUTS, Tokenizer, module_of
 
 from specbench.decoding.clock import NoClock
 from specbench.decoding.sampling import Sampling
@@ -113,23 +113,13 @@ def test_the_beams_and_scores_are_those_of_transformers(kind, cache, monkeypatch
 
 
 def enumerated(model, read, rules, stops):
-    """Beam search written down once more: whole texts in lists, each read by the stock module alone."""
-    running, finished = [((), 0.0)], []
-    for length in range(1, LIMIT + 1):
-        every = []
-        for text, score in running:
-            so_far = torch.tensor([[*model.start_tokens, *text, 0]])
-            log_p = stock_logits(model, so_far, so_far.shape[1] - 1, read)[0].double().log_softmax(-1).tolist()
-            every += [((*text, x), score + log_p[x]) for x in range(V)]
-        every.sort(key=lambda entry: -entry[1])
-        ended = [length == LIMIT or text[-1] in stops for text, _ in every]
-        w = rules.width
-        finished += [(t, s / length**rules.length_penalty) for (t, s), e in zip(every[:w], ended, strict=False) if e]
-        finished = sorted(finished, key=lambda entry: -entry[1])[:w]
-        running = [entry for entry, e in zip(every, ended, strict=True) if not e][:w]
-        if not running or (len(finished) == w and running[0][1] / length**rules.length_penalty <= finished[-1][1]):
-            break
-    return finished
+    """As `enumerated_by`; each text is read by the stock module alone."""
+
+    def law(text):
+        so_far = torch.tensor([[*model.start_tokens, *text, 0]])
+        return stock_logits(model, so_far, so_far.shape[1] - 1, read)[0]
+
+    return enumerated_by(law, rules, stops, LIMIT)
 
 
 def test_both_searches_find_what_an_enumeration_finds_and_another_input_does_not():

@@ -181,9 +181,8 @@ class RecurrentCache(SlotCache):
         return [*self.columns.tensors(), *self.now.states.values()]
 
     def hold(self, tensors: Sequence[Tensor]) -> None:
-        own = len(self.columns.tensors())
-        self.columns.hold(tensors[:own])
-        self.now = self.now._replace(states=dict(zip(self.now.states, tensors[own:], strict=True)))
+        """Raises RuntimeError: no program runs on this cache."""
+        raise RuntimeError("a recurrent state has no fixed place that a program could be given")
 
     def commit(self, path: Tensor, base: Tensor) -> None:
         """Raises RuntimeError: the branches of a tree would need a state each."""

@@ -67,10 +67,13 @@ class AttentionMask:
     def by_kind(self, slots: Tensor, visible: int) -> dict[str, Any]:
         """The mask [b, 1, N, visible] of each kind of layer that attends, for new tokens of chains in columns slots
         [b, N]."""
-        columns = torch.arange(visible, device=slots.device)
-        seen = (columns <= slots[:, :, None])[:, None]
-        near = seen if self.window is None else seen & (columns > slots[:, None, :, None] - self.window)
-        masks = {"full_attention": self.as_bias(seen), "sliding_attention": self.as_bias(near)}
+        columns, positions = torch.arange(visible, device=slots.device), slots[:, :, None]
+        seen = columns <= positions
+        full = self.as_bias(seen[:, None])
+        masks = {"full_attention": full, "sliding_attention": full}
+        if self.window is not None:
+            near = self._near("sliding_attention", columns, positions)
+            masks["sliding_attention"] = self.as_bias((seen & near)[:, None])
         return {kind: masks[own] for kind, own in ATTENDING.items()}
 
     def window_of(self, layer: int) -> int | None:

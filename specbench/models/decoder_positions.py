@@ -18,6 +18,7 @@ from torch.nn import functional as F
 
 from specbench.decoding.token_tree import Tree
 from specbench.limits import UNLIMITED_CONTEXT
+from specbench.models.attention_mask import positions_of_columns
 
 
 class Positions:
@@ -115,14 +116,6 @@ def _bias(attention: Any, distance: Tensor, *given: Any, **others: Any) -> Tenso
 
 
 def _distances(positions: Tensor, root: Tensor, visible: int, tree: Tree | None) -> Tensor:
-    """[b, N, T]: the position of each column less that of each new token, positions [b, N]. The column of a tree's
-    entry stands at the entry's depth behind the root's column, root [b]; only columns that are seen count."""
-    columns = torch.arange(visible, device=positions.device)
-    if tree is None:
-        return columns - positions[:, :, None]
-    (b, N), M = positions.shape, tree.sees.shape[2]
-    depth = tree.sees.long().cumsum(-1) - 1  # [1 or b, N, M], of the entries on the path to each new token
-    relative = columns - root[:, None]  # [b, T]; the column of entry 0 is 0
-    entry = relative.clamp(0, M - 1)[:, None].expand(b, N, visible)
-    inside = root[:, None, None] + depth.expand(b, N, M).gather(2, entry)
-    return torch.where((relative >= 0)[:, None], inside, columns) - positions[:, :, None]
+    """[b, N, T]: the position of each column less that of each new token, positions [b, N]; only columns that are seen
+    count. root [b] is the column of a tree's entry 0."""
+    return positions_of_columns(root, visible, tree)[:, None] - positions[:, :, None]
