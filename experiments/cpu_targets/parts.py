@@ -96,7 +96,7 @@ def starts(part: Part, folder: Path) -> dict[str, list[float]]:
     for number in range(STARTS + 1):
         for executor in sorted(found, reverse=bool(number % 2)):
             begun = time.perf_counter()
-            run([f"executor={executor}", *part.words, f"hydra.run.dir={folder / executor / str(number)}"])
+            run([f"executor={executor}", *part.words, f"hydra.run.dir={folder}/{executor}-{number}"])
             if number:  # before it files were in no cache
                 found[executor].append(time.perf_counter() - begun)
     return found
