@@ -1,6 +1,7 @@
 """Shared pieces: a tabular pair with known law, and the run of a decoder on it."""
 
 import atexit
+import gc
 import io
 import json
 import os
@@ -18,6 +19,7 @@ import interpreted
 os.environ.setdefault("WANDB_MODE", "offline")
 os.environ.setdefault("WANDB__SERVICE_WAIT", "300")  # seconds for its process to start, on a busy machine
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # its helper processes take longer to start than they save
 if "SPECBENCH_CACHE" not in os.environ:  # one for all workers, which inherit it
     os.environ["SPECBENCH_CACHE"] = tempfile.mkdtemp(prefix="specbench-tests-")
     atexit.register(shutil.rmtree, os.environ["SPECBENCH_CACHE"], ignore_errors=True)
@@ -70,7 +72,9 @@ from specbench.drafters.prompt_lookup import PromptLookupDrafter
 from specbench.drafters.random import RandomDrafter
 from specbench.drafters.self_quantized import SelfQuantizedDrafter
 from specbench.drafters.tree import TreeDrafter, widths
+from specbench.executors import choose
 from specbench.executors.eager import EagerExecutor
+from specbench.measure import bandwidth, machine_watch
 from specbench.models.borrowed_cache import BorrowedCache
 from specbench.models.first_layers import first_layers
 from specbench.models.heads import Heads
@@ -105,6 +109,8 @@ VERIFIERS = {
 V = 16
 # Untimed decoding is most of a run of few tokens: here as little as shows what depends on it.
 warm_up.WARM_UP_TOKENS, warm_up.PROBE_TOKENS = 1, 8
+bandwidth.CPU_BYTES, machine_watch.SIZE = 2**20, 32  # nothing here depends on how much the machine's probes read,
+choose.SECONDS, choose.CACHE_BYTES = 0.02, 1e6  # or on which of the exact products is the fastest
 
 
 @cache
@@ -124,6 +130,12 @@ def load_yaml(file):
 
 
 read_yaml, OmegaConf.load = OmegaConf.load, staticmethod(load_yaml)
+
+
+def pytest_collection_finish() -> None:
+    """What all imports have made stays: a collection, which every run begins with, need not look at it."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)
@@ -385,12 +397,21 @@ def short_prompts() -> str:
     return str(path)
 
 
+# Two shipped models of one layer, for runs that ask for no others: the larger target would be most of their time.
+LITTLE = {"target.path": "shipped:drafter", "drafter.path": "shipped:drafter_tv"}
+FOR_ANY_TARGET = ("ngram", "prompt_lookup", "bigram", "unigram", "random")
+
+
 def small(*overrides: str) -> list[str]:
-    """Overrides of a run that takes two seconds, on short prompts unless the overrides choose others."""
-    given = {override.split("=", 1)[0] for override in overrides}
+    """Overrides of a run that takes a second, on short prompts and little models unless the overrides choose others."""
+    given = dict(override.split("=", 1) for override in overrides if "=" in override)
     wanted = {"device": "cpu", "max_new_tokens": "12", "data.limit": "2"}
-    if not given & {"data", "data.kind", "data.count"}:
+    if not given.keys() & {"data", "data.kind", "data.count"}:
         wanted |= {"data": "jsonl", "data.path": short_prompts()}
+    chosen = given.get("drafter", "stdlib")
+    if not any(key.startswith(("target", "experiment")) for key in given):
+        own = chosen in ("stdlib", "tree") and "drafter.path" not in given
+        wanted |= LITTLE if own else {"target.path": LITTLE["target.path"]} if chosen in FOR_ANY_TARGET else {}
     return [*(f"{key}={value}" for key, value in wanted.items() if key not in given), *overrides]
 
 
