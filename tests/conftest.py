@@ -1,19 +1,20 @@
 """Shared pieces: a tabular pair with known law, and the run of a decoder on it."""
 
 import atexit
+import base64
 import gc
-import io
 import json
 import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from copy import copy
 from functools import cache, partial
 from pathlib import Path
 from types import SimpleNamespace
 
+import composing
 import interpreted
 
 os.environ.setdefault("WANDB_MODE", "offline")
@@ -28,7 +29,6 @@ if workers := int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", 0)):  # pytest -n:
 
 import pytest
 import torch
-import yaml
 
 if not torch.cuda.is_available():  # before Triton is imported: its kernels run in an interpreter on the CPU
     os.environ.setdefault("TRITON_INTERPRET", "1")
@@ -36,7 +36,6 @@ if not torch.cuda.is_available():  # before Triton is imported: its kernels run 
 
 from checkpoints import checkpoint
 from hydra import compose, initialize_config_dir
-from omegaconf import OmegaConf
 from tabular import TabularMarkov, by_class, random_table
 
 import specbench.__main__ as command
@@ -113,29 +112,22 @@ bandwidth.CPU_BYTES, machine_watch.SIZE = 2**20, 32  # nothing here depends on h
 choose.SECONDS, choose.CACHE_BYTES = 0.02, 1e6  # or on which of the exact products is the fastest
 
 
-@cache
-def parsed(text: str):
-    return OmegaConf.to_container(read_yaml(io.StringIO(text)))
-
-
-def load_yaml(file):
-    """`OmegaConf.load`, which parses each text once: composing reads dozens of the same files."""
-    if not hasattr(file, "read"):
-        return read_yaml(file)
-    try:
-        return OmegaConf.create(parsed(file.read()))
-    except yaml.YAMLError:  # which names the file
-        file.seek(0)
-        return read_yaml(file)
-
-
-read_yaml, OmegaConf.load = OmegaConf.load, staticmethod(load_yaml)
+composing.install()
 
 
 def pytest_collection_finish() -> None:
     """What all imports have made stays: a collection, which every run begins with, need not look at it."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """Each worker begins with half of the files, so that what a file makes once is made once, and takes tests of the
+    other's when it is done."""
+    from xdist.scheduler import WorkStealingScheduling
+
+    return WorkStealingScheduling(config, log)
 
 
 @pytest.fixture(autouse=True)
@@ -402,16 +394,27 @@ LITTLE = {"target.path": "shipped:drafter", "drafter.path": "shipped:drafter_tv"
 FOR_ANY_TARGET = ("ngram", "prompt_lookup", "bigram", "unigram", "random")
 
 
+def given_by(overrides: Iterable[str]) -> dict[str, str]:
+    """The values that overrides give, by their keys."""
+    return dict(override.split("=", 1) for override in overrides if "=" in override)
+
+
+def little(given: Mapping[str, str]) -> dict[str, str]:
+    """More overrides: little models, unless those that are given choose models or need the shipped target."""
+    drafter = given.get("drafter", "stdlib")
+    if any(key.startswith(("target", "experiment")) for key in given):
+        return {}
+    if drafter in FOR_ANY_TARGET:
+        return {"target.path": LITTLE["target.path"]}
+    return LITTLE if drafter in ("stdlib", "tree") and "drafter.path" not in given else {}
+
+
 def small(*overrides: str) -> list[str]:
     """Overrides of a run that takes a second, on short prompts and little models unless the overrides choose others."""
-    given = dict(override.split("=", 1) for override in overrides if "=" in override)
-    wanted = {"device": "cpu", "max_new_tokens": "12", "data.limit": "2"}
+    given = given_by(overrides)
+    wanted = {"device": "cpu", "max_new_tokens": "12", "data.limit": "2", **little(given)}
     if not given.keys() & {"data", "data.kind", "data.count"}:
         wanted |= {"data": "jsonl", "data.path": short_prompts()}
-    chosen = given.get("drafter", "stdlib")
-    if not any(key.startswith(("target", "experiment")) for key in given):
-        own = chosen in ("stdlib", "tree") and "drafter.path" not in given
-        wanted |= LITTLE if own else {"target.path": LITTLE["target.path"]} if chosen in FOR_ANY_TARGET else {}
     return [*(f"{key}={value}" for key, value in wanted.items() if key not in given), *overrides]
 
 
@@ -458,6 +461,23 @@ def interrupt_the_second_group(monkeypatch) -> None:
         return plain(self, wanted, jobs, number)
 
     monkeypatch.setattr(Cohort, "decode_all_ways", interrupted)
+
+
+PICTURE = base64.b64decode(
+    "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR4nGNgYGBgAAAABQABh6FO1AAAAABJRU5ErkJggg=="
+)
+
+
+@pytest.fixture
+def no_figures(monkeypatch) -> None:
+    """A run's page has one picture in place of its figures."""
+
+    def page(folder, runs):
+        (folder / "figures").mkdir()
+        (folder / "figures" / "one.png").write_bytes(PICTURE)
+        (folder / "report.html").write_text("<p>a page</p>")
+
+    monkeypatch.setattr("specbench.report.page.write_report", page)
 
 
 @pytest.fixture(scope="session")

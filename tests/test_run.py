@@ -115,7 +115,7 @@ def test_what_a_job_held_is_given_back():
     assert module() is None
 
 
-def test_a_multirun_skips_finished_jobs_and_writes_a_table(monkeypatch, tmp_path, capsys):
+def test_a_multirun_skips_finished_jobs_and_writes_a_table(no_figures, monkeypatch, tmp_path, capsys):
     few = small("gamma=1,3", "name=sweep", "temperature=0", "verdict_tokens=0", "data.limit=1")
     arguments, freed = ["-m", *few], []
     monkeypatch.setattr("specbench.memory.give_back", lambda: freed.append("memory"))
