@@ -127,7 +127,7 @@ def pytest_xdist_make_scheduler(config, log):
     other's when it is done."""
     from xdist.scheduler import WorkStealingScheduling
 
-    return WorkStealingScheduling(config, log)
+    return WorkStealingScheduling(config, log) if config.getoption("dist") == "load" else None  # as `-n` sets it
 
 
 @pytest.fixture(autouse=True)
