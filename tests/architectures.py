@@ -55,12 +55,15 @@ SIZES: dict[str, int] = {
 }  # fmt: skip
 # What sizes alone do not say: constraints between them, and switches that make a decoder of a model.
 MLA: dict[str, Any] = {"num_key_value_heads": HEADS}
+SLIDING: dict[str, Any] = {"swa_num_attention_heads": HEADS, "swa_num_key_value_heads": HEADS,
+                           "swa_q_lora_rank": HIDDEN, "swa_kv_lora_rank": HIDDEN, "swa_head_dim": 2 * HEAD,
+                           "swa_qk_nope_head_dim": HEAD, "swa_v_head_dim": HEAD}  # fmt: skip
 SMALL_HEADS: dict[str, Any] = {"head_dim": HEAD, "num_key_value_heads": KEY_HEADS}
 ASSISTANT = {"hidden_size_per_layer_input": 0, "enable_moe_block": False, "use_double_wide_mlp": False,
              "vocab_size_per_layer_input": 0}  # fmt: skip
 OTHERS: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("axk1", "axk2", "bailing_hybrid", "deepseek_v2", "deepseek_v3", "deepseek_v32",
-                     "dots3_note_text", "glm4_moe_lite", "glm_moe_dsa", "kimi_linear", "longcat_flash",
+                     "glm4_moe_lite", "glm_moe_dsa", "kimi_linear", "longcat_flash",
                      "minicpm3", "youtu"), MLA),
     "hunyuan_v1_dense": SMALL_HEADS,
     "ministral": SMALL_HEADS,
@@ -69,6 +72,7 @@ OTHERS: dict[str, dict[str, Any]] = {
     "bamba": {"mamba_n_heads": 8, "mamba_d_head": 8, "attn_layer_indices": [1], "mamba_d_state": 8},
     "granitemoehybrid": {"mamba_n_heads": 8, "mamba_d_head": 8, "layer_types": ["mamba", "attention"],
                          "mamba_d_state": 8},
+    "falcon_h1": {"mamba_d_ssm": 64, "mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_state": 8, "mamba_chunk_size": 4},
     "mamba2": {"num_heads": 8, "head_dim": 8, "n_groups": 2, "state_size": 8},
     "dots1": {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_shared_experts": 1},
     "cohere_compass_text": {"num_key_value_heads": KEY_HEADS, "layer_types": ["sliding_attention", "full_attention"],
@@ -100,7 +104,8 @@ OTHERS: dict[str, dict[str, Any]] = {
                    "n_routed_experts": 4, "num_experts_per_tok": 1, "moe_intermediate_size": 16,
                    "moe_shared_expert_intermediate_size": 16, "n_group": 1, "topk_group": 1},
     "xlnet": {"mem_len": None},
-    "dots3_note": {"text_config": MLA},
+    "dots3_note": {"text_config": MLA | SLIDING},
+    "dots3_note_text": MLA | SLIDING,
     "gemma4_assistant": {"text_config": ASSISTANT | {"num_hidden_layers": 2, "num_kv_shared_layers": 2}},
     "gemma4_unified_assistant": {"text_config": {"num_hidden_layers": 2, "num_kv_shared_layers": 2}},
     "zaya": {"num_experts_per_tok": 1},

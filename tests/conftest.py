@@ -1,23 +1,26 @@
 """Shared pieces: a tabular pair with known law, and the run of a decoder on it."""
 
 import atexit
-import io
+import base64
+import gc
 import json
 import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from copy import copy
 from functools import cache, partial
 from pathlib import Path
 from types import SimpleNamespace
 
+import composing
 import interpreted
 
 os.environ.setdefault("WANDB_MODE", "offline")
 os.environ.setdefault("WANDB__SERVICE_WAIT", "300")  # seconds for its process to start, on a busy machine
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # its helper processes take longer to start than they save
 if "SPECBENCH_CACHE" not in os.environ:  # one for all workers, which inherit it
     os.environ["SPECBENCH_CACHE"] = tempfile.mkdtemp(prefix="specbench-tests-")
     atexit.register(shutil.rmtree, os.environ["SPECBENCH_CACHE"], ignore_errors=True)
@@ -26,7 +29,6 @@ if workers := int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", 0)):  # pytest -n:
 
 import pytest
 import torch
-import yaml
 
 if not torch.cuda.is_available():  # before Triton is imported: its kernels run in an interpreter on the CPU
     os.environ.setdefault("TRITON_INTERPRET", "1")
@@ -34,7 +36,6 @@ if not torch.cuda.is_available():  # before Triton is imported: its kernels run 
 
 from checkpoints import checkpoint
 from hydra import compose, initialize_config_dir
-from omegaconf import OmegaConf
 from tabular import TabularMarkov, by_class, random_table
 
 import specbench.__main__ as command
@@ -70,7 +71,9 @@ from specbench.drafters.prompt_lookup import PromptLookupDrafter
 from specbench.drafters.random import RandomDrafter
 from specbench.drafters.self_quantized import SelfQuantizedDrafter
 from specbench.drafters.tree import TreeDrafter, widths
+from specbench.executors import choose
 from specbench.executors.eager import EagerExecutor
+from specbench.measure import bandwidth, machine_watch
 from specbench.models.borrowed_cache import BorrowedCache
 from specbench.models.first_layers import first_layers
 from specbench.models.heads import Heads
@@ -105,25 +108,26 @@ VERIFIERS = {
 V = 16
 # Untimed decoding is most of a run of few tokens: here as little as shows what depends on it.
 warm_up.WARM_UP_TOKENS, warm_up.PROBE_TOKENS = 1, 8
+bandwidth.CPU_BYTES, machine_watch.SIZE = 2**20, 32  # nothing here depends on how much the machine's probes read,
+choose.SECONDS, choose.CACHE_BYTES = 0.02, 1e6  # or on which of the exact products is the fastest
 
 
-@cache
-def parsed(text: str):
-    return OmegaConf.to_container(read_yaml(io.StringIO(text)))
+composing.install()
 
 
-def load_yaml(file):
-    """`OmegaConf.load`, which parses each text once: composing reads dozens of the same files."""
-    if not hasattr(file, "read"):
-        return read_yaml(file)
-    try:
-        return OmegaConf.create(parsed(file.read()))
-    except yaml.YAMLError:  # which names the file
-        file.seek(0)
-        return read_yaml(file)
+def pytest_collection_finish() -> None:
+    """What all imports have made stays: a collection, which every run begins with, need not look at it."""
+    gc.collect()
+    gc.freeze()
 
 
-read_yaml, OmegaConf.load = OmegaConf.load, staticmethod(load_yaml)
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """Each worker begins with half of the files, so that what a file makes once is made once, and takes tests of the
+    other's when it is done."""
+    from xdist.scheduler import WorkStealingScheduling
+
+    return WorkStealingScheduling(config, log) if config.getoption("dist") == "load" else None  # as `-n` sets it
 
 
 @pytest.fixture(autouse=True)
@@ -385,11 +389,31 @@ def short_prompts() -> str:
     return str(path)
 
 
+# Two shipped models of one layer, for runs that ask for no others: the larger target would be most of their time.
+LITTLE = {"target.path": "shipped:drafter", "drafter.path": "shipped:drafter_tv"}
+FOR_ANY_TARGET = ("ngram", "prompt_lookup", "bigram", "unigram", "random")
+
+
+def given_by(overrides: Iterable[str]) -> dict[str, str]:
+    """The values that overrides give, by their keys."""
+    return dict(override.split("=", 1) for override in overrides if "=" in override)
+
+
+def little(given: Mapping[str, str]) -> dict[str, str]:
+    """More overrides: little models, unless those that are given choose models or need the shipped target."""
+    drafter = given.get("drafter", "stdlib")
+    if any(key.startswith(("target", "experiment")) for key in given):
+        return {}
+    if drafter in FOR_ANY_TARGET:
+        return {"target.path": LITTLE["target.path"]}
+    return LITTLE if drafter in ("stdlib", "tree") and "drafter.path" not in given else {}
+
+
 def small(*overrides: str) -> list[str]:
-    """Overrides of a run that takes two seconds, on short prompts unless the overrides choose others."""
-    given = {override.split("=", 1)[0] for override in overrides}
-    wanted = {"device": "cpu", "max_new_tokens": "12", "data.limit": "2"}
-    if not given & {"data", "data.kind", "data.count"}:
+    """Overrides of a run that takes a second, on short prompts and little models unless the overrides choose others."""
+    given = given_by(overrides)
+    wanted = {"device": "cpu", "max_new_tokens": "12", "data.limit": "2", **little(given)}
+    if not given.keys() & {"data", "data.kind", "data.count"}:
         wanted |= {"data": "jsonl", "data.path": short_prompts()}
     return [*(f"{key}={value}" for key, value in wanted.items() if key not in given), *overrides]
 
@@ -437,6 +461,23 @@ def interrupt_the_second_group(monkeypatch) -> None:
         return plain(self, wanted, jobs, number)
 
     monkeypatch.setattr(Cohort, "decode_all_ways", interrupted)
+
+
+PICTURE = base64.b64decode(
+    "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR4nGNgYGBgAAAABQABh6FO1AAAAABJRU5ErkJggg=="
+)
+
+
+@pytest.fixture
+def no_figures(monkeypatch) -> None:
+    """A run's page has one picture in place of its figures."""
+
+    def page(folder, runs):
+        (folder / "figures").mkdir()
+        (folder / "figures" / "one.png").write_bytes(PICTURE)
+        (folder / "report.html").write_text("<p>a page</p>")
+
+    monkeypatch.setattr("specbench.report.page.write_report", page)
 
 
 @pytest.fixture(scope="session")

@@ -49,11 +49,11 @@ class TabularMarkov(nn.Module):
         new = numbers[:, None].to(self.output.weight.dtype)
         keys, _ = past_key_values.update(new, new, 0)
         tokens = keys[:, 0, :, 0].long()  # [B, columns]
-        columns = torch.arange(tokens.shape[1], device=tokens.device)
-        visible = attention_mask[:, 0]  # [B, N, columns]
-        last = torch.where(visible, columns, -1).amax(-1)  # [B, N]
-        before = torch.where(visible & (columns < last[..., None]), columns, -1).amax(-1)
-        first, second = (tokens.gather(1, c.clamp(min=0)) for c in (before, last))
+        numbers = torch.arange(1, tokens.shape[1] + 1, dtype=torch.int32, device=tokens.device)
+        visible = attention_mask[:, 0] * numbers  # [B, N, columns]: the column's number from 1 on, or 0 if it is hidden
+        last = visible.amax(-1)  # [B, N]
+        before = (visible * (visible < last[..., None])).amax(-1)
+        first, second = (tokens.gather(1, (c - 1).clamp(min=0).long()) for c in (before, last))
         hidden = (first * self.config.vocab_size + second)[..., None].to(new.dtype)
         return SimpleNamespace(logits=self.output(hidden[:, -logits_to_keep:]))
 

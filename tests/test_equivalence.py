@@ -108,12 +108,14 @@ def sampled_baseline() -> list[list[int]]:
 
 WAYS = [("static", 1), *((name, 3) for name in CACHES)]
 EVERY_WAY = ("model", "early_exit", "self_quantized", "under_ngram", "tree_distinct", "own_trees")
+WITHOUT_A_CACHE = ("ngram", "ngram_sample", "prompt_lookup", "bigram", "unigram", "random")
 
 
 def way(kind: str, cache_name: str, batch_size: int):
     """Each kind of draft has two of the ways, so that each way has half of the kinds; those that treat a cache as no
-    other does have all of them."""
-    own = [WAYS[(DRAFTERS.index(kind) + step) % len(WAYS)] for step in (0, 2)]
+    other does have all of them, and those without a cache of their own have one."""
+    steps = (0,) if kind in WITHOUT_A_CACHE else (0, 2)
+    own = [WAYS[(DRAFTERS.index(kind) + step) % len(WAYS)] for step in steps]
     marks = [] if kind in EVERY_WAY or (cache_name, batch_size) in own else [pytest.mark.slow]
     return pytest.param(kind, cache_name, batch_size, marks=marks)
 

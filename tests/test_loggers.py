@@ -1,6 +1,5 @@
 """The loggers: what W&B's own file holds of a run, of one that is cut short, and of a sweep."""
 
-import base64
 import json
 import logging
 import struct
@@ -23,10 +22,6 @@ from specbench.run.run import run
 from specbench.settings import ConfigError
 from specbench.storage.read import read_result
 
-PICTURE = base64.b64decode(
-    "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR4nGNgYGBgAAAABQABh6FO1AAAAABJRU5ErkJggg=="
-)
-
 
 def few(good: Path) -> list[str]:
     """Overrides of the smallest run."""
@@ -41,15 +36,8 @@ def few(good: Path) -> list[str]:
 
 
 @pytest.fixture(autouse=True)
-def _no_figures(monkeypatch):
-    """A page without figures, but for one picture: drawing them is most of such a small run's time."""
-
-    def page(folder, runs):
-        (folder / "figures").mkdir()
-        (folder / "figures" / "one.png").write_bytes(PICTURE)
-        (folder / "report.html").write_text("<p>a page</p>")
-
-    monkeypatch.setattr("specbench.report.page.write_report", page)
+def _without_figures(no_figures):
+    """Drawing them is most of such a small run's time."""
 
 
 def records(folder: Path) -> list[WandbRecord]:

@@ -9,6 +9,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from conftest import LITTLE
 
 PLUGIN = Path(__file__).parent / "plugin"
 
@@ -53,7 +54,8 @@ def test_an_experiment_with_parts_from_outside_runs(installed, tmp_path):
 
 def test_the_search_path_of_hydra_does_the_same(installed, tmp_path):
     path = f"hydra.searchpath=[file://{installed / 'conf'}]"
-    arguments = ["drafter=echo", "data=list", "metric=full_rounds", "gamma=2", "max_new_tokens=8", "logger=none"]
+    arguments = ["drafter=echo", "data=list", "metric=full_rounds", "gamma=2", "max_new_tokens=8", "logger=none",
+                 "executor=eager", f"target.path={LITTLE['target.path']}"]  # fmt: skip
     done = call(installed, tmp_path, path, *arguments, "hydra.run.dir=out")
     assert done.returncode == 0, done.stderr
     assert json.loads((tmp_path / "out" / "results.json").read_text())["metrics"].keys() == {"full_rounds"}

@@ -113,12 +113,13 @@ def test_a_pinned_choice_is_the_choice(tmp_path):
               "160x448")  # fmt: skip
     path = tmp_path / "results.json"
     path.write_text(json.dumps({"executor": {"microseconds": {f"{shape} float32": slow for shape in shapes}}}))
-    executor = parts_of(f"executor.choices={path}").target.executor
+    executor = parts_of("target.path=shipped:target", f"executor.choices={path}").target.executor
     assert {tuple(kinds) for kinds in executor.facts()["chosen"].values()} == {("onednn",) * 4}
 
 
 def loaded(*products: str) -> PretrainedModel:
-    return parts_of(f"executor.products=[{','.join(products)}]", "drafter=ngram").target
+    words = ("target.path=shipped:target", f"executor.products=[{','.join(products)}]", "drafter=ngram")
+    return parts_of(*words).target
 
 
 @pytest.mark.parametrize("kind", ["half", "onednn", "plain"])
@@ -215,5 +216,5 @@ def test_layers_say_the_dtype_of_their_weight():
 
 def test_options_know_their_settings():
     """`executor=prepacked` is the default executor with one kind of product."""
-    option: Option = parts_of("executor=prepacked", "drafter=ngram").target.executor.kinds
+    option: Option = parts_of("target.path=shipped:target", "executor=prepacked", "drafter=ngram").target.executor.kinds
     assert option == [OneDnn]

@@ -144,7 +144,8 @@ def test_embeddings_stay_and_an_output_matrix_becomes_its_own(tmp_path):
 def test_a_quantised_drafter_has_another_law_and_changes_no_text(tmp_path):
     texts, alphas = [], []
     for kind in ("null", "int4"):
-        parts = parts_of(f"drafter.quantization={kind}", "temperature=0", "executor.products=[int4,onednn]")
+        parts = parts_of("target.path=shipped:target", f"drafter.quantization={kind}", "temperature=0",
+                         "executor.products=[int4,onednn]")  # fmt: skip
         result, record = run(parts, tmp_path / kind)
         texts.append([list(found.speculative.tokens) for found in record.results])
         alphas.append(result.alpha.mean)

@@ -15,7 +15,7 @@ from typing import get_args, get_type_hints
 
 import pytest
 import yaml
-from conftest import short_prompts
+from conftest import given_by, little, short_prompts
 from hydra import compose, initialize_config_dir
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -192,6 +192,7 @@ def run_small(here):
         small += [] if any(word.startswith("logger=") for word in job) else ["logger=none"]
         if not flags and not any(word.startswith(("data", "experiment=", "decoding=")) for word in job):
             small += ["data=jsonl", f"data.path={short_prompts()}"]
+            small += [f"{key}={value}" for key, value in little(given_by(job)).items()]
         typed = (*flags, *sorted([*job, *small]))
         if typed not in done:
             out = here / f"out{len(done)}"
@@ -240,7 +241,10 @@ def test_no_command_is_missed():
 def test_the_python_page_runs(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     code = "\n".join(content for info, content in fenced(DOCS["python.md"]) if info == "python")
-    few = f'"temperature=0", "data.limit=1", "max_new_tokens=8", "gamma=2", "data=jsonl", "data.path={short_prompts()}"'
+    words = ("temperature=0", "data.limit=1", "max_new_tokens=8", "gamma=2", "data=jsonl",
+             f"data.path={short_prompts()}", "target.path=shipped:drafter", "drafter.path=counted.txt")  # fmt: skip
+    Path("counted.txt").write_text(README)  # all of the standard library takes long
+    few = ", ".join(f'"{word}"' for word in words)
     small = code.replace('"temperature=0"', few)
     assert small != code
     exec(compile(small, "docs/python.md", "exec"), {})

@@ -115,12 +115,12 @@ def test_what_a_job_held_is_given_back():
     assert module() is None
 
 
-def test_a_multirun_skips_finished_jobs_and_writes_a_table(monkeypatch, tmp_path, capsys):
+def test_a_multirun_skips_finished_jobs_and_writes_a_table(no_figures, monkeypatch, tmp_path, capsys):
     few = small("gamma=1,3", "name=sweep", "temperature=0", "verdict_tokens=0", "data.limit=1")
     arguments, freed = ["-m", *few], []
     monkeypatch.setattr("specbench.memory.give_back", lambda: freed.append("memory"))
     assert call(arguments, monkeypatch, tmp_path) == 0 and len(freed) == 2  # before each job
-    folders = sorted((tmp_path / "outputs" / "sweep").glob("*gamma*"))
+    folders = [path.parent for path in sorted((tmp_path / "outputs" / "sweep").glob("*/results.json"))]
     assert len(folders) == 2
     assert [len(list(f.glob("wandb/offline-run-*/run-*.wandb"))) for f in folders] == [1, 1]
     arguments.append("logger=none")
@@ -318,13 +318,14 @@ def test_the_seconds_of_requests_add_up_in_a_batch(tmp_path):
 
 def test_memory_is_announced_before_anything_loads():
     told = []
-    parts = build(check(composed(*small("logger=none", "batch_size=3"))), told.append)
+    shipped = ("logger=none", "target.path=shipped:target")
+    parts = build(check(composed(*small(*shipped, "batch_size=3"))), told.append)
     assert len(told) == 1 and "3 rows" in told[0]
     stock = [model.stock_module() for model in (parts.target, parts.drafter.model)]
     target, drafter = (sum(weight.nbytes for weight in module.parameters()) for module in stock)
     drafter += parts.drafter.model.module.get_input_embeddings().weight.nbytes  # tied: packed, it exists twice
     assert f"weights {size(2 * target + drafter)}" in told[0]  # as loaded; the verdict has a target of its own
-    build(check(composed(*small("logger=none", "verdict_tokens=0"))), told.append)
+    build(check(composed(*small(*shipped, "verdict_tokens=0"))), told.append)
     assert f"weights {size(target + drafter)}" in told[1]
 
 
@@ -349,7 +350,7 @@ def test_an_error_in_warm_up_is_told(caplog):
 
 
 def test_random_weights_are_marked(tmp_path):
-    parts = parts_of("target.weights=random", "drafter.weights=random")
+    parts = parts_of("target.path=shipped:drafter", "target.weights=random", "drafter.weights=random")
     result, _ = run(parts, tmp_path)
     assert sum("random weights" in note for note in result.notes) == 2
 
