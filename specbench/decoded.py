@@ -237,11 +237,11 @@ class Group:
         """Stores rounds and tokens in arrays, once nobody changes them any more, and drops the evidence."""
         self.speculative.evidence = self.baseline.evidence = ()
         for result in self.results:
-            read = result.request.encoder_tokens
+            read = result.request.encoder_input
             result.request = replace(
                 result.request,
                 tokens=array("i", result.request.tokens),
-                encoder_tokens=None if read is None else array("i", read),
+                encoder_input=None if read is None else array("i", read),
             )
             for decoded in result.both:
                 if isinstance(decoded.rounds, Rounds):  # runs that share plain decoding have this in common

@@ -283,7 +283,7 @@ def test_a_model_that_drafts_for_itself_has_alpha_one(pair, temperature, tmp_pat
     assert result.alpha_on_target_text.mean == pytest.approx(1, abs=1e-5)
     assert result.lossless.verdict == "passed"
     assert all(
-        x.request.encoder_tokens and len(x.request.tokens) == 1 for group in record.groups for x in group.results
+        x.request.encoder_input and len(x.request.tokens) == 1 for group in record.groups for x in group.results
     )
 
 

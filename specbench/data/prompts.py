@@ -37,17 +37,17 @@ class Request:
     text: str
     tokens: Sequence[int]  # the prompt in the decoder's text
     category: str
-    encoder_tokens: Sequence[int] | None = None  # the encoder's input, if the target has one
+    encoder_input: Sequence[int] | None = None  # the encoder's input, if the target has one
 
     @property
     def prompt_tokens(self) -> int:
         """The number of tokens of the prompt, whichever side of a model reads it."""
-        return len(self.tokens if self.encoder_tokens is None else self.encoder_tokens)
+        return len(self.tokens if self.encoder_input is None else self.encoder_input)
 
     @property
     def columns(self) -> int:
         """The number of positions of it whose keys and values a step reads."""
-        return len(self.tokens) + len(self.encoder_tokens or ())
+        return len(self.tokens) + len(self.encoder_input or ())
 
 
 class Data(Component, ABC):

@@ -21,7 +21,7 @@ class Job:
     tokens: Sequence[int]  # the prompt in the decoder's text
     limit: int  # the length in tokens, prompt included, at which it ends
     key: int  # of its noise
-    encoder_tokens: Sequence[int] | None = None  # the encoder's input, if there is one
+    encoder_input: Sequence[int] | None = None  # the encoder's input, if there is one
 
 
 class Flight(NamedTuple):
@@ -114,7 +114,7 @@ class State:
         for row, job, owner in zip(rows, jobs, owners, strict=True):
             self.lengths[row] = self.prompt_lengths[row] = len(job.tokens)
             self.limits[row], self.owners[row], self.texts[row] = job.limit, owner, list(job.tokens)
-            self.inputs[row] = job.encoder_tokens or ()
+            self.inputs[row] = job.encoder_input or ()
             self.admitted += 1
             self.serials[row] = self.admitted
 

@@ -159,7 +159,7 @@ class Model(Component, ABC):
         begin - 1 .. end - 2, are read through row 0, which must hold all earlier ones."""
 
     @abstractmethod
-    def open_text(self, text: Tensor, begin: int, end: int, encoder_tokens: Sequence[int] | None = None) -> None:
+    def open_text(self, text: Tensor, begin: int, end: int, encoder_input: Sequence[int] | None = None) -> None:
         """Empties the cache and reads an encoder's input, if there is one, and the first begin - 1 tokens of a text
         [1, T] into row 0; it will be read on to position `end`."""
 

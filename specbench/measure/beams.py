@@ -19,14 +19,14 @@ def stock_score(
     prompt: Sequence[int],
     new: Sequence[int],
     rules: BeamRules,
-    encoder_tokens: Sequence[int] | None = None,
+    encoder_input: Sequence[int] | None = None,
 ) -> Rescored:
     """Scores the new tokens behind a prompt, and an encoder's input if there is one, by one plain forward of the stock
     module. Raises MemoryError or RuntimeError if the device has no room for it."""
     clock = time.perf_counter()
     text = torch.tensor([[*prompt, *new]], device=model.device)
-    refuse_too_long(model, max(text.shape[1], len(encoder_tokens or ())))
-    logits = stock_logits(model, text, len(prompt), encoder_tokens, suppressing=False).float()
+    refuse_too_long(model, max(text.shape[1], len(encoder_input or ())))
+    logits = stock_logits(model, text, len(prompt), encoder_input, suppressing=False).float()
     log_p = logits.double().log_softmax(-1).gather(1, text[0, len(prompt) :, None])
     forced = 0 if model.start_tokens is None else len(model.start_tokens) - 1
     share = (forced + len(new)) ** -rules.length_penalty

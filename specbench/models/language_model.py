@@ -220,8 +220,8 @@ class LanguageModel(Target):
     def encode(self, row: int, job: Job) -> bool:
         if self.encoder is None:
             return False
-        assert job.encoder_tokens, "an encoder-decoder needs an input"
-        self.encoder.read(row, job.encoder_tokens)
+        assert job.encoder_input, "an encoder-decoder needs an input"
+        self.encoder.read(row, job.encoder_input)
         return True
 
     def prompt_read(self, row: int, job: Job) -> None:
@@ -296,9 +296,9 @@ class LanguageModel(Target):
         self.cached[row] = end
         return logits
 
-    def open_text(self, text: Tensor, begin: int, end: int, encoder_tokens: Sequence[int] | None = None) -> None:
+    def open_text(self, text: Tensor, begin: int, end: int, encoder_input: Sequence[int] | None = None) -> None:
         self.allocate(self.cache.rows, self.cache.capacity)
-        job = Job(text[0, :begin].tolist(), end, 0, encoder_tokens)
+        job = Job(text[0, :begin].tolist(), end, 0, encoder_input)
         self.admit(0, job, min(end, self.cache.capacity))
         self.encode(0, job)
         start = self.cached[0]

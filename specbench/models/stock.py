@@ -17,15 +17,15 @@ def stock_logits(
     model: LanguageModel,
     text: Tensor,
     begin: int,
-    encoder_tokens: Sequence[int] | None = None,
+    encoder_input: Sequence[int] | None = None,
     suppressing: bool = True,
 ) -> Tensor:
     """Logits [T - begin, V] that predict the tokens begin .. T - 1 of a text [1, T] after an encoder's input, if there
     is one, from one forward without a cache, with the masks and positions that transformers makes itself and its eager
     attention. With `suppressing` tokens that generate() never draws are impossible."""
     module = model.stock_module()
-    if encoder_tokens is not None:
-        own = _of_encoder_decoder(module, text, begin, encoder_tokens)
+    if encoder_input is not None:
+        own = _of_encoder_decoder(module, text, begin, encoder_input)
         return _suppressed(module, text, own) if suppressing else own
     kept = {"logits_to_keep": text.shape[1] - begin} if model.decoder.skips_logits else {}
     with eager_attention(module):
@@ -34,10 +34,10 @@ def stock_logits(
     return logits
 
 
-def _of_encoder_decoder(module: Any, text: Tensor, begin: int, encoder_tokens: Sequence[int]) -> Tensor:
+def _of_encoder_decoder(module: Any, text: Tensor, begin: int, encoder_input: Sequence[int]) -> Tensor:
     """`stock_logits` of a module that reads its input again. Where padding has no position, transformers counts the
     tokens behind it otherwise than generate() does, unless they are read in a forward of their own."""
-    read = torch.tensor([list(encoder_tokens)], device=text.device)
+    read = torch.tensor([list(encoder_input)], device=text.device)
     none = Positions(module.get_decoder()).no_position
     ends = [place + 1 for place, token in enumerate(text[0, :-1].tolist()) if token == none]
     with eager_attention(module):

@@ -79,8 +79,8 @@ class Generate(Peer):
     def decode(self, job: Job) -> PeerOutput:
         start = torch.tensor([list(job.tokens)], device=self.device)
         read, more = start, {}
-        if job.encoder_tokens is not None:
-            read, more = torch.tensor([list(job.encoder_tokens)], device=self.device), {"decoder_input_ids": start}
+        if job.encoder_input is not None:
+            read, more = torch.tensor([list(job.encoder_input)], device=self.device), {"decoder_input_ids": start}
         first = FirstStep(self.device)
         torch.manual_seed(job.key)
         text = self.module.generate(

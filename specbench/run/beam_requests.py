@@ -71,7 +71,7 @@ def _search(
 
 def _opened(model: LanguageModel, job: Job, columns: int) -> TreeReader:
     reader = TreeReader(model)
-    reader.open(job.tokens, columns, job.encoder_tokens)
+    reader.open(job.tokens, columns, job.encoder_input)
     return reader
 
 

@@ -75,7 +75,7 @@ class Requests:
             columns = longest if start is None else len(start)
             columns = min(columns + parts.max_new_tokens, parts.target.context) + self.spare
             read = [] if start is None else [prompt for prompt, tokens in waiting if tokens == longest]
-            longest_input = self._request(read[0]).encoder_tokens if read else None
+            longest_input = self._request(read[0]).encoder_input if read else None
             for begin, end in pairwise(self._cuts(len(waiting))):
                 asked = [self._request(prompt) for prompt, _ in waiting[begin:end]]
                 workload = parts.workload

@@ -34,12 +34,12 @@ class TreeReader:
         self.paths: dict[Node, Seen] = {}  # rows of `_sees`, up to the node's own entry: a child's begins with it
         self.tokens = 0  # that were read, the prompt's not counted
 
-    def open(self, prompt: Sequence[int], columns: int, encoder_tokens: Sequence[int] | None = None) -> None:
+    def open(self, prompt: Sequence[int], columns: int, encoder_input: Sequence[int] | None = None) -> None:
         """Reads an encoder's input, if there is one, and a prompt, all but its last token, into an empty cache of so
         many columns."""
         self.model.allocate(1, columns)
         text = torch.tensor([list(prompt)], device=self.model.device)
-        self.model.open_text(text, len(prompt), columns, encoder_tokens)
+        self.model.open_text(text, len(prompt), columns, encoder_input)
         self.begin = len(prompt) - 1
 
     def unread(self, nodes: Iterable[Node]) -> list[Node]:

@@ -87,7 +87,7 @@ def prompt_records(group: Group, tokenizer: Any) -> Iterator[dict[str, Any]]:
             "id": request.id,
             "category": request.category,
             "prompt_tokens": request.prompt_tokens,
-            "encoder_tokens": None if request.encoder_tokens is None else len(request.encoder_tokens),
+            "encoder_tokens": None if request.encoder_input is None else len(request.encoder_input),
             "limit": result.limit,
             "tokens": len(ours.tokens),
             "baseline_tokens": len(plain.tokens),
