@@ -282,9 +282,7 @@ def test_a_model_that_drafts_for_itself_has_alpha_one(pair, temperature, tmp_pat
     assert result.alpha.mean == pytest.approx(1, abs=1e-5)
     assert result.alpha_on_target_text.mean == pytest.approx(1, abs=1e-5)
     assert result.lossless.verdict == "passed"
-    assert all(
-        x.request.encoder_input and len(x.request.tokens) == 1 for group in record.groups for x in group.results
-    )
+    assert all(x.request.encoder_input and len(x.request.tokens) == 1 for group in record.groups for x in group.results)
 
 
 def test_a_run_searches_the_beams_of_an_encoder_decoder(pair, tmp_path):

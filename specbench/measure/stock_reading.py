@@ -14,6 +14,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from specbench.data.sound import EncoderInput
 from specbench.decoding.sampling import Sampling
 from specbench.measure.stock_law import counted, largest_tv, law, penalised, tolerance
 from specbench.memory import free_bytes, size, size_of
@@ -34,7 +35,7 @@ def read(
     new: Sequence[int],
     evidence: Evidence | None,
     plain: Sequence[int] = (),
-    encoder_input: Sequence[int] | None = None,
+    encoder_input: EncoderInput | None = None,
 ) -> Reading:
     """Reads the tokens `new` after a prompt, and after an encoder's input if there is one, as many as fit LONGEST.
     Above temperature 0 it needs `evidence`; at temperature 0 it also looks at the first token of `plain` decoding's

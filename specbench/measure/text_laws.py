@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from specbench.data.sound import EncoderInput
 from specbench.decoded import TextLaws
 from specbench.decoding.draft import Draft
 from specbench.decoding.drafter import Drafter
@@ -42,7 +43,7 @@ def read_texts(
     drafter: Drafter,
     prompt: Sequence[int],
     texts: Sequence[Text],
-    encoder_input: Sequence[int] | None = None,
+    encoder_input: EncoderInput | None = None,
 ) -> list[TextLaws]:
     """Scores the tokens of texts after one prompt, and after an encoder's input if there is one, which are read once,
     with target and drafter; the target reads none of the texts whose p was kept. Returns arrays [T] of each text."""
@@ -60,7 +61,7 @@ def read_texts(
 
 
 def _read_text(
-    target: Model, drafter: Drafter, text: Tensor, begin: int, known_of: Text, encoder_input: Sequence[int] | None
+    target: Model, drafter: Drafter, text: Tensor, begin: int, known_of: Text, encoder_input: EncoderInput | None
 ) -> TextLaws:
     """Scores the tokens of text [1, T] from `begin` on, with models that have read those before."""
     end, kept = min(text.shape[1], drafter.context), known_of.p
@@ -130,7 +131,7 @@ def _kept_laws(kept: Tensor, begin: int, end: int) -> Iterator[tuple[int, Tensor
 
 
 def _drafter_laws(
-    drafter: Drafter, vocab_size: int, text: Tensor, begin: int, end: int, encoder_input: Sequence[int] | None
+    drafter: Drafter, vocab_size: int, text: Tensor, begin: int, end: int, encoder_input: EncoderInput | None
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """For the same chunks of text [1, T]: q [n, V], whether there is a guess [n], and q before argmax [n, V]."""
     if drafter.models:

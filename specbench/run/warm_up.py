@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from specbench.data.prompts import Request
+from specbench.data.sound import EncoderInput
 from specbench.decoding.noise import prompt_key
 from specbench.decoding.state import Job
 from specbench.decoding.verifier import Verifier
@@ -56,7 +57,7 @@ def _warm_up_rounds(
     columns: int,
     level: Verifier,
     evidence: bool,
-    encoder_input: Sequence[int] | None,
+    encoder_input: EncoderInput | None,
 ) -> None:
     """Decodes behind a prompt, and an encoder's input if there is one, with a constant gamma and this verifier."""
     parts, policy = session.parts, WatchedGamma(gamma, session.parts.policy.signal)
@@ -74,7 +75,7 @@ def going_on(what: str) -> Iterator[None]:
         log.warning("%s failed: %s: %s", what, type(error).__name__, first_line(error))
 
 
-def _jobs(prompt: list[int], gamma: int, end: int, rows: int, encoder_input: Sequence[int] | None) -> list[Job]:
+def _jobs(prompt: list[int], gamma: int, end: int, rows: int, encoder_input: EncoderInput | None) -> list[Job]:
     """Some jobs with whole drafts, some whose limit cuts the first draft by much, by one guess, or leaves no room for
     one."""
     limits = {min(len(prompt) + new, end) for new in _new_tokens(gamma)}

@@ -101,6 +101,7 @@ def prompt_records(group: Group, tokenizer: Any) -> Iterator[dict[str, Any]]:
             **{f"{peer}_decode_seconds": output.decode_seconds for peer, output in result.peers.items()},
             **{f"{peer}_tokens": len(output.tokens) for peer, output in result.peers.items()},
             "prompt": request.text,
+            "reference": request.reference,
             "output": tokenizer.decode(ours.tokens, skip_special_tokens=True),
             "baseline_output": tokenizer.decode(plain.tokens, skip_special_tokens=True),
         }
