@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from specbench.data.prompts import Request
+from specbench.data.sound import Features
 from specbench.decoding.clock import DECODING, KEPT, READING, Lap, Laps, decoding_seconds
 from specbench.decoding.queue import RequestTimes
 from specbench.peers.peer import PeerOutput
@@ -237,12 +238,12 @@ class Group:
         """Stores rounds and tokens in arrays, once nobody changes them any more, and drops the evidence."""
         self.speculative.evidence = self.baseline.evidence = ()
         for result in self.results:
-            read = result.request.encoder_tokens
-            result.request = replace(
-                result.request,
-                tokens=array("i", result.request.tokens),
-                encoder_tokens=None if read is None else array("i", read),
-            )
+            read = result.request.encoder_input
+            if isinstance(read, Features):
+                read.forget()
+            elif read is not None:
+                read = array("i", read)
+            result.request = replace(result.request, tokens=array("i", result.request.tokens), encoder_input=read)
             for decoded in result.both:
                 if isinstance(decoded.rounds, Rounds):  # runs that share plain decoding have this in common
                     continue

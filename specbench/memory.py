@@ -12,6 +12,7 @@ import transformers
 from specbench.limits import UNLIMITED_CONTEXT
 from specbench.settings import ConfigError
 
+HEARING = ("whisper",)  # model types whose encoder reads features of a sound, as many frames of every one
 LOGIT_COPIES = 4  # float32 or wider: logits, probabilities, their differences, the exponential race
 LAW_COPIES = 12  # float64: p, q and what betas along a text are computed from
 GRAPH_COPIES = 2  # of what scoring takes: the pool of CUDA graphs, and the graphs' inputs and results outside of it
@@ -30,6 +31,7 @@ class Footprint:
     widest: int  # values per token of its widest layer
     crossing: int = 0  # bytes of keys and values of one position of an encoder's input, if there is an encoder
     heads: int = 1  # of the encoder
+    heard: int = 0  # positions of every sound that the encoder reads; 0 if it reads tokens
     recurrent: bool = False  # whether some of its layers carry a state
 
     @staticmethod
@@ -67,6 +69,7 @@ class Footprint:
             widest=2 * inner + 4 * hidden,
             crossing=2 * layers * width * dtype.itemsize,
             heads=config.num_attention_heads,
+            heard=context_of(config, "encoder") if hears(config) else 0,
         )
 
 
@@ -92,14 +95,28 @@ def _values_per_column(layer: Any) -> int:
 
 
 def context_of(config: transformers.PretrainedConfig, side: str) -> int:
-    """Tokens that the encoder or the decoder, `side`, reads at most. LED has one number for each, MPT its own name."""
-    names = (f"max_{side}_position_embeddings", "max_position_embeddings", "max_seq_len")
+    """Tokens, or positions of a sound, that the encoder or the decoder, `side`, reads at most. LED and Whisper have one
+    number for each, MPT its own name."""
+    of_sounds = {"encoder": "max_source_positions", "decoder": "max_target_positions"}[side]
+    names = (f"max_{side}_position_embeddings", "max_position_embeddings", "max_seq_len", of_sounds)
     return int(next((found for name in names if (found := getattr(config, name, None))), UNLIMITED_CONTEXT))
+
+
+def hears(config: transformers.PretrainedConfig) -> bool:
+    """Whether this is an encoder-decoder whose encoder reads sounds."""
+    return bool(config.is_encoder_decoder) and config.model_type in HEARING
+
+
+def loader_of(config: transformers.PretrainedConfig) -> str:
+    """The name of the class of transformers that makes modules of a configuration."""
+    if hears(config):
+        return "AutoModelForSpeechSeq2Seq"
+    return "AutoModelForSeq2SeqLM" if config.is_encoder_decoder else "AutoModelForCausalLM"
 
 
 def without_memory(config: transformers.PretrainedConfig, dtype: torch.dtype, trust_remote_code: bool) -> Any:
     """The module of a configuration, without memory for its weights. Errors are those of transformers."""
-    kind = transformers.AutoModelForSeq2SeqLM if config.is_encoder_decoder else transformers.AutoModelForCausalLM
+    kind: Any = getattr(transformers, loader_of(config))
     with torch.device("meta"):
         return kind.from_config(config, dtype=dtype, trust_remote_code=trust_remote_code)
 

@@ -114,7 +114,7 @@ BROKEN = {
     "0 key heads": (config(num_key_value_heads=0), "num_key_value_heads=0"),
     "an unknown activation": (config(hidden_act="nope"), "could not be loaded"),
     "an unknown kind of rope": (config(rope_parameters={"rope_type": "nope", "rope_theta": 1e4}), "nope"),
-    "an encoder of sounds": (content("config.json", '{"model_type": "whisper"}'), "reads no text"),
+    "an encoder of sounds": (content("config.json", '{"model_type": "moonshine"}'), "reads no text"),
     "no language model": (content("config.json", '{"model_type": "vit"}'), "vocab_size=None in its config"),
     "Mamba with other weights": (content("config.json", OF_MAMBA), "lacks backbone."),
     "a package that is not here": (config(quantization_config={"quant_method": "hqq"}), "could not be loaded"),

@@ -31,7 +31,7 @@ def adapted(module, stops, cache="static") -> LanguageModel:
 def searched(rules, read, stops, target, drafter=None, gamma=3):
     """The finished hypotheses, and how many levels of guesses were accepted and rejected."""
     start = target.start_tokens
-    forced = len(start) - 1
+    forced = target.forced_tokens
     search = Search(rules, start[-1], frozenset(stops), LIMIT - forced, target.device, forced)
     readers = [TreeReader(model) for model in (target, drafter) if model is not None]
     for reader in readers:

@@ -282,9 +282,7 @@ def test_a_model_that_drafts_for_itself_has_alpha_one(pair, temperature, tmp_pat
     assert result.alpha.mean == pytest.approx(1, abs=1e-5)
     assert result.alpha_on_target_text.mean == pytest.approx(1, abs=1e-5)
     assert result.lossless.verdict == "passed"
-    assert all(
-        x.request.encoder_tokens and len(x.request.tokens) == 1 for group in record.groups for x in group.results
-    )
+    assert all(x.request.encoder_input and len(x.request.tokens) == 1 for group in record.groups for x in group.results)
 
 
 def test_a_run_searches_the_beams_of_an_encoder_decoder(pair, tmp_path):
@@ -358,19 +356,21 @@ def test_bleu_has_known_values(monkeypatch):
     assert found == pytest.approx(100 * (5 / 6 * 3 / 5 * 2 / 4 * 1 / 3) ** 0.25)
 
 
-def chi_squared(texts: list[list[int]]) -> list[tuple[float, int]]:
+def chi_squared(texts: list[list[int]], target: LanguageModel, inputs=INPUTS) -> list[tuple[float, int]]:
     """For each of two inputs in turn: chi-squared of the first tokens of the texts that followed it, against their law
-    by the stock module, and the degrees of freedom; then the same of second tokens given the first."""
-    target, found = model("t5", Sampling(temperature=HOT)), []
+    by the target's stock module, and the degrees of freedom; then the same of second tokens given the first."""
+    begin, heat, found = target.start_tokens, target.sampling.temperature, []
     laws: dict = {}
     for place, which in ((0, 0), (0, 1), (1, 0), (1, 1)):
-        expected, counts = torch.zeros(V, dtype=torch.double), torch.zeros(V, dtype=torch.double)
+        expected = torch.zeros(V, dtype=torch.double)
+        counts = torch.zeros_like(expected)
         for text in texts[which::2]:
             if len(text) > place:
                 key = (which, *text[:place])
                 if key not in laws:
-                    so_far = torch.tensor([[0, *text[:place], 0]])
-                    laws[key] = stock_logits(target, so_far, place + 1, INPUTS[which])[0].double().div(HOT).softmax(-1)
+                    so_far = torch.tensor([[*begin, *text[:place], 0]])
+                    logits = stock_logits(target, so_far, so_far.shape[1] - 1, inputs[which])[0]
+                    laws[key] = logits.double().div(heat).softmax(-1)
                 expected += laws[key]
                 counts[text[place]] += 1
         often = expected >= 5
@@ -386,7 +386,8 @@ def many_texts(inputs) -> list[list[int]]:
 
 
 def test_texts_have_the_law_of_the_stock_module():
-    for chi, freedom in chi_squared(many_texts(INPUTS[:2])):
+    target = model("t5", Sampling(temperature=HOT))
+    for chi, freedom in chi_squared(many_texts(INPUTS[:2]), target):
         assert freedom > 2 and chi < freedom + 8 * (2 * freedom) ** 0.5
-    exchanged = chi_squared(many_texts(INPUTS[1::-1]))[:2]  # every row has read the other's input
+    exchanged = chi_squared(many_texts(INPUTS[1::-1]), target)[:2]  # every row has read the other's input
     assert any(chi > freedom + 8 * (2 * freedom) ** 0.5 for chi, freedom in exchanged)

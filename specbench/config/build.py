@@ -10,10 +10,12 @@ import numpy as np
 
 from specbench.config.checks import Checked
 from specbench.config.schema import Root
+from specbench.config.sounds import refuse_sounds
 from specbench.config.states import refuse_states, refuse_states_that_do_not_fit
 from specbench.config.targets import Targets
 from specbench.context import Context
 from specbench.data.prompts import Prompt, load, render
+from specbench.data.sound import Speech
 from specbench.decoding.drafter import Drafter
 from specbench.decoding.executor import Executor
 from specbench.decoding.gamma_policy import GammaPolicy
@@ -36,7 +38,7 @@ from specbench.workloads.workload import Workload
 
 log = logging.getLogger(__name__)
 LONGEST_WAIT = 24 * 3600  # seconds until the last request arrives
-MOST_START_TOKENS = 2  # of an encoder-decoder's text: the start token and a forced one
+MOST_START_TOKENS = 4  # of an encoder-decoder's text: the start, a language, a task, and that no times are wanted
 MOST_WARM_UP_TOKENS = 500_000  # a row
 
 
@@ -44,7 +46,8 @@ def build(checked: Checked, announce: Callable[[str], None] = log.info, targets:
     """Reads the prompts, says what memory the run needs, then loads the models and puts the parts together. A target
     among `targets` is not loaded again. Raises ConfigError."""
     root, chosen, targets = checked.root, checked.choices, targets or Targets()
-    prompts = in_order(load(_make(checked, "data")), root.order)
+    data = _make(checked, "data")
+    prompts = in_order(load(data), root.order)
     device = pick_device(root.device)
     policy = _make(checked, "gamma_policy")
     context = Context(
@@ -61,7 +64,7 @@ def build(checked: Checked, announce: Callable[[str], None] = log.info, targets:
     refuse_slow_arrivals(workload, sum(len(prompt.turns) for prompt in prompts))
     refuse_few_for_rates(workload, len(prompts), root.batch_size)
     spare = spare_columns(checked, policy.largest)
-    budget = memory_budget(checked, prompts, context, spare, targets.has(checked))
+    budget = memory_budget(checked, prompts, context, spare, targets.has(checked), data.speech)
     announce(str(budget))
     # Lenience at temperature 0 compares the target's probabilities before argmax; drafters keep theirs.
     scored = dataclasses.replace(context.sampling, before_argmax=chosen.lenience < 1)
@@ -71,6 +74,8 @@ def build(checked: Checked, announce: Callable[[str], None] = log.info, targets:
     refuse_long_warm_up(checked, policy, context.executor, budget.columns, len(verifier.levels))
     target = targets.get(checked, dataclasses.replace(context, sampling=scored), partial(_make, checked, "target"))
     drafter = _make(checked, "drafter", context, target)
+    for model in (target, *drafter.models) if data.speech is not None else ():
+        model.speak(data.speech)
     refuse_unfit(target, drafter, policy.largest)
     refuse_states_that_do_not_fit([target, *drafter.models], root.batch_size, policy.largest)
     refuse_few_tokens(target, checked.root.beams)
@@ -129,25 +134,28 @@ def _make(checked: Checked, group: str, *arguments: Any) -> Any:
 
 
 def memory_budget(
-    checked: Checked, prompts: Sequence[Prompt], context: Context, spare: int, loaded: bool = False
+    checked: Checked,
+    prompts: Sequence[Prompt],
+    context: Context,
+    spare: int,
+    loaded: bool = False,
+    speech: Speech | None = None,
 ) -> Budget:
     """The most memory that the run will need, besides the target's weights if they are `loaded`; `spare` is as in
-    `Parts`. Raises ConfigError if the device has less."""
+    `Parts`, `speech` as in `Data`. Raises ConfigError if the device has less."""
     root, chosen = checked.root, checked.choices
     footprints = [
         footprint(model, role, context.dtype)
         for role in ("target", "drafter")
         for model in chosen[role].settings.models()
     ]
+    refuse_sounds(checked, footprints, speech)
     refuse_encoders(checked, footprints)
     refuse_states(checked, footprints)
     if any(model.recurrent for model in footprints):
         context.executor.without_programs()
     refuse_more_than_the_target_has(checked, context.gamma, footprints[0])
-    settings = chosen["target"].settings
-    tokenizer = load_tokenizer(settings, "target")
-    chat = uses_template(settings, tokenizer, "target")
-    longest = max(len(render(prompt, ["..."] * (len(prompt.turns) - 1), tokenizer, chat).tokens) for prompt in prompts)
+    longest = footprints[0].heard or longest_text(checked, prompts)
     inputs = longest if footprints[0].crossing else 0
     columns = min((MOST_START_TOKENS if inputs else longest) + root.max_new_tokens, footprints[0].context) + spare
     nodes, decoding = chosen["drafter"].settings.nodes(context.gamma), chosen["decoding"]
@@ -177,6 +185,14 @@ def memory_budget(
     )
     budget.check()
     return budget
+
+
+def longest_text(checked: Checked, prompts: Sequence[Prompt]) -> int:
+    """The most tokens of a prompt, with all its turns."""
+    settings = checked.choices["target"].settings
+    tokenizer = load_tokenizer(settings, "target")
+    chat = uses_template(settings, tokenizer, "target")
+    return max(len(render(prompt, ["..."] * (len(prompt.turns) - 1), tokenizer, chat).tokens) for prompt in prompts)
 
 
 def _laws(root: Root, vocab_size: int) -> int:

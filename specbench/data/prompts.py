@@ -3,12 +3,13 @@
 import functools
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from specbench.component import Component
+from specbench.data.sound import EncoderInput, Features, Sound, Speech
 from specbench.settings import ConfigError
 from specbench.visible import shown
 
@@ -17,11 +18,14 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Prompt:
-    """A question of one or more turns. A later turn is asked after the answers to the turns before it."""
+    """A question of one or more turns. A later turn is asked after the answers to the turns before it. A sound is one
+    turn, and the text of that is its name."""
 
     id: str
     turns: tuple[str, ...]
     category: str = ""
+    sound: Sound | None = None
+    reference: str | None = None  # the text that a person would write
 
     def request_id(self, turn: int) -> str:
         """The id of the request of a turn, counted from 0: the prompt's own, with the turn if there are several."""
@@ -37,24 +41,31 @@ class Request:
     text: str
     tokens: Sequence[int]  # the prompt in the decoder's text
     category: str
-    encoder_tokens: Sequence[int] | None = None  # the encoder's input, if the target has one
+    encoder_input: EncoderInput | None = None  # if the target has an encoder
+    reference: str | None = None
+
+    def prepare(self) -> None:
+        """Computes the features of a sound, which is no part of decoding. Raises ConfigError."""
+        if isinstance(self.encoder_input, Features):
+            _ = self.encoder_input.values
 
     @property
     def prompt_tokens(self) -> int:
-        """The number of tokens of the prompt, whichever side of a model reads it."""
-        return len(self.tokens if self.encoder_tokens is None else self.encoder_tokens)
+        """The number of tokens of the prompt, or of positions of its sound, whichever side of a model reads it."""
+        return len(self.tokens if self.encoder_input is None else self.encoder_input)
 
     @property
     def columns(self) -> int:
         """The number of positions of it whose keys and values a step reads."""
-        return len(self.tokens) + len(self.encoder_tokens or ())
+        return len(self.tokens) + len(self.encoder_input or ())
 
 
 class Data(Component, ABC):
     """A source of prompts; `limit` is the largest number of prompts to take, None for all: the first ones or, if the
-    source is `stratified`, as many of each category."""
+    source is `stratified`, as many of each category. Sounds come with what is to be written of them, `speech`."""
 
     limit: int | None = None
+    speech: Speech | None = None
     stratified: ClassVar[bool] = False
 
     @classmethod
@@ -134,6 +145,13 @@ def render(
     if start is not None:
         return Request(prompt.request_id(turn), prompt.id, text, list(start), prompt.category, tokens)
     return Request(prompt.request_id(turn), prompt.id, text, tokens, prompt.category)
+
+
+def heard(prompt: Prompt, hear: Callable[[Sound], Features], start: Sequence[int]) -> Request:
+    """A sound as a request, for an encoder-decoder whose text begins with the tokens `start`."""
+    assert prompt.sound is not None, "a prompt for a model that hears"
+    features = hear(prompt.sound)
+    return Request(prompt.id, prompt.id, prompt.turns[0], list(start), prompt.category, features, prompt.reference)
 
 
 @contextmanager

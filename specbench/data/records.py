@@ -176,8 +176,7 @@ class HubData(Data):
         split: str = setting()
 
         def sources(self) -> Mapping[str, str]:
-            folder = Path(self.path)
-            return {"path": of_folder(folder) if folder.is_dir() else of_hub(self.path, None, "dataset", "README.md")}
+            return {"path": version_of(self.path)}
 
     def __init__(self, settings: Settings):
         self.settings, self.limit = settings, settings.limit
@@ -187,29 +186,48 @@ class HubData(Data):
         return cls(settings)
 
     def prompts(self) -> Iterator[Prompt]:
-        import datasets
-
         s = self.settings
-        try:
-            rows = datasets.load_dataset(s.path, s.name, split=s.split)
-            if not isinstance(rows, datasets.Dataset):
-                raise ValueError(f"data.split={s.split} is not one split")
-        except Exception as error:  # datasets passes on the errors of its backends
-            raise ConfigError(
-                f"data.path={s.path} could not be loaded ({first_line(error)}): check data.name and data.split, log in "
-                "with `hf auth login` if it is gated, or use data=jsonl with a local file"
-            ) from error
-        number, records = 0, iter(rows)
-        while record := self._next(records, number):
+        for number, record in numbered(load_rows(s.path, s.name, s.split, "data=jsonl"), s.path):
             yield to_prompt(number, record, s)
-            number += 1
 
-    def _next(self, records: Iterator[Any], number: int) -> dict[str, Any] | None:
-        """The record of this number, None after the last. Raises ConfigError if it cannot be decoded."""
-        try:
-            return next(records, None)
-        except Exception as error:  # of the backend
-            raise ConfigError(
-                f"data.path={self.settings.path} record {number} could not be read ({first_line(error)}): mend the "
-                "data set, or use data=jsonl with a local file"
-            ) from error
+
+def version_of(path: str) -> str:
+    """What is known of the version of a data set: a hub id, or a local folder."""
+    folder = Path(path)
+    return of_folder(folder) if folder.is_dir() else of_hub(path, None, "dataset", "README.md")
+
+
+def load_rows(path: str, name: str | None, split: str, instead: str) -> Any:
+    """The split of a data set, as `datasets` loads it. `instead` is an option that reads local files. Raises
+    ConfigError."""
+    import datasets
+
+    try:
+        rows = datasets.load_dataset(path, name, split=split)
+        if not isinstance(rows, datasets.Dataset):
+            raise ValueError(f"data.split={split} is not one split")
+    except Exception as error:  # datasets passes on the errors of its backends
+        raise ConfigError(
+            f"data.path={path} could not be loaded ({first_line(error)}): check data.name and data.split, log in "
+            f"with `hf auth login` if it is gated, or use {instead} with a local file"
+        ) from error
+    return rows
+
+
+def numbered(rows: Any, path: str) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The records of `load_rows`, from 0 on. Raises ConfigError if one cannot be decoded."""
+    number, records = 0, iter(rows)
+    while record := _next(records, number, path):
+        yield number, record
+        number += 1
+
+
+def _next(records: Iterator[Any], number: int, path: str) -> dict[str, Any] | None:
+    """The record of this number, None after the last. Raises ConfigError if it cannot be decoded."""
+    try:
+        return next(records, None)
+    except Exception as error:  # of the backend
+        raise ConfigError(
+            f"data.path={path} record {number} could not be read ({first_line(error)}): mend the data set, or use "
+            "data=jsonl with a local file"
+        ) from error

@@ -183,13 +183,13 @@ class Queue:
     def _encode(self, state: State, row: int, clock: Clock) -> int:
         """Has the encoders read a row's input, once and as a whole. Returns the number of tokens read."""
         job = self.jobs[state.owners[row]]
-        if job.encoder_tokens is None or row in self.encoded:
+        if job.encoder_input is None or row in self.encoded:
             return 0
         self.encoded.add(row)
         for model in self.models:
             if model.encode(row, job):
                 self._lap(model, clock)
-        return len(job.encoder_tokens)
+        return len(job.encoder_input)
 
     def _lap(self, model: Model, clock: Clock) -> None:
         """A model has read: the first one is the target."""

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from specbench.data.sound import EncoderInput, Features
 from specbench.decoding.draft import Draft, Verdict
 from specbench.decoding.noise import STREAMS, noise_bits
 from specbench.decoding.rows import Rows, commit_tokens, summary_of
@@ -21,7 +22,7 @@ class Job:
     tokens: Sequence[int]  # the prompt in the decoder's text
     limit: int  # the length in tokens, prompt included, at which it ends
     key: int  # of its noise
-    encoder_tokens: Sequence[int] | None = None  # the encoder's input, if there is one
+    encoder_input: EncoderInput | None = None  # if there is an encoder
 
 
 class Flight(NamedTuple):
@@ -49,7 +50,7 @@ class State:
     prompt_lengths: list[int]  # tokens
     active: list[bool]  # host copy of ~done
     owners: list[int]  # the number of the request that has the row; -1 if none
-    inputs: list[Sequence[int]]  # by row, the tokens of the encoder's input; empty without one
+    inputs: list[Sequence[int]]  # by row, the tokens of the encoder's input; empty if it reads none
     stop_strings: StopStrings | None = None
     waiting: int = 0  # requests that have arrived and have no row yet
     drawn: int = 0  # the depth to which the round's draft was drawn, before it was padded
@@ -114,7 +115,8 @@ class State:
         for row, job, owner in zip(rows, jobs, owners, strict=True):
             self.lengths[row] = self.prompt_lengths[row] = len(job.tokens)
             self.limits[row], self.owners[row], self.texts[row] = job.limit, owner, list(job.tokens)
-            self.inputs[row] = job.encoder_tokens or ()
+            read = job.encoder_input
+            self.inputs[row] = () if read is None or isinstance(read, Features) else read
             self.admitted += 1
             self.serials[row] = self.admitted
 

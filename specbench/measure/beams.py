@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 import torch
 
+from specbench.data.sound import EncoderInput
 from specbench.decoded import FoundBeams, Record, Rescored, Result
 from specbench.measure.stock_law import ROUNDINGS, TYPICAL_16_BIT, tolerance
 from specbench.measure.stock_reading import refuse_too_long
@@ -19,17 +20,16 @@ def stock_score(
     prompt: Sequence[int],
     new: Sequence[int],
     rules: BeamRules,
-    encoder_tokens: Sequence[int] | None = None,
+    encoder_input: EncoderInput | None = None,
 ) -> Rescored:
     """Scores the new tokens behind a prompt, and an encoder's input if there is one, by one plain forward of the stock
     module. Raises MemoryError or RuntimeError if the device has no room for it."""
     clock = time.perf_counter()
     text = torch.tensor([[*prompt, *new]], device=model.device)
-    refuse_too_long(model, max(text.shape[1], len(encoder_tokens or ())))
-    logits = stock_logits(model, text, len(prompt), encoder_tokens, suppressing=False).float()
+    refuse_too_long(model, max(text.shape[1], len(encoder_input or ())))
+    logits = stock_logits(model, text, len(prompt), encoder_input, suppressing=False).float()
     log_p = logits.double().log_softmax(-1).gather(1, text[0, len(prompt) :, None])
-    forced = 0 if model.start_tokens is None else len(model.start_tokens) - 1
-    share = (forced + len(new)) ** -rules.length_penalty
+    share = (model.forced_tokens + len(new)) ** -rules.length_penalty
     typical = TYPICAL_16_BIT if model.dtype in ROUNDINGS else 1.0
     slack = 2 * typical * tolerance(logits, model.dtype, model.sampling).sum()  # a token's logit, and the others' sum
     seconds = time.perf_counter() - clock

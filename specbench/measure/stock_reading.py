@@ -14,6 +14,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from specbench.data.sound import EncoderInput
 from specbench.decoding.sampling import Sampling
 from specbench.measure.stock_law import counted, largest_tv, law, penalised, tolerance
 from specbench.memory import free_bytes, size, size_of
@@ -34,7 +35,7 @@ def read(
     new: Sequence[int],
     evidence: Evidence | None,
     plain: Sequence[int] = (),
-    encoder_tokens: Sequence[int] | None = None,
+    encoder_input: EncoderInput | None = None,
 ) -> Reading:
     """Reads the tokens `new` after a prompt, and after an encoder's input if there is one, as many as fit LONGEST.
     Above temperature 0 it needs `evidence`; at temperature 0 it also looks at the first token of `plain` decoding's
@@ -44,8 +45,8 @@ def read(
     n, sampling = text.shape[1] - len(prompt), model.sampling
     if n <= 0:
         raise MemoryError(f"its prompt has {len(prompt)} tokens, and at most {LONGEST} are read again")
-    refuse_too_long(model, max(text.shape[1], len(encoder_tokens or ())))
-    logits = penalised(stock_logits(model, text, len(prompt), encoder_tokens).float(), text, len(prompt), sampling)
+    refuse_too_long(model, max(text.shape[1], len(encoder_input or ())))
+    logits = penalised(stock_logits(model, text, len(prompt), encoder_input).float(), text, len(prompt), sampling)
     tokens, most = text[0, len(prompt) :], logits.amax(-1)
     if sampling.greedy:
         reading = _greedy(logits, tokens, tolerance(logits, model.dtype, sampling), plain)

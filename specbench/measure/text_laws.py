@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from specbench.data.sound import EncoderInput
 from specbench.decoded import TextLaws
 from specbench.decoding.draft import Draft
 from specbench.decoding.drafter import Drafter
@@ -42,7 +43,7 @@ def read_texts(
     drafter: Drafter,
     prompt: Sequence[int],
     texts: Sequence[Text],
-    encoder_tokens: Sequence[int] | None = None,
+    encoder_input: EncoderInput | None = None,
 ) -> list[TextLaws]:
     """Scores the tokens of texts after one prompt, and after an encoder's input if there is one, which are read once,
     with target and drafter; the target reads none of the texts whose p was kept. Returns arrays [T] of each text."""
@@ -50,9 +51,9 @@ def read_texts(
     begin, longest = len(prompt), min(max(text.shape[1] for text in read), drafter.context)
     models = [*([target] if any(text.p is None for text in texts) else []), *drafter.models[:1]]
     for model in models:
-        model.open_text(read[0], begin, longest, encoder_tokens)
+        model.open_text(read[0], begin, longest, encoder_input)
     found = [
-        _read_text(target, drafter, own, begin, text, encoder_tokens) for own, text in zip(read, texts, strict=True)
+        _read_text(target, drafter, own, begin, text, encoder_input) for own, text in zip(read, texts, strict=True)
     ]
     for model in models:
         model.release(0)
@@ -60,12 +61,12 @@ def read_texts(
 
 
 def _read_text(
-    target: Model, drafter: Drafter, text: Tensor, begin: int, known_of: Text, encoder_tokens: Sequence[int] | None
+    target: Model, drafter: Drafter, text: Tensor, begin: int, known_of: Text, encoder_input: EncoderInput | None
 ) -> TextLaws:
     """Scores the tokens of text [1, T] from `begin` on, with models that have read those before."""
     end, kept = min(text.shape[1], drafter.context), known_of.p
     laws = _model_laws(target, text, begin, end) if kept is None else _kept_laws(kept, begin, end)
-    drafted = _drafter_laws(drafter, target.vocab_size, text, begin, end, encoder_tokens)
+    drafted = _drafter_laws(drafter, target.vocab_size, text, begin, end, encoder_input)
     columns = []
     for (first, p, sure), (q, known, certain) in zip(laws, drafted, strict=True):
         x = text[0, first : first + len(p)]
@@ -130,14 +131,14 @@ def _kept_laws(kept: Tensor, begin: int, end: int) -> Iterator[tuple[int, Tensor
 
 
 def _drafter_laws(
-    drafter: Drafter, vocab_size: int, text: Tensor, begin: int, end: int, encoder_tokens: Sequence[int] | None
+    drafter: Drafter, vocab_size: int, text: Tensor, begin: int, end: int, encoder_input: EncoderInput | None
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """For the same chunks of text [1, T]: q [n, V], whether there is a guess [n], and q before argmax [n, V]."""
     if drafter.models:
         for _, q, certain in _model_laws(drafter.models[0], text, begin, end):
             yield q, torch.ones(len(q), dtype=torch.bool, device=q.device), certain
         return
-    state = State.start([Job(text[0].tolist(), text.shape[1] + 1, 0, encoder_tokens)], [], 2, text.device)
+    state = State.start([Job(text[0].tolist(), text.shape[1] + 1, 0, encoder_input)], [], 2, text.device)
     drafter.begin(state)
     for first in range(begin, end, CHUNK):
         drafts = [_propose_at(drafter, state, position) for position in range(first, min(first + CHUNK, end))]

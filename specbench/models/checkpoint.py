@@ -23,7 +23,7 @@ from specbench.visible import shown
 LONGEST_REASON = 240  # characters of a library's message
 INDEX = {"model.safetensors": "model.safetensors.index.json", "pytorch_model.bin": "pytorch_model.bin.index.json"}
 JSON_FILES = ("config.json", "generation_config.json", "tokenizer_config.json", "special_tokens_map.json",
-              "added_tokens.json", *INDEX.values())  # fmt: skip
+              "added_tokens.json", "preprocessor_config.json", "processor_config.json", *INDEX.values())  # fmt: skip
 FLOATS = ("F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2")  # dtypes of weights, as safetensors names them
 MODEL = "a model, which must be a hub id or a folder with a config.json"
 TRAINED = "what python -m specbench.train makes, which must be a hub id or a folder with a config.json"

@@ -7,6 +7,7 @@ modules are those of transformers. B rows, b of them in a forward, N new tokens,
 
 import copy
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,15 +17,18 @@ from transformers.modeling_outputs import BaseModelOutput
 from transformers.models.auto.modeling_auto import MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES
 
 from specbench.cache.encoder_inputs import EncoderInputs
+from specbench.data.sound import EncoderInput, Speech
 from specbench.decoding.token_tree import Tree
 from specbench.memory import context_of
 from specbench.models.attention_mask import AttentionMask
 from specbench.models.decoder_positions import Positions
+from specbench.models.hearing import Hearing, start_of_speech, words_of
 from specbench.settings import ConfigError
 
 SIZES = ("vocab_size", "d_model", "num_heads", "d_kv", "d_ff", "num_layers", "num_decoder_layers", "encoder_layers",
          "decoder_layers", "encoder_attention_heads", "decoder_attention_heads", "encoder_ffn_dim", "decoder_ffn_dim",
-         "max_position_embeddings", "max_encoder_position_embeddings", "max_decoder_position_embeddings")  # fmt: skip
+         "max_position_embeddings", "max_encoder_position_embeddings", "max_decoder_position_embeddings",
+         "num_mel_bins", "max_source_positions", "max_target_positions")  # fmt: skip
 KINDS = "such as t5, bart, pegasus, marian or m2m_100"
 # Settings of generate() that change the law of a token by the text before it, and the values that leave it as it is.
 OTHER_LAWS: dict[str, tuple[Any, ...]] = {
@@ -38,15 +42,17 @@ OTHER_LAWS: dict[str, tuple[Any, ...]] = {
 class Encoder:
     """The encoder of a module, what its decoder's text begins with, and the rows' inputs, `inputs`."""
 
-    def __init__(self, module: PreTrainedModel, name: str):
-        """Raises ConfigError if the decoder's positions cannot be set, or its text has no start."""
+    def __init__(self, module: PreTrainedModel, name: str, hearing: Hearing | None = None):
+        """`hearing` is there if it reads sounds. Raises ConfigError if the decoder's positions cannot be set, or its
+        text has no start."""
         refuse_decoder(module, name)
         found: Any = module
-        self.module = found
+        self.module, self.name, self.hearing = found, name, hearing
         self.encoder, self.decoder = found.get_encoder(), found.get_decoder()
         self.positions = Positions(self.decoder)
         self.start_tokens = start_of(module, name)
-        self.suppressed = suppressed_by(module, name)
+        self.forced = len(self.start_tokens) - 1  # of them, those that generate() counts as new
+        self.suppressed = suppressed_by(module, len(self.start_tokens))
         self.context = context_of(module.config, "encoder")
         self._inputs: EncoderInputs | None = None
 
@@ -62,6 +68,13 @@ class Encoder:
         other._inputs = None
         return other
 
+    def speak(self, speech: Speech) -> None:
+        """From now on, texts begin as those of such sounds do. Raises ConfigError if that is not possible."""
+        m = self.module
+        self.start_tokens = start_of_speech(type(m), m.generation_config, m.config, speech, self.name)
+        self.forced = 0
+        self.suppressed = suppressed_by(m, len(self.start_tokens))
+
     def borrow(self, owner: "Encoder") -> None:
         """Uses the inputs of another model, which has read them."""
         self._inputs = owner._inputs
@@ -69,18 +82,21 @@ class Encoder:
     def allocate(self, rows: int, columns: Callable[[int], int], fixed_shapes: bool) -> None:
         """Makes room for the inputs of `rows` rows, and forgets those that were read. `columns` rounds up how many
         columns are stored."""
+        if self.hearing is not None:  # its decoder takes no mask of the input's end, and all inputs are as long
+            columns = int
         inputs = self._inputs  # an executor that compiles after its warm-up fixes shapes then
         if inputs is None or inputs.rows != rows or not fixed_shapes or not inputs.fixed_shapes:
             self._inputs = inputs = EncoderInputs(rows, columns, fixed_shapes, self.module.device)
         inputs.clear()
 
-    def read(self, row: int, tokens: Sequence[int]) -> None:
+    def read(self, row: int, given: EncoderInput) -> None:
         """Runs the encoder on an input, and stores the keys and values of its outputs for a row. The decoder makes them
         when it reads its first token, which is done here with a cache of its own."""
-        device = self.module.device
-        ids = torch.tensor([list(tokens)], device=device)
-        states = self.encoder(input_ids=ids, attention_mask=torch.ones_like(ids)).last_hidden_state
-        first = torch.tensor([self.start_tokens[:1]], device=device)
+        words = words_of(self.module, given)
+        if self.hearing is None:
+            words["attention_mask"] = torch.ones_like(words["input_ids"])
+        states = self.encoder(**words).last_hidden_state
+        first = torch.tensor([self.start_tokens[:1]], device=self.module.device)
         made = EncoderDecoderCache(DynamicCache(), DynamicCache())
         self.decoder(input_ids=first, encoder_hidden_states=states, past_key_values=made, use_cache=True)
         layers: Any = made.cross_attention_cache.layers
@@ -138,7 +154,23 @@ def refuse_decoder(module: Any, name: str) -> None:
         )
 
 
-def suppress(logits: Tensor, tokens: Sequence[int]) -> Tensor:
+@dataclass(frozen=True)
+class Suppressed:
+    """Tokens that generate() never draws, and those that it does not draw as the first one, at position `begin`."""
+
+    always: Sequence[int]
+    first: Sequence[int]
+    begin: int
+
+    def __call__(self, logits: Tensor, positions: Tensor) -> Tensor:
+        """Logits or log p [..., N, V], of what follows the tokens at positions [..., N], without these tokens."""
+        found = impossible(logits, self.always)
+        if not self.first:
+            return found
+        return torch.where((positions == self.begin - 1)[..., None], impossible(found, self.first), found)
+
+
+def impossible(logits: Tensor, tokens: Sequence[int]) -> Tensor:
     """Logits [..., V] in which these tokens are impossible."""
     return logits.index_fill(-1, torch.tensor(tokens, device=logits.device), -torch.inf) if tokens else logits
 
@@ -159,16 +191,13 @@ def start_of(module: Any, name: str) -> list[int]:
     return found
 
 
-def suppressed_by(module: Any, name: str) -> list[int]:
-    """Tokens that generate() never draws, sorted. Raises ConfigError if others are suppressed at the beginning only."""
+def suppressed_by(module: Any, begin: int) -> Suppressed:
+    """What generate() suppresses in a text whose first token is at position `begin`."""
     options = module.generation_config
-    if options.begin_suppress_tokens:
-        raise ConfigError(
-            f"{name} has begin_suppress_tokens={options.begin_suppress_tokens} in its generation_config, tokens that "
-            "are suppressed at one position only: remove it, or give another model"
-        )
     alone = [words[0] for words in options.bad_words_ids or [] if len(words) == 1]
-    return sorted({*(options.suppress_tokens or []), *alone})
+    always, first = {*(options.suppress_tokens or []), *alone}, {*(options.begin_suppress_tokens or [])}
+    known = range(module.config.vocab_size)  # generate() passes over others
+    return Suppressed(sorted(always.intersection(known)), sorted(first.intersection(known)), begin)
 
 
 def not_applied(module: Any) -> list[str]:

@@ -17,6 +17,7 @@ from torch.nn import functional as F
 from transformers import PretrainedConfig, PreTrainedModel
 
 from specbench.cache.slots import SlotCache
+from specbench.data.sound import EncoderInput, Speech
 from specbench.decoding.draft import Draft, Verdict
 from specbench.decoding.executor import Executor
 from specbench.decoding.noise import constant
@@ -30,9 +31,10 @@ from specbench.memory import context_of
 from specbench.models import kernel_attention
 from specbench.models.attention_mask import AttentionMask
 from specbench.models.decoder import Decoder
-from specbench.models.encoder_decoder import Encoder, not_applied, suppress
+from specbench.models.encoder_decoder import Encoder, not_applied
 from specbench.models.experts import chosen_by_token, expert_layers
 from specbench.models.head_input import Listener, head_inputs
+from specbench.models.hearing import Hearing
 from specbench.models.operations import per_token
 from specbench.models.recurrence import Recurrence, read_rows, recover, refuse_unknown_kinds
 from specbench.models.vocabulary import Padded
@@ -54,9 +56,11 @@ class LanguageModel(Target):
         vocab_size: int | None = None,
         exact: bool = True,
         attention: str = "auto",
+        hearing: Hearing | None = None,
     ):
         """`vocab_size` is V if it is not the module's: the target's, for a drafter's model. `exact` is for the
-        executor, see `Executor.load`; `attention` is one of `kernel_attention.CHOICES`."""
+        executor, see `Executor.load`; `attention` is one of `kernel_attention.CHOICES`; `hearing` is there if the
+        encoder reads sounds."""
         self.tokenizer, self.name = tokenizer, name
         self.sampling, self.new_cache, self.chat_template = sampling, new_cache, chat_template
         self.config: PretrainedConfig = module.config.get_text_config()
@@ -68,7 +72,7 @@ class LanguageModel(Target):
         self.mask = AttentionMask(self.config, self.dtype)
         self.executor, self._stock, self.module = executor, module, executor.load(module, exact)
         self.attention = attention
-        self.encoder = Encoder(self.module, name) if module.config.is_encoder_decoder else None
+        self.encoder = Encoder(self.module, name, hearing) if module.config.is_encoder_decoder else None
         self.recurrence = Recurrence.of(self.module, self.mask, name)
         self.state_bytes = 0 if self.recurrence is None else self.recurrence.state_bytes
         self.one_by_one = self.recurrence is not None and self.recurrence.one_by_one
@@ -146,9 +150,22 @@ class LanguageModel(Target):
         return None if self.encoder is None else self.encoder.start_tokens
 
     @property
-    def suppressed(self) -> Sequence[int]:
-        """Tokens that generate() never draws."""
-        return () if self.encoder is None else self.encoder.suppressed
+    def forced_tokens(self) -> int:
+        """How many tokens generate() forces behind the start, which count for the length of a hypothesis."""
+        return 0 if self.encoder is None else self.encoder.forced
+
+    @property
+    def hearing(self) -> Hearing | None:
+        """How its encoder hears; None if it reads tokens, or there is none."""
+        return None if self.encoder is None else self.encoder.hearing
+
+    def speak(self, speech: Speech) -> None:
+        if self.encoder is not None and self.encoder.hearing is not None:
+            self.encoder.speak(speech)
+
+    def suppress(self, logits: Tensor, positions: Tensor) -> Tensor:
+        """Logits or log p [..., N, V] after tokens at positions [..., N], without what generate() never draws there."""
+        return logits if self.encoder is None else self.encoder.suppressed(logits, positions)
 
     @property
     def unlike_generate(self) -> list[str]:
@@ -220,8 +237,8 @@ class LanguageModel(Target):
     def encode(self, row: int, job: Job) -> bool:
         if self.encoder is None:
             return False
-        assert job.encoder_tokens, "an encoder-decoder needs an input"
-        self.encoder.read(row, job.encoder_tokens)
+        assert job.encoder_input, "an encoder-decoder needs an input"
+        self.encoder.read(row, job.encoder_input)
         return True
 
     def prompt_read(self, row: int, job: Job) -> None:
@@ -296,9 +313,9 @@ class LanguageModel(Target):
         self.cached[row] = end
         return logits
 
-    def open_text(self, text: Tensor, begin: int, end: int, encoder_tokens: Sequence[int] | None = None) -> None:
+    def open_text(self, text: Tensor, begin: int, end: int, encoder_input: EncoderInput | None = None) -> None:
         self.allocate(self.cache.rows, self.cache.capacity)
-        job = Job(text[0, :begin].tolist(), end, 0, encoder_tokens)
+        job = Job(text[0, :begin].tolist(), end, 0, encoder_input)
         self.admit(0, job, min(end, self.cache.capacity))
         self.encode(0, job)
         start = self.cached[0]
@@ -432,7 +449,7 @@ class LanguageModel(Target):
         if self.encoder is not None:
             call = (positions, root, visible, tree, row, self.cache, self.mask, slots)
             logits = self.encoder.logits(self.module, words, *call)
-            return self.vocabulary.fit(suppress(logits, self.suppressed) if suppressing else logits)
+            return self.vocabulary.fit(self.suppress(logits, positions) if suppressing else logits)
         if self.kernel:
             seen = kernel_attention.arguments(self, tokens, first, tree)
         else:

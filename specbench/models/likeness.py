@@ -9,8 +9,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from specbench.data.sound import EncoderInput
 from specbench.decoding.state import Job
 from specbench.decoding.token_tree import Tree, static_tree
+from specbench.models.hearing import probe_features, words_of
 from specbench.models.language_model import LanguageModel
 from specbench.settings import ConfigError
 from specbench.visible import first_line
@@ -58,7 +60,9 @@ def _errors(model: LanguageModel, tree: Tree | None, paths: Sequence[Sequence[in
     unplaced = None if model.encoder is None else model.encoder.positions.no_position
     ids = [token % model.own_vocab_size for token in range(2, 3 + TEXT) if token != unplaced][:TEXT]
     text = torch.tensor([ids], device=model.device)
-    inputs = (ids[:3], ids[2:])  # of an encoder
+    inputs: Sequence[EncoderInput] = (ids[:3], ids[2:])  # of an encoder
+    if model.hearing is not None:
+        inputs = [probe_features(model.config, seed) for seed in (0, 1)]
     model.allocate(len(STARTS), TEXT)
     for row, start in enumerate(STARTS):
         model.encode(row, Job([], 0, 0, inputs[row]))
@@ -76,11 +80,10 @@ def _errors(model: LanguageModel, tree: Tree | None, paths: Sequence[Sequence[in
     return torch.cat(errors).view(len(STARTS), -1)
 
 
-def _stock(model: LanguageModel, text: Tensor, read: Sequence[int]) -> Tensor:
+def _stock(model: LanguageModel, text: Tensor, read: EncoderInput) -> Tensor:
     """Logits [n, T, V] of texts [n, T], each after an encoder's input if there is an encoder, without a cache."""
     words = {"input_ids": text}
     if model.encoder is not None:  # tokens that generate() never draws have finite logits here
-        inputs = torch.tensor([list(read)], device=model.device).expand(len(text), -1)
-        words = {"input_ids": inputs, "decoder_input_ids": text}
+        words = words_of(model.module, read, len(text)) | {"decoder_input_ids": text}
     found: Tensor = model.module(**words, use_cache=False).logits
     return found

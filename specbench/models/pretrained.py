@@ -5,6 +5,7 @@ import dataclasses
 import functools
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -18,13 +19,15 @@ from transformers.quantizers.auto import AutoHfQuantizer
 
 from specbench.cache.static import StaticCache
 from specbench.context import Context
+from specbench.data.sound import Speech
 from specbench.executors.eager import EagerExecutor
 from specbench.executors.grids import GRIDS
 from specbench.identity import of_checkpoint
-from specbench.memory import Footprint, without_memory
+from specbench.memory import Footprint, hears, loader_of, without_memory
 from specbench.models import kernel_attention
 from specbench.models.checkpoint import check_files, check_path, check_weights, local_path, reading, source_of
 from specbench.models.encoder_decoder import refuse_decoder
+from specbench.models.hearing import Hearing, start_of_speech
 from specbench.models.language_model import LanguageModel
 from specbench.models.likeness import reads_trees
 from specbench.models.mtp_weights import without_modules
@@ -47,6 +50,7 @@ Extras = TypeVar("Extras", bound=PreTrainedModel)
 WHOLE = {"output_loading_info": True, "ignore_mismatched_sizes": True}
 # Of a shape, which transformers reads but has no field for.
 OTHER_NAMES = ("rope_theta", "rope_scaling", "decoder_start_token_id", "tie_word_embeddings")
+EXTRACTOR_FILES = ("preprocessor_config.json", "processor_config.json")
 ATTENTION = ("sdpa", "eager")  # where transformers has no SDPA for an architecture, it takes its eager attention
 
 
@@ -80,15 +84,15 @@ class PretrainedModel(LanguageModel):
 
     def __init__(self, settings: Settings, context: Context, role: str, vocab_size: int | None = None):
         """A drafter is given the target's `vocab_size`."""
-        tokenizer = load_tokenizer(settings, role)
-        rows = load_config(settings, role).get_text_config().vocab_size
-        refuse_more_ids(tokenizer, f"{role}.path={settings.path}", rows)
+        tokenizer, config = load_tokenizer(settings, role), load_config(settings, role)
+        refuse_more_ids(tokenizer, f"{role}.path={settings.path}", config.get_text_config().vocab_size)
+        hearing = load_hearing(settings, role, config) if hears(config) else None
         self.load_again = partial(load_module, settings, role, context.device, context.dtype, context.seed)
         self._second_module = functools.cache(lambda: self.load_again())  # one for all that share the weights
         self.random_weights, self.quantization = settings.weights == "random", settings.quantization
         module, key = self.load_again(), f"{role}.path={settings.path}"
         plain = LanguageModel(module, tokenizer, name=settings.path, sampling=context.sampling, new_cache=StaticCache,
-                              executor=EagerExecutor(), attention="sdpa")  # fmt: skip
+                              executor=EagerExecutor(), attention="sdpa", hearing=hearing)  # fmt: skip
         obstacle = plain.decoder.obstacle(context.executor) if plain.encoder is None else None
         if obstacle is not None:
             raise ConfigError(f"{key} is not possible with this executor: {obstacle}")
@@ -106,6 +110,7 @@ class PretrainedModel(LanguageModel):
             vocab_size=vocab_size,
             exact=role == "target" or settings.quantization is None,
             attention=context.attention,
+            hearing=hearing,
         )
         self.trees = trees
         self.kernel = self.kernel and kernel_attention.check(self.attention, self)
@@ -140,6 +145,28 @@ def load_tokenizer(settings: PretrainedModel.Settings, role: str) -> Any:
         tokenizer: Any = transformers.AutoTokenizer.from_pretrained(source, **_options(settings))
         refuse_no_text(tokenizer, f"{role}.path={settings.path}")
     return tokenizer
+
+
+def load_hearing(settings: PretrainedModel.Settings, role: str, config: Any) -> Hearing:
+    """The feature extractor of a model that hears, or one in its shape for random weights without one at hand. Raises
+    ConfigError."""
+    source, key = source_of(settings.path), f"{role}.path={settings.path}"
+    shaped = settings.weights == "random" and not any((Path(source) / name).is_file() for name in EXTRACTOR_FILES)
+    with _reading(settings, role, "feature extractor"):
+        if shaped:
+            return Hearing.of_shape(config, key)
+        return Hearing(transformers.AutoFeatureExtractor.from_pretrained(source, **_options(settings)), config, key)
+
+
+def load_start(settings: PretrainedModel.Settings, role: str, config: Any, speech: Speech) -> list[int]:
+    """The tokens that a model that hears begins the text of such sounds with; its weights are not read. Raises
+    ConfigError."""
+    source, options = source_of(settings.path), transformers.GenerationConfig.from_model_config(config)
+    if settings.weights != "random" or (Path(source) / "generation_config.json").is_file():
+        with suppress(OSError):  # there is none
+            options = transformers.GenerationConfig.from_pretrained(source, revision=settings.revision or "main")
+    kind: Any = transformers.AutoModelForSpeechSeq2Seq._model_mapping[type(config)]
+    return start_of_speech(kind, options, config, speech, f"{role}.path={settings.path}")
 
 
 def load_config(settings: PretrainedModel.Settings, role: str) -> transformers.PretrainedConfig:
@@ -205,7 +232,7 @@ def load_module(
     config, key = load_config(settings, role), f"{role}.path={settings.path}"
     refuse_quantised(config, settings.quantization, role, settings.path)
     classes: Any = transformers
-    loader = classes.AutoModelForSeq2SeqLM if config.is_encoder_decoder else classes.AutoModelForCausalLM
+    loader = getattr(classes, loader_of(config))
     options = {"dtype": dtype, "trust_remote_code": settings.trust_remote_code}
     module: Any
     with _reading(settings, role, "weights"):

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel
 
-from specbench.memory import size_of
+from specbench.memory import hears, size_of
 from specbench.models.encoder_decoder import KINDS, reads_text
 from specbench.models.encoder_decoder import SIZES as ENCODER_DECODER_SIZES
+from specbench.models.hearing import probe_features, words_of
 from specbench.settings import ConfigError
 
 NAMED = 3  # tensors that an error names
@@ -30,10 +31,10 @@ WORDS = "The quick brown fox, or def f(x): return 1"
 def refuse_bad_sizes(config: PretrainedConfig, where: str) -> None:
     """Raises ConfigError if a size of the model is missing, no integer, or not positive, or if its encoder reads no
     text. `where` comes before the name of the size: "target.path=FOLDER has "."""
-    if config.is_encoder_decoder and not reads_text(config):
+    if config.is_encoder_decoder and not reads_text(config) and not hears(config):
         raise ConfigError(
             f"{where}model_type={config.model_type} in its config, whose encoder reads no text: give a model without "
-            f"one, or an encoder-decoder of text, {KINDS}"
+            f"one, an encoder-decoder of text, {KINDS}, or one that hears, which is whisper"
         )
     if config.is_encoder_decoder and isinstance(getattr(config, "decoder", None), PretrainedConfig):
         raise ConfigError(
@@ -105,9 +106,11 @@ def refuse_not_causal(module: PreTrainedModel, key: str, dtype: torch.dtype) -> 
     ids = [token for token in range(min(vocabulary, 4 * PROBE)) if token not in special] or [0]
     text = (ids * PROBE)[: length - 1]
     texts = torch.tensor([[*text, ids[-1]], [*text, ids[-2:][0]]], device=module.device)  # [2, T]
-    decoder = {"decoder_input_ids": texts} if module.config.is_encoder_decoder else {}
-    read = texts[:1].expand(2, -1) if decoder else texts
-    logits: Tensor = module(input_ids=read, use_cache=False, **decoder).logits.float()  # [2, T, V]
+    words = {"input_ids": texts}
+    if module.config.is_encoder_decoder:
+        read = probe_features(config, 0) if hears(module.config) else text
+        words = words_of(module, read, len(texts)) | {"decoder_input_ids": texts}
+    logits: Tensor = module(**words, use_cache=False).logits.float()  # [2, T, V]
     if logits.shape[-1] != vocabulary:
         raise ConfigError(f"{key} has logits of {logits.shape[-1]} tokens, but vocab_size={vocabulary} in its config")
     before = logits[:, :-1]

@@ -8,14 +8,17 @@ which is .4 by default.
 import logging
 import time
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
-from transformers import StoppingCriteria, StoppingCriteriaList
+from transformers import GenerationMixin, StoppingCriteria, StoppingCriteriaList
 
 from specbench.context import Context
+from specbench.data.sound import Features
 from specbench.decoding.state import Job
 from specbench.models.encoder_decoder import OTHER_LAWS
+from specbench.models.hearing import words_of
 from specbench.models.language_model import LanguageModel
 from specbench.peers.peer import Peer, PeerOutput, Peers
 
@@ -53,6 +56,10 @@ class TransformersPeers(Peers):
                 log.warning("left out: assisted generation of transformers, whose tokenizers are one here")
             elif drafter is not None and drafter.own_vocab_size != target.vocab_size:
                 log.warning("left out: assisted generation of transformers needs output matrices of the same size")
+            elif drafter is not None and drafter.hearing is not None:
+                log.warning(
+                    "left out: assisted generation of transformers draws Whisper's first token from another law"
+                )
             elif drafter is not None:
                 ways["assisted"] = {"assistant_model": assistant(drafter.stock_module(), gamma)}
             ways["prompt_lookup"] = {"prompt_lookup_num_tokens": gamma}
@@ -78,14 +85,17 @@ class Generate(Peer):
 
     def decode(self, job: Job) -> PeerOutput:
         start = torch.tensor([list(job.tokens)], device=self.device)
-        read, more = start, {}
-        if job.encoder_tokens is not None:
-            read, more = torch.tensor([list(job.encoder_tokens)], device=self.device), {"decoder_input_ids": start}
+        read, more, generate = start, {}, self.module.generate
+        if job.encoder_input is not None:
+            (read,), more = words_of(self.module, job.encoder_input).values(), {"decoder_input_ids": start}
+        if isinstance(job.encoder_input, Features):  # the call that Whisper's own generate() makes for each sound
+            generate = partial(GenerationMixin.generate, self.module)
+        else:
+            more["attention_mask"] = torch.ones_like(read)
         first = FirstStep(self.device)
         torch.manual_seed(job.key)
-        text = self.module.generate(
+        text = generate(
             read,
-            attention_mask=torch.ones_like(read),
             max_new_tokens=job.limit - len(job.tokens),
             stopping_criteria=StoppingCriteriaList([first]),
             **more,

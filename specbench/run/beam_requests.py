@@ -44,8 +44,8 @@ def _search(
 ) -> tuple[list[BeamRound], FoundBeams]:
     """The rounds of one request, and what they found."""
     prompt, model = list(job.tokens), parts.target
-    forced = 0 if model.start_tokens is None else len(model.start_tokens) - 1
-    search = Search(rules, prompt[-1], frozenset(model.stop_tokens), job.limit - len(prompt), model.device, forced)
+    stops, new = frozenset(model.stop_tokens), job.limit - len(prompt)
+    search = Search(rules, prompt[-1], stops, new, model.device, model.forced_tokens)
     clock.start()
     target = _opened(model, job, columns)
     clock.lap(Lap.PREFILL)
@@ -71,7 +71,7 @@ def _search(
 
 def _opened(model: LanguageModel, job: Job, columns: int) -> TreeReader:
     reader = TreeReader(model)
-    reader.open(job.tokens, columns, job.encoder_tokens)
+    reader.open(job.tokens, columns, job.encoder_input)
     return reader
 
 

@@ -93,7 +93,7 @@ class Cohort:
 
     def _jobs(self, wanted: Wanted) -> list[Job]:
         seed, limit = self.members[0].parts.seed, self.requests.limit
-        return [Job(r.tokens, limit(r), prompt_key(seed, r.id), r.encoder_tokens) for r in wanted.requests]
+        return [Job(r.tokens, limit(r), prompt_key(seed, r.id), r.encoder_input) for r in wanted.requests]
 
     def _one_way(self, way: Way, wanted: Wanted, jobs: Sequence[Job]) -> Any:
         """What was decoded one way. An error of the device, as when memory runs out, is a failure of these requests,

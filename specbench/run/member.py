@@ -124,7 +124,7 @@ class Member:
         if ours.tokens != theirs.tokens or set(texts[0].lenience) != {1.0}:
             texts.append(Text(theirs.tokens, [1.0] * len(theirs.tokens), kept_law(group.baseline, row)))
         try:
-            laws, *others = read_texts(parts.target, parts.drafter, request.tokens, texts, request.encoder_tokens)
+            laws, *others = read_texts(parts.target, parts.drafter, request.tokens, texts, request.encoder_input)
         except RuntimeError as error:  # out of memory: the run goes on without these betas
             log.warning("no betas along the text of %s: %s", request.id, first_line(error))
             return
@@ -154,7 +154,7 @@ def read_again(session: Session, record: Record, group: Group) -> None:
         rescore(session, record, group, parts.decoding.rules)
         return
     for row, result in enumerate(group.results):
-        prompt, new, read_first = result.request.tokens, result.speculative.tokens, result.request.encoder_tokens
+        prompt, new, read_first = result.request.tokens, result.speculative.tokens, result.request.encoder_input
         differs = parts.target.sampling.greedy and new != result.baseline.tokens
         if session.to_read <= 0 and not differs:
             record.unread = f"more than verdict_tokens={parts.verdict_tokens} tokens"
@@ -176,7 +176,7 @@ def read_again(session: Session, record: Record, group: Group) -> None:
 def rescore(session: Session, record: Record, group: Group, rules: BeamRules) -> None:
     """Scores each best hypothesis with the stock module, while tokens may still be read."""
     for result in group.results:
-        prompt, tokens, read_first = result.request.tokens, result.speculative.tokens, result.request.encoder_tokens
+        prompt, tokens, read_first = result.request.tokens, result.speculative.tokens, result.request.encoder_input
         if session.to_read <= 0:
             record.unread = f"more than verdict_tokens={session.parts.verdict_tokens} tokens"
             return

@@ -5,7 +5,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from specbench.data.prompts import Prompt, Request, render
+from specbench.data.prompts import Prompt, Request, heard, render
+from specbench.data.sound import EncoderInput
 from specbench.decoded import Result
 from specbench.run.parts import Parts
 from specbench.settings import ConfigError
@@ -24,7 +25,7 @@ class Wanted:
     columns: int
     arrivals: list[float] | None = None  # second of each, if they arrive over time
     rate: float | None = None  # requests per second, if the workload has rates
-    longest_input: Sequence[int] | None = None  # of an encoder, among the requests of its turn
+    longest_input: EncoderInput | None = None  # of an encoder, among the requests of its turn
 
     def probes(self, rows: int) -> int:
         """How many probes of costs the group is worth."""
@@ -75,9 +76,11 @@ class Requests:
             columns = longest if start is None else len(start)
             columns = min(columns + parts.max_new_tokens, parts.target.context) + self.spare
             read = [] if start is None else [prompt for prompt, tokens in waiting if tokens == longest]
-            longest_input = self._request(read[0]).encoder_tokens if read else None
+            longest_input = self._request(read[0]).encoder_input if read else None
             for begin, end in pairwise(self._cuts(len(waiting))):
                 asked = [self._request(prompt) for prompt, _ in waiting[begin:end]]
+                for request in asked:
+                    request.prepare()
                 workload = parts.workload
                 arrivals, rate = workload.arrivals(len(asked), number), workload.rate(number)
                 yield Wanted(asked, columns, arrivals, rate, longest_input)
@@ -122,6 +125,9 @@ class Requests:
     def _request(self, prompt: Prompt) -> Request:
         """The next turn of a prompt."""
         target = self.parts.target
+        if target.hearing is not None:
+            assert target.start_tokens is not None
+            return heard(prompt, target.hearing, target.start_tokens)
         answers, start = self.answers[prompt.id], target.start_tokens
         return render(prompt, answers, target.tokenizer, target.chat_template, start)
 

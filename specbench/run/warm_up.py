@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from specbench.data.prompts import Request
+from specbench.data.sound import EncoderInput
 from specbench.decoding.noise import prompt_key
 from specbench.decoding.state import Job
 from specbench.decoding.verifier import Verifier
@@ -56,11 +57,11 @@ def _warm_up_rounds(
     columns: int,
     level: Verifier,
     evidence: bool,
-    encoder_tokens: Sequence[int] | None,
+    encoder_input: EncoderInput | None,
 ) -> None:
     """Decodes behind a prompt, and an encoder's input if there is one, with a constant gamma and this verifier."""
     parts, policy = session.parts, WatchedGamma(gamma, session.parts.policy.signal)
-    jobs = _jobs(prompt, gamma, columns - parts.spare, parts.batch_size, encoder_tokens)
+    jobs = _jobs(prompt, gamma, columns - parts.spare, parts.batch_size, encoder_input)
     session.decode(jobs, True, columns, policy=policy, verifier=level, evidence=evidence, again=True)
 
 
@@ -74,11 +75,11 @@ def going_on(what: str) -> Iterator[None]:
         log.warning("%s failed: %s: %s", what, type(error).__name__, first_line(error))
 
 
-def _jobs(prompt: list[int], gamma: int, end: int, rows: int, encoder_tokens: Sequence[int] | None) -> list[Job]:
+def _jobs(prompt: list[int], gamma: int, end: int, rows: int, encoder_input: EncoderInput | None) -> list[Job]:
     """Some jobs with whole drafts, some whose limit cuts the first draft by much, by one guess, or leaves no room for
     one."""
     limits = {min(len(prompt) + new, end) for new in _new_tokens(gamma)}
-    return [Job(prompt, limit, key, encoder_tokens) for limit in limits for key in range(rows)]
+    return [Job(prompt, limit, key, encoder_input) for limit in limits for key in range(rows)]
 
 
 def _new_tokens(gamma: int) -> tuple[int, ...]:
@@ -120,5 +121,5 @@ def probe_jobs(parts: Parts, requests: Sequence[Request], tokens: int) -> list[J
         request = requests[row % len(requests)]
         limit = min(len(request.tokens) + min(parts.max_new_tokens, tokens), parts.target.context)
         key = prompt_key(parts.seed, f"{request.id} probe {row}")
-        jobs.append(Job(request.tokens, limit, key, request.encoder_tokens))
+        jobs.append(Job(request.tokens, limit, key, request.encoder_input))
     return jobs

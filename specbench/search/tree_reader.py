@@ -13,8 +13,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from specbench.data.sound import EncoderInput
 from specbench.decoding.token_tree import Tree
-from specbench.models.encoder_decoder import suppress
 from specbench.models.language_model import LanguageModel
 from specbench.search.beams import Node
 
@@ -34,12 +34,12 @@ class TreeReader:
         self.paths: dict[Node, Seen] = {}  # rows of `_sees`, up to the node's own entry: a child's begins with it
         self.tokens = 0  # that were read, the prompt's not counted
 
-    def open(self, prompt: Sequence[int], columns: int, encoder_tokens: Sequence[int] | None = None) -> None:
+    def open(self, prompt: Sequence[int], columns: int, encoder_input: EncoderInput | None = None) -> None:
         """Reads an encoder's input, if there is one, and a prompt, all but its last token, into an empty cache of so
         many columns."""
         self.model.allocate(1, columns)
         text = torch.tensor([list(prompt)], device=self.model.device)
-        self.model.open_text(text, len(prompt), columns, encoder_tokens)
+        self.model.open_text(text, len(prompt), columns, encoder_input)
         self.begin = len(prompt) - 1
 
     def unread(self, nodes: Iterable[Node]) -> list[Node]:
@@ -67,7 +67,8 @@ class TreeReader:
         tokens = torch.tensor([[node.token for node in nodes]], device=device)
         logits = self.model.forward(tokens, torch.tensor([start], device=device), visible, tree=tree, suppressing=False)
         self.tokens += len(nodes)
-        return suppress(logits[0].float().log_softmax(-1), self.model.suppressed)
+        positions = self.begin + torch.tensor([node.depth for node in nodes], device=device)
+        return self.model.suppress(logits[0].float().log_softmax(-1), positions)
 
     def _sees(self, nodes: Sequence[Node]) -> Seen:
         """[N, M]: of the entries behind the trunk, those on the path to each node."""

@@ -87,7 +87,7 @@ def prompt_records(group: Group, tokenizer: Any) -> Iterator[dict[str, Any]]:
             "id": request.id,
             "category": request.category,
             "prompt_tokens": request.prompt_tokens,
-            "encoder_tokens": None if request.encoder_tokens is None else len(request.encoder_tokens),
+            "encoder_tokens": None if request.encoder_input is None else len(request.encoder_input),
             "limit": result.limit,
             "tokens": len(ours.tokens),
             "baseline_tokens": len(plain.tokens),
@@ -101,6 +101,7 @@ def prompt_records(group: Group, tokenizer: Any) -> Iterator[dict[str, Any]]:
             **{f"{peer}_decode_seconds": output.decode_seconds for peer, output in result.peers.items()},
             **{f"{peer}_tokens": len(output.tokens) for peer, output in result.peers.items()},
             "prompt": request.text,
+            "reference": request.reference,
             "output": tokenizer.decode(ours.tokens, skip_special_tokens=True),
             "baseline_output": tokenizer.decode(plain.tokens, skip_special_tokens=True),
         }

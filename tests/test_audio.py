@@ -1,0 +1,229 @@
+"""Runs on sounds: from WAV files or a data set to results, and what is refused in a sentence."""
+
+import io
+import json
+import shutil
+import sys
+import wave
+from functools import partial
+from types import SimpleNamespace
+
+import datasets
+import numpy as np
+import pytest
+import torch
+from conftest import parts_of
+from test_whisper import ASKED, SMALL, extractor, module_of, tone
+from transformers import AutoConfig, AutoModelForSeq2SeqLM
+
+from specbench.data.audio import AudioData, AudioHubData
+from specbench.data.prompts import load
+from specbench.data.sound import Sound, decoded, resampled
+from specbench.paths import SHIPPED
+from specbench.run.run import run
+from specbench.settings import ConfigError
+
+VOCABULARY = 4160  # of the included tokenizer
+
+
+def wav(samples: np.ndarray, rate: int = 16_000, width: int = 2, channels: int = 1) -> bytes:
+    """The samples [n] in each channel of a WAV file."""
+    levels = np.repeat(np.round(samples * (2 ** (8 * width - 1) - 1)).astype(np.int64), channels)
+    packed = [int(level + (128 if width == 1 else 0)).to_bytes(width, "little", signed=width > 1) for level in levels]
+    found = io.BytesIO()
+    with wave.open(found, "wb") as file:
+        file.setparams((channels, width, rate, len(samples), "NONE", ""))
+        file.writeframes(b"".join(packed))
+    return found.getvalue()
+
+
+@pytest.fixture(scope="module")
+def here(tmp_path_factory):
+    """Checkpoints, large and small, and a folder of sounds, one with a transcript."""
+    folder = tmp_path_factory.mktemp("audio")
+    ids = {"vocab_size": VOCABULARY}
+    for name, more in (("large", {}), ("small", SMALL)):
+        module_of(0, ASKED | {"no_timestamps_token_id": VOCABULARY - 1}, **ids, **more).save_pretrained(folder / name)
+        extractor().save_pretrained(folder / name)
+        tokenizer_into(folder / name)
+    (folder / "sounds").mkdir()
+    for i in range(3):
+        (folder / "sounds" / f"{i}.wav").write_bytes(wav(tone(i)))
+    (folder / "sounds" / "1.txt").write_text("Spoken.\n")
+    return folder
+
+
+def tokenizer_into(folder):
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(SHIPPED / "target" / name, folder)
+
+
+def of(here, *more, target="large", drafter="small"):
+    """Overrides of a run on the sounds."""
+    return ("target=model", f"target.path={here / target}", "drafter=model", f"drafter.path={here / drafter}",
+            "data=audio", f"data.path={here / 'sounds'}", "data.language=en", "data.limit=null", "executor=eager",
+            "max_new_tokens=8", "gamma=2", *more)  # fmt: skip
+
+
+@pytest.mark.parametrize(("temperature", "drafter"), [(0, "small"), (1, "large")])
+def test_a_run_on_sounds_is_lossless(here, temperature, drafter, tmp_path):
+    more = ("batch_size=2", f"temperature={temperature}", "baseline=transformers" if not temperature else "seed=1")
+    parts = parts_of(*of(here, *more, drafter=drafter))
+    assert parts.target.start_tokens == parts.drafter.model.start_tokens == [2, 3, 5, VOCABULARY - 1]
+    result, record = run(parts, tmp_path)
+    assert result.lossless.verdict == "passed" and result.counts.prompts == 3
+    if drafter == "large":
+        assert result.alpha.mean == pytest.approx(1, abs=1e-5)
+    else:
+        assert all(r.peers["generate"].tokens == r.baseline.tokens == r.speculative.tokens for r in record.results)
+    lines = [json.loads(line) for line in (tmp_path / "prompts.jsonl").read_text().splitlines()]
+    assert {line["prompt"]: line["reference"] for line in lines} == {"0.wav": None, "1.wav": "Spoken.", "2.wav": None}
+    assert {line["encoder_tokens"] for line in lines} == {50}
+    assert not any("values" in vars(r.request.encoder_input) for r in record.results)  # they are freed
+
+
+def test_a_sound_that_is_too_long_is_left_out(here, tmp_path, caplog):
+    shutil.copytree(here / "sounds", tmp_path / "sounds")
+    (tmp_path / "sounds" / "long.wav").write_bytes(wav(np.zeros(20_000)))
+    result, _ = run(parts_of(*of(here), f"data.path={tmp_path / 'sounds'}"), tmp_path / "run")
+    assert result.counts.too_long == 1 and result.counts.prompts == 3
+    assert "the longest has 63 tokens" in caplog.text
+
+
+def data_of(path, **more):
+    given = dict(field="audio", reference="text", language=None, task=None, limit=None) | more
+    return AudioData(AudioData.Settings(path=str(path), **given))
+
+
+def test_json_lines_name_sounds_beside_them(here, tmp_path):
+    (tmp_path / "a.wav").write_bytes(wav(tone(0)))
+    lines = [{"audio": "a.wav", "text": "One."}, {"audio": str(here / "sounds" / "2.wav")}]
+    (tmp_path / "f.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    prompts = load(data_of(tmp_path / "f.jsonl"))
+    assert [(p.id, p.turns, p.reference) for p in prompts] == [("1", ("a.wav",), "One."), ("2", ("2.wav",), None)]
+    assert prompts[1].sound.seconds == pytest.approx(0.7)
+
+
+def test_a_data_set_of_the_hub_is_decoded_here(tmp_path):
+    stored = [{"bytes": wav(tone(i), rate=16_000), "path": None} for i in range(2)]
+    features = datasets.Features({"sound": datasets.Audio(decode=False), "said": datasets.Value("string")})
+    rows = datasets.Dataset.from_dict({"sound": stored, "said": ["a", "b"]}, features=features)
+    (tmp_path / "set").mkdir()
+    rows.to_parquet(tmp_path / "set" / "test.parquet")
+    given = dict(path=str(tmp_path / "set"), name=None, split="test", language=None, task=None, limit=None)
+    found = load(AudioHubData(AudioHubData.Settings(field="sound", reference="said", **given)))
+    assert [p.reference for p in found] == ["a", "b"]
+    np.testing.assert_allclose(found[1].sound.samples(16_000), tone(1), atol=1e-4)
+    with pytest.raises(ConfigError, match=r"data\.field=said is no column of sounds of data\.path"):
+        load(AudioHubData(AudioHubData.Settings(field="said", reference=None, **given)))
+
+
+@pytest.mark.parametrize(("width", "channels"), [(1, 1), (2, 2), (3, 1), (4, 2)])
+def test_pcm_of_every_width_and_more_channels(width, channels):
+    found, rate = decoded(wav(tone(1), 8000, width, channels), "F")
+    assert rate == 8000 and found.shape == tone(1).shape
+    np.testing.assert_allclose(found, tone(1), atol=2 ** (1 - 8 * width) + 1e-6)
+
+
+def test_channels_are_averaged():
+    both = np.stack([tone(0), -tone(0)], 1).reshape(-1)
+    assert np.abs(decoded(wav(tone(0), channels=2), "F")[0]).max() > 0.1
+    content = wav(both)[:22] + (2).to_bytes(2, "little") + wav(both)[24:32] + (4).to_bytes(2, "little") + wav(both)[34:]
+    assert np.abs(decoded(content, "F")[0]).max() < 1e-3
+
+
+@pytest.mark.parametrize("rate", [8_000, 11_025, 44_100, 48_000])
+def test_other_rates_are_resampled(rate):
+    """A tone that both rates can hold is the same tone; one above half of the new rate is gone."""
+    seconds, new = np.arange(rate) / rate, np.arange(16_000) / 16_000
+    found = resampled(np.sin(2 * np.pi * 440 * seconds).astype(np.float32), rate, 16_000)
+    assert len(found) == 16_000
+    np.testing.assert_allclose(found[1000:-1000], np.sin(2 * np.pi * 440 * new)[1000:-1000], atol=0.01)
+    if rate > 20_000:
+        high = resampled(np.sin(2 * np.pi * 10_000 * seconds).astype(np.float32), rate, 16_000)
+        assert np.abs(high[1000:-1000]).max() < 0.01
+
+
+def test_other_formats_need_soundfile(monkeypatch):
+    monkeypatch.setitem(sys.modules, "soundfile", None)
+    with pytest.raises(ConfigError, match=r"F is no WAV file of PCM samples: give .*pip install soundfile"):
+        decoded(b"fLaC...", "F")
+    samples = np.ones((4, 2), np.float32)
+    monkeypatch.setitem(sys.modules, "soundfile", SimpleNamespace(read=lambda *_, **__: (samples, 16_000)))
+    assert decoded(b"fLaC...", "F")[0].tolist() == [1.0] * 4
+
+
+BAD_SOUNDS = {
+    "text": (b"no sound", "is no WAV file of PCM samples"),
+    "cut": (wav(tone(0))[:30], "is no WAV file of PCM samples"),
+    "of floats": (wav(tone(0))[:20] + b"\3\0" + wav(tone(0))[22:], "is no WAV file of PCM samples"),
+    "empty": (wav(np.zeros(0)), "holds no samples"),
+    "slow": (wav(tone(0), rate=10), "has 10 samples a second: it must have from 1,000 to 384,000"),
+}
+
+
+@pytest.mark.parametrize("kind", BAD_SOUNDS)
+def test_a_file_that_is_no_sound_is_refused(kind, here, tmp_path):
+    content, told = BAD_SOUNDS[kind]
+    (tmp_path / "bad.wav").write_bytes(content)
+    with pytest.raises(ConfigError, match=rf"data\.path={tmp_path}/bad\.wav {told}"):
+        parts_of(*of(here), f"data.path={tmp_path}")
+
+
+def broken(here, folder, file, **values):
+    shutil.copytree(here / "large", folder)
+    content = json.loads((folder / file).read_text())
+    (folder / file).write_text(json.dumps(content | values))
+    return folder
+
+
+def test_what_does_not_fit_is_said_before_a_model_loads(here, tmp_path, monkeypatch):
+    monkeypatch.setattr("specbench.models.pretrained.load_module", partial(pytest.fail, "a model was loaded"))
+    t5 = AutoConfig.for_model("t5", vocab_size=VOCABULARY, d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2,
+                              decoder_start_token_id=0)  # fmt: skip
+    AutoModelForSeq2SeqLM.from_config(t5).save_pretrained(tmp_path / "t5")
+    tokenizer_into(tmp_path / "t5")
+    wide = module_of(0, ASKED, vocab_size=VOCABULARY, num_mel_bins=16)
+    wide.save_pretrained(tmp_path / "wide")
+    extractor(**{"dither": 0.0}).__class__(feature_size=16, chunk_length=1).save_pretrained(tmp_path / "wide")
+    tokenizer_into(tmp_path / "wide")
+    other = broken(here, tmp_path / "other", "preprocessor_config.json", feature_size=16)
+    times = broken(here, tmp_path / "times", "generation_config.json", return_timestamps=True)
+    (tmp_path / "empty").mkdir()
+    for more, told in (
+        (("data=stdlib",), "data=stdlib is text, but target.path=.* hears: choose data=audio"),
+        (("target=stdlib", "drafter=ngram"), "data=audio is sound, but target.path=.* reads text"),
+        ((f"drafter.path={tmp_path / 't5'}",), "drafter.path=.*t5 reads text, but target.path=.* hears"),
+        (
+            (f"drafter.path={tmp_path / 'wide'}",),
+            "hear differently .*feature_size 16 and 8",
+        ),
+        ((f"target.path={other}",), "makes 16 features of 100 frames, but its encoder takes 8 of 100"),
+        ((f"target.path={times}",), "has return_timestamps=true in its generation_config"),
+        (("data.language=null",), r"data\.language is not set, and .* knows 2 languages: choose"),
+        (("data.language=xx",), r"data\.language=xx is not possible with target\.path=.*Unsupported language"),
+        (("data.task=sing",), r"data\.task=sing is not allowed: it must be transcribe or translate"),
+        ((f"data.path={tmp_path / 'empty'}",), r"has no WAV files \(\*\.wav\)"),
+        ((f"data.path={tmp_path / 'none'}",), "is not a file: it must be a folder of WAV files, or"),
+    ):
+        with pytest.raises(ConfigError, match=told):
+            parts_of(*of(here), *more)
+
+
+def test_json_lines_that_name_no_sound_are_refused(tmp_path):
+    for line, told in (
+        ({"text": "a"}, "has no field 'audio': set data.field"),
+        ({"audio": 3}, "a number, not text"),
+        ({"audio": "none.wav"}, "none.wav, is not a file"),
+        ({"audio": "", "text": "a"}, "is empty"),
+    ):
+        (tmp_path / "f.jsonl").write_text(json.dumps(line))
+        with pytest.raises(ConfigError, match=told):
+            load(data_of(tmp_path / "f.jsonl"))
+
+
+def test_a_sound_is_read_again_when_it_is_asked_for(tmp_path):
+    opened = []
+    sound = Sound.of("F", lambda: opened.append(1) or wav(tone(0)))
+    assert torch.equal(torch.from_numpy(sound.samples(16_000)), torch.from_numpy(sound.samples(16_000)))
+    assert len(opened) == 3
