@@ -54,10 +54,12 @@ def read_answer(events: Iterable[tuple[float, Mapping[str, Any]]], limit: int) -
                 found.prompt_tokens = _count(usage["prompt_tokens"])
             now = usage.get("completion_tokens", timings.get("predicted_n"))
             text, finish = "", None
+            own: list[int] = []
             for choice in event.get("choices") or []:
                 text, finish = text + (choice.get("text") or ""), choice.get("finish_reason") or finish
-                ids += choice.get("token_ids") or []
-            now = _count(now) if now is not None else len(ids) or None
+                own += choice.get("token_ids") or []
+            ids += own
+            now = _count(now) if now is not None else len(ids) if own else None
             if now is not None and now < counted:
                 raise ServerError(f"the server's count of tokens went from {counted} to {now}")
             if text or ((now or 0) > counted and (counted or not found.pieces)):  # a sum at the end is no piece

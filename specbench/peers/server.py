@@ -7,7 +7,7 @@ import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -207,9 +207,7 @@ class ServerPeer(Peer):
             raise RuntimeError(f"{self.gone}, so it is not asked any more")
         endpoint, dialect = self.server.endpoint, self.server.dialect
         try:
-            if not self.warm:  # a server's first answers may wait for compilation
-                self._answer(backwards(jobs[0]))
-                self.warm = True
+            self._warm_up(jobs[0])
             dialect.open(endpoint)
             answers = in_parallel(self._answer, jobs, at_once, endpoint.abort)
             counts = dialect.close(endpoint, [answer for _, answer in answers])
@@ -222,16 +220,26 @@ class ServerPeer(Peer):
 
     def _answer(self, job: Job) -> tuple[float, Answer]:
         """When a request was sent, by `time.perf_counter`, and its answer. Raises ServerError."""
-        limit = job.limit - len(job.tokens)
-        own = {"prompt": self._prompt(list(job.tokens)), "max_tokens": limit, "seed": job.key % 2**31}
+        limit, prompt = job.limit - len(job.tokens), self._prompt(list(job.tokens))
         begun = time.perf_counter()
-        answer = read_answer(self.server.endpoint.stream(COMPLETIONS, self.fields | own), limit)
+        answer = self._asked(prompt, limit, job.key)
         if answer.prompt_tokens not in (None, len(job.tokens)):
             raise ServerError(
                 f"{self.server.endpoint} read {answer.prompt_tokens} tokens of a prompt that has {len(job.tokens)}: "
                 "its tokenizer is another one, or it adds tokens of its own"
             )
         return begun, answer
+
+    def _asked(self, prompt: list[int] | str, limit: int, key: int) -> Answer:
+        own = {"prompt": prompt, "max_tokens": limit, "seed": key % 2**31}
+        return read_answer(self.server.endpoint.stream(COMPLETIONS, self.fields | own), limit)
+
+    def _warm_up(self, job: Job) -> None:
+        """A first answer, which does not count, to the prompt backwards: no cache of prefixes takes it for the prompt.
+        Raises ServerError."""
+        if not self.warm:
+            self._asked(self._prompt(list(job.tokens))[::-1], min(TRIED, job.limit - len(job.tokens)), job.key)
+            self.warm = True
 
     def _prompt(self, tokens: list[int]) -> list[int] | str:
         """A prompt as the server takes it. Raises ServerError if it takes text, and no text has these tokens."""
@@ -275,12 +283,6 @@ def standard_fields(server: Server, target: LanguageModel, context: Context) -> 
     if context.stop_strings:
         found["stop"] = list(context.stop_strings)
     return found | server.dialect.fields(sampling, target.stop_tokens)
-
-
-def backwards(job: Job) -> Job:
-    """A job for a first answer that does not count: the prompt backwards, which no cache of prefixes takes for the
-    prompt."""
-    return replace(job, tokens=job.tokens[::-1], limit=min(job.limit, len(job.tokens) + TRIED))
 
 
 def in_parallel(
