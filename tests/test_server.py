@@ -9,12 +9,13 @@ import torch
 from conftest import call, composed, parts_of, small
 from fake_server import MODEL, Fake, serving
 from omegaconf import OmegaConf
+from transformers import AutoModelForCausalLM
 
 from specbench.config.checks import check
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.state import Job
 from specbench.measure.servers import server_numbers
-from specbench.paths import conf_dir
+from specbench.paths import SHIPPED, conf_dir
 from specbench.peers.answer import Answer, Piece
 from specbench.peers.dialects import LlamaCpp, llama_acceptance, vllm_acceptance
 from specbench.peers.endpoint import Endpoint, split
@@ -35,7 +36,7 @@ class Tokenizer:
     bos_token_id = 1
 
     def __call__(self, text):
-        return {"input_ids": [1, *(int(word[1:] or 0) for word in text.split())]}
+        return {"input_ids": [1, *(int(word[1:]) if word[1:].isdigit() else 0 for word in text.split())]}
 
     def decode(self, tokens, skip_special_tokens=False, **options):
         return "".join(f"t{token} " for token in tokens if not (skip_special_tokens and token in (1, 3)))
@@ -361,14 +362,14 @@ def test_a_run_beside_a_server(tmp_path):
     fake = Fake("llama_cpp", rounds=ROUNDS * 2)
     with serving(fake) as url:
         parts = parts_of("baseline=server", f"baseline.url={url}/v1", "temperature=0", "data.limit=3", "executor=eager")
-        module, tokenizer = parts.target.stock_module(), parts.target.tokenizer
+        tokenizer = parts.target.tokenizer
         fake.pieces = lambda token: tokenizer.decode([token])
+        stock = AutoModelForCausalLM.from_pretrained(SHIPPED / "target", dtype=torch.float32)
 
         def greedy(prompt, limit):
-            read = torch.tensor([prompt])
+            options = {"max_new_tokens": limit, "do_sample": False, "pad_token_id": 0}
             with torch.inference_mode():
-                text = module.generate(read, attention_mask=torch.ones_like(read), max_new_tokens=limit, do_sample=False,
-                                   pad_token_id=0)  # fmt: skip
+                text = stock.generate(torch.tensor([prompt]), attention_mask=torch.ones(1, len(prompt)), **options)
             return text[0, len(prompt) :].tolist()
 
         fake.texts, fake.broken, fake.after = greedy, "dies", 4  # the one token, the first one that counts not, two
