@@ -2,6 +2,7 @@
 
 import json
 import time
+from dataclasses import asdict
 from types import SimpleNamespace
 
 import pytest
@@ -14,12 +15,16 @@ from transformers import AutoModelForCausalLM
 from specbench.config.checks import check
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.state import Job
+from specbench.measure.machine_watch import Use, shares
+from specbench.measure.pooled_server import pooled_server
 from specbench.measure.servers import server_numbers
 from specbench.paths import SHIPPED, conf_dir
 from specbench.peers.answer import Answer, Piece
 from specbench.peers.dialects import LlamaCpp, llama_acceptance, vllm_acceptance
 from specbench.peers.endpoint import Endpoint, split
 from specbench.peers.server import ServerPeer, ServerPeers, found, shares_of_time
+from specbench.report.run_table import _servers
+from specbench.results import plain
 from specbench.run.run import run
 from specbench.settings import ConfigError, validate
 from specbench.storage.read import read_result
@@ -387,3 +392,34 @@ def test_a_run_beside_a_server(tmp_path):
     lines = [json.loads(line) for line in (tmp_path / "prompts.jsonl").read_text().splitlines()]
     assert [line.get("server_output") for line in lines[:2]] == [line["baseline_output"] for line in lines[:2]]
     assert "error" in lines[2]
+
+
+def test_several_processes_on_one_server_are_pooled_by_their_counts():
+    with serving(counting("vllm")) as url:
+        peer = peer_at(url)
+        short, long = (plain(asdict(numbers(peer, [peer.decode(job(new))]))) for new in (6, 14))
+    both = pooled_server([short, long])
+    tested, accepted = short["alpha"]["n"] + long["alpha"]["n"], short["accepted"] + long["accepted"]
+    assert both["alpha"] == {"mean": pytest.approx(accepted / tested), "stderr": None, "n": tested}
+    assert both["alpha"]["mean"] != pytest.approx((short["alpha"]["mean"] + long["alpha"]["mean"]) / 2)
+    assert both["texts"]["compared"] == 2 and both["no_alpha"] == ""
+    refused = pooled_server([short, long | {"alpha": {"mean": None, "stderr": None, "n": 0}, "no_alpha": "why"}])
+    assert refused["alpha"]["mean"] is None and refused["no_alpha"] == "why"
+
+
+def test_the_terminal_shows_a_server_and_why_a_number_is_not_known():
+    with serving(counting("sglang")) as url:
+        peer = peer_at(url)
+        told = plain(asdict(numbers(peer, [peer.decode(job())], ours=[1, 2])))
+    rows = {name: (value, remark) for name, value, remark in _servers({"servers": {"server": told}})}
+    assert "another process, maybe another machine" in rows["  server, first token"][1]
+    assert rows["  server, alpha"][1].startswith("not known: the server tells accepted tokens a round")
+    assert rows["  server, block efficiency"] == ("2.500", "since the server was started")
+    assert rows["  server, texts"] == ("0 of 1", "equal plain decoding's here; p parts at character 1")
+
+
+def test_work_elsewhere_is_not_that_of_others():
+    """Seconds of all cores, busy ones, given away, and our own: 4 of the 6 that others used were a peer's."""
+    uses = [Use(0, 0, 0, 0), Use(20, 10, 0, 4)]
+    assert shares(uses)[0] == pytest.approx(6 / 20)
+    assert shares(uses, [(Use(5, 1, 0, 1), Use(9, 5, 0, 1))])[0] == pytest.approx(2 / 16)
