@@ -1,6 +1,9 @@
 """Servers as peers (`baseline=server`): what is asked of them, what is read from their answers, and how they break."""
 
 import json
+import socket
+import subprocess
+import sys
 import time
 from dataclasses import asdict
 from types import SimpleNamespace
@@ -423,3 +426,30 @@ def test_work_elsewhere_is_not_that_of_others():
     uses = [Use(0, 0, 0, 0), Use(20, 10, 0, 4)]
     assert shares(uses)[0] == pytest.approx(6 / 20)
     assert shares(uses, [(Use(5, 1, 0, 1), Use(9, 5, 0, 1))])[0] == pytest.approx(2 / 16)
+
+
+@pytest.mark.slow  # it starts a process that imports torch, and needs the extras of `transformers serve`
+def test_transformers_serve_writes_the_same_texts(tmp_path):
+    for name in ("fastapi", "uvicorn", "openai"):
+        pytest.importorskip(name)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    model, begin = str(SHIPPED / "target"), "from transformers.cli.transformers import main; main()"
+    words = [sys.executable, "-c", begin, "serve", model, "--port", str(port), "--device", "cpu", "--dtype", "float32"]
+    with (tmp_path / "log").open("w") as log, subprocess.Popen(words, stdout=log, stderr=log) as process:
+        try:
+            url, end = f"http://localhost:{port}", time.monotonic() + 100
+            while time.monotonic() < end and process.poll() is None:
+                try:
+                    Endpoint(split("url", url), 1.0).get("/health")
+                    break
+                except RuntimeError:
+                    time.sleep(0.2)
+            words = ["baseline=server", f"baseline.url={url}", f"baseline.model='{model}'", "baseline.timeout=60"]
+            parts = parts_of(*words, "temperature=0", "executor=eager")
+            result, _ = run(parts, tmp_path)
+        finally:
+            process.kill()
+    found = result.servers["server"]
+    assert (found.dialect, found.prompts, found.texts.equal, found.texts.compared) == ("transformers", "text", 2, 2)
