@@ -1,6 +1,6 @@
 """The context from which models and drafters are built, besides their own settings."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -22,3 +22,4 @@ class Context:
     seed: int = 0
     gamma: int = 0  # the largest gamma of any round
     attention: str = "auto"  # or sdpa, or triton
+    stop_strings: Sequence[str] = ()

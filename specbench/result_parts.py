@@ -179,3 +179,47 @@ class RowsRate:
     rows_to: int
     speculative: Rate | None
     baseline: Rate | None
+
+
+@dataclass
+class FirstDifference:
+    """The first request whose text differs, and where its two texts part."""
+
+    request: str
+    character: int  # counted from 0; of texts that agree, with other tokens, their end
+    ours: str  # some characters from there on
+    theirs: str
+
+
+@dataclass
+class EqualTexts:
+    """Whether a peer's texts are those of plain decoding here."""
+
+    compared: int
+    equal: int
+    first_difference: FirstDifference | None
+    reason: str = ""  # why none was compared
+
+
+@dataclass
+class ServerNumbers:
+    """Of a peer that is a server: another process, which may be on another machine and serve others too. What it counts
+    of its own speculative decoding is translated, or there is a reason why not."""
+
+    url: str
+    dialect: str  # vllm, sglang, llama_cpp, transformers or openai
+    version: str | None  # as it says, as the model's name
+    model: str
+    prompts: str  # "ids" or "text": as which it was given prompts
+    at_once: int  # requests under way at once, at most
+    latency: Latency  # by this process' clock, the network and HTTP included
+    tokens_per_second: float | None  # with the time to the first token; None with several requests at once
+    own_tokens_per_second: float | None  # of decoding, by its own clock
+    alpha: Estimate  # accepted / tested
+    no_alpha: str  # why there is no alpha
+    block_efficiency: Estimate  # tokens a round; n = 0: the server does not say over how many rounds
+    no_block_efficiency: str
+    draft_acceptance_rate: float | None  # accepted / drafted, which is not alpha
+    drafted: int | None
+    accepted: int | None
+    texts: EqualTexts

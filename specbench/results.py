@@ -11,13 +11,16 @@ from typing import Any
 
 from specbench.result_parts import Acceptance as Acceptance
 from specbench.result_parts import CategoryNumbers as CategoryNumbers
+from specbench.result_parts import EqualTexts as EqualTexts
 from specbench.result_parts import Estimate as Estimate
 from specbench.result_parts import Factor as Factor
+from specbench.result_parts import FirstDifference as FirstDifference
 from specbench.result_parts import GeometricMean as GeometricMean
 from specbench.result_parts import Interval as Interval
 from specbench.result_parts import Latency as Latency
 from specbench.result_parts import RateLatency as RateLatency
 from specbench.result_parts import RowsRate as RowsRate
+from specbench.result_parts import ServerNumbers as ServerNumbers
 
 SCHEMA_VERSION = 1
 
@@ -350,6 +353,7 @@ class RunResult:
     seconds: dict[str, float] = field(default_factory=dict)  # wall-clock seconds of the run's phases
     beam: BeamNumbers | None = None  # of a run by beam search
     experts: Experts | None = None  # of a mixture-of-experts target that runs eagerly
+    servers: dict[str, ServerNumbers] = field(default_factory=dict)  # peers that are servers, by name
     notes: list[str] = field(default_factory=list)  # warnings, to read before comparing
     schema_version: int = SCHEMA_VERSION
 

@@ -21,7 +21,8 @@ from specbench.paths import conf_dir
 from specbench.settings import ConfigError
 
 NEEDS = {"target=model": "target.path=gpt2", "drafter=model": "drafter.path=gpt2",
-         "data=hub": "data.path=org/name", "verifier=greedy_tree": "temperature=0"}  # fmt: skip
+         "data=hub": "data.path=org/name", "verifier=greedy_tree": "temperature=0",
+         "baseline=server": "baseline.url=http://localhost:8000"}  # fmt: skip
 REFUSED = {  # options that are right, but not in such a run
     "gamma_policy=oracle": r"specbench\.replay",
     "gamma_policy=known_betas": r"specbench\.replay",

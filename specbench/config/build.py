@@ -46,6 +46,7 @@ def build(checked: Checked, announce: Callable[[str], None] = log.info, targets:
     """Reads the prompts, says what memory the run needs, then loads the models and puts the parts together. A target
     among `targets` is not loaded again. Raises ConfigError."""
     root, chosen, targets = checked.root, checked.choices, targets or Targets()
+    chosen["baseline"].kind.reach(chosen["baseline"].settings)
     data = _make(checked, "data")
     prompts = in_order(load(data), root.order)
     device = pick_device(root.device)
@@ -59,6 +60,7 @@ def build(checked: Checked, announce: Callable[[str], None] = log.info, targets:
         seed=root.seed,
         gamma=policy.largest,
         attention=root.attention,
+        stop_strings=root.stop_strings,
     )
     workload = _make(checked, "workload", root.seed)
     refuse_slow_arrivals(workload, sum(len(prompt.turns) for prompt in prompts))
@@ -229,11 +231,12 @@ def refuse_encoders(checked: Checked, models: Sequence[Footprint]) -> None:
             )
         return
     drafts = drafter.kind.drafts_with_encoders(drafter.settings)
-    attention, executor = checked.root.attention, chosen["executor"]
+    attention, executor, baseline = checked.root.attention, chosen["executor"], chosen["baseline"]
     for key, value, possible, others in (
         ("drafter", drafter.name, drafts, "model, tree, ngram or prompt_lookup"),
         ("executor", executor.name, executor.kind.runs_encoders, "auto, eager, prepacked or compiled"),
         ("attention", attention, attention != "triton", "sdpa"),
+        ("baseline", baseline.name, baseline.kind.runs_encoders, "autoregressive or transformers"),
     ):
         if not possible:
             raise ConfigError(

@@ -3,7 +3,8 @@ decoding's steps in their order, and what other processes took of the cores."""
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -51,6 +52,7 @@ class MachineWatch:
         self.matrix = torch.ones(SIZE, SIZE) if device.type == "cpu" else None
         self.seconds: list[float] = []  # of the compute probe
         self.uses: list[Use] = []
+        self.left_out: list[tuple[Use, Use]] = []  # before and after the work of peers in other processes
 
     def __call__(self) -> None:
         """Measures once."""
@@ -64,6 +66,17 @@ class MachineWatch:
                 self.matrix @ self.matrix
             self.seconds.append(self.clock() - start)
 
+    @contextmanager
+    def elsewhere(self) -> Iterator[None]:
+        """Inside, other processes work for this run: what they use of the cores is left out."""
+        before = self.use()
+        try:
+            yield
+        finally:
+            after = self.use()
+            if before is not None and after is not None:
+                self.left_out.append((before, after))
+
     @property
     def roofs(self) -> Roofs:
         """The memory's bandwidth."""
@@ -72,7 +85,7 @@ class MachineWatch:
     def judge(self, groups: Sequence[Group]) -> Machine:
         """What is known of the machine at the end of a run; `groups` in the order of decoding."""
         drift, error, halves = step_drift(*step_times(groups))
-        others, steal = shares(self.uses)
+        others, steal = shares(self.uses, self.left_out)
         reads = self.bandwidth.reads
         probes = variation(self.seconds), variation(reads)
         found = Machine(True, [], drift, error, halves, *probes, others, steal, len(reads))
@@ -137,11 +150,14 @@ def variation(values: Sequence[float]) -> float | None:
     return float((high - low) / middle)
 
 
-def shares(uses: Sequence[Use]) -> tuple[float | None, float | None]:
-    """What other processes had of the cores between the first and the last look, and what the host gave away."""
+def shares(uses: Sequence[Use], left_out: Sequence[tuple[Use, Use]] = ()) -> tuple[float | None, float | None]:
+    """What other processes had of the cores between the first and the last look, and what the host gave away; without
+    what was used between the two looks of each pair that is `left_out`."""
     if len(uses) < 2:
         return None, None
-    total, busy, steal, own = (last - first for first, last in zip(uses[0], uses[-1], strict=True))
+    spans = np.array([(uses[0], uses[-1]), *left_out])  # [spans, 2, 4]
+    grown = spans[:, 1] - spans[:, 0]
+    total, busy, steal, own = map(float, grown[0] - grown[1:].sum(0))
     if total <= 0:
         return None, None
     return max(0.0, busy - own) / total, steal / total

@@ -142,6 +142,33 @@ def _speedups(result: dict[str, Any]) -> Rows:
     for peer, over in result["speedup_over"].items():
         remark = f"{_interval(over['ci95'])}; {rates[f'{peer}_tokens_per_second']:.1f} tokens/s"
         yield f"  over {peer}", f"{over['measured']:.2f}x", remark
+    yield from _servers(result)
+
+
+def _servers(result: dict[str, Any]) -> Rows:
+    """What was seen of peers that are servers, and what they count of their own speculative decoding."""
+    for peer, found in (result.get("servers") or {}).items():
+        first, gaps, texts = found["latency"]["first_token"]["p50"], found["latency"]["inter_token"], found["texts"]
+        steps = (
+            ""
+            if gaps["p50"] is None
+            else f"; between steps p50 {gaps['p50'] * 1e3:.1f}, p99 {gaps['p99'] * 1e3:.1f} ms"
+        )
+        yield (
+            f"  {peer}, first token",
+            f"{first * 1e3:.1f} ms",
+            f"median, another process, maybe another machine{steps}",
+        )
+        why = f"not known: {found['no_alpha']}" if found["no_alpha"] else f"over {found['alpha']['n']:,} tested guesses"
+        yield f"  {peer}, alpha", _pm(found["alpha"]), why
+        rounds = found["block_efficiency"]["n"]
+        why = found["no_block_efficiency"] or (f"over {rounds:,} rounds" if rounds else "since the server was started")
+        yield f"  {peer}, block efficiency", _pm(found["block_efficiency"]), why
+        if texts["compared"]:
+            told = "equal plain decoding's here"
+            if difference := texts["first_difference"]:
+                told += f"; {difference['request']} parts at character {difference['character']}"
+            yield f"  {peer}, texts", f"{texts['equal']} of {texts['compared']}", told
 
 
 def _rate(result: dict[str, Any], name: str) -> str:

@@ -1,6 +1,7 @@
 """Runs that share requests and plain decoding: each request is decoded in all ways before the next one begins."""
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from specbench.decoding.state import Job
 from specbench.decoding.verifier import Verifier
 from specbench.interrupts import at_once
 from specbench.measure.machine_watch import MachineWatch
+from specbench.peers.peer import Peer, PeerOutput
 from specbench.phases import Phases
 from specbench.run.member import Member
 from specbench.run.requests import Requests, Wanted
@@ -102,11 +104,16 @@ class Cohort:
         try:
             with self.phases("peers" if peer else "speculative" if member else "plain"):
                 if peer:
-                    return [member.parts.peers[peer].decode(job) for job in jobs]
+                    return self._by_peer(member.parts.peers[peer], jobs, member.parts.batch_size)
                 betas = any(m.reads_texts for m in ([member] if member else self.members))
                 return (member or self.plain).decode(jobs, wanted, member is not None, betas)
         except RuntimeError as error:
             return Failure(wanted.requests, f"{type(error).__name__}: {first_line(error)}")
+
+    def _by_peer(self, peer: Peer, jobs: Sequence[Job], rows: int) -> list[PeerOutput]:
+        """The work of a server on this machine is not that of others."""
+        with self.watch.elsewhere() if peer.facts else nullcontext():
+            return peer.decode_all(jobs, rows)
 
 
 def in_order(ways: Sequence[Way], number: int) -> list[Way]:

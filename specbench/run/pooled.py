@@ -12,6 +12,7 @@ from specbench import theory
 from specbench.measure.accounting import accounting, cost_ratios, speedup_of
 from specbench.measure.breakdown import acceptance_of, by_rows, category_numbers, geometric_speedup, user_rates
 from specbench.measure.crossed import CrossedSums, spread
+from specbench.measure.pooled_server import pooled_server
 from specbench.measure.prediction import prediction
 from specbench.measure.request_sums import (
     BETA_AT,
@@ -78,6 +79,11 @@ def pooled(results: Sequence[Tree], sums: CrossedSums, by_category: Mapping[str,
         "recording": _ratio(sums, "record_seconds", "seconds"),
         "drift": _drift(sums, results),
         "latency": _means([result["latency"] for result in results]),
+        "servers": {
+            name: pooled_server([result["servers"][name] for result in results])
+            for name in first.get("servers", {})
+            if all(name in result["servers"] for result in results)
+        },
         "memory": {name: max(result["memory"][name] for result in results) for name in first["memory"]},
         "counts": _counts(sums, results),
         "beam": _beam([result["beam"] for result in results if result.get("beam")]),

@@ -28,6 +28,7 @@ from specbench.measure.lossless import judge
 from specbench.measure.machine_watch import MachineWatch
 from specbench.measure.prediction import prediction
 from specbench.measure.request_sums import bandwidths, drifts, end_to_end, prefills, rates, request_sums
+from specbench.measure.servers import server_notes, server_numbers
 from specbench.measure.simulate import pick, priced, sweep_rounds, trace_of
 from specbench.measure.token_class import Tokens
 from specbench.results import (
@@ -75,6 +76,8 @@ def summarise(
     known = _Known(alpha.mean, cost.c, gamma) if alpha.mean is not None and cost.c is not None else None
     chain = known is not None and not parts.drafter.trees and not rules  # Theorem 3.11 counts a chain's operations
     metrics, notes = of_metrics(parts, results)
+    tokenizer, greedy = parts.target.tokenizer, parts.target.sampling.greedy
+    servers = server_numbers(results, parts.peers, tokenizer, parts.stop_strings, greedy, parts.batch_size)
     return RunResult(
         name=parts.name,
         status=status,
@@ -127,8 +130,15 @@ def summarise(
         acceptance=acceptance_of(own, parts.verifier.accepts_with_beta),
         metrics=metrics,
         experts=woken_experts(parts.target, record.groups),
+        servers=servers,
         beam=beam_numbers(results, rules, parts.policy.largest, c_hat) if rules else None,
-        notes=[*parts.notes, *parts.target.executor.notes(), *in_sample(gammas, picked), *notes],
+        notes=[
+            *parts.notes,
+            *parts.target.executor.notes(),
+            *in_sample(gammas, picked),
+            *notes,
+            *server_notes(servers),
+        ],
     )
 
 

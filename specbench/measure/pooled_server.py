@@ -1,0 +1,49 @@
+"""The numbers of one server in several processes on the same prompts."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+Tree = dict[str, Any]
+
+
+def pooled_server(found: Sequence[Mapping[str, Any]]) -> Tree:
+    """`ServerNumbers` of all processes, as they stand in results.json: counts are summed, and ratios are those of the
+    sums. Their standard errors are not known from sums over processes that share prompts; waiting times are the first
+    process'."""
+    first = found[0]
+    texts = [own["texts"] for own in found]
+    differing = [text["first_difference"] for text in texts if text["first_difference"] is not None]
+    drafted, accepted = (_sum([own[name] for own in found]) for name in ("drafted", "accepted"))
+    return {
+        **first,
+        **{name: _estimate([own[name] for own in found]) for name in ("alpha", "block_efficiency")},
+        "no_alpha": _first([own["no_alpha"] for own in found]),
+        "no_block_efficiency": _first([own["no_block_efficiency"] for own in found]),
+        "drafted": drafted,
+        "accepted": accepted,
+        "draft_acceptance_rate": accepted / drafted if drafted and accepted is not None else None,
+        "texts": {
+            **texts[0],
+            **{name: sum(text[name] for text in texts) for name in ("compared", "equal")},
+            "first_difference": differing[0] if differing else None,
+        },
+    }
+
+
+def _estimate(found: Sequence[Mapping[str, Any]]) -> Tree:
+    """The ratio of the sums; where a process has none, or does not know over how many, none."""
+    if not any(own["n"] for own in found):
+        return dict(found[-1])
+    known = all(own["mean"] is not None and own["n"] for own in found)
+    total = sum(own["n"] for own in found) if known else 0
+    mean = sum(own["mean"] * own["n"] for own in found) / total if total else None
+    return {"mean": mean, "stderr": None, "n": total}
+
+
+def _sum(values: Sequence[int | None]) -> int | None:
+    known = [value for value in values if value is not None]
+    return sum(known) if known else None
+
+
+def _first(reasons: Sequence[str]) -> str:
+    return next((reason for reason in reasons if reason), "")

@@ -1,0 +1,299 @@
+"""What servers of the completions API have of their own: how they take prompts and sampling, and what they tell of
+their speculative decoding."""
+
+import json
+import re
+import time
+from abc import ABC
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from itertools import pairwise
+from typing import Any, ClassVar
+from uuid import uuid4
+
+from specbench.decoding.sampling import Sampling
+from specbench.peers.answer import Answer, Piece
+from specbench.peers.endpoint import Endpoint, ServerError
+from specbench.peers.peer import Acceptance
+
+NOT_TOLD = "the server tells nothing of speculative decoding"
+SETTLED = 2.0  # seconds within which vLLM's counters have all tokens of an answer that has ended
+SAMPLE = re.compile(r"^(\w+:\w+)(?:\{(.*)\})? (\S+)(?: \d+)?$")  # of Prometheus' text format
+PLACE = re.compile(r'position="(\d+)"')
+Metrics = dict[tuple[str, int | None], float]  # counters by name and place in the draft
+
+
+class Dialect(ABC):
+    """A kind of server. One object goes with one endpoint."""
+
+    name: ClassVar[str]
+    takes_ids: ClassVar[bool] = False  # whether a prompt may be token ids
+    takes_top_k: ClassVar[bool] = True
+    lists_models: ClassVar[bool] = True  # whether it lists all models that it serves
+
+    @classmethod
+    def version(cls, endpoint: Endpoint, models: Mapping[str, Any]) -> str | None:
+        """The version of a server that speaks this dialect and lists these models. Raises ServerError if it is another
+        kind of server."""
+        raise ServerError(f"{endpoint} is not {cls.name}")
+
+    def fields(self, sampling: Sampling, stop_tokens: Sequence[int]) -> dict[str, Any]:
+        """What a request has besides what all servers take."""
+        return {"stream_options": {"include_usage": True}}
+
+    def open(self, endpoint: Endpoint) -> None:
+        """Called before a group of requests is sent."""
+
+    def close(self, endpoint: Endpoint, answers: Sequence[Answer]) -> list[Acceptance]:
+        """Called after it: what is known of each answer's rounds."""
+        return [Acceptance(no_alpha=NOT_TOLD, no_block_efficiency=NOT_TOLD)] * len(answers)
+
+    def rounds(self, pieces: Sequence[Piece]) -> list[Piece]:
+        """The first piece of each round, as far as rounds are known."""
+        return list(pieces)
+
+
+class OpenAI(Dialect):
+    """A server of which no more is known than the API."""
+
+    name = "openai"
+    takes_top_k = False
+
+    @classmethod
+    def version(cls, endpoint: Endpoint, models: Mapping[str, Any]) -> str | None:
+        return None
+
+
+class Transformers(Dialect):
+    """`transformers serve`. It takes text alone, and sampling as a generation_config; it lists the models of its cache,
+    and serves others too."""
+
+    name = "transformers"
+    lists_models = False
+
+    @classmethod
+    def version(cls, endpoint: Endpoint, models: Mapping[str, Any]) -> str | None:
+        paths = endpoint.get_json("/openapi.json").get("paths", {})
+        if not {"/load_model", "/v1/completions"} <= set(paths):
+            raise ServerError(f"{endpoint} is not {cls.name}")
+        return None
+
+    def fields(self, sampling: Sampling, stop_tokens: Sequence[int]) -> dict[str, Any]:
+        found: dict[str, Any] = {"do_sample": not sampling.greedy, "repetition_penalty": 1.0}
+        if not sampling.greedy:
+            found |= {"temperature": sampling.temperature, "top_k": sampling.top_k, "top_p": sampling.top_p}
+        found |= {"eos_token_id": list(stop_tokens) or None, "pad_token_id": [*stop_tokens, 0][0]}
+        return {"generation_config": json.dumps(found)}
+
+
+class LlamaCpp(Dialect):
+    """llama.cpp's `llama-server`. With `timings_per_token` every piece has counts of guesses, which show the rounds."""
+
+    name = "llama_cpp"
+    takes_ids = True
+
+    @classmethod
+    def version(cls, endpoint: Endpoint, models: Mapping[str, Any]) -> str | None:
+        if models.get("owned_by") != "llamacpp":
+            raise ServerError(f"{endpoint} is not {cls.name}")
+        return str(endpoint.get_json("/props").get("build_info") or "") or None
+
+    def fields(self, sampling: Sampling, stop_tokens: Sequence[int]) -> dict[str, Any]:
+        """Its samplers in transformers' order; its own has temperature last."""
+        samplers: dict[str, Any] = {"samplers": ["top_k"], "top_k": 1}
+        if not sampling.greedy:
+            samplers = {"samplers": ["temperature", "top_k", "top_p"], "top_k": sampling.top_k}
+        return {
+            **super().fields(sampling, stop_tokens),
+            **samplers,
+            "repeat_penalty": 1.0,
+            "ignore_eos": not stop_tokens,
+            "cache_prompt": False,
+            "timings_per_token": True,
+        }
+
+    def close(self, endpoint: Endpoint, answers: Sequence[Answer]) -> list[Acceptance]:
+        return [llama_acceptance(answer) for answer in answers]
+
+    def rounds(self, pieces: Sequence[Piece]) -> list[Piece]:
+        """Tokens of one round come as pieces of their own, one right after the other."""
+        found, end = [], 0
+        for before, piece in pairwise([Piece(0.0, "", 0), *pieces]):
+            if piece.tokens is None:
+                return list(pieces)
+            if before.drafted < piece.drafted or piece.tokens > end:
+                kept = piece.accepted - before.accepted if before.drafted < piece.drafted else 0
+                found.append(piece)
+                end = piece.tokens + kept
+        return found
+
+
+def llama_acceptance(answer: Answer) -> Acceptance:
+    """Counts over the rounds of an answer of llama.cpp. Each of its tokens is an event with the counts of guesses so
+    far: a round begins where they grow. If an event has several tokens, since a character takes several, rounds can
+    hide in it."""
+    drafted, accepted = (int(answer.timings.get(name, 0)) for name in ("draft_n", "draft_n_accepted"))
+    known = {"drafted": drafted, "accepted": accepted}
+    if not drafted:
+        return Acceptance(answer.tokens - answer.first, answer.tokens - answer.first, 0, 0, 0)
+    if any(piece.tokens is None for piece in answer.pieces):
+        why = "the server counts guesses only at the end of an answer, and not how many of them were tested"
+        return Acceptance(**known, no_alpha=why, no_block_efficiency=why)
+    rounds = tested = end = 0
+    hidden = answer.pieces[0].drafted > 0
+    for before, piece in pairwise(answer.pieces):
+        guesses, kept = piece.drafted - before.drafted, piece.accepted - before.accepted
+        beyond = (piece.tokens or 0) - max(end, before.tokens or 0)  # tokens of rounds that begin with this piece
+        hidden |= guesses > 0 and beyond != 1
+        if guesses:
+            rounds, tested, end = rounds + 1, tested + kept + (kept < guesses), (piece.tokens or 0) + kept
+        else:
+            rounds += max(0, beyond)
+    if hidden:
+        why = "characters of several tokens hide where some rounds began"
+        return Acceptance(**known, no_alpha=why, no_block_efficiency=why)
+    return Acceptance(rounds, answer.tokens - answer.first, drafted, accepted, tested)
+
+
+class VLLM(Dialect):
+    """vLLM, whose counters at /metrics are of all its requests together."""
+
+    name = "vllm"
+    takes_ids = True
+
+    @classmethod
+    def version(cls, endpoint: Endpoint, models: Mapping[str, Any]) -> str | None:
+        if models.get("owned_by") != "vllm":
+            raise ServerError(f"{endpoint} is not {cls.name}")
+        return str(endpoint.get_json("/version").get("version") or "") or None
+
+    def __init__(self) -> None:
+        self.before: Metrics | str = NOT_TOLD
+
+    def fields(self, sampling: Sampling, stop_tokens: Sequence[int]) -> dict[str, Any]:
+        return {
+            "stream_options": {"include_usage": True, "continuous_usage_stats": True},
+            "top_k": sampling.top_k or -1,
+            "min_p": 0.0,
+            "repetition_penalty": 1.0,
+            "stop_token_ids": list(stop_tokens),
+            "ignore_eos": not stop_tokens,
+            "return_token_ids": True,
+            "cache_salt": uuid4().hex,  # no prompt is found in the cache of prefixes
+        }
+
+    def open(self, endpoint: Endpoint) -> None:
+        self.before = metrics_of(endpoint)
+
+    def close(self, endpoint: Endpoint, answers: Sequence[Answer]) -> list[Acceptance]:
+        """Those of the whole group, with its first answer; the others have none of their own."""
+        tokens = sum(answer.tokens for answer in answers)
+        rest = [Acceptance()] * (len(answers) - 1)
+        if isinstance(self.before, str):
+            return [Acceptance(no_alpha=self.before, no_block_efficiency=self.before), *rest]
+        end = time.monotonic() + SETTLED
+        while True:
+            after = metrics_of(endpoint)
+            if isinstance(after, str):
+                return [Acceptance(no_alpha=after, no_block_efficiency=after), *rest]
+            grown = {name: value - self.before.get(name, 0.0) for name, value in after.items()}
+            if grown.get(("vllm:generation_tokens_total", None)) == tokens or time.monotonic() > end:
+                return [vllm_acceptance(grown, tokens), *rest]
+            time.sleep(0.02)
+
+
+def metrics_of(endpoint: Endpoint) -> Metrics | str:
+    """The counters of vLLM, summed over its engines, or why there are none."""
+    found: Metrics = {}
+    try:
+        text = endpoint.get("/metrics")
+    except ServerError as error:
+        return f"its counters cannot be read ({error})"
+    for line in text.splitlines():
+        sample = SAMPLE.match(line)
+        if sample is None or not sample[1].startswith("vllm:"):
+            continue
+        place = PLACE.search(sample[2] or "")
+        name = sample[1], int(place[1]) if place else None
+        with suppress(ValueError):
+            found[name] = found.get(name, 0.0) + float(sample[3])
+    return found
+
+
+def vllm_acceptance(grown: Mapping[tuple[str, int | None], float], tokens: int) -> Acceptance:
+    """What vLLM's counters say of `tokens` new tokens, during which they have grown by so much.
+
+    A guess is tested if all before it were accepted: at place i as often as guesses were accepted at place i - 1, at
+    the first as often as there were drafts. That holds if all drafts were as long as the longest."""
+    spec = "vllm:spec_decode_num_"
+
+    def count(name: str, place: int | None = None) -> int:
+        return round(grown.get((f"{spec}{name}_total", place), 0.0))
+
+    if (seen := grown.get(("vllm:generation_tokens_total", None))) != tokens:
+        told = "do not count tokens" if seen is None else f"have {seen:.0f} new tokens where {tokens} were received"
+        why = f"the server's counters {told}: others used it meanwhile, or it has several processes"
+        return Acceptance(no_alpha=why, no_block_efficiency=why)
+    drafts, drafted, accepted = count("drafts"), count("draft_tokens"), count("accepted_tokens")
+    places = sorted(
+        place for name, place in grown if name == f"{spec}accepted_tokens_per_pos_total" and place is not None
+    )
+    by_place = [count("accepted_tokens_per_pos", place) for place in places]
+    known = Acceptance(drafts, drafts + accepted, drafted, accepted)
+    if places != list(range(len(places))) or sum(by_place) != accepted:
+        return _without_alpha(known, "the server's counts by place do not add up to its accepted tokens")
+    if drafted != drafts * len(places):
+        return _without_alpha(known, f"drafts had different lengths ({drafted} tokens in {drafts} drafts of up to "
+                                     f"{len(places)}), so how many guesses were tested is not known")  # fmt: skip
+    tested = drafts + sum(by_place[:-1]) if by_place else 0
+    return Acceptance(drafts, drafts + accepted, drafted, accepted, tested)
+
+
+def _without_alpha(known: Acceptance, why: str) -> Acceptance:
+    return Acceptance(known.rounds, known.tokens, known.drafted, known.accepted, no_alpha=why)
+
+
+class SGLang(Dialect):
+    """SGLang, which tells the mean number of tokens a round since it was started."""
+
+    name = "sglang"
+    takes_ids = True
+
+    @classmethod
+    def version(cls, endpoint: Endpoint, models: Mapping[str, Any]) -> str | None:
+        if models.get("owned_by") != "sglang":
+            raise ServerError(f"{endpoint} is not {cls.name}")
+        return str(server_info(endpoint).get("version") or "") or None
+
+    def fields(self, sampling: Sampling, stop_tokens: Sequence[int]) -> dict[str, Any]:
+        return {
+            "stream_options": {"include_usage": True, "continuous_usage_stats": True},
+            "top_k": sampling.top_k or -1,
+            "min_p": 0.0,
+            "repetition_penalty": 1.0,
+            "stop_token_ids": list(stop_tokens),
+            "ignore_eos": not stop_tokens,
+        }
+
+    def close(self, endpoint: Endpoint, answers: Sequence[Answer]) -> list[Acceptance]:
+        why = "the server tells accepted tokens a round, and not how many guesses were tested"
+        try:
+            states = server_info(endpoint).get("internal_states") or [{}]
+            mean = states[0].get("avg_spec_accept_length")
+        except (ServerError, AttributeError, TypeError, LookupError):
+            mean = None
+        if not isinstance(mean, int | float) or not 1 <= mean < float("inf"):
+            return [Acceptance(no_alpha=NOT_TOLD, no_block_efficiency=NOT_TOLD)] * len(answers)
+        return [Acceptance(mean_tokens=float(mean), no_alpha=why)] * len(answers)
+
+
+def server_info(endpoint: Endpoint) -> Mapping[str, Any]:
+    """What SGLang says of itself. Raises ServerError."""
+    try:
+        found = endpoint.get_json("/get_server_info")
+    except ServerError:
+        found = endpoint.get_json("/server_info")
+    return found if isinstance(found, Mapping) else {}
+
+
+DIALECTS: dict[str, type[Dialect]] = {kind.name: kind for kind in (VLLM, SGLang, LlamaCpp, Transformers, OpenAI)}

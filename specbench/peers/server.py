@@ -1,0 +1,312 @@
+"""Servers with OpenAI's completions API as peers (`baseline=server`): other processes, maybe on other machines, which
+are sent the same prompts over HTTP."""
+
+import logging
+import os
+import re
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from specbench.component import Choices
+from specbench.context import Context
+from specbench.decoding.sampling import Sampling
+from specbench.decoding.state import Job
+from specbench.models.language_model import LanguageModel
+from specbench.peers.answer import Answer, read_answer
+from specbench.peers.dialects import DIALECTS, Dialect
+from specbench.peers.endpoint import Endpoint, ServerError, split
+from specbench.peers.peer import Acceptance, Peer, PeerOutput, Peers, ServerFacts, Streamed
+from specbench.settings import BaseSettings, ConfigError, setting
+from specbench.visible import shown
+
+log = logging.getLogger(__name__)
+AUTO = "auto"
+COMPLETIONS = "/v1/completions"
+PEER = "server"  # the name of the peer, or the beginning of several
+NAME = re.compile(r"[a-z][a-z0-9_]{0,30}")
+VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,60}")
+LOOKS_LIKE_A_KEY = re.compile(r"sk[-_]|hf_")
+LISTED = 20  # models in a sentence
+TRIED = 8  # new tokens of the first request, which is not counted
+
+
+class ServerPeers(Peers):
+    """The peer `server`, or `server_NAME` for each of several URLs."""
+
+    runs_encoders = False
+
+    @dataclass
+    class Settings(BaseSettings):
+        url: Any = setting(required="the URL of a server with OpenAI's completions API, as http://localhost:8000")
+        model: str | None = setting()
+        dialect: str = setting(choices=(AUTO, *DIALECTS))
+        key_env: str | None = setting()
+        timeout: float = setting(gt=0, le=86400)
+
+        def check(self, prefix: str) -> None:
+            for key, url in self.urls(prefix).items():
+                split(key, url)
+            name = self.key_env
+            if name is not None and (not VARIABLE.fullmatch(name) or LOOKS_LIKE_A_KEY.match(name)):
+                raise ConfigError(  # which does not repeat what may be a key
+                    f"{prefix}key_env is not allowed as it is: it must be the name of an environment variable that "
+                    "holds the key, and not the key, as OPENAI_API_KEY"
+                )
+
+        def urls(self, prefix: str = "baseline.") -> dict[str, Any]:
+            """The URLs by key. Raises ConfigError."""
+            if not isinstance(self.url, dict):
+                return {f"{prefix}url": self.url}
+            if not self.url or not all(isinstance(name, str) and NAME.fullmatch(name) for name in self.url):
+                raise ConfigError(
+                    f"{prefix}url={shown(self.url)} is not allowed: it must be a URL, or URLs by names of small "
+                    "letters, digits and _, as {plain: http://localhost:8000, draft: http://localhost:8001}"
+                )
+            return {f"{prefix}url.{name}": url for name, url in self.url.items()}
+
+    def __init__(self, peers: Mapping[str, "ServerPeer"]):
+        self.peers = peers
+
+    @classmethod
+    def refuses(cls, settings: Any, run: Choices) -> str | None:
+        if (penalty := run.scalars["repetition_penalty"]) != 1:
+            return f"with repetition_penalty={penalty}, which servers understand in different ways: it must be 1"
+        if run["workload"].name != "all_at_once":
+            return f"with workload={run['workload'].name}: choose workload=all_at_once"
+        return None
+
+    @classmethod
+    def reach(cls, settings: Any) -> None:
+        for key, url in settings.urls().items():
+            found(key, url, settings)
+
+    @classmethod
+    def from_settings(
+        cls, settings: Any, context: Context, target: LanguageModel, drafter: LanguageModel | None, gamma: int
+    ) -> "ServerPeers":
+        peers = {}
+        for key, url in settings.urls().items():
+            server, name = found(key, url, settings), key.partition("url.")[2]
+            if context.sampling.top_k and not server.dialect.takes_top_k:
+                raise ConfigError(f"top_k={context.sampling.top_k} is not possible with {key}={url}, which has no such "
+                                  "field in its API: it must be 0")  # fmt: skip
+            peers[f"{PEER}_{name}" if name else PEER] = ServerPeer(server, target, context)
+        return cls(peers)
+
+    def by_name(self) -> Mapping[str, "ServerPeer"]:
+        return self.peers
+
+
+@dataclass
+class Server:
+    """A server that answers."""
+
+    endpoint: Endpoint
+    dialect: Dialect
+    version: str | None
+    model: str
+
+
+def found(key: str, url: str, settings: Any) -> Server:
+    """The server at a URL, which has completed one token. Raises ConfigError, naming the key, if there is none, if it
+    does not serve the model, or if it does not complete."""
+    endpoint = Endpoint(split(key, url), settings.timeout, key_of(settings.key_env))
+    try:
+        listed = endpoint.get_json("/v1/models")
+        models = {str(model["id"]): model for model in listed["data"]}
+    except ServerError as error:
+        raise refused(key, url, error, settings) from error
+    except (TypeError, KeyError, AttributeError) as error:
+        raise ConfigError(f"{key}={url} is not allowed: it has no list of models at /v1/models, so it must be a server "
+                          "with OpenAI's API") from error  # fmt: skip
+    dialect, version = dialect_of(endpoint, next(iter(models.values()), {}), settings.dialect)
+    server = Server(endpoint, dialect, version, model_of(key, url, models, dialect, settings.model))
+    body = {"model": server.model, "prompt": "a", "max_tokens": 1, "temperature": 0, "stream": True}
+    try:
+        for _ in endpoint.stream(COMPLETIONS, body | dialect.fields(Sampling(0.0), [])):
+            pass
+    except ServerError as error:
+        raise refused(key, url, error, settings) from error
+    return server
+
+
+def key_of(variable: str | None) -> str | None:
+    """The API key in an environment variable. Raises ConfigError."""
+    if variable is None:
+        return None
+    key = os.environ.get(variable, "").strip()
+    if not key or not key.isascii() or not key.isprintable():
+        state = "is not a key" if key else "is not set"
+        raise ConfigError(f"baseline.key_env={variable} is not possible: this environment variable {state}")
+    return key
+
+
+def refused(key: str, url: str, error: ServerError, settings: Any) -> ConfigError:
+    """The error of a server as one of the configuration."""
+    if error.status in (401, 403):
+        allowed = "the key in the environment variable that baseline.key_env names must be one that it knows"
+        if settings.key_env is None:
+            allowed = "it asks for a key, so name an environment variable that holds it with baseline.key_env=NAME"
+    elif error.status is not None:
+        allowed = "it must be a server with OpenAI's completions API, which serves baseline.model"
+    else:
+        allowed = "it must be a server that runs"
+    return ConfigError(f"{key}={url} is not possible: {error}; {allowed}")
+
+
+def dialect_of(endpoint: Endpoint, model: Mapping[str, Any], wanted: str) -> tuple[Dialect, str | None]:
+    """The dialect of a server and its version; what it is taken for is asked unless it is `wanted`."""
+    for name, kind in DIALECTS.items():
+        if wanted in (AUTO, name):
+            try:
+                return kind(), kind.version(endpoint, model)
+            except (ServerError, AttributeError, TypeError):
+                if wanted == name:
+                    return kind(), None
+    raise AssertionError("the last dialect is every server's")
+
+
+def model_of(key: str, url: str, models: Mapping[str, Any], dialect: Dialect, wanted: str | None) -> str:
+    """The model that a server is asked for. Raises ConfigError, listing what it serves, if that cannot be."""
+    names = ", ".join(shown(name) for name in [*models][:LISTED]) or "none"
+    names += f" and {len(models) - LISTED} more" if len(models) > LISTED else ""
+    if wanted is None:
+        if len(models) == 1:
+            return next(iter(models))
+        raise ConfigError(f"baseline.model is not set, and {key}={url} lists {len(models)} models: choose one of them "
+                          f"with baseline.model=NAME ({names})")  # fmt: skip
+    if wanted not in models and dialect.lists_models:
+        raise ConfigError(f"baseline.model={shown(wanted)} is not allowed: {url} serves {names}")
+    return wanted
+
+
+class ServerPeer(Peer):
+    """One server. A group of requests is sent so that `at_once` of them are under way."""
+
+    def __init__(self, server: Server, target: LanguageModel, context: Context):
+        self.server, self.target = server, target
+        self.fields = standard_fields(server, target, context)
+        self.gone = ""  # why it is not asked any more
+        self.warm = False
+
+    @property
+    def facts(self) -> ServerFacts:
+        server = self.server
+        prompts = "ids" if server.dialect.takes_ids else "text"
+        return ServerFacts(str(server.endpoint), server.dialect.name, server.version, server.model, prompts)
+
+    def decode(self, job: Job) -> PeerOutput:
+        return self.decode_all([job])[0]
+
+    def decode_all(self, jobs: Sequence[Job], at_once: int = 1) -> list[PeerOutput]:
+        if self.gone:
+            raise RuntimeError(f"{self.gone}, so it is not asked any more")
+        endpoint, dialect = self.server.endpoint, self.server.dialect
+        try:
+            self._warm_up(jobs[0])
+            dialect.open(endpoint)
+            answers = in_parallel(self._answer, jobs, at_once, endpoint.abort)
+            counts = dialect.close(endpoint, [answer for _, answer in answers])
+        except ServerError as error:
+            self._look(error)
+            raise RuntimeError(str(error)) from error
+        spans = [(begun + answer.pieces[0].seconds, begun + answer.finished) for begun, answer in answers]
+        rows = zip(answers, counts, shares_of_time(spans), strict=True)
+        return [self._output(answer, own, share) for (_, answer), own, share in rows]
+
+    def _answer(self, job: Job) -> tuple[float, Answer]:
+        """When a request was sent, by `time.perf_counter`, and its answer. Raises ServerError."""
+        limit, prompt = job.limit - len(job.tokens), self._prompt(list(job.tokens))
+        begun = time.perf_counter()
+        answer = self._asked(prompt, limit, job.key)
+        if answer.prompt_tokens not in (None, len(job.tokens)):
+            raise ServerError(
+                f"{self.server.endpoint} read {answer.prompt_tokens} tokens of a prompt that has {len(job.tokens)}: "
+                "its tokenizer is another one, or it adds tokens of its own"
+            )
+        return begun, answer
+
+    def _asked(self, prompt: list[int] | str, limit: int, key: int) -> Answer:
+        own = {"prompt": prompt, "max_tokens": limit, "seed": key % 2**31}
+        return read_answer(self.server.endpoint.stream(COMPLETIONS, self.fields | own), limit)
+
+    def _warm_up(self, job: Job) -> None:
+        """A first answer, which does not count, to the prompt backwards: no cache of prefixes takes it for the prompt.
+        Raises ServerError."""
+        if not self.warm:
+            self._asked(self._prompt(list(job.tokens))[::-1], min(TRIED, job.limit - len(job.tokens)), job.key)
+            self.warm = True
+
+    def _prompt(self, tokens: list[int]) -> list[int] | str:
+        """A prompt as the server takes it. Raises ServerError if it takes text, and no text has these tokens."""
+        if self.server.dialect.takes_ids:
+            return tokens
+        tokenizer = self.target.tokenizer
+        for begin in (0, 1) if tokens[0] == tokenizer.bos_token_id else (0,):  # what the tokenizer adds by itself
+            text: str = tokenizer.decode(tokens[begin:], clean_up_tokenization_spaces=False)
+            if list(tokenizer(text)["input_ids"]) == tokens:
+                return text
+        raise ServerError(f"{self.server.endpoint} takes prompts as text, and no text has the tokens of this prompt")
+
+    def _look(self, error: ServerError) -> None:
+        """After an error: a server that does not answer any more is not asked again, since each request would wait."""
+        try:
+            self.server.endpoint.get("/v1/models")
+        except ServerError:
+            self.gone = f"{self.server.endpoint} stopped answering"
+            log.warning("%s: %s", self.gone, error)
+
+    def _output(self, answer: Answer, counts: Acceptance, seconds: float) -> PeerOutput:
+        timings, last = answer.timings, answer.pieces[-1].seconds
+        own = timings.get("predicted_ms") if isinstance(timings.get("predicted_ms"), int | float) else None
+        arrivals = tuple(piece.seconds for piece in self.server.dialect.rounds(answer.pieces))
+        streamed = Streamed(
+            answer.text,
+            arrivals,
+            last,
+            answer.finished,
+            counts,
+            None if own is None else answer.tokens - 1,
+            None if own is None else own / 1e3,
+        )
+        return PeerOutput(answer.ids, answer.tokens - answer.first, seconds, answer.first, streamed)
+
+
+def standard_fields(server: Server, target: LanguageModel, context: Context) -> dict[str, Any]:
+    """The fields of all requests to a server."""
+    sampling = context.sampling
+    found = {"model": server.model, "temperature": sampling.temperature, "top_p": sampling.top_p, "stream": True}
+    if context.stop_strings:
+        found["stop"] = list(context.stop_strings)
+    return found | server.dialect.fields(sampling, target.stop_tokens)
+
+
+def in_parallel(
+    answer: Callable[[Job], Any], jobs: Sequence[Job], at_once: int, abort: Callable[[], None]
+) -> list[Any]:
+    """The answers to all jobs, `at_once` of which are under way. The first error, or a signal, ends the others."""
+    if at_once == 1 or len(jobs) == 1:
+        return [answer(job) for job in jobs]
+    with ThreadPoolExecutor(at_once) as pool:
+        try:
+            return [future.result() for future in [pool.submit(answer, job) for job in jobs]]
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            abort()
+            raise
+
+
+def shares_of_time(spans: Sequence[tuple[float, float]]) -> list[float]:
+    """Of each span of seconds, its share: every moment is divided evenly among the spans that hold it, so that the
+    shares of spans that overlap add up to the time that passed."""
+    moments = sorted({moment for span in spans for moment in span})
+    shares = [0.0] * len(spans)
+    for begin, end in pairwise(moments):
+        holding = [number for number, (first, last) in enumerate(spans) if first <= begin and end <= last]
+        for number in holding:
+            shares[number] += (end - begin) / len(holding)
+    return shares

@@ -1,0 +1,457 @@
+"""Servers as peers (`baseline=server`): what is asked of them, what is read from their answers, and how they break."""
+
+import json
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import asdict
+from types import SimpleNamespace
+
+import pytest
+import torch
+from conftest import call, composed, parts_of, small
+from fake_server import MODEL, Fake, serving
+from omegaconf import OmegaConf
+from transformers import AutoModelForCausalLM
+
+from specbench.config.checks import check
+from specbench.decoding.sampling import Sampling
+from specbench.decoding.state import Job
+from specbench.measure.machine_watch import Use, shares
+from specbench.measure.pooled_server import pooled_server
+from specbench.measure.servers import server_numbers
+from specbench.paths import SHIPPED, conf_dir
+from specbench.peers.answer import Answer, Piece
+from specbench.peers.dialects import LlamaCpp, llama_acceptance, vllm_acceptance
+from specbench.peers.endpoint import Endpoint, split
+from specbench.peers.server import ServerPeer, ServerPeers, found, shares_of_time
+from specbench.report.run_table import _servers
+from specbench.results import plain
+from specbench.run.requests import Requests
+from specbench.run.run import run
+from specbench.settings import ConfigError, validate
+from specbench.storage.read import read_result
+from specbench.storage.write import write_result
+
+ROUNDS = [(4, 4), (4, 0), (4, 2), (4, 3)]  # drafted, accepted
+TESTED = 4 + 1 + 3 + 4  # guesses up to the first rejected one
+PROMPT = [5, 9, 2]
+
+
+class Tokenizer:
+    """Text of a token is "t5 "."""
+
+    bos_token_id = 1
+
+    def __call__(self, text):
+        return {"input_ids": [1, *(int(word[1:]) if word[1:].isdigit() else 0 for word in text.split())]}
+
+    def decode(self, tokens, skip_special_tokens=False, **options):
+        return "".join(f"t{token} " for token in tokens if not (skip_special_tokens and token in (1, 3)))
+
+
+TARGET = SimpleNamespace(tokenizer=Tokenizer(), stop_tokens=[3])
+
+
+def settings(url, **more):
+    values = {"model": None, "dialect": "auto", "key_env": None, "timeout": 0.5, **more}
+    return SimpleNamespace(url=url, **values)
+
+
+def peer_at(url, temperature=0.0, stop=(), target=TARGET, **more):
+    context = SimpleNamespace(sampling=Sampling(temperature, 40 if temperature else 0, 0.9), stop_strings=list(stop))
+    return ServerPeer(found("baseline.url", url, settings(url, **more)), target, context)
+
+
+def job(new=12, prompt=PROMPT, key=5):
+    return Job(prompt, len(prompt) + new, key)
+
+
+def result_of(output, prompt=PROMPT, ours=None, name="server"):
+    """What a run knows of a prompt whose plain text is `ours`."""
+    tokens = output.tokens if ours is None else ours
+    return SimpleNamespace(
+        peers={name: output},
+        request=SimpleNamespace(id="p", prompt_id="p", tokens=prompt),
+        baseline=SimpleNamespace(tokens=tokens),
+    )
+
+
+def numbers(peer, outputs, ours=None, greedy=True, stops=(), rows=1):
+    results = [result_of(output, ours=ours) for output in outputs]
+    return server_numbers(results, {"server": peer}, TARGET.tokenizer, stops, greedy, rows)["server"]
+
+
+TEXT = [*range(10, 23)]  # 13 tokens: the first one, and those of the rounds, 5 + 1 + 3 + 4 of which 12 fit
+
+
+def counting(dialect, **more):
+    return Fake(dialect, lambda prompt, limit: (TEXT * 2)[:limit], rounds=ROUNDS, read=reader, **more)
+
+
+def reader(text):
+    return Tokenizer()(text)["input_ids"]
+
+
+@pytest.mark.parametrize("dialect", ["vllm", "sglang", "llama_cpp", "openai", "transformers"])
+def test_each_dialect_gives_tokens_times_and_what_it_counts(dialect):
+    fake = Fake(dialect, lambda prompt, limit: (TEXT * 2)[:limit], rounds=ROUNDS, read=reader)
+    prompt = PROMPT if dialect in ("vllm", "sglang", "llama_cpp") else [1, *PROMPT]
+    with serving(fake) as url:
+        peer = peer_at(url)
+        outputs = [peer.decode(job(14, prompt)) for _ in range(2)]
+        facts = peer.facts
+    for output in outputs:
+        assert (output.count, output.decoded, output.first) == (14, 13, 1)
+        streamed = output.streamed
+        assert streamed.text == TARGET.tokenizer.decode((TEXT * 2)[:14])
+        assert 0 < streamed.arrivals[0] <= streamed.arrivals[-1] <= streamed.last <= streamed.seconds
+        by_rounds = dialect in ("vllm", "sglang", "llama_cpp")
+        assert len(streamed.arrivals) == (1 + len(ROUNDS) if by_rounds else 14)
+        assert (output.tokens == (TEXT * 2)[:14]) == (dialect == "vllm")
+    versions = {"vllm": "0.99", "sglang": "0.5", "llama_cpp": "b99-abc"}
+    assert (facts.dialect, facts.version, facts.model) == (dialect, versions.get(dialect), MODEL)
+    told = numbers(peer, outputs, ours=(TEXT * 2)[:14])
+    assert told.texts.equal == told.texts.compared == 2 and told.texts.first_difference is None
+    drafted, accepted = (2 * sum(column) for column in zip(*ROUNDS, strict=True))
+    if dialect in ("vllm", "llama_cpp"):
+        assert (told.drafted, told.accepted) == (drafted, accepted)
+        assert told.alpha.mean == pytest.approx(accepted / (2 * TESTED)) != accepted / drafted
+        assert told.alpha.n == 2 * TESTED
+        assert told.draft_acceptance_rate == pytest.approx(accepted / drafted)
+        assert told.block_efficiency.mean == pytest.approx(1 + accepted / drafted * 4)
+        assert told.block_efficiency.n == 2 * len(ROUNDS)
+    elif dialect == "sglang":
+        assert told.block_efficiency.mean == 2.5 and told.block_efficiency.n == 0
+        assert told.alpha.mean is None and "how many guesses were tested" in told.no_alpha
+    else:
+        assert told.alpha.mean is told.block_efficiency.mean is None
+        assert "tells nothing" in told.no_alpha and "tells nothing" in told.no_block_efficiency
+
+
+def test_what_is_asked_of_a_server_is_what_is_decoded_here():
+    asked = {}
+    for dialect in ("vllm", "sglang", "llama_cpp", "transformers", "openai"):
+        for temperature in (0.0, 0.5):
+            with serving(Fake(dialect, read=reader)) as url:
+                if dialect == "openai":
+                    peer = ServerPeer(
+                        found("baseline.url", url, settings(url)),
+                        SimpleNamespace(tokenizer=TARGET.tokenizer, stop_tokens=[]),
+                        SimpleNamespace(sampling=Sampling(temperature, 0, 0.9), stop_strings=[]),
+                    )
+                else:
+                    peer = peer_at(url, temperature, ["t99"])
+                fields = peer.fields
+                peer.decode(job(6, [1, 8], key=2**31 + 9))
+            asked[dialect, temperature] = fields
+    with serving(fake := Fake("vllm")) as url:
+        peer_at(url, 0.5, ["t99"]).decode(job(6, [1, 8], key=2**31 + 9))
+    body = fake.asked[-1]
+    assert (body["prompt"], body["max_tokens"], body["seed"]) == ([1, 8], 6, 9)
+    assert (body["temperature"], body["top_p"], body["top_k"]) == (0.5, 0.9, 40)
+    assert (body["stop"], body["stop_token_ids"], body["ignore_eos"]) == (["t99"], [3], False)
+    assert fake.asked[-2]["prompt"] == [8, 1]  # the one that is not counted
+    assert asked["vllm", 0.0]["top_k"] == asked["sglang", 0.0]["top_k"] == -1
+    assert asked["llama_cpp", 0.5]["samplers"] == ["temperature", "top_k", "top_p"]
+    assert asked["llama_cpp", 0.0]["samplers"] == ["top_k"] and asked["llama_cpp", 0.0]["top_k"] == 1
+    given = json.loads(asked["transformers", 0.5]["generation_config"])
+    assert given["do_sample"] and (given["temperature"], given["top_k"], given["top_p"]) == (0.5, 40, 0.9)
+    assert given["eos_token_id"] == [3] and not json.loads(asked["transformers", 0.0]["generation_config"])["do_sample"]
+    assert {*asked["openai", 0.5]} == {"model", "temperature", "top_p", "stream", "stream_options"}
+
+
+def grown(drafts, lengths, by_place, tokens=100):
+    """vLLM's counters after so many drafts with this many tokens in all, accepted `by_place`."""
+    spec = "vllm:spec_decode_num_"
+    counts = {
+        (f"{spec}drafts_total", None): drafts,
+        (f"{spec}draft_tokens_total", None): lengths,
+        (f"{spec}accepted_tokens_total", None): sum(by_place),
+        ("vllm:generation_tokens_total", None): tokens,
+    }
+    return counts | {(f"{spec}accepted_tokens_per_pos_total", place): n for place, n in enumerate(by_place)}
+
+
+def test_alpha_from_vllms_counters_is_accepted_over_tested_or_refused():
+    found = vllm_acceptance(grown(10, 30, [8, 5, 4]), 100)
+    assert (found.tested, found.accepted, found.rounds, found.tokens) == (10 + 8 + 5, 17, 10, 27)
+    uneven = vllm_acceptance(grown(10, 27, [8, 5, 4]), 100)
+    assert uneven.tested is None and "different lengths" in uneven.no_alpha and uneven.tokens == 27
+    others = vllm_acceptance(grown(10, 30, [8, 5, 4]), 99)
+    assert others.rounds is None and "others used it" in others.no_alpha
+    assert "do not add up" in vllm_acceptance(grown(10, 30, [8, 5, 4]) | {
+        ("vllm:spec_decode_num_accepted_tokens_total", None): 16}, 100).no_alpha  # fmt: skip
+
+
+def test_counters_of_a_server_that_serves_others_are_refused(monkeypatch):
+    monkeypatch.setattr("specbench.peers.dialects.SETTLED", 0.02)
+    with serving(counting("vllm", others=5)) as url:
+        peer = peer_at(url)
+        peer.decode(job())
+        told = numbers(peer, [peer.decode(job())])
+    assert told.alpha.mean is None and "others used it" in told.no_alpha and told.drafted is None
+
+
+def test_rounds_of_llama_cpp_that_characters_hide_are_refused():
+    pieces = [Piece(0.1, "a", 1), Piece(0.2, "b", 2, 4, 1), Piece(0.3, "c", 3, 4, 1), Piece(0.4, "d", 4, 4, 1)]
+    whole = Answer(
+        [*pieces, Piece(0.5, "e", 5, 8, 1)], None, 5, 3, "length", 0.5, {"draft_n": 8, "draft_n_accepted": 1}
+    )
+    found = llama_acceptance(whole)
+    assert (found.rounds, found.tokens, found.tested, found.no_alpha) == (3, 4, 2 + 1, "")
+    assert [p.text for p in LlamaCpp().rounds(whole.pieces)] == ["a", "b", "d", "e"]
+    hidden = Answer([*pieces[:3], Piece(0.5, "é", 5, 8, 1)], None, 5, 3, "length", 0.5, whole.timings)
+    assert (
+        llama_acceptance(hidden).tested is None and "characters of several tokens" in llama_acceptance(hidden).no_alpha
+    )
+    shared = Answer([pieces[0], Piece(0.5, "é", 3, 4, 1), Piece(0.5, "f", 4, 4, 1)], None, 4, 3, "length", 0.5,
+                    {"draft_n": 4, "draft_n_accepted": 1})  # fmt: skip
+    assert "hide" in llama_acceptance(shared).no_alpha  # a plain round and one of a guess, or one of two tokens
+    late = Answer([Piece(0.1, "a", None)], None, 5, 3, "length", 0.5, {"draft_n": 8, "draft_n_accepted": 1})
+    assert "only at the end" in llama_acceptance(late).no_alpha and llama_acceptance(late).rounds is None
+
+
+BROKEN = {
+    "500": "answers 500 Internal Server Error: it broke",
+    "stalls": r"sent nothing for 0.5 s",
+    "dies": "in the middle of an answer",
+    "json": "sent what is no JSON: {'not': json",
+    "shape": "another shape",
+    "error": r"an error in the middle of an answer: out of memory, \*\*\*$",
+    "whole": "application/json where a stream of events was asked for",
+    "more": "counted 13 new tokens where at most 12 were asked for",
+    "less": "count of tokens went from 12 to 10",
+    "prompt": "read 4 tokens of a prompt that has 3",
+    "ids": r"sent \d+ tokens and counted 12",
+}
+
+
+@pytest.mark.parametrize("broken", BROKEN)
+def test_an_answer_that_breaks_is_an_error_in_words(broken, monkeypatch):
+    monkeypatch.setenv("A_KEY", "abc123")
+    with serving(counting("vllm", broken=broken, after=2, key="abc123")) as url:
+        peer = peer_at(url, key_env="A_KEY")
+        peer.warm = True
+        peer.decode(job())
+        with pytest.raises(RuntimeError, match=BROKEN[broken]) as told:
+            peer.decode(job())
+        assert "abc123" not in str(told.value)
+        assert not peer.gone  # it still lists its models
+
+
+def test_a_text_that_ends_early_and_claims_its_limit_is_refused():
+    short = Fake("openai", lambda prompt, limit: [7] * 5, read=reader)
+    with serving(short) as url, pytest.raises(RuntimeError, match="calls that the limit"):
+        peer_at(url).decode(job(6, [1, 8]))
+    ends = Fake("openai", lambda prompt, limit: [7, 7, 3][-limit:], read=reader, stop_token=3)
+    with serving(ends) as url:
+        peer = peer_at(url)
+        output = peer.decode(job(6, [1, 8]))
+    assert (output.count, output.streamed.text) == (3, "t7 t7 ")
+    assert numbers(peer, [output], ours=[7, 7, 3]).texts.equal == 1
+
+
+def test_a_server_that_does_not_count_is_refused():
+    silent = Fake("openai", broken="uncounted", read=reader)
+    with serving(silent) as url, pytest.raises(RuntimeError, match="does not say how many tokens"):
+        peer_at(url).decode(job(6, [1, 8]))
+
+
+def test_a_server_that_stops_answering_is_asked_once_more_and_never_again():
+    with serving(counting("vllm")) as url:
+        peer = peer_at(url)
+        peer.decode(job())
+    with pytest.raises(RuntimeError, match="nothing answers at"):
+        peer.decode(job())
+    with pytest.raises(RuntimeError, match="stopped answering, so it is not asked any more"):
+        peer.decode(job())
+
+
+def test_requests_of_a_group_are_under_way_at_once_and_share_the_time():
+    with serving(counting("vllm", seconds=0.01)) as url:
+        peer = peer_at(url)
+        began = time.perf_counter()
+        outputs = peer.decode_all([job(key=k) for k in range(6)], 3)
+        passed = time.perf_counter() - began
+    fake_most = 3
+    assert [output.count for output in outputs] == [12] * 6
+    assert sum(output.decode_seconds for output in outputs) <= passed
+    counts = [output.streamed.counts for output in outputs]
+    assert counts[0].rounds == 6 * len(ROUNDS) and all(own.rounds is None for own in counts[1:])
+    told = numbers(peer, outputs, rows=3)
+    assert told.alpha.n == 6 * TESTED and told.tokens_per_second is None and told.at_once == 3 == fake_most
+
+
+def test_shares_of_time_that_overlaps():
+    assert shares_of_time([(0.0, 4.0), (2.0, 4.0), (6.0, 7.0)]) == [3.0, 1.0, 1.0]
+    assert shares_of_time([(1.0, 1.0)]) == [0.0]
+
+
+def test_texts_that_differ_are_counted_and_the_first_is_shown():
+    with serving(counting("llama_cpp")) as url:
+        peer = peer_at(url)
+        output = peer.decode(job(5))
+    told = numbers(peer, [output, output], ours=[10, 11, 99, 13, 14]).texts
+    assert (told.compared, told.equal) == (2, 0)
+    first = told.first_difference
+    assert (first.request, first.character, first.ours, first.theirs) == ("p", 9, "99 t13 t14 ", "12 t13 t14 ")
+    assert numbers(peer, [output], ours=[10, 11, 99], greedy=False).texts.compared == 0
+    cut = numbers(peer, [output], ours=[10, 11, 12, 13, 14, 15], stops=["t15"]).texts
+    assert cut.equal == 1  # ours ends behind the stop string, theirs before it
+
+
+def refusal(url, **more):
+    with pytest.raises(ConfigError) as error:
+        found("baseline.url", url, settings(url, **more))
+    return str(error.value)
+
+
+def test_a_server_that_cannot_be_used_is_refused_in_a_sentence(monkeypatch):
+    monkeypatch.setenv("A_KEY", "wrong-key")
+    with serving(Fake("llama_cpp", key="right-key", models=("one", "two"))) as url:
+        assert "baseline.model is not set" in (told := refusal(url)) and "one, two" in told
+        assert f"baseline.model=three is not allowed: {url} serves one, two" == refusal(url, model="three")
+        assert "answers 401" in (told := refusal(url, model="one")) and "baseline.key_env=NAME" in told
+        told = refusal(url, model="one", key_env="A_KEY")
+        assert "must be one that it knows" in told and "wrong-key" not in told
+        assert "NO_SUCH_KEY is not possible: this environment variable is not set" in refusal(
+            url, key_env="NO_SUCH_KEY"
+        )
+    assert "nothing answers at" in (told := refusal(url)) and told.startswith(f"baseline.url={url} is not possible")
+    with serving(Fake("openai", broken="gone")) as url:
+        assert "answers 404" in refusal(url)
+
+
+NO_URLS = ["localhost:8000", "ftp://x", "http://", "http://x:99999", "http://x/v1?a=b", "http://é", "http://a:b@x",
+           "http://x y", {"plain": 5}, {"A": "http://x"}, {}, 7]  # fmt: skip
+
+
+@pytest.mark.parametrize("url", NO_URLS)
+def test_what_is_no_url_is_refused(url):
+    with pytest.raises(ConfigError, match=r"^baseline\.url") as error:
+        validate(ServerPeers.Settings, settings_node(url=OmegaConf.create({"u": url}).u), "baseline.")
+    assert "a:b@" not in str(error.value)
+
+
+def settings_node(**values):
+    return OmegaConf.merge(OmegaConf.load(conf_dir() / "baseline" / "server.yaml"), values)
+
+
+def test_a_key_in_place_of_its_variable_is_refused_and_not_repeated():
+    with pytest.raises(ConfigError, match="name of an environment variable") as error:
+        validate(ServerPeers.Settings, settings_node(url="http://x", key_env="sk-secret"), "baseline.")
+    assert "sk-secret" not in str(error.value)
+
+
+def test_choices_that_servers_cannot_have_are_refused():
+    for override, told in (("repetition_penalty=1.2", "repetition_penalty=1.2"), ("workload=poisson", "all_at_once")):
+        with pytest.raises(ConfigError, match=told):
+            check(composed(*small("baseline=server", "baseline.url=http://127.0.0.1:9", override, "logger=none")))
+
+
+def test_a_url_may_end_with_the_version_and_have_a_path():
+    for url in ("http://x:1/api/v1", "http://x:1/api/v1/", "http://x:1/api/"):
+        assert str(Endpoint(split("k", url), 1.0)) == "http://x:1/api"
+    assert "abc" not in repr(Endpoint(split("k", "http://x"), 1.0, "abc"))
+
+
+def test_no_server_no_model(monkeypatch, tmp_path, capsys):
+    """The sentence comes before any model is loaded."""
+    monkeypatch.setattr("specbench.config.build.load_tokenizer", lambda *_: pytest.fail("a tokenizer was loaded"))
+    words = ["baseline=server", "baseline.url=http://127.0.0.1:9", "logger=none"]
+    assert call(small(*words), monkeypatch, tmp_path) == 2
+    told = capsys.readouterr().err
+    assert "baseline.url=http://127.0.0.1:9 is not possible: nothing answers" in told and told.count("\n") == 1
+
+
+def test_a_run_beside_a_server(tmp_path):
+    """Texts are those of another implementation of greedy decoding here; then the server dies."""
+    fake = Fake("llama_cpp", rounds=ROUNDS * 2)
+    with serving(fake) as url:
+        parts = parts_of("baseline=server", f"baseline.url={url}/v1", "temperature=0", "data.limit=2", "executor=eager")
+        tokenizer = parts.target.tokenizer
+        fake.pieces = lambda token: tokenizer.decode([token])
+        stock = AutoModelForCausalLM.from_pretrained(SHIPPED / "target", dtype=torch.float32)
+
+        known = {}
+        for wanted in Requests(parts).groups():
+            prompt = list(wanted.requests[0].tokens)
+            read = torch.tensor([prompt])
+            with torch.inference_mode():
+                text = stock.generate(read, attention_mask=torch.ones_like(read), max_new_tokens=12, do_sample=False)
+            known[tuple(prompt)] = text[0, len(prompt) :].tolist()
+        fake.texts = lambda prompt, limit: known.get(tuple(prompt), [7] * limit)
+        fake.broken, fake.after = "dies", 4  # two before any model was loaded, one that does not count, one that does
+        result, record = run(parts, tmp_path)
+        write_result(result, record, "digest", tmp_path, tokenizer)
+    assert (result.counts.prompts, result.counts.failed, result.status) == (1, 1, "complete")
+    assert "the server ended the connection" in record.failures[0].error
+    found = result.servers["server"]
+    assert (found.texts.compared, found.texts.equal) == (1, 1)
+    assert found.latency.first_token["p50"] > 0 and found.latency.inter_token["p99"] > 0
+    assert result.speedup_over["server"].measured > 0 and result.throughput["server_tokens_per_second"] > 0
+    assert any("another process, maybe on another machine" in note for note in result.notes)
+    stored = read_result(tmp_path)["servers"]["server"]
+    assert stored["model"] == MODEL and stored["url"] == url and stored["prompts"] == "ids"
+    lines = [json.loads(line) for line in (tmp_path / "prompts.jsonl").read_text().splitlines()]
+    assert lines[0]["server_output"] == lines[0]["baseline_output"] and "error" in lines[1]
+
+
+def test_several_processes_on_one_server_are_pooled_by_their_counts():
+    with serving(counting("vllm")) as url:
+        peer = peer_at(url)
+        short, long = (plain(asdict(numbers(peer, [peer.decode(job(new))]))) for new in (6, 14))
+    both = pooled_server([short, long])
+    tested, accepted = short["alpha"]["n"] + long["alpha"]["n"], short["accepted"] + long["accepted"]
+    assert both["alpha"] == {"mean": pytest.approx(accepted / tested), "stderr": None, "n": tested}
+    assert both["alpha"]["mean"] != pytest.approx((short["alpha"]["mean"] + long["alpha"]["mean"]) / 2)
+    assert both["texts"]["compared"] == 2 and both["no_alpha"] == ""
+    refused = pooled_server([short, long | {"alpha": {"mean": None, "stderr": None, "n": 0}, "no_alpha": "why"}])
+    assert refused["alpha"]["mean"] is None and refused["no_alpha"] == "why"
+
+
+def test_the_terminal_shows_a_server_and_why_a_number_is_not_known():
+    with serving(counting("sglang")) as url:
+        peer = peer_at(url)
+        told = plain(asdict(numbers(peer, [peer.decode(job())], ours=[1, 2])))
+    rows = {name: (value, remark) for name, value, remark in _servers({"servers": {"server": told}})}
+    assert "another process, maybe another machine" in rows["  server, first token"][1]
+    assert rows["  server, alpha"][1].startswith("not known: the server tells accepted tokens a round")
+    assert rows["  server, block efficiency"] == ("2.500", "since the server was started")
+    assert rows["  server, texts"] == ("0 of 1", "equal plain decoding's here; p parts at character 1")
+
+
+def test_work_elsewhere_is_not_that_of_others():
+    """Seconds of all cores, busy ones, given away, and our own: 4 of the 6 that others used were a peer's."""
+    uses = [Use(0, 0, 0, 0), Use(20, 10, 0, 4)]
+    assert shares(uses)[0] == pytest.approx(6 / 20)
+    assert shares(uses, [(Use(5, 1, 0, 1), Use(9, 5, 0, 1))])[0] == pytest.approx(2 / 16)
+
+
+@pytest.mark.slow  # it starts a process that imports torch, and needs the extras of `transformers serve`
+def test_transformers_serve_writes_the_same_texts(tmp_path):
+    for name in ("fastapi", "uvicorn", "openai"):
+        pytest.importorskip(name)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    model, begin = str(SHIPPED / "target"), "from transformers.cli.transformers import main; main()"
+    words = [sys.executable, "-c", begin, "serve", model, "--port", str(port), "--device", "cpu", "--dtype", "float32"]
+    with (tmp_path / "log").open("w") as log, subprocess.Popen(words, stdout=log, stderr=log) as process:
+        try:
+            url, end = f"http://localhost:{port}", time.monotonic() + 100
+            while time.monotonic() < end and process.poll() is None:
+                try:
+                    Endpoint(split("url", url), 1.0).get("/health")
+                    break
+                except RuntimeError:
+                    time.sleep(0.2)
+            words = ["baseline=server", f"baseline.url={url}", f"baseline.model='{model}'", "baseline.timeout=60"]
+            parts = parts_of(*words, "temperature=0", "executor=eager")
+            result, _ = run(parts, tmp_path)
+        finally:
+            process.kill()
+    found = result.servers["server"]
+    assert (found.dialect, found.prompts, found.texts.equal, found.texts.compared) == ("transformers", "text", 2, 2)
