@@ -19,7 +19,7 @@ from specbench import BEGUN
 from specbench.interrupts import exit_code, handled
 from specbench.paths import conf_dir, register_resolvers
 from specbench.settings import ConfigError, IncompleteError, VerdictError, answering, comes_from, explain, stop
-from specbench.startup import imported, importing
+from specbench.startup import imported, importing, quiet
 
 if TYPE_CHECKING:
     from specbench.config.checks import Checked
@@ -129,6 +129,7 @@ def _measure(checked: "Checked", out_dir: Path, kind: str, begun: float) -> None
 def main() -> None:
     """Runs Hydra; a mistake of the user's becomes one sentence and exit code 2, without a traceback."""
     importing()
+    quiet()
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # Hydra hands exceptions to us instead of exiting
     sys.argv[0] = "specbench"
     if str(Path.cwd()) not in sys.path:  # the console script has not what `python -m` has: modules beside the user

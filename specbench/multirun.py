@@ -1,6 +1,8 @@
 """Multiruns: checks every job before the first one starts, and prints a table of all jobs at the end."""
 
 import logging
+import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,10 +18,11 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from specbench.config.checks import Checked, check, check_early
 from specbench.config.schema import known_keys
 from specbench.cores import own_cores
-from specbench.identity import Identity
+from specbench.identity import Identity, NotedIdentity
 from specbench.paths import fields
 from specbench.report.tables import own_words
 from specbench.settings import ConfigError, explain, stop
+from specbench.startup import quiet
 from specbench.sweeps.job_list import JobList, PlannedJob, read_list
 from specbench.sweeps.launchers import SERIAL, cores_of, known, needs_device, refuse
 from specbench.sweeps.summary import summarise
@@ -47,15 +50,21 @@ class Sweep(Callback):
         self.pace = Pace(0)
         self.list: JobList | None = None  # as it is in the sweep's folder
         self.place: Path | None = None  # of the list, in the process of a job
+        self.argv: list[str] = []  # of the sweep's command, likewise
 
     def __getstate__(self) -> dict[str, Any]:
-        """What the process of a job gets: where the list is."""
+        """What the process of a job gets: where the list is, and where the command was typed."""
         place = None if self.list is None else self.list.place.absolute()
-        return {"place": place, "launcher": self.launcher}
+        return {"place": place, "launcher": self.launcher, "argv": sys.argv, "cwd": os.getcwd()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
+        """In the process of a job, before Hydra finds its folder. A process that a cluster's daemon has started, as
+        Ray's does, works elsewhere: relative paths are those of the command."""
         self.__init__()  # type: ignore[misc]
-        self.place, self.launcher = state["place"], state["launcher"]
+        quiet()
+        self.place, self.launcher, self.argv = state["place"], state["launcher"], state["argv"]
+        if os.path.isdir(state["cwd"]):
+            os.chdir(state["cwd"])
 
     @property
     def here(self) -> bool:
@@ -77,6 +86,9 @@ class Sweep(Callback):
             self.list.write()
         except ConfigError as error:  # Hydra would only warn of it
             stop(str(error), 2)
+        except Exception as error:  # likewise
+            log.info("the sweep was not begun", exc_info=error)
+            stop(explain(error, ()), 2)
         Sweep.running, self.pace = self, Pace(len(self.jobs))
 
     def expect_all(self, config: DictConfig) -> None:
@@ -104,6 +116,7 @@ class Sweep(Callback):
     def on_job_start(self, config: DictConfig, **kwargs: Any) -> None:
         if Sweep.running is not self:
             Sweep.of_job, self.pace = self, Pace(0, alone=False)
+            sys.argv = self.argv or sys.argv  # what was asked for, and not how the launcher started this process
         elif not self.known:
             self._expect(config, list(config.hydra.overrides.task), Path(config.hydra.runtime.output_dir))
 
@@ -137,13 +150,18 @@ class Sweep(Callback):
     def as_list(self, config: DictConfig | None = None) -> JobList:
         """The jobs that are noted, with what they are made of as it is now. `config` is of one without jobs."""
         planned = [
-            PlannedJob(number, overrides, folder, checked.identity(self.here), checked.root.strict)
+            PlannedJob(number, overrides, folder, self.identity_of(checked), checked.root.strict)
             for number, (overrides, folder, checked) in enumerate(self.jobs)
         ]
         one: Any = self.jobs[0][2].resolved if self.jobs else config
         logger = OmegaConf.to_container(OmegaConf.create(one["logger"]), resolve=True)
         start = {} if self.list is None else {"id": self.list.id, "started": self.list.started}
         return JobList(self.folder, self.command, str(one["name"]), self.launcher, logger, self.known, planned, **start)  # type: ignore[arg-type]
+
+    def identity_of(self, checked: Checked) -> Identity:
+        """What a job is made of, as far as this machine knows it."""
+        found = checked.identity(self.here)
+        return found if self.here else NotedIdentity(**vars(found))
 
     def summarise(self, printed: bool = True, page: bool = True) -> tuple[str, int]:
         """Makes the summary of the jobs that are finished now or were before, as `specbench.sweeps.summary` does. Jobs

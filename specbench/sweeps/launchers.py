@@ -4,6 +4,7 @@ import importlib.util
 import os
 import re
 import shutil
+import socket
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from specbench.visible import first_line, shown
 
 SERIAL = "basic"  # one job after the other, in this process
 LONGEST_ANSWER = 60  # seconds that Slurm has to answer
+LONGEST_CONNECTION = 10  # seconds until a Ray cluster's machine answers
 EVERY_CORE = -1  # n_jobs
 
 
@@ -185,6 +187,8 @@ def _refuse_ray(settings: Mapping[str, Any]) -> None:
 
     address = init.get("address")
     try:
+        if found := re.fullmatch(r"(?:ray://)?([\w.-]+):(\d+)", str(address)):  # Ray itself would try for minutes
+            socket.create_connection((found[1], int(found[2])), LONGEST_CONNECTION).close()
         if not ray.is_initialized():
             ray.init(**{key: value for key, value in init.items() if value is not None})
     except Exception as error:
