@@ -5,8 +5,8 @@ python experiments/scale_out/sweeps.py slurm
 python experiments/scale_out/sweeps.py ray
 python experiments/scale_out/sweeps.py table
 
-The first three leave outputs/scale_out_WAY and a line in sweeps.csv; the last makes sweeps.md of the lines. Each job has
-one thread. slurm starts and ends its own cluster (slurm.py), ray its own (ray_cluster.py).
+The first three leave outputs/scale_out_WAY and a line in sweeps.csv; the last makes sweeps.md of the lines. Each job
+has one thread. slurm starts and ends its own cluster (slurm.py), ray its own (ray_cluster.py).
 """
 
 import csv
@@ -22,13 +22,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE), str(HERE.parent)]
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import slurm
 from common import commit, machine, read_rows, text, to_markdown, write_rows
 from ray_cluster import RayCluster, kill
 from same_results import facts
 
+HERE = Path(__file__).resolve().parent
 SWEEP = ["drafter=stdlib,ngram", "gamma=1,2,4", "temperature=0,1", "data.limit=1", "max_new_tokens=8", "executor=eager",
          "logger=none"]  # fmt: skip
 JOBS, SEED, KILLS, TIRED = 12, 5, 8, 420.0  # kills of a way; seconds after which nothing is killed any more
