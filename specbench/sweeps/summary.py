@@ -4,7 +4,7 @@ import json
 import logging
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from omegaconf import OmegaConf
 
@@ -12,11 +12,13 @@ from specbench.component import chosen_class
 from specbench.interrupts import held
 from specbench.report.tables import GOOD, multirun_rows, multirun_tables, show, to_csv, word
 from specbench.storage.atomic import write_json, write_text, writing
-from specbench.storage.finished import Earlier, examine
 from specbench.storage.lock import locked
 from specbench.sweeps.job_list import MIRRORED, JobList, PlannedJob
 from specbench.sweeps.launchers import SERIAL
 from specbench.visible import first_line
+
+if TYPE_CHECKING:
+    from specbench.storage.finished import Earlier
 
 log = logging.getLogger(__name__)
 SUMMARIES = "summaries"  # the folder of each command's own summary.csv
@@ -29,9 +31,11 @@ def summarise(jobs: JobList, printed: bool = True, page: bool = True) -> tuple[s
     is drawn, if `page` and if runs have pages, and its logger gets the table. Returns a sentence and the exit code: 1
     if a job has no result, 3 if the verdict of one with strict=true is not good. Raises ConfigError if summary.csv
     cannot be written."""
+    from specbench.storage.finished import examine
+
     with writing(jobs.folder):
         jobs.folder.mkdir(parents=True, exist_ok=True)
-    with held(), locked(jobs.place, WAIT):
+    with locked(jobs.place, WAIT), held():
         found = [(job, examine(job.folder, job.identity)) for job in jobs.jobs]
         rows = multirun_rows([(job.overrides, e.result if e.finished else None) for job, e in found])
         path, own = jobs.folder / "summary.csv", jobs.folder / SUMMARIES / f"{jobs.command}.csv"
@@ -50,7 +54,7 @@ def summarise(jobs: JobList, printed: bool = True, page: bool = True) -> tuple[s
     return sentence(jobs, found)
 
 
-def sentence(jobs: JobList, found: Sequence[tuple[PlannedJob, Earlier]]) -> tuple[str, int]:
+def sentence(jobs: JobList, found: Sequence[tuple[PlannedJob, "Earlier"]]) -> tuple[str, int]:
     """What is to be said of a sweep at its end, and the exit code."""
     missing = [job for job, earlier in found if not earlier.finished]
     bad = sum(job.strict and e.result is not None and word(e.result["lossless"]) not in GOOD for job, e in found)
