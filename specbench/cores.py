@@ -23,6 +23,7 @@ except ImportError:  # not on Windows
     fcntl = None  # type: ignore[assignment]
 
 LOOK = 0.5  # seconds between two looks at cores that others have
+NO_PINNING = "this system cannot give a job cores of its own"
 THREADS = "OMP_NUM_THREADS"
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 
@@ -82,16 +83,17 @@ def locks() -> Path:
 
 
 def _open(name: str) -> int:
-    """The file of a lock. A file of another user's must not be opened as if it were to be made."""
+    """The file of a lock. One of another user's must not be opened as if it were to be made. Raises ConfigError."""
     path = locks() / name
-    for flags in (os.O_RDWR, os.O_RDWR | os.O_CREAT):
+    try:
         with contextlib.suppress(FileNotFoundError):
-            descriptor = os.open(path, flags, 0o666)
-            if flags & os.O_CREAT:
-                with contextlib.suppress(OSError):
-                    os.fchmod(descriptor, 0o666)  # whatever the umask is
-            return descriptor
-    raise AssertionError("a file that was made is there")
+            return os.open(path, os.O_RDWR)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        with contextlib.suppress(OSError):
+            os.fchmod(descriptor, 0o666)  # whatever the umask is
+        return descriptor
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be used ({error.strerror}): set SPECBENCH_LOCKS to another folder") from error
 
 
 @contextmanager
@@ -169,7 +171,7 @@ def own_cores(
     total = usable()
     where = socket.gethostname()
     if count is None or not can_pin():
-        why = f"hydra/launcher={launcher}: nothing is known of the cores of its jobs" if count is None else "no pinning"
+        why = f"hydra/launcher={launcher}: nothing is known of the cores of its jobs" if count is None else NO_PINNING
         _state.placement = Placement(launcher, where, [], len(total), False, os.environ.get(VISIBLE), 0, [why])
         try:
             yield

@@ -15,6 +15,7 @@ import threading
 import time
 from contextlib import contextmanager
 from pathlib import Path
+from types import ModuleType
 from typing import ClassVar
 
 import pytest
@@ -150,8 +151,11 @@ class Apart(BasicLauncher):
 
 @pytest.fixture
 def apart(monkeypatch, tmp_path):
-    Plugins.instance().register(Apart)
-    ConfigStore.instance().store(group="hydra/launcher", name="apart", node={"_target_": f"{__name__}.Apart"})
+    monkeypatch.setitem(Plugins.instance().class_name_to_class, "hydra_plugins.apart.Apart", Apart)
+    monkeypatch.setitem(sys.modules, "hydra_plugins", sys.modules.get("hydra_plugins") or ModuleType("hydra_plugins"))
+    monkeypatch.setitem(sys.modules, "hydra_plugins.apart", ModuleType("hydra_plugins.apart"))
+    sys.modules["hydra_plugins.apart"].Apart = Apart
+    ConfigStore.instance().store(group="hydra/launcher", name="apart", node={"_target_": "hydra_plugins.apart.Apart"})
     monkeypatch.setattr(Apart, "seen", [])
     monkeypatch.setattr(Apart, "dies", False)
     return tmp_path / "outputs" / "s"
