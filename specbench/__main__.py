@@ -19,13 +19,14 @@ from specbench import BEGUN
 from specbench.interrupts import exit_code, handled
 from specbench.paths import conf_dir, register_resolvers
 from specbench.settings import ConfigError, IncompleteError, VerdictError, answering, comes_from, explain, stop
-from specbench.startup import imported, importing
+from specbench.startup import imported, importing, quiet
 
 if TYPE_CHECKING:
     from specbench.config.checks import Checked
 
 log = logging.getLogger("specbench")
 register_resolvers()
+WAIT = 7 * 86400.0  # seconds that a job waits for another process that runs the same one, if several run at a time
 _begun = [BEGUN]  # until the first run has taken it
 
 
@@ -59,19 +60,20 @@ def refused(error: ConfigError) -> NoReturn:
 def job_of_sweep(config: DictConfig) -> float | None:
     """Runs a job and prints its line. Returns the measured speedup, for Hydra's optimisers, or None if it failed."""
     from specbench.memory import give_back
-    from specbench.multirun import end_of_job
+    from specbench.multirun import end_of_job, own_place
 
-    give_back()  # of the job before
     ran, failed = True, ""
     try:
-        ran = one_run(config, skip_finished=True)
+        with own_place(config):
+            give_back()  # of the job before
+            ran = one_run(config, skip_finished=True)
     except (ConfigError, VerdictError, IncompleteError) as error:
         log.error("%s", error)
         failed = str(error)
     except Exception as error:
         log.exception("the job failed")
         failed = type(error).__name__
-    result = end_of_job(Path(HydraConfig.get().runtime.output_dir), ran, failed)
+    result = end_of_job(config, Path(HydraConfig.get().runtime.output_dir), ran, failed)
     return None if result is None else float(result["speedup"]["measured"])
 
 
@@ -86,9 +88,10 @@ def one_run(config: DictConfig, skip_finished: bool = False) -> bool:
 
     from specbench.storage.finished import examine, move_aside
     from specbench.storage.lock import locked
+    from specbench.told import in_parallel
 
     log.info("%s", shlex.join(sys.argv))
-    with locked(out_dir):
+    with locked(out_dir, WAIT if in_parallel() else 0):
         earlier = examine(out_dir, checked.identity())
         if earlier.finished and skip_finished and not checked.root.force:
             return False
@@ -126,6 +129,7 @@ def _measure(checked: "Checked", out_dir: Path, kind: str, begun: float) -> None
 def main() -> None:
     """Runs Hydra; a mistake of the user's becomes one sentence and exit code 2, without a traceback."""
     importing()
+    quiet()
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # Hydra hands exceptions to us instead of exiting
     sys.argv[0] = "specbench"
     if str(Path.cwd()) not in sys.path:  # the console script has not what `python -m` has: modules beside the user
@@ -160,6 +164,7 @@ def _main() -> None:
     except Exception as error:
         if comes_from(one_run, error):
             raise
+        ended_early(error)
         cause = error if isinstance(error, OSError) else error.__cause__
         # Of the folder, or of its run.log, which Hydra makes; some of Hydra's own errors are OSErrors too.
         if isinstance(cause, OSError) and not isinstance(cause, HydraException):
@@ -169,6 +174,22 @@ def _main() -> None:
         from specbench.config.schema import known_keys
 
         stop(explain(error, known_keys(sys.argv[1:]), sys.argv[1:]), 2)
+
+
+def ended_early(error: Exception) -> None:
+    """Ends the program with the summary of a sweep whose launcher, which runs its jobs in other processes, has failed;
+    does nothing if there is none."""
+    from specbench.multirun import Sweep
+    from specbench.sweeps.launchers import SERIAL
+    from specbench.visible import first_line
+
+    sweep = Sweep.running
+    if sweep is None or sweep.launcher == SERIAL:
+        return
+    log.info("the launcher failed", exc_info=error)
+    told, _ = sweep.summarise()
+    why = f"{type(error).__name__}: {first_line(error)}"
+    stop(f"hydra/launcher={sweep.launcher} ended early ({why}): {told}; the same command goes on from there", 1)
 
 
 if __name__ == "__main__":

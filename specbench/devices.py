@@ -15,14 +15,20 @@ from specbench.settings import ConfigError
 from specbench.visible import shown
 
 
-def pick_device(name: str) -> torch.device:
-    """The device that the setting names. A CUDA device becomes the current one, on which streams, events and graphs
-    are made. Raises ConfigError if there is no such device."""
+def named_device(name: str) -> torch.device:
+    """The device that the setting names, which may be another machine's. Raises ConfigError if it names none."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if not re.fullmatch(r"cpu|cuda(:(0|[1-9][0-9]?))?", name):
         raise ConfigError(f"device={shown(name)} is not allowed: it must be auto, cpu, cuda or cuda:N")
-    device = torch.device(name)
+    return torch.device(name)
+
+
+def pick_device(name: str) -> torch.device:
+    """The device that the setting names. A CUDA device becomes the current one, on which streams, events and graphs
+    are made. Raises ConfigError if there is no such device."""
+    device = named_device(name)
+    name = str(device)
     if device.type == "cuda" and not (torch.cuda.is_available() and (device.index or 0) < torch.cuda.device_count()):
         raise ConfigError(f"device={name} is not here: {torch.cuda.device_count()} CUDA devices are visible, use cpu")
     if device.type == "cuda":

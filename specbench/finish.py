@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from specbench.config.checks import Checked
+from specbench.cores import placement
 from specbench.decoded import Group, Record
 from specbench.interrupts import held
 from specbench.loggers.logger import Logger, Opening
@@ -64,6 +65,7 @@ def measure(
             with held():  # between the end of decoding and that of writing a signal waits
                 with decoding_progress(place) as progress:
                     result, record = run(parts, out_dir, progress, run_log.progress, phases)
+                mark(result)
                 if call:
                     result.provenance["call"] = call
                 kept = save(checked, parts, result, record, out_dir, overrides)
@@ -77,6 +79,18 @@ def measure(
     if result.status == "interrupted":
         raise KeyboardInterrupt(f"what was finished is in {out_dir}")
     refuse_verdict(checked.root.strict, result.as_dict(), out_dir)
+
+
+def mark(result: RunResult) -> None:
+    """Puts into the results what a job had of its machine, where several jobs may run at a time."""
+    found = result.placement = placement()
+    if found is None:
+        return
+    if found.beside:
+        result.notes.append(f"other jobs ran on other cores of the machine ({found.beside}): they share its memory")
+    if found.shared and result.machine is not None:
+        result.machine.steady = False
+        result.machine.reasons += found.shared
 
 
 class RunLog:

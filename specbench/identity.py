@@ -27,6 +27,7 @@ LOADED = (
     ".jinja",
     ".tiktoken",
 )  # of a checkpoint's folder
+UNKNOWN = "revision "  # begins the version of a hub id whose commit is not known
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,18 @@ class Identity:
             noted = noted if isinstance(noted, dict) else {}
             found += [what.format(key) for key in sorted({*noted, *now}) if noted.get(key) != now.get(key)]
         return found
+
+
+class NotedIdentity(Identity):
+    """An identity that was noted before the run began, maybe on another machine: which device it is, if none is noted,
+    and which commit of a hub id, were not known then."""
+
+    def differs_from(self, stored: Mapping[str, Any], config: Mapping[str, Any]) -> list[str]:
+        known = stored.get("sources")
+        known = known if isinstance(known, dict) else {}
+        sources = {key: known.get(key, was) if was.startswith(UNKNOWN) else was for key, was in self.sources.items()}
+        device = self.device or stored.get("device") or {}
+        return Identity(self.digest, self.settings, sources, self.code, device).differs_from(stored, config)
 
 
 def flat(tree: Any, key: str = "") -> dict[str, str]:
@@ -104,7 +117,7 @@ def of_hub(name: str, revision: str | None, kind: str, file: str) -> str:
         found = try_to_load_from_cache(name, file, revision=revision, repo_type=kind)
     except ValueError:  # no hub id
         found = None
-    return f"commit {Path(found).parent.name}" if isinstance(found, str) else f"revision {revision or 'main'}"
+    return f"commit {Path(found).parent.name}" if isinstance(found, str) else f"{UNKNOWN}{revision or 'main'}"
 
 
 def of_python() -> str:

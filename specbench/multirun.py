@@ -1,8 +1,10 @@
 """Multiruns: checks every job before the first one starts, and prints a table of all jobs at the end."""
 
 import logging
-from collections.abc import Sequence
-from datetime import UTC, datetime
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -15,41 +17,78 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from specbench.config.checks import Checked, check, check_early
 from specbench.config.schema import known_keys
-from specbench.interrupts import held
+from specbench.cores import own_cores
+from specbench.identity import Identity, NotedIdentity
 from specbench.paths import fields
-from specbench.report.tables import GOOD, multirun_rows, multirun_tables, own_words, show, to_csv, word
+from specbench.report.tables import own_words
 from specbench.settings import ConfigError, explain, stop
-from specbench.storage.atomic import write_text, writing
-from specbench.told import Pace, in_short
+from specbench.startup import quiet
+from specbench.sweeps.job_list import JobList, PlannedJob, read_list
+from specbench.sweeps.launchers import SERIAL, cores_of, known, needs_device, refuse
+from specbench.sweeps.summary import summarise
+from specbench.told import Pace, in_short, tell
 from specbench.visible import first_line
 
 log = logging.getLogger(__name__)
-SUMMARIES = "summaries"  # the folder of each command's own summary.csv
+NOTHING = Identity("", {}, {}, {}, {})  # of a job that was refused
 
 
 class Sweep(Callback):
-    """Hydra callback: checks all jobs at the start; at the end prints one row per job and writes summary.csv."""
+    """Hydra callback: checks all jobs at the start and lists them in the sweep's folder; at the end prints one row per
+    job and writes summary.csv. Launchers take it to the processes of their jobs, where it knows of its own job only,
+    and where the job that ends last makes the summary."""
 
-    running: ClassVar["Sweep | None"] = None  # until its summary is written
+    running: ClassVar["Sweep | None"] = None  # in the process that began the sweep, until its summary is written
+    of_job: ClassVar["Sweep | None"] = None  # in the process of a job that another process began
 
     def __init__(self) -> None:
         self.jobs: list[tuple[list[str], Path, Checked]] = []
         self.folder = Path()
         self.command = "default"  # its overrides, as the name of a file
-        self.started = datetime.now(UTC).isoformat(timespec="seconds")
+        self.launcher = SERIAL
         self.known = False  # whether `jobs` are all of them, before they start
         self.pace = Pace(0)
+        self.list: JobList | None = None  # as it is in the sweep's folder
+        self.place: Path | None = None  # of the list, in the process of a job
+        self.argv: list[str] = []  # of the sweep's command, likewise
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What the process of a job gets: where the list is, and where the command was typed."""
+        place = None if self.list is None else self.list.place.absolute()
+        return {"place": place, "launcher": self.launcher, "argv": sys.argv, "cwd": os.getcwd()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """In the process of a job, before Hydra finds its folder. A process that a cluster's daemon has started, as
+        Ray's does, works elsewhere: relative paths are those of the command."""
+        self.__init__()  # type: ignore[misc]
+        quiet()
+        self.place, self.launcher, self.argv = state["place"], state["launcher"], state["argv"]
+        if os.path.isdir(state["cwd"]):
+            os.chdir(state["cwd"])
+
+    @property
+    def here(self) -> bool:
+        """Whether jobs run on this machine, and not on one that a scheduler chooses."""
+        return not known(self.launcher).elsewhere
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
         """Checks every job, so that a mistake in the last one is not found after hours of the others."""
         self.folder = Path(config.hydra.sweep.dir)
         self.command = name_of_command(config)
+        self.launcher = launcher_of(config.hydra)
         self.known = config.hydra.sweeper._target_.endswith(".BasicSweeper")
         try:
             if self.known:  # otherwise an optimiser chooses each job after the one before
                 self.expect_all(config)
+            settings: Any = OmegaConf.to_container(config.hydra.launcher, resolve=True)
+            refuse(self.launcher, settings, str(config.device))
+            self.list = self.as_list(config)
+            self.list.write()
         except ConfigError as error:  # Hydra would only warn of it
             stop(str(error), 2)
+        except Exception as error:  # likewise
+            log.info("the sweep was not begun", exc_info=error)
+            stop(explain(error, ()), 2)
         Sweep.running, self.pace = self, Pace(len(self.jobs))
 
     def expect_all(self, config: DictConfig) -> None:
@@ -75,14 +114,18 @@ class Sweep(Callback):
             raise ConfigError(explain(error, known_keys(given), [*wanted, *given])) from error
 
     def on_job_start(self, config: DictConfig, **kwargs: Any) -> None:
-        if Sweep.running is self and not self.known:
+        if Sweep.running is not self:
+            Sweep.of_job, self.pace = self, Pace(0, alone=False)
+            sys.argv = self.argv or sys.argv  # what was asked for, and not how the launcher started this process
+        elif not self.known:
             self._expect(config, list(config.hydra.overrides.task), Path(config.hydra.runtime.output_dir))
 
     def name_of(self, number: int, overrides: list[str]) -> str:
         """What tells a job from the others, in words."""
-        if number >= len(self.jobs):
+        given = [words for words, _, _ in self.jobs] or [job.overrides for job in (self.list.jobs if self.list else ())]
+        if number >= len(given):
             return " ".join(overrides) or "without overrides"
-        words = own_words([given for given, _, _ in self.jobs])[number]
+        words = own_words(given)[number]
         return ", ".join(f"{key}={value}" for key, value in words.items()) or "without overrides"
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
@@ -100,39 +143,55 @@ class Sweep(Callback):
 
     def _expect(self, config: DictConfig, overrides: list[str], folder: Path) -> None:
         """Notes a job. Raises ConfigError if it is not possible."""
-        checked = check(config)
+        checked = check(config, here=self.here)
         refuse_blocked(folder)
         self.jobs.append((overrides, folder, checked))
 
-    def summarise(self, printed: bool = True) -> tuple[str, int]:
-        """Writes summary.csv, and the same into a file of this command's, and, unless `printed` is False, prints the
-        table, from the jobs that are finished now or were before. Returns a sentence and the exit code: 1 if a job has
-        no result, 3 if the verdict of one with strict=true is not good. Raises ConfigError if summary.csv cannot be
-        written."""
-        from specbench.storage.finished import examine
+    def as_list(self, config: DictConfig | None = None) -> JobList:
+        """The jobs that are noted, with what they are made of as it is now. `config` is of one without jobs."""
+        planned = [
+            PlannedJob(number, overrides, folder, self.identity_of(checked), checked.root.strict)
+            for number, (overrides, folder, checked) in enumerate(self.jobs)
+        ]
+        one: Any = self.jobs[0][2].resolved if self.jobs else config
+        logger = OmegaConf.to_container(OmegaConf.create(one["logger"]), resolve=True)
+        start = {} if self.list is None else {"id": self.list.id, "started": self.list.started}
+        return JobList(self.folder, self.command, str(one["name"]), self.launcher, logger, self.known, planned, **start)  # type: ignore[arg-type]
 
-        with held():
-            found = [(overrides, examine(folder, checked.identity())) for overrides, folder, checked in self.jobs]
-            rows = multirun_rows([(overrides, e.result if e.finished else None) for overrides, e in found])
-            path, own = self.folder / "summary.csv", self.folder / SUMMARIES / f"{self.command}.csv"
-            if printed:
-                show(*multirun_tables(rows, f"{len(rows)} job{'s' * (len(rows) > 1)}, written to {path}", path.name))
-            with writing(path):
-                own.parent.mkdir(parents=True, exist_ok=True)
-            for file in (own, path):
-                write_text(file, to_csv(rows))
-            Sweep.running = None
-            # A parallel launcher's jobs are other processes: of theirs only the times are known, in seconds.
-            later = any(e.result is not None and e.result["provenance"]["started"] > self.started for _, e in found)
-            if self.pace.seconds or later:
-                log_sweep(self.jobs[0][2], rows, self.folder)
-        missing = sum(not earlier.finished for _, earlier in found)
-        strict = [checked.root.strict for _, _, checked in self.jobs]
-        bad = sum(s and e.result is not None and word(e.result["lossless"]) not in GOOD
-                  for s, (_, e) in zip(strict, found, strict=True))  # fmt: skip
-        if bad and not missing:
-            return f"strict=true: the verdict of {bad} of {len(rows)} jobs is not passed", 3
-        return f"{missing} of {len(rows)} jobs have no result, see their run.log", int(missing > 0)
+    def identity_of(self, checked: Checked) -> Identity:
+        """What a job is made of, as far as this machine knows it."""
+        found = checked.identity(self.here)
+        return found if self.here else NotedIdentity(**vars(found))
+
+    def summarise(self, printed: bool = True, page: bool = True) -> tuple[str, int]:
+        """Makes the summary of the jobs that are finished now or were before, as `specbench.sweeps.summary` does. Jobs
+        that an optimiser has chosen for other processes are those that have ended. Returns a sentence and the exit
+        code. Raises ConfigError if summary.csv cannot be written."""
+        jobs = self.as_list() if self.jobs or self.list is None else read_list(self.list.place)
+        found = summarise(jobs, printed, page)
+        Sweep.running = None
+        return found
+
+    def end(self, config: DictConfig, folder: Path, failed: str) -> JobList | None:
+        """Notes that this process's job is over; `failed` says why it has no result. Returns the list as it is now;
+        None if the sweep has none. Raises ConfigError."""
+        job = HydraConfig.get()
+        if self.place is not None:
+            self.list = read_list(self.place)
+        if self.list is None:
+            return None
+        if self.list.whole:
+            number = self.list.number_of(folder)
+            if number is not None:
+                self.list.end(number, failed)
+        else:
+            try:
+                checked = check(config, job.runtime.choices)
+                identity, strict = checked.identity(self.here), checked.root.strict
+            except ConfigError:
+                identity, strict = NOTHING, False
+            self.list.end(PlannedJob(job.job.num, list(job.overrides.task), folder, identity, strict), failed)
+        return self.list
 
 
 def name_of_command(config: DictConfig) -> str:
@@ -144,9 +203,9 @@ def name_of_command(config: DictConfig) -> str:
     return fields(",".join(word for word in own if word.lstrip("+~").partition("=")[0] not in ignored))
 
 
-def end_of_job(folder: Path, ran: bool, failed: str) -> dict[str, Any] | None:
-    """Prints the line of a job that is over, and returns its results if it has any. `failed` says why it ended, if not
-    as it should."""
+def end_of_job(config: DictConfig, folder: Path, ran: bool, failed: str) -> dict[str, Any] | None:
+    """Notes and prints that a job is over, and returns its results if it has any. `failed` says why it ended, if not as
+    it should. Where no process waits for all jobs, the last one makes the summary."""
     from specbench.storage.read import read_result
 
     result = None
@@ -159,19 +218,47 @@ def end_of_job(folder: Path, ran: bool, failed: str) -> dict[str, Any] | None:
         told = f"failed, see {folder / 'run.log'}"
     elif not ran:
         told = f"finished before, skipped (force=true redoes it): {told}"
-    job = HydraConfig.get()
-    sweep = Sweep.running or Sweep()  # a parallel launcher's processes know nothing of each other
+    job, jobs = HydraConfig.get(), None
+    sweep = Sweep.running or Sweep.of_job or Sweep()
+    try:
+        jobs = sweep.end(config, folder, failed)
+        if jobs is not None and sweep is Sweep.of_job:
+            sweep.pace.jobs, sweep.pace.over = len(jobs.jobs), len(jobs.over()) - 1
+    except ConfigError as error:
+        log.warning("%s", error)
     sweep.pace.end(f"{sweep.name_of(job.job.num, list(job.overrides.task))}: {told}", ran)
+    if jobs is not None and sweep is Sweep.of_job and jobs.all_over():
+        last_job(jobs)
     return None if failed else result
 
 
-def log_sweep(checked: Checked, rows: Sequence[dict[str, Any]], folder: Path) -> None:
-    """Gives the table of a sweep to the logger of its jobs. That it fails is logged: the files are there."""
-    choice = checked.choices["logger"]
+def last_job(jobs: JobList) -> None:
+    """Makes the summary in the process of the job that ended last. That it fails is logged: the files are there."""
     try:
-        choice.kind.from_settings(choice.settings).log_sweep(checked.root.name, rows, folder)
+        log.info("the last job of the sweep: the summary is in %s", jobs.folder)
+        summarise(jobs, printed=False)
     except Exception as error:
-        log.warning("logger=%s has no table of the sweep (%s)", choice.name, first_line(error))
+        log.warning("no summary of the sweep (%s): python -m specbench.collect %s", first_line(error), jobs.folder)
+        log.info("no summary", exc_info=error)
+
+
+@contextmanager
+def own_place(config: DictConfig) -> Iterator[None]:
+    """Inside, a job of a launcher that runs several at a time has cores, and a CUDA device, of its own. Raises
+    ConfigError."""
+    hydra = HydraConfig.get()
+    name = launcher_of(hydra)
+    if name == SERIAL:
+        yield
+        return
+    settings: Any = OmegaConf.to_container(hydra.launcher, resolve=True)
+    with own_cores(name, cores_of(name, settings), needs_device(name, str(config.device)), tell):
+        yield
+
+
+def launcher_of(hydra: Any) -> str:
+    """The name of the launcher of a sweep, from `hydra` of its configuration."""
+    return str(hydra.runtime.choices.get("hydra/launcher", SERIAL))
 
 
 def refuse_blocked(folder: Path) -> None:

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
 from specbench.config.checks import Checked, check
+from specbench.cores import placement
 from specbench.decoded import RequestSums
 from specbench.interrupts import at_once, held
 from specbench.loggers.logger import Opening
@@ -189,6 +190,8 @@ def write_pooled(
         "overrides": list(HydraConfig.get().overrides.task),
     }
     result["provenance"] |= {"argv": sys.argv}
+    if (own := placement()) is not None:
+        result["placement"] = asdict(own)
     kept = make_room(out_dir)
     write_config(checked.resolved, out_dir)
     for name in COPIED:

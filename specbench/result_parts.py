@@ -223,3 +223,17 @@ class ServerNumbers:
     drafted: int | None
     accepted: int | None
     texts: EqualTexts
+
+
+@dataclass
+class Placement:
+    """What a job of a sweep had of its machine, where jobs may run at the same time."""
+
+    launcher: str
+    host: str
+    cores: list[int]  # that it alone could use; empty where nobody has given it any
+    machine_cores: int  # that it could have used otherwise
+    pinned: bool  # whether it was confined to its cores
+    devices: str | None  # CUDA_VISIBLE_DEVICES
+    beside: int  # other jobs that had cores of this machine: the larger number of its beginning and its end
+    shared: list[str]  # why its times are not its own: cores or a device that others used too

@@ -18,6 +18,7 @@ from specbench.result_parts import FirstDifference as FirstDifference
 from specbench.result_parts import GeometricMean as GeometricMean
 from specbench.result_parts import Interval as Interval
 from specbench.result_parts import Latency as Latency
+from specbench.result_parts import Placement as Placement
 from specbench.result_parts import RateLatency as RateLatency
 from specbench.result_parts import RowsRate as RowsRate
 from specbench.result_parts import ServerNumbers as ServerNumbers
@@ -354,6 +355,7 @@ class RunResult:
     beam: BeamNumbers | None = None  # of a run by beam search
     experts: Experts | None = None  # of a mixture-of-experts target that runs eagerly
     servers: dict[str, ServerNumbers] = field(default_factory=dict)  # peers that are servers, by name
+    placement: Placement | None = None  # of a job of a sweep whose jobs may run at the same time
     notes: list[str] = field(default_factory=list)  # warnings, to read before comparing
     schema_version: int = SCHEMA_VERSION
 

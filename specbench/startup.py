@@ -1,7 +1,8 @@
-"""The imports of a command, without garbage collection."""
+"""The start of a command: its imports, without garbage collection, and warnings that say nothing to its user."""
 
 import gc
 import sys
+import warnings
 
 
 def importing() -> None:
@@ -14,3 +15,9 @@ def importing() -> None:
 def imported() -> None:
     """Switches garbage collection on again."""
     gc.enable()
+
+
+def quiet() -> None:
+    """Hydra checks our configuration of a launcher against the launcher's own types, as it should, and warns that a
+    later version will not."""
+    warnings.filterwarnings("ignore", message=r"\s*'hydra/launcher/\w+' is validated against ConfigStore schema")

@@ -21,6 +21,11 @@ def in_sweep() -> bool:
     return HydraConfig.initialized() and HydraConfig.get().mode == RunMode.MULTIRUN
 
 
+def in_parallel() -> bool:
+    """Whether this is a job of a multirun whose launcher may run several at a time, in processes of their own."""
+    return in_sweep() and HydraConfig.get().runtime.choices.get("hydra/launcher", "basic") != "basic"
+
+
 def place_of_job() -> str:
     """Which job of a multirun this is, before what it does."""
     return f"job {HydraConfig.get().job.num + 1}: " if in_sweep() else ""
@@ -73,6 +78,7 @@ class Pace:
     jobs: int
     kind: str = ""  # what they are called, if not jobs
     silent: bool = False
+    alone: bool = True  # one job at a time, in this process
     over: int = 0
     seconds: list[float] = field(default_factory=list)
     _begun: float = field(default_factory=lambda: time.monotonic())
@@ -94,4 +100,8 @@ class Pace:
     def left(self) -> str:
         """What the other jobs will take, if they take as long as those that ran; "" if that is not known."""
         remaining = self.jobs - self.over
-        return duration(remaining * sum(self.seconds) / len(self.seconds)) if remaining > 0 and self.seconds else ""
+        return (
+            duration(remaining * sum(self.seconds) / len(self.seconds))
+            if remaining > 0 and self.seconds and self.alone
+            else ""
+        )

@@ -44,7 +44,9 @@ def test_a_mistake_is_told_before_torch_is_loaded(mistake, tmp_path):
     assert MISTAKES[mistake] in said and found == "[]"
 
 
-@pytest.mark.parametrize("command", ["replay nowhere", "plan --pilot nowhere", "table nowhere", "report nowhere"])
+@pytest.mark.parametrize(
+    "command", ["replay nowhere", "plan --pilot nowhere", "table nowhere", "report nowhere", "collect nowhere"]
+)
 def test_a_folder_that_is_not_there_is_told_before_torch_is_loaded(command, tmp_path):
     module, *arguments = command.split()
     found, said = loaded(tmp_path, *arguments, module=f"specbench.{module}")

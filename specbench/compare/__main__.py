@@ -141,7 +141,7 @@ def compare_sweep(overrides: Sequence[str], also: Sequence[str] = ()) -> int:
     else:
         with held():
             status = run_jobs(jobs, lambda text: show(Text(text, style="dim")))
-    told, code = sweep.summarise(printed=False)
+    told, code = sweep.summarise(printed=False, page=False)
     show_comparison(sweep, jobs)
     for warning in notes_of(jobs):
         show(Text(f"note: {warning}"))
@@ -210,12 +210,12 @@ def show_comparison(sweep: "Sweep", jobs: Sequence["Job"]) -> None:
     """Prints the comparison of each task's jobs, and writes FILES. Raises ConfigError."""
     from specbench.compare.in_turn import labels_of, tasks_of
     from specbench.compare.tables import rows, tables
-    from specbench.multirun import SUMMARIES
     from specbench.report.same_work import TASK
     from specbench.report.tables import own_words, show, to_csv
     from specbench.storage.atomic import as_json, write_text
     from specbench.storage.finished import keep_others
     from specbench.storage.read import read_result
+    from specbench.sweeps.summary import SUMMARIES
 
     every, table, written = [*tasks_of(jobs)], [], []
     words = dict(zip((str(job.folder) for job in jobs), own_words([job.overrides for job in jobs]), strict=True))

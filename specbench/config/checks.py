@@ -46,8 +46,9 @@ class Checked:
         everything = [settings, sources, found.code, found.device, cpu_features(), torch.get_num_threads()]
         return hashlib.sha256(json.dumps(everything, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
-    def identity(self) -> Identity:
-        """All that the numbers depend on, as it is now: the files that the settings name are looked at again."""
+    def identity(self, here: bool = True) -> Identity:
+        """All that the numbers depend on, as it is now: the files that the settings name are looked at again. Without
+        the device, if the run is not one of this machine."""
         from specbench.devices import device_name, pick_device, pick_dtype
 
         named = {group: choice for group, choice in self.choices.groups.items() if group not in NOT_HASHED}
@@ -59,25 +60,28 @@ class Checked:
         }
         modules = {choice.kind.__module__ for choice in named.values()}
         plugins = {module: of_module(module) for module in modules if not module.startswith("specbench.")}
-        device = pick_device(self.root.device)
-        machine = {"device": device_name(device), "dtype": str(pick_dtype(self.root.dtype, device))}
+        machine = {}
+        if here:
+            device = pick_device(self.root.device)
+            machine = {"device": device_name(device), "dtype": str(pick_dtype(self.root.dtype, device))}
         code = {"specbench": of_code(), **of_libraries(), **plugins}
         return Identity(self.digest, self._settings, sources, code, machine)
 
 
-def check(config: DictConfig, names: Mapping[str, str] | None = None) -> Checked:
+def check(config: DictConfig, names: Mapping[str, str] | None = None, here: bool = True) -> Checked:
     """Validates a composed configuration, as far as possible before torch is loaded. `names` are the options that were
-    chosen, by group; by default those that Hydra stored in the configuration. Raises ConfigError."""
+    chosen, by group; by default those that Hydra stored in the configuration. If the run is not one of this machine
+    (`here`), nobody asks whether its device is there. Raises ConfigError."""
     names = names or hydra_choices(config)
     root, early = check_early(config, names)
 
-    from specbench.devices import pick_device
+    from specbench.devices import named_device, pick_device
 
-    device = pick_device(root.device)
+    device = str(pick_device(root.device) if here else named_device(root.device))
     groups = {group: early.get(group) or choose(config, group, base_of(group), names.get(group)) for group in GROUPS}
     policy = groups["lenience_policy"]
     lowest = policy.kind.lowest(policy.settings, root.lenience)
-    choices = Choices(groups, root.temperature, lowest, str(device), vars(root))
+    choices = Choices(groups, root.temperature, lowest, device, vars(root))
     metrics = choose_metrics(config)
     for key, choice in (*groups.items(), *(("metric", choice) for choice in metrics.values())):
         if reason := choice.kind.refuses(choice.settings, choices):

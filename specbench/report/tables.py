@@ -32,6 +32,7 @@ COLUMNS = {  # of summary.csv: heading, path in results.json
     "tokens/s": "throughput/speculative_tokens_per_second",
     "plain tokens/s": "throughput/baseline_tokens_per_second",
     "of peak": "bandwidth/target_share_of_peak",
+    "beside": "placement/beside",
     "lossless": "lossless/verdict",
 }
 TOLD = {"tau": "block efficiency"}  # headings of summary.csv that a terminal has in words

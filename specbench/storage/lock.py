@@ -2,6 +2,7 @@
 
 import logging
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,18 +17,19 @@ except ImportError:  # not on Windows
 
 log = logging.getLogger(__name__)
 LOCK = ".lock"
+LOOK = 0.5  # seconds between two looks at a lock that another process holds
 
 
 @contextmanager
-def locked(folder: Path) -> Iterator[None]:
+def locked(folder: Path, wait: float = 0.0) -> Iterator[None]:
     """Holds the folder's lock, which ends with the process, however that ends. Removes what killed processes have left
-    half-written. Raises ConfigError if another process holds the lock."""
+    half-written. Raises ConfigError if another process holds the lock, and goes on holding it for `wait` seconds."""
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
     with writing(folder / LOCK):
         file = os.fdopen(os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o666), "r+b", buffering=0)
     with file:
-        _take(file.fileno(), folder)
+        _take(file.fileno(), folder, time.monotonic() + wait)
         with writing(folder / LOCK):
             file.truncate()
             file.write(str(os.getpid()).encode())
@@ -37,11 +39,17 @@ def locked(folder: Path) -> Iterator[None]:
         yield
 
 
-def _take(descriptor: int, folder: Path) -> None:
+def _take(descriptor: int, folder: Path, until: float) -> None:
     if fcntl is None:
         return
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        while True:
+            try:
+                return fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if time.monotonic() >= until:
+                    raise
+            time.sleep(LOOK)
     except BlockingIOError as error:
         owner = os.pread(descriptor, 20, 0).decode(errors="replace")
         raise ConfigError(
