@@ -18,6 +18,7 @@ from specbench.result_parts import Interval as Interval
 from specbench.result_parts import Latency as Latency
 from specbench.result_parts import RateLatency as RateLatency
 from specbench.result_parts import RowsRate as RowsRate
+from specbench.result_parts import WorkerNumbers as WorkerNumbers
 
 SCHEMA_VERSION = 1
 
@@ -350,6 +351,7 @@ class RunResult:
     seconds: dict[str, float] = field(default_factory=dict)  # wall-clock seconds of the run's phases
     beam: BeamNumbers | None = None  # of a run by beam search
     experts: Experts | None = None  # of a mixture-of-experts target that runs eagerly
+    workers: list[WorkerNumbers] = field(default_factory=list)  # of a run on several; those that decoded anything
     notes: list[str] = field(default_factory=list)  # warnings, to read before comparing
     schema_version: int = SCHEMA_VERSION
 

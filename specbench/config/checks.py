@@ -11,6 +11,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from specbench.component import Choice, Choices, Component, chosen_class
 from specbench.config.schema import GROUPS, METRICS, NOT_HASHED, NOT_TRACED, OTHERS, WITHOUT_TORCH, Root, base_of
+from specbench.config.split import refuse_workers
 from specbench.identity import Identity, of_code, of_libraries, of_module
 from specbench.settings import ConfigError, validate
 from specbench.visible import first_line, shown
@@ -74,6 +75,7 @@ def check(config: DictConfig, names: Mapping[str, str] | None = None) -> Checked
     from specbench.devices import pick_device
 
     device = pick_device(root.device)
+    refuse_workers(root, device.type)
     groups = {group: early.get(group) or choose(config, group, base_of(group), names.get(group)) for group in GROUPS}
     policy = groups["lenience_policy"]
     lowest = policy.kind.lowest(policy.settings, root.lenience)

@@ -1,0 +1,188 @@
+"""workers=N: gives the groups of a run to workers, and takes those of a worker that dies to the others."""
+
+import logging
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from specbench.config.checks import Checked
+from specbench.decoded import Record
+from specbench.interrupts import at_once
+from specbench.results import RunResult
+from specbench.run.merge import Merger, Piece
+from specbench.run.shard import Groups, Opened, without_group
+from specbench.settings import IncompleteError
+from specbench.workers.hand import Hand
+from specbench.workers.numbers import worker_numbers
+from specbench.workers.pool import DiedError, Pool
+
+log = logging.getLogger(__name__)
+LOOK = 0.2  # seconds between two looks: a signal just before a wait without end would go unseen
+TRIES = 3  # workers that may die of a group before its requests count as failed
+PATIENCE = 300  # seconds without a worker
+STARTS = 3  # workers that are started in all, for each one that is wanted
+
+
+class Team:
+    """The workers of a run. Nothing of the run is computed here: one of them measures what all have decoded."""
+
+    def __init__(self, checked: Checked, pool: Pool, workers: int):
+        """Starts them. `workers` is how many there are at a time."""
+        self.checked, self.pool, self.wanted = checked, pool, workers
+        self.hands: list[Hand] = []
+        self.known: Opened | None = None
+        self.tokenizer: Any = None
+        self.turn, self.turns = 0, dict[int, Groups]()
+        self.waiting: deque[int] = deque()  # groups that nobody decodes
+        self.deaths: Counter[int] = Counter()  # by group
+        self.answers: dict[str, list[str]] = {}
+        self.merger: Merger
+        self.to_measure: tuple[Any, ...] = ()  # the arguments of `Worker.measure`
+        self.measured: Any = None  # what it returned
+        self.took: Callable[[Piece], None] = lambda piece: None
+        self.heard = time.monotonic()  # when a worker was last known to run
+        for _ in range(workers):
+            self._start()
+
+    @property
+    def alive(self) -> list[Hand]:
+        return [hand for hand in self.hands if not hand.lost]
+
+    def load(self) -> Opened:
+        """Returns when the first worker has loaded the models. Raises ConfigError, also for what another one says
+        later, or IncompleteError if all of them die."""
+        self._until(lambda: self.known is not None)
+        assert self.known is not None
+        return self.known
+
+    def decode(self, took: Callable[[Piece], None]) -> None:
+        """Decodes all groups; `took` is called with each of them as it comes. Raises as `load` does, or
+        KeyboardInterrupt after a signal."""
+        self.took = took
+        assert self.known is not None
+        for turn in range(self.known.turns):
+            self.turn = turn
+            self._until(lambda: self.turn in self.turns)
+            self.waiting.extend(self.turns[self.turn].numbers)
+            self._until(lambda: len(self.merger.pieces) == self.turns[self.turn].numbers.stop)
+
+    def measure(self, status: str, facts: Mapping[str, Any]) -> tuple[RunResult, Record]:
+        """Everything that is measured of what was decoded. After a signal the first worker that ends its group does
+        it. Raises RuntimeError if every prompt failed."""
+        complete = status == "complete"
+        self.waiting.clear()
+        if not complete:
+            self._until(lambda: any(hand.call is None and hand.turn >= 0 for hand in self.alive))
+        merger = self.merger
+        record = merger.complete(self.turns[self.turn].numbers.stop) if complete else merger.so_far()
+        record.too_long = max((groups.too_long for groups in self.turns.values()), default=0)
+        pieces = merger.in_order()
+        self.to_measure = record, [without_group(piece) for piece in pieces], status, dict(facts)
+        self._until(lambda: self.measured is not None)
+        result, record.sums = self.measured
+        result.workers = worker_numbers(self.hands, pieces, record)
+        return result, record
+
+    # -- What the workers do --------------------------------------------------------------------
+
+    def _start(self) -> None:
+        number = len(self.hands) + 1
+        self.hands.append(Hand(number, self.pool.start(number)))
+
+    def _until(self, over: Callable[[], bool]) -> None:
+        """Gives out work and takes results until `over` says so."""
+        while not over():
+            self._give()
+            calls = {hand.call: hand for hand in self.alive if hand.call is not None}
+            if not calls:
+                raise IncompleteError(f"all of {len(self.hands)} workers died, {self._so_far()}: see run.log")
+            if any(hand.host for hand in self.alive):
+                self.heard = time.monotonic()
+            if time.monotonic() - self.heard > PATIENCE:
+                raise IncompleteError(f"no worker could be started within {PATIENCE} s, {self._so_far()}: Ray has no "
+                                      "room for one")  # fmt: skip
+            with at_once():
+                ready = self.pool.wait([*calls], LOOK)
+            for call in ready:
+                self._take(calls[call])
+
+    def _so_far(self) -> str:
+        """What is finished, in words."""
+        pieces = self.merger.pieces.values() if self.known is not None else ()
+        return f"and {sum(len(piece.group.results) for piece in pieces if piece.group)} requests are finished"
+
+    def _give(self) -> None:
+        for hand in self.alive:
+            if hand.call is None and (next_call := self._next(hand)) is not None:
+                hand.doing, *arguments = next_call
+                hand.call = self.pool.call(hand.worker, hand.doing, *arguments)
+
+    def _next(self, hand: Hand) -> tuple[Any, ...] | None:
+        """The method that an idle worker is to be called with, and its arguments."""
+        if not hand.host:
+            return ("host",)
+        if hand.place is None:
+            return self._load(hand)
+        if hand.turn < self.turn:
+            return "open", self.turn, self.answers
+        if self.to_measure:
+            busy = any(other.doing == "measure" and other.call is not None for other in self.alive)
+            return None if busy or self.measured is not None else ("measure", *self.to_measure)
+        if not self.waiting:
+            return None
+        hand.group = self.waiting.popleft()
+        if self.deaths[hand.group] >= TRIES:
+            return "fail", hand.group, f"{self.deaths[hand.group]} workers died while they decoded it"
+        return "decode", hand.group, self.merger.limits
+
+    def _load(self, hand: Hand) -> tuple[Any, ...] | None:
+        """The first worker of a machine loads and warms up alone: what it finds out and compiles, the others take from
+        the disk, so that all of them compute the same."""
+        beside = [other for other in self.alive if other.host == hand.host and other is not hand]
+        loading = any(other.call is not None or other.place is not None for other in beside)
+        if loading and not any(other.turn >= 0 for other in beside):
+            return None
+        return "load", self.checked, self.pool.cores, str(Path.cwd())
+
+    def _take(self, hand: Hand) -> None:
+        """Takes what a worker's call has returned."""
+        call, hand.call = hand.call, None
+        try:
+            result = self.pool.result(call)
+        except DiedError as error:
+            self._lose(hand, error)
+            return
+        if hand.doing == "host":
+            hand.host = result
+        elif hand.doing == "load":
+            hand.place, opened, tokenizer = result
+            if self.known is None:
+                self.known, self.tokenizer = opened, tokenizer
+                self.merger = Merger(self.checked.root.verdict_tokens, opened.reads_different, opened.columns)
+        elif hand.doing == "open":
+            hand.turn, self.turns[self.turn] = self.turn, result
+            hand.begun = hand.begun or time.time()
+        elif hand.doing == "measure":
+            self.measured = result
+        else:
+            self._keep(hand, result)
+
+    def _keep(self, hand: Hand, piece: Piece) -> None:
+        for warning in piece.warnings:
+            log.warning("worker %d: %s", hand.number, warning)
+        for prompt, answer in piece.answers.items():
+            self.answers.setdefault(prompt, []).append(answer)
+        self.merger.add(piece)
+        self.took(piece)
+
+    def _lose(self, hand: Hand, error: DiedError) -> None:
+        """A worker has died: what it had is for the others, and another one takes its place."""
+        hand.lost = True
+        log.warning("worker %d died while it was at %s (%s)", hand.number, hand.doing, error)
+        if hand.doing in ("decode", "fail"):
+            self.deaths[hand.group] += 1
+            self.waiting.appendleft(hand.group)
+        if len(self.hands) < STARTS * self.wanted:
+            self._start()
