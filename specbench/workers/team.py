@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 LOOK = 0.2  # seconds between two looks: a signal just before a wait without end would go unseen
 TRIES = 3  # workers that may die of a group before its requests count as failed
 PATIENCE = 300  # seconds without a worker
-STARTS = 3  # workers that are started in all, for each one that is wanted
+FUTILE = 3  # workers that may die, for each one that is wanted, before one finishes a group
 
 
 class Team:
@@ -34,9 +34,11 @@ class Team:
         self.hands: list[Hand] = []
         self.known: Opened | None = None
         self.tokenizer: Any = None
+        self.first: dict[str, Hand] = {}  # by machine, the worker that loads before the others
         self.turn, self.turns = 0, dict[int, Groups]()
         self.waiting: deque[int] = deque()  # groups that nobody decodes
         self.deaths: Counter[int] = Counter()  # by group
+        self.futile = 0  # workers that have died since a group was finished
         self.answers: dict[str, list[str]] = {}
         self.merger: Merger
         self.to_measure: tuple[Any, ...] = ()  # the arguments of `Worker.measure`
@@ -97,7 +99,9 @@ class Team:
             self._give()
             calls = {hand.call: hand for hand in self.alive if hand.call is not None}
             if not calls:
-                raise IncompleteError(f"all of {len(self.hands)} workers died, {self._so_far()}: see run.log")
+                raise IncompleteError(
+                    f"all workers died ({len(self.hands)} were started), {self._so_far()}: see run.log"
+                )
             if any(hand.host for hand in self.alive):
                 self.heard = time.monotonic()
             if time.monotonic() - self.heard > PATIENCE:
@@ -140,9 +144,10 @@ class Team:
     def _load(self, hand: Hand) -> tuple[Any, ...] | None:
         """The first worker of a machine loads and warms up alone: what it finds out and compiles, the others take from
         the disk, so that all of them compute the same."""
-        beside = [other for other in self.alive if other.host == hand.host and other is not hand]
-        loading = any(other.call is not None or other.place is not None for other in beside)
-        if loading and not any(other.turn >= 0 for other in beside):
+        first = self.first.setdefault(hand.host, hand)
+        if first.lost and first.turn < 0:
+            first = self.first[hand.host] = hand
+        if first is not hand and first.turn < 0:
             return None
         return "load", self.checked, self.pool.cores, str(Path.cwd())
 
@@ -175,6 +180,7 @@ class Team:
         for prompt, answer in piece.answers.items():
             self.answers.setdefault(prompt, []).append(answer)
         self.merger.add(piece)
+        self.futile = 0 if piece.group is not None else self.futile
         self.took(piece)
 
     def _lose(self, hand: Hand, error: DiedError) -> None:
@@ -184,5 +190,6 @@ class Team:
         if hand.doing in ("decode", "fail"):
             self.deaths[hand.group] += 1
             self.waiting.appendleft(hand.group)
-        if len(self.hands) < STARTS * self.wanted:
+        self.futile += 1
+        if self.futile < FUTILE * self.wanted:
             self._start()
