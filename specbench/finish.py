@@ -49,7 +49,8 @@ def measure(
     until they are there. `kind` is what the logger is told, `place` stands before the progress, and `shown` gets what
     `results.json` holds, and where the run went that was there before. `begun`, by `time.perf_counter`, is when the
     program or the job began; `call` is the Python expression that asked for the run, if no command did. Raises
-    ConfigError, VerdictError with strict=true, or KeyboardInterrupt after a signal."""
+    ConfigError, VerdictError with strict=true, IncompleteError if all workers die, or KeyboardInterrupt after a
+    signal."""
     written, phases = False, Phases(begun)
     with ExitStack() as stack:
         with phases("load"):
@@ -85,7 +86,7 @@ def decoding_of(checked: Checked, announce: Callable[[str], None]) -> Iterator[D
     if checked.root.workers > 1:
         from specbench.workers.run import on_workers
 
-        with on_workers(checked) as decoding:
+        with on_workers(checked, announce) as decoding:
             yield decoding
         return
     from specbench.config.build import build

@@ -86,8 +86,10 @@ def prompts(folder: Path, count=7, turns=1) -> Path:
     """A file of short prompts of different lengths, each with so many turns."""
     path = folder / f"prompts-{turns}.jsonl"
     words = ["def", "add(a,", "b):\n", "   ", "return", "a", "+", "b\n\nfor", "value", "in", "range(3):\n"]
+    texts = [" ".join(words[: 3 + i]) for i in range(count)]
     lines = [
-        {"id": f"p{i}", "category": "ab"[i % 2], "turns": [" ".join(words[: 3 + i])] * turns} for i in range(count)
+        {"question_id": i, "category": "ab"[i % 2], "turns": [text] * (1 if i == 2 else turns)}
+        for i, text in enumerate(texts)
     ]
     path.write_text("\n".join(map(json.dumps, lines)))
     return path
@@ -95,7 +97,7 @@ def prompts(folder: Path, count=7, turns=1) -> Path:
 
 def checked_for(good, path, *overrides):
     given = ("executor=eager", "drafter=model", f"drafter.path={good}", f"target.path={good}", "logger=none", "gamma=2")
-    return check(composed(*small("max_new_tokens=6", "data=jsonl", f"data.path={path}", "data.limit=null", *given,
+    return check(composed(*small("max_new_tokens=6", "data=questions", f"data.path={path}", "data.limit=null", *given,
                                  *overrides)))  # fmt: skip
 
 
@@ -307,7 +309,7 @@ needs_ray = pytest.mark.skipif(find_spec("ray") is None or len(split.cores()) < 
 
 
 def command_of(good, path, folder, *more):
-    given = small("max_new_tokens=6", "data=jsonl", f"data.path={path}", "data.limit=null", "executor=eager",
+    given = small("max_new_tokens=6", "data=questions", f"data.path={path}", "data.limit=null", "executor=eager",
                   "drafter=model", f"drafter.path={good}", f"target.path={good}", "logger=none", "gamma=2",
                   f"hydra.run.dir={folder}", *more)  # fmt: skip
     return [sys.executable, "-m", "specbench", *given]

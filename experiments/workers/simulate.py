@@ -91,7 +91,7 @@ class VirtualPool:
             return Place(f"host {worker // HOST}", "", [], 1, 0.0), Opened(self.groups, 1, {}, False), None
         if method == "open":
             self.begun = self.begun or self.now
-            return Groups(range(self.groups), 0)
+            return Groups(range(self.groups), 0, 0)
         self.now += self.seconds.take  # while it takes one, the others wait
         self.busy += self.seconds.take
         return Piece(call.argument, worker, None, None, {}, CostTable(), Probes(), ended=self.now)

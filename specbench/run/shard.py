@@ -2,6 +2,7 @@
 
 import logging
 import time
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -41,6 +42,7 @@ class Groups:
 
     numbers: range
     too_long: int
+    digest: int  # of the prompts
 
 
 class Shard:
@@ -72,7 +74,9 @@ class Shard:
             self.turns.append(requests.open(turn, self.turns[-1].groups.stop if self.turns else 0))
             if self.turns[-1].groups:
                 self.cohort.prepare(requests.wanted(self.turns[-1], self.turns[-1].first), lambda what: None)
-        return Groups(self.turns[number].groups, len(requests.too_long))
+        turn_of_all = self.turns[number]
+        digest = zlib.crc32(repr([(prompt.id, prompt.turns) for prompt in turn_of_all.waiting]).encode())
+        return Groups(turn_of_all.groups, len(requests.too_long), digest)
 
     def decode(self, number: int, limits: Limits) -> Piece:
         """Decodes a group of the last turn that was opened, in all ways, and reads its texts. `limits` are those of a

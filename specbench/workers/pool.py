@@ -3,10 +3,14 @@
 import logging
 import math
 import os
-from collections.abc import Sequence
+import signal
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 from specbench.config.split import CLUSTER, cores
+from specbench.interrupts import SIGNALS
 from specbench.settings import ConfigError
 from specbench.visible import first_line
 from specbench.workers.worker import Worker
@@ -52,7 +56,8 @@ class RayPool:
 
         self.ray, self.own = ray, not ray.is_initialized()
         if self.own:
-            _connect(ray, device)
+            with own_handlers():
+                _connect(ray, device)
         try:
             self.cores, options = self._share(workers, device)
         except ConfigError:
@@ -97,7 +102,22 @@ class RayPool:
     def close(self) -> None:
         """Leaves the cluster, which ends if it was made for this run; with it go the workers."""
         if self.own:
-            self.ray.shutdown()
+            with own_handlers():
+                self.ray.shutdown()
+
+
+@contextmanager
+def own_handlers() -> Iterator[None]:
+    """Afterwards signals are handled as before: Ray sets a handler of its own."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _connect(ray: Any, device: str) -> None:

@@ -22,14 +22,17 @@ from specbench.workers.team import Team
 log = logging.getLogger(__name__)
 Progress = Callable[[int, int, str], None]
 Told = Callable[[Group], None]
+Decoding = Callable[[Path, Progress, Told, Phases], tuple[RunResult, Record, Any]]  # with the target's tokenizer
 
 
 @contextmanager
-def on_workers(checked: Checked) -> Iterator[Callable[..., tuple[RunResult, Record, Any]]]:
+def on_workers(
+    checked: Checked, announce: Callable[[str], None]
+) -> Iterator[Callable[..., tuple[RunResult, Record, Any]]]:
     """Starts the workers; yields what decodes and measures the run, when the first one has loaded the models. They end
     with the context. Raises ConfigError, or IncompleteError if all of them die."""
     with closing(RayPool(checked.root.workers, pick_device(checked.root.device).type)) as pool:
-        team = Team(checked, pool, checked.root.workers)
+        team = Team(checked, pool, checked.root.workers, announce)
         team.load()
         yield lambda *asked: (*run_on(team, *asked), team.tokenizer)
 

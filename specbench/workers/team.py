@@ -13,7 +13,7 @@ from specbench.interrupts import at_once
 from specbench.results import RunResult
 from specbench.run.merge import Merger, Piece
 from specbench.run.shard import Groups, Opened, without_group
-from specbench.settings import IncompleteError
+from specbench.settings import ConfigError, IncompleteError
 from specbench.workers.hand import Hand
 from specbench.workers.numbers import worker_numbers
 from specbench.workers.pool import DiedError, Pool
@@ -28,9 +28,9 @@ FUTILE = 3  # workers that may die, for each one that is wanted, before one fini
 class Team:
     """The workers of a run. Nothing of the run is computed here: one of them measures what all have decoded."""
 
-    def __init__(self, checked: Checked, pool: Pool, workers: int):
-        """Starts them. `workers` is how many there are at a time."""
-        self.checked, self.pool, self.wanted = checked, pool, workers
+    def __init__(self, checked: Checked, pool: Pool, workers: int, announce: Callable[[str], None] = lambda text: None):
+        """Starts them. `workers` is how many there are at a time; `announce` is told what memory they need."""
+        self.checked, self.pool, self.wanted, self.announce = checked, pool, workers, announce
         self.hands: list[Hand] = []
         self.known: Opened | None = None
         self.tokenizer: Any = None
@@ -85,6 +85,10 @@ class Team:
         self._until(lambda: self.measured is not None)
         result, record.sums = self.measured
         result.workers = worker_numbers(self.hands, pieces, record)
+        if len(devices := dict.fromkeys(worker.device for worker in result.workers)) > 1:
+            result.notes.append(
+                f"workers ran on {' and '.join(devices)}: rounding, and so texts, may differ between them"
+            )
         return result, record
 
     # -- What the workers do --------------------------------------------------------------------
@@ -163,16 +167,30 @@ class Team:
             hand.host = result
         elif hand.doing == "load":
             hand.place, opened, tokenizer = result
+            self._refuse_others(hand)
             if self.known is None:
+                self.announce(f"{self.wanted} workers, each with {hand.place.memory}")
                 self.known, self.tokenizer = opened, tokenizer
                 self.merger = Merger(self.checked.root.verdict_tokens, opened.reads_different, opened.columns)
         elif hand.doing == "open":
-            hand.turn, self.turns[self.turn] = self.turn, result
+            if self.turns.setdefault(self.turn, result) != result:
+                raise ConfigError(f"the worker on {hand.host} has other prompts than the first one: their file must be "
+                                  "the same on all machines")  # fmt: skip
+            hand.turn = self.turn
             hand.begun = hand.begun or time.time()
         elif hand.doing == "measure":
             self.measured = result
         else:
             self._keep(hand, result)
+
+    def _refuse_others(self, hand: Hand) -> None:
+        """Raises ConfigError if a worker's programs are other ones than the first worker's."""
+        known = next(other.place for other in self.hands if other.place is not None)
+        assert hand.place is not None
+        ours, theirs = known.code, hand.place.code
+        if other := sorted(name for name in {*ours, *theirs} if ours.get(name) != theirs.get(name)):
+            raise ConfigError(f"the worker on {hand.host} has another version of {other[0]} than the one on "
+                              f"{known.host}: install the same on all machines")  # fmt: skip
 
     def _keep(self, hand: Hand, piece: Piece) -> None:
         for warning in piece.warnings:

@@ -4,7 +4,7 @@ import os
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from specbench.config.checks import Checked
@@ -24,6 +24,8 @@ class Place:
     cores: Sequence[int]
     threads: int
     seconds: float  # from its first call until its models were loaded
+    memory: str = ""  # what it needs, in words
+    code: Mapping[str, str] = field(default_factory=dict)  # versions, as in `Identity`
 
 
 Found = TypeVar("Found")
@@ -54,10 +56,12 @@ class Worker:
 
         if own:
             torch.set_num_threads(len(own))
-        parts = without_gradients(lambda: build(checked))
+        told: list[str] = []
+        parts = without_gradients(lambda: build(checked, told.append))
         self.shard = without_gradients(lambda: Shard(parts, self.number))
         seconds, device = time.perf_counter() - begun, device_name(parts.target.device)
-        place = Place(self.host(), device, own, torch.get_num_threads(), seconds)
+        code = checked.identity().code
+        place = Place(self.host(), device, own, torch.get_num_threads(), seconds, "; ".join(told), code)
         return place, self.shard.opened(), parts.target.tokenizer
 
     def open(self, turn: int, answers: Mapping[str, Sequence[str]]) -> Groups:
