@@ -78,9 +78,6 @@ class HerePool:
             self.decoded.append((worker.number, pickle.loads(arguments)[0]))
         return pickle.loads(pickle.dumps(getattr(worker, method)(*pickle.loads(arguments))))
 
-    def stop(self, worker):
-        pass
-
 
 def prompts(folder: Path, count=7, turns=1) -> Path:
     """A file of short prompts of different lengths, each with so many turns."""
@@ -320,7 +317,7 @@ def test_two_processes_give_what_one_gives(good, tmp_path):
     """The command itself, with Ray."""
     path = prompts(tmp_path)
     for folder, more in ((tmp_path / "one", ()), (tmp_path / "two", ("workers=2",))):
-        env = {**os.environ, "OMP_NUM_THREADS": "1", "TMPDIR": "/tmp"}
+        env = {**os.environ, "OMP_NUM_THREADS": "1", "TMPDIR": str(tmp_path)}
         subprocess.run(command_of(good, path, folder, *more), check=True, env=env, stdout=subprocess.DEVNULL)
     two = load_run(tmp_path / "two")
     assert facts(load_run(tmp_path / "one")) == facts(two)
@@ -335,7 +332,7 @@ def test_a_process_is_killed_in_the_middle(what, good, tmp_path):
     """A worker that is killed is replaced, and the command ends as if nothing had been; after a signal to the command
     what was finished is there."""
     path, folder = prompts(tmp_path, 40), tmp_path / "two"
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "TMPDIR": "/tmp"}
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "TMPDIR": str(tmp_path)}
     with subprocess.Popen(command_of(good, path, folder, "workers=2", "max_new_tokens=60"), env=env,
                           stdout=subprocess.DEVNULL) as process:  # fmt: skip
         part = folder / "prompts.jsonl.part"

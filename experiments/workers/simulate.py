@@ -96,9 +96,6 @@ class VirtualPool:
         self.busy += self.seconds.take
         return Piece(call.argument, worker, None, None, {}, CostTable(), Probes(), ended=self.now)
 
-    def stop(self, worker: int) -> None:
-        """Nothing runs."""
-
     def _taken(self, worker: int, method: str, arguments: tuple[Any, ...]) -> float:
         s, slow = self.seconds, self.slow[worker]
         if method == "load":  # a machine's workers share its copy in memory: the first one reads for all

@@ -41,9 +41,6 @@ class Pool(Protocol):
     def result(self, call: Any) -> Any:
         """What a call returned. Raises what it raised, or DiedError."""
 
-    def stop(self, worker: Any) -> None:
-        """Ends a worker's process, whatever it does."""
-
 
 class RayPool:
     """Ray actors, in the cluster that RAY_ADDRESS names or in one that is made for this run."""
@@ -95,9 +92,6 @@ class RayPool:
             raise error.cause if isinstance(error.cause, Exception) else error from error
         except (self.ray.exceptions.RayActorError, self.ray.exceptions.ObjectLostError) as error:
             raise DiedError(first_line(error)) from error
-
-    def stop(self, worker: Any) -> None:
-        self.ray.kill(worker)
 
     def close(self) -> None:
         """Leaves the cluster, which ends if it was made for this run; with it go the workers."""

@@ -62,8 +62,11 @@ def run_on(team: Team, out_dir: Path, progress: Progress, told: Told, phases: Ph
                 raise
             log.warning("interrupted after %d of %d requests: measuring what is there", done, known.requests)
             status = "interrupted"
-        with phases("statistics"):
-            result, record = team.measure(status, {**facts, "seconds": time.perf_counter() - begun})
+        try:
+            with phases("statistics"):
+                result, record = team.measure(status, {**facts, "seconds": time.perf_counter() - begun})
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt(f"what was finished stands in {saved.path}, and is not measured") from None
         result.seconds = dict(phases.seconds)
         saved.close()
         saved = PromptsFile(out_dir)  # once more, in the order of the groups

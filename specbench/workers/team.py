@@ -4,6 +4,7 @@ import logging
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -71,8 +72,9 @@ class Team:
             self._until(lambda: len(self.merger.pieces) == self.turns[self.turn].numbers.stop)
 
     def measure(self, status: str, facts: Mapping[str, Any]) -> tuple[RunResult, Record]:
-        """Everything that is measured of what was decoded. After a signal the first worker that ends its group does
-        it. Raises RuntimeError if every prompt failed."""
+        """Everything that is measured of what was decoded; signals wait. After a signal the first worker that ends its
+        group does it, and another signal until then raises KeyboardInterrupt. Raises RuntimeError if every prompt
+        failed."""
         complete = status == "complete"
         self.waiting.clear()
         if not complete:
@@ -82,7 +84,7 @@ class Team:
         record.too_long = max((groups.too_long for groups in self.turns.values()), default=0)
         pieces = merger.in_order()
         self.to_measure = record, [without_group(piece) for piece in pieces], status, dict(facts)
-        self._until(lambda: self.measured is not None)
+        self._until(lambda: self.measured is not None, nullcontext)
         result, record.sums = self.measured
         result.workers = worker_numbers(self.hands, pieces, record)
         if len(devices := dict.fromkeys(worker.device for worker in result.workers)) > 1:
@@ -97,8 +99,8 @@ class Team:
         number = len(self.hands) + 1
         self.hands.append(Hand(number, self.pool.start(number)))
 
-    def _until(self, over: Callable[[], bool]) -> None:
-        """Gives out work and takes results until `over` says so."""
+    def _until(self, over: Callable[[], bool], waiting: Callable[[], AbstractContextManager[None]] = at_once) -> None:
+        """Gives out work and takes results until `over` says so. `waiting` is what a signal does meanwhile."""
         while not over():
             self._give()
             calls = {hand.call: hand for hand in self.alive if hand.call is not None}
@@ -111,7 +113,7 @@ class Team:
             if time.monotonic() - self.heard > PATIENCE:
                 raise IncompleteError(f"no worker could be started within {PATIENCE} s, {self._so_far()}: Ray has no "
                                       "room for one")  # fmt: skip
-            with at_once():
+            with waiting():
                 ready = self.pool.wait([*calls], LOOK)
             for call in ready:
                 self._take(calls[call])
