@@ -121,7 +121,8 @@ class Team:
     def _so_far(self) -> str:
         """What is finished, in words."""
         pieces = self.merger.pieces.values() if self.known is not None else ()
-        return f"and {sum(len(piece.group.results) for piece in pieces if piece.group)} requests are finished"
+        done = sum(len(piece.group.results) for piece in pieces if piece.group)
+        return f"and {done} request{'s are' if done != 1 else ' is'} finished"
 
     def _give(self) -> None:
         for hand in self.alive:
@@ -195,6 +196,8 @@ class Team:
                               f"{known.host}: install the same on all machines")  # fmt: skip
 
     def _keep(self, hand: Hand, piece: Piece) -> None:
+        if self.to_measure:  # without it, after a signal
+            return
         for warning in piece.warnings:
             log.warning("worker %d: %s", hand.number, warning)
         for prompt, answer in piece.answers.items():
