@@ -143,7 +143,7 @@ CASES = {
 }
 
 
-LONG = ("sampled", "greedy", "rows", "turns", "beams")  # what they show, the others show too, but for beams
+LONG = ("sampled", "greedy", "rows", "turns")  # what they show, the others show too
 
 
 @pytest.mark.parametrize("case", [pytest.param(c, marks=[pytest.mark.slow] * (c in LONG)) for c in CASES])
@@ -320,7 +320,7 @@ def test_two_processes_give_what_one_gives(good, tmp_path):
     """The command itself, with Ray."""
     path = prompts(tmp_path)
     for folder, more in ((tmp_path / "one", ()), (tmp_path / "two", ("workers=2",))):
-        env = {**os.environ, "OMP_NUM_THREADS": "1", "TMPDIR": str(tmp_path)}
+        env = {**os.environ, "OMP_NUM_THREADS": "1", "TMPDIR": str(tmp_path), "RAY_TMPDIR": "/tmp"}
         subprocess.run(command_of(good, path, folder, *more), check=True, env=env, stdout=subprocess.DEVNULL)
     two = load_run(tmp_path / "two")
     assert facts(load_run(tmp_path / "one")) == facts(two)
@@ -335,7 +335,7 @@ def test_a_process_is_killed_in_the_middle(what, good, tmp_path):
     """A worker that is killed is replaced, and the command ends as if nothing had been; after a signal to the command
     what was finished is there."""
     path, folder = prompts(tmp_path, 40), tmp_path / "two"
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "TMPDIR": str(tmp_path)}
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "TMPDIR": str(tmp_path), "RAY_TMPDIR": "/tmp"}
     with subprocess.Popen(command_of(good, path, folder, "workers=2", "max_new_tokens=60"), env=env,
                           stdout=subprocess.DEVNULL) as process:  # fmt: skip
         part = folder / "prompts.jsonl.part"

@@ -1,6 +1,6 @@
 """What two workers give on two cores, and what a simulation says for more.
 
-OMP_NUM_THREADS=1 python -m specbench -m name=workers workers=1,2 seed=0,1 data.limit=8 logger=none
+OMP_NUM_THREADS=1 python -m specbench -m name=workers workers=1,2 seed=0,1 data.limit=10 logger=none
 python experiments/workers/make.py outputs/workers
 """
 
@@ -25,7 +25,7 @@ from specbench.storage.read import StoredRun
 
 WORKERS = (1, 2, 8, 64, 512)
 GROUPS = 10_000  # of a simulated run
-SEEDS = 5
+SEEDS = 3
 GB = 1e9
 WORLDS = {  # what is not measured here is assumed
     "alike": World(),

@@ -108,11 +108,9 @@ class MachineWatch:
         return Probes(self.bandwidth.reads, self.seconds, self.uses, self.bandwidth.copy).judge(groups)
 
     def take(self) -> Probes:
-        """What was measured since the last time; on CUDA the bandwidth, which is measured once, each time."""
+        """What was measured since the last time."""
         found = Probes(self.bandwidth.reads, self.seconds, self.uses, self.bandwidth.copy)
-        if self.bandwidth.buffer is not None:
-            self.bandwidth.reads = []
-        self.seconds, self.uses = [], []
+        self.bandwidth.reads, self.seconds, self.uses = [], [], []
         return found
 
 

@@ -127,10 +127,13 @@ def _connect(ray: Any, device: str) -> None:
         ray.init(address=address, runtime_env={"env_vars": passed}, **quiet)
     except Exception as error:  # Ray's are of any class
         log.info("Ray could not be started", exc_info=error)
-        where = f"{CLUSTER}={address}" if address else "a cluster of this machine"
-        raise ConfigError(
-            f"Ray cannot use {where} ({first_line(error)}): start one with ray start --head, or unset {CLUSTER}"
-        ) from error
+        why = f"({first_line(error)})"
+        if address:
+            raise ConfigError(
+                f"{CLUSTER}={address} is no cluster that Ray can use {why}: start one with ray start --head, or unset "
+                f"{CLUSTER}"
+            ) from error
+        raise ConfigError(f"Ray cannot start on this machine {why}: see run.log, or set RAY_TMPDIR=/tmp") from error
 
 
 def _refuse(workers: int, there: int, kind: str) -> None:
