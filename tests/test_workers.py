@@ -4,6 +4,7 @@ import json
 import os
 import pickle
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -272,6 +273,14 @@ def test_workers_share_no_device(monkeypatch):
         split.refuse_workers(root, "cuda")
     with pytest.raises(ConfigError, match="workers=2 is not possible with device=cuda:1: each worker needs a device"):
         split.refuse_workers(replace(root, device="cuda:1"), "cuda")
+
+
+def test_a_cluster_that_does_not_answer_is_told_at_once(monkeypatch):
+    monkeypatch.setattr(split, "find_spec", lambda name: "there")
+    with socket.socket() as closed, pytest.raises(ConfigError, match=r"RAY_ADDRESS=127.0.0.1:\d+ does not answer"):
+        closed.bind(("127.0.0.1", 0))  # nobody listens
+        monkeypatch.setenv(split.CLUSTER, "127.0.0.1:{}".format(closed.getsockname()[1]))
+        check(composed("workers=2"))
 
 
 def test_without_ray_the_command_says_how_to_get_it(monkeypatch, tmp_path, capsys):
