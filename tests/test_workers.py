@@ -279,7 +279,7 @@ def test_a_cluster_that_does_not_answer_is_told_at_once(monkeypatch):
     monkeypatch.setattr(split, "find_spec", lambda name: "there")
     with socket.socket() as closed, pytest.raises(ConfigError, match=r"RAY_ADDRESS=127.0.0.1:\d+ does not answer"):
         closed.bind(("127.0.0.1", 0))  # nobody listens
-        monkeypatch.setenv(split.CLUSTER, "127.0.0.1:{}".format(closed.getsockname()[1]))
+        monkeypatch.setenv(split.CLUSTER, f"127.0.0.1:{closed.getsockname()[1]}")
         check(composed("workers=2"))
 
 

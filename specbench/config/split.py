@@ -43,8 +43,8 @@ def refuse_silence(address: str) -> None:
         socket.create_connection((found[1], int(found[2])), SECONDS).close()
     except (OSError, OverflowError) as error:
         raise ConfigError(
-            f"{CLUSTER}={shown(address)} does not answer ({first_line(error)}): start the cluster with ray start --head, "
-            f"or unset {CLUSTER}"
+            f"{CLUSTER}={shown(address)} does not answer ({first_line(error)}): start the cluster with "
+            f"ray start --head, or unset {CLUSTER}"
         ) from error
 
 
