@@ -24,7 +24,7 @@ from specbench.settings import ConfigError
 from specbench.storage.read import StoredRun
 
 WORKERS = (1, 2, 8, 64, 512)
-GROUPS = 10_000  # of a simulated run
+GROUPS = 4096  # of a simulated run
 SEEDS = 3
 GB = 1e9
 WORLDS = {  # what is not measured here is assumed

@@ -33,6 +33,8 @@ class Team:
         """Starts them. `workers` is how many there are at a time; `announce` is told what memory they need."""
         self.checked, self.pool, self.wanted, self.announce = checked, pool, workers, announce
         self.hands: list[Hand] = []
+        self.alive: list[Hand] = []  # those of them that have not died
+        self.calls: dict[Any, Hand] = {}  # that are not over
         self.known: Opened | None = None
         self.tokenizer: Any = None
         self.first: dict[str, Hand] = {}  # by machine, the worker that loads before the others
@@ -48,10 +50,6 @@ class Team:
         self.heard = time.monotonic()  # when a worker was last known to run
         for _ in range(workers):
             self._start()
-
-    @property
-    def alive(self) -> list[Hand]:
-        return [hand for hand in self.hands if not hand.lost]
 
     def load(self) -> Opened:
         """Returns when the first worker has loaded the models. Raises ConfigError, also for what another one says
@@ -97,14 +95,15 @@ class Team:
 
     def _start(self) -> None:
         number = len(self.hands) + 1
-        self.hands.append(Hand(number, self.pool.start(number)))
+        hand = Hand(number, self.pool.start(number))
+        self.hands.append(hand)
+        self.alive.append(hand)
 
     def _until(self, over: Callable[[], bool], waiting: Callable[[], AbstractContextManager[None]] = at_once) -> None:
         """Gives out work and takes results until `over` says so. `waiting` is what a signal does meanwhile."""
         while not over():
             self._give()
-            calls = {hand.call: hand for hand in self.alive if hand.call is not None}
-            if not calls:
+            if not self.calls:
                 raise IncompleteError(
                     f"all workers died ({len(self.hands)} were started), {self._so_far()}: see run.log"
                 )
@@ -114,9 +113,9 @@ class Team:
                 raise IncompleteError(f"no worker could be started within {PATIENCE} s, {self._so_far()}: Ray has no "
                                       "room for one")  # fmt: skip
             with waiting():
-                ready = self.pool.wait([*calls], LOOK)
+                ready = self.pool.wait([*self.calls], LOOK)
             for call in ready:
-                self._take(calls[call])
+                self._take(self.calls.pop(call))
 
     def _so_far(self) -> str:
         """What is finished, in words."""
@@ -129,6 +128,7 @@ class Team:
             if hand.call is None and (next_call := self._next(hand)) is not None:
                 hand.doing, *arguments = next_call
                 hand.call = self.pool.call(hand.worker, hand.doing, *arguments)
+                self.calls[hand.call] = hand
 
     def _next(self, hand: Hand) -> tuple[Any, ...] | None:
         """The method that an idle worker is to be called with, and its arguments."""
@@ -209,6 +209,7 @@ class Team:
     def _lose(self, hand: Hand, error: DiedError) -> None:
         """A worker has died: what it had is for the others, and another one takes its place."""
         hand.lost = True
+        self.alive.remove(hand)
         log.warning("worker %d died while it was at %s (%s)", hand.number, hand.doing, error)
         if hand.doing in ("decode", "fail"):
             self.deaths[hand.group] += 1
