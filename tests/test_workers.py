@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import time
+from contextlib import closing
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -31,8 +32,8 @@ from specbench.run.run import run
 from specbench.run.shard import Shard
 from specbench.settings import ConfigError, IncompleteError
 from specbench.storage.read import load_run
-from specbench.workers.pool import DiedError, most_each
-from specbench.workers.team import TRIES, Team
+from specbench.workers.pool import DiedError, RayPool, most_each
+from specbench.workers.team import Team
 from specbench.workers.worker import Worker
 
 # What follows from times. Of the rest every digit is compared.
@@ -175,7 +176,8 @@ def test_workers_give_what_one_process_gives(case, good, tmp_path, monkeypatch):
     assert sum(worker["lost"] for worker in two.result["workers"]) == len(lost) == (2 if case == "sampled" else 0)
 
 
-def test_a_group_that_kills_its_workers_is_a_failure(good, tmp_path):
+def test_a_group_that_kills_its_workers_is_a_failure(good, tmp_path, monkeypatch):
+    monkeypatch.setattr(team_of, "TRIES", 2)
     checked, killers = checked_for(good, prompts(tmp_path, 4)), []
 
     class Deadly(HerePool):
@@ -187,8 +189,8 @@ def test_a_group_that_kills_its_workers_is_a_failure(good, tmp_path):
             return super().result(call)
 
     found = several(checked, tmp_path / "two", Deadly())
-    assert len(killers) == TRIES and found.result["counts"]["failed"] == 1 and found.result["counts"]["prompts"] == 3
-    assert [line["error"] for line in found.prompts if "error" in line] == ["3 workers died while they decoded it"]
+    assert len(killers) == 2 and found.result["counts"]["failed"] == 1 and found.result["counts"]["prompts"] == 3
+    assert [line["error"] for line in found.prompts if "error" in line] == ["2 workers died while they decoded it"]
 
 
 def test_without_workers_the_run_ends(good, tmp_path, monkeypatch):
@@ -335,10 +337,13 @@ def test_two_processes_give_what_one_gives(good, tmp_path, monkeypatch):
     finally:
         torch.set_num_threads(threads)
     checked = checked_for(good, prompts(tmp_path), "verdict_tokens=60", "workers=2")
-    with workers_run.on_workers(checked, lambda text: None) as decoding:
+    with closing(RayPool(2, "cpu")) as pool:
+        team = Team(checked, pool, 2)
+        team.load()
+        team._until(lambda: all(hand.turn == 0 for hand in team.hands))  # else one has done all of it before
         told = lambda *words: None  # noqa: E731
-        result, record, tokenizer = decoding(tmp_path / "two", told, told, Phases())
-        save(checked, tokenizer, result, record, tmp_path / "two", [])
+        result, record = workers_run.run_on(team, tmp_path / "two", told, told, Phases())
+        save(checked, team.tokenizer, result, record, tmp_path / "two", [])
     two = load_run(tmp_path / "two")
     assert facts(one) == facts(two)
     first, second = two.result["workers"]
