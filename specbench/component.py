@@ -39,6 +39,11 @@ class Choices:
     def batch_size(self) -> int:
         return int(self.scalars["batch_size"])
 
+    @property
+    def workers(self) -> int:
+        """Processes among which the prompts of the run are split."""
+        return int(self.scalars.get("workers", 1))
+
 
 class Component:
     """Base class of drafters, verifiers, policies, executors, caches, peers, loggers, data and metrics.

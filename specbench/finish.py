@@ -12,10 +12,9 @@ from specbench.decoded import Group, Record
 from specbench.interrupts import held
 from specbench.loggers.logger import Logger, Opening
 from specbench.phases import Phases
-from specbench.progress import decoding_progress
+from specbench.progress import Told, decoding_progress
 from specbench.report.tables import refuse_verdict
 from specbench.results import RunResult
-from specbench.run.parts import Parts
 from specbench.settings import ConfigError
 from specbench.storage.finished import make_room
 from specbench.storage.write import write_config, write_result
@@ -25,14 +24,14 @@ log = logging.getLogger(__name__)
 
 
 def save(
-    checked: Checked, parts: Parts, result: RunResult, record: Record, out_dir: Path, overrides: Sequence[str]
+    checked: Checked, tokenizer: Any, result: RunResult, record: Record, out_dir: Path, overrides: Sequence[str]
 ) -> Path | None:
     """Writes the files of this run into the folder, which is locked. Returns the folder into which those of an earlier
     run went, if there were any. Raises ConfigError."""
     kept = make_room(out_dir)
     write_config(checked.resolved, out_dir)
     identity = checked.identity().as_dict()  # a checkpoint of the hub has its commit now that it is there
-    write_result(result, record, checked.digest, out_dir, parts.target.tokenizer, identity, overrides)
+    write_result(result, record, checked.digest, out_dir, tokenizer, identity, overrides)
     return kept
 
 
@@ -51,24 +50,22 @@ def measure(
     until they are there. `kind` is what the logger is told, `place` stands before the progress, and `shown` gets what
     `results.json` holds, and where the run went that was there before. `begun`, by `time.perf_counter`, is when the
     program or the job began; `call` is the Python expression that asked for the run, if no command did. Raises
-    ConfigError, VerdictError with strict=true, or KeyboardInterrupt after a signal."""
-    from specbench.config.build import build
-    from specbench.run.run import run
-
+    ConfigError, VerdictError with strict=true, IncompleteError if all workers die, or KeyboardInterrupt after a
+    signal."""
     written, phases = False, Phases(begun)
-    with phases("load"):
-        parts = build(checked, announce)
     with ExitStack() as stack:
+        with phases("load"):
+            decoding = stack.enter_context(decoding_of(checked, announce))
         with phases("logger"):
             run_log = stack.enter_context(logged(checked, out_dir, overrides, kind))
         try:
             with held():  # between the end of decoding and that of writing a signal waits
                 with decoding_progress(place) as progress:
-                    result, record = run(parts, out_dir, progress, run_log.progress, phases)
+                    result, record, tokenizer = decoding(out_dir, progress, run_log.progress, phases)
                 mark(result)
                 if call:
                     result.provenance["call"] = call
-                kept = save(checked, parts, result, record, out_dir, overrides)
+                kept = save(checked, tokenizer, result, record, out_dir, overrides)
                 written = True
         except KeyboardInterrupt:
             if written:
@@ -91,6 +88,26 @@ def mark(result: RunResult) -> None:
     if found.shared and result.machine is not None:
         result.machine.steady = False
         result.machine.reasons += found.shared
+
+
+Decoding = Callable[[Path, Told, Callable[[Group], None], Phases], tuple[RunResult, Record, Any]]  # and the tokenizer
+
+
+@contextmanager
+def decoding_of(checked: Checked, announce: Callable[[str], None]) -> Iterator[Decoding]:
+    """What decodes and measures a run, with its models loaded: this process, or workers, which end with the context.
+    Raises ConfigError, or IncompleteError if all workers die."""
+    if checked.root.workers > 1:
+        from specbench.workers.run import on_workers
+
+        with on_workers(checked, announce) as decoding:
+            yield decoding
+        return
+    from specbench.config.build import build
+    from specbench.run.run import run
+
+    parts = build(checked, announce)
+    yield lambda *asked: (*run(parts, *asked), parts.target.tokenizer)
 
 
 class RunLog:

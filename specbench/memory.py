@@ -1,6 +1,8 @@
 """Estimates the memory of a run from model shapes before anything loads, and compares it with what is free."""
 
 import gc
+import resource
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -205,6 +207,14 @@ def reset_peak(device: torch.device) -> None:
     """Forgets the largest memory in use so far, so that `torch.cuda.max_memory_allocated` is of what follows."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
+
+
+def peak_bytes(device: torch.device) -> int:
+    """The most bytes of this process that were in use, on CUDA of the device's allocator."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
 def give_back() -> None:

@@ -237,3 +237,24 @@ class Placement:
     devices: str | None  # CUDA_VISIBLE_DEVICES
     beside: int  # other jobs that had cores of this machine: the larger number of its beginning and its end
     shared: list[str]  # why its times are not its own: cores or a device that others used too
+
+
+@dataclass
+class WorkerNumbers:
+    """What one of several workers has decoded. Its speedup is the ratio of its own times."""
+
+    worker: int  # from 1 on
+    host: str
+    device: str
+    cores: list[int]  # that it had for itself; none with a device of its own
+    threads: int
+    requests: int
+    tokens: int
+    baseline_tokens: int
+    tokens_per_second: float | None  # of decoding
+    baseline_tokens_per_second: float | None
+    speedup: float | None
+    speedup_ci95: Interval
+    load_seconds: float  # wall-clock seconds from its first call until its models were loaded
+    seconds: float  # wall-clock seconds of its groups: all ways of decoding, probes, and what was read again
+    lost: bool  # whether its process has died; what it had finished counts

@@ -22,6 +22,7 @@ from specbench.result_parts import Placement as Placement
 from specbench.result_parts import RateLatency as RateLatency
 from specbench.result_parts import RowsRate as RowsRate
 from specbench.result_parts import ServerNumbers as ServerNumbers
+from specbench.result_parts import WorkerNumbers as WorkerNumbers
 
 SCHEMA_VERSION = 1
 
@@ -356,6 +357,7 @@ class RunResult:
     experts: Experts | None = None  # of a mixture-of-experts target that runs eagerly
     servers: dict[str, ServerNumbers] = field(default_factory=dict)  # peers that are servers, by name
     placement: Placement | None = None  # of a job of a sweep whose jobs may run at the same time
+    workers: list[WorkerNumbers] = field(default_factory=list)  # of a run on several; those that decoded anything
     notes: list[str] = field(default_factory=list)  # warnings, to read before comparing
     schema_version: int = SCHEMA_VERSION
 

@@ -28,7 +28,7 @@ from specbench.measure.estimators import student
 from specbench.replay.trace import load_trace
 from specbench.report.run_table import run_table
 from specbench.report.tables import speedup_interval
-from specbench.run.pooled import _machine
+from specbench.run.pooled import worst_machine
 from specbench.settings import ConfigError
 from specbench.storage.finished import contents, examine
 from specbench.storage.read import load_run
@@ -347,10 +347,11 @@ def test_reasons_of_several_processes_are_one_each():
     def machine(*reasons, others):
         return {"steady": not reasons, "reasons": [*reasons], "others": others, "steal": None}
 
-    found = _machine([machine(others=0.01), machine("x is 34%", "y", others=0.5), machine("x is 9%", others=0.2)])
+    every = [machine(others=0.01), machine("x is 34%", "y", others=0.5), machine("x is 9%", others=0.2)]
+    found = worst_machine({f"process {number}": found for number, found in enumerate(every, 1)})
     assert not found["steady"] and found["reasons"] == ["process 2: x is 34% (and 1 more)", "process 2: y"]
     assert found["others"] == 0.5 and found["steal"] is None
-    steady = _machine([machine(others=0.01), machine(others=None)])
+    steady = worst_machine({"process 1": machine(others=0.01), "process 2": machine(others=None)})
     assert steady == {"steady": True, "reasons": [], "others": 0.01, "steal": None}
 
 

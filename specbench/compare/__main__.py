@@ -131,6 +131,8 @@ def compare_sweep(overrides: Sequence[str], also: Sequence[str] = ()) -> int:
         raise ConfigError(f"{' '.join(overrides)} is one way of decoding: give several, as in drafter=stdlib,ngram")
     if any(job.checked.root.repeats > 1 for job in jobs):
         raise ConfigError("repeats is not possible with specbench.compare, whose ways share a process: leave it out")
+    if any(job.checked.root.workers > 1 for job in jobs):
+        raise ConfigError("workers is not possible with specbench.compare, whose ways share a process: leave it out")
     sweep.folder.mkdir(parents=True, exist_ok=True)
     with open_dict(config):
         config.hydra.runtime.output_dir = str(sweep.folder)

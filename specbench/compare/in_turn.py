@@ -108,7 +108,7 @@ def _save_all(
                 moved.append(make_room(job.folder))  # what stood there is of another comparison
                 raise ConfigError(f"{' '.join(job.overrides)}: {first_line(result)}")
             result.in_turn = shared
-            moved.append(save(job.checked, parts, result, record, job.folder, job.overrides))
+            moved.append(save(job.checked, parts.target.tokenizer, result, record, job.folder, job.overrides))
             statuses.add(result.status)
         except ConfigError as error:
             log.error("%s", error)

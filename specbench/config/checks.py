@@ -11,6 +11,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from specbench.component import Choice, Choices, Component, chosen_class
 from specbench.config.schema import GROUPS, METRICS, NOT_HASHED, NOT_TRACED, OTHERS, WITHOUT_TORCH, Root, base_of
+from specbench.config.split import refuse_workers
 from specbench.identity import Identity, of_code, of_libraries, of_module
 from specbench.settings import ConfigError, validate
 from specbench.visible import first_line, shown
@@ -77,11 +78,13 @@ def check(config: DictConfig, names: Mapping[str, str] | None = None, here: bool
 
     from specbench.devices import named_device, pick_device
 
-    device = str(pick_device(root.device) if here else named_device(root.device))
+    device = pick_device(root.device) if here else named_device(root.device)
+    if here:
+        refuse_workers(root, device.type)
     groups = {group: early.get(group) or choose(config, group, base_of(group), names.get(group)) for group in GROUPS}
     policy = groups["lenience_policy"]
     lowest = policy.kind.lowest(policy.settings, root.lenience)
-    choices = Choices(groups, root.temperature, lowest, device, vars(root))
+    choices = Choices(groups, root.temperature, lowest, str(device), vars(root))
     metrics = choose_metrics(config)
     for key, choice in (*groups.items(), *(("metric", choice) for choice in metrics.values())):
         if reason := choice.kind.refuses(choice.settings, choices):

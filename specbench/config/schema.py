@@ -66,6 +66,7 @@ NOT_TRACED = (
     "order",
     "repeats",
     "repeats_vary",
+    "workers",
 )
 
 
@@ -96,6 +97,7 @@ class Root(BaseSettings):
     order: int = setting(ge=0, le=LARGEST_SEED)
     repeats: int = setting(ge=1, le=1000)
     repeats_vary: str = setting(choices=("none", "order", "seed", "both"))
+    workers: int = setting(ge=1, le=1000)
     verdict_tokens: int = setting(ge=0, le=10**9)
     strict: bool = setting()
     device: str = setting()

@@ -79,6 +79,11 @@ class GammaPolicy(Component, ABC):
     def refuses(cls, settings: Any, run: Choices) -> str | None:
         if cls.replay_only:
             return "in a run, since it knows the future: use python -m specbench.replay outputs/RUN"
+        if cls.calibrated and run.workers > 1:
+            return (
+                f"with workers={run.workers}: it learns from measured times, and each worker would learn something "
+                "else; choose workers=1, or gamma_policy=fixed, confidence or heuristic"
+            )
         drafter = run["drafter"]
         if cls.watches and not drafter.kind.ends_early:
             return (

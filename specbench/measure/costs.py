@@ -18,6 +18,14 @@ Numbers = npt.NDArray[np.int_]
 SAMPLES = 200  # of the bootstrap of costs
 
 
+def _floats() -> "array[float]":
+    return array("d")
+
+
+def _integers() -> "array[int]":
+    return array("i")
+
+
 class CostTable:
     """Seconds of rounds by gamma, which policies may read while the run goes on.
 
@@ -30,9 +38,9 @@ class CostTable:
 
     def __init__(self) -> None:
         self.source = ""
-        self.laps: dict[int, array[float]] = defaultdict(lambda: array("d"))  # five numbers a round
+        self.laps: dict[int, array[float]] = defaultdict(_floats)  # five numbers a round
         self._sources: dict[str, int] = {}  # a number for each source
-        self._source_of: dict[int, array[int]] = defaultdict(lambda: array("i"))  # by gamma, the source of each round
+        self._source_of: dict[int, array[int]] = defaultdict(_integers)  # by gamma, the source of each round
         self.acceptance: tuple[float, int] = (0.0, 0)  # sum of betas, tested positions
 
     def add(self, rounds: Iterable[Round]) -> None:
@@ -44,6 +52,16 @@ class CostTable:
             self.laps[r.steps].extend((draft, verify, other, (draft + verify + other) / r.rows, r.rows))
             self._source_of[r.steps].append(source)
             self.acceptance = self.acceptance[0] + sum(r.beta), self.acceptance[1] + r.tested
+
+    def join(self, other: "CostTable") -> None:
+        """Adds the rounds of another table, behind those that are here."""
+        numbers = {
+            number: self._sources.setdefault(name, len(self._sources)) for name, number in other._sources.items()
+        }
+        for gamma, laps in other.laps.items():
+            self.laps[gamma].extend(laps)
+            self._source_of[gamma].extend(numbers[source] for source in other._source_of[gamma])
+        self.acceptance = self.acceptance[0] + other.acceptance[0], self.acceptance[1] + other.acceptance[1]
 
     @property
     def alpha(self) -> float:

@@ -2,9 +2,11 @@
 decoding's steps in their order, and what other processes took of the cores."""
 
 import os
+import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
@@ -35,6 +37,40 @@ class Use(NamedTuple):
     busy: float
     steal: float
     own: float
+
+
+@dataclass
+class Probes:
+    """What was measured of a machine, in its order."""
+
+    reads: list[float] = field(default_factory=list)  # bytes per second
+    seconds: list[float] = field(default_factory=list)  # of the compute probe
+    uses: list[Use] = field(default_factory=list)
+    left_out: list[tuple[Use, Use]] = field(default_factory=list)  # before and after the work of peers elsewhere
+    copy: float | None = None  # bytes per second, on CUDA
+
+    def join(self, later: "Probes") -> None:
+        """Adds what was measured after these."""
+        self.reads += later.reads
+        self.seconds += later.seconds
+        self.uses += later.uses
+        self.left_out += later.left_out
+        self.copy = later.copy if self.copy is None else self.copy
+
+    @property
+    def roofs(self) -> Roofs:
+        """The memory's bandwidth: the median of the reads."""
+        return Roofs(statistics.median(self.reads), self.copy)
+
+    def judge(self, groups: Sequence[Group]) -> Machine:
+        """What is known of the machine at the end of a run; `groups` in the order of decoding."""
+        drift, error, halves = step_drift(*step_times(groups))
+        others, steal = shares(self.uses, self.left_out)
+        found = Machine(True, [], drift, error, halves, variation(self.seconds), variation(self.reads), others, steal,
+                        len(self.reads))  # fmt: skip
+        found.reasons = reasons(found)
+        found.steady = not found.reasons
+        return found
 
 
 class MachineWatch:
@@ -82,15 +118,18 @@ class MachineWatch:
         """The memory's bandwidth."""
         return self.bandwidth.roofs
 
+    @property
+    def _probes(self) -> Probes:
+        return Probes(self.bandwidth.reads, self.seconds, self.uses, self.left_out, self.bandwidth.copy)
+
     def judge(self, groups: Sequence[Group]) -> Machine:
         """What is known of the machine at the end of a run; `groups` in the order of decoding."""
-        drift, error, halves = step_drift(*step_times(groups))
-        others, steal = shares(self.uses, self.left_out)
-        reads = self.bandwidth.reads
-        probes = variation(self.seconds), variation(reads)
-        found = Machine(True, [], drift, error, halves, *probes, others, steal, len(reads))
-        found.reasons = reasons(found)
-        found.steady = not found.reasons
+        return self._probes.judge(groups)
+
+    def take(self) -> Probes:
+        """What was measured since the last time."""
+        found = self._probes
+        self.bandwidth.reads, self.seconds, self.uses, self.left_out = [], [], [], []
         return found
 
 

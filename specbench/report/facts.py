@@ -142,6 +142,11 @@ def _repeats(result: Result) -> str:
     return f"{repeats['processes']} pooled, which differ in: {repeats['vary']}" if repeats else ""
 
 
+def _workers(result: Result) -> str:
+    hosts = [worker["host"] for worker in result.get("workers") or ()]
+    return f"{len(hosts)} on {', '.join(dict.fromkeys(hosts))}" if hosts else ""
+
+
 FACTS: dict[str, Callable[[Result], str]] = {
     "target": component("target"),
     "drafter": component("drafter"),
@@ -159,6 +164,7 @@ FACTS: dict[str, Callable[[Result], str]] = {
     "dtype": _dtype,
     "seed": lambda result: str(result["config"].get("seed", "")),
     "processes": _repeats,
+    "workers": _workers,
     "machine": _machine,
     "versions": _versions,
     "commit": commit,

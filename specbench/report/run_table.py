@@ -30,7 +30,7 @@ def run_table(result: dict[str, Any], out_dir: Path) -> Group:
         f"lenience {config['lenience']:g}, batch {config['batch_size']}"
     )
     of_rounds = [*_beams(result), *_acceptance(result), *_costs(result)]
-    of_run = [*_speedups(result), *_engine(result), *_gammas(result), *_others(result)]
+    of_run = [*_speedups(result), *_workers(result), *_engine(result), *_gammas(result), *_others(result)]
     waits = load_table(result)
     return Group(
         Text(f"\n{verdict_sentence(result)}\n", style="bold"),
@@ -175,6 +175,15 @@ def _rate(result: dict[str, Any], name: str) -> str:
     """The interval of a throughput, or nothing."""
     ci95 = result.get("throughput_ci95", {}).get(name)
     return "" if ci95 is None else interval(ci95, 1)
+
+
+def _workers(result: dict[str, Any]) -> Rows:
+    """Of a run on several workers: the speedup of each, and where it ran."""
+    for worker in result.get("workers") or ():
+        place = ", ".join(map(str, worker["cores"]))
+        told = f"{worker['requests']} requests on {worker['host']}{f', cores {place}' * bool(place)}"
+        told += f"; {number(worker['tokens_per_second'], 1)} tokens/s{'; it died' * worker['lost']}"
+        yield f"  worker {worker['worker']}", _times(worker["speedup"]), told
 
 
 def _engine(result: dict[str, Any]) -> Rows:

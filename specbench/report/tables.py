@@ -141,6 +141,14 @@ def interval(ci95: Sequence[float] | None, digits: int = 2) -> str:
     return "too few prompts" if ci95 is None else f"{ci95[0]:.{digits}f} to {ci95[1]:.{digits}f}"
 
 
+def where(result: dict[str, Any]) -> str:
+    """By how many processes a run was decoded, or how many were pooled."""
+    if (count := (result.get("repeats") or {"processes": 1})["processes"]) > 1:
+        return f"{count} processes"
+    workers = len(result.get("workers") or ())
+    return f"{workers} workers" if workers > 1 else "one process"
+
+
 def speedup_interval(result: dict[str, Any]) -> str:
     """The interval of the measured speedup in words, and of how many processes it is."""
     ci95, repeats = result["speedup"]["ci95"], result.get("repeats")
@@ -148,7 +156,7 @@ def speedup_interval(result: dict[str, Any]) -> str:
         told = (
             "too few prompts, or groups of rows, for an interval" if ci95 is None else f"95 % interval {interval(ci95)}"
         )
-        return f"{told}; one process"
+        return f"{told}; {where(result)}"
     told = "too few processes or prompts for an interval" if ci95 is None else f"95 % interval {interval(ci95)}"
     sd = repeats["sd"]["speedup"]
     between = "" if sd is None else f"; between processes sd {sd:.1%}"

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from math import log
 from typing import Any
 
-from specbench.report.tables import word
+from specbench.report.tables import where, word
 
 WORTH = 0.01  # smaller gains of another gamma, by replay, are none
 SMALL = 0.02  # smaller losses are not named
@@ -75,11 +75,9 @@ def _advice(result: dict[str, Any]) -> tuple[str, list[str]]:
 def _measured(result: dict[str, Any], used: str | None = None) -> str:
     """The measured speedup, its interval, and of what it is; `used` is "" where that was said before."""
     used = f" with {_used(result)}" if used is None else used
-    processes = (result.get("repeats") or {"processes": 1})["processes"]
-    where = "one process" if processes == 1 else f"{processes} processes"
     interval = _interval(result["speedup"]["ci95"])
     few = "" if interval or result["counts"]["prompts"] != 1 else ", of one request"
-    return f"{result['speedup']['measured']:.2f}x{interval} measured{used} in {where}{few}"
+    return f"{result['speedup']['measured']:.2f}x{interval} measured{used} in {where(result)}{few}"
 
 
 def _used(result: dict[str, Any]) -> str:

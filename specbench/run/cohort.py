@@ -34,28 +34,37 @@ class Cohort:
         self.requests = Requests(members[0].parts, max(member.parts.spare for member in members))
         self.plain = min(members, key=lambda member: extra_work(member.parts.verifier))
         self.done = 0  # requests
+        self.warm, self.inputs = 0, 0  # columns, and tokens of an encoder's input, that were warmed up
 
     def steps(self, tell: Tell) -> Iterator[int]:
         """Decodes one group after the other; yields its number of requests."""
-        warm, inputs = 0, 0
         for number, wanted in enumerate(self.requests.groups()):
-            with at_once():
-                for member in self.members:
-                    member.session.costs.source = wanted.requests[0].prompt_id
-                longer = len(wanted.longest_input or ())
-                if wanted.columns > warm or longer > inputs:
-                    tell("warming up")
-                    for member in self.members:
-                        member.parts.target.executor.telling(tell)
-                        with self.phases("warm_up"):
-                            member.warm_up(wanted, not warm, self.requests.total if self.alone else 0)
-                    warm, inputs = max(warm, wanted.columns), max(inputs, longer)
-                probed = number < PROBED or number % PROBED_LATER == 0
-                if probed:
-                    with self.phases("probes"):
-                        self.watch()
-            self._decode(wanted, number, probed)
+            self.step(wanted, number, tell)
             yield len(wanted.requests)
+
+    def step(self, wanted: Wanted, number: int, tell: Tell) -> None:
+        """Decodes a group; `number` counts those that this process has decoded before."""
+        with at_once():
+            for member in self.members:
+                member.session.costs.source = wanted.requests[0].prompt_id
+            self.prepare(wanted, tell)
+            probed = number < PROBED or number % PROBED_LATER == 0
+            if probed:
+                with self.phases("probes"):
+                    self.watch()
+        self._decode(wanted, number, probed)
+
+    def prepare(self, wanted: Wanted, tell: Tell) -> None:
+        """Warms up for a group, if it needs more columns, or a longer input, than those before it."""
+        longer = len(wanted.longest_input or ())
+        if wanted.columns <= self.warm and longer <= self.inputs:
+            return
+        tell("warming up")
+        for member in self.members:
+            member.parts.target.executor.telling(tell)
+            with self.phases("warm_up"):
+                member.warm_up(wanted, not self.warm, self.requests.total if self.alone else 0)
+        self.warm, self.inputs = max(self.warm, wanted.columns), max(self.inputs, longer)
 
     def _decode(self, wanted: Wanted, number: int, probed: bool) -> None:
         """Decodes a group in all ways and gives each member its part; costs are probed on it if it is `probed`."""

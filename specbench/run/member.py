@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,6 @@ from specbench.decoding.state import Job
 from specbench.interrupts import at_once
 from specbench.measure.beams import stock_score
 from specbench.measure.evidence import LAW_BYTES
-from specbench.measure.machine_watch import MachineWatch
 from specbench.measure.stock_reading import read
 from specbench.measure.text_end import ends_where_it_should
 from specbench.measure.text_laws import LIMIT, Text, read_texts
@@ -24,7 +23,7 @@ from specbench.run.compiling import pays_to_compile
 from specbench.run.parts import Parts
 from specbench.run.requests import Wanted
 from specbench.run.session import Session
-from specbench.run.summary import summarise
+from specbench.run.summary import Watch, summarise
 from specbench.run.warm_up import calibrate, probe_costs, warm_up
 from specbench.search.beams import BeamRules
 from specbench.storage.write import PromptsFile, failure_records, prompt_records
@@ -34,14 +33,25 @@ log = logging.getLogger(__name__)
 Told = Callable[[Group], None]
 
 
+class Nowhere:
+    """In place of a `PromptsFile`, for a worker of a run: the process that merges writes the file."""
+
+    def append(self, records: Iterable[dict[str, Any]]) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
 class Member:
     """A run. `prompts.jsonl.part` in `out_dir` grows with every finished group."""
 
-    def __init__(self, parts: Parts, out_dir: Path, told: Told, phases: Phases):
-        """`told` is called with each group that is written. Raises ConfigError if the folder cannot be written."""
+    def __init__(self, parts: Parts, out_dir: Path | None, told: Told, phases: Phases):
+        """`told` is called with each group that is written; without a folder none is. Raises ConfigError if the folder
+        cannot be written."""
         self.parts, self.session = parts, Session(parts)
         self.record = Record(columns={name: metric.columns for name, metric in parts.metrics.items()})
-        self.saved = PromptsFile(out_dir)
+        self.saved: PromptsFile | Nowhere = Nowhere() if out_dir is None else PromptsFile(out_dir)
         self._probes, self._told, self._phases = 0, told, phases
 
     def warm_up(self, wanted: Wanted, first: bool, requests: int = 0) -> None:
@@ -136,7 +146,7 @@ class Member:
         self.saved.append(failure_records(failure))
         self.record.failures.append(failure)
 
-    def measure(self, status: str, facts: dict[str, Any], watch: MachineWatch) -> RunResult:
+    def measure(self, status: str, facts: dict[str, Any], watch: Watch) -> RunResult:
         """Everything that is measured. Raises RuntimeError if every prompt failed."""
         return summarise(self.session, self.record, status, facts, watch)
 

@@ -87,7 +87,7 @@ def pooled(results: Sequence[Tree], sums: CrossedSums, by_category: Mapping[str,
         "memory": {name: max(result["memory"][name] for result in results) for name in first["memory"]},
         "counts": _counts(sums, results),
         "beam": _beam([result["beam"] for result in results if result.get("beam")]),
-        "machine": _machine([result["machine"] for result in results]),
+        "machine": worst_machine({f"process {n}": result["machine"] for n, result in enumerate(results, 1)}),
         "metrics": _means([result["metrics"] for result in results]),
         "seconds": _added([result.get("seconds", {}) for result in results]),
         "notes": list(dict.fromkeys(note for result in results for note in result["notes"])),
@@ -217,20 +217,20 @@ def _worst(verdicts: Sequence[Tree]) -> Tree:
     return found | {"reason": f"process {place + 1}: {found['reason']}" if found["reason"] else f"process {place + 1}"}
 
 
-def _machine(machines: Sequence[Tree]) -> Tree:
-    """Steady if it was so in every process; of each number the one furthest from 0."""
-    names = [name for name in machines[0] if name not in ("steady", "reasons")]
+def worst_machine(machines: Mapping[str, Tree]) -> Tree:
+    """Of what was known of the machine in several processes, by their names: steady if it was so in all, and of each
+    number the one furthest from 0."""
+    every = [*machines.values()]
+    names = [name for name in every[0] if name not in ("steady", "reasons")]
     alike: dict[str, list[str]] = {}  # reasons that differ in their numbers alone
-    for number, machine in enumerate(machines, 1):
+    for whose, machine in machines.items():
         for told in machine["reasons"]:
-            alike.setdefault(re.sub(r"\d+", "", told), []).append(f"process {number}: {told}")
+            alike.setdefault(re.sub(r"\d+", "", told), []).append(f"{whose}: {told}")
     found: Tree = {
-        "steady": all(machine["steady"] for machine in machines),
+        "steady": all(machine["steady"] for machine in every),
         "reasons": [told[0] + f" (and {len(told) - 1} more)" * (len(told) > 1) for told in alike.values()],
     }
-    return found | {
-        name: max((m[name] for m in machines if m[name] is not None), key=abs, default=None) for name in names
-    }
+    return found | {name: max((m[name] for m in every if m[name] is not None), key=abs, default=None) for name in names}
 
 
 def _ratio(sums: CrossedSums, above: str, below: str) -> float | None:

@@ -3,7 +3,6 @@
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 from specbench.data.prompts import Prompt, Request, heard, render
 from specbench.data.sound import EncoderInput
@@ -32,6 +31,22 @@ class Wanted:
         return max(1, len(self.requests) // (FEWEST * rows))
 
 
+@dataclass(frozen=True)
+class Turn:
+    """The requests of one turn of all prompts, before any of them is decoded."""
+
+    waiting: Sequence[Prompt]  # in order
+    cuts: Sequence[int]  # where groups begin, and the end of the last one
+    first: int  # the number of its first group
+    columns: int  # of the cache, that the longest request needs
+    longest_input: EncoderInput | None  # of an encoder
+
+    @property
+    def groups(self) -> range:
+        """The numbers of its groups."""
+        return range(self.first, self.first + max(0, len(self.cuts) - 1))
+
+
 class Requests:
     """The prompts of a run as requests. The answers of a turn become the history of the next one."""
 
@@ -58,33 +73,48 @@ class Requests:
         decode = self.parts.target.tokenizer.decode
         answers.append("" if last else decode(result.baseline.tokens, skip_special_tokens=True))
 
+    @property
+    def turns_in_all(self) -> int:
+        """The number of turns of the prompt that has the most."""
+        return max(self.turns.values())
+
     def groups(self) -> Iterator[Wanted]:
         """Groups of all first turns, then of the second turns, and so on. Raises ConfigError if no prompt fits the
         context, or if one is empty."""
-        parts, number, told = self.parts, 0, 0
-        for turn in range(max(len(prompt.turns) for prompt in parts.prompts)):
-            waiting = self._turn(turn)
-            if turn == 0 and not waiting:
-                raise ConfigError(
-                    f"no prompt fits: the shortest has {min(self.too_long)} tokens, "
-                    f"and {parts.target.name} reads at most {parts.longest_prompt}"
-                )
-            if len(self.too_long) > told:
-                log.warning("%s", self._left_out(turn, len(self.too_long) - told, [prompt for prompt, _ in waiting]))
-                told = len(self.too_long)
-            longest, start = max((tokens for _, tokens in waiting), default=0), parts.target.start_tokens
-            columns = longest if start is None else len(start)
-            columns = min(columns + parts.max_new_tokens, parts.target.context) + self.spare
-            read = [] if start is None else [prompt for prompt, tokens in waiting if tokens == longest]
-            longest_input = self._request(read[0]).encoder_input if read else None
-            for begin, end in pairwise(self._cuts(len(waiting))):
-                asked = [self._request(prompt) for prompt, _ in waiting[begin:end]]
-                for request in asked:
-                    request.prepare()
-                workload = parts.workload
-                arrivals, rate = workload.arrivals(len(asked), number), workload.rate(number)
-                yield Wanted(asked, columns, arrivals, rate, longest_input)
-                number += 1
+        first = 0
+        for number in range(self.turns_in_all):
+            turn = self.open(number, first)
+            for group in turn.groups:
+                yield self.wanted(turn, group)
+            first = turn.groups.stop
+
+    def open(self, number: int, first: int) -> Turn:
+        """A turn, whose groups are numbered from `first` on. All answers of the turns before it are known, and it is
+        opened once. Raises ConfigError if no prompt fits the context, or if one is empty."""
+        parts, told = self.parts, len(self.too_long)
+        waiting = self._turn(number)
+        if number == 0 and not waiting:
+            raise ConfigError(
+                f"no prompt fits: the shortest has {min(self.too_long)} tokens, "
+                f"and {parts.target.name} reads at most {parts.longest_prompt}"
+            )
+        if len(self.too_long) > told:
+            log.warning("%s", self._left_out(number, len(self.too_long) - told, [prompt for prompt, _ in waiting]))
+        longest, start = max((tokens for _, tokens in waiting), default=0), parts.target.start_tokens
+        columns = longest if start is None else len(start)
+        columns = min(columns + parts.max_new_tokens, parts.target.context) + self.spare
+        read = [] if start is None else [prompt for prompt, tokens in waiting if tokens == longest]
+        longest_input = self._request(read[0]).encoder_input if read else None
+        return Turn([prompt for prompt, _ in waiting], self._cuts(len(waiting)), first, columns, longest_input)
+
+    def wanted(self, turn: Turn, number: int) -> Wanted:
+        """The group of this number."""
+        begin, end = turn.cuts[number - turn.first], turn.cuts[number - turn.first + 1]
+        asked, workload = [self._request(prompt) for prompt in turn.waiting[begin:end]], self.parts.workload
+        for request in asked:
+            request.prepare()
+        arrivals, rate = workload.arrivals(len(asked), number), workload.rate(number)
+        return Wanted(asked, turn.columns, arrivals, rate, turn.longest_input)
 
     def _left_out(self, turn: int, count: int, waiting: Sequence[Prompt]) -> str:
         """That requests are left out from this turn on, and of which categories none is left."""

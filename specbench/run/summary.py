@@ -1,16 +1,12 @@
 """From decoded batches to a RunResult: every rate is derived here, from raw counts and times."""
 
-import resource
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
-
-import torch
+from typing import Any, NamedTuple, Protocol
 
 from specbench import theory
-from specbench.decoded import Decoded, DecodedRequest, Record, RequestSums, Result
+from specbench.decoded import Decoded, DecodedRequest, Group, Record, RequestSums, Result
 from specbench.decoding.clock import Lap
 from specbench.decoding.target import Model
 from specbench.measure.acceptance import acceptance, alpha_by_category, alpha_on_text, beta_by_position
@@ -25,12 +21,12 @@ from specbench.measure.estimators import FEWEST, Sums, speedup_interval
 from specbench.measure.experts import woken_experts
 from specbench.measure.latency import by_rate, latency
 from specbench.measure.lossless import judge
-from specbench.measure.machine_watch import MachineWatch
 from specbench.measure.prediction import prediction
 from specbench.measure.request_sums import bandwidths, drifts, end_to_end, prefills, rates, request_sums
 from specbench.measure.servers import server_notes, server_numbers
 from specbench.measure.simulate import pick, priced, sweep_rounds, trace_of
 from specbench.measure.token_class import Tokens
+from specbench.memory import peak_bytes
 from specbench.results import (
     Bandwidth,
     Cost,
@@ -38,6 +34,7 @@ from specbench.results import (
     GammaPick,
     GammaSpeedup,
     HalfCosts,
+    Machine,
     Memory,
     RoundCost,
     RunResult,
@@ -50,9 +47,16 @@ from specbench.run.session import Session
 Times = tuple[list[float], list[int]]  # seconds and tokens of every request
 
 
-def summarise(
-    session: Session, record: Record, status: str, provenance: dict[str, Any], watch: MachineWatch
-) -> RunResult:
+class Watch(Protocol):
+    """What is known of the machine, or the machines, of a run."""
+
+    @property
+    def roofs(self) -> Roofs: ...
+
+    def judge(self, groups: Sequence[Group]) -> Machine: ...
+
+
+def summarise(session: Session, record: Record, status: str, provenance: dict[str, Any], watch: Watch) -> RunResult:
     """All estimates of a run; `watch` has measured the machine. Raises RuntimeError if every prompt failed."""
     parts, results, rules = session.parts, record.results, session.parts.decoding.rules
     if not results:
@@ -298,14 +302,9 @@ def of_metrics(parts: Parts, results: Sequence[Result]) -> tuple[dict[str, dict[
 
 def memory(parts: Parts, record: Record) -> Memory:
     """Bytes that were in use at most, of weights, and of keys and values."""
-    if parts.target.device.type == "cuda":
-        peak = torch.cuda.max_memory_allocated(parts.target.device)
-    else:
-        unit = 1 if sys.platform == "darwin" else 1024
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
     weights = parts.target.weight_bytes + sum(model.weight_bytes for model in parts.drafter.models)
     weights += parts.drafter.own_bytes + parts.target.executor.bytes()
-    return Memory(peak, weights, max(group.speculative.kv_bytes for group in record.groups))
+    return Memory(peak_bytes(parts.target.device), weights, max(group.speculative.kv_bytes for group in record.groups))
 
 
 def _times(requests: Sequence[DecodedRequest]) -> Times:

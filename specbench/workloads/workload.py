@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from specbench.component import Component
+from specbench.component import Choices, Component
 
 
 @dataclass(frozen=True)
@@ -30,6 +30,12 @@ class Workload(Component, ABC):
     def from_settings(cls, settings: Any, seed: int) -> "Workload":
         """Builds the workload; by default it has no settings."""
         return cls()
+
+    @classmethod
+    def refuses(cls, settings: Any, run: Choices) -> str | None:
+        if cls.over_time and run.workers > 1:
+            return f"with workers={run.workers}: its requests wait in one queue, use workload=all_at_once"
+        return None
 
     @abstractmethod
     def arrivals(self, requests: int, segment: int = 0) -> list[float] | None:

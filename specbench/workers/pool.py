@@ -1,0 +1,152 @@
+"""Workers as Ray actors. What `Team` needs of them is `Pool`, so that it can be tested without a cluster."""
+
+import logging
+import math
+import os
+import signal
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+from specbench.config.split import CLUSTER, cores
+from specbench.interrupts import SIGNALS
+from specbench.settings import ConfigError
+from specbench.visible import first_line
+from specbench.workers.worker import Worker
+
+log = logging.getLogger(__name__)
+PASSED = ("SPECBENCH_", "HF_", "TORCHINDUCTOR_", "TRITON_", "OMP_NUM_THREADS")  # variables that begin so
+QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
+
+
+class DiedError(Exception):
+    """A worker's process has ended."""
+
+
+class Pool(Protocol):
+    """Starts workers and calls them. Calls of one worker follow each other."""
+
+    cores: int  # of each worker; 0: they have a device
+
+    def start(self, number: int) -> Any:
+        """A worker, which may not be there yet."""
+
+    def call(self, worker: Any, method: str, *arguments: Any) -> Any:
+        """Begins a call of one of `Worker`'s methods."""
+
+    def wait(self, calls: Sequence[Any], seconds: float) -> Sequence[Any]:
+        """Those of the calls that are over, after so many seconds at most."""
+
+    def result(self, call: Any) -> Any:
+        """What a call returned. Raises what it raised, or DiedError."""
+
+
+class RayPool:
+    """Ray actors, in the cluster that RAY_ADDRESS names or in one that is made for this run."""
+
+    def __init__(self, workers: int, device: str):
+        """Raises ConfigError if there is no such cluster, or it is too small."""
+        for name, value in QUIET.items():
+            os.environ.setdefault(name, value)
+        import ray
+
+        self.ray, self.own = ray, not ray.is_initialized()
+        if self.own:
+            with own_handlers():
+                _connect(ray, device)
+        try:
+            self.cores, options = self._share(workers, device)
+        except ConfigError:
+            self.close()
+            raise
+        self.actor = ray.remote(Worker).options(**options, max_restarts=0, max_task_retries=0)
+
+    def _share(self, workers: int, device: str) -> tuple[int, dict[str, Any]]:
+        """The cores of each worker, and what Ray is asked for it."""
+        nodes = [node["Resources"] for node in self.ray.nodes() if node["Alive"]]
+        if device == "cuda":
+            there = sum(int(node.get("GPU", 0)) for node in nodes)
+            _refuse(workers, there, "GPU")
+            return 0, {"num_cpus": 1, "num_gpus": 1}
+        each = most_each([int(node.get("CPU", 0)) for node in nodes], workers)
+        _refuse(workers, sum(int(node.get("CPU", 0)) for node in nodes), "core")
+        if wanted := os.environ.get("OMP_NUM_THREADS", ""):
+            each = min(each, int(wanted)) if wanted.isdecimal() and int(wanted) else each
+        return each, {"num_cpus": each}
+
+    def start(self, number: int) -> Any:
+        return self.actor.remote(number)
+
+    def call(self, worker: Any, method: str, *arguments: Any) -> Any:
+        return getattr(worker, method).remote(*arguments)
+
+    def wait(self, calls: Sequence[Any], seconds: float) -> Sequence[Any]:
+        ready: Sequence[Any] = self.ray.wait(list(calls), num_returns=1, timeout=seconds)[0]
+        return ready
+
+    def result(self, call: Any) -> Any:
+        try:
+            return self.ray.get(call)
+        except self.ray.exceptions.RayTaskError as error:
+            raise error.cause if isinstance(error.cause, Exception) else error from error
+        except (self.ray.exceptions.RayActorError, self.ray.exceptions.ObjectLostError) as error:
+            raise DiedError(first_line(error)) from error
+
+    def close(self) -> None:
+        """Leaves the cluster, which ends if it was made for this run; with it go the workers."""
+        if self.own:
+            with own_handlers():
+                self.ray.shutdown()
+
+
+@contextmanager
+def own_handlers() -> Iterator[None]:
+    """Afterwards signals are handled as before: Ray sets a handler of its own."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _connect(ray: Any, device: str) -> None:
+    """Raises ConfigError if the cluster does not answer."""
+    quiet = {"log_to_driver": False, "configure_logging": False, "logging_level": logging.ERROR}
+    address = os.environ.get(CLUSTER)
+    try:
+        if not address:
+            count = None if device == "cuda" else len(cores())
+            ray.init(address="local", num_cpus=count, include_dashboard=False, **quiet)
+            return
+        passed = {name: value for name, value in os.environ.items() if name.startswith(PASSED)}
+        ray.init(address=address, runtime_env={"env_vars": passed}, **quiet)
+    except Exception as error:  # Ray's are of any class
+        log.info("Ray could not be started", exc_info=error)
+        why = f"({first_line(error)})"
+        if address:
+            raise ConfigError(
+                f"{CLUSTER}={address} is no cluster that Ray can use {why}: start one with ray start --head, or unset "
+                f"{CLUSTER}"
+            ) from error
+        raise ConfigError(f"Ray cannot start on this machine {why}: see run.log, or set RAY_TMPDIR=/tmp") from error
+
+
+def _refuse(workers: int, there: int, kind: str) -> None:
+    if there < workers:
+        raise ConfigError(
+            f"workers={workers} is not possible with the {there} {kind}{'s' * (there != 1)} of the cluster: each "
+            f"worker needs its own, so it must be {there} at most"
+        )
+
+
+def most_each(nodes: Sequence[int], workers: int) -> int:
+    """The most cores that each of so many workers can have, on machines of so many cores."""
+    each = max([1, *nodes])
+    while each > 1 and sum(math.floor(count / each) for count in nodes) < workers:
+        each -= 1
+    return each

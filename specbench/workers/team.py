@@ -1,0 +1,219 @@
+"""workers=N: gives the groups of a run to workers, and takes those of a worker that dies to the others."""
+
+import logging
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+from specbench.config.checks import Checked
+from specbench.decoded import Record
+from specbench.interrupts import at_once
+from specbench.results import RunResult
+from specbench.run.merge import Merger, Piece
+from specbench.run.shard import Groups, Opened, without_group
+from specbench.settings import ConfigError, IncompleteError
+from specbench.workers.hand import Hand
+from specbench.workers.numbers import worker_numbers
+from specbench.workers.pool import DiedError, Pool
+
+log = logging.getLogger(__name__)
+LOOK = 0.2  # seconds between two looks: a signal just before a wait without end would go unseen
+TRIES = 3  # workers that may die of a group before its requests count as failed
+PATIENCE = 300  # seconds without a worker
+FUTILE = 3  # workers that may die, for each one that is wanted, before one finishes a group
+
+
+class Team:
+    """The workers of a run. Nothing of the run is computed here: one of them measures what all have decoded."""
+
+    def __init__(self, checked: Checked, pool: Pool, workers: int, announce: Callable[[str], None] = lambda text: None):
+        """Starts them. `workers` is how many there are at a time; `announce` is told what memory they need."""
+        self.checked, self.pool, self.wanted, self.announce = checked, pool, workers, announce
+        self.hands: list[Hand] = []
+        self.alive: list[Hand] = []  # those of them that have not died
+        self.calls: dict[Any, Hand] = {}  # that are not over
+        self.known: Opened | None = None
+        self.tokenizer: Any = None
+        self.first: dict[str, Hand] = {}  # by machine, the worker that loads before the others
+        self.turn, self.turns = 0, dict[int, Groups]()
+        self.waiting: deque[int] = deque()  # groups that nobody decodes
+        self.deaths: Counter[int] = Counter()  # by group
+        self.futile = 0  # workers that have died since a group was finished
+        self.answers: dict[str, list[str]] = {}
+        self.merger: Merger
+        self.to_measure: tuple[Any, ...] = ()  # the arguments of `Worker.measure`
+        self.measured: Any = None  # what it returned
+        self.took: Callable[[Piece], None] = lambda piece: None
+        self.heard = time.monotonic()  # when a worker was last known to run
+        for _ in range(workers):
+            self._start()
+
+    def load(self) -> Opened:
+        """Returns when the first worker has loaded the models. Raises ConfigError, also for what another one says
+        later, or IncompleteError if all of them die."""
+        self._until(lambda: self.known is not None)
+        assert self.known is not None
+        return self.known
+
+    def decode(self, took: Callable[[Piece], None]) -> None:
+        """Decodes all groups; `took` is called with each of them as it comes. Raises as `load` does, or
+        KeyboardInterrupt after a signal."""
+        self.took = took
+        assert self.known is not None
+        for turn in range(self.known.turns):
+            self.turn = turn
+            self._until(lambda: self.turn in self.turns)
+            self.waiting.extend(self.turns[self.turn].numbers)
+            self._until(lambda: len(self.merger.pieces) == self.turns[self.turn].numbers.stop)
+
+    def measure(self, status: str, facts: Mapping[str, Any]) -> tuple[RunResult, Record]:
+        """Everything that is measured of what was decoded; signals wait. After a signal the first worker that ends its
+        group does it, and another signal until then raises KeyboardInterrupt. Raises RuntimeError if every prompt
+        failed."""
+        complete = status == "complete"
+        self.waiting.clear()
+        if not complete:
+            self._until(lambda: any(hand.call is None and hand.turn >= 0 for hand in self.alive))
+        merger = self.merger
+        record = merger.complete(self.turns[self.turn].numbers.stop) if complete else merger.so_far()
+        record.too_long = max((groups.too_long for groups in self.turns.values()), default=0)
+        pieces = merger.in_order()
+        self.to_measure = record, [without_group(piece) for piece in pieces], status, dict(facts)
+        self._until(lambda: self.measured is not None, nullcontext)
+        result, record.sums = self.measured
+        result.workers = worker_numbers(self.hands, pieces, record)
+        if len(devices := dict.fromkeys(worker.device for worker in result.workers)) > 1:
+            result.notes.append(
+                f"workers ran on {' and '.join(devices)}: rounding, and so texts, may differ between them"
+            )
+        return result, record
+
+    # -- What the workers do --------------------------------------------------------------------
+
+    def _start(self) -> None:
+        number = len(self.hands) + 1
+        hand = Hand(number, self.pool.start(number))
+        self.hands.append(hand)
+        self.alive.append(hand)
+
+    def _until(self, over: Callable[[], bool], waiting: Callable[[], AbstractContextManager[None]] = at_once) -> None:
+        """Gives out work and takes results until `over` says so. `waiting` is what a signal does meanwhile."""
+        while not over():
+            self._give()
+            if not self.calls:
+                raise IncompleteError(
+                    f"all workers died ({len(self.hands)} were started), {self._so_far()}: see run.log"
+                )
+            if any(hand.host for hand in self.alive):
+                self.heard = time.monotonic()
+            if time.monotonic() - self.heard > PATIENCE:
+                raise IncompleteError(f"no worker could be started within {PATIENCE} s, {self._so_far()}: Ray has no "
+                                      "room for one")  # fmt: skip
+            with waiting():
+                ready = self.pool.wait([*self.calls], LOOK)
+            for call in ready:
+                self._take(self.calls.pop(call))
+
+    def _so_far(self) -> str:
+        """What is finished, in words."""
+        pieces = self.merger.pieces.values() if self.known is not None else ()
+        done = sum(len(piece.group.results) for piece in pieces if piece.group)
+        return f"and {done} request{'s are' if done != 1 else ' is'} finished"
+
+    def _give(self) -> None:
+        for hand in self.alive:
+            if hand.call is None and (next_call := self._next(hand)) is not None:
+                hand.doing, *arguments = next_call
+                hand.call = self.pool.call(hand.worker, hand.doing, *arguments)
+                self.calls[hand.call] = hand
+
+    def _next(self, hand: Hand) -> tuple[Any, ...] | None:
+        """The method that an idle worker is to be called with, and its arguments."""
+        if not hand.host:
+            return ("host",)
+        if hand.place is None:
+            return self._load(hand)
+        if hand.turn < self.turn:
+            return "open", self.turn, self.answers
+        if self.to_measure:
+            busy = any(other.doing == "measure" and other.call is not None for other in self.alive)
+            return None if busy or self.measured is not None else ("measure", *self.to_measure)
+        if not self.waiting:
+            return None
+        hand.group = self.waiting.popleft()
+        if self.deaths[hand.group] >= TRIES:
+            return "fail", hand.group, f"{self.deaths[hand.group]} workers died while they decoded it"
+        return "decode", hand.group, self.merger.limits
+
+    def _load(self, hand: Hand) -> tuple[Any, ...] | None:
+        """The first worker of a machine loads and warms up alone: what it finds out and compiles, the others take from
+        the disk, so that all of them compute the same."""
+        first = self.first.setdefault(hand.host, hand)
+        if first.lost and first.turn < 0:
+            first = self.first[hand.host] = hand
+        if first is not hand and first.turn < 0:
+            return None
+        return "load", self.checked, self.pool.cores, str(Path.cwd())
+
+    def _take(self, hand: Hand) -> None:
+        """Takes what a worker's call has returned."""
+        call, hand.call = hand.call, None
+        try:
+            result = self.pool.result(call)
+        except DiedError as error:
+            self._lose(hand, error)
+            return
+        if hand.doing == "host":
+            hand.host = result
+        elif hand.doing == "load":
+            hand.place, opened, tokenizer = result
+            self._refuse_others(hand)
+            if self.known is None:
+                self.announce(f"{self.wanted} workers, each with {hand.place.memory}")
+                self.known, self.tokenizer = opened, tokenizer
+                self.merger = Merger(self.checked.root.verdict_tokens, opened.reads_different, opened.columns)
+        elif hand.doing == "open":
+            if self.turns.setdefault(self.turn, result) != result:
+                raise ConfigError(f"the worker on {hand.host} has other prompts than the first one: their file must be "
+                                  "the same on all machines")  # fmt: skip
+            hand.turn = self.turn
+            hand.begun = hand.begun or time.time()
+        elif hand.doing == "measure":
+            self.measured = result
+        else:
+            self._keep(hand, result)
+
+    def _refuse_others(self, hand: Hand) -> None:
+        """Raises ConfigError if a worker's programs are other ones than the first worker's."""
+        known = next(other.place for other in self.hands if other.place is not None)
+        assert hand.place is not None
+        ours, theirs = known.code, hand.place.code
+        if other := sorted(name for name in {*ours, *theirs} if ours.get(name) != theirs.get(name)):
+            raise ConfigError(f"the worker on {hand.host} has another version of {other[0]} than the one on "
+                              f"{known.host}: install the same on all machines")  # fmt: skip
+
+    def _keep(self, hand: Hand, piece: Piece) -> None:
+        if self.to_measure:  # without it, after a signal
+            return
+        for warning in piece.warnings:
+            log.warning("worker %d: %s", hand.number, warning)
+        for prompt, answer in piece.answers.items():
+            self.answers.setdefault(prompt, []).append(answer)
+        self.merger.add(piece)
+        self.futile = 0 if piece.group is not None else self.futile
+        self.took(piece)
+
+    def _lose(self, hand: Hand, error: DiedError) -> None:
+        """A worker has died: what it had is for the others, and another one takes its place."""
+        hand.lost = True
+        self.alive.remove(hand)
+        log.warning("worker %d died while it was at %s (%s)", hand.number, hand.doing, error)
+        if hand.doing in ("decode", "fail"):
+            self.deaths[hand.group] += 1
+            self.waiting.appendleft(hand.group)
+        self.futile += 1
+        if self.futile < FUTILE * self.wanted:
+            self._start()
