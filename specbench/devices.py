@@ -11,17 +11,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from specbench import ranks
 from specbench.settings import ConfigError
 from specbench.visible import shown
 
 
 def pick_device(name: str) -> torch.device:
     """The device that the setting names. A CUDA device becomes the current one, on which streams, events and graphs
-    are made. Raises ConfigError if there is no such device."""
+    are made; a rank of several takes the one of its number. Raises ConfigError if there is no such device."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if not re.fullmatch(r"cpu|cuda(:(0|[1-9][0-9]?))?", name):
         raise ConfigError(f"device={shown(name)} is not allowed: it must be auto, cpu, cuda or cuda:N")
+    if name == "cuda" and ranks.size() > 1:
+        name = f"cuda:{ranks.local()}"
     device = torch.device(name)
     if device.type == "cuda" and not (torch.cuda.is_available() and (device.index or 0) < torch.cuda.device_count()):
         raise ConfigError(f"device={name} is not here: {torch.cuda.device_count()} CUDA devices are visible, use cpu")

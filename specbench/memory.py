@@ -1,8 +1,9 @@
 """Estimates the memory of a run from model shapes before anything loads, and compares it with what is free."""
 
 import gc
+import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import transformers
 from specbench.limits import UNLIMITED_CONTEXT
 from specbench.settings import ConfigError
 
+DIVIDING = ("colwise", "rowwise", "embedding")  # in the names of plans that divide a weight
 LOGIT_COPIES = 4  # float32 or wider: logits, probabilities, their differences, the exponential race
 LAW_COPIES = 12  # float64: p, q and what betas along a text are computed from
 GRAPH_COPIES = 2  # of what scoring takes: the pool of CUDA graphs, and the graphs' inputs and results outside of it
@@ -31,6 +33,7 @@ class Footprint:
     crossing: int = 0  # bytes of keys and values of one position of an encoder's input, if there is an encoder
     heads: int = 1  # of the encoder
     recurrent: bool = False  # whether some of its layers carry a state
+    divisible: int = 0  # bytes of the weights that ranks would share
 
     @staticmethod
     def of(config: transformers.PretrainedConfig, dtype: torch.dtype, module: Any) -> "Footprint":
@@ -43,12 +46,20 @@ class Footprint:
         return Footprint(
             tied=head.weight.nbytes if head is not None and head.weight is inputs.weight else 0,
             weights=sum(t.nbytes for t in (*module.parameters(), *module.buffers())),
-            column=2 * sum(map(_values_per_column, _layers(text))) * dtype.itemsize,
+            column=2 * sum(map(_values_per_column, layers_of(text))) * dtype.itemsize,
             layers=text.num_hidden_layers,
             context=context_of(text, "decoder"),
             vocab_size=text.vocab_size,
             widest=2 * (max(inner) if isinstance(inner, list) else inner) + 4 * text.hidden_size,
+            divisible=_divisible(module),
         )
+
+    def share(self, processes: int) -> "Footprint":
+        """What one of so many processes holds of the model, if they share its weights."""
+        if processes == 1:
+            return self
+        weights = self.weights - self.divisible + -(-self.divisible // processes)
+        return replace(self, weights=weights, tied=0, column=-(-self.column // processes), divisible=0)
 
     @staticmethod
     def _of_encoder_decoder(config: Any, module: Any, dtype: torch.dtype) -> "Footprint":
@@ -70,6 +81,13 @@ class Footprint:
         )
 
 
+def _divisible(module: Any) -> int:
+    """Bytes of the weights that transformers' plan for tensor parallelism divides: by module, or by parameter."""
+    plan = {name for name, style in (module.tp_plan or {}).items() if any(word in style for word in DIVIDING)}
+    names = ((re.sub(r"\d+", "*", name), weight.nbytes) for name, weight in module.named_parameters())
+    return sum(size for name, size in names if name in plan or name.rpartition(".")[0] in plan)
+
+
 def size_of(config: Any, name: str) -> Any:
     """A size in a configuration, or None if there is none, or if layers have sizes of their own."""
     try:
@@ -78,7 +96,7 @@ def size_of(config: Any, name: str) -> Any:
         return None
 
 
-def _layers(text: Any) -> Sequence[Any]:
+def layers_of(text: Any) -> Sequence[Any]:
     """The configuration of each layer: one and the same, unless layers have sizes of their own."""
     own = getattr(text, "per_layer_config", None)
     return [own[layer] if own else text for layer in range(text.num_hidden_layers)]
@@ -116,6 +134,7 @@ class Budget:
     rows: int
     columns: int
     device: torch.device
+    processes: int = 1  # that share the target: all of this is one process's
 
     @staticmethod
     def of(
@@ -133,6 +152,7 @@ class Budget:
         dtype: torch.dtype,
         device: torch.device,
         inputs: int = 0,
+        processes: int = 1,
     ) -> "Budget":
         """`copies` of all weights and `doubled` bytes of them once more, `laws` bytes of kept probabilities, `held`
         cache columns in all rows together, encoder's inputs of at most `inputs` tokens, and forwards of `tokens` tokens
@@ -149,7 +169,8 @@ class Budget:
             kv=held * sum(m.column for m in models) + rows * inputs * sum(m.crossing for m in models),
             activations=max(reading, encoding, scoring, again) + laws,
             graphs=GRAPH_COPIES * scoring + stand_in if graphs else 0,
-            free=free_bytes(device),
+            free=free_bytes(device) // (processes if device.type == "cpu" else 1),
+            processes=processes,
             rows=rows,
             columns=columns,
             device=device,
@@ -157,8 +178,9 @@ class Budget:
 
     def __str__(self) -> str:
         graphs = f", graphs about {size(self.graphs)}" if self.graphs else ""
+        whose = f" of each of {self.processes} processes" if self.processes > 1 else ""
         return (
-            f"memory: weights {size(self.weights)}, keys and values {size(self.kv)} "
+            f"memory{whose}: weights {size(self.weights)}, keys and values {size(self.kv)} "
             f"({self.rows} rows of {self.columns:,} tokens), activations about {size(self.activations)}{graphs}; "
             f"{size(self.free)} free on {self.device}"
         )

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from specbench.config.checks import Checked
+from specbench.config.divided import refuse_indivisible, refuse_missing_ranks
 from specbench.config.schema import Root
 from specbench.config.states import refuse_states, refuse_states_that_do_not_fit
 from specbench.config.targets import Targets
@@ -44,6 +45,7 @@ def build(checked: Checked, announce: Callable[[str], None] = log.info, targets:
     """Reads the prompts, says what memory the run needs, then loads the models and puts the parts together. A target
     among `targets` is not loaded again. Raises ConfigError."""
     root, chosen, targets = checked.root, checked.choices, targets or Targets()
+    refuse_missing_ranks(chosen)
     prompts = in_order(load(_make(checked, "data")), root.order)
     device = pick_device(root.device)
     policy = _make(checked, "gamma_policy")
@@ -134,8 +136,9 @@ def memory_budget(
     """The most memory that the run will need, besides the target's weights if they are `loaded`; `spare` is as in
     `Parts`. Raises ConfigError if the device has less."""
     root, chosen = checked.root, checked.choices
+    refuse_indivisible(chosen)
     footprints = [
-        footprint(model, role, context.dtype)
+        footprint(model, role, context.dtype).share(model.processes())
         for role in ("target", "drafter")
         for model in chosen[role].settings.models()
     ]
@@ -174,6 +177,7 @@ def memory_budget(
         dtype=context.dtype,
         device=context.device,
         inputs=inputs,
+        processes=chosen["target"].settings.processes(),
     )
     budget.check()
     return budget

@@ -12,6 +12,7 @@ from specbench.decoding.verifier import Verifier
 from specbench.interrupts import at_once
 from specbench.measure.machine_watch import MachineWatch
 from specbench.phases import Phases
+from specbench.ranks import alone
 from specbench.run.member import Member
 from specbench.run.requests import Requests, Wanted
 from specbench.visible import first_line
@@ -106,6 +107,7 @@ class Cohort:
                 betas = any(m.reads_texts for m in ([member] if member else self.members))
                 return (member or self.plain).decode(jobs, wanted, member is not None, betas)
         except RuntimeError as error:
+            alone(error)
             return Failure(wanted.requests, f"{type(error).__name__}: {first_line(error)}")
 
 
