@@ -185,14 +185,19 @@ class Budget:
             f"{size(self.free)} free on {self.device}"
         )
 
+    @property
+    def needed(self) -> int:
+        """Bytes in all."""
+        return self.weights + self.kv + self.activations + self.graphs
+
     def check(self) -> None:
         """Raises ConfigError if the run does not fit."""
-        needed = self.weights + self.kv + self.activations + self.graphs
-        if needed > self.free:
-            change = "a smaller model, dtype=bfloat16, executor=eager, which holds weights once, or another device"
+        if self.needed > self.free:
+            change = "a smaller model, dtype=bfloat16, executor=eager, which holds weights once, another device, or "
+            change += "several with target.tensor_parallel (python -m specbench.plan --devices says how many)"
             if self.weights < self.free:
                 change = "a smaller batch_size or max_new_tokens, or fewer cache.blocks with cache=paged"
-            raise ConfigError(f"the run needs {size(needed)} but does not have it ({self}): use {change}")
+            raise ConfigError(f"the run needs {size(self.needed)} but does not have it ({self}): use {change}")
 
 
 def free_bytes(device: torch.device) -> int:

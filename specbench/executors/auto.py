@@ -100,6 +100,8 @@ class AutoExecutor(Executor):
 
     @classmethod
     def refuses(cls, settings: Any, run: Run) -> str | None:
+        if (divided := run["target"].settings.divided()) and set(settings.products) != {*NAMES}:
+            return f"with target.{divided}, whose layers are transformers' own: choose executor=auto or eager"
         if settings.compile != "true":
             return None
         why = refuse_growing_cache(run)
