@@ -47,6 +47,11 @@ def pair(tmp_path_factory) -> tuple[Path, Path]:
     return checkpoint(folder / "target", tie_word_embeddings=True), drafter
 
 
+def checked(pair, *more: str):
+    """A run's configuration, composed once for both ranks."""
+    return check(composed(*overrides(pair, *more)))
+
+
 def overrides(pair, *more: str) -> list[str]:
     target, drafter = pair
     given = {word.partition("=")[0] for word in more}
@@ -54,9 +59,9 @@ def overrides(pair, *more: str) -> list[str]:
     return small(*models, *(f"{key}={value}" for key, value in WIDE.items() if key not in given), *more)
 
 
-def decode(words, folder, told=lambda group: None):
-    """The run's texts, numbers and files; rank 1 has no result."""
-    parts = build(check(composed(*words)))
+def decode(wanted, folder, told=lambda group: None):
+    """The run's texts and numbers; rank 1 has no result."""
+    parts = build(wanted)
     found = run_in_turn([[(parts, folder, told)]], lambda done, total, what: None)
     if not found:
         return None
@@ -101,9 +106,9 @@ def in_ranks(work, folder: Path, answering: int = 2) -> dict[int, object]:
 )
 def test_two_processes_draw_the_tokens_of_one(pair, tmp_path, more):
     """Sums in another order may turn a near-tie; these seeds have none."""
-    plain = decode(overrides(pair, "executor=eager", *more), tmp_path)
-    words = overrides(pair, "target.tensor_parallel=2", *more)
-    answers = in_ranks(lambda rank: decode(words, tmp_path / str(rank)), tmp_path)
+    plain = decode(checked(pair, "executor=eager", *more), tmp_path)
+    wanted = checked(pair, "target.tensor_parallel=2", *more)
+    answers = in_ranks(lambda rank: decode(wanted, tmp_path / str(rank)), tmp_path)
     assert answers[1] is None  # rank 1 has no results of its own
     two = answers[0]
     assert two["texts"] == plain["texts"] and two["result"]["lossless"]["passed"] is not False
@@ -123,25 +128,25 @@ def test_two_processes_draw_the_tokens_of_one(pair, tmp_path, more):
 
 @pytest.mark.slow
 def test_a_divided_drafter_drafts_the_same(pair, tmp_path):
-    both = overrides(pair, "target.tensor_parallel=2", "drafter.tensor_parallel=2", "temperature=0")
+    both = checked(pair, "target.tensor_parallel=2", "drafter.tensor_parallel=2", "temperature=0")
     two = in_ranks(lambda rank: decode(both, tmp_path / str(rank)), tmp_path)[0]
-    plain = decode(overrides(pair, "executor=eager", "temperature=0"), tmp_path)
+    plain = decode(checked(pair, "executor=eager", "temperature=0"), tmp_path)
     assert two["texts"] == plain["texts"] and two["result"]["counts"] == plain["result"]["counts"]
     assert 0 < two["result"]["cost"]["communication"]["c"] < two["result"]["cost"]["c"]
 
 
 def test_a_rank_with_other_noise_is_noticed(pair, tmp_path):
     """The negative control of the comparison in each round."""
-    words = overrides(pair, "target.tensor_parallel=2", "temperature=1")
-    answers = in_ranks(lambda rank: decode([*words, f"seed={rank}"], tmp_path / str(rank)), tmp_path)
+    wanted = [checked(pair, "target.tensor_parallel=2", "temperature=1", f"seed={seed}", *SHORT) for seed in (0, 1)]
+    answers = in_ranks(lambda rank: decode(wanted[rank], tmp_path / str(rank)), tmp_path)
     assert all(isinstance(error, RankError) and "other tokens" in str(error) for error in answers.values())
 
 
 def test_a_signal_to_one_rank_stops_both_in_the_same_round(pair, tmp_path):
-    words = overrides(pair, "target.tensor_parallel=2", "data.limit=8", *SHORT)
+    wanted = checked(pair, "target.tensor_parallel=2", "data.limit=8", *SHORT)
 
     def work(rank):
-        return decode(words, tmp_path / str(rank), lambda group: rank == 1 and os.kill(os.getpid(), signal.SIGTERM))
+        return decode(wanted, tmp_path / str(rank), lambda group: rank == 1 and os.kill(os.getpid(), signal.SIGTERM))
 
     answers = in_ranks(work, tmp_path)
     assert answers[1] is None and answers[0]["status"] == "interrupted"
@@ -149,10 +154,10 @@ def test_a_signal_to_one_rank_stops_both_in_the_same_round(pair, tmp_path):
 
 
 def test_a_rank_that_dies_ends_the_other(pair, tmp_path):
-    words = overrides(pair, "target.tensor_parallel=2", *SHORT)
+    wanted = checked(pair, "target.tensor_parallel=2", *SHORT)
 
     def work(rank):
-        return decode(words, tmp_path / str(rank), lambda group: rank == 1 and os._exit(9))
+        return decode(wanted, tmp_path / str(rank), lambda group: rank == 1 and os._exit(9))
 
     begun = time.monotonic()
     answers = in_ranks(work, tmp_path, answering=1)
