@@ -33,6 +33,7 @@ def run_elsewhere(checked: Checked, out_dir: Path, skip_finished: bool) -> bool 
 
     if here == 1:
         refuse_indivisible(checked.choices)
+        _refuse_few_devices(wanted, checked.choices.device)
         return _run_ranks(checked, out_dir, wanted, skip_finished)
     if here != wanted:
         raise ConfigError(
@@ -45,6 +46,17 @@ def run_elsewhere(checked: Checked, out_dir: Path, skip_finished: bool) -> bool 
         )
     ranks.join("cuda" if checked.choices.device.startswith("cuda") else "cpu")
     return None
+
+
+def _refuse_few_devices(wanted: int, device: str) -> None:
+    """Raises ConfigError if there is no GPU for each process."""
+    import torch
+
+    if device != "cpu" and wanted > (count := torch.cuda.device_count()):
+        raise ConfigError(
+            f"target.tensor_parallel={wanted} is not possible with {count} CUDA devices, one for each process: choose "
+            f"{count} at most, or device=cpu"
+        )
 
 
 def follow(checked: Checked) -> None:
@@ -63,7 +75,10 @@ def follow(checked: Checked) -> None:
     except KeyboardInterrupt:
         return
     except (ConfigError, IncompleteError) as error:
-        time.sleep(GRACE)
+        try:
+            time.sleep(GRACE)
+        except KeyboardInterrupt:  # rank 0 has said it, and this rank is ended
+            sys.exit(1)
         stop(f"rank {ranks.number()}: {error}", 2 if isinstance(error, ConfigError) else 1)
 
 

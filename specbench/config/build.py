@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+import torch
 
 from specbench.config.checks import Checked
 from specbench.config.divided import refuse_indivisible, refuse_missing_ranks
@@ -25,7 +26,7 @@ from specbench.devices import pick_device, pick_dtype
 from specbench.drafters.own_sampling import OwnSampling
 from specbench.measure.evidence import LAW_BYTES
 from specbench.measure.text_laws import CHUNK
-from specbench.memory import Budget, Footprint
+from specbench.memory import Budget, Footprint, free_bytes
 from specbench.models.pretrained import footprint, load_tokenizer, uses_template
 from specbench.run.parts import Parts, timed_gammas
 from specbench.run.requests import MOST, segment_size
@@ -179,6 +180,9 @@ def memory_budget(
         inputs=inputs,
         processes=chosen["target"].settings.processes(),
     )
+    if chosen["target"].settings.divided() and not chosen["target"].settings.processes() > 1:  # on all GPUs
+        devices = [torch.device("cuda", number) for number in range(torch.cuda.device_count())]
+        budget = dataclasses.replace(budget, free=sum(map(free_bytes, devices)))
     budget.check()
     return budget
 
