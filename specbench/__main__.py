@@ -83,7 +83,7 @@ def one_run(config: DictConfig, skip_finished: bool = False) -> bool:
     begun, runtime = _begun.pop() if _begun else time.perf_counter(), HydraConfig.get().runtime
     out_dir = Path(runtime.output_dir)
     checked = check(config, runtime.choices)
-    if checked.choices["target"].settings.processes() > 1 and checked.root.repeats == 1:
+    if checked.choices["target"].settings.processes() > 1:
         from specbench.launch import follow, run_elsewhere
         from specbench.ranks import first
 

@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from specbench import ranks
 from specbench.again import overrides
 from specbench.config.checks import Checked
@@ -26,7 +28,7 @@ Failures = dict[int, int]  # exit codes that are not 0, by rank; of a signal its
 
 def run_elsewhere(checked: Checked, out_dir: Path, skip_finished: bool) -> bool | None:
     """What becomes of a run whose target several processes share. Starts them and returns whether anything ran, or
-    returns None if this process is one of them and has joined the others. Raises ConfigError, VerdictError, or
+    returns None if this process is one of them and has joined the others, or starts processes for `repeats`. Raises ConfigError, VerdictError, or
     IncompleteError if they have left no result."""
     wanted, here = checked.choices["target"].settings.processes(), ranks.started()
     from specbench.config.divided import refuse_indivisible
@@ -34,7 +36,7 @@ def run_elsewhere(checked: Checked, out_dir: Path, skip_finished: bool) -> bool 
     if here == 1:
         refuse_indivisible(checked.choices)
         _refuse_few_devices(wanted, checked.choices.device)
-        return _run_ranks(checked, out_dir, wanted, skip_finished)
+        return None if checked.root.repeats > 1 else _run_ranks(checked, out_dir, wanted, skip_finished)
     if here != wanted:
         raise ConfigError(
             f"target.tensor_parallel={wanted} is not possible in a group of {here} processes (WORLD_SIZE): start "
@@ -44,14 +46,17 @@ def run_elsewhere(checked: Checked, out_dir: Path, skip_finished: bool) -> bool 
         raise ConfigError(
             "a sweep and repeats are not possible under torchrun: python -m specbench starts the processes of each run"
         )
+    if checked.choices.device == "cpu" and torch.cuda.is_available():
+        raise ConfigError(
+            "device=cpu with target.tensor_parallel is not possible under torchrun where transformers sees GPUs: set "
+            "CUDA_VISIBLE_DEVICES to nothing, or have python -m specbench start the processes"
+        )
     ranks.join("cuda" if checked.choices.device.startswith("cuda") else "cpu")
     return None
 
 
 def _refuse_few_devices(wanted: int, device: str) -> None:
     """Raises ConfigError if there is no GPU for each process."""
-    import torch
-
     if device != "cpu" and wanted > (count := torch.cuda.device_count()):
         raise ConfigError(
             f"target.tensor_parallel={wanted} is not possible with {count} CUDA devices, one for each process: choose "
