@@ -22,14 +22,14 @@ from specbench.settings import ConfigError, IncompleteError, VerdictError, stop
 log = logging.getLogger(__name__)
 GRACE = 20.0  # seconds in which another rank than 0 leaves it to rank 0 to say what is wrong
 ENDING = 120  # seconds from the end of a rank, or a signal, until what is left of the others is killed
-SAID = (1, 2, 3)  # exit codes of rank 0, which has said why
+SAID = (1, 2, 3, 130, 143)  # exit codes of rank 0, which has said why
 Failures = dict[int, int]  # exit codes that are not 0, by rank; of a signal its number below 0
 
 
 def run_elsewhere(checked: Checked, out_dir: Path, skip_finished: bool) -> bool | None:
     """What becomes of a run whose target several processes share. Starts them and returns whether anything ran, or
-    returns None if this process is one of them and has joined the others, or starts processes for `repeats`. Raises ConfigError, VerdictError, or
-    IncompleteError if they have left no result."""
+    returns None if this process is one of them and has joined the others, or starts processes for `repeats`. Raises
+    ConfigError, VerdictError, or IncompleteError if they have left no result."""
     wanted, here = checked.choices["target"].settings.processes(), ranks.started()
     from specbench.config.divided import refuse_indivisible
 
