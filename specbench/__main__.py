@@ -85,6 +85,16 @@ def one_run(config: DictConfig, skip_finished: bool = False) -> bool:
     begun, runtime = _begun.pop() if _begun else time.perf_counter(), HydraConfig.get().runtime
     out_dir = Path(runtime.output_dir)
     checked = check(config, runtime.choices)
+    if checked.choices["target"].settings.processes() > 1:
+        from specbench.launch import follow, run_elsewhere
+        from specbench.ranks import first
+
+        if (ran := run_elsewhere(checked, out_dir, skip_finished)) is not None:
+            return ran
+        if not first():
+            imported()
+            follow(checked)
+            return True
 
     from specbench.storage.finished import examine, move_aside
     from specbench.storage.lock import locked

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from specbench import ranks
 from specbench.settings import ConfigError
 from specbench.visible import shown
 
@@ -26,8 +27,10 @@ def named_device(name: str) -> torch.device:
 
 def pick_device(name: str) -> torch.device:
     """The device that the setting names. A CUDA device becomes the current one, on which streams, events and graphs
-    are made. Raises ConfigError if there is no such device."""
+    are made; a rank of several takes the one of its number. Raises ConfigError if there is no such device."""
     device = named_device(name)
+    if str(device) == "cuda" and ranks.size() > 1:
+        device = torch.device("cuda", ranks.local())
     name = str(device)
     if device.type == "cuda" and not (torch.cuda.is_available() and (device.index or 0) < torch.cuda.device_count()):
         raise ConfigError(f"device={name} is not here: {torch.cuda.device_count()} CUDA devices are visible, use cpu")

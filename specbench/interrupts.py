@@ -5,9 +5,11 @@ The state is the process's, as signals are.
 
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
+
+from specbench import ranks
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -76,13 +78,22 @@ def held() -> Iterator[None]:
 
 @contextmanager
 def at_once() -> Iterator[None]:
-    """Inside of `held`: a signal raises KeyboardInterrupt wherever the program is."""
-    _state.held = False
+    """Inside of `held`: a signal raises KeyboardInterrupt wherever the program is. Ranks that share a target stop in
+    the same round instead (`stop_together`)."""
+    _state.held = ranks.size() > 1
     try:
         raise_waiting()
         yield
     finally:
         _state.held = _state.depth > 0
+
+
+def stop_together(numbers: Sequence[Sequence[int]]) -> None:
+    """Compares what a round has kept with the other ranks; raises KeyboardInterrupt on all of them if a signal waits on
+    any. Raises RankError if they differ."""
+    if ranks.compare(numbers, _state.waiting):
+        _state.waiting, _state.held = False, _state.depth > 0
+        raise KeyboardInterrupt
 
 
 def exit_code() -> int:

@@ -8,6 +8,7 @@ TOP_K: dict[str, Any] = {"ge": 0, "le": 10**9}
 TOP_P: dict[str, Any] = {"ge": 1e-6, "le": 1}
 REPETITION_PENALTY: dict[str, Any] = {"ge": 1e-2, "le": 1e2}
 LENIENCE: dict[str, Any] = {"ge": 1e-6, "le": 1}  # p / l
+MOST_RANKS = 1024  # processes that share a target
 MOST_BEAMS = 64  # w of a beam search
 LARGEST_GAMMA = 1000  # guesses of a draft, one after another
 LARGEST_SEED = 2**32 - 1  # of numpy; torch takes larger ones

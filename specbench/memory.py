@@ -1,10 +1,11 @@
 """Estimates the memory of a run from model shapes before anything loads, and compares it with what is free."""
 
 import gc
+import re
 import resource
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from specbench.limits import UNLIMITED_CONTEXT
 from specbench.settings import ConfigError
 
 HEARING = ("whisper",)  # model types whose encoder reads features of a sound, as many frames of every one
+DIVIDING = ("colwise", "rowwise", "embedding")  # in the names of plans that divide a weight
 LOGIT_COPIES = 4  # float32 or wider: logits, probabilities, their differences, the exponential race
 LAW_COPIES = 12  # float64: p, q and what betas along a text are computed from
 GRAPH_COPIES = 2  # of what scoring takes: the pool of CUDA graphs, and the graphs' inputs and results outside of it
@@ -35,6 +37,7 @@ class Footprint:
     heads: int = 1  # of the encoder
     heard: int = 0  # positions of every sound that the encoder reads; 0 if it reads tokens
     recurrent: bool = False  # whether some of its layers carry a state
+    divisible: int = 0  # bytes of the weights that ranks would share
 
     @staticmethod
     def of(config: transformers.PretrainedConfig, dtype: torch.dtype, module: Any) -> "Footprint":
@@ -47,12 +50,20 @@ class Footprint:
         return Footprint(
             tied=head.weight.nbytes if head is not None and head.weight is inputs.weight else 0,
             weights=sum(t.nbytes for t in (*module.parameters(), *module.buffers())),
-            column=2 * sum(map(_values_per_column, _layers(text))) * dtype.itemsize,
+            column=2 * sum(map(_values_per_column, layers_of(text))) * dtype.itemsize,
             layers=text.num_hidden_layers,
             context=context_of(text, "decoder"),
             vocab_size=text.vocab_size,
             widest=2 * (max(inner) if isinstance(inner, list) else inner) + 4 * text.hidden_size,
+            divisible=_divisible(module),
         )
+
+    def share(self, processes: int) -> "Footprint":
+        """What one of so many processes holds of the model, if they share its weights."""
+        if processes == 1:
+            return self
+        weights = self.weights - self.divisible + -(-self.divisible // processes)
+        return replace(self, weights=weights, tied=0, column=-(-self.column // processes), divisible=0)
 
     @staticmethod
     def _of_encoder_decoder(config: Any, module: Any, dtype: torch.dtype) -> "Footprint":
@@ -75,6 +86,13 @@ class Footprint:
         )
 
 
+def _divisible(module: Any) -> int:
+    """Bytes of the weights that transformers' plan for tensor parallelism divides: by module, or by parameter."""
+    plan = {name for name, style in (module.tp_plan or {}).items() if any(word in style for word in DIVIDING)}
+    names = ((re.sub(r"\d+", "*", name), weight.nbytes) for name, weight in module.named_parameters())
+    return sum(size for name, size in names if name in plan or name.rpartition(".")[0] in plan)
+
+
 def size_of(config: Any, name: str) -> Any:
     """A size in a configuration, or None if there is none, or if layers have sizes of their own."""
     try:
@@ -83,7 +101,7 @@ def size_of(config: Any, name: str) -> Any:
         return None
 
 
-def _layers(text: Any) -> Sequence[Any]:
+def layers_of(text: Any) -> Sequence[Any]:
     """The configuration of each layer: one and the same, unless layers have sizes of their own."""
     own = getattr(text, "per_layer_config", None)
     return [own[layer] if own else text for layer in range(text.num_hidden_layers)]
@@ -135,6 +153,7 @@ class Budget:
     rows: int
     columns: int
     device: torch.device
+    processes: int = 1  # that share the target: all of this is one process's
 
     @staticmethod
     def of(
@@ -152,6 +171,7 @@ class Budget:
         dtype: torch.dtype,
         device: torch.device,
         inputs: int = 0,
+        processes: int = 1,
     ) -> "Budget":
         """`copies` of all weights and `doubled` bytes of them once more, `laws` bytes of kept probabilities, `held`
         cache columns in all rows together, encoder's inputs of at most `inputs` tokens, and forwards of `tokens` tokens
@@ -168,7 +188,8 @@ class Budget:
             kv=held * sum(m.column for m in models) + rows * inputs * sum(m.crossing for m in models),
             activations=max(reading, encoding, scoring, again) + laws,
             graphs=GRAPH_COPIES * scoring + stand_in if graphs else 0,
-            free=free_bytes(device),
+            free=free_bytes(device) // (processes if device.type == "cpu" else 1),
+            processes=processes,
             rows=rows,
             columns=columns,
             device=device,
@@ -176,20 +197,26 @@ class Budget:
 
     def __str__(self) -> str:
         graphs = f", graphs about {size(self.graphs)}" if self.graphs else ""
+        whose = f" of each of {self.processes} processes" if self.processes > 1 else ""
         return (
-            f"memory: weights {size(self.weights)}, keys and values {size(self.kv)} "
+            f"memory{whose}: weights {size(self.weights)}, keys and values {size(self.kv)} "
             f"({self.rows} rows of {self.columns:,} tokens), activations about {size(self.activations)}{graphs}; "
             f"{size(self.free)} free on {self.device}"
         )
 
+    @property
+    def needed(self) -> int:
+        """Bytes in all."""
+        return self.weights + self.kv + self.activations + self.graphs
+
     def check(self) -> None:
         """Raises ConfigError if the run does not fit."""
-        needed = self.weights + self.kv + self.activations + self.graphs
-        if needed > self.free:
-            change = "a smaller model, dtype=bfloat16, executor=eager, which holds weights once, or another device"
+        if self.needed > self.free:
+            change = "a smaller model, dtype=bfloat16, executor=eager, which holds weights once, another device, or "
+            change += "several with target.tensor_parallel (python -m specbench.plan --devices says how many)"
             if self.weights < self.free:
                 change = "a smaller batch_size or max_new_tokens, or fewer cache.blocks with cache=paged"
-            raise ConfigError(f"the run needs {size(needed)} but does not have it ({self}): use {change}")
+            raise ConfigError(f"the run needs {size(self.needed)} but does not have it ({self}): use {change}")
 
 
 def free_bytes(device: torch.device) -> int:

@@ -16,6 +16,7 @@ from typing import Any
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
+from specbench.again import overrides
 from specbench.config.checks import Checked, check
 from specbench.cores import placement
 from specbench.decoded import RequestSums
@@ -23,7 +24,6 @@ from specbench.interrupts import at_once, held
 from specbench.loggers.logger import Opening
 from specbench.measure.breakdown import only
 from specbench.measure.crossed import CrossedSums
-from specbench.paths import conf_dir
 from specbench.report.tables import at, refuse_verdict, to_csv, word
 from specbench.results import plain
 from specbench.run.pooled import pooled, repeats_of
@@ -124,35 +124,9 @@ def _run_one(wanted: Checked, folder: Path, number: int, pace: Pace) -> None:
 
 def command(wanted: Checked, folder: Path) -> list[str]:
     """The command of one process: the overrides of this one, without those that several processes change."""
-    job = HydraConfig.get()
     root = wanted.root
     own = {"repeats": 1, "repeats_vary": "none", "seed": root.seed, "order": root.order}
-    quoted = str(folder.resolve()).replace("\\", "\\\\").replace("'", "\\'")
-    return [
-        sys.executable,
-        *("-m", "specbench", "--config-path", _config_path(), "--config-name", job.job.config_name or "config"),
-        *_config_dir(),
-        *(override for override in job.overrides.task if _key(override) not in own),
-        *(override for override in job.overrides.hydra if _key(override).startswith("hydra.searchpath")),
-        *(f"{key}={value}" for key, value in own.items()),
-        f"hydra.run.dir='{quoted}'",
-    ]
-
-
-def _key(override: str) -> str:
-    return override.lstrip("+~").partition("=")[0]
-
-
-def _config_path() -> str:
-    """The folder of the configuration, if the command line names another one."""
-    sources = HydraConfig.get().runtime.config_sources
-    return next((str(source.path) for source in sources if source.provider == "main"), str(conf_dir()))
-
-
-def _config_dir() -> list[str]:
-    """--config-dir, as the command line has it."""
-    sources = HydraConfig.get().runtime.config_sources
-    return [word for source in sources if source.provider == "command-line" for word in ("--config-dir", source.path)]
+    return [sys.executable, "-m", "specbench", *overrides(folder, own)]
 
 
 def run_process(words: Sequence[str]) -> int:

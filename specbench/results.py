@@ -50,6 +50,21 @@ class HalfCosts:
 
 
 @dataclass
+class Communication:
+    """Time in collectives of ranks that share the target, waiting for the slowest of them included: rank 0's."""
+
+    processes: int
+    backend: str  # gloo or nccl
+    share: float  # of the time of speculative decoding
+    plain_share: float  # of plain decoding
+    # In single-token target steps, parts of the costs of the same names.
+    step: float  # of such a step itself: at most 1
+    c: float | None  # 0 where every rank has the whole drafter
+    v: float
+    o: float  # comparing the ranks' tokens, once a round
+
+
+@dataclass
 class Cost:
     """The cost coefficient c (Definition 3.7) and the costs v and o, which Theorem 3.8 leaves out, in units of a
     single-token target step."""
@@ -69,6 +84,7 @@ class Cost:
     plain_prefill_seconds: float | None = None  # of plain decoding
     halves: list[HalfCosts] = field(default_factory=list)  # two; none with too few prompts for halves, or no replay
     read_again: float | None = None  # the part of v in which a recurrent target read kept tokens again, if it did
+    communication: Communication | None = None  # None for a target of one process
 
 
 @dataclass

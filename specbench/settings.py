@@ -56,6 +56,15 @@ class BaseSettings:
         """Settings of the checkpoints that the component loads, for the memory estimate."""
         return ()
 
+    def divided(self) -> str:
+        """The setting that divides the component's model among processes or devices, as "tensor_parallel=2"; empty if
+        none does."""
+        return ""
+
+    def processes(self) -> int:
+        """How many processes share the weights of the component's model."""
+        return 1
+
     def sources(self) -> Mapping[str, str]:
         """Versions of what the component reads besides its settings, by the setting that names it: a finished run is
         used again only if they are what they were. `specbench.identity` finds them."""

@@ -85,7 +85,8 @@ class SlotCache(Component, Cache):
 
     def write(self, stored: Tensor, new: Tensor) -> None:
         """Writes new [b, heads, N, head size] into stored [B, heads, T, head size] at the placed columns."""
-        write_columns(self._rows(stored), self.slots, new)
+        slots = self.slots if self.slots.device == stored.device else self.slots.to(stored.device)  # device_map=auto
+        write_columns(self._rows(stored), slots, new)
 
     def read(self, stored: Tensor) -> Tensor:
         """The visible columns [b, heads, visible, head size] of stored [B, heads, T, head size]."""

@@ -7,8 +7,10 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+import torch
 
 from specbench.config.checks import Checked
+from specbench.config.divided import refuse_indivisible, refuse_missing_ranks
 from specbench.config.schema import Root
 from specbench.config.sounds import refuse_sounds
 from specbench.config.states import refuse_states, refuse_states_that_do_not_fit
@@ -26,7 +28,7 @@ from specbench.devices import pick_device, pick_dtype
 from specbench.drafters.own_sampling import OwnSampling
 from specbench.measure.evidence import LAW_BYTES
 from specbench.measure.text_laws import CHUNK
-from specbench.memory import Budget, Footprint
+from specbench.memory import Budget, Footprint, free_bytes
 from specbench.models.pretrained import footprint, load_tokenizer, uses_template
 from specbench.run.parts import Parts, timed_gammas
 from specbench.run.requests import MOST, segment_size
@@ -47,6 +49,7 @@ def build(checked: Checked, announce: Callable[[str], None] = log.info, targets:
     among `targets` is not loaded again. Raises ConfigError."""
     root, chosen, targets = checked.root, checked.choices, targets or Targets()
     chosen["baseline"].kind.reach(chosen["baseline"].settings)
+    refuse_missing_ranks(chosen)
     data = _make(checked, "data")
     prompts = in_order(load(data), root.order)
     device = pick_device(root.device)
@@ -146,8 +149,9 @@ def memory_budget(
     """The most memory that the run will need, besides the target's weights if they are `loaded`; `spare` is as in
     `Parts`, `speech` as in `Data`. Raises ConfigError if the device has less."""
     root, chosen = checked.root, checked.choices
+    refuse_indivisible(chosen)
     footprints = [
-        footprint(model, role, context.dtype)
+        footprint(model, role, context.dtype).share(model.processes())
         for role in ("target", "drafter")
         for model in chosen[role].settings.models()
     ]
@@ -184,7 +188,11 @@ def memory_budget(
         dtype=context.dtype,
         device=context.device,
         inputs=inputs,
+        processes=chosen["target"].settings.processes(),
     )
+    if chosen["target"].settings.divided() and not chosen["target"].settings.processes() > 1:  # on all GPUs
+        devices = [torch.device("cuda", number) for number in range(torch.cuda.device_count())]
+        budget = dataclasses.replace(budget, free=sum(map(free_bytes, devices)))
     budget.check()
     return budget
 

@@ -92,6 +92,10 @@ def check(config: DictConfig, names: Mapping[str, str] | None = None, here: bool
     if root.beams > 1 and groups["decoding"].name == "sampling":
         only = "it must be 1, or use decoding=beam"
         raise ConfigError(f"beams={root.beams} is not possible with decoding=sampling: {only}")
+    if groups["target"].settings.divided() or any(model.divided() for model in groups["drafter"].settings.models()):
+        from specbench.config.divided import refuse_divided
+
+        refuse_divided(choices)
     resolved: Any = OmegaConf.to_container(
         OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"]), resolve=True
     )

@@ -1,12 +1,14 @@
 """The clock of both decoders: seconds of each part of a round, on the CPU or on a CUDA stream."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from itertools import pairwise
 from typing import Any, NamedTuple, Protocol
 
 import torch
+
+from specbench import ranks
 
 
 class Lap(StrEnum):
@@ -21,12 +23,23 @@ class Lap(StrEnum):
     DRAFTER_PREFILL = "drafter_prefill"  # and by the drafter
     RECORD = "record"  # measuring betas and metrics: no part of decoding
     IDLE = "idle"  # waiting for requests to arrive
+    DRAFT_COLLECTIVES = "draft_collectives"  # of DRAFT, what ranks that share a model spent in collectives
+    VERIFY_COLLECTIVES = "verify_collectives"  # of VERIFY, likewise
+    OTHER_COLLECTIVES = "other_collectives"  # of ACCEPT and HOST: comparing the ranks' tokens
     WALL = "wall"  # DRAFT, VERIFY, ACCEPT and HOST together, by the slower of host and device: on a CPU their sum
 
 
 Laps = Mapping[Lap, float]  # seconds
 DECODING = (Lap.DRAFT, Lap.VERIFY, Lap.ACCEPT, Lap.HOST)
 READING = (Lap.PREFILL, Lap.DRAFTER_PREFILL)
+COLLECTIVES = {
+    Lap.DRAFT: Lap.DRAFT_COLLECTIVES,
+    Lap.VERIFY: Lap.VERIFY_COLLECTIVES,
+    Lap.READ_AGAIN: Lap.VERIFY_COLLECTIVES,
+    Lap.ACCEPT: Lap.OTHER_COLLECTIVES,
+    Lap.HOST: Lap.OTHER_COLLECTIVES,
+}
+COLLECTIVE = (Lap.DRAFT_COLLECTIVES, Lap.VERIFY_COLLECTIVES, Lap.OTHER_COLLECTIVES)
 KEPT = (*DECODING, Lap.WALL, *READING)  # what is stored of a round
 
 
@@ -68,6 +81,7 @@ class Mark(NamedTuple):
     lap: Lap
     host: float  # seconds
     event: Any = None
+    collectives: Sequence[Any] = ()  # spans of `specbench.ranks`
 
 
 class Stopwatch:
@@ -118,16 +132,17 @@ class Stopwatch:
         return time.perf_counter() - self._recorded
 
     def rounds(self) -> list[dict[Lap, float]]:
-        """Seconds by lap, one dict per round. On CUDA it waits for the device."""
+        """Seconds by lap, one dict per round; of ranks that share a target, rank 0's. On CUDA it waits for the
+        device."""
         self._wait()
-        return [_laps(marks) for marks in self._rounds]
+        return ranks.of_first([_laps(marks) for marks in self._rounds])
 
     def _mark(self, name: Lap) -> None:
         event = None
         if self._cuda:
             event = torch.cuda.Event(enable_timing=True)
             event.record(torch.cuda.current_stream(self._device))
-        self._rounds[-1].append(Mark(name, time.perf_counter(), event))
+        self._rounds[-1].append(Mark(name, time.perf_counter(), event, ranks.spans()))
 
     def _wait(self) -> None:
         if self._cuda:
@@ -144,6 +159,9 @@ def _laps(marks: list[Mark]) -> dict[Lap, float]:
         seconds[now.lap] = seconds.get(now.lap, 0.0) + lap
         if now.lap is Lap.READ_AGAIN:
             seconds[Lap.VERIFY] = seconds.get(Lap.VERIFY, 0.0) + lap
+        if now.collectives and now.lap in COLLECTIVES:
+            part = COLLECTIVES[now.lap]
+            seconds[part] = seconds.get(part, 0.0) + ranks.seconds(now.collectives)
         hosts += host if now.lap in (*DECODING, Lap.READ_AGAIN) else 0.0
     if any(lap in DECODING for lap in seconds):
         seconds[Lap.WALL] = max(hosts, decoding_seconds(seconds))

@@ -58,6 +58,7 @@ class Drafter(Component, ABC):
     listens: ClassVar[bool] = False  # whether it needs the hidden states of whole prompts, as the target reads them
     with_encoders: ClassVar[bool] = True  # whether it can draft for an encoder-decoder
     with_states: ClassVar[bool] = True  # whether it can draft for a target with a recurrent state
+    beside_ranks: ClassVar[bool] = False  # whether it can draft for a target that several processes share
     own_states: ClassVar[bool] = False  # whether its own models may have one
     # Whether it works on the state's tensors alone: of what the host knows of the rows it reads only `reach`, `active`
     # and `serials`, and it waits for nothing. Then the host may launch a draft before it has read the last round.

@@ -8,6 +8,7 @@ from typing import Any, Protocol, TypeVar
 import torch
 from torch import Tensor, nn
 
+from specbench import ranks
 from specbench.component import Choices, Component
 
 Module = TypeVar("Module", bound=nn.Module)
@@ -61,6 +62,7 @@ class Executor(Component):
     changes_modules = False  # whether `load` may change the module in place
     runs_encoders = True  # whether it can run encoder-decoders
     runs_recurrent = True  # whether it can run models with a recurrent state
+    runs_divided = False  # whether it can run models whose weights are divided among processes or devices
     on_launch: Callable[[], None] | None = None  # the clock's, while a decoder is timed
 
     @classmethod
@@ -82,8 +84,8 @@ class Executor(Component):
         is what that one's `loaded` said then."""
 
     def stored(self, module: nn.Module) -> Stored:
-        """The weights of a module that `load` returned."""
-        sizes = [(weight.numel(), weight.nbytes) for weight in module.parameters()]
+        """The weights of a module that `load` returned; bytes are those that this process holds."""
+        sizes = [(weight.numel(), ranks.part(weight).nbytes) for weight in module.parameters()]
         numbers, held = sum(n for n, _ in sizes), sum(b for _, b in sizes)
         return Stored(numbers, held, held)
 

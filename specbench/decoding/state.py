@@ -7,12 +7,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from specbench import ranks
 from specbench.data.sound import EncoderInput, Features
 from specbench.decoding.draft import Draft, Verdict
 from specbench.decoding.noise import STREAMS, noise_bits
 from specbench.decoding.rows import Rows, commit_tokens, summary_of
 from specbench.decoding.stopping import StopStrings
 from specbench.devices import Arriving, upload
+from specbench.interrupts import stop_together
 
 
 @dataclass(frozen=True)
@@ -225,6 +227,8 @@ class State:
     def _learn(self, summary: list[list[int]], launched: list[bool]) -> None:
         """Takes over what a round did to the rows that were active when it was `launched`; one that has ended since
         kept nothing, and may have been emptied."""
+        if ranks.size() > 1:
+            stop_together(summary)
         lengths, done, self.drafted, *new = summary
         changed = [on and was_on for on, was_on in zip(self.active, launched, strict=True)]
         for row, tokens in enumerate(zip(*new, strict=True)):

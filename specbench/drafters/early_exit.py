@@ -26,6 +26,7 @@ class EarlyExitDrafter(ModelDrafter):
 
     reads_text = False
     with_encoders = False
+    beside_ranks = False
     with_states = False
     on_device = True
 

@@ -75,6 +75,7 @@ class ModelDrafter(Drafter):
     searches = True
     ends_early = True
     own_states = True
+    beside_ranks = True
     on_device = True
     reread = 2  # committed tokens that the first step of a round reads
 

@@ -32,6 +32,7 @@ class MtpDrafter(ModelDrafter):
     listens = True
     reads_text = False  # q depends on where the round began
     with_encoders = False
+    beside_ranks = False
     with_states = False  # a recurrent target reads its prompt in pieces that are not listened to
     ends_early = True
 

@@ -86,6 +86,7 @@ class NgramDrafter(Drafter):
     With `sample` a guess is drawn from the counts instead, which then serve as q."""
 
     fixed_in_round = True
+    beside_ranks = True
 
     @dataclass
     class Settings(OwnSampling):

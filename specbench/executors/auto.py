@@ -33,6 +33,7 @@ from specbench.executors.choose import (
     shape_of_layers,
 )
 from specbench.executors.compiling import CompileTimes, decide
+from specbench.executors.eager import EagerExecutor
 from specbench.executors.layers import Choices, Group, Multiplier, groups_of, packed, replace, stacked
 from specbench.executors.leaf import Leaf
 from specbench.executors.products import KINDS, Half, Plain, Product, scale_of
@@ -54,6 +55,7 @@ class AutoExecutor(Executor):
     """Eager mode or compiled programs, with the fastest exact product for each linear layer on a CPU."""
 
     changes_modules = True
+    runs_divided = True
 
     @dataclass
     class Settings(BaseSettings):
@@ -85,8 +87,10 @@ class AutoExecutor(Executor):
         self.fixed_shapes = self.compiles or self.programs.any  # while it is True, leaves look for programs
 
     @classmethod
-    def from_settings(cls, settings: Any, device: torch.device, run: Run, identity: str) -> "AutoExecutor":
-        """Raises ConfigError if `choices` holds none."""
+    def from_settings(cls, settings: Any, device: torch.device, run: Run, identity: str) -> Executor:
+        """A target whose weights are divided runs eagerly. Raises ConfigError if `choices` holds none."""
+        if run["target"].settings.divided():
+            return EagerExecutor()
         keeps = settings.programs and run["cache"].kind.fixed_shapes
         machine = machine_of(device)
         programs = Programs.stored(identity, CompileTimes.of(machine)) if keeps else Programs(None)
@@ -96,6 +100,8 @@ class AutoExecutor(Executor):
 
     @classmethod
     def refuses(cls, settings: Any, run: Run) -> str | None:
+        if (divided := run["target"].settings.divided()) and set(settings.products) != {*NAMES}:
+            return f"with target.{divided}, whose layers are transformers' own: choose executor=auto or eager"
         if settings.compile != "true":
             return None
         why = refuse_growing_cache(run)

@@ -20,6 +20,7 @@ class CompiledExecutor(AutoExecutor):
 
     compiles = True
     runs_recurrent = False
+    runs_divided = False
 
     @dataclass
     class Settings(AutoExecutor.Settings):

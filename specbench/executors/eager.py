@@ -5,3 +5,5 @@ from specbench.decoding.executor import Executor
 
 class EagerExecutor(Executor):
     """PyTorch's eager mode, as in the base class."""
+
+    runs_divided = True

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from specbench import ranks
 from specbench.decoded import Floats, Group
 from specbench.decoding.clock import Lap
 from specbench.measure.bandwidth import BandwidthProbe, Roofs
@@ -91,7 +92,9 @@ class MachineWatch:
         self.left_out: list[tuple[Use, Use]] = []  # before and after the work of peers in other processes
 
     def __call__(self) -> None:
-        """Measures once."""
+        """Measures once; of ranks that share a target, rank 0 alone."""
+        if not ranks.first():
+            return
         if (found := self.use()) is not None:
             self.uses.append(found)
         self.bandwidth()
@@ -207,6 +210,8 @@ def core_use() -> Use | None:
     try:
         ticks = os.sysconf("SC_CLK_TCK")
         own = [*os.times()[:4], living(os.getpid(), ticks)]
+        if ranks.size() > 1:  # the others are children of the same process
+            own = [*os.times()[2:4], living(os.getppid(), ticks)]
         return parse_use(Path("/proc/stat").read_text(), os.sched_getaffinity(0), own, ticks)
     except (OSError, ValueError, AttributeError):
         return None

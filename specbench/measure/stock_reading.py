@@ -14,6 +14,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from specbench import ranks
 from specbench.data.sound import EncoderInput
 from specbench.decoding.sampling import Sampling
 from specbench.measure.stock_law import counted, largest_tv, law, penalised, tolerance
@@ -63,7 +64,7 @@ def refuse_too_long(model: LanguageModel, tokens: int) -> None:
     else would say so in time."""
     heads = size_of(model.config, "num_attention_heads") or 1
     needed = 2 * heads * tokens**2 * 4
-    if needed > SHARE_OF_MEMORY * free_bytes(model.device):
+    if needed > SHARE_OF_MEMORY * ranks.least(free_bytes(model.device)):
         raise MemoryError(f"eager attention over {tokens} tokens needs {size(needed)}")
 
 

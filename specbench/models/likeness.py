@@ -14,6 +14,7 @@ from specbench.decoding.state import Job
 from specbench.decoding.token_tree import Tree, static_tree
 from specbench.models.hearing import probe_features, words_of
 from specbench.models.language_model import LanguageModel
+from specbench.ranks import RankError
 from specbench.settings import ConfigError
 from specbench.visible import first_line
 
@@ -43,6 +44,8 @@ def _difference(model: LanguageModel, tree: Tree | None, paths: Sequence[Sequenc
     if rounding may explain it."""
     try:
         errors = _errors(model, tree, paths)
+    except RankError:
+        raise
     except Exception as error:  # of a module that is called as it was not meant to be
         return first_line(error)
     finally:

@@ -5,6 +5,7 @@ from typing import Any
 from torch import nn
 from transformers import PreTrainedModel
 
+from specbench import ranks
 from specbench.decoding.executor import Executor
 from specbench.executors.layers import is_cross_attention
 from specbench.models.experts import idle_experts
@@ -14,8 +15,8 @@ INPUT_SIDE = ("k", "v", "k_proj", "v_proj")  # what makes keys and values of an 
 
 def per_token(module: PreTrainedModel, executor: Executor) -> tuple[int, int]:
     """Multiply-adds with the weights of a module in a forward of one token (Definition 3.10), and bytes of weights that
-    it reads. An embedding that is not also the output matrix is looked up, not multiplied; experts that the token is
-    not routed to are not read. Of an encoder-decoder only the decoder runs in a step."""
+    this process reads for it. An embedding that is not also the output matrix is looked up, not multiplied; experts
+    that the token is not routed to are not read. Of an encoder-decoder only the decoder runs in a step."""
     if module.config.is_encoder_decoder:
         return _of_decoder(module, executor)
     head: Any = module.get_output_embeddings()
@@ -23,7 +24,7 @@ def per_token(module: PreTrainedModel, executor: Executor) -> tuple[int, int]:
     stored = executor.stored(module)
     numbers, held = idle_experts(module)
     if not any(weight is embedding.weight for weight in head.parameters()):
-        numbers, held = numbers + embedding.weight.numel(), held + embedding.weight.nbytes
+        numbers, held = numbers + embedding.weight.numel(), held + ranks.part(embedding.weight).nbytes
     return round(stored.numbers - numbers), round(stored.read - held)
 
 

@@ -23,6 +23,7 @@ from specbench.data.sound import Speech
 from specbench.executors.eager import EagerExecutor
 from specbench.executors.grids import GRIDS
 from specbench.identity import of_checkpoint
+from specbench.limits import MOST_RANKS
 from specbench.memory import Footprint, hears, loader_of, without_memory
 from specbench.models import kernel_attention
 from specbench.models.checkpoint import check_files, check_path, check_weights, local_path, reading, source_of
@@ -66,6 +67,8 @@ class PretrainedModel(LanguageModel):
         shape: dict[str, Any] = field(default_factory=dict)
         trust_remote_code: bool = False
         quantization: str | None = setting(choices=tuple(GRIDS), default=None)
+        tensor_parallel: int = setting(ge=1, le=MOST_RANKS, default=1)
+        device_map: str | None = setting(choices=("auto",), default=None)
 
         def check(self, prefix: str) -> None:
             """Raises ConfigError, before anything loads, if the path can be neither a folder nor a hub id."""
@@ -73,6 +76,14 @@ class PretrainedModel(LanguageModel):
 
         def models(self) -> Sequence[BaseSettings]:
             return (self,)
+
+        def divided(self) -> str:
+            if self.tensor_parallel > 1:
+                return f"tensor_parallel={self.tensor_parallel}"
+            return "" if self.device_map is None else f"device_map={self.device_map}"
+
+        def processes(self) -> int:
+            return self.tensor_parallel
 
         def sources(self) -> Mapping[str, str]:
             return {"path": of_checkpoint(local_path(self.path), self.path, self.revision)}
@@ -247,10 +258,11 @@ def load_module(
                 raise ValueError(f"quantization_config={quantized} in its config is not of a kind that can be read")
             if Path(source).is_dir():
                 check_weights(Path(source), quantized is not None)
+            options |= placement(settings)
             module, info = loader.from_pretrained(source, revision=settings.revision, **WHOLE, **options)
             layers = getattr(config.get_text_config(), "num_hidden_layers", 0)
             refuse_incomplete(info | {"unexpected_keys": without_modules(info["unexpected_keys"], layers)}, key)
-        loaded: PreTrainedModel = module.to(device).eval()
+        loaded: PreTrainedModel = (module if settings.divided() else module.to(device)).eval()
         if loaded.config._attn_implementation not in ATTENTION:  # what the checkpoint asks for
             loaded.set_attn_implementation(ATTENTION[0] if loaded._supports_sdpa else ATTENTION[1])
         if settings.quantization is not None:
@@ -259,6 +271,15 @@ def load_module(
         refuse_not_finite(loaded, key, dtype)
         refuse_not_causal(loaded, key, dtype)
     return loaded
+
+
+def placement(settings: PretrainedModel.Settings) -> dict[str, Any]:
+    """What `from_pretrained` is told of processes or devices that share the weights; nothing if none do."""
+    if settings.tensor_parallel > 1:
+        from transformers.distributed.configuration_utils import DistributedConfig
+
+        return {"distributed_config": DistributedConfig(tp_size=settings.tensor_parallel)}
+    return {} if settings.device_map is None else {"device_map": settings.device_map}
 
 
 def load_extras(kind: type[Extras], path: str, key: str, model: LanguageModel) -> Extras:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel
 
+from specbench import ranks
 from specbench.memory import hears, size_of
 from specbench.models.encoder_decoder import KINDS, reads_text
 from specbench.models.encoder_decoder import SIZES as ENCODER_DECODER_SIZES
@@ -83,7 +84,7 @@ def refuse_not_finite(module: PreTrainedModel, key: str, dtype: torch.dtype) -> 
     tensors = {id(t): (name, t.detach()) for name, t in state.items() if t.is_floating_point() and t.numel()}
     if not tensors:
         return
-    finite = torch.stack([_all_finite(tensor).to(module.device) for _, tensor in tensors.values()]).tolist()
+    finite = torch.stack([_all_finite(ranks.part(tensor)).to(module.device) for _, tensor in tensors.values()]).tolist()
     bad = [name for (name, _), good in zip(tensors.values(), finite, strict=True) if not good]
     if bad:
         advice = "repair it" if dtype == torch.float32 else "use dtype=float32, or repair it"

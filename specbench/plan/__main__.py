@@ -11,7 +11,7 @@ from pathlib import Path
 
 from rich.text import Text
 
-from specbench.config.checks import check
+from specbench.config.checks import Checked, check
 from specbench.interrupts import exit_code, handled
 from specbench.paths import conf_dir, refuse_no_run, register_resolvers
 from specbench.report.tables import show
@@ -27,6 +27,7 @@ def parser() -> argparse.ArgumentParser:
                                      formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
     parser.add_argument("overrides", nargs="*", help="of the run to plan, as of python -m specbench")
     parser.add_argument("--pilot", type=Path, metavar="FOLDER", help="a finished run to plan from")
+    parser.add_argument("--devices", action="store_true", help="say how many devices the models need")
     parser.add_argument("--speedup", type=float, default=2.0, metavar="PERCENT", help="wanted: +- of the speedup (2)")
     parser.add_argument("--alpha", type=float, default=0.01, metavar="X", help="wanted: +- of alpha (.01)")
     return parser
@@ -38,6 +39,9 @@ def main(arguments: list[str] | None = None) -> None:
     try:
         with answering(), handled():
             refuse_bad_targets(args.speedup, args.alpha)
+            if args.devices:
+                tell_devices(args.overrides)
+                return
             if args.pilot:
                 refuse_no_run(args.pilot)
             if args.pilot and args.overrides:
@@ -57,6 +61,14 @@ def refuse_bad_targets(speedup: float, alpha: float) -> None:
             raise ConfigError(f"{name} {value:g} is not allowed: it must be above 0, and at most {most:g}")
 
 
+def tell_devices(words: Sequence[str]) -> None:
+    """Prints how many devices the models of a run need. Raises ConfigError."""
+    checked = refuse_impossible([*words, "logger=none"])
+    from specbench.config.devices import devices_needed
+
+    show(Text(devices_needed(checked.choices, checked.root.gamma)))
+
+
 def run_pilot(overrides: Sequence[str]) -> Path:
     """Runs the pilot, or what is missing of it; returns its folder. Raises ConfigError."""
     given = {override.partition("=")[0] for override in overrides}
@@ -73,15 +85,15 @@ def run_pilot(overrides: Sequence[str]) -> Path:
     return folder
 
 
-def refuse_impossible(words: Sequence[str]) -> None:
-    """Raises ConfigError if the overrides are not those of a run."""
+def refuse_impossible(words: Sequence[str]) -> Checked:
+    """The checked configuration of these overrides. Raises ConfigError if they are not those of a run."""
     from hydra import compose, initialize_config_dir
 
     from specbench.config.schema import known_keys
 
     try:
         with initialize_config_dir(str(conf_dir()), version_base="1.3"):
-            check(compose("config", overrides=list(words), return_hydra_config=True))
+            return check(compose("config", overrides=list(words), return_hydra_config=True))
     except ConfigError:
         raise
     except Exception as error:  # Hydra's composition fails with errors of any class

@@ -110,6 +110,15 @@ def _costs(result: dict[str, Any]) -> Rows:
     if (again := cost.get("read_again")) is not None:
         yield "  reading again", number(again, 3), "of v: kept tokens, behind a state from before the round"
     yield "o", number(cost["o"], 3), f"{_range(cost, 'o')}rest of a round / target step; 3.8 assumes 0"
+    if (ranks := cost.get("communication")) is not None:
+        yield "communication", f"{ranks['share']:.0%}", _communication(ranks)
+
+
+def _communication(ranks: dict[str, Any]) -> str:
+    """What the share of time in collectives is of, and which part of each cost it is."""
+    parts = [f"{name} {number(ranks[name], 3)}" for name in ("c", "v", "o") if ranks[name]]
+    whole = f"of decoding, between {ranks['processes']} ranks ({ranks['backend']}); {ranks['step']:.0%} of a plain step"
+    return f"{whole}; of {', '.join(parts)}"
 
 
 def _range(values: dict[str, Any], name: str) -> str:

@@ -14,6 +14,7 @@ from specbench.interrupts import at_once
 from specbench.measure.machine_watch import MachineWatch
 from specbench.peers.peer import Peer, PeerOutput
 from specbench.phases import Phases
+from specbench.ranks import alone
 from specbench.run.member import Member
 from specbench.run.requests import Requests, Wanted
 from specbench.visible import first_line
@@ -117,6 +118,7 @@ class Cohort:
                 betas = any(m.reads_texts for m in ([member] if member else self.members))
                 return (member or self.plain).decode(jobs, wanted, member is not None, betas)
         except RuntimeError as error:
+            alone(error)
             return Failure(wanted.requests, f"{type(error).__name__}: {first_line(error)}")
 
     def _by_peer(self, peer: Peer, jobs: Sequence[Job], rows: int) -> list[PeerOutput]:

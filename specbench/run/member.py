@@ -18,6 +18,7 @@ from specbench.measure.text_end import ends_where_it_should
 from specbench.measure.text_laws import LIMIT, Text, read_texts
 from specbench.peers.peer import PeerOutput
 from specbench.phases import Phases
+from specbench.ranks import alone
 from specbench.results import RunResult
 from specbench.run.compiling import pays_to_compile
 from specbench.run.parts import Parts
@@ -136,6 +137,7 @@ class Member:
         try:
             laws, *others = read_texts(parts.target, parts.drafter, request.tokens, texts, request.encoder_input)
         except RuntimeError as error:  # out of memory: the run goes on without these betas
+            alone(error)
             log.warning("no betas along the text of %s: %s", request.id, first_line(error))
             return
         result.speculative_laws, result.baseline_laws = laws, others[0] if others else laws
@@ -173,6 +175,7 @@ def read_again(session: Session, record: Record, group: Group) -> None:
             own = evidence[row] if evidence else None
             found = read(parts.target, prompt, new, own, result.baseline.tokens, read_first)
         except (MemoryError, RuntimeError, AssertionError) as error:  # the run goes on, but its verdict is not "passed"
+            alone(error)
             record.unread, record.unreadable = f"{type(error).__name__}: {first_line(error)}", True
             log.warning("the text of %s is not read again: %s", result.request.id, record.unread)
             continue

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from specbench import ranks
 from specbench.decoded import Record
 from specbench.interrupts import held
 from specbench.measure.machine_watch import MachineWatch
@@ -46,7 +47,8 @@ def run(
 
 def run_in_turn(cohorts: Sequence[Runs], progress: Progress, phases: Phases | None = None) -> list[Finished]:
     """Several runs, each with its folder and its `told`, as `run`: each group of prompts is decoded by all of them
-    before the next one begins. Those in one cohort share plain decoding. Returns what `run` does, in their order."""
+    before the next one begins. Those in one cohort share plain decoding. Returns what `run` does, in their order;
+    nothing on ranks other than 0, whose requests are over then."""
     phases = phases or Phases()
     started, clock, status = datetime.datetime.now(datetime.UTC), time.perf_counter(), "complete"
     device = cohorts[0][0][0].target.device
@@ -68,6 +70,8 @@ def run_in_turn(cohorts: Sequence[Runs], progress: Progress, phases: Phases | No
                 done, total = (sum(n) for n in zip(*((c.done, c.requests.total) for c in made), strict=True))
                 log.warning("interrupted after %d of %d requests: measuring what is there", done, total)
                 status = "interrupted"
+            if not ranks.first():  # rank 0 measures and writes
+                return []
             watch()
             facts = provenance(device)
             facts |= {"started": started.isoformat(timespec="seconds"), "seconds": time.perf_counter() - clock}

@@ -15,6 +15,7 @@ from specbench.measure.bandwidth import Roofs
 from specbench.measure.beams import beam_numbers, judge_beams
 from specbench.measure.breakdown import OneProcess, acceptance_of, by_category, by_rows, geometric_speedup, user_rates
 from specbench.measure.clusters import group_clusters, time_clusters
+from specbench.measure.communication import communication
 from specbench.measure.costs import half_costs
 from specbench.measure.drift import drift
 from specbench.measure.estimators import FEWEST, Sums, speedup_interval
@@ -224,6 +225,7 @@ def costs(record: Record, by_gamma: list[RoundCost], halves: list[HalfCosts], su
         **prefills(sums.point),
         halves=halves,
         read_again=again / calls / step if again else None,
+        communication=communication([group.baseline.laps for group in record.groups], ours, step, calls, steps),
     )
 
 

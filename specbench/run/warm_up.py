@@ -10,6 +10,7 @@ from specbench.decoding.noise import prompt_key
 from specbench.decoding.state import Job
 from specbench.decoding.verifier import Verifier
 from specbench.gamma_policies.fixed import WatchedGamma
+from specbench.ranks import alone
 from specbench.run.parts import Parts
 from specbench.run.requests import Wanted
 from specbench.run.session import Session
@@ -72,6 +73,7 @@ def going_on(what: str) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
+        alone(error)
         log.warning("%s failed: %s: %s", what, type(error).__name__, first_line(error))
 
 
