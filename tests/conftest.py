@@ -121,6 +121,11 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+def pytest_unconfigure() -> None:
+    """At the end of the process all of it goes, or bindings in C++ call it leaked."""
+    gc.unfreeze()
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
     """Each worker begins with half of the files, so that what a file makes once is made once, and takes tests of the
