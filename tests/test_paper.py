@@ -155,7 +155,7 @@ def test_a_gamma_that_varies_is_named_and_its_operations_are_counted(finished):
 
 
 def test_a_sweep_that_failed_is_one_line(tmp_path, capsys):
-    BesideThePaper(["table1"]).on_multirun_end(_Config(tmp_path / "nothing"))
+    BesideThePaper(["table1"]).on_multirun_end(_config(tmp_path / "nothing"))
     assert "table1 cannot be shown" in capsys.readouterr().out
 
 
@@ -173,8 +173,8 @@ def test_the_whole_paper_is_one_page_of_several_sweeps(finished, tmp_path, monke
     shutil.copytree(finished[0].folder, tmp_path / "temperature=1")
     said = ["experiment=paper", "name=paper", "data.limit=3"]
     callback = WholePaper(["table3", "table2"], {"figure2": "figure2", "figure4": "figure2", "table1": "table1"})
-    callback.on_multirun_end(_Config(tmp_path, said))
-    assert asked == [[f"experiment={name}", f"hydra.sweep.dir={tmp_path / name}", "data.limit=3"]
+    callback.on_multirun_end(_config(tmp_path, said))
+    assert asked == [[f"experiment={name}", f"hydra.sweep.dir={tmp_path / name}", "max_new_tokens=40", "data.limit=3"]
                      for name in ("figure2", "table1")]  # fmt: skip
     text = (tmp_path / "paper.md").read_text()
     order = ["table1", "table2", "table3", "figure2", "figure4"]
@@ -185,9 +185,7 @@ def test_the_whole_paper_is_one_page_of_several_sweeps(finished, tmp_path, monke
     assert "experiment=table1 has failed" in capsys.readouterr().out
 
 
-class _Config:
+def _config(folder, said=()):
     """The part of Hydra's configuration that the callbacks read."""
-
-    def __init__(self, folder, said=()):
-        sweep, overrides = type("sweep", (), {"dir": str(folder)}), type("overrides", (), {"task": list(said)})
-        self.hydra = type("hydra", (), {"sweep": sweep, "overrides": overrides})
+    hydra = {"sweep": {"dir": str(folder)}, "overrides": {"task": list(said)}}
+    return OmegaConf.create({"hydra": hydra, "data": {"limit": 5}, "max_new_tokens": 40})

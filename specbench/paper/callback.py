@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from hydra.experimental.callback import Callback
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from rich.text import Text
 
 from specbench.report.tables import show
@@ -39,8 +39,8 @@ class BesideThePaper(Callback):
 
 class WholePaper(Callback):
     """Hydra callback of experiment=paper: after its own sweep, of which `names` are made, runs the experiments that the
-    other tables and figures are made of, below the sweep's folder, with what else the command said; then puts all of
-    them into paper.md."""
+    other tables and figures are made of, below the sweep's folder, with its own number of prompts and tokens and what
+    else the command said; then puts all of them into paper.md."""
 
     def __init__(self, names: list[str], others: Mapping[str, str]):
         """`others`: by table or figure, the experiment."""
@@ -49,8 +49,10 @@ class WholePaper(Callback):
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
         folder = Path(config.hydra.sweep.dir)
         said = [word for word in config.hydra.overrides.task if not word.startswith(("experiment=", "name="))]
+        keys = {word.lstrip("+").partition("=")[0] for word in said}
+        size = [f"{key}={OmegaConf.select(config, key)}" for key in ("data.limit", "max_new_tokens") if key not in keys]
         for name in dict.fromkeys(self.others.values()):
-            asked = [f"experiment={name}", f"hydra.sweep.dir={folder / name}", *said]
+            asked = [f"experiment={name}", f"hydra.sweep.dir={folder / name}", *size, *said]
             if subprocess.run([sys.executable, "-m", "specbench", *asked], check=False).returncode:
                 show(Text(f"experiment={name} has failed: its tables and figures lack rows", style="yellow"))
         pages = {}
