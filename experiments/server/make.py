@@ -1,6 +1,6 @@
 """specbench beside llama.cpp's server, from the run that run.py leaves.
 
-python experiments/server/run.py data.limit=16
+OMP_NUM_THREADS=1 python experiments/server/run.py data.limit=16 executor=prepacked
 python experiments/server/make.py outputs/server
 """
 

@@ -53,6 +53,15 @@ class Dialect(ABC):
         return list(pieces)
 
 
+def told(endpoint: Endpoint, path: str, name: str) -> str | None:
+    """A text that a server tells of itself at a path, if it does."""
+    try:
+        found = endpoint.get_json(path).get(name)
+    except (ServerError, AttributeError):
+        return None
+    return found if isinstance(found, str) and found else None
+
+
 class OpenAI(Dialect):
     """A server of which no more is known than the API."""
 
@@ -96,7 +105,7 @@ class LlamaCpp(Dialect):
     def version(cls, endpoint: Endpoint, models: Mapping[str, Any]) -> str | None:
         if models.get("owned_by") != "llamacpp":
             raise ServerError(f"{endpoint} is not {cls.name}")
-        return str(endpoint.get_json("/props").get("build_info") or "") or None
+        return told(endpoint, "/props", "build_info")
 
     def fields(self, sampling: Sampling, stop_tokens: Sequence[int]) -> dict[str, Any]:
         """Its samplers in transformers' order; its own has temperature last."""
@@ -165,7 +174,7 @@ class VLLM(Dialect):
     def version(cls, endpoint: Endpoint, models: Mapping[str, Any]) -> str | None:
         if models.get("owned_by") != "vllm":
             raise ServerError(f"{endpoint} is not {cls.name}")
-        return str(endpoint.get_json("/version").get("version") or "") or None
+        return told(endpoint, "/version", "version")
 
     def __init__(self) -> None:
         self.before: Metrics | str = NOT_TOLD
@@ -263,7 +272,7 @@ class SGLang(Dialect):
     def version(cls, endpoint: Endpoint, models: Mapping[str, Any]) -> str | None:
         if models.get("owned_by") != "sglang":
             raise ServerError(f"{endpoint} is not {cls.name}")
-        return str(server_info(endpoint).get("version") or "") or None
+        return told(endpoint, "/get_server_info", "version") or told(endpoint, "/server_info", "version")
 
     def fields(self, sampling: Sampling, stop_tokens: Sequence[int]) -> dict[str, Any]:
         return {

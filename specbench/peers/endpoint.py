@@ -91,7 +91,7 @@ class Endpoint:
                     continue  # comments, which keep a connection alive, and names of events
                 event = self._parsed(data.decode("utf-8", "replace"))
                 if not isinstance(event, dict):
-                    raise ServerError(f"{self} sent an event that is no JSON object: {shown(event)}")
+                    raise ServerError(f"{self} sent an event that is no JSON object: {shown(self._hidden(str(event)))}")
                 if event.get("error"):
                     raise ServerError(f"{self} sent an error in the middle of an answer: {self._message(event)}")
                 yield now, event
@@ -146,7 +146,7 @@ class Endpoint:
         try:
             return json.loads(text)
         except (ValueError, RecursionError) as error:
-            raise ServerError(f"{self} sent what is no JSON: {self._hidden(shown(text))}") from error
+            raise ServerError(f"{self} sent what is no JSON: {shown(self._hidden(text))}") from error
 
     def _read_error(self, response: HTTPResponse) -> str:
         """What the body of an answer says, for a sentence: with ": " before it, or nothing."""
@@ -154,7 +154,7 @@ class Endpoint:
             text = response.read(LONGEST_LINE).decode("utf-8", "replace").strip()
             with suppress(ValueError, RecursionError):
                 text = self._message(json.loads(text))
-            return f": {self._hidden(shown(text))}" if text else ""
+            return f": {shown(self._hidden(text))}" if text else ""
         return ""
 
     def _message(self, found: Any) -> str:
@@ -162,7 +162,7 @@ class Endpoint:
         for name in ("error", "detail", "message"):
             if isinstance(found, dict) and found.get(name):
                 return self._message(found[name])
-        return self._hidden(shown(found))
+        return shown(self._hidden(str(found)))
 
     def _hidden(self, text: str) -> str:
         """The text without the key, should a server repeat it."""

@@ -119,7 +119,9 @@ def found(key: str, url: str, settings: Any) -> Server:
         listed = endpoint.get_json("/v1/models")
         models = {str(model["id"]): model for model in listed["data"]}
     except ServerError as error:
-        raise refused(key, url, error, settings) from error
+        if settings.model is None or (error.status or 0) < 500:
+            raise refused(key, url, error, settings) from error
+        models = {settings.model: {}}  # `transformers serve` fails to list where it has no cache of models
     except (TypeError, KeyError, AttributeError) as error:
         raise ConfigError(f"{key}={url} is not allowed: it has no list of models at /v1/models, so it must be a server "
                           "with OpenAI's API") from error  # fmt: skip
@@ -256,9 +258,10 @@ class ServerPeer(Peer):
         """After an error: a server that does not answer any more is not asked again, since each request would wait."""
         try:
             self.server.endpoint.get("/v1/models")
-        except ServerError:
-            self.gone = f"{self.server.endpoint} stopped answering"
-            log.warning("%s: %s", self.gone, error)
+        except ServerError as again:
+            if again.status is None:
+                self.gone = f"{self.server.endpoint} stopped answering"
+                log.warning("%s: %s", self.gone, error)
 
     def _output(self, answer: Answer, counts: Acceptance, seconds: float) -> PeerOutput:
         timings, last = answer.timings, answer.pieces[-1].seconds
