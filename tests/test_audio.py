@@ -205,7 +205,7 @@ def test_what_does_not_fit_is_said_before_a_model_loads(here, tmp_path, monkeypa
         ((f"target.path={times}",), "has return_timestamps=true in its generation_config"),
         (("data.language=null",), r"data\.language is not set, and .* knows 2 languages: choose"),
         (("data.language=xx",), r"data\.language=xx is not possible with target\.path=.*Unsupported language"),
-        (("data.task=sing",), r"data\.task=sing is not allowed: it must be transcribe or translate"),
+        (("data.task=sing",), r"data\.task=sing is not allowed: it must be one of transcribe, translate"),
         ((f"data.path={tmp_path / 'empty'}",), r"has no WAV files \(\*\.wav\)"),
         ((f"data.path={tmp_path / 'none'}",), "is not a file: it must be a folder of WAV files, or"),
     ):
