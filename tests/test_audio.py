@@ -10,9 +10,11 @@ from types import SimpleNamespace
 
 import datasets
 import numpy as np
+import pyarrow
 import pytest
 import torch
 from conftest import parts_of
+from pyarrow import parquet
 from test_whisper import ASKED, SMALL, extractor, module_of, tone
 from transformers import AutoConfig, AutoModelForSeq2SeqLM
 
@@ -105,11 +107,11 @@ def test_json_lines_name_sounds_beside_them(here, tmp_path):
 
 
 def test_a_data_set_of_the_hub_is_decoded_here(tmp_path):
-    stored = [{"bytes": wav(tone(i), rate=16_000), "path": None} for i in range(2)]
-    features = datasets.Features({"sound": datasets.Audio(decode=False), "said": datasets.Value("string")})
-    rows = datasets.Dataset.from_dict({"sound": stored, "said": ["a", "b"]}, features=features)
+    stored = [{"bytes": wav(tone(i)), "path": None} for i in range(2)]
+    schema = datasets.Features({"sound": datasets.Audio(), "said": datasets.Value("string")}).arrow_schema
     (tmp_path / "set").mkdir()
-    rows.to_parquet(tmp_path / "set" / "test.parquet")
+    table = pyarrow.table({"sound": stored, "said": ["a", "b"]}, schema=schema)
+    parquet.write_table(table, tmp_path / "set" / "test.parquet")
     given = dict(path=str(tmp_path / "set"), name=None, split="test", language=None, task=None, limit=None)
     found = load(AudioHubData(AudioHubData.Settings(field="sound", reference="said", **given)))
     assert [p.reference for p in found] == ["a", "b"]
@@ -122,7 +124,7 @@ def test_a_data_set_of_the_hub_is_decoded_here(tmp_path):
 def test_pcm_of_every_width_and_more_channels(width, channels):
     found, rate = decoded(wav(tone(1), 8000, width, channels), "F")
     assert rate == 8000 and found.shape == tone(1).shape
-    np.testing.assert_allclose(found, tone(1), atol=2 ** (1 - 8 * width) + 1e-6)
+    np.testing.assert_allclose(found, tone(1), atol=2 ** (2 - 8 * width) + 1e-6)
 
 
 def test_channels_are_averaged():
@@ -190,9 +192,10 @@ def test_what_does_not_fit_is_said_before_a_model_loads(here, tmp_path, monkeypa
     other = broken(here, tmp_path / "other", "preprocessor_config.json", feature_size=16)
     times = broken(here, tmp_path / "times", "generation_config.json", return_timestamps=True)
     (tmp_path / "empty").mkdir()
+    with pytest.raises(ConfigError, match=r"data=stdlib is text, but target.path=.* hears: choose data=audio"):
+        parts_of("data=stdlib", "target=model", f"target.path={here / 'large'}", "drafter=ngram")
     for more, told in (
-        (("data=stdlib",), "data=stdlib is text, but target.path=.* hears: choose data=audio"),
-        (("target=stdlib", "drafter=ngram"), "data=audio is sound, but target.path=.* reads text"),
+        ((f"target.path={tmp_path / 't5'}",), "data=audio is sound, but target.path=.* reads text"),
         ((f"drafter.path={tmp_path / 't5'}",), "drafter.path=.*t5 reads text, but target.path=.* hears"),
         (
             (f"drafter.path={tmp_path / 'wide'}",),
@@ -202,7 +205,7 @@ def test_what_does_not_fit_is_said_before_a_model_loads(here, tmp_path, monkeypa
         ((f"target.path={times}",), "has return_timestamps=true in its generation_config"),
         (("data.language=null",), r"data\.language is not set, and .* knows 2 languages: choose"),
         (("data.language=xx",), r"data\.language=xx is not possible with target\.path=.*Unsupported language"),
-        (("data.task=sing",), r"data\.task=sing is not allowed: it must be transcribe or translate"),
+        (("data.task=sing",), r"data\.task=sing is not allowed: it must be one of transcribe, translate"),
         ((f"data.path={tmp_path / 'empty'}",), r"has no WAV files \(\*\.wav\)"),
         ((f"data.path={tmp_path / 'none'}",), "is not a file: it must be a folder of WAV files, or"),
     ):

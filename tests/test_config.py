@@ -30,7 +30,7 @@ REFUSED = {  # options that are right, but not in such a run
     **({} if torch.cuda.is_available() else {"executor=cudagraph": "needs CUDA"}),
     **({} if importlib.util.find_spec("openvino") else {"executor=openvino": "install it with pip"}),
 }
-NO_FILE = ("data=stdlib", "data=hub", "data=docstrings", "data=unconditional")
+NO_FILE = ("data=stdlib", "data=hub", "data=docstrings", "data=unconditional", "data=librispeech")
 OPTIONS = [
     f"{group}={file.stem}"
     for group in (*GROUPS, "metric", "experiment")

@@ -24,7 +24,7 @@ from specbench.models.stock import stock_logits
 from specbench.search.beams import BeamRules
 
 RATE, BINS, POSITIONS = 16_000, 8, 50  # a model that hears one second
-HOT = 4.0
+HOT = 2.0
 SHAPE = dict(vocab_size=V, num_mel_bins=BINS, d_model=16, encoder_layers=1, decoder_layers=2, encoder_attention_heads=2,
              decoder_attention_heads=2, encoder_ffn_dim=24, decoder_ffn_dim=24, max_source_positions=POSITIONS,
              max_target_positions=40, init_std=0.5, pad_token_id=1, bos_token_id=1, eos_token_id=1,
@@ -49,6 +49,7 @@ def module_of(seed: int = 0, asked=ASKED, **more):
     torch.manual_seed(seed)
     module = WhisperForConditionalGeneration(WhisperConfig(**SHAPE | more)).eval()
     module.generation_config.max_length = None
+    module.generation_config._from_model_config = False  # settings of Whisper's own would not be loaded again
     for name, value in asked.items():
         setattr(module.generation_config, name, value)
     return module
@@ -176,7 +177,7 @@ def test_texts_have_the_law_of_the_stock_module(wrong, monkeypatch):
     models = [model(HOT, seed=seed, small=seed == 1) for seed in (0, 1)]
     texts = decoded_by(models, "model", 20, which=inputs()[:2] * 60, new=2)
     found = chi_squared(texts, models[0], inputs())
-    assert min(freedom for _, freedom in found[:2]) > 2
+    assert min(freedom for _, freedom in found[:2]) >= 1
     far = [chi > freedom + 8 * (2 * freedom) ** 0.5 for chi, freedom in found]
     assert any(far) == wrong
 

@@ -99,7 +99,8 @@ class LanguageModel(Target):
     @property
     def description(self) -> tuple[Any, ...]:
         """See `HasCache.description`."""
-        return self.name, self.sampling, self.vocabulary.description, str(self.dtype), self.kernel
+        begin = 0 if self.encoder is None else self.encoder.suppressed.begin  # it follows from the data's language
+        return self.name, self.sampling, self.vocabulary.description, str(self.dtype), self.kernel, begin
 
     def cache_tensors(self) -> list[Tensor]:
         """See `HasCache.cache_tensors`; shapes of `SlotCache.tensors` and `EncoderInputs.tensors`."""
