@@ -31,7 +31,6 @@ class Seconds:
     load: float  # its models, from a disk of its own
     warm_up: float
     take: float  # the process of the command takes a group: it writes and merges
-    measure: float  # statistics at the end, a request
     weights: float  # bytes that each worker reads
 
 
@@ -87,31 +86,18 @@ class VirtualPool:
             raise DiedError("by lot")
         if method == "host":
             return f"host {worker // HOST}"
-        if method == "load":
-            return Place(f"host {worker // HOST}", "", [], 1, 0.0), Opened(self.groups, 1, {}, False), None
-        if method == "open":
-            self.begun = self.begun or self.now
-            return Groups(range(self.groups), 0, 0)
-        self.now += self.seconds.take  # while it takes one, the others wait
-        self.busy += self.seconds.take
-        return Piece(call.argument, worker, None, None, {}, CostTable(), Probes(), ended=self.now)
-
-    def _taken(self, worker: int, method: str, arguments: tuple[Any, ...]) -> float:
-        s, slow = self.seconds, self.slow[worker]
-        if method == "load":  # a machine's workers share its copy in memory: the first one reads for all
-            if worker % HOST == 0 or worker == 1:
-                self.disk = max(self.disk, self.now) + s.weights / self.world.shared_bytes_per_second
+        if method == "load" and (worker % HOST == 0 or worker == 1):  # a machine's others find them in its memory
+            self.disk = max(self.disk, self.now) + s.weights / self.world.shared_bytes_per_second
             return max(s.load * slow, self.disk - self.now)
         if method == "decode":
             return float(self.own[arguments[0]]) * slow
-        return {"host": s.process, "open": s.warm_up * slow}[method]
+        return {"host": s.process, "load": s.load * slow, "open": s.warm_up * slow}[method]
 
 
 @dataclass(frozen=True)
 class Taken:
-    """Seconds of a simulated run."""
+    """Seconds of a simulated run, until its last group is decoded."""
 
-    all: float
     start: float  # until the first group could begin
     decoding: float
     taking: float  # that the process of the command was busy with groups
@@ -127,7 +113,6 @@ def simulate(seconds: Seconds, world: World, workers: int, groups: int, seed: in
     team.decode(lambda piece: None)
     decoded = pool.now
     return Taken(
-        all=decoded + seconds.measure * groups,
         start=pool.begun,
         decoding=decoded - pool.begun,
         taking=pool.busy,

@@ -130,8 +130,8 @@ def _connect(ray: Any, device: str) -> None:
         why = f"({first_line(error)})"
         if address:
             raise ConfigError(
-                f"{CLUSTER}={address} is no cluster that Ray can use {why}: start one with ray start --head, or unset "
-                f"{CLUSTER}"
+                f"{CLUSTER}={address} is no cluster that Ray can use {why}: start one with ray start --head, set "
+                f"RAY_AUTH_MODE=token if it has a token, or unset {CLUSTER}"
             ) from error
         raise ConfigError(f"Ray cannot start on this machine {why}: see run.log, or set RAY_TMPDIR=/tmp") from error
 
