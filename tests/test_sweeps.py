@@ -242,7 +242,7 @@ REFUSED = {
     "joblib n_jobs=0": ({"n_jobs": 0}, "hydra.launcher.n_jobs=0 is not allowed: it must be an integer >= 1, or -1"),
     "joblib n_jobs=x": ({"n_jobs": "x"}, "hydra.launcher.n_jobs=x is not allowed"),
     "joblib n_jobs=99999": ({"n_jobs": 99999}, "jobs would share cores, this machine has"),
-    "submitit_local cpus_per_task=null": ({"cpus_per_task": None}, "hydra.launcher.cpus_per_task=None is not allowed"),
+    "submitit_local cpus_per_task=null": ({"cpus_per_task": None}, "hydra.launcher.cpus_per_task=null is not allowed"),
     "submitit_local cpus_per_task=99999": ({"cpus_per_task": 99999}, "cores for jobs"),
     "submitit_slurm cpus_per_task=0": ({"cpus_per_task": 0}, "must be an integer >= 1, or null"),
     "submitit_slurm": (SLURM, "sbatch is not found, so there is no Slurm cluster"),

@@ -6,6 +6,7 @@ import re
 import shutil
 import socket
 import subprocess
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +18,7 @@ from specbench.visible import first_line, shown
 SERIAL = "basic"  # one job after the other, in this process
 LONGEST_ANSWER = 60  # seconds that Slurm has to answer
 LONGEST_CONNECTION = 10  # seconds until a Ray cluster's machine answers
+LONGEST_JOINING = 30  # seconds until a machine with enough cores has joined it
 EVERY_CORE = -1  # n_jobs
 
 
@@ -196,12 +198,20 @@ def _refuse_ray(settings: Mapping[str, Any]) -> None:
             f"hydra.launcher.ray.init.address={shown(address)} is not possible: no Ray cluster answers "
             f"({first_line(error)})"
         ) from error
-    nodes = [found["Resources"] for found in ray.nodes() if found["Alive"]]
-    if not any(found.get("CPU", 0) >= cores and found.get("GPU", 0) >= devices for found in nodes):
-        most = max((int(found.get("CPU", 0)) for found in nodes), default=0)
-        asked = f"num_cpus={cores}" + f" and num_gpus={devices}" * bool(devices)
-        raise ConfigError(f"hydra.launcher.ray.remote.{asked} is not possible: no machine of the cluster has as much, "
-                          f"the largest has {most} cores")  # fmt: skip
+    until = time.monotonic() + LONGEST_JOINING
+    while True:  # a cluster that has just begun has its head alone
+        nodes = [found["Resources"] for found in ray.nodes() if found["Alive"]]
+        if any(found.get("CPU", 0) >= cores and found.get("GPU", 0) >= devices for found in nodes):
+            return
+        if time.monotonic() > until:
+            break
+        time.sleep(1)
+    most = max((int(found.get("CPU", 0)) for found in nodes), default=0)
+    asked = f"num_cpus={cores}" + f" and num_gpus={devices}" * bool(devices)
+    raise ConfigError(
+        f"hydra.launcher.ray.remote.{asked} is not possible: no machine of the cluster has as much, the largest has "
+        f"{most} cores"
+    )
 
 
 def cores_of(name: str, settings: Mapping[str, Any]) -> int | None:
