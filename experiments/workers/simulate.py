@@ -81,6 +81,17 @@ class VirtualPool:
             raise DiedError("by lot")
         if method == "host":
             return f"host {worker // HOST}"
+        if method == "load":
+            return Place(f"host {worker // HOST}", "", [], 1, 0.0), Opened(self.groups, 1, {}, False), None
+        if method == "open":
+            self.begun = self.begun or self.now
+            return Groups(range(self.groups), 0, 0)
+        self.now += self.seconds.take  # while it takes one, the others wait
+        self.busy += self.seconds.take
+        return Piece(call.argument, worker, None, None, {}, CostTable(), Probes(), ended=self.now)
+
+    def _taken(self, worker: int, method: str, arguments: tuple[Any, ...]) -> float:
+        s, slow = self.seconds, self.slow[worker]
         if method == "load" and (worker % HOST == 0 or worker == 1):  # a machine's others find them in its memory
             self.disk = max(self.disk, self.now) + s.weights / self.world.shared_bytes_per_second
             return max(s.load * slow, self.disk - self.now)
