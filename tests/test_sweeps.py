@@ -421,7 +421,7 @@ def test_a_process_stays_with_its_cuda_device(locks, monkeypatch):
 
 REAL = {
     "ray": ["hydra.launcher.ray.init.num_cpus=1"],
-    "joblib": ["hydra.launcher.n_jobs=1"],
+    "joblib": ["hydra.launcher.n_jobs=2"],  # one job at a time would run in the command's own process
     "submitit_local": ["hydra.launcher.cpus_per_task=1"],
     "submitit_slurm": ["hydra.launcher.cpus_per_task=1", "hydra.launcher.mem_gb=2"],
 }
