@@ -11,8 +11,13 @@ from typing import Any
 
 import numpy as np
 
+from specbench.measure.costs import CostTable
+from specbench.measure.machine_watch import Probes
+from specbench.run.merge import Piece
+from specbench.run.shard import Groups, Opened
 from specbench.workers.pool import DiedError
 from specbench.workers.team import Team
+from specbench.workers.worker import Place
 
 HOST = 8  # workers of one machine
 
