@@ -375,7 +375,8 @@ def test_a_job_waits_for_cores(locks):
 
 
 @several
-def test_a_job_whose_scheduler_gave_it_a_core_of_anothers_is_marked(locks):
+def test_a_job_whose_scheduler_gave_it_a_core_of_anothers_is_marked(locks, monkeypatch):
+    monkeypatch.setenv("SLURM_JOB_ID", "1")
     total = cores.usable()
     try:
         os.sched_setaffinity(0, total[:1])
@@ -385,6 +386,61 @@ def test_a_job_whose_scheduler_gave_it_a_core_of_anothers_is_marked(locks):
             assert cores.placement().shared == []
     finally:
         os.sched_setaffinity(0, total)
+
+
+@several
+@pytest.mark.parametrize("launcher, slurm", [("submitit_local", "1"), ("submitit_slurm", ""), ("joblib", "")])
+def test_a_job_waits_for_the_cores_of_a_container_too(launcher, slurm, locks, monkeypatch):
+    """Where all jobs are confined to as many cores as one of them asks for."""
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    if slurm:  # a shell in an allocation
+        monkeypatch.setenv("SLURM_JOB_ID", slurm)
+    total, told = cores.usable(), []
+    try:
+        os.sched_setaffinity(0, total[:1])
+        other = another_job(locks, f"core-{total[0]}")
+        other.__enter__()
+        threading.Timer(0.05, other.__exit__, (None, None, None)).start()
+        with cores.own_cores(launcher, 1, told=told.append):
+            assert cores.placement().shared == [] and len(told) == 1
+    finally:
+        os.sched_setaffinity(0, total)
+
+
+PLANTED = {
+    "symlink": lambda lock, theirs: lock.symlink_to(theirs),
+    "hard link": lambda lock, theirs: lock.hardlink_to(theirs),
+    "text": lambda lock, theirs: lock.write_text("no number of a process"),
+    "pipe": lambda lock, theirs: os.mkfifo(lock),
+    "folder": lambda lock, theirs: lock.mkdir(),
+}
+
+
+@pytest.mark.parametrize("what", PLANTED)
+def test_a_lock_that_is_none_is_refused_and_not_written(what, locks, tmp_path):
+    (tmp_path / "theirs").write_text("12")
+    first = locks / f"core-{cores.usable()[0]}"
+    PLANTED[what](first, tmp_path / "theirs")
+    before = first.read_text() if what == "text" else ""
+    with pytest.raises(ConfigError, match=f"{first.name} cannot be used"), cores.own_cores("joblib", 1):
+        pass
+    assert (tmp_path / "theirs").read_text() == "12" and (what != "text" or first.read_text() == before)
+
+
+def test_a_folder_of_locks_whose_files_others_could_replace_is_refused(monkeypatch, tmp_path):
+    monkeypatch.setenv("SPECBENCH_LOCKS", str(tmp_path / "locks"))
+    assert cores.locks().stat().st_mode & 0o7777 == 0o1777  # as it is made
+    cores.locks().chmod(0o700)
+    assert cores.locks() == tmp_path / "locks"
+    cores.locks().chmod(0o777)
+    with pytest.raises(ConfigError, match="one with the sticky bit"):
+        cores.locks()
+    another = os.getuid() + 1
+    (tmp_path / "locks").chmod(0o755)
+    monkeypatch.setattr(os, "getuid", lambda: another)
+    if (tmp_path / "locks").stat().st_uid:  # root's are everybody's
+        with pytest.raises(ConfigError, match="a folder of yours"):
+            cores.locks()
 
 
 def test_cores_that_are_free_as_a_whole_come_first():
