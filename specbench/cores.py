@@ -5,6 +5,7 @@ A lock ends with its process. The state is the process's, as the cores are that 
 """
 
 import contextlib
+import itertools
 import os
 import socket
 import stat
@@ -28,6 +29,7 @@ NO_PINNING = "this system cannot give a job cores of its own"
 LONGEST = 20  # bytes in the file of a lock: the number of a process
 THREADS = "OMP_NUM_THREADS"
 VISIBLE = "CUDA_VISIBLE_DEVICES"
+NO_DEVICES = "NoDevFiles"  # Slurm's word there for a job without any
 
 
 class _State:
@@ -66,7 +68,9 @@ def visible_devices() -> list[str]:
 
     named = os.environ.get(VISIBLE)
     if named is not None:
-        return [name.strip() for name in named.split(",") if name.strip() not in ("", "-1")]
+        names = [name.strip() for name in named.split(",")]
+        shown = list(itertools.takewhile(lambda name: name != "-1", names))  # CUDA reads no further
+        return [name for name in shown if name not in ("", NO_DEVICES)]
     return [str(number) for number in range(torch.cuda.device_count())]
 
 
