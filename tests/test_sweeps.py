@@ -460,7 +460,11 @@ def test_what_ray_is_started_with(monkeypatch):
         monkeypatch.setenv(name, value)
     conf = composed(*small(*OPTIONS, "hydra/launcher=ray")).hydra.launcher.ray.init
     given = {**conf, "runtime_env": {"env_vars": {"A": "b"}}}
+    for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN"):
+        monkeypatch.setenv(name, "")  # so that it is as before afterwards
+        monkeypatch.delenv(name)
     own = launchers.init_of_ray(given, own=True)
+    assert os.environ["RAY_AUTH_MODE"] == "token" and len(os.environ["RAY_AUTH_TOKEN"]) == 64
     assert own["address"] == "local" and own["include_dashboard"] is False
     assert own["runtime_env"] == {"env_vars": {"A": "b"}}  # its jobs inherit the others
     there = launchers.init_of_ray(given | {"address": "h:1"}, own=False)
@@ -672,7 +676,7 @@ def test_a_process_stays_with_its_cuda_device(locks, monkeypatch):
 
 REAL = {
     "ray": ["hydra.launcher.ray.init.num_cpus=1"],
-    "joblib": ["hydra.launcher.n_jobs=1"],
+    "joblib": ["hydra.launcher.n_jobs=2"],  # one job at a time would run in the command's own process
     "submitit_local": ["hydra.launcher.cpus_per_task=1"],
     "submitit_slurm": ["hydra.launcher.cpus_per_task=1", "hydra.launcher.mem_gb=2"],
 }

@@ -3,6 +3,7 @@
 import importlib.util
 import os
 import re
+import secrets
 import shlex
 import shutil
 import socket
@@ -23,7 +24,6 @@ LONGEST_ANSWER = 60  # seconds that Slurm has to answer
 LONGEST_CONNECTION = 10  # seconds until a Ray cluster's machine answers
 LONGEST_JOINING = 30  # seconds until a machine with enough cores has joined it
 EVERY_CORE = -1  # n_jobs
-LOOPBACK = "127.0.0.1"
 
 
 @dataclass(frozen=True)
@@ -196,7 +196,7 @@ def _refuse_ray(settings: Mapping[str, Any]) -> None:
     devices = remote.get("num_gpus") or 0
     if devices != int(devices):
         raise ConfigError(f"hydra.launcher.ray.remote.num_gpus={devices} is not allowed: jobs would share a device")
-    own = init.get("address") in (None, "local") and "RAY_ADDRESS" not in os.environ
+    own = init.get("address") == "local" or (init.get("address") is None and not os.environ.get("RAY_ADDRESS"))
     if own and cores > len(usable()):
         raise ConfigError(
             f"hydra.launcher.ray.remote.num_cpus={cores} is not possible: this machine has {len(usable())} cores, and "
@@ -219,11 +219,14 @@ def _refuse_ray(settings: Mapping[str, Any]) -> None:
 
 
 def init_of_ray(given: Mapping[str, Any], own: bool) -> dict[str, Any]:
-    """The arguments of `ray.init`. A cluster that is the sweep's own listens to this machine alone. Jobs on one that
-    was there before get the command's variables, which jobs of an own one inherit."""
+    """The arguments of `ray.init`. A cluster that is the sweep's own listens on all addresses of this machine, so it
+    gets a token, without which it does nothing. Jobs on one that was there before get the command's variables, which
+    jobs of an own one inherit."""
     found = {key: value for key, value in given.items() if value is not None}
     if own:
-        return {"_node_ip_address": LOOPBACK, **found, "address": "local"}
+        if os.environ.setdefault("RAY_AUTH_MODE", "token") == "token":
+            os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
+        return found | {"address": "local"}
     environment = found.get("runtime_env") or {}
     variables = passed() | dict(environment.get("env_vars") or {})
     return found | {"runtime_env": {**environment, "env_vars": variables}}
