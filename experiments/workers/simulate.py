@@ -11,8 +11,13 @@ from typing import Any
 
 import numpy as np
 
+from specbench.measure.costs import CostTable
+from specbench.measure.machine_watch import Probes
+from specbench.run.merge import Piece
+from specbench.run.shard import Groups, Opened
 from specbench.workers.pool import DiedError
 from specbench.workers.team import Team
+from specbench.workers.worker import Place
 
 HOST = 8  # workers of one machine
 
@@ -75,12 +80,26 @@ class VirtualPool:
         self.now = max(self.now, first.end)
         return [first]
 
+    def end(self, worker: int) -> None:
+        pass
+
     def result(self, call: Call) -> Any:
         worker, method = call.worker, call.method
         if call.dies:
             raise DiedError("by lot")
         if method == "host":
             return f"host {worker // HOST}"
+        if method == "load":
+            return Place(f"host {worker // HOST}", "", [], 1, 0.0), Opened(self.groups, 1, {}, False), None
+        if method == "open":
+            self.begun = self.begun or self.now
+            return Groups(range(self.groups), 0, 0)
+        self.now += self.seconds.take  # while it takes one, the others wait
+        self.busy += self.seconds.take
+        return Piece(call.argument, worker, None, None, {}, CostTable(), Probes(), ended=self.now)
+
+    def _taken(self, worker: int, method: str, arguments: tuple[Any, ...]) -> float:
+        s, slow = self.seconds, self.slow[worker]
         if method == "load" and (worker % HOST == 0 or worker == 1):  # a machine's others find them in its memory
             self.disk = max(self.disk, self.now) + s.weights / self.world.shared_bytes_per_second
             return max(s.load * slow, self.disk - self.now)
@@ -102,7 +121,9 @@ class Taken:
 def simulate(seconds: Seconds, world: World, workers: int, groups: int, seed: int) -> Taken:
     """A run of one turn, on so many workers."""
     pool = VirtualPool(seconds, world, groups, seed)
-    checked: Any = SimpleNamespace(root=SimpleNamespace(verdict_tokens=0))
+    checked: Any = SimpleNamespace(
+        root=SimpleNamespace(verdict_tokens=0, device="cpu"), identity=lambda: SimpleNamespace(code={}, sources={})
+    )
     team = Team(checked, pool, workers)
     team.load()
     team.decode(lambda piece: None)
