@@ -59,12 +59,15 @@ def refused(error: ConfigError) -> NoReturn:
 
 def job_of_sweep(config: DictConfig) -> float | None:
     """Runs a job and prints its line. Returns the measured speedup, for Hydra's optimisers, or None if it failed."""
+    from specbench.interrupts import warned
     from specbench.memory import give_back
-    from specbench.multirun import end_of_job, own_place
+    from specbench.multirun import Sweep, end_of_job, own_place
 
+    if Sweep.of_job is not None:
+        _begun.clear()  # another process has, by its own clock
     ran, failed = True, ""
     try:
-        with own_place(config):
+        with warned(), own_place(config):
             give_back()  # of the job before
             ran = one_run(config, skip_finished=True)
     except (ConfigError, VerdictError, IncompleteError) as error:
@@ -163,14 +166,16 @@ def _main() -> None:
         raise
     except KeyboardInterrupt:
         from specbench.multirun import Sweep
+        from specbench.sweeps.launchers import go_on
 
         if Sweep.running is None:
             raise
         try:
-            told, _ = Sweep.running.summarise()
+            sweep = Sweep.running
+            told, _ = sweep.summarise()
         except ConfigError as error:
             told = str(error)
-        raise KeyboardInterrupt(told) from None
+        raise KeyboardInterrupt(told + go_on(sweep.launcher, sweep.folder)) from None
     except Exception as error:
         if comes_from(one_run, error):
             raise

@@ -30,7 +30,7 @@ def main(arguments: list[str] | None = None) -> None:
         from specbench.sweeps.summary import summarise  # loads much
 
         found = lists_in(args.folder)
-        answers = [summarise(jobs) for jobs in (found if args.all else found[-1:])]
+        answers = [summarise(jobs, redraw=True) for jobs in (found if args.all else found[-1:])]
         if bad := [(told, code) for told, code in answers if code]:
             stop(*bad[-1])
 

@@ -5,8 +5,10 @@ A lock ends with its process. The state is the process's, as the cores are that 
 """
 
 import contextlib
+import itertools
 import os
 import socket
+import stat
 import sys
 import tempfile
 import time
@@ -24,8 +26,10 @@ except ImportError:  # not on Windows
 
 LOOK = 0.5  # seconds between two looks at cores that others have
 NO_PINNING = "this system cannot give a job cores of its own"
+LONGEST = 20  # bytes in the file of a lock: the number of a process
 THREADS = "OMP_NUM_THREADS"
 VISIBLE = "CUDA_VISIBLE_DEVICES"
+NO_DEVICES = "NoDevFiles"  # Slurm's word there for a job without any
 
 
 class _State:
@@ -64,36 +68,61 @@ def visible_devices() -> list[str]:
 
     named = os.environ.get(VISIBLE)
     if named is not None:
-        return [name.strip() for name in named.split(",") if name.strip() not in ("", "-1")]
+        names = [name.strip() for name in named.split(",")]
+        shown = list(itertools.takewhile(lambda name: name != "-1", names))  # CUDA reads no further
+        return [name for name in shown if name not in ("", NO_DEVICES)]
     return [str(number) for number in range(torch.cuda.device_count())]
 
 
 def locks() -> Path:
     """The folder of the locks: $SPECBENCH_LOCKS, or one in memory that every user of the machine can write to. Raises
-    ConfigError."""
+    ConfigError, also if others could replace files of this user's there."""
     base = "/dev/shm" if os.access("/dev/shm", os.W_OK) else tempfile.gettempdir()
-    folder = Path(os.environ.get("SPECBENCH_LOCKS") or Path(base) / "specbench-locks")
+    named = os.environ.get("SPECBENCH_LOCKS")
+    folder = Path(named or Path(base) / "specbench-locks")
     try:
         if not folder.is_dir():
             folder.mkdir(parents=True, exist_ok=True)
             folder.chmod(0o1777)
+        found = folder.stat() if named else folder.lstat()
     except OSError as error:
         raise ConfigError(f"SPECBENCH_LOCKS={folder} cannot be used ({error.strerror}): it must be a folder") from error
+    own = found.st_uid in (0, os.getuid()) and not found.st_mode & 0o022
+    if not stat.S_ISDIR(found.st_mode) or not (own or found.st_mode & stat.S_ISVTX):
+        raise ConfigError(
+            f"SPECBENCH_LOCKS={folder} cannot be used: it must be a folder of yours that nobody else can write to, or "
+            "one with the sticky bit (chmod 1777)"
+        )
     return folder
 
 
 def _open(name: str) -> int:
-    """The file of a lock. One of another user's must not be opened as if it were to be made. Raises ConfigError."""
+    """The file of a lock. One of another user's must not be opened as if it were to be made. Raises ConfigError, also
+    if it is anything but the file of a lock: its contents are replaced."""
     path = locks() / name
     try:
-        with contextlib.suppress(FileNotFoundError):
-            return os.open(path, os.O_RDWR)
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-        with contextlib.suppress(OSError):
-            os.fchmod(descriptor, 0o666)  # whatever the umask is
-        return descriptor
+        descriptor = _opened(path)
     except OSError as error:
         raise ConfigError(f"{path} cannot be used ({error.strerror}): set SPECBENCH_LOCKS to another folder") from error
+    found = os.fstat(descriptor)
+    if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1 or found.st_size > LONGEST:
+        os.close(descriptor)
+        raise ConfigError(f"{path} cannot be used (it is not a lock): set SPECBENCH_LOCKS to another folder")
+    return descriptor
+
+
+def _opened(path: Path) -> int:
+    """The file, made if it is not there, and never what a symbolic link leads to. Raises OSError."""
+    options = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK
+    with contextlib.suppress(FileNotFoundError):
+        return os.open(path, options)
+    try:
+        descriptor = os.open(path, options | os.O_CREAT | os.O_EXCL, 0o666)
+    except FileExistsError:  # another process has just made it
+        return os.open(path, options)
+    with contextlib.suppress(OSError):
+        os.fchmod(descriptor, 0o666)  # whatever the umask is
+    return descriptor
 
 
 @contextmanager
@@ -129,7 +158,7 @@ def _owner(name: str) -> str:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return ""
     except BlockingIOError:
-        return os.pread(descriptor, 20, 0).decode(errors="replace") or "(unknown)"
+        return os.pread(descriptor, LONGEST, 0).decode(errors="replace") or "(unknown)"
     finally:
         os.close(descriptor)
 
@@ -181,7 +210,7 @@ def own_cores(
     if count > len(total):
         raise ConfigError(f"a job of {count} cores is not possible on {where}: {len(total)} are there for it")
     with ExitStack() as stack:
-        own, shared = _claim(stack, total, count, told)
+        own, shared = _claim(stack, total, count, chosen_for(launcher, count, total), told)
         devices = _claim_device(stack, told) if device else os.environ.get(VISIBLE)
         stack.enter_context(_confined(own, total))
         found = Placement(launcher, where, own, len(total), True, devices, len(others(own)), shared)
@@ -192,12 +221,19 @@ def own_cores(
             _state.placement = None
 
 
+def chosen_for(launcher: str, count: int, total: Sequence[int]) -> bool:
+    """Whether a scheduler has chosen a job's cores: it has confined the job to as many as the job asked for. What
+    confines a container, or the shell that a sweep was started in, does so to all jobs together."""
+    of_slurm = launcher == "submitit_slurm" and "SLURM_JOB_ID" in os.environ
+    return of_slurm and count == len(total) < (os.cpu_count() or 1)
+
+
 def _claim(
-    stack: ExitStack, total: Sequence[int], count: int, told: Callable[[str], None]
+    stack: ExitStack, total: Sequence[int], count: int, bound: bool, told: Callable[[str], None]
 ) -> tuple[list[int], list[str]]:
-    """Cores that nobody else has, and in words what others share of them. Who is confined to `count` cores by a
-    scheduler cannot choose: if another job has one of these, both share it."""
-    bound, waited = count == len(total) and confined(), False
+    """Cores that nobody else has, and in words what others share of them. With `bound` a scheduler has chosen them: if
+    another job has one of these, both share it."""
+    waited = False
     while True:
         with _alone():
             free = [core for core in total if not _owner(f"core-{core}")]
@@ -215,11 +251,6 @@ def _claim(
             told(f"waits for {count} of {len(total)} cores: other jobs on this machine have all but {len(free)}")
             waited = True
         time.sleep(LOOK)
-
-
-def confined() -> bool:
-    """Whether this process may use a part of the machine's cores only."""
-    return len(usable()) < (os.cpu_count() or 1)
 
 
 def _claim_device(stack: ExitStack, told: Callable[[str], None]) -> str:

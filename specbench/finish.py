@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from specbench.loggers.logger import Logger, Opening
 from specbench.phases import Phases
 from specbench.progress import Told, decoding_progress
 from specbench.report.tables import refuse_verdict
+from specbench.result_parts import Placement
 from specbench.results import RunResult
 from specbench.settings import ConfigError
 from specbench.storage.finished import make_room
@@ -83,11 +85,27 @@ def mark(result: RunResult) -> None:
     found = result.placement = placement()
     if found is None:
         return
-    if found.beside:
-        result.notes.append(f"other jobs ran on other cores of the machine ({found.beside}): they share its memory")
+    result.notes += notes_of(found)
     if found.shared and result.machine is not None:
         result.machine.steady = False
         result.machine.reasons += found.shared
+
+
+def mark_pooled(result: dict[str, Any]) -> None:
+    """The same for the results of several processes that one job has started, as results.json holds them."""
+    found = placement()
+    if found is None:
+        return
+    result |= {"placement": asdict(found), "notes": [*result["notes"], *notes_of(found)]}
+    if found.shared and result["machine"] is not None:
+        reasons = [*result["machine"]["reasons"], *found.shared]
+        result["machine"] = result["machine"] | {"steady": False, "reasons": reasons}
+
+
+def notes_of(found: Placement) -> list[str]:
+    """What is to be noted of a job that had cores of its own."""
+    told = f"other jobs ran on other cores of the machine ({found.beside}): they share its memory"
+    return [told] if found.beside else []
 
 
 Decoding = Callable[[Path, Told, Callable[[Group], None], Phases], tuple[RunResult, Record, Any]]  # and the tokenizer

@@ -1,8 +1,9 @@
-"""SIGINT and SIGTERM: they end a run at once while it decodes, and wait while it writes.
+"""SIGINT and SIGTERM, and a scheduler's warning: they end a run at once while it decodes, and wait while it writes.
 
 The state is the process's, as signals are.
 """
 
+import os
 import signal
 import threading
 from collections.abc import Iterator, Sequence
@@ -10,8 +11,11 @@ from contextlib import contextmanager
 from types import FrameType
 
 from specbench import ranks
+from specbench.settings import IncompleteError
+from specbench.visible import first_line
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
+WARNING = "SUBMITIT_PREEMPT_SIGNAL"  # of the environment: the name of submitit's signal, if not USR2
 
 
 class _State:
@@ -22,6 +26,7 @@ class _State:
     held = False  # whether a signal has to wait
     waiting = False  # whether one does
     first: int | None = None  # the first signal since the handlers were installed
+    seen: frozenset[int] = frozenset()  # all of them
 
 
 _state = _State()
@@ -31,6 +36,7 @@ def _note(number: int, frame: FrameType | None) -> None:
     """The handler. After a signal has raised inside of `held`, the next one waits again: it must not disturb what
     follows the first."""
     _state.first = _state.first or number
+    _state.seen |= {number}
     _state.waiting = True
     raise_waiting()
 
@@ -43,15 +49,15 @@ def raise_waiting() -> None:
 
 
 @contextmanager
-def handled() -> Iterator[None]:
-    """Inside, SIGTERM raises KeyboardInterrupt as SIGINT does. A signal that the process was started to ignore stays
-    ignored. Outside the main thread nothing changes."""
+def handled(*more: int) -> Iterator[None]:
+    """Inside, SIGTERM and `more` signals raise KeyboardInterrupt as SIGINT does. A signal that the process was started
+    to ignore stays ignored. Outside the main thread nothing changes."""
     if _state.installed or threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {number: signal.getsignal(number) for number in SIGNALS}
+    before = {number: signal.getsignal(number) for number in (*SIGNALS, *more)}
     before = {number: handler for number, handler in before.items() if handler is not signal.SIG_IGN}
-    _state.installed, _state.first, _state.waiting = True, None, False
+    _state.installed, _state.first, _state.waiting, _state.seen = True, None, False, frozenset()
     try:
         for number in before:
             signal.signal(number, _note)
@@ -60,6 +66,30 @@ def handled() -> Iterator[None]:
         for number, handler in before.items():
             signal.signal(number, handler)
         _state.installed = False
+
+
+@contextmanager
+def warned() -> Iterator[None]:
+    """Inside of a job of submitit's, the signal by which Slurm warns it, of the time limit or of a preemption, raises
+    KeyboardInterrupt too. Submitit's own handler, which may raise what decoding takes for an error of the device, is
+    called when the run has ended: it queues the job again, and ends the process, or says why not. Raises
+    IncompleteError with that. In other processes nothing changes."""
+    number = getattr(signal, f"SIG{os.environ.get(WARNING, 'USR2')}", None)
+    handler = number and signal.getsignal(number)
+    if number is None or not callable(handler):
+        yield
+        return
+    try:
+        with handled(number):
+            yield
+    except KeyboardInterrupt:
+        if number not in _state.seen:
+            raise
+        try:
+            handler(number, None)
+        except Exception as error:
+            raise IncompleteError(f"ended by its scheduler: {first_line(error)}") from error
+        raise
 
 
 @contextmanager

@@ -52,20 +52,23 @@ class Sweep(Callback):
         self.list: JobList | None = None  # as it is in the sweep's folder
         self.place: Path | None = None  # of the list, in the process of a job
         self.argv: list[str] = []  # of the sweep's command, likewise
+        self.cwd = ""  # where it was typed, likewise
 
     def __getstate__(self) -> dict[str, Any]:
         """What the process of a job gets: where the list is, and where the command was typed."""
-        place = None if self.list is None else self.list.place.absolute()
-        return {"place": place, "launcher": self.launcher, "argv": sys.argv, "cwd": os.getcwd()}
+        place = self.place if self.list is None else self.list.place.absolute()
+        argv, cwd = self.argv or sys.argv, self.cwd or os.getcwd()  # a job that is queued again is pickled twice
+        return {"place": place, "launcher": self.launcher, "argv": argv, "cwd": cwd}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """In the process of a job, before Hydra finds its folder. A process that a cluster's daemon has started, as
         Ray's does, works elsewhere: relative paths are those of the command."""
         self.__init__()  # type: ignore[misc]
         quiet()
-        self.place, self.launcher, self.argv = state["place"], state["launcher"], state["argv"]
-        if os.path.isdir(state["cwd"]):
-            os.chdir(state["cwd"])
+        self.place, self.launcher = state["place"], state["launcher"]
+        self.argv, self.cwd = state["argv"], state["cwd"]
+        if os.path.isdir(self.cwd):
+            os.chdir(self.cwd)
 
     @property
     def here(self) -> bool:

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,8 +18,8 @@ from omegaconf import DictConfig
 
 from specbench.again import overrides
 from specbench.config.checks import Checked, check
-from specbench.cores import placement
 from specbench.decoded import RequestSums
+from specbench.finish import mark_pooled
 from specbench.interrupts import at_once, held
 from specbench.loggers.logger import Opening
 from specbench.measure.breakdown import only
@@ -164,8 +164,7 @@ def write_pooled(
         "overrides": list(HydraConfig.get().overrides.task),
     }
     result["provenance"] |= {"argv": sys.argv}
-    if (own := placement()) is not None:
-        result["placement"] = asdict(own)
+    mark_pooled(result)
     kept = make_room(out_dir)
     write_config(checked.resolved, out_dir)
     for name in COPIED:

@@ -9,13 +9,14 @@ import json
 import os
 import pickle
 import shutil
+import signal
 import subprocess
 import sys
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import ClassVar
 
 import pytest
@@ -26,15 +27,17 @@ from hydra._internal.core_plugins.basic_launcher import BasicLauncher
 from hydra.core.config_store import ConfigStore
 from hydra.core.plugins import Plugins
 
-from specbench import collect, cores
+from specbench import collect, cores, interrupts, passed
 from specbench.config.checks import check
 from specbench.identity import Identity, NotedIdentity
+from specbench.interrupts import at_once, held, warned
 from specbench.loggers.none import NoLogger
 from specbench.multirun import Sweep
-from specbench.settings import ConfigError
+from specbench.run.cohort import Cohort
+from specbench.settings import ConfigError, IncompleteError
 from specbench.storage.lock import locked
-from specbench.sweeps import launchers
-from specbench.sweeps.job_list import LIST, JobList, PlannedJob, lists_in, read_list
+from specbench.sweeps import launchers, summary
+from specbench.sweeps.job_list import LIST, PLACE, JobList, PlannedJob, lists_in, read_list
 from specbench.sweeps.summary import summarise
 
 OPTIONS = ["drafter=random", "temperature=0", "executor=eager", "logger=none", "max_new_tokens=4", "data.limit=1"]
@@ -118,9 +121,9 @@ def test_a_lock_is_waited_for(tmp_path):
     with locked(tmp_path), pytest.raises(ConfigError, match="is being written"), locked(tmp_path, 0.6):
         pass
     assert time.monotonic() - begun > 0.5
-    held = locked(tmp_path)
-    held.__enter__()
-    threading.Timer(0.2, held.__exit__, (None, None, None)).start()
+    lock = locked(tmp_path)
+    lock.__enter__()
+    threading.Timer(0.2, lock.__exit__, (None, None, None)).start()
     with locked(tmp_path, 20):
         pass
 
@@ -181,6 +184,136 @@ def test_the_job_that_ends_last_makes_the_summary(apart, monkeypatch, tmp_path, 
     assert call([*command, "force=true"], monkeypatch, tmp_path) == 0 and mirrored == [("s", 2)] * 2
 
 
+def test_a_job_that_is_queued_again_knows_its_sweep(monkeypatch, tmp_path):
+    """It is pickled twice: by the command, and by its own process."""
+    monkeypatch.setattr(sys, "argv", ["specbench", "-m", "gamma=1"])
+    monkeypatch.chdir(tmp_path)
+    sweep = Sweep()
+    sweep.list, sweep.launcher = a_list(tmp_path), "submitit_slurm"
+    once = pickle.loads(pickle.dumps(sweep))
+    monkeypatch.setattr(sys, "argv", ["submitit"])
+    twice = pickle.loads(pickle.dumps(once))
+    assert vars(once)["place"] == vars(twice)["place"] == tmp_path / ".sweep" / "gamma=1,2"
+    assert twice.argv == ["specbench", "-m", "gamma=1"] and (twice.launcher, twice.cwd) == (sweep.launcher, once.cwd)
+
+
+def test_the_start_of_a_job_is_not_that_of_the_command(apart, monkeypatch, tmp_path):
+    monkeypatch.setattr("specbench.__main__._begun", [time.perf_counter() - 1000])
+    assert call(["name=s", "gamma=1", "hydra/launcher=apart"], monkeypatch, tmp_path) == 0
+    (found,) = apart.glob("*/results.json")
+    assert 0 <= json.loads(found.read_text())["seconds"]["start"] < 500
+
+
+@contextmanager
+def submitit(does):
+    """A process with submitit's handler, which notes that it was called, and does `does`."""
+    called = []
+
+    def handler(number, frame):
+        called.append(number)
+        does()
+
+    before = signal.signal(signal.SIGUSR2, handler)
+    try:
+        yield called
+    finally:
+        signal.signal(signal.SIGUSR2, before)
+
+
+def time_is_up():
+    raise RuntimeError("timed-out too many times")
+
+
+def test_the_warning_of_a_time_limit_is_no_error_of_the_device():
+    """What decoding catches, and what must not be disturbed while files are written, does not see it."""
+    seen = []
+    with submitit(time_is_up) as called:
+        with pytest.raises(IncompleteError, match="ended by its scheduler: timed-out too many times"), warned():
+            with held():
+                signal.raise_signal(signal.SIGUSR2)
+                seen.append("written")
+                with at_once():
+                    seen.append("decoded")
+            seen.append("went on")
+        assert seen == ["written"] and called == [signal.SIGUSR2]
+        with pytest.raises(KeyboardInterrupt), warned():
+            signal.raise_signal(signal.SIGTERM)
+        assert len(called) == 1
+        with warned():
+            pass
+        assert len(called) == 1
+    with submitit(lambda: sys.exit(-1)), pytest.raises(SystemExit), warned():  # queued again
+        signal.raise_signal(signal.SIGUSR2)
+
+
+def test_a_job_that_is_warned_while_it_decodes_counts_as_failed(apart, monkeypatch, tmp_path, capsys):
+    """None of its requests does: what was measured before is written."""
+    plain = Cohort.decode_all_ways
+
+    def decode(self, wanted, jobs, number):
+        if number:
+            signal.raise_signal(signal.SIGUSR2)
+        return plain(self, wanted, jobs, number)
+
+    monkeypatch.setattr(Cohort, "decode_all_ways", decode)
+    monkeypatch.setattr(interrupts._state, "installed", False)
+    monkeypatch.setattr("specbench.__main__.handled", nullcontext)  # the command's, which is another process
+    with submitit(time_is_up) as called:
+        assert call(["name=s", "gamma=1", "data.limit=2", "hydra/launcher=apart"], monkeypatch, tmp_path) == 1
+    (path,) = apart.glob("*/results.json")
+    result = json.loads(path.read_text())
+    assert (result["status"], result["counts"]["failed"], len(called)) == ("interrupted", 0, 1)
+    (over,) = [read_list(path.parent).over() for path in apart.glob(f".sweep/*/{LIST}")]
+    assert over == {0: "ended by its scheduler: timed-out too many times"} and Apart.seen == [True]
+
+
+def test_the_page_and_the_logger_are_tried_again(apart, monkeypatch, tmp_path):
+    """If they failed; `collect` draws the page in any case."""
+    does, made = {"page": False, "logger": False}, []
+    monkeypatch.setattr(summary, "draw", lambda jobs, folders: made.append("page") or does["page"])
+    monkeypatch.setattr(summary, "mirror", lambda jobs, rows: made.append("logger") or does["logger"])
+    found = SimpleNamespace(finished=True, result={"provenance": {"started": "now"}, "lossless": {}})
+    monkeypatch.setattr("specbench.storage.finished.examine", lambda folder, identity: found)
+    monkeypatch.setattr(summary, "multirun_rows", lambda jobs: [{"gamma": 1}])
+    jobs = a_list(tmp_path, jobs=1)
+    jobs.write()
+
+    def made_by(**given):
+        made.clear()
+        summarise(jobs, printed=False, **given)
+        return [*made]
+
+    assert made_by() == ["page", "logger"]
+    does["logger"] = True
+    assert made_by() == ["page", "logger"]
+    assert made_by() == ["page"]
+    does["page"] = True
+    assert made_by() == ["page"] and made_by() == []
+    assert made_by(redraw=True) == ["page"]
+    found.result = {"provenance": {"started": "later"}, "lossless": {}}
+    assert made_by(page=False) == ["logger"] and made_by() == ["page"]
+
+
+def test_a_summary_waits_for_that_of_another_command_of_the_folder(tmp_path, monkeypatch):
+    """And leaves alone what a command is just writing: its list."""
+    monkeypatch.setattr(summary, "WAIT", 0.0)
+    jobs, other = a_list(tmp_path), dataclasses.replace(a_list(tmp_path), command="gamma=3")
+    for one in (jobs, other):
+        one.write()
+    writing = jobs.place / f"{LIST}.1.tmp"
+    writing.write_text("{")
+    summarise(jobs, printed=False)
+    assert writing.exists()
+
+    def summarise_the_other(rows):
+        with pytest.raises(ConfigError, match="is being written"):
+            summarise(other, printed=False)
+        return ""
+
+    monkeypatch.setattr(summary, "to_csv", summarise_the_other)
+    summarise(jobs, printed=False)
+
+
 def test_a_launcher_that_dies_leaves_a_summary_and_a_sentence(apart, monkeypatch, tmp_path, capsys):
     Apart.dies = True
     assert call(["name=s", "gamma=1,2", "hydra/launcher=apart"], monkeypatch, tmp_path) == 1
@@ -208,9 +341,9 @@ def test_collect_wants_the_folder_of_a_sweep(tmp_path, capsys):
 def test_another_process_that_makes_the_summary_is_waited_for(tmp_path, monkeypatch):
     jobs = a_list(tmp_path)
     jobs.write()
-    held = locked(jobs.place)
-    held.__enter__()
-    threading.Timer(0.2, held.__exit__, (None, None, None)).start()
+    lock = locked(jobs.folder / PLACE)
+    lock.__enter__()
+    threading.Timer(0.2, lock.__exit__, (None, None, None)).start()
     assert summarise(jobs, printed=False) == (
         "3 of 3 jobs have no result, see their run.log; 3 of them have not ended",
         1,
@@ -246,6 +379,8 @@ REFUSED = {
     "submitit_local cpus_per_task=99999": ({"cpus_per_task": 99999}, "cores for jobs"),
     "submitit_slurm cpus_per_task=0": ({"cpus_per_task": 0}, "must be an integer >= 1, or null"),
     "submitit_slurm": (SLURM, "sbatch is not found, so there is no Slurm cluster"),
+    "submitit_slurm nodes=2": (SLURM | {"nodes": 2}, "hydra.launcher.nodes=2 is not allowed"),
+    "submitit_local tasks_per_node=2": ({"tasks_per_node": 2}, "hydra.launcher.tasks_per_node=2 is not allowed"),
     "ray num_cpus=0.5": (ray(0.5), "hydra.launcher.ray.remote.num_cpus=0.5 is not allowed"),
     "ray num_cpus=99999": (ray(99999), "hydra.launcher.ray.init.address names no cluster"),
 }
@@ -285,6 +420,62 @@ def test_what_slurm_refuses_is_told_in_its_words(monkeypatch, tmp_path):
     (tmp_path / "sbatch").write_text("#!/bin/sh\nexit 0\n")
     launchers.refuse("submitit_slurm", SLURM, "cuda")
     assert launchers.flags(SLURM) == ["--partition=nope", "--cpus-per-task=1", "--mem=2G"]
+
+
+ENDED = {  # how the job's process ended, and in which state its job is then: whether it is queued again
+    "killed": ("kill -9 $$", "RUNNING", 0, True),
+    "crashed": ("kill -11 $$", "RUNNING", 0, True),
+    "killed a fourth time": ("kill -9 $$", "RUNNING", 3, False),
+    "killed after its time": ("kill -9 $$", "TIMEOUT", 0, False),
+    "cancelled": ("kill -9 $$", "CANCELLED", 0, False),
+    "queued by submitit": ("exit 255", "RUNNING", 0, False),
+    "interrupted": ("kill -2 $$", "RUNNING", 0, False),
+    "failed": ("exit 1", "RUNNING", 0, False),
+    "ended": ("exit 0", "RUNNING", 0, False),
+}
+
+
+@pytest.mark.parametrize("what", ENDED)
+def test_slurm_queues_a_job_again_that_was_killed(what, monkeypatch, tmp_path):
+    """And no other one."""
+    ending, state, restarts, again = ENDED[what]
+    told = f'case $1 in show) echo "   JobState={state} Reason=None";; *) echo "$@" >> {tmp_path}/asked;; esac'
+    (tmp_path / "scontrol").write_text(f"#!/bin/sh\n{told}\n")
+    (tmp_path / "scontrol").chmod(0o755)
+    setup = composed(*small(*OPTIONS, "hydra/launcher=submitit_slurm")).hydra.launcher.setup
+    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "7"}
+    environment |= {"SLURM_RESTART_COUNT": str(restarts)} if restarts else {}
+    script = "\n".join([*setup, f"sh -c '{ending}'", ""])
+    subprocess.run(["bash", "-c", script], env=environment, capture_output=True, check=False)
+    asked = tmp_path / "asked"
+    assert (asked.read_text() if asked.exists() else "") == ("requeue 7\n" if again else "")
+
+
+def test_what_ray_is_started_with(monkeypatch):
+    """A cluster of the sweep's own is no other that runs here. One that ran before gets the command's variables, and no
+    token."""
+    for name in [name for name in os.environ if name.startswith("SPECBENCH_") or name in passed.NAMES]:
+        monkeypatch.delenv(name)
+    for name, value in {"HF_HOME": "/h", "HF_TOKEN": "t", "WANDB_API_KEY": "k", "SPECBENCH_LOCKS": "/l"}.items():
+        monkeypatch.setenv(name, value)
+    conf = composed(*small(*OPTIONS, "hydra/launcher=ray")).hydra.launcher.ray.init
+    given = {**conf, "runtime_env": {"env_vars": {"A": "b"}}}
+    for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN"):
+        monkeypatch.setenv(name, "")  # so that it is as before afterwards
+        monkeypatch.delenv(name)
+    own = launchers.init_of_ray(given, own=True)
+    assert os.environ["RAY_AUTH_MODE"] == "token" and len(os.environ["RAY_AUTH_TOKEN"]) == 64
+    assert own["address"] == "local" and own["include_dashboard"] is False
+    assert own["runtime_env"] == {"env_vars": {"A": "b"}}  # its jobs inherit the others
+    there = launchers.init_of_ray(given | {"address": "h:1"}, own=False)
+    assert there["address"] == "h:1"
+    assert there["runtime_env"] == {"env_vars": {"A": "b", "HF_HOME": "/h", "SPECBENCH_LOCKS": "/l"}}
+
+
+def test_a_command_that_is_interrupted_says_that_jobs_go_on():
+    assert "squeue --me" in launchers.go_on("submitit_slurm", Path("a b"))
+    assert "pkill -f 'a b/.submitit'" in launchers.go_on("submitit_local", Path("a b"))
+    assert launchers.go_on("ray", Path("s")) == launchers.go_on("joblib", Path("s")) == ""
 
 
 @several
@@ -375,7 +566,8 @@ def test_a_job_waits_for_cores(locks):
 
 
 @several
-def test_a_job_whose_scheduler_gave_it_a_core_of_anothers_is_marked(locks):
+def test_a_job_whose_scheduler_gave_it_a_core_of_anothers_is_marked(locks, monkeypatch):
+    monkeypatch.setenv("SLURM_JOB_ID", "1")
     total = cores.usable()
     try:
         os.sched_setaffinity(0, total[:1])
@@ -385,6 +577,61 @@ def test_a_job_whose_scheduler_gave_it_a_core_of_anothers_is_marked(locks):
             assert cores.placement().shared == []
     finally:
         os.sched_setaffinity(0, total)
+
+
+@several
+@pytest.mark.parametrize("launcher, slurm", [("submitit_local", "1"), ("submitit_slurm", ""), ("joblib", "")])
+def test_a_job_waits_for_the_cores_of_a_container_too(launcher, slurm, locks, monkeypatch):
+    """Where all jobs are confined to as many cores as one of them asks for."""
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    if slurm:  # a shell in an allocation
+        monkeypatch.setenv("SLURM_JOB_ID", slurm)
+    total, told = cores.usable(), []
+    try:
+        os.sched_setaffinity(0, total[:1])
+        other = another_job(locks, f"core-{total[0]}")
+        other.__enter__()
+        threading.Timer(0.05, other.__exit__, (None, None, None)).start()
+        with cores.own_cores(launcher, 1, told=told.append):
+            assert cores.placement().shared == [] and len(told) == 1
+    finally:
+        os.sched_setaffinity(0, total)
+
+
+PLANTED = {
+    "symlink": lambda lock, theirs: lock.symlink_to(theirs),
+    "hard link": lambda lock, theirs: lock.hardlink_to(theirs),
+    "text": lambda lock, theirs: lock.write_text("no number of a process"),
+    "pipe": lambda lock, theirs: os.mkfifo(lock),
+    "folder": lambda lock, theirs: lock.mkdir(),
+}
+
+
+@pytest.mark.parametrize("what", PLANTED)
+def test_a_lock_that_is_none_is_refused_and_not_written(what, locks, tmp_path):
+    (tmp_path / "theirs").write_text("12")
+    first = locks / f"core-{cores.usable()[0]}"
+    PLANTED[what](first, tmp_path / "theirs")
+    before = first.read_text() if what == "text" else ""
+    with pytest.raises(ConfigError, match=f"{first.name} cannot be used"), cores.own_cores("joblib", 1):
+        pass
+    assert (tmp_path / "theirs").read_text() == "12" and (what != "text" or first.read_text() == before)
+
+
+def test_a_folder_of_locks_whose_files_others_could_replace_is_refused(monkeypatch, tmp_path):
+    monkeypatch.setenv("SPECBENCH_LOCKS", str(tmp_path / "locks"))
+    assert cores.locks().stat().st_mode & 0o7777 == 0o1777  # as it is made
+    cores.locks().chmod(0o700)
+    assert cores.locks() == tmp_path / "locks"
+    cores.locks().chmod(0o777)
+    with pytest.raises(ConfigError, match="one with the sticky bit"):
+        cores.locks()
+    another = os.getuid() + 1
+    (tmp_path / "locks").chmod(0o755)
+    monkeypatch.setattr(os, "getuid", lambda: another)
+    if (tmp_path / "locks").stat().st_uid:  # root's are everybody's
+        with pytest.raises(ConfigError, match="a folder of yours"):
+            cores.locks()
 
 
 def test_cores_that_are_free_as_a_whole_come_first():
@@ -400,6 +647,14 @@ def test_hardware_threads_of_a_core(text, tmp_path):
     (tmp_path / "cpu0" / "topology" / "thread_siblings_list").write_text(f"{text}\n")
     assert cores.siblings(0, tmp_path) == {"0,4": {0, 4}, "0-1": {0, 1}, "3": {3}}[text]
     assert cores.siblings(1, tmp_path) == {1}
+
+
+@pytest.mark.parametrize(
+    "named, devices", [("0,1", ["0", "1"]), ("1,-1,0", ["1"]), ("-1", []), ("NoDevFiles", []), ("", [])]
+)
+def test_the_devices_that_cuda_shows(named, devices, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", named)
+    assert cores.visible_devices() == devices
 
 
 @several
@@ -421,7 +676,7 @@ def test_a_process_stays_with_its_cuda_device(locks, monkeypatch):
 
 REAL = {
     "ray": ["hydra.launcher.ray.init.num_cpus=1"],
-    "joblib": ["hydra.launcher.n_jobs=1"],
+    "joblib": ["hydra.launcher.n_jobs=2"],  # one job at a time would run in the command's own process
     "submitit_local": ["hydra.launcher.cpus_per_task=1"],
     "submitit_slurm": ["hydra.launcher.cpus_per_task=1", "hydra.launcher.mem_gb=2"],
 }

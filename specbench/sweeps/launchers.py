@@ -3,15 +3,19 @@
 import importlib.util
 import os
 import re
+import secrets
+import shlex
 import shutil
 import socket
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from specbench.cores import can_pin, usable, visible_devices
+from specbench.passed import passed
 from specbench.settings import ConfigError
 from specbench.visible import first_line, shown
 
@@ -105,7 +109,18 @@ def _devices(key: str, value: Any, device: str) -> list[str]:
     return visible_devices() if device in ("auto", "cuda") else []
 
 
+def _refuse_copies(settings: Mapping[str, Any]) -> None:
+    """Raises ConfigError if submitit would start a job's process more than once."""
+    for key in ("nodes", "tasks_per_node"):
+        if settings.get(key) not in (None, 1):
+            raise ConfigError(
+                f"hydra.launcher.{key}={shown(settings[key])} is not allowed: each process would run the whole job, so "
+                "it must be 1"
+            )
+
+
 def _refuse_local(settings: Mapping[str, Any], device: str) -> None:
+    _refuse_copies(settings)
     cores = _whole("cpus_per_task", settings.get("cpus_per_task"))
     if not can_pin():
         raise ConfigError("hydra/launcher=submitit_local is not possible: this system cannot give jobs cores of their "
@@ -118,6 +133,7 @@ def _refuse_local(settings: Mapping[str, Any], device: str) -> None:
 
 
 def _refuse_slurm(settings: Mapping[str, Any]) -> None:
+    _refuse_copies(settings)
     _whole("cpus_per_task", settings.get("cpus_per_task"), also=(None,))
     for command in ("sbatch", "srun", "scontrol"):
         if shutil.which(command) is None:
@@ -180,7 +196,8 @@ def _refuse_ray(settings: Mapping[str, Any]) -> None:
     devices = remote.get("num_gpus") or 0
     if devices != int(devices):
         raise ConfigError(f"hydra.launcher.ray.remote.num_gpus={devices} is not allowed: jobs would share a device")
-    if init.get("address") in (None, "local") and cores > len(usable()):
+    own = init.get("address") == "local" or (init.get("address") is None and not os.environ.get("RAY_ADDRESS"))
+    if own and cores > len(usable()):
         raise ConfigError(
             f"hydra.launcher.ray.remote.num_cpus={cores} is not possible: this machine has {len(usable())} cores, and "
             "hydra.launcher.ray.init.address names no cluster"
@@ -192,12 +209,31 @@ def _refuse_ray(settings: Mapping[str, Any]) -> None:
         if found := re.fullmatch(r"(?:ray://)?([\w.-]+):(\d+)", str(address)):  # Ray itself would try for minutes
             socket.create_connection((found[1], int(found[2])), LONGEST_CONNECTION).close()
         if not ray.is_initialized():
-            ray.init(**{key: value for key, value in init.items() if value is not None})
+            ray.init(**init_of_ray(init, own))
     except Exception as error:
         raise ConfigError(
             f"hydra.launcher.ray.init.address={shown(address)} is not possible: no Ray cluster answers "
             f"({first_line(error)})"
         ) from error
+    _refuse_small(ray, cores, devices)
+
+
+def init_of_ray(given: Mapping[str, Any], own: bool) -> dict[str, Any]:
+    """The arguments of `ray.init`. A cluster that is the sweep's own listens on all addresses of this machine, so it
+    gets a token, without which it does nothing. Jobs on one that was there before get the command's variables, which
+    jobs of an own one inherit."""
+    found = {key: value for key, value in given.items() if value is not None}
+    if own:
+        if os.environ.setdefault("RAY_AUTH_MODE", "token") == "token":
+            os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
+        return found | {"address": "local"}
+    environment = found.get("runtime_env") or {}
+    variables = passed() | dict(environment.get("env_vars") or {})
+    return found | {"runtime_env": {**environment, "env_vars": variables}}
+
+
+def _refuse_small(ray: Any, cores: int, devices: float) -> None:
+    """Raises ConfigError if no machine of the cluster has what a job asks for."""
     until = time.monotonic() + LONGEST_JOINING
     while True:  # a cluster that has just begun has its head alone
         nodes = [found["Resources"] for found in ray.nodes() if found["Alive"]]
@@ -226,6 +262,13 @@ def cores_of(name: str, settings: Mapping[str, Any]) -> int | None:
     if name == "ray":
         return int(settings["ray"]["remote"]["num_cpus"])
     return None
+
+
+def go_on(name: str, folder: Path) -> str:
+    """That jobs do not end with the sweep's command, and how to end them; "" if they do."""
+    ends = {"submitit_slurm": "scancel with the numbers that squeue --me lists",
+            "submitit_local": f"pkill -f {shlex.quote(str(folder / '.submitit'))}"}.get(name)  # fmt: skip
+    return f"; jobs that have not ended go on, {ends} ends them" if ends else ""
 
 
 def needs_device(name: str, device: str) -> bool:

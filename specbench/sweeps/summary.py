@@ -2,7 +2,7 @@
 
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +13,7 @@ from specbench.interrupts import held
 from specbench.report.tables import GOOD, multirun_rows, multirun_tables, show, to_csv, word
 from specbench.storage.atomic import write_json, write_text, writing
 from specbench.storage.lock import locked
-from specbench.sweeps.job_list import MIRRORED, JobList, PlannedJob
+from specbench.sweeps.job_list import MIRRORED, PLACE, JobList, PlannedJob
 from specbench.sweeps.launchers import SERIAL
 from specbench.visible import first_line
 
@@ -25,17 +25,17 @@ SUMMARIES = "summaries"  # the folder of each command's own summary.csv
 WAIT = 600.0  # seconds for another process that makes the summary
 
 
-def summarise(jobs: JobList, printed: bool = True, page: bool = True) -> tuple[str, int]:
+def summarise(jobs: JobList, printed: bool = True, page: bool = True, redraw: bool = False) -> tuple[str, int]:
     """Writes summary.csv, and the same into a file of this command's, and, unless `printed` is False, prints the table,
-    from the jobs that are finished now or were before. Where results are new since the last summary, the sweep's page
-    is drawn, if `page` and if runs have pages, and its logger gets the table. Returns a sentence and the exit code: 1
-    if a job has no result, 3 if the verdict of one with strict=true is not good. Raises ConfigError if summary.csv
-    cannot be written."""
+    from the jobs that are finished now or were before. Where results are new since the last page, or with `redraw`, the
+    sweep's page is drawn, if `page` and if runs have pages; where they are new since its logger had the table, it gets
+    it. Returns a sentence and the exit code: 1 if a job has no result, 3 if the verdict of one with strict=true is not
+    good. Raises ConfigError if summary.csv cannot be written."""
     from specbench.storage.finished import examine
 
     with writing(jobs.folder):
         jobs.folder.mkdir(parents=True, exist_ok=True)
-    with locked(jobs.place, WAIT), held():
+    with locked(jobs.folder / PLACE, WAIT), held():  # all commands of the folder write the same files
         found = [(job, examine(job.folder, job.identity)) for job in jobs.jobs]
         rows = multirun_rows([(job.overrides, e.result if e.finished else None) for job, e in found])
         path, own = jobs.folder / "summary.csv", jobs.folder / SUMMARIES / f"{jobs.command}.csv"
@@ -46,12 +46,19 @@ def summarise(jobs: JobList, printed: bool = True, page: bool = True) -> tuple[s
         for file in (own, path):
             write_text(file, to_csv(rows))
         results = {str(job.number): e.result["provenance"]["started"] for job, e in found if e.finished and e.result}
-        if results and results != _mirrored(jobs):
-            if page:
-                draw(jobs, [job.folder for job, e in found if e.finished])
-            mirror(jobs, rows)
-            write_json(jobs.place / MIRRORED, results)
+        if results and page:
+            folders = [job.folder for job, e in found if e.finished]
+            _once(jobs, "page", results, lambda: draw(jobs, folders), redraw)
+        if results:
+            _once(jobs, "logger", results, lambda: mirror(jobs, rows))
     return sentence(jobs, found)
+
+
+def _once(jobs: JobList, what: str, results: dict[str, str], make: Callable[[], bool], again: bool = False) -> None:
+    """Makes what shows the results, unless that was made of these before, or `again`; it is noted if it succeeds."""
+    noted = _mirrored(jobs)
+    if (again or noted.get(what) != results) and make():
+        write_json(jobs.place / MIRRORED, noted | {what: results})
 
 
 def sentence(jobs: JobList, found: Sequence[tuple[PlannedJob, "Earlier"]]) -> tuple[str, int]:
@@ -66,8 +73,9 @@ def sentence(jobs: JobList, found: Sequence[tuple[PlannedJob, "Earlier"]]) -> tu
     return told, int(bool(missing) or not found)
 
 
-def mirror(jobs: JobList, rows: Sequence[dict[str, Any]]) -> None:
-    """Gives the table of a sweep to the logger of its jobs. That it fails is logged: the files are there."""
+def mirror(jobs: JobList, rows: Sequence[dict[str, Any]]) -> bool:
+    """Gives the table of a sweep to the logger of its jobs. That it fails is logged: the files are there. Returns
+    whether it did not."""
     from specbench.loggers.logger import Logger
 
     try:
@@ -75,25 +83,31 @@ def mirror(jobs: JobList, rows: Sequence[dict[str, Any]]) -> None:
         kind.from_settings(settings).log_sweep(jobs.name, rows, jobs.folder)
     except Exception as error:
         log.warning("the logger has no table of the sweep (%s)", first_line(error))
+        return False
+    return True
 
 
-def draw(jobs: JobList, folders: Sequence[Path]) -> None:
-    """Writes the page of a sweep, where its jobs have pages. That it fails is logged: the files are there."""
+def draw(jobs: JobList, folders: Sequence[Path]) -> bool:
+    """Writes the page of a sweep, where its jobs have pages. That it fails is logged: the files are there. Returns
+    whether it did not."""
     from specbench.report.page import write_report
     from specbench.storage.read import load_runs
 
     if len(folders) < 2 or not all((folder / "report.html").exists() for folder in folders):
-        return
+        return True
     try:
         write_report(jobs.folder, load_runs(*folders))
     except Exception as error:
         log.warning("the sweep has no page (%s)", first_line(error))
+        return False
+    return True
 
 
-def _mirrored(jobs: JobList) -> Any:
-    """When the results were measured of which the last page and table of the logger are, by job; None if there are
-    none."""
+def _mirrored(jobs: JobList) -> dict[str, Any]:
+    """When the results were measured, by job, of which the last page is ("page") and the last table of the logger
+    ("logger"), if there are any."""
     try:
-        return json.loads((jobs.place / MIRRORED).read_text(encoding="utf-8"))
+        found = json.loads((jobs.place / MIRRORED).read_text(encoding="utf-8"))
+        return found if isinstance(found, dict) else {}
     except (OSError, ValueError):
-        return None
+        return {}
