@@ -153,7 +153,7 @@ class Budget:
     rows: int
     columns: int
     device: torch.device
-    processes: int = 1  # that share the target: all of this is one process's
+    processes: int = 1  # that share the target, or the machine's memory: all of this is one process's
 
     @staticmethod
     def of(

@@ -17,6 +17,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from specbench.config.checks import Checked, check, check_early
 from specbench.config.schema import known_keys
+from specbench.config.split import refuse_workers_of_jobs
 from specbench.cores import own_cores
 from specbench.identity import Identity, NotedIdentity
 from specbench.paths import fields
@@ -107,7 +108,8 @@ class Sweep(Callback):
                 job = loader.load_sweep_config(config, list(overrides))
                 with open_dict(job):
                     job.hydra.job.id = job.hydra.job.num = number
-                check_early(job)  # all of them before torch is loaded
+                root, _ = check_early(job)  # all of them before torch is loaded
+                refuse_workers_of_jobs(root.workers, self.launcher)
                 jobs.append((job, list(overrides), Path(job.hydra.sweep.dir) / str(job.hydra.sweep.subdir)))
             for expected in jobs:
                 self._expect(*expected)
@@ -254,6 +256,7 @@ def own_place(config: DictConfig) -> Iterator[None]:
     if name == SERIAL:
         yield
         return
+    refuse_workers_of_jobs(int(config.workers), name)
     settings: Any = OmegaConf.to_container(hydra.launcher, resolve=True)
     with own_cores(name, cores_of(name, settings), needs_device(name, str(config.device)), tell):
         yield

@@ -12,19 +12,28 @@ from contextlib import closing
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pyarrow.parquet as parquet
 import pytest
 import torch
 from conftest import call, composed, small
+from test_audio import here, of  # noqa: F401
+from test_sweeps import another_job, apart, locks  # noqa: F401
 
+import specbench.config.build as build_of
 import specbench.config.split as split
+import specbench.multirun as multirun
 import specbench.workers.run as workers_run
 import specbench.workers.team as team_of
+from specbench import cores
 from specbench.config.build import build
 from specbench.config.checks import check
+from specbench.data.sound import Features
 from specbench.finish import save
 from specbench.measure import text_laws
+from specbench.memory import Budget
 from specbench.phases import Phases
 from specbench.run import merge, requests
 from specbench.run.merge import Limits, Merger
@@ -32,7 +41,7 @@ from specbench.run.run import run
 from specbench.run.shard import Shard
 from specbench.settings import ConfigError, IncompleteError
 from specbench.storage.read import load_run
-from specbench.workers.pool import DiedError, RayPool, most_each
+from specbench.workers.pool import DiedError, RayPool, _connect, answer_nobody, most_each, passed
 from specbench.workers.team import Team
 from specbench.workers.worker import Worker
 
@@ -48,8 +57,8 @@ OF_TIMES = {
         "bandwidth",
         "recording",
     ),
-    *("latency", "memory", "machine", "seconds", "optimal_gamma", "gamma_sweep", "gamma_pick", "regret", "executor"),
-    *("provenance", "identity", "config_digest", "config", "overrides", "notes", "workers"),
+    *("latency", "memory", "machine", "seconds", "optimal_gamma", "gamma_sweep", "gamma_pick", "regret"),
+    *("provenance", "identity", "config_digest", "config", "overrides", "workers"),
 }
 OF_CATEGORIES = ("prompts", "tokens", "rounds", "block_efficiency", "alpha")
 
@@ -61,7 +70,7 @@ class HerePool:
     cores = 0
 
     def __init__(self, seed=0, dies=lambda worker, method, number: False):
-        self.state, self.dies, self.calls, self.decoded = seed, dies, {}, []
+        self.state, self.dies, self.calls, self.decoded, self.ended = seed, dies, {}, [], []
 
     def start(self, number):
         return Worker(number)
@@ -74,6 +83,9 @@ class HerePool:
         self.state = (self.state * 1103515245 + 12345) % 2**31
         return [calls[self.state // 65536 % len(calls)]]
 
+    def end(self, worker):
+        self.ended.append(worker.number)
+
     def result(self, call):
         worker, method, arguments, number = call
         if self.dies(worker.number, method, number):
@@ -81,6 +93,24 @@ class HerePool:
         if method == "decode":
             self.decoded.append((worker.number, pickle.loads(arguments)[0]))
         return pickle.loads(pickle.dumps(getattr(worker, method)(*pickle.loads(arguments))))
+
+
+class LatePool(HerePool):
+    """The worker that loads last has opened the first turn when the other one opens the second."""
+
+    order, opened = (), ()  # workers as they load, and as they open a turn
+
+    def call(self, worker, method, *arguments):
+        self.order += (worker.number,) * (method == "load")
+        self.opened += (worker.number,) * (method == "open")
+        return super().call(worker, method, *arguments)
+
+    def wait(self, calls, seconds):
+        late = [call for call in calls if call[1] == "open" and call[0].number == self.order[-1]]
+        if len(self.order) < 2 or not late or self.opened.count(self.order[-1]) > 1:
+            return super().wait(calls, seconds)
+        others = [call for call in calls if call not in late]
+        return late if self.opened.count(self.order[0]) > 1 or not others else super().wait(others, seconds)
 
 
 def prompts(folder: Path, count=7, turns=1) -> Path:
@@ -121,6 +151,7 @@ def several(checked, folder, pool, count=2):
 def facts(found):
     """Everything of a stored run that does not follow from times."""
     result = {name: value for name, value in found.result.items() if name not in OF_TIMES}
+    result["executor"] = {name: result["executor"].get(name) for name in ("products", "chosen")}
     result["lossless"] = {**result["lossless"], "reread": {**result["lossless"]["reread"], "seconds": 0}}
     result["by_category"] = {
         name: {key: numbers[key] for key in OF_CATEGORIES} for name, numbers in result["by_category"].items()
@@ -166,13 +197,14 @@ def test_workers_give_what_one_process_gives(case, good, tmp_path, monkeypatch):
         lost.extend([worker] * found)
         return found
 
-    pool = HerePool(seed=3, dies=dies)
+    pool = (LatePool if turns == 2 else HerePool)(seed=3, dies=dies)
     one, two = one_process(checked, tmp_path / "one"), several(checked, tmp_path / "two", pool)
     assert facts(one) == facts(two)
     assert len({worker for worker, _ in pool.decoded}) >= 2
     assert sorted(group for _, group in pool.decoded) == [*range(len(pool.decoded))]  # each once
     assert sum(worker["requests"] for worker in two.result["workers"]) == two.result["counts"]["prompts"]
     assert sum(worker["tokens"] for worker in two.result["workers"]) == two.result["counts"]["tokens"]
+    assert sorted(pool.ended) == sorted(lost)
     assert sum(worker["lost"] for worker in two.result["workers"]) == len(lost) == (2 if case == "sampled" else 0)
 
 
@@ -255,12 +287,14 @@ def test_what_one_process_would_not_have_read_is_dropped(good, tmp_path):
         (["gamma_policy=adaptive"], "gamma_policy=adaptive is not possible with workers=2: it learns from measured"),
         (["gamma_policy=optimal"], "gamma_policy=optimal is not possible with workers=2"),
         (["workload=poisson"], "workload=poisson is not possible with workers=2"),
+        (["target.tensor_parallel=2"], "workers=2 is not possible with target.tensor_parallel=2: a worker is one proc"),
+        (["baseline=server", "baseline.url=http://127.0.0.1:9"], "baseline=server is not possible with workers=2"),
         (["workers=65"], "workers=65 is not possible with 64 cores: each worker needs its own, so it must be 64 at mo"),
     ],
 )
 def test_what_cannot_be_split_is_refused(overrides, told, monkeypatch):
     monkeypatch.setattr(split, "find_spec", lambda name: "there")
-    monkeypatch.setattr(split, "cores", lambda: [*range(64)])
+    monkeypatch.setattr(split, "usable", lambda: [*range(64)])
     monkeypatch.delenv(split.CLUSTER, raising=False)
     with pytest.raises(ConfigError, match=told):
         check(composed("workers=2", *overrides))
@@ -268,7 +302,7 @@ def test_what_cannot_be_split_is_refused(overrides, told, monkeypatch):
 
 def test_workers_share_no_device(monkeypatch):
     monkeypatch.setattr(split, "find_spec", lambda name: "there")
-    monkeypatch.setattr(split, "cuda_devices", lambda: 1)
+    monkeypatch.setattr(split, "visible_devices", lambda: ["0"])
     monkeypatch.delenv(split.CLUSTER, raising=False)
     root = replace(check(composed()).root, workers=2, device="cuda")
     with pytest.raises(ConfigError, match="workers=2 is not possible with 1 CUDA device: each worker needs its own"):
@@ -297,24 +331,206 @@ def test_workers_have_as_many_cores_as_fit(nodes, workers, each):
     assert most_each(nodes, workers) == each
 
 
-def test_a_core_is_for_one_worker(tmp_path):
-    """Two processes want all cores but one: the second one is refused."""
-    there = split.cores()
-    script = ("import sys, specbench.workers.cores as c\nfrom specbench.settings import ConfigError\n"
-              "try:\n    print(c.claim(int(sys.argv[1])), flush=True)\n    sys.stdin.read()\n"
-              "except ConfigError as error:\n    print(error, flush=True)")  # fmt: skip
-    command = [sys.executable, "-c", script, str(len(there))]
-    env = {**os.environ, "TMPDIR": str(tmp_path)}
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env) as first:
-        assert first.stdout.readline().strip() == str(there)
-        second = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, env=env)
-        assert "cores of its own, and 0 of the" in second.stdout or "core of its own, and 0 of the" in second.stdout
-        first.kill()
-    third = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, env=env)
-    assert third.stdout.strip() == str(there)
+def test_a_worker_waits_for_no_cores_of_another_run(good, tmp_path, locks):  # noqa: F811
+    """Unless it takes the place of a dead one."""
+    there = cores.usable()
+    checked = checked_for(good, prompts(tmp_path, 2))
+    with (
+        another_job(locks, f"core-{there[0]}"),
+        pytest.raises(ConfigError, match=r"a worker waits for .* cores: other"),
+    ):
+        Worker(1).load(checked, "cpu", len(there), str(tmp_path))
 
 
-needs_ray = pytest.mark.skipif(find_spec("ray") is None or len(split.cores()) < 2, reason="needs Ray, and two cores")
+@pytest.fixture
+def built(monkeypatch):
+    """What workers would build, and among how many."""
+    found = []
+
+    def record(checked, announce, beside):
+        found.append((checked.root, beside))
+        raise ConfigError("this is all")
+
+    monkeypatch.setattr(build_of, "build", record)
+    return found
+
+
+def test_a_worker_has_the_device_of_the_command(good, tmp_path, built):
+    checked = checked_for(good, prompts(tmp_path, 2))
+    with pytest.raises(ConfigError, match="this is all"):
+        Worker(1).load(checked, "cuda", 0, str(tmp_path))
+    assert (built[0][0].device, built[0][0].workers) == ("cuda", 1)
+    assert checked.root.device != "cuda"
+
+
+def test_a_cluster_may_have_devices_that_this_machine_has_not(monkeypatch):
+    monkeypatch.setattr(split, "find_spec", lambda name: "there")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.delenv(split.CLUSTER, raising=False)
+    with pytest.raises(ConfigError, match="device=cuda is not here"):
+        check(composed("workers=2", "device=cuda"))
+    monkeypatch.setenv(split.CLUSTER, "auto")
+    with pytest.raises(ConfigError, match="device=cuda is not here"):
+        check(composed("workers=1", "device=cuda"))
+    checked = check(composed("workers=2", "device=cuda"))
+    assert checked.choices.device == "cuda" and checked.identity().device == {}
+
+
+EXCEPTIONS = ("RayActorError", "ObjectLostError", "OutOfMemoryError", "NodeDiedError", "LocalRayletDiedError",
+              "WorkerCrashedError", "ActorUnschedulableError")  # fmt: skip
+OTHERS = ("RayTaskError", "RuntimeEnvSetupError", "GetTimeoutError")
+
+
+def pool_of(nodes=(), own=False):
+    """A pool in a cluster that is none. Calls are what they raise."""
+    classes = SimpleNamespace(**{name: type(name, (Exception,), {}) for name in (*EXCEPTIONS, *OTHERS)})
+
+    def get(call):
+        raise getattr(classes, call)("as asked")
+
+    pool, killed = object.__new__(RayPool), []
+    pool.ray = SimpleNamespace(
+        exceptions=classes, get=get, nodes=lambda: [{"Alive": True, "Resources": node} for node in nodes],
+        kill=lambda worker, no_restart: killed.append((worker, no_restart)),
+    )  # fmt: skip
+    pool.own, pool.started, pool.actor = own, [], SimpleNamespace(remote=lambda number: f"worker {number}")
+    return pool, killed
+
+
+@pytest.mark.parametrize("name", [*EXCEPTIONS, *OTHERS[1:]])
+def test_what_ray_says_of_a_death(name):
+    pool, _ = pool_of()
+    kinds = {"RuntimeEnvSetupError": ConfigError, "GetTimeoutError": pool.ray.exceptions.GetTimeoutError}
+    with pytest.raises(kinds.get(name, DiedError), match="as asked"):
+        pool.result(name)
+
+
+@pytest.mark.skipif(find_spec("ray") is None, reason="needs Ray")
+def test_ray_has_these_errors():
+    from ray import exceptions
+
+    assert all(issubclass(getattr(exceptions, name), Exception) for name in (*EXCEPTIONS, *OTHERS))
+
+
+def test_lost_workers_are_ended_and_all_others_at_the_end():
+    pool, killed = pool_of()
+    first, second = pool.start(1), pool.start(2)
+    pool.end(first)
+    assert killed == [(first, True)]
+    pool.close()
+    assert killed == [(first, True), (second, True)]
+
+
+def test_auto_is_no_choice_where_the_cluster_has_what_this_machine_has_not():
+    pool, _ = pool_of([{"CPU": 8, "GPU": 2}])
+    with pytest.raises(ConfigError, match=r"device=auto is not possible with RAY_ADDRESS: .* its cluster has 2"):
+        pool._share(2, "cpu", True)
+    assert pool._share(2, "cuda", True) == (0, {"num_cpus": 1, "num_gpus": 1})
+    assert pool_of([{"CPU": 8}])[0]._share(2, "cpu", True)[1]["num_cpus"] >= 1
+
+
+def test_no_token_goes_to_a_cluster():
+    given = {"HF_TOKEN": "a", "HF_HOME": "b", "SPECBENCH_CACHE": "c", "SPECBENCH_API_KEY": "d", "HF_HUB_OFFLINE": "1",
+             "HUGGING_FACE_HUB_TOKEN": "e", "OMP_NUM_THREADS": "2", "WANDB_API_KEY": "f"}  # fmt: skip
+    assert passed(given) == {name: given[name] for name in ("HF_HOME", "SPECBENCH_CACHE", "HF_HUB_OFFLINE",
+                                                            "OMP_NUM_THREADS")}  # fmt: skip
+
+
+def test_a_cluster_of_our_own_answers_to_nobody_else(monkeypatch):
+    for name in (split.CLUSTER, "RAY_AUTH_MODE", "RAY_AUTH_TOKEN"):
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    asked = {}
+    answer_nobody()
+    _connect(SimpleNamespace(init=lambda **given: asked.update(given)), "cpu")
+    assert asked["address"] == "local" and asked["include_dashboard"] is False
+    assert os.environ["RAY_AUTH_MODE"] == "token" and len(os.environ["RAY_AUTH_TOKEN"]) == 64
+
+
+class OtherPool(HerePool):
+    """Of what each worker has loaded, `name` of its `field` is another version."""
+
+    field, name = "code", ""
+
+    def result(self, call):
+        found = super().result(call)
+        if call[1] != "load":
+            return found
+        return (replace(found[0], **{self.field: {**getattr(found[0], self.field), self.name: "other"}}), *found[1:])
+
+
+@pytest.mark.parametrize(("field", "name", "told"), [
+    ("code", "specbench", "has another version of specbench than this process"),
+    ("sources", "drafter.path", "finds other files as drafter.path than this process"),
+])  # fmt: skip
+def test_workers_have_the_programs_and_files_of_the_command(field, name, told, good, tmp_path):
+    """All of them may differ from the command in the same way."""
+    pool = OtherPool()
+    pool.field, pool.name = field, name
+    team = Team(checked_for(good, prompts(tmp_path, 2)), pool, 2)
+    with pytest.raises(ConfigError, match=told):
+        team._until(lambda: all(hand.place for hand in team.hands))
+
+
+def test_memory_is_looked_at_for_all_workers_of_a_machine(good, tmp_path, monkeypatch):
+    checked, seen = checked_for(good, prompts(tmp_path, 2)), []
+    with monkeypatch.context() as patch:
+        patch.setattr(Budget, "check", lambda budget: seen.append(budget.needed))
+        build(checked)
+    monkeypatch.setattr("specbench.memory.free_bytes", lambda device: int(1.5 * seen[0]))
+    assert Team(checked, HerePool(), 1).load().requests == 2
+    with pytest.raises(ConfigError, match=r"the run needs .* \(memory of each of 2 processes"):
+        Team(checked, HerePool(), 2).load()
+
+
+def test_workers_on_two_machines_are_a_note(good, tmp_path):
+    """Each chooses its products by its own times."""
+
+    class Apart(HerePool):
+        def result(self, call):
+            found = super().result(call)
+            if call[1] == "measure":
+                found[0].executor = {"chosen": {"4x4 float32": ["plain"]}}
+            if call[1] == "load":
+                found = (replace(found[0], host=f"host {call[0].number}"), *found[1:])
+            return found
+
+    found = several(checked_for(good, prompts(tmp_path, 4)), tmp_path / "two", Apart())
+    assert any("workers ran on 2 machines" in note for note in found.result["notes"])
+
+
+def test_a_job_beside_others_has_no_workers(apart, monkeypatch, tmp_path, capsys):  # noqa: F811
+    monkeypatch.setattr(split, "find_spec", lambda name: "there")
+    assert call(["-m", "name=s", "gamma=1,2", "workers=2", "hydra/launcher=apart"], monkeypatch, tmp_path) == 2
+    assert "workers=2 is not possible with hydra/launcher=apart" in " ".join(capsys.readouterr().err.split())
+    job = SimpleNamespace(runtime=SimpleNamespace(choices={"hydra/launcher": "apart"}))
+    monkeypatch.setattr(multirun.HydraConfig, "get", lambda: job)
+    with pytest.raises(ConfigError, match="hydra/launcher=apart"), multirun.own_place(SimpleNamespace(workers=2)):
+        pass
+
+
+def test_sounds_stay_with_the_worker(here, tmp_path):  # noqa: F811
+    """Of features their length is sent, and they are forgotten before."""
+    checked = check(composed(*small("logger=none", *of(here, "workers=1", "verdict_tokens=30"))))
+    sizes = []
+
+    class Sizes(HerePool):
+        def result(self, call):
+            found = super().result(call)
+            sizes.append(len(pickle.dumps(found)) if call[1] == "decode" else 0)
+            return found
+
+    one, two = one_process(checked, tmp_path / "one"), several(checked, tmp_path / "two", Sizes())
+    assert facts(one) == facts(two) and 0 < max(sizes) < 20_000
+    read = Features(5, lambda: np.zeros((2, 10), np.float32))
+    assert read.values.shape == (2, 10)
+    sent = pickle.loads(pickle.dumps(read))
+    assert len(sent) == 5
+    with pytest.raises(RuntimeError, match="in the process that decodes"):
+        sent.values  # noqa: B018
+
+
+needs_ray = pytest.mark.skipif(find_spec("ray") is None or len(cores.usable()) < 2, reason="needs Ray, and two cores")
 
 
 def command_of(good, path, folder, *more):
@@ -327,7 +543,11 @@ def command_of(good, path, folder, *more):
 @needs_ray
 def test_two_processes_give_what_one_gives(good, tmp_path, monkeypatch):
     """With Ray: each worker has a core of its own."""
-    for name, value in {"OMP_NUM_THREADS": "1", "TMPDIR": str(tmp_path), "RAY_TMPDIR": "/tmp"}.items():
+    for name, value in {
+        "OMP_NUM_THREADS": "1",
+        "SPECBENCH_LOCKS": str(tmp_path / "locks"),
+        "RAY_TMPDIR": "/tmp",
+    }.items():
         monkeypatch.setenv(name, value)
     monkeypatch.delenv(split.CLUSTER, raising=False)
     threads = torch.get_num_threads()
@@ -357,7 +577,7 @@ def test_a_process_is_killed_in_the_middle(what, good, tmp_path):
     """A worker that is killed is replaced, and the command ends as if nothing had been; after a signal to the command
     what was finished is there."""
     path, folder = prompts(tmp_path, 40), tmp_path / "two"
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "TMPDIR": str(tmp_path), "RAY_TMPDIR": "/tmp"}
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "SPECBENCH_LOCKS": str(tmp_path / "locks"), "RAY_TMPDIR": "/tmp"}
     with subprocess.Popen(command_of(good, path, folder, "workers=2", "max_new_tokens=60"), env=env,
                           stdout=subprocess.DEVNULL) as process:  # fmt: skip
         part = folder / "prompts.jsonl.part"

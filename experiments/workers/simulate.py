@@ -80,6 +80,9 @@ class VirtualPool:
         self.now = max(self.now, first.end)
         return [first]
 
+    def end(self, worker: int) -> None:
+        pass
+
     def result(self, call: Call) -> Any:
         worker, method = call.worker, call.method
         if call.dies:
@@ -118,7 +121,9 @@ class Taken:
 def simulate(seconds: Seconds, world: World, workers: int, groups: int, seed: int) -> Taken:
     """A run of one turn, on so many workers."""
     pool = VirtualPool(seconds, world, groups, seed)
-    checked: Any = SimpleNamespace(root=SimpleNamespace(verdict_tokens=0))
+    checked: Any = SimpleNamespace(
+        root=SimpleNamespace(verdict_tokens=0, device="cpu"), identity=lambda: SimpleNamespace(code={}, sources={})
+    )
     team = Team(checked, pool, workers)
     team.load()
     team.decode(lambda piece: None)

@@ -44,9 +44,12 @@ MOST_START_TOKENS = 4  # of an encoder-decoder's text: the start, a language, a 
 MOST_WARM_UP_TOKENS = 500_000  # a row
 
 
-def build(checked: Checked, announce: Callable[[str], None] = log.info, targets: Targets | None = None) -> Parts:
+def build(
+    checked: Checked, announce: Callable[[str], None] = log.info, targets: Targets | None = None, beside: int = 1
+) -> Parts:
     """Reads the prompts, says what memory the run needs, then loads the models and puts the parts together. A target
-    among `targets` is not loaded again. Raises ConfigError."""
+    among `targets` is not loaded again. `beside` processes, this one among them, need as much of the machine's memory.
+    Raises ConfigError."""
     root, chosen, targets = checked.root, checked.choices, targets or Targets()
     chosen["baseline"].kind.reach(chosen["baseline"].settings)
     refuse_missing_ranks(chosen)
@@ -69,7 +72,7 @@ def build(checked: Checked, announce: Callable[[str], None] = log.info, targets:
     refuse_slow_arrivals(workload, sum(len(prompt.turns) for prompt in prompts))
     refuse_few_for_rates(workload, len(prompts), root.batch_size)
     spare = spare_columns(checked, policy.largest)
-    budget = memory_budget(checked, prompts, context, spare, targets.has(checked), data.speech)
+    budget = memory_budget(checked, prompts, context, spare, targets.has(checked), data.speech, beside)
     announce(str(budget))
     # Lenience at temperature 0 compares the target's probabilities before argmax; drafters keep theirs.
     scored = dataclasses.replace(context.sampling, before_argmax=chosen.lenience < 1)
@@ -145,9 +148,10 @@ def memory_budget(
     spare: int,
     loaded: bool = False,
     speech: Speech | None = None,
+    beside: int = 1,
 ) -> Budget:
     """The most memory that the run will need, besides the target's weights if they are `loaded`; `spare` is as in
-    `Parts`, `speech` as in `Data`. Raises ConfigError if the device has less."""
+    `Parts`, `speech` as in `Data`, `beside` as in `build`. Raises ConfigError if the device has less."""
     root, chosen = checked.root, checked.choices
     refuse_indivisible(chosen)
     footprints = [
@@ -188,7 +192,7 @@ def memory_budget(
         dtype=context.dtype,
         device=context.device,
         inputs=inputs,
-        processes=chosen["target"].settings.processes(),
+        processes=max(beside, chosen["target"].settings.processes()),
     )
     if chosen["target"].settings.divided() and not chosen["target"].settings.processes() > 1:  # on all GPUs
         devices = [torch.device("cuda", number) for number in range(torch.cuda.device_count())]

@@ -11,7 +11,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from specbench.component import Choice, Choices, Component, chosen_class
 from specbench.config.schema import GROUPS, METRICS, NOT_HASHED, NOT_TRACED, OTHERS, WITHOUT_TORCH, Root, base_of
-from specbench.config.split import refuse_workers
+from specbench.config.split import on_cluster, refuse_workers
 from specbench.identity import Identity, of_code, of_libraries, of_module
 from specbench.settings import ConfigError, validate
 from specbench.visible import first_line, shown
@@ -62,7 +62,7 @@ class Checked:
         modules = {choice.kind.__module__ for choice in named.values()}
         plugins = {module: of_module(module) for module in modules if not module.startswith("specbench.")}
         machine = {}
-        if here:
+        if here and not on_cluster(self.root):
             device = pick_device(self.root.device)
             machine = {"device": device_name(device), "dtype": str(pick_dtype(self.root.dtype, device))}
         code = {"specbench": of_code(), **of_libraries(), **plugins}
@@ -78,10 +78,10 @@ def check(config: DictConfig, names: Mapping[str, str] | None = None, here: bool
 
     from specbench.devices import named_device, pick_device
 
-    device = pick_device(root.device) if here else named_device(root.device)
-    if here:
-        refuse_workers(root, device.type)
+    device = pick_device(root.device) if here and not on_cluster(root) else named_device(root.device)
     groups = {group: early.get(group) or choose(config, group, base_of(group), names.get(group)) for group in GROUPS}
+    if here:
+        refuse_workers(root, device.type, groups["target"].settings.processes())
     policy = groups["lenience_policy"]
     lowest = policy.kind.lowest(policy.settings, root.lenience)
     choices = Choices(groups, root.temperature, lowest, str(device), vars(root))

@@ -6,6 +6,7 @@ import socket
 from importlib.util import find_spec
 
 from specbench.config.schema import Root
+from specbench.cores import usable, visible_devices
 from specbench.settings import ConfigError
 from specbench.visible import first_line, shown
 
@@ -13,23 +14,42 @@ CLUSTER = "RAY_ADDRESS"  # of the environment: a cluster that is there already
 SECONDS = 10  # until somebody has to answer there
 
 
-def refuse_workers(root: Root, device: str) -> None:
-    """Raises ConfigError if Ray is not installed, its cluster does not answer, or two workers would share a core
-    or a device of this machine. What a cluster has is known when Ray is connected."""
+def on_cluster(root: Root) -> bool:
+    """Whether the run is decoded by workers on a cluster's machines, and not on this one."""
+    return root.workers > 1 and bool(os.environ.get(CLUSTER))
+
+
+def refuse_workers(root: Root, device: str, processes: int = 1) -> None:
+    """Raises ConfigError if Ray is not installed, its cluster does not answer, two workers would share a core or a
+    device of this machine, or `processes` share a target. What a cluster has is known when Ray is connected."""
     if root.workers == 1:
         return
     asked = f"workers={root.workers} is not possible"
     if find_spec("ray") is None:
         raise ConfigError(f"{asked} without Ray: pip install -e '.[ray]'")
+    if processes > 1:
+        raise ConfigError(
+            f"{asked} with target.tensor_parallel={processes}: a worker is one process, so one of the two must be 1"
+        )
     if root.device.startswith("cuda:"):
         raise ConfigError(f"{asked} with device={root.device}: each worker needs a device of its own, use device=cuda")
     if address := os.environ.get(CLUSTER):
         refuse_silence(address)
         return
-    kind, there = ("core", len(cores())) if device == "cpu" else ("CUDA device", cuda_devices())
+    kind, there = ("core", len(usable())) if device == "cpu" else ("CUDA device", len(visible_devices()))
     if there < root.workers:
         raise ConfigError(
             f"{asked} with {there} {kind}{'s' * (there != 1)}: each worker needs its own, so it must be {there} at most"
+        )
+
+
+def refuse_workers_of_jobs(workers: int, launcher: str) -> None:
+    """Raises ConfigError if a job that another process runs, beside other jobs, would have several workers: they would
+    want cores that the jobs have."""
+    if workers > 1 and launcher != "basic":
+        raise ConfigError(
+            f"workers={workers} is not possible with hydra/launcher={launcher}: jobs and their workers would wait for "
+            "each other's cores, so use workers=1, or hydra/launcher=basic"
         )
 
 
@@ -46,17 +66,3 @@ def refuse_silence(address: str) -> None:
             f"{CLUSTER}={shown(address)} does not answer ({first_line(error)}): start the cluster with "
             f"ray start --head, or unset {CLUSTER}"
         ) from error
-
-
-def cores() -> list[int]:
-    """The numbers of the cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return sorted(os.sched_getaffinity(0))
-    return [*range(os.cpu_count() or 1)]
-
-
-def cuda_devices() -> int:
-    """The number of CUDA devices that this process sees."""
-    import torch
-
-    return torch.cuda.device_count()

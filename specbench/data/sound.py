@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -59,6 +60,10 @@ class Features:
     def __len__(self) -> int:
         return self.positions
 
+    def __getstate__(self) -> dict[str, Any]:
+        """What another process gets of it: the length, since the sound may not be there."""
+        return {"positions": self.positions, "_make": _not_here}
+
     @cached_property
     def values(self) -> Floats:
         """[F, frames], computed when they are first asked for. Raises ConfigError."""
@@ -67,6 +72,10 @@ class Features:
     def forget(self) -> None:
         """Frees the values, which can be computed again."""
         vars(self).pop("values", None)
+
+
+def _not_here() -> Floats:
+    raise RuntimeError("features of a sound are computed in the process that decodes it")
 
 
 EncoderInput = Sequence[int] | Features  # tokens, or features of a sound

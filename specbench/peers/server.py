@@ -77,6 +77,8 @@ class ServerPeers(Peers):
             return f"with repetition_penalty={penalty}, which servers understand in different ways: it must be 1"
         if run["workload"].name != "all_at_once":
             return f"with workload={run['workload'].name}: choose workload=all_at_once"
+        if run.workers > 1:
+            return f"with workers={run.workers}, which would ask the server at the same time: choose workers=1"
         return None
 
     @classmethod

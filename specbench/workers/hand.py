@@ -18,5 +18,6 @@ class Hand:
     host: str = ""
     place: Place | None = None
     turn: int = -1  # the last one that it has opened
+    opening: int = -1  # the one that it opens
     begun: float = 0.0  # when it was ready
     lost: bool = False

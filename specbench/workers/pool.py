@@ -3,20 +3,27 @@
 import logging
 import math
 import os
+import secrets
 import signal
+import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
-from specbench.config.split import CLUSTER, cores
+from specbench.config.split import CLUSTER
+from specbench.cores import usable
 from specbench.interrupts import SIGNALS
 from specbench.settings import ConfigError
 from specbench.visible import first_line
 from specbench.workers.worker import Worker
 
 log = logging.getLogger(__name__)
-PASSED = ("SPECBENCH_", "HF_", "TORCHINDUCTOR_", "TRITON_", "OMP_NUM_THREADS")  # variables that begin so
+PASSED = ("SPECBENCH_", "TORCHINDUCTOR_", "TRITON_")  # what variables that workers get begin with
+# Others that they get. A cluster shows them to all of its users, so no token is among them.
+ALSO = ("HF_HOME", "HF_HUB_CACHE", "HF_DATASETS_CACHE", "HF_ENDPOINT", "HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE",
+        "TRANSFORMERS_OFFLINE", "OMP_NUM_THREADS")  # fmt: skip
+SECRET = ("TOKEN", "KEY", "SECRET", "PASSWORD")  # in the name of a variable that workers do not get
 QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
 
 
@@ -41,32 +48,44 @@ class Pool(Protocol):
     def result(self, call: Any) -> Any:
         """What a call returned. Raises what it raised, or DiedError."""
 
+    def end(self, worker: Any) -> None:
+        """Ends a worker that does not answer, if it is still there."""
+
 
 class RayPool:
     """Ray actors, in the cluster that RAY_ADDRESS names or in one that is made for this run."""
 
-    def __init__(self, workers: int, device: str):
-        """Raises ConfigError if there is no such cluster, or it is too small."""
+    def __init__(self, workers: int, device: str, auto: bool = False):
+        """`auto` says whether the device is what this machine has. Raises ConfigError if there is no such cluster, if
+        it is too small, or if it has GPUs and this machine has none."""
         for name, value in QUIET.items():
             os.environ.setdefault(name, value)
+        if not os.environ.get(CLUSTER) and "ray" not in sys.modules:  # which reads them once
+            answer_nobody()
         import ray
 
         self.ray, self.own = ray, not ray.is_initialized()
         if self.own:
             with own_handlers():
                 _connect(ray, device)
+        self.started: list[Any] = []
         try:
-            self.cores, options = self._share(workers, device)
+            self.cores, options = self._share(workers, device, auto)
         except ConfigError:
             self.close()
             raise
         self.actor = ray.remote(Worker).options(**options, max_restarts=0, max_task_retries=0)
 
-    def _share(self, workers: int, device: str) -> tuple[int, dict[str, Any]]:
+    def _share(self, workers: int, device: str, auto: bool) -> tuple[int, dict[str, Any]]:
         """The cores of each worker, and what Ray is asked for it."""
         nodes = [node["Resources"] for node in self.ray.nodes() if node["Alive"]]
+        there = sum(int(node.get("GPU", 0)) for node in nodes)
+        if auto and there and device == "cpu" and not self.own:
+            raise ConfigError(
+                f"device=auto is not possible with {CLUSTER}: this machine has no CUDA device, and its cluster has "
+                f"{there}; choose device=cuda or device=cpu"
+            )
         if device == "cuda":
-            there = sum(int(node.get("GPU", 0)) for node in nodes)
             _refuse(workers, there, "GPU")
             return 0, {"num_cpus": 1, "num_gpus": 1}
         each = most_each([int(node.get("CPU", 0)) for node in nodes], workers)
@@ -76,7 +95,8 @@ class RayPool:
         return each, {"num_cpus": each}
 
     def start(self, number: int) -> Any:
-        return self.actor.remote(number)
+        self.started.append(self.actor.remote(number))
+        return self.started[-1]
 
     def call(self, worker: Any, method: str, *arguments: Any) -> Any:
         return getattr(worker, method).remote(*arguments)
@@ -86,15 +106,37 @@ class RayPool:
         return ready
 
     def result(self, call: Any) -> Any:
+        known = self.ray.exceptions
         try:
             return self.ray.get(call)
-        except self.ray.exceptions.RayTaskError as error:
+        except known.RayTaskError as error:
             raise error.cause if isinstance(error.cause, Exception) else error from error
-        except (self.ray.exceptions.RayActorError, self.ray.exceptions.ObjectLostError) as error:
+        except known.RuntimeEnvSetupError as error:
+            raise ConfigError(
+                f"a worker cannot be prepared on a machine of {CLUSTER} ({first_line(error)}): see the logs of its Ray"
+            ) from error
+        except (
+            known.RayActorError,  # its process has ended, or cannot be reached
+            known.ObjectLostError,
+            known.OutOfMemoryError,  # Ray's monitor has killed it
+            known.NodeDiedError,
+            known.LocalRayletDiedError,
+            known.WorkerCrashedError,
+            known.ActorUnschedulableError,
+        ) as error:
             raise DiedError(first_line(error)) from error
 
+    def end(self, worker: Any) -> None:
+        self.started.remove(worker)
+        try:
+            self.ray.kill(worker, no_restart=True)
+        except Exception as error:  # it was not there any more
+            log.info("a worker could not be ended", exc_info=error)
+
     def close(self) -> None:
-        """Leaves the cluster, which ends if it was made for this run; with it go the workers."""
+        """Ends all workers and leaves the cluster, which ends too if it was made for this run."""
+        for worker in [*self.started]:
+            self.end(worker)
         if self.own:
             with own_handlers():
                 self.ray.shutdown()
@@ -120,11 +162,10 @@ def _connect(ray: Any, device: str) -> None:
     address = os.environ.get(CLUSTER)
     try:
         if not address:
-            count = None if device == "cuda" else len(cores())
+            count = None if device == "cuda" else len(usable())
             ray.init(address="local", num_cpus=count, include_dashboard=False, **quiet)
             return
-        passed = {name: value for name, value in os.environ.items() if name.startswith(PASSED)}
-        ray.init(address=address, runtime_env={"env_vars": passed}, **quiet)
+        ray.init(address=address, runtime_env={"env_vars": passed(os.environ)}, **quiet)
     except Exception as error:  # Ray's are of any class
         log.info("Ray could not be started", exc_info=error)
         why = f"({first_line(error)})"
@@ -134,6 +175,19 @@ def _connect(ray: Any, device: str) -> None:
                 f"RAY_AUTH_MODE=token if it has a token, or unset {CLUSTER}"
             ) from error
         raise ConfigError(f"Ray cannot start on this machine {why}: see run.log, or set RAY_TMPDIR=/tmp") from error
+
+
+def answer_nobody() -> None:
+    """A cluster that this process makes listens on all of the machine's addresses. It answers to nobody who has not its
+    token."""
+    if os.environ.setdefault("RAY_AUTH_MODE", "token") == "token":
+        os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
+
+
+def passed(environment: Mapping[str, str]) -> dict[str, str]:
+    """The variables that workers on other machines get."""
+    own = {name: value for name, value in environment.items() if name in ALSO or name.startswith(PASSED)}
+    return {name: value for name, value in own.items() if not any(word in name for word in SECRET)}
 
 
 def _refuse(workers: int, there: int, kind: str) -> None:

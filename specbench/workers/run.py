@@ -11,7 +11,7 @@ from typing import Any
 
 from specbench.config.checks import Checked
 from specbench.decoded import Group, Record
-from specbench.devices import pick_device
+from specbench.devices import named_device
 from specbench.phases import Phases
 from specbench.results import RunResult
 from specbench.run.merge import Piece
@@ -31,8 +31,9 @@ def on_workers(
 ) -> Iterator[Callable[..., tuple[RunResult, Record, Any]]]:
     """Starts the workers; yields what decodes and measures the run, when the first one has loaded the models. They end
     with the context. Raises ConfigError, or IncompleteError if all of them die."""
-    with closing(RayPool(checked.root.workers, pick_device(checked.root.device).type)) as pool:
-        team = Team(checked, pool, checked.root.workers, announce)
+    root, device = checked.root, named_device(checked.root.device).type
+    with closing(RayPool(root.workers, device, root.device == "auto")) as pool:
+        team = Team(checked, pool, root.workers, announce)
         team.load()
         yield lambda *asked: (*run_on(team, *asked), team.tokenizer)
 

@@ -10,6 +10,8 @@ from typing import Any
 
 from specbench.config.checks import Checked
 from specbench.decoded import Record
+from specbench.devices import named_device
+from specbench.identity import UNKNOWN
 from specbench.interrupts import at_once
 from specbench.results import RunResult
 from specbench.run.merge import Merger, Piece
@@ -23,6 +25,7 @@ log = logging.getLogger(__name__)
 LOOK = 0.2  # seconds between two looks: a signal just before a wait without end would go unseen
 TRIES = 3  # workers that may die of a group before its requests count as failed
 PATIENCE = 300  # seconds without a worker
+JOINING = 30  # seconds in which the first worker of a machine waits for the others, whose memory it looks for too
 FUTILE = 3  # workers that may die, for each one that is wanted, before one finishes a group
 
 
@@ -43,11 +46,14 @@ class Team:
         self.deaths: Counter[int] = Counter()  # by group
         self.futile = 0  # workers that have died since a group was finished
         self.answers: dict[str, list[str]] = {}
+        self.device = named_device(checked.root.device).type  # the command's, whatever a worker's machine has
+        found = checked.identity()
+        self.code, self.sources = found.code, dict(found.sources)
         self.merger: Merger
         self.to_measure: tuple[Any, ...] = ()  # the arguments of `Worker.measure`
         self.measured: Any = None  # what it returned
         self.took: Callable[[Piece], None] = lambda piece: None
-        self.heard = time.monotonic()  # when a worker was last known to run
+        self.began = self.heard = time.monotonic()  # when a worker was last known to run
         for _ in range(workers):
             self._start()
 
@@ -85,6 +91,15 @@ class Team:
         self._until(lambda: self.measured is not None, nullcontext)
         result, record.sums = self.measured
         result.workers = worker_numbers(self.hands, pieces, record)
+        for hand in self.hands:
+            if hand.place is not None and hand.place.shared and result.machine is not None:
+                result.machine.steady = False
+                result.machine.reasons += [f"worker {hand.number}: {why}" for why in hand.place.shared]
+        if len(hosts := {worker.host for worker in result.workers}) > 1 and result.executor:
+            result.notes.append(
+                f"workers ran on {len(hosts)} machines, each of which chose its products by its own times: rounding, "
+                "and so texts, may differ between them (executor.choices=FILE or executor=eager prevents that)"
+            )
         if len(devices := dict.fromkeys(worker.device for worker in result.workers)) > 1:
             result.notes.append(
                 f"workers ran on {' and '.join(devices)}: rounding, and so texts, may differ between them"
@@ -137,6 +152,7 @@ class Team:
         if hand.place is None:
             return self._load(hand)
         if hand.turn < self.turn:
+            hand.opening = self.turn  # the others may be in a later one when it has opened this
             return "open", self.turn, self.answers
         if self.to_measure:
             busy = any(other.doing == "measure" and other.call is not None for other in self.alive)
@@ -151,12 +167,17 @@ class Team:
     def _load(self, hand: Hand) -> tuple[Any, ...] | None:
         """The first worker of a machine loads and warms up alone: what it finds out and compiles, the others take from
         the disk, so that all of them compute the same."""
-        first = self.first.setdefault(hand.host, hand)
+        first, beside = self.first.setdefault(hand.host, hand), 1
         if first.lost and first.turn < 0:
             first = self.first[hand.host] = hand
         if first is not hand and first.turn < 0:
             return None
-        return "load", self.checked, self.pool.cores, str(Path.cwd())
+        if first is hand:
+            if not all(other.host for other in self.alive) and time.monotonic() - self.began < JOINING:
+                return None
+            beside = sum(other.host == hand.host and other.place is None for other in self.alive)
+        waits = hand.number > self.wanted  # one that has died may still have its cores
+        return "load", self.checked, self.device, self.pool.cores, str(Path.cwd()), beside, waits
 
     def _take(self, hand: Hand) -> None:
         """Takes what a worker's call has returned."""
@@ -176,10 +197,10 @@ class Team:
                 self.known, self.tokenizer = opened, tokenizer
                 self.merger = Merger(self.checked.root.verdict_tokens, opened.reads_different, opened.columns)
         elif hand.doing == "open":
-            if self.turns.setdefault(self.turn, result) != result:
+            if self.turns.setdefault(hand.opening, result) != result:
                 raise ConfigError(f"the worker on {hand.host} has other prompts than the first one: their file must be "
                                   "the same on all machines")  # fmt: skip
-            hand.turn = self.turn
+            hand.turn = hand.opening
             hand.begun = hand.begun or time.time()
         elif hand.doing == "measure":
             self.measured = result
@@ -187,13 +208,19 @@ class Team:
             self._keep(hand, result)
 
     def _refuse_others(self, hand: Hand) -> None:
-        """Raises ConfigError if a worker's programs are other ones than the first worker's."""
-        known = next(other.place for other in self.hands if other.place is not None)
+        """Raises ConfigError if a worker's programs or files are other ones than the command's, for which results are
+        stored. Which commit a name of the hub is, the first worker says where the command does not know."""
         assert hand.place is not None
-        ours, theirs = known.code, hand.place.code
+        ours, theirs = self.code, hand.place.code
         if other := sorted(name for name in {*ours, *theirs} if ours.get(name) != theirs.get(name)):
-            raise ConfigError(f"the worker on {hand.host} has another version of {other[0]} than the one on "
-                              f"{known.host}: install the same on all machines")  # fmt: skip
+            raise ConfigError(f"the worker on {hand.host} has another version of {other[0]} than this process: install "
+                              "the same on all machines")  # fmt: skip
+        for name, found in hand.place.sources.items():
+            if self.sources.get(name, UNKNOWN).startswith(UNKNOWN):
+                self.sources[name] = found
+            elif found != self.sources[name] and not found.startswith(UNKNOWN):
+                raise ConfigError(f"the worker on {hand.host} finds other files as {name} than this process: they must "
+                                  "be the same on all machines, with their times (cp -p, rsync -a)")  # fmt: skip
 
     def _keep(self, hand: Hand, piece: Piece) -> None:
         if self.to_measure:  # without it, after a signal
@@ -210,6 +237,7 @@ class Team:
         """A worker has died: what it had is for the others, and another one takes its place."""
         hand.lost = True
         self.alive.remove(hand)
+        self.pool.end(hand.worker)  # it may run on, out of reach, with its cores
         log.warning("worker %d died while it was at %s (%s)", hand.number, hand.doing, error)
         if hand.doing in ("decode", "fail"):
             self.deaths[hand.group] += 1

@@ -4,15 +4,17 @@ import os
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from specbench.config.checks import Checked
+from specbench.cores import own_cores, placement
 from specbench.decoded import Record, RequestSums
 from specbench.results import RunResult
 from specbench.run.merge import Limits, Piece
 from specbench.run.shard import Groups, Opened, Shard
-from specbench.workers.cores import claim
+from specbench.settings import ConfigError
 
 
 @dataclass(frozen=True)
@@ -26,6 +28,8 @@ class Place:
     seconds: float  # from its first call until its models were loaded
     memory: str = ""  # what it needs, in words
     code: Mapping[str, str] = field(default_factory=dict)  # versions, as in `Identity`
+    sources: Mapping[str, str] = field(default_factory=dict)  # likewise
+    shared: Sequence[str] = ()  # as in `Placement`
 
 
 Found = TypeVar("Found")
@@ -36,32 +40,47 @@ class Worker:
 
     def __init__(self, number: int):
         self.number = number
+        self.own = ExitStack()  # its cores, until its process ends
         self.shard: Shard
 
     def host(self) -> str:
         """The name of its machine."""
         return socket.gethostname()
 
-    def load(self, checked: Checked, cores: int, folder: str) -> tuple[Place, Opened, Any]:
-        """Takes so many cores for itself, and builds the parts as a process in this folder would, if it is there.
-        Returns the target's tokenizer too. Raises ConfigError."""
+    def load(
+        self, checked: Checked, device: str, cores: int, folder: str, beside: int = 1, waits: bool = False
+    ) -> tuple[Place, Opened, Any]:
+        """Takes so many cores for itself, and builds the parts as a process with this device would, in this folder if
+        it is there. `beside` workers, itself among them, need as much memory of the machine; with `waits` it waits for
+        cores that others have. Returns the target's tokenizer too. Raises ConfigError."""
         begun = time.perf_counter()
         if os.path.isdir(folder):
             os.chdir(folder)
-        own = claim(cores) if cores else []
+        if cores:
+            self.own.enter_context(own_cores("workers", cores, told=(lambda text: None) if waits else refuse_waiting))
         import torch
 
         from specbench.config.build import build
         from specbench.devices import device_name
 
-        if own:
-            torch.set_num_threads(len(own))
+        if cores:
+            torch.set_num_threads(cores)
+        checked = replace(checked, root=replace(checked.root, device=device, workers=1))
         told: list[str] = []
-        parts = without_gradients(lambda: build(checked, told.append))
+        parts = without_gradients(lambda: build(checked, told.append, beside=beside))
         self.shard = without_gradients(lambda: Shard(parts, self.number))
-        seconds, device = time.perf_counter() - begun, device_name(parts.target.device)
-        code = checked.identity().code
-        place = Place(self.host(), device, own, torch.get_num_threads(), seconds, "; ".join(told), code)
+        seconds, found, had = time.perf_counter() - begun, checked.identity(), placement()
+        place = Place(
+            host=self.host(),
+            device=device_name(parts.target.device),
+            cores=had.cores if had else [],
+            threads=torch.get_num_threads(),
+            seconds=seconds,
+            memory="; ".join(told),
+            code=found.code,
+            sources=found.sources,
+            shared=had.shared if had else [],
+        )
         return place, self.shard.opened(), parts.target.tokenizer
 
     def open(self, turn: int, answers: Mapping[str, Sequence[str]]) -> Groups:
@@ -81,6 +100,11 @@ class Worker:
     ) -> tuple[RunResult, RequestSums]:
         """As `Shard.measure`."""
         return without_gradients(lambda: self.shard.measure(record, pieces, status, facts))
+
+
+def refuse_waiting(why: str) -> None:
+    """Raises ConfigError, for a worker that would wait for cores when the run begins."""
+    raise ConfigError(f"a worker {why}: use a lower workers, or wait for their end")
 
 
 def without_gradients(call: Callable[[], Found]) -> Found:
