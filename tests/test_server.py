@@ -373,7 +373,7 @@ def test_a_run_beside_a_server(tmp_path):
         parts = parts_of("baseline=server", f"baseline.url={url}/v1", "temperature=0", "data.limit=2", "executor=eager")
         tokenizer = parts.target.tokenizer
         fake.pieces = lambda token: tokenizer.decode([token])
-        stock = AutoModelForCausalLM.from_pretrained(SHIPPED / "target", dtype=torch.float32)
+        stock = AutoModelForCausalLM.from_pretrained(SHIPPED / "drafter", dtype=torch.float32)  # the run's target
 
         known = {}
         for wanted in Requests(parts).groups():
@@ -442,7 +442,7 @@ def test_transformers_serve_writes_the_same_texts(tmp_path):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    model, begin = str(SHIPPED / "target"), "from transformers.cli.transformers import main; main()"
+    model, begin = str(SHIPPED / "drafter"), "from transformers.cli.transformers import main; main()"
     words = [sys.executable, "-c", begin, "serve", model, "--port", str(port), "--device", "cpu", "--dtype", "float32"]
     with (tmp_path / "log").open("w") as log, subprocess.Popen(words, stdout=log, stderr=log) as process:
         try:
