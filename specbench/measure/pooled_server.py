@@ -12,8 +12,8 @@ Tree = dict[str, Any]
 def pooled_server(found: Sequence[Mapping[str, Any]]) -> Tree:
     """`ServerNumbers` of all processes, as they stand in results.json: counts are summed, and ratios are those of the
     sums. Their standard errors are not known from sums over processes that share prompts. Tokens per second are the
-    processes' harmonic mean: all tokens over all seconds where every process received as many. Waiting times are means of
-    theirs."""
+    processes' harmonic mean: all tokens over all seconds where every process received as many. Waiting times are
+    means."""
     first = found[0]
     texts = [own["texts"] for own in found]
     differing = [text["first_difference"] for text in texts if text["first_difference"] is not None]
@@ -40,11 +40,12 @@ def _estimate(found: Sequence[Mapping[str, Any]]) -> Tree:
     """The ratio of the sums; where a process has none, none."""
     known = all(own["mean"] is not None and own["n"] for own in found)
     total = sum(own["n"] for own in found) if known else 0
-    mean = sum(own["mean"] * own["n"] for own in found) / total if total else None
-    return {"mean": mean, "stderr": None, "n": total}
+    ratio = sum(own["mean"] * own["n"] for own in found) / total if total else None
+    return {"mean": ratio, "stderr": None, "n": total}
 
 
 def _rate(values: Sequence[float | None]) -> float | None:
+    """The harmonic mean, if all are known."""
     known = [value for value in values if value is not None]
     return harmonic_mean(known) if len(known) == len(values) else None
 
