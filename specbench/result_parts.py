@@ -211,13 +211,14 @@ class ServerNumbers:
     version: str | None  # as it says, as the model's name
     model: str
     prompts: str  # "ids" or "text": as which it was given prompts
+    keeps_prefixes: bool  # whether parts of prompts may not have been read again: first tokens are then early
     at_once: int  # requests under way at once, at most
     latency: Latency  # by this process' clock, the network and HTTP included
     tokens_per_second: float | None  # with the time to the first token; None with several requests at once
     own_tokens_per_second: float | None  # of decoding, by its own clock
     alpha: Estimate  # accepted / tested
     no_alpha: str  # why there is no alpha
-    block_efficiency: Estimate  # tokens a round; n = 0: the server does not say over how many rounds
+    block_efficiency: Estimate  # tokens a target call
     no_block_efficiency: str
     draft_acceptance_rate: float | None  # accepted / drafted, which is not alpha
     drafted: int | None

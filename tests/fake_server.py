@@ -30,6 +30,7 @@ class Fake:
     key: str | None = None
     broken: str = ""  # how answers break, from answer number `after` on
     after: int = 1  # number 0 is the one token that every client asks for first
+    refuses: Callable[[dict], bool] = lambda body: False  # which requests are answered with an error
     stop_token: int | None = None
     others: int = 0  # tokens that it makes for others meanwhile
     read: Callable[[str], list[int]] = lambda text: [0] * len(text)  # its tokenizer
@@ -166,8 +167,7 @@ class Handler(BaseHTTPRequestHandler):
         elif self.path == "/metrics" and fake.dialect == "vllm":
             self.send(200, fake.metrics(), "text/plain")
         elif self.path == "/server_info" and fake.dialect == "sglang":
-            state = {"avg_spec_accept_length": 2.5} if fake.rounds else {}
-            self.send(200, json.dumps({"version": "0.5", "internal_states": [state]}))
+            self.send(200, json.dumps({"version": "0.5", "internal_states": [{"avg_spec_accept_length": 2.5}]}))
         elif PATHS.get(self.path, ("",))[0] == fake.dialect:
             self.send(200, json.dumps(PATHS[self.path][1]))
         else:
@@ -182,6 +182,9 @@ class Handler(BaseHTTPRequestHandler):
             self.send(404, json.dumps({"error": {"message": f"no model {body['model']}"}}))
             return
         fake.asked.append(body)
+        if fake.refuses(body):
+            self.send(400, json.dumps({"error": {"message": "it is too long"}}))
+            return
         broken = fake.broken if len(fake.asked) > fake.after else ""
         if broken == "500":
             self.send(500, json.dumps({"error": {"message": "it broke"}}))

@@ -4,8 +4,11 @@ import json
 import socket
 import subprocess
 import sys
+import threading
 import time
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
+from itertools import accumulate
 from types import SimpleNamespace
 
 import pytest
@@ -20,11 +23,11 @@ from specbench.decoding.sampling import Sampling
 from specbench.decoding.state import Job
 from specbench.measure.machine_watch import Use, shares
 from specbench.measure.pooled_server import pooled_server
-from specbench.measure.servers import server_numbers
+from specbench.measure.servers import server_notes, server_numbers
 from specbench.paths import SHIPPED, conf_dir
 from specbench.peers.answer import Answer, Piece
 from specbench.peers.dialects import LlamaCpp, llama_acceptance, vllm_acceptance
-from specbench.peers.endpoint import Endpoint, split
+from specbench.peers.endpoint import Endpoint, ServerError, split
 from specbench.peers.server import ServerPeer, ServerPeers, found, shares_of_time
 from specbench.report.run_table import _servers
 from specbench.results import plain
@@ -113,6 +116,9 @@ def test_each_dialect_gives_tokens_times_and_what_it_counts(dialect):
     versions = {"vllm": "0.99", "sglang": "0.5", "llama_cpp": "b99-abc"}
     assert (facts.dialect, facts.version, facts.model) == (dialect, versions.get(dialect), MODEL)
     told = numbers(peer, outputs, ours=(TEXT * 2)[:14])
+    assert any("may be too short" in note for note in server_notes({"server": told})) == (
+        dialect not in ("vllm", "llama_cpp")
+    )
     assert told.texts.equal == told.texts.compared == 2 and told.texts.first_difference is None
     drafted, accepted = (2 * sum(column) for column in zip(*ROUNDS, strict=True))
     if dialect in ("vllm", "llama_cpp"):
@@ -122,9 +128,9 @@ def test_each_dialect_gives_tokens_times_and_what_it_counts(dialect):
         assert told.draft_acceptance_rate == pytest.approx(accepted / drafted)
         assert told.block_efficiency.mean == pytest.approx(1 + accepted / drafted * 4)
         assert told.block_efficiency.n == 2 * len(ROUNDS)
-    elif dialect == "sglang":
-        assert told.block_efficiency.mean == 2.5 and told.block_efficiency.n == 0
-        assert told.alpha.mean is None and "how many guesses were tested" in told.no_alpha
+    elif dialect == "sglang":  # the mean that it tells, 2.5, is not this run's
+        assert told.alpha.mean is told.block_efficiency.mean is None
+        assert "since it was started" in told.no_alpha and "since it was started" in told.no_block_efficiency
     else:
         assert told.alpha.mean is told.block_efficiency.mean is None
         assert "tells nothing" in told.no_alpha and "tells nothing" in told.no_block_efficiency
@@ -153,6 +159,7 @@ def test_what_is_asked_of_a_server_is_what_is_decoded_here():
     assert (body["temperature"], body["top_p"], body["top_k"]) == (0.5, 0.9, 40)
     assert (body["stop"], body["stop_token_ids"], body["ignore_eos"]) == (["t99"], [3], False)
     assert fake.asked[-2]["prompt"] == [8, 1]  # the one that is not counted
+    assert len({asked["cache_salt"] for asked in fake.asked[-2:]}) == 2  # equal beginnings are read again
     assert asked["vllm", 0.0]["top_k"] == asked["sglang", 0.0]["top_k"] == -1
     assert asked["llama_cpp", 0.5]["samplers"] == ["temperature", "top_k", "top_p"]
     assert asked["llama_cpp", 0.0]["samplers"] == ["top_k"] and asked["llama_cpp", 0.0]["top_k"] == 1
@@ -174,15 +181,44 @@ def grown(drafts, lengths, by_place, tokens=100):
     return counts | {(f"{spec}accepted_tokens_per_pos_total", place): n for place, n in enumerate(by_place)}
 
 
+def in_pieces(*sizes):
+    """An answer whose pieces have so many tokens."""
+    ends = list(accumulate(sizes))
+    return Answer([Piece(0.1 * end, "x", end) for end in ends], None, ends[-1], 3, "length", 0.1 * ends[-1])
+
+
 def test_alpha_from_vllms_counters_is_accepted_over_tested_or_refused():
-    found = vllm_acceptance(grown(10, 30, [8, 5, 4]), 100)
+    answers = [in_pieces(1, *[4] * 4, 3, *[2] * 3, 1, 1)]  # 28 tokens; 27 of 10 target calls, with a draft each
+    found = vllm_acceptance(grown(10, 30, [8, 5, 4], 28), answers)
     assert (found.tested, found.accepted, found.rounds, found.tokens) == (10 + 8 + 5, 17, 10, 27)
-    uneven = vllm_acceptance(grown(10, 27, [8, 5, 4]), 100)
+    uneven = vllm_acceptance(grown(10, 27, [8, 5, 4], 28), answers)
     assert uneven.tested is None and "different lengths" in uneven.no_alpha and uneven.tokens == 27
-    others = vllm_acceptance(grown(10, 30, [8, 5, 4]), 99)
+    others = vllm_acceptance(grown(10, 30, [8, 5, 4], 27), answers)
     assert others.rounds is None and "others used it" in others.no_alpha
-    assert "do not add up" in vllm_acceptance(grown(10, 30, [8, 5, 4]) | {
-        ("vllm:spec_decode_num_accepted_tokens_total", None): 16}, 100).no_alpha  # fmt: skip
+    assert "do not add up" in vllm_acceptance(grown(10, 30, [8, 5, 4], 28) | {
+        ("vllm:spec_decode_num_accepted_tokens_total", None): 16}, answers).no_alpha  # fmt: skip
+
+
+def test_target_calls_without_a_draft_are_in_block_efficiency():
+    """Prompt lookup has them, and vLLM counts no draft for them."""
+    rounds = [(4, 4), (0, 0), (4, 1), (0, 0), (0, 0)]
+    with serving(Fake("vllm", lambda prompt, limit: (TEXT * 2)[:limit], rounds=rounds)) as url:
+        peer = peer_at(url)
+        told = numbers(peer, [peer.decode(job(11))])
+    assert (told.alpha.mean, told.alpha.n) == (pytest.approx(5 / 6), 6)
+    assert (told.block_efficiency.mean, told.block_efficiency.n) == (10 / 5, 5)
+
+
+def test_pieces_that_are_not_the_steps_of_vllm_are_refused():
+    told = grown(2, 6, [1, 1, 0], 7)  # steps of 3, 1, 1 and 1 tokens, of which the first two had drafts
+    assert vllm_acceptance(told, [in_pieces(1, 3, 1, 1, 1)]).rounds == 4
+    for sizes in ((1, 3, 2, 1), (1, 4, 1, 1), (1, 6), (4, 1, 1, 1), (7,)):  # several steps in one piece
+        refused = vllm_acceptance(told, [in_pieces(*sizes)])
+        assert refused.rounds is None and "are not its steps" in refused.no_block_efficiency
+        assert refused.tested == 2 + 1 + 1  # the counters still have it
+    cut = grown(2, 6, [2, 1, 1], 5)  # the limit has cut a step of 4 tokens to 2
+    assert vllm_acceptance(cut, [in_pieces(1, 2, 2)]).rounds == 2
+    assert vllm_acceptance(cut, [in_pieces(1, 4)]).rounds is None
 
 
 def test_counters_of_a_server_that_serves_others_are_refused(monkeypatch):
@@ -239,6 +275,93 @@ def test_an_answer_that_breaks_is_an_error_in_words(broken, monkeypatch):
             peer.decode(job())
         assert "abc123" not in str(told.value)
         assert not peer.gone  # it still lists its models
+
+
+def wordy(text):
+    """Tokens of a text, three of each word that is no token's."""
+    return [1, *(token for word in text.split() for token in ([7] if word[0] == "t" else [0] * 3))]
+
+
+def test_a_first_answer_that_fails_fails_no_prompt():
+    """A text backwards has more tokens than the prompt, here too many for the server."""
+    limited = Fake("openai", read=wordy, refuses=lambda body: len(wordy(body["prompt"])) > 4)
+    with serving(limited) as url:
+        assert peer_at(url).decode(job(6, [1, 8, 5, 9])).count == 6
+    assert len(limited.asked) == 3
+    failing = counting("vllm", refuses=lambda body: body["prompt"] == PROMPT[::-1])
+    with serving(failing) as url:
+        assert peer_at(url).decode(job()).count == 12
+    assert [asked["prompt"] for asked in failing.asked[1:]] == [PROMPT[::-1], PROMPT]
+
+
+@contextmanager
+def sending(*parts, pause=0.0):
+    """An endpoint whose answer to a POST is these bytes; the connection then stays until the client ends it."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def answer():
+            connection, _ = listening.accept()
+            with connection, suppress(OSError):
+                connection.recv(2**16)
+                connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n")
+                for part in parts:
+                    connection.sendall(part)
+                    time.sleep(pause)
+                while connection.recv(2**16):
+                    pass
+
+        thread = threading.Thread(target=answer, daemon=True)
+        thread.start()
+        yield Endpoint(split("url", f"http://127.0.0.1:{listening.getsockname()[1]}"), 0.3)
+        thread.join(5)
+
+
+def events_of(endpoint):
+    return [event for _, event in endpoint.stream("/v1/completions", {}) if event]
+
+
+DONE = b"data: [DONE]\n\n"
+FORMS = {
+    "more follows": (b'data: {"a": 1}\n\ndata: {"b": 2}\n\n' + DONE + b"data: {no json\n\n",),
+    "byte order mark": (b'\xef\xbb\xbfdata: {"a": 1}\n\ndata: {"b": 2}\n\n' + DONE,),
+    "CR": (b'data: {"a": 1}\r\rdata: {"b": 2}\r\r' + DONE,),
+    "CRLF, cut anywhere": (b'data: {"a":\r', b"\ndata: 1}\r", b"\n\r\nda", b'ta:{"b": 2}\r\n\r\n', DONE),
+    "several lines": (b'event: x\ndata: {"a":\ndata\ndata: 1}\nid: 5\n\n', b'data: {"b": 2}\n\n', DONE),
+    "empty data": (b'data:\n\ndata: {"a": 1}\n\ndata: \n\n: ping\n\ndata: {"b": 2}\n\n', DONE),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_events_in_all_forms_are_read_until_the_answer_says_that_it_is_over(form):
+    """Afterwards the server keeps the connection, and nothing is waited for."""
+    with sending(*FORMS[form], pause=0.01) as endpoint:
+        assert events_of(endpoint) == [{"a": 1}, {"b": 2}]
+
+
+def test_comments_do_not_keep_a_stuck_server_alive():
+    with sending(b'data: {"a": 1}\n\n', *[b": ping\n\n"] * 100, pause=0.02) as endpoint:
+        began = time.monotonic()
+        with pytest.raises(ServerError, match=r"kept the connection, but sent no data for 0\.3 s"):
+            events_of(endpoint)
+        assert time.monotonic() - began < 1.5  # all comments take 2 s
+
+
+def test_a_request_whose_connection_is_being_made_is_given_up_with_the_others(monkeypatch):
+    with sending() as endpoint:
+        connected = endpoint._connected
+
+        def slow(timeout):
+            connection = connected(timeout)
+            endpoint.abort()  # another request fails meanwhile
+            return connection
+
+        monkeypatch.setattr(endpoint, "_connected", slow)
+        with pytest.raises(ServerError, match="was given up, since another one failed"):
+            events_of(endpoint)
+    with serving(counting("vllm")) as url:
+        peer = peer_at(url)
+        peer.server.endpoint.abort()
+        assert peer.decode(job()).count == 12  # the next group is asked
 
 
 def test_a_text_that_ends_early_and_claims_its_limit_is_refused():
@@ -343,6 +466,8 @@ def test_a_key_in_place_of_its_variable_is_refused_and_not_repeated():
     with pytest.raises(ConfigError, match="name of an environment variable") as error:
         validate(ServerPeers.Settings, settings_node(url="http://x", key_env="sk-secret"), "baseline.")
     assert "sk-secret" not in str(error.value)
+    told = refusal("http://127.0.0.1:9", key_env="AIzaSyd0ub1e")  # a key that could be a variable
+    assert "AIza" not in told and told.startswith("baseline.key_env is not possible: this environment variable is not")
 
 
 def test_choices_that_servers_cannot_have_are_refused():
@@ -373,7 +498,7 @@ def test_a_run_beside_a_server(tmp_path):
         parts = parts_of("baseline=server", f"baseline.url={url}/v1", "temperature=0", "data.limit=2", "executor=eager")
         tokenizer = parts.target.tokenizer
         fake.pieces = lambda token: tokenizer.decode([token])
-        stock = AutoModelForCausalLM.from_pretrained(SHIPPED / "target", dtype=torch.float32)
+        stock = AutoModelForCausalLM.from_pretrained(SHIPPED / "drafter", dtype=torch.float32)  # the run's target
 
         known = {}
         for wanted in Requests(parts).groups():
@@ -391,6 +516,7 @@ def test_a_run_beside_a_server(tmp_path):
         fake.texts = texts
         result, record = run(parts, tmp_path)
         write_result(result, record, "digest", tmp_path, tokenizer)
+    assert sum(asked["max_tokens"] == 1 for asked in fake.asked) == 1  # it was looked for once
     assert (result.counts.prompts, result.counts.failed, result.status) == (1, 1, "complete")
     assert "the server ended the connection" in record.failures[0].error
     found = result.servers["server"]
@@ -413,6 +539,11 @@ def test_several_processes_on_one_server_are_pooled_by_their_counts():
     assert both["alpha"] == {"mean": pytest.approx(accepted / tested), "stderr": None, "n": tested}
     assert both["alpha"]["mean"] != pytest.approx((short["alpha"]["mean"] + long["alpha"]["mean"]) / 2)
     assert both["texts"]["compared"] == 2 and both["no_alpha"] == ""
+    rates = [own | {"tokens_per_second": rate, "own_tokens_per_second": None} for own, rate in ((short, 2), (long, 6))]
+    assert pooled_server(rates)["tokens_per_second"] == pytest.approx(3)  # 6 tokens in 3 s and in 1 s: 12 in 4 s
+    assert pooled_server(rates)["own_tokens_per_second"] is None
+    firsts = [own["latency"]["first_token"]["p50"] for own in (short, long)]
+    assert firsts[0] != both["latency"]["first_token"]["p50"] == pytest.approx(sum(firsts) / 2)
     refused = pooled_server([short, long | {"alpha": {"mean": None, "stderr": None, "n": 0}, "no_alpha": "why"}])
     assert refused["alpha"]["mean"] is None and refused["no_alpha"] == "why"
 
@@ -423,8 +554,10 @@ def test_the_terminal_shows_a_server_and_why_a_number_is_not_known():
         told = plain(asdict(numbers(peer, [peer.decode(job())], ours=[1, 2])))
     rows = {name: (value, remark) for name, value, remark in _servers({"servers": {"server": told}})}
     assert "another process, maybe another machine" in rows["  server, first token"][1]
-    assert rows["  server, alpha"][1].startswith("not known: the server tells accepted tokens a round")
-    assert rows["  server, block efficiency"] == ("2.500", "since the server was started")
+    assert "prompts may have been read before" in rows["  server, first token"][1]
+    assert rows["  server, alpha"][1].startswith("not known: the server tells only the mean")
+    assert rows["  server, block efficiency"] == ("-", "the server tells only the mean tokens a round of all requests "
+                                                       "since it was started")  # fmt: skip
     assert rows["  server, texts"] == ("0 of 1", "equal plain decoding's here; p parts at character 1")
 
 
@@ -442,7 +575,7 @@ def test_transformers_serve_writes_the_same_texts(tmp_path):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    model, begin = str(SHIPPED / "target"), "from transformers.cli.transformers import main; main()"
+    model, begin = str(SHIPPED / "drafter"), "from transformers.cli.transformers import main; main()"
     words = [sys.executable, "-c", begin, "serve", model, "--port", str(port), "--device", "cpu", "--dtype", "float32"]
     with (tmp_path / "log").open("w") as log, subprocess.Popen(words, stdout=log, stderr=log) as process:
         try:

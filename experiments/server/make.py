@@ -82,6 +82,7 @@ def draw(rows: list[Row]) -> Figure:
     bars = axes.barh([row["way"] for row in rows], rates, color=[COLOURS[row["engine"]] for row in rows])
     axes.bar_label(bars, [f"{rate:.0f}" for rate in rates], padding=3)
     axes.invert_yaxis()
+    axes.margins(x=0.1)
     axes.set_xlabel("tokens per second of decoding, as the client sees them")
     return figure
 

@@ -1,15 +1,19 @@
 """The numbers of one server in several processes on the same prompts."""
 
 from collections.abc import Mapping, Sequence
+from statistics import harmonic_mean
 from typing import Any
+
+import numpy as np
 
 Tree = dict[str, Any]
 
 
 def pooled_server(found: Sequence[Mapping[str, Any]]) -> Tree:
     """`ServerNumbers` of all processes, as they stand in results.json: counts are summed, and ratios are those of the
-    sums. Their standard errors are not known from sums over processes that share prompts; waiting times are the first
-    process'."""
+    sums. Their standard errors are not known from sums over processes that share prompts. Tokens per second are the
+    processes' harmonic mean: all tokens over all seconds where every process received as many. Waiting times are
+    means."""
     first = found[0]
     texts = [own["texts"] for own in found]
     differing = [text["first_difference"] for text in texts if text["first_difference"] is not None]
@@ -17,6 +21,8 @@ def pooled_server(found: Sequence[Mapping[str, Any]]) -> Tree:
     return {
         **first,
         **{name: _estimate([own[name] for own in found]) for name in ("alpha", "block_efficiency")},
+        **{name: _rate([own[name] for own in found]) for name in ("tokens_per_second", "own_tokens_per_second")},
+        "latency": means([own["latency"] for own in found]),
         "no_alpha": _first([own["no_alpha"] for own in found]),
         "no_block_efficiency": _first([own["no_block_efficiency"] for own in found]),
         "drafted": drafted,
@@ -31,13 +37,17 @@ def pooled_server(found: Sequence[Mapping[str, Any]]) -> Tree:
 
 
 def _estimate(found: Sequence[Mapping[str, Any]]) -> Tree:
-    """The ratio of the sums; where a process has none, or does not know over how many, none."""
-    if not any(own["n"] for own in found):
-        return dict(found[-1])
+    """The ratio of the sums; where a process has none, none."""
     known = all(own["mean"] is not None and own["n"] for own in found)
     total = sum(own["n"] for own in found) if known else 0
-    mean = sum(own["mean"] * own["n"] for own in found) / total if total else None
-    return {"mean": mean, "stderr": None, "n": total}
+    ratio = sum(own["mean"] * own["n"] for own in found) / total if total else None
+    return {"mean": ratio, "stderr": None, "n": total}
+
+
+def _rate(values: Sequence[float | None]) -> float | None:
+    """The harmonic mean, if all are known."""
+    known = [value for value in values if value is not None]
+    return harmonic_mean(known) if len(known) == len(values) else None
 
 
 def _sum(values: Sequence[int | None]) -> int | None:
@@ -47,3 +57,19 @@ def _sum(values: Sequence[int | None]) -> int | None:
 
 def _first(reasons: Sequence[str]) -> str:
     return next((reason for reason in reasons if reason), "")
+
+
+def mean(values: Sequence[float | None]) -> float | None:
+    """The mean of those that there are."""
+    known = [value for value in values if value is not None]
+    return float(np.mean(known)) if known else None
+
+
+def means(trees: Sequence[Tree]) -> Tree:
+    """Trees of numbers of the same shape: the mean at each place."""
+    return {
+        name: means([tree[name] for tree in trees if name in tree])
+        if isinstance(value, dict)
+        else mean([tree.get(name) for tree in trees])
+        for name, value in trees[0].items()
+    }

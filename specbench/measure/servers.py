@@ -43,11 +43,18 @@ def server_numbers(
 
 def server_notes(servers: Mapping[str, ServerNumbers]) -> list[str]:
     """What a reader of a server's numbers must know."""
-    return [
+    notes = [
         f"{name} is another process, maybe on another machine, and what else it serves is not known: "
         f"{found.dialect} ({found.version or 'it does not tell its version'}) at {found.url} with model {found.model}"
         for name, found in servers.items()
     ]
+    kept = [
+        f"{name} may have kept what it read of equal beginnings of prompts, in this run or before: its times to the "
+        "first token may be too short"
+        for name, found in servers.items()
+        if found.keeps_prefixes
+    ]
+    return [*notes, *kept]
 
 
 def _latency(answers: Answers) -> Latency:
@@ -82,16 +89,13 @@ def _acceptance(counts: Sequence[Acceptance], clusters: Sequence[Hashable]) -> d
     several answers stand with one of them."""
     rows = [(own, cluster) for own, cluster in zip(counts, clusters, strict=True) if own != Acceptance()]
     known, names = [own for own, _ in rows], [cluster for _, cluster in rows]
-    means = [own.mean_tokens for own in known if own.mean_tokens is not None]
-    nothing = "" if means or any(own.drafted for own in known) else NOTHING
+    nothing = "" if any(own.drafted for own in known) else NOTHING
     no_alpha = _reason([own.no_alpha for own in known]) or nothing
     no_efficiency = _reason([own.no_block_efficiency for own in known]) or nothing
     alpha = efficiency = Estimate(None, None, 0)
     if not no_alpha:
         alpha = ratio([own.accepted or 0 for own in known], [own.tested or 0 for own in known], names)
-    if means:
-        efficiency = Estimate(means[-1], None, 0)
-    elif not no_efficiency:
+    if not no_efficiency:
         efficiency = ratio([own.tokens or 0 for own in known], [own.rounds or 0 for own in known], names)
     drafted, accepted = (_sum([getattr(own, name) for own in known]) for name in ("drafted", "accepted"))
     return {

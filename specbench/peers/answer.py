@@ -30,6 +30,7 @@ class Answer:
     finish: str = ""
     finished: float = 0.0  # seconds until the server told why it ended
     timings: Mapping[str, Any] = field(default_factory=dict)  # llama.cpp's, at the end
+    sent: float = 0.0  # the moment by `time.perf_counter`
 
     @property
     def text(self) -> str:
@@ -42,12 +43,14 @@ class Answer:
 
 
 def read_answer(events: Iterable[tuple[float, Mapping[str, Any]]], limit: int) -> Answer:
-    """Reads the events of an answer of at most `limit` tokens to their end. Raises ServerError if they are not what
-    the API says, contradict themselves, or end too early."""
-    found, counted = Answer(), 0
+    """Reads the events of an answer of at most `limit` tokens to their end, as `Endpoint.stream` yields them. Raises
+    ServerError if they are not what the API says, contradict themselves, or end too early."""
+    events = iter(events)
+    found, counted = Answer(sent=next(events)[0]), 0
     ids: list[int] = []
     try:
-        for seconds, event in events:
+        for moment, event in events:
+            seconds = moment - found.sent
             timings, usage = _part(event, "timings"), _part(event, "usage")
             found.timings = timings or found.timings
             if "prompt_tokens" in usage:

@@ -2,11 +2,9 @@
 their speculative decoding."""
 
 import json
-import re
 import time
 from abc import ABC
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from itertools import pairwise
 from typing import Any, ClassVar
 from uuid import uuid4
@@ -15,12 +13,11 @@ from specbench.decoding.sampling import Sampling
 from specbench.peers.answer import Answer, Piece
 from specbench.peers.endpoint import Endpoint, ServerError
 from specbench.peers.peer import Acceptance
+from specbench.peers.vllm_counters import NEW_TOKENS, Metrics, metrics_of, vllm_acceptance
 
 NOT_TOLD = "the server tells nothing of speculative decoding"
+ONLY_A_MEAN = "the server tells only the mean tokens a round of all requests since it was started"
 SETTLED = 2.0  # seconds within which vLLM's counters have all tokens of an answer that has ended
-SAMPLE = re.compile(r"^(\w+:\w+)(?:\{(.*)\})? (\S+)(?: \d+)?$")  # of Prometheus' text format
-PLACE = re.compile(r'position="(\d+)"')
-Metrics = dict[tuple[str, int | None], float]  # counters by name and place in the draft
 
 
 class Dialect(ABC):
@@ -30,6 +27,9 @@ class Dialect(ABC):
     takes_ids: ClassVar[bool] = False  # whether a prompt may be token ids
     takes_top_k: ClassVar[bool] = True
     lists_models: ClassVar[bool] = True  # whether it lists all models that it serves
+    keeps_prefixes: ClassVar[bool] = (
+        True  # whether it may have read a prompt's beginning before: in this run or an earlier
+    )
 
     @classmethod
     def version(cls, endpoint: Endpoint, models: Mapping[str, Any]) -> str | None:
@@ -40,6 +40,10 @@ class Dialect(ABC):
     def fields(self, sampling: Sampling, stop_tokens: Sequence[int]) -> dict[str, Any]:
         """What a request has besides what all servers take."""
         return {"stream_options": {"include_usage": True}}
+
+    def own_fields(self) -> dict[str, Any]:
+        """What one request has that no other one has."""
+        return {}
 
     def open(self, endpoint: Endpoint) -> None:
         """Called before a group of requests is sent."""
@@ -100,6 +104,7 @@ class LlamaCpp(Dialect):
 
     name = "llama_cpp"
     takes_ids = True
+    keeps_prefixes = False
 
     @classmethod
     def version(cls, endpoint: Endpoint, models: Mapping[str, Any]) -> str | None:
@@ -169,6 +174,7 @@ class VLLM(Dialect):
 
     name = "vllm"
     takes_ids = True
+    keeps_prefixes = False
 
     @classmethod
     def version(cls, endpoint: Endpoint, models: Mapping[str, Any]) -> str | None:
@@ -188,8 +194,11 @@ class VLLM(Dialect):
             "stop_token_ids": list(stop_tokens),
             "ignore_eos": not stop_tokens,
             "return_token_ids": True,
-            "cache_salt": uuid4().hex,  # no prompt is found in the cache of prefixes
         }
+
+    def own_fields(self) -> dict[str, Any]:
+        """A salt, so that no prompt, nor the beginning of one, is found in the cache of prefixes."""
+        return {"cache_salt": uuid4().hex}
 
     def open(self, endpoint: Endpoint) -> None:
         self.before = metrics_of(endpoint)
@@ -206,64 +215,14 @@ class VLLM(Dialect):
             if isinstance(after, str):
                 return [Acceptance(no_alpha=after, no_block_efficiency=after), *rest]
             grown = {name: value - self.before.get(name, 0.0) for name, value in after.items()}
-            if grown.get(("vllm:generation_tokens_total", None)) == tokens or time.monotonic() > end:
-                return [vllm_acceptance(grown, tokens), *rest]
+            if grown.get(NEW_TOKENS) == tokens or time.monotonic() > end:
+                return [vllm_acceptance(grown, answers), *rest]
             time.sleep(0.02)
 
 
-def metrics_of(endpoint: Endpoint) -> Metrics | str:
-    """The counters of vLLM, summed over its engines, or why there are none."""
-    found: Metrics = {}
-    try:
-        text = endpoint.get("/metrics")
-    except ServerError as error:
-        return f"its counters cannot be read ({error})"
-    for line in text.splitlines():
-        sample = SAMPLE.match(line)
-        if sample is None or not sample[1].startswith("vllm:"):
-            continue
-        place = PLACE.search(sample[2] or "")
-        name = sample[1], int(place[1]) if place else None
-        with suppress(ValueError):
-            found[name] = found.get(name, 0.0) + float(sample[3])
-    return found
-
-
-def vllm_acceptance(grown: Mapping[tuple[str, int | None], float], tokens: int) -> Acceptance:
-    """What vLLM's counters say of `tokens` new tokens, during which they have grown by so much.
-
-    A guess is tested if all before it were accepted: at place i as often as guesses were accepted at place i - 1, at
-    the first as often as there were drafts. That holds if all drafts were as long as the longest."""
-    spec = "vllm:spec_decode_num_"
-
-    def count(name: str, place: int | None = None) -> int:
-        return round(grown.get((f"{spec}{name}_total", place), 0.0))
-
-    if (seen := grown.get(("vllm:generation_tokens_total", None))) != tokens:
-        told = "do not count tokens" if seen is None else f"have {seen:.0f} new tokens where {tokens} were received"
-        why = f"the server's counters {told}: others used it meanwhile, or it has several processes"
-        return Acceptance(no_alpha=why, no_block_efficiency=why)
-    drafts, drafted, accepted = count("drafts"), count("draft_tokens"), count("accepted_tokens")
-    places = sorted(
-        place for name, place in grown if name == f"{spec}accepted_tokens_per_pos_total" and place is not None
-    )
-    by_place = [count("accepted_tokens_per_pos", place) for place in places]
-    known = Acceptance(drafts, drafts + accepted, drafted, accepted)
-    if places != list(range(len(places))) or sum(by_place) != accepted:
-        return _without_alpha(known, "the server's counts by place do not add up to its accepted tokens")
-    if drafted != drafts * len(places):
-        return _without_alpha(known, f"drafts had different lengths ({drafted} tokens in {drafts} drafts of up to "
-                                     f"{len(places)}), so how many guesses were tested is not known")  # fmt: skip
-    tested = drafts + sum(by_place[:-1]) if by_place else 0
-    return Acceptance(drafts, drafts + accepted, drafted, accepted, tested)
-
-
-def _without_alpha(known: Acceptance, why: str) -> Acceptance:
-    return Acceptance(known.rounds, known.tokens, known.drafted, known.accepted, no_alpha=why)
-
-
 class SGLang(Dialect):
-    """SGLang, which tells the mean number of tokens a round since it was started."""
+    """SGLang. The mean number of tokens a round that it tells is of all its requests since it was started: of other
+    clients, other temperatures and earlier runs."""
 
     name = "sglang"
     takes_ids = True
@@ -285,24 +244,7 @@ class SGLang(Dialect):
         }
 
     def close(self, endpoint: Endpoint, answers: Sequence[Answer]) -> list[Acceptance]:
-        why = "the server tells accepted tokens a round, and not how many guesses were tested"
-        try:
-            states = server_info(endpoint).get("internal_states") or [{}]
-            mean = states[0].get("avg_spec_accept_length")
-        except (ServerError, AttributeError, TypeError, LookupError):
-            mean = None
-        if not isinstance(mean, int | float) or not 1 <= mean < float("inf"):
-            return [Acceptance(no_alpha=NOT_TOLD, no_block_efficiency=NOT_TOLD)] * len(answers)
-        return [Acceptance(mean_tokens=float(mean), no_alpha=why)] * len(answers)
-
-
-def server_info(endpoint: Endpoint) -> Mapping[str, Any]:
-    """What SGLang says of itself. Raises ServerError."""
-    try:
-        found = endpoint.get_json("/get_server_info")
-    except ServerError:
-        found = endpoint.get_json("/server_info")
-    return found if isinstance(found, Mapping) else {}
+        return [Acceptance(no_alpha=ONLY_A_MEAN, no_block_efficiency=ONLY_A_MEAN)] * len(answers)
 
 
 DIALECTS: dict[str, type[Dialect]] = {kind.name: kind for kind in (VLLM, SGLang, LlamaCpp, Transformers, OpenAI)}

@@ -1,19 +1,24 @@
 """An HTTP endpoint: JSON and text by GET, and answers that come piece by piece as server-sent events."""
 
 import json
+import re
 import socket
 import time
+from codecs import BOM_UTF8
 from collections.abc import Iterator, Mapping
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
-from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
+from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection, IncompleteRead
 from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
 from specbench.settings import ConfigError
 from specbench.visible import first_line, shown
 
-LONGEST_LINE = 2**22  # bytes of one event
+LONGEST_EVENT = 2**22  # bytes
+READ = 2**16  # bytes at once
+CONNECT_SECONDS = 10.0  # until a connection is made
+LINE_END = re.compile(rb"\r\n|\n|\r")
 LONGEST_BODY = 2**26  # bytes of an answer to GET
 LOOK_SECONDS = 5.0  # for what a server answers without computing
 VERSION = "/v1"  # the API's, which a URL may end with
@@ -53,8 +58,9 @@ class Endpoint:
     call at once."""
 
     url: SplitResult
-    timeout: float  # seconds without a byte
+    timeout: float  # seconds without data
     key: str | None = field(default=None, repr=False)
+    aborted: bool = field(default=False, repr=False)
     _open: set[HTTPConnection] = field(default_factory=set, repr=False)
 
     def __str__(self) -> str:
@@ -74,34 +80,41 @@ class Endpoint:
         return self._parsed(self.get(path))
 
     def stream(self, path: str, body: Mapping[str, Any]) -> Iterator[tuple[float, dict[str, Any]]]:
-        """Posts JSON, and yields each event of the answer with the seconds since the request was sent; the last one may
-        be `{}`, when the answer is over. The connection is made before that. Raises ServerError."""
-        connection = self._connected(self.timeout)
+        """Posts JSON, and yields each event of the answer with the moment, by `time.perf_counter`, when it came. The
+        first one is `{}`, when the request is sent, to a connection that was made before; the last one `{}`, when the
+        answer is over. Raises ServerError."""
+        connection = self._connected(min(self.timeout, CONNECT_SECONDS))
         self._open.add(connection)
         try:
-            begun = time.perf_counter()
+            if self.aborted:  # while the connection was made
+                raise ServerError(f"the request to {self} was given up, since another one failed")
+            connection.timeout = self.timeout
+            connection.sock.settimeout(self.timeout)
+            yield time.perf_counter(), {}
             response = self._ask(connection, "POST", path, json.dumps(body).encode())
             kind = response.headers.get_content_type()
             if kind != "text/event-stream":
                 told = self._read_error(response)
                 raise ServerError(f"{self} answers with {shown(kind)} where a stream of events was asked for{told}")
-            while line := self._line(response, connection):
-                now = time.perf_counter() - begun
-                if not line.startswith(b"data:") or (data := line[5:].strip()) == b"[DONE]":
-                    continue  # comments, which keep a connection alive, and names of events
+            for now, data in self._events(response, connection):
+                if data == b"[DONE]":
+                    yield now, {}
+                    return
                 event = self._parsed(data.decode("utf-8", "replace"))
                 if not isinstance(event, dict):
                     raise ServerError(f"{self} sent an event that is no JSON object: {shown(self._hidden(str(event)))}")
                 if event.get("error"):
                     raise ServerError(f"{self} sent an error in the middle of an answer: {self._message(event)}")
                 yield now, event
-            yield time.perf_counter() - begun, {}
+            yield time.perf_counter(), {}
         finally:
             self._open.discard(connection)
             connection.close()
 
     def abort(self) -> None:
-        """Ends all answers that are still coming; those who read them get a ServerError."""
+        """Ends all answers that are still coming, and those whose connection is still being made; those who read them
+        get a ServerError. So do all others until `aborted` is false again."""
+        self.aborted = True
         for connection in [*self._open]:
             with suppress(OSError):
                 if connection.sock is not None:
@@ -132,15 +145,48 @@ class Endpoint:
             raise ServerError(f"{self}{path} answers {response.status} {shown(response.reason)}{told}", response.status)
         return response
 
-    def _line(self, response: HTTPResponse, connection: HTTPConnection) -> bytes:
-        """The next line, b"" at the end. Raises ServerError."""
-        try:
-            line = response.readline(LONGEST_LINE)
-        except (OSError, HTTPException, ValueError) as error:
-            raise self._told(error, connection) from error
-        if len(line) == LONGEST_LINE:
-            raise ServerError(f"{self} sent an event of more than {LONGEST_LINE:,} bytes")
-        return line
+    def _events(self, response: HTTPResponse, connection: HTTPConnection) -> Iterator[tuple[float, bytes]]:
+        """The data of server-sent events, each with the moment when it came: its lines of data, joined. An event ends
+        with an empty line; other fields and comments, which keep a connection alive, are left out. Raises ServerError,
+        also if no data comes within the timeout."""
+        heard, data = time.monotonic(), []
+        for now, lines in self._lines(response, connection):
+            for line in lines:
+                name, _, value = line.partition(b":")
+                if name == b"data":
+                    data.append(value.strip())
+                    heard = time.monotonic()
+                elif not line:
+                    if event := b"\n".join(data).strip():
+                        yield now, event
+                    data = []
+            if time.monotonic() - heard > self.timeout:
+                raise ServerError(f"{self} kept the connection, but sent no data for {self.timeout:g} s")
+            if sum(map(len, data)) > LONGEST_EVENT:
+                raise ServerError(f"{self} sent an event of more than {LONGEST_EVENT:,} bytes")
+
+    def _lines(self, response: HTTPResponse, connection: HTTPConnection) -> Iterator[tuple[float, list[bytes]]]:
+        """The lines of an answer, as many as come at once, with the moment: they end with LF, CRLF or CR, and the text
+        may begin with a byte order mark. Raises ServerError."""
+        rest, ended, first = b"", False, True
+        while True:
+            try:
+                read = response.read1(READ)
+            except IncompleteRead:
+                return  # the server has ended the connection
+            except (OSError, HTTPException, ValueError) as error:
+                raise self._told(error, connection) from error
+            if not read:
+                break
+            now = time.perf_counter()
+            ended, read = read.endswith(b"\r"), read.removeprefix(b"\n") if ended else read
+            *lines, rest = LINE_END.split(rest + read)
+            if first and lines:
+                lines[0], first = lines[0].removeprefix(BOM_UTF8), False
+            if len(rest) > LONGEST_EVENT:
+                raise ServerError(f"{self} sent an event of more than {LONGEST_EVENT:,} bytes")
+            yield now, lines
+        yield time.perf_counter(), [rest, b""]
 
     def _parsed(self, text: str) -> Any:
         try:
@@ -151,7 +197,7 @@ class Endpoint:
     def _read_error(self, response: HTTPResponse) -> str:
         """What the body of an answer says, for a sentence: with ": " before it, or nothing."""
         with suppress(OSError, HTTPException):
-            text = response.read(LONGEST_LINE).decode("utf-8", "replace").strip()
+            text = response.read(LONGEST_EVENT).decode("utf-8", "replace").strip()
             with suppress(ValueError, RecursionError):
                 text = self._message(json.loads(text))
             return f": {shown(self._hidden(text))}" if text else ""

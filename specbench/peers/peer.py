@@ -22,6 +22,7 @@ class ServerFacts:
     version: str | None
     model: str  # as it names the model that it serves
     prompts: str  # as "ids" or as "text"
+    keeps_prefixes: bool  # whether it may have read the beginning of a prompt before, and not read it again
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,6 @@ class Acceptance:
     drafted: int | None = None
     accepted: int | None = None  # also guesses that a stop or the limit then cut off
     tested: int | None = None  # guesses up to the first rejected one of their round, that one included
-    mean_tokens: float | None = None  # tokens a round, where the peer tells nothing but this
     no_alpha: str = ""  # why `tested` is not known
     no_block_efficiency: str = ""  # why tokens a round are not
 

@@ -4,10 +4,10 @@ are sent the same prompts over HTTP."""
 import logging
 import os
 import re
-import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
@@ -29,8 +29,10 @@ COMPLETIONS = "/v1/completions"
 PEER = "server"  # the name of the peer, or the beginning of several
 NAME = re.compile(r"[a-z][a-z0-9_]{0,30}")
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,60}")
+UPPER_CASE = re.compile(r"[A-Z_][A-Z0-9_]*")
 LOOKS_LIKE_A_KEY = re.compile(r"sk[-_]|hf_")
 LISTED = 20  # models in a sentence
+SHORT = "a"  # a prompt that is not counted
 TRIED = 8  # new tokens of the first request, which is not counted
 
 
@@ -68,6 +70,11 @@ class ServerPeers(Peers):
                 )
             return {f"{prefix}url.{name}": url for name, url in self.url.items()}
 
+        @cached_property
+        def servers(self) -> dict[str, "Server"]:
+            """The servers by key, each of which is asked once. Raises ConfigError."""
+            return {key: found(key, url, self) for key, url in self.urls().items()}
+
     def __init__(self, peers: Mapping[str, "ServerPeer"]):
         self.peers = peers
 
@@ -83,19 +90,21 @@ class ServerPeers(Peers):
 
     @classmethod
     def reach(cls, settings: Any) -> None:
-        for key, url in settings.urls().items():
-            found(key, url, settings)
+        for server in settings.servers.values():
+            log.info("%s speaks %s", server.endpoint, server.dialect.name)
 
     @classmethod
     def from_settings(
         cls, settings: Any, context: Context, target: LanguageModel, drafter: LanguageModel | None, gamma: int
     ) -> "ServerPeers":
         peers = {}
-        for key, url in settings.urls().items():
-            server, name = found(key, url, settings), key.partition("url.")[2]
+        for key, server in settings.servers.items():
+            name = key.partition("url.")[2]
             if context.sampling.top_k and not server.dialect.takes_top_k:
-                raise ConfigError(f"top_k={context.sampling.top_k} is not possible with {key}={url}, which has no such "
-                                  "field in its API: it must be 0")  # fmt: skip
+                raise ConfigError(
+                    f"top_k={context.sampling.top_k} is not possible with {key}={server.endpoint}, which has no such "
+                    "field in its API: it must be 0"
+                )
             peers[f"{PEER}_{name}" if name else PEER] = ServerPeer(server, target, context)
         return cls(peers)
 
@@ -129,7 +138,7 @@ def found(key: str, url: str, settings: Any) -> Server:
                           "with OpenAI's API") from error  # fmt: skip
     dialect, version = dialect_of(endpoint, next(iter(models.values()), {}), settings.dialect)
     server = Server(endpoint, dialect, version, model_of(key, url, models, dialect, settings.model))
-    body = {"model": server.model, "prompt": "a", "max_tokens": 1, "temperature": 0, "stream": True}
+    body = {"model": server.model, "prompt": SHORT, "max_tokens": 1, "temperature": 0, "stream": True}
     try:
         for _ in endpoint.stream(COMPLETIONS, body | dialect.fields(Sampling(0.0), [])):
             pass
@@ -145,7 +154,8 @@ def key_of(variable: str | None) -> str | None:
     key = os.environ.get(variable, "").strip()
     if not key or not key.isascii() or not key.isprintable():
         state = "is not a key" if key else "is not set"
-        raise ConfigError(f"baseline.key_env={variable} is not possible: this environment variable {state}")
+        named = f"={variable}" if UPPER_CASE.fullmatch(variable) else ""  # another word may be the key itself
+        raise ConfigError(f"baseline.key_env{named} is not possible: this environment variable {state}")
     return key
 
 
@@ -201,7 +211,10 @@ class ServerPeer(Peer):
     def facts(self) -> ServerFacts:
         server = self.server
         prompts = "ids" if server.dialect.takes_ids else "text"
-        return ServerFacts(str(server.endpoint), server.dialect.name, server.version, server.model, prompts)
+        dialect = server.dialect
+        return ServerFacts(
+            str(server.endpoint), dialect.name, server.version, server.model, prompts, dialect.keeps_prefixes
+        )
 
     def decode(self, job: Job) -> PeerOutput:
         return self.decode_all([job])[0]
@@ -211,39 +224,43 @@ class ServerPeer(Peer):
             raise RuntimeError(f"{self.gone}, so it is not asked any more")
         endpoint, dialect = self.server.endpoint, self.server.dialect
         try:
+            endpoint.aborted = False
             self._warm_up(jobs[0])
             dialect.open(endpoint)
             answers = in_parallel(self._answer, jobs, at_once, endpoint.abort)
-            counts = dialect.close(endpoint, [answer for _, answer in answers])
+            counts = dialect.close(endpoint, answers)
         except ServerError as error:
             self._look(error)
             raise RuntimeError(str(error)) from error
-        spans = [(begun + answer.pieces[0].seconds, begun + answer.finished) for begun, answer in answers]
+        spans = [(answer.sent + answer.pieces[0].seconds, answer.sent + answer.finished) for answer in answers]
         rows = zip(answers, counts, shares_of_time(spans), strict=True)
-        return [self._output(answer, own, share) for (_, answer), own, share in rows]
+        return [self._output(answer, own, share) for answer, own, share in rows]
 
-    def _answer(self, job: Job) -> tuple[float, Answer]:
-        """When a request was sent, by `time.perf_counter`, and its answer. Raises ServerError."""
-        limit, prompt = job.limit - len(job.tokens), self._prompt(list(job.tokens))
-        begun = time.perf_counter()
-        answer = self._asked(prompt, limit, job.key)
+    def _answer(self, job: Job) -> Answer:
+        """The answer to a request. Raises ServerError."""
+        answer = self._asked(self._prompt(list(job.tokens)), job.limit - len(job.tokens), job.key)
         if answer.prompt_tokens not in (None, len(job.tokens)):
             raise ServerError(
                 f"{self.server.endpoint} read {answer.prompt_tokens} tokens of a prompt that has {len(job.tokens)}: "
                 "its tokenizer is another one, or it adds tokens of its own"
             )
-        return begun, answer
+        return answer
 
     def _asked(self, prompt: list[int] | str, limit: int, key: int) -> Answer:
-        own = {"prompt": prompt, "max_tokens": limit, "seed": key % 2**31}
+        own = {"prompt": prompt, "max_tokens": limit, "seed": key % 2**31, **self.server.dialect.own_fields()}
         return read_answer(self.server.endpoint.stream(COMPLETIONS, self.fields | own), limit)
 
     def _warm_up(self, job: Job) -> None:
-        """A first answer, which does not count, to the prompt backwards: no cache of prefixes takes it for the prompt.
-        Raises ServerError."""
-        if not self.warm:
-            self._asked(self._prompt(list(job.tokens))[::-1], min(TRIED, job.limit - len(job.tokens)), job.key)
-            self.warm = True
+        """A first answer, which does not count, even if it fails: to the prompt backwards, which no cache of prefixes
+        takes for the prompt, or to a short text, since a text backwards may have more tokens than the server takes."""
+        if self.warm:
+            return
+        self.warm = True
+        prompt: list[int] | str = list(job.tokens)[::-1] if self.server.dialect.takes_ids else SHORT
+        try:
+            self._asked(prompt, min(TRIED, job.limit - len(job.tokens)), job.key)
+        except ServerError as error:
+            log.info("the first answer, which does not count, failed: %s", error)
 
     def _prompt(self, tokens: list[int]) -> list[int] | str:
         """A prompt as the server takes it. Raises ServerError if it takes text, and no text has these tokens."""

@@ -163,15 +163,16 @@ def _servers(result: dict[str, Any]) -> Rows:
             if gaps["p50"] is None
             else f"; between steps p50 {gaps['p50'] * 1e3:.1f}, p99 {gaps['p99'] * 1e3:.1f} ms"
         )
+        kept = "; prompts may have been read before" if found.get("keeps_prefixes") else ""
         yield (
             f"  {peer}, first token",
             f"{first * 1e3:.1f} ms",
-            f"median, another process, maybe another machine{steps}",
+            f"median, another process, maybe another machine{steps}{kept}",
         )
         why = f"not known: {found['no_alpha']}" if found["no_alpha"] else f"over {found['alpha']['n']:,} tested guesses"
         yield f"  {peer}, alpha", _pm(found["alpha"]), why
         rounds = found["block_efficiency"]["n"]
-        why = found["no_block_efficiency"] or (f"over {rounds:,} rounds" if rounds else "since the server was started")
+        why = found["no_block_efficiency"] or f"over {rounds:,} rounds"
         yield f"  {peer}, block efficiency", _pm(found["block_efficiency"]), why
         if texts["compared"]:
             told = "equal plain decoding's here"

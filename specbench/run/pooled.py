@@ -12,7 +12,7 @@ from specbench import theory
 from specbench.measure.accounting import accounting, cost_ratios, speedup_of
 from specbench.measure.breakdown import acceptance_of, by_rows, category_numbers, geometric_speedup, user_rates
 from specbench.measure.crossed import CrossedSums, spread
-from specbench.measure.pooled_server import pooled_server
+from specbench.measure.pooled_server import mean, means, pooled_server
 from specbench.measure.prediction import prediction
 from specbench.measure.request_sums import (
     BETA_AT,
@@ -65,7 +65,7 @@ def pooled(results: Sequence[Tree], sums: CrossedSums, by_category: Mapping[str,
         "block_efficiency": asdict(sums.estimate("tokens", "rounds")),
         "cost": cost,
         "speedup": _speedup(sums, first, gamma, alpha["mean"], cost, drafted),
-        "operations_factor": _mean([result["operations_factor"] for result in results]),
+        "operations_factor": mean([result["operations_factor"] for result in results]),
         "optimal_gamma": theory.optimal_gamma(alpha["mean"], cost["c"]) if known else None,
         "gamma": gamma,
         "lossless": _worst([result["lossless"] for result in results]),
@@ -78,7 +78,7 @@ def pooled(results: Sequence[Tree], sums: CrossedSums, by_category: Mapping[str,
         "bandwidth": _bandwidth(sums, results),
         "recording": _ratio(sums, "record_seconds", "seconds"),
         "drift": _drift(sums, results),
-        "latency": _means([result["latency"] for result in results]),
+        "latency": means([result["latency"] for result in results]),
         "servers": {
             name: pooled_server([result["servers"][name] for result in results])
             for name in first.get("servers", {})
@@ -88,7 +88,7 @@ def pooled(results: Sequence[Tree], sums: CrossedSums, by_category: Mapping[str,
         "counts": _counts(sums, results),
         "beam": _beam([result["beam"] for result in results if result.get("beam")]),
         "machine": worst_machine({f"process {n}": result["machine"] for n, result in enumerate(results, 1)}),
-        "metrics": _means([result["metrics"] for result in results]),
+        "metrics": means([result["metrics"] for result in results]),
         "seconds": _added([result.get("seconds", {}) for result in results]),
         "notes": list(dict.fromkeys(note for result in results for note in result["notes"])),
     }
@@ -180,7 +180,7 @@ def _bandwidth(sums: CrossedSums, results: Sequence[Tree]) -> Tree:
 
 
 def _drift(sums: CrossedSums, results: Sequence[Tree]) -> Tree:
-    found = _means([{name: value for name, value in result["drift"].items() if name != "ci95"} for result in results])
+    found = means([{name: value for name, value in result["drift"].items() if name != "ci95"} for result in results])
     bounds = [result["drift"]["bound"] for result in results if result["drift"]["bound"] is not None]
     found |= {name: _ratio(sums, f"drift_{name}", "drift_tested") for name in ("tv", "kl")}
     return found | {"bound": max(bounds, default=None), "ci95": sums.intervals(drifts)}
@@ -237,19 +237,3 @@ def _ratio(sums: CrossedSums, above: str, below: str) -> float | None:
     denominator = float(sums.point.get(below, 0.0))
     value = float(sums.point.get(above, 0.0)) / denominator if denominator else np.nan
     return value if np.isfinite(value) else None
-
-
-def _mean(values: Sequence[float | None]) -> float | None:
-    """The mean of those that there are."""
-    known = [value for value in values if value is not None]
-    return float(np.mean(known)) if known else None
-
-
-def _means(trees: Sequence[Tree]) -> Tree:
-    """Trees of numbers of the same shape: the mean at each place."""
-    return {
-        name: _means([tree[name] for tree in trees if name in tree])
-        if isinstance(value, dict)
-        else _mean([tree.get(name) for tree in trees])
-        for name, value in trees[0].items()
-    }
