@@ -178,8 +178,8 @@ def test_texts_have_the_law_of_the_stock_module(wrong, monkeypatch):
     texts = decoded_by(models, "model", 20, which=inputs()[:2] * 60, new=2)
     found = chi_squared(texts, models[0], inputs())
     assert min(freedom for _, freedom in found[:2]) >= 1
-    far = [chi > freedom + 8 * (2 * freedom) ** 0.5 for chi, freedom in found]
-    assert any(far) == wrong
+    far = [chi > freedom + 1 + 8 * (2 * freedom + 2) ** 0.5 for chi, freedom in found]  # rare tokens are one bin more
+    assert any(far) == wrong, found
 
 
 def test_every_position_of_the_encoder_is_read_and_no_other():

@@ -103,6 +103,9 @@ class Model(Component, ABC):
         """From now on, a model that hears begins texts as those of such sounds. Raises ConfigError if that is not
         possible."""
 
+    def begin_with(self, start: Sequence[int]) -> None:
+        """From now on, a drafter that hears reads texts that begin with these tokens, the target's."""
+
     @property
     def unlike_generate(self) -> Sequence[str]:
         """Settings of its generation_config that are not applied, as "min_length=56"."""
