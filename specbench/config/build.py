@@ -296,6 +296,8 @@ def notes(target: Model, drafter: Drafter, verifier: Verifier, rules: BeamRules 
         if model.random_weights
     ]
     for role, model in models:
+        if model.unchecked:
+            found.append(f"the divided {role}'s logits were not compared with the whole model's: {model.unchecked}")
         done = () if rules is None else (f"num_beams={rules.width}",)
         asked = [setting for setting in model.unlike_generate if setting not in done]
         if asked:

@@ -56,6 +56,7 @@ class Model(Component, ABC):
     trees: bool = True  # whether it can read token trees
     chat_template: bool = False  # whether prompts go through the tokenizer's chat template
     random_weights: bool = False
+    unchecked: str = ""  # of weights that are divided, why their logits were not compared with those of the whole model
     quantization: str | None = None  # the kind that its weights were rounded to when it was loaded
     sampling: Sampling
     executor: Executor
