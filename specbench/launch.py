@@ -1,5 +1,6 @@
 """target.tensor_parallel=N: starts the N processes of a run under torchrun's agent, and is what all but rank 0 do."""
 
+import json
 import logging
 import os
 import signal
@@ -16,7 +17,7 @@ import torch
 from specbench import ranks
 from specbench.again import overrides
 from specbench.config.checks import Checked
-from specbench.interrupts import SIGNALS
+from specbench.interrupts import SIGNALS, exit_code
 from specbench.settings import ConfigError, IncompleteError, VerdictError, stop
 
 log = logging.getLogger(__name__)
@@ -78,7 +79,7 @@ def follow(checked: Checked) -> None:
         with tempfile.TemporaryDirectory(prefix="specbench-rank-") as folder:
             run_in_turn([[(parts, Path(folder), lambda group: None)]], lambda done, total, what: None)
     except KeyboardInterrupt:
-        return
+        sys.exit(exit_code())  # so that the others are ended, should none of them have had the signal
     except (ConfigError, IncompleteError) as error:
         try:
             time.sleep(GRACE)
@@ -149,16 +150,27 @@ def run_processes(words: Sequence[str], processes: int, device: str, quiet: bool
 def _environment(processes: int, device: str) -> Iterator[None]:
     """Inside this context processes that are started share the cores, and see no GPU if the run is on the CPU."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    own: dict[str, Any] = {"OMP_NUM_THREADS": max(1, cores // processes), "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": ENDING}
+    before = dict(os.environ)
+    own: dict[str, Any] = {"OMP_NUM_THREADS": _threads(before.get("OMP_NUM_THREADS"), max(1, cores // processes))}
+    own[ranks.ASKED] = json.dumps(sys.argv)
     if device == "cpu":  # transformers would divide a model among GPUs that it sees
         own["CUDA_VISIBLE_DEVICES"] = ""
-    before = dict(os.environ)
-    os.environ.update({key: str(value) for key, value in own.items() if key not in before or key.startswith("CUDA")})
+    os.environ.update({key: str(value) for key, value in own.items()})
+    os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(ENDING))
     try:
         yield
     finally:
         os.environ.clear()
         os.environ.update(before)
+
+
+def _threads(wanted: str | None, share: int) -> int:
+    """Threads of each process, whose share of the cores is so large: as OMP_NUM_THREADS says, but no more."""
+    if wanted is None or not wanted.isdecimal() or not int(wanted):
+        return share
+    if int(wanted) > share:
+        log.warning("OMP_NUM_THREADS=%s is more than each process's share of the cores: each has %d", wanted, share)
+    return min(int(wanted), share)
 
 
 @contextmanager

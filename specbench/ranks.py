@@ -6,6 +6,7 @@ the process's, as the group of processes is.
 """
 
 import functools
+import json
 import os
 import time
 import zlib
@@ -21,6 +22,7 @@ if TYPE_CHECKING:  # the command line imports this module before it needs torch
 
 TIMEOUT = timedelta(minutes=10)  # of one collective: a rank that waits longer gives up
 BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
+ASKED = "SPECBENCH_ARGV"  # variable of the environment
 Value = TypeVar("Value")
 
 
@@ -62,6 +64,12 @@ def started() -> int:
     did."""
     there = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys()
     return int(os.environ["WORLD_SIZE"]) if there else 1
+
+
+def asked() -> list[str]:
+    """The words of the command that has started the ranks, if this process is one of them and a command of ours did."""
+    words: list[str] = json.loads(os.environ.get(ASKED, "[]")) if started() > 1 else []
+    return words
 
 
 def local() -> int:

@@ -192,7 +192,8 @@ class SpeedupOver:
 
 @dataclass
 class Bandwidth:
-    """Bytes of weights, keys and values that a one-token step reads, per second of its time."""
+    """Bytes of weights, keys and values that a one-token step reads, per second of its time. Of ranks that share a
+    target, rank 0's part of them."""
 
     target_bytes_per_second: float | None
     drafter_bytes_per_second: float | None
@@ -221,7 +222,8 @@ class Drift:
 
 @dataclass
 class Memory:
-    """Bytes: peak of the process (on CUDA, of the device's allocator), weights, and keys and values of both models."""
+    """Bytes: peak of the process (on CUDA, of the device's allocator), weights, and keys and values of both models. Of
+    ranks that share a target, rank 0's."""
 
     peak_bytes: int
     weights_bytes: int

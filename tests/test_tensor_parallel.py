@@ -11,11 +11,15 @@ import re
 import signal
 import sys
 import time
+from contextlib import nullcontext
+from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
-from checkpoints import checkpoint
+from checkpoints import checkpoint, tensors
 from conftest import call, composed, small
 from rich.console import Console
 
@@ -25,12 +29,19 @@ from specbench.config.build import build
 from specbench.config.checks import check
 from specbench.config.devices import devices_needed
 from specbench.config.divided import refuse_indivisible
-from specbench.decoding.clock import Lap
+from specbench.decoding import clock
+from specbench.decoding.clock import Lap, Stopwatch
+from specbench.gamma_policies.adaptive import AdaptiveGamma
 from specbench.interrupts import handled
+from specbench.measure.communication import communication
+from specbench.models import whole
+from specbench.models.pretrained import PretrainedModel, load_module
+from specbench.models.whole import agrees_with_whole, refuse_offloaded
 from specbench.ranks import RankError
 from specbench.report.run_table import run_table
 from specbench.run.run import run_in_turn
 from specbench.settings import ConfigError, IncompleteError, VerdictError
+from specbench.storage.provenance import provenance
 from specbench.storage.read import read_result
 
 FORK = multiprocessing.get_context("fork")
@@ -123,7 +134,107 @@ def test_two_processes_draw_the_tokens_of_one(pair, tmp_path, more):
     assert two["laps"][Lap.VERIFY_COLLECTIVES] < two["laps"][Lap.VERIFY]
     console = Console(file=io.StringIO(), width=200)
     console.print(run_table(two["result"], tmp_path))
-    assert re.search(rf"communication +{told['share']:.0%} +of decoding, between 2 ranks", console.file.getvalue())
+    assert re.search(rf"communication +{told['share']:.0%} +of decoding, between 2 ranks \(gloo\), waiting for ",
+                     console.file.getvalue())  # fmt: skip
+    for name in ("operations_factor", "c_hat"):
+        assert two["result"][name] == pytest.approx(plain["result"][name], rel=1e-6)
+    details = [found["result"]["lossless"]["detail"] for found in (two, plain)]
+    assert "2 processes" in details[0]["p"] and "p" not in details[1]
+    assert not any("were not compared" in note for note in two["result"]["notes"])
+
+
+ADAPTIVE = ("gamma_policy=adaptive", "gamma_policy.largest=3", "max_new_tokens=6", "verdict_tokens=0", "data.limit=1",
+            "temperature=0")  # fmt: skip
+
+
+@pytest.mark.parametrize("own_times", [False, True])
+def test_a_policy_that_learns_from_times_chooses_alike(pair, tmp_path, own_times):
+    """Drafting seems to be slow on rank 1, and verifying on rank 0: with their `own_times` they would go apart."""
+    wanted = checked((pair[0], pair[0]), "target.tensor_parallel=2", *ADAPTIVE)
+
+    def work(rank):
+        laps, slow = clock._laps, {Lap.VERIFY, Lap.READ_AGAIN} if rank == 0 else {Lap.DRAFT}
+        clock._laps = lambda marks: {lap: s * 1e4 if lap in slow else s for lap, s in laps(marks).items()}
+        if own_times:
+            ranks.of_first = lambda value: value
+        choose = AdaptiveGamma.next_gamma  # compared here, since gloo aborts on tensors of other sizes
+
+        def compared(self, state):
+            gammas = choose(self, state)
+            ranks.compare([gammas])
+            return gammas
+
+        AdaptiveGamma.next_gamma = compared
+        return decode(wanted, tmp_path / str(rank))
+
+    answers = in_ranks(work, tmp_path)
+    if own_times:
+        assert all(isinstance(error, RankError) for error in answers.values())
+    else:
+        assert answers[1] is None and answers[0]["result"]["counts"]["drafted"] > 0
+
+
+DELAY = 0.1  # seconds
+
+
+def test_waiting_for_the_other_rank_is_time_in_collectives(tmp_path):
+    """Rank 1 sleeps before a collective, and rank 0 as long outside of one."""
+
+    def work(rank):
+        watch, value = Stopwatch(torch.device("cpu")), torch.ones(1)
+        watch.start()
+        time.sleep(DELAY * rank)
+        torch.distributed.all_reduce(value)
+        watch.lap(Lap.VERIFY)
+        time.sleep(DELAY)
+        watch.lap(Lap.ACCEPT)
+        return watch.rounds()
+
+    answers = in_ranks(work, tmp_path)
+    assert answers[0] == answers[1]  # of rank 0
+    [laps] = answers[0]
+    assert 0.8 * DELAY < laps[Lap.VERIFY_COLLECTIVES] <= laps[Lap.VERIFY] < 3 * DELAY
+    assert laps[Lap.ACCEPT] >= DELAY and Lap.OTHER_COLLECTIVES not in laps
+
+
+def test_the_shares_of_communication_by_hand(monkeypatch):
+    monkeypatch.setattr(ranks._state, "size", 2)
+    times = {Lap.DRAFT: 4.0, Lap.VERIFY: 5.0, Lap.ACCEPT: 0.5, Lap.HOST: 0.5}
+    waits = {Lap.DRAFT_COLLECTIVES: 0.4, Lap.VERIFY_COLLECTIVES: 1.5, Lap.OTHER_COLLECTIVES: 0.1}
+    plain = {Lap.DRAFT: 0.0, Lap.VERIFY: 8.0, Lap.ACCEPT: 1.0, Lap.HOST: 1.0}
+    plain_waits = {Lap.DRAFT_COLLECTIVES: 0.0, Lap.VERIFY_COLLECTIVES: 4.0, Lap.OTHER_COLLECTIVES: 1.0}
+    found = communication([plain | plain_waits], [times | waits], step=0.5, calls=10, drafter_steps=20)
+    assert asdict(found) == pytest.approx(
+        dict(processes=2, backend="gloo", share=0.2, plain_share=0.5, step=0.5, c=0.04, v=0.3, o=0.02)
+    )
+
+
+def test_a_model_that_is_divided_wrongly_is_refused(pair, tmp_path, monkeypatch):
+    """Biases, and a vocabulary that does not divide. `doubled` is what each of two ranks adding its biases gives."""
+    path = checkpoint(tmp_path / "odd", model_type="qwen2", vocab_size=4161)
+    tensors(lambda state: [state[name].normal_() for name in state if name.endswith("bias")])(path)
+    settings = PretrainedModel.Settings(str(path), weights="pretrained", chat_template="auto")
+    loaded = partial(load_module, role="target", device=torch.device("cpu"), dtype=torch.float32, seed=0)
+
+    def doubled():
+        module = loaded(settings)
+        for layer in module.model.layers:
+            layer.self_attn.v_proj.bias.data *= 2
+        return module
+
+    def work(rank):
+        divided = loaded(replace(settings, tensor_parallel=2))
+        free, whole.free_bytes = whole.free_bytes, lambda device: 1000
+        room = agrees_with_whole(divided, pytest.fail, "K")
+        whole.free_bytes = free
+        good = agrees_with_whole(divided, partial(loaded, settings), "K")
+        try:
+            agrees_with_whole(divided, doubled, "K")
+        except ConfigError as error:
+            return room, good, str(error)
+
+    for room, good, told in in_ranks(work, tmp_path).values():
+        assert not room and good and "K has other logits in 2 processes than in one" in told
 
 
 @pytest.mark.slow
@@ -178,6 +289,41 @@ def test_the_others_are_ended_when_one_rank_ends(tmp_path):
     assert (signal.getsignal(signal.SIGTERM), dict(os.environ)) == before
     with pytest.raises(IncompleteError, match=r"rank 1 of target\.tensor_parallel was ended by SIGKILL"):
         launch._raise({1: -9}, tmp_path, quiet=False)
+
+
+def test_threads_are_at_most_a_share_of_the_cores(monkeypatch, caplog):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: range(8), raising=False)
+    for wanted, threads in ((None, "4"), ("3", "3"), ("8", "4"), ("many", "4")):
+        monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+        if wanted is not None:
+            monkeypatch.setenv("OMP_NUM_THREADS", wanted)
+        with launch._environment(2, "cpu"):
+            assert os.environ["OMP_NUM_THREADS"] == threads
+    assert [record.getMessage() for record in caplog.records] == [
+        "OMP_NUM_THREADS=8 is more than each process's share of the cores: each has 4"
+    ]
+
+
+def test_results_have_the_command_that_was_typed(monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["specbench", "target.tensor_parallel=2"])
+    with launch._environment(2, "cpu"):
+        monkeypatch.setattr(sys, "argv", ["specbench", "--config-path", "/elsewhere"])
+        assert ranks.asked() == []  # of no rank, such as another command that a run starts
+        for name in ("RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
+            monkeypatch.setenv(name, "0")
+        monkeypatch.setenv("WORLD_SIZE", "2")
+        assert provenance(torch.device("cpu"))["argv"] == ["specbench", "target.tensor_parallel=2"]
+
+
+def test_a_rank_that_was_interrupted_alone_has_not_succeeded(monkeypatch):
+    def interrupted(checked):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("specbench.config.build.build", interrupted)
+    rank = FORK.Process(target=launch.follow, args=(None,))
+    rank.start()
+    rank.join(LIMIT)
+    assert rank.exitcode == 130
 
 
 def test_what_rank_0_has_said_is_not_said_again(tmp_path):
@@ -241,6 +387,18 @@ def test_what_ranks_cannot_do_together_is_refused(more, told):
     with pytest.raises(ConfigError) as error:
         check(composed(*words))
     assert told in str(error.value)
+
+
+def test_layers_on_no_gpu_are_refused(pair):
+    """Accelerate puts them on the CPU where there is no GPU."""
+    settings = PretrainedModel.Settings(str(pair[0]), weights="pretrained", chat_template="auto")
+    device = torch.device("cpu")
+    with pytest.raises(ConfigError, match=r"does not fit the GPUs .* device_map=auto puts layers on cpu"):
+        load_module(replace(settings, device_map="auto"), "target", device, torch.float32, 0)
+    gpu = [SimpleNamespace(device=torch.device("cuda:0"))]
+    for places, refused in (({"a": 0, "b": 1}, False), ({"a": 0, "b": "disk"}, True)):
+        with pytest.raises(ConfigError, match="puts layers on disk") if refused else nullcontext():
+            refuse_offloaded(SimpleNamespace(hf_device_map=places, parameters=lambda: gpu), "K")
 
 
 def test_heads_that_do_not_divide_are_refused_before_weights_load(pair, tmp_path, monkeypatch, capsys):

@@ -82,8 +82,10 @@ def build(
     refuse_long_warm_up(checked, policy, context.executor, budget.columns, len(verifier.levels))
     target = targets.get(checked, dataclasses.replace(context, sampling=scored), partial(_make, checked, "target"))
     drafter = _make(checked, "drafter", context, target)
-    for model in (target, *drafter.models) if data.speech is not None else ():
-        model.speak(data.speech)
+    if data.speech is not None:
+        target.speak(data.speech)
+        for model in drafter.models:
+            model.begin_with(target.start_tokens or ())
     refuse_unfit(target, drafter, policy.largest)
     refuse_states_that_do_not_fit([target, *drafter.models], root.batch_size, policy.largest)
     refuse_few_tokens(target, checked.root.beams)
@@ -298,6 +300,8 @@ def notes(target: Model, drafter: Drafter, verifier: Verifier, rules: BeamRules 
         if model.random_weights
     ]
     for role, model in models:
+        if model.unchecked:
+            found.append(f"the divided {role}'s logits were not compared with the whole model's: {model.unchecked}")
         done = () if rules is None else (f"num_beams={rules.width}",)
         asked = [setting for setting in model.unlike_generate if setting not in done]
         if asked:

@@ -33,7 +33,13 @@ def refuse_sounds(checked: Checked, models: Sequence[Footprint], speech: Speech 
     if speech is not None:
         refuse_other_features(checked, models)
         settings = chosen["target"].settings
-        load_start(settings, "target", load_config(settings, "target"), speech)
+        start = load_start(settings, "target", load_config(settings, "target"), speech)
+        for drafts, model in zip(chosen["drafter"].settings.models(), models[1:], strict=True):
+            if model.heard and max(start) >= model.vocab_size:
+                raise ConfigError(
+                    f"drafter.path={drafts.path} has {model.vocab_size:,} tokens, and texts begin with {start}, by "
+                    f"target.path={path}: give a drafter with the target's tokens"
+                )
 
 
 def refuse_other_features(checked: Checked, models: Sequence[Footprint]) -> None:

@@ -2,7 +2,7 @@
 
 import io
 import math
-import wave
+import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,6 +17,8 @@ from specbench.visible import first_line
 
 SLOWEST, FASTEST = 1_000, 384_000  # samples a second
 NEEDED = "a WAV file of PCM samples, as ffmpeg -i IN -ac 1 OUT.wav makes it"
+PCM, FLOAT, EXTENSIBLE = 1, 3, 0xFFFE  # formats of a WAV file; the last one names another behind its other fields
+KINDS = {(PCM, 8): "u1", (PCM, 16): "<i2", (PCM, 24): "u1", (PCM, 32): "<i4", (FLOAT, 32): "<f4", (FLOAT, 64): "<f8"}
 Floats = npt.NDArray[np.float32]
 
 
@@ -39,9 +41,10 @@ class Sound:
 
     @staticmethod
     def of(where: str, opened: Callable[[], bytes]) -> "Sound":
-        """The sound in a file. Raises ConfigError if it cannot be read or is empty."""
-        samples, rate = decoded(opened(), where)
-        return Sound(where, len(samples) / rate, opened)
+        """The sound in a file, of which only the header is read. Raises ConfigError if that cannot be, or if the file
+        is empty."""
+        count, rate = length(opened(), where)
+        return Sound(where, count / rate, opened)
 
     def samples(self, rate: int) -> Floats:
         """[n]: the sound in one channel, `rate` samples a second, from -1 to 1. Raises ConfigError."""
@@ -90,51 +93,100 @@ def bytes_of(path: Path, where: str) -> bytes:
         raise ConfigError(f"{where} {reason}: it must be {NEEDED}") from error
 
 
+@dataclass(frozen=True)
+class Wave:
+    """What the header of a WAV file says, and its samples as bytes."""
+
+    kind: tuple[int, int]  # PCM or FLOAT, and bits of a sample: a key of KINDS
+    channels: int
+    rate: int  # samples a second
+    data: bytes
+
+    @property
+    def frame(self) -> int:
+        """Bytes of a sample of all channels."""
+        return self.kind[1] // 8 * self.channels
+
+    def __len__(self) -> int:
+        """Samples of a channel; one that is cut does not count."""
+        return len(self.data) // self.frame
+
+    def samples(self) -> Floats:
+        """[n, channels], from -1 to 1."""
+        (number, bits), values = self.kind, np.frombuffer(self.data[: len(self) * self.frame], KINDS[self.kind])
+        if bits == 24:
+            places = np.array([1 << 8, 1 << 16, 1 << 24])
+            values = (values.reshape(-1, 3) @ places).astype(np.int32) / np.float32(256)
+        levels = values.astype(np.float32) - (128 if bits == 8 else 0)
+        return (levels if number == FLOAT else levels / 2 ** (bits - 1)).reshape(-1, self.channels)
+
+
 def decoded(content: bytes, where: str) -> tuple[Floats, int]:
     """The samples [n] of a sound file, its channels averaged, and how many there are a second. WAV needs nothing, other
     formats the package soundfile. Raises ConfigError."""
-    found, rate = _of_wave(content, where) if content[:4] == b"RIFF" else _of_others(content, where)
-    if not len(found):
-        raise ConfigError(f"{where} holds no samples: it must be {NEEDED}")
-    if not SLOWEST <= rate <= FASTEST:
-        raise ConfigError(f"{where} has {rate} samples a second: it must have from {SLOWEST:,} to {FASTEST:,}")
+    read = _header(content)
+    found, rate = (read.samples(), read.rate) if isinstance(read, Wave) else _by_soundfile(content, where, read)
+    _refuse(len(found), rate, where)
     if not np.isfinite(found).all():
         raise ConfigError(f"{where} holds samples that are not finite: it must be {NEEDED}")
     return found.mean(1, dtype=np.float32), rate
 
 
-def _of_wave(content: bytes, where: str) -> tuple[Floats, int]:
-    """Samples [n, channels] from -1 to 1, and how many there are a second."""
-    try:
-        with wave.open(io.BytesIO(content)) as file:
-            channels, width, rate = file.getnchannels(), file.getsampwidth(), file.getframerate()
-            data = file.readframes(file.getnframes())
-    except (wave.Error, EOFError, OSError, RuntimeError) as error:
-        return _of_others(content, where, first_line(error) or "it is cut")
-    data = data[: len(data) // (width * channels) * width * channels]
-    if width == 1:
-        levels = np.frombuffer(data, np.uint8).astype(np.float32) - 128
-    elif width == 3:
-        levels = (np.frombuffer(data, np.uint8).reshape(-1, 3) @ np.array([1 << 8, 1 << 16, 1 << 24])).astype(np.int32)
-        levels = levels.astype(np.float32) / 256
-    else:
-        levels = np.frombuffer(data, f"<i{width}").astype(np.float32)
-    return (levels / 2 ** (8 * width - 1)).reshape(-1, channels), rate
+def length(content: bytes, where: str) -> tuple[int, int]:
+    """How many samples a sound file has, and how many a second, by its header. Raises ConfigError."""
+    read = _header(content)
+    count, rate = (len(read), read.rate) if isinstance(read, Wave) else _by_soundfile(content, where, read, False)
+    _refuse(count, rate, where)
+    return count, rate
 
 
-def _of_others(content: bytes, where: str, reason: str = "") -> tuple[Floats, int]:
-    """As `_of_wave`, of a format that only the package soundfile reads, such as FLAC. `reason` is why it is no WAV
-    file."""
-    told = f"{where} is no WAV file of PCM samples" + f" ({reason})" * bool(reason)
+def _refuse(count: int, rate: int, where: str) -> None:
+    """Raises ConfigError if there are no samples, or too few or too many a second."""
+    if not count:
+        raise ConfigError(f"{where} holds no samples: it must be {NEEDED}")
+    if not SLOWEST <= rate <= FASTEST:
+        raise ConfigError(f"{where} has {rate} samples a second: it must have from {SLOWEST:,} to {FASTEST:,}")
+
+
+def _header(content: bytes) -> Wave | str:
+    """What a WAV file is, or why it is none that can be read here, which is empty for other formats."""
+    if content[:4] != b"RIFF":
+        return ""
+    if content[8:12] != b"WAVE":
+        return "it is cut, or of another kind of RIFF"
+    kind, channels, rate, place = (0, 0), 0, 0, 12
+    while place + 8 <= len(content):
+        name, size = struct.unpack_from("<4sI", content, place)
+        place += 8
+        if name == b"fmt " and min(size, len(content) - place) >= 16:
+            number, channels, rate, _, block, bits = struct.unpack_from("<HHIIHH", content, place)
+            if number == EXTENSIBLE and min(size, len(content) - place) >= 26:
+                [number] = struct.unpack_from("<H", content, place + 24)
+            kind = number, bits
+            if kind not in KINDS or not channels or block != bits // 8 * channels:
+                return f"its format is {number} with {bits} bits and {channels} channels: 1 is PCM, 3 is float"
+        elif name == b"data" and channels:
+            return Wave(kind, channels, rate, content[place : place + size])
+        place += size + size % 2
+    return "it is cut"
+
+
+def _by_soundfile(content: bytes, where: str, reason: str, whole: bool = True) -> tuple[Any, int]:
+    """The samples [n, channels] of a file that only the package soundfile reads, such as FLAC, or, unless `whole`, how
+    many there are; and how many a second. `reason` is why it is no WAV file. Raises ConfigError."""
+    told = f"{where} is no WAV file of PCM or float samples" + f" ({reason})" * bool(reason)
     try:
         import soundfile
     except ImportError as error:
         raise ConfigError(f"{told}: give {NEEDED}, or pip install soundfile, which reads FLAC, OGG and MP3") from error
     try:
-        found, rate = soundfile.read(io.BytesIO(content), dtype="float32", always_2d=True)
+        if whole:
+            found, rate = soundfile.read(io.BytesIO(content), dtype="float32", always_2d=True)
+            return found, int(rate)
+        told_of = soundfile.info(io.BytesIO(content))
+        return int(told_of.frames), int(told_of.samplerate)
     except Exception as error:  # of the library below it
         raise ConfigError(f"{told}, and soundfile cannot read it ({first_line(error)}): give {NEEDED}") from error
-    return found, int(rate)
 
 
 def resampled(samples: Floats, own: int, wanted: int) -> Floats:

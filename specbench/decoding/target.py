@@ -56,6 +56,7 @@ class Model(Component, ABC):
     trees: bool = True  # whether it can read token trees
     chat_template: bool = False  # whether prompts go through the tokenizer's chat template
     random_weights: bool = False
+    unchecked: str = ""  # of weights that are divided, why their logits were not compared with those of the whole model
     quantization: str | None = None  # the kind that its weights were rounded to when it was loaded
     sampling: Sampling
     executor: Executor
@@ -102,6 +103,9 @@ class Model(Component, ABC):
     def speak(self, speech: Speech) -> None:
         """From now on, a model that hears begins texts as those of such sounds. Raises ConfigError if that is not
         possible."""
+
+    def begin_with(self, start: Sequence[int]) -> None:
+        """From now on, a drafter that hears reads texts that begin with these tokens, the target's."""
 
     @property
     def unlike_generate(self) -> Sequence[str]:

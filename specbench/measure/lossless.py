@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from specbench import ranks
 from specbench.decoded import Record, Result
 from specbench.measure.statistics import LEVEL, TESTS, Statistics
 from specbench.reading import Reading
@@ -43,6 +44,8 @@ def judge(record: Record, expected: bool, greedy: bool) -> Lossless:
     reread = Reread(len(readings), sum(r.tokens for r in readings), sum(r.seconds for r in readings))
     tv, detectable = decoder_tv(readings), Detectable(None, None)
     detail: dict[str, Any] = {"tokens": reread.tokens}
+    if ranks.size() > 1:
+        detail["p"] = f"of the target as {ranks.size()} processes compute it, not of the whole model"
     faults = _faults(readings, tv)
     if not readings:
         finding = Finding("untested", record.unread or "no text was read again")

@@ -71,9 +71,12 @@ class Encoder:
     def speak(self, speech: Speech) -> None:
         """From now on, texts begin as those of such sounds do. Raises ConfigError if that is not possible."""
         m = self.module
-        self.start_tokens = start_of_speech(type(m), m.generation_config, m.config, speech, self.name)
-        self.forced = 0
-        self.suppressed = suppressed_by(m, len(self.start_tokens))
+        self.begin_with(start_of_speech(type(m), m.generation_config, m.config, speech, self.name))
+
+    def begin_with(self, start: Sequence[int]) -> None:
+        """From now on, texts begin with these tokens, and what is not drawn first is not drawn behind them."""
+        self.start_tokens, self.forced = list(start), 0
+        self.suppressed = suppressed_by(self.module, len(start))
 
     def borrow(self, owner: "Encoder") -> None:
         """Uses the inputs of another model, which has read them."""

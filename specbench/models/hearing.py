@@ -57,6 +57,11 @@ class Hearing:
         return found
 
     @property
+    def seconds(self) -> float:
+        """Seconds of a sound that a position stands for."""
+        return float(self.extractor.n_samples / self.positions / self.extractor.sampling_rate)
+
+    @property
     def description(self) -> dict[str, Any]:
         """The settings that its features follow from."""
         kept: dict[str, Any] = self.extractor.to_dict()

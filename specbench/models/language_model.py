@@ -164,6 +164,10 @@ class LanguageModel(Target):
         if self.encoder is not None and self.encoder.hearing is not None:
             self.encoder.speak(speech)
 
+    def begin_with(self, start: Sequence[int]) -> None:
+        if self.encoder is not None and self.encoder.hearing is not None:
+            self.encoder.begin_with(start)
+
     def suppress(self, logits: Tensor, positions: Tensor) -> Tensor:
         """Logits or log p [..., N, V] after tokens at positions [..., N], without what generate() never draws there."""
         return logits if self.encoder is None else self.encoder.suppressed(logits, positions)

@@ -43,6 +43,7 @@ from specbench.models.soundness import (
     refuse_not_causal,
     refuse_not_finite,
 )
+from specbench.models.whole import agrees_with_whole, refuse_offloaded
 from specbench.paths import SHIPPED
 from specbench.settings import BaseSettings, ConfigError, setting, unknown
 
@@ -102,6 +103,11 @@ class PretrainedModel(LanguageModel):
         self._second_module = functools.cache(lambda: self.load_again())  # one for all that share the weights
         self.random_weights, self.quantization = settings.weights == "random", settings.quantization
         module, key = self.load_again(), f"{role}.path={settings.path}"
+        if settings.tensor_parallel > 1:
+            whole = dataclasses.replace(settings, tensor_parallel=1)
+            load_whole = partial(load_module, whole, role, context.device, context.dtype, context.seed)
+            if not agrees_with_whole(module, load_whole, key):
+                self.unchecked = "it has no room beside it"
         plain = LanguageModel(module, tokenizer, name=settings.path, sampling=context.sampling, new_cache=StaticCache,
                               executor=EagerExecutor(), attention="sdpa", hearing=hearing)  # fmt: skip
         obstacle = plain.decoder.obstacle(context.executor) if plain.encoder is None else None
@@ -267,6 +273,8 @@ def load_module(
             loaded.set_attn_implementation(ATTENTION[0] if loaded._supports_sdpa else ATTENTION[1])
         if settings.quantization is not None:
             quantise(loaded, settings.quantization, role, settings.path)
+        if settings.device_map is not None:
+            refuse_offloaded(loaded, key)
         refuse_bad_stops(loaded, key)
         refuse_not_finite(loaded, key, dtype)
         refuse_not_causal(loaded, key, dtype)

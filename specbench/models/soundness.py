@@ -102,10 +102,8 @@ def refuse_not_causal(module: PreTrainedModel, key: str, dtype: torch.dtype) -> 
     """Raises ConfigError if logits at a token change when a later token does, or are not finite. One forward of two
     texts that differ in their last token, as transformers runs it."""
     config = module.config.get_text_config()
-    vocabulary, length = int(config.vocab_size), min(PROBE, getattr(config, "max_position_embeddings", None) or PROBE)
-    special = [getattr(config, f"{kind}_token_id", None) for kind in ("pad", "bos", "eos")]  # some models mask these
-    ids = [token for token in range(min(vocabulary, 4 * PROBE)) if token not in special] or [0]
-    text = (ids * PROBE)[: length - 1]
+    vocabulary, ids = int(config.vocab_size), _probe_ids(config)
+    *text, _ = probe_text(module)
     texts = torch.tensor([[*text, ids[-1]], [*text, ids[-2:][0]]], device=module.device)  # [2, T]
     words = {"input_ids": texts}
     if module.config.is_encoder_decoder:
@@ -117,8 +115,21 @@ def refuse_not_causal(module: PreTrainedModel, key: str, dtype: torch.dtype) -> 
     before = logits[:, :-1]
     if not bool(logits.isfinite().all()):
         raise ConfigError(f"{key} has logits that are not finite in {_name(dtype)}: use another dtype or model")
-    if length > 1 and float((before[0] - before[1]).abs().max()) > ROUNDING[dtype] * float(before.abs().max()):
+    if text and float((before[0] - before[1]).abs().max()) > ROUNDING[dtype] * float(before.abs().max()):
         raise ConfigError(f"{key} is not causal: its logits at a token change with later tokens, give a causal model")
+
+
+def probe_text(module: PreTrainedModel) -> list[int]:
+    """PROBE tokens, or as many as the model reads."""
+    config = module.config.get_text_config()
+    length = min(PROBE, getattr(config, "max_position_embeddings", None) or PROBE)
+    return (_probe_ids(config) * PROBE)[:length]
+
+
+def _probe_ids(config: Any) -> list[int]:
+    """Tokens that no model masks."""
+    special = [getattr(config, f"{kind}_token_id", None) for kind in ("pad", "bos", "eos")]
+    return [token for token in range(min(int(config.vocab_size), 4 * PROBE)) if token not in special] or [0]
 
 
 def refuse_bad_stops(module: PreTrainedModel, key: str) -> None:

@@ -117,7 +117,8 @@ def _costs(result: dict[str, Any]) -> Rows:
 def _communication(ranks: dict[str, Any]) -> str:
     """What the share of time in collectives is of, and which part of each cost it is."""
     parts = [f"{name} {number(ranks[name], 3)}" for name in ("c", "v", "o") if ranks[name]]
-    whole = f"of decoding, between {ranks['processes']} ranks ({ranks['backend']}); {ranks['step']:.0%} of a plain step"
+    whole = f"of decoding, between {ranks['processes']} ranks ({ranks['backend']}), waiting for the others included"
+    whole += f"; {ranks['step']:.0%} of a plain step"
     return f"{whole}; of {', '.join(parts)}"
 
 

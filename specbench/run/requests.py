@@ -95,8 +95,8 @@ class Requests:
         waiting = self._turn(number)
         if number == 0 and not waiting:
             raise ConfigError(
-                f"no prompt fits: the shortest has {min(self.too_long)} tokens, "
-                f"and {parts.target.name} reads at most {parts.longest_prompt}"
+                f"no prompt fits: the shortest has {self._length(min(self.too_long))}, "
+                f"and {parts.target.name} reads at most {self._length(parts.longest_prompt)}"
             )
         if len(self.too_long) > told:
             log.warning("%s", self._left_out(number, len(self.too_long) - told, [prompt for prompt, _ in waiting]))
@@ -118,14 +118,19 @@ class Requests:
 
     def _left_out(self, turn: int, count: int, waiting: Sequence[Prompt]) -> str:
         """That requests are left out from this turn on, and of which categories none is left."""
-        told = f"{count} request{'s do' if count > 1 else ' does'} not fit the {self.parts.longest_prompt} tokens that "
-        told += "can be read"
+        told = f"{count} request{'s do' if count > 1 else ' does'} not fit the "
+        told += f"{self._length(self.parts.longest_prompt)} that can be read"
         told += f", or would follow one that does not, from turn {turn + 1} on" if max(self.turns.values()) > 1 else ""
-        told += f", and {'are' if count > 1 else 'is'} left out: the longest has {max(self.too_long)} tokens"
+        told += f", and {'are' if count > 1 else 'is'} left out: the longest has {self._length(max(self.too_long))}"
         left = {prompt.category for prompt in waiting}
         lost = dict.fromkeys(p.category for p in self.parts.prompts if p.category not in left) if turn == 0 else {}
         names = [name for name in lost if name]
         return told + (f"; none is left of {', '.join(names)}" if names else "")
+
+    def _length(self, prompt_tokens: int) -> str:
+        """So many tokens of a prompt or, of a sound, the seconds of so many positions."""
+        hearing = self.parts.target.hearing
+        return f"{prompt_tokens} tokens" if hearing is None else f"{prompt_tokens * hearing.seconds:.5g} seconds"
 
     def _cuts(self, requests: int) -> list[int]:
         """Where the groups of a turn begin and end."""

@@ -11,6 +11,7 @@ import torch
 import transformers
 
 from specbench.devices import device_name
+from specbench.ranks import asked
 
 
 def provenance(device: torch.device) -> dict[str, Any]:
@@ -27,7 +28,7 @@ def provenance(device: torch.device) -> dict[str, Any]:
         },
         "device": device_name(device),
         "threads": torch.get_num_threads(),
-        "argv": sys.argv,
+        "argv": asked() or sys.argv,
     }
 
 
