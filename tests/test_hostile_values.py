@@ -70,8 +70,10 @@ def options() -> dict[str, Any]:
             for key, value in WITHOUT.items():
                 if OmegaConf.to_container(node).get(key) in ("???", "${gamma}", "${target.path}"):
                     node[key] = __file__ if group == "data" else value
-            if "url" in node:  # a published file, of which nobody has a copy yet
+            if group == "data" and "url" in node:  # a published file, of which nobody has a copy yet
                 node.path = __file__
+            if file.stem == "server":
+                node.url = "http://localhost:8000"
             if file.stem == "hierarchical":
                 node["below"] = OmegaConf.load(conf_dir() / "drafter" / "ngram.yaml")
             found[f"{group}/{file.stem}"] = node

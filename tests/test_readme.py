@@ -235,7 +235,8 @@ def test_no_command_is_missed():
         assert len(re.findall(r"python -m specbench\b", shell)) == len([*commands_of_a_page(page)])
     told = [" ".join(found.words) for found in commands_of_help()]
     assert set(NOT_RUN_OF_HELP) <= set(told)
-    assert {found.module for found in FOUND} <= {"", ".train", ".replay", ".report", ".gpu_check", ".table", *ARGPARSE}
+    known = {"", ".train", ".replay", ".report", ".gpu_check", ".table", ".collect", *ARGPARSE}  # tests/test_sweeps.py
+    assert {found.module for found in FOUND} <= known
 
 
 def test_the_python_page_runs(tmp_path, monkeypatch, capsys):
