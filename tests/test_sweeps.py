@@ -492,7 +492,7 @@ def test_a_ray_cluster_of_the_sweeps_own_wants_a_token(monkeypatch):
 
 def test_a_command_that_is_interrupted_says_that_jobs_go_on():
     assert "squeue --me" in launchers.go_on("submitit_slurm", Path("a b"))
-    assert "pkill -f 'a b/.submitit'" in launchers.go_on("submitit_local", Path("a b"))
+    assert "pkill -f '/a b/.submitit'" in launchers.go_on("submitit_local", Path("/a b"))
     assert launchers.go_on("ray", Path("s")) == launchers.go_on("joblib", Path("s")) == ""
 
 

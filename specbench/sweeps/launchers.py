@@ -265,7 +265,7 @@ def cores_of(name: str, settings: Mapping[str, Any]) -> int | None:
 def go_on(name: str, folder: Path) -> str:
     """That jobs do not end with the sweep's command, and how to end them; "" if they do."""
     ends = {"submitit_slurm": "scancel with the numbers that squeue --me lists",
-            "submitit_local": f"pkill -f {shlex.quote(str(folder / '.submitit'))}"}.get(name)  # fmt: skip
+            "submitit_local": f"pkill -f {shlex.quote(str(folder.absolute() / '.submitit'))}"}.get(name)  # fmt: skip
     return f"; jobs that have not ended go on, {ends} ends them" if ends else ""
 
 
