@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,7 @@ from conftest import call, composed, small
 from rich.console import Console
 
 import specbench.repeats as repeats
+from specbench import finish
 from specbench.config.build import in_order
 from specbench.config.checks import check
 from specbench.data.prompts import Prompt
@@ -28,6 +30,7 @@ from specbench.measure.estimators import student
 from specbench.replay.trace import load_trace
 from specbench.report.run_table import run_table
 from specbench.report.tables import speedup_interval
+from specbench.result_parts import Placement
 from specbench.run.pooled import worst_machine
 from specbench.settings import ConfigError
 from specbench.storage.finished import contents, examine
@@ -320,6 +323,16 @@ def test_a_sweep_repeats_each_job_and_has_the_pooled_numbers(processes, monkeypa
     capsys.readouterr()
     assert call(asked, monkeypatch, tmp_path) == 0
     assert len(processes.commands) == 3 and "finished before, skipped" in capsys.readouterr().out
+
+
+def test_a_job_that_shared_its_cores_is_not_steady(processes, monkeypatch, tmp_path):
+    """Its processes know nothing of other jobs."""
+    found = Placement("submitit_slurm", "h", [0], 1, True, None, 2, ["another job has core 0 too"])
+    monkeypatch.setattr(finish, "placement", lambda: found)
+    assert call([*ASKED, "hydra.run.dir=D"], monkeypatch, tmp_path) == 0
+    result = load_run(tmp_path / "D").result
+    assert result["placement"] == asdict(found) and result["notes"][-1].startswith("other jobs ran on other cores")
+    assert not result["machine"]["steady"] and result["machine"]["reasons"][-1] == found.shared[0]
 
 
 def test_the_verdict_and_the_machine_are_the_worst_ones(processes, monkeypatch, tmp_path):

@@ -460,11 +460,7 @@ def test_what_ray_is_started_with(monkeypatch):
         monkeypatch.setenv(name, value)
     conf = composed(*small(*OPTIONS, "hydra/launcher=ray")).hydra.launcher.ray.init
     given = {**conf, "runtime_env": {"env_vars": {"A": "b"}}}
-    for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN"):
-        monkeypatch.setenv(name, "")  # so that it is as before afterwards
-        monkeypatch.delenv(name)
     own = launchers.init_of_ray(given, own=True)
-    assert os.environ["RAY_AUTH_MODE"] == "token" and len(os.environ["RAY_AUTH_TOKEN"]) == 64
     assert own["address"] == "local" and own["include_dashboard"] is False
     assert own["runtime_env"] == {"env_vars": {"A": "b"}}  # its jobs inherit the others
     there = launchers.init_of_ray(given | {"address": "h:1"}, own=False)
@@ -472,9 +468,31 @@ def test_what_ray_is_started_with(monkeypatch):
     assert there["runtime_env"] == {"env_vars": {"A": "b", "HF_HOME": "/h", "SPECBENCH_LOCKS": "/l"}}
 
 
+def test_a_ray_cluster_of_the_sweeps_own_wants_a_token(monkeypatch):
+    """Which Ray reads when it is imported; that of others is as it is."""
+    seen = []
+
+    class Ray(ModuleType):
+        def is_initialized(self):
+            seen.append(os.environ.get("RAY_AUTH_MODE"))
+            return True
+
+        def nodes(self):
+            return [{"Alive": True, "Resources": {"CPU": 1}}]
+
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
+    monkeypatch.setitem(sys.modules, "ray", Ray("ray"))
+    for address, variable in ((None, None), ("local", "h:1"), (None, "h:1"), ("auto", None)):
+        monkeypatch.setenv("RAY_AUTH_MODE", "")  # so that it is as before afterwards
+        monkeypatch.delenv("RAY_AUTH_MODE")
+        monkeypatch.setenv("RAY_ADDRESS", variable or "")
+        launchers.refuse("ray", ray(address=address), "cpu")
+    assert seen == ["token", "token", None, None]
+
+
 def test_a_command_that_is_interrupted_says_that_jobs_go_on():
     assert "squeue --me" in launchers.go_on("submitit_slurm", Path("a b"))
-    assert "pkill -f 'a b/.submitit'" in launchers.go_on("submitit_local", Path("a b"))
+    assert "pkill -f '/a b/.submitit'" in launchers.go_on("submitit_local", Path("/a b"))
     assert launchers.go_on("ray", Path("s")) == launchers.go_on("joblib", Path("s")) == ""
 
 
@@ -626,12 +644,13 @@ def test_a_folder_of_locks_whose_files_others_could_replace_is_refused(monkeypat
     cores.locks().chmod(0o777)
     with pytest.raises(ConfigError, match="one with the sticky bit"):
         cores.locks()
-    another = os.getuid() + 1
     (tmp_path / "locks").chmod(0o755)
-    monkeypatch.setattr(os, "getuid", lambda: another)
-    if (tmp_path / "locks").stat().st_uid:  # root's are everybody's
-        with pytest.raises(ConfigError, match="a folder of yours"):
-            cores.locks()
+    if os.getuid():
+        monkeypatch.setattr(os, "getuid", lambda: 12345)
+    else:
+        os.chown(tmp_path / "locks", 12345, -1)
+    with pytest.raises(ConfigError, match="a folder of yours"):
+        cores.locks()
 
 
 def test_cores_that_are_free_as_a_whole_come_first():

@@ -3,7 +3,6 @@
 import importlib.util
 import os
 import re
-import secrets
 import shlex
 import shutil
 import socket
@@ -202,6 +201,8 @@ def _refuse_ray(settings: Mapping[str, Any]) -> None:
             f"hydra.launcher.ray.remote.num_cpus={cores} is not possible: this machine has {len(usable())} cores, and "
             "hydra.launcher.ray.init.address names no cluster"
         )
+    if own:  # it listens on all addresses of this machine, and Ray makes a token for it; this is read by the import
+        os.environ.setdefault("RAY_AUTH_MODE", "token")
     import ray
 
     address = init.get("address")
@@ -219,13 +220,10 @@ def _refuse_ray(settings: Mapping[str, Any]) -> None:
 
 
 def init_of_ray(given: Mapping[str, Any], own: bool) -> dict[str, Any]:
-    """The arguments of `ray.init`. A cluster that is the sweep's own listens on all addresses of this machine, so it
-    gets a token, without which it does nothing. Jobs on one that was there before get the command's variables, which
-    jobs of an own one inherit."""
+    """The arguments of `ray.init`. Jobs on a cluster that was there before get the command's variables, which jobs of
+    an own one inherit."""
     found = {key: value for key, value in given.items() if value is not None}
     if own:
-        if os.environ.setdefault("RAY_AUTH_MODE", "token") == "token":
-            os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
         return found | {"address": "local"}
     environment = found.get("runtime_env") or {}
     variables = passed() | dict(environment.get("env_vars") or {})
@@ -267,7 +265,7 @@ def cores_of(name: str, settings: Mapping[str, Any]) -> int | None:
 def go_on(name: str, folder: Path) -> str:
     """That jobs do not end with the sweep's command, and how to end them; "" if they do."""
     ends = {"submitit_slurm": "scancel with the numbers that squeue --me lists",
-            "submitit_local": f"pkill -f {shlex.quote(str(folder / '.submitit'))}"}.get(name)  # fmt: skip
+            "submitit_local": f"pkill -f {shlex.quote(str(folder.absolute() / '.submitit'))}"}.get(name)  # fmt: skip
     return f"; jobs that have not ended go on, {ends} ends them" if ends else ""
 
 
