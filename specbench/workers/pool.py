@@ -7,23 +7,19 @@ import secrets
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
 from specbench.config.split import CLUSTER
 from specbench.cores import usable
 from specbench.interrupts import SIGNALS
+from specbench.passed import passed
 from specbench.settings import ConfigError
 from specbench.visible import first_line
 from specbench.workers.worker import Worker
 
 log = logging.getLogger(__name__)
-PASSED = ("SPECBENCH_", "TORCHINDUCTOR_", "TRITON_")  # what variables that workers get begin with
-# Others that they get. A cluster shows them to all of its users, so no token is among them.
-ALSO = ("HF_HOME", "HF_HUB_CACHE", "HF_DATASETS_CACHE", "HF_ENDPOINT", "HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE",
-        "TRANSFORMERS_OFFLINE", "OMP_NUM_THREADS")  # fmt: skip
-SECRET = ("TOKEN", "KEY", "SECRET", "PASSWORD")  # in the name of a variable that workers do not get
 QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
 
 
@@ -165,7 +161,7 @@ def _connect(ray: Any, device: str) -> None:
             count = None if device == "cuda" else len(usable())
             ray.init(address="local", num_cpus=count, include_dashboard=False, **quiet)
             return
-        ray.init(address=address, runtime_env={"env_vars": passed(os.environ)}, **quiet)
+        ray.init(address=address, runtime_env={"env_vars": passed()}, **quiet)
     except Exception as error:  # Ray's are of any class
         log.info("Ray could not be started", exc_info=error)
         why = f"({first_line(error)})"
@@ -182,12 +178,6 @@ def answer_nobody() -> None:
     token."""
     if os.environ.setdefault("RAY_AUTH_MODE", "token") == "token":
         os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
-
-
-def passed(environment: Mapping[str, str]) -> dict[str, str]:
-    """The variables that workers on other machines get."""
-    own = {name: value for name, value in environment.items() if name in ALSO or name.startswith(PASSED)}
-    return {name: value for name, value in own.items() if not any(word in name for word in SECRET)}
 
 
 def _refuse(workers: int, there: int, kind: str) -> None:
