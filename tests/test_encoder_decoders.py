@@ -377,7 +377,8 @@ def chi_squared(texts: list[list[int]], target: LanguageModel, inputs=INPUTS) ->
         rest = torch.stack([expected[~often].sum(), counts[~often].sum()])
         chi = ((counts - expected)[often] ** 2 / expected[often]).sum()
         chi += (rest[1] - rest[0]) ** 2 / rest[0].clamp(min=1)
-        found.append((float(chi), int(often.sum())))
+        impossible = bool(counts[expected == 0].any())
+        found.append((math.inf if impossible else float(chi), int(often.sum())))
     return found
 
 
