@@ -352,7 +352,7 @@ def test_a_group_of_another_size_is_refused(pair, tmp_path, monkeypatch, capsys)
 @pytest.mark.parametrize("more", [(), ("-m", "seed=0,1")])
 def test_the_command_starts_the_processes(pair, tmp_path, monkeypatch, more):
     words = overrides(pair, "target.tensor_parallel=2", "temperature=0", "name=t")
-    assert call([*words, *more, "hydra.run.dir=one"], monkeypatch, tmp_path) == 0
+    assert call([*more, *words, "hydra.run.dir=one"], monkeypatch, tmp_path) == 0
     folders = sorted((tmp_path / "outputs" / "t").glob("*")) if more else [tmp_path / "one"]
     results = [read_result(folder) for folder in folders if (folder / "results.json").is_file()]
     assert len(results) == 1 + bool(more)
