@@ -110,7 +110,7 @@ def _raise(failures: Failures, out_dir: Path, quiet: bool) -> None:
         raise VerdictError(f"strict=true: the verdict is not good, see {out_dir}")
     if code in SAID and not quiet:
         raise SystemExit(code)
-    rank, code = min(failures.items())
+    rank, code = min(failures.items(), key=lambda found: (found[1] == -signal.SIGTERM, found))  # the agent's signal
     how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
     raise IncompleteError(f"rank {rank} of target.tensor_parallel {how}, so the others were ended: see {out_dir}")
 

@@ -19,6 +19,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import transformers
 from checkpoints import checkpoint, tensors
 from conftest import call, composed, small
 from rich.console import Console
@@ -28,7 +29,7 @@ import specbench.ranks as ranks
 from specbench.config.build import build
 from specbench.config.checks import check
 from specbench.config.devices import devices_needed
-from specbench.config.divided import refuse_indivisible
+from specbench.config.divided import divides_unevenly, refuse_indivisible
 from specbench.decoding import clock
 from specbench.decoding.clock import Lap, Stopwatch
 from specbench.gamma_policies.adaptive import AdaptiveGamma
@@ -211,7 +212,7 @@ def test_the_shares_of_communication_by_hand(monkeypatch):
 
 def test_a_model_that_is_divided_wrongly_is_refused(pair, tmp_path, monkeypatch):
     """Biases, and a vocabulary that does not divide. `doubled` is what each of two ranks adding its biases gives."""
-    path = checkpoint(tmp_path / "odd", model_type="qwen2", vocab_size=4161)
+    path = checkpoint(tmp_path / "odd", model_type="qwen2", vocab_size=4160 + divides_unevenly())
     tensors(lambda state: [state[name].normal_() for name in state if name.endswith("bias")])(path)
     settings = PretrainedModel.Settings(str(path), weights="pretrained", chat_template="auto")
     loaded = partial(load_module, role="target", device=torch.device("cpu"), dtype=torch.float32, seed=0)
@@ -288,7 +289,7 @@ def test_the_others_are_ended_when_one_rank_ends(tmp_path):
     assert failures[1] == -9 and time.monotonic() - begun < 50
     assert (signal.getsignal(signal.SIGTERM), dict(os.environ)) == before
     with pytest.raises(IncompleteError, match=r"rank 1 of target\.tensor_parallel was ended by SIGKILL"):
-        launch._raise({1: -9}, tmp_path, quiet=False)
+        launch._raise({0: -15, 1: -9}, tmp_path, quiet=False)  # rank 0 was then ended by the agent
 
 
 def test_threads_are_at_most_a_share_of_the_cores(monkeypatch, caplog):
@@ -351,7 +352,7 @@ def test_a_group_of_another_size_is_refused(pair, tmp_path, monkeypatch, capsys)
 @pytest.mark.parametrize("more", [(), ("-m", "seed=0,1")])
 def test_the_command_starts_the_processes(pair, tmp_path, monkeypatch, more):
     words = overrides(pair, "target.tensor_parallel=2", "temperature=0", "name=t")
-    assert call([*words, *more, "hydra.run.dir=one"], monkeypatch, tmp_path) == 0
+    assert call([*more, *words, "hydra.run.dir=one"], monkeypatch, tmp_path) == 0
     folders = sorted((tmp_path / "outputs" / "t").glob("*")) if more else [tmp_path / "one"]
     results = [read_result(folder) for folder in folders if (folder / "results.json").is_file()]
     assert len(results) == 1 + bool(more)
@@ -410,6 +411,17 @@ def test_heads_that_do_not_divide_are_refused_before_weights_load(pair, tmp_path
     assert "its 2 key-value heads do not divide by 4, but by 2" in capsys.readouterr().err
     with pytest.raises(ConfigError, match="in 1 process"):
         build(check(composed(*overrides(pair, "target.tensor_parallel=2"))))
+
+
+def test_tokens_that_do_not_divide_are_refused_before_transformers_does(tmp_path, monkeypatch):
+    path = checkpoint(tmp_path / "odd", vocab_size=4161)
+    words = small("target=model", f"target.path={path}", "target.tensor_parallel=2", "drafter=ngram")
+    choices = check(composed(*words)).choices
+    monkeypatch.setattr(transformers, "__version__", "5.17.0")
+    with pytest.raises(ConfigError, match=r"its 4,161 tokens do not divide by 2, so use 1"):
+        refuse_indivisible(choices)
+    monkeypatch.setattr(transformers, "__version__", "5.23.0.dev0")
+    refuse_indivisible(choices)
 
 
 @pytest.mark.parametrize(

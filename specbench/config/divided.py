@@ -15,6 +15,7 @@ from specbench.models.recurrence import has_state
 from specbench.settings import ConfigError
 
 SETTING = "target.tensor_parallel"
+UNEVEN = (5, 23)  # of transformers
 
 
 def refuse_divided(run: Choices) -> None:
@@ -80,15 +81,24 @@ def _refuse_indivisible(settings: Any, role: str) -> None:
     if kind is not None:
         raise ConfigError(f"{refused}, {kind}: give a model whose layers are attention and one MLP, or use 1")
     sizes = sizes_of(text)
+    if not divides_unevenly():
+        sizes["tokens"] = int(text.vocab_size)
     if wrong := {name: size for name, size in sizes.items() if size % processes}:
         told = " and ".join(f"{size:,} {name}" for name, size in wrong.items())
         possible = ", ".join(map(str, divisors(sizes)))
-        raise ConfigError(f"{refused}: its {told} do not divide by {processes}, but by {possible}")
+        others = f"but by {possible}" if possible else "so use 1"
+        raise ConfigError(f"{refused}: its {told} do not divide by {processes}, {others}")
     module = without_memory(config, torch.float32, settings.trust_remote_code)
     if not module.tp_plan:
         raise ConfigError(
             f"{refused}: transformers {transformers.__version__} has no plan for dividing {config.model_type}, so use 1"
         )
+
+
+def divides_unevenly() -> bool:
+    """Whether this transformers divides an output matrix whose tokens do not divide: 5.17 does not, 5.23 does."""
+    found = tuple(int(part) for part in transformers.__version__.split(".")[:2])
+    return found >= UNEVEN
 
 
 def sizes_of(text: Any) -> dict[str, int]:
