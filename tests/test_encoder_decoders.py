@@ -295,7 +295,8 @@ def test_a_run_searches_the_beams_of_an_encoder_decoder(pair, tmp_path):
 
 
 def test_a_number_of_beams_is_noted_unless_it_is_searched_for():
-    target = SimpleNamespace(random_weights=False, quantization=None, unlike_generate=["num_beams=3", "min_length=5"])
+    target = SimpleNamespace(random_weights=False, quantization=None, unlike_generate=["num_beams=3", "min_length=5"],
+                             unchecked="")  # fmt: skip
     told = [" ".join(notes(target, SimpleNamespace(models=[]), SimpleNamespace(note=None), rules))
             for rules in (None, BeamRules(4, 8, 1.0, False), BeamRules(3, 6, 1.0, False))]  # fmt: skip
     assert ["num_beams=3" in text for text in told] == [True, True, False]

@@ -19,7 +19,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-import transformers
 from checkpoints import checkpoint, tensors
 from conftest import call, composed, small
 from rich.console import Console
@@ -417,10 +416,11 @@ def test_tokens_that_do_not_divide_are_refused_before_transformers_does(tmp_path
     path = checkpoint(tmp_path / "odd", vocab_size=4161)
     words = small("target=model", f"target.path={path}", "target.tensor_parallel=2", "drafter=ngram")
     choices = check(composed(*words)).choices
-    monkeypatch.setattr(transformers, "__version__", "5.17.0")
+    of_divided = refuse_indivisible.__globals__
+    monkeypatch.setitem(of_divided, "transformers", SimpleNamespace(__version__="5.17.0"))
     with pytest.raises(ConfigError, match=r"its 4,161 tokens do not divide by 2, so use 1"):
         refuse_indivisible(choices)
-    monkeypatch.setattr(transformers, "__version__", "5.23.0.dev0")
+    monkeypatch.setitem(of_divided, "transformers", SimpleNamespace(__version__="5.23.0.dev0"))
     refuse_indivisible(choices)
 
 

@@ -58,6 +58,7 @@ def _once(jobs: JobList, what: str, results: dict[str, str], make: Callable[[], 
     """Makes what shows the results, unless that was made of these before, or `again`; it is noted if it succeeds."""
     noted = _mirrored(jobs)
     if (again or noted.get(what) != results) and make():
+        jobs.place.mkdir(parents=True, exist_ok=True)  # a comparison has no list of jobs there
         write_json(jobs.place / MIRRORED, noted | {what: results})
 
 
