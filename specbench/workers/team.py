@@ -193,7 +193,7 @@ class Team:
             hand.place, opened, tokenizer = result
             self._refuse_others(hand)
             if self.known is None:
-                self.announce(f"{self.wanted} workers, each with {hand.place.memory}")
+                self.announce(f"{self.wanted} workers; {hand.place.memory}")
                 self.known, self.tokenizer = opened, tokenizer
                 self.merger = Merger(self.checked.root.verdict_tokens, opened.reads_different, opened.columns)
         elif hand.doing == "open":
