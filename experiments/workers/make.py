@@ -179,10 +179,11 @@ def draw(rows: list[Row]) -> Figure:
     axes.plot(WORKERS, WORKERS, ":", color=OTHER, linewidth=1, label="as many as workers")
     axes.set_xscale("log", base=2)
     axes.set_yscale("log", base=2)
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_ticks(WORKERS, [str(count) for count in WORKERS])
     axes.set_xlabel("workers")
     axes.set_ylabel(f"times as fast as one, {GROUPS:,} requests")
     axes.legend(fontsize=7)
-    figure.tight_layout(rect=(0, 0, 1, 0.95))
     return figure
 
 
