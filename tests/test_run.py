@@ -269,7 +269,8 @@ def test_rows_of_a_calibration_read_different_prompts(tmp_path, monkeypatch):
     for first, second in calibrated:
         assert first != second and {first, second} < set(prompts)
     assert {tokens for tokens, _ in calibrated} == {prompts[0], prompts[2]}
-    assert result.gamma in (0, 1, 2) and result.lossless.passed
+    assert result.gamma in (0, 1, 2)
+    assert result.lossless.passed or (result.gamma == 0 and result.lossless.passed is None)  # nothing was drafted
 
 
 @pytest.mark.parametrize("drafter", ["stdlib", "prompt_lookup"])
