@@ -69,6 +69,21 @@ def handled(*more: int) -> Iterator[None]:
 
 
 @contextmanager
+def restored(*more: int) -> Iterator[None]:
+    """Inside, a library may set handlers of SIGINT, SIGTERM and `more` signals; afterwards those from before are back.
+    Outside the main thread nothing changes."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.getsignal(number) for number in (*SIGNALS, *more)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
 def warned() -> Iterator[None]:
     """Inside of a job of submitit's, the signal by which Slurm warns it, of the time limit or of a preemption, raises
     KeyboardInterrupt too. Submitit's own handler, which may raise what decoding takes for an error of the device, is

@@ -17,10 +17,11 @@ import torch
 from specbench import ranks
 from specbench.again import overrides
 from specbench.config.checks import Checked
-from specbench.interrupts import SIGNALS, exit_code
+from specbench.interrupts import exit_code, restored
 from specbench.settings import ConfigError, IncompleteError, VerdictError, stop
 
 log = logging.getLogger(__name__)
+AGENT = (signal.SIGHUP, signal.SIGQUIT)  # the agent sets handlers of these too
 GRACE = 20.0  # seconds in which another rank than 0 leaves it to rank 0 to say what is wrong
 ENDING = 120  # seconds from the end of a rank, or a signal, until what is left of the others is killed
 SAID = (1, 2, 3, 130, 143)  # exit codes of rank 0, which has said why
@@ -125,7 +126,11 @@ def run_processes(words: Sequence[str], processes: int, device: str, quiet: bool
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # its errors are told here
-    with tempfile.TemporaryDirectory(prefix="specbench-ranks-") as folder, _environment(processes, device), _signals():
+    with (
+        tempfile.TemporaryDirectory(prefix="specbench-ranks-") as folder,
+        _environment(processes, device),
+        restored(*AGENT),
+    ):
         config = LaunchConfig(
             min_nodes=1,
             max_nodes=1,
@@ -171,15 +176,3 @@ def _threads(wanted: str | None, share: int) -> int:
     if int(wanted) > share:
         log.warning("OMP_NUM_THREADS=%s is more than each process's share of the cores: each has %d", wanted, share)
     return min(int(wanted), share)
-
-
-@contextmanager
-def _signals() -> Iterator[None]:
-    """Inside this context the agent may set handlers; afterwards those from before are back."""
-    numbers = (*SIGNALS, signal.SIGHUP, signal.SIGQUIT)
-    before = {number: signal.getsignal(number) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

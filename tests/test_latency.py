@@ -192,8 +192,8 @@ def test_a_run_of_several_rates_decodes_each_both_ways_and_stores_them(finished)
             assert served.latency.time_per_output_token["mean"] == pytest.approx(np.mean(per_token))
             span = max(x.times.finished for x in own) - min(x.times.arrived for x in own)
             assert served.tokens_per_second == pytest.approx(sum(len(x.tokens) for x in own) / span)
-            # by the clock of requests, which has the host's work between calls too; a row that is admitted may delay
-            # the moment at which the first token of another is noted
+            # by the clock of requests, which has the host's work between calls too; two clocks, which were 8 % apart
+            # once on a busy machine
             gaps = sum(sum(call_seconds(x.rounds)[1:]) for x in own)
             assert gaps <= sum(x.times.finished - x.times.first_token for x in own) * 1.5
             assert 0 < served.user_tokens_per_second < 1 / served.latency.inter_token["p50"] * 3

@@ -4,16 +4,13 @@ import logging
 import math
 import os
 import secrets
-import signal
 import sys
-import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 from specbench.config.split import CLUSTER
 from specbench.cores import usable
-from specbench.interrupts import SIGNALS
+from specbench.interrupts import restored
 from specbench.passed import passed
 from specbench.settings import ConfigError
 from specbench.visible import first_line
@@ -62,7 +59,7 @@ class RayPool:
 
         self.ray, self.own = ray, not ray.is_initialized()
         if self.own:
-            with own_handlers():
+            with restored():  # Ray sets a handler of its own
                 _connect(ray, device)
         self.started: list[Any] = []
         try:
@@ -134,22 +131,8 @@ class RayPool:
         for worker in [*self.started]:
             self.end(worker)
         if self.own:
-            with own_handlers():
+            with restored():
                 self.ray.shutdown()
-
-
-@contextmanager
-def own_handlers() -> Iterator[None]:
-    """Afterwards signals are handled as before: Ray sets a handler of its own."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = {number: signal.getsignal(number) for number in SIGNALS}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _connect(ray: Any, device: str) -> None:
