@@ -16,10 +16,10 @@ from typing import Any
 from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
 
-from specbench.report.style import INK, style
-from specbench.report.tables import at, word
-from specbench.settings import ConfigError
-from specbench.storage.read import StoredRun, load_runs
+from specbench.errors import ConfigError
+from specbench.results.reader import StoredRun, load_runs
+from specbench.results.report.style import INK, style
+from specbench.results.tables import at, word
 
 Row = dict[str, Any]
 Columns = Mapping[str, str | Callable[[dict[str, Any]], Any]]  # a path in results.json, or what finds the value

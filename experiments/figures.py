@@ -7,7 +7,7 @@ from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from specbench.report.style import MEASURED, OTHER, THEORY
+from specbench.results.report.style import MEASURED, OTHER, THEORY
 
 COLOURS = {"speculative": "#3b82c4", "baseline": "#9cc3e4", "generate": "#b5651d", "assisted": "#d99b5f",
            "prompt_lookup": "#e8c9a5"}  # fmt: skip

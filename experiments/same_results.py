@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from specbench.storage.read import StoredRun
+from specbench.results.reader import StoredRun
 
 NUMBERS = ("alpha", "alpha_counted", "alpha_on_target_text", "alpha_by_category", "beta_by_position", "counts",
            "block_efficiency", "draft_acceptance_rate", "operations_factor", "drift")  # fmt: skip

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from specbench.from_python import Evaluation
-    from specbench.settings import ConfigError
+    from specbench.errors import ConfigError
+    from specbench.run.api import Evaluation
 
 __version__ = "0.2.0"
 BEGUN = time.perf_counter()  # this process, or nearly so if it is a command of specbench
@@ -22,14 +22,14 @@ def evaluate(*overrides: str | Mapping[str, Any], **settings: Any) -> "Evaluatio
     `overrides` are texts as on the command line ("drafter=ngram") or mappings of keys to values ({"data.limit": 8});
     keywords are keys without a dot (temperature=0). Raises ConfigError for a mistake, VerdictError with strict=True,
     and KeyboardInterrupt if the run is interrupted."""
-    from specbench.from_python import evaluate as run
+    from specbench.run.api import evaluate as run
 
     return run(*overrides, **settings)
 
 
 def __getattr__(name: str) -> Any:
     if name == "ConfigError":
-        from specbench.settings import ConfigError
+        from specbench.errors import ConfigError
 
         return ConfigError
     raise AttributeError(f"module 'specbench' has no attribute {name!r}")

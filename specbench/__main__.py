@@ -16,13 +16,13 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from specbench import BEGUN
-from specbench.interrupts import exit_code, handled
-from specbench.paths import conf_dir, register_resolvers
-from specbench.settings import ConfigError, IncompleteError, VerdictError, answering, comes_from, explain, stop
-from specbench.startup import imported, importing, quiet
+from specbench.config.paths import conf_dir, register_resolvers
+from specbench.errors import ConfigError, IncompleteError, VerdictError, answering, comes_from, explain, stop
+from specbench.run.signals import exit_code, handled
+from specbench.run.startup import imported, importing, quiet
 
 if TYPE_CHECKING:
-    from specbench.config.checks import Checked
+    from specbench.config.validate import ValidatedConfig
 
 log = logging.getLogger("specbench")
 register_resolvers()
@@ -48,7 +48,7 @@ def job(config: DictConfig) -> float | None:
 
 def refused(error: ConfigError) -> NoReturn:
     """Ends the program; a folder that holds nothing but Hydra's files goes, unless the user has named it."""
-    from specbench.storage.unused import remove_if_empty
+    from specbench.results.empty_dirs import remove_if_empty
 
     logging.getLogger().error("%s", error)  # in run.log alone, if the folder stays
     keys = {override.lstrip("+").partition("=")[0] for override in HydraConfig.get().overrides.hydra}
@@ -59,9 +59,9 @@ def refused(error: ConfigError) -> NoReturn:
 
 def job_of_sweep(config: DictConfig) -> float | None:
     """Runs a job and prints its line. Returns the measured speedup, for Hydra's optimisers, or None if it failed."""
-    from specbench.interrupts import warned
-    from specbench.memory import give_back
-    from specbench.multirun import Sweep, end_of_job, own_place
+    from specbench.config.memory import give_back
+    from specbench.run.signals import warned
+    from specbench.run.sweep import Sweep, end_of_job, own_place
 
     if Sweep.of_job is not None:
         _begun.clear()  # another process has, by its own clock
@@ -83,14 +83,14 @@ def job_of_sweep(config: DictConfig) -> float | None:
 def one_run(config: DictConfig, skip_finished: bool = False) -> bool:
     """Runs the composed configuration; with `skip_finished` not if its folder holds the results. Returns whether it
     ran. Raises ConfigError, VerdictError with strict=true, or IncompleteError with repeats."""
-    from specbench.config.checks import check
+    from specbench.config.validate import check
 
     begun, runtime = _begun.pop() if _begun else time.perf_counter(), HydraConfig.get().runtime
     out_dir = Path(runtime.output_dir)
     checked = check(config, runtime.choices)
     if checked.choices["target"].settings.processes() > 1:
-        from specbench.launch import follow, run_elsewhere
-        from specbench.ranks import first
+        from specbench.contrib.tensor_parallel.launcher import follow, run_elsewhere
+        from specbench.contrib.tensor_parallel.process_group import first
 
         if (ran := run_elsewhere(checked, out_dir, skip_finished)) is not None:
             return ran
@@ -99,9 +99,9 @@ def one_run(config: DictConfig, skip_finished: bool = False) -> bool:
             follow(checked)
             return True
 
-    from specbench.storage.finished import examine, move_aside
-    from specbench.storage.lock import locked
-    from specbench.told import in_parallel
+    from specbench.results.completion import examine, move_aside
+    from specbench.results.console import in_parallel
+    from specbench.results.folder_lock import locked
 
     log.info("%s", shlex.join(sys.argv))
     with locked(out_dir, WAIT if in_parallel() else 0):
@@ -113,11 +113,11 @@ def one_run(config: DictConfig, skip_finished: bool = False) -> bool:
         elif skip_finished and earlier.again:
             log.warning("%s is run again: %s", out_dir, earlier.again)
         elif earlier.finished and not skip_finished and checked.root.repeats == 1:
-            from specbench.told import tell
+            from specbench.results.console import tell
 
             tell("This run is in its folder already: it is measured again, and the earlier results are kept beside it.")
         if checked.root.repeats > 1:
-            from specbench.repeats import run_repeats
+            from specbench.run.repeats import run_repeats
 
             imported()
             run_repeats(config, checked, out_dir)
@@ -126,17 +126,17 @@ def one_run(config: DictConfig, skip_finished: bool = False) -> bool:
         return True
 
 
-def _measure(checked: "Checked", out_dir: Path, kind: str, begun: float) -> None:
+def _measure(checked: "ValidatedConfig", out_dir: Path, kind: str, begun: float) -> None:
     """Runs the configuration in `out_dir`, which is locked, and prints the results. `kind` is what the logger is told:
     "run" or "job"; `begun` is when it began. Raises ConfigError, or VerdictError with strict=true."""
     import specbench.config.build
     import specbench.run.run  # noqa: F401
-    from specbench.finish import measure
-    from specbench.told import place_of_job, tell, tell_result
+    from specbench.results.console import place_of_job, print_result, tell
+    from specbench.run.execute import measure
 
     imported()
     overrides = list(HydraConfig.get().overrides.task)
-    measure(checked, out_dir, overrides, kind, tell, place_of_job(), partial(tell_result, folder=out_dir), begun)
+    measure(checked, out_dir, overrides, kind, tell, place_of_job(), partial(print_result, folder=out_dir), begun)
 
 
 def main() -> None:
@@ -165,8 +165,8 @@ def _main() -> None:
     except (ConfigError, BrokenPipeError):
         raise
     except KeyboardInterrupt:
-        from specbench.multirun import Sweep
-        from specbench.sweeps.launchers import go_on
+        from specbench.contrib.cluster.launchers import go_on
+        from specbench.run.sweep import Sweep
 
         if Sweep.running is None:
             raise
@@ -194,9 +194,9 @@ def _main() -> None:
 def ended_early(error: Exception) -> None:
     """Ends the program with the summary of a sweep whose launcher, which runs its jobs in other processes, has failed;
     does nothing if there is none."""
-    from specbench.multirun import Sweep
-    from specbench.sweeps.launchers import SERIAL
-    from specbench.visible import first_line
+    from specbench.contrib.cluster.launchers import SERIAL
+    from specbench.errors import first_line
+    from specbench.run.sweep import Sweep
 
     sweep = Sweep.running
     if sweep is None or sweep.launcher == SERIAL:

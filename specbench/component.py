@@ -9,12 +9,12 @@ from typing import Any, ClassVar
 import hydra
 from omegaconf import DictConfig, OmegaConf
 
-from specbench.settings import BaseSettings, ConfigError, resolved, validate
-from specbench.visible import first_line, shown
+from specbench.errors import ConfigError, first_line, shown
+from specbench.settings import BaseSettings, resolved, validate
 
 
 @dataclass(frozen=True)
-class Choice:
+class Selection:
     """The option that was chosen in one group: its name, class and validated settings."""
 
     name: str
@@ -23,16 +23,16 @@ class Choice:
 
 
 @dataclass(frozen=True)
-class Choices:
+class Selections:
     """The options that were chosen in all groups, before anything is built."""
 
-    groups: Mapping[str, Choice]
+    groups: Mapping[str, Selection]
     temperature: float
     lenience: float  # the lowest of any round
     device: str
     scalars: Mapping[str, Any]  # the run's, by key
 
-    def __getitem__(self, group: str) -> Choice:
+    def __getitem__(self, group: str) -> Selection:
         return self.groups[group]
 
     @property
@@ -55,7 +55,7 @@ class Component:
     Settings: ClassVar[type[BaseSettings]] = BaseSettings
 
     @classmethod
-    def refuses(cls, settings: Any, run: Choices) -> str | None:
+    def refuses(cls, settings: Any, run: Selections) -> str | None:
         """Why this choice is not possible with the other choices of the run, or None if it is. The answer completes the
         sentence "verifier=block is not possible ...", and ends with what can be chosen instead, as in "with
         drafter=tree: choose verifier=iterative"."""

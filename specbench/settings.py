@@ -4,45 +4,24 @@ Types and bounds stand in code beside the class that uses them, values in `conf/
 """
 
 import dataclasses
-import difflib
 import math
-import os
 import re
-import shutil
-import signal
-import sys
-import textwrap
-import traceback
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from typing import Any, NoReturn, TypeVar, Union, get_args, get_origin, get_type_hints
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from specbench.visible import SHOWN, first_line, shown, visible
+from specbench.errors import ConfigError, first_line, shown, unknown
 
 SMALLEST, LARGEST = 1e-30, 1e30  # of a float that is not 0: float32 holds it, its square and its inverse
 LARGEST_INTEGER = 2**63 - 1
-LONGEST_SENTENCE = 2000  # characters
 NUMBER = re.compile(r"[+-]?\d+")
 WORDS = {"int": "an integer", "float": "a number", "bool": "true or false", "str": "text", "list[int]":
          "a list of integers", "list[float]": "a list of numbers", "list[str]": "a list of texts",
          "float | list[float]": "a number or a list of numbers",
          "dict[str, typing.Any]": "a mapping of keys to values"}  # fmt: skip
-
-
-class ConfigError(Exception):
-    """A mistake of the user's: one sentence that names the key, the value and what is allowed."""
-
-
-class VerdictError(Exception):
-    """With strict=true: a run is finished and written, but its verdict is not good."""
-
-
-class IncompleteError(Exception):
-    """Some of several processes have no result. What the others have is written."""
 
 
 @dataclasses.dataclass
@@ -67,7 +46,7 @@ class BaseSettings:
 
     def sources(self) -> Mapping[str, str]:
         """Versions of what the component reads besides its settings, by the setting that names it: a finished run is
-        used again only if they are what they were. `specbench.identity` finds them."""
+        used again only if they are what they were. `specbench.results.fingerprint` finds them."""
         return {}
 
 
@@ -238,68 +217,14 @@ def describe(field: dataclasses.Field[Any]) -> str:
     return ("0 or " if limits.get("zero") else "") + " ".join([words, " and ".join(bounds)]).strip() + null
 
 
-def unknown(name: str, available: Iterable[str], kind: str) -> ConfigError:
-    """The error "X is not a KIND. Did you mean Y? Available: ...", with Y among those available if one is close."""
-    available = sorted(available)
-    close = difflib.get_close_matches(name[:SHOWN], available, n=1)
-    hint = f" Did you mean {close[0]}?" if close else ""
-    return ConfigError(f"{shown(name)} is not a {kind}.{hint} Available: {', '.join(available) or 'none'}.")
-
-
-def explain(error: BaseException, known_keys: Iterable[str], overrides: Sequence[str] = ()) -> str:
-    """A mistake that Hydra or OmegaConf found while composing these overrides, as one sentence."""
-    text = str(error)
-    if found := re.search(r"ConfigError raised while resolving interpolation: (.*)", text):  # by one of our resolvers
-        return found[1]
-    if found := re.search(r"Could not override '([^']+)'|Key '([^']+)' is not in struct", text):
-        key = found[1] or found[2]
-        group = key.rpartition(".")[0]
-        what = f"setting of the chosen {group}" if group else "setting"
-        return str(unknown(key, (known for known in known_keys if known.rpartition(".")[0] == group), what))
-    if found := re.search(r"Could not find '([^']+)/([^'/]+)'\s+Available options in '[^']+':\n((?:\t.*\n?)*)", text):
-        group, option, options = found[1], found[2], found[3].split()
-        return str(unknown(f"{group}={option}", (f"{group}={name}" for name in options), "choice"))
-    if found := re.search(r"Could not load '([^']+)/([^'/]+)'", text):  # of a list of options
-        return f"{found[1]}={found[2]} is not a choice (see python -m specbench --help)"
-    if override := getattr(error, "override", None):
-        key, _, value = str(override).partition("=")
-        hint = f"; a value with = in it needs quotes: '{key}=\"{value}\"'" if "=" in value else ""
-        return f"{shown(override)} is not an override that Hydra can read: {first_line(error)}{hint}"
-    overrides = [override for override in overrides if not override.startswith("-")]
-    where = getattr(error, "full_key", None) or "hydra."
-    if where.startswith("hydra.") and overrides:  # a folder's name holds all overrides
-        where = ("one of " if len(overrides) > 1 else "") + shown(", ".join(overrides))
-    return f"{where} is not possible: {first_line(error)} (see python -m specbench --help)"
-
-
-def comes_from(function: Callable[..., Any], error: BaseException) -> bool:
-    """Whether the error was raised while the function ran; Hydra's own composition fails with errors of any class."""
-    return any(frame.f_code is function.__code__ for frame, _ in traceback.walk_tb(error.__traceback__))
-
-
-def stop(sentence: str, code: int) -> NoReturn:
-    """Prints one sentence on standard error, wrapped if that is a terminal; ends the program with this code."""
-    line = visible(" ".join(sentence.split()))
-    if len(line) > LONGEST_SENTENCE:
-        line = f"{line[: LONGEST_SENTENCE // 2]} ... {line[-LONGEST_SENTENCE // 2 :]}"
-    line = f"specbench: {line}"
-    if sys.stderr.isatty():
-        width = shutil.get_terminal_size().columns
-        line = textwrap.fill(line, width, break_long_words=False, break_on_hyphens=False)
-    print(line, file=sys.stderr)
-    sys.exit(code)
-
-
-@contextmanager
-def answering() -> Iterator[None]:
-    """The body of a command: a ConfigError becomes one sentence and exit code 2. Where what reads the output is gone,
-    as after `| head -1`, the command ends without a word, with the exit code of a program that SIGPIPE ends."""
-    try:
-        yield
-        sys.stdout.flush()
-    except ConfigError as error:
-        stop(str(error), 2)
-    except BrokenPipeError:
-        with suppress(OSError, ValueError):  # so that Python's own flush at the end has somewhere to go
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(128 + signal.SIGPIPE)
+# Bounds within which float32 logits stay finite and keep their order, for `setting`.
+TEMPERATURE: dict[str, Any] = {"ge": 1e-3, "le": 1e3, "zero": True}
+TOP_K: dict[str, Any] = {"ge": 0, "le": 10**9}
+TOP_P: dict[str, Any] = {"ge": 1e-6, "le": 1}
+REPETITION_PENALTY: dict[str, Any] = {"ge": 1e-2, "le": 1e2}
+LENIENCE: dict[str, Any] = {"ge": 1e-6, "le": 1}  # p / l
+MOST_RANKS = 1024  # processes that share a target
+MOST_BEAMS = 64  # w of a beam search
+LARGEST_GAMMA = 1000  # guesses of a draft, one after another
+LARGEST_SEED = 2**32 - 1  # of numpy; torch takes larger ones
+UNLIMITED_CONTEXT = 2**31 - 1  # tokens: of a model whose positions have no end, such as T5

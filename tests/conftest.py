@@ -44,7 +44,9 @@ from specbench.cache.paged import PagedCache
 from specbench.cache.slots import SlotCache
 from specbench.cache.static import StaticCache
 from specbench.config.build import build
-from specbench.config.checks import check
+from specbench.config.devices import upload
+from specbench.config.paths import conf_dir
+from specbench.config.validate import check
 from specbench.data.stdlib import StdlibData
 from specbench.decoding.draft import Draft
 from specbench.decoding.drafter import Drafter
@@ -55,9 +57,7 @@ from specbench.decoding.sampling import Sampling
 from specbench.decoding.state import Job
 from specbench.decoding.token_tree import MISSING, ROOT, branching_tree
 from specbench.decoding.verifier import Verifier
-from specbench.devices import upload
 from specbench.drafters.blockwise import BlockwiseDrafter
-from specbench.drafters.counts import BigramDrafter, UnigramDrafter, training_tokens
 from specbench.drafters.early_exit import EarlyExitDrafter
 from specbench.drafters.hierarchical import HierarchicalDrafter
 from specbench.drafters.medusa import MedusaDrafter
@@ -65,26 +65,27 @@ from specbench.drafters.model import ModelDrafter
 from specbench.drafters.mtp import MtpDrafter
 from specbench.drafters.multi_draft import MultiDrafter
 from specbench.drafters.ngram import NgramDrafter
+from specbench.drafters.ngram_lm import BigramDrafter, UnigramDrafter, training_tokens
 from specbench.drafters.non_autoregressive import NonAutoregressiveDrafter
-from specbench.drafters.pass_lookahead import PassDrafter
+from specbench.drafters.pass_embeddings import PassDrafter
 from specbench.drafters.prompt_lookup import PromptLookupDrafter
 from specbench.drafters.random import RandomDrafter
 from specbench.drafters.self_quantized import SelfQuantizedDrafter
 from specbench.drafters.tree import TreeDrafter, widths
-from specbench.executors import choose
+from specbench.executors import autotune as choose
 from specbench.executors.eager import EagerExecutor
-from specbench.measure import bandwidth, machine_watch
-from specbench.models.borrowed_cache import BorrowedCache
 from specbench.models.first_layers import first_layers
-from specbench.models.heads import Heads
 from specbench.models.language_model import LanguageModel
-from specbench.models.lookahead import LookAhead
+from specbench.models.lookahead_embeddings import LookAhead
+from specbench.models.medusa_heads import Heads
 from specbench.models.mtp import MtpModel, PairInput
 from specbench.models.pretrained import load_extras
 from specbench.models.quantization import quantise
-from specbench.paths import conf_dir
+from specbench.models.shared_cache import BorrowedCache
 from specbench.run import warm_up
-from specbench.run.cohort import Cohort
+from specbench.run.interleave import InterleavedGroup
+from specbench.stats import bandwidth
+from specbench.stats import machine_noise as machine_watch
 from specbench.verifiers.block import BlockVerifier
 from specbench.verifiers.iterative import IterativeVerifier
 from specbench.verifiers.match import MatchVerifier
@@ -458,14 +459,14 @@ def call(arguments, monkeypatch, folder) -> int:
 
 def interrupt_the_second_group(monkeypatch) -> None:
     """A signal while the second group of prompts decodes."""
-    plain = Cohort.decode_all_ways
+    plain = InterleavedGroup.decode_all_ways
 
     def interrupted(self, wanted, jobs, number):
         if number == 1:
             raise KeyboardInterrupt
         return plain(self, wanted, jobs, number)
 
-    monkeypatch.setattr(Cohort, "decode_all_ways", interrupted)
+    monkeypatch.setattr(InterleavedGroup, "decode_all_ways", interrupted)
 
 
 PICTURE = base64.b64decode(
@@ -482,7 +483,7 @@ def no_figures(monkeypatch) -> None:
         (folder / "figures" / "one.png").write_bytes(PICTURE)
         (folder / "report.html").write_text("<p>a page</p>")
 
-    monkeypatch.setattr("specbench.report.page.write_report", page)
+    monkeypatch.setattr("specbench.results.report.page.write_report", page)
 
 
 @pytest.fixture(scope="session")

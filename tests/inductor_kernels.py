@@ -29,10 +29,10 @@ from specbench.decoding.executor import Executor
 from specbench.decoding.rows import Rows
 from specbench.decoding.sampling import Sampling
 from specbench.drafters.model import ModelDrafter
-from specbench.executors.arguments import flatten
+from specbench.executors.compile_cache import Programs
+from specbench.executors.compiled_function import Leaf
 from specbench.executors.cudagraph import CudaGraphExecutor
-from specbench.executors.leaf import Leaf
-from specbench.executors.programs import Programs
+from specbench.executors.pytree import flatten
 from specbench.models.language_model import LanguageModel
 
 aten = torch.ops.aten

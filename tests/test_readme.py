@@ -21,16 +21,16 @@ from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 import specbench.__main__ as command
-import specbench.compare.__main__ as compare
-import specbench.plan.__main__ as plan
-import specbench.replay.__main__ as replay
-import specbench.report.__main__ as report
-from specbench import table
-from specbench.config.checks import check
+import specbench.results.report.command as report
+import specbench.run.compare_command as compare
+import specbench.run.plan_command as plan
+import specbench.run.replay_command as replay
+from specbench.config.paths import conf_dir
 from specbench.config.schema import GROUPS
-from specbench.decoded import Round, TextLaws
-from specbench.paths import conf_dir
-from specbench.results import RunResult
+from specbench.config.validate import check
+from specbench.results import table_command as table
+from specbench.results.schema import RunResult
+from specbench.stats.records import PositionStats, Round
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -269,7 +269,7 @@ def test_every_option_is_on_a_page():
 def test_every_number_is_on_a_page():
     for page, names in (
         ("metrics.md", set(fields_of(RunResult))),
-        ("files.md", {field.name for kind in (Round, TextLaws) for field in dataclasses.fields(kind)}),
+        ("files.md", {field.name for kind in (Round, PositionStats) for field in dataclasses.fields(kind)}),
     ):
         told = set(re.findall(r"\w+", DOCS[page]))
         assert names - {"numbers", "seconds"} <= told, page

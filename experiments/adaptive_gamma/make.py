@@ -30,10 +30,10 @@ from common import (
 )
 from figures import distances, named
 
-from specbench.measure.simulate import Trace, replay, sweep
-from specbench.replay.policies import policies
-from specbench.replay.trace import load_trace
-from specbench.report.style import MEASURED, OTHER, THEORY
+from specbench.results.replay_trace import load_trace
+from specbench.results.report.style import MEASURED, OTHER, THEORY
+from specbench.run.replay_policies import policies
+from specbench.stats.replay import Trace, replay, sweep
 
 LARGEST, DRAWS = 10, 6
 BOUNDS = ("known_betas", "oracle")

@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from common import ENGINE, NUMBERS, Measured, Row, make, multirun, text
 
-from specbench.report.style import OTHER
+from specbench.results.report.style import OTHER
 
 COLUMNS = {"gamma": "config/gamma", "batch": "config/batch_size", **NUMBERS}
 TABLE = {name: text(name) for name in ("gamma", "batch")} | ENGINE

@@ -22,12 +22,12 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from common import Cell, Measured, Row, commit, machine, make, text
 
+from specbench.contrib.training.trainer import blocks
 from specbench.data.stdlib_corpus import read_modules
+from specbench.errors import ConfigError
 from specbench.models.pretrained import PretrainedModel, load_module, load_tokenizer
-from specbench.report.style import MEASURED, OTHER
-from specbench.settings import ConfigError
-from specbench.storage.provenance import provenance
-from specbench.train.training import blocks
+from specbench.results.provenance import provenance
+from specbench.results.report.style import MEASURED, OTHER
 
 ROW, RESAMPLES = 128, 10_000
 CPU = torch.device("cpu")

@@ -17,14 +17,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from common import Measured, Row, make, measured, number, text
 from figures import by_temperature, legend
 
-from specbench.measure.accounting import cost_ratios, speedup_of
-from specbench.measure.crossed import CrossedSums
-from specbench.measure.estimators import student
-from specbench.report.style import MEASURED, OTHER
-from specbench.report.tables import at
-from specbench.settings import ConfigError
-from specbench.storage.read import read_result
-from specbench.storage.sums import load_sums
+from specbench.errors import ConfigError
+from specbench.results.reader import read_result
+from specbench.results.report.style import MEASURED, OTHER
+from specbench.results.sums_file import load_sums
+from specbench.results.tables import at
+from specbench.stats.accounting import cost_ratios, speedup_of
+from specbench.stats.bootstrap import student
+from specbench.stats.two_way_bootstrap import TwoWaySums
 
 POOLED, MOST_SETS = 5, 200  # processes that are pooled, and sets of them that are tried
 Ends = tuple[float, float]
@@ -86,8 +86,8 @@ def collect(inputs: list[str]) -> Measured:
 def rows_of(results: Sequence[dict[str, Any]], folders: Sequence[Path]) -> list[Row]:
     """Of the processes of one temperature."""
     sums = [load_sums(folder) for folder in folders]
-    values = CrossedSums.of(lambda: sums).by_process(formulas)
-    pooled = [(chosen, CrossedSums.of(lambda chosen=chosen: [sums[i] for i in chosen]).intervals(formulas))
+    values = TwoWaySums.of(lambda: sums).by_process(formulas)
+    pooled = [(chosen, TwoWaySums.of(lambda chosen=chosen: [sums[i] for i in chosen]).intervals(formulas))
               for chosen in sets(len(sums))]  # fmt: skip
     rows = []
     for name, of_each in values.items():

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from rich.progress import track
 
-from specbench.measure.accounting import speedup_of
-from specbench.measure.crossed import CrossedSums
+from specbench.stats.accounting import speedup_of
+from specbench.stats.two_way_bootstrap import TwoWaySums
 
 PROMPTS, TIMES, SAMPLES = 32, 1000, 500
 PROCESSES = (3, 5, 10)
@@ -34,7 +34,7 @@ def crossed(seconds: Floats) -> tuple[float, float]:
     """The interval of `repeats=R`, of the logarithm of the speedup."""
     ones = np.ones_like(seconds)
     table = np.stack([ones, ones, seconds, ones])
-    sums = CrossedSums(dict(zip(SUMS, table.sum((1, 2)), strict=True)), table)
+    sums = TwoWaySums(dict(zip(SUMS, table.sum((1, 2)), strict=True)), table)
 
     def speedup(s: Mapping[str, Any]) -> dict[str, Any]:
         return {"speedup": speedup_of(s)}

@@ -23,12 +23,12 @@ from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
 from parts import FOLDER, PARTS, measure
 
-from specbench.measure.comparison import TOKENS_PER_SECOND, compare
-from specbench.measure.estimators import student
-from specbench.report.style import MEASURED, OTHER, THEORY
-from specbench.settings import ConfigError
-from specbench.storage.read import StoredRun, load_runs
-from specbench.storage.sums import load_sums
+from specbench.errors import ConfigError
+from specbench.results.reader import StoredRun, load_runs
+from specbench.results.report.style import MEASURED, OTHER, THEORY
+from specbench.results.sums_file import load_sums
+from specbench.stats.bootstrap import student
+from specbench.stats.comparison import TOKENS_PER_SECOND, compare
 
 BOUNDS: Mapping[str, Callable[[float, float], bool]] = {">=": lambda a, b: a >= b, "<=": lambda a, b: a <= b}
 Interval = Sequence[float] | None

@@ -20,23 +20,23 @@ from torch.profiler import ProfilerActivity, profile
 import specbench.decoding.autoregressive
 import specbench.decoding.speculative
 from specbench.config.build import build
-from specbench.config.checks import check
-from specbench.decoded import Decoded
-from specbench.decoding.clock import Lap
+from specbench.config.paths import conf_dir, register_resolvers
+from specbench.config.validate import check
 from specbench.decoding.noise import prompt_key
 from specbench.decoding.state import Job
-from specbench.paths import conf_dir, register_resolvers
-from specbench.run.parts import Parts
-from specbench.run.requests import Requests, Wanted
-from specbench.run.session import Session
+from specbench.decoding.timer import Lap
+from specbench.run.batching import Batch, Requests
+from specbench.run.components import Components
+from specbench.run.decoder import Session
 from specbench.run.warm_up import warm_up
+from specbench.stats.records import DecodeResult
 
 WORDS = ("temperature=0", "gamma=4", "data.limit=8", "logger=none")
 SPANS = {"target": Lap.VERIFY, "draft": Lap.DRAFT, "accept": Lap.ACCEPT}
 LEAST = 0.02  # of a span: kernels that take less are summed
 
 
-def parts_of(words: Sequence[str]) -> Parts:
+def parts_of(words: Sequence[str]) -> Components:
     """The parts of a run with these overrides."""
     register_resolvers()
     given = {word.partition("=")[0] for word in words}
@@ -55,7 +55,7 @@ def in_span(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def decode(session: Session, wanted: Wanted, speculative: bool) -> Decoded:
+def decode(session: Session, wanted: Batch, speculative: bool) -> DecodeResult:
     """A group of requests, decoded one way."""
     parts = session.parts
     jobs = [Job(r.tokens, len(r.tokens) + parts.max_new_tokens, prompt_key(0, r.id)) for r in wanted.requests]
@@ -82,7 +82,7 @@ def kernels_of(events: Sequence[Any], name: str) -> tuple[int, Counter[str], Cou
     return spans, seconds, calls, outside
 
 
-def lines(parts: Parts, way: str, timed: Sequence[Decoded], events: Sequence[Any]) -> list[str]:
+def lines(parts: Components, way: str, timed: Sequence[DecodeResult], events: Sequence[Any]) -> list[str]:
     """The table's lines of one way of decoding."""
     total, found = sum(decoded.calls for decoded in timed), []
     read = {"target": parts.target.step_bytes, "accept": 0}

@@ -23,13 +23,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from common import Cell, Measured, Row, commit, machine, make, text
 from figures import distances
 
+from specbench.contrib.training.losses import overlap
+from specbench.contrib.training.trainer import blocks
 from specbench.data.stdlib_corpus import read_modules
+from specbench.errors import ConfigError
 from specbench.models.pretrained import PretrainedModel, load_module, load_tokenizer
-from specbench.report.style import MEASURED, OTHER
-from specbench.settings import ConfigError
-from specbench.storage.provenance import provenance
-from specbench.train.losses import overlap
-from specbench.train.training import blocks
+from specbench.results.provenance import provenance
+from specbench.results.report.style import MEASURED, OTHER
 
 ROW, RESAMPLES = 512, 10_000
 DRAFTERS = {"drafter": "shipped:drafter", "drafter_kl": "./outputs/drafter_kl", "drafter_tv": "shipped:drafter_tv"}

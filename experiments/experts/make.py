@@ -22,15 +22,15 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from common import Measured, Row, commit, machine, make, number, text
 
 from specbench.cache.static import StaticCache
-from specbench.context import Context
 from specbench.data.stdlib_corpus import read_modules
 from specbench.decoding.sampling import Sampling
+from specbench.errors import ConfigError
 from specbench.executors.eager import EagerExecutor
-from specbench.measure.experts import ExpertCounter
+from specbench.models.context import Context
 from specbench.models.pretrained import PretrainedModel
-from specbench.report.style import MEASURED, OTHER
-from specbench.settings import ConfigError
-from specbench.storage.provenance import provenance
+from specbench.results.provenance import provenance
+from specbench.results.report.style import MEASURED, OTHER
+from specbench.stats.experts import ExpertCounter
 from specbench.theory import distinct_experts
 
 CPU = torch.device("cpu")
@@ -110,7 +110,7 @@ def load_tokens() -> list[int]:
     """Tokens of held-out text, by the shipped tokenizer."""
     from transformers import AutoTokenizer
 
-    from specbench.paths import SHIPPED
+    from specbench.config.paths import SHIPPED
 
     texts = list(read_modules(held_out=True).values())
     found: list[int] = AutoTokenizer.from_pretrained(SHIPPED / "target")(texts[0][:20_000])["input_ids"]

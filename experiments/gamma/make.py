@@ -15,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from common import NUMBERS, SPEEDUP, Row, make, multirun, number, plus_minus, text
 from figures import by_temperature, distances, legend
 
-from specbench.report.style import MEASURED, OTHER, THEORY
+from specbench.results.report.style import MEASURED, OTHER, THEORY
 
 COLUMNS = {"gamma": "config/gamma", "temperature": "config/temperature", **NUMBERS}
 TABLE = {

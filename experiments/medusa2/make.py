@@ -18,8 +18,8 @@ from matplotlib.figure import Figure
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from common import Measured, Row, commit, machine, make, number, text
 
-from specbench.report.style import MARKERS, SERIES
-from specbench.settings import ConfigError
+from specbench.errors import ConfigError
+from specbench.results.report.style import MARKERS, SERIES
 
 WAYS = ("heads", "target and heads")
 

@@ -14,10 +14,10 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from common import measured
 
-from specbench.paper.ours import OURS, our_rows
-from specbench.paper.page import page, write
-from specbench.settings import ConfigError
-from specbench.storage.read import load_runs
+from specbench.contrib.paper.measured import OURS, our_rows
+from specbench.contrib.paper.page import page, write
+from specbench.errors import ConfigError
+from specbench.results.reader import load_runs
 
 
 def main() -> None:

@@ -19,13 +19,14 @@ from typing import Any
 
 import torch
 
-from specbench.component import Choices
-from specbench.context import Context
+from specbench.component import Selections
 from specbench.decoding.state import Job
+from specbench.errors import ConfigError
+from specbench.models.context import Context
 from specbench.models.language_model import LanguageModel
-from specbench.peers.peer import Peer, PeerOutput, Peers
+from specbench.peers.base import Peer, PeerOutput, Peers
 from specbench.peers.transformers import TransformersPeers
-from specbench.settings import BaseSettings, ConfigError, setting
+from specbench.settings import BaseSettings, setting
 
 log = logging.getLogger(__name__)
 HERE = Path(__file__).resolve().parent
@@ -127,7 +128,7 @@ class Engines(Peers):
         self.peers = peers
 
     @classmethod
-    def refuses(cls, settings: Any, run: Choices) -> str | None:
+    def refuses(cls, settings: Any, run: Selections) -> str | None:
         return None if run.batch_size == 1 else "with batches: choose batch_size=1"
 
     @classmethod

@@ -18,9 +18,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from specbench.decoding.noise import prompt_key
-from specbench.measure.estimators import speedup_interval
-from specbench.settings import ConfigError
-from specbench.storage.read import StoredRun
+from specbench.errors import ConfigError
+from specbench.results.reader import StoredRun
+from specbench.stats.bootstrap import speedup_interval
 
 MODES = {"plain": "plain", "plain_sdpa": "plain (SDPA)", "draft": "draft model", "lookup": "lookup"}
 TRANSFORMERS = {"generate": "plain", "assisted": "draft", "prompt_lookup": "lookup"}

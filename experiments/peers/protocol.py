@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 Request = dict[str, Any]
-Decoded = tuple[list[int], int, float]  # new tokens, those after the first step, the seconds that these took
-Mode = Callable[[Request], Decoded]
+DecodeResult = tuple[list[int], int, float]  # new tokens, those after the first step, the seconds that these took
+Mode = Callable[[Request], DecodeResult]
 
 
 def arguments() -> argparse.Namespace:

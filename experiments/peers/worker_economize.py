@@ -12,11 +12,11 @@ import economize
 import torch
 from economize.techniques.draft_model import DraftModelConfig
 from economize.techniques.lookup import LookupConfig
-from protocol import Decoded, Mode, Request, serve
+from protocol import DecodeResult, Mode, Request, serve
 from transformers import AutoModelForCausalLM
 
 
-def decode(model: Any, calls: list[float], cycle: int, reads_prompt: bool, request: Request) -> Decoded:
+def decode(model: Any, calls: list[float], cycle: int, reads_prompt: bool, request: Request) -> DecodeResult:
     """One prompt. `calls` is where the target's output layer notes when it was called."""
     selector = verifier = None
     if request["temperature"] > 0:

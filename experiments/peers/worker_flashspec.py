@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from flashspec import BanditConfig, FlashSpecConfig, SamplingConfig, SpeculativeEngine
 from flashspec.engine import HuggingFaceDrafter, NgramDrafter, TargetModel
-from protocol import Decoded, Mode, Request, serve
+from protocol import DecodeResult, Mode, Request, serve
 from transformers import AutoModelForCausalLM
 
 CPU = torch.device("cpu")
@@ -43,7 +43,7 @@ class Engines:
             self.made[key] = SpeculativeEngine(config, [drafter], target)
         return self.made[key]
 
-    def decode(self, mode: str, request: Request) -> Decoded:
+    def decode(self, mode: str, request: Request) -> DecodeResult:
         """One prompt."""
         found = self.engine(mode, request).generate(torch.tensor([request["ids"]]), max_new_tokens=request["new"])
         steps = found.arm_steps[1:]

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from socket import socket
 
-from protocol import Decoded, Mode, Request, serve
+from protocol import DecodeResult, Mode, Request, serve
 
 STARTED_IN = 60  # seconds
 
@@ -43,7 +43,7 @@ class Server:
                 time.sleep(0.1)
         raise RuntimeError(f"llama-server did not start, see {self.log}")
 
-    def decode(self, request: Request) -> Decoded:
+    def decode(self, request: Request) -> DecodeResult:
         """One prompt."""
         sampled = request["temperature"] > 0
         body = {

@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 import onnxruntime_genai as genai
-from protocol import Decoded, Mode, Request, serve
+from protocol import DecodeResult, Mode, Request, serve
 
 
-def decode(model: Any, speculative: dict[str, int], request: Request) -> Decoded:
+def decode(model: Any, speculative: dict[str, int], request: Request) -> DecodeResult:
     """One prompt."""
     ids = request["ids"]
     params = genai.GeneratorParams(model)

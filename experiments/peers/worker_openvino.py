@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import openvino
 import openvino_genai as genai
-from protocol import Decoded, Mode, Request, serve
+from protocol import DecodeResult, Mode, Request, serve
 
 
-def decode(pipe: Any, drafting: dict[str, int], request: Request) -> Decoded:
+def decode(pipe: Any, drafting: dict[str, int], request: Request) -> DecodeResult:
     """One prompt."""
     config = genai.GenerationConfig()
     config.max_new_tokens, config.apply_chat_template = request["new"], False

@@ -16,9 +16,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from common import Measured, Row, make, measured, number, text
 from figures import by_temperature, legend
 
-from specbench.report.style import MEASURED, OTHER
-from specbench.settings import ConfigError
-from specbench.storage.read import read_result
+from specbench.errors import ConfigError
+from specbench.results.reader import read_result
+from specbench.results.report.style import MEASURED, OTHER
 
 NEAR = 0.03
 TABLE = {

@@ -20,9 +20,9 @@ from matplotlib.figure import Figure
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from common import Measured, Row, lossless, make, measured, number, text
 
-from specbench.report.style import MEASURED, OTHER
-from specbench.settings import ConfigError
-from specbench.storage.read import read_result
+from specbench.errors import ConfigError
+from specbench.results.reader import read_result
+from specbench.results.report.style import MEASURED, OTHER
 
 WAYS = {"one process, one thread": (1, 1), "one process, two threads": (1, 2), "two processes": (2, 1)}
 RUN = ("executor=eager", "device=cpu", "logger=none", "data.limit=8", "max_new_tokens=32", "verdict_tokens=1000")

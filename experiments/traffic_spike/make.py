@@ -16,10 +16,10 @@ from matplotlib.lines import Line2D
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from common import Cell, Measured, Row, interval, make, multirun, number, option, text
 
-from specbench.measure.latency import enough
-from specbench.report.load_table import DELAYS, NAMES, rows_of
-from specbench.report.style import MEASURED, OTHER, THEORY
-from specbench.settings import ConfigError
+from specbench.errors import ConfigError
+from specbench.results.latency_table import DELAYS, NAMES, rows_of
+from specbench.results.report.style import MEASURED, OTHER, THEORY
+from specbench.stats.latency import enough
 
 PERCENTILES = {50: "o", 90: "|", 99: "D"}
 RATIO = "first_token", 90  # what the lenience policies are compared in

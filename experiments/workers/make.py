@@ -19,9 +19,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from common import Measured, Row, make, measured, number, runs_in, text
 from simulate import Seconds, World, simulate
 
-from specbench.report.style import MEASURED, OTHER, THEORY
-from specbench.settings import ConfigError
-from specbench.storage.read import StoredRun
+from specbench.errors import ConfigError
+from specbench.results.reader import StoredRun
+from specbench.results.report.style import MEASURED, OTHER, THEORY
 
 WORKERS = (1, 2, 8, 64, 512)
 GROUPS = 4096  # of a simulated run

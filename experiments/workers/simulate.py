@@ -11,13 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from specbench.measure.costs import CostTable
-from specbench.measure.machine_watch import Probes
-from specbench.run.merge import Piece
-from specbench.run.shard import Groups, Opened
-from specbench.workers.pool import DiedError
-from specbench.workers.team import Team
-from specbench.workers.worker import Place
+from specbench.contrib.ray.coordinator import Team
+from specbench.contrib.ray.data_shard import Groups, Opened
+from specbench.contrib.ray.merge import Piece
+from specbench.contrib.ray.pool import DiedError
+from specbench.contrib.ray.worker import Place
+from specbench.stats.costs import CostTable
+from specbench.stats.machine_noise import Probes
 
 HOST = 8  # workers of one machine
 
@@ -54,7 +54,7 @@ class Call:
 
 
 class VirtualPool:
-    """As `specbench.workers.pool.Pool`."""
+    """As `specbench.contrib.ray.pool.Pool`."""
 
     cores = 1
 

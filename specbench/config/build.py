@@ -9,34 +9,33 @@ from typing import Any
 import numpy as np
 import torch
 
-from specbench.config.checks import Checked
-from specbench.config.divided import refuse_indivisible, refuse_missing_ranks
-from specbench.config.schema import Root
-from specbench.config.sounds import refuse_sounds
-from specbench.config.states import refuse_states, refuse_states_that_do_not_fit
-from specbench.config.targets import Targets
-from specbench.context import Context
+from specbench.config.devices import pick_device, pick_dtype
+from specbench.config.loaded_targets import Targets
+from specbench.config.memory import Budget, ModelSize, free_bytes
+from specbench.config.schema import RunConfig
+from specbench.config.validate import ValidatedConfig
+from specbench.contrib.beams.search_state import BeamRules
+from specbench.contrib.recurrent.rules import refuse_states, refuse_states_that_do_not_fit
+from specbench.contrib.tensor_parallel.rules import refuse_indivisible, refuse_missing_ranks
+from specbench.contrib.whisper.rules import refuse_sounds
 from specbench.data.prompts import Prompt, load, render
 from specbench.data.sound import Speech
 from specbench.decoding.drafter import Drafter
 from specbench.decoding.executor import Executor
 from specbench.decoding.gamma_policy import GammaPolicy
+from specbench.decoding.model import Model
 from specbench.decoding.sampling import Sampling
-from specbench.decoding.target import Model
 from specbench.decoding.verifier import Verifier
-from specbench.devices import pick_device, pick_dtype
-from specbench.drafters.own_sampling import OwnSampling
-from specbench.measure.evidence import LAW_BYTES
-from specbench.measure.text_laws import CHUNK
-from specbench.memory import Budget, Footprint, free_bytes
+from specbench.drafters.sampling_overrides import OwnSampling
+from specbench.errors import ConfigError, first_line
+from specbench.models.context import Context
 from specbench.models.pretrained import footprint, load_tokenizer, uses_template
-from specbench.run.parts import Parts, timed_gammas
-from specbench.run.requests import MOST, segment_size
+from specbench.policies.workload.base import Workload
+from specbench.run.batching import MOST, segment_size
+from specbench.run.components import Components, timed_gammas
 from specbench.run.warm_up import warm_up_tokens
-from specbench.search.beams import BeamRules
-from specbench.settings import ConfigError
-from specbench.visible import first_line
-from specbench.workloads.workload import Workload
+from specbench.stats.position_stats import CHUNK
+from specbench.stats.verdict_inputs import LAW_BYTES
 
 log = logging.getLogger(__name__)
 LONGEST_WAIT = 24 * 3600  # seconds until the last request arrives
@@ -45,8 +44,11 @@ MOST_WARM_UP_TOKENS = 500_000  # a row
 
 
 def build(
-    checked: Checked, announce: Callable[[str], None] = log.info, targets: Targets | None = None, beside: int = 1
-) -> Parts:
+    checked: ValidatedConfig,
+    announce: Callable[[str], None] = log.info,
+    targets: Targets | None = None,
+    beside: int = 1,
+) -> Components:
     """Reads the prompts, says what memory the run needs, then loads the models and puts the parts together. A target
     among `targets` is not loaded again. `beside` processes, this one among them, need as much of the machine's memory.
     Raises ConfigError."""
@@ -93,7 +95,7 @@ def build(
         raise ConfigError(f"decoding=beam is not possible with target.path={target.name}, which cannot read trees")
     first_model = drafter.models[0] if drafter.models else None
     decoding = _make(checked, "decoding")
-    return Parts(
+    return Components(
         name=root.name,
         config=checked.resolved,
         choices={group: choice.name for group, choice in chosen.groups.items()},
@@ -117,7 +119,7 @@ def build(
     )
 
 
-def spare_columns(checked: Checked, gamma: int) -> int:
+def spare_columns(checked: ValidatedConfig, gamma: int) -> int:
     """The columns that a request may need beyond its limit, with rounds of at most `gamma` levels of guesses."""
     nodes, choice = checked.choices["drafter"].settings.nodes(gamma), checked.choices["decoding"]
     spare: int = choice.kind.spare(choice.settings, nodes, gamma, checked.root.max_new_tokens)
@@ -129,7 +131,7 @@ def in_order(prompts: list[Prompt], order: int) -> list[Prompt]:
     return [prompts[i] for i in np.random.default_rng(order).permutation(len(prompts))] if order else prompts
 
 
-def _make(checked: Checked, group: str, *arguments: Any) -> Any:
+def _make(checked: ValidatedConfig, group: str, *arguments: Any) -> Any:
     """The component that was chosen in a group. The group's base class documents the other arguments of
     `from_settings`. Raises ConfigError."""
     choice = checked.choices[group]
@@ -144,7 +146,7 @@ def _make(checked: Checked, group: str, *arguments: Any) -> Any:
 
 
 def memory_budget(
-    checked: Checked,
+    checked: ValidatedConfig,
     prompts: Sequence[Prompt],
     context: Context,
     spare: int,
@@ -203,7 +205,7 @@ def memory_budget(
     return budget
 
 
-def longest_text(checked: Checked, prompts: Sequence[Prompt]) -> int:
+def longest_text(checked: ValidatedConfig, prompts: Sequence[Prompt]) -> int:
     """The most tokens of a prompt, with all its turns."""
     settings = checked.choices["target"].settings
     tokenizer = load_tokenizer(settings, "target")
@@ -211,7 +213,7 @@ def longest_text(checked: Checked, prompts: Sequence[Prompt]) -> int:
     return max(len(render(prompt, ["..."] * (len(prompt.turns) - 1), tokenizer, chat).tokens) for prompt in prompts)
 
 
-def _laws(root: Root, vocab_size: int) -> int:
+def _laws(root: RunConfig, vocab_size: int) -> int:
     """Bytes of the target's probabilities that are kept until texts were read, at most: of speculated texts, rejected
     guesses included, and of plain decoding's."""
     if not root.temperature:
@@ -220,7 +222,7 @@ def _laws(root: Root, vocab_size: int) -> int:
     return int(min(LAW_BYTES, 2 * plain) + min(LAW_BYTES, plain))
 
 
-def refuse_more_than_the_target_has(checked: Checked, largest: int, target: Footprint) -> None:
+def refuse_more_than_the_target_has(checked: ValidatedConfig, largest: int, target: ModelSize) -> None:
     """Raises ConfigError if a top_k is above the target's vocabulary, or gamma fills its context."""
     drafts = checked.choices["drafter"].settings
     wanted = {"top_k": checked.root.top_k, "drafter.top_k": drafts.top_k if isinstance(drafts, OwnSampling) else None}
@@ -233,7 +235,7 @@ def refuse_more_than_the_target_has(checked: Checked, largest: int, target: Foot
         raise ConfigError(f"gamma={largest} is not possible: the target's context is {target.context} tokens")
 
 
-def refuse_encoders(checked: Checked, models: Sequence[Footprint]) -> None:
+def refuse_encoders(checked: ValidatedConfig, models: Sequence[ModelSize]) -> None:
     """Raises ConfigError if one of the models, the target's first, has an encoder that another choice cannot use."""
     chosen, target = checked.choices, models[0]
     drafter, path = chosen["drafter"], chosen["target"].settings.path
@@ -278,7 +280,9 @@ def refuse_few_for_rates(workload: Workload, prompts: int, rows: int) -> None:
         )
 
 
-def refuse_long_warm_up(checked: Checked, policy: GammaPolicy, executor: Executor, columns: int, levels: int) -> None:
+def refuse_long_warm_up(
+    checked: ValidatedConfig, policy: GammaPolicy, executor: Executor, columns: int, levels: int
+) -> None:
     """Raises ConfigError if warm-up would read more than `MOST_WARM_UP_TOKENS` tokens a row."""
     nodes = checked.choices["drafter"].settings.nodes
     gammas = timed_gammas(policy, executor.fixed_shapes)

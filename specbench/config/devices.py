@@ -1,85 +1,108 @@
-"""How many devices of which size the models of a run need, from their configurations alone, without weights."""
+"""Turns the settings `device` and `dtype` into a torch device and dtype."""
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+import hashlib
+import platform
+import re
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from specbench.component import Choices
-from specbench.config.divided import divisors, sizes_of
-from specbench.memory import Budget, Footprint, size
-from specbench.models.pretrained import footprint, load_config
-from specbench.settings import ConfigError
-
-SIZES = (24, 40, 48, 80, 141)  # GiB, as devices are sold
-USABLE = 0.975  # of a device's memory, about: the rest is the driver's and the process's own
-MOST = 64  # devices
-PROMPT = 1024  # tokens that a prompt is taken to have
-READ_AGAIN = 64  # positions of a text that are read at a time
-NUMBERS = {1: "one", 2: "two", 3: "three", 4: "four", 5: "five", 6: "six", 7: "seven", 8: "eight"}
+from specbench.contrib.tensor_parallel import process_group as ranks
+from specbench.errors import ConfigError, shown
 
 
-@dataclass(frozen=True)
-class Model:
-    """One model of the run: its footprint, and the sizes that processes have to share evenly."""
-
-    footprint: Footprint
-    sizes: dict[str, int]
-
-
-def devices_needed(run: Choices, gamma: int) -> str:
-    """A sentence for every size of device: how many of them, with the drafter whole on each and divided too, and what
-    one then needs. Raises ConfigError if a model cannot be divided."""
-    dtype = {"float32": torch.float32, "float16": torch.float16}.get(run.scalars["dtype"], torch.bfloat16)
-    target, *drafters = [
-        Model(footprint(shape, role, dtype), sizes_of(load_config(shape, role).get_text_config()))
-        for role in ("target", "drafter")
-        for shape in map(_shape, run[role].settings.models())
-    ]
-    if target.footprint.crossing or target.footprint.recurrent:
-        raise ConfigError("the devices of an encoder-decoder, or a model with a recurrent state, are not counted")
-    columns = min(PROMPT + int(run.scalars["max_new_tokens"]), target.footprint.context) + gamma
-    weights = " and ".join(size(model.footprint.weights) for model in (target, *drafters))
-    rows = f"{run.batch_size} row{'s' * (run.batch_size > 1)} of {columns:,} tokens"
-    kind = str(dtype).removeprefix("torch.")
-    lines = [f"weights of {weights} in {kind}, {rows} (prompts of {PROMPT:,} tokens):"]
-    for gigabytes in SIZES:
-        room = int(gigabytes * 2**30 * USABLE)
-        found = [*_smallest(target, drafters, room, run, columns, gamma, dtype)]
-        lines.append(f"{' or '.join(found) or f'more than {MOST}'} of {gigabytes} GB")
-    return "\n".join(lines)
+def named_device(name: str) -> torch.device:
+    """The device that the setting names, which may be another machine's. Raises ConfigError if it names none."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if not re.fullmatch(r"cpu|cuda(:(0|[1-9][0-9]?))?", name):
+        raise ConfigError(f"device={shown(name)} is not allowed: it must be auto, cpu, cuda or cuda:N")
+    return torch.device(name)
 
 
-def _shape(settings: Any) -> Any:
-    """Settings of a model whose shape is known without a network, if it is in its YAML."""
-    return replace(settings, weights="random") if settings.shape else settings
+def pick_device(name: str) -> torch.device:
+    """The device that the setting names. A CUDA device becomes the current one, on which streams, events and graphs
+    are made; a rank of several takes the one of its number. Raises ConfigError if there is no such device."""
+    device = named_device(name)
+    if str(device) == "cuda" and ranks.size() > 1:
+        device = torch.device("cuda", ranks.local())
+    name = str(device)
+    if device.type == "cuda" and not (torch.cuda.is_available() and (device.index or 0) < torch.cuda.device_count()):
+        raise ConfigError(f"device={name} is not here: {torch.cuda.device_count()} CUDA devices are visible, use cpu")
+    if device.type == "cuda":
+        torch.cuda.set_device(device.index or 0)
+        torch.backends.cuda.enable_cudnn_sdp(False)  # it plans anew, for 20 to 40 ms, at every new length of a text
+    return device
 
 
-def _smallest(
-    target: Model, drafters: Sequence[Model], room: int, run: Choices, columns: int, gamma: int, dtype: torch.dtype
-) -> Iterator[str]:
-    """The fewest devices with so much room: with the drafter whole on each, then, if they are fewer, divided."""
-    before = MOST + 1
-    for divided in (False, True) if drafters else (False,):
-        shared = [target, *(drafters if divided else [])]
-        for count in [1, *(n for n in divisors(target.sizes) if n <= MOST)]:
-            if count >= before or any(n % count for model in shared for n in model.sizes.values()):
-                continue
-            models = [m.footprint.share(count if m in shared else 1) for m in (target, *drafters)]
-            needed = _needed(models, run, columns, gamma, dtype)
-            if needed <= room:
-                how = f" with target.tensor_parallel={count}{f' drafter.tensor_parallel={count}' * divided}"
-                yield f"{NUMBERS.get(count, str(count))} ({size(needed)} each{how * (count > 1)})"
-                before = count
-                break
+def pick_dtype(name: str, device: torch.device) -> torch.dtype:
+    """The dtype that the setting names; `auto` is float32 on a CPU, where 16 bits gain nothing, and bfloat16 on
+    CUDA."""
+    if name == "auto":
+        return torch.bfloat16 if device.type == "cuda" else torch.float32
+    return {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[name]
 
 
-def _needed(models: Sequence[Footprint], run: Choices, columns: int, gamma: int, dtype: torch.dtype) -> int:
-    """Bytes on each device."""
-    budget = Budget.of(
-        models, copies=1, doubled=0, laws=0, rows=run.batch_size, columns=columns, held=run.batch_size * columns,
-        tokens=gamma + 1, prefill_chunk=int(run.scalars["prefill_chunk"]), read_again=READ_AGAIN, graphs=False,
-        dtype=dtype, device=torch.device("cpu"),
-    )  # fmt: skip
-    return budget.needed
+def upload(values: Sequence[Any], device: torch.device, dtype: torch.dtype | None = None) -> Tensor:
+    """Numbers of the host, nested to any depth, as a tensor on a device, for which the host does not wait."""
+    if torch.compiler.is_compiling():
+        return torch.tensor(values, dtype=dtype, device=device)
+    return move(torch.tensor(values, dtype=dtype), device)
+
+
+@lru_cache(maxsize=256)
+def counts(values: tuple[int, ...], device: torch.device) -> Tensor:
+    """A number for each row as a tensor [B] on a device, which is kept, since few occur and again and again. Nobody may
+    change it."""
+    return upload(values, device)
+
+
+def move(tensor: Tensor, device: torch.device) -> Tensor:
+    """A tensor of the host on a device. The host does not wait for CUDA: the copy is from pinned memory, which PyTorch
+    does not use again before the device has read it."""
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
+
+
+class Arriving:
+    """A tensor on its way to the host, which waits for it only when it reads it. The copy is made when the device gets
+    there, into pinned memory, so the tensor may be overwritten by what the device does later."""
+
+    def __init__(self, tensor: Tensor):
+        self._here, self._event = tensor.to("cpu", non_blocking=True, copy=True), None
+        if tensor.device.type == "cuda":
+            self._event = torch.cuda.Event()
+            self._event.record(torch.cuda.current_stream(tensor.device))
+
+    def tolist(self) -> list[Any]:
+        """Its numbers, when they have arrived."""
+        if self._event is not None:
+            self._event.synchronize()
+        return self._here.tolist()
+
+
+def cpu_features() -> str:
+    """What compiled code and products depend on of a processor, besides its name: torch's vector width, and a hash of
+    the instructions that the system lists."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        flags = next(line.split(":", 1)[1] for line in lines if line.startswith(("flags", "Features")))
+    except (OSError, StopIteration):
+        flags = platform.machine()
+    return f"{torch.backends.cpu.get_cpu_capability()}, {hashlib.sha256(flags.encode()).hexdigest()[:8]}"
+
+
+def device_name(device: torch.device) -> str:
+    """The name of the GPU, or of the processor."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else _cpu_name()
+
+
+def _cpu_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()

@@ -14,7 +14,9 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from specbench.component import Component
-from specbench.limits import (
+from specbench.config.paths import conf_dir, inside_outputs
+from specbench.errors import ConfigError, shown
+from specbench.settings import (
     LARGEST_GAMMA,
     LARGEST_SEED,
     LENIENCE,
@@ -23,26 +25,25 @@ from specbench.limits import (
     TEMPERATURE,
     TOP_K,
     TOP_P,
+    BaseSettings,
+    setting,
 )
-from specbench.paths import conf_dir, inside_outputs
-from specbench.settings import BaseSettings, ConfigError, setting
-from specbench.visible import shown
 
 # By group, the base class of what can be chosen. It is imported when it is needed: most of them load torch, and a
 # mistyped key is told before that.
 GROUPS = {
-    "target": "specbench.decoding.target.Target",
+    "target": "specbench.decoding.model.Target",
     "drafter": "specbench.decoding.drafter.Drafter",
     "gamma_policy": "specbench.decoding.gamma_policy.GammaPolicy",
     "verifier": "specbench.decoding.verifier.Verifier",
-    "decoding": "specbench.search.decoding.Decoding",
-    "lenience_policy": "specbench.lenience_policies.lenience_policy.LeniencePolicy",
+    "decoding": "specbench.decoding.search.Decoding",
+    "lenience_policy": "specbench.policies.lenience.base.LeniencePolicy",
     "cache": "specbench.cache.slots.SlotCache",
     "executor": "specbench.decoding.executor.Executor",
     "data": "specbench.data.prompts.Data",
-    "workload": "specbench.workloads.workload.Workload",
-    "baseline": "specbench.peers.peer.Peers",
-    "logger": "specbench.loggers.logger.Logger",
+    "workload": "specbench.policies.workload.base.Workload",
+    "baseline": "specbench.peers.base.Peers",
+    "logger": "specbench.results.loggers.base.Logger",
 }
 WITHOUT_TORCH = ("data", "workload", "logger")  # groups that are checked before torch is loaded
 METRICS = "metrics"  # of the group `metric`, several may be chosen: metric=[a,b]
@@ -78,7 +79,7 @@ def base_of(group: str) -> type[Component]:
 
 
 @dataclass
-class Root(BaseSettings):
+class RunConfig(BaseSettings):
     """The run's scalars."""
 
     name: str = setting()
@@ -139,7 +140,7 @@ def known_keys(overrides: Sequence[str]) -> list[str]:
     defaults = OmegaConf.to_container(OmegaConf.load(conf_dir() / "config.yaml"))["defaults"]  # type: ignore[index, call-overload]
     chosen = {group: option for entry in defaults if isinstance(entry, dict) for group, option in entry.items()}
     chosen |= dict(o.split("=", 1) for o in overrides if "=" in o)
-    keys = [field.name for field in dataclasses.fields(Root)]
+    keys = [field.name for field in dataclasses.fields(RunConfig)]
     for group in GROUPS:
         file = conf_dir() / group / f"{chosen[group]}.yaml"
         own: Iterable[Any] = OmegaConf.load(file) if os.path.isfile(file) else ()

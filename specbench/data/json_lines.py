@@ -8,8 +8,7 @@ import zlib
 from collections.abc import Iterator
 from typing import Any, BinaryIO
 
-from specbench.settings import ConfigError
-from specbench.visible import first_line
+from specbench.errors import ConfigError, first_line
 
 GZIP = b"\x1f\x8b"
 LONGEST_LINE = 64 * 2**20  # bytes

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from specbench.data.json_lines import need_file
-from specbench.identity import of_file
-from specbench.settings import BaseSettings, ConfigError, setting
-from specbench.visible import shown
+from specbench.errors import ConfigError, shown
+from specbench.results.fingerprint import of_file
+from specbench.settings import BaseSettings, setting
 
 log = logging.getLogger(__name__)
 SHA256 = re.compile("[0-9a-fA-F]{64}")

@@ -10,8 +10,7 @@ from typing import Any, ClassVar
 
 from specbench.component import Component
 from specbench.data.sound import EncoderInput, Features, Sound, Speech
-from specbench.settings import ConfigError
-from specbench.visible import shown
+from specbench.errors import ConfigError, shown
 
 log = logging.getLogger(__name__)
 

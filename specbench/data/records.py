@@ -8,9 +8,9 @@ from typing import Any, ClassVar
 from specbench.data.json_lines import need_file, read_json_lines
 from specbench.data.prompts import Data, Prompt
 from specbench.data.template import check_template, fill
-from specbench.identity import of_file, of_folder, of_hub
-from specbench.settings import BaseSettings, ConfigError, setting
-from specbench.visible import first_line, shown, visible
+from specbench.errors import ConfigError, first_line, shown, visible
+from specbench.results.fingerprint import of_file, of_folder, of_hub
+from specbench.settings import BaseSettings, setting
 
 LONGEST_NAME = 200  # characters of an id or a category
 

@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from specbench.settings import ConfigError
-from specbench.visible import first_line
+from specbench.errors import ConfigError, first_line
 
 SLOWEST, FASTEST = 1_000, 384_000  # samples a second
 NEEDED = "a WAV file of PCM samples, as ffmpeg -i IN -ac 1 OUT.wav makes it"

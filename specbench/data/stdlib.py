@@ -13,8 +13,9 @@ from typing import Any
 
 from specbench.data.prompts import Data, Prompt
 from specbench.data.stdlib_corpus import read_modules
-from specbench.identity import of_python
-from specbench.settings import BaseSettings, ConfigError, setting
+from specbench.errors import ConfigError
+from specbench.results.fingerprint import of_python
+from specbench.settings import BaseSettings, setting
 
 SIGNATURE = re.compile(r"^\s*(async )?def \w+\(.*\).*:\s*$")
 LINES_BEFORE = 24  # lines of a prompt

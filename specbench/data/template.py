@@ -3,8 +3,7 @@
 import re
 from collections.abc import Callable
 
-from specbench.settings import ConfigError
-from specbench.visible import shown
+from specbench.errors import ConfigError, shown
 
 PIECE = re.compile(r"\{\{|\}\}|\{([^{}]*)\}|([{}])")
 SYNTAX = re.compile(r"[.\[\]!:]")  # what str.format would read as an attribute, an index, a conversion or a format

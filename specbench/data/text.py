@@ -4,15 +4,15 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from specbench.config.paths import place_of
 from specbench.data.json_lines import need_file
 from specbench.data.prompts import Data, Prompt
 from specbench.data.records import name_of
 from specbench.data.template import check_template, fill
 from specbench.data.text_file import TEXT, read_text
-from specbench.identity import of_file, of_folder
-from specbench.paths import place_of
-from specbench.settings import BaseSettings, ConfigError, setting
-from specbench.visible import first_line, shown
+from specbench.errors import ConfigError, first_line, shown
+from specbench.results.fingerprint import of_file, of_folder
+from specbench.settings import BaseSettings, setting
 
 ENDINGS = (".txt", ".md", ".text")  # of the files that are read in a folder
 

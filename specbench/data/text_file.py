@@ -1,7 +1,7 @@
 """Reads a text file that drafters are fitted or trained on."""
 
 from specbench.data.json_lines import need_file
-from specbench.settings import ConfigError
+from specbench.errors import ConfigError
 
 TEXT = "a text file in UTF-8"
 

@@ -3,11 +3,11 @@
 It runs through the same model, cache, executor, sampler and clock as the speculative loop.
 """
 
-from specbench.decoding.clock import Clock, Lap
 from specbench.decoding.draft import Draft
+from specbench.decoding.model import Target
 from specbench.decoding.speculative import Feed, RoundHook, accept_and_append, begin_next, ignore, these_rows
 from specbench.decoding.state import State
-from specbench.decoding.target import Target
+from specbench.decoding.timer import Clock, Lap
 from specbench.decoding.verifier import Verifier
 
 

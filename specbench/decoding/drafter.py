@@ -10,8 +10,8 @@ from torch import Tensor
 from specbench.component import Component
 from specbench.decoding.draft import Draft, Verdict
 from specbench.decoding.gamma_policy import DraftStop
+from specbench.decoding.model import Model, Scores
 from specbench.decoding.state import State
-from specbench.decoding.target import Model, Scores
 from specbench.settings import BaseSettings
 
 UNLIMITED = 2**63 - 1  # tokens: the context of a drafter without a limit of its own

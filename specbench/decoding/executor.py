@@ -8,8 +8,8 @@ from typing import Any, Protocol, TypeVar
 import torch
 from torch import Tensor, nn
 
-from specbench import ranks
-from specbench.component import Choices, Component
+from specbench.component import Component, Selections
+from specbench.contrib.tensor_parallel import process_group as ranks
 
 Module = TypeVar("Module", bound=nn.Module)
 
@@ -66,7 +66,7 @@ class Executor(Component):
     on_launch: Callable[[], None] | None = None  # the clock's, while a decoder is timed
 
     @classmethod
-    def from_settings(cls, settings: Any, device: torch.device, run: Choices, identity: str) -> "Executor":
+    def from_settings(cls, settings: Any, device: torch.device, run: Selections, identity: str) -> "Executor":
         """Builds the executor for a device and the run's other choices. `identity` is a hash of all that compiled code
         may depend on, besides shapes. Raises ConfigError if it cannot run there."""
         return cls()

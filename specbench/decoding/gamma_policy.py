@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from specbench.component import Choices, Component
+from specbench.component import Component, Selections
 
 Signal = Callable[[Tensor, Tensor], Tensor]
 Floats = npt.NDArray[np.float64]
@@ -76,7 +76,7 @@ class GammaPolicy(Component, ABC):
         return cls(**vars(settings))
 
     @classmethod
-    def refuses(cls, settings: Any, run: Choices) -> str | None:
+    def refuses(cls, settings: Any, run: Selections) -> str | None:
         if cls.replay_only:
             return "in a run, since it knows the future: use python -m specbench.replay outputs/RUN"
         if cls.calibrated and run.workers > 1:

@@ -9,10 +9,10 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from specbench.decoding.clock import Clock, Lap
+from specbench.decoding.model import Model
 from specbench.decoding.state import Job, State
-from specbench.decoding.target import Model
-from specbench.settings import ConfigError
+from specbench.decoding.timer import Clock, Lap
+from specbench.errors import ConfigError
 
 
 @dataclass

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from specbench.config.devices import upload
 from specbench.decoding.draft import Draft
 from specbench.decoding.noise import ACCEPTANCE, RESIDUAL, constant, sibling_bits, uniforms
 from specbench.decoding.rows import Rows, window
 from specbench.decoding.token_tree import Levels, depths, siblings
-from specbench.devices import upload
 
 STREAM = 1 << 20  # more than the nodes of any tree
 

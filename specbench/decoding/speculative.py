@@ -8,16 +8,16 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from specbench.decoding.clock import Clock, Lap
 from specbench.decoding.draft import Draft, Verdict
 from specbench.decoding.drafter import Drafter
 from specbench.decoding.executor import Executor
 from specbench.decoding.gamma_policy import GammaPolicy
+from specbench.decoding.model import Scores, Target
 from specbench.decoding.noise import PROPOSAL, renew
 from specbench.decoding.round_noise import Noise
 from specbench.decoding.rows import Rows, commit_tokens, summary_of
 from specbench.decoding.state import State
-from specbench.decoding.target import Scores, Target
+from specbench.decoding.timer import Clock, Lap
 from specbench.decoding.verifier import Verifier
 
 RoundHook = Callable[[State, Scores, Draft, Verdict, Tensor], None]

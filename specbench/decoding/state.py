@@ -7,14 +7,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from specbench import ranks
+from specbench.config.devices import Arriving, upload
+from specbench.contrib.tensor_parallel import process_group as ranks
 from specbench.data.sound import EncoderInput, Features
 from specbench.decoding.draft import Draft, Verdict
 from specbench.decoding.noise import STREAMS, noise_bits
 from specbench.decoding.rows import Rows, commit_tokens, summary_of
 from specbench.decoding.stopping import StopStrings
-from specbench.devices import Arriving, upload
-from specbench.interrupts import stop_together
+from specbench.run.signals import stop_together
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Job:
     encoder_input: EncoderInput | None = None  # if there is an encoder
 
 
-class Flight(NamedTuple):
+class InFlightRound(NamedTuple):
     """A round that the device was given, and that the host has not read."""
 
     summary: Arriving  # `summary_of` it
@@ -59,7 +59,7 @@ class State:
     admitted: int = 0  # requests that ever had a row
     serials: dict[int, int] = field(default_factory=dict)  # by row, a number that is unique to its request
     stride: int = 0  # the most tokens that a round adds to a row, if the host may launch the next one unread; else 0
-    flights: list[Flight] = field(default_factory=list)  # rounds that the host has not read, in order
+    flights: list[InFlightRound] = field(default_factory=list)  # rounds that the host has not read, in order
 
     @staticmethod
     def idle(
@@ -213,7 +213,7 @@ class State:
         """The one host synchronisation of a round: copies a `summary_of` it, [3 + D + 1, B], to the host, or sends it
         on its way, to be read a round later."""
         if self.may_leave:
-            self.flights.append(Flight(Arriving(summary), list(self.active)))
+            self.flights.append(InFlightRound(Arriving(summary), list(self.active)))
             return
         self.read(leave=0)
         self._learn(summary.tolist(), self.active)

@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Literal
 
 from torch import Tensor
 
-from specbench.component import Choices, Component
+from specbench.component import Component, Selections
 from specbench.decoding.draft import Draft, Verdict
 from specbench.decoding.round_noise import Noise
 from specbench.decoding.sampling import Sampling
@@ -38,7 +38,7 @@ class Verifier(Component, ABC):
         return cls(**vars(settings))
 
     @classmethod
-    def refuses(cls, settings: Any, run: Choices) -> str | None:
+    def refuses(cls, settings: Any, run: Selections) -> str | None:
         drafter = run["drafter"]
         if drafter.kind.trees and not cls.trees:
             return f"with drafter={drafter.name}, which drafts trees: use verifier=iterative, match or greedy_tree"

@@ -7,20 +7,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specbench.context import Context
+from specbench.config.devices import upload
 from specbench.decoding.draft import Draft, Verdict
 from specbench.decoding.gamma_policy import DraftStop
+from specbench.decoding.model import Scores
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.state import State
-from specbench.decoding.target import Scores
-from specbench.devices import upload
 from specbench.drafters.non_autoregressive import ParallelDrafter
-from specbench.drafters.own_sampling import OwnSampling
-from specbench.identity import of_checkpoint
+from specbench.drafters.sampling_overrides import OwnSampling
 from specbench.models.checkpoint import TRAINED, check_path, local_path
-from specbench.models.heads import Heads
+from specbench.models.context import Context
 from specbench.models.language_model import LanguageModel
+from specbench.models.medusa_heads import Heads
 from specbench.models.pretrained import load_extras
+from specbench.results.fingerprint import of_checkpoint
 from specbench.settings import setting
 
 

@@ -6,18 +6,19 @@ from typing import Any
 
 from torch import nn
 
-from specbench.context import Context
 from specbench.decoding.state import State
 from specbench.drafters.model import ModelDrafter
-from specbench.drafters.own_sampling import OwnSampling
-from specbench.identity import of_checkpoint
-from specbench.models.borrowed_cache import BorrowedCache
+from specbench.drafters.sampling_overrides import OwnSampling
+from specbench.errors import ConfigError
 from specbench.models.checkpoint import TRAINED, check_path, local_path
+from specbench.models.context import Context
 from specbench.models.first_layers import first_layers
-from specbench.models.heads import ExitHead, Heads
 from specbench.models.language_model import LanguageModel
+from specbench.models.medusa_heads import ExitHead, Heads
 from specbench.models.pretrained import load_extras
-from specbench.settings import ConfigError, setting
+from specbench.models.shared_cache import BorrowedCache
+from specbench.results.fingerprint import of_checkpoint
+from specbench.settings import setting
 
 
 class EarlyExitDrafter(ModelDrafter):

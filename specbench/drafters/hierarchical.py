@@ -8,23 +8,23 @@ import torch
 from torch import Tensor
 
 from specbench.component import nested
-from specbench.context import Context
-from specbench.decoding.clock import NoClock
+from specbench.config.devices import counts
 from specbench.decoding.draft import Draft, Verdict
 from specbench.decoding.drafter import Drafter
 from specbench.decoding.gamma_policy import DraftStop
+from specbench.decoding.model import Scores
 from specbench.decoding.noise import PROPOSAL, STREAMS, sibling_bits
 from specbench.decoding.round_noise import STREAM
 from specbench.decoding.rows import Rows, window
 from specbench.decoding.speculative import decode_speculative
 from specbench.decoding.state import State
-from specbench.decoding.target import Scores
-from specbench.devices import counts
+from specbench.decoding.timer import NoTimer
 from specbench.drafters.model import ModelSettings, load_drafter
-from specbench.gamma_policies.fixed import FixedGamma
-from specbench.limits import LARGEST_GAMMA
+from specbench.errors import ConfigError
+from specbench.models.context import Context
 from specbench.models.language_model import LanguageModel
-from specbench.settings import BaseSettings, ConfigError, setting
+from specbench.policies.gamma.fixed import FixedGamma
+from specbench.settings import LARGEST_GAMMA, BaseSettings, setting
 from specbench.verifiers.speculative import SpeculativeVerifier
 
 
@@ -106,7 +106,7 @@ class HierarchicalDrafter(Drafter):
             laws.scatter_(1, at[..., None].expand(p.shape), p)
 
         decode_speculative(
-            self.inner, self.model, self.below, self.policy, self.judge, NoClock(), keep_laws, begin=False
+            self.inner, self.model, self.below, self.policy, self.judge, NoTimer(), keep_laws, begin=False
         )
         ends = zip(self.inner.lengths, self.model.cached, gamma, strict=True)
         self.model.cached = [length - 1 if g else cached for length, cached, g in ends]

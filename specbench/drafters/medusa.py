@@ -6,18 +6,19 @@ from typing import Any
 
 from torch import Tensor
 
-from specbench.context import Context
+from specbench.config.devices import counts, upload
 from specbench.decoding.draft import Draft
 from specbench.decoding.noise import constant
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.state import State
 from specbench.decoding.token_tree import depths, levels_of
-from specbench.devices import counts, upload
 from specbench.drafters.blockwise import BlockwiseDrafter
-from specbench.models.heads import Heads
+from specbench.errors import ConfigError
+from specbench.models.context import Context
 from specbench.models.language_model import LanguageModel
+from specbench.models.medusa_heads import Heads
 from specbench.models.pretrained import load_extras
-from specbench.settings import ConfigError, setting
+from specbench.settings import setting
 
 
 class MedusaDrafter(BlockwiseDrafter):

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specbench.context import Context
+from specbench.config.devices import counts
 from specbench.decoding.draft import Draft
 from specbench.decoding.drafter import Drafter
 from specbench.decoding.gamma_policy import DraftStop, Signal
@@ -15,12 +15,13 @@ from specbench.decoding.noise import PROPOSAL
 from specbench.decoding.rows import Rows, all_rows, last_tokens, seen_tokens, window
 from specbench.decoding.sampling import draw
 from specbench.decoding.state import State
-from specbench.devices import counts
-from specbench.drafters.own_sampling import OwnSampling
+from specbench.drafters.sampling_overrides import OwnSampling
+from specbench.errors import ConfigError
+from specbench.models.context import Context
 from specbench.models.language_model import LanguageModel
 from specbench.models.pretrained import PretrainedModel
 from specbench.models.vocabulary import intersection
-from specbench.settings import ConfigError, setting
+from specbench.settings import setting
 
 # A function that makes one step, and the arguments of the first one: see `ModelDrafter._first_step`.
 FirstStep = tuple[Callable[..., Any], Tensor, Tensor, Tensor, Tensor | None]

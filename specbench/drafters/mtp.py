@@ -6,21 +6,21 @@ from typing import Any
 
 from torch import Tensor
 
-from specbench.component import Choices
-from specbench.context import Context
+from specbench.component import Selections
+from specbench.config.devices import counts, upload
 from specbench.decoding.draft import Draft, Verdict
 from specbench.decoding.gamma_policy import Signal
+from specbench.decoding.model import Scores
 from specbench.decoding.rows import Rows, all_rows
 from specbench.decoding.state import State
-from specbench.decoding.target import Scores
-from specbench.devices import counts, upload
 from specbench.drafters.model import FirstStep, ModelDrafter
-from specbench.drafters.own_sampling import OwnSampling
-from specbench.identity import of_checkpoint
+from specbench.drafters.sampling_overrides import OwnSampling
 from specbench.models.checkpoint import check_path, local_path
+from specbench.models.context import Context
 from specbench.models.language_model import LanguageModel
 from specbench.models.mtp import MtpModel
 from specbench.models.mtp_weights import load_mtp, missing_in
+from specbench.results.fingerprint import of_checkpoint
 from specbench.settings import setting
 
 
@@ -48,7 +48,7 @@ class MtpDrafter(ModelDrafter):
             return {} if self.path is None else {"path": of_checkpoint(local_path(self.path), self.path, None)}
 
     @classmethod
-    def refuses(cls, settings: Any, run: Choices) -> str | None:
+    def refuses(cls, settings: Any, run: Selections) -> str | None:
         target = run["target"].settings
         if settings.path is None and target.weights == "random":
             return "with target.weights=random, which has no such module: choose target.weights=pretrained"

@@ -8,23 +8,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specbench.context import Context
+from specbench.config.devices import upload
 from specbench.decoding.draft import Draft, Verdict
 from specbench.decoding.drafter import Drafter
 from specbench.decoding.gamma_policy import DraftStop
+from specbench.decoding.model import Scores
 from specbench.decoding.noise import PROPOSAL, constant
 from specbench.decoding.round_noise import node_bits
 from specbench.decoding.state import State
-from specbench.decoding.target import Scores
 from specbench.decoding.token_tree import level_ranges, shuffled_places
 from specbench.decoding.verify_tree import follow
-from specbench.devices import upload
-from specbench.drafters.own_sampling import OwnSampling
+from specbench.drafters.sampling_overrides import OwnSampling
 from specbench.drafters.tree import TreeDrafter
+from specbench.errors import ConfigError, shown
+from specbench.models.context import Context
 from specbench.models.language_model import LanguageModel
 from specbench.models.pretrained import PretrainedModel
-from specbench.settings import ConfigError, setting
-from specbench.visible import shown
+from specbench.settings import setting
 
 MOST_MODELS = 16
 ORDERS = ("fixed", "random")

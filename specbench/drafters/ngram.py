@@ -8,16 +8,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specbench.context import Context
 from specbench.decoding.draft import Draft
 from specbench.decoding.drafter import Drafter
 from specbench.decoding.gamma_policy import DraftStop
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.state import State
-from specbench.drafters.own_sampling import OwnSampling
-from specbench.drafters.row_by_row import CountDrafter, PointMassDrafter, committed
+from specbench.drafters.lookup_base import CountDrafter, PointMassDrafter, committed
+from specbench.drafters.sampling_overrides import OwnSampling
+from specbench.errors import ConfigError
+from specbench.models.context import Context
 from specbench.models.language_model import LanguageModel
-from specbench.settings import ConfigError, setting
+from specbench.settings import setting
 
 
 class NgramTable:

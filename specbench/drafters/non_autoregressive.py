@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specbench.context import Context
+from specbench.config.devices import counts
 from specbench.decoding.draft import Draft
 from specbench.decoding.drafter import Drafter
 from specbench.decoding.gamma_policy import DraftStop
@@ -16,13 +16,13 @@ from specbench.decoding.noise import PROPOSAL
 from specbench.decoding.rows import Rows, last_tokens, seen_tokens, window
 from specbench.decoding.sampling import Sampling, draw
 from specbench.decoding.state import State
-from specbench.devices import counts
 from specbench.drafters.model import ModelSettings, load_drafter
-from specbench.identity import of_checkpoint
 from specbench.models.checkpoint import TRAINED, check_path, local_path
+from specbench.models.context import Context
 from specbench.models.language_model import LanguageModel
-from specbench.models.lookahead import LookAhead
+from specbench.models.lookahead_embeddings import LookAhead
 from specbench.models.pretrained import load_extras
+from specbench.results.fingerprint import of_checkpoint
 from specbench.settings import setting
 
 

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 from specbench.decoding.draft import Draft
 from specbench.decoding.state import State
-from specbench.drafters.row_by_row import PointMassDrafter, committed
-from specbench.settings import ConfigError, setting
+from specbench.drafters.lookup_base import PointMassDrafter, committed
+from specbench.errors import ConfigError
+from specbench.settings import setting
 
 
 class PromptLookupDrafter(PointMassDrafter):

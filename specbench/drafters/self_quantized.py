@@ -3,13 +3,13 @@
 from dataclasses import dataclass
 from typing import Any
 
-from specbench.context import Context
 from specbench.drafters.early_exit import EarlyExitDrafter
-from specbench.drafters.own_sampling import OwnSampling
-from specbench.executors.grids import GRIDS
-from specbench.models.borrowed_cache import BorrowedCache
+from specbench.drafters.sampling_overrides import OwnSampling
+from specbench.executors.quant_grids import GRIDS
+from specbench.models.context import Context
 from specbench.models.language_model import LanguageModel
 from specbench.models.quantization import quantise
+from specbench.models.shared_cache import BorrowedCache
 from specbench.settings import setting
 
 

@@ -9,21 +9,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specbench.context import Context
+from specbench.config.devices import counts
 from specbench.decoding.draft import Draft, Verdict
+from specbench.decoding.model import Scores
 from specbench.decoding.noise import PROPOSAL, exponentials
 from specbench.decoding.round_noise import node_bits
 from specbench.decoding.rows import Rows, last_tokens, seen_tokens
 from specbench.decoding.sampling import draw
 from specbench.decoding.state import State
-from specbench.decoding.target import Scores
 from specbench.decoding.token_tree import branching_tree, level_ranges, levels_of, newest
-from specbench.devices import counts
 from specbench.drafters.model import ModelDrafter, VocabularySettings, load_drafter
-from specbench.limits import LARGEST_GAMMA
+from specbench.errors import ConfigError, shown
+from specbench.models.context import Context
 from specbench.models.language_model import LanguageModel
-from specbench.settings import ConfigError, setting
-from specbench.visible import shown
+from specbench.settings import LARGEST_GAMMA, setting
 
 MOST_LEAVES = 1000
 CHILDREN = ("independent", "distinct", "best")

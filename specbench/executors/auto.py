@@ -16,12 +16,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from specbench.component import Choices as Run
+from specbench.component import Selections as Run
+from specbench.config.devices import cpu_features, device_name
+from specbench.config.memory import free_bytes
+from specbench.config.paths import cache_dir
 from specbench.decoding.executor import Executor, HasCache, Module, Stored, Work
-from specbench.devices import cpu_features, device_name
-from specbench.executors.arguments import Columns
-from specbench.executors.buckets import bucket, refuse_growing_cache
-from specbench.executors.choose import (
+from specbench.executors.autotune import (
     LIMITS,
     ROWS,
     SAMPLE_BYTES,
@@ -32,16 +32,16 @@ from specbench.executors.choose import (
     shape_of,
     shape_of_layers,
 )
-from specbench.executors.compiling import CompileTimes, decide
+from specbench.executors.compile_cache import Programs
+from specbench.executors.compile_decision import CompileTimes, decide
+from specbench.executors.compiled_function import Leaf
 from specbench.executors.eager import EagerExecutor
-from specbench.executors.layers import Choices, Group, Multiplier, groups_of, packed, replace, stacked
-from specbench.executors.leaf import Leaf
-from specbench.executors.products import KINDS, Half, Plain, Product, scale_of
-from specbench.executors.programs import Programs
-from specbench.executors.quantized_products import QUANTIZED
-from specbench.identity import of_file, of_libraries
-from specbench.memory import free_bytes
-from specbench.paths import cache_dir
+from specbench.executors.linear_kernels import KINDS, Half, Plain, Product, scale_of
+from specbench.executors.packed_linear import Choices, Group, Multiplier, groups_of, packed, replace, stacked
+from specbench.executors.pytree import Columns
+from specbench.executors.quantized_kernels import QUANTIZED
+from specbench.executors.shape_buckets import bucket, refuse_growing_cache
+from specbench.results.fingerprint import of_file, of_libraries
 from specbench.settings import BaseSettings, setting
 
 log = logging.getLogger(__name__)

@@ -9,9 +9,9 @@ the disk without tracing or compiling.
 from dataclasses import dataclass
 from typing import Any
 
-from specbench.component import Choices
+from specbench.component import Selections
 from specbench.executors.auto import AutoExecutor
-from specbench.executors.buckets import refuse_growing_cache
+from specbench.executors.shape_buckets import refuse_growing_cache
 from specbench.settings import setting
 
 
@@ -27,5 +27,5 @@ class CompiledExecutor(AutoExecutor):
         compile: str = setting(choices=("true",), default="true")
 
     @classmethod
-    def refuses(cls, settings: Any, run: Choices) -> str | None:
+    def refuses(cls, settings: Any, run: Selections) -> str | None:
         return refuse_growing_cache(run)

@@ -30,14 +30,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specbench.component import Choices
+from specbench.component import Selections
 from specbench.decoding.executor import Executor, HasCache, Module
 from specbench.decoding.rows import Rows
-from specbench.executors.arguments import flatten, rebuild
-from specbench.executors.buckets import bucket, bucket_lengths, refuse_growing_cache
-from specbench.executors.layers import packed
-from specbench.executors.leaf import Leaf
-from specbench.executors.programs import Programs
+from specbench.executors.compile_cache import Programs
+from specbench.executors.compiled_function import Leaf
+from specbench.executors.packed_linear import packed
+from specbench.executors.pytree import flatten, rebuild
+from specbench.executors.shape_buckets import bucket, bucket_lengths, refuse_growing_cache
 from specbench.settings import BaseSettings, setting
 
 WARM_UP_CALLS = 2  # calls before a capture, in which kernels choose algorithms and constants are made
@@ -69,11 +69,11 @@ class CudaGraphExecutor(Executor):
         self.stream: Any = None  # of captures and of the calls before them: each stream keeps workspaces of its own
 
     @classmethod
-    def from_settings(cls, settings: Any, device: torch.device, run: Choices, identity: str) -> "CudaGraphExecutor":
+    def from_settings(cls, settings: Any, device: torch.device, run: Selections, identity: str) -> "CudaGraphExecutor":
         return cls(Programs.stored(identity) if settings.compile else None)
 
     @classmethod
-    def refuses(cls, settings: Any, run: Choices) -> str | None:
+    def refuses(cls, settings: Any, run: Selections) -> str | None:
         if not run.device.startswith("cuda"):
             return f"on device={run.device}: it needs CUDA, use executor=compiled"
         return refuse_growing_cache(run)

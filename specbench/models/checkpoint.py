@@ -16,9 +16,8 @@ import transformers
 from huggingface_hub.utils._validators import validate_repo_id
 from safetensors import safe_open
 
-from specbench.paths import place_of
-from specbench.settings import ConfigError
-from specbench.visible import shown
+from specbench.config.paths import place_of
+from specbench.errors import ConfigError, shown
 
 LONGEST_REASON = 240  # characters of a library's message
 INDEX = {"model.safetensors": "model.safetensors.index.json", "pytorch_model.bin": "pytorch_model.bin.index.json"}

@@ -17,13 +17,13 @@ from transformers.modeling_outputs import BaseModelOutput
 from transformers.models.auto.modeling_auto import MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES
 
 from specbench.cache.encoder_inputs import EncoderInputs
+from specbench.config.memory import context_of
+from specbench.contrib.whisper.audio_encoder import Hearing, start_of_speech, words_of
 from specbench.data.sound import EncoderInput, Speech
 from specbench.decoding.token_tree import Tree
-from specbench.memory import context_of
+from specbench.errors import ConfigError
+from specbench.models.absolute_positions import Positions
 from specbench.models.attention_mask import AttentionMask
-from specbench.models.decoder_positions import Positions
-from specbench.models.hearing import Hearing, start_of_speech, words_of
-from specbench.settings import ConfigError
 
 SIZES = ("vocab_size", "d_model", "num_heads", "d_kv", "d_ff", "num_layers", "num_decoder_layers", "encoder_layers",
          "decoder_layers", "encoder_attention_heads", "decoder_attention_heads", "encoder_ffn_dim", "decoder_ffn_dim",

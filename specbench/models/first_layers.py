@@ -6,7 +6,7 @@ from typing import TypeVar
 from torch import nn
 from transformers import PreTrainedModel
 
-from specbench.settings import ConfigError
+from specbench.errors import ConfigError
 
 Module = TypeVar("Module", bound=nn.Module)
 

@@ -16,10 +16,9 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 
 from specbench.cache.static import StaticCache
 from specbench.decoding.token_tree import Tree, static_tree
+from specbench.errors import ConfigError, first_line
 from specbench.kernels import has_triton
 from specbench.models.attention_mask import recurrent_kinds, seen_columns
-from specbench.settings import ConfigError
-from specbench.visible import first_line
 
 log = logging.getLogger(__name__)
 NAME = "specbench"  # of the attention function in transformers

@@ -17,27 +17,27 @@ from torch.nn import functional as F
 from transformers import PretrainedConfig, PreTrainedModel
 
 from specbench.cache.slots import SlotCache
+from specbench.config.devices import upload
+from specbench.config.memory import context_of
+from specbench.contrib.recurrent.recurrence import Recurrence, read_rows, recover, refuse_unknown_kinds
+from specbench.contrib.whisper.audio_encoder import Hearing
 from specbench.data.sound import EncoderInput, Speech
 from specbench.decoding.draft import Draft, Verdict
 from specbench.decoding.executor import Executor
+from specbench.decoding.model import READ_CHUNK, Scores, Target
 from specbench.decoding.noise import constant
 from specbench.decoding.rows import Rows, all_rows, seen_tokens
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.state import Job, State
-from specbench.decoding.target import READ_CHUNK, Scores, Target
 from specbench.decoding.token_tree import Levels, Tree, pack, static_tree, tree_of
-from specbench.devices import upload
-from specbench.memory import context_of
 from specbench.models import kernel_attention
 from specbench.models.attention_mask import AttentionMask
-from specbench.models.decoder import Decoder
 from specbench.models.encoder_decoder import Encoder, not_applied
 from specbench.models.experts import chosen_by_token, expert_layers
+from specbench.models.flops import per_token
+from specbench.models.forward_args import Decoder
 from specbench.models.head_input import Listener, head_inputs
-from specbench.models.hearing import Hearing
-from specbench.models.operations import per_token
-from specbench.models.recurrence import Recurrence, read_rows, recover, refuse_unknown_kinds
-from specbench.models.vocabulary import Padded
+from specbench.models.vocabulary import VocabMap
 
 
 class LanguageModel(Target):
@@ -65,7 +65,7 @@ class LanguageModel(Target):
         self.sampling, self.new_cache, self.chat_template = sampling, new_cache, chat_template
         self.config: PretrainedConfig = module.config.get_text_config()
         self.own_vocab_size = int(self.config.vocab_size)  # rows of the module's embedding
-        self.vocabulary = Padded(self.own_vocab_size, vocab_size or self.own_vocab_size)
+        self.vocabulary = VocabMap(self.own_vocab_size, vocab_size or self.own_vocab_size)
         weight = next(module.parameters())
         self.device, self.dtype = weight.device, weight.dtype
         refuse_unknown_kinds(module.config, name)

@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import PreTrainedModel
 
+from specbench.decoding.model import READ_CHUNK
 from specbench.decoding.rows import Rows
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.state import Job, State
-from specbench.decoding.target import READ_CHUNK
 from specbench.models.head_input import head_inputs
 from specbench.models.language_model import LanguageModel
 

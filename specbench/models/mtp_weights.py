@@ -16,11 +16,11 @@ from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 from transformers.utils.hub import cached_file
 
+from specbench.errors import ConfigError
 from specbench.models.checkpoint import INDEX, check_files, local_path, read_json, reading, source_of
+from specbench.models.checkpoint_checks import refuse_incomplete, refuse_not_finite
 from specbench.models.language_model import LanguageModel
 from specbench.models.mtp import PairInput
-from specbench.models.soundness import refuse_incomplete, refuse_not_finite
-from specbench.settings import ConfigError
 
 WHOLE = "model.safetensors"
 PARTS = ("embedding_norm", "hidden_norm", "projection", "norm")

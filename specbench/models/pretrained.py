@@ -18,23 +18,19 @@ from transformers import PreTrainedModel
 from transformers.quantizers.auto import AutoHfQuantizer
 
 from specbench.cache.static import StaticCache
-from specbench.context import Context
+from specbench.config.memory import ModelSize, hears, loader_of, without_memory
+from specbench.config.paths import SHIPPED
+from specbench.contrib.recurrent.recurrence import attending_layers, has_state, refuse_unknown_kinds
+from specbench.contrib.tensor_parallel.model_check import agrees_with_whole, refuse_offloaded
+from specbench.contrib.whisper.audio_encoder import Hearing, start_of_speech
 from specbench.data.sound import Speech
+from specbench.errors import ConfigError, unknown
 from specbench.executors.eager import EagerExecutor
-from specbench.executors.grids import GRIDS
-from specbench.identity import of_checkpoint
-from specbench.limits import MOST_RANKS
-from specbench.memory import Footprint, hears, loader_of, without_memory
+from specbench.executors.quant_grids import GRIDS
 from specbench.models import kernel_attention
+from specbench.models.adapter_check import reads_trees
 from specbench.models.checkpoint import check_files, check_path, check_weights, local_path, reading, source_of
-from specbench.models.encoder_decoder import refuse_decoder
-from specbench.models.hearing import Hearing, start_of_speech
-from specbench.models.language_model import LanguageModel
-from specbench.models.likeness import reads_trees
-from specbench.models.mtp_weights import without_modules
-from specbench.models.quantization import quantise, refuse_quantised
-from specbench.models.recurrence import attending_layers, has_state, refuse_unknown_kinds
-from specbench.models.soundness import (
+from specbench.models.checkpoint_checks import (
     refuse_bad_sizes,
     refuse_bad_stops,
     refuse_incomplete,
@@ -43,9 +39,13 @@ from specbench.models.soundness import (
     refuse_not_causal,
     refuse_not_finite,
 )
-from specbench.models.whole import agrees_with_whole, refuse_offloaded
-from specbench.paths import SHIPPED
-from specbench.settings import BaseSettings, ConfigError, setting, unknown
+from specbench.models.context import Context
+from specbench.models.encoder_decoder import refuse_decoder
+from specbench.models.language_model import LanguageModel
+from specbench.models.mtp_weights import without_modules
+from specbench.models.quantization import quantise, refuse_quantised
+from specbench.results.fingerprint import of_checkpoint
+from specbench.settings import MOST_RANKS, BaseSettings, setting
 
 Extras = TypeVar("Extras", bound=PreTrainedModel)
 # Tensors that do not fit are told to us, and refused by name.
@@ -222,7 +222,7 @@ def _config_of_shape(settings: PretrainedModel.Settings, role: str) -> transform
     return config
 
 
-def footprint(settings: PretrainedModel.Settings, role: str, dtype: torch.dtype) -> Footprint:
+def footprint(settings: PretrainedModel.Settings, role: str, dtype: torch.dtype) -> ModelSize:
     """The memory that the model will need, from its shape. Raises ConfigError."""
     config = load_config(settings, role)
     with _reading(settings, role, "config"):
@@ -230,7 +230,7 @@ def footprint(settings: PretrainedModel.Settings, role: str, dtype: torch.dtype)
         refuse_unknown_kinds(config, f"{role}.path={settings.path}")
         if config.is_encoder_decoder:
             refuse_decoder(module, f"{role}.path={settings.path}")
-        found = Footprint.of(config, dtype, module)
+        found = ModelSize.of(config, dtype, module)
         text = config.get_text_config()
         if has_state(text):
             column = found.column * attending_layers(text) // found.layers

@@ -7,8 +7,8 @@ executors find out by themselves that the weights can be stored in fewer bits.
 from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 
-from specbench.executors.grids import GRIDS
-from specbench.settings import ConfigError
+from specbench.errors import ConfigError
+from specbench.executors.quant_grids import GRIDS
 
 LEAST = 0.5  # of the weights besides the embedding must be in linear layers
 

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 SPACES = ("\u0120", "\u2581")  # what byte-level tokenizers and SentencePiece write for a space
 
 
-class Padded:
+class VocabMap:
     """One vocabulary, of which a model has `own` rows and the target `wanted`."""
 
     shared: int | None = None  # the number of shared tokens, if not all are
@@ -43,7 +43,7 @@ class Padded:
         return F.pad(logits, (0, missing), value=-torch.inf) if missing > 0 else logits[..., : self.wanted]
 
 
-class Intersection(Padded):
+class Intersection(VocabMap):
     """Two vocabularies that share some tokens. q is restricted to them and renormalised."""
 
     def __init__(self, own_of: Tensor, is_shared: Tensor, own: int):

@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from specbench.peers.peer import Peer, Peers
+from specbench.peers.base import Peer, Peers
 
 if TYPE_CHECKING:
-    from specbench.context import Context
+    from specbench.models.context import Context
     from specbench.models.language_model import LanguageModel
 
 

@@ -14,13 +14,13 @@ from typing import Any
 import torch
 from transformers import GenerationMixin, StoppingCriteria, StoppingCriteriaList
 
-from specbench.context import Context
+from specbench.contrib.whisper.audio_encoder import words_of
 from specbench.data.sound import Features
 from specbench.decoding.state import Job
+from specbench.models.context import Context
 from specbench.models.encoder_decoder import OTHER_LAWS
-from specbench.models.hearing import words_of
 from specbench.models.language_model import LanguageModel
-from specbench.peers.peer import Peer, PeerOutput, Peers
+from specbench.peers.base import Peer, PeerOutput, Peers
 
 log = logging.getLogger(__name__)
 

@@ -9,31 +9,31 @@ from typing import Any
 
 import torch
 
-from specbench import ranks
-from specbench.decoded import Record
-from specbench.interrupts import held
-from specbench.measure.machine_watch import MachineWatch
-from specbench.memory import reset_peak
-from specbench.phases import Phases
-from specbench.results import RunResult
-from specbench.run.cohort import Cohort
-from specbench.run.member import Member, Told
-from specbench.run.parts import Parts
-from specbench.storage.provenance import provenance
+from specbench.config.memory import reset_peak
+from specbench.contrib.tensor_parallel import process_group as ranks
+from specbench.results.provenance import provenance
+from specbench.results.schema import RunResult
+from specbench.run.components import Components
+from specbench.run.interleave import InterleavedGroup
+from specbench.run.method_run import MethodRun, Told
+from specbench.run.phase_timer import Phases
+from specbench.run.signals import held
+from specbench.stats.machine_noise import MachineWatch
+from specbench.stats.records import RunRecord
 
 log = logging.getLogger(__name__)
 Progress = Callable[[int, int, str], None]  # requests done, all requests, what is going on
-Runs = Sequence[tuple[Parts, Path, Told]]  # each run, its folder, and who is told of its groups
-Finished = tuple[RunResult | RuntimeError, Record]  # the error if every prompt failed
+Runs = Sequence[tuple[Components, Path, Told]]  # each run, its folder, and who is told of its groups
+Finished = tuple[RunResult | RuntimeError, RunRecord]  # the error if every prompt failed
 
 
 def run(
-    parts: Parts,
+    parts: Components,
     out_dir: Path,
     progress: Progress = lambda done, total, what: None,
     told: Told = lambda group: None,
     phases: Phases | None = None,
-) -> tuple[RunResult, Record]:
+) -> tuple[RunResult, RunRecord]:
     """Decodes all prompts and measures. Every finished group is appended to `prompts.jsonl.part` in `out_dir`, so that
     an interrupted run keeps what it has: a signal ends the decoding, and what is finished is measured. `told` is called
     with each group when it is written, outside of all that is timed; `phases` has what came before. Raises
@@ -53,15 +53,15 @@ def run_in_turn(cohorts: Sequence[Runs], progress: Progress, phases: Phases | No
     started, clock, status = datetime.datetime.now(datetime.UTC), time.perf_counter(), "complete"
     device = cohorts[0][0][0].target.device
     with held(), torch.inference_mode():
-        members: list[Member] = []
+        members: list[MethodRun] = []
         try:
             watch = MachineWatch(device)
             reset_peak(device)
             made = []
             for runs in cohorts:
-                own = [Member(parts, out_dir, told, phases) for parts, out_dir, told in runs]
+                own = [MethodRun(parts, out_dir, told, phases) for parts, out_dir, told in runs]
                 members += own
-                made.append(Cohort(own, watch, phases, alone=len(cohorts) == 1))
+                made.append(InterleavedGroup(own, watch, phases, alone=len(cohorts) == 1))
             try:
                 _decode_in_turn(made, progress)
             except KeyboardInterrupt:
@@ -84,7 +84,7 @@ def run_in_turn(cohorts: Sequence[Runs], progress: Progress, phases: Phases | No
                 member.saved.close()
 
 
-def _decode_in_turn(cohorts: Sequence[Cohort], progress: Progress) -> None:
+def _decode_in_turn(cohorts: Sequence[InterleavedGroup], progress: Progress) -> None:
     """A group of each cohort, then the next one of each, until all are done."""
     total = sum(len(cohort.members) * cohort.requests.total for cohort in cohorts)
 
@@ -99,7 +99,7 @@ def _decode_in_turn(cohorts: Sequence[Cohort], progress: Progress) -> None:
 
 
 def _measured(
-    member: Member, status: str, facts: dict[str, Any], watch: MachineWatch, phases: Phases
+    member: MethodRun, status: str, facts: dict[str, Any], watch: MachineWatch, phases: Phases
 ) -> RunResult | RuntimeError:
     try:
         with phases("statistics"):

@@ -6,29 +6,13 @@ from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 from specbench import theory
-from specbench.decoded import Decoded, DecodedRequest, Group, Record, RequestSums, Result
-from specbench.decoding.clock import Lap
-from specbench.decoding.target import Model
-from specbench.measure.acceptance import acceptance, alpha_by_category, alpha_on_text, beta_by_position
-from specbench.measure.accounting import accounting, cost_ratios, speedup_of
-from specbench.measure.bandwidth import Roofs
-from specbench.measure.beams import beam_numbers, judge_beams
-from specbench.measure.breakdown import OneProcess, acceptance_of, by_category, by_rows, geometric_speedup, user_rates
-from specbench.measure.clusters import group_clusters, time_clusters
-from specbench.measure.communication import communication
-from specbench.measure.costs import half_costs
-from specbench.measure.drift import drift
-from specbench.measure.estimators import FEWEST, Sums, speedup_interval
-from specbench.measure.experts import woken_experts
-from specbench.measure.latency import by_rate, latency
-from specbench.measure.lossless import judge
-from specbench.measure.prediction import prediction
-from specbench.measure.request_sums import bandwidths, drifts, end_to_end, prefills, rates, request_sums
-from specbench.measure.servers import server_notes, server_numbers
-from specbench.measure.simulate import pick, priced, sweep_rounds, trace_of
-from specbench.measure.token_class import Tokens
-from specbench.memory import peak_bytes
-from specbench.results import (
+from specbench.config.memory import peak_bytes
+from specbench.contrib.beams.numbers import beam_numbers, judge_beams
+from specbench.contrib.servers.numbers import server_notes, server_numbers
+from specbench.contrib.tensor_parallel.communication import communication
+from specbench.decoding.model import Model
+from specbench.decoding.timer import Lap
+from specbench.results.schema import (
     Bandwidth,
     Cost,
     Counts,
@@ -42,8 +26,24 @@ from specbench.results import (
     Speedup,
     SpeedupOver,
 )
-from specbench.run.parts import Parts
-from specbench.run.session import Session
+from specbench.run.components import Components
+from specbench.run.decoder import Session
+from specbench.stats.acceptance import acceptance, alpha_by_category, alpha_on_text, beta_by_position
+from specbench.stats.accounting import accounting, cost_ratios, speedup_of
+from specbench.stats.bandwidth import Roofs
+from specbench.stats.bootstrap import FEWEST, Sums, speedup_interval
+from specbench.stats.bootstrap_clusters import group_clusters, time_clusters
+from specbench.stats.breakdown import BootstrapSums, acceptance_of, by_category, by_rows, geometric_speedup, user_rates
+from specbench.stats.costs import half_costs
+from specbench.stats.experts import woken_experts
+from specbench.stats.holdout_prediction import prediction
+from specbench.stats.latency import by_rate, latency
+from specbench.stats.lenience_drift import drift
+from specbench.stats.losslessness import judge
+from specbench.stats.records import DecodedRequest, DecodeResult, Group, PerRequestSums, Result, RunRecord
+from specbench.stats.replay import pick, priced, sweep_rounds, trace_of
+from specbench.stats.request_sums import bandwidths, drifts, end_to_end, prefills, rates, request_sums
+from specbench.stats.token_types import Tokens
 
 Times = tuple[list[float], list[int]]  # seconds and tokens of every request
 
@@ -57,7 +57,7 @@ class Watch(Protocol):
     def judge(self, groups: Sequence[Group]) -> Machine: ...
 
 
-def summarise(session: Session, record: Record, status: str, provenance: dict[str, Any], watch: Watch) -> RunResult:
+def summarise(session: Session, record: RunRecord, status: str, provenance: dict[str, Any], watch: Watch) -> RunResult:
     """All estimates of a run; `watch` has measured the machine. Raises RuntimeError if every prompt failed."""
     parts, results, rules = session.parts, record.results, session.parts.decoding.rules
     if not results:
@@ -67,7 +67,7 @@ def summarise(session: Session, record: Record, status: str, provenance: dict[st
     record.sums = sums_of_run(parts, record)
     clusters = time_clusters(record, parts.batch_size)
     columns = record.sums.columns
-    sums, own = Sums.of_columns(columns, clusters), OneProcess(record.sums)
+    sums, own = Sums.of_columns(columns, clusters), BootstrapSums(record.sums)
     no_replay = why_no_replay(parts, results)
     halves = [] if no_replay else half_costs(session.costs, results, group_clusters(record))
     cost = costs(record, session.costs.summary(), halves, sums)
@@ -147,7 +147,7 @@ def summarise(session: Session, record: Record, status: str, provenance: dict[st
     )
 
 
-def sums_of_run(parts: Parts, record: Record) -> RequestSums:
+def sums_of_run(parts: Components, record: RunRecord) -> PerRequestSums:
     """The sums over each request, for sums.parquet."""
     target, *drafters = (partial(_bytes, model) for model in (parts.target, *parts.drafter.models))
     drafter = drafters[0] if len(drafters) == 1 else None
@@ -168,7 +168,7 @@ class _Known(NamedTuple):
     gamma: float
 
 
-def throughput(record: Record, counts: Counts, peers: Mapping[str, Times]) -> dict[str, float]:
+def throughput(record: RunRecord, counts: Counts, peers: Mapping[str, Times]) -> dict[str, float]:
     """New tokens per second of decoding, all rows together: ours, of plain decoding, and of each peer."""
     plain_seconds = sum(group.baseline.decode_seconds for group in record.groups)
     return {
@@ -178,11 +178,11 @@ def throughput(record: Record, counts: Counts, peers: Mapping[str, Times]) -> di
     }
 
 
-def _decode_seconds(record: Record) -> float:
+def _decode_seconds(record: RunRecord) -> float:
     return sum(group.speculative.decode_seconds for group in record.groups)
 
 
-def count(record: Record) -> Counts:
+def count(record: RunRecord) -> Counts:
     """Sums over all rounds of all requests."""
     counts = Counts(too_long=record.too_long, failed=sum(len(failure.requests) for failure in record.failures))
     for result in record.results:
@@ -201,7 +201,7 @@ def count(record: Record) -> Counts:
     return counts
 
 
-def costs(record: Record, by_gamma: list[RoundCost], halves: list[HalfCosts], sums: Sums) -> Cost:
+def costs(record: RunRecord, by_gamma: list[RoundCost], halves: list[HalfCosts], sums: Sums) -> Cost:
     """c, v and o: means over all rounds, in steps of the baseline's single-token target calls; `sums` are for their
     intervals."""
     ours, calls = [group.speculative.laps for group in record.groups], _calls(record)
@@ -229,7 +229,7 @@ def costs(record: Record, by_gamma: list[RoundCost], halves: list[HalfCosts], su
     )
 
 
-def _corrected(block_efficiency: float | None, drafted: float, cost: Cost, record: Record) -> float | None:
+def _corrected(block_efficiency: float | None, drafted: float, cost: Cost, record: RunRecord) -> float | None:
     if block_efficiency is None or cost.v is None or cost.o is None:
         return None
     plain = [group.baseline for group in record.groups]
@@ -260,7 +260,7 @@ def in_sample(gammas: Sequence[GammaSpeedup], picked: GammaPick | None) -> list[
             f"it is: half of the prompts (or groups of rows) are fewer than {FEWEST}"]  # fmt: skip
 
 
-def why_no_replay(parts: Parts, results: Sequence[Result]) -> str:
+def why_no_replay(parts: Components, results: Sequence[Result]) -> str:
     """Why the text tells nothing of another gamma; empty if it does."""
     if not any(result.speculative_laws is not None for result in results):
         return "there are no betas along its text"
@@ -271,7 +271,7 @@ def why_no_replay(parts: Parts, results: Sequence[Result]) -> str:
     return ""
 
 
-def bandwidth(parts: Parts, results: Sequence[Result], cost: Cost, roofs: Roofs) -> Bandwidth:
+def bandwidth(parts: Components, results: Sequence[Result], cost: Cost, roofs: Roofs) -> Bandwidth:
     """What one step has to read, weights and the keys and values of every row, over its time."""
     columns = shares = 0.0
     for result in results:
@@ -288,7 +288,7 @@ def _bytes_per_second(model: Model, columns: float, seconds: float | None) -> fl
     return (model.step_bytes + columns * model.column_bytes()) / seconds if seconds else None
 
 
-def of_metrics(parts: Parts, results: Sequence[Result]) -> tuple[dict[str, dict[str, float | None]], list[str]]:
+def of_metrics(parts: Components, results: Sequence[Result]) -> tuple[dict[str, dict[str, float | None]], list[str]]:
     """The numbers of each of the run's metrics, by its name, and a note on each one that failed: an error in a metric
     must not lose a run that is decoded."""
     found: dict[str, dict[str, float | None]] = {}
@@ -302,7 +302,7 @@ def of_metrics(parts: Parts, results: Sequence[Result]) -> tuple[dict[str, dict[
     return found, notes
 
 
-def memory(parts: Parts, record: Record) -> Memory:
+def memory(parts: Components, record: RunRecord) -> Memory:
     """Bytes that were in use at most, of weights, and of keys and values."""
     weights = parts.target.weight_bytes + sum(model.weight_bytes for model in parts.drafter.models)
     weights += parts.drafter.own_bytes + parts.target.executor.bytes()
@@ -318,7 +318,7 @@ def _peer_times(results: Sequence[Result], name: str) -> Times:
     return [output.decode_seconds for output in outputs], [output.decoded for output in outputs]
 
 
-def _time_ratio(record: Record, seconds_of: Callable[[Decoded], float]) -> float:
+def _time_ratio(record: RunRecord, seconds_of: Callable[[DecodeResult], float]) -> float:
     """Seconds per token of plain decoding over those of speculative decoding."""
     ours, plain = ([(g.speculative, g.baseline)[way] for g in record.groups] for way in (0, 1))
     seconds = [sum(map(seconds_of, decoded)) for decoded in (ours, plain)]
@@ -326,6 +326,6 @@ def _time_ratio(record: Record, seconds_of: Callable[[Decoded], float]) -> float
     return (seconds[1] / tokens[1]) / (seconds[0] / tokens[0])
 
 
-def _calls(record: Record) -> int:
+def _calls(record: RunRecord) -> int:
     """Calls of the target in speculative decoding."""
     return sum(group.speculative.calls for group in record.groups)

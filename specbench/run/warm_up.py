@@ -4,17 +4,17 @@ import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+from specbench.contrib.tensor_parallel.process_group import alone
 from specbench.data.prompts import Request
 from specbench.data.sound import EncoderInput
 from specbench.decoding.noise import prompt_key
 from specbench.decoding.state import Job
 from specbench.decoding.verifier import Verifier
-from specbench.gamma_policies.fixed import WatchedGamma
-from specbench.ranks import alone
-from specbench.run.parts import Parts
-from specbench.run.requests import Wanted
-from specbench.run.session import Session
-from specbench.visible import first_line
+from specbench.errors import first_line
+from specbench.policies.gamma.fixed import WatchedGamma
+from specbench.run.batching import Batch
+from specbench.run.components import Components
+from specbench.run.decoder import Session
 
 log = logging.getLogger(__name__)
 WARM_UP_TOKENS = 16
@@ -24,7 +24,7 @@ ROOM = 4  # or so many more than its gamma
 CALIBRATION_TOKENS = 32  # per gamma, before the first prompt, for policies that choose by cost
 
 
-def warm_up(session: Session, wanted: Wanted) -> None:
+def warm_up(session: Session, wanted: Batch) -> None:
     """Makes the first calls, which pay for allocation, thread pools and compilation, outside the measurement: at least
     one at every text length at which the executor uses other shapes."""
     parts, columns, first = session.parts, wanted.columns, list(wanted.requests[0].tokens)
@@ -98,7 +98,7 @@ def warm_up_tokens(nodes: Sequence[int], gammas: Sequence[int], lengths: int, le
     return once * 2 * max(1, lengths) * levels + calibration
 
 
-def calibrate(session: Session, wanted: Wanted) -> None:
+def calibrate(session: Session, wanted: Batch) -> None:
     """Decodes some tokens of the first prompts with every gamma, for a policy that chooses by cost."""
     for index, gamma in enumerate([0, *session.parts.gammas] * 2):
         begin = index * session.parts.batch_size % len(wanted.requests)
@@ -116,7 +116,7 @@ def probe_costs(session: Session, requests: Sequence[Request], columns: int, gam
         session.costs.add(session.decode(jobs, True, columns, policy=policy, again=True).rounds)
 
 
-def probe_jobs(parts: Parts, requests: Sequence[Request], tokens: int) -> list[Job]:
+def probe_jobs(parts: Components, requests: Sequence[Request], tokens: int) -> list[Job]:
     """A job of so many tokens for each row, of the first requests that there are."""
     jobs = []
     for row in range(parts.batch_size):

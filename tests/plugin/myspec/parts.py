@@ -7,13 +7,13 @@ from pathlib import Path
 from torch import Tensor
 
 from specbench.data.prompts import Data, Prompt
-from specbench.decoded import Record
-from specbench.drafters.row_by_row import PointMassDrafter
-from specbench.loggers.logger import Logger
-from specbench.metrics.metric import Metric
-from specbench.metrics.metric import Path as TakenPath
-from specbench.results import RunResult
+from specbench.drafters.lookup_base import PointMassDrafter
+from specbench.results.loggers.base import Logger
+from specbench.results.schema import RunResult
 from specbench.settings import BaseSettings, setting
+from specbench.stats.metrics.base import Metric
+from specbench.stats.metrics.base import Path as TakenPath
+from specbench.stats.records import RunRecord
 from specbench.verifiers.speculative import SpeculativeVerifier
 
 
@@ -71,5 +71,5 @@ class FullRounds(Metric):
 class OneLine(Logger):
     """Writes the speedup to a file."""
 
-    def log(self, result: RunResult, record: Record, out_dir: Path) -> None:
+    def log(self, result: RunResult, record: RunRecord, out_dir: Path) -> None:
         (out_dir / "speedup.txt").write_text(f"{result.speedup.measured} over {len(record.results)} prompts\n")

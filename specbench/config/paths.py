@@ -1,0 +1,64 @@
+"""Folders: configurations, shipped models, and the names of run folders."""
+
+import hashlib
+import os
+import re
+from pathlib import Path
+
+from omegaconf import OmegaConf
+
+from specbench.errors import ConfigError, shown, visible
+
+LONGEST, DEEPEST = 120, 8  # bytes of a folder name, folders of a run's name
+SHIPPED = Path(__file__).resolve().parents[1] / "shipped"  # the models that come with the package
+
+
+def place_of(path: str) -> str:
+    """A path as it is; `shipped:NAME` is a file or folder that comes with specbench."""
+    return str(SHIPPED / path.removeprefix("shipped:")) if path.startswith("shipped:") else path
+
+
+def fields(override_dirname: str) -> str:
+    """The overrides, `gamma=5,temperature=0`, as a folder name; `default` if there are none."""
+    name = re.sub(r"[^\w.,=+-]+", "_", override_dirname)
+    if len(name.encode()) > LONGEST:
+        digest = hashlib.sha256(override_dirname.encode(errors="replace")).hexdigest()[:8]
+        name = f"{name.encode()[:LONGEST].decode(errors='ignore')}-{digest}"
+    return name or "default"
+
+
+def inside_outputs(name: object) -> str:
+    """The name of a run, or of a multirun, as a path below outputs/. Raises ConfigError if it is none, or leaves it."""
+    text = str(name)
+    parts = text.split("/")
+    fits = visible(text) == text and len(parts) <= DEEPEST and len(max(parts, key=len).encode()) <= LONGEST
+    if name is None or not fits or any(part.strip() in ("", ".", "..") for part in parts):
+        raise ConfigError(
+            f"name={shown(name)} is not allowed: it must be the name of a folder inside outputs/, of at most {LONGEST} "
+            "characters, without . or .. and without control characters"
+        )
+    return text
+
+
+def refuse_no_run(folder: Path) -> None:
+    """Raises ConfigError if the folder has no results of a run."""
+    if not (folder / "results.json").exists():
+        raise ConfigError(f"{folder} is not a finished run: results.json is not there")
+
+
+def register_resolvers() -> None:
+    """Makes the functions that conf/config.yaml and conf/train.yaml use known to OmegaConf."""
+    OmegaConf.register_new_resolver("fields", fields, replace=True)
+    OmegaConf.register_new_resolver("inside_outputs", inside_outputs, replace=True)
+
+
+def cache_dir() -> Path:
+    """Where what can be made again is kept between runs: $SPECBENCH_CACHE, or specbench/ in the user's cache folder."""
+    own, users = os.environ.get("SPECBENCH_CACHE"), os.environ.get("XDG_CACHE_HOME")
+    return Path(own).expanduser() if own else Path(users or "~/.cache").expanduser() / "specbench"
+
+
+def conf_dir() -> Path:
+    """The folder `conf/`: beside the package in a checkout, inside it in an installed wheel."""
+    package = Path(__file__).resolve().parents[1]
+    return package / "conf" if (package / "conf").is_dir() else package.parent / "conf"

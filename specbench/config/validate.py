@@ -1,0 +1,144 @@
+"""Checks a composed configuration, and everything else that can be checked before models are loaded."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from specbench.component import Component, Selection, Selections, chosen_class
+from specbench.config.schema import GROUPS, METRICS, NOT_HASHED, NOT_TRACED, OTHERS, WITHOUT_TORCH, RunConfig, base_of
+from specbench.contrib.ray.rules import on_cluster, refuse_workers
+from specbench.errors import ConfigError, first_line, shown
+from specbench.results.fingerprint import Identity, of_code, of_libraries, of_module
+from specbench.settings import validate
+
+
+@dataclass(frozen=True)
+class ValidatedConfig:
+    """A configuration whose keys, types, bounds and combinations have been checked."""
+
+    root: RunConfig
+    choices: Selections
+    metrics: Mapping[str, Selection]
+    resolved: dict[str, Any]
+
+    @property
+    def digest(self) -> str:
+        """A hash of all settings that the numbers depend on."""
+        return hashlib.sha256(json.dumps(self._settings, sort_keys=True).encode()).hexdigest()[:16]
+
+    @property
+    def _settings(self) -> dict[str, Any]:
+        return {key: value for key, value in self.resolved.items() if key not in NOT_HASHED}
+
+    def traced(self) -> str:
+        """A hash of all that compiled code may depend on, besides shapes: settings, checkpoints, code and machine."""
+        import torch
+
+        from specbench.config.devices import cpu_features
+
+        found = self.identity()
+        settings = {key: value for key, value in self._settings.items() if key not in NOT_TRACED}
+        sources = {key: value for key, value in found.sources.items() if key.partition(".")[0] not in NOT_TRACED}
+        everything = [settings, sources, found.code, found.device, cpu_features(), torch.get_num_threads()]
+        return hashlib.sha256(json.dumps(everything, sort_keys=True, default=str).encode()).hexdigest()[:16]
+
+    def identity(self, here: bool = True) -> Identity:
+        """All that the numbers depend on, as it is now: the files that the settings name are looked at again. Without
+        the device, if the run is not one of this machine."""
+        from specbench.config.devices import device_name, pick_device, pick_dtype
+
+        named = {group: choice for group, choice in self.choices.groups.items() if group not in NOT_HASHED}
+        named |= {f"{METRICS}.{name}": choice for name, choice in self.metrics.items()}
+        sources = {
+            f"{key}.{name}": version
+            for key, choice in named.items()
+            for name, version in choice.settings.sources().items()
+        }
+        modules = {choice.kind.__module__ for choice in named.values()}
+        plugins = {module: of_module(module) for module in modules if not module.startswith("specbench.")}
+        machine = {}
+        if here and not on_cluster(self.root):
+            device = pick_device(self.root.device)
+            machine = {"device": device_name(device), "dtype": str(pick_dtype(self.root.dtype, device))}
+        code = {"specbench": of_code(), **of_libraries(), **plugins}
+        return Identity(self.digest, self._settings, sources, code, machine)
+
+
+def check(config: DictConfig, names: Mapping[str, str] | None = None, here: bool = True) -> ValidatedConfig:
+    """Validates a composed configuration, as far as possible before torch is loaded. `names` are the options that were
+    chosen, by group; by default those that Hydra stored in the configuration. If the run is not one of this machine
+    (`here`), nobody asks whether its device is there. Raises ConfigError."""
+    names = names or hydra_choices(config)
+    root, early = check_early(config, names)
+
+    from specbench.config.devices import named_device, pick_device
+
+    device = pick_device(root.device) if here and not on_cluster(root) else named_device(root.device)
+    groups = {group: early.get(group) or choose(config, group, base_of(group), names.get(group)) for group in GROUPS}
+    if here:
+        refuse_workers(root, device.type, groups["target"].settings.processes())
+    policy = groups["lenience_policy"]
+    lowest = policy.kind.lowest(policy.settings, root.lenience)
+    choices = Selections(groups, root.temperature, lowest, str(device), vars(root))
+    metrics = choose_metrics(config)
+    for key, choice in (*groups.items(), *(("metric", choice) for choice in metrics.values())):
+        if reason := choice.kind.refuses(choice.settings, choices):
+            raise ConfigError(f"{key}={choice.name} is not possible {reason}")
+    if root.beams > 1 and groups["decoding"].name == "sampling":
+        only = "it must be 1, or use decoding=beam"
+        raise ConfigError(f"beams={root.beams} is not possible with decoding=sampling: {only}")
+    if groups["target"].settings.divided() or any(model.divided() for model in groups["drafter"].settings.models()):
+        from specbench.contrib.tensor_parallel.rules import refuse_divided
+
+        refuse_divided(choices)
+    resolved: Any = OmegaConf.to_container(
+        OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"]), resolve=True
+    )
+    return ValidatedConfig(root, choices, metrics, resolved)
+
+
+def check_early(config: DictConfig, names: Mapping[str, str] | None = None) -> tuple[RunConfig, dict[str, Selection]]:
+    """The part of `check` that does not load torch: the scalars, and the choices of WITHOUT_TORCH. Raises
+    ConfigError."""
+    names = names or hydra_choices(config)
+    scalars = OmegaConf.masked_copy(config, [str(key) for key in config if key not in (*GROUPS, *OTHERS)])
+    scalars._set_parent(config)
+    root = validate(RunConfig, scalars)
+    return root, {group: choose(config, group, base_of(group), names.get(group)) for group in WITHOUT_TORCH}
+
+
+def choose_metrics(config: DictConfig) -> dict[str, Selection]:
+    """The metrics that were chosen, by name. Raises ConfigError."""
+    chosen = config.get(METRICS)
+    if chosen is None:
+        return {}
+    if not isinstance(chosen, DictConfig):
+        raise ConfigError(f"{METRICS}={shown(chosen)} is not allowed: choose metrics with metric=[NAME,NAME]")
+    from specbench.stats.metrics.base import Metric
+
+    return {str(name): choose(config, METRICS, Metric, str(name)) for name in chosen}
+
+
+def choose(config: DictConfig, group: str, base: type[Component], name: str | None) -> Selection:
+    """The class, a subclass of `base`, and the validated settings of a group, or of the metric `name`. Raises
+    ConfigError."""
+    key, how = (f"{METRICS}.{name}", f"metric=[{name}]") if group == METRICS else (group, f"{group}=NAME")
+    try:
+        node = OmegaConf.select(config, key)
+    except OmegaConfBaseException as error:
+        raise ConfigError(f"{key} is not set: {first_line(error)}, choose one with {how}") from error
+    kind, settings = chosen_class(node, key, base, how)
+    if kind is base:
+        raise ConfigError(f"{key}._target_={base.__module__}.{base.__name__} is not allowed: choose one with {how}")
+    return Selection(name or kind.__name__, kind, settings)
+
+
+def hydra_choices(config: DictConfig) -> dict[str, str]:
+    """The option that was chosen in each group, as Hydra stores it in the configuration."""
+    noted = OmegaConf.select(config, "hydra.runtime.choices") or {}
+    return {str(group): str(option) for group, option in noted.items() if group in GROUPS}

@@ -1,0 +1,138 @@
+"""The list of a sweep's jobs, in the sweep's folder: what each job is, and which of them are over.
+
+It is written before the first job starts. Every job says there when it is over, so that whichever ends last, or
+`specbench.collect`, can make the summary, in any process and on any machine that sees the folder.
+"""
+
+import json
+import os
+import socket
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from specbench.errors import ConfigError, first_line
+from specbench.results.atomic_files import write_json, writing
+from specbench.results.fingerprint import Identity, NotedIdentity
+
+PLACE = ".sweep"  # in the sweep's folder: a folder for each command
+LIST, OVER, MIRRORED = "jobs.json", "over", "mirrored.json"
+
+
+@dataclass(frozen=True)
+class PlannedJob:
+    """One job: its overrides, its folder, what it is made of, and whether its verdict must be good."""
+
+    number: int
+    overrides: list[str]
+    folder: Path
+    identity: Identity
+    strict: bool
+
+
+@dataclass(frozen=True)
+class JobList:
+    """The jobs of one command. `whole` is False if jobs are chosen one after the other; then those are listed that are
+    over. `logger` is the configuration of their logger."""
+
+    folder: Path  # the sweep's
+    command: str  # its overrides, as the name of a file
+    name: str
+    launcher: str
+    logger: Mapping[str, Any]
+    whole: bool
+    jobs: Sequence[PlannedJob]
+    id: str = field(default_factory=lambda: uuid.uuid4().hex)  # of this start of the command
+    started: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
+
+    @property
+    def place(self) -> Path:
+        """The folder of the list."""
+        return self.folder / PLACE / self.command
+
+    def write(self) -> None:
+        """Writes the list, in the place of that of an earlier start. Raises ConfigError."""
+        with writing(self.place):
+            (self.place / OVER).mkdir(parents=True, exist_ok=True)
+        own: dict[str, Any] = {"id": self.id, "started": self.started, "command": self.command, "name": self.name}
+        own |= {"launcher": self.launcher, "logger": dict(self.logger), "whole": self.whole}
+        write_json(self.place / LIST, own | {"jobs": [self._entry(job) for job in self.jobs]})
+
+    def _entry(self, job: PlannedJob) -> dict[str, Any]:
+        """A job as JSON. Its folder is relative, so that a sweep's folder can be moved or copied."""
+        identity = {**job.identity.as_dict(), "settings": dict(job.identity.settings)}
+        folder = os.path.relpath(job.folder, self.folder)
+        return {"number": job.number, "overrides": job.overrides, "folder": folder, "strict": job.strict,
+                "identity": identity}  # fmt: skip
+
+    def number_of(self, folder: Path) -> int | None:
+        """The number of the job with this folder; None if there is none."""
+        wanted = os.path.realpath(folder)
+        return next((job.number for job in self.jobs if os.path.realpath(job.folder) == wanted), None)
+
+    def end(self, job: PlannedJob | int, failed: str = "") -> None:
+        """Notes that a job is over; `failed` says why it has no result. Of a list that is not whole, the job is noted
+        with it. Raises ConfigError."""
+        number = job if isinstance(job, int) else job.number
+        noted: dict[str, Any] = {"id": self.id, "failed": failed, "host": socket.gethostname(), "process": os.getpid()}
+        noted["ended"] = datetime.now(UTC).isoformat(timespec="seconds")
+        if isinstance(job, PlannedJob):
+            noted["job"] = self._entry(job)
+        with writing(self.place):
+            (self.place / OVER).mkdir(parents=True, exist_ok=True)
+        write_json(self.place / OVER / f"{number}.json", noted)
+
+    def over(self) -> dict[int, str]:
+        """The jobs that are over since this start, and why they have no result, "" if they have one."""
+        return {number: str(noted.get("failed", "")) for number, noted in _noted(self.place, self.id).items()}
+
+    def all_over(self) -> bool:
+        """Whether every job of a list that is whole is over."""
+        return self.whole and {job.number for job in self.jobs} <= {*self.over()}
+
+
+def read_list(place: Path) -> JobList:
+    """The list in `SWEEP/.sweep/COMMAND`. Raises ConfigError if it is not there or cannot be used."""
+    path, folder = place / LIST, place.parent.parent
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        jobs = [_job(entry, folder) for entry in found["jobs"]]
+        if not found["whole"]:
+            noted = _noted(place, found["id"])
+            jobs += [_job(noted[number]["job"], folder) for number in sorted(noted)]
+        return JobList(folder, place.name, found["name"], found["launcher"], found["logger"], found["whole"], jobs,
+                       found["id"], found["started"])  # fmt: skip
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(f"{path} cannot be used ({first_line(error)}): repeat the sweep's command") from error
+
+
+def lists_in(folder: Path) -> list[JobList]:
+    """The lists of every command of a sweep's folder, the one that was started last at the end. Raises ConfigError if
+    there is none."""
+    places = [path.parent for path in folder.glob(f"{PLACE}/*/{LIST}")]
+    if not places:
+        raise ConfigError(f"{folder} is not the folder of a sweep: {PLACE}/ is not there, or has no {LIST}")
+    return sorted(map(read_list, places), key=lambda found: found.started)
+
+
+def _job(entry: Mapping[str, Any], folder: Path) -> PlannedJob:
+    noted = entry["identity"]
+    identity = NotedIdentity(noted["config"], noted["settings"], noted["sources"], noted["code"], noted["device"])
+    where = Path(os.path.normpath(folder / entry["folder"]))
+    return PlannedJob(entry["number"], list(entry["overrides"]), where, identity, entry["strict"])
+
+
+def _noted(place: Path, start: str) -> dict[int, dict[str, Any]]:
+    """What jobs have noted at their end, by number, if they knew of this start."""
+    found = {}
+    for path in (place / OVER).glob("*.json"):
+        try:
+            noted = json.loads(path.read_text(encoding="utf-8"))
+            if noted["id"] == start:
+                found[int(path.stem)] = noted
+        except (OSError, ValueError, KeyError, TypeError):  # of another start, or cut by hand
+            continue
+    return found

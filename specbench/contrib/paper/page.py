@@ -1,0 +1,189 @@
+"""One table or figure of the paper as text and as a figure: printed, formula and ours next to one another."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from matplotlib import pyplot as plt
+from matplotlib.figure import Figure
+
+from specbench.contrib.paper import figures as paper
+from specbench.contrib.paper.measured import OURS, our_rows
+from specbench.contrib.paper.notes import BANDS, NOTES
+from specbench.contrib.paper.published import CLAIMS, ELSEWHERE, Claim
+from specbench.results.reader import StoredRun
+from specbench.results.report.style import HALF, INK, MARKERS, MEASURED, OTHER, SERIES, THEORY, style
+from specbench.results.tables import at
+
+FIGURES = {"figure2": paper.figure_2, "figure3": paper.figure_3, "figure4": paper.figure_4, "table1": paper.figure_4}
+CALLS = 12  # of a text, in Figures 1 and 5
+COLOURS = {"draft": OTHER, "verify": MEASURED, "accept": THEORY, "host": THEORY}
+MARKS = "(kept guesses)[correction]{rejected guess}"
+
+
+def page(name: str, runs: Sequence[StoredRun]) -> str:
+    """Everything of a table or figure in Markdown."""
+    told = [f"# {name}\n"]
+    if claims := CLAIMS[name]():
+        told += ["Printed, and by the formula:\n", printed_table(claims), errors(claims)]
+    if name in ELSEWHERE:
+        source, others = ELSEWHERE[name]
+        told += [
+            f"Not the paper's: printed in {source}, and by the formula:\n",
+            printed_table(others()),
+            errors(others()),
+        ]
+    if name in NOTES:
+        told += [f"Not the paper's: printed in {NOTES[name].source}.\n"]
+        told += [f"{caption}:\n\n{to_markdown(rows)}" for caption, rows in NOTES[name].tables().items()]
+    rows = our_rows(name, runs)
+    told += ["Ours:\n", to_markdown(rows) if rows else "No run of this folder belongs here.\n"]
+    if name == "figure1":
+        told += [traces(runs)]
+    return "\n".join(told)
+
+
+def printed_table(claims: Sequence[Claim]) -> str:
+    """Claims as a Markdown table."""
+    return to_markdown([_cells(claim) for claim in claims])
+
+
+def _cells(claim: Claim) -> dict[str, str]:
+    expected, span = claim.expected(), claim.span()
+    formula = "-" if expected is None else f"{expected:.3f}"
+    inputs = "-" if span is None or span[1] - span[0] < 1e-9 else f"{span[0]:.2f} to {span[1]:.2f}"
+    judged = {**claim.where, "what": claim.what, "printed": claim.printed, "formula": formula}
+    return judged | {"inputs unrounded": inputs, "": claim.judgement()}
+
+
+def errors(claims: Sequence[Claim]) -> str:
+    """What does not agree, in sentences."""
+    told = []
+    for claim in claims:
+        if claim.judgement() not in ("differs", "rounding") or claim.what.startswith("measured"):
+            continue
+        where, span = ", ".join(f"{k} {v}" for k, v in claim.where.items()), claim.span() or (0.0, 0.0)
+        verb = "differs" if claim.judgement() == "differs" else "is explained by the rounding of its inputs alone"
+        told.append(f"- {claim.what} at {where}: printed {claim.printed}, the formula gives {claim.expected():.2f} "
+                    f"({span[0]:.2f} to {span[1]:.2f}); it {verb}.")  # fmt: skip
+    return "\n".join(told) + "\n" if told else "All printed numbers are those of the formula.\n" * _has_formula(claims)
+
+
+def _has_formula(claims: Sequence[Claim]) -> bool:
+    return any(claim.formula is not None and not claim.what.startswith("measured") for claim in claims)
+
+
+def to_markdown(rows: Sequence[Mapping[str, str]]) -> str:
+    """Rows with the same headings as a table."""
+    lines = ["| " + " | ".join(rows[0]) + " |", "|" + "---|" * len(rows[0])]
+    return "\n".join([*lines, *("| " + " | ".join(row.values()) + " |" for row in rows)]) + "\n"
+
+
+def traces(runs: Sequence[StoredRun]) -> str:
+    """The rounds of each run's first text, a line for each target call, as Figure 1 has them."""
+    told = [f"The first {CALLS} target calls of a text: {MARKS}.\n"]
+    for run in filter(lambda run: OURS["figure1"].takes(run.result), runs):
+        told += [f"{run.label}:\n", "```text"]
+        for r in _first_text(run):
+            kept, own, wrong = (str(r[f"{what}_text"]).replace("\n", "\\n") for what in ("accepted", "own", "rejected"))
+            told.append(f"({kept})[{own}]" + (f"{{{wrong}}}" if wrong else ""))
+        told += ["```\n"]
+    return "\n".join(told)
+
+
+def _first_text(run: StoredRun) -> list[dict[str, object]]:
+    rounds = run.rounds
+    return [r for r in rounds if r["prompt"] == rounds[0]["prompt"]][:CALLS]
+
+
+def figure(name: str, runs: Sequence[StoredRun]) -> Figure:
+    """The figure of a table or figure of the paper."""
+    mine = [run for run in runs if OURS[name].takes(run.result)]
+    with plt.rc_context(style(INK)):
+        if name in ("figure1", "figure5"):
+            return trace_diagram(mine)
+        if name == "ngram_chapter":
+            return by_content(mine)
+        return FIGURES[name](mine) if name in FIGURES else predicted(name, mine)
+
+
+def trace_diagram(runs: Sequence[StoredRun]) -> Figure:
+    """Figure 5: the first calls of a text in time, a row for each gamma, and one of plain decoding's steps."""
+    shown, axes = plt.subplots(figsize=(9, 1.2 + 0.6 * (len(runs) + 1)))
+    names, longest = [], 0.0
+    for row, run in enumerate(runs):
+        now = 0.0
+        for r in _first_text(run):
+            for lap in ("draft", "verify", "accept", "host"):
+                steps = int(str(r["steps"])) if lap == "draft" else 1
+                for _ in range(steps):
+                    width = float(str(r[f"{lap}_seconds"])) * 1e3 / steps
+                    axes.broken_barh([(now, width)], (row - 0.3, 0.6), facecolor=COLOURS[lap], edgecolor="white",
+                                     linewidth=0.5)  # fmt: skip
+                    now += width
+        tokens = sum(int(str(r["tokens"])) for r in _first_text(run))
+        axes.text(now, row, f" {tokens} tokens", va="center", fontsize=8)
+        names.append(run.label)
+        longest = max(longest, now)
+    if runs:
+        step = runs[0].result["cost"]["target_step_seconds"] * 1e3
+        for number in range(int(longest / step)):
+            axes.broken_barh([(number * step, step)], (len(runs) - 0.3, 0.6), facecolor=MEASURED, edgecolor="white")
+        axes.text(int(longest / step) * step, len(runs), f" {int(longest / step)} tokens", va="center", fontsize=8)
+        names.append("plain (mean step)")
+    axes.set_yticks(range(len(names)), names)
+    axes.invert_yaxis()
+    axes.set_xlabel("milliseconds of decoding; grey: drafter steps, coloured: target calls")
+    axes.margins(x=0.12)
+    return shown
+
+
+def by_content(runs: Sequence[StoredRun]) -> Figure:
+    """Accepted / tested of each category of each run, with the printed ranges of alpha as bands."""
+    shown, axes = plt.subplots(figsize=HALF)
+    for printed, low, high, *_ in BANDS:
+        axes.axhspan(low, high, color=THEORY, alpha=0.15, linewidth=0)
+        axes.text(0.01, (low + high) / 2, f"printed: {printed}", transform=axes.get_yaxis_transform(), fontsize=8)
+    found = [(run, part["content"]) for run in runs for part in OURS["ngram_chapter"].parts(run)]
+    names = [*dict.fromkeys(content["category"] for _, content in found)]
+    for number, run in enumerate(runs):
+        mine = [content for owner, content in found if owner is run and content["alpha"]["mean"] is not None]
+        places = [names.index(content["category"]) + 0.5 + 0.12 * number for content in mine]
+        errors = [1.96 * (content["alpha"]["stderr"] or 0) for content in mine]
+        looks: dict[str, Any] = {"fmt": MARKERS[number % len(MARKERS)], "color": SERIES[number % len(SERIES)]}
+        axes.errorbar(places, [content["alpha"]["mean"] for content in mine], errors, label=run.label, **looks)
+    if runs:
+        axes.legend(fontsize=8)
+    axes.set_xticks([place + 0.5 for place in range(len(names))], names)
+    axes.set_xlim(0, max(1, len(names)))
+    axes.set_ylim(0, 1)
+    axes.set_ylabel("accepted / tested, 95 % interval")
+    return shown
+
+
+def predicted(name: str, runs: Sequence[StoredRun]) -> Figure:
+    """Numbers by their formula: those printed, and ours."""
+    shown, axes = plt.subplots(figsize=HALF)
+    claims = [(e, claim.value) for claim in CLAIMS[name]() if (e := claim.expected()) is not None]
+    ours = [(t, m) for run in runs if (t := at(run.result, "speedup/theorem_3_8")) is not None
+            and (m := at(run.result, "speedup/measured")) is not None]  # fmt: skip
+    most = max((value for pair in (*claims, *ours) for value in pair), default=1.0)
+    axes.plot([0, most], [0, most], color=OTHER, linewidth=1, linestyle=":")
+    for points, mark, colour, label in ((claims, "D", THEORY, "printed"), (ours, "o", MEASURED, "ours, measured")):
+        if points:
+            axes.plot(*zip(*points, strict=True), mark, color=colour, label=label)
+            axes.legend(fontsize=8)
+    axes.set_xlabel("speedup by Theorem 3.8")
+    axes.set_ylabel("speedup")
+    axes.grid()
+    return shown
+
+
+def write(name: str, runs: Sequence[StoredRun], folder: Path) -> str:
+    """Writes NAME.md and NAME.png into a folder; returns the text."""
+    text, drawn = page(name, runs), figure(name, runs)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{name}.md").write_text(text, encoding="utf-8")
+    drawn.savefig(folder / f"{name}.png", dpi=130)
+    plt.close(drawn)
+    return text

@@ -1,0 +1,67 @@
+"""What a run on several workers needs, before anything is loaded."""
+
+import os
+import re
+import socket
+from importlib.util import find_spec
+
+from specbench.config.schema import RunConfig
+from specbench.contrib.cluster.cpu_affinity import usable, visible_devices
+from specbench.errors import ConfigError, first_line, shown
+
+CLUSTER = "RAY_ADDRESS"  # of the environment: a cluster that is there already
+SECONDS = 10  # until somebody has to answer there
+
+
+def on_cluster(root: RunConfig) -> bool:
+    """Whether the run is decoded by workers on a cluster's machines, and not on this one."""
+    return root.workers > 1 and bool(os.environ.get(CLUSTER))
+
+
+def refuse_workers(root: RunConfig, device: str, processes: int = 1) -> None:
+    """Raises ConfigError if Ray is not installed, its cluster does not answer, two workers would share a core or a
+    device of this machine, or `processes` share a target. What a cluster has is known when Ray is connected."""
+    if root.workers == 1:
+        return
+    asked = f"workers={root.workers} is not possible"
+    if find_spec("ray") is None:
+        raise ConfigError(f"{asked} without Ray: pip install -e '.[ray]'")
+    if processes > 1:
+        raise ConfigError(
+            f"{asked} with target.tensor_parallel={processes}: a worker is one process, so one of the two must be 1"
+        )
+    if root.device.startswith("cuda:"):
+        raise ConfigError(f"{asked} with device={root.device}: each worker needs a device of its own, use device=cuda")
+    if address := os.environ.get(CLUSTER):
+        refuse_silence(address)
+        return
+    kind, there = ("core", len(usable())) if device == "cpu" else ("CUDA device", len(visible_devices()))
+    if there < root.workers:
+        raise ConfigError(
+            f"{asked} with {there} {kind}{'s' * (there != 1)}: each worker needs its own, so it must be {there} at most"
+        )
+
+
+def refuse_workers_of_jobs(workers: int, launcher: str) -> None:
+    """Raises ConfigError if a job that another process runs, beside other jobs, would have several workers: they would
+    want cores that the jobs have."""
+    if workers > 1 and launcher != "basic":
+        raise ConfigError(
+            f"workers={workers} is not possible with hydra/launcher={launcher}: jobs and their workers would wait for "
+            "each other's cores, so use workers=1, or hydra/launcher=basic"
+        )
+
+
+def refuse_silence(address: str) -> None:
+    """Raises ConfigError if nobody listens at a cluster's address, for which Ray itself waits minutes. Names such as
+    auto are for Ray to look up."""
+    found = re.fullmatch(r"(?:ray://)?(.+):(\d{1,5})", address)
+    if found is None:
+        return
+    try:
+        socket.create_connection((found[1], int(found[2])), SECONDS).close()
+    except (OSError, OverflowError) as error:
+        raise ConfigError(
+            f"{CLUSTER}={shown(address)} does not answer ({first_line(error)}): start the cluster with "
+            f"ray start --head, or unset {CLUSTER}"
+        ) from error

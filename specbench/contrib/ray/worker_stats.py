@@ -1,0 +1,54 @@
+"""What each worker of a run has done, for the field `workers` of results.json."""
+
+from collections.abc import Sequence
+
+from specbench.contrib.ray.merge import Piece
+from specbench.contrib.ray.worker_handle import WorkerHandle
+from specbench.results.schema_parts import WorkerNumbers
+from specbench.stats.accounting import speedup_of
+from specbench.stats.breakdown import BootstrapSums, only
+from specbench.stats.records import RunRecord
+from specbench.stats.request_sums import rates
+
+
+def worker_numbers(hands: Sequence[WorkerHandle], pieces: Sequence[Piece], record: RunRecord) -> list[WorkerNumbers]:
+    """Of each worker that has loaded; the pieces in the order of their groups, as in the record."""
+    own: dict[int, list[int]] = {hand.number: [] for hand in hands}  # its requests
+    seconds = dict.fromkeys(own, 0.0)
+    count = 0
+    for piece in pieces:
+        seconds[piece.worker] += piece.seconds
+        if piece.group is not None:
+            own[piece.worker] += range(count, count + len(piece.group.results))
+            count += len(piece.group.results)
+    return [_of(hand, own[hand.number], seconds[hand.number], record) for hand in hands if hand.place is not None]
+
+
+def _of(hand: WorkerHandle, requests: Sequence[int], seconds: float, record: RunRecord) -> WorkerNumbers:
+    assert hand.place is not None
+    found = WorkerNumbers(
+        worker=hand.number,
+        host=hand.place.host,
+        device=hand.place.device,
+        cores=list(hand.place.cores),
+        threads=hand.place.threads,
+        requests=len(requests),
+        tokens=0,
+        baseline_tokens=0,
+        tokens_per_second=None,
+        baseline_tokens_per_second=None,
+        speedup=None,
+        speedup_ci95=None,
+        load_seconds=hand.place.seconds,
+        seconds=seconds,
+        lost=hand.lost,
+    )
+    if requests:
+        sums = BootstrapSums(only(record.sums, requests))
+        per_second = rates(sums.point)
+        found.tokens, found.baseline_tokens = round(sums.point["tokens"]), round(sums.point["plain_tokens"])
+        found.tokens_per_second = float(per_second["speculative_tokens_per_second"])
+        found.baseline_tokens_per_second = float(per_second["baseline_tokens_per_second"])
+        found.speedup = float(speedup_of(sums.point))
+        found.speedup_ci95 = sums.intervals(lambda s: {"measured": speedup_of(s)})["measured"]
+    return found

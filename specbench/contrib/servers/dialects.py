@@ -1,0 +1,250 @@
+"""What servers of the completions API have of their own: how they take prompts and sampling, and what they tell of
+their speculative decoding."""
+
+import json
+import time
+from abc import ABC
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Any, ClassVar
+from uuid import uuid4
+
+from specbench.contrib.servers.answer import Answer, Piece
+from specbench.contrib.servers.endpoint import Endpoint, ServerError
+from specbench.contrib.servers.vllm_counters import NEW_TOKENS, Metrics, metrics_of, vllm_acceptance
+from specbench.decoding.sampling import Sampling
+from specbench.peers.base import Acceptance
+
+NOT_TOLD = "the server tells nothing of speculative decoding"
+ONLY_A_MEAN = "the server tells only the mean tokens a round of all requests since it was started"
+SETTLED = 2.0  # seconds within which vLLM's counters have all tokens of an answer that has ended
+
+
+class Dialect(ABC):
+    """A kind of server. One object goes with one endpoint."""
+
+    name: ClassVar[str]
+    takes_ids: ClassVar[bool] = False  # whether a prompt may be token ids
+    takes_top_k: ClassVar[bool] = True
+    lists_models: ClassVar[bool] = True  # whether it lists all models that it serves
+    keeps_prefixes: ClassVar[bool] = (
+        True  # whether it may have read a prompt's beginning before: in this run or an earlier
+    )
+
+    @classmethod
+    def version(cls, endpoint: Endpoint, models: Mapping[str, Any]) -> str | None:
+        """The version of a server that speaks this dialect and lists these models. Raises ServerError if it is another
+        kind of server."""
+        raise ServerError(f"{endpoint} is not {cls.name}")
+
+    def fields(self, sampling: Sampling, stop_tokens: Sequence[int]) -> dict[str, Any]:
+        """What a request has besides what all servers take."""
+        return {"stream_options": {"include_usage": True}}
+
+    def own_fields(self) -> dict[str, Any]:
+        """What one request has that no other one has."""
+        return {}
+
+    def open(self, endpoint: Endpoint) -> None:
+        """Called before a group of requests is sent."""
+
+    def close(self, endpoint: Endpoint, answers: Sequence[Answer]) -> list[Acceptance]:
+        """Called after it: what is known of each answer's rounds."""
+        return [Acceptance(no_alpha=NOT_TOLD, no_block_efficiency=NOT_TOLD)] * len(answers)
+
+    def rounds(self, pieces: Sequence[Piece]) -> list[Piece]:
+        """The first piece of each round, as far as rounds are known."""
+        return list(pieces)
+
+
+def told(endpoint: Endpoint, path: str, name: str) -> str | None:
+    """A text that a server tells of itself at a path, if it does."""
+    try:
+        found = endpoint.get_json(path).get(name)
+    except (ServerError, AttributeError):
+        return None
+    return found if isinstance(found, str) and found else None
+
+
+class OpenAI(Dialect):
+    """A server of which no more is known than the API."""
+
+    name = "openai"
+    takes_top_k = False
+
+    @classmethod
+    def version(cls, endpoint: Endpoint, models: Mapping[str, Any]) -> str | None:
+        return None
+
+
+class Transformers(Dialect):
+    """`transformers serve`. It takes text alone, and sampling as a generation_config; it lists the models of its cache,
+    and serves others too."""
+
+    name = "transformers"
+    lists_models = False
+
+    @classmethod
+    def version(cls, endpoint: Endpoint, models: Mapping[str, Any]) -> str | None:
+        paths = endpoint.get_json("/openapi.json").get("paths", {})
+        if not {"/load_model", "/v1/completions"} <= set(paths):
+            raise ServerError(f"{endpoint} is not {cls.name}")
+        return None
+
+    def fields(self, sampling: Sampling, stop_tokens: Sequence[int]) -> dict[str, Any]:
+        found: dict[str, Any] = {"do_sample": not sampling.greedy, "repetition_penalty": 1.0}
+        if not sampling.greedy:
+            found |= {"temperature": sampling.temperature, "top_k": sampling.top_k, "top_p": sampling.top_p}
+        found |= {"eos_token_id": list(stop_tokens) or None, "pad_token_id": [*stop_tokens, 0][0]}
+        return {"generation_config": json.dumps(found)}
+
+
+class LlamaCpp(Dialect):
+    """llama.cpp's `llama-server`. With `timings_per_token` every piece has counts of guesses, which show the rounds."""
+
+    name = "llama_cpp"
+    takes_ids = True
+    keeps_prefixes = False
+
+    @classmethod
+    def version(cls, endpoint: Endpoint, models: Mapping[str, Any]) -> str | None:
+        if models.get("owned_by") != "llamacpp":
+            raise ServerError(f"{endpoint} is not {cls.name}")
+        return told(endpoint, "/props", "build_info")
+
+    def fields(self, sampling: Sampling, stop_tokens: Sequence[int]) -> dict[str, Any]:
+        """Its samplers in transformers' order; its own has temperature last."""
+        samplers: dict[str, Any] = {"samplers": ["top_k"], "top_k": 1}
+        if not sampling.greedy:
+            samplers = {"samplers": ["temperature", "top_k", "top_p"], "top_k": sampling.top_k}
+        return {
+            **super().fields(sampling, stop_tokens),
+            **samplers,
+            "repeat_penalty": 1.0,
+            "ignore_eos": not stop_tokens,
+            "cache_prompt": False,
+            "timings_per_token": True,
+        }
+
+    def close(self, endpoint: Endpoint, answers: Sequence[Answer]) -> list[Acceptance]:
+        return [llama_acceptance(answer) for answer in answers]
+
+    def rounds(self, pieces: Sequence[Piece]) -> list[Piece]:
+        """Tokens of one round come as pieces of their own, one right after the other."""
+        found, end = [], 0
+        for before, piece in pairwise([Piece(0.0, "", 0), *pieces]):
+            if piece.tokens is None:
+                return list(pieces)
+            if before.drafted < piece.drafted or piece.tokens > end:
+                kept = piece.accepted - before.accepted if before.drafted < piece.drafted else 0
+                found.append(piece)
+                end = piece.tokens + kept
+        return found
+
+
+def llama_acceptance(answer: Answer) -> Acceptance:
+    """Counts over the rounds of an answer of llama.cpp. Each of its tokens is an event with the counts of guesses so
+    far: a round begins where they grow. If an event has several tokens, since a character takes several, rounds can
+    hide in it."""
+    drafted, accepted = (int(answer.timings.get(name, 0)) for name in ("draft_n", "draft_n_accepted"))
+    known = {"drafted": drafted, "accepted": accepted}
+    if not drafted:
+        return Acceptance(answer.tokens - answer.first, answer.tokens - answer.first, 0, 0, 0)
+    if any(piece.tokens is None for piece in answer.pieces):
+        why = "the server counts guesses only at the end of an answer, and not how many of them were tested"
+        return Acceptance(**known, no_alpha=why, no_block_efficiency=why)
+    rounds = tested = end = 0
+    hidden = answer.pieces[0].drafted > 0
+    for before, piece in pairwise(answer.pieces):
+        guesses, kept = piece.drafted - before.drafted, piece.accepted - before.accepted
+        beyond = (piece.tokens or 0) - max(end, before.tokens or 0)  # tokens of rounds that begin with this piece
+        hidden |= guesses > 0 and beyond != 1
+        if guesses:
+            rounds, tested, end = rounds + 1, tested + kept + (kept < guesses), (piece.tokens or 0) + kept
+        else:
+            rounds += max(0, beyond)
+    if hidden:
+        why = "characters of several tokens hide where some rounds began"
+        return Acceptance(**known, no_alpha=why, no_block_efficiency=why)
+    return Acceptance(rounds, answer.tokens - answer.first, drafted, accepted, tested)
+
+
+class VLLM(Dialect):
+    """vLLM, whose counters at /metrics are of all its requests together."""
+
+    name = "vllm"
+    takes_ids = True
+    keeps_prefixes = False
+
+    @classmethod
+    def version(cls, endpoint: Endpoint, models: Mapping[str, Any]) -> str | None:
+        if models.get("owned_by") != "vllm":
+            raise ServerError(f"{endpoint} is not {cls.name}")
+        return told(endpoint, "/version", "version")
+
+    def __init__(self) -> None:
+        self.before: Metrics | str = NOT_TOLD
+
+    def fields(self, sampling: Sampling, stop_tokens: Sequence[int]) -> dict[str, Any]:
+        return {
+            "stream_options": {"include_usage": True, "continuous_usage_stats": True},
+            "top_k": sampling.top_k or -1,
+            "min_p": 0.0,
+            "repetition_penalty": 1.0,
+            "stop_token_ids": list(stop_tokens),
+            "ignore_eos": not stop_tokens,
+            "return_token_ids": True,
+        }
+
+    def own_fields(self) -> dict[str, Any]:
+        """A salt, so that no prompt, nor the beginning of one, is found in the cache of prefixes."""
+        return {"cache_salt": uuid4().hex}
+
+    def open(self, endpoint: Endpoint) -> None:
+        self.before = metrics_of(endpoint)
+
+    def close(self, endpoint: Endpoint, answers: Sequence[Answer]) -> list[Acceptance]:
+        """Those of the whole group, with its first answer; the others have none of their own."""
+        tokens = sum(answer.tokens for answer in answers)
+        rest = [Acceptance()] * (len(answers) - 1)
+        if isinstance(self.before, str):
+            return [Acceptance(no_alpha=self.before, no_block_efficiency=self.before), *rest]
+        end = time.monotonic() + SETTLED
+        while True:
+            after = metrics_of(endpoint)
+            if isinstance(after, str):
+                return [Acceptance(no_alpha=after, no_block_efficiency=after), *rest]
+            grown = {name: value - self.before.get(name, 0.0) for name, value in after.items()}
+            if grown.get(NEW_TOKENS) == tokens or time.monotonic() > end:
+                return [vllm_acceptance(grown, answers), *rest]
+            time.sleep(0.02)
+
+
+class SGLang(Dialect):
+    """SGLang. The mean number of tokens a round that it tells is of all its requests since it was started: of other
+    clients, other temperatures and earlier runs."""
+
+    name = "sglang"
+    takes_ids = True
+
+    @classmethod
+    def version(cls, endpoint: Endpoint, models: Mapping[str, Any]) -> str | None:
+        if models.get("owned_by") != "sglang":
+            raise ServerError(f"{endpoint} is not {cls.name}")
+        return told(endpoint, "/get_server_info", "version") or told(endpoint, "/server_info", "version")
+
+    def fields(self, sampling: Sampling, stop_tokens: Sequence[int]) -> dict[str, Any]:
+        return {
+            "stream_options": {"include_usage": True, "continuous_usage_stats": True},
+            "top_k": sampling.top_k or -1,
+            "min_p": 0.0,
+            "repetition_penalty": 1.0,
+            "stop_token_ids": list(stop_tokens),
+            "ignore_eos": not stop_tokens,
+        }
+
+    def close(self, endpoint: Endpoint, answers: Sequence[Answer]) -> list[Acceptance]:
+        return [Acceptance(no_alpha=ONLY_A_MEAN, no_block_efficiency=ONLY_A_MEAN)] * len(answers)
+
+
+DIALECTS: dict[str, type[Dialect]] = {kind.name: kind for kind in (VLLM, SGLang, LlamaCpp, Transformers, OpenAI)}

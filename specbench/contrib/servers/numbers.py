@@ -1,0 +1,170 @@
+"""What is known of a server among the peers: its waiting times, its own acceptance, and whether its texts are ours."""
+
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from specbench.peers.base import Acceptance, Peer, PeerOutput, Streamed
+from specbench.results.schema import EqualTexts, Estimate, FirstDifference, Latency, ServerNumbers
+from specbench.stats.bootstrap import ratio
+from specbench.stats.bootstrap_clusters import prompt_clusters
+from specbench.stats.latency import percentiles, summary_of
+from specbench.stats.records import Result
+
+NOTHING = "the server drafted nothing"
+UNFINISHED = "\ufffd"  # stands for a character whose bytes are not all there
+AROUND = 40  # characters of both texts from their first difference on
+NO_TEXTS = "texts are compared at temperature 0 only"
+Answers = Sequence[tuple[PeerOutput, Streamed]]
+
+
+def server_numbers(
+    results: Sequence[Result], peers: Mapping[str, Peer], tokenizer: Any, stops: Sequence[str], greedy: bool, rows: int
+) -> dict[str, ServerNumbers]:
+    """Of each peer that is a server, by name. `stops` are the run's stop strings; `rows` requests were sent at once."""
+    found = {}
+    for name, peer in peers.items():
+        if (facts := peer.facts) is None:
+            continue
+        outputs = [result.peers[name] for result in results]
+        answers = [(output, output.streamed) for output in outputs if output.streamed is not None]
+        found[name] = ServerNumbers(
+            **vars(facts),
+            allow_signals=rows,
+            latency=_latency(answers),
+            tokens_per_second=_end_to_end(answers, rows),
+            own_tokens_per_second=_own_rate(answers),
+            **_acceptance([streamed.counts for _, streamed in answers], prompt_clusters(results)),
+            texts=_texts(results, name, tokenizer, stops) if greedy else EqualTexts(0, 0, None, NO_TEXTS),
+        )
+    return found
+
+
+def server_notes(servers: Mapping[str, ServerNumbers]) -> list[str]:
+    """What a reader of a server's numbers must know."""
+    notes = [
+        f"{name} is another process, maybe on another machine, and what else it serves is not known: "
+        f"{found.dialect} ({found.version or 'it does not tell its version'}) at {found.url} with model {found.model}"
+        for name, found in servers.items()
+    ]
+    kept = [
+        f"{name} may have kept what it read of equal beginnings of prompts, in this run or before: its times to the "
+        "first token may be too short"
+        for name, found in servers.items()
+        if found.keeps_prefixes
+    ]
+    return [*notes, *kept]
+
+
+def _latency(answers: Answers) -> Latency:
+    """Waiting times as the client sees them, the network and HTTP included."""
+    gaps = [np.diff(streamed.arrivals) for _, streamed in answers]
+    later = [output.decode_seconds / output.decoded for output, _ in answers if output.decoded]
+    per_token = [(s.last - s.arrivals[0]) / (output.count - 1) for output, s in answers if output.count > 1]
+    return Latency(
+        queue=percentiles([]),
+        first_token=percentiles([streamed.arrivals[0] for _, streamed in answers]),
+        per_token=percentiles(later),
+        time_per_output_token=summary_of(per_token),
+        inter_token=summary_of(np.concatenate(gaps)),
+    )
+
+
+def _end_to_end(answers: Answers, rows: int) -> float | None:
+    """New tokens per second with the time to the first token; with several requests at once nothing says whose time it
+    was."""
+    seconds = sum(streamed.seconds for _, streamed in answers)
+    return sum(output.count for output, _ in answers) / seconds if rows == 1 and seconds else None
+
+
+def _own_rate(answers: Answers) -> float | None:
+    """Tokens per second by the server's own clock."""
+    known = [(s.own_tokens, s.own_seconds) for _, s in answers if s.own_tokens is not None and s.own_seconds]
+    return sum(tokens for tokens, _ in known) / sum(seconds for _, seconds in known) if known else None
+
+
+def _acceptance(counts: Sequence[Acceptance], clusters: Sequence[Hashable]) -> dict[str, Any]:
+    """alpha is accepted / tested, and block efficiency tokens / rounds, where every answer tells. Counts that stand for
+    several answers stand with one of them."""
+    rows = [(own, cluster) for own, cluster in zip(counts, clusters, strict=True) if own != Acceptance()]
+    known, names = [own for own, _ in rows], [cluster for _, cluster in rows]
+    nothing = "" if any(own.drafted for own in known) else NOTHING
+    no_alpha = _reason([own.no_alpha for own in known]) or nothing
+    no_efficiency = _reason([own.no_block_efficiency for own in known]) or nothing
+    alpha = efficiency = Estimate(None, None, 0)
+    if not no_alpha:
+        alpha = ratio([own.accepted or 0 for own in known], [own.tested or 0 for own in known], names)
+    if not no_efficiency:
+        efficiency = ratio([own.tokens or 0 for own in known], [own.rounds or 0 for own in known], names)
+    drafted, accepted = (_sum([getattr(own, name) for own in known]) for name in ("drafted", "accepted"))
+    return {
+        "alpha": alpha,
+        "no_alpha": no_alpha,
+        "block_efficiency": efficiency,
+        "no_block_efficiency": no_efficiency,
+        "draft_acceptance_rate": accepted / drafted if drafted and accepted is not None else None,
+        "drafted": drafted,
+        "accepted": accepted,
+    }
+
+
+def _reason(reasons: Sequence[str]) -> str:
+    """The first reason that there is, and of how many answers there is one; empty if there is none."""
+    given = [reason for reason in reasons if reason]
+    if not given or len(given) == len(reasons):
+        return given[0] if given else ""
+    return f"in {len(given)} of {len(reasons)} answers {given[0]}"
+
+
+def _sum(values: Sequence[int | None]) -> int | None:
+    known = [value for value in values if value is not None]
+    return sum(known) if known else None
+
+
+def _texts(results: Sequence[Result], name: str, tokenizer: Any, stops: Sequence[str]) -> EqualTexts:
+    """How many texts are those of plain decoding; token by token where the server tells its tokens."""
+    first, equal = None, 0
+    for result in results:
+        theirs = result.peers[name]
+        assert theirs.streamed is not None
+        same, ours = equal_text(theirs, result.request.tokens, result.baseline.tokens, tokenizer, stops)
+        equal += same
+        if not same and first is None:
+            place = next((i for i, (a, b) in enumerate(zip(ours, theirs.streamed.text, strict=False)) if a != b), None)
+            begin = min(len(ours), len(theirs.streamed.text)) if place is None else place
+            first = FirstDifference(
+                result.request.id,
+                begin,
+                ours[begin : begin + AROUND],
+                theirs.streamed.text[begin : begin + AROUND],
+            )
+    return EqualTexts(len(results), equal, first)
+
+
+def equal_text(
+    theirs: PeerOutput, prompt: Sequence[int], tokens: Sequence[int], tokenizer: Any, stops: Sequence[str]
+) -> tuple[bool, str]:
+    """Whether a server's text is that of `tokens`, which follow a prompt, and this text as the server writes it. A
+    server may write a text alone, or as it goes on after the prompt, which differs in spaces; it ends before a stop
+    string, and leaves out an unfinished character at the end."""
+    assert theirs.streamed is not None
+    text = theirs.streamed.text
+    ours = [_cut(own, stops) for own in _texts_of(tokenizer, list(prompt), list(tokens))]
+    same = any(own.rstrip(UNFINISHED) == text.rstrip(UNFINISHED) for own in ours)
+    if theirs.tokens is not None and not stops:
+        return theirs.tokens == list(tokens), ours[0]
+    return same, ours[0]
+
+
+def _texts_of(tokenizer: Any, prompt: list[int], tokens: list[int]) -> list[str]:
+    options = {"skip_special_tokens": True, "clean_up_tokenization_spaces": False}
+    before, whole = tokenizer.decode(prompt, **options), tokenizer.decode([*prompt, *tokens], **options)
+    going_on = [whole[len(before) :]] if whole.startswith(before) else []
+    return [*going_on, tokenizer.decode(tokens, **options)]
+
+
+def _cut(text: str, stops: Sequence[str]) -> str:
+    """The text before the first stop string in it."""
+    places = [place for stop in stops if (place := text.find(stop)) >= 0]
+    return text[: min(places, default=len(text))]

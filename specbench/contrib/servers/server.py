@@ -1,0 +1,334 @@
+"""Servers with OpenAI's completions API as peers (`baseline=server`): other processes, maybe on other machines, which
+are sent the same prompts over HTTP."""
+
+import logging
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from typing import Any
+
+from specbench.component import Selections
+from specbench.contrib.servers.answer import Answer, read_answer
+from specbench.contrib.servers.dialects import DIALECTS, Dialect
+from specbench.contrib.servers.endpoint import Endpoint, ServerError, split
+from specbench.decoding.sampling import Sampling
+from specbench.decoding.state import Job
+from specbench.errors import ConfigError, shown
+from specbench.models.context import Context
+from specbench.models.language_model import LanguageModel
+from specbench.peers.base import Acceptance, Peer, PeerOutput, Peers, ServerFacts, Streamed
+from specbench.settings import BaseSettings, setting
+
+log = logging.getLogger(__name__)
+AUTO = "auto"
+COMPLETIONS = "/v1/completions"
+PEER = "server"  # the name of the peer, or the beginning of several
+NAME = re.compile(r"[a-z][a-z0-9_]{0,30}")
+VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,60}")
+UPPER_CASE = re.compile(r"[A-Z_][A-Z0-9_]*")
+LOOKS_LIKE_A_KEY = re.compile(r"sk[-_]|hf_")
+LISTED = 20  # models in a sentence
+SHORT = "a"  # a prompt that is not counted
+TRIED = 8  # new tokens of the first request, which is not counted
+
+
+class ServerPeers(Peers):
+    """The peer `server`, or `server_NAME` for each of several URLs."""
+
+    runs_encoders = False
+
+    @dataclass
+    class Settings(BaseSettings):
+        url: Any = setting(required="the URL of a server with OpenAI's completions API, as http://localhost:8000")
+        model: str | None = setting()
+        dialect: str = setting(choices=(AUTO, *DIALECTS))
+        key_env: str | None = setting()
+        timeout: float = setting(gt=0, le=86400)
+
+        def check(self, prefix: str) -> None:
+            for key, url in self.urls(prefix).items():
+                split(key, url)
+            name = self.key_env
+            if name is not None and (not VARIABLE.fullmatch(name) or LOOKS_LIKE_A_KEY.match(name)):
+                raise ConfigError(  # which does not repeat what may be a key
+                    f"{prefix}key_env is not allowed as it is: it must be the name of an environment variable that "
+                    "holds the key, and not the key, as OPENAI_API_KEY"
+                )
+
+        def urls(self, prefix: str = "baseline.") -> dict[str, Any]:
+            """The URLs by key. Raises ConfigError."""
+            if not isinstance(self.url, dict):
+                return {f"{prefix}url": self.url}
+            if not self.url or not all(isinstance(name, str) and NAME.fullmatch(name) for name in self.url):
+                raise ConfigError(
+                    f"{prefix}url={shown(self.url)} is not allowed: it must be a URL, or URLs by names of small "
+                    "letters, digits and _, as {plain: http://localhost:8000, draft: http://localhost:8001}"
+                )
+            return {f"{prefix}url.{name}": url for name, url in self.url.items()}
+
+        @cached_property
+        def servers(self) -> dict[str, "Server"]:
+            """The servers by key, each of which is asked once. Raises ConfigError."""
+            return {key: found(key, url, self) for key, url in self.urls().items()}
+
+    def __init__(self, peers: Mapping[str, "ServerPeer"]):
+        self.peers = peers
+
+    @classmethod
+    def refuses(cls, settings: Any, run: Selections) -> str | None:
+        if (penalty := run.scalars["repetition_penalty"]) != 1:
+            return f"with repetition_penalty={penalty}, which servers understand in different ways: it must be 1"
+        if run["workload"].name != "all_at_once":
+            return f"with workload={run['workload'].name}: choose workload=all_at_once"
+        if run.workers > 1:
+            return f"with workers={run.workers}, which would ask the server at the same time: choose workers=1"
+        return None
+
+    @classmethod
+    def reach(cls, settings: Any) -> None:
+        for server in settings.servers.values():
+            log.info("%s speaks %s", server.endpoint, server.dialect.name)
+
+    @classmethod
+    def from_settings(
+        cls, settings: Any, context: Context, target: LanguageModel, drafter: LanguageModel | None, gamma: int
+    ) -> "ServerPeers":
+        peers = {}
+        for key, server in settings.servers.items():
+            name = key.partition("url.")[2]
+            if context.sampling.top_k and not server.dialect.takes_top_k:
+                raise ConfigError(
+                    f"top_k={context.sampling.top_k} is not possible with {key}={server.endpoint}, which has no such "
+                    "field in its API: it must be 0"
+                )
+            peers[f"{PEER}_{name}" if name else PEER] = ServerPeer(server, target, context)
+        return cls(peers)
+
+    def by_name(self) -> Mapping[str, "ServerPeer"]:
+        return self.peers
+
+
+@dataclass
+class Server:
+    """A server that answers."""
+
+    endpoint: Endpoint
+    dialect: Dialect
+    version: str | None
+    model: str
+
+
+def found(key: str, url: str, settings: Any) -> Server:
+    """The server at a URL, which has completed one token. Raises ConfigError, naming the key, if there is none, if it
+    does not serve the model, or if it does not complete."""
+    endpoint = Endpoint(split(key, url), settings.timeout, key_of(settings.key_env))
+    try:
+        listed = endpoint.get_json("/v1/models")
+        models = {str(model["id"]): model for model in listed["data"]}
+    except ServerError as error:
+        if settings.model is None or (error.status or 0) < 500:
+            raise refused(key, url, error, settings) from error
+        models = {settings.model: {}}  # `transformers serve` fails to list where it has no cache of models
+    except (TypeError, KeyError, AttributeError) as error:
+        raise ConfigError(f"{key}={url} is not allowed: it has no list of models at /v1/models, so it must be a server "
+                          "with OpenAI's API") from error  # fmt: skip
+    dialect, version = dialect_of(endpoint, next(iter(models.values()), {}), settings.dialect)
+    server = Server(endpoint, dialect, version, model_of(key, url, models, dialect, settings.model))
+    body = {"model": server.model, "prompt": SHORT, "max_tokens": 1, "temperature": 0, "stream": True}
+    try:
+        for _ in endpoint.stream(COMPLETIONS, body | dialect.fields(Sampling(0.0), [])):
+            pass
+    except ServerError as error:
+        raise refused(key, url, error, settings) from error
+    return server
+
+
+def key_of(variable: str | None) -> str | None:
+    """The API key in an environment variable. Raises ConfigError."""
+    if variable is None:
+        return None
+    key = os.environ.get(variable, "").strip()
+    if not key or not key.isascii() or not key.isprintable():
+        state = "is not a key" if key else "is not set"
+        named = f"={variable}" if UPPER_CASE.fullmatch(variable) else ""  # another word may be the key itself
+        raise ConfigError(f"baseline.key_env{named} is not possible: this environment variable {state}")
+    return key
+
+
+def refused(key: str, url: str, error: ServerError, settings: Any) -> ConfigError:
+    """The error of a server as one of the configuration."""
+    if error.status in (401, 403):
+        allowed = "the key in the environment variable that baseline.key_env names must be one that it knows"
+        if settings.key_env is None:
+            allowed = "it asks for a key, so name an environment variable that holds it with baseline.key_env=NAME"
+    elif error.status is not None:
+        allowed = "it must be a server with OpenAI's completions API, which serves baseline.model"
+    else:
+        allowed = "it must be a server that runs"
+    return ConfigError(f"{key}={url} is not possible: {error}; {allowed}")
+
+
+def dialect_of(endpoint: Endpoint, model: Mapping[str, Any], wanted: str) -> tuple[Dialect, str | None]:
+    """The dialect of a server and its version; what it is taken for is asked unless it is `wanted`."""
+    for name, kind in DIALECTS.items():
+        if wanted in (AUTO, name):
+            try:
+                return kind(), kind.version(endpoint, model)
+            except (ServerError, AttributeError, TypeError):
+                if wanted == name:
+                    return kind(), None
+    raise AssertionError("the last dialect is every server's")
+
+
+def model_of(key: str, url: str, models: Mapping[str, Any], dialect: Dialect, wanted: str | None) -> str:
+    """The model that a server is asked for. Raises ConfigError, listing what it serves, if that cannot be."""
+    names = ", ".join(shown(name) for name in [*models][:LISTED]) or "none"
+    names += f" and {len(models) - LISTED} more" if len(models) > LISTED else ""
+    if wanted is None:
+        if len(models) == 1:
+            return next(iter(models))
+        raise ConfigError(f"baseline.model is not set, and {key}={url} lists {len(models)} models: choose one of them "
+                          f"with baseline.model=NAME ({names})")  # fmt: skip
+    if wanted not in models and dialect.lists_models:
+        raise ConfigError(f"baseline.model={shown(wanted)} is not allowed: {url} serves {names}")
+    return wanted
+
+
+class ServerPeer(Peer):
+    """One server. A group of requests is sent so that `at_once` of them are under way."""
+
+    def __init__(self, server: Server, target: LanguageModel, context: Context):
+        self.server, self.target = server, target
+        self.fields = standard_fields(server, target, context)
+        self.gone = ""  # why it is not asked any more
+        self.warm = False
+
+    @property
+    def facts(self) -> ServerFacts:
+        server = self.server
+        prompts = "ids" if server.dialect.takes_ids else "text"
+        dialect = server.dialect
+        return ServerFacts(
+            str(server.endpoint), dialect.name, server.version, server.model, prompts, dialect.keeps_prefixes
+        )
+
+    def decode(self, job: Job) -> PeerOutput:
+        return self.decode_all([job])[0]
+
+    def decode_all(self, jobs: Sequence[Job], allow_signals: int = 1) -> list[PeerOutput]:
+        if self.gone:
+            raise RuntimeError(f"{self.gone}, so it is not asked any more")
+        endpoint, dialect = self.server.endpoint, self.server.dialect
+        try:
+            endpoint.aborted = False
+            self._warm_up(jobs[0])
+            dialect.open(endpoint)
+            answers = in_parallel(self._answer, jobs, allow_signals, endpoint.abort)
+            counts = dialect.close(endpoint, answers)
+        except ServerError as error:
+            self._look(error)
+            raise RuntimeError(str(error)) from error
+        spans = [(answer.sent + answer.pieces[0].seconds, answer.sent + answer.finished) for answer in answers]
+        rows = zip(answers, counts, shares_of_time(spans), strict=True)
+        return [self._output(answer, own, share) for answer, own, share in rows]
+
+    def _answer(self, job: Job) -> Answer:
+        """The answer to a request. Raises ServerError."""
+        answer = self._asked(self._prompt(list(job.tokens)), job.limit - len(job.tokens), job.key)
+        if answer.prompt_tokens not in (None, len(job.tokens)):
+            raise ServerError(
+                f"{self.server.endpoint} read {answer.prompt_tokens} tokens of a prompt that has {len(job.tokens)}: "
+                "its tokenizer is another one, or it adds tokens of its own"
+            )
+        return answer
+
+    def _asked(self, prompt: list[int] | str, limit: int, key: int) -> Answer:
+        own = {"prompt": prompt, "max_tokens": limit, "seed": key % 2**31, **self.server.dialect.own_fields()}
+        return read_answer(self.server.endpoint.stream(COMPLETIONS, self.fields | own), limit)
+
+    def _warm_up(self, job: Job) -> None:
+        """A first answer, which does not count, even if it fails: to the prompt backwards, which no cache of prefixes
+        takes for the prompt, or to a short text, since a text backwards may have more tokens than the server takes."""
+        if self.warm:
+            return
+        self.warm = True
+        prompt: list[int] | str = list(job.tokens)[::-1] if self.server.dialect.takes_ids else SHORT
+        try:
+            self._asked(prompt, min(TRIED, job.limit - len(job.tokens)), job.key)
+        except ServerError as error:
+            log.info("the first answer, which does not count, failed: %s", error)
+
+    def _prompt(self, tokens: list[int]) -> list[int] | str:
+        """A prompt as the server takes it. Raises ServerError if it takes text, and no text has these tokens."""
+        if self.server.dialect.takes_ids:
+            return tokens
+        tokenizer = self.target.tokenizer
+        for begin in (0, 1) if tokens[0] == tokenizer.bos_token_id else (0,):  # what the tokenizer adds by itself
+            text: str = tokenizer.decode(tokens[begin:], clean_up_tokenization_spaces=False)
+            if list(tokenizer(text)["input_ids"]) == tokens:
+                return text
+        raise ServerError(f"{self.server.endpoint} takes prompts as text, and no text has the tokens of this prompt")
+
+    def _look(self, error: ServerError) -> None:
+        """After an error: a server that does not answer any more is not asked again, since each request would wait."""
+        try:
+            self.server.endpoint.get("/v1/models")
+        except ServerError as again:
+            if again.status is None:
+                self.gone = f"{self.server.endpoint} stopped answering"
+                log.warning("%s: %s", self.gone, error)
+
+    def _output(self, answer: Answer, counts: Acceptance, seconds: float) -> PeerOutput:
+        timings, last = answer.timings, answer.pieces[-1].seconds
+        own = timings.get("predicted_ms") if isinstance(timings.get("predicted_ms"), int | float) else None
+        arrivals = tuple(piece.seconds for piece in self.server.dialect.rounds(answer.pieces))
+        streamed = Streamed(
+            answer.text,
+            arrivals,
+            last,
+            answer.finished,
+            counts,
+            None if own is None else answer.tokens - 1,
+            None if own is None else own / 1e3,
+        )
+        return PeerOutput(answer.ids, answer.tokens - answer.first, seconds, answer.first, streamed)
+
+
+def standard_fields(server: Server, target: LanguageModel, context: Context) -> dict[str, Any]:
+    """The fields of all requests to a server."""
+    sampling = context.sampling
+    found = {"model": server.model, "temperature": sampling.temperature, "top_p": sampling.top_p, "stream": True}
+    if context.stop_strings:
+        found["stop"] = list(context.stop_strings)
+    return found | server.dialect.fields(sampling, target.stop_tokens)
+
+
+def in_parallel(
+    answer: Callable[[Job], Any], jobs: Sequence[Job], allow_signals: int, abort: Callable[[], None]
+) -> list[Any]:
+    """The answers to all jobs, `at_once` of which are under way. The first error, or a signal, ends the others."""
+    if allow_signals == 1 or len(jobs) == 1:
+        return [answer(job) for job in jobs]
+    with ThreadPoolExecutor(allow_signals) as pool:
+        try:
+            return [future.result() for future in [pool.submit(answer, job) for job in jobs]]
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            abort()
+            raise
+
+
+def shares_of_time(spans: Sequence[tuple[float, float]]) -> list[float]:
+    """Of each span of seconds, its share: every moment is divided evenly among the spans that hold it, so that the
+    shares of spans that overlap add up to the time that passed."""
+    moments = sorted({moment for span in spans for moment in span})
+    shares = [0.0] * len(spans)
+    for begin, end in pairwise(moments):
+        holding = [number for number, (first, last) in enumerate(spans) if first <= begin and end <= last]
+        for number in holding:
+            shares[number] += (end - begin) / len(holding)
+    return shares

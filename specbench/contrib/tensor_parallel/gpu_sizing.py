@@ -1,0 +1,85 @@
+"""How many devices of which size the models of a run need, from their configurations alone, without weights."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from specbench.component import Selections
+from specbench.config.memory import Budget, ModelSize, size
+from specbench.contrib.tensor_parallel.rules import divisors, sizes_of
+from specbench.errors import ConfigError
+from specbench.models.pretrained import footprint, load_config
+
+SIZES = (24, 40, 48, 80, 141)  # GiB, as devices are sold
+USABLE = 0.975  # of a device's memory, about: the rest is the driver's and the process's own
+MOST = 64  # devices
+PROMPT = 1024  # tokens that a prompt is taken to have
+READ_AGAIN = 64  # positions of a text that are read at a time
+NUMBERS = {1: "one", 2: "two", 3: "three", 4: "four", 5: "five", 6: "six", 7: "seven", 8: "eight"}
+
+
+@dataclass(frozen=True)
+class Model:
+    """One model of the run: its footprint, and the sizes that processes have to share evenly."""
+
+    footprint: ModelSize
+    sizes: dict[str, int]
+
+
+def devices_needed(run: Selections, gamma: int) -> str:
+    """A sentence for every size of device: how many of them, with the drafter whole on each and divided too, and what
+    one then needs. Raises ConfigError if a model cannot be divided."""
+    dtype = {"float32": torch.float32, "float16": torch.float16}.get(run.scalars["dtype"], torch.bfloat16)
+    target, *drafters = [
+        Model(footprint(shape, role, dtype), sizes_of(load_config(shape, role).get_text_config()))
+        for role in ("target", "drafter")
+        for shape in map(_shape, run[role].settings.models())
+    ]
+    if target.footprint.crossing or target.footprint.recurrent:
+        raise ConfigError("the devices of an encoder-decoder, or a model with a recurrent state, are not counted")
+    columns = min(PROMPT + int(run.scalars["max_new_tokens"]), target.footprint.context) + gamma
+    weights = " and ".join(size(model.footprint.weights) for model in (target, *drafters))
+    rows = f"{run.batch_size} row{'s' * (run.batch_size > 1)} of {columns:,} tokens"
+    kind = str(dtype).removeprefix("torch.")
+    lines = [f"weights of {weights} in {kind}, {rows} (prompts of {PROMPT:,} tokens):"]
+    for gigabytes in SIZES:
+        room = int(gigabytes * 2**30 * USABLE)
+        found = [*_smallest(target, drafters, room, run, columns, gamma, dtype)]
+        lines.append(f"{' or '.join(found) or f'more than {MOST}'} of {gigabytes} GB")
+    return "\n".join(lines)
+
+
+def _shape(settings: Any) -> Any:
+    """Settings of a model whose shape is known without a network, if it is in its YAML."""
+    return replace(settings, weights="random") if settings.shape else settings
+
+
+def _smallest(
+    target: Model, drafters: Sequence[Model], room: int, run: Selections, columns: int, gamma: int, dtype: torch.dtype
+) -> Iterator[str]:
+    """The fewest devices with so much room: with the drafter whole on each, then, if they are fewer, divided."""
+    before = MOST + 1
+    for divided in (False, True) if drafters else (False,):
+        shared = [target, *(drafters if divided else [])]
+        for count in [1, *(n for n in divisors(target.sizes) if n <= MOST)]:
+            if count >= before or any(n % count for model in shared for n in model.sizes.values()):
+                continue
+            models = [m.footprint.share(count if m in shared else 1) for m in (target, *drafters)]
+            needed = _needed(models, run, columns, gamma, dtype)
+            if needed <= room:
+                how = f" with target.tensor_parallel={count}{f' drafter.tensor_parallel={count}' * divided}"
+                yield f"{NUMBERS.get(count, str(count))} ({size(needed)} each{how * (count > 1)})"
+                before = count
+                break
+
+
+def _needed(models: Sequence[ModelSize], run: Selections, columns: int, gamma: int, dtype: torch.dtype) -> int:
+    """Bytes on each device."""
+    budget = Budget.of(
+        models, copies=1, doubled=0, laws=0, rows=run.batch_size, columns=columns, held=run.batch_size * columns,
+        tokens=gamma + 1, prefill_chunk=int(run.scalars["prefill_chunk"]), read_again=READ_AGAIN, graphs=False,
+        dtype=dtype, device=torch.device("cpu"),
+    )  # fmt: skip
+    return budget.needed

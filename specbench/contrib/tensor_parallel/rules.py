@@ -1,0 +1,131 @@
+"""What a target whose weights several processes or devices share cannot be combined with."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import transformers
+
+from specbench.component import Selections
+from specbench.config.memory import layers_of, size_of, without_memory
+from specbench.contrib.recurrent.recurrence import has_state
+from specbench.contrib.tensor_parallel import process_group as ranks
+from specbench.errors import ConfigError
+from specbench.models.experts import chosen_by_token
+from specbench.models.pretrained import load_config
+
+SETTING = "target.tensor_parallel"
+UNEVEN = (5, 23)  # of transformers
+
+
+def refuse_divided(run: Selections) -> None:
+    """Raises ConfigError if the target's weights are divided and another choice needs them whole, or if the drafter's
+    are divided otherwise."""
+    target, drafter = run["target"].settings, run["drafter"].settings
+    for model in drafter.models():
+        if (model.divided(), model.processes()) not in (("", 1), (target.divided(), target.processes())):
+            raise ConfigError(
+                f"drafter.{model.divided()} is not possible with {SETTING}={target.processes()}: the drafter is whole "
+                "on every rank (1), or divided as the target is"
+            )
+    if not (divided := target.divided()):
+        return
+    executor = run["executor"]
+    rules = (
+        (f"executor={executor.name}", executor.kind.runs_divided, "executor=auto or eager"),
+        (f"attention={run.scalars['attention']}", run.scalars["attention"] != "triton", "attention=auto or sdpa"),
+        *_of_ranks(run),
+    )
+    for choice, possible, others in rules:
+        if not possible:
+            raise ConfigError(f"{choice} is not possible with target.{divided}: choose {others}")
+    if not target.processes() > 1 and run.device == "cpu":
+        raise ConfigError(f"target.{divided} is not possible with device=cpu, which is one device: leave it out")
+
+
+def _of_ranks(run: Selections) -> Iterator[tuple[str, bool, str]]:
+    """Choices that processes cannot make together: which, whether they can, and what can be chosen instead."""
+    target, device = run["target"].settings, str(run.scalars["device"])
+    yield f"target.weights={target.weights}", target.weights == "pretrained", "target.weights=pretrained"
+    if target.processes() == 1:
+        return
+    yield f"target.device_map={target.device_map}", target.device_map is None, "target.device_map=null"
+    yield f"target.quantization={target.quantization}", target.quantization is None, "target.quantization=null"
+    yield f"device={device}", ":" not in device, "device=auto, cpu or cuda: every rank has a device of its own"
+    for group, allowed in (("decoding", "sampling"), ("baseline", "autoregressive"), ("workload", "all_at_once")):
+        yield f"{group}={run[group].name}", run[group].name == allowed, f"{group}={allowed}"
+    drafter = run["drafter"]
+    yield f"drafter={drafter.name}", drafter.kind.beside_ranks, "drafter=model, tree, ngram or prompt_lookup"
+
+
+def refuse_indivisible(run: Selections) -> None:
+    """Raises ConfigError if a model cannot be divided among so many processes. Of checkpoints only their configuration
+    is read."""
+    for role in ("target", "drafter"):
+        for settings in run[role].settings.models():
+            if settings.processes() > 1:
+                _refuse_indivisible(settings, role)
+
+
+def _refuse_indivisible(settings: Any, role: str) -> None:
+    processes, config = settings.processes(), load_config(settings, role)
+    refused = f"{role}.tensor_parallel={processes} is not possible with {role}.path={settings.path}"
+    text = config.get_text_config()
+    kind = None
+    if config.is_encoder_decoder:
+        kind = "an encoder-decoder"
+    elif has_state(text):
+        kind = "a model with a recurrent state"
+    elif chosen_by_token(text) is not None:
+        kind = "a mixture of experts"
+    if kind is not None:
+        raise ConfigError(f"{refused}, {kind}: give a model whose layers are attention and one MLP, or use 1")
+    sizes = sizes_of(text)
+    if not divides_unevenly():
+        sizes["tokens"] = int(text.vocab_size)
+    if wrong := {name: size for name, size in sizes.items() if size % processes}:
+        told = " and ".join(f"{size:,} {name}" for name, size in wrong.items())
+        possible = ", ".join(map(str, divisors(sizes)))
+        others = f"but by {possible}" if possible else "so use 1"
+        raise ConfigError(f"{refused}: its {told} do not divide by {processes}, {others}")
+    module = without_memory(config, torch.float32, settings.trust_remote_code)
+    if not module.tp_plan:
+        raise ConfigError(
+            f"{refused}: transformers {transformers.__version__} has no plan for dividing {config.model_type}, so use 1"
+        )
+
+
+def divides_unevenly() -> bool:
+    """Whether this transformers divides an output matrix whose tokens do not divide: 5.17 does not, 5.23 does."""
+    found = tuple(int(part) for part in transformers.__version__.split(".")[:2])
+    return found >= UNEVEN
+
+
+def sizes_of(text: Any) -> dict[str, int]:
+    """The sizes of a text model's configuration that processes must be able to share, by name: the smallest of each of
+    its layers'."""
+    found: dict[str, int] = {}
+    for layer in layers_of(text):
+        heads = getattr(layer, "num_attention_heads", None) or 1
+        key_heads = getattr(layer, "num_key_value_heads", None) or heads
+        inner = size_of(layer, "intermediate_size") or 4 * layer.hidden_size
+        named = {"attention heads": heads, "key-value heads": key_heads, "inner values of an MLP": inner}
+        for name, size in named.items():
+            sizes = size if isinstance(size, list) else [size]
+            found[name] = min(int(one) for one in (*sizes, found.get(name, sizes[0])))
+    return found
+
+
+def divisors(sizes: dict[str, int]) -> list[int]:
+    """The numbers of processes, from 2 on, by which all of these sizes divide."""
+    return [n for n in range(2, min(sizes.values()) + 1) if not any(size % n for size in sizes.values())]
+
+
+def refuse_missing_ranks(run: Selections) -> None:
+    """Raises ConfigError if this process is not one of those that share the target."""
+    wanted = run["target"].settings.processes()
+    if wanted > 1 and ranks.size() != wanted:
+        raise ConfigError(
+            f"{SETTING}={wanted} is not possible here, in {ranks.size()} process: python -m specbench starts so many, "
+            "or give 1"
+        )

@@ -1,0 +1,60 @@
+"""`python -m specbench.train method=medusa`: trains heads, look-ahead embeddings, exits and drafters for a target."""
+
+import os
+import shlex
+import sys
+from pathlib import Path
+
+import hydra
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig
+from rich.table import Table
+
+from specbench.config.paths import conf_dir, register_resolvers
+from specbench.errors import ConfigError, comes_from, explain, stop, visible
+from specbench.results.tables import show
+
+register_resolvers()
+
+
+@hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name="train")
+def job(config: DictConfig) -> float:
+    """Trains once. Returns the mean alpha over guesses, for Hydra's optimisers."""
+    return one_training(config)
+
+
+def one_training(config: DictConfig) -> float:
+    """Trains as the composed configuration says, and prints the result. Returns the mean alpha over guesses. Raises
+    ConfigError."""
+    from specbench.contrib.training.trainer import train
+
+    out_dir = Path(HydraConfig.get().runtime.output_dir)
+    metrics = train(config, out_dir)
+    alphas = metrics["alpha_by_guess"]
+    training = metrics["training"]
+    read = training["tokens"] * training["epochs"]
+    grid = Table(title=f"{metrics['method']}, loss {metrics['loss']}: {read:,.0f} tokens in "
+                       f"{training['seconds']:.0f} s, written to {out_dir}", title_justify="left")  # fmt: skip
+    for heading in ("guess", "alpha on held-out text", "agreement of argmaxes"):
+        grid.add_column(heading, justify="right")
+    for i, (alpha, agreement) in enumerate(zip(alphas, metrics["agreement_by_guess"], strict=True)):
+        grid.add_row(str(i + 1), f"{alpha:.3f}", f"{agreement:.3f}")
+    show(grid)
+    print(visible(f"use it with: python -m specbench {shlex.join(metrics['use'])}"))
+    return float(sum(alphas) / len(alphas))
+
+
+def main() -> None:
+    """Runs Hydra; a mistake of the user's becomes one sentence and exit code 2."""
+    os.environ.setdefault("HYDRA_FULL_ERROR", "1")
+    sys.argv[0] = "specbench.train"
+    try:
+        job()
+    except ConfigError as error:
+        stop(str(error), 2)
+    except KeyboardInterrupt:
+        stop("interrupted", 130)
+    except Exception as error:
+        if comes_from(one_training, error):
+            raise
+        stop(explain(error, [], sys.argv[1:]), 2)

@@ -1,0 +1,81 @@
+"""Trains look-ahead embeddings (PaSS); the model itself does not change."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from specbench.contrib.training.student import Student, StudentSettings, quoted
+from specbench.models.lookahead_embeddings import LookAhead, LookAheadConfig
+from specbench.settings import setting
+
+
+class LookAheadStudent(Student):
+    """Puts look-ahead tokens after every `stride`-th token of a row, all in one pass: a mask lets each group see only
+    the text before it. `model` is the model that they are for; None is the target."""
+
+    @dataclass
+    class Settings(StudentSettings):
+        model: str | None = setting()
+        count: int = setting(ge=1, le=1000)
+        stride: int = setting(ge=1, le=10**6)
+
+        @property
+        def ahead(self) -> int:
+            return self.count
+
+        @property
+        def own_model(self) -> str | None:
+            return self.model
+
+    def __init__(self, target: Any, loss: str, count: int, stride: int, model: Any = None):
+        super().__init__(target, loss)
+        self.model = (model or target).requires_grad_(False)
+        self.stride = stride
+        self.lookahead = LookAhead(LookAheadConfig(self.model.get_input_embeddings().weight.shape[1], count))
+
+    @classmethod
+    def from_settings(cls, settings: Any, target: Any, loss: str, model: Any) -> "LookAheadStudent":
+        return cls(target, loss, settings.count, settings.stride, model)
+
+    @classmethod
+    def use(cls, settings: Any, folder: Path) -> list[str]:
+        """Names the drafter too: `non_autoregressive` if the embeddings are for a model of their own."""
+        own = ["drafter=pass_lookahead"]
+        if settings.model is not None:
+            own = ["drafter=non_autoregressive", f"drafter.path={settings.model}"]
+        return [*own, quoted("drafter.lookahead", folder)]
+
+    def laws(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        count, width = self.lookahead.config.count, tokens.shape[1]
+        cuts = torch.arange(0, width - count, self.stride, device=tokens.device)  # last token of each context
+        steps = torch.arange(1, count + 1, device=tokens.device)
+        ahead = self.lookahead.embeddings.repeat(len(cuts), 1).expand(len(tokens), -1, -1)
+        embedded = torch.cat([self.model.get_input_embeddings()(tokens), ahead], 1)
+        places = torch.cat([torch.arange(width, device=tokens.device), (cuts[:, None] + steps).flatten()])
+        logits = self.model(
+            inputs_embeds=embedded,
+            position_ids=places.expand(len(tokens), -1),
+            attention_mask=self._mask(cuts, width, count).expand(len(tokens), 1, -1, -1),
+        ).logits
+        q = logits[:, width:].unflatten(1, (len(cuts), count))
+        with torch.no_grad():
+            p = self.target(input_ids=tokens).logits[:, cuts[:, None] + steps]
+        return p.flatten(0, 1), q.flatten(0, 1)
+
+    @staticmethod
+    def _mask(cuts: Tensor, width: int, count: int) -> Tensor:
+        """[N, N] bool, for `width` text tokens and `count` look-ahead tokens after each of cuts [n]: text sees the text
+        before it; a look-ahead token sees the text up to its cut and the tokens of its group before it."""
+        text = torch.arange(width, device=cuts.device)
+        owner = cuts.repeat_interleave(count)
+        number = torch.arange(count, device=cuts.device).repeat(len(cuts))
+        blind = torch.zeros(width, len(owner), dtype=torch.bool, device=cuts.device)
+        own = (owner[:, None] == owner) & (number[:, None] >= number)
+        above, below = (text[:, None] >= text, blind), (text <= owner[:, None], own)
+        return torch.cat([torch.cat(above, 1), torch.cat(below, 1)])
+
+    def save(self, folder: Path, accuracy: list[list[float]]) -> None:
+        self.lookahead.half().save_pretrained(folder)

@@ -1,0 +1,102 @@
+"""Base class of what can be trained: drafters, heads, exits and look-ahead embeddings.
+
+B rows, T tokens, K guesses, V vocabulary, H hidden.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from specbench.component import Component
+from specbench.contrib.training.losses import divergence, overlap, ranks
+from specbench.models.head_input import head_inputs
+from specbench.settings import BaseSettings, setting
+
+BEST = 10  # tokens of each head whose accuracy is measured
+
+
+@dataclass
+class StudentSettings(BaseSettings):
+    """Settings of every method of training."""
+
+    learning_rate: float = setting(ge=1e-9, le=10)
+
+    @property
+    def ahead(self) -> int:
+        """The number of guesses after the next token."""
+        return 0
+
+    @property
+    def own_model(self) -> str | None:
+        """The checkpoint of the student's own model; None if it has none."""
+        return None
+
+
+class Student(Component, nn.Module, ABC):
+    """The trained module beside the frozen target. Subclasses compute logits of p and q; loss and evaluation are the
+    same for all."""
+
+    def __init__(self, target: Any, loss: str):
+        super().__init__()
+        self.target, self.loss = target.requires_grad_(False), loss
+
+    @classmethod
+    @abstractmethod
+    def from_settings(cls, settings: Any, target: Any, loss: str, model: Any) -> "Student":
+        """Builds the student for a target; `model` is the loaded checkpoint `settings.own_model`, or None."""
+
+    @classmethod
+    @abstractmethod
+    def use(cls, settings: Any, folder: Path) -> list[str]:
+        """The overrides of a run that uses what was trained and saved in the folder."""
+
+    @abstractmethod
+    def laws(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """Rows of text [B, T] to logits p [n, K, V] and q [n, K, V] of K guesses at n positions."""
+
+    @abstractmethod
+    def save(self, folder: Path, accuracy: list[list[float]]) -> None:
+        """Writes what was trained, as a Hugging Face checkpoint. accuracy[k][i] is how often the i-th best token of
+        guess k was the target's argmax."""
+
+    def complete(self, folder: Path) -> list[Path]:
+        """The folders of the complete models that `save` writes, which get the tokenizer too."""
+        return []
+
+    def optimisers(self, learning_rate: float, steps: int) -> tuple[Any, Any]:
+        """The optimiser and its schedule over so many steps; (None, None) for those of all other students: AdamW, with
+        a cosine after a warm-up."""
+        return None, None
+
+    def further(self, rows: Sequence[Tensor]) -> dict[str, float]:
+        """More numbers of held-out rows [n][b, T], for metrics.json."""
+        return {}
+
+    def forward(self, input_ids: Tensor) -> dict[str, Tensor]:
+        """The loss, a scalar, of rows [B, T], in the form that transformers.Trainer expects."""
+        return {"loss": divergence(self.loss, *self.laws(input_ids))}
+
+    @torch.no_grad()
+    def evaluate(self, tokens: Tensor) -> Tensor:
+        """Sums over the positions of rows [B, T], for each of K guesses: beta (Theorem 3.5), then whether the best,
+        second best, ... token was the target's argmax, then 1: [K, 2 + BEST]."""
+        p, q = self.laws(tokens)
+        hits = ranks(p, q, BEST).sum(0)
+        return torch.cat([overlap(p, q).sum(0)[:, None], hits, torch.full_like(hits[:, :1], len(p))], 1).double().cpu()
+
+
+def head_input(module: Any, **inputs: Tensor) -> Tensor:
+    """The last hidden states [B, T, H] of a causal model: the inputs of its output matrix."""
+    with head_inputs(module) as found:
+        module(**inputs)
+    return found[0]
+
+
+def quoted(key: str, folder: Path) -> str:
+    """An override `key="folder"`, quoted so that the folder may hold any character of Hydra's grammar."""
+    return f'{key}="{folder}"'

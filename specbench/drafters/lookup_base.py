@@ -1,0 +1,102 @@
+"""Base classes of drafters without a network, which look at one row's tokens at a time, in plain Python."""
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from specbench.config.devices import counts, move, upload
+from specbench.decoding.draft import Draft
+from specbench.decoding.drafter import Drafter, DrafterSettings
+from specbench.decoding.noise import PROPOSAL
+from specbench.decoding.rows import window
+from specbench.decoding.sampling import Sampling, draw
+from specbench.decoding.state import State
+
+
+def committed(state: State) -> list[list[int]]:
+    """The committed tokens of each row, in lists that the caller may change."""
+    return [text[:length] for text, length in zip(state.texts, state.lengths, strict=True)]
+
+
+class PointMassDrafter(Drafter):
+    """Drafts guesses without probabilities: q is a point mass on each."""
+
+    @dataclass
+    class Settings(DrafterSettings):
+        @property
+        def point_masses(self) -> bool:
+            return True
+
+    def propose(self, state: State, gamma: list[int]) -> Draft:
+        return self.propose_after(committed(state), state, gamma)
+
+    def propose_after(self, texts: list[list[int]], state: State, gamma: list[int]) -> Draft:
+        """`propose`, for committed texts that are known already."""
+        guesses = [
+            self.guess(row, text, wanted) if wanted else []
+            for row, (text, wanted) in enumerate(zip(texts, gamma, strict=True))
+        ]
+        width = max(map(len, guesses))
+        device = state.tokens.device
+        if width == 0:
+            return Draft.empty(state.batch_size, device)
+        tokens = upload([row + [0] * (width - len(row)) for row in guesses], device)
+        return Draft.chain(tokens, None, counts(tuple(map(len, guesses)), device))
+
+    @abstractmethod
+    def guess(self, row: int, tokens: Sequence[int], gamma: int) -> list[int]:
+        """At most gamma tokens that may follow this row's committed tokens."""
+
+
+class CountDrafter(Drafter):
+    """Samples guesses from weights of all tokens; q is the distribution that they were drawn from."""
+
+    def __init__(self, vocab_size: int, sampling: Sampling):
+        self.vocab_size, self.sampling = vocab_size, sampling
+
+    def propose(self, state: State, gamma: list[int]) -> Draft:
+        return self.propose_after(committed(state), state, gamma)
+
+    def propose_after(self, texts: list[list[int]], state: State, gamma: list[int]) -> Draft:
+        """`propose`, for committed texts that are known already; appends the guesses to these lists."""
+        noise = window(state.noise[PROPOSAL], state.length, max(gamma)).cpu()  # on a GPU this waits for the device
+        seen = None if self.sampling.repetition_penalty == 1 else self._seen(texts)
+        count = [0] * len(texts)
+        tokens: list[Tensor] = []
+        probs: list[Tensor] = []
+        for i in range(max(gamma)):
+            weights = [
+                self.weights(row, text) if count[row] == i < gamma[row] else None for row, text in enumerate(texts)
+            ]
+            if all(w is None for w in weights):
+                break
+            anything = torch.ones(self.vocab_size)  # for rows that have no further guess
+            law = self.sampling.probabilities(torch.stack([anything if w is None else w for w in weights]).log(), seen)
+            guess = draw(law, noise[:, i])
+            if seen is not None:
+                seen.scatter_(1, guess[:, None], True)
+            for row, token in enumerate(guess.tolist()):
+                if weights[row] is not None:
+                    texts[row].append(token)
+                    count[row] += 1
+            tokens.append(guess)
+            probs.append(law)
+        device = state.tokens.device
+        if not tokens:
+            return Draft.empty(state.batch_size, device)
+        q = None if self.sampling.greedy else move(torch.stack(probs, 1), device)
+        return Draft.chain(move(torch.stack(tokens, 1), device), q, counts(tuple(count), device))
+
+    def _seen(self, texts: list[list[int]]) -> Tensor:
+        """[B, V] bool, on the CPU: the tokens that the repetition penalty applies to."""
+        seen = torch.zeros(len(texts), self.vocab_size, dtype=torch.bool)
+        for own, text in zip(seen, texts, strict=True):
+            own[text] = True
+        return seen
+
+    @abstractmethod
+    def weights(self, row: int, tokens: Sequence[int]) -> Tensor | None:
+        """Unnormalised weights [V], on the CPU, of the token that follows `tokens`; None if there is no guess."""

@@ -1,0 +1,157 @@
+"""Errors as one sentence, and text from outside made safe for terminals, logs, pages and figures."""
+
+import difflib
+import logging
+import os
+import re
+import shutil
+import signal
+import sys
+import textwrap
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any, NoReturn
+
+from rich.console import Console, ConsoleOptions
+from rich.segment import Segment
+
+# Control characters (C0, DEL, C1), line and paragraph separators, bidirectional controls and other invisible marks,
+# halves of surrogate pairs, tags.
+HIDDEN = re.compile(
+    "[\x00-\x1f\x7f-\x9f\xad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"
+    "\ud800-\udfff\U000e0000-\U000e007f]"
+)
+SHOWN = 160  # characters of a value in a sentence
+LONGEST_SENTENCE = 2000  # characters
+
+
+def visible(text: str, layout: bool = False) -> str:
+    """The text with every hidden or control character as its escape, `\\x1b`. With `layout`, line breaks and tabs
+    stay."""
+    return HIDDEN.sub(lambda found: _escape(found[0], "\n\t" if layout else ""), text)
+
+
+def _escape(character: str, kept: str) -> str:
+    return character if character in kept else character.encode("unicode_escape").decode()
+
+
+def shown(value: Any) -> str:
+    """A value for a sentence: visible, and shortened if it is long."""
+    if value is None or value == "":
+        return "null" if value is None else "''"
+    try:
+        text = str(value)
+    except ValueError:  # Python refuses to print integers of thousands of digits
+        return "a number of thousands of digits"
+    except RecursionError:
+        return "a value nested too deeply"
+    text = visible(text)
+    return text if len(text) <= SHOWN else f"{text[:SHOWN]}... ({len(text):,} characters)"
+
+
+def first_line(error: BaseException) -> str:
+    """What an error of a library says, as a part of a sentence: its first line that is not blank, or its class."""
+    lines = (line.strip() for line in str(error).splitlines())
+    return shown(next((line for line in lines if line), type(error).__name__)).rstrip(".")
+
+
+class VisibleFormatter(logging.Formatter):
+    """Formats log records; a record cannot forge another one, nor send commands to a terminal."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802
+        record.message = visible(record.message)
+        return super().formatMessage(record)
+
+    def formatException(self, ei: Any) -> str:  # noqa: N802
+        return visible(super().formatException(ei), layout=True)
+
+
+class Visible:
+    """What Rich renders of another renderable, with its text made visible: only Rich's own styles reach a terminal."""
+
+    def __init__(self, renderable: Any):
+        self.renderable = renderable
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Segment]:
+        for segment in console.render(self.renderable, options):
+            yield segment if segment.control else segment._replace(text=visible(segment.text, layout=True))
+
+
+class ConfigError(Exception):
+    """A mistake of the user's: one sentence that names the key, the value and what is allowed."""
+
+
+class VerdictError(Exception):
+    """With strict=true: a run is finished and written, but its verdict is not good."""
+
+
+class IncompleteError(Exception):
+    """Some of several processes have no result. What the others have is written."""
+
+
+def unknown(name: str, available: Iterable[str], kind: str) -> ConfigError:
+    """The error "X is not a KIND. Did you mean Y? Available: ...", with Y among those available if one is close."""
+    available = sorted(available)
+    close = difflib.get_close_matches(name[:SHOWN], available, n=1)
+    hint = f" Did you mean {close[0]}?" if close else ""
+    return ConfigError(f"{shown(name)} is not a {kind}.{hint} Available: {', '.join(available) or 'none'}.")
+
+
+def explain(error: BaseException, known_keys: Iterable[str], overrides: Sequence[str] = ()) -> str:
+    """A mistake that Hydra or OmegaConf found while composing these overrides, as one sentence."""
+    text = str(error)
+    if found := re.search(r"ConfigError raised while resolving interpolation: (.*)", text):  # by one of our resolvers
+        return found[1]
+    if found := re.search(r"Could not override '([^']+)'|Key '([^']+)' is not in struct", text):
+        key = found[1] or found[2]
+        group = key.rpartition(".")[0]
+        what = f"setting of the chosen {group}" if group else "setting"
+        return str(unknown(key, (known for known in known_keys if known.rpartition(".")[0] == group), what))
+    if found := re.search(r"Could not find '([^']+)/([^'/]+)'\s+Available options in '[^']+':\n((?:\t.*\n?)*)", text):
+        group, option, options = found[1], found[2], found[3].split()
+        return str(unknown(f"{group}={option}", (f"{group}={name}" for name in options), "choice"))
+    if found := re.search(r"Could not load '([^']+)/([^'/]+)'", text):  # of a list of options
+        return f"{found[1]}={found[2]} is not a choice (see python -m specbench --help)"
+    if override := getattr(error, "override", None):
+        key, _, value = str(override).partition("=")
+        hint = f"; a value with = in it needs quotes: '{key}=\"{value}\"'" if "=" in value else ""
+        return f"{shown(override)} is not an override that Hydra can read: {first_line(error)}{hint}"
+    overrides = [override for override in overrides if not override.startswith("-")]
+    where = getattr(error, "full_key", None) or "hydra."
+    if where.startswith("hydra.") and overrides:  # a folder's name holds all overrides
+        where = ("one of " if len(overrides) > 1 else "") + shown(", ".join(overrides))
+    return f"{where} is not possible: {first_line(error)} (see python -m specbench --help)"
+
+
+def comes_from(function: Callable[..., Any], error: BaseException) -> bool:
+    """Whether the error was raised while the function ran; Hydra's own composition fails with errors of any class."""
+    return any(frame.f_code is function.__code__ for frame, _ in traceback.walk_tb(error.__traceback__))
+
+
+def stop(sentence: str, code: int) -> NoReturn:
+    """Prints one sentence on standard error, wrapped if that is a terminal; ends the program with this code."""
+    line = visible(" ".join(sentence.split()))
+    if len(line) > LONGEST_SENTENCE:
+        line = f"{line[: LONGEST_SENTENCE // 2]} ... {line[-LONGEST_SENTENCE // 2 :]}"
+    line = f"specbench: {line}"
+    if sys.stderr.isatty():
+        width = shutil.get_terminal_size().columns
+        line = textwrap.fill(line, width, break_long_words=False, break_on_hyphens=False)
+    print(line, file=sys.stderr)
+    sys.exit(code)
+
+
+@contextmanager
+def answering() -> Iterator[None]:
+    """The body of a command: a ConfigError becomes one sentence and exit code 2. Where what reads the output is gone,
+    as after `| head -1`, the command ends without a word, with the exit code of a program that SIGPIPE ends."""
+    try:
+        yield
+        sys.stdout.flush()
+    except ConfigError as error:
+        stop(str(error), 2)
+    except BrokenPipeError:
+        with suppress(OSError, ValueError):  # so that Python's own flush at the end has somewhere to go
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(128 + signal.SIGPIPE)

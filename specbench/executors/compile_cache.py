@@ -1,0 +1,155 @@
+"""Compiled programs on disk, found again by all that they depend on.
+
+A program is kept under the identity of the run (its settings, checkpoints, code and machine, but not its prompts) and
+the description of the call. What cannot be described is compiled again in every process.
+"""
+
+import dataclasses
+import enum
+import functools
+import hashlib
+import logging
+import os
+import pickle
+import time
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._inductor.runtime.cache_dir_utils import default_cache_dir
+from torch._inductor.standalone_compile import CompiledArtifact
+
+from specbench.config.paths import cache_dir
+from specbench.errors import first_line
+from specbench.executors.compile_decision import CompileTimes
+
+log = logging.getLogger(__name__)
+INDUCTOR = "TORCHINDUCTOR_CACHE_DIR"
+KNOWN = ("specbench", "torch", "builtins", "functools")  # whose versions are part of the identity
+PLAIN = (type(None), bool, int, float, str, bytes, enum.Enum, torch.dtype, torch.device)
+
+
+class NotDescribedError(Exception):
+    """A value that has no description which another process would find again."""
+
+
+@dataclass(frozen=True)
+class Program:
+    """Compiled code: `code` takes tensors and returns tensors, and `result` is the description of arguments.py that
+    rebuilds what the leaf returned from them."""
+
+    code: Callable[..., Sequence[Tensor]]
+    result: Any
+
+
+class Programs:
+    """The programs of one identity: a folder, or nothing that is kept if that is None."""
+
+    def __init__(self, folder: Path | None, times: CompileTimes | None = None):
+        """`times` are kept of how long programs take to make."""
+        self.folder, self.times = folder, times or CompileTimes(None)
+        self.found, self.made, self.seconds = 0, 0, 0.0  # seconds of those made
+        self.tell: Callable[[str], None] = lambda what: None
+
+    @classmethod
+    def stored(cls, identity: str, times: CompileTimes | None = None) -> "Programs":
+        """Those of a run with this identity, which are kept for later runs."""
+        if os.environ.get(INDUCTOR, default_cache_dir()) == default_cache_dir():  # PyTorch sets it when it is imported
+            os.environ[INDUCTOR] = str(cache_dir() / "inductor")
+        return cls(cache_dir() / "programs" / identity, times)
+
+    @property
+    def any(self) -> bool:
+        """Whether some are kept."""
+        return self.folder is not None and self.folder.is_dir() and any(self.folder.glob("*.result"))
+
+    def find(self, name: str | None) -> Program | None:
+        """The program of this name, None if there is none or it cannot be read."""
+        if self.folder is None or name is None or not (self.folder / f"{name}.result").is_file():
+            return None
+        if self.folder.stat().st_uid != os.getuid():  # a program is code: only the user's own runs
+            return None
+        try:
+            result = pickle.loads((self.folder / f"{name}.result").read_bytes())
+            code = CompiledArtifact.load(path=str(self.folder / f"{name}.program"))
+        except Exception as error:  # another version of torch, or a damaged file: it is compiled again
+            log.info("program %s cannot be used: %s", name, first_line(error))
+            return None
+        self.found += 1
+        return Program(code, result)
+
+    @contextmanager
+    def making(self, weights: int, clock: Callable[[], float] = time.perf_counter) -> Iterator[None]:
+        """Inside this context a program with so many weights is made."""
+        self.tell(f"compiling program {self.made + 1}")
+        begun = clock()
+        yield
+        seconds = clock() - begun
+        self.seconds += seconds
+        self.times.add(seconds, weights)
+
+    def keep(self, name: str | None, artifact: CompiledArtifact, result: Any) -> None:
+        """Stores a program that was just made."""
+        self.made += 1
+        if self.folder is None or name is None:
+            return
+        try:
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            temporary = self.folder / f"{name}.{os.getpid()}.tmp"
+            artifact.save(path=str(temporary))
+            os.replace(temporary, self.folder / f"{name}.program")
+            temporary.write_bytes(pickle.dumps(result))
+            os.replace(temporary, self.folder / f"{name}.result")  # last: it says that the program is whole
+        except Exception as error:  # no space, or an artifact that cannot be saved: it costs time only
+            log.info("program %s cannot be kept: %s", name, first_line(error))
+
+
+def name_of(*parts: Any) -> str | None:
+    """A hash of the description of these values, None if one of them has none."""
+    try:
+        return hashlib.sha256(repr([described(part) for part in parts]).encode()).hexdigest()[:32]
+    except NotDescribedError as error:
+        log.info("a program is not kept: %s", error)
+        return None
+
+
+def described(value: Any, depth: int = 8) -> Any:
+    """Values of Python's simplest types that say all that a program may depend on. Raises NotDescribedError."""
+    if isinstance(value, PLAIN):
+        return (type(value).__name__, repr(value))
+    if depth == 0 or isinstance(value, Tensor | torch.nn.Module):
+        raise NotDescribedError(f"it depends on a {type(value).__name__}")
+    if isinstance(value, type):
+        return _of_code(value)
+    if isinstance(value, types.FunctionType | types.BuiltinFunctionType | types.MethodType):
+        return _of_function(value, depth)
+    if isinstance(value, tuple | list):
+        return [described(entry, depth - 1) for entry in value]
+    if isinstance(value, Mapping):
+        return [(described(key, depth - 1), described(entry, depth - 1)) for key, entry in value.items()]
+    if isinstance(value, functools.partial):
+        return [described(entry, depth - 1) for entry in (value.func, value.args, value.keywords)]
+    if dataclasses.is_dataclass(value) or hasattr(value, "__dict__"):
+        return [described(type(value)), described(vars(value), depth - 1)]
+    raise NotDescribedError(f"it depends on a {type(value).__name__}")
+
+
+def _of_function(function: Any, depth: int) -> Any:
+    """The name of a function that the code's version determines, and the object that a method belongs to."""
+    if getattr(function, "__closure__", None):
+        raise NotDescribedError(f"it depends on {function.__qualname__}, a function with variables of its own")
+    owner = getattr(function, "__self__", None)
+    own = [] if owner is None or isinstance(owner, types.ModuleType) else [described(owner, depth - 1)]
+    return [*_of_code(function), *own]
+
+
+def _of_code(value: Any) -> list[str]:
+    """The name of a class or function, of whose code the identity of the run knows the version."""
+    if value.__module__.partition(".")[0] not in KNOWN or "<lambda>" in value.__qualname__:
+        raise NotDescribedError(f"it depends on {value.__module__}.{value.__qualname__}")
+    return [value.__module__, value.__qualname__]

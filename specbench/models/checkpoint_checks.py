@@ -1,0 +1,166 @@
+"""What is checked once of every loaded model: complete, finite, causal, and within its tokenizer's range.
+
+B rows, T tokens, V vocabulary.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PretrainedConfig, PreTrainedModel
+
+from specbench.config.memory import hears, size_of
+from specbench.contrib.tensor_parallel import process_group as ranks
+from specbench.contrib.whisper.audio_encoder import probe_features, words_of
+from specbench.errors import ConfigError
+from specbench.models.encoder_decoder import KINDS, reads_text
+from specbench.models.encoder_decoder import SIZES as ENCODER_DECODER_SIZES
+
+NAMED = 3  # tensors that an error names
+MOST_LAYERS = 1000  # building the modules of more would take minutes, even without memory
+SIZES = ("vocab_size", "hidden_size", "num_hidden_layers")
+OPTIONAL_SIZES = ("num_attention_heads", "max_position_embeddings", "num_key_value_heads", "head_dim",
+                  "intermediate_size")  # fmt: skip
+PROBE = 8  # tokens of the texts that show whether a model is causal
+# Of the largest logit: far above what two texts in one forward differ by through rounding.
+ROUNDING = {torch.float32: 1e-5, torch.float16: 5e-4, torch.bfloat16: 2e-3}
+WORDS_OF_ITS_OWN = 100
+WORDS = "The quick brown fox, or def f(x): return 1"
+
+
+def refuse_bad_sizes(config: PretrainedConfig, where: str) -> None:
+    """Raises ConfigError if a size of the model is missing, no integer, or not positive, or if its encoder reads no
+    text. `where` comes before the name of the size: "target.path=FOLDER has "."""
+    if config.is_encoder_decoder and not reads_text(config) and not hears(config):
+        raise ConfigError(
+            f"{where}model_type={config.model_type} in its config, whose encoder reads no text: give a model without "
+            f"one, an encoder-decoder of text, {KINDS}, or one that hears, which is whisper"
+        )
+    if config.is_encoder_decoder and isinstance(getattr(config, "decoder", None), PretrainedConfig):
+        raise ConfigError(
+            f"{where}model_type={config.model_type} in its config, which has one configuration for the encoder and "
+            f"another for the decoder: give an encoder-decoder with one for both, {KINDS}"
+        )
+    text = config if config.is_encoder_decoder else config.get_text_config()
+    needed = (*SIZES, "num_attention_heads") if config.is_encoder_decoder else SIZES
+    optional = ENCODER_DECODER_SIZES if config.is_encoder_decoder else OPTIONAL_SIZES
+    for name in (*needed, *(name for name in optional if size_of(text, name) is not None)):
+        value = size_of(text, name)
+        value = max(value, default=0) if isinstance(value, list) and all(isinstance(v, int) for v in value) else value
+        most = MOST_LAYERS if name.endswith("layers") else 2**63 - 1
+        if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
+            allowed = f"from 1 to {most}" if name.endswith("layers") else ">= 1"
+            raise ConfigError(f"{where}{name}={value} in its config: it must be an integer {allowed}")
+
+
+def refuse_incomplete(info: Mapping[str, Any], key: str) -> None:
+    """Raises ConfigError if transformers found tensors that are missing, unexpected or of another shape. `info` is its
+    loading info."""
+    wrong = {
+        "lacks": info["missing_keys"],
+        "holds what its config has no place for:": info["unexpected_keys"],
+        "has other shapes than its config says:": [
+            f"{name} {list(stored)} for {list(wanted)}" for name, stored, wanted in info["mismatched_keys"]
+        ],
+    }
+    found = [f"{what} {few(names)}" for what, names in wrong.items() if names]
+    found += [str(message) for message in info["error_msgs"]]
+    if found:
+        raise ConfigError(f"{key} {'; it '.join(found)}: its weights and its config.json must agree")
+
+
+def few(names: Iterable[str]) -> str:
+    """The first names and the number of the others: "a, b, c and 5 more"."""
+    ordered = sorted(names)
+    more = f" and {len(ordered) - NAMED} more" if len(ordered) > NAMED else ""
+    return ", ".join(ordered[:NAMED]) + more
+
+
+def refuse_not_finite(module: PreTrainedModel, key: str, dtype: torch.dtype) -> None:
+    """Raises ConfigError if a weight is NaN or infinite in the run's dtype. Each tensor is read once, and a device is
+    waited for once."""
+    state = module.state_dict(keep_vars=True)
+    tensors = {id(t): (name, t.detach()) for name, t in state.items() if t.is_floating_point() and t.numel()}
+    if not tensors:
+        return
+    finite = torch.stack([_all_finite(ranks.part(tensor)).to(module.device) for _, tensor in tensors.values()]).tolist()
+    bad = [name for (name, _), good in zip(tensors.values(), finite, strict=True) if not good]
+    if bad:
+        advice = "repair it" if dtype == torch.float32 else "use dtype=float32, or repair it"
+        raise ConfigError(f"{key} has weights that are not finite in {_name(dtype)}, in {few(bad)}: {advice}")
+
+
+def _all_finite(tensor: Tensor) -> Tensor:
+    """A bool scalar: the smallest and the largest value carry every NaN and infinity."""
+    low, high = (tensor.float() if tensor.element_size() == 1 else tensor).aminmax()
+    return low.isfinite() & high.isfinite()
+
+
+@torch.no_grad()
+def refuse_not_causal(module: PreTrainedModel, key: str, dtype: torch.dtype) -> None:
+    """Raises ConfigError if logits at a token change when a later token does, or are not finite. One forward of two
+    texts that differ in their last token, as transformers runs it."""
+    config = module.config.get_text_config()
+    vocabulary, ids = int(config.vocab_size), _probe_ids(config)
+    *text, _ = probe_text(module)
+    texts = torch.tensor([[*text, ids[-1]], [*text, ids[-2:][0]]], device=module.device)  # [2, T]
+    words = {"input_ids": texts}
+    if module.config.is_encoder_decoder:
+        read = probe_features(config, 0) if hears(module.config) else text
+        words = words_of(module, read, len(texts)) | {"decoder_input_ids": texts}
+    logits: Tensor = module(**words, use_cache=False).logits.float()  # [2, T, V]
+    if logits.shape[-1] != vocabulary:
+        raise ConfigError(f"{key} has logits of {logits.shape[-1]} tokens, but vocab_size={vocabulary} in its config")
+    before = logits[:, :-1]
+    if not bool(logits.isfinite().all()):
+        raise ConfigError(f"{key} has logits that are not finite in {_name(dtype)}: use another dtype or model")
+    if text and float((before[0] - before[1]).abs().max()) > ROUNDING[dtype] * float(before.abs().max()):
+        raise ConfigError(f"{key} is not causal: its logits at a token change with later tokens, give a causal model")
+
+
+def probe_text(module: PreTrainedModel) -> list[int]:
+    """PROBE tokens, or as many as the model reads."""
+    config = module.config.get_text_config()
+    length = min(PROBE, getattr(config, "max_position_embeddings", None) or PROBE)
+    return (_probe_ids(config) * PROBE)[:length]
+
+
+def _probe_ids(config: Any) -> list[int]:
+    """Tokens that no model masks."""
+    special = [getattr(config, f"{kind}_token_id", None) for kind in ("pad", "bos", "eos")]
+    return [token for token in range(min(int(config.vocab_size), 4 * PROBE)) if token not in special] or [0]
+
+
+def refuse_bad_stops(module: PreTrainedModel, key: str) -> None:
+    """Raises ConfigError if the ids that end a text are no integers of 64 bits."""
+    for source in (module.config.get_text_config(), module.generation_config):
+        found = getattr(source, "eos_token_id", None)
+        for token in found if isinstance(found, list) else [] if found is None else [found]:
+            if not isinstance(token, int) or abs(token) >= 2**63:
+                raise ConfigError(f"{key} has eos_token_id={found} in its configuration: it must be token ids")
+
+
+def refuse_more_ids(tokenizer: Any, key: str, vocabulary: int) -> None:
+    """Raises ConfigError if the tokenizer has ids that the model has no embedding for."""
+    largest = max(tokenizer.get_vocab().values())
+    if largest >= vocabulary:
+        raise ConfigError(
+            f"{key} has a tokenizer with ids up to {largest}, but the model has {vocabulary} tokens: "
+            "give the tokenizer that the model was trained with"
+        )
+
+
+def refuse_no_text(tokenizer: Any, key: str) -> None:
+    """Raises ConfigError if the tokenizer cannot read text; other errors are those of the tokenizer."""
+    tokenizer(WORDS)
+    special = {*tokenizer.all_special_ids, tokenizer.unk_token_id}
+    own = [token for token, index in tokenizer.get_vocab().items() if index not in special]
+    texts = (WORDS, " ".join(own[:WORDS_OF_ITS_OWN]))  # it may be of another script
+    found = {token for text in texts for token in tokenizer(text, add_special_tokens=False)["input_ids"]}
+    if found <= special:
+        raise ConfigError(f"{key} has a tokenizer that reads no text: its vocabulary file is missing or empty")
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -1,0 +1,77 @@
+"""A plain forward pass of the stock module: the second source of p, which shares no cache, mask or executor of ours."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache, EncoderDecoderCache, PreTrainedModel
+from transformers.generation.logits_process import SuppressTokensAtBeginLogitsProcessor, SuppressTokensLogitsProcessor
+
+from specbench.contrib.whisper.audio_encoder import words_of
+from specbench.data.sound import EncoderInput
+from specbench.models.absolute_positions import Positions
+from specbench.models.language_model import LanguageModel
+
+
+def stock_logits(
+    model: LanguageModel,
+    text: Tensor,
+    begin: int,
+    encoder_input: EncoderInput | None = None,
+    suppressing: bool = True,
+) -> Tensor:
+    """Logits [T - begin, V] that predict the tokens begin .. T - 1 of a text [1, T] after an encoder's input, if there
+    is one, from one forward without a cache, with the masks and positions that transformers makes itself and its eager
+    attention. With `suppressing` tokens that generate() never draws are impossible."""
+    module = model.stock_module()
+    if encoder_input is not None:
+        own = _of_encoder_decoder(module, text, begin, encoder_input)
+        assert model.start_tokens is not None
+        return _suppressed(module, text, own, len(model.start_tokens)) if suppressing else own
+    kept = {"logits_to_keep": text.shape[1] - begin} if model.decoder.skips_logits else {}
+    with eager_attention(module):
+        output = module(input_ids=text[:, :-1], use_cache=False, **kept)
+    logits: Tensor = output.logits[0, begin - text.shape[1] :]
+    return logits
+
+
+def _of_encoder_decoder(module: Any, text: Tensor, begin: int, encoder_input: EncoderInput) -> Tensor:
+    """`stock_logits` of a module that reads its input again. Where padding has no position, transformers counts the
+    tokens behind it otherwise than generate() does, unless they are read in a forward of their own."""
+    read = words_of(module, encoder_input)
+    none = Positions(module.get_decoder()).no_position
+    ends = [place + 1 for place, token in enumerate(text[0, :-1].tolist()) if token == none]
+    with eager_attention(module):
+        if not ends:
+            found = [module(**read, decoder_input_ids=text[:, :-1], use_cache=False).logits]
+        else:
+            kept = {"past_key_values": EncoderDecoderCache(DynamicCache(), DynamicCache()), "use_cache": True}
+            kept["encoder_outputs"] = module.get_encoder()(**read)
+            pieces = (piece for piece in text[:, :-1].tensor_split(ends, 1) if piece.shape[1])
+            found = [module(decoder_input_ids=piece, **kept).logits for piece in pieces]
+    return torch.cat(found, 1)[0, begin - text.shape[1] :]
+
+
+def _suppressed(module: Any, text: Tensor, logits: Tensor, begin: int) -> Tensor:
+    """Logits [n, V] of the last tokens of a text [1, T] without those that generate() never draws, and at position
+    `begin` those that it does not draw first, by its own processors."""
+    options, device = module.generation_config, str(text.device)
+    if options.begin_suppress_tokens:
+        at_first = SuppressTokensAtBeginLogitsProcessor(options.begin_suppress_tokens, begin, device=device)
+        ends = range(text.shape[1] - len(logits), text.shape[1])
+        logits = torch.cat([at_first(text[:, :end], logits[i : i + 1]) for i, end in enumerate(ends)])
+    never = [*(options.suppress_tokens or []), *(w[0] for w in options.bad_words_ids or [] if len(w) == 1)]
+    return SuppressTokensLogitsProcessor(never, device=device)(text, logits) if never else logits
+
+
+@contextmanager
+def eager_attention(module: PreTrainedModel) -> Iterator[None]:
+    """Inside this context the module uses transformers' own eager attention."""
+    before = module.config._attn_implementation
+    module.set_attn_implementation("eager")
+    try:
+        yield
+    finally:
+        module.set_attn_implementation(before)

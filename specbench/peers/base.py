@@ -1,0 +1,108 @@
+"""Base classes of peers: other engines that decode the same prompts, for comparison."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from specbench.component import Component
+
+if TYPE_CHECKING:
+    from specbench.decoding.state import Job
+    from specbench.models.context import Context
+    from specbench.models.language_model import LanguageModel
+
+
+@dataclass(frozen=True)
+class ServerFacts:
+    """What a server says of itself."""
+
+    url: str
+    dialect: str
+    version: str | None
+    model: str  # as it names the model that it serves
+    prompts: str  # as "ids" or as "text"
+    keeps_prefixes: bool  # whether it may have read the beginning of a prompt before, and not read it again
+
+
+@dataclass(frozen=True)
+class Acceptance:
+    """Counts of a peer's own speculative decoding, over rounds; None where they are not known."""
+
+    rounds: int | None = None
+    tokens: int | None = None  # that these rounds emitted
+    drafted: int | None = None
+    accepted: int | None = None  # also guesses that a stop or the limit then cut off
+    tested: int | None = None  # guesses up to the first rejected one of their round, that one included
+    no_alpha: str = ""  # why `tested` is not known
+    no_block_efficiency: str = ""  # why tokens a round are not
+
+
+@dataclass(frozen=True)
+class Streamed:
+    """An answer that came piece by piece. Seconds count from the moment when the request was sent."""
+
+    text: str
+    arrivals: tuple[float, ...]  # of the first piece of each round; of each piece, where rounds are not known
+    last: float  # when the last token had come
+    seconds: float  # until the end
+    counts: Acceptance
+    own_tokens: int | None = None  # after the first one, by the server's own count
+    own_seconds: float | None = None  # of these, by its own clock
+
+
+@dataclass(frozen=True)
+class PeerOutput:
+    """One prompt, decoded by a peer. `decoded` and `decode_seconds` leave out the first step, which reads the
+    prompt."""
+
+    tokens: list[int] | None  # all new tokens; None if only their text is known
+    decoded: int  # tokens after the first step
+    decode_seconds: float  # without the first step; of several that are decoded at once, its share
+    first: int = 1  # tokens of the first step
+    streamed: Streamed | None = None  # of a server
+
+    @property
+    def count(self) -> int:
+        """The number of all new tokens."""
+        return len(self.tokens) if self.tokens is not None else self.first + self.decoded
+
+
+class Peer(ABC):
+    """One way in which another engine decodes."""
+
+    @abstractmethod
+    def decode(self, job: "Job") -> PeerOutput:
+        """Decodes one prompt. Raises RuntimeError if that fails."""
+
+    def decode_all(self, jobs: "Sequence[Job]", allow_signals: int = 1) -> list[PeerOutput]:
+        """Decodes the prompts of a group, of which `at_once` may be decoded together. Raises RuntimeError if that
+        fails."""
+        return [self.decode(job) for job in jobs]
+
+    @property
+    def facts(self) -> ServerFacts | None:
+        """What it says of itself, if it is a server, whose work is that of another process."""
+        return None
+
+
+class Peers(Component, ABC):
+    """The group `baseline`: the peers that a run is compared with, besides its own plain decoding."""
+
+    loads_models: ClassVar[bool] = False  # whether it may need the weights a second time
+    runs_encoders: ClassVar[bool] = True  # whether the target may be an encoder-decoder
+
+    @classmethod
+    def reach(cls, settings: Any) -> None:
+        """Finds out whether what is not in this process is there, before any model is loaded. Raises ConfigError."""
+
+    @classmethod
+    @abstractmethod
+    def from_settings(
+        cls, settings: Any, context: "Context", target: "LanguageModel", drafter: "LanguageModel | None", gamma: int
+    ) -> "Peers":
+        """Builds the peers for this target; `drafter` is the drafter's first model, if it has one."""
+
+    @abstractmethod
+    def by_name(self) -> Mapping[str, Peer]:
+        """The peers by name, as in the fields of results.json."""

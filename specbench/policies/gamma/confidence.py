@@ -1,0 +1,36 @@
+"""Stops drafting when q(x) of a guess falls below a threshold, as transformers' assisted generation does."""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from specbench.decoding.gamma_policy import GammaPolicy, RowsSeen
+from specbench.settings import LARGEST_GAMMA, BaseSettings, setting
+
+
+def probability(q: Tensor, x: Tensor) -> Tensor:
+    """q(x) [B] of the guesses x [B]; q [B, V]."""
+    return q.gather(-1, x[:, None])[:, 0]
+
+
+class ConfidenceGamma(GammaPolicy):
+    """Drafts until a guess has q(x) below `threshold`; that guess is still verified."""
+
+    @dataclass
+    class Settings(BaseSettings):
+        largest: int = setting(ge=1, le=LARGEST_GAMMA)
+        threshold: float = setting(ge=0, le=1)
+
+    watches = True
+    traced_as = "confidence"  # the largest q, which is q(x) at temperature 0
+
+    def __init__(self, largest: int, threshold: float):
+        self.largest, self.threshold = largest, threshold
+        self.signal = probability
+        self.widths = tuple(range(1, largest + 1))
+
+    def next_gamma(self, state: RowsSeen) -> list[int]:
+        return [self.largest] * state.batch_size
+
+    def go_on(self, state: RowsSeen, count: list[int], signals: list[float]) -> list[bool]:
+        return [s >= self.threshold for s in signals]

@@ -1,0 +1,84 @@
+"""Stops drafting when past acceptance at similar q says that another guess is not worth its time (section 3.5)."""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from specbench.decoding.gamma_policy import Costs, GammaPolicy, RowsSeen
+from specbench.settings import LARGEST_GAMMA, BaseSettings, setting
+
+BINS = 12
+PRIOR_GUESSES = 4.0  # weight of the mean beta at the start, in guesses per bin
+
+
+def entropy(q: Tensor, x: Tensor) -> Tensor:
+    """sqrt(H(q) / log V) [B], from q [B, V]; the guesses x [B] are not used. H enters bounds of beta as a square
+    root."""
+    H: Tensor = torch.special.entr(q).sum(-1)
+    return (H.clamp(min=0) / math.log(q.shape[-1])).sqrt()
+
+
+def confidence(q: Tensor, x: Tensor) -> Tensor:
+    """max q [B], from q [B, V]; the guesses x [B] are not used."""
+    return q.amax(-1)
+
+
+class EntropyGamma(GammaPolicy):
+    """Drafts another guess while its expected tokens are worth its time.
+
+    The beta of a guess is estimated from a `signal` in [0, 1] of the q that it was drawn from: the share of guesses
+    with a signal in the same bin that were accepted so far. Another guess brings (product of the betas of the draft) x
+    (mean beta) tokens. Its time is what it adds to a round, and is worth the tokens that decoding has yielded in such a
+    time on average.
+    """
+
+    @dataclass
+    class Settings(BaseSettings):
+        largest: int = setting(ge=1, le=LARGEST_GAMMA)
+        signal: str = setting(choices=("entropy", "confidence"))
+
+    calibrated = True
+    watches = True
+
+    def __init__(self, largest: int, signal: str):
+        self.largest = largest
+        self.signal = {"entropy": entropy, "confidence": confidence}[signal]
+        self.traced_as = {"entropy": "root_entropy", "confidence": "confidence"}[signal]
+        self.widths = tuple(range(1, largest + 1))
+        self.draft: dict[int, list[int]] = {}  # by row, the bins of this round's guesses
+
+    def calibrate(self, costs: Costs) -> None:
+        """Sets every bin to the mean beta, and fits the seconds of a round by a straight line in gamma."""
+        seconds = costs.seconds(self.largest)
+        self.step, self.round = np.polyfit(np.arange(self.largest + 1), seconds, 1)
+        self.tested = np.full(BINS, PRIOR_GUESSES)
+        self.accepted = self.tested * costs.alpha
+        self.tokens, self.time = 1.0, float(seconds[0])
+
+    def next_gamma(self, state: RowsSeen) -> list[int]:
+        self.draft = {row: [] for row in range(state.batch_size)}
+        return [self.largest] * state.batch_size
+
+    def go_on(self, state: RowsSeen, count: list[int], signals: list[float]) -> list[bool]:
+        betas, mean = self.accepted / self.tested, self.accepted.sum() / self.tested.sum()
+        worth = self.step * self.tokens / self.time
+        answers = []
+        for row, (drafted, signal) in enumerate(zip(count, signals, strict=True)):
+            bins = self.draft[row]
+            if len(bins) < drafted:
+                bins.append(min(int(signal * BINS), BINS - 1))
+            answers.append(bool(betas[bins].prod() * mean >= worth))
+        return answers
+
+    def observe(self, drafted: list[int], kept: list[int]) -> None:
+        for row, (guesses, new) in enumerate(zip(drafted, kept, strict=True)):
+            if not new:
+                continue
+            tested = self.draft[row][: min(new, guesses)]
+            np.add.at(self.tested, tested, 1)
+            np.add.at(self.accepted, tested[: new - 1], 1)
+            self.tokens += new
+            self.time += self.round + self.step * guesses

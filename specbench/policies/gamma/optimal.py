@@ -1,0 +1,42 @@
+"""One gamma for the whole run: the best by Theorem 3.8 with measured costs (section 3.5)."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from specbench.decoding.gamma_policy import Costs, Floats, GammaPolicy, RowsSeen
+from specbench.settings import LARGEST_GAMMA, BaseSettings, setting
+
+
+def tokens_by_gamma(alpha: float, largest: int) -> Floats:
+    """Equation 1 for gamma = 0 .. largest: expected tokens of a round, [largest + 1]."""
+    return np.cumsum(np.power(alpha, np.arange(largest + 1)))
+
+
+def best_gamma(alpha: float, seconds: Floats) -> int:
+    """The gamma that maximises equation 1 divided by the measured seconds of such a round, seconds [largest + 1]
+    (section 3.5)."""
+    return int(np.argmax(tokens_by_gamma(alpha, len(seconds) - 1) / seconds))
+
+
+class OptimalGamma(GammaPolicy):
+    """Maximises E(tokens) / (gamma c + v(gamma) + o) (section 3.5), with alpha and all costs from a calibration pass
+    that decodes some of the run's own prompts with every gamma up to `largest`."""
+
+    @dataclass
+    class Settings(BaseSettings):
+        largest: int = setting(ge=1, le=LARGEST_GAMMA)
+
+    calibrated = True
+
+    def __init__(self, largest: int):
+        self.largest = largest
+        self.widths = tuple(range(1, largest + 1))
+
+    def calibrate(self, costs: Costs) -> None:
+        """Chooses gamma, before the first prompt."""
+        self.constant = best_gamma(costs.alpha, costs.seconds(self.largest))
+
+    def next_gamma(self, state: RowsSeen) -> list[int]:
+        assert self.constant is not None, "calibrate comes first"
+        return [self.constant] * state.batch_size

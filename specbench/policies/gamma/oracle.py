@@ -1,0 +1,55 @@
+"""Oracles for replay only: bounds on what any gamma policy can gain (section 3.5)."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from specbench.decoding.gamma_policy import Costs, Floats, GammaPolicy, RowsSeen
+from specbench.settings import LARGEST_GAMMA, BaseSettings, setting
+
+
+class OracleGamma(GammaPolicy):
+    """Drafts in every round exactly the guesses that will be accepted: the oracle of section 3.5."""
+
+    @dataclass
+    class Settings(BaseSettings):
+        largest: int = setting(ge=1, le=LARGEST_GAMMA)
+
+    replay_only = True
+
+    def __init__(self, largest: int):
+        self.largest = largest
+        self.widths = tuple(range(1, largest + 1))
+
+    def foresee(self, outcomes: Sequence[bool], betas: Floats) -> None:
+        self.outcomes, self.betas = outcomes, np.nan_to_num(betas)
+
+    def next_gamma(self, state: RowsSeen) -> list[int]:
+        ahead = self.outcomes[_place(state) :][: self.largest]
+        return [int(np.cumprod(ahead).sum())]
+
+
+class KnownBetas(OracleGamma):
+    """Knows the true beta of every coming guess, but not which will be accepted, and drafts what pays best: a bound for
+    policies that predict beta. One that sees the drawn guess too may gain more."""
+
+    calibrated = True
+
+    def calibrate(self, costs: Costs) -> None:
+        self.seconds = costs.seconds(self.largest)
+        self.tokens, self.time = 1.0, float(self.seconds[0])
+
+    def next_gamma(self, state: RowsSeen) -> list[int]:
+        ahead = self.betas[_place(state) :][: self.largest]
+        gain = np.concatenate([[0.0], np.cumsum(np.cumprod(ahead))])
+        return [int(np.argmax(gain - self.seconds[: len(gain)] * self.tokens / self.time))]
+
+    def observe(self, drafted: list[int], kept: list[int]) -> None:
+        self.tokens += kept[0]
+        self.time += float(self.seconds[drafted[0]])
+
+
+def _place(state: RowsSeen) -> int:
+    """The number of generated tokens: the position in the text."""
+    return state.lengths[0] - state.prompt_lengths[0]

@@ -1,0 +1,75 @@
+"""Lowers lenience (A.5) while requests are queued."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from torch import Tensor
+
+from specbench.decoding.draft import Draft, Verdict
+from specbench.decoding.round_noise import Noise
+from specbench.decoding.state import State
+from specbench.decoding.verifier import Verifier
+from specbench.errors import ConfigError, shown
+from specbench.policies.lenience.base import LeniencePolicy
+from specbench.settings import LENIENCE, BaseSettings, setting
+
+MOST_LEVELS = 16  # each is warmed up
+
+
+class LoadLenience(LeniencePolicy):
+    """The lenience of a round is levels[waiting // step], or the last level; `waiting` is the number of requests that
+    have no row yet."""
+
+    @dataclass
+    class Settings(BaseSettings):
+        levels: list[float] = setting(**LENIENCE)
+        step: int = setting(ge=1, le=10**6)
+
+        def check(self, prefix: str) -> None:
+            falling = all(a > b for a, b in pairwise(self.levels))
+            if not falling or not 0 < len(self.levels) <= MOST_LEVELS:
+                raise ConfigError(
+                    f"{prefix}levels={shown(self.levels)} is not allowed: it must be 1 to {MOST_LEVELS} falling numbers"
+                )
+
+    def __init__(self, levels: Sequence[float], step: int):
+        self.levels, self.step = levels, step
+
+    @classmethod
+    def from_settings(cls, settings: Any, lenience: float) -> "LoadLenience":
+        return cls(settings.levels, settings.step)
+
+    @classmethod
+    def lowest(cls, settings: Any, lenience: float) -> float:
+        return float(min(settings.levels))
+
+    def verifier(self, with_lenience: Callable[[float], Verifier]) -> Verifier:
+        return VerifierUnderLoad([with_lenience(level) for level in self.levels], self.step)
+
+
+class VerifierUnderLoad(Verifier):
+    """One verifier per level, so that compiled code of each level is reused; `under` picks one. `accept` and `beta`
+    themselves use the first level."""
+
+    def __init__(self, levels: Sequence[Verifier], step: int):
+        self._levels, self.step, self.first = levels, step, levels[0]
+        self.lossless = all(level.lossless for level in levels)
+        self.lenience, self.note = self.first.lenience, self.first.note
+        self.keeps_guess = self.first.keeps_guess
+        self.judges_by_law, self.looks_ahead = self.first.judges_by_law, self.first.looks_ahead
+
+    @property
+    def levels(self) -> Sequence[Verifier]:
+        return self._levels
+
+    def under(self, state: State) -> Verifier:
+        """The verifier of this round, by the number of requests that wait."""
+        return self._levels[min(state.waiting // self.step, len(self._levels) - 1)]
+
+    def accept(self, p: Tensor, draft: Draft, noise: Noise) -> Verdict:
+        return self.first.accept(p, draft, noise)
+
+    def beta(self, p: Tensor, draft: Draft, verdict: Verdict) -> Tensor:
+        return self.first.beta(p, draft, verdict)

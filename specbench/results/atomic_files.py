@@ -1,0 +1,68 @@
+"""Writes files so that a reader never sees half of one, and errors are sentences."""
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from specbench.errors import ConfigError
+
+EARLIER = "earlier-"  # begins the names of folders of earlier runs, inside of a run's folder
+ASIDE = "corrupt-"  # likewise of files that cannot be used
+TEMPORARY = ".tmp"  # ends the names of files that are being written
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Raises ConfigError, naming the path, for an error of the file system."""
+    try:
+        yield
+    except BrokenPipeError:  # of what reads the output, not of a file
+        raise
+    except OSError as error:
+        raise ConfigError(
+            f"{path} cannot be written ({error.strerror or error}): make room for it, or choose another folder; what "
+            "was finished before stays"
+        ) from error
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Yields a temporary name beside the path; what was written there is on the disk when it takes the path's place.
+    Raises ConfigError."""
+    temporary = path.with_name(f"{path.name}.{os.getpid()}{TEMPORARY}")
+    with writing(path):
+        try:
+            yield temporary
+            synchronise(temporary)
+            os.replace(temporary, path)
+            synchronise(path.parent)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+def synchronise(path: Path) -> None:
+    """Returns when the file, or the names in the folder, are on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Replaces the file. Raises ConfigError."""
+    with replacing(path) as temporary:
+        temporary.write_text(text, encoding="utf-8", errors="backslashreplace")
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Writes indented JSON, as `write_text` does."""
+    write_text(path, as_json(value))
+
+
+def as_json(value: Any) -> str:
+    """A value as a file holds it."""
+    return json.dumps(value, indent=2, ensure_ascii=False) + "\n"

@@ -1,0 +1,79 @@
+"""How requests that arrived over time were served, as a table for the terminal."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from specbench.results.tables import interval
+from specbench.results.terminal_table import Grid
+from specbench.stats.latency import DECODERS, PERCENTILES, enough
+
+DELAYS = {"queue": ("in the queue", 1.0), "first_token": ("to the first token", 1.0),
+          "per_token": ("per token after it", 1e3)}  # fmt: skip
+NAMES = {"speculative": "speculative", "baseline": "plain"}
+
+
+@dataclass
+class Row:
+    """One decoder at one rate; `served` has `latency`, and `goodput` if there are limits."""
+
+    rate: float | None  # None if unknown
+    way: str
+    served: dict[str, Any]
+    requests: int
+
+    @property
+    def label(self) -> str:
+        """The decoder, and the rate if it is known."""
+        return NAMES[self.way] + ("" if self.rate is None else f", {self.rate:g}/s")
+
+    def percentile(self, delay: str, percentile: int) -> float | None:
+        """Seconds; None if too few requests are beyond it."""
+        seconds: float | None = self.served["latency"][delay][f"p{percentile}"]
+        return seconds if enough(percentile, self.requests) else None
+
+
+def rows_of(result: dict[str, Any]) -> Iterator[Row]:
+    """A row for each rate and decoder, if requests arrived over time; results of earlier versions know no rates."""
+    for entry in result.get("latency_by_rate", ()):
+        for way in DECODERS:
+            yield Row(entry["rate"], way, entry["decoders"][way], entry["requests"])
+    if not result.get("latency_by_rate"):
+        for way, latency in result["latency"].items():
+            if latency["queue"]["p50"] is None:
+                continue
+            yield Row(None, way, {"latency": latency, "goodput": None}, result["counts"]["prompts"])
+
+
+def load_table(result: dict[str, Any]) -> Grid | None:
+    """p50, p90 and p99 of each delay and, with limits, the goodput, by rate and decoder; None without such requests."""
+    rows = [*rows_of(result)]
+    if not rows:
+        return None
+    title = "waiting times, p50 / p90 / p99"
+    if any("too few" in _delay(row, delay) for row in rows for delay in DELAYS):
+        title += "; too few: fewer than five requests are beyond it"
+    goodput = any(row.served["goodput"] for row in rows)
+    headings = [f"{name.replace('_', ' ')}, {'ms' if scale > 1 else 's'}" for name, (_, scale) in DELAYS.items()]
+    names = ["decoder", "requests"]
+    headings = [*names, *headings, *(("within limits", "tokens/s within") if goodput else ())]
+    cells = [(row.label, str(row.requests), *(_delay(row, delay) for delay in DELAYS),
+              *(_goodput(row.served["goodput"]) if goodput else ())) for row in rows]  # fmt: skip
+    return Grid([dict(zip(headings, own, strict=True)) for own in cells], headings, title, names)
+
+
+def _delay(row: Row, delay: str) -> str:
+    found = [row.percentile(delay, percentile) for percentile in PERCENTILES]
+    digits, scale = (1, 1e3) if DELAYS[delay][1] > 1 else (3, 1.0)
+    if not any(found):
+        return "too few"
+    return " / ".join("too few" if value is None else f"{value * scale:.{digits}f}" for value in found)
+
+
+def _goodput(found: dict[str, Any] | None) -> tuple[str, str]:
+    if found is None:
+        return "-", "-"
+    share, rate = found["ci95"]["share"], found["ci95"]["tokens_per_second"]
+    of_share = "" if share is None else f" ({share[0]:.0%} to {share[1]:.0%})"
+    of_rate = "" if rate is None else f" ({interval(rate, 0)})"
+    return f"{found['share']:.0%}{of_share}", f"{found['tokens_per_second']:.0f}{of_rate}"

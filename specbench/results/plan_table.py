@@ -1,0 +1,123 @@
+"""What a wanted interval needs, from a finished pilot: prompts, tokens, processes and time."""
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from rich.text import Text
+
+from specbench.errors import ConfigError, visible
+from specbench.results.atomic_files import as_json, write_text
+from specbench.results.completion import keep_other
+from specbench.results.reader import StoredRun, load_run
+from specbench.results.sums_file import load_sums
+from specbench.results.tables import duration, number, show
+from specbench.results.terminal_table import Grid
+from specbench.stats.accounting import speedup_of
+from specbench.stats.bootstrap import FEWEST
+from specbench.stats.planning import (
+    LONGER,
+    Plan,
+    Spread,
+    halves_of_alpha,
+    halves_of_time,
+    plans,
+    process_is_unknown,
+    share_within,
+    shown,
+)
+from specbench.stats.two_way_bootstrap import TwoWaySums
+
+FILE = "plan.json"
+MOSTLY = 0.5  # of the texts
+
+
+def plan(folder: Path, speedup: float, alpha: float) -> None:
+    """Prints what the targets need, and writes plan.json. Raises ConfigError."""
+    run = load_run(folder)
+    if run.result.get("in_turn"):
+        raise ConfigError(f"{folder} cannot be a pilot: its times are of all ways that were decoded in turn with it")
+    sums = crossed(folder)
+    if sums.table.shape[2] < FEWEST or not sums.point["tested"]:
+        raise ConfigError(
+            f"{folder} cannot be a pilot: it needs {FEWEST} prompts at least, and guesses that were tested"
+        )
+    seconds, tokens = times_of(run, sums), tokens_of(run)
+    found: dict[str, Any] = {}
+    for name, target, spread in (("speedup", speedup / 100, of_speedup(run, sums)),
+                                 ("alpha", alpha, of_alpha(run, sums))):  # fmt: skip
+        relative = target if name == "speedup" else target / (run.result["alpha"]["mean"] or 1.0)
+        known = [
+            p
+            for p in plans(spread, relative, tokens, seconds, longest_of(run, sums))
+            if name == "alpha" or p.processes > 1
+        ]
+        known = known if not process_is_unknown(sums) or name == "alpha" else []
+        told = f"+- {speedup:g} % of the speedup" if name == "speedup" else f"+- {alpha:g} of alpha"
+        if not known:
+            why = "its pilot has too few processes" if process_is_unknown(sums) else "no plan reaches it"
+            show(Text(f"{told}: {why}"))
+        else:
+            show(table(known, told, 100 if name == "speedup" else run.result["alpha"]["mean"]))
+        found[name] = {"target": target, **asdict(spread), "plans": [asdict(p) for p in known]}
+    processes, clusters = sums.table.shape[1:]
+    told = f"a guess from {clusters} prompts in {processes} process{'es' * (processes > 1)}"
+    show(Text(f"{told}; data may have fewer prompts than data.limit says, see data.count"))
+    text = as_json(found | {"seconds_of_a_prompt": seconds})
+    kept = keep_other(folder / FILE, text)
+    write_text(folder / FILE, text)
+    before = f", the earlier one is now {kept.name}" if kept else ""
+    print(visible(f"written to {folder / FILE}{before}; times are those of this machine, without loading"))
+
+
+def crossed(folder: Path) -> TwoWaySums:
+    """The sums of the run, or of each of its processes."""
+    parts = sorted(folder.glob("repeat=*/results.json"))
+    folders = [path.parent for path in parts] or [folder]
+    return TwoWaySums.of(lambda: map(load_sums, folders))
+
+
+def of_speedup(run: StoredRun, sums: TwoWaySums) -> Spread:
+    """Of the logarithm of the speedup."""
+    prompts = [record for record in run.prompts if "error" not in record]
+    plain = {r["id"]: r["baseline_decode_seconds"] / max(1, r["baseline_tokens"]) for r in prompts}
+    halves = halves_of_time(run.rounds, list(plain), plain)
+    return Spread(sums.components(lambda s: {"speedup": speedup_of(s)})["speedup"], share_within(halves))
+
+
+def of_alpha(run: StoredRun, sums: TwoWaySums) -> Spread:
+    """Of the logarithm of alpha."""
+    halves = halves_of_alpha(run.rounds, [record["id"] for record in run.prompts if "error" not in record])
+    return Spread(sums.components(lambda s: {"alpha": s["beta"] / s["tested"]})["alpha"], share_within(halves))
+
+
+def tokens_of(run: StoredRun) -> int:
+    """The most new tokens of a prompt."""
+    return int(run.result["config"]["max_new_tokens"])
+
+
+def times_of(run: StoredRun, sums: TwoWaySums) -> float:
+    """Seconds of a prompt in a process, with everything that is done for it but loading."""
+    processes, prompts = sums.table.shape[1:]
+    return float(run.result["provenance"]["seconds"] / processes / prompts)
+
+
+def longest_of(run: StoredRun, sums: TwoWaySums) -> float:
+    """How many times as long texts may be made: not at all where most of them end before max_new_tokens."""
+    return 1.0 if sums.point["stops"] > MOSTLY * run.result["counts"]["prompts"] else LONGER[-1]
+
+
+def table(found: Sequence[Plan], title: str, scale: float) -> Grid:
+    """The cheapest plan of each number of processes; `scale` turns relative widths into what the target is in."""
+    rows = [
+        {
+            "repeats": str(p.processes) if p.processes > 1 else "1 (this process alone)",
+            "data.limit": str(p.prompts),
+            "max_new_tokens": str(p.tokens),
+            "+-": number(p.half_width * scale, 2 if scale == 100 else 4),
+            "time": duration(p.seconds),
+        }
+        for p in shown(found)
+    ]
+    return Grid(rows, list(rows[0]), f"{title}, cheapest first")

@@ -1,0 +1,239 @@
+"""`specbench.evaluate`: a whole run from Python, with the folder that the command line leaves, and its results."""
+
+import logging
+import os
+import re
+import sys
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+from hydra import compose, initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from omegaconf import DictConfig, OmegaConf
+from rich.console import Console
+
+from specbench.config.paths import conf_dir, register_resolvers
+from specbench.config.schema import known_keys
+from specbench.config.validate import ValidatedConfig, check
+from specbench.errors import ConfigError, Visible, VisibleFormatter, explain
+
+log = logging.getLogger(__name__)
+WIDTH = 100  # characters of the table, where nothing says how wide the output is
+# Texts that need no quotation marks.
+BARE = re.compile(r"(?!(?:null|true|false|nan|inf)$)[A-Za-z_./][\w./:@-]*", re.IGNORECASE | re.ASCII)
+
+
+class Fields(Mapping[str, Any]):
+    """A mapping of results.json whose entries are attributes too: `result.speedup.measured`."""
+
+    def __init__(self, entries: Mapping[str, Any]):
+        self._entries = entries
+
+    def __getitem__(self, key: str) -> Any:
+        return _fields(self._entries[key])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name not in self._entries:
+            raise AttributeError(f"{name!r} is not in results.json here: it has {', '.join(self._entries)}")
+        return self[name]
+
+    def __dir__(self) -> list[str]:
+        return [*super().__dir__(), *self._entries]
+
+    def __repr__(self) -> str:
+        return repr(self._entries)
+
+
+def _fields(value: Any) -> Any:
+    """Mappings as `Fields`, at any depth of lists."""
+    if isinstance(value, dict):
+        return Fields(value)
+    return [_fields(entry) for entry in value] if isinstance(value, list) else value
+
+
+class Evaluation(Fields):
+    """A finished run: what its results.json holds, as attributes and as a mapping, and the `folder` of its files."""
+
+    def __init__(self, entries: Mapping[str, Any], folder: Path):
+        super().__init__(entries)
+        self.folder = folder
+
+    def __repr__(self) -> str:
+        """The table that the command prints."""
+        return self._printed().file.getvalue()  # type: ignore[attr-defined, no-any-return]
+
+    def _repr_html_(self) -> str:
+        """The table for a notebook."""
+        template = '<pre style="line-height:1.2;overflow-x:auto">{code}</pre>'
+        return self._printed().export_html(inline_styles=True, code_format=template)
+
+    def _printed(self) -> Console:
+        from specbench.results.run_table import run_table
+
+        console = Console(file=StringIO(), width=_width(), record=True, markup=False, emoji=False,
+                          force_jupyter=False)  # else Rich shows it in the notebook at once  # fmt: skip
+        console.print(Visible(run_table(dict(self._entries), self.folder)))
+        return console
+
+
+def _width() -> int:
+    """Characters of a line of the terminal or the notebook, or $COLUMNS."""
+    console = Console()
+    known = console.is_terminal or console.is_jupyter or "COLUMNS" in os.environ
+    return console.width if known else WIDTH
+
+
+def evaluate(*overrides: str | Mapping[str, Any], **settings: Any) -> Evaluation:
+    """See `specbench.evaluate`."""
+    from specbench.results.empty_dirs import remove_if_empty
+
+    words, call = words_of(overrides, settings), call_of(overrides, settings)
+    config = composed(words)
+    folder = Path(config.hydra.run.dir).absolute()
+    choices = {str(group): str(option) for group, option in config.hydra.runtime.choices.items()}
+    checked = check(config, choices)
+    if checked.root.repeats > 1:
+        raise ConfigError(f"repeats={checked.root.repeats} is not possible from Python: use the command line")
+    known = folder.exists()
+    try:
+        with warnings.catch_warnings():  # of a module that would draw bars in a notebook, and is not used
+            warnings.filterwarnings("ignore", message="IProgress not found")
+            return _run(config, checked, folder, list(config.hydra.overrides.task), call)
+    except ConfigError:
+        if not known:
+            remove_if_empty(folder)
+        raise
+
+
+def words_of(overrides: Sequence[str | Mapping[str, Any]], settings: Mapping[str, Any]) -> list[str]:
+    """All overrides as the command line has them. Raises ConfigError."""
+    words: list[str] = []
+    for entry in (*overrides, settings):
+        if isinstance(entry, str):
+            words.append(entry)
+        elif isinstance(entry, Mapping):
+            words += [word for key, value in entry.items() for word in _words(str(key), value)]
+        else:
+            raise ConfigError(f"{entry!r} is not an override: give a text as in 'drafter=ngram', or a mapping of keys")
+    return words
+
+
+def call_of(overrides: Sequence[str | Mapping[str, Any]], settings: Mapping[str, Any]) -> str:
+    """The call of `specbench.evaluate` with these arguments, as Python."""
+    given = [*map(_python, overrides)]
+    given += [f"{key}={_python(value)}" for key, value in settings.items() if key.isidentifier()]
+    if others := {key: value for key, value in settings.items() if not key.isidentifier()}:
+        given.append(f"**{_python(others)}")
+    return f"specbench.evaluate({', '.join(given)})"
+
+
+def _python(value: Any) -> str:
+    """A value as a Python literal: what is none of these, as a Path, is its text."""
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{str(key)!r}: {_python(entry)}' for key, entry in value.items())}}}"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_python, value))}]"
+    plain = value is None or type(value) in (bool, int, float, str)
+    return repr(value) if plain else repr(str(value))
+
+
+def _words(key: str, value: Any) -> Iterator[str]:
+    """A setting as overrides: a mapping is one for each of its keys, `data={"limit": 3}` is data.limit=3."""
+    if isinstance(value, Mapping):
+        for name, entry in value.items():
+            yield from _words(f"{key}.{name}", entry)
+    else:
+        yield f"{key}={spelled(value)}"
+
+
+def spelled(value: Any) -> str:
+    """A value in the grammar of Hydra's overrides."""
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, list | tuple):
+        return f"[{','.join(map(spelled, value))}]"
+    text = str(value)
+    if (isinstance(value, int | float) and not isinstance(value, str)) or BARE.fullmatch(text):
+        return text
+    quoted = re.sub(r"(\\*)'", r"\1\1\\'", text)  # a backslash counts only before a quotation mark, and at the end
+    return "'" + re.sub(r"(\\+)$", r"\1\1", quoted) + "'"
+
+
+def composed(words: Sequence[str]) -> DictConfig:
+    """The configuration that the command line would compose, with Hydra's own part. What a notebook has initialised of
+    Hydra is put aside meanwhile. Raises ConfigError."""
+    register_resolvers()
+    try:
+        with _own_hydra():
+            config = compose("config", overrides=list(words), return_hydra_config=True)
+        folder = str(Path(config.hydra.run.dir).absolute())
+    except Exception as error:  # Hydra's composition fails with errors of any class
+        raise ConfigError(explain(error, known_keys(words), words)) from error
+    OmegaConf.set_readonly(config.hydra, False)
+    config.hydra.runtime.output_dir = folder
+    return config
+
+
+@contextmanager
+def _own_hydra() -> Iterator[None]:
+    """Hydra with the configurations of specbench; afterwards it is what it was."""
+    before = GlobalHydra.instance().hydra
+    GlobalHydra.instance().clear()
+    try:
+        with initialize_config_dir(str(conf_dir()), version_base="1.3"):
+            yield
+    finally:
+        GlobalHydra.instance().hydra = before
+
+
+def _run(config: DictConfig, checked: ValidatedConfig, folder: Path, words: Sequence[str], call: str) -> Evaluation:
+    """Builds, decodes and writes. Raises ConfigError, VerdictError or KeyboardInterrupt."""
+    from specbench.results.completion import examine, move_aside
+    from specbench.results.console import log_result
+    from specbench.results.folder_lock import locked
+    from specbench.results.reader import read_result
+    from specbench.run.execute import measure
+
+    with locked(folder), _files_of_hydra(config, folder, words, call):
+        if corrupt := examine(folder, checked.identity()).corrupt:
+            log.warning("%s: moved to %s", corrupt, move_aside(folder))
+        measure(checked, folder, words, announce=log.info, shown=partial(log_result, folder=folder), call=call)
+        return Evaluation(read_result(folder), folder)
+
+
+@contextmanager
+def _files_of_hydra(config: DictConfig, folder: Path, words: Sequence[str], call: str) -> Iterator[None]:
+    """Writes .hydra/ as the command line does, and, inside this context, what specbench logs to run.log."""
+    from specbench.results.atomic_files import write_text, writing
+
+    with writing(folder / ".hydra"):
+        (folder / ".hydra").mkdir(exist_ok=True)
+    own = OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
+    hydra = OmegaConf.masked_copy(config, ["hydra"])
+    for name, node in (("config", own), ("hydra", hydra), ("overrides", OmegaConf.create(list(words)))):
+        write_text(folder / ".hydra" / f"{name}.yaml", OmegaConf.to_yaml(node))
+    with writing(folder / "run.log"):
+        handler = logging.FileHandler(folder / "run.log")
+    handler.setFormatter(VisibleFormatter("[%(asctime)s][%(name)s][%(levelname)s] %(message)s"))
+    logger = logging.getLogger("specbench")
+    level = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(min(logging.INFO, level or logging.INFO))
+    try:
+        logger.info("%s in %s", call, sys.argv[0] or "python")
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
+        handler.close()

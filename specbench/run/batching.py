@@ -1,0 +1,188 @@
+"""Forms the groups of requests that are decoded together, turn by turn."""
+
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from specbench.data.prompts import Prompt, Request, heard, render
+from specbench.data.sound import EncoderInput
+from specbench.errors import ConfigError
+from specbench.policies.workload.base import Workload
+from specbench.run.components import Components
+from specbench.stats.records import Result
+
+log = logging.getLogger(__name__)
+GROUPS = 8  # of a turn, if there are enough requests: so often both ways of decoding take turns
+FEWEST, MOST = 4, 16  # requests per row in a group: rows idle at the end of each, and a failure loses all of it
+
+
+@dataclass(frozen=True)
+class Batch:
+    """A group of requests to decode, and the cache columns that the longest request of its turn needs."""
+
+    requests: list[Request]
+    columns: int
+    arrivals: list[float] | None = None  # second of each, if they arrive over time
+    rate: float | None = None  # requests per second, if the workload has rates
+    longest_input: EncoderInput | None = None  # of an encoder, among the requests of its turn
+
+    def probes(self, rows: int) -> int:
+        """How many probes of costs the group is worth."""
+        return max(1, len(self.requests) // (FEWEST * rows))
+
+
+@dataclass(frozen=True)
+class TurnPlan:
+    """The requests of one turn of all prompts, before any of them is decoded."""
+
+    waiting: Sequence[Prompt]  # in order
+    cuts: Sequence[int]  # where groups begin, and the end of the last one
+    first: int  # the number of its first group
+    columns: int  # of the cache, that the longest request needs
+    longest_input: EncoderInput | None  # of an encoder
+
+    @property
+    def groups(self) -> range:
+        """The numbers of its groups."""
+        return range(self.first, self.first + max(0, len(self.cuts) - 1))
+
+
+class Requests:
+    """The prompts of a run as requests. The answers of a turn become the history of the next one."""
+
+    def __init__(self, parts: Components, spare: int | None = None):
+        """`spare` cache columns take the guesses beyond a row's limit: those of the run unless given."""
+        self.parts, self.spare = parts, parts.spare if spare is None else spare
+        self.answers: dict[str, list[str]] = {prompt.id: [] for prompt in parts.prompts}
+        self.turns = {prompt.id: len(prompt.turns) for prompt in parts.prompts}
+        self.too_long: list[int] = []  # tokens of each turn that does not fit, and of those that would follow it
+
+    @property
+    def total(self) -> int:
+        """The number of turns of all prompts."""
+        return sum(len(prompt.turns) for prompt in self.parts.prompts)
+
+    def limit(self, request: Request) -> int:
+        """The length in tokens, prompt included, at which a request ends."""
+        return min(len(request.tokens) + self.parts.max_new_tokens, self.parts.target.context)
+
+    def remember(self, result: Result) -> None:
+        """Keeps the baseline's answer as the history of the next turn, for both decoders."""
+        answers = self.answers[result.request.prompt_id]
+        last = len(answers) + 1 == self.turns[result.request.prompt_id]
+        decode = self.parts.target.tokenizer.decode
+        answers.append("" if last else decode(result.baseline.tokens, skip_special_tokens=True))
+
+    @property
+    def turns_in_all(self) -> int:
+        """The number of turns of the prompt that has the most."""
+        return max(self.turns.values())
+
+    def groups(self) -> Iterator[Batch]:
+        """Groups of all first turns, then of the second turns, and so on. Raises ConfigError if no prompt fits the
+        context, or if one is empty."""
+        first = 0
+        for number in range(self.turns_in_all):
+            turn = self.open(number, first)
+            for group in turn.groups:
+                yield self.wanted(turn, group)
+            first = turn.groups.stop
+
+    def open(self, number: int, first: int) -> TurnPlan:
+        """A turn, whose groups are numbered from `first` on. All answers of the turns before it are known, and it is
+        opened once. Raises ConfigError if no prompt fits the context, or if one is empty."""
+        parts, told = self.parts, len(self.too_long)
+        waiting = self._turn(number)
+        if number == 0 and not waiting:
+            raise ConfigError(
+                f"no prompt fits: the shortest has {self._length(min(self.too_long))}, "
+                f"and {parts.target.name} reads at most {self._length(parts.longest_prompt)}"
+            )
+        if len(self.too_long) > told:
+            log.warning("%s", self._left_out(number, len(self.too_long) - told, [prompt for prompt, _ in waiting]))
+        longest, start = max((tokens for _, tokens in waiting), default=0), parts.target.start_tokens
+        columns = longest if start is None else len(start)
+        columns = min(columns + parts.max_new_tokens, parts.target.context) + self.spare
+        read = [] if start is None else [prompt for prompt, tokens in waiting if tokens == longest]
+        longest_input = self._request(read[0]).encoder_input if read else None
+        return TurnPlan([prompt for prompt, _ in waiting], self._cuts(len(waiting)), first, columns, longest_input)
+
+    def wanted(self, turn: TurnPlan, number: int) -> Batch:
+        """The group of this number."""
+        begin, end = turn.cuts[number - turn.first], turn.cuts[number - turn.first + 1]
+        asked, workload = [self._request(prompt) for prompt in turn.waiting[begin:end]], self.parts.workload
+        for request in asked:
+            request.prepare()
+        arrivals, rate = workload.arrivals(len(asked), number), workload.rate(number)
+        return Batch(asked, turn.columns, arrivals, rate, turn.longest_input)
+
+    def _left_out(self, turn: int, count: int, waiting: Sequence[Prompt]) -> str:
+        """That requests are left out from this turn on, and of which categories none is left."""
+        told = f"{count} request{'s do' if count > 1 else ' does'} not fit the "
+        told += f"{self._length(self.parts.longest_prompt)} that can be read"
+        told += f", or would follow one that does not, from turn {turn + 1} on" if max(self.turns.values()) > 1 else ""
+        told += f", and {'are' if count > 1 else 'is'} left out: the longest has {self._length(max(self.too_long))}"
+        left = {prompt.category for prompt in waiting}
+        lost = dict.fromkeys(p.category for p in self.parts.prompts if p.category not in left) if turn == 0 else {}
+        names = [name for name in lost if name]
+        return told + (f"; none is left of {', '.join(names)}" if names else "")
+
+    def _length(self, prompt_tokens: int) -> str:
+        """So many tokens of a prompt or, of a sound, the seconds of so many positions."""
+        hearing = self.parts.target.hearing
+        return f"{prompt_tokens} tokens" if hearing is None else f"{prompt_tokens * hearing.seconds:.5g} seconds"
+
+    def _cuts(self, requests: int) -> list[int]:
+        """Where the groups of a turn begin and end."""
+        rows, workload = self.parts.batch_size, self.parts.workload
+        if not workload.over_time:
+            return [*range(0, requests, group_size(requests, rows)), requests]
+        count = segments(requests, rows, workload)
+        return [number * requests // count for number in range(count + 1)] if count else []
+
+    def _turn(self, turn: int) -> list[tuple[Prompt, int]]:
+        """The prompts with a next turn that fits the context, and its tokens; the tokens themselves are made again when
+        it is decoded, since those of all prompts would fill the memory. Raises ConfigError if one is empty."""
+        target, waiting = self.parts.target, []
+        for prompt in self.parts.prompts:
+            if len(prompt.turns) <= turn or len(self.answers[prompt.id]) != turn:
+                continue
+            request = self._request(prompt)
+            tokens = request.prompt_tokens
+            if not tokens:
+                raise ConfigError(f"prompt {request.id} is empty, and the tokenizer of {target.name} has no BOS token")
+            if tokens <= self.parts.longest_prompt:
+                waiting.append((prompt, tokens))
+            else:  # the turns after it cannot be asked either
+                self.too_long += [tokens] * (len(prompt.turns) - turn)
+        return waiting
+
+    def _request(self, prompt: Prompt) -> Request:
+        """The next turn of a prompt."""
+        target = self.parts.target
+        if target.hearing is not None:
+            assert target.start_tokens is not None
+            return heard(prompt, target.hearing, target.start_tokens)
+        answers, start = self.answers[prompt.id], target.start_tokens
+        return render(prompt, answers, target.tokenizer, target.chat_template, start)
+
+
+def group_size(requests: int, rows: int) -> int:
+    """The number of requests in each group but the last, which may be smaller, of so many that go through `rows` rows.
+    Groups are as equal as can be, since the rows of a small one are idle for most of it."""
+    if rows == 1:
+        return 1
+    groups = max(min(GROUPS, requests // (FEWEST * rows)), -(-requests // (MOST * rows)), 1)
+    return max(1, -(-requests // groups))
+
+
+def segment_size(rows: int, workload: Workload) -> int:
+    """The number of requests that a segment of a workload over time has at least."""
+    return max(FEWEST * rows, workload.segment)
+
+
+def segments(requests: int, rows: int, workload: Workload) -> int:
+    """The number of segments of so many requests: as many of each rate, at most GROUPS of each."""
+    rates = max(1, len(workload.rates))
+    count = min(GROUPS * rates, requests // segment_size(rows, workload))
+    return max(count - count % rates, min(rates, requests))

@@ -1,0 +1,67 @@
+"""The parts of a run: everything that was chosen and built."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from specbench.data.prompts import Prompt
+from specbench.decoding.drafter import Drafter
+from specbench.decoding.gamma_policy import GammaPolicy
+from specbench.decoding.search import Decoding
+from specbench.decoding.verifier import Verifier
+from specbench.models.language_model import LanguageModel
+from specbench.peers.base import Peer
+from specbench.policies.workload.base import Workload
+from specbench.stats.metrics.base import Metric
+
+EVERY_GAMMA = 20  # as large as any policy of conf/ has it
+
+
+@dataclass(frozen=True)
+class Components:
+    """The built components and the scalars of a run. `config` and `choices` are what results.json records of them."""
+
+    name: str
+    config: dict[str, Any]
+    choices: dict[str, str]  # the option that was chosen in each group
+    target: LanguageModel
+    drafter: Drafter
+    policy: GammaPolicy
+    verifier: Verifier
+    decoding: Decoding
+    prompts: Sequence[Prompt]
+    peers: Mapping[str, Peer]
+    workload: Workload
+    max_new_tokens: int
+    batch_size: int  # rows
+    spare: int  # cache columns that a round's guesses may take beyond a row's limit
+    prefill_chunk: int  # tokens
+    seed: int
+    verdict_tokens: int = 0  # tokens that the losslessness verdict may read again
+    metrics: Mapping[str, Metric] = field(default_factory=dict)
+    stop_strings: Sequence[str] = ()
+    notes: Sequence[str] = ()  # warnings to print with the results
+
+    @property
+    def longest_prompt(self) -> int:
+        """The most tokens of a prompt that the models can read, with one at least to follow; of encoder-decoders, the
+        longest input of their encoders."""
+        if self.target.start_tokens is None:
+            return self.target.context - 1
+        return min(m.input_context for m in (self.target, *self.drafter.models) if m.start_tokens is not None)
+
+    @property
+    def gammas(self) -> list[int]:
+        """The constant gammas whose rounds are timed by probes: all up to `EVERY_GAMMA`, then each half as large
+        again, up to the policy's largest; with fixed shapes, those that the policy uses."""
+        return timed_gammas(self.policy, self.target.executor.fixed_shapes)
+
+
+def timed_gammas(policy: GammaPolicy, fixed_shapes: bool) -> list[int]:
+    """The gammas of `Parts.gammas`. Costs between two of them are interpolated."""
+    if fixed_shapes:
+        return [*policy.widths]
+    gammas = [*range(1, min(policy.largest, EVERY_GAMMA) + 1)] or [0]
+    while gammas[-1] < policy.largest:
+        gammas.append(min(gammas[-1] * 3 // 2, policy.largest))
+    return gammas

@@ -1,0 +1,124 @@
+"""The session of a run: decodes groups of requests and times them."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from specbench.contrib.beams.requests import decode_beams
+from specbench.decoding.autoregressive import decode_autoregressive
+from specbench.decoding.executor import Executor
+from specbench.decoding.gamma_policy import GammaPolicy
+from specbench.decoding.model import Model
+from specbench.decoding.queue import Queue
+from specbench.decoding.speculative import RoundHook, decode_speculative
+from specbench.decoding.state import Job, State
+from specbench.decoding.stopping import StopStrings
+from specbench.decoding.timer import READING, Lap, Timer
+from specbench.decoding.verifier import Verifier
+from specbench.run.async_rounds import stride
+from specbench.run.components import Components
+from specbench.run.recorder import Recorder, round_numbers
+from specbench.stats.costs import CostTable
+from specbench.stats.experts import ExpertCounter
+from specbench.stats.records import DecodedRequest, DecodeResult, Round
+
+
+class Session:
+    """Decodes requests, speculatively or plainly, through the same rows. It owns the state and the table of costs."""
+
+    def __init__(self, parts: Components):
+        self.parts = parts
+        self.costs = CostTable()
+        self.experts = ExpertCounter(parts.target.expert_layers)
+        self.text_tokens = 0  # generated tokens so far of the texts that `_read_texts` has met
+        self.to_read = parts.verdict_tokens  # tokens that may still be read again for the verdict
+        self._state: State | None = None
+
+    def decode(
+        self,
+        jobs: Sequence[Job],
+        speculative: bool,
+        columns: int,
+        arrivals: Sequence[float] | None = None,
+        policy: GammaPolicy | None = None,
+        verifier: Verifier | None = None,
+        evidence: bool = False,
+        laws: bool = False,
+        again: bool = False,
+    ) -> DecodeResult:
+        """Decodes `jobs` one way through `batch_size` rows of `columns` columns; `arrivals` in seconds. Policy and
+        verifier are the run's own unless given. With `evidence`, what speculated tokens were drawn from is kept, with
+        `laws` only p of all tokens; neither at temperature 0. With `again` the target does not read prompts that its
+        cache still holds: such a decode is not timed as a whole."""
+        parts = self.parts
+        if parts.decoding.rules is not None:
+            chosen = (policy or parts.policy) if speculative else None
+            return decode_beams(parts, parts.decoding.rules, jobs, columns, chosen)
+        target, drafter = parts.target, parts.drafter
+        policy, verifier = policy or parts.policy, verifier or parts.verifier
+        state = self._idle_state(columns)
+        models: list[Model] = [target, *drafter.models] if speculative else [target]
+        queue = Queue(jobs, models, parts.prefill_chunk, parts.spare, arrivals)
+        clock = Timer(target.device)
+        evidence = evidence and speculative and not target.sampling.greedy
+        laws = laws and not target.sampling.greedy
+        recorder = Recorder(verifier, parts.metrics, target.executor.leaf(round_numbers), evidence, laws)
+        (target.reopen if again else target.allocate)(parts.batch_size, columns)
+        longest = max((job.limit for job in jobs), default=0)
+        state.stride = stride(parts, policy if speculative else None, verifier, longest, arrivals is not None)
+        record = untimed(target.executor, lambda *of_round: self._record(recorder, of_round))
+        with target.executor.timed(clock.launch), self.experts.watching():
+            if speculative:
+                decode_speculative(state, target, drafter, policy, verifier, clock, record, queue)
+            else:
+                decode_autoregressive(state, target, verifier, clock, record, queue)
+        decoded = self._decoded(queue, clock, recorder, models)
+        decoded.woken = self.experts.woken
+        if evidence or laws:
+            decoded.evidence = recorder.evidence(len(jobs))
+        return decoded
+
+    def _record(self, recorder: Recorder, of_round: tuple[Any, ...]) -> None:
+        recorder(*of_round)
+        self.experts.count()
+
+    @staticmethod
+    def _decoded(queue: Queue, clock: Timer, recorder: Recorder, models: Sequence[Model]) -> DecodeResult:
+        """Joins what queue, clock and recorder know of each request."""
+        laps = clock.rounds()
+        calls: list[Any] = [lap for lap in laps if Lap.VERIFY in lap]
+        rounds_of_calls = recorder.rounds(calls)
+        # A call that served no row was launched before the host knew that all texts had ended.
+        calls = [lap for lap, its in zip(calls, rounds_of_calls, strict=True) if its]
+        rounds = [r for its in rounds_of_calls for r in its]
+        own: list[list[Round]] = [[] for _ in queue.outputs]
+        for r in rounds:
+            own[r.row].append(r)
+        outputs = zip(queue.outputs, own, strict=True)
+        return DecodeResult(
+            requests=[DecodedRequest(output.tokens, its, output.times) for output, its in outputs],
+            calls=len(calls),
+            laps={lap: sum(each.get(lap, 0.0) for each in calls) for lap in Lap},
+            prefill_seconds=sum(lap.get(name, 0.0) for lap in laps for name in READING),
+            drafter_prefill_seconds=sum(lap.get(Lap.DRAFTER_PREFILL, 0.0) for lap in laps),
+            kv_bytes=sum(model.cache_bytes() for model in models),
+        )
+
+    def _idle_state(self, columns: int) -> State:
+        """The idle state of the run: one object at the same addresses, until more columns are needed."""
+        parts, target = self.parts, self.parts.target
+        columns = target.executor.columns(columns)
+        if self._state is None or self._state.tokens.shape[1] < columns:
+            strings = StopStrings(parts.stop_strings, target.tokenizer) if parts.stop_strings else None
+            self._state = State.idle(parts.batch_size, columns, target.stop_tokens, target.device, strings)
+        self._state.clear()
+        return self._state
+
+
+def untimed(executor: Executor, hook: RoundHook) -> RoundHook:
+    """A round hook whose launches are no part of decoding: the clock is not told of them."""
+
+    def record(*of_round: Any) -> None:
+        with executor.timed(lambda: None):
+            hook(*of_round)
+
+    return record

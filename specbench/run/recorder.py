@@ -1,0 +1,197 @@
+"""Records each round as raw numbers: one record per round and row.
+
+The betas and the metrics need p and q, which exist only during the round, so they are computed there, outside the timed
+laps, and copied to the host once at the end.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from specbench.decoding.draft import Draft, Verdict
+from specbench.decoding.model import Scores
+from specbench.decoding.state import State
+from specbench.decoding.timer import Laps
+from specbench.decoding.verifier import Verifier
+from specbench.decoding.verify_tree import along
+from specbench.stats.metrics.base import Metric, Path
+from specbench.stats.records import Round
+from specbench.stats.verdict_inputs import LAW_BYTES, evidence_numbers, width
+from specbench.stats.verdict_records import DrawnFrom
+
+Beta = Callable[[Tensor, Draft, Verdict], Tensor]  # `Verifier.beta`
+
+
+class Counts(NamedTuple):
+    """The first numbers of a round and row; those of the metrics follow, then the betas."""
+
+    kept: int  # tokens that the row kept
+    accepted: int  # guesses, by the verifier
+    gamma: int  # depth of the draft
+    tested: int  # steps that were tested, none beyond a stop
+    judged: int  # steps that had a guess
+    next_guess: int  # the guess after the accepted ones
+
+
+class Call(NamedTuple):
+    """The numbers of one round for all rows."""
+
+    owners: list[int]  # by row, the number of its request
+    lenience: float
+    width: int  # tokens of each row that the target's call read
+    numbers: Tensor  # [B, K]: counts, metrics, betas, evidence
+    steps: int  # D
+    drawn: int  # drafter steps
+    law: Tensor | None  # [B, D + 1, V], the decoder's p along the path, while there is room for it
+
+
+class Recorder:
+    """The round hook that measures. `reduce` is `round_numbers`, or an executor's version of it. For the losslessness
+    test it records `evidence`. With either this or `laws` it keeps p, as far as there is room."""
+
+    def __init__(
+        self,
+        verifier: Verifier,
+        metrics: Mapping[str, Metric],
+        reduce: Callable[..., Tensor] | None = None,
+        evidence: bool = False,
+        laws: bool = False,
+    ):
+        self.verifier, self.metrics, self.reduce = verifier, metrics, reduce or round_numbers
+        self._evidence, self._room = evidence, LAW_BYTES if evidence or laws else 0.0
+        self._calls: list[Call] = []
+
+    def __call__(self, state: State, scores: Scores, draft: Draft, verdict: Verdict, kept: Tensor) -> None:
+        """Stores the numbers [B, K] of a round; kept [B] is the number of tokens that each row kept."""
+        judge = self.verifier.under(state)
+        metrics = tuple(self.metrics.values())
+        numbers = self.reduce(scores.p, draft, verdict, kept, judge.beta, metrics, self._evidence)
+        law = self._law(scores.p, draft, verdict, kept)
+        # A CUDA graph overwrites its outputs in the next round.
+        call = Call(list(state.owners), judge.lenience, scores.width, numbers.clone(), draft.depth, state.drawn, law)
+        self._calls.append(call)
+
+    def _law(self, p: Tensor, draft: Draft, verdict: Verdict, kept: Tensor) -> Tensor | None:
+        """A copy of p [B, N + 1, V] along the path [B, D + 1, V]; None if there is no room left for it."""
+        if self._room <= 0:
+            return None
+        law = chosen_path(p, draft, verdict, kept).p.clone()
+        self._room -= law.nbytes
+        return law if self._room >= 0 else None
+
+    def rounds(self, laps: Sequence[Laps]) -> list[list[Round]]:
+        """One list of records per round, a record for each row that was active in it; `laps` are the seconds of each
+        round. The list is empty if no row was: such a round was launched before the host knew that all texts had
+        ended, and has no number."""
+        found: list[list[Round]] = []
+        number, lengths = 0, Counter[int]()  # by request, the tokens that it has
+        for call, seconds in zip(self._calls, laps, strict=True):
+            found.append(self._rounds(number, call, seconds, lengths))
+            number += bool(found[-1])
+        return found
+
+    def evidence(self, requests: int) -> list[DrawnFrom]:
+        """What stood behind the tokens of each of so many requests."""
+        found = [DrawnFrom(self.verifier.keeps_guess) for _ in range(requests)]
+        lengths = Counter[int]()
+        for call in self._calls:
+            table = call.numbers.cpu().numpy()
+            for row, (owner, numbers) in enumerate(zip(call.owners, table, strict=True)):
+                counts = Counts(*map(int, numbers[: len(Counts._fields)]))
+                if not counts.kept:
+                    continue
+                if self._evidence:
+                    found[owner].add(lengths[owner], counts.kept, counts.tested, numbers[-width(call.steps) :])
+                if call.law is not None:
+                    found[owner].laws.append((lengths[owner], call.law[row, : counts.kept]))
+                lengths[owner] += counts.kept
+        return found
+
+    def _rounds(self, number: int, call: Call, seconds: Laps, lengths: Counter[int]) -> list[Round]:
+        """The records of a call; adds what it kept to the `lengths` of the requests. The lengths that the host knows
+        during the round may be a round late."""
+        numbers = call.numbers[:, : -width(call.steps)] if self._evidence else call.numbers
+        rows = zip(call.owners, numbers.tolist(), strict=True)
+        active = [(owner, lengths[owner], numbers) for owner, numbers in rows if numbers[0] > 0]
+        for owner, _, (kept, *_) in active:
+            lengths[owner] += int(kept)
+        shared = {
+            "seconds": seconds,
+            "rows": len(active),
+            "steps": call.drawn,
+            "lenience": call.lenience,
+            "width": call.width,
+            "call": number,
+        }
+        return [self._round(*row, shared) for row in active]
+
+    def _round(self, owner: int, position: int, numbers: list[float], shared: dict[str, Any]) -> Round:
+        counts = Counts(*map(int, numbers[: len(Counts._fields)]))
+        kept, n, rest = counts.kept, counts.accepted, len(Counts._fields)
+        found = {}
+        for name, metric in self.metrics.items():
+            found[name] = tuple(numbers[rest : rest + len(metric.columns)])
+            rest += len(metric.columns)
+        own_token = kept == n + 1
+        return Round(
+            row=owner,
+            position=position,
+            gamma=counts.gamma,
+            accepted=min(n, kept),
+            tested=counts.tested,
+            tokens=kept,
+            recovered=int(own_token and n < counts.judged),
+            bonus=int(own_token and n == counts.judged),
+            accepted_before_stop=n,
+            beta=numbers[rest : rest + counts.tested],
+            rejected=counts.next_guess if n < counts.judged else None,
+            numbers=found,
+            **shared,
+        )
+
+
+def round_numbers(
+    p: Tensor,
+    draft: Draft,
+    verdict: Verdict,
+    kept: Tensor,
+    beta_of: Beta,
+    metrics: tuple[Metric, ...],
+    evidence: bool = False,
+) -> Tensor:
+    """A round as K float64 numbers per row, [B, K]: `Counts`, the numbers of the metrics, beta of every step, and with
+    `evidence` those of `evidence_numbers`. p [B, N + 1, V], kept [B]."""
+    beta, gamma = beta_of(p, draft, verdict).double(), draft.steps()
+    path = chosen_path(p, draft, verdict, kept)
+    judged, D = path.draft.count, path.draft.tokens.shape[1]
+    next_guess = torch.zeros_like(kept)
+    if D:
+        next_guess = path.draft.tokens.gather(1, verdict.accepted.clamp(max=D - 1)[:, None])[:, 0]
+    counts = torch.stack([kept, verdict.accepted, gamma, path.tested, judged, next_guess], 1).double()
+    more = [evidence_numbers(path)] if evidence else []
+    return torch.cat([counts, *(numbers_of(metric, path) for metric in metrics), beta, *more], 1)
+
+
+def numbers_of(metric: Metric, path: Path) -> Tensor:
+    """The numbers [B, K] of a metric. Raises ValueError if they are not as many as its columns."""
+    numbers, columns = metric.of_round(path), metric.columns
+    if numbers.shape != (len(path.kept), len(columns)):
+        raise ValueError(
+            f"{type(metric).__name__}.of_round returned a tensor of shape {tuple(numbers.shape)} where its columns "
+            f"{', '.join(columns)} need {(len(path.kept), len(columns))}"
+        )
+    return numbers
+
+
+def chosen_path(p: Tensor, draft: Draft, verdict: Verdict, kept: Tensor) -> Path:
+    """p along the path that was taken, and the first guess of each step as a chain. p [B, N + 1, V], kept [B]."""
+    if verdict.path is not None and not draft.is_chain:
+        entries, first, judged = along(draft, verdict)
+        rows = torch.arange(len(entries), device=p.device)[:, None]
+        q = None if draft.probs is None else draft.probs[rows, first]
+        p, draft = p[rows, entries], Draft.chain(draft.tokens.gather(1, first), q, judged)
+    tested = torch.minimum(torch.minimum(verdict.accepted + 1, draft.count), kept)
+    return Path(p, draft, verdict.tokens, verdict.accepted, kept, tested)

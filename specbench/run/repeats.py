@@ -1,0 +1,208 @@
+"""repeats=R: fresh processes on the same prompts, one after the other, each a whole run, and their pooled results."""
+
+import copy
+import logging
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig
+
+from specbench.config.validate import ValidatedConfig, check
+from specbench.errors import ConfigError, IncompleteError, first_line
+from specbench.results.atomic_files import replacing, write_json, write_text
+from specbench.results.completion import FILES, RESULTS, contents, examine, make_room
+from specbench.results.console import Pace, in_sweep, one_line, print_result, tell
+from specbench.results.loggers.base import Opening
+from specbench.results.reader import read_result
+from specbench.results.schema import plain
+from specbench.results.sums_file import load_sums, write_all_sums
+from specbench.results.tables import at, refuse_verdict, to_csv, word
+from specbench.results.writer import write_config
+from specbench.run.child_command import overrides
+from specbench.run.execute import mark_pooled
+from specbench.run.signals import allow_signals, held
+from specbench.stats.breakdown import only
+from specbench.stats.pooled import pooled, repeats_of
+from specbench.stats.records import PerRequestSums
+from specbench.stats.two_way_bootstrap import TwoWaySums
+
+log = logging.getLogger(__name__)
+COPIED = ("prompts.jsonl", "rounds.parquet", "positions.parquet")  # of the first process
+LOOK = 0.2  # seconds between two looks at a process: a signal just before a wait without end would go unseen
+TABLE = {  # repeats.csv: heading, path in a process's results.json
+    "seed": "config/seed",
+    "order": "config/order",
+    "speedup": "speedup/measured",
+    "low": "speedup/ci95/0",
+    "high": "speedup/ci95/1",
+    "alpha": "alpha/mean",
+    "tau": "block_efficiency/mean",
+    "c": "cost/c",
+    "v": "cost/v",
+    "o": "cost/o",
+    "target step seconds": "cost/target_step_seconds",
+    "tokens/s": "throughput/speculative_tokens_per_second",
+    "plain tokens/s": "throughput/baseline_tokens_per_second",
+    "started": "provenance/started",
+}
+
+
+def run_repeats(config: DictConfig, checked: ValidatedConfig, out_dir: Path) -> None:
+    """Runs the processes that are not finished, pools all into `out_dir`, which is locked, and shows the result.
+    Raises ConfigError, IncompleteError if a process has no result, VerdictError with strict=true, or KeyboardInterrupt;
+    what is finished is pooled before."""
+    wanted = [of_process(config, checked, number) for number in range(checked.root.repeats)]
+    folders = [out_dir / f"repeat={number}" for number in range(len(wanted))]
+    done, interrupted, fresh, result, kept = [], False, False, None, None
+    try:
+        with held():  # a signal waits while results are written
+            try:
+                pace = Pace(len(folders), "process", silent=in_sweep())
+                for number, (one, folder) in enumerate(zip(wanted, folders, strict=True)):
+                    _run_one(one, folder, number, pace)
+            except KeyboardInterrupt:
+                interrupted = True
+            done = [f for f, one in zip(folders, wanted, strict=True) if examine(f, one.identity()).finished]
+            before = examine(out_dir, checked.identity())
+            if not pace.seconds and before.finished and len(done) == len(folders):
+                result = before.result  # nothing is new
+                tell("All processes were finished before: these are their results (force=true measures again).")
+            elif done:
+                result, kept = write_pooled(checked, out_dir, done, len(folders) - len(done), interrupted)
+                fresh = True
+    except KeyboardInterrupt:
+        interrupted = True
+    told = f"{len(done)} of {len(folders)} processes are finished, in {out_dir}"
+    if interrupted:
+        raise KeyboardInterrupt(f"{told}; the same command goes on from there")
+    if result is None:
+        raise IncompleteError(f"{told}: see run.log in its folders")
+    print_result(result, kept, out_dir)
+    if fresh:
+        mirror(checked, result, done, out_dir)
+    if len(done) < len(folders):
+        raise IncompleteError(f"{told}: the same command runs the others again")
+    refuse_verdict(checked.root.strict, result, out_dir)
+
+
+def of_process(config: DictConfig, checked: ValidatedConfig, number: int) -> ValidatedConfig:
+    """The configuration of one process, counted from 0. Raises ConfigError."""
+    own = copy.deepcopy(config)
+    for key, value in checked.root.of_process(number).items():
+        own[key] = value
+    return check(own, HydraConfig.get().runtime.choices)
+
+
+def _run_one(wanted: ValidatedConfig, folder: Path, number: int, pace: Pace) -> None:
+    """Runs a process to its end, if its folder does not hold its results. Raises ConfigError if the first one says that
+    the configuration is not possible, or KeyboardInterrupt when the process has ended after a signal."""
+    place = f"process {number + 1} of {pace.jobs}"
+    earlier = examine(folder, wanted.identity())
+    if earlier.result is not None and earlier.finished and not wanted.root.force:
+        pace.end(f"finished before: {one_line(earlier.result)}", ran=False)
+        return
+    code = run_process(command(wanted, folder))
+    if code == 2 and number == 0:
+        raise ConfigError(f"{place} could not run: its own sentence is above, or in {folder / 'run.log'}")
+    found = examine(folder, wanted.identity())
+    if code not in (0, 3):  # 3: its verdict, which the pooled result shows
+        log.error("%s failed (exit code %d): see %s", place, code, folder / "run.log")
+    elif found.again:
+        log.error("%s is not what was asked for: %s", place, found.again)
+    pace.end(one_line(found.result) if found.result is not None and found.finished else "no result")
+
+
+def command(wanted: ValidatedConfig, folder: Path) -> list[str]:
+    """The command of one process: the overrides of this one, without those that several processes change."""
+    root = wanted.root
+    own = {"repeats": 1, "repeats_vary": "none", "seed": root.seed, "order": root.order}
+    return [sys.executable, "-m", "specbench", *overrides(folder, own)]
+
+
+def run_process(words: Sequence[str]) -> int:
+    """Runs a command to its end, without its table, and returns its exit code. It is in a session of its own, so a
+    signal reaches it once, from here: then it is asked to end, and KeyboardInterrupt raised when it has ended."""
+    with held():
+        process = subprocess.Popen(words, stdout=subprocess.DEVNULL, start_new_session=True)
+        try:
+            with allow_signals():
+                while (code := process.poll()) is None:
+                    time.sleep(LOOK)
+                return code
+        except KeyboardInterrupt:
+            process.send_signal(signal.SIGTERM)
+            process.wait()
+            raise
+
+
+def write_pooled(
+    checked: ValidatedConfig, out_dir: Path, folders: Sequence[Path], missing: int, interrupted: bool
+) -> tuple[dict[str, Any], Path | None]:
+    """Writes the files of the pooled results of the processes in `folders`, and returns what results.json holds, and
+    where the files of an earlier run went. Raises ConfigError."""
+    results = [read_result(folder) for folder in folders]
+    sums = TwoWaySums.of(lambda: map(load_sums, folders))
+    names = sorted(results[0]["alpha_by_category"])
+    by_category = {name: TwoWaySums.of(partial(_of_category, folders, name)) for name in names}
+    result = pooled(results, sums, by_category)
+    result |= {
+        "name": checked.root.name,
+        "config": checked.resolved,
+        "status": "interrupted" if interrupted else "incomplete" if missing else "complete",
+        "repeats": repeats_of(results, sums, checked.root.repeats_vary, missing),
+        "config_digest": checked.digest,
+        "overrides": list(HydraConfig.get().overrides.task),
+    }
+    result["provenance"] |= {"argv": sys.argv}
+    mark_pooled(result)
+    kept = make_room(out_dir)
+    write_config(checked.resolved, out_dir)
+    for name in COPIED:
+        with replacing(out_dir / name) as temporary:
+            shutil.copyfile(folders[0] / name, temporary)
+    write_all_sums(out_dir, _numbered(folders), [*sums.point])
+    write_text(out_dir / "repeats.csv", to_csv([_row(f, r) for f, r in zip(folders, results, strict=True)]))
+    files = {name: contents(out_dir / name) for name in FILES}
+    result["identity"] = {**checked.identity().as_dict(), "files": files}
+    write_json(out_dir / RESULTS, plain(result))
+    return read_result(out_dir), kept
+
+
+def mirror(checked: ValidatedConfig, result: dict[str, Any], folders: Sequence[Path], out_dir: Path) -> None:
+    """Gives the pooled results to the logger. That it fails is logged: the files are there."""
+    choice = checked.choices["logger"]
+    choices = {group: chosen.name for group, chosen in checked.choices.groups.items()}
+    opening = Opening(checked.root.name, checked.resolved, choices, out_dir, "repeats", result["overrides"])
+    rows = [_row(folder, read_result(folder)) for folder in folders]
+    try:
+        choice.kind.from_settings(choice.settings).log_repeats(opening, result, rows)
+    except Exception as error:
+        log.warning("logger=%s has no pooled results (%s)", choice.name, first_line(error))
+        log.info("the logger failed", exc_info=error)
+
+
+def _numbered(folders: Sequence[Path]) -> Iterator[PerRequestSums]:
+    """The sums of every process, with its number."""
+    for number, sums in enumerate(map(load_sums, folders)):
+        yield replace(sums, processes=[number] * len(sums.requests))
+
+
+def _of_category(folders: Sequence[Path], category: str) -> Iterator[PerRequestSums]:
+    """The sums of every process over the prompts of one category."""
+    for sums in map(load_sums, folders):
+        yield only(sums, [i for i, name in enumerate(sums.categories) if name == category])
+
+
+def _row(folder: Path, result: dict[str, Any]) -> dict[str, Any]:
+    """A line of repeats.csv."""
+    numbers = {heading: at(result, path) for heading, path in TABLE.items()}
+    return {"process": folder.name, **numbers, "lossless": word(result["lossless"])}

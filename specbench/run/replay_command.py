@@ -1,0 +1,62 @@
+"""`python -m specbench.replay outputs/RUN [gamma_policy=NAME ...]`: simulates other gamma policies on a run."""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.text import Text
+
+from specbench.config.paths import refuse_no_run, register_resolvers
+from specbench.errors import ConfigError, answering, shown, visible
+from specbench.results.atomic_files import as_json, write_text
+from specbench.results.tables import show
+
+register_resolvers()
+FILE = "replay.json"
+ALL = "optimal,adaptive,entropy,heuristic,confidence,known_betas,oracle"
+
+
+def split(overrides: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The names of the policies, and the overrides of their settings. Raises ConfigError for all that a replay cannot
+    change, since the run is over."""
+    for override in overrides:
+        key = override.partition("=")[0]
+        known = key in ("gamma", "gamma_policy", "hydra.searchpath") or key.startswith("gamma_policy.")
+        if "=" not in override or not known:
+            raise ConfigError(
+                f"{shown(override)} cannot apply to a run that is over: give gamma_policy=NAME, a setting of it, "
+                "gamma=N or hydra.searchpath=[file://FOLDER]"
+            )
+    chosen = [override for override in overrides if override.startswith("gamma_policy=")]
+    if len(chosen) > 1:
+        raise ConfigError(f"{shown(' '.join(chosen))} is not possible: give one list, gamma_policy=A,B")
+    names = chosen[0].partition("=")[2] if chosen else ALL
+    return names.split(","), [override for override in overrides if override not in chosen]
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Runs the command and writes replay.json; a mistake of the user's becomes one sentence and exit code 2."""
+    parser = argparse.ArgumentParser(prog="specbench.replay", description=__doc__)
+    parser.add_argument("run", type=Path, help="a run's folder, with results.json and positions.parquet")
+    parser.add_argument("overrides", nargs="*", help=f"gamma_policy=A,B (default: {ALL}) and settings of it")
+    args = parser.parse_args(arguments)
+    with answering():
+        replay(args.run, args.overrides)
+
+
+def replay(folder: Path, overrides: Sequence[str]) -> None:
+    """Replays policies on a run, writes replay.json and prints the table. Raises ConfigError."""
+    names, others = split(overrides)
+    refuse_no_run(folder)
+    from specbench.results.completion import keep_other
+    from specbench.results.replay_table import notes, table
+    from specbench.results.replay_trace import load_trace
+    from specbench.run.replay_policies import policies, replay_all
+
+    trace = load_trace(folder)
+    found, picked = replay_all(trace, list(policies(trace, names, others)))
+    text = as_json({name: vars(replayed) for name, replayed in found.items()})
+    kept = keep_other(folder / FILE, text)
+    write_text(folder / FILE, text)
+    show(table(trace, found), *map(Text, notes(trace, found, picked)))
+    print(visible(f"written to {folder / FILE}" + (f"; the earlier one is now {kept.name}" if kept else "")))

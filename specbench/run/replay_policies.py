@@ -1,0 +1,64 @@
+"""The gamma policies that are replayed: built from their names and overrides, and simulated on a trace."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from hydra import compose, initialize_config_dir
+from omegaconf import DictConfig
+
+from specbench.config.paths import conf_dir
+from specbench.config.schema import known_keys
+from specbench.config.validate import choose
+from specbench.decoding.gamma_policy import GammaPolicy
+from specbench.errors import ConfigError, explain
+from specbench.stats.replay import Replayed, Trace, TracedCosts, picked_rounds, priced, replay, sweep_rounds
+
+BEST = "best gamma"  # chosen on one half of the prompts and judged on the other
+
+
+def policies(trace: Trace, names: Sequence[str], overrides: list[str]) -> Iterator[tuple[str, GammaPolicy]]:
+    """The named policies, with settings from `conf/gamma_policy` and the overrides; none may draft more tokens than the
+    trace has costs for. Raises ConfigError, also for overrides that apply to none of them."""
+    used = not any(override.startswith("gamma=") for override in overrides)
+    for name in names:
+        choice = [f"gamma_policy={name}", *overrides]
+        try:
+            with initialize_config_dir(str(conf_dir()), version_base="1.3"):
+                config = compose("config", overrides=choice)
+        except Exception as error:  # Hydra's composition fails with errors of any class
+            raise ConfigError(explain(error, known_keys(choice), choice)) from error
+        used = used or "gamma" in config.gamma_policy
+        policy = build_policy(config, trace)
+        if any(override.startswith("gamma_policy.largest=") for override in overrides):
+            refuse_more_than_was_measured(config.gamma_policy.largest, trace)
+        yield name, policy
+    if not used:
+        raise ConfigError(f"gamma=... cannot apply to gamma_policy={','.join(names)}: it is for fixed and heuristic")
+
+
+def refuse_more_than_was_measured(largest: int, trace: Trace) -> None:
+    """Raises ConfigError if a policy is to draft more tokens than the trace has costs for."""
+    if largest > trace.largest:
+        raise ConfigError(
+            f"gamma_policy.largest={largest} is not possible: this run's rounds were measured to {trace.largest} tokens"
+        )
+
+
+def build_policy(config: DictConfig, trace: Trace) -> GammaPolicy:
+    """The policy of a composed configuration. Raises ConfigError."""
+    choice = choose(config, "gamma_policy", GammaPolicy, None)
+    policy: GammaPolicy = choice.kind.from_settings(choice.settings)
+    if policy.largest > trace.largest and policy.constant is None:
+        policy = choice.kind.from_settings(replace(choice.settings, largest=trace.largest))
+    if policy.calibrated:
+        policy.calibrate(TracedCosts(trace))
+    return policy
+
+
+def replay_all(trace: Trace, chosen: Sequence[tuple[str, GammaPolicy]]) -> tuple[dict[str, Replayed], list[int]]:
+    """Replays every constant gamma, the best of them, and the chosen policies; and what each half took for the best."""
+    rounds = sweep_rounds(trace)
+    found = {f"gamma {g}": priced(trace, of_gamma) for g, of_gamma in rounds.items()}
+    picked, of_best = picked_rounds(trace, rounds)
+    found[BEST] = priced(trace, of_best)
+    return found | {name: replay(trace, policy) for name, policy in chosen}, picked

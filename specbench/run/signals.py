@@ -1,0 +1,145 @@
+"""SIGINT and SIGTERM, and a scheduler's warning: they end a run at once while it decodes, and wait while it writes.
+
+The state is the process's, as signals are.
+"""
+
+import os
+import signal
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from types import FrameType
+
+from specbench.contrib.tensor_parallel import process_group as ranks
+from specbench.errors import IncompleteError, first_line
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+WARNING = "SUBMITIT_PREEMPT_SIGNAL"  # of the environment: the name of submitit's signal, if not USR2
+
+
+class _State:
+    """What is known of signals in this process."""
+
+    installed = False  # whether the handlers are `_note`
+    depth = 0  # of `held`, one inside another
+    held = False  # whether a signal has to wait
+    waiting = False  # whether one does
+    first: int | None = None  # the first signal since the handlers were installed
+    seen: frozenset[int] = frozenset()  # all of them
+
+
+_state = _State()
+
+
+def _note(number: int, frame: FrameType | None) -> None:
+    """The handler. After a signal has raised inside of `held`, the next one waits again: it must not disturb what
+    follows the first."""
+    _state.first = _state.first or number
+    _state.seen |= {number}
+    _state.waiting = True
+    raise_waiting()
+
+
+def raise_waiting() -> None:
+    """Raises KeyboardInterrupt if a signal waits and nothing holds it back."""
+    if _state.waiting and not _state.held:
+        _state.waiting, _state.held = False, _state.depth > 0
+        raise KeyboardInterrupt
+
+
+@contextmanager
+def handled(*more: int) -> Iterator[None]:
+    """Inside, SIGTERM and `more` signals raise KeyboardInterrupt as SIGINT does. A signal that the process was started
+    to ignore stays ignored. Outside the main thread nothing changes."""
+    if _state.installed or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.getsignal(number) for number in (*SIGNALS, *more)}
+    before = {number: handler for number, handler in before.items() if handler is not signal.SIG_IGN}
+    _state.installed, _state.first, _state.waiting, _state.seen = True, None, False, frozenset()
+    try:
+        for number in before:
+            signal.signal(number, _note)
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        _state.installed = False
+
+
+@contextmanager
+def restored(*more: int) -> Iterator[None]:
+    """Inside, a library may set handlers of SIGINT, SIGTERM and `more` signals; afterwards those from before are back.
+    Outside the main thread nothing changes."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.getsignal(number) for number in (*SIGNALS, *more)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def warned() -> Iterator[None]:
+    """Inside of a job of submitit's, the signal by which Slurm warns it, of the time limit or of a preemption, raises
+    KeyboardInterrupt too. Submitit's own handler, which may raise what decoding takes for an error of the device, is
+    called when the run has ended: it queues the job again, and ends the process, or says why not. Raises
+    IncompleteError with that. In other processes nothing changes."""
+    number = getattr(signal, f"SIG{os.environ.get(WARNING, 'USR2')}", None)
+    handler = number and signal.getsignal(number)
+    if number is None or not callable(handler):
+        yield
+        return
+    try:
+        with handled(number):
+            yield
+    except KeyboardInterrupt:
+        if number not in _state.seen:
+            raise
+        try:
+            handler(number, None)
+        except Exception as error:
+            raise IncompleteError(f"ended by its scheduler: {first_line(error)}") from error
+        raise
+
+
+@contextmanager
+def held() -> Iterator[None]:
+    """Inside, signals wait: one that came raises KeyboardInterrupt at the end of the outermost `held`."""
+    with handled():
+        raise_waiting()
+        _state.depth, _state.held = _state.depth + 1, True
+        try:
+            yield
+        finally:
+            _state.depth -= 1
+            _state.held = _state.depth > 0
+            raise_waiting()  # also after an error, which becomes its context
+
+
+@contextmanager
+def allow_signals() -> Iterator[None]:
+    """Inside of `held`: a signal raises KeyboardInterrupt wherever the program is. Ranks that share a target stop in
+    the same round instead (`stop_together`)."""
+    _state.held = ranks.size() > 1
+    try:
+        raise_waiting()
+        yield
+    finally:
+        _state.held = _state.depth > 0
+
+
+def stop_together(numbers: Sequence[Sequence[int]]) -> None:
+    """Compares what a round has kept with the other ranks; raises KeyboardInterrupt on all of them if a signal waits on
+    any. Raises RankError if they differ."""
+    if ranks.compare(numbers, _state.waiting):
+        _state.waiting, _state.held = False, _state.depth > 0
+        raise KeyboardInterrupt
+
+
+def exit_code() -> int:
+    """130 after SIGINT, 143 after SIGTERM."""
+    return 128 + (_state.first or signal.SIGINT)

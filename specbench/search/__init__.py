@@ -1,1 +1,0 @@
-"""What is searched for: one sampled text per request, or several beams."""

@@ -1,0 +1,180 @@
+"""Measured time of a round by the number of tokens that it drafts, for gamma policies and for replay."""
+
+from array import array
+from collections import defaultdict
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from specbench.decoding.timer import Lap
+from specbench.results.schema import HalfCosts, RoundCost
+from specbench.stats.bootstrap import FEWEST
+from specbench.stats.bootstrap_clusters import halves
+from specbench.stats.records import Result, Round
+
+Floats = npt.NDArray[np.float64]
+Numbers = npt.NDArray[np.int_]
+SAMPLES = 200  # of the bootstrap of costs
+
+
+def _floats() -> "array[float]":
+    return array("d")
+
+
+def _integers() -> "array[int]":
+    return array("i")
+
+
+class CostTable:
+    """Seconds of rounds by gamma, which policies may read while the run goes on.
+
+    Single rounds are noisy and their mean follows every interruption by other processes, so gammas are compared by
+    medians. `summary` scales all medians by one factor so that they sum to the measured total.
+
+    Rounds that are added belong to the prompt that `source` names: replay charges a text what rounds of other prompts
+    took.
+    """
+
+    def __init__(self) -> None:
+        self.source = ""
+        self.laps: dict[int, array[float]] = defaultdict(_floats)  # five numbers a round
+        self._sources: dict[str, int] = {}  # a number for each source
+        self._source_of: dict[int, array[int]] = defaultdict(_integers)  # by gamma, the source of each round
+        self.acceptance: tuple[float, int] = (0.0, 0)  # sum of betas, tested positions
+
+    def add(self, rounds: Iterable[Round]) -> None:
+        """Adds rounds. A call that served several rows comes once for each of them."""
+        source = self._sources.setdefault(self.source, len(self._sources))
+        for r in rounds:
+            draft, verify = r.seconds.get(Lap.DRAFT, 0.0), r.seconds[Lap.VERIFY]
+            other = r.seconds[Lap.ACCEPT] + r.seconds[Lap.HOST]
+            self.laps[r.steps].extend((draft, verify, other, (draft + verify + other) / r.rows, r.rows))
+            self._source_of[r.steps].append(source)
+            self.acceptance = self.acceptance[0] + sum(r.beta), self.acceptance[1] + r.tested
+
+    def join(self, other: "CostTable") -> None:
+        """Adds the rounds of another table, behind those that are here."""
+        numbers = {
+            number: self._sources.setdefault(name, len(self._sources)) for name, number in other._sources.items()
+        }
+        for gamma, laps in other.laps.items():
+            self.laps[gamma].extend(laps)
+            self._source_of[gamma].extend(numbers[source] for source in other._source_of[gamma])
+        self.acceptance = self.acceptance[0] + other.acceptance[0], self.acceptance[1] + other.acceptance[1]
+
+    @property
+    def alpha(self) -> float:
+        """Mean beta of all rounds so far; 1/2 before there is one."""
+        total, tested = self.acceptance
+        return (total + 0.5) / (tested + 1)
+
+    def seconds(self, largest: int) -> Floats:
+        """Seconds of a call with 0 .. largest drafter steps, [largest + 1]; on straight lines between and beyond the
+        measured ones. They are of calls that served the most rows: at the end of a group they serve fewer."""
+        known = sorted(self.laps)
+        return extend(known, [self._full_call(self._table(g)) for g in known], largest)
+
+    @staticmethod
+    def _full_call(table: Floats) -> float:
+        """The median seconds of the calls in a table [rounds, 5] that served the most rows."""
+        served = table[:, 4]
+        return float(np.median(table[served == served.max(), :3].sum(1)))
+
+    def _table(self, gamma: int) -> Floats:
+        """[rounds, 5]: seconds of draft, verify, other, a row's share of all three, and the rows of the call."""
+        return np.reshape(self.laps[gamma], (-1, 5))
+
+    def summary(self) -> list[RoundCost]:
+        """Seconds of a round by the number of tokens that it drafts."""
+        return _summary({g: self._table(g) for g in sorted(self.laps)})
+
+    def summary_of(self, sources: Collection[str]) -> list[RoundCost]:
+        """The same from the rounds of these sources alone; empty if they have none."""
+        tables = {g: table[of >= 0] for g, (table, of) in self._by_source([[name] for name in sources]).items()}
+        return _summary({g: table for g, table in tables.items() if len(table)})
+
+    def covariance(self, clusters: Sequence[Collection[str]], gammas: Sequence[int]) -> Floats:
+        """The covariance [G, G] of `summary_of(all of these sources)` at these gammas, in seconds of a row's share
+        squared: of a bootstrap over clusters of sources."""
+        count, generator = len(clusters), np.random.default_rng(0)
+        weights = np.array(
+            [np.bincount(generator.integers(count, size=count), minlength=count) for _ in range(SAMPLES)]
+        )
+        tables = self._by_source(clusters)
+        samples = _resampled_shares({g: (tables[g][0][:, 3], tables[g][1]) for g in gammas}, weights)
+        return np.atleast_2d(np.cov(samples.T)) * count / (count - 1)
+
+    def _by_source(self, clusters: Sequence[Collection[str]]) -> dict[int, tuple[Floats, Numbers]]:
+        """By gamma, the table [rounds, 5] and the number of each round's cluster [rounds], -1 for other sources."""
+        cluster_of = np.full(len(self._sources), -1)
+        for number, names in enumerate(clusters):
+            cluster_of[[self._sources[name] for name in names if name in self._sources]] = number
+        return {g: (self._table(g), cluster_of[np.array(self._source_of[g], int)]) for g in sorted(self.laps)}
+
+
+def _summary(tables: Mapping[int, Floats]) -> list[RoundCost]:
+    """From tables [rounds, 5] by gamma."""
+    medians = {g: np.median(laps, axis=0) for g, laps in tables.items()}
+    total = sum(laps[:, 3].sum() for laps in tables.values())
+    predicted = sum(medians[g][3] * len(laps) for g, laps in tables.items())
+    found = []
+    for g, m in medians.items():
+        draft, verify, other, share = map(float, m[:4] * (total / predicted))
+        found.append(RoundCost(g, draft, verify, other, share, rounds=len(tables[g])))
+    return found
+
+
+def _resampled_shares(shares: Mapping[int, tuple[Floats, Numbers]], weights: Numbers) -> Floats:
+    """The shares [samples, gammas] of `_summary` if cluster k occurs weights[:, k] times, from the shares [rounds] and
+    their clusters [rounds] by gamma. A gamma without rounds in a sample is on a line between the others."""
+    gammas = list(shares)
+    medians = np.full((len(weights), len(gammas)), np.nan)
+    totals, counts = np.zeros_like(medians), np.zeros_like(medians)
+    for place, (share, cluster) in enumerate(shares.values()):
+        share, cluster = share[cluster >= 0], cluster[cluster >= 0]
+        order = np.argsort(share)
+        share, cluster = share[order], cluster[order]
+        for sample, weight in enumerate(weights):
+            times = weight[cluster].cumsum()
+            if len(times) and times[-1]:
+                medians[sample, place] = share[np.searchsorted(times, times[-1] / 2)]
+                totals[sample, place], counts[sample, place] = share @ weight[cluster], times[-1]
+    there = counts.any(1)  # samples with a round
+    medians, totals, counts = medians[there], totals[there], counts[there]
+    for row in medians:
+        known = [place for place, value in enumerate(row) if np.isfinite(value)]
+        row[:] = extend([gammas[place] for place in known], row[known], gammas[-1])[gammas]
+    found: Floats = medians * (totals.sum(1) / (medians * counts).sum(1))[:, None]
+    return found
+
+
+def extend(gammas: Sequence[int], values: Sequence[float] | Floats, largest: int) -> Floats:
+    """Values at 0 .. largest, [largest + 1], from values at some gammas: straight lines between and beyond them."""
+    wanted = np.arange(largest + 1)
+    found = np.interp(wanted, gammas, values)
+    if len(gammas) > 1:
+        for beyond, (a, b) in ((wanted < gammas[0], (0, 1)), (wanted > gammas[-1], (-2, -1))):
+            slope = (values[b] - values[a]) / (gammas[b] - gammas[a])
+            anchor = a if a == 0 else b
+            found = np.where(beyond, values[anchor] + slope * (wanted - gammas[anchor]), found)
+    return found
+
+
+def half_costs(table: CostTable, results: Sequence[Result], clusters: Sequence[Hashable]) -> list[HalfCosts]:
+    """What rounds cost on each half of the prompts; empty if one of them would have fewer than FEWEST clusters whose
+    text replay can use. `clusters` of each result; rounds are known by their group, so no cluster divides one."""
+    half_of = halves(clusters)
+    found = []
+    for half in (0, 1) if half_of else ():
+        sources: dict[Hashable, set[str]] = {}  # prompts by cluster
+        texts: dict[Hashable, list[str]] = {}
+        for result, cluster in zip(results, clusters, strict=True):
+            if half_of[cluster] == half:
+                sources.setdefault(cluster, set()).add(result.request.prompt_id)
+                if result.speculative_laws is not None:
+                    texts.setdefault(cluster, []).append(result.request.id)
+        by_gamma = table.summary_of(set[str]().union(*sources.values()))
+        covariance = table.covariance([*sources.values()], [cost.gamma for cost in by_gamma])
+        found.append(HalfCosts([*texts.values()], by_gamma, covariance.tolist()))
+    return found if all(len(half.clusters) >= FEWEST for half in found) else []

@@ -1,0 +1,52 @@
+"""What lenience costs: the distance of the output distribution from the target's, and signs of it in the text."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from specbench.results.schema import Drift
+from specbench.stats.records import Floats, Result
+
+
+def drift(results: Sequence[Result]) -> Drift:
+    """Total variation, KL and the bound of A.5 over tested positions (others have the target's own distribution), and
+    repetition in the texts of both decoders."""
+    table = np.concatenate([drift_table(result) for result in results], 1)
+    some = table.shape[1] > 0
+    ours, theirs = ([result.both[way].tokens for result in results] for way in (0, 1))
+    return Drift(
+        tv=float(table[0].mean()) if some else None,
+        kl=float(table[1].mean()) if some else None,
+        bound=float(table[2].max()) if some else None,
+        repetition=repetition(ours),
+        distinct_2=distinct(ours),
+        baseline_repetition=repetition(theirs),
+        baseline_distinct_2=distinct(theirs),
+    )
+
+
+def drift_table(result: Result) -> Floats:
+    """[3, n]: total variation, KL and the bound of A.5 at the tested positions of a text; n is 0 if it was not read."""
+    laws = result.speculative_laws
+    if laws is None:
+        return np.zeros((3, 0))
+    tested = [outcome is not None for outcome in result.speculative.outcomes()]
+    table = np.stack([laws.drift_tv, laws.drift_kl, laws.bound])[:, tested[: len(laws.beta)]]
+    return table[:, np.isfinite(table).all(0)]
+
+
+def repetition(texts: Sequence[Sequence[int]], n: int = 4) -> float:
+    """The share of n-grams that occurred earlier in the same text."""
+    repeated = total = 0
+    for text in texts:
+        grams = list(zip(*(text[i:] for i in range(n)), strict=False))
+        repeated += len(grams) - len(set(grams))
+        total += len(grams)
+    return repeated / total if total else 0.0
+
+
+def distinct(texts: Sequence[Sequence[int]]) -> float:
+    """The number of different 2-grams divided by the number of 2-grams, all texts together (distinct-2)."""
+    pairs = [np.asarray(text, np.int64)[:-1] << 32 | np.asarray(text, np.int64)[1:] for text in texts]
+    together = np.concatenate(pairs) if pairs else np.zeros(0)
+    return len(np.unique(together)) / len(together) if len(together) else 0.0

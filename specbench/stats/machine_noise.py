@@ -1,0 +1,253 @@
+"""Whether the machine was the same all through a run: short probes before, between and after prompts, the time of plain
+decoding's steps in their order, and what other processes took of the cores."""
+
+import os
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from specbench.contrib.tensor_parallel import process_group as ranks
+from specbench.decoding.timer import Lap
+from specbench.results.schema import Machine
+from specbench.stats.bandwidth import BandwidthProbe, Roofs
+from specbench.stats.records import Floats, Group
+
+DRIFT_LIMIT = 0.1  # change of the step time over the run, which must also be beyond ERRORS standard errors
+ERRORS = 3.0
+PROBE_LIMIT = 0.6  # (90th percentile - 10th) / median of the probes of compute, or of bandwidth
+OTHERS_LIMIT = 0.1  # other processes' share of the time of the cores that this process may use
+STEAL_LIMIT = 0.02  # the share that the machine's host gave to other machines
+FEWEST_GROUPS = 8  # of prompts, for the drift of the step time
+FEWEST_PROBES = 5
+SIZE, PRODUCTS = 384, 3  # of the compute probe: matrices, and how many products are timed; a few milliseconds
+TICKS = 8  # of a line of /proc/stat: user, nice, system, idle, iowait, irq, softirq, steal; guests are in user
+
+
+class Use(NamedTuple):
+    """Seconds since some moment, of the cores that this process may use: all, busy ones, ones that the host gave away,
+    and ones that this process used and those that it started, W&B's service among them."""
+
+    total: float
+    busy: float
+    steal: float
+    own: float
+
+
+@dataclass
+class Probes:
+    """What was measured of a machine, in its order."""
+
+    reads: list[float] = field(default_factory=list)  # bytes per second
+    seconds: list[float] = field(default_factory=list)  # of the compute probe
+    uses: list[Use] = field(default_factory=list)
+    left_out: list[tuple[Use, Use]] = field(default_factory=list)  # before and after the work of peers elsewhere
+    copy: float | None = None  # bytes per second, on CUDA
+
+    def join(self, later: "Probes") -> None:
+        """Adds what was measured after these."""
+        self.reads += later.reads
+        self.seconds += later.seconds
+        self.uses += later.uses
+        self.left_out += later.left_out
+        self.copy = later.copy if self.copy is None else self.copy
+
+    @property
+    def roofs(self) -> Roofs:
+        """The memory's bandwidth: the median of the reads."""
+        return Roofs(statistics.median(self.reads), self.copy)
+
+    def judge(self, groups: Sequence[Group]) -> Machine:
+        """What is known of the machine at the end of a run; `groups` in the order of decoding."""
+        drift, error, halves = step_drift(*step_times(groups))
+        others, steal = shares(self.uses, self.left_out)
+        found = Machine(True, [], drift, error, halves, variation(self.seconds), variation(self.reads), others, steal,
+                        len(self.reads))  # fmt: skip
+        found.reasons = reasons(found)
+        found.steady = not found.reasons
+        return found
+
+
+class MachineWatch:
+    """Measures memory bandwidth and, on a CPU, compute by the same work at each call, and notes the use of the cores.
+    On CUDA the device is not probed again, and its clocks are left as they are."""
+
+    def __init__(
+        self,
+        device: torch.device,
+        clock: Callable[[], float] = time.perf_counter,
+        use: Callable[[], Use | None] | None = None,
+    ):
+        self.bandwidth = BandwidthProbe(device)
+        self.clock, self.use = clock, use or core_use
+        self.matrix = torch.ones(SIZE, SIZE) if device.type == "cpu" else None
+        self.seconds: list[float] = []  # of the compute probe
+        self.uses: list[Use] = []
+        self.left_out: list[tuple[Use, Use]] = []  # before and after the work of peers in other processes
+
+    def __call__(self) -> None:
+        """Measures once; of ranks that share a target, rank 0 alone."""
+        if not ranks.first():
+            return
+        if (found := self.use()) is not None:
+            self.uses.append(found)
+        self.bandwidth()
+        if self.matrix is not None:
+            self.matrix @ self.matrix  # what decoding has left in the caches is not timed
+            start = self.clock()
+            for _ in range(PRODUCTS):
+                self.matrix @ self.matrix
+            self.seconds.append(self.clock() - start)
+
+    @contextmanager
+    def elsewhere(self) -> Iterator[None]:
+        """Inside, other processes work for this run: what they use of the cores is left out."""
+        before = self.use()
+        try:
+            yield
+        finally:
+            after = self.use()
+            if before is not None and after is not None:
+                self.left_out.append((before, after))
+
+    @property
+    def roofs(self) -> Roofs:
+        """The memory's bandwidth."""
+        return self.bandwidth.roofs
+
+    @property
+    def _probes(self) -> Probes:
+        return Probes(self.bandwidth.reads, self.seconds, self.uses, self.left_out, self.bandwidth.copy)
+
+    def judge(self, groups: Sequence[Group]) -> Machine:
+        """What is known of the machine at the end of a run; `groups` in the order of decoding."""
+        return self._probes.judge(groups)
+
+    def take(self) -> Probes:
+        """What was measured since the last time."""
+        found = self._probes
+        self.bandwidth.reads, self.seconds, self.uses, self.left_out = [], [], [], []
+        return found
+
+
+def reasons(found: Machine) -> list[str]:
+    """Why a machine was not steady, in words."""
+    told = []
+    drift, error = found.step_drift, found.step_drift_stderr
+    if drift is not None and error is not None and abs(drift) > max(DRIFT_LIMIT, ERRORS * error):
+        way = "slower" if drift > 0 else "faster"
+        told.append(f"plain decoding's step became {abs(drift):.0%} {way} over the run (+- {error:.0%})")
+    for what, value in (("compute", found.compute_variation), ("bandwidth", found.bandwidth_variation)):
+        if value is not None and value > PROBE_LIMIT:
+            told.append(f"probes of {what} vary by {value:.0%}")
+    if found.others is not None and found.others > OTHERS_LIMIT:
+        told.append(f"other processes used {found.others:.0%} of the cores")
+    if found.steal is not None and found.steal > STEAL_LIMIT:
+        told.append(f"the host gave {found.steal:.0%} of the cores to other machines")
+    return told
+
+
+def step_times(groups: Sequence[Group]) -> tuple[Floats, Floats]:
+    """Seconds of a step of plain decoding in each group, and the mean columns that its rows had, [groups] each."""
+    steps, columns = [], []
+    for group in groups:
+        if group.baseline.calls:
+            steps.append(group.baseline.laps[Lap.VERIFY] / group.baseline.calls)
+            lengths = [r.position + x.request.columns for x in group.results for r in x.baseline.rounds]
+            columns.append(float(np.mean(lengths)))
+    return np.array(steps), np.array(columns)
+
+
+def step_drift(seconds: Floats, columns: Floats) -> tuple[float | None, float | None, float | None]:
+    """The change of the step time from the first group to the last one by a straight line through its logarithms, its
+    standard error, and the median of the second half over that of the first, - 1. A step reads as many columns as its
+    text is long, which later turns make longer, so the line is also one of columns. None with too few groups."""
+    count = len(seconds)
+    if count < FEWEST_GROUPS or not (seconds > 0).all():
+        return None, None, None
+    order = np.linspace(-0.5, 0.5, count)
+    terms = [np.ones(count), order]
+    if np.ptp(columns) > 0:
+        terms.append((columns - columns.mean()) / np.ptp(columns))
+    table, logs = np.stack(terms, 1), np.log(seconds)
+    inverse = np.linalg.pinv(table.T @ table)
+    fitted = inverse @ table.T @ logs
+    rest = logs - table @ fitted
+    error = np.sqrt(inverse[1, 1] * (rest**2).sum() / (count - len(terms)))
+    halves = np.median(seconds[count // 2 :]) / np.median(seconds[: count // 2]) - 1
+    return float(np.expm1(fitted[1])), float(error), float(halves)
+
+
+def variation(values: Sequence[float]) -> float | None:
+    """(90th percentile - 10th) / median; None with too few probes."""
+    if len(values) < FEWEST_PROBES:
+        return None
+    low, middle, high = np.percentile(values, [10, 50, 90])
+    return float((high - low) / middle)
+
+
+def shares(uses: Sequence[Use], left_out: Sequence[tuple[Use, Use]] = ()) -> tuple[float | None, float | None]:
+    """What other processes had of the cores between the first and the last look, and what the host gave away; without
+    what was used between the two looks of each pair that is `left_out`."""
+    if len(uses) < 2:
+        return None, None
+    spans = np.array([(uses[0], uses[-1]), *left_out])  # [spans, 2, 4]
+    grown = spans[:, 1] - spans[:, 0]
+    total, busy, steal, own = map(float, grown[0] - grown[1:].sum(0))
+    if total <= 0:
+        return None, None
+    return max(0.0, busy - own) / total, steal / total
+
+
+def core_use() -> Use | None:
+    """The use of the cores so far; None where there is no /proc."""
+    try:
+        ticks = os.sysconf("SC_CLK_TCK")
+        own = [*os.times()[:4], living(os.getpid(), ticks)]
+        if ranks.size() > 1:  # the others are children of the same process
+            own = [*os.times()[2:4], living(os.getppid(), ticks)]
+        return parse_use(Path("/proc/stat").read_text(), os.sched_getaffinity(0), own, ticks)
+    except (OSError, ValueError, AttributeError):
+        return None
+
+
+def living(process: int, ticks: int, folder: Path = Path("/proc")) -> float:
+    """Seconds of the processes that this one has started, itself or through others, and that have not ended: those that
+    have are in `os.times`."""
+    parents, seconds = {}, {}
+    for path in folder.glob("[0-9]*/stat"):
+        try:
+            words = path.read_text(errors="replace").rpartition(")")[2].split()  # after the name, which may hold spaces
+            number = int(path.parent.name)
+            parents[number], seconds[number] = int(words[1]), sum(map(int, words[11:15])) / ticks
+        except (OSError, ValueError, IndexError):  # it has ended meanwhile
+            continue
+
+    def is_own(number: int) -> bool:
+        while (number := parents.get(number, 0)) != process:
+            if number == 0:
+                return False
+        return True
+
+    return sum(seconds[number] for number in parents if is_own(number))
+
+
+def parse_use(text: str, cores: set[int], own: Sequence[float], ticks: int) -> Use | None:
+    """From the text of /proc/stat, the numbers of the cores that this process may use, the seconds that it and those it
+    started used, and ticks per second; None if the text has no such cores."""
+    names = {f"cpu{core}" for core in cores}
+    lines = [line.split() for line in text.splitlines() if line.startswith("cpu")]
+    rows = [[int(word) for word in words[1 : TICKS + 1]] for words in lines if words[0] in names]
+    if not rows or len(rows[0]) < TICKS:
+        return None
+    user, nice, system, idle, waiting, irq, soft_irq, steal = (
+        sum(column) / ticks for column in zip(*rows, strict=True)
+    )
+    busy = user + nice + system + irq + soft_irq
+    return Use(busy + idle + waiting + steal, busy, steal, sum(own))

@@ -1,0 +1,155 @@
+"""Reads finished texts once more, by the stock module, for the losslessness test (`measure/lossless.py`).
+
+Its p comes from a plain forward pass and is standardized here once more (section 2.2), so that an error in our cache,
+masks, positions, executors or sampling cannot hide in it. Nothing here is timed as decoding.
+
+n new tokens of a text, V vocabulary.
+"""
+
+import time
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from specbench.config.memory import free_bytes, size, size_of
+from specbench.contrib.tensor_parallel import process_group as ranks
+from specbench.data.sound import EncoderInput
+from specbench.decoding.sampling import Sampling
+from specbench.models.language_model import LanguageModel
+from specbench.models.reference_forward import stock_logits
+from specbench.stats.reference_distribution import counted, largest_tv, law, penalised, tolerance
+from specbench.stats.verdict_records import DrawnFrom, Events, ReferenceScore, Sums
+
+LONGEST = 4096  # tokens of a text that are read, its prompt included: eager attention holds their square
+SHARE_OF_MEMORY = 0.25  # of what is free: more is not taken by one layer's attention
+CHUNK = 64  # positions whose p is computed at a time
+LOG_FLOOR = -10.0  # nats: log p below it counts as this, so that no difference exceeds 10
+Floats = npt.NDArray[np.float64]
+
+
+def read(
+    model: LanguageModel,
+    prompt: Sequence[int],
+    new: Sequence[int],
+    evidence: DrawnFrom | None,
+    plain: Sequence[int] = (),
+    encoder_input: EncoderInput | None = None,
+) -> ReferenceScore:
+    """Reads the tokens `new` after a prompt, and after an encoder's input if there is one, as many as fit LONGEST.
+    Above temperature 0 it needs `evidence`; at temperature 0 it also looks at the first token of `plain` decoding's
+    text that differs. Raises MemoryError or RuntimeError if the device has no room for it."""
+    clock = time.perf_counter()
+    text = torch.tensor([[*prompt, *new][:LONGEST]], device=model.device)
+    n, sampling = text.shape[1] - len(prompt), model.sampling
+    if n <= 0:
+        raise MemoryError(f"its prompt has {len(prompt)} tokens, and at most {LONGEST} are read again")
+    refuse_too_long(model, max(text.shape[1], len(encoder_input or ())))
+    logits = penalised(stock_logits(model, text, len(prompt), encoder_input).float(), text, len(prompt), sampling)
+    tokens, most = text[0, len(prompt) :], logits.amax(-1)
+    if sampling.greedy:
+        reading = _greedy(logits, tokens, tolerance(logits, model.dtype, sampling), plain)
+    else:
+        assert evidence is not None and len(evidence.chosen) == len(new), "one record for each token"
+        reading = _sampled(logits, tokens, model.dtype, sampling, evidence)
+    reading.finite = reading.finite and bool(most.isfinite().all())  # false also if a logit is not a number
+    reading.seconds = time.perf_counter() - clock
+    return reading
+
+
+def refuse_too_long(model: LanguageModel, tokens: int) -> None:
+    """Raises MemoryError if eager attention over a text would take much of the memory that is free: on a CPU nothing
+    else would say so in time."""
+    heads = size_of(model.config, "num_attention_heads") or 1
+    needed = 2 * heads * tokens**2 * 4
+    if needed > SHARE_OF_MEMORY * ranks.least(free_bytes(model.device)):
+        raise MemoryError(f"eager attention over {tokens} tokens needs {size(needed)}")
+
+
+def _greedy(logits: Tensor, tokens: Tensor, tolerance: Tensor, plain: Sequence[int]) -> ReferenceScore:
+    """The reading at temperature 0, from logits [n, V], tokens [n] and tolerance [n]."""
+    best = logits.topk(2).values.double()
+    short = best[:, 0] - logits.gather(-1, tokens[:, None])[:, 0].double()
+    gap = best[:, 0] - best[:, 1]
+    reading = ReferenceScore(len(tokens), 0.0, gap=_host(gap), short=_host(short), tolerance=_host(tolerance))
+    ours = tokens.tolist()
+    place = next((i for i, (x, y) in enumerate(zip(ours, plain, strict=False)) if x != y), None)
+    if place is not None:
+        reading.plain_short = float(best[place, 0] - logits[place, plain[place]])
+    return reading
+
+
+def _sampled(
+    logits: Tensor, tokens: Tensor, dtype: torch.dtype, sampling: Sampling, evidence: DrawnFrom
+) -> ReferenceScore:
+    """The reading above temperature 0, from logits [n, V] and tokens [n]."""
+    guess, ratios = guesses(evidence, tokens.tolist())
+    parts = []
+    for begin in range(0, len(tokens), CHUNK):
+        here = slice(begin, begin + CHUNK)
+        parts.append(_chunk(logits[here], tokens[here], dtype, sampling, evidence, begin))
+    return ReferenceScore(
+        len(tokens),
+        0.0,
+        finite=all(part.finite for part in parts) and bool(np.isfinite([*evidence.p, *evidence.q]).all()),
+        impossible=[at for part in parts for at in part.impossible],
+        tested=len(evidence.at),
+        log_p=sum((part.log_p for part in parts), Sums()),
+        leak=Events.join([part.leak for part in parts]),
+        guess=guess,
+        ratios=ratios,
+        tv=np.concatenate([part.tv for part in parts]),
+        rounding=np.concatenate([part.rounding for part in parts]),
+    )
+
+
+def _chunk(
+    logits: Tensor, tokens: Tensor, dtype: torch.dtype, sampling: Sampling, evidence: DrawnFrom, begin: int
+) -> ReferenceScore:
+    """The reading of n tokens from position `begin` on: logits [n, V], tokens [n]."""
+    n, x = len(tokens), tokens[:, None]
+    decoder, kept = evidence.law(begin, n, logits)
+    p = law(logits, decoder, kept, dtype, sampling)
+    drawn = torch.tensor(evidence.chosen[begin : begin + n], dtype=torch.double, device=p.device)
+    chosen = p.gather(1, x)[:, 0]
+    tv = (decoder.double() - p).abs().sum(-1)[kept] / 2
+    over, tested = evidence.leaks(begin, n, p)
+    leaked = (p * over).sum(-1).clamp(max=1), over.gather(1, x)[:, 0].double()
+    counts = counted(logits, kept, dtype, sampling)
+    return ReferenceScore(
+        n,
+        0.0,
+        finite=bool((drawn + chosen).isfinite().all() and tv.isfinite().all()),
+        impossible=(begin + ((drawn == 0) | ((chosen == 0) & counts)).nonzero()[:, 0]).tolist(),
+        log_p=_log_p(p[counts], x[counts]),
+        leak=Events(*(_host(values[tested & counts]) for values in leaked)),
+        tv=_host(tv),
+        rounding=_host(largest_tv(logits, dtype, sampling)[kept]),
+    )
+
+
+def _log_p(p: Tensor, x: Tensor) -> Sums:
+    """The sums of f = log p over n tokens x [n, 1] drawn from p [n, V]."""
+    f = p.log().clamp(min=LOG_FLOOR)
+    mean = (p * f).sum(-1, keepdim=True)
+    return Sums(float((f.gather(1, x) - mean).sum()), float((p * (f - mean).square()).sum()))
+
+
+def guesses(evidence: DrawnFrom, tokens: Sequence[int]) -> tuple[Events, Floats]:
+    """Whether the first guess of each tested step stands in the text, whose probability follows from the decoder's own
+    p and q; and p / q of these guesses [K], infinite for q = 0, if the verifier uses it."""
+    rule, known = evidence.rule, [i for i, at in enumerate(evidence.at) if at < len(tokens)]
+    p, q = (np.array([values[i] for i in known], float) for values in (evidence.p, evidence.q))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ratios: Floats = p / q
+    stands = np.array([tokens[evidence.at[i]] == evidence.guess[i] for i in known], float)
+    if rule == "p / q":
+        return Events(np.minimum(ratios, 1), stands), ratios
+    return Events(p, stands) if rule == "p" else Events(), ratios[:0]
+
+
+def _host(values: Tensor) -> Floats:
+    found: Floats = values.double().cpu().numpy()
+    return found

@@ -1,0 +1,108 @@
+"""The statistics of the losslessness test above temperature 0, and the smallest faults that they would find.
+
+log_p: the sum of log p(x) - E_p log p over all tokens. draft_leak: how many tokens are ones that the drafter proposes
+too often, against their probability under p. guess: how many tested guesses stand in the text, against the probability
+with which the verifier should have accepted them; weighted so that lenience shows best.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from specbench.stats.concentration import chernoff, deviation, freedman, spread, z
+from specbench.stats.reference_scores import LOG_FLOOR
+from specbench.stats.verdict_records import Events, ReferenceScore, Sums
+
+TESTS = 3  # statistics
+LEVEL = 1 / 200  # the probability that one of them is beyond its limit in an exact run is at most this
+TYPICAL = 0.9  # the lenience that the weights of guesses are made for
+FOUND = 1.28  # standard deviations: a fault that deviates by this much beyond the limit is found in nine of ten runs
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """All texts of a run together. K tested guesses."""
+
+    log_p: Sums
+    leak: Events  # [K]
+    guess: Events  # [K], empty if the verifier has no rule for a single guess
+    ratios: Floats  # [K], p / q of the guesses; empty if the verifier does not accept with probability min(1, p / q)
+
+    @staticmethod
+    def of(readings: Sequence[ReferenceScore]) -> "Statistics":
+        """The sums and events of all texts."""
+        return Statistics(
+            sum((reading.log_p for reading in readings), Sums()),
+            Events.join([reading.leak for reading in readings]),
+            Events.join([reading.guess for reading in readings]),
+            np.concatenate([reading.ratios for reading in readings]),
+        )
+
+    def weights(self) -> tuple[Floats, Floats]:
+        """Weights [K] of `leak` and of `guess`: for a guess, the change of its probability with lenience TYPICAL over
+        its variance."""
+        mean = self.guess.mean
+        if not len(self.ratios):
+            return np.ones(len(self.leak)), np.ones(len(mean))
+        with np.errstate(divide="ignore"):
+            guess = np.minimum((1 / TYPICAL - 1) / (1 - mean), 1 / mean)
+        return np.ones(len(self.leak)), guess
+
+    def bounds(self) -> dict[str, float]:
+        """By statistic, a bound on the probability that an exact run deviates at least as much."""
+        leak, guess = self.weights()
+        return {
+            "log_p": freedman(self.log_p, -LOG_FLOOR),
+            "draft_leak": chernoff(self.leak, leak, deviation(self.leak, leak)),
+            "guess": chernoff(self.guess, guess, deviation(self.guess, guess)),
+        }
+
+    def z(self) -> dict[str, float]:
+        """By statistic, its deviation in standard deviations."""
+        leak, guess = self.weights()
+        return {
+            "log_p": z(self.log_p.deviation, math.sqrt(self.log_p.variance)),
+            "draft_leak": z(deviation(self.leak, leak), spread(self.leak.mean, leak)),
+            "guess": z(deviation(self.guess, guess), spread(self.guess.mean, guess)),
+        }
+
+    def detectable_tv(self) -> float | None:
+        """The smallest total variation, at tested positions and towards tokens that the drafter proposes too often,
+        that nine of ten runs of this size would find; None if no guess was tested."""
+        if not len(self.leak):
+            return None
+        weights = self.weights()[0]
+        error = FOUND * spread(self.leak.mean, weights)
+
+        def found(tv: float) -> bool:
+            return chernoff(self.leak, weights, max(0.0, tv * len(self.leak) - error)) < LEVEL / TESTS
+
+        return smallest(found, 1000) or 1.0
+
+    def detectable_lenience(self) -> float | None:
+        """The lenience closest to 1 that nine of ten runs of this size would find, in steps of .01; None if there is
+        none."""
+        weights = self.weights()[1]
+
+        def found(distance: float) -> bool:
+            mean = np.minimum(self.ratios / (1 - distance), 1)
+            shift = float(((mean - self.guess.mean) * weights).sum()) - FOUND * spread(mean, weights)
+            return chernoff(self.guess, weights, max(0.0, shift)) < LEVEL / TESTS
+
+        distance = smallest(found, 100) if len(self.ratios) else None
+        return None if distance is None else round(1 - distance, 2)
+
+
+def smallest(found: Callable[[float], bool], steps: int) -> float | None:
+    """The smallest k / steps, with k from 1 to steps - 1, at which a fault is found, by bisection; None if none is."""
+    low, high = 0, steps - 1
+    if not found(high / steps):
+        return None
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if found(middle / steps) else (middle, high)
+    return high / steps

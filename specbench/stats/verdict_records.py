@@ -1,0 +1,127 @@
+"""Records for the losslessness test: what the decoder drew from, and what the stock module says of the same text.
+
+V vocabulary, T tokens of a text, K tested guesses, D steps of a round, n tokens that were read.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+OVER = 32  # tokens of the set that the drafter proposes too often
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass
+class DrawnFrom:
+    """One text: what stood behind each of its tokens. Positions count from the first generated token. All but `laws` is
+    for the losslessness test."""
+
+    rule: Literal["p / q", "p"] | None = None  # `Verifier.keeps_guess`
+    chosen: list[float] = field(default_factory=list)  # [T], the decoder's p of each token; not a number if p is none
+    at: list[int] = field(default_factory=list)  # [K], position of each tested guess
+    guess: list[int] = field(default_factory=list)  # [K], the first guess that was tried there
+    p: list[float] = field(default_factory=list)  # [K], the decoder's p of it
+    q: list[float] = field(default_factory=list)  # [K], the drafter's q of it
+    over: list[list[int]] = field(default_factory=list)  # [K], the tokens with the largest q - p, all with q > p
+    laws: list[tuple[int, Tensor]] = field(default_factory=list)  # the decoder's p [n, V] from a position on
+
+    def add(self, position: int, kept: int, tested: int, numbers: Floats) -> None:
+        """Adds the `evidence_numbers` of a row in a round that began at `position`."""
+        D = (len(numbers) - 1) // (4 + OVER)
+        self.chosen += numbers[: D + 1][:kept].tolist()
+        table = numbers[D + 1 :].reshape(3 + OVER, D)[:, :tested]
+        self.at += range(position, position + tested)
+        self.guess += table[0].astype(int).tolist()
+        self.p += table[1].tolist()
+        self.q += table[2].tolist()
+        self.over += [[token for token in column if token >= 0] for column in table[3:].T.astype(int).tolist()]
+
+    def whole_law(self, n: int) -> Tensor | None:
+        """The decoder's p [n, V] of the first n tokens; None unless it was kept for all of them."""
+        end, parts = 0, []
+        for position, p in self.laws:
+            if position != end:
+                return None
+            end += len(p)
+            parts.append(p)
+        return torch.cat(parts)[:n] if end >= n > 0 else None
+
+    def law(self, begin: int, n: int, like: Tensor) -> tuple[Tensor, Tensor]:
+        """The decoder's p [n, V] of the tokens begin .. begin + n - 1, and for which of them it was kept [n]. `like`
+        [n, V] has the same shape and device."""
+        found, kept = torch.zeros_like(like), torch.zeros(n, dtype=torch.bool, device=like.device)
+        for position, p in self.laws:
+            first, last = max(position, begin), min(position + len(p), begin + n)
+            if first < last:
+                found[first - begin : last - begin] = p[first - position : last - position]
+                kept[first - begin : last - begin] = True
+        return found, kept
+
+    def leaks(self, begin: int, n: int, like: Tensor) -> tuple[Tensor, Tensor]:
+        """For the same tokens, which of V tokens the drafter proposes too often [n, V], and where a guess was tested
+        [n]. `like` [n, V] has the same shape and device."""
+        found = torch.zeros_like(like, dtype=torch.bool)
+        tested = torch.zeros(n, dtype=torch.bool, device=like.device)
+        for at, tokens in zip(self.at, self.over, strict=True):
+            if begin <= at < begin + n:
+                found[at - begin, tokens] = True
+                tested[at - begin] = True
+        return found, tested
+
+
+@dataclass(frozen=True)
+class Sums:
+    """Sums over tokens: of f(x_t) - E_p f, and of Var_p f."""
+
+    deviation: float = 0.0
+    variance: float = 0.0
+
+    def __add__(self, other: "Sums") -> "Sums":
+        return Sums(self.deviation + other.deviation, self.variance + other.variance)
+
+
+@dataclass(frozen=True)
+class Events:
+    """Events whose probability was known before each draw: arrays [K]."""
+
+    mean: Floats = field(default_factory=lambda: np.zeros(0))
+    happened: Floats = field(default_factory=lambda: np.zeros(0))  # 1 or 0
+
+    def __len__(self) -> int:
+        return len(self.mean)
+
+    @staticmethod
+    def join(parts: "Sequence[Events]") -> "Events":
+        """All events of all parts."""
+        if not parts:
+            return Events()
+        return Events(np.concatenate([p.mean for p in parts]), np.concatenate([p.happened for p in parts]))
+
+
+@dataclass
+class ReferenceScore:
+    """One text under the stock module's p. Positions count from the first generated token."""
+
+    tokens: int  # new tokens that were read
+    seconds: float
+    finite: bool = True  # whether every number is, the decoder's too
+    impossible: list[int] = field(default_factory=list)  # positions of tokens with p(x) = 0, here or in the decoder
+    tested: int = 0  # guesses
+    ended: bool = True  # whether the text ends where it should
+    # Above temperature 0: the sums of log p(x); whether x is one that the drafter proposes too often, where a guess was
+    # tested; whether the guess itself stands there, and the decoder's p / q of it.
+    log_p: Sums = field(default_factory=Sums)
+    leak: Events = field(default_factory=Events)
+    guess: Events = field(default_factory=Events)
+    ratios: Floats = field(default_factory=lambda: np.zeros(0))
+    tv: Floats = field(default_factory=lambda: np.zeros(0))  # decoder's p against this one, where it was kept
+    rounding: Floats = field(default_factory=lambda: np.zeros(0))  # the largest that rounding explains there
+    gap: Floats = field(default_factory=lambda: np.zeros(0))  # temperature 0: best logit - second best [n]
+    short: Floats = field(default_factory=lambda: np.zeros(0))  # temperature 0: best logit - that of the token [n]
+    tolerance: Floats = field(default_factory=lambda: np.zeros(0))  # of logits, by rounding [n]
+    plain_short: float | None = None  # best logit - that of plain decoding's token, where the texts differ first

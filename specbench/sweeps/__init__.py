@@ -1,1 +1,0 @@
-"""Sweeps whose jobs run anywhere: the list of their jobs, what their launchers need, and the summary at their end."""

@@ -1,1 +1,0 @@
-"""Workloads: when requests arrive."""

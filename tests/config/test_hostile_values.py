@@ -1,0 +1,227 @@
+"""Property-based: whatever stands in a setting, a data file or a template, the answer is a ConfigError that names it,
+or a value that is finite and of its type. The settings are those of the schema and of every option in `conf/`."""
+
+import dataclasses
+import gzip
+import logging
+import math
+import types
+from functools import cache
+from typing import Any, get_args, get_origin, get_type_hints
+
+import pytest
+from conftest import composed
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from specbench.component import chosen_class
+from specbench.config.paths import conf_dir
+from specbench.config.schema import GROUPS, RunConfig, base_of
+from specbench.config.validate import check
+from specbench.contrib.training.student import Student
+from specbench.contrib.training.trainer import Training
+from specbench.data.prompts import load
+from specbench.data.records import JsonlData
+from specbench.data.template import check_template, fill
+from specbench.errors import ConfigError, explain, visible
+from specbench.settings import BaseSettings, validate
+from specbench.stats.metrics.base import Metric
+
+
+@pytest.fixture(autouse=True)
+def _no_logs():
+    """Hydra logs hostile values as they are, and half surrogates cannot be sent to another process."""
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+MANY = settings(derandomize=True, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+BASES = {**{group: base_of(group) for group in GROUPS}, "metric": Metric, "method": Student}
+# Options whose interpolation or path a file alone does not have.
+WITHOUT = {"path": "shipped:drafter", "gamma": 4, "reference": __file__, "tokenizer": "shipped:target"}
+
+ODD = st.sampled_from([
+    None, True, False, 0, 1, -1, 2**31, 2**63, -(2**63), 10**400, 0.0, -0.0, 0.5, 1e-45, 5e-324, 1e308, math.inf,
+    -math.inf, math.nan, "", " ", "a", "null", "nan", "inf", "1e400", "5", "-5", "0.5", "true", "9" * 10000, "\0",
+    "\x1b[2J", "\ud800", "[/b]", "../../x", "/dev/zero", "/", "~", "${nope}", "${gamma}", "${oc.env:NOT_SET}", "???",
+    "x" * 10000, [], {}, [[]], [None], [[1]], [1, "a"], [math.nan], {"a": 1}, {"a": {"b": math.inf}}, [""], ["\\n"],
+    [0.5, 0.5], "os.system", "auto",
+])  # fmt: skip
+SCALAR = st.one_of(ODD, st.integers(), st.floats(), st.text(max_size=8), st.booleans(), st.none())
+VALUE = st.one_of(ODD, SCALAR, st.lists(SCALAR, max_size=3), st.dictionaries(st.text(max_size=3), SCALAR, max_size=2))
+
+
+@cache
+def options() -> dict[str, Any]:
+    """The settings of every option in conf/, and the scalars of runs and of training."""
+    found = {"run": OmegaConf.load(conf_dir() / "config.yaml"), "train": OmegaConf.load(conf_dir() / "train.yaml")}
+    schemas = {"run": RunConfig, "train": Training}
+    for name, schema in schemas.items():
+        found[name] = OmegaConf.masked_copy(found[name], [field.name for field in dataclasses.fields(schema)])
+    for group in BASES:
+        for file in sorted((conf_dir() / group).glob("*.yaml")):
+            node = OmegaConf.load(file)
+            node.pop("defaults", None)
+            if group in node:  # an option that sets scalars of the run too
+                node = OmegaConf.create({**OmegaConf.to_container(node)[group], "beams": node.beams})
+            for key, value in WITHOUT.items():
+                if OmegaConf.to_container(node).get(key) in ("???", "${gamma}", "${target.path}"):
+                    node[key] = __file__ if group == "data" else value
+            if group == "data" and "url" in node:  # a published file, of which nobody has a copy yet
+                node.path = __file__
+            if file.stem == "server":
+                node.url = "http://localhost:8000"
+            if file.stem == "hierarchical":
+                node["below"] = OmegaConf.load(conf_dir() / "drafter" / "ngram.yaml")
+            found[f"{group}/{file.stem}"] = node
+    return found
+
+
+FIELDS = [(name, str(key)) for name, node in options().items() for key in node]
+
+
+def sound(found: BaseSettings) -> None:
+    """Asserts that every field has its type, and that numbers are finite and text is text."""
+    hints = get_type_hints(type(found))
+    for field in dataclasses.fields(found):
+        fits(getattr(found, field.name), hints[field.name])
+
+
+def fits(value: Any, hint: Any) -> None:
+    allowed = get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    kinds = [entry for entry in allowed if entry is not type(None)]
+    kind = next((entry for entry in kinds if isinstance(value, list) and get_origin(entry) is list), kinds[0])
+    if value is None:
+        assert type(None) in allowed
+    elif get_origin(kind) is list:
+        assert isinstance(value, list)
+        for entry in value:
+            fits(entry, get_args(kind)[0])
+    elif kind in (int, float, str, bool):
+        assert type(value) is kind
+        if kind is str:
+            assert value and value.encode() and "\0" not in value
+        else:
+            assert math.isfinite(value) and (value == 0 or 1e-30 <= abs(value) <= 2**63)
+
+
+def set_value(node: Any, key: str, value: Any) -> None:
+    """Sets the value as an override would. Raises ConfigError if OmegaConf refuses it."""
+    try:
+        OmegaConf.update(node, key, value, merge=False)
+    except OmegaConfBaseException as error:
+        raise ConfigError(explain(error, [], [f"{key}={value}"])) from error
+
+
+@pytest.mark.parametrize("place", range(4))  # four quarters, whose examples are spread over processes
+@given(data=st.data())
+@settings(MANY, max_examples=250)
+def test_any_value_of_any_option(place, data):
+    name, key = data.draw(st.sampled_from(FIELDS[place::4]))
+    value = data.draw(VALUE)
+    node = options()[name].copy()
+    group = name.partition("/")[0]
+    try:
+        set_value(node, key, value)
+        if name in ("run", "train"):
+            found = validate(RunConfig if name == "run" else Training, node)
+        else:
+            _, found = chosen_class(node, group, BASES[group], f"{group}=NAME")
+    except ConfigError as error:
+        assert key in str(error) or key == "_target_", error
+        assert "\n" not in str(error) and len(str(error)) < 1500
+    else:
+        sound(found)
+
+
+@cache
+def whole() -> Any:
+    return OmegaConf.masked_copy(composed(), [key for key in composed() if key != "hydra"])
+
+
+@given(st.dictionaries(st.sampled_from([key for name, key in FIELDS if name == "run"] + ["data.limit", "drafter.top_k",
+       "gamma_policy.gamma", "target.path", "cache._target_", "logger.tags", "metrics", "executor"]), VALUE, min_size=1,
+       max_size=3))  # fmt: skip
+@settings(MANY, max_examples=500)
+def test_any_values_of_a_whole_run(changes):
+    config = whole()
+    before = {key: OmegaConf.select(config, key) for key in changes}
+    try:
+        for key, value in changes.items():
+            set_value(config, key, value)
+        checked = check(config, {})
+    except ConfigError as error:
+        assert any(key.split(".")[-1] in str(error) or key.split(".")[0] in str(error) for key in changes), error
+        assert "\n" not in str(error)
+    else:
+        sound(checked.root)
+        for choice in checked.choices.groups.values():
+            sound(choice.settings)
+        assert len(checked.digest) == 16
+    finally:
+        for key, value in before.items():
+            OmegaConf.update(config, key, value, merge=False)
+
+
+PIECES = st.one_of(
+    st.sampled_from([
+        b"{", b"}", b'"', b":", b"[", b"]", b",", b"\n", b"null", b"NaN", b'{"prompt": "a"}', b'"prompt"', b"\xff",
+        b" ", b"\xef\xbb\xbf", b"\x1f\x8b", b"\\ud800", b"9" * 5000, b"[" * 3000, b"true", b"\0",
+    ]),
+    st.binary(max_size=6),
+)  # fmt: skip
+
+
+@given(st.lists(PIECES, max_size=12).map(b"".join), st.sampled_from(["plain", "gzip", "cut"]))
+@settings(MANY, max_examples=400)
+def test_any_bytes_as_a_data_file(tmp_path_factory, content, packed):
+    path = tmp_path_factory.getbasetemp() / "any.jsonl"
+    if packed != "plain":
+        content = gzip.compress(content)[: -3 if packed == "cut" else None]
+    path.write_bytes(content)
+    node = OmegaConf.load(conf_dir() / "data" / "jsonl.yaml")
+    node.path = str(path)
+    try:
+        data = JsonlData(validate(JsonlData.Settings, node, "data."))
+        prompts = load(data)
+    except ConfigError as error:
+        assert str(path) in str(error)
+    else:
+        assert prompts and all(prompt.turns[0].strip() and prompt.turns[0].encode() for prompt in prompts)
+
+
+@given(
+    st.lists(st.sampled_from([*"{}.![]:0 \n", "{{", "}}", "prompt", "{prompt}", "q", "__class__"]), max_size=8).map(
+        "".join
+    )
+)
+@settings(MANY, max_examples=500)
+def test_any_template(template):
+    """What is accepted is what `str.format` makes of it, whose oddities are all refused."""
+    fields = {"prompt": "P", "q": "Q", " ": "S"}
+    try:
+        check_template(template, "data.template")
+    except ConfigError as error:
+        assert "data.template" in str(error) and "\n" not in str(error)
+    else:
+        try:
+            expected = template.format(**fields)
+        except KeyError as missing:
+            with pytest.raises(KeyError, match=visible(missing.args[0])):
+                fill(template, fields.__getitem__)
+        else:
+            assert fill(template, fields.__getitem__) == expected
+
+
+@given(st.text(st.characters(), max_size=40))
+@settings(MANY, max_examples=200)
+def test_what_is_shown_has_no_control_characters(text):
+    for found in (visible(text), visible(text, layout=True).replace("\n", "").replace("\t", "")):
+        assert found.isprintable() or all(character.isprintable() or character.isspace() or character > "\xa0" for
+                                          character in found)  # fmt: skip
+        assert found.encode() is not None and not any(
+            ord(c) < 32 or 127 <= ord(c) < 160 or 0x202A <= ord(c) <= 0x202E for c in found
+        )

@@ -1,0 +1,69 @@
+"""A user's own drafter, verifier, data source, metric, logger and experiment, installed beside specbench."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+from conftest import LITTLE
+
+PLUGIN = Path(__file__).parents[1] / "plugin"
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory) -> Path:
+    """A folder with `site`, where pip has installed the user's package, and `conf`, the user's own folder."""
+    folder = tmp_path_factory.mktemp("user")
+    wheel, info = folder / "myspec-1.0-py3-none-any.whl", "myspec-1.0.dist-info"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        for path in sorted((PLUGIN / "myspec").glob("*.py")):
+            archive.write(path, f"myspec/{path.name}")
+        archive.writestr(f"{info}/METADATA", "Metadata-Version: 2.1\nName: myspec\nVersion: 1.0\n")
+        archive.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        archive.writestr(f"{info}/RECORD", "")
+    pip = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-index", "--target", str(folder / "site")]
+    subprocess.run([*pip, str(wheel)], check=True)
+    shutil.copytree(PLUGIN / "conf", folder / "conf")
+    return folder
+
+
+def call(installed: Path, folder: Path, *arguments: str) -> subprocess.CompletedProcess:
+    """`specbench` in a process of its own, in another folder, with the user's package on its path."""
+    env = {**os.environ, "PYTHONPATH": str(installed / "site")}
+    command = [sys.executable, "-m", "specbench", *arguments]
+    return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True)
+
+
+def test_an_experiment_with_parts_from_outside_runs(installed, tmp_path):
+    done = call(installed, tmp_path, "--config-dir", str(installed / "conf"), "experiment=mine")
+    assert done.returncode == 0, done.stderr
+    for back in (1, 4):
+        out = tmp_path / "outputs" / "mine" / f"drafter.back={back}"
+        result = json.loads((out / "results.json").read_text())
+        assert result["choices"]["drafter"] == "echo" and result["choices"]["verifier"] == "mine"
+        assert result["config"]["drafter"]["back"] == back and result["lossless"]["passed"]
+        assert result["counts"]["tokens"] == 16 and set(result["alpha_by_category"]) == {"mine"}
+        assert 0 <= result["metrics"]["full_rounds"]["share"] <= 1 and "error" in result["metrics"]["calibration"]
+        assert "verified by a rule of the user's own" in result["notes"]
+        assert (out / "speedup.txt").read_text().endswith("over 2 prompts\n")
+
+
+def test_the_search_path_of_hydra_does_the_same(installed, tmp_path):
+    path = f"hydra.searchpath=[file://{installed / 'conf'}]"
+    arguments = ["drafter=echo", "data=list", "metric=full_rounds", "gamma=2", "max_new_tokens=8", "logger=none",
+                 "executor=eager", f"target.path={LITTLE['target.path']}"]  # fmt: skip
+    done = call(installed, tmp_path, path, *arguments, "hydra.run.dir=out")
+    assert done.returncode == 0, done.stderr
+    assert json.loads((tmp_path / "out" / "results.json").read_text())["metrics"].keys() == {"full_rounds"}
+    assert "full_rounds" in done.stdout
+
+
+def test_their_parts_are_refused_like_ours(installed, tmp_path):
+    arguments = ["--config-dir", str(installed / "conf"), "drafter=echo", "verifier=rejection"]
+    done = call(installed, tmp_path, *arguments)
+    assert done.returncode == 2 and len(done.stderr.strip().splitlines()) == 1
+    assert "verifier=rejection is not possible with drafter=echo, whose guesses have no law" in done.stderr

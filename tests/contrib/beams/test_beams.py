@@ -1,0 +1,347 @@
+"""Beam search (A.4): hypotheses and scores against an enumeration and transformers, and plain against speculative."""
+
+import json
+import math
+
+import pytest
+import torch
+from conftest import CACHES, V, call, composed, parts_of, small, tabular_model
+from tabular import random_table
+from transformers import AutoModelForCausalLM, MistralConfig
+
+from specbench.config.validate import check
+from specbench.contrib.beams import beam_search, tree_reader
+from specbench.contrib.beams.beam_search import BeamRound, draft, plain_round, speculative_round
+from specbench.contrib.beams.numbers import judge_beams
+from specbench.contrib.beams.requests import recorded
+from specbench.contrib.beams.search_state import BeamRules, Hypothesis, Search
+from specbench.contrib.beams.tree_reader import TreeReader
+from specbench.decoding.sampling import Sampling
+from specbench.decoding.timer import Lap, NoTimer
+from specbench.errors import ConfigError
+from specbench.models.language_model import LanguageModel
+from specbench.results.reader import load_runs
+from specbench.results.report.page import write_report
+from specbench.results.schema import BeamNumbers
+from specbench.run.run import run
+from specbench.stats.pooled import _beam
+from specbench.stats.records import RunRecord
+
+GREEDY = Sampling(temperature=0)
+PROMPT = [3, 1, 4, 1, 5]
+STOPS = {3, 8}
+
+
+def searched(rules, target, drafter=None, gamma=0, prompt=PROMPT, stops=STOPS, limit=12, columns=200):
+    """The finished search of one prompt, its rounds, and the target's reader; plain without a drafter."""
+    found = Search(rules, prompt[-1], frozenset(stops), limit, torch.device("cpu"))
+    readers = [TreeReader(model) for model in (target, drafter) if model is not None]
+    for reader in readers:
+        reader.open(prompt, columns)
+    rounds = []
+    while not found.over:
+        if drafter is None:
+            rounds.append(plain_round(found, *readers, NoTimer()))
+        else:
+            left = max(0, min(gamma, limit - found.levels - 1))
+            rounds.append(speculative_round(found, *readers, left, NoTimer()))
+    return found, rounds, readers[0]
+
+
+def enumerated(table, rules, prompt=PROMPT, stops=STOPS, limit=12):
+    """As `enumerated_by`, of a table of pairs."""
+
+    def law(text):
+        before, last = [*prompt, *text][-2:]
+        return table[before, last]
+
+    return enumerated_by(law, rules, stops, limit)
+
+
+def enumerated_by(law, rules, stops, limit):
+    """Beam search written down once more: whole texts in Python lists, all continuations of each. law(text) has the
+    logits [V] behind a text."""
+    running, finished = [((), 0.0)], []
+    for length in range(1, limit + 1):
+        every = []
+        for text, score in running:
+            log_p = law(text).double().log_softmax(-1).tolist()
+            every += [((*text, x), score + log_p[x]) for x in range(len(log_p))]
+        every.sort(key=lambda entry: -entry[1])
+        ended = [length == limit or text[-1] in stops for text, _ in every]
+        w = rules.width
+        finished += [(t, s / length**rules.length_penalty) for (t, s), e in zip(every[:w], ended, strict=False) if e]
+        finished = sorted(finished, key=lambda entry: -entry[1])[:w]
+        running = [entry for entry, e in zip(every, ended, strict=True) if not e][:w]
+        if not running:
+            break
+        best = running[0][1] / length**rules.length_penalty
+        if len(finished) == w and (rules.early_stopping or best <= finished[-1][1]):
+            break
+    return finished
+
+
+def assert_equal(found, wanted):
+    assert [h.tokens for h in found] == [tuple(tokens) for tokens, _ in wanted]
+    assert [h.score for h in found] == pytest.approx([score for _, score in wanted], abs=1e-4)
+
+
+RULES = [BeamRules(1, 2, 1.0, False), BeamRules(3, 5, 1.0, False), BeamRules(3, 3, 0.0, True),
+         BeamRules(4, 9, 2.0, False), BeamRules(2, 6, -1.0, True)]  # fmt: skip
+
+
+@pytest.mark.parametrize("rules", RULES, ids=str)
+@pytest.mark.parametrize("cache", CACHES)
+def test_both_searches_find_what_an_enumeration_finds(rules, cache, monkeypatch):
+    monkeypatch.setattr(tree_reader, "MOST_UNUSED", 3)
+    accepted = rejected = 0
+    for seed in range(4):
+        table = random_table(V, seed)
+        target = tabular_model(table, GREEDY, cache, context=300)
+        wanted = enumerated(table, rules)
+        assert_equal(searched(rules, target)[0].finished, wanted)
+        for gamma, spread in ((1, 0.3), (3, 0.3), (3, 3.0), (6, 0.0)):
+            similar = table + random_table(V, seed + 50, spread)
+            found, rounds, _ = searched(rules, target, tabular_model(similar, GREEDY, cache, context=300), gamma)
+            assert_equal(found.finished, wanted)
+            assert sum(r.levels for r in rounds) == found.levels
+            accepted, rejected = accepted + sum(r.accepted for r in rounds), rejected + sum(r.rejected for r in rounds)
+    assert accepted > 10 and rejected > 3
+
+
+def test_accepting_all_continuations_but_one_finds_other_beams(monkeypatch):
+    """The negative control: a level that holds w - 1 of w continuations is accepted, with a guess for the other."""
+
+    def lenient(chosen):
+        found = [parent.children.get(token) for parent, token in chosen]
+        if found.count(None) != 1:
+            return None if None in found else found
+        known = [node for node in found if node is not None]
+        others = [node for parent, _ in chosen for node in parent.children.values() if node not in known]
+        return [node or (others or known)[0] for node in found]
+
+    rules, differ = BeamRules(3, 4, 1.0, False), 0
+    monkeypatch.setattr(beam_search, "drafted", lenient)
+    for seed in range(8):
+        table = random_table(V, seed)
+        similar = table + random_table(V, seed + 50, 0.6)
+        models = (tabular_model(t, GREEDY, context=300) for t in (table, similar))
+        found, _, _ = searched(rules, *models, gamma=4)
+        differ += [h.tokens for h in found.finished] != [tokens for tokens, _ in enumerated(table, rules)]
+    assert differ > 2
+
+
+def test_a_target_that_drafts_for_itself_accepts_every_level():
+    target, twin = (tabular_model(random_table(V, 1), GREEDY, context=300) for _ in range(2))
+    _, rounds, reader = searched(BeamRules(3, 3, 1.0, False), target, twin, gamma=4, stops=())
+    assert all(not r.rejected and r.accepted == r.gamma for r in rounds)
+    assert [r.levels for r in rounds] == [5, 5, 2]
+    assert rounds[1].width == 3 + 3 * 4  # w + u gamma (A.4)
+    assert reader.tokens == sum(r.width for r in rounds)
+
+
+def test_a_level_without_a_possible_guess_ends_the_draft():
+    """From then on all tokens end a text, so none is a guess."""
+    target, twin = (tabular_model(random_table(V, 1), GREEDY, context=300) for _ in range(2))
+    search = Search(BeamRules(2, 4, 1.0, False), PROMPT[-1], frozenset(), 12, torch.device("cpu"))
+    readers = [TreeReader(model) for model in (target, twin)]
+    for reader in readers:
+        reader.open(PROMPT, 200)
+    plain_round(search, readers[0], NoTimer())
+    search.stop_tokens = frozenset(range(V))
+    assert len(search.running) == 2 and draft(search, readers[1], 3) == []
+
+
+def hub_model(module, stops) -> LanguageModel:
+    """A model of transformers behind the adapter."""
+    model = tabular_model(random_table(V, 1), GREEDY)
+    found = LanguageModel(module, model.tokenizer, name="tiny", sampling=GREEDY, new_cache=CACHES["static"],
+                          executor=model.executor)  # fmt: skip
+    found.stop_tokens = sorted(stops)
+    return found
+
+
+@pytest.mark.parametrize("penalty", [0.0, 1.0, 2.0])
+@pytest.mark.parametrize("early", [False, True])
+def test_the_beams_and_scores_are_those_of_transformers(penalty, early, good):
+    module, other = (AutoModelForCausalLM.from_pretrained(good) for _ in range(2))
+    torch.manual_seed(3)
+    for weight in other.parameters():
+        weight.add_(torch.randn_like(weight) * weight.std() * 0.05)
+    lengths = set()
+    for prompt in ([5, 17, 9], [40, 41, 42, 43], [7] * 6):
+        text = torch.tensor([prompt])
+        probed = module.generate(text, num_beams=4, do_sample=False, max_new_tokens=14, pad_token_id=0)
+        stops = {int(probed[0, len(prompt) + 4]), int(probed[0, len(prompt) + 9])}  # tokens that the search would meet
+        answer = module.generate(
+            text, num_beams=4, do_sample=False, max_new_tokens=14, eos_token_id=sorted(stops), pad_token_id=0,
+            length_penalty=penalty, early_stopping=early, num_return_sequences=4, return_dict_in_generate=True,
+            output_scores=True,
+        )  # fmt: skip
+        wanted = []
+        for row, score in zip(answer.sequences[:, len(prompt) :].tolist(), answer.sequences_scores, strict=True):
+            end = next((i + 1 for i, x in enumerate(row) if x in stops), len(row))
+            wanted.append((row[:end], float(score)))
+        rules = BeamRules(4, 8, penalty, early)
+        for drafter in (None, hub_model(other, stops)):
+            found, _, _ = searched(rules, hub_model(module, stops), drafter, 3, prompt, stops, limit=14)
+            assert_equal(found.finished, [entry for entry in wanted if entry[1] > -1e8])
+        lengths |= {len(h.tokens) for h in found.finished}
+    assert len(lengths) > 1 or penalty == 2, "some hypotheses end before the limit"
+
+
+def test_levels_behind_the_end_of_the_text_are_not_counted():
+    whole = recorded(BeamRound(4, 2, True, 3, 30), 0, 5, position=10, end=20)
+    assert (whole.tokens, whole.accepted, whole.tested, whole.beta, whole.recovered) == (3, 2, 3, [1.0, 1.0, 0.0], 1)
+    cut = recorded(BeamRound(4, 4, False, 5, 30), 0, 5, position=10, end=12)
+    assert (cut.tokens, cut.accepted, cut.tested, cut.bonus, cut.accepted_before_stop) == (2, 2, 2, 0, 4)
+    behind = recorded(BeamRound(4, 1, True, 2, 30), 0, 5, position=12, end=12)
+    assert (behind.tokens, behind.accepted, behind.tested, behind.beta, behind.recovered) == (0, 0, 0, [], 0)
+
+
+def test_calls_behind_the_end_of_the_best_text_are_no_rounds_and_their_time_is_kept(tmp_path):
+    parts = parts_of("decoding=beam", "beams=3", "gamma=2", "decoding.length_penalty=0", "max_new_tokens=24")
+    parts.target.stop_tokens = [*parts.target.stop_tokens, *parts.target.tokenizer.encode(" =")]
+    result, record = run(parts, tmp_path)
+    for decoded in (decoded for found in record.results for decoded in found.both):
+        assert len(decoded.tokens) < decoded.beams.levels and len(decoded.rounds) < decoded.beams.calls
+        yielded = [r.tokens for r in decoded.rounds]
+        assert min(yielded) > 0 and sum(yielded) == len(decoded.tokens)
+    for group in record.groups:
+        for way in (group.speculative, group.baseline):
+            own = [r for request in way.requests for r in request.rounds]
+            assert way.calls == len(own)
+            for lap in Lap:
+                assert sum(r.seconds.get(lap, 0.0) for r in own) == pytest.approx(way.laps[lap])
+    counts = result.counts
+    assert result.block_efficiency.mean == counts.tokens / counts.rounds
+    assert result.speedup.corrected == pytest.approx(result.speedup.measured)
+    assert result.beam.levels > counts.tokens and result.beam.calls > counts.rounds
+
+
+def test_the_counts_of_several_processes_are_summed():
+    def search(read, drafted, plain, calls):
+        found = BeamNumbers(
+            beams=3, drafter_beams=6, length_penalty=1.0, early_stopping=False, levels=24, plain_levels=20, calls=calls,
+            target_runs=read, plain_target_runs=plain, drafter_runs=drafted, target_runs_a_call=read / calls,
+            most_target_runs_a_call=21, operations_factor=(read + 0.25 * drafted) / plain, equal=2, requests=2,
+        )  # fmt: skip
+        return vars(found)
+
+    one, two = search(100, 40, 60, 10), search(300, 80, 120, 15)
+    assert _beam([one, two]) == pytest.approx(
+        one | {"levels": 48, "plain_levels": 40, "calls": 25, "target_runs": 400, "plain_target_runs": 180,
+               "drafter_runs": 120, "target_runs_a_call": 16.0, "operations_factor": 430 / 180, "equal": 4,
+               "requests": 4}
+    )  # fmt: skip
+    assert _beam([one]) == pytest.approx(one) and _beam([]) is None
+
+
+REFUSED = {
+    "temperature=1": "decoding=beam is not possible with temperature=1.0: it must be 0, or use decoding=sampling",
+    "top_k=5": "with top_k=5: it must be 0",
+    "top_p=0.9": "with top_p=0.9",
+    "repetition_penalty=1.1": "with repetition_penalty=1.1",
+    "lenience=0.5": "with lenience=0.5: it must be 1",
+    "batch_size=2": "with batch_size=2: it must be 1",
+    "stop=[x]": r"with stop=\['x'\]",
+    "verifier=block": "with verifier=block: use verifier=speculative",
+    "gamma_policy=adaptive": "with gamma_policy=adaptive: use gamma_policy=fixed",
+    "lenience_policy=load": "with lenience_policy=load",
+    "workload=poisson": "with workload=poisson: use workload=all_at_once",
+    "baseline=transformers": "with baseline=transformers",
+    "drafter=ngram": "with drafter=ngram, which has no beams",
+    "drafter=tree": "with drafter=tree, which has no beams|with drafter=tree, which drafts trees|verifier=",
+    "executor=compiled": "with executor=compiled, whose calls have few shapes",
+    "decoding.drafter_beams=3": "decoding.drafter_beams=3 is not allowed: it must be at least beams=4",
+    "decoding.early_stopping=never": "decoding.early_stopping=never is not allowed: it must be true or false",
+    "beams=65": "beams=65 is not allowed: it must be an integer >= 1 and <= 64",
+}
+
+
+@pytest.mark.parametrize("override", REFUSED)
+def test_what_makes_no_sense_with_beams_is_refused_before_a_model_loads(override):
+    with pytest.raises(ConfigError, match=REFUSED[override]):
+        check(composed("decoding=beam", override))
+
+
+@pytest.mark.parametrize("role", ["target", "drafter"])
+def test_a_sliding_window_that_texts_outgrow_is_refused_before_a_model_loads(role, tmp_path):
+    def checked(window):
+        MistralConfig(
+            vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
+            num_key_value_heads=2, max_position_embeddings=256, sliding_window=window,
+        ).save_pretrained(tmp_path)  # fmt: skip
+        return check(composed("decoding=beam", f"{role}.path={tmp_path}", f"{role}.weights=random"))
+
+    with pytest.raises(ConfigError, match=f"decoding=beam is not possible with {role}.path=.*see the last 6 tokens"):
+        checked(6)
+    for window in (None, 256):
+        assert checked(window).choices["decoding"].name == "beam"
+
+
+def test_beams_without_a_beam_search_are_refused():
+    with pytest.raises(ConfigError, match="beams=4 is not possible with decoding=sampling: it must be 1, or use"):
+        check(composed("beams=4"))
+    assert check(composed("decoding=beam", "beams=6")).choices["decoding"].settings.drafter_width == 12
+
+
+def test_a_run_by_beam_search_leaves_the_numbers_of_a_run(monkeypatch, tmp_path, capsys):
+    words = small("decoding=beam", "beams=3", "gamma=3", "logger=none", f"hydra.run.dir={tmp_path}")
+    assert call(words, monkeypatch, tmp_path) == 0
+    shown = capsys.readouterr().out
+    result = json.loads((tmp_path / "results.json").read_text())
+    beam, counts = result["beam"], result["counts"]
+    assert result["lossless"]["verdict"] == "passed" and beam["equal"] == beam["requests"] == 2
+    assert (beam["beams"], beam["drafter_beams"], beam["most_target_runs_a_call"]) == (3, 6, 3 + 6 * 3)
+    assert beam["levels"] == beam["plain_levels"] == counts["tokens"] == 24  # no text ends before its limit
+    assert beam["target_runs"] == counts["verified"] and beam["calls"] == counts["rounds"] < 24
+    assert beam["plain_target_runs"] == 2 * (1 + 3 * 11)
+    assert result["alpha"]["mean"] == result["alpha_counted"]["mean"] == counts["accepted"] / counts["tested"]
+    assert "beam search" in shown and "levels" in shown
+    page = write_report(tmp_path, load_runs(tmp_path)).read_text()
+    assert "Beam search" in page and "w + u gamma" in page and "beam search, 3 beams, 6 of the drafter" in page
+    lines = [json.loads(line) for line in (tmp_path / "prompts.jsonl").read_text().splitlines()]
+    assert all(line["output"] == line["baseline_output"] for line in lines)
+
+
+def test_other_beams_and_scores_fail_the_verdict(tmp_path):
+    parts = parts_of("decoding=beam", "data.limit=1")
+    _, record = run(parts, tmp_path)
+    assert judge_beams(record).verdict == "passed"
+    found = record.groups[0].results[0].speculative
+    best, *others = found.beams.hypotheses
+    moved = best._replace(score=best.score + 1e-2)
+    swapped = [Hypothesis((*best.tokens[:-1], best.tokens[-1] + 1), best.score - 1e-2), *others]
+    for hypotheses, reason in (([moved, *others], "best scores are not"), (swapped, "best scores|other beams")):
+        found.beams = type(found.beams)(tuple(hypotheses), *list(vars(found.beams).values())[1:])
+        verdict = judge_beams(record)
+        assert verdict.verdict == "failed" and not verdict.passed
+        assert any(part in verdict.reason for part in reason.split("|"))
+    assert judge_beams(RunRecord(groups=[])).verdict == "untested"
+    assert math.isfinite(verdict.statistic)
+
+
+@pytest.mark.parametrize("dtype", [pytest.param(name, marks=pytest.mark.slow) for name in ("bfloat16", "float16")])
+def test_accepting_what_was_not_chosen_does_not_pass_in_16_bits(dtype, monkeypatch, tmp_path):
+    """The negative control: a continuation that was not drafted becomes another guess of its level. By the rounding
+    of 16 bits alone no score is wrong, and other beams are inconclusive."""
+
+    def lenient(chosen):
+        known = [parent.children.get(token) for parent, token in chosen]
+        others = [node for parent, _ in chosen for node in parent.children.values() if node not in known]
+        return None if known.count(None) > len(others) else [node or others.pop() for node in known]
+
+    def judged():
+        folder = tmp_path / str(len(list(tmp_path.iterdir())))
+        folder.mkdir()
+        parts = parts_of("decoding=beam", "gamma=3", f"dtype={dtype}", "beams=3", "max_new_tokens=8")
+        return judge_beams(run(parts, folder)[1])
+
+    honest = judged()
+    assert honest.detail["wrong_scores"] == 0
+    assert honest.verdict == ("inconclusive" if honest.detail["unclear"] else "passed")
+    monkeypatch.setattr(beam_search, "drafted", lenient)
+    wrong = judged()
+    assert wrong.verdict in ("inconclusive", "failed") and not wrong.passed
+    assert wrong.detail["unclear"] > honest.detail["unclear"] and wrong.detail["ties"] == 0

@@ -1,0 +1,363 @@
+"""Recurrent and hybrid models: texts, acceptance and the output distribution behind states that are kept and restored.
+
+The models are tiny and random, of transformers' own classes. What is compared with is their `generate()`, and for
+sampled texts the law of a chain that is known.
+"""
+
+import json
+import time
+from functools import cache
+from types import SimpleNamespace
+
+import pytest
+import torch
+from checkpoints import checkpoint
+from conftest import CACHES, DigitTokenizer, V, call, parts_of, small, verifier_of
+from tabular import RecurrentMarkov
+from test_law import FEW, SAMPLING, Law, new_tokens, start, worst_excess
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+
+from specbench.cache.static import StaticCache
+from specbench.contrib.recurrent.cache import RecurrentCache
+from specbench.decoding.autoregressive import decode_autoregressive
+from specbench.decoding.queue import Queue
+from specbench.decoding.sampling import Sampling
+from specbench.decoding.speculative import decode_speculative
+from specbench.decoding.state import Job, State
+from specbench.decoding.timer import Lap, NoTimer, Timer
+from specbench.drafters.model import ModelDrafter
+from specbench.errors import ConfigError
+from specbench.executors.compile_cache import Programs
+from specbench.executors.eager import EagerExecutor
+from specbench.models.language_model import LanguageModel
+from specbench.policies.gamma.fixed import FixedGamma
+from specbench.verifiers.speculative import SpeculativeVerifier
+
+SIZES = dict(vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+             num_key_value_heads=2, head_dim=8, max_position_embeddings=256, pad_token_id=0)  # fmt: skip
+MAMBA_2 = dict(mamba_n_heads=8, mamba_d_head=8, mamba_n_groups=2, mamba_d_state=8, mamba_chunk_size=4)
+DELTA = dict(layer_types=["linear_attention", "full_attention"], linear_num_value_heads=4, linear_num_key_heads=4,
+             linear_key_head_dim=8, linear_value_head_dim=8)  # fmt: skip
+EXPERTS = dict(num_experts=2, num_experts_per_tok=1, moe_intermediate_size=16)
+SHAPES = {
+    "mamba": dict(state_size=8, time_step_rank=4),
+    "mamba2": dict(state_size=8, num_heads=8, head_dim=8, n_groups=2, chunk_size=4),
+    "falcon_mamba": dict(state_size=8, time_step_rank=4),
+    "rwkv": dict(attention_hidden_size=32),
+    "recurrent_gemma": dict(num_hidden_layers=3, lru_width=32, attention_window_size=6,
+                            block_types=["recurrent", "recurrent", "attention"]),
+    "jamba": dict(num_experts=2, num_experts_per_tok=1, attn_layer_period=2, attn_layer_offset=1,
+                  expert_layer_period=2, expert_layer_offset=1, mamba_d_state=8, mamba_dt_rank=4),
+    "bamba": dict(attn_layer_indices=[1], **MAMBA_2),
+    "zamba2": dict(num_hidden_layers=3, num_key_value_heads=4, attention_head_dim=16, num_mem_blocks=1,
+                   layers_block_type=["mamba", "mamba", "hybrid"], hybrid_layer_ids=[2], mamba_d_state=8,
+                   n_mamba_heads=8, mamba_headdim=8, chunk_size=4),
+    "falcon_h1": dict(mamba_d_ssm=32, **MAMBA_2 | dict(mamba_n_heads=4, mamba_n_groups=1)),
+    "granitemoehybrid": dict(layer_types=["mamba", "attention"], num_local_experts=2, num_experts_per_tok=1,
+                             shared_intermediate_size=32, **MAMBA_2),
+    "nemotron_h": dict(num_hidden_layers=4, layers_block_type=["mamba", "moe", "attention", "mlp"], mamba_num_heads=8,
+                       mamba_head_dim=8, n_groups=2, ssm_state_size=8, chunk_size=4, n_routed_experts=2,
+                       num_experts_per_tok=1, moe_intermediate_size=16, moe_shared_expert_intermediate_size=16,
+                       n_group=1, topk_group=1),
+    "qwen3_next": dict(shared_expert_intermediate_size=16, **DELTA, **EXPERTS),
+    "qwen3_5_text": DELTA,
+    "olmo_hybrid": DELTA,
+    "lfm2": dict(layer_types=["conv", "full_attention"]),
+    "lfm2_moe": dict(layer_types=["conv", "full_attention"], num_dense_layers=1, **EXPERTS),
+    "minimax": dict(layer_types=DELTA["layer_types"], num_local_experts=2, num_experts_per_tok=1, block_size=4),
+}  # fmt: skip
+FAST = ("mamba", "jamba", "qwen3_next", "rwkv")  # a state alone or beside attention, tokens one by one or together
+ONE_BY_ONE = {"mamba", "falcon_mamba", "jamba", "recurrent_gemma"}  # in every version of transformers
+PROMPTS = ([3, 5, 7, 9, 3], [9, 1], [8, 8, 2, 4, 6, 1, 2, 3, 4, 5, 6, 7])
+NEW_TOKENS, GAMMA = 10, 3
+
+
+@cache
+def module_of(kind: str, seed: int = 0):
+    """A tiny model with random weights, large enough that texts vary."""
+    known = {name: value for name, value in SIZES.items() if hasattr(CONFIG_MAPPING[kind](), name)}
+    torch.manual_seed(seed)
+    module = AutoModelForCausalLM.from_config(CONFIG_MAPPING[kind](**known | SHAPES[kind])).eval()
+    for name, weight in module.named_parameters():
+        if weight.ndim > 1 and "A_log" not in name:
+            weight.data.mul_(3)
+    module.generation_config.eos_token_id = None
+    return module
+
+
+@cache
+def generated(kind: str) -> list[list[int]]:
+    """What transformers' own loop writes at temperature 0."""
+    found = []
+    for prompt in PROMPTS:
+        read = torch.tensor([prompt])
+        text = module_of(kind).generate(
+            read, attention_mask=torch.ones_like(read), max_new_tokens=NEW_TOKENS, do_sample=False
+        )
+        found.append(text[0, len(prompt) :].tolist())
+    return found
+
+
+def model_of(module, temperature: float, columns) -> LanguageModel:
+    sampling = Sampling(temperature)
+    return LanguageModel(
+        module, DigitTokenizer(), name="tiny", sampling=sampling, new_cache=columns, executor=EagerExecutor()
+    )
+
+
+def decode(target: LanguageModel, helper: LanguageModel | None, rows: int, chunk: int = 2048):
+    """The texts of all prompts after `rows` rows took them in turn, and how many guesses were drafted and accepted.
+    Without a helper they are decoded plainly."""
+    jobs = [Job(prompt, len(prompt) + NEW_TOKENS, key) for key, prompt in enumerate(PROMPTS)]
+    columns = max(job.limit for job in jobs) + GAMMA + 1
+    state = State.idle(rows, columns, [], torch.device("cpu"))
+    queue = Queue(jobs, [target] if helper is None else [target, helper], chunk, GAMMA + 1)
+    target.allocate(rows, columns)
+    judge, found = verifier_of(SpeculativeVerifier, target.sampling), SimpleNamespace(drafted=0, accepted=0)
+
+    def count(state, scores, draft, verdict, kept):
+        found.drafted += int(draft.count[kept > 0].sum())
+        found.accepted += int(verdict.accepted[kept > 0].sum())
+
+    if helper is None:
+        decode_autoregressive(state, target, judge, NoTimer(), count, queue)
+    else:
+        drafter = ModelDrafter(helper, target.vocab_size, GAMMA)
+        decode_speculative(state, target, drafter, FixedGamma(GAMMA), judge, NoTimer(), count, queue)
+    found.texts = [output.tokens for output in queue.outputs]
+    return found
+
+
+def check_kind(kind: str, cases) -> None:
+    """Texts equal those of `generate()`, with another drafter of the kind, and plainly; with itself as its drafter
+    every guess is accepted."""
+    if kind not in CONFIG_MAPPING:
+        pytest.skip(f"this transformers has no {kind}")
+    if kind == "recurrent_gemma" and "layer_types" not in CONFIG_MAPPING[kind].attribute_map:
+        pytest.skip("this transformers has its keys and values in the modules too, which is refused")
+    module, other = module_of(kind), module_of(kind, seed=1)
+    for temperature, columns, rows in cases:
+        target = model_of(module, temperature, CACHES[columns])
+        assert target.recurrence is not None and (target.recurrence.one_by_one or kind not in ONE_BY_ONE)
+        itself = decode(target, model_of(module, temperature, CACHES[columns]), rows)
+        assert itself.accepted == itself.drafted > 0
+        if temperature == 0:
+            helped = decode(target, model_of(other, 0, CACHES[columns]), rows, chunk=3)
+            assert helped.accepted < helped.drafted  # states were restored
+            plain = decode(target, None, rows, chunk=3)
+            assert itself.texts == helped.texts == plain.texts == generated(kind)
+
+
+@pytest.mark.parametrize("kind", FAST)
+def test_texts_and_acceptance(kind):
+    check_kind(kind, [(0.0, "static", 2), (1.0, "dynamic", 1)])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", SHAPES)
+def test_texts_and_acceptance_of_every_kind(kind):
+    check_kind(kind, [(t, columns, rows) for t in (0.0, 1.0) for columns in CACHES for rows in (1, 2, 3)])
+
+
+class TakenForColumns(RecurrentCache):
+    """Negative control: a state that is cut to a length like columns, by forgetting nothing."""
+
+    def point_before(self, row, length):
+        return length
+
+    def _restore(self, lengths):
+        for row, length in lengths.items():
+            self.now.read[row] = length
+
+
+def sampled(few_contexts, one_by_one: bool, state_type=RecurrentCache, trials: int = FEW):
+    """What each of many rows wrote after PROMPT at temperature 1, [trials, new tokens]: a chain whose last tokens are a
+    state, with another such chain as its drafter."""
+    models = []
+    for table in (few_contexts.target, few_contexts.similar):
+        model = model_of(RecurrentMarkov(table), SAMPLING.temperature, StaticCache)
+        assert not model.recurrence.one_by_one
+        model.recurrence.one_by_one = one_by_one
+        model.recurrence.keeper.cache_type = state_type
+        models.append(model)
+    target, helper = models
+    state = start(trials, spare=GAMMA + 1)
+    target.allocate(trials, state.tokens.shape[1])
+    target.prefill(state)
+    judge = verifier_of(SpeculativeVerifier, SAMPLING)
+    drafter = ModelDrafter(helper, V, GAMMA)
+    decode_speculative(state, target, drafter, FixedGamma(GAMMA), judge, NoTimer())
+    return new_tokens(state)
+
+
+@pytest.mark.parametrize("one_by_one", [False, True])
+def test_distribution_behind_restored_states(few_contexts, one_by_one):
+    assert worst_excess(sampled(few_contexts, one_by_one), Law(few_contexts.target)) < 1
+
+
+def test_a_state_that_is_not_restored_is_caught(few_contexts):
+    outputs = sampled(few_contexts, one_by_one=False, state_type=TakenForColumns)
+    assert worst_excess(outputs, Law(few_contexts.target)) > 1
+
+
+def test_a_state_that_was_not_kept_is_an_error():
+    found = RecurrentCache(StaticCache(2, 8))
+    read = torch.zeros(2, 3)
+    found.keep(every=False)
+    found.place(read.long(), 3)
+    found.after({"state": torch.ones(2, 4)}, tokens=3)
+    with pytest.raises(RuntimeError, match=r"by row: \{1: 2\}"):
+        found.truncate([3, 2])
+    found.truncate([3, 0])
+    assert found.now.states["state"][:, 0].tolist() == [1, 0]
+
+
+@pytest.mark.parametrize(("kind", "match"), [("xlstm", "kept in a way that is not known"),
+                                             ("mamba", "do not follow the state that they are given")])  # fmt: skip
+def test_a_model_whose_state_cannot_be_followed_is_refused(kind, match, monkeypatch):
+    if kind == "mamba":  # a state that is lost between forwards
+        monkeypatch.setattr(RecurrentCache, "before", lambda cache: None)
+        module = module_of(kind)
+    else:
+        shape = dict(vocab_size=64, hidden_size=32, num_heads=4, num_blocks=2, embedding_dim=32)
+        module = AutoModelForCausalLM.from_config(CONFIG_MAPPING[kind](**shape))
+    with pytest.raises(ConfigError, match=match):
+        model_of(module, 0.0, StaticCache)
+
+
+def test_reading_again_is_part_of_verifying(monkeypatch):
+    """On a clock that moves by one second a call."""
+    ticks = iter(range(100))
+    monkeypatch.setattr(time, "perf_counter", lambda: float(next(ticks)))
+    watch = Timer(torch.device("cpu"))
+    watch.start()
+    for lap in (Lap.DRAFT, Lap.READ_AGAIN, Lap.VERIFY, Lap.ACCEPT):
+        watch.lap(lap)
+    [laps] = watch.rounds()
+    assert laps == {Lap.DRAFT: 1, Lap.READ_AGAIN: 1, Lap.VERIFY: 2, Lap.ACCEPT: 1, Lap.WALL: 4}
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """Checkpoints of a recurrent model and a hybrid one, with the shipped tokenizer."""
+    made = {}
+    for kind in ("mamba", "qwen3_next"):
+        made[kind] = checkpoint(tmp_path_factory.mktemp(kind), model_type=kind, eos_token_id=None, **SHAPES[kind])
+    return made
+
+
+def test_a_run(folders, monkeypatch, tmp_path, capsys):
+    """A hybrid target with a recurrent drafter, two rows: the verdict reads the texts with the stock module, and what
+    reading again costs is part of v."""
+    paths = [f"target.path={folders['qwen3_next']}", f"drafter.path={folders['mamba']}"]
+    more = ["batch_size=2", "temperature=0", "gamma=2", "logger=none", "hydra.run.dir=run"]
+    assert call(small("target=model", "drafter=model", *paths, *more), monkeypatch, tmp_path) == 0
+    found = json.loads((tmp_path / "run" / "results.json").read_text())
+    assert found["lossless"]["passed"] is True
+    assert found["counts"]["accepted"] < found["counts"]["drafted"]
+    assert 0 < found["cost"]["read_again"] < found["cost"]["v"]
+    assert "reading again" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("kind", ["mamba", "llama"])
+def test_no_program_is_used_or_made(kind, folders, monkeypatch, tmp_path):
+    """Although some are stored and others may be made. Negative control: a model without a state."""
+    monkeypatch.setattr(Programs, "any", True)
+    folder = folders[kind] if kind in folders else checkpoint(tmp_path / kind)
+    executor = parts_of("target=model", f"target.path={folder}", "drafter=ngram", "executor=auto").target.executor
+    assert executor.fixed_shapes == (executor.programs.folder is not None) == (kind == "llama")
+    assert (executor.leaf(abs) is abs) == (kind == "mamba")
+    executor.fixed_shapes, executor.decided = False, True  # after a warm-up without programs
+    assert (executor.compile_seconds(10) is None) == (kind == "mamba")
+
+
+@pytest.mark.parametrize("kind", ["mamba", "qwen3_next"])
+def test_rounds_without_guesses_forget_those_of_the_round_before(kind):
+    """After a rejected draft and rounds that draft nothing, q is the module's own."""
+    state = State.start([Job([3, 5, 7, 9, 3], 24, 0)], [], GAMMA + 1, torch.device("cpu"))
+    drafter = ModelDrafter(model_of(module_of(kind), 1.0, StaticCache), 64, GAMMA)
+    drafter.begin(state)
+    for gamma in (GAMMA, 0, 0, GAMMA):
+        draft, length = drafter.propose(state, [gamma]), state.lengths[0]
+        if gamma:
+            text = torch.cat([state.tokens[:, :length], draft.tokens], 1)
+            expected = module_of(kind)(input_ids=text, use_cache=False).logits.softmax(-1)
+            assert torch.allclose(draft.probs.float(), expected[:, length - 1 : -1], atol=1e-4)
+            token = (int(draft.tokens[0, 0]) + 1) % 64  # the first guess is rejected
+        state.tokens[0, length] = token
+        state.length.add_(1)
+        state.lengths[0] += 1
+
+
+def test_a_prompt_that_is_read_beside_rows_adds_no_states():
+    """A round's are still there behind it: row 0 goes back to one of them."""
+    model = model_of(module_of("mamba"), 0.0, StaticCache)
+    jobs = [Job([3, 5, 7, 9, 3], 24, 0), Job([8, 8, 2, 4, 6, 1, 2, 3, 4, 5, 6, 7], 24, 1)]
+    state = State.start(jobs, [], GAMMA + 1, torch.device("cpu"))
+    model.allocate(2, state.tokens.shape[1])
+    model.read(state, 0, 0, 4)
+    model.read(state, 1, 0, 2)
+    visible = model.make_room([4, 2], GAMMA + 1, [True, False])
+    model.forward(state.tokens[:, 4 : 5 + GAMMA], torch.tensor([4, 2]), visible)
+    assert len(model.cache.kept) == GAMMA + 2
+    model.read(state, 1, 2, 11)
+    assert len(model.cache.kept) == GAMMA + 2
+    assert model.cache.point_before(0, 6) == 6 and model.cache.point_before(1, 11) == 11
+
+
+def test_rows_that_are_read_one_after_the_other_keep_no_more_states(monkeypatch):
+    counts, after = [], RecurrentCache.after
+
+    def counted(cache, states, tokens):
+        after(cache, states, tokens)
+        counts.append(len(cache.kept))
+
+    monkeypatch.setattr(RecurrentCache, "after", counted)
+    target, helper = (model_of(module_of("rwkv", seed), 0.0, StaticCache) for seed in (0, 1))
+    assert decode(target, helper, rows=2, chunk=3).texts == generated("rwkv")
+    assert max(counts) == GAMMA + 1  # those before and after each of the drafter's steps
+
+
+def test_rows_of_rwkv_are_apart_also_token_by_token():
+    """Logits of two rows behind their states are those of each text alone."""
+    model = model_of(module_of("rwkv"), 0.0, StaticCache)
+    model.recurrence.one_by_one = True
+    texts = torch.tensor([[3, 5, 7, 9, 3], [9, 1, 4, 2, 8]])
+    model.allocate(2, 8)
+    model.logits(texts[:, :2], [0, 0])
+    found = model.logits(texts[:, 2:], [2, 2])
+    for row in range(2):
+        expected = module_of("rwkv")(input_ids=texts[row : row + 1], use_cache=False).logits[:, 2:]
+        assert torch.allclose(found[row : row + 1], expected, atol=1e-4)
+
+
+def test_parts_of_the_model_have_columns_of_their_own():
+    """Keys and values of attention, and the keys with which sparse attention chooses, in any order of layers."""
+    found = RecurrentCache(StaticCache(1, 4))
+    found.place(torch.arange(2)[None], 2)
+    for layer in (1, 3):
+        new = torch.full((1, 1, 2, 4), float(layer))
+        found.update(new, -new, layer)
+        found.update_indexer(10 * new[:, 0], layer)
+    stored = [float(tensor[:, :, :2].mean()) for tensor in found.tensors() if tensor.numel()]
+    assert stored == [1, 10, 3, 30, -1, -3]
+
+
+@pytest.mark.parametrize(
+    ("override", "choose"),
+    [
+        ("drafter=tree", "drafter=model, ngram or prompt_lookup"),
+        ("executor=compiled", "executor=auto, eager or prepacked"),
+        ("executor=openvino", "executor=auto, eager or prepacked"),
+        ("executor.compile=true", "executor.compile=auto or false"),
+        ("attention=triton", "attention=sdpa"),
+        ("decoding=beam", "decoding=sampling"),
+    ],
+)
+def test_what_cannot_follow_a_state_is_refused(folders, monkeypatch, tmp_path, capsys, override, choose):
+    path = folders["mamba"]
+    arguments = ["target=model", f"target.path={path}", "drafter=model", f"drafter.path={path}", override]
+    assert call(small(*arguments, "logger=none"), monkeypatch, tmp_path) == 2
+    told = " ".join(capsys.readouterr().err.split())
+    assert f"{override} is not possible with target.path={path}, a model with a recurrent state" in told
+    assert told.endswith(f"choose {choose}")

@@ -1,0 +1,596 @@
+"""Servers as peers (`baseline=server`): what is asked of them, what is read from their answers, and how they break."""
+
+import json
+import socket
+import subprocess
+import sys
+import threading
+import time
+from contextlib import contextmanager, suppress
+from dataclasses import asdict
+from itertools import accumulate
+from types import SimpleNamespace
+
+import pytest
+import torch
+from conftest import call, composed, parts_of, small
+from fake_server import MODEL, Fake, serving
+from omegaconf import OmegaConf
+from transformers import AutoModelForCausalLM
+
+from specbench.config.paths import SHIPPED, conf_dir
+from specbench.config.validate import check
+from specbench.contrib.servers.answer import Answer, Piece
+from specbench.contrib.servers.dialects import LlamaCpp, llama_acceptance, vllm_acceptance
+from specbench.contrib.servers.endpoint import Endpoint, ServerError, split
+from specbench.contrib.servers.numbers import server_notes, server_numbers
+from specbench.contrib.servers.pooled import pooled_server
+from specbench.contrib.servers.server import ServerPeer, ServerPeers, found, shares_of_time
+from specbench.decoding.sampling import Sampling
+from specbench.decoding.state import Job
+from specbench.errors import ConfigError
+from specbench.results.reader import read_result
+from specbench.results.run_table import _servers
+from specbench.results.schema import plain
+from specbench.results.writer import write_result
+from specbench.run.batching import Requests
+from specbench.run.run import run
+from specbench.settings import validate
+from specbench.stats.machine_noise import Use, shares
+
+ROUNDS = [(4, 4), (4, 0), (4, 2), (4, 3)]  # drafted, accepted
+TESTED = 4 + 1 + 3 + 4  # guesses up to the first rejected one
+PROMPT = [5, 9, 2]
+
+
+class Tokenizer:
+    """Text of a token is "t5 "."""
+
+    bos_token_id = 1
+
+    def __call__(self, text):
+        return {"input_ids": [1, *(int(word[1:]) if word[1:].isdigit() else 0 for word in text.split())]}
+
+    def decode(self, tokens, skip_special_tokens=False, **options):
+        return "".join(f"t{token} " for token in tokens if not (skip_special_tokens and token in (1, 3)))
+
+
+TARGET = SimpleNamespace(tokenizer=Tokenizer(), stop_tokens=[3])
+
+
+def settings(url, **more):
+    values = {"model": None, "dialect": "auto", "key_env": None, "timeout": 0.5, **more}
+    return SimpleNamespace(url=url, **values)
+
+
+def peer_at(url, temperature=0.0, stop=(), target=TARGET, **more):
+    context = SimpleNamespace(sampling=Sampling(temperature, 40 if temperature else 0, 0.9), stop_strings=list(stop))
+    return ServerPeer(found("baseline.url", url, settings(url, **more)), target, context)
+
+
+def job(new=12, prompt=PROMPT, key=5):
+    return Job(prompt, len(prompt) + new, key)
+
+
+def result_of(output, prompt=PROMPT, ours=None, name="server"):
+    """What a run knows of a prompt whose plain text is `ours`."""
+    tokens = output.tokens if ours is None else ours
+    return SimpleNamespace(
+        peers={name: output},
+        request=SimpleNamespace(id="p", prompt_id="p", tokens=prompt),
+        baseline=SimpleNamespace(tokens=tokens),
+    )
+
+
+def numbers(peer, outputs, ours=None, greedy=True, stops=(), rows=1):
+    results = [result_of(output, ours=ours) for output in outputs]
+    return server_numbers(results, {"server": peer}, TARGET.tokenizer, stops, greedy, rows)["server"]
+
+
+TEXT = [*range(10, 23)]  # 13 tokens: the first one, and those of the rounds, 5 + 1 + 3 + 4 of which 12 fit
+
+
+def counting(dialect, **more):
+    return Fake(dialect, lambda prompt, limit: (TEXT * 2)[:limit], rounds=ROUNDS, read=reader, **more)
+
+
+def reader(text):
+    return Tokenizer()(text)["input_ids"]
+
+
+@pytest.mark.parametrize("dialect", ["vllm", "sglang", "llama_cpp", "openai", "transformers"])
+def test_each_dialect_gives_tokens_times_and_what_it_counts(dialect):
+    fake = Fake(dialect, lambda prompt, limit: (TEXT * 2)[:limit], rounds=ROUNDS, read=reader)
+    prompt = PROMPT if dialect in ("vllm", "sglang", "llama_cpp") else [1, *PROMPT]
+    with serving(fake) as url:
+        peer = peer_at(url)
+        outputs = [peer.decode(job(14, prompt)) for _ in range(2)]
+        facts = peer.facts
+    for output in outputs:
+        assert (output.count, output.decoded, output.first) == (14, 13, 1)
+        streamed = output.streamed
+        assert streamed.text == TARGET.tokenizer.decode((TEXT * 2)[:14])
+        assert 0 < streamed.arrivals[0] <= streamed.arrivals[-1] <= streamed.last <= streamed.seconds
+        by_rounds = dialect in ("vllm", "sglang", "llama_cpp")
+        assert len(streamed.arrivals) == (1 + len(ROUNDS) if by_rounds else 14)
+        assert (output.tokens == (TEXT * 2)[:14]) == (dialect == "vllm")
+    versions = {"vllm": "0.99", "sglang": "0.5", "llama_cpp": "b99-abc"}
+    assert (facts.dialect, facts.version, facts.model) == (dialect, versions.get(dialect), MODEL)
+    told = numbers(peer, outputs, ours=(TEXT * 2)[:14])
+    assert any("may be too short" in note for note in server_notes({"server": told})) == (
+        dialect not in ("vllm", "llama_cpp")
+    )
+    assert told.texts.equal == told.texts.compared == 2 and told.texts.first_difference is None
+    drafted, accepted = (2 * sum(column) for column in zip(*ROUNDS, strict=True))
+    if dialect in ("vllm", "llama_cpp"):
+        assert (told.drafted, told.accepted) == (drafted, accepted)
+        assert told.alpha.mean == pytest.approx(accepted / (2 * TESTED)) != accepted / drafted
+        assert told.alpha.n == 2 * TESTED
+        assert told.draft_acceptance_rate == pytest.approx(accepted / drafted)
+        assert told.block_efficiency.mean == pytest.approx(1 + accepted / drafted * 4)
+        assert told.block_efficiency.n == 2 * len(ROUNDS)
+    elif dialect == "sglang":  # the mean that it tells, 2.5, is not this run's
+        assert told.alpha.mean is told.block_efficiency.mean is None
+        assert "since it was started" in told.no_alpha and "since it was started" in told.no_block_efficiency
+    else:
+        assert told.alpha.mean is told.block_efficiency.mean is None
+        assert "tells nothing" in told.no_alpha and "tells nothing" in told.no_block_efficiency
+
+
+def test_what_is_asked_of_a_server_is_what_is_decoded_here():
+    asked = {}
+    for dialect in ("vllm", "sglang", "llama_cpp", "transformers", "openai"):
+        for temperature in (0.0, 0.5):
+            with serving(Fake(dialect, read=reader)) as url:
+                if dialect == "openai":
+                    peer = ServerPeer(
+                        found("baseline.url", url, settings(url)),
+                        SimpleNamespace(tokenizer=TARGET.tokenizer, stop_tokens=[]),
+                        SimpleNamespace(sampling=Sampling(temperature, 0, 0.9), stop_strings=[]),
+                    )
+                else:
+                    peer = peer_at(url, temperature, ["t99"])
+                fields = peer.fields
+                peer.decode(job(6, [1, 8], key=2**31 + 9))
+            asked[dialect, temperature] = fields
+    with serving(fake := Fake("vllm")) as url:
+        peer_at(url, 0.5, ["t99"]).decode(job(6, [1, 8], key=2**31 + 9))
+    body = fake.asked[-1]
+    assert (body["prompt"], body["max_tokens"], body["seed"]) == ([1, 8], 6, 9)
+    assert (body["temperature"], body["top_p"], body["top_k"]) == (0.5, 0.9, 40)
+    assert (body["stop"], body["stop_token_ids"], body["ignore_eos"]) == (["t99"], [3], False)
+    assert fake.asked[-2]["prompt"] == [8, 1]  # the one that is not counted
+    assert len({asked["cache_salt"] for asked in fake.asked[-2:]}) == 2  # equal beginnings are read again
+    assert asked["vllm", 0.0]["top_k"] == asked["sglang", 0.0]["top_k"] == -1
+    assert asked["llama_cpp", 0.5]["samplers"] == ["temperature", "top_k", "top_p"]
+    assert asked["llama_cpp", 0.0]["samplers"] == ["top_k"] and asked["llama_cpp", 0.0]["top_k"] == 1
+    given = json.loads(asked["transformers", 0.5]["generation_config"])
+    assert given["do_sample"] and (given["temperature"], given["top_k"], given["top_p"]) == (0.5, 40, 0.9)
+    assert given["eos_token_id"] == [3] and not json.loads(asked["transformers", 0.0]["generation_config"])["do_sample"]
+    assert {*asked["openai", 0.5]} == {"model", "temperature", "top_p", "stream", "stream_options"}
+
+
+def grown(drafts, lengths, by_place, tokens=100):
+    """vLLM's counters after so many drafts with this many tokens in all, accepted `by_place`."""
+    spec = "vllm:spec_decode_num_"
+    counts = {
+        (f"{spec}drafts_total", None): drafts,
+        (f"{spec}draft_tokens_total", None): lengths,
+        (f"{spec}accepted_tokens_total", None): sum(by_place),
+        ("vllm:generation_tokens_total", None): tokens,
+    }
+    return counts | {(f"{spec}accepted_tokens_per_pos_total", place): n for place, n in enumerate(by_place)}
+
+
+def in_pieces(*sizes):
+    """An answer whose pieces have so many tokens."""
+    ends = list(accumulate(sizes))
+    return Answer([Piece(0.1 * end, "x", end) for end in ends], None, ends[-1], 3, "length", 0.1 * ends[-1])
+
+
+def test_alpha_from_vllms_counters_is_accepted_over_tested_or_refused():
+    answers = [in_pieces(1, *[4] * 4, 3, *[2] * 3, 1, 1)]  # 28 tokens; 27 of 10 target calls, with a draft each
+    found = vllm_acceptance(grown(10, 30, [8, 5, 4], 28), answers)
+    assert (found.tested, found.accepted, found.rounds, found.tokens) == (10 + 8 + 5, 17, 10, 27)
+    uneven = vllm_acceptance(grown(10, 27, [8, 5, 4], 28), answers)
+    assert uneven.tested is None and "different lengths" in uneven.no_alpha and uneven.tokens == 27
+    others = vllm_acceptance(grown(10, 30, [8, 5, 4], 27), answers)
+    assert others.rounds is None and "others used it" in others.no_alpha
+    assert "do not add up" in vllm_acceptance(grown(10, 30, [8, 5, 4], 28) | {
+        ("vllm:spec_decode_num_accepted_tokens_total", None): 16}, answers).no_alpha  # fmt: skip
+
+
+def test_target_calls_without_a_draft_are_in_block_efficiency():
+    """Prompt lookup has them, and vLLM counts no draft for them."""
+    rounds = [(4, 4), (0, 0), (4, 1), (0, 0), (0, 0)]
+    with serving(Fake("vllm", lambda prompt, limit: (TEXT * 2)[:limit], rounds=rounds)) as url:
+        peer = peer_at(url)
+        told = numbers(peer, [peer.decode(job(11))])
+    assert (told.alpha.mean, told.alpha.n) == (pytest.approx(5 / 6), 6)
+    assert (told.block_efficiency.mean, told.block_efficiency.n) == (10 / 5, 5)
+
+
+def test_pieces_that_are_not_the_steps_of_vllm_are_refused():
+    told = grown(2, 6, [1, 1, 0], 7)  # steps of 3, 1, 1 and 1 tokens, of which the first two had drafts
+    assert vllm_acceptance(told, [in_pieces(1, 3, 1, 1, 1)]).rounds == 4
+    for sizes in ((1, 3, 2, 1), (1, 4, 1, 1), (1, 6), (4, 1, 1, 1), (7,)):  # several steps in one piece
+        refused = vllm_acceptance(told, [in_pieces(*sizes)])
+        assert refused.rounds is None and "are not its steps" in refused.no_block_efficiency
+        assert refused.tested == 2 + 1 + 1  # the counters still have it
+    cut = grown(2, 6, [2, 1, 1], 5)  # the limit has cut a step of 4 tokens to 2
+    assert vllm_acceptance(cut, [in_pieces(1, 2, 2)]).rounds == 2
+    assert vllm_acceptance(cut, [in_pieces(1, 4)]).rounds is None
+
+
+def test_counters_of_a_server_that_serves_others_are_refused(monkeypatch):
+    monkeypatch.setattr("specbench.contrib.servers.dialects.SETTLED", 0.02)
+    with serving(counting("vllm", others=5)) as url:
+        peer = peer_at(url)
+        peer.decode(job())
+        told = numbers(peer, [peer.decode(job())])
+    assert told.alpha.mean is None and "others used it" in told.no_alpha and told.drafted is None
+
+
+def test_rounds_of_llama_cpp_that_characters_hide_are_refused():
+    pieces = [Piece(0.1, "a", 1), Piece(0.2, "b", 2, 4, 1), Piece(0.3, "c", 3, 4, 1), Piece(0.4, "d", 4, 4, 1)]
+    whole = Answer(
+        [*pieces, Piece(0.5, "e", 5, 8, 1)], None, 5, 3, "length", 0.5, {"draft_n": 8, "draft_n_accepted": 1}
+    )
+    found = llama_acceptance(whole)
+    assert (found.rounds, found.tokens, found.tested, found.no_alpha) == (3, 4, 2 + 1, "")
+    assert [p.text for p in LlamaCpp().rounds(whole.pieces)] == ["a", "b", "d", "e"]
+    hidden = Answer([*pieces[:3], Piece(0.5, "é", 5, 8, 1)], None, 5, 3, "length", 0.5, whole.timings)
+    assert (
+        llama_acceptance(hidden).tested is None and "characters of several tokens" in llama_acceptance(hidden).no_alpha
+    )
+    shared = Answer([pieces[0], Piece(0.5, "é", 3, 4, 1), Piece(0.5, "f", 4, 4, 1)], None, 4, 3, "length", 0.5,
+                    {"draft_n": 4, "draft_n_accepted": 1})  # fmt: skip
+    assert "hide" in llama_acceptance(shared).no_alpha  # a plain round and one of a guess, or one of two tokens
+    late = Answer([Piece(0.1, "a", None)], None, 5, 3, "length", 0.5, {"draft_n": 8, "draft_n_accepted": 1})
+    assert "only at the end" in llama_acceptance(late).no_alpha and llama_acceptance(late).rounds is None
+
+
+BROKEN = {
+    "500": "answers 500 Internal Server Error: it broke",
+    "stalls": r"sent nothing for 0.5 s",
+    "dies": "in the middle of an answer",
+    "json": "sent what is no JSON: {'not': json",
+    "shape": "another shape",
+    "error": r"an error in the middle of an answer: out of memory, \*\*\*$",
+    "whole": "application/json where a stream of events was asked for",
+    "more": "counted 13 new tokens where at most 12 were asked for",
+    "less": "count of tokens went from 12 to 10",
+    "prompt": "read 4 tokens of a prompt that has 3",
+    "ids": r"sent \d+ tokens and counted 12",
+}
+
+
+@pytest.mark.parametrize("broken", BROKEN)
+def test_an_answer_that_breaks_is_an_error_in_words(broken, monkeypatch):
+    monkeypatch.setenv("A_KEY", "abc123")
+    with serving(counting("vllm", broken=broken, after=2, key="abc123")) as url:
+        peer = peer_at(url, key_env="A_KEY")
+        peer.warm = True
+        peer.decode(job())
+        with pytest.raises(RuntimeError, match=BROKEN[broken]) as told:
+            peer.decode(job())
+        assert "abc123" not in str(told.value)
+        assert not peer.gone  # it still lists its models
+
+
+def wordy(text):
+    """Tokens of a text, three of each word that is no token's."""
+    return [1, *(token for word in text.split() for token in ([7] if word[0] == "t" else [0] * 3))]
+
+
+def test_a_first_answer_that_fails_fails_no_prompt():
+    """A text backwards has more tokens than the prompt, here too many for the server."""
+    limited = Fake("openai", read=wordy, refuses=lambda body: len(wordy(body["prompt"])) > 4)
+    with serving(limited) as url:
+        assert peer_at(url).decode(job(6, [1, 8, 5, 9])).count == 6
+    assert len(limited.asked) == 3 and all(len(wordy(asked["prompt"])) <= 4 for asked in limited.asked)
+    failing = counting("vllm", refuses=lambda body: body["prompt"] == PROMPT[::-1])
+    with serving(failing) as url:
+        assert peer_at(url).decode(job()).count == 12
+    assert [asked["prompt"] for asked in failing.asked[1:]] == [PROMPT[::-1], PROMPT]
+
+
+@contextmanager
+def sending(*parts, pause=0.0):
+    """An endpoint whose answer to a POST is these bytes; the connection then stays until the client ends it."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def answer():
+            connection, _ = listening.accept()
+            with connection, suppress(OSError):
+                connection.recv(2**16)
+                connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n")
+                for part in parts:
+                    connection.sendall(part)
+                    time.sleep(pause)
+                while connection.recv(2**16):
+                    pass
+
+        thread = threading.Thread(target=answer, daemon=True)
+        thread.start()
+        yield Endpoint(split("url", f"http://127.0.0.1:{listening.getsockname()[1]}"), 0.3)
+        thread.join(5)
+
+
+def events_of(endpoint):
+    return [event for _, event in endpoint.stream("/v1/completions", {}) if event]
+
+
+DONE = b"data: [DONE]\n\n"
+FORMS = {
+    "more follows": (b'data: {"a": 1}\n\ndata: {"b": 2}\n\n' + DONE + b"data: {no json\n\n",),
+    "byte order mark": (b'\xef\xbb\xbfdata: {"a": 1}\n\ndata: {"b": 2}\n\n' + DONE,),
+    "CR": (b'data: {"a": 1}\r\rdata: {"b": 2}\r\r' + DONE,),
+    "CRLF, cut anywhere": (b'data: {"a":\r', b"\ndata: 1}\r", b"\n\r\nda", b'ta:{"b": 2}\r\n\r\n', DONE),
+    "several lines": (b'event: x\ndata: {"a":\ndata\ndata: 1}\nid: 5\n\n', b'data: {"b": 2}\n\n', DONE),
+    "empty data": (b'data:\n\ndata: {"a": 1}\n\ndata: \n\n: ping\n\ndata: {"b": 2}\n\n', DONE),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_events_in_all_forms_are_read_until_the_answer_says_that_it_is_over(form):
+    """Afterwards the server keeps the connection, and nothing is waited for."""
+    with sending(*FORMS[form], pause=0.01) as endpoint:
+        assert events_of(endpoint) == [{"a": 1}, {"b": 2}]
+
+
+def test_comments_do_not_keep_a_stuck_server_alive():
+    with sending(b'data: {"a": 1}\n\n', *[b": ping\n\n"] * 100, pause=0.02) as endpoint:
+        began = time.monotonic()
+        with pytest.raises(ServerError, match=r"kept the connection, but sent no data for 0\.3 s"):
+            events_of(endpoint)
+        assert time.monotonic() - began < 1.5  # all comments take 2 s
+
+
+def test_a_request_whose_connection_is_being_made_is_given_up_with_the_others(monkeypatch):
+    with sending() as endpoint:
+        connected = endpoint._connected
+
+        def slow(timeout):
+            connection = connected(timeout)
+            endpoint.abort()  # another request fails meanwhile
+            return connection
+
+        monkeypatch.setattr(endpoint, "_connected", slow)
+        with pytest.raises(ServerError, match="was given up, since another one failed"):
+            events_of(endpoint)
+    with serving(counting("vllm")) as url:
+        peer = peer_at(url)
+        peer.server.endpoint.abort()
+        assert peer.decode(job()).count == 12  # the next group is asked
+
+
+def test_a_text_that_ends_early_and_claims_its_limit_is_refused():
+    short = Fake("openai", lambda prompt, limit: [7] * 5, read=reader)
+    with serving(short) as url, pytest.raises(RuntimeError, match="calls that the limit"):
+        peer_at(url).decode(job(6, [1, 8]))
+    ends = Fake("openai", lambda prompt, limit: [7, 7, 3][-limit:], read=reader, stop_token=3)
+    with serving(ends) as url:
+        peer = peer_at(url)
+        output = peer.decode(job(6, [1, 8]))
+    assert (output.count, output.streamed.text) == (3, "t7 t7 ")
+    assert numbers(peer, [output], ours=[7, 7, 3]).texts.equal == 1
+
+
+def test_a_server_that_does_not_count_is_refused():
+    silent = Fake("openai", broken="uncounted", read=reader)
+    with serving(silent) as url, pytest.raises(RuntimeError, match="does not say how many tokens"):
+        peer_at(url).decode(job(6, [1, 8]))
+
+
+def test_a_server_that_stops_answering_is_asked_once_more_and_never_again():
+    with serving(counting("vllm")) as url:
+        peer = peer_at(url)
+        peer.decode(job())
+    with pytest.raises(RuntimeError, match="nothing answers at"):
+        peer.decode(job())
+    with pytest.raises(RuntimeError, match="stopped answering, so it is not asked any more"):
+        peer.decode(job())
+
+
+def test_requests_of_a_group_are_under_way_at_once_and_share_the_time():
+    with serving(counting("vllm", seconds=0.01)) as url:
+        peer = peer_at(url)
+        began = time.perf_counter()
+        outputs = peer.decode_all([job(key=k) for k in range(6)], 3)
+        passed = time.perf_counter() - began
+    fake_most = 3
+    assert [output.count for output in outputs] == [12] * 6
+    assert sum(output.decode_seconds for output in outputs) <= passed
+    counts = [output.streamed.counts for output in outputs]
+    assert counts[0].rounds == 6 * len(ROUNDS) and all(own.rounds is None for own in counts[1:])
+    told = numbers(peer, outputs, rows=3)
+    assert told.alpha.n == 6 * TESTED and told.tokens_per_second is None and told.allow_signals == 3 == fake_most
+
+
+def test_shares_of_time_that_overlaps():
+    assert shares_of_time([(0.0, 4.0), (2.0, 4.0), (6.0, 7.0)]) == [3.0, 1.0, 1.0]
+    assert shares_of_time([(1.0, 1.0)]) == [0.0]
+
+
+def test_texts_that_differ_are_counted_and_the_first_is_shown():
+    with serving(counting("llama_cpp")) as url:
+        peer = peer_at(url)
+        output = peer.decode(job(5))
+    told = numbers(peer, [output, output], ours=[10, 11, 99, 13, 14]).texts
+    assert (told.compared, told.equal) == (2, 0)
+    first = told.first_difference
+    assert (first.request, first.character, first.ours, first.theirs) == ("p", 9, "99 t13 t14 ", "12 t13 t14 ")
+    assert numbers(peer, [output], ours=[10, 11, 99], greedy=False).texts.compared == 0
+    cut = numbers(peer, [output], ours=[10, 11, 12, 13, 14, 15], stops=["t15"]).texts
+    assert cut.equal == 1  # ours ends behind the stop string, theirs before it
+
+
+def refusal(url, **more):
+    with pytest.raises(ConfigError) as error:
+        found("baseline.url", url, settings(url, **more))
+    return str(error.value)
+
+
+def test_a_server_that_cannot_be_used_is_refused_in_a_sentence(monkeypatch):
+    monkeypatch.setenv("A_KEY", "wrong-key")
+    with serving(Fake("llama_cpp", key="right-key", models=("one", "two"))) as url:
+        assert "baseline.model is not set" in (told := refusal(url)) and "one, two" in told
+        assert f"baseline.model=three is not allowed: {url} serves one, two" == refusal(url, model="three")
+        assert "answers 401" in (told := refusal(url, model="one")) and "baseline.key_env=NAME" in told
+        told = refusal(url, model="one", key_env="A_KEY")
+        assert "must be one that it knows" in told and "wrong-key" not in told
+        assert "NO_SUCH_KEY is not possible: this environment variable is not set" in refusal(
+            url, key_env="NO_SUCH_KEY"
+        )
+    assert "nothing answers at" in (told := refusal(url)) and told.startswith(f"baseline.url={url} is not possible")
+    with serving(Fake("openai", broken="gone")) as url:
+        assert "answers 404" in refusal(url)
+
+
+NO_URLS = ["localhost:8000", "ftp://x", "http://", "http://x:99999", "http://x/v1?a=b", "http://é", "http://a:b@x",
+           "http://x y", {"plain": 5}, {"A": "http://x"}, {}, 7]  # fmt: skip
+
+
+@pytest.mark.parametrize("url", NO_URLS)
+def test_what_is_no_url_is_refused(url):
+    with pytest.raises(ConfigError, match=r"^baseline\.url") as error:
+        validate(ServerPeers.Settings, settings_node(url=OmegaConf.create({"u": url}).u), "baseline.")
+    assert "a:b@" not in str(error.value)
+
+
+def settings_node(**values):
+    return OmegaConf.merge(OmegaConf.load(conf_dir() / "baseline" / "server.yaml"), values)
+
+
+def test_a_key_in_place_of_its_variable_is_refused_and_not_repeated():
+    with pytest.raises(ConfigError, match="name of an environment variable") as error:
+        validate(ServerPeers.Settings, settings_node(url="http://x", key_env="sk-secret"), "baseline.")
+    assert "sk-secret" not in str(error.value)
+    told = refusal("http://127.0.0.1:9", key_env="AIzaSyd0ub1e")  # a key that could be a variable
+    assert "AIza" not in told and told.startswith("baseline.key_env is not possible: this environment variable is not")
+
+
+def test_choices_that_servers_cannot_have_are_refused():
+    for override, told in (("repetition_penalty=1.2", "repetition_penalty=1.2"), ("workload=poisson", "all_at_once")):
+        with pytest.raises(ConfigError, match=told):
+            check(composed(*small("baseline=server", "baseline.url=http://127.0.0.1:9", override, "logger=none")))
+
+
+def test_a_url_may_end_with_the_version_and_have_a_path():
+    for url in ("http://x:1/api/v1", "http://x:1/api/v1/", "http://x:1/api/"):
+        assert str(Endpoint(split("k", url), 1.0)) == "http://x:1/api"
+    assert "abc" not in repr(Endpoint(split("k", "http://x"), 1.0, "abc"))
+
+
+def test_no_server_no_model(monkeypatch, tmp_path, capsys):
+    """The sentence comes before any model is loaded."""
+    monkeypatch.setattr("specbench.config.build.load_tokenizer", lambda *_: pytest.fail("a tokenizer was loaded"))
+    words = ["baseline=server", "baseline.url=http://127.0.0.1:9", "logger=none"]
+    assert call(small(*words), monkeypatch, tmp_path) == 2
+    told = capsys.readouterr().err
+    assert "baseline.url=http://127.0.0.1:9 is not possible: nothing answers" in told and told.count("\n") == 1
+
+
+def test_a_run_beside_a_server(tmp_path):
+    """Texts are those of another implementation of greedy decoding here; then the server dies."""
+    fake = Fake("llama_cpp", rounds=ROUNDS * 2)
+    with serving(fake) as url:
+        parts = parts_of("baseline=server", f"baseline.url={url}/v1", "temperature=0", "data.limit=2", "executor=eager")
+        tokenizer = parts.target.tokenizer
+        fake.pieces = lambda token: tokenizer.decode([token])
+        stock = AutoModelForCausalLM.from_pretrained(SHIPPED / "drafter", dtype=torch.float32)  # the run's target
+
+        known = {}
+        for wanted in Requests(parts).groups():
+            prompt = list(wanted.requests[0].tokens)
+            read = torch.tensor([prompt])
+            with torch.inference_mode():
+                text = stock.generate(read, attention_mask=torch.ones_like(read), max_new_tokens=12, do_sample=False)
+            known[tuple(prompt)] = text[0, len(prompt) :].tolist()
+
+        def texts(prompt, limit):
+            if limit == 12 and tuple(prompt) in known:  # no warm-up: the next answer is cut off
+                fake.broken, fake.after = "dies", len(fake.asked)
+            return known.get(tuple(prompt), [7] * 12)[:limit]
+
+        fake.texts = texts
+        result, record = run(parts, tmp_path)
+        write_result(result, record, "digest", tmp_path, tokenizer)
+    assert sum(asked["max_tokens"] == 1 for asked in fake.asked) == 1  # it was looked for once
+    assert (result.counts.prompts, result.counts.failed, result.status) == (1, 1, "complete")
+    assert "the server ended the connection" in record.failures[0].error
+    found = result.servers["server"]
+    assert (found.texts.compared, found.texts.equal) == (1, 1)
+    assert found.latency.first_token["p50"] > 0 and found.latency.inter_token["p99"] > 0
+    assert result.speedup_over["server"].measured > 0 and result.throughput["server_tokens_per_second"] > 0
+    assert any("another process, maybe on another machine" in note for note in result.notes)
+    stored = read_result(tmp_path)["servers"]["server"]
+    assert stored["model"] == MODEL and stored["url"] == url and stored["prompts"] == "ids"
+    lines = [json.loads(line) for line in (tmp_path / "prompts.jsonl").read_text().splitlines()]
+    assert lines[0]["server_output"] == lines[0]["baseline_output"] and "error" in lines[1]
+
+
+def test_several_processes_on_one_server_are_pooled_by_their_counts():
+    with serving(counting("vllm")) as url:
+        peer = peer_at(url)
+        short, long = (plain(asdict(numbers(peer, [peer.decode(job(new))]))) for new in (6, 14))
+    both = pooled_server([short, long])
+    tested, accepted = short["alpha"]["n"] + long["alpha"]["n"], short["accepted"] + long["accepted"]
+    assert both["alpha"] == {"mean": pytest.approx(accepted / tested), "stderr": None, "n": tested}
+    assert both["alpha"]["mean"] != pytest.approx((short["alpha"]["mean"] + long["alpha"]["mean"]) / 2)
+    assert both["texts"]["compared"] == 2 and both["no_alpha"] == ""
+    rates = [own | {"tokens_per_second": rate, "own_tokens_per_second": None} for own, rate in ((short, 2), (long, 6))]
+    assert pooled_server(rates)["tokens_per_second"] == pytest.approx(3)  # 6 tokens in 3 s and in 1 s: 12 in 4 s
+    assert pooled_server(rates)["own_tokens_per_second"] is None
+    firsts = [own["latency"]["first_token"]["p50"] for own in (short, long)]
+    assert firsts[0] != both["latency"]["first_token"]["p50"] == pytest.approx(sum(firsts) / 2)
+    refused = pooled_server([short, long | {"alpha": {"mean": None, "stderr": None, "n": 0}, "no_alpha": "why"}])
+    assert refused["alpha"]["mean"] is None and refused["no_alpha"] == "why"
+
+
+def test_the_terminal_shows_a_server_and_why_a_number_is_not_known():
+    with serving(counting("sglang")) as url:
+        peer = peer_at(url)
+        told = plain(asdict(numbers(peer, [peer.decode(job())], ours=[1, 2])))
+    rows = {name: (value, remark) for name, value, remark in _servers({"servers": {"server": told}})}
+    assert "another process, maybe another machine" in rows["  server, first token"][1]
+    assert "prompts may have been read before" in rows["  server, first token"][1]
+    assert rows["  server, alpha"][1].startswith("not known: the server tells only the mean")
+    assert rows["  server, block efficiency"] == ("-", "the server tells only the mean tokens a round of all requests "
+                                                       "since it was started")  # fmt: skip
+    assert rows["  server, texts"] == ("0 of 1", "equal plain decoding's here; p parts at character 1")
+
+
+def test_work_elsewhere_is_not_that_of_others():
+    """Seconds of all cores, busy ones, given away, and our own: 4 of the 6 that others used were a peer's."""
+    uses = [Use(0, 0, 0, 0), Use(20, 10, 0, 4)]
+    assert shares(uses)[0] == pytest.approx(6 / 20)
+    assert shares(uses, [(Use(5, 1, 0, 1), Use(9, 5, 0, 1))])[0] == pytest.approx(2 / 16)
+
+
+@pytest.mark.slow  # it starts a process that imports torch, and needs the extras of `transformers serve`
+def test_transformers_serve_writes_the_same_texts(tmp_path):
+    for name in ("fastapi", "uvicorn", "openai"):
+        pytest.importorskip(name)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    model, begin = str(SHIPPED / "drafter"), "from transformers.cli.transformers import main; main()"
+    words = [sys.executable, "-c", begin, "serve", model, "--port", str(port), "--device", "cpu", "--dtype", "float32"]
+    with (tmp_path / "log").open("w") as log, subprocess.Popen(words, stdout=log, stderr=log) as process:
+        try:
+            url, end = f"http://localhost:{port}", time.monotonic() + 100
+            while time.monotonic() < end and process.poll() is None:
+                try:
+                    Endpoint(split("url", url), 1.0).get("/health")
+                    break
+                except RuntimeError:
+                    time.sleep(0.2)
+            words = ["baseline=server", f"baseline.url={url}", f"baseline.model='{model}'", "baseline.timeout=60"]
+            parts = parts_of(*words, "temperature=0", "executor=eager")
+            result, _ = run(parts, tmp_path)
+        finally:
+            process.kill()
+    found = result.servers["server"]
+    assert (found.dialect, found.prompts, found.texts.equal, found.texts.compared) == ("transformers", "text", 2, 2)

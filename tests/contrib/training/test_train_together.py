@@ -1,0 +1,181 @@
+"""Drafters trained together (boosted), and heads with their model (Medusa-2): losses by hand, and that they fall."""
+
+from copy import deepcopy
+
+import pytest
+import torch
+from checkpoints import SHAPE
+from conftest import composed
+from torch.nn.utils import clip_grad_norm_
+from torch.optim import AdamW
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from specbench.config.validate import check
+from specbench.contrib.training.boost import BoostedStudents
+from specbench.contrib.training.joint_heads import JointHeadsStudent
+from specbench.contrib.training.losses import overlap
+
+VOCABULARY = 40
+
+
+@pytest.fixture(autouse=True)
+def _gradients():
+    with torch.inference_mode(False), torch.enable_grad():
+        yield
+
+
+def tiny(seed, **changes):
+    """A small Llama with random weights."""
+    torch.manual_seed(seed)
+    shape = SHAPE | {"vocab_size": VOCABULARY, "initializer_range": 0.3} | changes
+    return AutoModelForCausalLM.from_config(AutoConfig.for_model(shape.pop("model_type"), **shape))
+
+
+def rows(seed=0):
+    """Text in which each token follows from the one before."""
+    start = torch.randint(VOCABULARY, (8, 1), generator=torch.Generator().manual_seed(seed))
+    return (start + 7 * torch.arange(16)) % VOCABULARY
+
+
+def boosted(covers, loss="kl"):
+    student = BoostedStudents(tiny(0), loss, tiny(1), 2, covers)
+    student.models[1].load_state_dict(tiny(2).state_dict())
+    return student
+
+
+def laws_of(student, tokens):
+    p, *qs = (model(tokens).logits.flatten(0, 1).softmax(-1) for model in (student.target, *student.models))
+    return p, qs
+
+
+def test_a_later_drafter_is_trained_where_the_first_one_misses():
+    """SpecInfer's examples: the first drafter has all positions, the second those where argmaxes differ."""
+    student, tokens = boosted("argmax"), rows()
+    p, _, counts = student.parts(tokens)
+    law, (first, second) = laws_of(student, tokens)
+    missed = first.argmax(-1) != law.argmax(-1)
+    assert 0 < missed.sum() < len(missed) and torch.equal(counts[:, 0], torch.ones(len(missed)))
+    assert torch.equal(counts[:, 1].bool(), missed) and torch.equal(p[:, 0], p[:, 1])
+    by_hand = [(law * (law / own).log()).sum(-1) for own in (first, second)]
+    expected = (by_hand[0] + by_hand[1] * missed).mean()
+    assert torch.isclose(student(tokens)["loss"], expected, rtol=1e-4)
+
+
+def test_the_residual_loss_is_the_chance_that_no_guess_is_accepted():
+    """With total variation: 1 - (beta_1 + (1 - beta_1) beta_2), beta_2 that of norm(max(0, p - q_1)), summed over the
+    two drafters is their own misses: (1 - beta_1) + (1 - beta_1) (1 - beta_2)."""
+    student, tokens = boosted("residual", "tv"), rows()
+    law, (first, second) = laws_of(student, tokens)
+    miss = 1 - torch.minimum(law, first).sum(-1)
+    rest = (law - first).clamp(min=0)
+    rest = rest / rest.sum(-1, keepdim=True)
+    again = miss * (1 - torch.minimum(rest, second).sum(-1))
+    assert torch.isclose(student(tokens)["loss"], (miss + again).mean(), atol=1e-4)
+    aims, guesses = student.laws(tokens)
+    assert torch.allclose(overlap(aims, guesses)[:, 1], torch.minimum(rest, second).sum(-1), atol=1e-4)
+
+
+def test_gradients_of_a_drafter_are_of_its_own_loss_alone():
+    """What is left for the second is a constant: the first is not pulled away from the target to help the second."""
+    student, tokens = boosted("residual", "tv"), rows()
+    student(tokens)["loss"].backward()
+    alone = BoostedStudents(student.target, "tv", deepcopy(student.models[0]), 1, "residual")
+    alone.zero_grad()
+    alone(tokens)["loss"].backward()
+    pairs = zip(student.models[0].parameters(), alone.models[0].parameters(), strict=True)
+    assert all(torch.allclose(a.grad, b.grad, atol=1e-7) for a, b in pairs)
+    assert all(p.grad is None for p in student.target.parameters())
+
+
+def covered(student, tokens):
+    """The share of positions where some drafter has the target's argmax."""
+    law, qs = laws_of(student, tokens)
+    return torch.stack([own.argmax(-1) == law.argmax(-1) for own in qs]).any(0).float().mean().item()
+
+
+def test_boosted_drafters_cover_more_than_the_same_drafter_twice():
+    """Trained on one batch: drafters too small to learn it. Negative control: both count every position."""
+    shares = {}
+    for way in ("argmax", "everything"):
+        torch.manual_seed(0)
+        student, tokens = BoostedStudents(tiny(0), "kl", tiny(1, hidden_size=4, num_attention_heads=1,
+                          num_key_value_heads=1, num_hidden_layers=1), 2, "argmax"), rows()  # fmt: skip
+        if way == "everything":
+            plain = student.parts
+            student.parts = lambda own, plain=plain: (*(found := plain(own))[:2], torch.ones_like(found[2]))
+        optimiser = AdamW(student.models.parameters(), lr=0.02)
+        for _ in range(60):
+            optimiser.zero_grad()
+            student(tokens)["loss"].backward()
+            optimiser.step()
+        shares[way] = covered(student, tokens)
+    assert shares["argmax"] > shares["everything"] + 0.05
+
+
+def test_boosted_drafters_are_a_multi_draft(tmp_path):
+    student = boosted("argmax")
+    student.save(tmp_path, [])
+    use = BoostedStudents.use(BoostedStudents.Settings(1e-3, "shipped:drafter", 2, "argmax"), tmp_path)
+    assert composed(*use).drafter.paths == [str(folder) for folder in student.complete(tmp_path)]
+    assert all((folder / "config.json").is_file() for folder in student.complete(tmp_path))
+
+
+def joint(**changes):
+    values = {"learning_rate": 0.01, "heads": 2, "inner": None, "drafter": "medusa", "share": 0.2, "anchor": "text",
+              "backbone_rate": 0.25, "heads_first": 0.25} | changes  # fmt: skip
+    return JointHeadsStudent(tiny(0), "kl", JointHeadsStudent.Settings(**values))
+
+
+@pytest.mark.parametrize("share", [1.0, 1e-6], ids=["both", "backbone alone"])
+def test_both_losses_of_medusa_2_fall_and_the_target_stays(share):
+    """Negative control: if the heads' loss hardly counts, it does not fall with the backbone's."""
+    student, tokens = joint(share=share), rows()
+    before = deepcopy(student.target.state_dict())
+    optimiser, schedule = student.optimisers(0.03, 60)
+    first = [loss.item() for loss in student.losses(tokens)]
+    for _ in range(60):
+        optimiser.zero_grad()
+        student(tokens)["loss"].backward()
+        clip_grad_norm_(student.parameters(), 1.0)
+        optimiser.step()
+        schedule.step()
+    last = [loss.item() for loss in student.losses(tokens)]
+    assert last[0] < 0.6 * first[0] and (last[1] < 0.75 * first[1]) == (share == 1)
+    assert all(torch.equal(value, before[name]) for name, value in student.target.state_dict().items())
+    found = student.further([tokens])
+    assert found["nats"] < found["target_nats"] and 0 < found["overlap_with_target"] < 0.99
+    assert student.losses(tokens)[0].item() == pytest.approx(found["nats"], abs=1e-4)
+
+
+def test_the_backbone_waits_for_the_heads():
+    """The first stage: only heads move. An untrained student of KL from the target has a loss of 0 for the backbone."""
+    student, tokens = joint(heads_first=0.5, anchor="target"), rows()
+    assert student.losses(tokens)[0].abs() < 1e-6
+    begin = deepcopy(student.backbone.state_dict())
+    optimiser, schedule = student.optimisers(0.02, 10)
+    moved = []
+    for _ in range(8):
+        optimiser.zero_grad()
+        student(tokens)["loss"].backward()
+        optimiser.step()
+        schedule.step()
+        moved.append(any(not torch.equal(v, begin[n]) for n, v in student.backbone.state_dict().items()))
+    assert moved[:5] == [False] * 5 and moved[-1] and student.heads.up.abs().sum() > 0
+
+
+def test_heads_of_medusa_2_predict_what_follows_the_backbone_s_next_token():
+    """Head k at position t against the backbone's own law at t + k, which gets no gradient from that."""
+    student, tokens = joint(), rows()
+    p, q = student.laws(tokens)
+    logits = student.backbone(tokens).logits
+    assert torch.allclose(p[0], logits[0, 1:3], atol=1e-5) and not p.requires_grad and q.requires_grad
+    assert torch.allclose(q[3, 0], logits[0, 3], atol=1e-4)  # untrained heads are the backbone's own
+
+
+def test_what_medusa_2_leaves_is_a_target_with_its_heads(tmp_path):
+    student = joint()
+    student.save(tmp_path, [[0.5], [0.25]])
+    settings = student.settings
+    config = composed(*JointHeadsStudent.use(settings, tmp_path))
+    assert config.target.path == str(tmp_path / "model") and config.drafter.heads == str(tmp_path / "heads")
+    assert check(config).choices["drafter"].name == "medusa"

@@ -1,0 +1,225 @@
+"""On the shipped pair: temperature 0 is the baseline token for token, and batches change nothing."""
+
+import importlib.util
+from functools import cache, partial
+
+import conftest
+import pytest
+import torch
+from conftest import CACHES, DRAFTERS, TREES, VERIFIERS, make_drafter, short_prompts, spare_of
+
+from specbench.cache.static import StaticCache
+from specbench.contrib.openvino.executor import OpenVINOExecutor
+from specbench.data.prompts import load, render
+from specbench.data.records import JsonlData
+from specbench.decoding.autoregressive import decode_autoregressive
+from specbench.decoding.executor import Executor
+from specbench.decoding.noise import prompt_key
+from specbench.decoding.sampling import Sampling
+from specbench.decoding.speculative import decode_speculative
+from specbench.decoding.state import Job, State
+from specbench.decoding.timer import Timer
+from specbench.decoding.verifier import Verifier
+from specbench.executors.auto import AutoExecutor
+from specbench.executors.compiled import CompiledExecutor
+from specbench.executors.eager import EagerExecutor
+from specbench.models.context import Context
+from specbench.models.language_model import LanguageModel
+from specbench.models.pretrained import PretrainedModel
+from specbench.policies.gamma.fixed import FixedGamma
+
+PROMPTS, NEW_TOKENS = 3, 12
+
+
+EXECUTORS = {"eager": EagerExecutor, "half": partial(AutoExecutor, ["half"]),
+             "onednn": partial(AutoExecutor, ["onednn"]), "compiled": partial(CompiledExecutor, ["half"]),
+             "openvino": OpenVINOExecutor}  # fmt: skip
+needs_openvino = pytest.mark.skipif(importlib.util.find_spec("openvino") is None, reason="openvino is not installed")
+
+
+@cache
+def executor_of(name: str) -> Executor:
+    return EXECUTORS[name]()
+
+
+@cache
+def shipped(role: str, executor: str = "eager") -> PretrainedModel:
+    settings = PretrainedModel.Settings(
+        path=f"shipped:{role}", revision=None, weights="pretrained", chat_template="never"
+    )
+    context = Context(torch.device("cpu"), torch.float32, Sampling(), StaticCache, executor_of(executor))
+    return PretrainedModel(settings, context, role)
+
+
+@cache
+def model(role: str, sampling: Sampling, cache_name: str, executor: str = "eager") -> LanguageModel:
+    loaded = shipped(role, executor)
+    return loaded.shared(sampling, CACHES[cache_name], loaded.executor)
+
+
+@cache
+def verifier_of(sampling: Sampling, name: str) -> Verifier:
+    return conftest.verifier_of(VERIFIERS[name], sampling)
+
+
+@cache
+def requests() -> tuple:
+    """Short prompts, so that compiled programs are needed for one bucket of columns only."""
+    settings = JsonlData.Settings(short_prompts(), "prompt", template=None, category_field=None, limit=PROMPTS)
+    tokenizer = shipped("target").tokenizer
+    return tuple(render(prompt, [], tokenizer, chat=False) for prompt in load(JsonlData(settings)))
+
+
+def decode(
+    rows, sampling, kind=None, cache_name="static", gamma=4, text_file=None, executor="eager", judge=None, role="target"
+):
+    """New tokens of the given requests, decoded in one batch; kind None is autoregressive."""
+    target = model(role, sampling, cache_name, executor)
+    drafter = kind and make_drafter(kind, target, text_file, model("drafter", sampling, cache_name, executor))
+    jobs = [Job(r.tokens, len(r.tokens) + NEW_TOKENS, prompt_key(0, r.id)) for r in rows]
+    spare = 1 if drafter is None else spare_of(kind, gamma)
+    state = State.start(jobs, target.stop_tokens, spare, target.device)
+    verifier = verifier_of(sampling, judge or ("iterative" if kind in TREES else "speculative"))
+    target.allocate(state.batch_size, state.tokens.shape[1])
+    target.prefill(state)
+    clock = Timer(target.device)
+    if kind is None:
+        return decode_autoregressive(state, target, verifier, clock).new_tokens()
+    policy = FixedGamma(gamma)
+    return decode_speculative(state, target, drafter, policy, verifier, clock).new_tokens()
+
+
+@pytest.fixture(scope="module")
+def code_text(tmp_path_factory) -> str:
+    path = tmp_path_factory.mktemp("text") / "code.py"
+    path.write_text("\n".join(r.text for r in requests()))
+    return str(path)
+
+
+@cache
+def greedy_baseline() -> list[list[int]]:
+    return [decode([r], Sampling(temperature=0))[0] for r in requests()]
+
+
+@cache
+def sampled_baseline() -> list[list[int]]:
+    return decode(requests(), Sampling(temperature=1))
+
+
+WAYS = [("static", 1), *((name, 3) for name in CACHES)]
+EVERY_WAY = ("model", "early_exit", "self_quantized", "under_ngram", "tree_distinct", "own_trees")
+WITHOUT_A_CACHE = ("ngram", "ngram_sample", "prompt_lookup", "bigram", "unigram", "random")
+
+
+def way(kind: str, cache_name: str, batch_size: int):
+    """Each kind of draft has two of the ways, so that each way has half of the kinds; those that treat a cache as no
+    other does have all of them, and those without a cache of their own have one."""
+    steps = (0,) if kind in WITHOUT_A_CACHE else (0, 2)
+    own = [WAYS[(DRAFTERS.index(kind) + step) % len(WAYS)] for step in steps]
+    marks = [] if kind in EVERY_WAY or (cache_name, batch_size) in own else [pytest.mark.slow]
+    return pytest.param(kind, cache_name, batch_size, marks=marks)
+
+
+@pytest.mark.parametrize(("kind", "cache_name", "batch_size"), [way(kind, *own) for kind in DRAFTERS for own in WAYS])
+def test_temperature_zero_equals_the_baseline(kind, cache_name, batch_size, code_text):
+    rows, found = requests(), []
+    for begin in range(0, PROMPTS, batch_size):
+        part = rows[begin : begin + batch_size]
+        found += decode(part, Sampling(temperature=0), kind, cache_name, text_file=code_text)
+    assert found == greedy_baseline()
+
+
+@pytest.mark.parametrize("kind", DRAFTERS)
+def test_a_batch_is_its_singles_at_temperature_one(kind, code_text):
+    sampling = Sampling(temperature=1)
+    singles = [decode([r], sampling, kind, text_file=code_text)[0] for r in requests()]
+    assert decode(requests(), sampling, kind, text_file=code_text) == singles
+
+
+@pytest.mark.parametrize("judge", ["match", pytest.param("block", marks=pytest.mark.slow), "rejection", "iterative"])
+def test_every_verifier_keeps_the_text_of_a_batch(judge, code_text):
+    sampling = Sampling(temperature=1)
+    singles = [decode([r], sampling, "model", judge=judge)[0] for r in requests()]
+    assert decode(requests(), sampling, "model", judge=judge) == singles
+    greedy = Sampling(temperature=0)
+    assert decode(requests(), greedy, "model", judge=judge) == greedy_baseline()
+
+
+@pytest.mark.parametrize("kind", DRAFTERS)
+def test_matching_writes_what_plain_decoding_writes(kind, code_text):
+    """At any temperature: the token is p's own draw, whatever was guessed."""
+    sampling = Sampling(temperature=1)
+    found = decode(requests(), sampling, kind, text_file=code_text, judge="match")
+    assert found == sampled_baseline()
+
+
+def test_iterative_verification_of_a_chain_is_the_papers():
+    sampling = Sampling(temperature=1)
+    assert decode(requests(), sampling, "model", judge="iterative") == decode(requests(), sampling, "model")
+
+
+def test_options_of_the_distribution_keep_the_equality(code_text):
+    """top-k, top-p and the repetition penalty reach p and q alike."""
+    sampling = Sampling(temperature=0, top_k=20, top_p=0.9, repetition_penalty=1.3)
+    baseline = [decode([r], sampling)[0] for r in requests()]
+    assert baseline != greedy_baseline()
+    for kind in ("model", "ngram", "bigram"):
+        assert decode(requests(), sampling, kind, text_file=code_text) == baseline
+
+
+def test_gamma_zero_is_autoregressive_decoding_at_any_temperature():
+    sampling = Sampling(temperature=1)
+    assert decode(requests(), sampling, "model", gamma=0) == decode(requests(), sampling)
+
+
+@pytest.mark.parametrize(("executor", "temperature", "cache_name"), [
+    ("half", 0, "static"), ("half", 1, "paged"), ("onednn", 1, "static"), ("onednn", 0, "paged"),
+    *(pytest.param(*other, marks=pytest.mark.slow) for other in (
+        ("half", 1, "static"), ("half", 0, "paged"), ("onednn", 0, "static"), ("onednn", 1, "paged"))),
+    ("compiled", 1, "static"), pytest.param("compiled", 0, "paged", marks=pytest.mark.slow),
+    *(pytest.param("openvino", t, cache, marks=needs_openvino) for t, cache in ((0, "static"), (1, "dynamic"),
+                                                                                (1, "paged"))),
+])  # fmt: skip
+def test_every_executor_gives_the_tokens_of_eager_mode(executor, temperature, cache_name):
+    """Speculative and plain decoding, in a batch; float32, so every token. To compile takes long: a small model, which
+    drafts for itself only in the slow case."""
+    sampling = Sampling(temperature=temperature)
+    compiled = executor == "compiled"
+    options = {"gamma": 2, "role": "drafter"} if compiled else {}
+    for kind in (None,) if compiled and temperature else ("model", None):
+        expected = decode(requests(), sampling, kind, **options)
+        assert decode(requests(), sampling, kind, cache_name, executor=executor, **options) == expected
+
+
+OTHER_KINDS = ("blockwise", "medusa", "early_exit", "pass_lookahead", "non_autoregressive", "under_ngram",
+               "tree_distinct", "multi_draft")  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "temperature"), [
+    pytest.param(kind, temperature, marks=[] if (place + temperature) % 2 else [pytest.mark.slow])
+    for place, kind in enumerate(OTHER_KINDS) for temperature in (0, 1)
+])  # fmt: skip
+@pytest.mark.parametrize("executor", [
+    "half", pytest.param("openvino", marks=[needs_openvino, pytest.mark.slow])
+])  # fmt: skip
+def test_every_kind_of_draft_runs_on_other_weights(executor, kind, temperature):
+    sampling = Sampling(temperature=temperature)
+    assert decode(requests(), sampling, kind, executor=executor) == decode(requests(), sampling, kind)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "temperature", "cache_name"), [
+    ("tree_distinct", 1, "static"), ("medusa", 0, "paged"), ("early_exit", 1, "paged"), ("pass_lookahead", 0, "static"),
+])  # fmt: skip
+def test_other_drafts_run_compiled(kind, temperature, cache_name):
+    sampling, rows = Sampling(temperature=temperature), requests()[:1]
+    expected = decode(rows, sampling, kind, gamma=2)
+    assert decode(rows, sampling, kind, cache_name, gamma=2, executor="compiled") == expected
+
+
+def test_autoregressive_decoding_equals_transformers_generate():
+    loaded = shipped("target")
+    for request, ours in zip(requests(), greedy_baseline(), strict=True):
+        tokens = torch.tensor([request.tokens])
+        theirs = loaded.module.generate(tokens, max_new_tokens=NEW_TOKENS, do_sample=False)
+        assert theirs[0, len(request.tokens) :].tolist() == ours

@@ -1,0 +1,181 @@
+"""Programs of TorchInductor inside of CUDA graphs, and products that several layers share.
+
+The kernels of a program on CUDA are counted from the code that Inductor writes, which takes no GPU
+(`inductor_kernels.py`). That a graph of programs decodes the same tokens is tested on a model of graphs.
+"""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import TREES, parts_of
+from graph_memory import SimulatedGraphs
+from test_queue import decode, jobs
+from torch import nn
+from torch._functorch.aot_autograd import aot_module_simplified, make_boxed_func
+from torch._guards import TracingContext, detect_fake_mode, tracing
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from specbench.cache.static import StaticCache
+from specbench.decoding import verify_tree
+from specbench.decoding.sampling import Sampling
+from specbench.decoding.state import Job, State
+from specbench.executors import compiled_function as leaf_module
+from specbench.executors.compile_cache import Programs
+from specbench.executors.compiled_function import Leaf
+from specbench.executors.cudagraph import stand_ins
+from specbench.executors.eager import EagerExecutor
+from specbench.executors.packed_linear import Part, packed
+from specbench.models.language_model import LanguageModel
+from specbench.run.run import run
+
+MOST_KERNELS = 14  # of one layer
+
+
+@pytest.fixture(scope="module")
+def kernels() -> dict[str, dict[str, list[str]]]:
+    """The calls of each program, by leaf and number of layers."""
+    pytest.importorskip("triton")
+    if torch.__version__ < (2, 13):
+        pytest.skip("what answers for the device is written for Inductor of torch 2.13")
+    script = Path(__file__).parents[1] / "inductor_kernels.py"
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("leaf", ["score", "step"])
+def test_a_layer_is_few_kernels(leaf, kernels):
+    two, three = kernels[leaf]["2"], kernels[leaf]["3"]
+    print(*two, sep="\n")
+    assert len(three) - len(two) <= MOST_KERNELS
+
+
+@pytest.mark.slow
+def test_keys_and_values_are_written_where_they_stay(kernels):
+    """A program that wrote into a copy of the cache would have a kernel that copies it back."""
+    assert "index_copy" in " ".join(kernels["score"]["2"])
+    assert not any("fused_copy_" in call for calls in kernels.values() for call in calls["2"])
+
+
+@pytest.mark.slow
+def test_layers_that_share_no_product_are_more_kernels(kernels):
+    """Negative control: q, k and v, and gate and up, one by one in two layers."""
+    assert len(kernels["unpacked"]["2"]) == len(kernels["score"]["2"]) + 2 * 3
+
+
+# -- Shared products --------------------------------------------------------------------------------
+
+
+def llama(**changes) -> LlamaForCausalLM:
+    torch.manual_seed(0)
+    shape = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2}
+    config = LlamaConfig(num_hidden_layers=2, vocab_size=50, max_position_embeddings=64, **shape, **changes)
+    return LlamaForCausalLM(config).eval()
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_packed_model_computes_the_same_and_holds_nothing_twice(bias):
+    x = torch.randint(50, (2, 7))
+    module = llama(attention_bias=bias, mlp_bias=bias).double()
+    expected = module(x).logits
+    found = packed(module)
+    assert torch.equal(module(x).logits, expected)  # the module itself is as it was
+    torch.testing.assert_close(found(x).logits, expected)
+    layer, own = found.model.layers[1], module.model.layers[1]
+    assert isinstance(layer.self_attn.q_proj, Part) and type(own.self_attn.q_proj) is nn.Linear
+    own.self_attn.v_proj.weight.data.fill_(1.0)  # negative control: and one memory
+    own.mlp.up_proj.weight.data.fill_(1.0)
+    assert not torch.allclose(found(x).logits, expected)
+    torch.testing.assert_close(found(x).logits, module(x).logits)
+    assert sum(p.numel() for p in found.parameters()) == sum(p.numel() for p in llama(
+        attention_bias=bias, mlp_bias=bias).parameters())  # fmt: skip
+
+
+def test_a_packed_model_has_the_configuration_of_its_module_and_is_packed_once():
+    module = llama()
+    found = packed(module)
+    assert found.config is module.config and found.model.layers[0].self_attn.config is module.config
+    assert packed(found) is found
+
+
+def test_layers_of_different_inputs_are_not_packed():
+    class Other(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.gate_proj, self.up_proj = nn.Linear(4, 3), nn.Linear(5, 3)
+
+    module = Other()
+    assert packed(module) is module
+
+
+# -- Programs inside of graphs ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("cache", "temperature"), [("static", 1), ("paged", 0)])
+def test_graphs_of_programs_change_no_token(cache, temperature, tables, traced):
+    options = {"cache": cache, "kind": "model", "sampling": Sampling(temperature=temperature)}
+    expected = decode(jobs(), 3, tables, **options)
+    executor = SimulatedGraphs(Programs(None))
+    assert decode(jobs(), 3, tables, executor=executor, **options) == expected
+    names = sorted(f.function.__name__ if isinstance(f, Leaf) else f.__name__ for f in executor.functions)
+    assert names == ["_draft", "_score_draft", "accept_and_commit"]  # a phase is one graph
+    assert "_step" in {f.__name__ for f in executor.leaves}  # of programs
+    assert executor.programs.made == len(traced) > 0 and executor.replays > executor.graphs > 0
+
+
+@pytest.mark.parametrize("kind", TREES[:1])
+def test_graphs_of_programs_change_no_token_of_trees(kind, tables, traced, monkeypatch):
+    expected = decode(jobs(2), 2, tables, kind=kind, gamma=2)
+    monkeypatch.setattr(verify_tree, "nobody", lambda mask: False)  # as on a GPU
+    executor = SimulatedGraphs(Programs(None))
+    assert decode(jobs(2), 2, tables, kind=kind, gamma=2, executor=executor) == expected
+    assert len(traced) > 0
+
+
+def test_a_run_on_graphs_of_programs_is_lossless(traced, tmp_path):
+    """With shared products, and the record of each round. Every program is there before anything is timed."""
+    graphs = ("executor=cudagraph", "executor._target_=test_graph_runs.Rerun")
+    parts = parts_of(*graphs, "gamma=1", "temperature=0", "data.limit=1", "max_new_tokens=4")
+    result, _ = run(parts, tmp_path)
+    assert any(isinstance(layer, Part) for layer in parts.target.module.modules())
+    assert result.lossless.passed and result.counts.failed == 0
+    assert result.executor["captures_after_warm_up"] == 0 and result.executor["programs"]["made"] == len(traced) > 3
+
+
+def functional(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]):
+    """The program as Inductor is given it: without operations in place, which are done at its end."""
+    mode = detect_fake_mode([node.meta["val"] for node in graph.graph.nodes if node.op == "placeholder"])
+    with tracing(TracingContext(mode)):
+        compiled = aot_module_simplified(graph, inputs, fw_compiler=lambda made, _: make_boxed_func(made.forward))
+    return lambda *given: compiled(*given)
+
+
+def run_on_stand_ins_and_then_on_the_cache() -> None:
+    """Fails if the program, made on stand-ins, computes something else than its function on the cache."""
+    model = LanguageModel(llama(), None, name="", sampling=Sampling(), new_cache=StaticCache, executor=EagerExecutor())
+    state = State.start([Job([3, 1, 4, 1, 5], 12, 7)], [], 4, torch.device("cpu"))
+    model.allocate(1, 16)
+    model.prefill(state)
+    call = (state.rows, torch.tensor([[9, 2, 6]]), 16, (1, 1, 1), None, False)
+    leaf = Leaf(model._score_draft, model, Programs(None), compiles=True)
+    with stand_ins([model]):
+        leaf(*call)
+    found, _ = leaf(*call)
+    stored = [t.clone() for t in model.cache_tensors()]
+    expected, _ = model._score_draft(*call)
+    torch.testing.assert_close([found, *stored], [expected, *model.cache_tensors()])
+
+
+def test_a_program_that_was_made_on_stand_ins_is_right_on_the_cache(monkeypatch):
+    """The calls before a capture use one tensor for the caches of all layers. The part of the compiler that looks at
+    which tensors are one runs here, and no code is generated."""
+    monkeypatch.setattr(torch._inductor, "standalone_compile", functional)
+    run_on_stand_ins_and_then_on_the_cache()
+    monkeypatch.setattr(leaf_module, "apart", lambda tensors: tensors)  # negative control: traced with one tensor
+    with pytest.raises(AssertionError):
+        run_on_stand_ins_and_then_on_the_cache()

@@ -1,0 +1,595 @@
+"""The output distribution of the whole decoder, through cache and rollback, on a target whose distribution is known.
+
+V = 16; 12 tokens after one prompt, so that a text has several rounds. Chi-squares must be below df + 8 sqrt(2 df): of
+the pairs of neighbouring tokens at each position, against their exact law, and of all tokens together, each against its
+law given the text before it. Negative controls must fail the same test. Every verifier has 10,000 texts with one
+drafter, and so have the drafters whose guesses stand side by side, where a shared noise is the fault that is hardest to
+see. The other pairs have 5,000: enough for lenience .9, whose chi-square is then 1.45 of its limit.
+"""
+
+from copy import deepcopy
+from dataclasses import replace
+from functools import cache
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import reference
+import torch
+from conftest import CACHES, DRAFTERS, TREES, VERIFIERS, V, make_drafter, spare_of, tabular_model, verifier_of
+
+from specbench.cache.static import StaticCache
+from specbench.decoding import round_noise, speculative
+from specbench.decoding.autoregressive import decode_autoregressive
+from specbench.decoding.gamma_policy import GammaPolicy
+from specbench.decoding.noise import ACCEPTANCE, PROPOSAL, RESIDUAL, exponentials, uniforms
+from specbench.decoding.sampling import Sampling
+from specbench.decoding.speculative import decode_speculative
+from specbench.decoding.state import Job, State
+from specbench.decoding.timer import NoTimer
+from specbench.decoding.verify import leading, rejection_rate, speculative_sampling
+from specbench.decoding.verify_tree import iterative_sampling
+from specbench.drafters import hierarchical
+from specbench.drafters.hierarchical import HierarchicalDrafter
+from specbench.models.language_model import LanguageModel
+from specbench.policies.gamma.adaptive import AdaptiveGamma
+from specbench.policies.gamma.confidence import ConfidenceGamma
+from specbench.policies.gamma.entropy import EntropyGamma
+from specbench.policies.gamma.fixed import FixedGamma
+from specbench.policies.gamma.heuristic import HeuristicGamma
+from specbench.stats.costs import CostTable
+from specbench.verifiers.block import BlockVerifier
+from specbench.verifiers.iterative import IterativeVerifier
+from specbench.verifiers.match import MatchVerifier
+from specbench.verifiers.rejection import RejectionVerifier
+from specbench.verifiers.speculative import SpeculativeVerifier
+
+TRIALS, FEW = 10_000, 5_000  # texts, which decode together
+PROMPT = [3, 7, 1, 3, 7, 2, 3]  # repeats, so that copying drafters have something to copy
+NEW_TOKENS = 12
+SAMPLING = Sampling(temperature=1.0)
+LEAST = 5  # texts expected in a cell; rarer cells count as one
+
+
+@pytest.fixture
+def tables(few_contexts):
+    return few_contexts
+
+
+class AcceptEverything(SpeculativeVerifier):
+    """Negative control."""
+
+    def accept(self, p, draft, noise):
+        return speculative_sampling(p, draft, torch.zeros_like(noise.r), noise.bits)
+
+
+class ResidualFromTarget(SpeculativeVerifier):
+    """Negative control: after a rejection t is drawn from p instead of norm(max(0, p - q))."""
+
+    def accept(self, p, draft, noise):
+        n = speculative_sampling(p, draft, noise.r, noise.bits).accepted
+        as_if_no_more = replace(draft, count=n)
+        return speculative_sampling(p, as_if_no_more, torch.zeros_like(noise.r), noise.bits)
+
+
+class StaleCache(StaticCache):
+    """Negative control for rollback: a column that was written once is never written again."""
+
+    written = len(PROMPT)
+
+    def clear(self):
+        super().clear()
+        self.written = len(PROMPT)
+
+    def update(self, key_states, value_states, layer_idx, *args, **kwargs):
+        before = self.keys[layer_idx].clone() if layer_idx < len(self.keys) else None
+        keys, values = super().update(key_states, value_states, layer_idx)
+        if before is not None:
+            self.keys[layer_idx][:, :, : self.written] = before[:, :, : self.written]
+            self.written = max(self.written, self.visible)
+        return keys, values
+
+
+class Law:
+    """The law of texts after PROMPT: section 2.2 once more, in numpy."""
+
+    def __init__(self, table: torch.Tensor, sampling: Sampling = SAMPLING):
+        self.logits, self.sampling = table.double().numpy(), sampling
+        laws, of = np.unique(self.logits.reshape(V * V, V), axis=0, return_inverse=True)
+        self.contexts, self.context = len(laws), of.reshape(V, V)  # the number of the law after each pair
+
+    def after(self, texts: np.ndarray) -> np.ndarray:
+        """p of the next token [n, V] after texts [n, t]."""
+        logits, own = self.logits[texts[:, -2], texts[:, -1]], self.sampling
+        seen = np.zeros_like(logits, bool)
+        np.put_along_axis(seen, texts, True, 1)
+        penalised = np.where(logits < 0, logits * own.repetition_penalty, logits / own.repetition_penalty)
+        logits = np.where(seen, penalised, logits) / own.temperature
+        if own.top_k:
+            logits = np.where(logits < np.sort(logits, 1)[:, -own.top_k, None], -np.inf, logits)
+        p = np.exp(logits - logits.max(1, keepdims=True))
+        p /= p.sum(1, keepdims=True)
+        if own.top_p < 1:  # the fewest of the most probable tokens that have top_p of the mass
+            order = np.argsort(-p, 1)
+            before = np.cumsum(np.take_along_axis(p, order, 1), 1) - np.take_along_axis(p, order, 1)
+            kept = np.zeros_like(p, bool)
+            np.put_along_axis(kept, order, before < own.top_p, 1)
+            p = np.where(kept, p, 0)
+            p /= p.sum(1, keepdims=True)
+        return p
+
+    def pairs(self) -> np.ndarray:
+        """The law of the last two tokens at each output position, [NEW_TOKENS, V, V]; without a repetition penalty."""
+        every = np.stack(np.divmod(np.arange(V * V), V), 1)
+        step = self.after(every).reshape(V, V, V)  # [before, last, next]
+        pair = np.zeros((V, V))
+        pair[PROMPT[-2], PROMPT[-1]] = 1
+        laws = []
+        for _ in range(NEW_TOKENS):
+            pair = np.einsum("ab,abc->bc", pair, step)
+            laws.append(pair)
+        return np.array(laws)
+
+
+def excess(counts: np.ndarray, expected: np.ndarray, laws: int = 1) -> float:
+    """Chi-square of counts in cells [n], in units of its limit. The cells are those of so many multinomials."""
+    if counts[expected == 0].any():
+        return np.inf
+    rare = expected < LEAST
+    cells = [np.append(values[~rare], values[rare].sum()) for values in (counts, expected)]
+    (counts, expected), df = (cell[cells[1] > 0] for cell in cells), int((~rare).sum() + rare.any()) - laws
+    return (((counts - expected) ** 2) / expected).sum() / (df + 8 * np.sqrt(2 * df))
+
+
+def worst_excess(outputs: np.ndarray, law: Law) -> float:
+    """The largest chi-square of outputs [n, NEW_TOKENS] in units of its limit: above 1 the law is refused."""
+    texts = np.concatenate([np.tile(PROMPT, (len(outputs), 1)), outputs], 1)
+    counts, expected = np.zeros((2, law.contexts, V))
+    for end in range(len(PROMPT), texts.shape[1]):
+        context = law.context[texts[:, end - 2], texts[:, end - 1]]
+        np.add.at(counts, (context, texts[:, end]), 1)
+        np.add.at(expected, context, law.after(texts[:, :end]))
+    found = [excess(counts.ravel(), expected.ravel(), law.contexts)]
+    if law.sampling.repetition_penalty == 1:
+        for end, pair in enumerate(law.pairs(), len(PROMPT)):
+            counts = np.bincount(texts[:, end - 1] * V + texts[:, end], minlength=V * V)
+            found.append(excess(counts, pair.ravel() * len(outputs)))
+    return max(found)
+
+
+@cache
+def fresh(rows: int, seed: int, spare: int) -> State:
+    keys = torch.randint(2**62, (rows,), generator=torch.Generator().manual_seed(seed)).tolist()
+    jobs = [Job(PROMPT, len(PROMPT) + NEW_TOKENS, key) for key in keys]
+    return State.start(jobs, [], spare, torch.device("cpu"))
+
+
+def start(rows: int, seed: int = 0, spare: int = 4) -> State:
+    """As many rows, whose noise depends on a seed."""
+    state = fresh(rows, seed, spare)
+    fields = {name: t.clone() for name, t in vars(state.rows).items()}
+    lists = {name: list(getattr(state, name)) for name in ("lengths", "limits", "prompt_lengths", "active", "owners")}
+    texts = [list(text) for text in state.texts]
+    return replace(state, rows=replace(state.rows, **fields), texts=texts, **lists)
+
+
+def new_tokens(state: State) -> np.ndarray:
+    """What every row wrote, [rows, NEW_TOKENS]."""
+    return state.tokens[:, len(PROMPT) : len(PROMPT) + NEW_TOKENS].numpy()
+
+
+def decode(tables, number_text, kind="model", cache="static", verifier=SpeculativeVerifier, gamma=3, lenience=1.0,
+           prepare=lambda state: state, drafter_table=None, policy=None, spoil=lambda draft: draft,
+           trials=TRIALS, sampling=SAMPLING, own=None, vocabulary=None):  # fmt: skip
+    """What every trial wrote, [trials, NEW_TOKENS]. `own` is the drafter's sampling and `vocabulary` how it reads and
+    writes the target's tokens, if they are not the target's."""
+    target = tabular_model(tables.target, sampling, cache)
+    table = tables.adversarial if drafter_table is None else drafter_table
+    helper = tabular_model(table, own or sampling, cache, vocab_size=V)
+    helper.vocabulary = vocabulary or helper.vocabulary
+    drafter = make_drafter(kind, target, number_text, helper)
+    propose = drafter.propose
+    drafter.propose = lambda state, gamma: spoil(propose(state, gamma))
+    state = prepare(start(trials, spare=spare_of(kind, gamma)))
+    target.allocate(trials, state.tokens.shape[1])
+    target.prefill(state)
+    judge = verifier_of(verifier, sampling, lenience)
+    decode_speculative(state, target, drafter, policy or FixedGamma(gamma), judge, NoTimer())
+    return new_tokens(state)
+
+
+def possible(kind: str, verifier: str) -> bool:
+    """Chains have every verifier, but that guesses without a law have no rejection sampling; trees have two."""
+    if kind in TREES:
+        return VERIFIERS[verifier].trees
+    return verifier != "rejection" or kind not in ("ngram", "prompt_lookup")
+
+
+def pair(kind: str, verifier: str):
+    """Every drafter has its usual verifier, and every chain but those that take longest another one in turn; those
+    whose drafts stand for the others' have all: a model's law, guesses without a law, and a tree. The other pairs are
+    left to `-m slow`; with `match` each has the tokens of plain decoding in tests/test_equivalence.py."""
+    others = [name for name in VERIFIERS if possible(kind, name) and name != "match" and not is_usual(kind, name)]
+    turn = others[DRAFTERS.index(kind) % len(others)] if others and kind not in LONGEST else None
+    fast = is_usual(kind, verifier) or verifier == turn or kind in ALL_VERIFIERS
+    return (kind, verifier) if fast else pytest.param(kind, verifier, marks=pytest.mark.slow)
+
+
+def is_usual(kind: str, verifier: str) -> bool:
+    return verifier == ("iterative" if kind in TREES else "speculative")
+
+
+ALL_VERIFIERS = ("model", "prompt_lookup", "tree_distinct")
+LONGEST = ("under_under_model", "under_model", "under_ngram", "ngram_sample")
+MANY = ("model", "tree_distinct", "tree_independent", "multi_draft", "multi_draft_two")
+
+
+@pytest.mark.parametrize(
+    ("kind", "verifier"), [pair(k, v) for k in DRAFTERS for v in VERIFIERS if possible(k, v)], ids=str
+)
+def test_every_drafter_and_verifier_leave_the_target_law(kind, verifier, tables, number_text):
+    trials = TRIALS if kind in MANY else FEW
+    judge, table = VERIFIERS[verifier], tables.similar
+    outputs = decode(tables, number_text, kind, verifier=judge, drafter_table=table, trials=trials)
+    assert worst_excess(outputs, Law(tables.target)) < 1
+
+
+ADVERSARIAL = ("model", "tree_independent", "tree_distinct", "multi_draft", "early_exit", "under_under_model")
+
+
+@pytest.mark.parametrize("kind", ADVERSARIAL)
+def test_an_adversarial_drafter_leaves_the_target_law(kind, tables, number_text):
+    verifier = VERIFIERS["iterative" if kind in TREES else "speculative"]
+    outputs = decode(tables, number_text, kind, verifier=verifier, trials=FEW)
+    assert worst_excess(outputs, Law(tables.target)) < 1
+
+
+class TriesRepeatsOnce(IterativeVerifier):
+    """Negative control: siblings that say the same are one guess, which loses a subtraction of q."""
+
+    def accept(self, p, draft, noise):
+        if not draft.tokens.shape[1]:
+            return super().accept(p, draft, noise)
+        r, probs = noise.r.clone(), draft.probs.clone()
+        parent = draft.parents[0].tolist()
+        for i, above in enumerate(parent):
+            for earlier in range(i):
+                if parent[earlier] == above:
+                    same = draft.tokens[:, i] == draft.tokens[:, earlier]
+                    r[same, i], probs[same, i] = 2.0, 0.0
+        return iterative_sampling(p, replace(draft, probs=probs), r, noise.bits)
+
+
+class ForgetsOrder(IterativeVerifier):
+    """Negative control: every sibling is judged as if it were the first."""
+
+    def accept(self, p, draft, noise):
+        if not draft.tokens.shape[1]:
+            return super().accept(p, draft, noise)
+        parent = draft.parents[0].tolist()
+        first = [parent.index(above) for above in parent]
+        return iterative_sampling(p, replace(draft, probs=draft.probs[:, first]), noise.r, noise.bits)
+
+
+class BlockWithOldNoise(BlockVerifier):
+    """Negative control: what was looked at behind the kept block is drawn from again."""
+
+    looks_ahead = False
+
+
+class TooSmallM(RejectionVerifier):
+    """Negative control: rejection sampling with an M that is a quarter of max p / q (A.2)."""
+
+    def accept(self, p, draft, noise):
+        if not draft.tokens.shape[1]:
+            return super().accept(p, draft, noise)
+        p_x, q_x = (law.gather(-1, draft.tokens[..., None])[..., 0] for law in (p[:, :-1], draft.probs))
+        n = leading(noise.r * q_x < 4 * rejection_rate(p[:, :-1], draft.probs) * p_x, draft.count)
+        return speculative_sampling(p, replace(draft, count=n), torch.zeros_like(noise.r), noise.bits)
+
+
+@pytest.mark.parametrize(
+    ("kind", "verifier", "table"),
+    [
+        ("tree_independent", TriesRepeatsOnce, "adversarial"),
+        ("tree_distinct", ForgetsOrder, "similar"),
+        ("model", BlockWithOldNoise, "constant"),
+        ("model", TooSmallM, "similar"),
+    ],
+    ids=["repeats", "order", "noise", "M"],
+)
+def test_wrong_verifiers_are_caught(kind, verifier, table, tables, number_text):
+    """With chains it is shown that the right verifier passes."""
+    for judge in (verifier, verifier.__base__)[: 1 + (kind == "model")]:
+        outputs = decode(tables, number_text, kind, verifier=judge, drafter_table=getattr(tables, table))
+        assert (worst_excess(outputs, Law(tables.target)) > 1) == (judge is verifier)
+
+
+def test_a_path_that_is_left_where_it_was_is_caught(tables, number_text, monkeypatch):
+    monkeypatch.setattr(LanguageModel, "keep_path", lambda *arguments: None)
+    outputs = decode(tables, number_text, "tree_distinct", verifier=IterativeVerifier, drafter_table=tables.similar)
+    assert worst_excess(outputs, Law(tables.target)) > 1
+
+
+def test_drafters_side_by_side_need_noise_of_their_own(tables, number_text, monkeypatch):
+    """Negative control: two models whose guesses are drawn with the same numbers."""
+    monkeypatch.setattr(round_noise, "STREAM", 0)
+    outputs = decode(tables, number_text, "multi_draft_two", verifier=IterativeVerifier)
+    assert worst_excess(outputs, Law(tables.target)) > 1
+
+
+def test_a_drafter_inside_a_drafter_needs_noise_of_its_own(tables, number_text, monkeypatch):
+    """Negative control: the inner decoding accepts and draws with the numbers of the outer one."""
+    own = HierarchicalDrafter._copy
+
+    def same_noise(self, state, gamma):
+        own(self, state, gamma)
+        self.inner.noise.copy_(state.noise)
+
+    monkeypatch.setattr(HierarchicalDrafter, "_copy", same_noise)
+    outputs = decode(tables, number_text, "under_model", drafter_table=tables.similar, trials=FEW)
+    assert worst_excess(outputs, Law(tables.target)) > 1
+
+
+def test_models_whose_q_are_exchanged_are_caught(tables, number_text):
+    """Negative control: of four guesses at a depth two are the first model's, two the second's."""
+
+    def exchange(draft):
+        if not draft.tokens.shape[1]:
+            return draft
+        by_model = draft.probs.view(len(draft.tokens), draft.depth, 2, 2, V)
+        return replace(draft, probs=by_model.flip(2).flatten(1, 3))
+
+    outputs = decode(tables, number_text, "multi_draft_two", verifier=IterativeVerifier, drafter_table=tables.similar,
+                     spoil=exchange)  # fmt: skip
+    assert worst_excess(outputs, Law(tables.target)) > 1
+
+
+@pytest.mark.parametrize("kind", ["under_model", "under_under_model"])
+def test_a_q_of_the_drafter_below_is_caught(kind, tables, number_text, monkeypatch):
+    """Negative control: where a guess of the drafter below was judged, its q is kept instead of the drafter's own."""
+
+    def other_laws(state, model, below, policy, judge, clock, hook, begin):
+        def keep(inner, scores, draft, verdict, kept):
+            q = scores.p if draft.probs is None else torch.cat([draft.probs, scores.p[:, -1:]], 1)
+            hook(inner, replace(scores, p=q), draft, verdict, kept)
+
+        return decode_speculative(state, model, below, policy, judge, clock, keep, begin=begin)
+
+    monkeypatch.setattr(hierarchical, "decode_speculative", other_laws)
+    outputs = decode(tables, number_text, kind, drafter_table=tables.similar, trials=1_000)
+    assert worst_excess(outputs, Law(tables.target)) > 1
+
+
+@pytest.mark.parametrize(("temperature", "top_k"), [(0.6, 0), (1.5, 4), (0, 0)])
+def test_a_drafter_with_a_standardization_of_its_own(temperature, top_k, tables, number_text):
+    """Section 6: M_q may be sampled otherwise than M_p."""
+    own = Sampling(temperature=temperature, top_k=top_k)
+    for kind in ("model", "tree_distinct"):
+        verifier = VERIFIERS["iterative" if kind in TREES else "speculative"]
+        outputs = decode(
+            tables, number_text, kind, verifier=verifier, drafter_table=tables.similar, own=own, trials=FEW
+        )
+        assert worst_excess(outputs, Law(tables.target)) < 1
+
+
+def test_a_q_from_before_the_temperature_is_caught(tables, number_text):
+    """Negative control: q as it was before temperature .6, which is its power .6."""
+
+    def unheated(draft):
+        if draft.probs is None:
+            return draft
+        q = draft.probs**0.6
+        return replace(draft, probs=q / q.sum(-1, keepdim=True))
+
+    outputs = decode(tables, number_text, drafter_table=tables.similar, own=Sampling(0.6), spoil=unheated)
+    assert worst_excess(outputs, Law(tables.target)) > 1
+
+
+STANDARDIZED = [Sampling(top_p=0.8), Sampling(0.7, top_k=6, top_p=0.9), Sampling(repetition_penalty=1.5)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "sampling"),
+    [
+        *(("model", own) for own in STANDARDIZED),
+        ("tree_distinct", STANDARDIZED[2]),
+        pytest.param("under_model", STANDARDIZED[2], marks=pytest.mark.slow),
+    ],
+    ids=["top_p", "all", "penalty", "tree", "hierarchical"],
+)
+def test_a_standardized_law_is_left_as_it_is(kind, sampling, tables, number_text):
+    verifier = VERIFIERS["iterative" if kind in TREES else "speculative"]
+    outputs = decode(tables, number_text, kind, verifier=verifier, drafter_table=tables.similar, sampling=sampling,
+                     trials=FEW)  # fmt: skip
+    assert worst_excess(outputs, Law(tables.target, sampling)) < 1
+
+
+def test_a_forgotten_standardization_is_caught(tables, number_text, monkeypatch):
+    """Negative controls: no top-p at all, and a penalty that does not reach the guesses of the round."""
+    outputs = decode(tables, number_text, drafter_table=tables.similar)
+    assert worst_excess(outputs, Law(tables.target, Sampling(top_p=0.8))) > 1
+    seen, penalty = LanguageModel._seen, Sampling(repetition_penalty=3.0)
+
+    def committed(self, text, length, guesses, tree):
+        return seen(self, text, length, guesses[:, :0], None).expand(-1, guesses.shape[1] + 1, -1)
+
+    monkeypatch.setattr(LanguageModel, "_seen", committed)
+    outputs = decode(tables, number_text, drafter_table=tables.similar, sampling=penalty)
+    assert worst_excess(outputs, Law(tables.target, penalty)) > 1
+
+
+def learning_policy(kind, **settings):
+    policy = kind(**settings)
+    costs = CostTable()
+    costs.laps = {0: [(0.0, 1.0, 0.0, 1.0, 1)], 3: [(0.6, 1.0, 0.0, 1.6, 1)]}
+    policy.calibrate(costs)
+    return policy
+
+
+class OneForEachRow(GammaPolicy):
+    """A policy of its own for each row, so that what it learns is what the row has seen."""
+
+    def __init__(self, policy: GammaPolicy, rows: int):
+        self.own = [deepcopy(policy) for _ in range(rows)]
+        self.largest, self.widths, self.signal = policy.largest, policy.widths, policy.signal
+
+    def _of(self, state, row):
+        return SimpleNamespace(
+            lengths=[state.lengths[row]], prompt_lengths=[state.prompt_lengths[row]],
+            serials={0: state.serials[row]}, active=[state.active[row]], batch_size=1,
+        )  # fmt: skip
+
+    def next_gamma(self, state):
+        return [own.next_gamma(self._of(state, row))[0] for row, own in enumerate(self.own)]
+
+    def go_on(self, state, count, signals):
+        each = zip(self.own, count, signals, strict=True)
+        return [own.go_on(self._of(state, row), [n], [s])[0] for row, (own, n, s) in enumerate(each)]
+
+    def observe(self, drafted, kept):
+        for own, guesses, new in zip(self.own, drafted, kept, strict=True):
+            own.observe([guesses], [new])
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        learning_policy(AdaptiveGamma, largest=3, prior=2.0, forget=0.1),
+        learning_policy(EntropyGamma, largest=3, signal="entropy"),
+        learning_policy(EntropyGamma, largest=3, signal="confidence"),
+        learning_policy(HeuristicGamma, gamma=2, largest=3),
+        learning_policy(ConfidenceGamma, largest=3, threshold=0.3),
+    ],
+    ids=lambda policy: type(policy).__name__,
+)
+def test_a_gamma_that_depends_on_the_text_leaves_the_target_law(policy, tables, number_text):
+    own = OneForEachRow(policy, 2_500)
+    outputs = decode(tables, number_text, policy=own, drafter_table=tables.similar, trials=2_500)
+    assert worst_excess(outputs, Law(tables.target)) < 1
+
+
+class AfterCertainGuesses(GammaPolicy):
+    """An adversary: drafts one guess in the next round if the last guess that was discarded is one of certain tokens,
+    else none; and three in rounds after which nothing was discarded."""
+
+    largest, widths = 3, (1, 2, 3)
+
+    def __init__(self, rows: int):
+        self.signal = lambda q, x: x.double()
+        self.seen = [[] for _ in range(rows)]
+        self.next = [3] * rows
+
+    def next_gamma(self, state):
+        self.seen = [[] for _ in self.next]
+        return self.next
+
+    def go_on(self, state, count, signals):
+        for own, n, token in zip(self.seen, count, signals, strict=True):
+            if len(own) < n:
+                own.append(token)
+        return [True] * len(count)
+
+    def observe(self, drafted, kept):
+        gone = [own[new : new + 1] for own, new in zip(self.seen, kept, strict=True)]  # at the next round's position
+        self.next = [int(tokens[0] < 5) if tokens else 3 for tokens in gone]
+
+
+@pytest.mark.parametrize("renewed", [True, False])
+@pytest.mark.parametrize("verifier", [SpeculativeVerifier, pytest.param(MatchVerifier, marks=pytest.mark.slow)])
+def test_a_gamma_that_depends_on_discarded_guesses_needs_new_noise(renewed, verifier, tables, number_text, monkeypatch):
+    """The next guess at that position would be drawn with the numbers that the policy has seen."""
+    if not renewed:  # negative control
+        monkeypatch.setattr(speculative, "renew", lambda noise, done: None)
+    policy = AfterCertainGuesses(TRIALS)
+    outputs = decode(tables, number_text, verifier=verifier, policy=policy, drafter_table=tables.constant)
+    caught = worst_excess(outputs, Law(tables.target)) > 1
+    assert caught == (not renewed and verifier is SpeculativeVerifier)
+
+
+def test_a_draft_that_drops_guesses_it_has_seen_is_refused(tables, number_text):
+    """Negative control: whether a guess is verified must not depend on the guess itself."""
+
+    def drop_odd_last_guess(draft):
+        if not draft.tokens.shape[1]:
+            return draft
+        last = draft.tokens.gather(1, (draft.count - 1).clamp(min=0)[:, None])[:, 0]
+        fewer = draft.count - ((last % 2 == 1) & (draft.count > 0)).long()
+        return replace(draft, count=fewer)
+
+    outputs = decode(tables, number_text, drafter_table=tables.similar, gamma=2, spoil=drop_odd_last_guess)
+    assert worst_excess(outputs, Law(tables.target)) > 1
+
+
+@pytest.mark.parametrize("cache", [
+    pytest.param(cache, marks=pytest.mark.slow) if cache == "dynamic" else cache for cache in CACHES
+])  # fmt: skip
+def test_a_similar_drafter_through_every_cache(cache, tables, number_text):
+    """With many acceptances, so that rollback happens at every depth."""
+    outputs = decode(tables, number_text, cache=cache, drafter_table=tables.similar)
+    assert worst_excess(outputs, Law(tables.target)) < 1
+
+
+def test_autoregressive_decoding_has_the_target_law(tables):
+    target, state = tabular_model(tables.target, SAMPLING), start(TRIALS)
+    target.allocate(TRIALS, state.tokens.shape[1])
+    target.prefill(state)
+    decode_autoregressive(state, target, SpeculativeVerifier(SAMPLING), NoTimer())
+    assert worst_excess(new_tokens(state), Law(tables.target)) < 1
+
+
+@pytest.mark.parametrize("verifier", [AcceptEverything, ResidualFromTarget])
+def test_biased_verifiers_are_caught(verifier, tables, number_text):
+    outputs = decode(tables, number_text, verifier=verifier, drafter_table=tables.similar)
+    assert worst_excess(outputs, Law(tables.target)) > 1
+
+
+def test_lenience_is_caught(tables, number_text):
+    outputs = decode(tables, number_text, lenience=0.9, drafter_table=tables.similar, trials=FEW)
+    assert worst_excess(outputs, Law(tables.target)) > 1
+
+
+def test_a_missing_rollback_is_caught(tables, number_text):
+    outputs = decode(tables, number_text, cache=StaleCache, trials=FEW)
+    assert worst_excess(outputs, Law(tables.target)) > 1
+
+
+def test_a_shared_noise_stream_is_caught(tables, number_text):
+    """Proposal and residual must not share their randomness."""
+
+    def share(state):
+        state.noise[RESIDUAL] = state.noise[PROPOSAL]
+        return state
+
+    outputs = decode(tables, number_text, prepare=share, drafter_table=tables.similar)
+    assert worst_excess(outputs, Law(tables.target)) > 1
+
+
+def test_a_round_is_algorithm_1_step_by_step(tables):
+    """The decoder's first round, and the oracle's whole step, on the same randomness."""
+    rows, gamma = 300, 4
+    target, helper = tabular_model(tables.target, SAMPLING), tabular_model(tables.similar, SAMPLING)
+    state, first = start(rows, spare=gamma + 1), []
+    noise = state.noise[:, :, len(PROMPT) :]
+    target.allocate(rows, state.tokens.shape[1])
+    target.prefill(state)
+
+    def keep(state, scores, draft, verdict, kept):
+        first.append([t[: n + 1] for t, n in zip(verdict.tokens.tolist(), verdict.accepted.tolist(), strict=True)])
+
+    verifier = SpeculativeVerifier(SAMPLING)
+    policy = FixedGamma(gamma)
+    drafter = make_drafter("model", target, "", helper)
+    decode_speculative(state, target, drafter, policy, verifier, NoTimer(), keep)
+
+    def law(table):
+        return lambda text: table[text[-2], text[-1]].softmax(-1).numpy()
+
+    for row in range(rows):
+        step = reference.speculative_decoding_step(
+            law(tables.target), law(tables.similar), PROMPT, gamma,
+            exponentials(noise[PROPOSAL, row], V).numpy(),
+            uniforms(noise[ACCEPTANCE, row]).numpy(),
+            exponentials(noise[RESIDUAL, row], V).numpy(),
+        )  # fmt: skip
+        assert first[0][row] == step[len(PROMPT) :]

@@ -1,0 +1,216 @@
+"""Continuous batching: rows are handed on, prompts are read in chunks, and no token changes."""
+
+import heapq
+from copy import deepcopy
+from functools import partial
+
+import pytest
+import torch
+from conftest import CACHES, DRAFTERS, TREES, V, make_drafter, spare_of, tabular_model, verifier_of
+
+from specbench.cache.paged import PagedCache
+from specbench.decoding.autoregressive import decode_autoregressive
+from specbench.decoding.queue import Queue
+from specbench.decoding.sampling import Sampling
+from specbench.decoding.speculative import decode_speculative, ignore
+from specbench.decoding.state import Job, State
+from specbench.decoding.timer import Timer
+from specbench.errors import ConfigError
+from specbench.executors.eager import EagerExecutor
+from specbench.models.language_model import LanguageModel
+from specbench.policies.gamma.confidence import ConfidenceGamma
+from specbench.policies.gamma.fixed import FixedGamma
+from specbench.policies.gamma.heuristic import HeuristicGamma
+from specbench.verifiers.iterative import IterativeVerifier
+from specbench.verifiers.speculative import SpeculativeVerifier
+
+GAMMA, COLUMNS = 4, 60
+SAMPLED = Sampling()
+
+
+def jobs(count: int = 11) -> list[Job]:
+    generator = torch.Generator().manual_seed(8)
+    lengths = torch.randint(1, 20, (count,), generator=generator).tolist()
+    new = torch.randint(1, 18, (count,), generator=generator).tolist()
+    prompts = [torch.randint(V, (n,), generator=generator).tolist() for n in lengths]
+    return [Job(p, len(p) + n, 100 + i) for i, (p, n) in enumerate(zip(prompts, new, strict=True))]
+
+
+def decode(wanted, rows, tables, cache="static", kind="model", chunk=5, sampling=SAMPLED, watch=None,
+           executor=None, device=None, policy=None, gamma=GAMMA, text="", after_round=ignore):  # fmt: skip
+    """New tokens by job."""
+    target = tabular_model(tables.target, sampling, cache, executor=executor, device=device)
+    judge = IterativeVerifier if kind in TREES else SpeculativeVerifier
+    verifier = verifier_of(judge, sampling)
+    state = State.idle(rows, COLUMNS, [], target.device)
+    target.allocate(rows, COLUMNS)
+    helper = tabular_model(tables.similar, sampling, cache, executor=executor, device=device)
+    drafter = None if kind is None else make_drafter(kind, target, text, helper)
+    if drafter is not None and drafter.longest is not None:
+        gamma = min(gamma, drafter.longest)
+    models, spare = ([target], 1) if drafter is None else ([target, *drafter.models], spare_of(kind, gamma))
+    queue = Queue(wanted, models, chunk, spare)
+    clock = Timer(target.device)
+
+    def feed(state, clock):
+        more = queue(state, clock)
+        if watch is not None:
+            watch(state, queue, target)
+        return more
+
+    if drafter is None:
+        decode_autoregressive(state, target, verifier, clock, after_round, feed)
+    else:
+        policy = policy or FixedGamma(gamma)
+        decode_speculative(state, target, drafter, policy, verifier, clock, after_round, feed)
+    return [output.tokens for output in queue.outputs]
+
+
+@pytest.mark.parametrize("cache", CACHES)
+@pytest.mark.parametrize("kind", [None, *DRAFTERS])
+def test_the_batch_changes_no_token(cache, kind, tables, number_text):
+    singles = decode(jobs(), 1, tables, cache, kind, text=number_text)
+    assert [len(out) for out in singles] == [job.limit - len(job.tokens) for job in jobs()]
+    for rows, chunk in ((2, 1), (3, 5), (8, 64), (16, 7)):
+        assert decode(jobs(), rows, tables, cache, kind, chunk, text=number_text) == singles
+
+
+@pytest.mark.parametrize(
+    "policy", [HeuristicGamma(2, GAMMA), ConfidenceGamma(GAMMA, 0.2)], ids=["heuristic", "confidence"]
+)
+def test_the_batch_changes_no_token_where_noise_is_renewed(policy, tables):
+    """What these policies know of a row is of that row alone."""
+    singles = decode(jobs(), 1, tables, policy=deepcopy(policy))
+    assert singles != decode(jobs(), 1, tables)  # not the tokens of a fixed gamma, whose noise stays
+    for rows, chunk in ((3, 5), (16, 7)):
+        assert decode(jobs(), rows, tables, chunk=chunk, policy=deepcopy(policy)) == singles
+
+
+def test_a_job_alone_is_what_a_plain_loop_decodes(tables):
+    """The queue against the decoder without a queue."""
+    sampling = Sampling()
+    for job, out in zip(jobs(), decode(jobs(), 3, tables), strict=True):
+        target = tabular_model(tables.target, sampling)
+        state = State.start([job], [], GAMMA + 1, target.device)
+        target.allocate(1, COLUMNS)
+        target.prefill(state)
+        drafter = make_drafter("model", target, "", tabular_model(tables.similar, sampling))
+        verifier = SpeculativeVerifier(sampling)
+        policy = FixedGamma(GAMMA)
+        decode_speculative(state, target, drafter, policy, verifier, Timer(target.device))
+        assert state.new_tokens()[0] == out
+
+
+def test_a_row_is_handed_on_at_once_and_reading_never_stops_the_others(tables):
+    seen = []
+
+    def watch(state, queue, target):
+        seen.append((list(state.owners), list(state.active), len(queue.waiting), list(queue.reading)))
+
+    decode(jobs(), 3, tables, chunk=4, watch=watch)
+    for owners, active, waiting, reading in seen[:-1]:
+        assert not waiting or all(owner >= 0 for owner in owners)  # no free row while somebody waits
+        assert any(active)
+        assert all(on or row in reading or owners[row] < 0 for row, on in enumerate(active))
+    assert any(reading and any(active) for _, active, _, reading in seen)
+
+
+def few_blocks(count):
+    return partial(PagedCache, block_size=4, blocks=count)
+
+
+def test_requests_wait_for_blocks_and_change_no_token(tables):
+    singles, most = decode(jobs(), 1, tables), []
+
+    def watch(state, queue, target):
+        most.append(sum(owner >= 0 for owner in state.owners))
+        assert sum(map(len, target.cache.held)) <= target.cache.blocks.count
+
+    assert decode(jobs(), 8, tables, few_blocks(24), watch=watch) == singles
+    assert 1 < max(most) < 8
+
+
+def test_a_request_that_can_never_fit_is_refused_with_the_numbers(tables):
+    with pytest.raises(ConfigError, match=r"needs \d+ cache columns.*cache\.blocks"):
+        decode(jobs(), 2, tables, few_blocks(5))
+
+
+def test_common_prefixes_are_read_once(tables, monkeypatch):
+    prompt = [1, 2, 3, 4, 5, 6, 7, 8, 9]
+    shared = [Job([*prompt, i], 14, i) for i in range(5)]
+    expected, reads = decode(shared, 2, tables, kind=None), []
+    plain = LanguageModel.read
+
+    def read(self, state, row, begin, end):
+        reads.append((begin, end))
+        plain(self, state, row, begin, end)
+
+    monkeypatch.setattr(LanguageModel, "read", read)
+    assert decode(shared, 2, tables, "paged", kind=None, chunk=64) == expected
+    assert reads[0] == (8, 9) and len(reads) == 3  # the first two were read together
+
+
+def calls_predicted(limits, rows):
+    """Calls of plain decoding if a row that ends takes the next request, longest first, before the next call."""
+    ends = [0] * rows
+    for new in limits:
+        heapq.heapreplace(ends, ends[0] + new)
+    return max(ends)
+
+
+@pytest.mark.parametrize("rows", [1, 3, 8])
+def test_the_target_is_called_as_often_as_continuous_batching_predicts(rows, tables):
+    wanted, calls = jobs(20), []
+    decode(wanted, rows, tables, kind=None, chunk=1000, watch=lambda state, *others: calls.append(any(state.active)))
+    longest_first = sorted(wanted, key=lambda job: -job.limit)
+    assert sum(calls) == calls_predicted([job.limit - len(job.tokens) for job in longest_first], rows)
+
+
+@pytest.mark.parametrize("kind", [None, "model"])
+def test_idle_rows_make_no_call_larger(kind, tables, monkeypatch):
+    """Each scoring of a draft against the rows that were active: those behind the last one are left out, and attention
+    sees no further than the longest row that is in use."""
+    seen, plain = [], LanguageModel.score
+
+    def score(self, state, draft, keep_hidden=False):
+        called = []
+        forward = self.forward
+
+        def counted(tokens, first, visible, **options):
+            called.append((*tokens.shape, visible))
+            return forward(tokens, first, visible, **options)
+
+        self.forward = counted
+        scores = plain(self, state, draft, keep_hidden)
+        self.forward = forward
+        lengths = [n for n, owner in zip(state.lengths, state.owners, strict=True) if owner >= 0]
+        seen.append((called, list(state.active), max(lengths) + draft.tokens.shape[1], draft.count.tolist()))
+        assert len(scores.p) == state.batch_size
+        return scores
+
+    monkeypatch.setattr(LanguageModel, "score", score)
+    for rows in (4, 8):
+        decode(jobs(), rows, tables, kind=kind, chunk=1000)
+    for called, active, reach, count in seen:
+        busy = max(row + 1 for row, on in enumerate(active) if on)
+        assert called == [(busy, max(count) + 1, reach)]
+        assert all(on or not drafted for on, drafted in zip(active, count, strict=True))
+    assert any(called[0][0] < len(active) for called, active, *_ in seen)
+
+
+def test_fixed_shapes_keep_all_rows(tables, monkeypatch):
+    class Fixed(EagerExecutor):
+        fixed_shapes = True
+
+    shapes, forward = set(), LanguageModel.forward
+
+    def counted(self, tokens, first, visible, row=None, **options):
+        if row is None:
+            shapes.add(len(tokens))
+        return forward(self, tokens, first, visible, row=row, **options)
+
+    monkeypatch.setattr(LanguageModel, "forward", counted)
+    assert decode(jobs(), 4, tables, executor=Fixed()) == decode(jobs(), 1, tables) and shapes == {1, 4}
+    shapes.clear()
+    decode(jobs(), 4, tables, executor=Fixed())
+    assert shapes == {4}

@@ -1,0 +1,362 @@
+"""Token trees: packing, the walk through a tree against the oracle, and the tree drafters' own laws."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import reference
+import torch
+from conftest import CACHES, V, make_drafter, tabular_model
+from tabular import random_table
+from test_verify import random_bits, random_laws
+
+from specbench.decoding.draft import Draft
+from specbench.decoding.noise import exponentials
+from specbench.decoding.sampling import Sampling
+from specbench.decoding.speculative import accept_and_append, settle
+from specbench.decoding.state import Job, State
+from specbench.decoding.token_tree import MISSING, branching_tree, level_ranges, levels_of, pack, static_parent
+from specbench.decoding.verify import block_verification, rejection_sampling, speculative_sampling
+from specbench.decoding.verify_tree import iterative_beta, iterative_sampling, longest_path, match
+from specbench.drafters.medusa import chosen_tree
+from specbench.drafters.multi_draft import side_by_side
+from specbench.drafters.tree import without_replacement
+from specbench.verifiers.iterative import IterativeVerifier
+from specbench.verifiers.typical import TypicalVerifier
+
+ROWS = 1_000
+TREES = {
+    "wide": branching_tree([4, 2, 1]),
+    "three chains": branching_tree([3, 1, 1]),
+    "sparse": (-1, -1, -1, 0, 0, 1, 3),
+    "chain": (-1, 0, 1),
+}
+BY_ROW = "one of its own in each row"
+
+
+def law_after(table, text):
+    """A law that depends on the last two tokens, as float64."""
+    before, last = [0, 0, *text][-2:]
+    return table[before, last].double().softmax(-1)
+
+
+def own_parents(levels, generator):
+    """Parents [B, N] that differ by row; about a fifth of the nodes is missing."""
+    parents = torch.full((ROWS, sum(levels)), MISSING)
+    chance = torch.rand(parents.shape, generator=generator)
+    for row in range(ROWS):
+        above = [-1]
+        for level in level_ranges(levels):
+            for i in level:
+                if above and chance[row, i] > 0.2:
+                    parents[row, i] = above[int((chance[row, i] - 0.2) / 0.8 * len(above))]
+            above = [i for i in level if parents[row, i] != MISSING]
+    return parents
+
+
+def random_tree(name, seed, repeats):
+    """The target's table, and a draft whose siblings were drawn independently from one q, or without replacement."""
+    generator = torch.Generator().manual_seed(seed)
+    levels = levels_of(TREES["wide" if name == BY_ROW else name])
+    parents = own_parents(levels, generator) if name == BY_ROW else torch.tensor([TREES[name]] * ROWS)
+    p_table, q_table = random_table(V, seed), random_table(V, seed + 1, spread=0.7)
+    N = parents.shape[1]
+    tokens = torch.zeros(ROWS, N, dtype=torch.long)
+    q = torch.zeros(ROWS, N, V, dtype=torch.float64)
+    for row in range(ROWS):
+        texts = {-1: []}
+        parent = parents[row].tolist()
+        for i, above in enumerate(parent):
+            if above == MISSING:
+                continue
+            law = law_after(q_table, texts[above])
+            if not repeats:
+                for sibling in range(i):
+                    if parent[sibling] == above:
+                        law[tokens[row, sibling]] = 0
+                law = law / law.sum()
+            q[row, i] = law
+            tokens[row, i] = torch.multinomial(law, 1, generator=generator)
+            texts[i] = [*texts[above], int(tokens[row, i])]
+    depth = torch.randint(len(levels) + 1, (ROWS,), generator=generator)
+    count = torch.tensor([0, *np.cumsum(levels)])[depth]
+    draft = Draft(tokens, levels, None if name == "chain" else parents, q, count, repeats=repeats)
+    return p_table, draft, generator
+
+
+def p_of(p_table, draft):
+    """The target's laws of every entry, [B, N+1, V]."""
+    rows = []
+    for row, parent in zip(draft.tokens.tolist(), draft.parents.expand(ROWS, -1).tolist(), strict=True):
+        texts = [[]]
+        for token, above in zip(row, parent, strict=True):
+            texts.append([*texts[above + 1], token] if above != MISSING else [])
+        rows.append(torch.stack([law_after(p_table, text) for text in texts]))
+    return torch.stack(rows)
+
+
+@pytest.mark.parametrize("repeats", [True, False], ids=["independent", "distinct"])
+@pytest.mark.parametrize("name", [*TREES, BY_ROW])
+def test_a_tree_is_verified_as_the_oracle_does(name, repeats):
+    p_table, draft, generator = random_tree(name, 3, repeats)
+    N, D = draft.tokens.shape[1], draft.depth
+    r = torch.rand(ROWS, N, generator=generator, dtype=torch.float64)
+    bits = random_bits((ROWS, D + 1), generator)
+    times = exponentials(bits, V).numpy()
+    p = p_of(p_table, draft)
+    verdict = iterative_sampling(p, draft, r, bits)
+    greedy = match(p, draft, None)
+    for row in range(ROWS):
+        parent = draft.parents.expand(ROWS, -1)[row].tolist()
+        there = [i for i in range(int(draft.count[row])) if parent[i] != MISSING]
+        part = draft.tokens[row, there].tolist(), [there.index(parent[i]) if parent[i] >= 0 else -1 for i in there]
+
+        def target(text):
+            return law_after(p_table, text).numpy()
+
+        accepted, t = reference.verify_tree(
+            target, *part, draft.probs[row, there].numpy(), r[row, there].numpy(), times[row]
+        )
+        n = int(verdict.accepted[row])
+        assert [*accepted, t] == verdict.tokens[row, : n + 1].tolist()
+        assert draft.tokens[row, verdict.path[row, :n]].tolist() == accepted
+        accepted, t = reference.greedy_tree(target, *part)
+        assert [*accepted, t] == greedy.tokens[row, : int(greedy.accepted[row]) + 1].tolist()
+
+
+def test_a_tree_that_is_a_chain_is_algorithm_1():
+    p_table, draft, generator = random_tree("chain", 5, True)
+    p, r = p_of(p_table, draft), torch.rand(ROWS, 3, generator=generator, dtype=torch.float64)
+    bits = random_bits((ROWS, 4), generator)
+    ours, theirs = iterative_sampling(p, draft, r, bits), speculative_sampling(p, draft, r, bits)
+    assert torch.equal(ours.accepted, theirs.accepted)
+    places = torch.arange(4) <= ours.accepted[:, None]
+    assert torch.equal(ours.tokens[places], theirs.tokens[places])
+
+
+@pytest.mark.parametrize("point_mass", [False, True])
+@pytest.mark.parametrize("rule", ["block", "rejection"])
+def test_block_and_rejection_are_the_oracles(rule, point_mass):
+    N, generator = 4, torch.Generator().manual_seed(4)
+    p, q = (random_laws((ROWS, n), seed).double() for n, seed in ((N + 1, 1), (N, 2)))
+    p, q = (law / law.sum(-1, keepdim=True) for law in (p, q))
+    x = torch.multinomial(q.flatten(0, 1), 1, generator=generator).view(ROWS, N)
+    if point_mass:
+        q = torch.nn.functional.one_hot(x, V).double()
+    count = torch.randint(N + 1, (ROWS,), generator=generator)
+    r, bits = torch.rand(ROWS, N, generator=generator, dtype=torch.float64), random_bits((ROWS, N + 1), generator)
+    times = exponentials(bits, V).numpy()
+    judge = {"block": block_verification, "rejection": rejection_sampling}[rule]
+    oracle = {"block": reference.block_accept, "rejection": reference.rejection_accept}[rule]
+    verdict = judge(p, Draft.chain(x, None if point_mass else q, count), r, bits)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        for row in range(ROWS):
+            g = int(count[row])
+            n, t = oracle(
+                p[row, : g + 1].numpy(), q[row, :g].numpy(), x[row, :g].tolist(), r[row, :g].numpy(), times[row]
+            )
+            assert verdict.accepted[row] == n
+            assert verdict.tokens[row, : n + 1].tolist() == [*x[row, :n].tolist(), t]
+
+
+def mean_accepted(rule, p, draft, lasting):
+    """E[n] [B] of a rule over its uniforms, by bisection of the largest r_i at which guess i stands. With `lasting`
+    it stands only if all before it do, as in Algorithm 1; else n is the last guess that stands, as in a block."""
+    B, N = draft.tokens.shape
+    bits, thresholds = torch.zeros(B, N + 1, dtype=torch.long), []
+    for i in range(N):
+        low, high = torch.zeros(B, dtype=torch.double), torch.ones(B, dtype=torch.double)
+        for _ in range(40):
+            r = torch.full((B, N), 1.0, dtype=torch.double)
+            r[:, :i] = 0.0 if lasting else 1.0
+            r[:, i] = (low + high) / 2
+            stands = rule(p, draft, r, bits).accepted >= i + 1
+            low, high = torch.where(stands, r[:, i], low), torch.where(stands, high, r[:, i])
+        thresholds.append(low)
+    h = torch.stack(thresholds, 1)
+    if lasting:
+        return h.cumprod(1).sum(1)
+    later_fail = (1 - h).flip(1).cumprod(1).flip(1)
+    return sum((i + 1) * h[:, i] * (later_fail[:, i + 1] if i + 1 < N else 1.0) for i in range(N))
+
+
+def test_a_block_keeps_at_least_as_much_as_algorithm_1():
+    """Exactly: all drafts of three tokens of three, of 20 pairs of chains. Rejection sampling keeps less: the negative
+    control."""
+    N, tokens, pairs = 3, 3, 20
+    generator = torch.Generator().manual_seed(6)
+    P, Q = (torch.randn(pairs, tokens, tokens, generator=generator).double().softmax(-1) for _ in range(2))
+    x = torch.cartesian_prod(*[torch.arange(tokens)] * N).repeat(pairs, 1)  # [20 * 27, 3]
+    pair = torch.arange(pairs).repeat_interleave(tokens**N)
+    before = torch.cat([torch.zeros_like(x[:, :1]), x], 1)
+    p, q = P[pair[:, None], before], Q[pair[:, None], before[:, :N]]
+    draft = Draft.chain(x, q, torch.full((len(x),), N))
+    weight = q.gather(-1, x[..., None])[..., 0].prod(1)
+    assert torch.allclose(weight.view(pairs, -1).sum(1), torch.ones(pairs, dtype=torch.double))
+    rules = ((block_verification, False), (speculative_sampling, True), (rejection_sampling, True))
+    block, one_by_one, rejection = (
+        (weight * mean_accepted(rule, p, draft, lasting)).view(pairs, -1).sum(1) for rule, lasting in rules
+    )
+    beta, reached, expected = torch.minimum(P, Q).sum(-1), torch.zeros(pairs, tokens, dtype=torch.double), 0.0
+    reached[:, 0] = 1.0  # the mass of accepted texts by their last token
+    for _ in range(N):
+        expected = expected + (reached * beta).sum(1)
+        reached = torch.einsum("pa,pab->pb", reached, torch.minimum(P, Q))
+    assert torch.allclose(one_by_one, expected, atol=1e-9)  # Theorem 3.5
+    assert (block >= one_by_one - 1e-9).all() and (block - one_by_one).mean() > 0.02
+    assert (rejection < one_by_one).all()
+
+
+@pytest.mark.parametrize("parent", [(-1, 0, -1), (1, -1), (-1, -3)])
+def test_nodes_that_are_not_in_order_are_refused(parent):
+    with pytest.raises(ValueError, match="tree"):
+        levels_of(parent)
+
+
+def test_packing_leaves_out_what_is_missing():
+    """A node that a row does not have holds no place, even where another one spells the same text."""
+    tokens, parent = torch.tensor([[5, 5, 7, 1]]), torch.tensor([[MISSING, -1, -1, 1]])
+    draft = Draft(tokens, (3, 1), parent, None, torch.tensor([4]))
+    packed = pack(tokens, draft.levels, draft.parents, draft.exists())
+    assert packed.tokens.tolist() == [[5, 7, 1]] and packed.place[0, 1:].tolist()[1:] == [1, 2, 3]
+    assert packed.tree.sees[0, 3].tolist() == [True, True, False, True]
+
+
+def test_packing_merges_what_says_the_same():
+    tokens = torch.tensor([[5, 5, 7, 1, 1, 2], [5, 6, 5, 1, 1, 1]])  # three chains of two
+    parent = static_parent(branching_tree([3, 1]), tokens.device)
+    packed = pack(tokens, (3, 3), parent, torch.ones(2, 6, dtype=torch.bool))
+    for row in range(2):
+        places = packed.place[row]
+        assert places[0] == 0
+        for i in range(6):
+            assert packed.tokens[row, places[i + 1] - 1] == tokens[row, i]
+    # Row 0: 5 (twice), 7, 5-1 (twice), 7-2: four guesses; row 1: 5 (twice), 6, 5-1 (twice), 6-1.
+    assert packed.tokens.shape[1] == 4
+    sees = packed.tree.sees[0]
+    assert sees.sum(-1).tolist() == [1, 2, 2, 3, 3] and packed.tree.depth[0].tolist() == [0, 1, 1, 2, 2]
+
+
+@pytest.mark.parametrize("cache", CACHES)
+def test_the_cache_holds_the_accepted_path(cache):
+    """After a tree round both models' caches are those of a text that was read token by token."""
+    sampling = Sampling()
+    table = random_table(V, 3)
+    helper_table = table + random_table(V, 4)
+    target, helper = (tabular_model(t, sampling, cache) for t in (table, helper_table))
+    moved = 0
+    for kind in ("tree_independent", "multi_draft_two", "tree_distinct"):
+        drafter = make_drafter(kind, target, "", helper)
+        state = State.start([Job([1, 2, 3], 30, 11), Job([4, 5, 6], 30, 12)], [], 40, target.device)
+        drafter.begin(state)
+        target.allocate(2, 70)
+        target.prefill(state)
+        verifier = IterativeVerifier(sampling.greedy)
+        for _ in range(6):
+            draft = drafter.propose(state, [3, 2])
+            for row in range(2):
+                before, last = state.tokens[row, state.lengths[row] - 2 : state.lengths[row]].tolist()
+                assert torch.allclose(draft.probs[row, 0], helper_table[before, last].softmax(-1), atol=1e-6)
+            scores = target.score(state, draft)
+            verdict, kept = accept_and_append(state, scores.p, draft, verifier, target.executor)
+            settle(state, draft, verdict, scores, kept, target, drafter)
+            moved += int((verdict.path[:, 0] > 0).sum())
+            for row in range(2):
+                text = state.tokens[row, : state.lengths[row]].tolist()
+                before, last = text[-2:]
+                law = target.score(state, Draft.empty(2, target.device)).p[row, 0]
+                assert torch.allclose(law, table[before, last].softmax(-1), atol=1e-6)
+    assert moved > 2  # paths that were not the first
+
+
+def test_distinct_children_have_the_law_they_say():
+    trials = 100_000
+    q = torch.tensor([0.5, 0.25, 0.15, 0.1, 0.0])
+    bits = random_bits((trials, 1), torch.Generator().manual_seed(1))
+    tokens, laws = without_replacement(q.expand(trials, 1, 5), bits, 2)
+    assert (tokens[:, 0] != tokens[:, 1]).all()
+    first = torch.bincount(tokens[:, 0], minlength=5) / trials
+    assert torch.allclose(first, q, atol=5 * 0.5 / trials**0.5)
+    for x in range(4):
+        rows = tokens[:, 0] == x
+        rest = q.clone()
+        rest[x] = 0
+        assert torch.allclose(laws[rows, 1], rest / rest.sum())
+        second = torch.bincount(tokens[rows, 1], minlength=5) / rows.sum()
+        assert torch.allclose(second, rest / rest.sum(), atol=5 * 0.5 / rows.sum().item() ** 0.5)
+
+
+def test_children_beyond_the_support_of_q_are_never_accepted():
+    q = torch.tensor([0.0, 1.0, 0.0, 0.0]).expand(1, 1, 4)
+    tokens, laws = without_replacement(q, torch.zeros(1, 1, dtype=torch.long), 3)
+    assert tokens.tolist() == [[1, 1, 1]] and laws[0].tolist() == [[0, 1, 0, 0]] * 3
+    draft = Draft.tree(tokens, (-1, -1, -1), laws, torch.tensor([3]))
+    p = torch.tensor([[0.3, 0.0, 0.7, 0.0]]).expand(1, 4, 4)
+    verdict = iterative_sampling(p, draft, torch.full((1, 3), 1e-9), torch.zeros(1, 2, dtype=torch.long))
+    assert verdict.accepted[0] == 0 and verdict.tokens[0, 0] in (0, 2)
+
+
+def test_the_tree_analogue_of_beta_is_the_share_of_steps_taken():
+    for repeats in (True, False):
+        p_table, draft, generator = random_tree("wide", 8, repeats)
+        draft = replace(draft, count=torch.full((ROWS,), draft.tokens.shape[1]))
+        p = p_of(p_table, draft)
+        r, bits = torch.rand(ROWS, p.shape[1] - 1, generator=generator), random_bits((ROWS, 4), generator)
+        verdict = iterative_sampling(p, draft, r.double(), bits)
+        beta = iterative_beta(p, draft, verdict)
+        steps = torch.arange(3)
+        tested, taken = steps <= verdict.accepted[:, None], steps < verdict.accepted[:, None]
+        difference = ((beta - taken.double()) * tested).sum() / tested.sum()
+        assert abs(difference) < 5 * 0.5 / tested.sum() ** 0.5
+
+
+def test_beta_of_typical_acceptance_is_its_rate_on_a_chain():
+    """Of each step alone, whatever is accepted before and after it; an outcome would be 0 or 1."""
+    p_table, draft, _ = random_tree("chain", 5, True)
+    draft = replace(draft, count=torch.full((ROWS,), 3))
+    p, verifier = p_of(p_table, draft), TypicalVerifier(greedy=False, epsilon=0.09, delta=0.3)
+    noise = SimpleNamespace(bits=random_bits((ROWS, 4), torch.Generator().manual_seed(1)))
+    verdict = verifier.accept(p, draft, noise)
+    beta, steps = verifier.beta(p, draft, verdict), torch.arange(3)
+    assert ((beta > 0.01) & (beta < 0.99)).any(0).all()
+    tested, taken = steps <= verdict.accepted[:, None], steps < verdict.accepted[:, None]
+    difference = ((beta - taken.double()) * tested).sum() / tested.sum()
+    assert abs(difference) < 5 * 0.5 / tested.sum() ** 0.5
+    assert beta[:, 1].std() > 0.05  # it depends on the text, so a constant would not do
+    for row in range(20):
+        law = p[row, 1].numpy()
+        passing = law >= min(0.09, 0.3 * np.exp((law * np.log(law)).sum()))
+        assert beta[row, 1].item() == pytest.approx(draft.probs[row, 1].numpy()[passing].sum())
+
+
+def test_drafts_stand_side_by_side():
+    one = Draft.tree(torch.tensor([[1, 2, 3]]), branching_tree([1, 2]), None, torch.tensor([3]))
+    two = Draft.tree(torch.tensor([[4, 5, 6, 7]]), branching_tree([2, 1]), None, torch.tensor([2]))
+    both = side_by_side([one, two])
+    assert both.tokens.tolist() == [[1, 4, 5, 2, 3, 6, 7]]
+    assert both.levels == (3, 4) and both.parent.tolist() == [[-1, -1, -1, 0, 0, 1, 2]] and both.count.tolist() == [5]
+
+
+def test_the_chosen_tree_has_the_likeliest_nodes():
+    parent, rank = chosen_tree([[0.5, 0.2, 0.1], [0.4, 0.3, 0.05]], 5)
+    # .5, .2, .5*.4 = .2, .5*.3 = .15, .1; then .2*.4 = .08
+    assert sorted(zip(parent, rank, strict=True)) == [(-1, 0), (-1, 1), (-1, 2), (0, 0), (0, 1)]
+    parent, rank = chosen_tree([[0.2, 0.3], [0.1, 0.0]], 9)  # accuracies that do not fall, and a zero
+    assert len(parent) == len(rank) and all(above < i for i, above in enumerate(parent))
+
+
+def test_typical_acceptance_takes_the_longest_path_that_passes():
+    parent = (-1, -1, 0, 1, 3)
+    tokens = torch.tensor([[1, 2, 3, 4, 5]])
+    p = torch.full((1, 6, V), 0.01)
+    p[0, 0, 1] = p[0, 0, 2] = 0.4
+    p[0, 1, 0] = p[0, 2, 4] = p[0, 4, 5] = 0.8  # node 2 (a 3 after 1) fails, nodes 3 and 4 pass
+    p = p / p.sum(-1, keepdim=True)
+    verifier = TypicalVerifier(greedy=True, epsilon=0.3, delta=0.9)
+    draft = Draft.tree(tokens, parent, None, torch.tensor([5]))
+    verdict = verifier.accept(p, draft, None)
+    assert verdict.path.tolist() == [[1, 3, 4]] and verdict.accepted.tolist() == [3]
+    assert verdict.tokens[0, :3].tolist() == [2, 4, 5]
+    nothing = longest_path(p, draft, torch.zeros(1, 5, dtype=torch.bool), lambda law, n: law.argmax(-1))
+    assert nothing.accepted.tolist() == [0]

@@ -1,0 +1,249 @@
+"""Multi-token-prediction modules of checkpoints: names, shapes, q against transformers' own class, and refusals."""
+
+import re
+from functools import cache
+from pathlib import Path
+from tempfile import mkdtemp
+
+import pytest
+import torch
+from checkpoints import checkpoint, shutil
+from conftest import composed, parts_of, small
+from safetensors.torch import load_file, save_file
+from transformers.cache_utils import MtpCache
+from transformers.modeling_layers import MtpModel as StockMtp
+
+from specbench.config.build import build
+from specbench.config.validate import check
+from specbench.contrib.training.mtp import MtpStudent
+from specbench.decoding.noise import prompt_key
+from specbench.decoding.queue import Queue
+from specbench.decoding.speculative import decode_speculative
+from specbench.decoding.state import Job, State
+from specbench.decoding.timer import NoTimer
+from specbench.errors import ConfigError
+from specbench.models.mtp import MtpModel
+from specbench.models.mtp_weights import load_mtp, place_of, without_modules
+from specbench.policies.gamma.fixed import FixedGamma
+from specbench.run.run import run
+
+HIDDEN, LAYERS = 16, 2
+SHAPE = dict(hidden_size=HIDDEN, intermediate_size=32, moe_intermediate_size=8, num_attention_heads=4,
+             num_key_value_heads=4, max_position_embeddings=2048, initializer_range=0.5,
+             num_experts_per_tok=2)  # fmt: skip
+EXPERTS = dict(n_routed_experts=4, n_shared_experts=1, topk_group=1, first_k_dense_replace=1)
+SHAPES = {
+    "deepseek_v3": dict(SHAPE, **EXPERTS, n_group=2, q_lora_rank=8, kv_lora_rank=8, qk_rope_head_dim=4,
+                        qk_nope_head_dim=4, v_head_dim=4),
+    "glm4_moe": dict(SHAPE, **EXPERTS, n_group=1, head_dim=4, num_nextn_predict_layers=1),
+    "qwen3_next": dict(SHAPE, num_experts=4, shared_expert_intermediate_size=8, head_dim=8),
+}  # fmt: skip
+NAMES = {  # of what stands beside the layer
+    "deepseek_v3": ("model.layers.2.", "enorm", "hnorm", "eh_proj", "shared_head.norm"),
+    "glm4_moe": ("model.layers.2.", "enorm", "hnorm", "eh_proj", "shared_head.norm"),
+    "qwen3_next": ("mtp.", "pre_fc_norm_embedding", "pre_fc_norm_hidden", "fc", "norm"),
+}
+WEIGHTS = "model.safetensors"
+
+
+def shaped(folder: Path, kind: str, layers: int) -> Path:
+    types = {"layer_types": ["full_attention"] * layers} if kind == "qwen3_next" else {}
+    return checkpoint(folder, model_type=kind, **SHAPES[kind], num_hidden_layers=layers, **types)
+
+
+@cache
+def with_module(kind: str) -> Path:
+    """A tiny checkpoint of two layers with a module, under the names of the real ones: the layer is the third one of a
+    larger model."""
+    folder = Path(mkdtemp())
+    out, prefix = shaped(folder / "out", kind, LAYERS), f"model.layers.{LAYERS}."
+    more = load_file(shaped(folder / "more", kind, LAYERS + 1) / WEIGHTS)
+    own, embedding_norm, hidden_norm, projection, norm = NAMES[kind]
+    layer = f"{own}layers.0." if own == "mtp." else own
+    found = {layer + name.removeprefix(prefix): tensor for name, tensor in more.items() if name.startswith(prefix)}
+    for name in (embedding_norm, hidden_norm, norm):
+        found[f"{own}{name}.weight"] = torch.rand(HIDDEN) + 0.5
+    found[f"{own}{projection}.weight"] = torch.randn(HIDDEN, 2 * HIDDEN) * 0.3
+    weights = load_file(out / WEIGHTS)
+    if own != "mtp.":
+        found[f"{own}embed_tokens.weight"] = weights["model.embed_tokens.weight"].clone()
+        found[f"{own}shared_head.head.weight"] = weights["lm_head.weight"].clone()
+    save_file(weights | found, out / WEIGHTS, metadata={"format": "pt"})
+    return out
+
+
+@cache
+def parts(kind: str, *overrides: str):
+    return parts_of("target=model", f"target.path={with_module(kind)}", "drafter=mtp", "executor=eager", *overrides)
+
+
+def drafts(kind, gamma, tokens=10):
+    """What was drafted for two ragged texts: for each draft, the text before it and its q [gamma, V]; and the parts."""
+    own = parts(kind)
+    target, drafter, found = own.target, own.drafter, []
+    prompts = [[5, 9, 2, 7, 11, 3, 8], [4, 1, 6]]
+    jobs = [Job(prompt, len(prompt) + tokens, prompt_key(0, str(i))) for i, prompt in enumerate(prompts)]
+    state = State.idle(2, 40, [], target.device)
+    target.allocate(2, 40)
+    propose = type(drafter).propose
+
+    def noted(state, gammas):
+        draft = propose(drafter, state, gammas)
+        for row, text in enumerate(state.texts):
+            if state.active[row] and gammas[row] and draft.probs is not None:
+                found.append((list(text), draft.tokens[row, : gammas[row]], draft.probs[row, : gammas[row]].clone()))
+        return draft
+
+    drafter.propose = noted
+    try:
+        queue = Queue(jobs, [target, *drafter.models], 4, own.spare)
+        decode_speculative(state, target, drafter, FixedGamma(gamma), own.verifier, NoTimer(), feed=queue)
+    finally:
+        del drafter.propose
+    return found, own
+
+
+def transformers_module(kind, target):
+    """transformers' own class with the same checkpoint; it knows the layer's number of the released models only."""
+    main = target.stock_module()
+    main.config.name_or_path = str(with_module(kind))
+    main._keys_to_ignore_on_load_unexpected = [r"model\.layers\.2\."] if kind != "qwen3_next" else [r"^mtp"]
+    main.config.num_mtp_layers = 1
+    main.config.mtp_layer_types = ["full_attention"]
+    return StockMtp.from_pretrained(main)
+
+
+@torch.inference_mode()
+def stock_laws(module, target, text, guesses):
+    """q [gamma, V] as transformers computes it from the whole text: for each guess its layer is applied once more, to
+    its own hidden states where the target has none."""
+    tokens = torch.tensor([[*text, *guesses.tolist()]])
+    count = len(text)
+    states = target.stock_module().model(input_ids=tokens[:, : count - 1], use_cache=False).last_hidden_state
+    laws = []
+    for end in range(count, count + len(guesses)):
+        places = torch.arange(1, end)[None]
+        own = module.forward_layer(0, states, places, MtpCache(config=module.config),
+                                   input_ids=tokens[:, 1:end])  # fmt: skip
+        laws.append(module._project_to_logits(own[:, -1]).softmax(-1)[0])
+        states = torch.cat([states, own[:, -1:]], 1)
+    return torch.stack(laws)
+
+
+@pytest.mark.parametrize("kind", SHAPES)
+def test_q_is_what_transformers_computes_from_the_whole_text(kind):
+    """In ragged rows, after every number of accepted guesses, for guesses that repeat the layer. Negative control: the
+    texts' last tokens exchanged."""
+    found, own = drafts(kind, gamma=3)
+    module = transformers_module(kind, own.target)
+    assert len(found) > 6 and {len(guesses) for _, guesses, _ in found} >= {3}
+    for text, guesses, q in found:
+        expected = stock_laws(module, own.target, text, guesses)
+        assert torch.allclose(q, expected, atol=1e-5)
+        assert not torch.allclose(
+            q, stock_laws(module, own.target, [*text[:-2], text[-1], text[-2]], guesses), atol=1e-3
+        )
+
+
+@pytest.mark.parametrize(
+    "kind", [kind if kind == "glm4_moe" else pytest.param(kind, marks=pytest.mark.slow) for kind in SHAPES]
+)
+def test_a_run_with_the_module_is_exact(kind, tmp_path):
+    overrides = ("temperature=0", "gamma=3", "max_new_tokens=6", "batch_size=2")
+    result, _ = run(parts(kind, *overrides), tmp_path)
+    assert result.lossless.passed and result.counts.drafted > 0 and not result.counts.failed
+
+
+def test_hidden_states_of_another_round_are_seen(monkeypatch):
+    """Negative control of the comparison with transformers: pairs that were rejected stay pending."""
+    monkeypatch.setattr(MtpModel, "take", lambda *given: None)
+    found, own = drafts("glm4_moe", gamma=2)
+    module = transformers_module("glm4_moe", own.target)
+    expected = [stock_laws(module, own.target, text, guesses) for text, guesses, _ in found]
+    assert not all(torch.allclose(q, e, atol=1e-3) for (_, _, q), e in zip(found, expected, strict=True))
+
+
+def test_what_is_trained_is_what_drafts(good, tmp_path):
+    """A trained module, read again under the released models' names, has the q that it was trained to have."""
+    own = parts_of("target=model", f"target.path={good}", "drafter=random", "executor=eager")
+    student = MtpStudent(own.target.own_module(), "kl", guesses=2)
+    student.half().float().save(tmp_path, [])
+    module = load_mtp(str(tmp_path), "drafter.path", own.target)
+    text = torch.tensor([[5, 9, 2, 7, 11, 3]])
+    p, q = student.laws(text)  # [positions, guesses, V]
+    model = MtpModel(module, own.target, "trained", own.target.sampling, gamma=1)
+    model.allocate(1, 16)
+    states = own.target.stock_module().model(input_ids=text).last_hidden_state
+    first = torch.zeros(1, dtype=torch.long)
+    model.make_room([0], 4)
+    logits, _ = model.predict(text[:, 1:4], states[:, :3], first, None, 4)
+    # The student's copy of the target was rounded to 16 bits, the target was not.
+    assert torch.allclose(logits[0], q[2, 0], atol=1e-2) and torch.allclose(
+        own.target.stock_module()(input_ids=text).logits[0, 3], p[2, 0], atol=1e-2
+    )
+    assert not torch.allclose(logits[0], q[1, 0], atol=1e-1)
+
+
+def test_names_of_modules():
+    assert place_of("model.layers.61.eh_proj.weight", 61) == (0, "projection.weight")
+    assert place_of("model.layers.61.shared_head.norm.weight", 61) == (0, "norm.weight")
+    assert place_of("model.layers.61.shared_head.head.weight", 61) == (0, "")
+    assert place_of("model.layers.62.mlp.gate.e_score_correction_bias", 61) == (
+        1,
+        "layer.mlp.gate.e_score_correction_bias",
+    )
+    assert place_of("mtp.layers.0.mlp.experts.7.up_proj.weight", 48) == (0, "layer.mlp.experts.7.up_proj.weight")
+    assert place_of("mtp.pre_fc_norm_hidden.weight", 48) == (0, "hidden_norm.weight")
+    assert place_of("mtp.norm.weight", 48) == (0, "norm.weight")
+    assert place_of("model.layers.60.mlp.gate.weight", 61) is None
+    surplus = ["model.layers.3.self_attn.q_proj.weight", "lm_head.bias"]  # no module, but a config that is wrong
+    assert without_modules(surplus, 3) == surplus
+    assert without_modules([*surplus, "model.layers.3.eh_proj.weight"], 3) == ["lm_head.bias"]
+
+
+def refusal(*overrides: str) -> str:
+    with pytest.raises(ConfigError) as error:
+        build(check(composed(*small("logger=none", "executor=eager", *overrides))))
+    return str(error.value)
+
+
+def spoiled(folder: Path, change) -> Path:
+    shutil.copytree(with_module("glm4_moe"), folder)
+    weights = load_file(folder / WEIGHTS)
+    save_file(change(weights) or weights, folder / WEIGHTS, metadata={"format": "pt"})
+    return folder
+
+
+BAD = {
+    "a part that is missing": (lambda w: w.pop("model.layers.2.hnorm.weight") is None, "lacks hidden_norm.weight"),
+    "a layer in part": (lambda w: w.pop("model.layers.2.input_layernorm.weight") is None, "lacks .*input_layernorm"),
+    "eight bits": (lambda w: {k: v.to(torch.float8_e4m3fn) if "layers.2.eh_proj" in k else v for k, v in w.items()},
+                   "only 16 and 32 bits"),
+    "not finite": (lambda w: {k: v / 0 if "layers.2.eh_proj" in k else v for k, v in w.items()}, "not finite"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_modules_are_refused_in_a_sentence(name, tmp_path):
+    change, expected = BAD[name]
+    folder = spoiled(tmp_path / "bad", change)
+    assert re.search(expected, refusal("target=model", f"target.path={folder}", "drafter=mtp"))
+
+
+def test_targets_without_a_module_are_refused_before_they_are_loaded(good, monkeypatch):
+    monkeypatch.setattr("specbench.config.build._make", None)
+    for wanted, expected in (
+        (["drafter=mtp"], "target.path=shipped:target, which holds no multi-token-prediction module"),
+        (["drafter=mtp", f"drafter.path={good}"], f"drafter.path={good}, which holds no"),
+        (["drafter=hierarchical", "drafter@drafter.below=mtp"], "one that needs no hidden states of prompts"),
+        (["drafter=mtp", "target.weights=random"], "target.weights=random"),
+        (["drafter=mtp", "drafter.path=./nowhere"], "there is no such folder"),
+    ):
+        with pytest.raises(ConfigError, match=re.escape(expected)):
+            check(composed(*small(*wanted)))
+
+
+def test_a_module_for_other_hidden_states_is_refused():
+    assert "hidden states of 16, but shipped:target has 640" in refusal(
+        "drafter=mtp", f"drafter.path={with_module('glm4_moe')}"
+    )

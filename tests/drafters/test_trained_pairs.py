@@ -1,0 +1,202 @@
+"""How the pairs beside the first one are trained, what they are trained on, and the data that they decode."""
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import composed, parts_of
+from omegaconf import OmegaConf
+
+from specbench.config.paths import place_of
+from specbench.data.docstrings import DocstringData, documented, pairs
+from specbench.data.prompts import load
+from specbench.data.unconditional import UnconditionalData
+from specbench.drafters.ngram_lm import training_tokens
+from specbench.errors import ConfigError
+from specbench.run.run import run
+
+EXPERIMENTS = Path(__file__).parents[2] / "experiments"
+DATA = {"ende": "specbench.data.text", "unconditional": "specbench.data.unconditional"}
+TASKS = {"ende": "ende", "bytes": "unconditional"}
+SHAPE = dict(d_model=8, d_kv=4, num_heads=2, d_ff=8, num_layers=1, num_decoder_layers=1)
+PAIRS = [([3, 4, 5, 1], [6, 7, 1]), ([8, 1], [9, 10, 11, 1]), ([5, 6, 7, 8, 1], [3, 1]), ([9, 3, 1], [4, 4, 1])]
+
+
+@pytest.fixture
+def recipes(monkeypatch):
+    """The modules encoder_decoders and training of experiments/."""
+    monkeypatch.syspath_prepend(str(EXPERIMENTS))
+    import encoder_decoders
+    import training
+
+    monkeypatch.setattr(training, "SAVED_EVERY", -1.0)  # after each step
+    yield encoder_decoders, training
+    for name in ("encoder_decoders", "training", "bleu"):
+        sys.modules.pop(name, None)
+
+
+class StopError(Exception):
+    """An interruption."""
+
+
+@torch.inference_mode(False)
+def trained(recipes, kept, stop_before=None):
+    """The weights of two models after eight steps; raises StopError before one of them."""
+    encoder_decoders, training = recipes
+    calls = []
+
+    def logits(model, batch):
+        calls.append(model)
+        if stop_before is not None and len(calls) > 2 * stop_before:
+            raise StopError
+        return encoder_decoders.logits(model, batch)
+
+    torch.manual_seed(0)
+    models = {name: encoder_decoders.new_model(SHAPE, 12) for name in ("one", "other")}
+    data = encoder_decoders.endless(PAIRS, words=12)
+    with torch.enable_grad():
+        training.train(models, {"one": 1e-2, "other": 2e-2}, 8, data, logits, kept)
+    return [weight.clone() for model in models.values() for weight in model.state_dict().values()]
+
+
+def test_an_interrupted_training_ends_with_the_same_weights(recipes, tmp_path):
+    """Dropout and the order of batches included. Without the state of the generator it does not."""
+    whole = trained(recipes, tmp_path / "whole.checkpoint")
+    with pytest.raises(StopError):
+        trained(recipes, tmp_path / "cut.checkpoint", stop_before=3)
+    state = torch.load(tmp_path / "cut.checkpoint")
+    assert state["step"] == 3
+    other = state | {"random": torch.Generator().manual_seed(5).get_state()}
+    torch.save(other, tmp_path / "other.checkpoint")
+    resumed = trained(recipes, tmp_path / "cut.checkpoint")
+    assert all(torch.equal(a, b) for a, b in zip(whole, resumed, strict=True))
+    forgetful = trained(recipes, tmp_path / "other.checkpoint")
+    assert not all(torch.equal(a, b) for a, b in zip(whole, forgetful, strict=True))
+
+
+def test_the_loss_with_a_teacher_is_smallest_at_its_law(recipes):
+    _, training = recipes
+    p = torch.tensor([[0.5, 0.3, 0.2], [0.1, 0.1, 0.8]])
+    tokens = torch.tensor([0, 2])
+
+    def at(q):
+        return float(training.loss(None, None, lambda *_: (q.log(), tokens), p))
+
+    entropy = float(-(p * p.log()).sum(-1).mean())
+    assert at(p) == pytest.approx(entropy) and at(p.flip(-1)) > entropy + 0.1
+    assert float(training.loss(None, None, lambda *_: (p.log(), tokens))) == pytest.approx(
+        float(-(p[0, 0].log() + p[1, 2].log()) / 2)
+    )
+
+
+def test_a_token_of_the_byte_model_is_a_byte(recipes, monkeypatch):
+    monkeypatch.syspath_prepend(str(EXPERIMENTS / "train_bytes"))
+    sys.modules.pop("train", None)
+    import train as train_bytes
+
+    tokenizer = train_bytes.byte_tokenizer()
+    text = "def f(ß):\n\treturn '語\xad\x00\xa0'  # ..."
+    tokens = tokenizer(text)["input_ids"]
+    assert tokens == [byte + 1 for byte in text.encode()] and tokenizer.decode(tokens) == text and len(tokenizer) == 257
+    rows = next(train_bytes.windows(torch.tensor(([0] + [5] * 600) * 2, dtype=torch.int16), 0))
+    assert rows.shape == (train_bytes.ROWS, train_bytes.WINDOW + 1) and (rows[1::2, 0] == 0).all()
+    sys.modules.pop("train", None)
+
+
+def test_a_function_is_told_apart_from_its_documentation():
+    import ast
+
+    source = 'class A:\n    async def f(x):\n        """Says what.\n\n        And more.\n        """\n'
+    source += "        y = x\n        return y\n"
+    node = ast.parse(source).body[0].body[0]
+    body, summary = documented(node, source.splitlines())
+    assert body == "async def f(x):\n    y = x\n    return y" and summary == "Says what."
+    assert documented(ast.parse("def f():\n    return 1\n").body[0], ["def f():", "    return 1"]) is None
+    assert documented(ast.parse('def f(): """A."""\n').body[0], ['def f(): """A."""']) is None
+
+
+def test_what_is_summarised_is_held_out():
+    found = list(pairs(held_out=True))
+    assert len(found) > 50 and len({pair.name for pair in found}) == len(found)
+    assert all(pair.summary not in pair.body and 3 <= len(pair.body.splitlines()) <= 40 for pair in found[:20])
+
+
+def test_what_training_has_seen_is_not_summarised():
+    """Of the held-out modules' functions some are in other modules, too."""
+    from specbench.data.stdlib_corpus import read_modules
+
+    training = "\n".join(read_modules(held_out=False).values())
+    found = {pair.name: pair.summary for pair in pairs(held_out=True)}
+    kept = [found[prompt.id] for prompt in DocstringData(limit=None).prompts()]
+    assert 50 < len(kept) < len(found) and not [summary for summary in kept if f'"""{summary}' in training]
+    assert [summary for summary in found.values() if f'"""{summary}' in training]
+
+
+def test_unconditional_prompts_differ_in_their_noise_alone():
+    prompts = load(UnconditionalData(start=None, count=5, limit=3))
+    assert [prompt.id for prompt in prompts] == ["1", "2", "3"] and {prompt.turns for prompt in prompts} == {("",)}
+
+
+def test_training_refuses_an_encoder_decoder(tmp_path):
+    from specbench.contrib.training.trainer import check
+
+    (tmp_path / "config.json").write_text('{"model_type": "t5"}')
+    target = {"_target_": "specbench.models.pretrained.PretrainedModel", "path": str(tmp_path), "revision": None,
+              "trust_remote_code": False, "weights": "pretrained", "chat_template": "never", "quantization": None,
+              "shape": {}}  # fmt: skip
+    method = OmegaConf.load(Path(__file__).parents[2] / "conf" / "method" / "medusa.yaml")
+    scalars = OmegaConf.load(Path(__file__).parents[2] / "conf" / "train.yaml")
+    kept = {key: value for key, value in scalars.items() if key not in ("defaults", "hydra")}
+    with pytest.raises(ConfigError, match="it is an encoder-decoder, and python -m specbench"):
+        check(OmegaConf.create(kept | {"target": target, "method": method}))
+
+
+SLOW = pytest.mark.slow
+SHIPPED = [("ende", "ende"), pytest.param("ende_small", "ende", marks=SLOW), ("bytes", "unconditional")]
+
+
+@pytest.mark.parametrize("drafter, data", SHIPPED)
+def test_a_shipped_pair_runs_from_its_drafter_alone(drafter, data, tmp_path):
+    """At temperature 0 the tokens are plain decoding's."""
+    short = (f"data={data}", "temperature=0", "data.limit=1", "max_new_tokens=6", "executor=eager")
+    parts = parts_of(f"drafter={drafter}", *short)
+    target = drafter.split("_")[0]
+    assert parts.target.name.endswith(f"{target}/target")
+    assert composed(f"drafter={drafter}").data._target_.rpartition(".")[0] == DATA[data]
+    result, _ = run(parts, tmp_path)
+    assert result.lossless.verdict == "passed" and result.counts.tested > 0 and result.alpha.mean < 1
+
+
+@pytest.mark.parametrize("pair", [pytest.param("ende", marks=SLOW), "bytes"])
+def test_a_target_that_drafts_for_itself_is_always_accepted(pair, tmp_path):
+    short = (f"data={TASKS[pair]}", "data.limit=1", "max_new_tokens=8", "executor=eager")
+    own = parts_of(f"drafter={pair}", f"drafter.path=shipped:{pair}/target", *short)
+    assert run(own, tmp_path)[0].alpha.mean == pytest.approx(1)
+
+
+def test_drafters_of_counts_count_the_ends_of_a_translator_s_texts():
+    """One end for each line of own.de, and no unknown token for a line break; as one text it has the opposite. What the
+    drafter is given is the first."""
+    lines = Path(place_of("shipped:ende/own.de")).read_text(encoding="utf-8").splitlines()
+    parts = parts_of("drafter=ende_bigram", "data=ende", "data.limit=1", "max_new_tokens=2", "executor=eager")
+    tokenizer = parts.target.tokenizer
+    end, unknown = tokenizer.eos_token_id, tokenizer.unk_token_id
+    counted = [int(parts.drafter.unigram[token]) - 1 for token in (end, unknown)]
+    assert counted == [len(lines), 0] and len(lines) == 2500
+    whole = training_tokens("shipped:ende/own.de", tokenizer).bincount(minlength=3)
+    assert whole[end] == 0 and whole[unknown] == len(lines)
+    texts = tokenizer.decode(training_tokens("shipped:ende/own.de", tokenizer, by_line=True)).split("</s>")
+    assert [text.strip() for text in texts[:5]] == [line.strip() for line in lines[:5]]
+
+
+@pytest.mark.parametrize("target", ["ende", pytest.param("bytes", marks=SLOW)])
+def test_drafters_of_counts_see_the_text_of_the_task(target, tmp_path):
+    """A bigram of the target's own kind of text is accepted more often than the unigram, and both sometimes."""
+    few = (f"data={TASKS[target]}", "data.limit=2", "max_new_tokens=10", "executor=eager")
+    found = [run(parts_of(f"drafter={target}_{kind}", *few), tmp_path)[0].alpha.mean for kind in ("unigram", "bigram")]
+    assert 0.01 < found[0] < found[1] < 0.9
+
+
+def test_data_that_are_asked_for_win_over_the_drafter_s():
+    assert composed("drafter=bytes", "data=stdlib").data._target_ == "specbench.data.stdlib.StdlibData"

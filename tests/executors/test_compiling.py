@@ -1,0 +1,124 @@
+"""executor.compile=auto: what is predicted, what is decided, and that a run that compiles decodes the same tokens."""
+
+import json
+from types import SimpleNamespace
+
+import pytest
+from conftest import parts_of
+
+import specbench.executors.compile_decision
+from specbench.decoding.executor import Work
+from specbench.executors.auto import AutoExecutor
+from specbench.executors.compile_cache import Programs
+from specbench.executors.compile_decision import SAVED, SECONDS, CompileTimes, decide
+from specbench.run.compile_trial import predicted, weights_of_programs
+from specbench.run.method_run import MethodRun
+from specbench.run.run import run, run_in_turn
+
+
+def test_compiling_pays_where_it_takes_less_than_it_saves():
+    saved = SAVED * (500 - 100)
+    assert decide(Work(500, 100, 100), saved / 101).compile
+    assert not decide(Work(500, 100, 100), saved / 99).compile
+    assert not decide(Work(500, 500, 1), 1e-9).compile  # nothing but the reading of weights is left
+    told = decide(Work(500, 100, 100), 1.0).sentence
+    assert "100 s" in told and f"{saved:.0f} s" in told and "500" in told
+
+
+def test_a_machine_learns_how_long_programs_take(tmp_path, monkeypatch):
+    path = tmp_path / "new" / "compiling.json"
+    ticks = iter([10.0, 30.0, 100.0, 104.0])
+    programs, told = Programs(None, CompileTimes(path)), []
+    programs.tell = told.append
+    assert programs.times.seconds_per_weight == SECONDS
+    for weights in (36, 0):
+        with programs.making(weights, lambda: next(ticks)):
+            programs.made += 1
+    assert programs.seconds == 24 and told == ["compiling program 1", "compiling program 2"]
+    assert CompileTimes(path).seconds_per_weight == pytest.approx(24 / 36)  # in another process
+    path.write_text("{")
+    assert CompileTimes(path).seconds_per_weight == SECONDS
+    monkeypatch.setenv("SPECBENCH_CACHE", str(tmp_path))
+    assert CompileTimes.of("a machine").path != CompileTimes.of("another").path
+
+
+def test_a_program_that_cannot_be_made_is_not_timed(tmp_path):
+    times = CompileTimes(tmp_path / "compiling.json")
+    with pytest.raises(RuntimeError), Programs(None, times).making(3):
+        raise RuntimeError("no compiler")
+    assert times.seconds_per_weight == SECONDS
+
+
+@pytest.mark.parametrize(("compile", "asked"), [("auto", True), ("false", False), ("true", False)])
+def test_only_auto_decides_and_only_once_and_after_its_warm_up(compile, asked, tmp_path):
+    executor = AutoExecutor(programs=Programs(tmp_path / "none"), compile=compile)
+    assert executor.compiles == (compile == "true")
+    assert executor.compile_seconds(10) is None  # nothing is warmed up
+    executor.ready()
+    assert executor.compile_seconds(10) == (10 * SECONDS if asked else None)
+    if asked:
+        assert not executor.decide(Work(1, 0, 10)) and executor.compile_seconds(10) is None
+        assert not executor.compiles and "save 1 s of 1" in executor.facts()["programs"]["decision"]
+
+
+def test_what_a_run_takes_is_predicted_from_a_short_decode():
+    model = SimpleNamespace(step_bytes=10, weight_count=7)
+    parts = SimpleNamespace(
+        max_new_tokens=50,
+        target=SimpleNamespace(step_bytes=100, weight_count=30),
+        drafter=SimpleNamespace(models=[model]),
+        policy=SimpleNamespace(widths=(1, 2, 3)),
+    )
+    plain = SimpleNamespace(requests=[SimpleNamespace(tokens=[1] * 16)], calls=16, decode_seconds=1.6)
+    drafts = SimpleNamespace(requests=[SimpleNamespace(tokens=[1] * 16)], calls=4, decode_seconds=0.8)
+    seconds, least = predicted(parts, 2, plain, drafts, requests=20, bytes_per_second=2000)
+    assert seconds == pytest.approx(20 * 50 * (0.1 + 0.05))
+    assert least == pytest.approx(20 * 50 * (100 / 2000 + (100 + 2 * 10) / 2000 / 4))
+    assert weights_of_programs(parts) == 4 * 30 + 3 * 7
+
+
+def test_a_run_that_compiles_by_itself_decodes_the_same_tokens(traced, monkeypatch, tmp_path):
+    """Programs are traced and not compiled, and take no time, so that they pay."""
+    monkeypatch.setenv("SPECBENCH_CACHE", str(tmp_path / "cache"))
+    words = ("temperature=0", "data.limit=1", "max_new_tokens=8", "gamma=1")
+    expected, _ = run(parts_of("executor=auto", *words), tmp_path / "not")
+    programs = expected.executor["programs"]
+    assert not programs["used"] and programs["made"] == 0 and not traced  # as SECONDS has it
+    monkeypatch.setattr(specbench.executors.compile_decision, "SECONDS", 1e-9)
+    told: list[str] = []
+    parts = parts_of("executor=auto", *words)
+    result, _ = run(parts, tmp_path / "yes", lambda done, total, what: told.append(what))
+    programs = result.executor["programs"]
+    assert programs["used"] and programs["made"] == len(traced) > 3 and programs["missed"] == 0
+    assert programs["decision"].startswith("compiles for about 0 s") and programs["seconds"] > 0
+    assert [what for what in told if what.startswith("compiling")] == [
+        f"compiling program {number + 1}" for number in range(len(traced))
+    ]
+    assert texts(tmp_path / "yes") == texts(tmp_path / "not")
+    [cached] = (tmp_path / "cache").glob("compiling-*.json")
+    assert json.loads(cached.read_text())["weights"] == weights_of_programs(parts)  # as was predicted
+
+
+def texts(folder):
+    return [json.loads(line)["output"] for line in (folder / "prompts.jsonl.part").read_text().splitlines()]
+
+
+class WarmError(Exception):
+    """Ends a run behind its warm-up."""
+
+
+def test_ways_in_turn_do_not_compile_by_themselves(monkeypatch, tmp_path):
+    """Some would be compiled and others not."""
+    asked = []
+
+    def warm_up(self, wanted, first, requests=0):
+        asked.append(requests)
+        raise WarmError
+
+    monkeypatch.setattr(MethodRun, "warm_up", warm_up)
+    parts = parts_of("executor=auto")
+    one, other = ((parts, tmp_path / name, lambda group: None) for name in ("a", "b"))
+    for cohorts in ([[one]], [[one, other]], [[one], [other]]):
+        with pytest.raises(WarmError):
+            run_in_turn(cohorts, lambda *progress: None)
+    assert asked == [2, 0, 0]

@@ -1,0 +1,267 @@
+"""The graph executor. Without a GPU it is tested on a model of graphs and of their memory (`graph_memory.py`)."""
+
+import contextlib
+import gc
+
+import pytest
+import torch
+from conftest import TREES, tabular_model, verifier_of
+from graph_memory import SimulatedGraphs
+from test_law import learning_policy
+from test_queue import decode, jobs
+
+from specbench.config.devices import pick_device
+from specbench.decoding import verify_tree
+from specbench.decoding.sampling import Sampling
+from specbench.decoding.speculative import accept_and_commit
+from specbench.decoding.state import Job, State
+from specbench.executors import cudagraph
+from specbench.executors import shape_buckets as buckets
+from specbench.executors.cudagraph import Captured, CudaGraphExecutor, no_garbage_collection
+from specbench.executors.eager import EagerExecutor
+from specbench.policies.gamma.entropy import EntropyGamma
+from specbench.run.recorder import round_numbers
+from specbench.verifiers.speculative import SpeculativeVerifier
+
+
+@pytest.mark.parametrize("cache", ["static", "paged"])
+@pytest.mark.parametrize("sampling", [
+    Sampling(), Sampling(temperature=0), Sampling(temperature=0.7, top_k=5, top_p=0.9, repetition_penalty=1.3),
+], ids=["sampled", "greedy", "warped"])  # fmt: skip
+@pytest.mark.parametrize("kind", [None, "model"])
+def test_graphs_change_no_token_and_never_wait_for_the_host(cache, sampling, kind, tables):
+    expected = decode(jobs(), 3, tables, cache, kind, sampling=sampling)
+    executor = SimulatedGraphs()
+    assert decode(jobs(), 3, tables, cache, kind, sampling=sampling, executor=executor) == expected
+    names = sorted(getattr(f, "__name__", "") for f in executor.functions)
+    assert names == (["_draft"] if kind else []) + ["_score_draft", "accept_and_commit"]
+    assert executor.replays > executor.graphs > 0
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=0)], ids=["sampled", "greedy"])
+@pytest.mark.parametrize(
+    "kind", [*TREES, "blockwise", "pass_lookahead", "non_autoregressive", "early_exit", "under_under_model"]
+)
+def test_graphs_change_no_token_of_other_drafts(kind, sampling, tables, monkeypatch):
+    expected = decode(jobs(), 3, tables, kind=kind, sampling=sampling)
+    monkeypatch.setattr(verify_tree, "nobody", lambda mask: False)  # as on a GPU
+    executor = SimulatedGraphs()
+    assert decode(jobs(), 3, tables, kind=kind, sampling=sampling, executor=executor) == expected
+    assert executor.replays > executor.graphs > 0
+
+
+@pytest.mark.parametrize("signal", ["entropy", "confidence"])
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=0)], ids=["sampled", "greedy"])
+def test_graphs_change_no_token_of_drafts_that_end_early(signal, sampling, tables):
+    def policy():
+        return learning_policy(EntropyGamma, largest=4, signal=signal)
+
+    expected = decode(jobs(), 3, tables, sampling=sampling, policy=policy())
+    executor = SimulatedGraphs()
+    assert decode(jobs(), 3, tables, sampling=sampling, policy=policy(), executor=executor) == expected
+    assert "_step" in {getattr(f, "__name__", "") for f in executor.functions} and executor.replays > executor.graphs
+
+
+LONG = [Job([1, 2], 50, 7), Job([3], 44, 9)]  # from the first bucket of columns to the last
+
+
+def numbers_of_rounds(executor, tables, rows, temperature, device=None):
+    """Tokens, and what the recorder computes in each round, of a pair in several buckets of columns."""
+    sampling, found = Sampling(temperature=temperature), []
+    verifier, reduce = verifier_of(SpeculativeVerifier, sampling), executor.leaf(round_numbers)
+
+    def record(state, scores, draft, verdict, kept):
+        found.append(reduce(scores.p, draft, verdict, kept, verifier.beta, (), True).clone())
+
+    options = {"executor": executor, "gamma": 5, "sampling": sampling, "after_round": record, "device": device}
+    return decode(LONG, rows, tables, **options), found
+
+
+@pytest.fixture
+def small_buckets(monkeypatch):
+    """Four buckets of columns for texts of up to 60 tokens."""
+    monkeypatch.setattr(buckets, "SMALLEST_BUCKET", 8)
+
+
+@pytest.mark.parametrize("temperature", [0, 1])
+@pytest.mark.parametrize("rows", [1, 2])
+def test_no_replay_overwrites_what_is_still_read(rows, temperature, tables, small_buckets):
+    tokens, expected = numbers_of_rounds(PaddedEager(), tables, rows, temperature)
+    executor = SimulatedGraphs()
+    graphs, found = numbers_of_rounds(executor, tables, rows, temperature)
+    assert graphs == tokens and len(found) == len(expected)
+    assert all(a.equal(b) for a, b in zip(found, expected, strict=True))
+    # Captured with the first bucket and met in all: a round with a draft, and one without.
+    assert len(executor.functions[accept_and_commit].graphs) <= 2
+    assert sum(len(f.graphs) for f in executor.functions.values() if f.models) >= 8  # the draft and the score, each
+
+
+class PaddedEager(EagerExecutor):
+    """Eager mode with the shapes of graphs."""
+
+    fixed_shapes = True
+
+
+@pytest.mark.parametrize("temperature", [0, 1])
+@pytest.mark.parametrize("rows", [1, 2])
+def test_results_left_in_the_pool_are_overwritten(rows, temperature, tables, small_buckets, monkeypatch):
+    """Negative control: results that are not copied out of the pool, as graphs return them by default."""
+
+    def in_the_pool(self, number, like):
+        self.executor.left.append(torch.empty_like(like))
+        return self.executor.left[-1]
+
+    monkeypatch.setattr(Captured, "_buffer", in_the_pool)
+    _, expected = numbers_of_rounds(PaddedEager(), tables, rows, temperature)
+    try:
+        _, found = numbers_of_rounds(SimulatedGraphs(), tables, rows, temperature)
+    except (IndexError, RuntimeError) as error:
+        assert "index" in str(error)  # a wild number was one
+    else:
+        assert not all(a.equal(b) for a, b in zip(found, expected, strict=True))
+
+
+def columns_after_a_move(executor, tables):
+    """The cache after the nodes of a path moved to the front of their tree."""
+    model = tabular_model(tables.target, Sampling(), executor=executor)
+    model.allocate(1, 20)
+    model.logits(torch.arange(12)[None], [0])
+    model.keep_path(torch.tensor([[2, 5, 8]]), torch.tensor([2]))
+    return model.cache_tensors()[0][0, 0, :12, 0].tolist()
+
+
+def test_a_capture_leaves_the_cache_as_it_is(tables, monkeypatch):
+    expected = columns_after_a_move(EagerExecutor(), tables)
+    assert expected == [0, 1, 4, 7, 10, 5, 6, 7, 8, 9, 10, 11]
+    assert columns_after_a_move(SimulatedGraphs(), tables) == expected
+    # Negative control: warm-up on the cache itself moves them more than once.
+    monkeypatch.setattr(cudagraph, "stand_ins", lambda models: contextlib.nullcontext())
+    assert columns_after_a_move(SimulatedGraphs(), tables) != expected
+
+
+def test_a_capture_that_asks_the_host_is_noticed(tables):
+    """Negative control: `.item()` in a phase."""
+    model = tabular_model(tables.target, Sampling())
+    model.executor = SimulatedGraphs()
+    model.allocate(1, 20)
+    model.logits(torch.tensor([[1, 2]]), [0])
+    phase = model.executor.phase(lambda x: x + x.sum().item(), model)
+    with pytest.raises(RuntimeError, match="inside a graph"):
+        phase(torch.ones(3))
+
+
+class NoGraphs(CudaGraphExecutor):
+    """Graphs that do nothing."""
+
+    def warm_up(self, function):
+        return function()
+
+    def capture(self, function):
+        return lambda: None
+
+
+def rows_of(batch_size=1):
+    return State.idle(batch_size, 8, [], torch.device("cpu")).rows
+
+
+def test_graphs_of_rows_that_are_gone_are_dropped():
+    executor, old, new = NoGraphs(), rows_of(), rows_of()
+    lengths = executor.leaf(length_of)
+    lengths(old)
+    lengths(new)
+    lengths(new)
+    assert executor.graphs == executor.captures == 2  # keyed by address
+    del old
+    lengths(rows_of(2))
+    assert executor.graphs == 2 and executor.captures == 3
+
+
+def length_of(rows):
+    return rows.length + 1
+
+
+def test_only_captures_after_warm_up_are_late():
+    executor = NoGraphs()
+    add = executor.leaf(torch.neg)
+    for width, ready, late in ((1, False, 0), (1, True, 0), (2, True, 1), (3, False, 1), (3, True, 1), (4, True, 2)):
+        (executor.ready if ready else executor.prepare)()
+        add(torch.ones(width))
+        assert executor.late == late
+    assert executor.facts()["captures_after_warm_up"] == 2 and len(executor.notes()) == 1
+
+
+def test_results_of_one_function_share_memory_and_are_read_in_place():
+    executor = SimulatedGraphs()
+    double, add = executor.leaf(lambda x: x * 2), executor.leaf(lambda x: x + 1)
+    long, short = double(torch.ones(9)), double(torch.ones(4))
+    assert long.data_ptr() == short.data_ptr() and short.tolist() == [2] * 4
+    assert add(short).tolist() == [3] * 4
+    (graph,) = add.graphs.values()
+    assert not graph.copied and executor.bytes() > 0
+    other = torch.full((4,), 5.0)
+    assert add(other).tolist() == [6] * 4 and len(add.graphs) == 2  # what stays nowhere is copied
+
+
+class Cycle:
+    """Garbage that only the collector finds, and that notes when it was found."""
+
+    def __init__(self, found):
+        self.itself, self.found = self, found
+
+    def __del__(self):
+        self.found.append(True)
+
+
+def test_no_garbage_is_collected_during_a_capture():
+    found = []
+    with no_garbage_collection():
+        Cycle(found)
+        _ = [[] for _ in range(20_000)]  # enough for several collections
+        assert not found
+    assert gc.isenabled()
+    gc.collect()
+    assert found
+
+
+needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+
+@pytest.mark.cuda
+@needs_cuda
+@pytest.mark.parametrize("cache", ["static", "paged"])
+@pytest.mark.parametrize("temperature", [0, 1])
+def test_real_graphs_give_the_tokens_of_eager_mode(cache, temperature, tables):
+    device = torch.device("cuda")
+    executor = CudaGraphExecutor()
+    options = {"sampling": Sampling(temperature=temperature), "device": device}
+    for kind in (None, "model", "tree_distinct"):
+        expected = decode(jobs(), 3, tables, cache, kind, **options)
+        assert decode(jobs(), 3, tables, cache, kind, executor=executor, **options) == expected
+    assert executor.graphs > 0 and executor.bytes() > executor.pool_bytes() > 0
+
+
+@pytest.mark.cuda
+@needs_cuda
+@pytest.mark.parametrize("temperature", [0, 1])
+@pytest.mark.parametrize("rows", [1, 2])
+def test_real_replays_overwrite_nothing_that_is_still_read(rows, temperature, tables, small_buckets):
+    device = torch.device("cuda")
+    tokens, expected = numbers_of_rounds(PaddedEager(), tables, rows, temperature, device=device)
+    executor = CudaGraphExecutor()
+    for _ in range(2):  # the second time all graphs are there
+        graphs, found = numbers_of_rounds(executor, tables, rows, temperature, device=device)
+        assert graphs == tokens and len(found) == len(expected)
+        assert all(torch.allclose(a, b, equal_nan=True) for a, b in zip(found, expected, strict=True))
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
+def test_graphs_of_the_second_device(tables):
+    device = pick_device("cuda:1")
+    try:
+        expected = decode(jobs(), 3, tables, device=device)
+        executor = CudaGraphExecutor()
+        assert decode(jobs(), 3, tables, device=device, executor=executor) == expected
+        assert executor.side_stream().device == device
+    finally:
+        pick_device("cuda:0")

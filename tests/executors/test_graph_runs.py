@@ -1,0 +1,84 @@
+"""Whole runs: every graph is captured before anything is timed. Graphs run their function again instead of a replay."""
+
+import json
+
+import pytest
+from conftest import parts_of
+
+import specbench.run.warm_up
+from specbench.executors import shape_buckets as buckets
+from specbench.executors.cudagraph import CudaGraphExecutor
+from specbench.run.run import run
+
+KINDS = {
+    # Long enough for rounds that are launched ahead. The second prompt is not read again: rounds leave less behind.
+    "fixed": ("gamma=2", "verdict_tokens=1", "max_new_tokens=14"),
+    "two rows": ("gamma=2", "temperature=0", "batch_size=2", "cache=paged", "max_new_tokens=6"),
+    "adaptive": ("gamma_policy=adaptive", "gamma_policy.largest=2", "max_new_tokens=6"),
+}
+
+
+PAGED = "no: the cache hands out columns as rows grow"
+AHEAD = {
+    "fixed": {"plain": "yes", "speculative": "yes"},
+    "two rows": {"plain": PAGED, "speculative": PAGED},
+    "adaptive": {"plain": "yes", "speculative": "no: gamma follows what was kept"},
+}
+
+
+class Rerun(CudaGraphExecutor):
+    """As on CUDA, but a graph is its function, run again."""
+
+    @classmethod
+    def refuses(cls, settings, run):
+        return None
+
+    def warm_up(self, function):
+        return function()
+
+    def capture(self, function):
+        def replay():
+            with self.whole():
+                function()
+
+        return replay
+
+
+class OneWidth(Rerun):
+    """Negative control: warm-up meets only the shortest texts."""
+
+    def lengths(self, columns):
+        return super().lengths(columns)[-1:]
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory) -> str:
+    """Prompts of different lengths, the shortest of one token."""
+    path = tmp_path_factory.mktemp("prompts") / "prompts.jsonl"
+    path.write_text("\n".join(json.dumps({"prompt": text}) for text in ("x", "x = 1\n" * 6 + "def f(a):")))
+    return str(path)
+
+
+def result_of(kind, executor, texts, monkeypatch, tmp_path):
+    monkeypatch.setattr(buckets, "SMALLEST_BUCKET", 32)
+    monkeypatch.setattr(specbench.run.warm_up, "CALIBRATION_TOKENS", 6)
+    graphs = ("executor=cudagraph", f"executor._target_=test_graph_runs.{executor}", "executor.compile=false")
+    parts = parts_of(*graphs, "data.limit=2", "data=jsonl", f"data.path={texts}", *KINDS[kind])
+    return run(parts, tmp_path)[0]
+
+
+@pytest.mark.parametrize("kind", [
+    kind if kind == "adaptive" else pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS
+])  # fmt: skip
+def test_no_graph_is_captured_after_warm_up(kind, texts, monkeypatch, tmp_path):
+    result = result_of(kind, "Rerun", texts, monkeypatch, tmp_path)
+    assert result.counts.failed == 0 and result.executor["captures"] >= result.executor["graphs"] > 3
+    assert result.executor["captures_after_warm_up"] == 0
+    assert not any("CUDA graphs" in note for note in result.notes)
+    assert result.executor["rounds_ahead"] == AHEAD[kind]
+
+
+def test_captures_after_warm_up_are_reported(texts, monkeypatch, tmp_path):
+    result = result_of("fixed", "OneWidth", texts, monkeypatch, tmp_path)
+    late = result.executor["captures_after_warm_up"]
+    assert late > 0 and any(f"CUDA graphs captured after warm-up: {late};" in note for note in result.notes)

@@ -1,0 +1,320 @@
+"""The attention kernel against attention written as a loop, and decoding with it against decoding with SDPA.
+
+Without a GPU the kernel runs in Triton's interpreter, and is compiled for an H100.
+"""
+
+import copy
+from functools import cached_property
+
+import pytest
+import torch
+from conftest import CACHES, jobs_of, verifier_of
+
+pytest.importorskip("triton")
+
+from compile_triton import Job, compiled
+from torch.nn import functional as F
+from triton import knobs, next_power_of_2
+
+from specbench.decoding.autoregressive import decode_autoregressive
+from specbench.decoding.sampling import Sampling
+from specbench.decoding.speculative import decode_speculative
+from specbench.decoding.state import State
+from specbench.decoding.timer import Timer
+from specbench.decoding.token_tree import newest, static_tree
+from specbench.drafters.model import ModelDrafter
+from specbench.drafters.tree import TreeDrafter
+from specbench.errors import ConfigError
+from specbench.executors.eager import EagerExecutor
+from specbench.kernels import attention
+from specbench.models import kernel_attention
+from specbench.models.attention_mask import aligned_bias
+from specbench.models.language_model import LanguageModel
+from specbench.policies.gamma.fixed import FixedGamma
+from specbench.verifiers.iterative import IterativeVerifier
+from specbench.verifiers.speculative import SpeculativeVerifier
+
+DEVICE = "cpu" if knobs.runtime.interpret else "cuda"
+SIX, SEVENTEEN = (-1, -1, 0, 0, 1), (-1, -1, -1, 0, 0, 1, 2, 2, 3, 3, 5, 6, 6, 8, 10, 10)  # parents of nodes
+
+
+class Problem:
+    """Random queries, keys and values in shuffled blocks; `right` is attention as its definition says."""
+
+    def __init__(self, N, heads, key_heads, D, rows, block=None, parents=None, window=None, dtype=torch.float32):
+        generator = torch.Generator().manual_seed(N + D)
+        self.parents, self.window, self.block = parents, window, block or 90
+        self.first = torch.tensor(rows)
+        width = -(-90 // self.block)
+        numbers = torch.randperm(len(rows) * width + 1, generator=generator)[1:]
+        self.table = numbers.view(len(rows), width)
+        stored = (len(numbers) + 1, self.block, key_heads, D)  # as a pool of columns
+        self.q = torch.randn(len(rows), N, heads, D, generator=generator).to(dtype).transpose(1, 2)
+        self.keys, self.values = (torch.randn(stored, generator=generator).to(dtype).transpose(1, 2) for _ in range(2))
+        self.tree = None
+        if parents is not None:
+            device = torch.device("cpu")
+            whole = len(parents) + 1 == N
+            self.tree = static_tree(parents, device) if whole else newest(parents, N, device)
+
+    def found(self, **changes) -> torch.Tensor:
+        """The kernel's result, with changed arguments."""
+        sees, depth = (None, None) if self.tree is None else (self.tree.sees, self.tree.depth)
+        given = {"q": self.q, "keys": self.keys, "values": self.values, "table": self.table, "first": self.first,
+                 "sees": sees, "depth": depth} | changes  # fmt: skip
+        moved = {name: None if t is None else t.to(DEVICE) for name, t in given.items()}
+        scale = self.q.shape[-1] ** -0.5
+        return attention.attend(**moved, scale=scale, window=self.window).cpu().double()
+
+    @cached_property
+    def right(self) -> torch.Tensor:
+        b, heads, N, D = self.q.shape
+        group = heads // self.keys.shape[1]
+        result = torch.zeros(b, N, heads, D, dtype=torch.float64)
+        for i in range(b):
+            place = [(int(self.table[i, c // self.block]), c % self.block) for c in range(90)]
+            for n in range(N):
+                columns = self.columns(int(self.first[i]), n, N)
+                for h in range(heads):
+                    k, v = (
+                        torch.stack([x[place[c][0], h // group, place[c][1]] for c in columns]).double()
+                        for x in (self.keys, self.values)
+                    )
+                    result[i, n, h] = (k @ self.q[i, h, n].double() * D**-0.5).softmax(0) @ v
+        return result
+
+    def columns(self, first: int, n: int, N: int) -> list[int]:
+        """The columns that new token n sees, from the parents of the tree."""
+        if self.parents is None:
+            position, seen = max(first + n, 0), list(range(max(first + n, 0) + 1))
+            return [c for c in seen if self.window is None or c > position - self.window]
+        root = first - (len(self.parents) + 1 - N)
+        node, path = len(self.parents) - N + n, []
+        while node >= 0:
+            path, node = [node, *path], self.parents[node]
+        at = [*range(root + 1), *(root + 1 + node for node in path)]  # in order of position
+        return at if self.window is None else at[-self.window :]
+
+    def error(self, **changes) -> float:
+        return float((self.found(**changes) - self.right).abs().max())
+
+
+@pytest.fixture
+def splits(monkeypatch):
+    """Four splits for the problems below, which have one or two key heads times rows."""
+    monkeypatch.setattr(attention, "PROGRAMS", 8)
+
+
+CASES = {
+    "one token": dict(N=1, heads=4, key_heads=1, D=64, rows=[70, 3]),
+    "chain": dict(N=6, heads=24, key_heads=8, D=128, rows=[70]),
+    "chain in blocks": dict(N=6, heads=4, key_heads=1, D=128, rows=[70, 0, 33], block=16),
+    "long chain in blocks": dict(N=17, heads=8, key_heads=8, D=80, rows=[64], block=4),
+    "before the text": dict(N=3, heads=4, key_heads=1, D=64, rows=[-2, 20]),
+    "tree": dict(N=6, heads=24, key_heads=8, D=128, rows=[61], parents=SIX),
+    "tree in blocks": dict(N=6, heads=4, key_heads=1, D=64, rows=[5, 70], parents=SIX, block=16),
+    "large tree": dict(N=17, heads=4, key_heads=1, D=64, rows=[70], parents=SEVENTEEN),
+    "newest of a tree": dict(N=6, heads=4, key_heads=2, D=64, rows=[40], parents=SEVENTEEN, block=7),
+    "window": dict(N=6, heads=4, key_heads=1, D=64, rows=[70, 3], window=20),
+    "window and tree": dict(N=6, heads=4, key_heads=1, D=64, rows=[70, 3], window=20, parents=SIX, block=16),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_kernel_computes_attention(case, splits):
+    assert Problem(**CASES[case]).error() < 2e-6
+
+
+@pytest.mark.parametrize(("dtype", "allowed"), [(torch.float16, 2e-3), (torch.bfloat16, 2e-2)])
+def test_sixteen_bits_round_inputs_and_results_only(dtype, allowed, splits):
+    assert Problem(**CASES["tree in blocks"], dtype=dtype).error() < allowed
+
+
+def test_errors_are_seen(splits):
+    """Negative controls: an ancestor too many and one too few, two blocks exchanged, a length off by one."""
+    problem = Problem(**CASES["tree in blocks"])
+    sees = problem.tree.sees.clone()
+    for node, entry in ((5, 1), (5, 2)):
+        wrong = sees.clone()
+        wrong[0, node, entry] ^= True
+        assert problem.error(sees=wrong) > 1e-3
+    assert problem.error(table=problem.table[:, [1, 0, 2, 3, 4, 5]]) > 1e-3
+    assert problem.error(first=problem.first + 1) > 1e-3
+    assert (
+        Problem(**CASES["window"]).error() < 2e-6 < 1e-3 < Problem(**CASES["window"]).error(first=torch.tensor([69, 3]))
+    )
+
+
+def test_the_number_of_splits_follows_from_shapes():
+    assert attention.number_of_splits(8, 4096, 64) == 32
+    assert attention.number_of_splits(8, 128, 64) == 2
+    assert attention.number_of_splits(300, 4096, 64) == 1
+
+
+# -- Decoding ---------------------------------------------------------------------------------------
+
+
+def tiny_llama(seed: int = 0, **more):
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=4, num_key_value_heads=1,
+        vocab_size=64, max_position_embeddings=96, initializer_range=0.3, attn_implementation="sdpa", **more,
+    )  # fmt: skip
+    return LlamaForCausalLM(config).eval().to(DEVICE)
+
+
+def language_model(module, how, cache="static"):
+    return LanguageModel(copy.deepcopy(module), None, name="tiny", sampling=Sampling(temperature=0),
+                         new_cache=CACHES[cache], executor=EagerExecutor(), attention=how)  # fmt: skip
+
+
+def similar(module):
+    """A module that often guesses what this one would say."""
+    other = copy.deepcopy(module)
+    for weight in other.parameters():
+        weight.mul_(1 + 0.1 * torch.randn(weight.shape, generator=torch.Generator().manual_seed(1)).to(weight.device))
+    return other
+
+
+def decode(module, how, cache="static", kind="chain", rows=1, new=6):
+    prompts = [[5, 9, 2, 7, 11, 30], [3] * 19, [8, 1]][:rows]
+    sampling, target = Sampling(temperature=0), language_model(module, how, cache)
+    judge = verifier_of(SpeculativeVerifier if kind == "chain" else IterativeVerifier, sampling)
+    state = State.start(jobs_of(prompts, [len(p) + new for p in prompts], range(rows)), [], 12, target.device)
+    target.allocate(rows, state.tokens.shape[1])
+    target.prefill(state)
+    clock = Timer(target.device)
+    if kind is None:
+        return decode_autoregressive(state, target, judge, clock).new_tokens()
+    guide = language_model(similar(module), how, cache)
+    drafter = ModelDrafter(guide, 64, 3) if kind == "chain" else TreeDrafter(guide, 64, 3, [2, 2], "best")
+    return decode_speculative(state, target, drafter, FixedGamma(3), judge, clock).new_tokens()
+
+
+@pytest.fixture
+def one_tile(monkeypatch):
+    """One program for each row and key head, with one tile: the interpreter is slow."""
+    monkeypatch.setattr(attention, "PROGRAMS", 1)
+    monkeypatch.setattr(attention, "tile_shape", lambda *given: (64, 64, 4))
+
+
+@pytest.mark.parametrize(("cache", "kind", "rows"), [
+    ("static", "chain", 3), ("paged", "chain", 1), ("static", "tree", 1), ("paged", "tree", 3),
+])  # fmt: skip
+def test_decoding_with_the_kernel_gives_the_tokens_of_sdpa(cache, kind, rows, one_tile):
+    module = tiny_llama()
+    expected = decode(module, "sdpa", kind=None, rows=rows)
+    assert decode(module, "triton", cache, kind, rows) == expected
+
+
+def test_a_wrong_kernel_gives_other_tokens(one_tile, monkeypatch):
+    """Negative control: tokens see one column less."""
+    module, attend = tiny_llama(), attention.attend
+
+    def short(q, keys, values, table, first, *others, **more):
+        return attend(q, keys, values, table, first - 1, *others, **more)
+
+    monkeypatch.setattr(attention, "attend", short)
+    assert decode(module, "triton", kind=None, new=4) != decode(module, "sdpa", kind=None, new=4)
+
+
+def test_one_shape_serves_every_length():
+    for how, expected in (("triton", {64}), ("sdpa", {9, 20, 33})):
+        model = language_model(tiny_llama(), how)
+        model.allocate(1, 64)
+        assert {model.make_room([start], 3) for start in (6, 17, 30)} == expected
+
+
+# -- Which models use it ----------------------------------------------------------------------------
+
+
+def test_auto_is_sdpa_on_a_cpu_and_a_call_without_our_argument_is_sdpa_everywhere():
+    module = tiny_llama()
+    assert language_model(module, "auto").kernel == (DEVICE == "cuda")
+    tokens = torch.tensor([[5, 9, 2, 7]], device=DEVICE)
+    expected = module.generate(tokens, max_new_tokens=8, do_sample=False)
+    stock = language_model(module, "triton").stock_module()
+    assert stock.config._attn_implementation == kernel_attention.NAME
+    assert stock.generate(tokens, max_new_tokens=8, do_sample=False).equal(expected)
+    assert stock(tokens).logits.equal(module(tokens).logits)
+
+
+def test_the_kernel_is_checked_on_the_model_that_uses_it(one_tile, monkeypatch, caplog):
+    from transformers import MistralConfig, MistralForCausalLM
+
+    torch.manual_seed(0)
+    config = MistralConfig(hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=4,
+                           num_key_value_heads=1, vocab_size=64, sliding_window=12)  # fmt: skip
+    model = language_model(MistralForCausalLM(config).eval().to(DEVICE), "triton")
+    assert kernel_attention.worst_error(model) < 1e-5 and kernel_attention.check("triton", model)
+    attend = attention.attend
+    monkeypatch.setattr(attention, "attend", lambda *given: attend(*given[:-1], None))  # without the window
+    assert not kernel_attention.check("auto", model)
+    assert "differs from plain attention" in caplog.text
+    with pytest.raises(ConfigError, match="attention=triton is not possible for tiny: it differs"):
+        kernel_attention.check("triton", model)
+
+
+def test_attention_that_is_not_plain_is_left_to_sdpa(tables):
+    from conftest import tabular_model
+    from transformers import Gemma2Config, GptOssConfig, GptOssForCausalLM
+
+    with pytest.raises(ConfigError, match="attention=triton is not possible for x: TabularMarkov does not pass"):
+        kernel_attention.choose("triton", tabular_model(tables.target, Sampling()).module, torch.device(DEVICE), "x")
+    module = tiny_llama()
+    module.config.attn_logit_softcapping = Gemma2Config().attn_logit_softcapping
+    assert "soft cap" in kernel_attention.refusal(module, torch.device(DEVICE))
+    config = GptOssConfig(hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
+                          num_key_value_heads=1, head_dim=16, vocab_size=64, num_local_experts=2,
+                          num_experts_per_tok=1, sliding_window=8, pad_token_id=0)  # fmt: skip
+    alone = GptOssForCausalLM(config).eval().to(DEVICE)
+    assert "has no SDPA" in kernel_attention.refusal(alone, torch.device(DEVICE))
+    alone.config._attn_implementation = "sdpa"
+    sinks = language_model(alone, "triton")
+    with pytest.raises(ConfigError, match=r"triton is not possible for tiny: GptOssAttention .* with s_aux"):
+        kernel_attention.check("triton", sinks)
+
+
+def test_the_bias_of_sdpa_on_cuda_is_the_mask_and_its_rows_are_aligned():
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(2, 3, n, 16, generator=generator) for n in (5, 21, 21))
+    seen = torch.rand(2, 1, 5, 21, generator=generator) < 0.5
+    seen[..., 0] = True
+    bias = aligned_bias(seen, torch.float32)
+    masked, biased = (F.scaled_dot_product_attention(q, k, v, attn_mask=mask) for mask in (seen, bias))
+    assert torch.allclose(masked, biased, atol=1e-6)
+    assert bias.shape == seen.shape and bias.stride(-1) == 1 and all(s % 8 == 0 for s in bias.stride()[:3])
+
+
+# -- For a GPU that is not here ---------------------------------------------------------------------
+
+
+def on_h100(dtype: str, N: int, tree: bool, paged: bool, splits: int = 32) -> Job:
+    """The kernel for 24 query heads and 8 key heads of 128 numbers."""
+    kind = {"bf16": torch.bfloat16, "fp32": torch.float32}[dtype]
+    BM, BN, warps = attention.tile_shape(N * 3, 128, kind, tree)
+    given = dict.fromkeys(("q", "keys", "values", "out"), f"*{dtype}:16")
+    given |= dict.fromkeys(("partial", "weight"), "*fp32:16")
+    given |= dict.fromkeys(("table", "first", "depth"), "*i64:16") | {"sees": "*u8:16", "scale": "fp32"}
+    given |= dict.fromkeys(("q_row", "q_head", "q_token", "k_block", "k_head", "k_column", "v_block", "v_head",
+                            "v_column", "size", "block"), "i32:16")  # fmt: skip
+    given |= dict.fromkeys(("table_row", "sees_row", "sees_token", "depth_row", "N", "M"), "i32")
+    given |= {"H": 24, "G": 3, "D": 128, "E": 128, "BM": BM, "BN": BN, "BD": 128, "BE": next_power_of_2(128),
+              "TREE": tree, "WINDOW": 0, "ONE_BLOCK": not paged, "SPLITS": splits, "WIDEN": False,
+              "PRECISION": "ieee" if dtype == "fp32" else "tf32"}  # fmt: skip
+    return Job(attention.__name__, "attend_split", given, warps=warps, stages=2)
+
+
+def test_the_kernels_compile_for_an_h100_and_spill_no_registers():
+    jobs = [on_h100("bf16", 1, False, False), on_h100("bf16", 6, False, True), on_h100("bf16", 6, True, True),
+            on_h100("bf16", 512, False, True, splits=1), on_h100("fp32", 6, False, False)]  # fmt: skip
+    merge = Job(attention.__name__, "merge_splits", jobs[1].arguments)
+    made = compiled([*jobs, merge])
+    for job, one in zip([*jobs, merge], made, strict=True):
+        print(f"{job.kernel} {job.arguments['q']} N={job.arguments['N']}: {one}")
+        assert one.spilled == 0 and one.shared <= 99 * 1024  # the least that a program of a recent GPU may have
+        assert 32 * job.warps * one.registers <= 65536
+    for one in made[:4]:
+        assert "mma" in one.ptx and "cp.async" in one.ptx  # tensor cores; columns are loaded ahead

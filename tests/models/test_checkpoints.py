@@ -1,0 +1,318 @@
+"""Checkpoints: what is loaded whole, and what is refused with one sentence."""
+
+import json
+import shutil
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+from checkpoints import (
+    EMBED,
+    HEAD,
+    NORM,
+    SIZES,
+    WEIGHTS,
+    binary,
+    checkpoint,
+    config,
+    content,
+    cut,
+    edit_tokenizer,
+    harmful,
+    other,
+    pop,
+    put,
+    shards,
+    tensors,
+    then,
+    without,
+)
+from conftest import composed, parts_of, small
+from omegaconf import OmegaConf
+
+from specbench.config.build import build
+from specbench.config.paths import SHIPPED
+from specbench.config.validate import check
+from specbench.errors import ConfigError
+from specbench.run.run import run
+
+BERT = dict(SIZES, model_type="bert")
+SHARD = "model-00002-of-00003.safetensors"
+LAYER_1 = "model.layers.1.mlp.up_proj.weight"
+
+OF_MAMBA = '{"model_type": "mamba", "vocab_size": 4160, "hidden_size": 16, "num_hidden_layers": 1}'
+BROKEN = {
+    # tensors
+    "a tensor is missing": (pop(LAYER_1), f"lacks {LAYER_1}"),
+    "the embedding is missing": (pop(EMBED), f"lacks {EMBED}"),
+    "the output matrix is missing": (pop(HEAD), f"lacks {HEAD}"),
+    "a tied pair is missing": (then(config(tie_word_embeddings=True), pop(HEAD), pop(EMBED)), "lacks"),
+    "a tensor too many": (tensors(lambda state: state.update(extra=torch.ones(3))), "no place for: extra"),
+    "more layers than weights": (config(num_hidden_layers=3), "lacks model.layers.2."),
+    "fewer layers than weights": (config(num_hidden_layers=1), "no place for: model.layers.1."),
+    "biases that the weights lack": (config(attention_bias=True), "lacks model.layers.0.self_attn"),
+    "another vocabulary": (config(vocab_size=4100), "[4160, 16] for [4100, 16]"),
+    "another width": (config(hidden_size=32), "other shapes"),
+    "another number of key heads": (config(num_key_value_heads=4), "other shapes"),
+    "a tensor of another shape": (tensors(lambda s: s.update({NORM: torch.ones(17)})), f"{NORM} [17] for [16]"),
+    "Llama declared as BERT": (content("config.json", json.dumps(BERT)), "lacks"),
+    "Llama declared as GPT-2": (config(model_type="gpt2", architectures=["GPT2LMHeadModel"]),
+                              "lacks transformer.h.0.attn"),
+    "weights of whole numbers": (tensors(lambda s: s.update({NORM: torch.ones(16, dtype=torch.int8)})), "of floating"),
+    # not finite, not causal
+    "NaN in a weight": (put(LAYER_1, 7, torch.nan), f"not finite in float32, in {LAYER_1}"),
+    "infinity in the embedding": (put(EMBED, -1, -torch.inf), f"in {EMBED}"),
+    "NaN in a pickle": (then(put(NORM, 3, torch.nan), binary()), f"in {NORM}"),
+    "logits overflow": (tensors(lambda s: s.update({HEAD: s[HEAD] * (3e38 / s[HEAD].abs().max())})), "logits"),
+    "BERT": (other(**BERT), "is not causal"),
+    "BERT, hardly trained": (other(**BERT | {"initializer_range": 0.02}), "is not causal"),
+    # weight files
+    "no weights": (without(WEIGHTS), "no weights"),
+    "only GGUF": (then(without(WEIGHTS), content("model.gguf", b"GGUF")), "model.gguf"),
+    "only ONNX": (then(without(WEIGHTS), content("model.onnx", b"onnx")), "no weights"),
+    "only TensorFlow": (then(without(WEIGHTS), content("tf_model.h5", b"h5")), "no weights"),
+    "weights of no bytes": (content(WEIGHTS, b""), f"{WEIGHTS} is empty"),
+    "weights cut in half": (cut(WEIGHTS, 0.5), f"{WEIGHTS} is damaged"),
+    "weights cut in their header": (cut(WEIGHTS, 0.001), f"{WEIGHTS} is damaged"),
+    "weights are garbage": (content(WEIGHTS, b"\x07" * 999), f"{WEIGHTS} is damaged"),
+    "a huge header": (content(WEIGHTS, (2**62).to_bytes(8, "little") + b"{}"), f"{WEIGHTS} is damaged"),
+    "a pointer of Git LFS": (content(WEIGHTS, b"version https://git-lfs.github.com/spec/v1\n"), "git lfs pull"),
+    "a folder named like weights": (then(without(WEIGHTS), lambda f: (f / WEIGHTS).mkdir()), WEIGHTS),
+    "a shard is missing": (shards(without(SHARD)), f"{SHARD} is not there"),
+    "a shard is cut": (shards(cut(SHARD, 0.3)), f"{SHARD} is damaged"),
+    "an index that is no JSON": (shards(cut("model.safetensors.index.json", 0.5)), "model.safetensors.index.json"),
+    "an index without a map": (shards(content("model.safetensors.index.json", "{}")), "weight_map"),
+    "a pickle that is none": (then(without(WEIGHTS), content("pytorch_model.bin", b"no pickle")), ".bin is damaged"),
+    "a pickle that runs code": (harmful, "pytorch_model.bin is damaged"),
+    "a pickle cut in half": (then(binary(), cut("pytorch_model.bin", 0.5)), "pytorch_model.bin is damaged"),
+    "a pickled list": (binary(lambda state: list(state.values())), "pytorch_model.bin is damaged"),
+    "a pickle of whole numbers": (binary(lambda state: {n: t.to(torch.int8) for n, t in state.items()}), "floating"),
+    "a pickle of no bytes": (then(without(WEIGHTS), content("pytorch_model.bin", b"")), "pytorch_model.bin is empty"),
+    "an adapter only": (then(without(WEIGHTS, "config.json"), content("adapter_config.json", "{}")), "adapter_config"),
+    "an adapter beside weights": (content("adapter_config.json", '{"peft_type": "LORA"}'), "merge it"),
+    # config.json
+    "no config.json": (without("config.json"), "no config.json"),
+    "config.json is no JSON": (content("config.json", "{'model_type': llama"), "config.json is not JSON"),
+    "config.json is empty": (content("config.json", ""), "config.json is not JSON"),
+    "config.json is a list": (content("config.json", "[1]"), "config.json holds list"),
+    "config.json is null": (content("config.json", "null"), "config.json holds NoneType"),
+    "config.json is UTF-16": (content("config.json", '{"model_type": "llama"}'.encode("utf-16")), "config.json"),
+    "config.json is nested deeply": (content("config.json", '{"a":' * 100_000), "config.json is not JSON"),
+    "no model type": (config(model_type=...), "names no model_type"),
+    "an unknown model type": (config(model_type="nope"), "nope"),
+    "text for a number": (config(hidden_size="large"), "hidden_size"),
+    "null for a number": (config(num_hidden_layers=None), "num_hidden_layers"),
+    "a fraction": (config(num_attention_heads=2.5), "num_attention_heads"),
+    "no layers": (config(num_hidden_layers=0), "num_hidden_layers=0"),
+    "-1 layers": (config(num_hidden_layers=-1), "num_hidden_layers=-1"),
+    "a billion layers": (config(num_hidden_layers=10**9), "num_hidden_layers=1000000000"),
+    "a vocabulary of 0": (config(vocab_size=0), "vocab_size=0"),
+    "a huge vocabulary": (config(vocab_size=10**30), "vocab_size"),
+    "a negative context": (config(max_position_embeddings=-5), "max_position_embeddings=-5"),
+    "heads that do not divide": (config(num_attention_heads=3, head_dim=...), "could not be loaded"),
+    "0 key heads": (config(num_key_value_heads=0), "num_key_value_heads=0"),
+    "an unknown activation": (config(hidden_act="nope"), "could not be loaded"),
+    "an unknown kind of rope": (config(rope_parameters={"rope_type": "nope", "rope_theta": 1e4}), "nope"),
+    "an encoder of sounds": (content("config.json", '{"model_type": "moonshine"}'), "reads no text"),
+    "no language model": (content("config.json", '{"model_type": "vit"}'), "vocab_size=None in its config"),
+    "Mamba with other weights": (content("config.json", OF_MAMBA), "lacks backbone."),
+    "a package that is not here": (config(quantization_config={"quant_method": "hqq"}), "could not be loaded"),
+    "an unknown quantization": (config(quantization_config={"quant_method": "nope"}), "nope"),
+    "code of its own": (config(model_type="own", auto_map={"AutoConfig": "own.C"}), ".trust_remote_code=true"),
+    "generation_config.json is no JSON": (content("generation_config.json", "{"), "generation_config.json is not"),
+    "an end of text that is text": (content("generation_config.json", '{"eos_token_id": ["</s>", 2]}'), "eos_token_id"),
+    "an end of text of 71 bits": (content("generation_config.json", f'{{"eos_token_id": {2**70}}}'), "eos_token_id"),
+    # tokenizer
+    "no tokenizer": (without("tokenizer.json", "tokenizer_config.json"), "could not be loaded"),
+    "tokenizer.json is cut": (cut("tokenizer.json", 0.5), "could not be loaded"),
+    "tokenizer.json is a list": (content("tokenizer.json", "[]"), "could not be loaded"),
+    "tokenizer.json is empty": (content("tokenizer.json", "{}"), "could not be loaded"),
+    "tokenizer_config.json is a list": (content("tokenizer_config.json", "[]"), "tokenizer_config.json holds list"),
+    "a tokenizer without its vocabulary": (
+        then(without("tokenizer.json"), content("tokenizer_config.json", '{"tokenizer_class": "LlamaTokenizer"}')),
+        "reads no text",
+    ),
+    "a tokenizer without a token for unknown words": (
+        content("tokenizer_config.json", '{"tokenizer_class": "BertTokenizer"}'), "tokenizer: Exception: WordPiece",
+    ),
+    "a tokenizer whose length is text": (content("tokenizer_config.json", '{"model_max_length": "long"}'), "tokenizer"),
+    "a tokenizer with too many ids": (other(vocab_size=4000), "ids up to 4095"),
+    "a token beyond the embedding": (
+        edit_tokenizer(lambda t: t["model"]["vocab"].update(zzzzzz=9999)),
+        "ids up to 9999, but the model has 4160",
+    ),
+}  # fmt: skip
+
+
+@cache
+def composition(*overrides: str):
+    """Composed once, because this takes longer than the rest of a test."""
+    return composed(*small("logger=none", *overrides))
+
+
+def refusal(*overrides: str, **paths: Path) -> str:
+    """The sentence that a run is refused with, built as the command line builds it, with `target.path` or another path
+    set."""
+    values = OmegaConf.merge(composition(*overrides), {group: {"path": str(path)} for group, path in paths.items()})
+    with pytest.raises(ConfigError) as caught:
+        build(check(values))
+    sentence = str(caught.value)
+    assert len(sentence.splitlines()) == 1 and len(sentence) < 1200
+    return sentence
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_broken_target_is_refused(name, good, tmp_path):
+    change, expected = BROKEN[name]
+    folder = tmp_path / "model"
+    shutil.copytree(good, folder)
+    change(folder)
+    sentence = refusal("target=model", "drafter=random", target=folder)
+    assert sentence.startswith("target.") and str(folder) in sentence and expected in sentence, sentence
+    assert "hf auth" not in sentence and not (folder / "ran").exists()
+
+
+AS_DRAFTER = ("a tensor is missing", "fewer layers than weights", "another vocabulary", "NaN in a weight", "BERT",
+              "weights cut in half", "a pickle that runs code", "config.json is a list", "-1 layers",
+              "a tokenizer with too many ids", "code of its own", "no weights")  # fmt: skip
+
+
+@pytest.mark.parametrize("kind, name", [*(("model", name) for name in AS_DRAFTER), ("multi_draft", AS_DRAFTER[0])])
+def test_a_broken_drafter_is_refused(kind, name, good, tmp_path):
+    change, expected = BROKEN[name]
+    folder = tmp_path / "model"
+    shutil.copytree(good, folder)
+    change(folder)
+    if kind == "model":
+        sentence = refusal("target=model", "drafter=model", target=good, drafter=folder)
+    else:
+        sentence = refusal("target=model", f"drafter={kind}", f"drafter.paths=[{folder}]", target=good)
+    assert sentence.startswith("drafter.") and str(folder) in sentence and expected in sentence, sentence
+
+
+FINE = {
+    "as it is": lambda folder: None,
+    "in shards": shards(),
+    "as a pickle": binary(),
+    "tied": then(config(tie_word_embeddings=True), pop(HEAD)),
+    "tied, with both tensors": then(
+        config(tie_word_embeddings=True), tensors(lambda s: s.update({HEAD: s[EMBED].clone()}))
+    ),
+    "in float64": tensors(lambda s: s.update({name: t.double() for name, t in s.items()})),
+    "in bfloat16": tensors(lambda s: s.update({name: t.bfloat16() for name, t in s.items()})),
+    "GPT-2": other(model_type="gpt2", n_positions=2048),
+    "BERT as a decoder": other(**BERT, is_decoder=True),
+    "a decoder without a first token": other(
+        model_type="pegasus", vocab_size=4160, d_model=16, decoder_layers=2, decoder_ffn_dim=32,
+        decoder_attention_heads=4, encoder_layers=2, encoder_attention_heads=4, is_encoder_decoder=False,
+    ),
+    "no generation config": without("generation_config.json"),
+    "a tokenizer without special tokens": content("tokenizer_config.json", "{}"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FINE)
+def test_a_whole_checkpoint_is_loaded(name, good, tmp_path):
+    folder = tmp_path / "model"
+    shutil.copytree(good, folder)
+    FINE[name](folder)
+    parts = parts_of("target=model", f"target.path={folder}/", "drafter=model", f"drafter.path={folder}")
+    assert parts.target.vocab_size == 4160
+
+
+def test_a_model_may_be_its_own_drafter(good, tmp_path):
+    parts = parts_of("target=model", f"target.path={good}", "drafter=model", f"drafter.path={good}", "temperature=1")
+    result, _ = run(parts, tmp_path)
+    assert result.alpha.mean == pytest.approx(1, abs=1e-5) and result.lossless.passed
+
+
+PATHS = {
+    "a//b": "is not a model", "..": "no config.json", "a b": "is not a model", "'a/b/'": "is not a model",
+    "''": "must be text that is not empty", "/nowhere": "no such folder", "'~/nowhere/at/all'": "no such folder",
+    "'{tmp}/loop'": "no such folder", "'{good}/config.json'": "it is a file", "'{tmp}'": "only loop",
+    "x" * 300: "is not a model", "shipped:nothing": "no such folder",
+    "{good} target.revision=main": "target.revision=main is not possible",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_a_path_that_is_no_model_is_refused_before_anything_loads(path, good, tmp_path):
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    given = f"target.path={path.format(good=good, tmp=tmp_path)}".split(" target.")
+    overrides = [given[0], *(f"target.{more}" for more in given[1:])]
+    with pytest.raises(ConfigError, match=r"^target\.") as caught:
+        check(composed(*small("logger=none", "target=model", *overrides)))
+    assert PATHS[path] in str(caught.value)
+
+
+SHAPES = {
+    "vocab_size=0": "target.shape.vocab_size=0",
+    "vocab_size=many": "vocab_size",
+    "vocab_size=1000": "ids up to 4095",
+    "num_hidden_layers=1000000": "target.shape.num_hidden_layers=1000000",
+    "num_hidden_layers=-1": "target.shape.num_hidden_layers=-1",
+    "num_attention_heads=null": "target.shape",
+    "num_attention_heads=1.5": "target.shape",
+    "hidden_size=100000000000": "the run needs",
+    "hidden_size=1000000": "the run needs",
+    "model_type=nope": "target.shape.model_type=nope is not",
+    "~model_type": "target.shape.model_type=None is not",
+    "+nope=3": "target.shape.nope is not a setting",
+}
+
+
+@pytest.mark.parametrize("value", SHAPES)
+def test_a_shape_that_no_model_has_is_refused(value):
+    key = value.lstrip("+~")
+    mark = value[: len(value) - len(key)]
+    tiny = (
+        "hidden_size=16,intermediate_size=32,num_hidden_layers=1,num_attention_heads=4,num_key_value_heads=2,head_dim=4"
+    )
+    small_shape = [f"target.shape.{size}" for size in tiny.split(",")]
+    sentence = refusal("target=llama3b", "target.chat_template=auto", "target.weights=random", "drafter=random",
+                       *small_shape, f"{mark}target.shape.{key}")  # fmt: skip
+    assert SHAPES[value] in sentence, sentence
+
+
+def test_weights_that_overflow_in_the_run_s_dtype_are_refused(good, tmp_path):
+    folder = tmp_path / "model"
+    shutil.copytree(good, folder)
+    put(NORM, 3, 1e5)(folder)
+    sentence = refusal("target=model", "drafter=random", "dtype=float16", target=folder)
+    assert f"not finite in float16, in {NORM}: use dtype=float32" in sentence
+
+
+@pytest.mark.parametrize(
+    "template", ["{{ raise_exception('no') }}", "{% if %}", "{{ messages[9].content }}", "{{ 1/0 }}"]
+)
+def test_a_chat_template_that_fails_is_refused_before_models_load(template, good, tmp_path):
+    folder = tmp_path / "model"
+    shutil.copytree(good, folder)
+    content("chat_template.jinja", template)(folder)
+    content(WEIGHTS, "")(folder)
+    sentence = refusal("target=model", "drafter=random", target=folder)
+    assert sentence.startswith("target.chat_template") and "target.chat_template=never" in sentence
+
+
+EXTRAS = {
+    "a tensor is missing": (pop("up"), "lacks up"),
+    "NaN": (put("up", 5, torch.nan), "not finite"),
+    "no weights": (without(WEIGHTS), "no weights"),
+    "cut": (cut(WEIGHTS, 0.5), f"{WEIGHTS} is damaged"),
+    "no heads": (config(heads=0), "heads=0"),
+    "more heads than weights": (config(heads=9, accuracy=[]), "other shapes"),
+    "accuracy of other heads": (config(accuracy=[[0.5]]), "accuracy"),
+    "accuracy that is text": (config(accuracy="high"), "accuracy"),
+    "another model": (lambda folder: checkpoint(shutil.rmtree(folder) or folder), "its model_type is llama"),
+}
+
+
+@pytest.mark.parametrize("name", EXTRAS)
+def test_broken_heads_are_refused(name, tmp_path):
+    change, expected = EXTRAS[name]
+    folder = tmp_path / "heads"
+    shutil.copytree(SHIPPED / "medusa", folder)
+    change(folder)
+    sentence = refusal("drafter=medusa", f"drafter.heads={folder}")
+    assert sentence.startswith(f"drafter.heads={folder}") and expected in sentence, sentence

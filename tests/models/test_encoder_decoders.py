@@ -1,0 +1,395 @@
+"""Encoder-decoders with random weights: generate()'s tokens, every cache, batch, tree and executor, and the law."""
+
+import math
+import shutil
+from contextlib import nullcontext
+from functools import cache, partial
+from pathlib import Path
+from types import SimpleNamespace
+
+import conftest
+import pytest
+import torch
+from conftest import CACHES, VERIFIERS, make_drafter, parts_of, spare_of
+from transformers import AutoConfig, AutoModelForSeq2SeqLM
+
+from specbench.cache.encoder_inputs import EncoderInputs
+from specbench.config.build import notes
+from specbench.config.paths import SHIPPED
+from specbench.contrib.beams.search_state import BeamRules
+from specbench.decoding.autoregressive import decode_autoregressive
+from specbench.decoding.queue import Queue
+from specbench.decoding.sampling import Sampling
+from specbench.decoding.speculative import decode_speculative
+from specbench.decoding.state import Job, State
+from specbench.decoding.timer import Timer
+from specbench.errors import ConfigError
+from specbench.executors.auto import AutoExecutor
+from specbench.executors.compiled import CompiledExecutor
+from specbench.executors.eager import EagerExecutor
+from specbench.models.absolute_positions import Positions
+from specbench.models.flops import per_token
+from specbench.models.language_model import LanguageModel
+from specbench.models.reference_forward import stock_logits
+from specbench.policies.gamma.fixed import FixedGamma
+from specbench.run.run import run
+from specbench.stats.reference_scores import read
+
+V, NEW, HOT = 61, 10, 6.0
+LIKE_BART = dict(d_model=16, encoder_layers=2, decoder_layers=2, encoder_attention_heads=2, decoder_attention_heads=2,
+                 encoder_ffn_dim=24, decoder_ffn_dim=24, max_position_embeddings=64, init_std=0.5, pad_token_id=0,
+                 eos_token_id=1, decoder_start_token_id=2, forced_eos_token_id=None)  # fmt: skip
+LIKE_T5 = dict(d_model=16, d_kv=8, d_ff=24, num_layers=2, num_heads=2, relative_attention_num_buckets=8,
+               relative_attention_max_distance=12, initializer_factor=3.0, decoder_start_token_id=0)  # fmt: skip
+KINDS = {"t5": LIKE_T5, "bart": LIKE_BART, "pegasus": LIKE_BART, "marian": LIKE_BART}
+COMPILED = partial(CompiledExecutor, ["half"])
+EXECUTORS = {"eager": EagerExecutor, "half": partial(AutoExecutor, ["half"]), "compiled": COMPILED, "traced": COMPILED}
+INPUTS = ([5, 9, 33, 17, 8, 40, 1], [12, 7, 1], [3, 44, 52, 6, 6, 20, 31, 29, 11, 1])
+
+
+class Tokenizer(conftest.DigitTokenizer):
+    def get_vocab(self):
+        return {str(i): i for i in range(V)}
+
+
+def module_of(kind: str, seed: int = 0, **more):
+    torch.manual_seed(seed)
+    return AutoModelForSeq2SeqLM.from_config(AutoConfig.for_model(kind, vocab_size=V, **KINDS[kind] | more)).eval()
+
+
+@cache
+def loaded(kind: str, seed: int, executor: str) -> LanguageModel:
+    made = EXECUTORS[executor]()
+    return LanguageModel(
+        module_of(kind, seed), Tokenizer(), name=kind, sampling=Sampling(), new_cache=CACHES["static"], executor=made
+    )
+
+
+def model(kind: str, sampling: Sampling, cache_name: str = "static", seed: int = 0, executor: str = "eager"):
+    found = loaded(kind, seed, executor)
+    return found.shared(sampling, CACHES[cache_name], found.executor)
+
+
+def decode(kind, sampling, drafts=None, cache_name="static", rows=3, seed=1, judge=None, executor="eager", text=None,
+           which=INPUTS, new=None):  # fmt: skip
+    """New tokens after the inputs, decoded through `rows` rows; without `drafts` one token a call."""
+    models = [model(kind, sampling, cache_name, s, executor) for s in (0, seed)]
+    return decoded_by(models, drafts, rows, judge, text, which, new)
+
+
+def decoded_by(models, drafts=None, rows=3, judge=None, text=None, which=INPUTS, new=None):
+    """`decode`, by a target and the drafter's own model."""
+    (target, own), sampling = models, models[0].sampling
+    drafter = drafts and make_drafter(drafts, target, text, own)
+    trees = drafts in conftest.TREES
+    spare, start = spare_of(drafts, 3) if drafts else 1, target.start_tokens
+    jobs = [Job(start, len(start) + (new or NEW - i), 7 + i, read) for i, read in enumerate(which)]
+    state = State.idle(rows, len(start) + NEW + spare, target.stop_tokens, target.device)
+    verifier = conftest.verifier_of(VERIFIERS[judge or ("iterative" if trees else "speculative")], sampling)
+    queue = Queue(jobs, [target, *(drafter.models if drafter else ())], 4, spare)
+    target.allocate(rows, state.tokens.shape[1])
+    clock = Timer(target.device)
+    if drafter is None:
+        decode_autoregressive(state, target, verifier, clock, feed=queue)
+        return [output.tokens for output in queue.outputs]
+    decode_speculative(state, target, drafter, FixedGamma(3), verifier, clock, feed=queue)
+    return [output.tokens for output in queue.outputs]
+
+
+def generated(kind: str, read, new: int) -> list[int]:
+    return generated_by(module_of(kind), read, new)
+
+
+def generated_by(module, read, new: int) -> list[int]:
+    ids = torch.tensor([read])
+    text = module.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=new, do_sample=False)
+    return text[0, 1:].tolist()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_temperature_zero_is_generate(kind):
+    expected = [generated(kind, read, NEW - i) for i, read in enumerate(INPUTS)]
+    assert len({tuple(text) for text in expected}) == 3  # the input matters
+    for rows in (1, 2, 3):  # one row for all, rows that join a running batch, a row each
+        assert decode(kind, Sampling(temperature=0), rows=rows) == expected
+        assert decode(kind, Sampling(temperature=0), "model", rows=rows) == expected
+
+
+@pytest.mark.parametrize("cache_name", CACHES)
+@pytest.mark.parametrize("drafts", ["tree_best", "multi_draft_two", "own_trees", "prompt_lookup", "under_ngram"])
+@pytest.mark.parametrize("kind", ["t5", "bart"])
+def test_every_cache_and_kind_of_draft_keeps_the_tokens(kind, drafts, cache_name):
+    sampling = Sampling(temperature=0)
+    assert decode(kind, sampling, drafts, cache_name, rows=2) == decode(kind, sampling)
+
+
+@pytest.mark.parametrize("drafts", ["model", "tree_distinct", "own_trees"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_batch_is_its_singles_at_temperature_one(kind, drafts):
+    sampling = Sampling(temperature=1)
+    assert decode(kind, sampling, drafts) == decode(kind, sampling, drafts, rows=1)
+
+
+@pytest.mark.parametrize("judge", ["match", "block", "rejection", "iterative"])
+def test_every_verifier_keeps_a_batch(judge):
+    sampling = Sampling(temperature=1)
+    assert decode("t5", sampling, "model", judge=judge) == decode("t5", sampling, "model", judge=judge, rows=1)
+    assert decode("t5", Sampling(temperature=0), "model", judge=judge) == decode("t5", Sampling(temperature=0))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_other_products_keep_the_tokens(kind):
+    for temperature in (0, 1):
+        sampling = Sampling(temperature=temperature)
+        assert decode(kind, sampling, "model", executor="half") == decode(kind, sampling, "model")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "drafts", "cache_name"), [
+    ("t5", None, "static"), ("t5", "model", "paged"), ("bart", None, "paged"), ("bart", "tree_best", "static"),
+])  # fmt: skip
+def test_traced_programs_keep_the_tokens(kind, drafts, cache_name, monkeypatch):
+    """Everything of `executor=compiled` but the compiler: a program is the traced graph."""
+    monkeypatch.setattr(torch._inductor, "standalone_compile", lambda graph, inputs: graph)
+    target, sampling = model(kind, Sampling(temperature=1), executor="traced"), Sampling(temperature=1)
+    assert decode(kind, sampling, drafts, cache_name, executor="traced") == decode(kind, sampling, drafts)
+    assert sum(len(leaf.programs) for leaf in target.executor.leaves.values()) > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "temperature", "cache_name"), [("t5", 1, "static"), ("bart", 0, "paged")])
+def test_compiled_programs_keep_the_tokens(kind, temperature, cache_name):
+    sampling = Sampling(temperature=temperature)
+    for drafts in ("model", None):
+        assert decode(kind, sampling, drafts, cache_name, executor="compiled") == decode(kind, sampling, drafts)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_ragged_rows_have_the_logits_of_the_stock_module(kind):
+    target = model(kind, Sampling(temperature=1))
+    ours, theirs = ragged(target)
+    torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
+
+
+def ragged(target: LanguageModel) -> tuple[torch.Tensor, torch.Tensor]:
+    """Logits [2, V] after two rows of unequal lengths and inputs: ours, and the stock module's."""
+    texts, starts = [[2, 8, 9, 30], [2, 19, 3, 12, 50, 7]], [2, 4]
+    target.allocate(2, 8)
+    for row, (text, start) in enumerate(zip(texts, starts, strict=True)):
+        target.encode(row, Job([], 0, 0, INPUTS[row]))
+        target.read_row(torch.tensor([text]), row, 0, start)
+    new = torch.tensor([text[start:] for text, start in zip(texts, starts, strict=True)])
+    ours = target.logits(new, starts)[:, -1]
+    padded = [torch.tensor([[*text, 0]]) for text in texts]  # the last token is predicted
+    stock = [stock_logits(target, text, text.shape[1] - 1, INPUTS[row])[0] for row, text in enumerate(padded)]
+    return ours, torch.stack(stock)
+
+
+def wrong_row(self, count, row, plain=EncoderInputs.place):
+    found = plain(self, count, row)
+    self.span = slice(0, 1)
+    return found
+
+
+def no_mask(self, count, row, plain=EncoderInputs.place):
+    return torch.ones_like(plain(self, count, row))
+
+
+def stale(self, row, layers, plain=EncoderInputs.write):
+    if not self.layers:
+        plain(self, row, layers)
+
+
+@pytest.mark.parametrize(("owner", "name", "mistake"), [
+    (EncoderInputs, "place", wrong_row), (EncoderInputs, "place", no_mask), (EncoderInputs, "write", stale),
+    (Positions, "at", None),
+])  # fmt: skip
+@pytest.mark.parametrize("kind", ["t5", "bart"])
+def test_mistakes_are_seen(kind, owner, name, mistake, monkeypatch):
+    """The row of another request, no mask of the input's end, an input that is not renewed, positions of transformers'
+    own."""
+    monkeypatch.setattr(owner, name, mistake or (lambda *given: nullcontext()))
+    ours, theirs = ragged(model(kind, Sampling(temperature=1)))
+    assert (ours - theirs).abs().max() > 1e-2
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_only_the_decoder_runs_in_a_step(kind):
+    module = module_of(kind)
+    cross = sum(p.numel() for n, p in module.get_decoder().named_parameters()
+                if any(part in n for part in (".k.", ".v.", "k_proj", "v_proj"))
+                and any(part in n for part in ("encoder_attn", "EncDec")))  # fmt: skip
+    looked_up = sum(p.numel() for n, p in module.get_decoder().named_parameters()
+                    if "embed_positions" in n or "relative_attention_bias" in n)  # fmt: skip
+    whole = sum(p.numel() for p in module.get_decoder().parameters())
+    head = module.get_output_embeddings().weight
+    if all(p is not head for p in module.get_decoder().parameters()):
+        whole += head.numel() - module.get_decoder().embed_tokens.weight.numel()
+    assert per_token(module, EagerExecutor())[0] == whole - cross - looked_up
+
+
+def test_a_forced_token_and_suppressed_ones_are_those_of_generate():
+    module = module_of("bart")
+    module.generation_config.forced_bos_token_id = 4
+    free = decode("bart", Sampling(temperature=0), rows=1, which=INPUTS[:1])[0]
+    module.generation_config.suppress_tokens, module.generation_config.bad_words_ids = [free[0]], [[free[1]]]
+    target = LanguageModel(module, Tokenizer(), name="bart", sampling=Sampling(temperature=0),
+                           new_cache=CACHES["static"], executor=EagerExecutor())  # fmt: skip
+    assert target.start_tokens == [2, 4]
+    ids = torch.tensor([INPUTS[0]])
+    expected = module.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=NEW, do_sample=False)[
+        0
+    ].tolist()
+    job = Job([2, 4], len(expected), 0, INPUTS[0])
+    state = State.idle(1, len(expected) + 1, target.stop_tokens, target.device)
+    target.allocate(1, len(expected) + 1)
+    queue = Queue([job], [target], 8, 1)
+    verifier = conftest.verifier_of(VERIFIERS["speculative"], target.sampling)
+    decode_autoregressive(state, target, verifier, Timer(target.device), feed=queue)
+    assert [2, 4, *queue.outputs[0].tokens] == expected
+    found = read(target, [2, 4], queue.outputs[0].tokens, None, (), INPUTS[0])
+    assert found.finite and not (found.short > found.tolerance).any()
+    assert not {free[0], free[1]} & set(queue.outputs[0].tokens)
+
+
+def test_prompt_lookup_copies_from_the_input():
+    drafter = make_drafter("prompt_lookup", model("t5", Sampling(temperature=0)), "")
+    for read_tokens, guesses in (([9, 8, 7, 6, 1], [7, 6]), (None, [])):
+        state = State.start([Job([0, 8], 9, 0, read_tokens)], [], 3, torch.device("cpu"))
+        drafter.begin(state)
+        assert drafter.propose(state, [2]).tokens[0].tolist() == guesses
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory):
+    folders = []
+    for seed in (0, 1):
+        folder = tmp_path_factory.mktemp("t5") / str(seed)
+        torch.manual_seed(seed)
+        config = AutoConfig.for_model("t5", **LIKE_T5 | {"vocab_size": 4160})
+        AutoModelForSeq2SeqLM.from_config(config).save_pretrained(folder)
+        for name in ("tokenizer.json", "tokenizer_config.json"):
+            shutil.copy(SHIPPED / "target" / name, folder)
+        folders.append(str(folder))
+    return folders
+
+
+@pytest.mark.parametrize("temperature", [0, 1])
+def test_a_model_that_drafts_for_itself_has_alpha_one(pair, temperature, tmp_path):
+    same = (f"target.path={pair[0]}", "drafter=model", f"drafter.path={pair[0]}", "target=model")
+    parts = parts_of(*same, f"temperature={temperature}", "batch_size=2", "executor=eager")
+    result, record = run(parts, tmp_path)
+    assert result.alpha.mean == pytest.approx(1, abs=1e-5)
+    assert result.alpha_on_target_text.mean == pytest.approx(1, abs=1e-5)
+    assert result.lossless.verdict == "passed"
+    assert all(x.request.encoder_input and len(x.request.tokens) == 1 for group in record.groups for x in group.results)
+
+
+def test_a_run_searches_the_beams_of_an_encoder_decoder(pair, tmp_path):
+    target, drafter = pair
+    parts = parts_of("target=model", f"target.path={target}", "drafter=model", f"drafter.path={drafter}",
+                     "decoding=beam", "beams=3", "gamma=2", "max_new_tokens=6")  # fmt: skip
+    result, record = run(parts, tmp_path)
+    assert result.lossless.verdict == "passed" and result.beam.equal == result.beam.requests == 2
+    assert result.beam.levels > 0 and all(found.rescored for found in record.results)
+
+
+def test_a_number_of_beams_is_noted_unless_it_is_searched_for():
+    target = SimpleNamespace(random_weights=False, quantization=None, unlike_generate=["num_beams=3", "min_length=5"],
+                             unchecked="")  # fmt: skip
+    told = [" ".join(notes(target, SimpleNamespace(models=[]), SimpleNamespace(note=None), rules))
+            for rules in (None, BeamRules(4, 8, 1.0, False), BeamRules(3, 6, 1.0, False))]  # fmt: skip
+    assert ["num_beams=3" in text for text in told] == [True, True, False]
+    assert all("min_length=5" in text for text in told)
+
+
+@pytest.mark.slow
+def test_a_whole_run_is_compiled(pair, tmp_path):
+    """Every program is there before anything is timed, plain and speculative, for inputs of unequal lengths."""
+    same = (f"target.path={pair[0]}", "drafter=model", f"drafter.path={pair[0]}", "target=model")
+    parts = parts_of(*same, "temperature=1", "batch_size=2", "executor=compiled", "gamma=2", "max_new_tokens=8")
+    result, _ = run(parts, tmp_path)
+    assert result.alpha.mean == pytest.approx(1, abs=1e-5) and result.lossless.verdict == "passed"
+    programs = result.executor["programs"]
+    assert programs["used"] and not programs["missed"] and programs["made"] + programs["found"]
+
+
+@pytest.mark.parametrize(("choice", "told"), [
+    ("drafter=early_exit", "drafter=early_exit is not possible with target.path"),
+    ("drafter=medusa", "drafter=medusa is not possible with target.path"),
+    ("attention=triton", "attention=triton is not possible with target.path"),
+])  # fmt: skip
+def test_what_is_not_possible_is_said_before_a_model_loads(choice, told, pair, monkeypatch):
+    monkeypatch.setattr("specbench.models.pretrained.load_module", partial(pytest.fail, "a model was loaded"))
+    others = ("drafter=ngram",) if choice.startswith("attention") else ()
+    with pytest.raises(ConfigError, match=told):
+        parts_of("target=model", f"target.path={pair[0]}", choice, *others)
+
+
+def test_an_encoder_decoder_needs_a_target_with_an_input(pair):
+    with pytest.raises(ConfigError, match="its encoder would have no input"):
+        parts_of("drafter=model", f"drafter.path={pair[0]}", "target=stdlib")
+
+
+@pytest.mark.parametrize("drafter", ["t5_small", "t5_base", "t5_large", "t5_xl"])
+def test_the_recipes_run_without_weights(drafter, tmp_path):
+    few = [f"{role}.shape.{name}={value}" for role in ("target", "drafter")
+           for name, value in (("num_layers", 1), ("num_decoder_layers", 1), ("d_model", 16), ("d_ff", 16),
+                               ("num_heads", 2), ("vocab_size", 4160))]  # fmt: skip
+    random = ("target.weights=random", "drafter.weights=random")
+    parts = parts_of(f"drafter={drafter}", *random, *few, "max_new_tokens=4", "executor=eager", "data.limit=1")
+    assert parts.target.name == "google/flan-t5-xxl" and parts.drafter.model.name.endswith(drafter[3:])
+    result, _ = run(parts, tmp_path)
+    assert result.lossless.verdict == "passed" and result.counts.tokens
+
+
+def test_bleu_has_known_values(monkeypatch):
+    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "experiments")
+    from bleu import bleu, counts
+
+    reference = "the cat is on the mat"
+    assert counts(["the the the the the the the"], [reference], 1) == (2, 7)  # Papineni et al., section 2.1
+    assert bleu([reference], [reference]) == 100 and bleu(["a b c d"], [reference]) == 0
+    # Precisions 5/5, 4/4, 3/3, 2/2 and one word too few: exp(1 - 6 / 5).
+    assert bleu(["the cat is on the"], [reference]) == pytest.approx(100 * math.exp(-0.2))
+    # 5/6, 3/5, 2/4, 1/3 without a penalty.
+    found = bleu(["the cat is on a mat"], [reference])
+    assert found == pytest.approx(100 * (5 / 6 * 3 / 5 * 2 / 4 * 1 / 3) ** 0.25)
+
+
+def chi_squared(texts: list[list[int]], target: LanguageModel, inputs=INPUTS) -> list[tuple[float, int]]:
+    """For each of two inputs in turn: chi-squared of the first tokens of the texts that followed it, against their law
+    by the target's stock module, and the degrees of freedom; then the same of second tokens given the first."""
+    begin, heat, found = target.start_tokens, target.sampling.temperature, []
+    laws: dict = {}
+    for place, which in ((0, 0), (0, 1), (1, 0), (1, 1)):
+        expected = torch.zeros(V, dtype=torch.double)
+        counts = torch.zeros_like(expected)
+        for text in texts[which::2]:
+            if len(text) > place:
+                key = (which, *text[:place])
+                if key not in laws:
+                    so_far = torch.tensor([[*begin, *text[:place], 0]])
+                    logits = stock_logits(target, so_far, so_far.shape[1] - 1, inputs[which])[0]
+                    laws[key] = logits.double().div(heat).softmax(-1)
+                expected += laws[key]
+                counts[text[place]] += 1
+        often = expected >= 5
+        rest = torch.stack([expected[~often].sum(), counts[~often].sum()])
+        chi = ((counts - expected)[often] ** 2 / expected[often]).sum()
+        chi += (rest[1] - rest[0]) ** 2 / rest[0].clamp(min=1)
+        impossible = bool(counts[expected == 0].any())
+        found.append((math.inf if impossible else float(chi), int(often.sum())))
+    return found
+
+
+def many_texts(inputs) -> list[list[int]]:
+    return decode("t5", Sampling(temperature=HOT), "model", rows=50, which=inputs * 300, new=2)
+
+
+def test_texts_have_the_law_of_the_stock_module():
+    target = model("t5", Sampling(temperature=HOT))
+    for chi, freedom in chi_squared(many_texts(INPUTS[:2]), target):
+        assert freedom > 2 and chi < freedom + 8 * (2 * freedom) ** 0.5
+    exchanged = chi_squared(many_texts(INPUTS[1::-1]), target)[:2]  # every row has read the other's input
+    assert any(chi > freedom + 8 * (2 * freedom) ** 0.5 for chi, freedom in exchanged)

@@ -1,0 +1,196 @@
+"""A drafter with another tokenizer than the target's: refused, or restricted to the tokens that both have."""
+
+import shutil
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+from checkpoints import EMBED, HEAD, checkpoint, edit_tokenizer, tensors
+from conftest import V, parts_of
+from tabular import random_table
+from test_law import FEW, Law, decode, worst_excess
+
+from specbench.errors import ConfigError
+from specbench.models.vocabulary import Intersection, intersection
+from specbench.run.run import run
+from specbench.verifiers.iterative import IterativeVerifier
+from specbench.verifiers.speculative import SpeculativeVerifier
+
+TOKENS, DROPPED = 4096, 700  # of the shipped tokenizer; of its last merges, which the smaller one lacks
+
+
+def other_order() -> list[int]:
+    """For each token its number in a tokenizer that counts backwards."""
+    return list(range(TOKENS))[::-1]
+
+
+def renumber(tokenizer) -> None:
+    order = other_order()
+    vocabulary = tokenizer["model"]["vocab"]
+    vocabulary.update({token: order[index] for token, index in vocabulary.items()})
+    for added in tokenizer["added_tokens"]:
+        added["id"] = order[added["id"]]
+
+
+def forget_merges(tokenizer) -> None:
+    """Takes out the tokens that the last merges make."""
+    merges, vocabulary = tokenizer["model"]["merges"], tokenizer["model"]["vocab"]
+    made = ["".join(merge if isinstance(merge, list) else merge.split(" ")) for merge in merges]
+    for token in set(made[-DROPPED:]) - set(made[:-DROPPED]):
+        vocabulary.pop(token, None)
+    del merges[-DROPPED:]
+
+
+def move_rows(state) -> None:
+    order = torch.tensor(other_order())
+    for name in (EMBED, HEAD):
+        state[name][order] = state[name][:TOKENS].clone()
+
+
+@pytest.fixture(scope="session")
+def unpadded(tmp_path_factory) -> Path:
+    """A model with as many rows as its tokenizer has tokens."""
+    return checkpoint(tmp_path_factory.mktemp("unpadded"), vocab_size=TOKENS)
+
+
+@pytest.fixture(scope="session")
+def renumbered(unpadded, tmp_path_factory) -> Path:
+    """The same model, whose tokens have other numbers."""
+    folder = tmp_path_factory.mktemp("renumbered") / "model"
+    shutil.copytree(unpadded, folder)
+    edit_tokenizer(renumber)(folder)
+    tensors(move_rows)(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def smaller(unpadded, tmp_path_factory) -> Path:
+    """The same model with a tokenizer of fewer tokens."""
+    folder = tmp_path_factory.mktemp("smaller") / "model"
+    shutil.copytree(unpadded, folder)
+    edit_tokenizer(forget_merges)(folder)
+    return folder
+
+
+def parts(target: Path, drafter: Path, *more: str, kind: str = "model"):
+    return parts_of("target=model", f"target.path={target}", f"drafter={kind}", f"drafter.path={drafter}",
+                    "data.limit=2", "max_new_tokens=8", *more)  # fmt: skip
+
+
+def test_other_tokenizers_are_refused_unless_asked_for(unpadded, renumbered):
+    with pytest.raises(ConfigError, match=r"have different tokenizers .* drafter\.vocabulary=intersection") as caught:
+        parts(unpadded, renumbered)
+    assert len(str(caught.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize("temperature", [0, 1])
+def test_a_model_with_renumbered_tokens_is_its_own_perfect_drafter(temperature, unpadded, renumbered, tmp_path):
+    built = parts(unpadded, renumbered, "drafter.vocabulary=intersection", f"temperature={temperature}")
+    result, _ = run(built, tmp_path)
+    assert result.alpha.mean == pytest.approx(1, abs=1e-5) and result.lossless.passed
+    assert any("4,096 of the target's 4,096 tokens" in note for note in built.notes)
+
+
+def test_rows_that_are_not_moved_make_another_drafter(unpadded, tmp_path):
+    """Negative control: the tokenizer's numbers without the model's."""
+    folder = tmp_path / "model"
+    shutil.copytree(unpadded, folder)
+    edit_tokenizer(renumber)(folder)
+    result, _ = run(parts(unpadded, folder, "drafter.vocabulary=intersection", "temperature=1"), tmp_path)
+    assert result.alpha.mean < 0.5
+
+
+@pytest.mark.parametrize("kind", ["model", "tree"])
+def test_a_drafter_with_fewer_tokens_leaves_the_text_as_it_is(kind, unpadded, smaller, tmp_path):
+    built = parts(unpadded, smaller, "drafter.vocabulary=intersection", "temperature=0", "batch_size=2", kind=kind)
+    found = built.drafter.models[0]
+    assert found.shared_tokens == len(found.tokenizer.get_vocab()) < TOKENS
+    result, _ = run(built, tmp_path)
+    assert result.lossless.passed and result.counts.failed == 0
+
+
+@cache
+def shared(own: int) -> Intersection:
+    """Eleven of the target's tokens are among a model's `own`, at other numbers; five are read as another."""
+    numbers = torch.randperm(own, generator=torch.Generator().manual_seed(3))
+    own_of = torch.cat([numbers, numbers])[:V]
+    return Intersection(own_of, torch.arange(V) % 3 != 1, own)
+
+
+BY_KIND = {"model": SpeculativeVerifier, "tree_independent": IterativeVerifier, "tree_distinct": IterativeVerifier}
+
+
+@pytest.mark.parametrize(("kind", "own"), [
+    ("model", V - 4), ("model", V + 5), ("tree_distinct", V + 5),
+    pytest.param("tree_independent", V - 4, marks=pytest.mark.slow),
+])  # fmt: skip
+def test_shared_tokens_leave_the_law_as_it_is(kind, own, few_contexts):
+    outputs = decode(few_contexts, None, kind, verifier=BY_KIND[kind], drafter_table=random_table(own, seed=4),
+                     trials=FEW, vocabulary=shared(own))  # fmt: skip
+    assert worst_excess(outputs, Law(few_contexts.target)) < 1
+
+
+def test_q_of_all_tokens_changes_the_law(few_contexts):
+    """Negative control: guesses of shared tokens, judged by a q that has mass on the others too."""
+
+    def spoil(draft):
+        if draft.probs is None:
+            return draft
+        return replace(draft, probs=0.7 * draft.probs + 0.3 / V)
+
+    outputs = decode(few_contexts, None, drafter_table=random_table(V + 5, seed=4), spoil=spoil, trials=FEW,
+                     vocabulary=shared(V + 5))  # fmt: skip
+    assert worst_excess(outputs, Law(few_contexts.target)) > 1
+
+
+class Words:
+    """A tokenizer of a list of words."""
+
+    def __init__(self, *words: str, end: int | None = None):
+        self.words, self.eos_token_id = list(words), end
+
+    def get_vocab(self):
+        return {word: index for index, word in enumerate(self.words)}
+
+    def decode(self, tokens):
+        return "".join(self.words[token] for token in tokens).replace("\u0120", " ")
+
+    def __call__(self, texts, **options):
+        return {"input_ids": [[self.words.index(letter) for letter in text if letter in self.words] for text in texts]}
+
+
+def test_tokens_that_are_spelt_alike_are_shared():
+    target = Words("\u0120a", "b", "ab", "<end>", "zz", end=3)
+    drafter = Words("b", "\u2581a", "a", "</s>", end=3)
+    found = intersection(target, drafter, wanted=6, own=4, device=torch.device("cpu"))
+    assert found.own_of.tolist() == [1, 0, 0, 3, 0, 0]  # ab is read as its last letter, zz and padding as token 0
+    assert found.is_shared.tolist() == [True, True, False, True, False, False] and found.shared == 3
+    q = found.fit(torch.tensor([1.0, 2.0, 3.0, 4.0])).softmax(-1)
+    assert torch.allclose(q[[0, 1, 3]], torch.tensor([2.0, 1.0, 4.0]).softmax(-1)) and q[[2, 4, 5]].sum() == 0
+
+
+def test_two_tokens_of_the_target_never_share_one_of_the_drafter():
+    """The end of a text pairs the tokenizers' own ends, whatever else is spelt as they are; and of two tokens of the
+    target that are spelt alike the second is not shared, but read as its text."""
+
+    class Words:
+        def __init__(self, vocabulary, end):
+            self.vocabulary, self.eos_token_id = vocabulary, end
+
+        def get_vocab(self):
+            return self.vocabulary
+
+        def decode(self, tokens):
+            return next(word for word, index in self.vocabulary.items() if index == tokens[0])
+
+        def __call__(self, texts, **options):
+            known = {word.replace("▁", " "): index for word, index in reversed(self.vocabulary.items())}
+            return {"input_ids": [[known[text]] for text in texts]}
+
+    words = {"a": 0, "<|im_end|>": 1, "<|endoftext|>": 2}
+    found = intersection(Words(words, 1), Words(words, 2), 3, 3, torch.device("cpu"))
+    assert found.own_of.tolist() == [0, 2, 2] and found.is_shared.tolist() == [True, True, False]
+    alike = intersection(Words({"▁a": 0, " a": 1}, None), Words({" a": 0}, None), 2, 1, torch.device("cpu"))
+    assert alike.own_of.tolist() == [0, 0] and alike.is_shared.tolist() == [True, False]

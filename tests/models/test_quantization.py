@@ -1,0 +1,201 @@
+"""Quantised weights: what their values are, the products that multiply by them, and the law of a quantised target."""
+
+import pytest
+import torch
+from checkpoints import checkpoint, config
+from conftest import composed, parts_of, small
+from torch import nn
+
+from specbench.config.build import build
+from specbench.config.memory import size
+from specbench.config.validate import check
+from specbench.errors import ConfigError
+from specbench.executors.autotune import offered
+from specbench.executors.linear_kernels import KINDS
+from specbench.executors.packed_linear import Multiplier
+from specbench.executors.quant_grids import GRIDS, INT4, INT8
+from specbench.executors.quantized_kernels import QUANTIZED
+from specbench.run.run import run
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+ALL = (*QUANTIZED, *KINDS)
+BY_NAME = {kind.name: kind for kind in ALL}
+ROUNDINGS = 8  # of the largest result, that a product in float32 may be off by; a result in bfloat16 is rounded once
+
+
+def weights(dtype=torch.float32) -> torch.Tensor:
+    """[48, 96], with rows of very different size, an empty one and an empty group."""
+    generator = torch.Generator().manual_seed(3)
+    weight = torch.randn(48, 96, generator=generator) * torch.logspace(-3, 1, 48)[:, None]
+    weight[5], weight[7, 32:64] = 0, 0
+    return weight.to(dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("grid", GRIDS.values(), ids=str)
+def test_a_rounded_weight_is_the_same_in_every_dtype_and_shows_its_grid(grid, dtype):
+    weight = weights(torch.bfloat16)
+    rounded = grid.rounded(weight.to(dtype))
+    assert rounded.dtype == dtype and torch.equal(rounded.float(), grid.rounded(weight.float()))
+    assert grid.holds(rounded) and grid.holds(rounded * 2**-3) and grid.holds(torch.cat([rounded, rounded.flip(0)]))
+    assert not grid.holds(weight.to(dtype))
+    rounded[40, 11] += rounded[40].abs().max() / 1000 if dtype == torch.float32 else rounded[40].abs().max() / 64
+    assert not grid.holds(rounded)
+
+
+@pytest.mark.parametrize("grid", GRIDS.values(), ids=str)
+def test_rounding_moves_a_value_by_half_a_step_or_less(grid):
+    weight = weights()
+    integers, scale = grid.parts(weight)
+    steps = scale.repeat_interleave(weight.shape[1] // scale.shape[1], 1)
+    inside = integers.abs() < grid.largest
+    moved = (grid.rounded(weight) - weight).abs()
+    assert (moved <= steps / 2)[inside].all() and (moved <= 0.75 * steps).all()  # the largest of a group may be cut
+    # and fine enough: the largest integer of a group is more than half of what its bits can say
+    largest = integers.unflatten(1, (scale.shape[1], -1)).abs().amax(-1)
+    assert (largest[scale > 0] > grid.largest // 2).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("grid", GRIDS.values(), ids=str)
+def test_products_are_those_of_the_rounded_values(grid, dtype):
+    """Against float64, for each kind of product that is offered."""
+    weight, bias = grid.rounded(weights(dtype)), torch.linspace(-1, 1, 48, dtype=dtype)
+    kinds = offered(weight, ALL)
+    assert (BY_NAME[grid.name] in kinds) == (dtype == torch.bfloat16)  # in float32 it would be another arithmetic
+    for kind in kinds:
+        for rows in (1, 5, 16, 64):
+            for offset in (None, bias):
+                x = torch.randn(rows, 96, generator=torch.Generator().manual_seed(rows)).to(dtype)
+                exact = x.double() @ weight.double().T + (0 if offset is None else offset.double())
+                error = (kind(weight, offset)(x).double() - exact).abs().max() / exact.abs().max()
+                assert error < ROUNDINGS * torch.finfo(dtype).eps, (kind.name, rows)
+
+
+def test_other_weights_are_not_offered_to_the_kernels():
+    assert not {*QUANTIZED} & {*offered(weights(torch.bfloat16), ALL, exact=False)}
+    assert not {*QUANTIZED} & {*offered(INT4.rounded(weights()), ALL)}
+    odd = INT4.rounded(weights(torch.bfloat16))[:41]
+    assert INT4.holds(odd) and BY_NAME["int4"] not in offered(odd, ALL)  # no layout for 41 rows
+
+
+@pytest.mark.parametrize("grid", GRIDS.values(), ids=str)
+def test_a_quantised_drafter_may_round_its_inputs(grid):
+    weight, x = grid.rounded(weights()), torch.randn(5, 96, generator=torch.Generator().manual_seed(1))
+    kind = BY_NAME[grid.name]
+    assert kind in offered(weight, ALL, exact=False)
+    exact, found = x.double() @ weight.double().T, kind(weight, None)(x)
+    error = (found.double() - exact).abs().max() / exact.abs().max()
+    assert found.dtype == torch.float32 and 1e-4 < error < ROUNDINGS * torch.finfo(torch.bfloat16).eps
+
+
+QUANTISED_RUNS = {
+    "float32": ("target.quantization=int4", "executor.products=[half,onednn]", "temperature=1", "data.limit=8"),
+    "peers": ("target.quantization=int8", "executor=eager", "temperature=0", "baseline=transformers"),
+    "bfloat16 int8": ("target.quantization=int8", "executor.products=[int8]", "dtype=bfloat16", "temperature=0"),
+    "bfloat16 int4": ("target.quantization=int4", "executor.products=[int4]", "dtype=bfloat16", "temperature=0"),
+}
+
+
+@pytest.mark.parametrize("name", [
+    pytest.param(name, marks=pytest.mark.slow) if name != "bfloat16 int8" else name
+    for name in QUANTISED_RUNS
+])  # fmt: skip
+def test_a_quantised_target_passes_its_own_verdict(name, tmp_path):
+    parts = parts_of("max_new_tokens=32", *QUANTISED_RUNS[name])
+    result, record = run(parts, tmp_path)
+    assert result.lossless.verdict == "passed", result.lossless
+    assert any("weights in int" in note for note in parts.notes)
+    grid = GRIDS[parts.target.quantization]
+    stock = [layer for layer in parts.target.stock_module().modules() if type(layer) is nn.Linear]
+    assert len(stock) == 22 and all(grid.holds(layer.weight) for layer in stock)
+    for found in record.results:  # transformers decodes with the same weights
+        assert all(output.tokens == list(found.baseline.tokens) for output in found.peers.values())
+    if "bfloat16" in name:  # the kernels run, and their bytes are known
+        layers = [layer for layer in parts.target.module.modules() if isinstance(layer, Multiplier)]
+        assert {product.name for layer in layers for product in layer.products} == {grid.name}
+        embedding = parts.target.module.get_input_embeddings().weight
+        bits = 8 * (parts.target.weight_bytes - embedding.nbytes) / sum(layer.numbers for layer in layers)
+        assert grid.bits < bits < grid.bits + 1.1  # with its scales
+
+
+@pytest.mark.parametrize("temperature", [1, pytest.param(0, marks=pytest.mark.slow)])
+def test_a_target_that_is_not_the_quantised_one_fails(temperature, tmp_path):
+    """Negative control: the decoder multiplies by the checkpoint's own weights, the verdict by the quantised ones."""
+    parts = parts_of("target.quantization=int4", "executor=eager", f"temperature={temperature}", "max_new_tokens=32")
+    quantised, parts.target.module = parts.target.module, parts_of("executor=eager").target.module
+    parts.target.stock_module = lambda: quantised
+    assert run(parts, tmp_path)[0].lossless.verdict == "failed"
+
+
+def test_embeddings_stay_and_an_output_matrix_becomes_its_own(tmp_path):
+    folder = checkpoint(tmp_path, hidden_size=32, num_attention_heads=4, tie_word_embeddings=True)
+    path = f"path={folder}"
+    overrides = ("target=model", f"target.{path}", "drafter=model", f"drafter.{path}", "executor=eager")
+    full = parts_of(*overrides).target.module
+    assert full.lm_head.weight is full.model.embed_tokens.weight
+    found = parts_of(*overrides, "target.quantization=int8").target
+    assert torch.equal(found.module.model.embed_tokens.weight, full.model.embed_tokens.weight)
+    assert torch.equal(found.module.lm_head.weight, INT8.rounded(full.lm_head.weight))
+    assert torch.equal(found.module.model.norm.weight, full.model.norm.weight)
+    assert found.step_bytes == sum(p.nbytes for p in full.parameters())  # as before, where one matrix was both
+
+
+def test_a_quantised_drafter_has_another_law_and_changes_no_text(tmp_path):
+    texts, alphas = [], []
+    for kind in ("null", "int4"):
+        parts = parts_of("target.path=shipped:target", f"drafter.quantization={kind}", "temperature=0",
+                         "executor.products=[int4,onednn]")  # fmt: skip
+        result, record = run(parts, tmp_path / kind)
+        texts.append([list(found.speculative.tokens) for found in record.results])
+        alphas.append(result.alpha.mean)
+        assert result.lossless.verdict == "passed"
+    assert texts[0] == texts[1] and alphas[0] != alphas[1]
+
+
+@pytest.mark.parametrize("executor", ["auto", pytest.param("eager", marks=pytest.mark.slow)])
+def test_the_targets_own_weights_draft_on_its_cache(executor, tmp_path):
+    more = ["executor.products=[int4]"] if executor == "auto" else []
+    parts = parts_of("drafter=self_quantized", "temperature=0", f"executor={executor}", *more)
+    drafter, target = parts.drafter, parts.target
+    assert drafter.exit.module.get_input_embeddings() is target.module.get_input_embeddings()
+    result, _ = run(parts, tmp_path)
+    assert drafter.exit.cache is target.cache
+    assert result.lossless.verdict == "passed" and result.alpha.mean > 0.7
+    bits = 8 * drafter.own_bytes / drafter.operations_per_token
+    assert 4 < bits < 6 if executor == "auto" else bits == 32
+    assert result.memory.weights_bytes == target.weight_bytes + drafter.own_bytes
+
+
+def test_the_estimate_knows_the_second_set_of_weights():
+    told = []
+    overrides = small("logger=none", "executor=eager", "drafter=self_quantized")
+    target = build(check(composed(*overrides)), told.append).target
+    assert f"weights {size(2 * target.weight_bytes)}," in told[0]
+
+
+def conv1d(folder):
+    return checkpoint(folder, model_type="gpt2", n_embd=32, n_head=4, n_layer=2, n_positions=2048)
+
+
+BAD = {
+    "an unknown kind": ("int2", None, "target.quantization=int2 is not allowed: it must be one of int8, int4 or null"),
+    "layers of another kind": ("int8", conv1d, "of its weights are in linear layers, use target.quantization=null"),
+    "odd inputs": ("int4", checkpoint, "has 16 inputs, which are no multiple of 32: use int8"),
+    "a quantised checkpoint": (
+        "int8",
+        lambda folder: config(quantization_config={"quant_method": "awq"})(checkpoint(folder)),
+        "is quantised already, use target.quantization=null",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_what_cannot_be_quantised_is_refused(name, tmp_path):
+    kind, make, sentence = BAD[name]
+    overrides = [f"target.quantization={kind}"]
+    if make is not None:
+        make(tmp_path)
+        overrides += ["target=model", f"target.path={tmp_path}", "drafter=ngram"]
+    with pytest.raises(ConfigError, match=sentence):
+        parts_of(*overrides)

@@ -1,0 +1,169 @@
+"""Lenience and its drift, requests that arrive over time, and lenience that follows the queue."""
+
+import time
+
+import numpy as np
+import pytest
+import torch
+from conftest import make_drafter, parts_of, tabular_model
+from omegaconf import OmegaConf
+from test_queue import COLUMNS, GAMMA, jobs
+
+from specbench.decoding.autoregressive import decode_autoregressive
+from specbench.decoding.queue import Queue
+from specbench.decoding.sampling import Sampling
+from specbench.decoding.speculative import decode_speculative
+from specbench.decoding.state import State
+from specbench.decoding.timer import NoTimer, Timer
+from specbench.errors import ConfigError
+from specbench.models.language_model import LanguageModel
+from specbench.policies.gamma.fixed import FixedGamma
+from specbench.policies.lenience.load import LoadLenience
+from specbench.policies.workload.poisson import Poisson
+from specbench.run.recorder import Recorder
+from specbench.run.run import run
+from specbench.settings import validate
+from specbench.stats.lenience_drift import distinct, repetition
+from specbench.verifiers.speculative import SpeculativeVerifier
+
+
+def poisson(seed=0, **changes):
+    settings = dict(rate=5.0) | changes
+    return Poisson(seed, **settings)
+
+
+def test_arrivals_are_seeded_and_come_at_the_rate():
+    times = poisson().arrivals(4000)
+    assert times == poisson().arrivals(4000) and times != poisson(seed=1).arrivals(4000)
+    assert times == sorted(times) and times[-1] == pytest.approx(800, rel=0.05)
+    gaps = np.diff(times)
+    assert gaps.std() == pytest.approx(gaps.mean(), rel=0.05)  # exponential
+
+
+def test_a_spike_is_a_spike():
+    gaps = np.diff([0.0, *poisson(spike=8.0, spike_from=1000, spike_length=1000).arrivals(3000)])
+    assert gaps[1000:2000].mean() == pytest.approx(1 / 40, rel=0.15)
+    assert gaps[:1000].mean() == pytest.approx(1 / 5, rel=0.15) == pytest.approx(gaps[2000:].mean(), rel=0.2)
+
+
+def decode_arrivals(tables, arrivals, verifier=None, rows=2):
+    target = tabular_model(tables.target, Sampling())
+    verifier = verifier or SpeculativeVerifier(Sampling())
+    drafter = make_drafter("model", target, "", tabular_model(tables.similar, Sampling()))
+    state = State.idle(rows, COLUMNS, [], target.device)
+    target.allocate(rows, COLUMNS)
+    queue = Queue(jobs(), [target, drafter.model], 5, GAMMA + 1, arrivals)
+    clock, recorder = Timer(target.device), Recorder(verifier, {})
+    policy = FixedGamma(GAMMA)
+    decode_speculative(state, target, drafter, policy, verifier, clock, recorder, queue)
+    laps = clock.rounds()
+    return queue, [r for call in recorder.rounds([lap for lap in laps if "verify" in lap]) for r in call], laps
+
+
+def test_arrivals_change_no_token_and_every_wait_is_counted(tables):
+    allow_signals, _, _ = decode_arrivals(tables, None)
+    arrivals = [0.0, 0.0, 0.0, 0.001, 0.002, 0.3, 0.3, 0.3, 0.31, 0.32, 0.33]
+    queue, _, laps = decode_arrivals(tables, arrivals)
+    assert [o.tokens for o in queue.outputs] == [o.tokens for o in allow_signals.outputs]
+    assert all(o.times is None for o in allow_signals.outputs)
+    times = [o.times for o in queue.outputs]
+    for arrived, seen in zip(arrivals, times, strict=True):
+        assert arrived == seen.arrived <= seen.admitted <= seen.first_token <= seen.finished
+    assert sum(lap.get("idle", 0.0) for lap in laps) > 0.05  # nothing to do until .3
+    assert max(seen.admitted - seen.arrived for seen in times[:3]) > 0  # the third one had to wait
+
+
+def levels(*values, step=2):
+    return LoadLenience(values, step).verifier(lambda level: SpeculativeVerifier(Sampling(), level))
+
+
+def test_lenience_follows_the_queue_within_its_levels(tables):
+    verifier = levels(1.0, 0.5, 0.25)
+    state = State.idle(1, 4, [], torch.device("cpu"))
+    found = []
+    for waiting in (0, 1, 2, 3, 4, 50, 2, 0):
+        state.waiting = waiting
+        found.append(verifier.under(state).lenience)
+    assert found == [1.0, 1.0, 0.5, 0.5, 0.25, 0.25, 0.5, 1.0]
+    assert not verifier.lossless and levels(1.0).lossless
+    _, rounds, _ = decode_arrivals(tables, [0.0] * 11, verifier)
+    seen = [r.lenience for r in rounds]
+    assert seen[0] == 0.25 and seen[-1] == 1.0 and set(seen) == {0.25, 0.5, 1.0}
+
+
+@pytest.mark.parametrize("bad", [[], [0.5, 0.7], [1.0, 0.0], [1.5, 1.0], [1.0, 1.0]])
+def test_levels_must_fall(bad):
+    with pytest.raises(ConfigError, match=r"lenience_policy.levels=.* (falling numbers|numbers >= 1e-06 and <= 1)"):
+        validate(LoadLenience.Settings, OmegaConf.create({"levels": bad, "step": 1}), "lenience_policy.")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("temperature", [0, 1])
+def test_drift_grows_with_lenience_within_its_bound(temperature, tmp_path):
+    drifts = []
+    for lenience in (1, 0.5, 0.1):
+        parts = parts_of("data.limit=4", "max_new_tokens=24", f"lenience={lenience}", f"temperature={temperature}")
+        result, _ = run(parts, tmp_path)
+        assert result.drift.bound <= 1 + 1e-9
+        assert result.lossless.expected == (lenience == 1)
+        drifts.append((result.drift.tv, result.drift.kl, result.alpha.mean))
+    assert drifts[0][:2] == pytest.approx((0, 0), abs=1e-5)
+    assert sorted(drifts) == drifts and drifts[1][0] > 0.01  # total variation, KL and alpha all rise
+
+
+def test_signs_of_drift_in_the_text():
+    assert repetition([[1, 2, 3, 4, 1, 2, 3, 4, 1]]) == pytest.approx(2 / 6)
+    assert repetition([[1, 2, 3]]) == 0 and distinct([[1, 2, 1, 2], [1, 2]]) == pytest.approx(2 / 4)
+
+
+def test_a_run_under_load_reports_latency(tmp_path):
+    overrides = ("workload=poisson", "workload.rate=50", "batch_size=2", "lenience_policy=load", "gamma=2")
+    result, record = run(parts_of("data.limit=4", "max_new_tokens=24", *overrides, "lenience_policy.step=1"), tmp_path)
+    assert len(record.groups) == 1 and set(result.latency) == {"speculative", "baseline"}
+    for latency in result.latency.values():
+        assert 0 <= latency.queue["p50"] <= latency.queue["p90"] <= latency.queue["p99"] <= latency.first_token["p99"]
+        assert latency.per_token["p50"] > 0
+    (found,) = result.latency_by_rate
+    assert (found.rate, found.segments, found.requests) == (50, 1, 2) and found.decoders["baseline"].goodput is None
+    assert not result.lossless.expected
+
+
+@pytest.mark.parametrize("kind", [None, "model"])
+def test_waiting_times_are_those_of_a_run_that_records_nothing(kind, tables, monkeypatch):
+    """Time is simulated: a call of the target takes 1 s, everything else nothing, and a recorded round 5 s more. The
+    negative control is a clock that goes on while rounds are recorded."""
+    now = [0.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(time, "sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
+    score = LanguageModel.score
+
+    def slow(self, *arguments, **options):
+        now[0] += 1.0
+        return score(self, *arguments, **options)
+
+    monkeypatch.setattr(LanguageModel, "score", slow)
+
+    def times(recording, clock):
+        sampling = Sampling()
+        target = tabular_model(tables.target, sampling)
+        state = State.idle(2, COLUMNS, [], target.device)
+        target.allocate(2, COLUMNS)
+        drafter = kind and make_drafter(kind, target, "", tabular_model(tables.similar, sampling))
+        queue = Queue(
+            jobs(), [target, *(drafter.models if drafter else [])], 500, GAMMA + 1, [0.5 * k for k in range(11)]
+        )
+        verifier = SpeculativeVerifier(sampling)
+
+        def record(*of_round):
+            now[0] += recording
+
+        if drafter:
+            decode_speculative(state, target, drafter, FixedGamma(GAMMA), verifier, clock, record, queue)
+        else:
+            decode_autoregressive(state, target, verifier, clock, record, queue)
+        return [vars(output.times) for output in queue.outputs]
+
+    expected, found = (times(recording, Timer(torch.device("cpu"))) for recording in (0.0, 5.0))
+    assert [list(each.values()) for each in found] == [pytest.approx(list(each.values())) for each in expected]
+    late = times(5.0, NoTimer())
+    assert late[-1]["finished"] > 2 * expected[-1]["finished"]

@@ -1,0 +1,187 @@
+"""Gamma policies on simulated betas whose best gamma is known, and what rows remember."""
+
+import numpy as np
+import pytest
+import torch
+
+from specbench.decoding.state import State
+from specbench.decoding.timer import Lap
+from specbench.policies.gamma.adaptive import AdaptiveGamma
+from specbench.policies.gamma.confidence import ConfidenceGamma
+from specbench.policies.gamma.entropy import EntropyGamma, confidence, entropy
+from specbench.policies.gamma.fixed import FixedGamma
+from specbench.policies.gamma.heuristic import HeuristicGamma
+from specbench.policies.gamma.optimal import OptimalGamma, best_gamma, tokens_by_gamma
+from specbench.policies.gamma.oracle import KnownBetas, OracleGamma
+from specbench.stats.costs import CostTable, extend
+from specbench.stats.records import Round
+from specbench.stats.replay import Text, Trace, replay, sweep
+from specbench.theory import optimal_gamma, oracle_improvement, walltime_improvement
+
+LARGEST, C = 10, 0.1
+
+
+def process(alpha, texts=60, length=400, signal=None, seed=0) -> Trace:
+    """Texts whose guesses are accepted with probability alpha, a number or one per text; or alpha
+    [length], one per position. Rounds cost 1 + gamma C; plain decoding 1 a token."""
+    generator = np.random.default_rng(seed)
+    found = []
+    for index in range(texts):
+        own = alpha[index] if isinstance(alpha, list) else alpha
+        beta = np.full(length, own) if np.isscalar(own) else generator.permutation(own)
+        said = beta if signal is None else np.full(length, signal)
+        unknown = np.full(length, np.nan)
+        found.append(Text(f"t{index}", 1, length + 50, float(length), length, unknown, beta, beta, 1 - said, said))
+    return Trace(found, 1 + C * np.arange(LARGEST + 1), 1.0)
+
+
+class Costs:
+    """A trace in the place of a calibration."""
+
+    def __init__(self, trace, alpha):
+        self.alpha, self.acceptance, self.trace = alpha, (alpha * 1000, 1000), trace
+
+    def seconds(self, largest):
+        return self.trace.seconds[: largest + 1]
+
+
+def policy(kind, trace, alpha=0.5, **settings):
+    made = kind(largest=LARGEST, **settings)
+    made.calibrate(Costs(trace, alpha))
+    return made
+
+
+@pytest.mark.parametrize("alpha", [0.3, 0.6, 0.8, 0.9])
+def test_replay_of_constant_betas_is_theorem_3_8(alpha):
+    trace = process(alpha, texts=40)
+    constant = sweep(trace, draws=3)
+    for gamma, found in constant.items():
+        assert found.speedup == pytest.approx(walltime_improvement(alpha, gamma, C), rel=0.02)
+    oracle = replay(trace, policy(OracleGamma, trace), draws=4)
+    # The bound assumes no largest gamma.
+    assert oracle.speedup <= oracle_improvement(alpha, C) * 1.02
+    assert oracle.speedup > max(found.speedup for found in constant.values())
+
+
+@pytest.mark.parametrize("alpha", [0.3, 0.6, 0.8])
+def test_optimal_chooses_the_gamma_of_the_theorem(alpha):
+    trace = process(alpha)
+    assert policy(OptimalGamma, trace, alpha).constant == optimal_gamma(alpha, C, LARGEST)
+    assert best_gamma(alpha, trace.seconds * 7.0) == optimal_gamma(alpha, C, LARGEST)
+
+
+def test_adaptive_finds_the_gamma_of_each_text():
+    alphas = [0.2, 0.95] * 30
+    trace = process(alphas)
+    best_fixed = max(found.speedup for found in sweep(trace, draws=2).values())
+    adaptive = replay(trace, policy(AdaptiveGamma, trace, 0.6, prior=4.0, forget=0.0), draws=2)
+    assert adaptive.speedup > best_fixed * 1.1
+    known = [max(walltime_improvement(alpha, gamma, C) for gamma in range(LARGEST + 1)) for alpha in (0.2, 0.95)]
+    assert adaptive.speedup > 0.95 / np.mean([1 / k for k in known])
+    blind = replay(trace, policy(AdaptiveGamma, trace, 0.6, prior=1e9, forget=0.0), draws=2)
+    assert blind.speedup < best_fixed * 1.01  # negative control: it never learns what it sees
+
+
+@pytest.mark.parametrize("signal", ["entropy", "confidence"])
+def test_entropy_stops_where_acceptance_is_unlikely(signal):
+    betas = np.r_[np.full(200, 0.98), np.full(200, 0.1)]
+    trace = process([betas] * 60)
+    best_fixed = max(found.speedup for found in sweep(trace, draws=2).values())
+    learnt = replay(trace, policy(EntropyGamma, trace, signal=signal), draws=2)
+    known = replay(trace, policy(KnownBetas, trace), draws=2)
+    assert best_fixed * 1.02 < learnt.speedup <= known.speedup * 1.01
+    deaf = process([betas] * 60, signal=0.5)  # negative control: the signal says nothing
+    assert replay(deaf, policy(EntropyGamma, deaf, signal=signal), draws=2).speedup < learnt.speedup / 1.02
+
+
+def test_signals_are_of_the_law():
+    q = torch.tensor([[0.5, 0.25, 0.25, 0.0], [0.25, 0.25, 0.25, 0.25], [1.0, 0.0, 0.0, 0.0]])
+    x = torch.tensor([1, 0, 0])
+    expected = [np.sqrt(1.5 * np.log(2) / np.log(4)), 1.0, 0.0]
+    assert entropy(q, x).tolist() == pytest.approx(expected, abs=1e-6)
+    assert confidence(q, x).tolist() == [0.5, 0.25, 1.0]
+    assert ConfidenceGamma(1, 0.5).signal(q, x).tolist() == [0.25, 0.25, 1.0]
+
+
+def state(*owners: int) -> State:
+    made = State.idle(len(owners), 8, [], torch.device("cpu"))
+    made.serials, made.active = dict(enumerate(owners)), [True] * len(owners)
+    return made
+
+
+def test_heuristic_is_plus_two_minus_one_in_each_row():
+    made = HeuristicGamma(4, 7)
+    rows = state(0, 1)
+    assert made.next_gamma(rows) == [4, 4]
+    made.observe([4, 4], [5, 3])
+    assert made.next_gamma(rows) == [6, 3]
+    made.observe([6, 3], [7, 1])
+    assert made.next_gamma(rows) == [7, 2]
+    made.observe([7, 2], [0, 1])
+    assert made.next_gamma(rows) == [7, 1]
+    made.observe([7, 1], [0, 1])
+    assert made.next_gamma(rows) == [7, 1]
+    assert made.next_gamma(state(0, 2)) == [7, 4]  # another request begins anew
+
+
+def test_confidence_keeps_the_guess_that_it_stops_at():
+    made = ConfidenceGamma(6, 0.4)
+    assert made.go_on(state(0, 1), [1, 1], [0.39, 0.4]) == [False, True]
+
+
+def test_adaptive_forgets_the_row_with_its_request():
+    trace = process(0.5)
+    made = policy(AdaptiveGamma, trace, 0.5, prior=1.0, forget=0.0)
+    first = made.next_gamma(state(0))
+    for _ in range(30):
+        made.observe([4], [5])
+    assert made.next_gamma(state(0)) == [LARGEST]
+    assert made.next_gamma(state(1))[0] < LARGEST and first[0] < LARGEST
+
+
+def test_adaptive_chooses_one_gamma_for_what_all_active_rows_gain():
+    """A call lasts as long as its longest draft, so a row beside one that drafts much gets its guesses for nothing."""
+    made = policy(AdaptiveGamma, process(0.5), 0.5, prior=1.0, forget=0.0)
+    rows = state(0, 1)
+    made.next_gamma(rows)
+    for _ in range(50):
+        made.observe([4, 4], [4, 1])  # one row accepts three of four guesses, the other none
+    betas = [accepted / tested for accepted, tested in (made.rows[row][1] for row in (0, 1))]
+    assert betas == pytest.approx([0.75, 0], abs=0.02)
+    tokens = [tokens_by_gamma(beta, LARGEST) for beta in betas]
+    together, alone = ([int(np.argmax(each / made.seconds))] * 2 for each in (tokens[0] + tokens[1], tokens[0]))
+    assert made.next_gamma(rows) == together
+    rows.active = [True, False]
+    assert made.next_gamma(rows) == alone and 0 < together[0] < alone[0] < LARGEST
+    rows.active = [False, True]
+    assert made.next_gamma(rows) == [0, 0]
+
+
+def test_a_fixed_policy_does_not_change():
+    made = FixedGamma(3)
+    made.observe([3], [1])
+    assert made.next_gamma(state(0, 1)) == [3, 3] and made.widths == (3,) and made.constant == 3
+
+
+def rounds_with(steps, seconds, count, rows=1):
+    laps = {Lap.DRAFT: 0.0, Lap.VERIFY: seconds, Lap.ACCEPT: 0.0, Lap.HOST: 0.0}
+    return [Round(0, 0, steps, 0, 1, 1, 1, 0, 0, [0.5], seconds=laps, rows=rows, steps=steps) for _ in range(count)]
+
+
+def test_costs_lie_on_a_line_between_and_beyond_what_was_measured():
+    assert extend([0, 4], [1.0, 3.0], 6).tolist() == pytest.approx([1, 1.5, 2, 2.5, 3, 3.5, 4])
+    assert extend([2, 3], [4.0, 5.0], 4).tolist() == pytest.approx([2, 3, 4, 5, 6])
+    table = CostTable()
+    table.add(rounds_with(1, 2.0, 9) + rounds_with(1, 11.0, 1) + rounds_with(3, 4.0, 10))
+    assert table.seconds(3).tolist() == pytest.approx([1, 2, 3, 4])
+    shares = {cost.gamma: cost.share * cost.rounds for cost in table.summary()}
+    assert sum(shares.values()) == pytest.approx(69)  # every second is accounted for
+    assert table.alpha == pytest.approx(10.5 / 21)
+
+
+def test_costs_are_of_calls_that_serve_all_rows():
+    """At the end of a group a call serves fewer rows and is faster: no gamma is cheaper for having been timed there."""
+    table = CostTable()
+    table.add(rounds_with(1, 2.0, 8, rows=8) + rounds_with(1, 0.5, 30, rows=1))
+    table.add(rounds_with(3, 4.0, 8, rows=8))
+    assert table.seconds(3).tolist() == pytest.approx([1, 2, 3, 4])

@@ -1,0 +1,301 @@
+"""Runs compared on the requests that they share: ratios, tests and causes, and decoding in turn."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+from conftest import composed, interrupt_the_second_group, small
+
+import specbench.models.pretrained as pretrained
+import specbench.run.compare_command as command
+from specbench.config.build import build
+from specbench.config.loaded_targets import Targets
+from specbench.config.validate import check
+from specbench.errors import ConfigError
+from specbench.run import compare as in_turn
+from specbench.run.compare import Job, cohorts_of, labels_of, tasks_of
+from specbench.run.decoder import Session
+from specbench.run.interleave import in_order
+from specbench.run.run import run, run_in_turn
+from specbench.stats.accounting import speedup_of
+from specbench.stats.bootstrap import student_tail
+from specbench.stats.comparison import SPEEDUP, TOKENS_PER_SECOND, Pair, compare, holm, joined_clusters
+from specbench.stats.records import PerRequestSums
+
+PAIR = ["drafter=random", "drafter=prompt_lookup"]
+
+
+def nobody(group):
+    """Who is told of no group."""
+
+
+def silent(done, total, what):
+    """No progress."""
+
+
+def few(good, *overrides) -> list[str]:
+    """Overrides of a run of a tiny model without a verdict."""
+    return small("logger=none", "verdict_tokens=0", "executor=eager", "target=model", f"target.path={good}", *overrides)
+
+
+def simulated(prompts, seconds_a_token, seed, noise=0.05, spread=0.5, tokens_a_round=2.0) -> PerRequestSums:
+    """A run of these numbers: prompts differ by `spread` (the same for every seed), single times by `noise`."""
+    slow = np.exp(spread * np.random.default_rng(99).standard_normal(prompts))
+    generator = np.random.default_rng(seed)
+
+    def times(mean):
+        return mean * slow * np.exp(noise * generator.standard_normal(prompts))
+
+    tokens = np.full(prompts, 60.0)
+    rounds, steps = tokens / tokens_a_round, tokens / tokens_a_round * 4
+    seconds, plain = times(60 * seconds_a_token), times(60 * 0.01)
+    columns = {
+        "tokens": tokens, "rounds": rounds, "calls": rounds, "drafted": steps, "steps": steps, "tested": steps * 0.7,
+        "beta": steps * 0.4, "expected": tokens, "stops": np.zeros(prompts), "seconds": seconds,
+        "draft_seconds": 0.3 * seconds, "verify_seconds": 0.6 * seconds, "plain_tokens": tokens,
+        "plain_calls": tokens, "plain_seconds": plain, "plain_step_seconds": 0.9 * plain,
+        "text_beta": tokens * 0.5, "text_tested": tokens,
+    }  # fmt: skip
+    names = [str(number) for number in range(prompts)]
+    return PerRequestSums(names, names, ["code"] * prompts, list(range(prompts)), columns=columns)
+
+
+def test_pairing_finds_what_two_intervals_of_their_own_would_not():
+    found = compare({"a": simulated(24, 0.0060, 1), "b": simulated(24, 0.0063, 2)}, TOKENS_PER_SECOND)
+    assert [r.label for r in found.runs] == ["a", "b"] and [r.rank for r in found.runs] == [1, 2]
+    low, high = found.runs[1].ratio_ci95
+    assert low < 60 / 63 < high and high - low < 0.08 and found.pairs[0].corrected < 0.05
+    alone = [r.ci95["tokens_per_second"] for r in found.runs]
+    assert alone[0][0] < alone[1][1]  # unpaired they overlap: prompts differ by far more
+
+
+def test_equal_runs_tie_and_the_test_holds_its_level():
+    rejected = 0
+    for seed in range(60):
+        found = compare({"a": simulated(12, 0.006, 2 * seed), "b": simulated(12, 0.006, 2 * seed + 1)}, SPEEDUP)
+        rejected += found.pairs[0].p_value < 0.05
+        if seed == 0:
+            assert [r.rank for r in found.runs] == [1, 1]
+    assert rejected <= 8  # of 60 at level .05: more with probability .004
+    same = simulated(12, 0.006, 1)
+    assert compare({"a": same, "b": same}, SPEEDUP).pairs[0].p_value == 1
+
+
+def test_factors_multiply_to_the_ratio_and_turn_with_the_order():
+    a, b = simulated(9, 0.006, 1), simulated(9, 0.004, 2, tokens_a_round=3.0)
+    a.columns["verify_seconds"] = 0.2 * a.columns["seconds"]
+    sums = [{name: values.sum() for name, values in run.columns.items()} for run in (a, b)]
+    for by, expected in ((SPEEDUP, speedup_of(sums[0]) / speedup_of(sums[1])),
+                         (TOKENS_PER_SECOND, sums[1]["seconds"] / sums[0]["seconds"])):  # fmt: skip
+        found = {reference: compare({"a": a, "b": b}, by, reference) for reference in "ab"}
+        of_a = next(r for r in found["b"].runs if r.label == "a")
+        of_b = next(r for r in found["a"].runs if r.label == "b")
+        assert math.prod(of_a.causes.values()) == pytest.approx(expected) == pytest.approx(of_a.ratio)
+        for name, factor in of_a.causes.items():
+            assert factor * of_b.causes[name] == pytest.approx(1)
+    assert of_a.causes["v"] > 1 > of_a.causes["o"]  # less of a's round is verifying, and more is the rest
+
+
+def test_holms_method():
+    pairs = [Pair("a", "b", 1.1, None, p, None) for p in (0.01, 0.04, 0.03, None)]
+    assert [pair.corrected for pair in holm(pairs)] == pytest.approx([0.03, 0.06, 0.06, None])
+
+
+@pytest.mark.parametrize(("t", "freedom", "p"), [(2.776, 4, 0.05), (2.040, 31, 0.05), (12.706, 1, 0.05), (0, 7, 1)])
+def test_students_tail(t, freedom, p):
+    assert student_tail(t, freedom) == pytest.approx(p, rel=2e-3)
+
+
+def test_only_shared_requests_count_and_clusters_of_all_runs_are_joined():
+    a, b = simulated(8, 0.006, 1), simulated(8, 0.006, 2)
+    b.requests = [str(number) for number in range(2, 10)]
+    found = compare({"a": a, "b": b}, SPEEDUP)
+    assert found.requests == found.clusters == 6
+    b.clusters = [0, 0, 1, 1, 2, 2, 3, 3]  # rows of b that were decoded together
+    assert len({*joined_clusters({"a": a, "b": b}, [str(n) for n in range(2, 8)])}) == 3
+    assert compare({"a": a, "b": b}, SPEEDUP).pairs[0].p_value is None  # too few
+    b.requests = [f"other {number}" for number in range(8)]
+    with pytest.raises(ConfigError, match="share no request"):
+        compare({"a": a, "b": b}, SPEEDUP)
+
+
+def test_processes_number_their_clusters_anew():
+    """A run of three processes in other orders, and with a prompt that one of them lacks."""
+    one = simulated(12, 0.006, 1)
+    pooled = PerRequestSums(one.requests * 3, one.prompts * 3, one.categories * 3, columns={
+        name: np.tile(values, 3) for name, values in one.columns.items()})  # fmt: skip
+    pooled.processes = [process for process in range(3) for _ in range(12)]
+    pooled.clusters = [(number * (1, 5, 7)[process]) % 12 for process in range(3) for number in range(12)]
+    found = compare({"a": pooled, "b": one}, SPEEDUP)
+    assert found.clusters == 12 and found.runs[0].ratio == pytest.approx(1) and found.pairs[0].p_value is None
+    grouped = PerRequestSums(
+        one.requests, one.prompts, one.categories, [n // 4 for n in range(12)], columns=one.columns
+    )
+    assert compare({"a": grouped, "b": one}, SPEEDUP).clusters == 3
+
+
+def test_the_order_of_ways_is_balanced():
+    two = [tuple(in_order(["a", "b"], number)) for number in range(6)]
+    assert two == [("a", "b"), ("b", "a")] * 3
+    orders = [tuple(in_order([*"abcd"], number)) for number in range(400)]
+    for place in range(4):
+        for way in "abcd":
+            assert 70 < sum(order[place] == way for order in orders) < 130  # each 100 times but for chance
+    follows = sum("ab" in "".join(order) for order in orders)
+    assert 70 < follows < 130  # a rotation would have it three times in four
+
+
+def jobs_of(tmp_path, *sweep):
+    checked = [check(composed("logger=none", *words.split())) for words in sweep]
+    return [Job(words.split(), tmp_path / str(n), c) for n, (words, c) in enumerate(zip(sweep, checked, strict=True))]
+
+
+def test_jobs_share_plain_decoding_where_they_can(tmp_path):
+    jobs = jobs_of(tmp_path, "gamma=1", "drafter=ngram lenience=0.5", "temperature=0", "executor=eager", "seed=1")
+    assert [len(cohort) for cohort in cohorts_of(jobs)] == [2, 1, 1, 1]
+    assert [len(task) for task in tasks_of(jobs)] == [4, 1]  # other executors and seeds do the same work
+
+
+def test_in_turn_gives_what_each_gives_alone(good, monkeypatch, tmp_path):
+    loaded, plain = [], []
+    load, decode = pretrained.load_module, Session.decode
+    monkeypatch.setattr(pretrained, "load_module", lambda *given: loaded.append(1) or load(*given))
+    alone = [run(build(check(composed(*few(good, words)))), tmp_path / words)[1] for words in PAIR]
+    assert len(loaded) == 2
+    targets, made = Targets(), []
+    for words in PAIR:
+        checked = check(composed(*few(good, words)))
+        made.append((build(checked, targets=targets), tmp_path / f"{words} in turn", nobody))
+    assert len(loaded) == 3 and made[0][0].target is not made[1][0].target
+    assert made[0][0].target.module is made[1][0].target.module
+
+    def counted(self, jobs, speculative, columns, *further, verifier=None, **named):
+        plain.append(not speculative and verifier is None)
+        return decode(self, jobs, speculative, columns, *further, verifier=verifier, **named)
+
+    monkeypatch.setattr(Session, "decode", counted)
+    found = run_in_turn([made], silent)
+    assert sum(plain) == 2  # each prompt once, for both
+    for (result, record), wanted in zip(found, alone, strict=True):
+        assert result.status == "complete" and result.counts.prompts == 2
+        for ours, theirs in zip(record.results, wanted.results, strict=True):
+            assert (
+                ours.baseline.tokens == theirs.baseline.tokens and ours.speculative.tokens == theirs.speculative.tokens
+            )
+            assert [r.beta for r in ours.speculative.rounds] == [r.beta for r in theirs.speculative.rounds]
+
+
+def test_verifiers_share_plain_decoding_that_none_of_them_changes(good, tmp_path):
+    """`block` renews noise after each step, also of plain decoding; `match` writes plain decoding's text."""
+    words = [["verifier=block"], ["verifier=match"]]
+    targets = Targets()
+    made = [build(check(composed(*few(good, "drafter=random", "temperature=1", *w))), targets=targets) for w in words]
+    found = run_in_turn(
+        [[(parts, tmp_path / str(n), nobody) for n, parts in enumerate(made)]], lambda done, total, what: None
+    )
+    for result in found[1][1].results:
+        assert result.speculative.tokens == result.baseline.tokens
+    alone = run(build(check(composed(*few(good, "drafter=random", "temperature=1", *words[0])))), tmp_path / "alone")[1]
+    for ours, theirs in zip(found[0][1].results, alone.results, strict=True):
+        assert ours.speculative.tokens == theirs.speculative.tokens
+        assert ours.baseline.tokens != theirs.baseline.tokens  # alone, block's plain decoding renews its noise
+
+
+def test_a_prompt_that_fails_one_way_is_there_in_the_others(good, monkeypatch, tmp_path):
+    targets, decode = Targets(), Session.decode
+    made = [build(check(composed(*few(good, words))), targets=targets) for words in PAIR]
+    failed = []
+
+    def failing(self, jobs, speculative, columns, arrivals=None, **options):
+        if self.parts is made[1] and speculative and "policy" not in options and not failed:
+            failed.append(1)
+            raise RuntimeError("out of memory")
+        return decode(self, jobs, speculative, columns, arrivals, **options)
+
+    monkeypatch.setattr(Session, "decode", failing)
+    found = run_in_turn(
+        [[(parts, tmp_path / str(n), nobody) for n, parts in enumerate(made)]], lambda done, total, what: None
+    )
+    assert [(result.counts.prompts, result.counts.failed) for result, _ in found] == [(2, 0), (1, 1)]
+
+
+def called(arguments, folder, monkeypatch) -> int:
+    monkeypatch.chdir(folder)
+    with pytest.raises(SystemExit) as stop:
+        command.main(arguments)
+    return stop.value.code
+
+
+def test_the_command_compares_a_sweep_and_then_its_folders(good, monkeypatch, tmp_path, capsys):
+    sweep = few(good, "temperature=0", "drafter=random,prompt_lookup")
+    assert called(sweep, tmp_path, monkeypatch) == 0
+    out = capsys.readouterr().out
+    before = " ".join(out.partition("requests")[0].split())  # the table
+    assert "Too few prompts to say which of 2 ways is the fastest; " in before
+    assert "prompt_lookup" in out and "too few prompts" in out and "verdict is untested" in out
+    folder = tmp_path / "outputs" / "compare"
+    [found] = json.loads((folder / "comparison.json").read_text())["comparisons"]
+    assert found["by"] == "tokens_per_second" and found["requests"] == 2 and {r["rank"] for r in found["runs"]} == {1}
+    rows = (folder / "comparison.csv").read_text().splitlines()
+    assert rows[0].startswith("drafter,rank") and len(rows) == 3 and (folder / "summary.csv").exists()
+    runs = sorted(str(path.parent) for path in folder.glob("*/results.json"))
+    assert called(runs, tmp_path, monkeypatch) == 0
+    assert "has" in capsys.readouterr().out
+    monkeypatch.setattr(in_turn, "run_jobs", None)
+    assert called(sweep, tmp_path, monkeypatch) == 0  # finished: nothing is decoded
+    assert "finished before" in capsys.readouterr().out
+
+
+def test_a_way_without_results_leaves_the_others_and_no_old_ones(good, monkeypatch, tmp_path, capsys):
+    sweep = few(good, "temperature=0", "drafter=random,prompt_lookup")
+    assert called(sweep, tmp_path, monkeypatch) == 0
+    first = capsys.readouterr().out
+    folder, decode = tmp_path / "outputs" / "compare", Session.decode
+
+    def failing(self, jobs, speculative, columns, arrivals=None, **options):
+        if self.parts.choices["drafter"] == "random" and speculative and "policy" not in options:
+            raise RuntimeError("out of memory")
+        return decode(self, jobs, speculative, columns, arrivals, **options)
+
+    monkeypatch.setattr(Session, "decode", failing)
+    assert called([*sweep, "force=true"], tmp_path, monkeypatch) == 1
+    assert [path.parent.name for path in folder.glob("*/results.json")] == [
+        path.name for path in folder.glob("*prompt_lookup*")
+    ]
+    assert "out of memory" in (folder / "run.log").read_text()
+    out = " ".join(capsys.readouterr().out.split())
+    assert "earlier runs of 2 of 2 ways are now in" in out and len([*folder.glob("*/earlier-1/results.json")]) == 2
+    assert "earlier runs" not in first
+
+
+def test_an_interrupted_comparison_keeps_what_was_finished(good, monkeypatch, tmp_path, capsys):
+    interrupt_the_second_group(monkeypatch)
+    assert called(few(good, "temperature=0", "drafter=random,prompt_lookup"), tmp_path, monkeypatch) == 130
+    results = [json.loads(path.read_text()) for path in tmp_path.glob("outputs/compare/*/results.json")]
+    assert [(r["status"], r["counts"]["prompts"]) for r in results] == [("interrupted", 1)] * 2
+    assert "what was finished is in" in " ".join(capsys.readouterr().err.split())
+
+
+def test_no_way_is_lost_to_its_name():
+    assert labels_of([{"a": "x"}, {"a": "y"}]) == ["x", "y"]
+    assert labels_of([{}, {"lenience": "0.5"}, {"drafter.temperature": "0.5"}]) == [
+        "without overrides", "lenience=0.5", "drafter.temperature=0.5"]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["drafter=ngram"], "is one way of decoding"),
+        (["drafter=ngram,nothing"], "drafter=nothing is not a choice"),
+        (["gamma=1,-2"], "gamma=-2 is not allowed"),
+        (["no_such=1,2"], "no_such"),
+        (["gamma=1,2", "repeats=2"], "repeats is not possible"),
+        (["/", "outputs/nowhere"], "outputs/nowhere is no folder"),
+        (["/", "--also", "gamma=1"], "--also cannot apply"),
+    ],
+)
+def test_mistakes_are_one_sentence(arguments, sentence, monkeypatch, tmp_path, capsys):
+    assert called(arguments, tmp_path, monkeypatch) == 2
+    err = capsys.readouterr().err
+    assert sentence in " ".join(err.split()) and "Traceback" not in err

@@ -1,0 +1,384 @@
+"""The whole command on the shipped pair: files, keys, loggers, multiruns, and what goes wrong."""
+
+import gc
+import json
+import weakref
+
+import pyarrow.parquet
+import pytest
+import torch
+import yaml
+from conftest import call, composed, interrupt_the_second_group, parts_of, small
+
+from specbench.config.build import build
+from specbench.config.memory import Budget, ModelSize, give_back, size
+from specbench.config.validate import check
+from specbench.decoding.noise import prompt_key
+from specbench.errors import ConfigError
+from specbench.results.loggers.wandb_records import summary
+from specbench.results.reader import load_runs
+from specbench.results.recommendation import verdict_sentence
+from specbench.run.batching import group_size
+from specbench.run.decoder import Session
+from specbench.run.run import run
+from specbench.run.warm_up import going_on
+
+RESULT_KEYS = {
+    "alpha": {"mean", "stderr", "n"},
+    "alpha_counted": {"mean", "stderr", "n"},
+    "block_efficiency": {"mean", "stderr", "n"},
+    "cost": {"c", "v", "o", "target_step_seconds", "drafter_step_seconds", "verify_seconds"},
+    "speedup": {"measured", "ci95", "end_to_end", "theorem_3_8", "corrected"},
+    "lossless": {"expected", "passed", "method", "statistic", "threshold", "detail"},
+    "throughput": {"speculative_tokens_per_second", "baseline_tokens_per_second"},
+    "bandwidth": {"target_bytes_per_second", "drafter_bytes_per_second", "measured_peak_bytes_per_second"},
+    "memory": {"peak_bytes", "weights_bytes", "kv_bytes"},
+    "provenance": {"git_sha", "dirty", "versions", "device", "threads", "argv", "started", "seconds"},
+}
+SCALARS = {
+    "schema_version",
+    "speedup_over",
+    "recording",
+    "name",
+    "config",
+    "draft_acceptance_rate",
+    "operations_factor",
+    "optimal_gamma",
+}
+
+
+def test_a_run_leaves_every_file_with_every_field(monkeypatch, tmp_path, capsys):
+    out = tmp_path / "here"
+    assert call(small(f"hydra.run.dir={out}"), monkeypatch, tmp_path) == 0
+    result = json.loads((out / "results.json").read_text())
+    for key, fields in RESULT_KEYS.items():
+        assert fields <= set(result[key])
+    assert set(result) >= SCALARS
+    counts = result["counts"]
+    assert counts["prompts"] == 2 and counts["tokens"] == 24 and counts["failed"] == 0
+    assert counts["tokens"] == counts["accepted"] + counts["recovered"] + counts["bonus"]
+    assert result["speedup"]["ci95"] is None  # of two prompts
+    assert result["lossless"]["expected"] and result["lossless"]["passed"]
+    assert result["alpha"]["mean"] != result["draft_acceptance_rate"]
+
+    rounds = pyarrow.parquet.read_table(out / "rounds.parquet").to_pylist()
+    assert len(rounds) == counts["rounds"]
+    assert sum(len(r["beta"]) for r in rounds) == counts["tested"] == result["alpha"]["n"]
+    assert sum(sum(r["beta"]) for r in rounds) / counts["tested"] == pytest.approx(result["alpha"]["mean"])
+    parts = ("draft_seconds", "verify_seconds", "accept_seconds", "host_seconds")
+    assert {"prompt", "position", "gamma", "accepted", *parts} <= set(rounds[0])
+    assert all(r["wall_seconds"] == pytest.approx(sum(r[part] for part in parts)) for r in rounds)
+    assert result["machine"]["probes"] == 3  # before, between and after two prompts
+    assert result["machine"]["steady"] is not bool(result["machine"]["reasons"])
+    assert result["cost"]["o_wall"] == pytest.approx(result["cost"]["o"])
+    assert result["speedup"]["wall"] == pytest.approx(result["speedup"]["measured"])
+
+    prompts = [json.loads(line) for line in (out / "prompts.jsonl").read_text().splitlines()]
+    assert len(prompts) == 2 and all(p["prompt"] and p["output"] and p["decode_seconds"] > 0 for p in prompts)
+    assert yaml.safe_load((out / "config.yaml").read_text())["max_new_tokens"] == 12
+    assert (out / "run.log").exists()
+    assert len(list(out.glob("wandb/offline-run-*/run-*.wandb"))) == 1
+    shown = capsys.readouterr().out
+    assert "predicted, Theorem 3.8" in shown and "lossless: passed" in shown
+    told = verdict_sentence(result)
+    joined = " ".join(shown.split())
+    assert joined.index(told) < joined.index("predicted, Theorem 3.8")
+    assert told in (out / "run.log").read_text()
+
+
+ALIKE = [pytest.param(name, marks=pytest.mark.slow) for name in ("unigram", "random")]
+
+
+@pytest.mark.parametrize("drafter", ["ngram", "prompt_lookup", "bigram", *ALIKE])
+def test_every_drafter_runs_from_the_command(drafter, monkeypatch, tmp_path):
+    if drafter in ("bigram", "unigram"):
+        (tmp_path / "text.py").write_text("def f(self):\n    return self.x\n" * 50)
+    extra = ["drafter.path=text.py"] if drafter in ("bigram", "unigram") else []
+    arguments = small(f"drafter={drafter}", *extra, "temperature=0", "logger=none", "hydra.run.dir=out")
+    assert call(arguments, monkeypatch, tmp_path) == 0
+    result = json.loads((tmp_path / "out" / "results.json").read_text())
+    assert result["lossless"]["passed"] and result["counts"]["tokens"] == 24
+
+
+def test_what_a_job_held_is_given_back():
+    """Models and executors refer to each other: without a collection they stay."""
+    parts = parts_of("temperature=0", "executor=eager")
+    parts.target.executor.own = parts.target  # as the captured functions of an executor do
+    module = weakref.ref(parts.target.module)
+    gc.disable()
+    try:
+        del parts
+        assert module() is not None  # negative control
+        give_back()
+    finally:
+        gc.enable()
+    assert module() is None
+
+
+def test_a_multirun_skips_finished_jobs_and_writes_a_table(no_figures, monkeypatch, tmp_path, capsys):
+    few = small("gamma=1,3", "name=sweep", "temperature=0", "verdict_tokens=0", "data.limit=1")
+    arguments, freed = ["-m", *few], []
+    monkeypatch.setattr("specbench.config.memory.give_back", lambda: freed.append("memory"))
+    assert call(arguments, monkeypatch, tmp_path) == 0 and len(freed) == 2  # before each job
+    folders = [path.parent for path in sorted((tmp_path / "outputs" / "sweep").glob("*/results.json"))]
+    assert len(folders) == 2
+    assert [len(list(f.glob("wandb/offline-run-*/run-*.wandb"))) for f in folders] == [1, 1]
+    arguments.append("logger=none")
+    stamps = [(f / "results.json").stat().st_mtime_ns for f in folders]
+    rows = (tmp_path / "outputs" / "sweep" / "summary.csv").read_text().splitlines()
+    assert rows[0].startswith("gamma,alpha") and len(rows) == 3
+    shown = capsys.readouterr().out
+    assert "1/2 gamma=1: " in shown and "2/2 gamma=3: " in shown and "predicted, Theorem 3.8" not in shown
+    assert call(arguments, monkeypatch, tmp_path) == 0
+    assert capsys.readouterr().out.count("finished before, skipped") == 2
+    assert [(f / "results.json").stat().st_mtime_ns for f in folders] == stamps
+    first = [(f / "results.json").read_bytes() for f in folders]
+    assert call([*arguments, "gamma=1", "force=true"], monkeypatch, tmp_path) == 0  # another sweep of this name
+    assert (folders[0] / "results.json").stat().st_mtime_ns > stamps[0]
+    assert (folders[0] / "earlier-1" / "results.json").read_bytes() == first[0]
+    assert (folders[1] / "results.json").read_bytes() == first[1] and not (folders[1] / "earlier-1").exists()
+    own = (tmp_path / "outputs" / "sweep" / "summaries").iterdir()
+    assert sorted(len(path.read_text().splitlines()) for path in own) == [2, 3]
+    assert "INFO" in (folders[0] / "run.log").read_text()
+    assert len(load_runs(tmp_path / "outputs" / "sweep")) == 2
+
+
+def test_a_failed_prompt_is_recorded_and_the_rest_is_measured(monkeypatch, tmp_path):
+    parts = parts_of("data.limit=3", "temperature=0")
+    doomed = list(parts.prompts)[1].id
+    plain = Session.decode
+
+    def decode(self, jobs, speculative, *others, **options):
+        if jobs[0].key == prompt_key(0, doomed) and speculative:
+            raise RuntimeError("out of memory")
+        return plain(self, jobs, speculative, *others, **options)
+
+    monkeypatch.setattr(Session, "decode", decode)
+    result, _ = run(parts, tmp_path)
+    assert result.counts.failed == 1 and result.counts.prompts == 2 and result.counts.tokens == 24
+    lines = [json.loads(line) for line in (tmp_path / "prompts.jsonl.part").read_text().splitlines()]
+    assert lines[1]["error"] == "RuntimeError: out of memory" and "output" not in lines[1]
+
+
+def test_an_interrupted_run_keeps_what_it_finished(monkeypatch, tmp_path):
+    interrupt_the_second_group(monkeypatch)
+    code = call(small("logger=none", "hydra.run.dir=out"), monkeypatch, tmp_path)
+    result = json.loads((tmp_path / "out" / "results.json").read_text())
+    assert code == 130
+    assert result["status"] == "interrupted" and result["counts"]["prompts"] == 1
+    assert len((tmp_path / "out" / "prompts.jsonl").read_text().splitlines()) == 1
+
+
+def test_prompts_that_do_not_fit_are_counted(tmp_path):
+    path = tmp_path / "prompts.jsonl"
+    rows = ["x = 1\n" * 600, "def f():", "def g(x):"]
+    path.write_text("".join(json.dumps({"prompt": row}) + "\n" for row in rows))
+    result, _ = run(parts_of("data=jsonl", f"data.path={path}", "data.limit=3"), tmp_path)
+    assert result.counts.too_long == 1 and result.counts.prompts == 2
+
+
+def test_turns_after_one_that_does_not_fit_are_counted_too(tmp_path):
+    path = tmp_path / "questions.jsonl"
+    rows = [{"question_id": 1, "turns": ["x = 1\n" * 600, "def f():"]}, {"question_id": 2, "turns": ["def g():"]}]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    result, _ = run(parts_of("data=questions", f"data.path={path}"), tmp_path)
+    assert result.counts.too_long == 2 and result.counts.prompts == 1
+
+
+def test_later_turns_follow_the_answers(tmp_path):
+    path = tmp_path / "questions.jsonl"
+    path.write_text(json.dumps({"question_id": 7, "category": "code", "turns": ["def f(x):", "def g(x):"]}))
+    result, record = run(parts_of("data=questions", f"data.path={path}", "temperature=0"), tmp_path)
+    first, second = (found.request for found in record.results)
+    assert (first.id, second.id) == ("7/1", "7/2") and result.counts.prompts == 2
+    records = [json.loads(line) for line in (tmp_path / "prompts.jsonl.part").read_text().splitlines()]
+    assert second.text == f"def f(x):\n\n{records[0]['baseline_output']}\n\ndef g(x):"
+
+
+def test_stop_strings_end_both_decoders_at_the_same_token(tmp_path):
+    free, _ = run(parts_of("temperature=0", "max_new_tokens=40"), tmp_path)
+    parts = parts_of("temperature=0", "max_new_tokens=40", "stop=['\\n','self']")
+    stopped, record = run(parts, tmp_path)
+    assert stopped.lossless.passed and stopped.counts.tokens < free.counts.tokens
+    for found in record.results:
+        text = parts.target.tokenizer.decode(found.speculative.tokens)
+        without_last = parts.target.tokenizer.decode(found.speculative.tokens[:-1])
+        assert ("\n" in text or "self" in text) and not ("\n" in without_last or "self" in without_last)
+
+
+def test_lenience_is_marked_not_lossless(tmp_path):
+    result, _ = run(parts_of("lenience=0.3"), tmp_path)
+    assert not result.lossless.expected
+
+
+def test_lenience_at_temperature_zero_leaves_the_guesses_argmax(tmp_path):
+    """Only the target's p is taken before argmax."""
+    (tmp_path / "text.py").write_text("self " * 50 + "def ")
+    parts = parts_of("lenience=0.3", "temperature=0", "drafter=unigram", f"drafter.path={tmp_path / 'text.py'}")
+    guesses = []
+    plain = parts.drafter.propose
+
+    def propose(state, gamma):
+        draft = plain(state, gamma)
+        guesses.extend(draft.tokens.flatten().tolist())
+        return draft
+
+    parts.drafter.propose = propose
+    run(parts, tmp_path)
+    assert set(guesses) == {int(parts.drafter.unigram.argmax())}
+    assert parts.target.sampling.before_argmax
+
+
+def test_the_wandb_summary_has_the_keys_that_people_plot(tmp_path):
+    result, _ = run(parts_of(), tmp_path)
+    keys = summary(result.as_dict())
+    assert keys["alpha"] == result.alpha.mean and keys["c"] == result.cost.c
+    assert {"speedup/measured", "speedup/theorem_3_8", "speedup/corrected", "lossless/passed", "counts/tokens",
+            "throughput/speculative_tokens_per_second", "block_efficiency", "v", "o"} <= set(keys)  # fmt: skip
+
+
+def test_batches_change_no_token(tmp_path):
+    singles, alone = run(parts_of("data.limit=3"), tmp_path)
+    together, batch = run(parts_of("data.limit=3", "batch_size=3"), tmp_path)
+    assert len(batch.groups) == 1 and len(alone.groups) == 3
+    assert [r.speculative.tokens for r in batch.results] == [r.speculative.tokens for r in alone.results]
+    assert together.counts.tokens == singles.counts.tokens
+    assert together.counts.rounds == singles.counts.rounds
+    assert together.alpha.mean == pytest.approx(singles.alpha.mean, abs=1e-4)
+
+
+def test_groups_are_equal_and_many_where_there_are_enough_requests():
+    sizes = {requests: group_size(requests, 8) for requests in (0, 5, 32, 63, 64, 256, 512, 1024, 5000)}
+    assert sizes == {0: 1, 5: 5, 32: 32, 63: 63, 64: 32, 256: 32, 512: 64, 1024: 128, 5000: 125}
+    assert {group_size(requests, 1) for requests in (1, 7, 5000)} == {1}
+
+
+def test_rows_of_a_calibration_read_different_prompts(tmp_path, monkeypatch):
+    """A policy that chooses by cost sees a batch as the run decodes it, and as much text as fits into its time."""
+    overrides = ("gamma_policy=optimal", "gamma_policy.largest=2", "batch_size=2", "data.limit=4", "temperature=0")
+    calibrated, plain = [], Session.decode
+
+    def decode(self, jobs, speculative, *others, policy=None, **options):
+        if policy is not None and set(options) == {"again"}:
+            calibrated.append([tuple(job.tokens) for job in jobs])
+        return plain(self, jobs, speculative, *others, policy=policy, **options)
+
+    monkeypatch.setattr(Session, "decode", decode)
+    result, record = run(parts_of(*overrides), tmp_path)
+    prompts = [tuple(found.request.tokens) for found in record.results]
+    for first, second in calibrated:
+        assert first != second and {first, second} < set(prompts)
+    assert {tokens for tokens, _ in calibrated} == {prompts[0], prompts[2]}
+    assert result.gamma in (0, 1, 2)
+    assert result.lossless.passed or (result.gamma == 0 and result.lossless.passed is None)  # nothing was drafted
+
+
+@pytest.mark.parametrize("drafter", ["stdlib", "prompt_lookup"])
+def test_transformers_decodes_the_same_prompts_beside_us(drafter, tmp_path):
+    parts = parts_of("baseline=transformers", "temperature=0", f"drafter={drafter}")
+    result, record = run(parts, tmp_path)
+    peers = {"generate", "prompt_lookup"} | ({"assisted"} if drafter == "stdlib" else set())
+    assert set(result.speedup_over) == peers == set(parts.peers)
+    assert {f"{peer}_tokens_per_second" for peer in peers} < set(result.throughput)
+    for over in result.speedup_over.values():
+        assert over.measured > 0 and over.ci95 is None  # of two prompts
+    for found in record.results:
+        for output in found.peers.values():  # greedy, so their tokens are ours
+            assert output.tokens == list(found.baseline.tokens)
+            assert 0 < output.decoded < len(output.tokens)
+    line = json.loads((tmp_path / "prompts.jsonl.part").read_text().splitlines()[0])
+    assert line["generate_tokens"] == 12 and line["prompt_lookup_decode_seconds"] > 0
+
+
+def test_peers_run_stock_modules(tmp_path):
+    """Packed weights would make transformers faster than it is."""
+    parts = parts_of("baseline=transformers", "executor=prepacked")
+    stock = [type(m).__name__ for m in parts.peers["generate"].module.modules()]
+    ours = [type(m).__name__ for m in parts.target.module.modules()]
+    assert "Multiplier" in ours and "Multiplier" not in stock
+
+
+def test_the_synthetic_rate_is_the_alpha_and_nothing_is_claimed(tmp_path):
+    result, _ = run(parts_of("verifier=synthetic", "verifier.alpha=.7", "data.limit=8", "max_new_tokens=40"), tmp_path)
+    assert not result.lossless.expected and any("drawn at rate 0.7" in note for note in result.notes)
+    assert result.alpha.mean == pytest.approx(0.7)
+    assert result.alpha_counted.mean == pytest.approx(0.7, abs=5 * (0.21 / result.alpha.n) ** 0.5)
+
+
+def test_the_seconds_of_requests_add_up_in_a_batch(tmp_path):
+    parts = parts_of("data.limit=5", "batch_size=2", "temperature=0", "max_new_tokens=20")
+    result, record = run(parts, tmp_path)
+    assert len(record.groups) == 1 and result.counts.prompts == 5 and result.lossless.passed
+    group = record.groups[0]
+    for decoded in (group.baseline, group.speculative):
+        shares = [request.seconds for request in decoded.requests]
+        assert sum(shares) == pytest.approx(decoded.decode_seconds) and min(shares) > 0
+        assert max(r.rows for r in decoded.rounds) == 2
+    assert group.baseline.calls < result.counts.baseline_tokens
+
+
+def test_memory_is_announced_before_anything_loads():
+    told = []
+    shipped = ("logger=none", "target.path=shipped:target")
+    parts = build(check(composed(*small(*shipped, "batch_size=3"))), told.append)
+    assert len(told) == 1 and "3 rows" in told[0]
+    stock = [model.stock_module() for model in (parts.target, parts.drafter.model)]
+    target, drafter = (sum(weight.nbytes for weight in module.parameters()) for module in stock)
+    drafter += parts.drafter.model.module.get_input_embeddings().weight.nbytes  # tied: packed, it exists twice
+    assert f"weights {size(2 * target + drafter)}" in told[0]  # as loaded; the verdict has a target of its own
+    build(check(composed(*small(*shipped, "verdict_tokens=0"))), told.append)
+    assert f"weights {size(target + drafter)}" in told[1]
+
+
+def test_the_memory_of_graphs_is_counted():
+    shape = ModelSize(weights=10**6, tied=0, column=800, layers=4, context=64, vocab_size=100, widest=50)
+    sizes = {"rows": 2, "columns": 64, "held": 128, "tokens": 6, "prefill_chunk": 64, "read_again": 32}
+    where = {"copies": 1, "doubled": 0, "laws": 0, "dtype": torch.float32, "device": torch.device("cpu")}
+    eager, graphs = (Budget.of([shape], **sizes, **where, graphs=captured) for captured in (False, True))
+    assert eager.graphs == 0 and "graphs" not in str(eager)
+    # A pool, and inputs and results beside it, as large as what scoring takes; of the cache one layer.
+    assert graphs.graphs == 2 * (4 * 2 * 6 * 100 * 4) + 128 * 800 // 4 and "graphs about" in str(graphs)
+    assert graphs.activations == eager.activations == 12 * 32 * 100 * 8  # betas along a text, in float64
+
+
+def test_an_error_in_warm_up_is_told(caplog):
+    with going_on("warm-up at 128 tokens"):
+        raise RuntimeError("operation not permitted when stream is capturing\nmore")
+    assert "warm-up at 128 tokens failed: RuntimeError: operation not permitted" in caplog.text
+    assert "more" not in caplog.text
+    with pytest.raises(ConfigError), going_on("warm-up"):
+        raise ConfigError("not of the device")
+
+
+def test_random_weights_are_marked(tmp_path):
+    parts = parts_of("target.path=shipped:drafter", "target.weights=random", "drafter.weights=random")
+    result, _ = run(parts, tmp_path)
+    assert sum("random weights" in note for note in result.notes) == 2
+
+
+LLAMA = ["hidden_size=64", "intermediate_size=64", "num_hidden_layers=2", "num_attention_heads=8", "head_dim=8"]
+QWEN = ["hidden_size=64", "intermediate_size=64", "num_hidden_layers=2", "num_attention_heads=4",
+        "num_key_value_heads=2"]  # fmt: skip
+
+
+@pytest.mark.parametrize(("drafter", "small"), [
+    ("llama1b", LLAMA), ("gpt2", ["n_embd=32", "n_layer=2", "n_head=2"]),
+    *(pytest.param(*more, marks=pytest.mark.slow) for more in (("qwen05b", QWEN), ("llama8b", LLAMA))),
+])  # fmt: skip
+def test_a_named_shape_builds_without_a_download(drafter, small, tmp_path):
+    """Every named pair, in its own architecture and vocabulary, made narrow enough for a test."""
+    shrink = [f"{role}.shape.{entry}" for role in ("target", "drafter") for entry in small]
+    random = ["target.weights=random", "drafter.weights=random"]
+    result, _ = run(parts_of(f"drafter={drafter}", *random, *shrink, "temperature=0", "dtype=float32"), tmp_path)
+    assert result.lossless.passed and result.counts.prompts == 2
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("temperature", [0, 1])
+def test_the_default_run_on_cuda(dtype, temperature, tmp_path):
+    config = composed("logger=none", "max_new_tokens=32", "data.limit=8", "batch_size=4", "device=cuda",
+                      f"dtype={dtype}", f"temperature={temperature}")  # fmt: skip
+    result, _ = run(build(check(config)), tmp_path)
+    assert result.lossless.passed and result.counts.tokens == 8 * 32

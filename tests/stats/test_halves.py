@@ -1,0 +1,180 @@
+"""Replay charges a text what rounds of other prompts cost, and the best gamma is judged by prompts that did not choose
+it. The processes are simulated: what each gamma is worth is known."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from specbench.decoding.timer import Lap
+from specbench.policies.gamma.optimal import OptimalGamma
+from specbench.results.schema import HalfCosts
+from specbench.stats.bootstrap_clusters import group_clusters, halves
+from specbench.stats.costs import CostTable, half_costs
+from specbench.stats.records import Group, Round, RunRecord
+from specbench.stats.replay import Half, Text, Trace, pick, priced, replay, sweep_rounds
+
+ALPHA, TOKENS, PROMPTS, LARGEST, EXPERIMENTS = 0.6, 30, 20, 4, 25
+NOISE = 0.3  # standard deviation of the logarithm of what a probe sees
+OWN = 3  # the gamma that the run was made with
+
+
+def laps(seconds):
+    return {Lap.DRAFT: 0.0, Lap.VERIFY: float(seconds), Lap.ACCEPT: 0.0, Lap.HOST: 0.0}
+
+
+def round_of(gamma, seconds):
+    return Round(0, 0, gamma, 0, 1, 1, 1, 0, 0, [ALPHA], seconds=laps(seconds), steps=gamma)
+
+
+def text(generator, prompt):
+    whole = np.full(TOKENS, ALPHA)
+    outcome = (generator.random(TOKENS) < whole).astype(float)
+    return Text(prompt, 10, 10**6, float(TOKENS), TOKENS, outcome, whole, whole, whole, whole)
+
+
+def experiment(seed, worth):
+    """A run in which all gammas are worth the same: a round costs in the mean what its tokens need in plain decoding.
+    The cost of each is known from one noisy round a prompt. Its trace with halves, and the same without."""
+    generator = np.random.default_rng(seed)
+    texts = [text(generator, f"p{number}") for number in range(PROMPTS)]
+    table = CostTable()
+    for each in texts:
+        table.source = each.prompt
+        table.add([round_of(g, worth[g] * generator.lognormal(-(NOISE**2) / 2, NOISE)) for g in range(LARGEST + 1)])
+    of, both = halves([each.prompt for each in texts]), []
+    for half in (0, 1):
+        own = [name for name, where in of.items() if where == half]
+        by_gamma = table.summary_of(own)
+        covariance = table.covariance([[name] for name in own], [cost.gamma for cost in by_gamma])
+        both.append(HalfCosts([[name] for name in own], by_gamma, covariance.tolist()))
+    in_sample = Trace(texts, np.array([cost.share for cost in table.summary()]), 1.0)
+    placed = [Text(**vars(each) | {"half": of[each.prompt]}) for each in texts]
+    crossed = Trace(placed, in_sample.seconds, 1.0, [Half.of(half, LARGEST) for half in both])
+    return crossed, in_sample, sweep_rounds(crossed, draws=1)  # all outcomes are known
+
+
+@pytest.fixture(scope="module")
+def experiments():
+    generator = np.random.default_rng(1000)
+    many = Trace([text(generator, "") for _ in range(200)], np.ones(LARGEST + 1), 1.0)
+    worth = [200 * TOKENS / rounds.sum() for rounds in sweep_rounds(many, draws=1).values()]
+    return [experiment(seed, worth) for seed in range(EXPERIMENTS)]
+
+
+def mean_and_error(values):
+    return np.mean(values), np.std(values) / np.sqrt(len(values))
+
+
+def test_the_regret_of_a_gamma_as_good_as_all_others_is_0(experiments):
+    def regret(trace, swept):
+        return np.log(pick(trace, swept).speedup / priced(trace, swept[OWN]).speedup)
+
+    crossed, error = mean_and_error([regret(crossed, swept) for crossed, _, swept in experiments])
+    assert abs(crossed) < 3 * error < 0.08
+    within, error = mean_and_error([regret(in_sample, swept) for _, in_sample, swept in experiments])
+    assert within > 4 * error  # negative control: chosen and judged by the same prompts
+
+
+class Seen:
+    """The costs of a trace without halves."""
+
+    alpha = ALPHA
+
+    def __init__(self, trace):
+        self.trace = trace
+
+    def seconds(self, largest):
+        return self.trace.seconds
+
+
+def test_a_policy_that_chooses_by_cost_is_not_judged_by_these_costs(experiments):
+    crossed, within = [], []
+    for trace, in_sample, swept in experiments:
+        policy = OptimalGamma(LARGEST)
+        crossed.append(np.log(replay(trace, policy, draws=1).speedup / priced(trace, swept[OWN]).speedup))
+        policy.calibrate(Seen(in_sample))
+        best = priced(in_sample, swept[policy.constant]).speedup
+        within.append(np.log(best / priced(in_sample, swept[OWN]).speedup))
+    crossed, error = mean_and_error(crossed)
+    assert abs(crossed) < 3 * error < 0.08
+    within, error = mean_and_error(within)
+    assert within > 4 * error  # negative control
+
+
+def test_the_interval_carries_the_error_of_the_costs(experiments):
+    """How often the true speedup, 1, is outside of the interval of a gamma: 5 % of the time. One that knows nothing of
+    the error of costs, the negative control, misses it far more often."""
+    missed = [0, 0]
+    for *pair, swept in experiments:
+        for which, trace in enumerate(pair):
+            for gamma in (1, 4):
+                low, high = priced(trace, swept[gamma]).ci95
+                missed[which] += not low < 1 < high
+    assert missed[0] <= 0.1 * 2 * EXPERIMENTS and missed[1] >= 0.2 * 2 * EXPERIMENTS, missed
+
+
+def test_a_text_is_charged_the_costs_of_the_other_half():
+    generator = np.random.default_rng(1)
+    texts = [Text(**vars(text(generator, f"p{half}")) | {"half": half}) for half in (0, 1)]
+    seconds = [np.full(LARGEST + 1, value) for value in (1.0, 100.0)]
+    trace = Trace(texts, seconds[0], 1.0, [Half(each, np.zeros((LARGEST + 1, LARGEST + 1))) for each in seconds])
+    rounds = sweep_rounds(trace, draws=1)[2].sum(1)
+    assert priced(trace, sweep_rounds(trace, draws=1)[2]).speedup == pytest.approx(
+        2 * TOKENS / (100 * rounds[0] + rounds[1])
+    )
+
+
+def test_halves_are_even_and_alias_with_nothing_that_turns():
+    of = halves(range(200))
+    assert sum(of.values()) == 100 and all(of[k] != of[k + 1] for k in range(0, 200, 2))
+    for period in range(2, 12):  # gammas are probed in turn, and decoders swap at every second prompt
+        for phase in range(period):
+            assert len({of[k] for k in range(phase, 200, period)}) == 2
+    assert halves(range(9)) == {} and len(halves(range(10))) == 10
+
+
+def test_a_covariance_is_that_of_repeated_experiments():
+    """Against many runs of the same process, not against the bootstrap itself."""
+
+    def shares(seed):
+        generator, table = np.random.default_rng(seed), CostTable()
+        for number in range(30):
+            table.source, level = str(number), generator.lognormal(0, 0.1)
+            for gamma in (1, 3):
+                table.add([round_of(gamma, gamma * level * generator.lognormal(0, 0.1)) for _ in range(6)])
+        return table, [cost.share for cost in table.summary()]
+
+    many = np.cov(np.array([shares(seed)[1] for seed in range(100)]).T)
+    one = np.mean([shares(seed)[0].covariance([[str(n)] for n in range(30)], [1, 3]) for seed in range(3)], 0)
+    assert one == pytest.approx(many, rel=0.5) and many[0, 1] > 0.3 * np.sqrt(many[0, 0] * many[1, 1])
+
+
+def result(name, replayable):
+    return SimpleNamespace(request=SimpleNamespace(id=name, prompt_id=name), speculative_laws=replayable or None)
+
+
+def test_no_cluster_divides_a_group_whose_rounds_were_counted_together():
+    """One row and several requests a group, as with requests over time: rounds are known by the first prompt."""
+    names = [[f"p{number}", f"q{number}"] for number in range(10)]
+    results = [
+        [SimpleNamespace(request=SimpleNamespace(id=n, prompt_id=n), speculative_laws=n) for n in g] for g in names
+    ]
+    record, table = RunRecord([Group(each, None, None) for each in results]), CostTable()
+    for number, (first, _) in enumerate(names):
+        table.source = first
+        table.add([round_of(2, 1.0 + number % 3)])
+    found = half_costs(table, record.results, group_clusters(record))
+    assert sorted(ids for half in found for ids in half.clusters) == names
+    assert [sum(cost.rounds for cost in half.by_gamma) for half in found] == [5, 5]
+    assert all(np.isfinite(half.covariance).all() and half.covariance[0][0] > 0 for half in found)
+    assert half_costs(table, record.results[:18], group_clusters(record)[:18]) == []  # nine groups
+
+
+def test_few_texts_that_can_be_replayed_make_no_halves():
+    results = [result(name, name < "i") for name in "abcdefghijklmnop"]
+    table = CostTable()
+    for each in results:
+        table.source = each.request.id
+        table.add([round_of(2, 1.0)])
+    assert half_costs(table, results, [each.request.id for each in results]) == []

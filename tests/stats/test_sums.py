@@ -1,0 +1,134 @@
+"""sums.parquet: sums over each request agree with the other files of a run, and bad files are a sentence."""
+
+import json
+import math
+import shutil
+
+import numpy as np
+import pyarrow
+import pyarrow.parquet as parquet
+import pytest
+from conftest import parts_of
+
+from specbench.errors import ConfigError
+from specbench.results.sums_file import FILE, load_sums
+from specbench.results.writer import write_result
+from specbench.run.run import run
+from specbench.stats.accounting import speedup_of
+from specbench.stats.bootstrap import Sums
+from specbench.stats.request_sums import request_sums
+
+
+@pytest.fixture(scope="module", params=[1, 2])
+def made(request, tmp_path_factory):
+    """A run's folder and its record."""
+    batch, folder = f"batch_size={request.param}", tmp_path_factory.mktemp("run")
+    parts = parts_of("executor=eager", "data.limit=6", "gamma=2", "drafter=random", batch)
+    result, record = run(parts, folder)
+    write_result(result, record, "digest", folder, parts.target.tokenizer)
+    return folder, record
+
+
+@pytest.fixture
+def folder(made):
+    return made[0]
+
+
+def test_sums_agree_with_the_other_files(folder):
+    result = json.loads((folder / "results.json").read_text())
+    prompts = {line["id"]: line for line in map(json.loads, (folder / "prompts.jsonl").read_text().splitlines())}
+    rounds = parquet.read_table(folder / "rounds.parquet").to_pylist()
+    positions = parquet.read_table(folder / "positions.parquet").to_pylist()
+    found = load_sums(folder)
+    columns, batch = found.columns, result["config"]["batch_size"]
+    assert found.requests == found.prompts == list(prompts)
+    assert len(set(found.clusters)) == {1: 6, 2: 1}[batch]  # one group of rows
+    for row, name in enumerate(found.requests):
+        line, own = prompts[name], [r for r in rounds if r["prompt"] == name]
+        for column, expected in (
+            ("seconds", line["decode_seconds"]),
+            ("plain_seconds", line["baseline_decode_seconds"]),
+            ("prefill_seconds", line["prefill_seconds"]),
+            ("plain_prefill_seconds", line["baseline_prefill_seconds"]),
+            ("tokens", line["tokens"]),
+            ("beta", sum(sum(r["beta"]) for r in own)),
+            ("tested", sum(r["tested"] for r in own)),
+            ("drafts of 2", sum(r["gamma"] == 2 for r in own)),
+            ("beta at 1", sum(r["beta"][1] for r in own if len(r["beta"]) > 1)),
+            ("verify_seconds", sum(r["verify_seconds"] / r["rows"] for r in own)),
+            ("drift_tested", sum(p["outcome"] is not None for p in positions if p["prompt"] == name)),
+        ):
+            assert columns[column][row] == pytest.approx(expected), column
+    sums = Sums.of_columns(columns, found.clusters)
+    assert float(speedup_of(sums.point)) == pytest.approx(result["speedup"]["measured"])
+    for name in ("accepted", "recovered", "bonus", "accepted_before_stop", "verified", "rounds", "drafted"):
+        assert columns[name].sum() == result["counts"][name]
+    text, drift = result["alpha_on_target_text"], result["drift"]
+    assert columns["text_beta"].sum() / columns["text_tested"].sum() == pytest.approx(text["mean"])
+    assert columns["drift_tv"].sum() / columns["drift_tested"].sum() == pytest.approx(drift["tv"], abs=1e-12)
+    rate = columns["plain_bytes"].sum() / columns["plain_step_seconds"].sum()
+    assert rate == pytest.approx(result["bandwidth"]["target_bytes_per_second"])
+    both = [columns[f"{way}seconds"].sum() + columns[f"{way}prefill_seconds"].sum() for way in ("", "plain_")]
+    tokens = [columns[f"{way}tokens"].sum() for way in ("", "plain_")]
+    assert both[1] / tokens[1] / (both[0] / tokens[0]) == pytest.approx(result["speedup"]["end_to_end"])
+
+
+def test_more_numbers_have_an_interval_if_there_are_enough_clusters(folder):
+    result = json.loads((folder / "results.json").read_text())
+    bandwidth, drift, speedup = (result[name] for name in ("bandwidth", "drift", "speedup"))
+    found = {
+        "bandwidth": (bandwidth["target_bytes_per_second"], bandwidth["ci95"]["target_bytes_per_second"]),
+        "tv": (drift["tv"], drift["ci95"]["tv"]),
+        "end to end": (speedup["end_to_end"], speedup["end_to_end_ci95"]),
+    }
+    assert set(drift["ci95"]) == {"tv", "kl"}
+    for value, ci95 in found.values():
+        if result["config"]["batch_size"] == 1:
+            assert ci95[0] <= value <= ci95[1]
+        else:
+            assert ci95 is None  # one group of rows
+    if result["config"]["batch_size"] == 1:
+        low, high = found["bandwidth"][1]
+        columns = load_sums(folder).columns  # the linearised error of a ratio of sums
+        rest = columns["plain_bytes"] - found["bandwidth"][0] * columns["plain_step_seconds"]
+        error = math.sqrt(6 / 5 * (rest**2).sum()) / columns["plain_bytes"].sum()
+        assert math.log(high / low) / 2 == pytest.approx(2.571 * error, rel=0.15)
+
+
+def rewritten(path, table):
+    parquet.write_table(table, path)
+
+
+BAD = {
+    "none": (lambda path, table: path.unlink(), "which earlier versions did not write: run it again"),
+    "cut short": (lambda path, table: path.write_bytes(path.read_bytes()[:100]), "cannot be read"),
+    "no rows": (lambda path, table: rewritten(path, table[:0]), "has no rows"),
+    "a column too few": (lambda path, table: rewritten(path, table.drop_columns(["beta"])), "no column beta"),
+    "text": (lambda path, table: rewritten(path, table.append_column("x", pyarrow.array(["1"] * len(table)))),
+             "its column x is not of numbers alone"),
+    "an empty cell": (
+        lambda path, table: rewritten(path, table.append_column("x", pyarrow.array([None] + [1.0] * (len(table) - 1)))),
+        "its column x is not of numbers alone"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", BAD)
+def test_sums_that_cannot_be_used_are_a_sentence(what, folder, tmp_path):
+    break_it, expected = BAD[what]
+    shutil.copy(folder / FILE, tmp_path / FILE)
+    assert load_sums(tmp_path).requests  # negative control
+    break_it(tmp_path / FILE, parquet.read_table(tmp_path / FILE))
+    with pytest.raises(ConfigError, match=expected):
+        load_sums(tmp_path)
+
+
+def test_columns_that_only_some_requests_have_are_filled_with_zeros(made, monkeypatch):
+    """In chunks of one group the columns are the same."""
+    folder, record = made
+    whole, batch = record.sums.columns, json.loads((folder / "results.json").read_text())["config"]["batch_size"]
+    monkeypatch.setattr("specbench.stats.request_sums.AT_A_TIME", 1)
+    chunked = request_sums(record, batch, True, lambda calls, columns: calls + columns).columns
+    assert {"drafts of 1", "beta at 1"} < set(chunked) <= set(whole)
+    assert any((column == 0).any() and (column > 0).any() for column in chunked.values())
+    for name in set(chunked) - {"plain_bytes"}:
+        assert np.array_equal(whole[name], chunked[name]), name

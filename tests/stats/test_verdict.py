@@ -1,0 +1,486 @@
+"""The losslessness verdict: exact decoding passes, every planted fault fails, and what was not tested is not passed."""
+
+import dataclasses
+import json
+import math
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from conftest import DRAFTERS, TREES, V, make_drafter, parts_of, small, spare_of, tabular_model, verifier_of
+from test_law import AcceptEverything, ForgetsOrder, ResidualFromTarget, TooSmallM
+from test_run import call
+
+import specbench.run.method_run
+from specbench.cache.static import StaticCache
+from specbench.data.prompts import Request
+from specbench.decoding.noise import sibling_bits
+from specbench.decoding.sampling import Sampling
+from specbench.decoding.speculative import decode_speculative
+from specbench.decoding.state import Job, State
+from specbench.decoding.stopping import StopStrings
+from specbench.decoding.timer import NoTimer
+from specbench.decoding.verify import block_verification, speculative_sampling
+from specbench.decoding.verify_tree import match
+from specbench.models.language_model import LanguageModel
+from specbench.policies.gamma.fixed import FixedGamma
+from specbench.results.tables import verdict
+from specbench.run.recorder import Recorder
+from specbench.run.run import run
+from specbench.stats.concentration import chernoff, freedman
+from specbench.stats.losslessness import judge
+from specbench.stats.records import DecodedRequest, Group, Result, RunRecord
+from specbench.stats.reference_distribution import largest_tv, law
+from specbench.stats.reference_scores import read
+from specbench.stats.stop_check import ends_where_it_should
+from specbench.stats.verdict_records import Events, Sums
+from specbench.verifiers.block import BlockVerifier
+from specbench.verifiers.iterative import IterativeVerifier
+from specbench.verifiers.match import MatchVerifier
+from specbench.verifiers.rejection import RejectionVerifier
+from specbench.verifiers.speculative import SpeculativeVerifier
+
+GAMMA, SAMPLED = 4, Sampling()
+
+
+class HiddenLenience(SpeculativeVerifier):
+    """Says that it is exact, and accepts with lenience .9."""
+
+    def accept(self, p, draft, noise):
+        return speculative_sampling(p, draft, noise.r, noise.bits, 0.9)
+
+
+def texts(tables, number_text, kind="model", verifier=SpeculativeVerifier, rows=300, tokens=40, seed=0, model=None,
+          sampling=SAMPLED):  # fmt: skip
+    """A tabular pair's texts, each read again by the stock module."""
+    target = tabular_model(tables.target, sampling)
+    helper = tabular_model(tables.similar if model is None else model, sampling)
+    drafter = make_drafter(kind, target, number_text, helper)
+    judged_by = verifier_of(verifier, sampling)
+    prompts = [[3, 7, 1, row % V] for row in range(rows)]
+    jobs = [Job(prompt, 4 + tokens, (seed << 32) + key) for key, prompt in enumerate(prompts)]
+    state = State.start(jobs, [], spare_of(kind, GAMMA), target.device)
+    target.allocate(rows, state.tokens.shape[1])
+    target.prefill(state)
+    recorder = Recorder(judged_by, {}, evidence=True)
+    decode_speculative(state, target, drafter, FixedGamma(GAMMA), judged_by, NoTimer(), recorder)
+    results = []
+    for prompt, new, found in zip(prompts, state.new_tokens(), recorder.evidence(rows), strict=True):
+        reading = read(target, prompt, new, found)
+        results.append(Result(Request("", "", "", prompt, ""), tokens, decoded(new), decoded(new), reading=reading))
+    return results
+
+
+def decoded(tokens):
+    return DecodedRequest(tokens, [])
+
+
+def record_of(results):
+    return RunRecord(groups=[Group(results, None, None)])
+
+
+def sampled(results):
+    return judge(record_of(results), expected=True, greedy=False)
+
+
+@pytest.mark.parametrize("kind", DRAFTERS)
+def test_exact_decoding_passes(kind, tables, number_text):
+    verifier = IterativeVerifier if kind in TREES else SpeculativeVerifier
+    results = texts(tables, number_text, kind, verifier, rows=60)
+    found = sampled(results)
+    assert found.verdict == "passed" and found.passed, found
+    assert found.reread.tokens == found.detail["tokens"] == 60 * 40 and found.decoder_tv.positions == 60 * 40
+    assert found.detectable.tv < 0.2 and found.detectable.lenience is not None
+    assert no_part_fails(results)
+
+
+def no_part_fails(results):
+    """Whether all runs of five of the texts, each text with noise of its own, do not fail: of the more than 400 such
+    runs in these tests two would be expected to fail if the bounds were tight."""
+    parts = [results[begin : begin + 5] for begin in range(0, len(results), 5)]
+    return all(sampled(part).verdict != "failed" for part in parts)
+
+
+@pytest.mark.parametrize("sampling", [SAMPLED, Sampling(0.8, top_k=5)], ids=["plain", "top_k"])
+@pytest.mark.parametrize("verifier", [BlockVerifier, RejectionVerifier, MatchVerifier, IterativeVerifier])
+def test_every_exact_verifier_passes(verifier, sampling, tables, number_text):
+    results = texts(tables, number_text, verifier=verifier, rows=100, sampling=sampling)
+    assert sampled(results).verdict == "passed", sampled(results)
+    assert no_part_fails(results)
+
+
+class EagerBlock(BlockVerifier):
+    """Accepts blocks too often."""
+
+    def accept(self, p, draft, noise):
+        return block_verification(p, draft, 0.8 * noise.r, noise.bits)
+
+
+class OneOfTwo(MatchVerifier):
+    """Takes the draw from p that matches more of the draft, out of two."""
+
+    def accept(self, p, draft, noise):
+        one, two = (match(p, draft, bits) for bits in (noise.bits, sibling_bits(noise.bits, torch.tensor(1))))
+        more = (two.accepted > one.accepted)[:, None]
+        path = torch.where(more, two.path, one.path)
+        tokens, accepted = torch.where(more, two.tokens, one.tokens), torch.maximum(one.accepted, two.accepted)
+        return dataclasses.replace(one, tokens=tokens, accepted=accepted, path=path)
+
+
+BIASED = {  # drafter, verifier, the drafter's table, texts
+    "block": ("model", EagerBlock, "similar", 200),
+    "match": ("model", OneOfTwo, "similar", 60),
+    "match in trees": ("tree_distinct", OneOfTwo, "similar", 60),
+    "trees": ("tree_distinct", ForgetsOrder, "adversarial", 300),
+    "rejection": ("model", TooSmallM, "similar", 200),
+    "hierarchical": ("under_model", HiddenLenience, "similar", 150),
+}
+
+
+@pytest.mark.parametrize("name", BIASED)
+def test_every_kind_of_verifier_can_fail(name, tables, number_text):
+    kind, verifier, model, rows = BIASED[name]
+    found = sampled(texts(tables, number_text, kind, verifier, rows=rows, model=getattr(tables, model)))
+    assert found.verdict == "failed", found
+
+
+def test_a_bias_under_top_k_fails(tables, number_text):
+    results = texts(tables, number_text, verifier=HiddenLenience, rows=200, sampling=Sampling(0.8, top_k=5))
+    assert sampled(results).verdict == "failed"
+
+
+@pytest.mark.parametrize("kind", ["model", "bigram", "ngram"])
+@pytest.mark.parametrize("verifier", [AcceptEverything, ResidualFromTarget])
+def test_a_biased_verifier_fails(kind, verifier, tables, number_text):
+    assert sampled(texts(tables, number_text, kind, verifier)).verdict == "failed"
+
+
+def test_hidden_lenience_fails_at_3000_tokens(tables, number_text):
+    """Runs of 75 texts of 40 tokens: each is 3,000 tokens."""
+    runs = 12
+    hidden = texts(tables, number_text, verifier=HiddenLenience, rows=75 * runs)
+    assert [sampled(hidden[i::runs]).verdict for i in range(runs)].count("failed") >= runs - 1
+
+
+@pytest.mark.parametrize("p", [1e-4, 1e-2, 0.3])
+def test_both_bounds_hold_for_rare_events(p):
+    """A guess that is right once in 100 draws of probability 1e-4 has z = 10, which is no reason to fail. The bounds
+    are no smaller than the true probability, and not much larger."""
+    n, runs = 100, 200_000
+    hits = torch.distributions.Binomial(n, torch.tensor(p, dtype=torch.double)).sample((runs,))
+    events = Events(np.full(n, p), np.zeros(n))
+    for hit in range(1, int(n * p + 8 * math.sqrt(n * p) + 2)):
+        deviation = abs(hit - n * p)
+        true = float(((hits - n * p).abs() >= deviation - 1e-9).double().mean())
+        bounds = chernoff(events, np.ones(n), deviation), freedman(Sums(deviation, n * p * (1 - p)), 1.0)
+        assert min(bounds) >= true - 5 * math.sqrt(true / runs + 1 / runs**2)
+        assert bounds[0] < 40 * true + 1e-3
+
+
+@pytest.mark.parametrize("kind", ["model", "ngram"])
+def test_numbers_that_are_not_finite_fail(kind, tables, number_text):
+    broken = tables.target.clone()
+    broken[3, :] = float("nan")
+    spoilt = SimpleNamespace(target=broken, similar=tables.similar)
+    found = sampled(texts(spoilt, number_text, kind, rows=20))
+    assert found.verdict == "failed" and found.passed is False
+    told, style = verdict(dataclasses.asdict(found) | {"statistic": None})  # as results.json has what is not finite
+    assert told.startswith("FAILED: a probability of the target or the drafter is not finite") and "red" in style
+
+
+def test_a_table_without_chance_is_inconclusive(tables, number_text):
+    certain = tables.target * 1e3
+    spoilt = SimpleNamespace(target=certain, similar=tables.similar)
+    assert sampled(texts(spoilt, number_text, rows=20)).verdict == "inconclusive"
+    assert sampled(texts(tables, number_text, rows=1, tokens=5)).verdict == "inconclusive"
+    assert sampled([]).verdict == "untested" and sampled([]).passed is None
+
+
+def test_the_detectable_lenience_is_detected_in_nine_of_ten_runs(tables, number_text, monkeypatch):
+    exact = texts(tables, number_text, rows=100)
+    promised = sampled(exact).detectable.lenience
+    monkeypatch.setattr(
+        HiddenLenience, "accept", lambda self, p, d, n: speculative_sampling(p, d, n.r, n.bits, promised)
+    )
+    hidden = texts(tables, number_text, verifier=HiddenLenience, rows=1200)
+    assert [sampled(hidden[i::12]).verdict for i in range(12)].count("failed") >= 9
+
+
+def greedy(prompt, ours, plain, target) -> object:
+    reading = read(target, prompt, ours, None, plain)
+    reading.tested = 1
+    results = [Result(Request("r", "r", "", prompt, ""), 9, decoded(ours), decoded(plain), reading=reading)]
+    return judge(record_of(results), expected=True, greedy=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_at_temperature_0_only_a_tie_is_forgiven(dtype, tables):
+    """The gap is within rounding of the dtype, or ten times beyond it."""
+    for roundings, passes in ((0.5, True), (10.0, False)):
+        table = tables.target.clone()
+        best, second = table[2, 3].topk(2).indices
+        steps = 64 if dtype == torch.float32 else 4
+        gap = roundings * steps * torch.finfo(dtype).eps * float(table[2, 3].abs().max())
+        table[2, 3, second] = table[2, 3, best] - gap
+        target = tabular_model(table, Sampling(temperature=0))
+        target.dtype = dtype
+        for ours, plain in ((second, best), (best, second)):
+            found = greedy([1, 2], [3, int(ours)], [3, int(plain)], target)
+            first = int(table[1, 2].argmax())
+            wrong = 0 if first == 3 else 1  # the token 3 itself may not be the target's
+            assert found.detail["divergences"][0]["kind"] == ("tie" if passes else "bug")
+            assert (found.detail["wrong"] - wrong > 0) == (not passes and ours is second)
+            assert found.detail["divergences"][0]["position"] == 1
+
+
+def test_at_temperature_0_what_is_no_tie_is_a_bug(tables):
+    """Plain decoding's token must be as good as ours; a text that has only ended earlier is no tie; logits that are all
+    minus infinity are no numbers."""
+    table = tables.target.clone()
+    best, second = table[2, 3].topk(2).indices
+    table[2, 3, second] = table[2, 3, best]
+    table[1, 2, 3] = 99.0
+    target = tabular_model(table, Sampling(temperature=0))
+    worst = int(table[2, 3].argmin())
+    assert greedy([1, 2], [3, int(best)], [3, int(second)], target).verdict == "passed"
+    assert greedy([1, 2], [3, int(best)], [3, worst], target).verdict == "failed"
+    assert greedy([1, 2], [3, int(best)], [3], target).verdict == "failed"
+    table[2, 3] = -torch.inf
+    assert greedy([1, 2], [3, 0], [3, 0], tabular_model(table, Sampling(temperature=0))).verdict == "failed"
+
+
+SAMPLINGS = [Sampling(), Sampling(0.7), Sampling(1.3, top_k=5), Sampling(top_p=0.8), Sampling(0.5, top_k=9, top_p=0.9)]
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
+def test_the_second_standardization_is_the_first(sampling):
+    """Two programs for section 2.2; a wrong one is seen."""
+    logits = torch.randn(50, 40, generator=torch.Generator().manual_seed(3)) * 3
+    decoder, nowhere = torch.zeros_like(logits), torch.zeros(50, dtype=torch.bool)
+    p = law(logits, decoder, nowhere, torch.float32, sampling)
+    assert torch.allclose(p, sampling.probabilities(logits).double(), atol=1e-6)
+    other = Sampling(sampling.temperature * 1.1, sampling.top_k, sampling.top_p)
+    assert not torch.allclose(p, other.probabilities(logits).double(), atol=1e-3)
+
+
+@pytest.mark.parametrize("sampling", [*SAMPLINGS, Sampling(top_k=1), Sampling(top_p=0.3), Sampling(0.5, top_p=0.5)],
+                         ids=str)  # fmt: skip
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_what_rounding_moves_across_an_edge_is_explained(sampling, dtype):
+    """The decoder's logits differ by one rounding of each; at many positions another token passes top-k or top-p. A
+    decoder that has forgotten top-k or top-p is not explained."""
+    logits = torch.randn(400, 40, generator=torch.Generator().manual_seed(4)) * 3
+    eps, kept = torch.finfo(dtype).eps, torch.ones(400, dtype=torch.bool)
+    noise = (torch.rand(logits.shape, generator=torch.Generator().manual_seed(5)) - 0.5) * eps * 3
+    limit = largest_tv(logits, dtype, sampling)
+    decoder = sampling.probabilities(logits + noise)
+    tv = (law(logits, decoder, kept, dtype, sampling) - decoder.double()).abs().sum(-1) / 2
+    assert (tv <= limit).all()
+    if sampling.top_k or sampling.top_p < 1:
+        forgetful = replace(sampling, top_k=0, top_p=1.0).probabilities(logits + noise)
+        tv = (law(logits, forgetful, kept, dtype, sampling) - forgetful.double()).abs().sum(-1) / 2
+        assert tv.mean() > 0.25 * limit.mean() or (tv > limit).any()
+
+
+# Faults planted in whole runs of the shipped pair.
+
+
+def shifted_positions(monkeypatch, parts):
+    """Positions from 40 on are three too large."""
+    module = parts.target.module
+    forward = module.forward
+
+    def shifted(**options):
+        places = options.get("position_ids")
+        if places is not None:
+            options["position_ids"] = places + 3 * (places > 40)
+        return forward(**options)
+
+    monkeypatch.setattr(module, "forward", shifted)
+
+
+def stale_cache(monkeypatch, parts):
+    """What follows a rejected guess is written one column too far: the guess stays in the cache."""
+    place = StaticCache.place
+
+    def late(self, slots, visible, row=None, in_blocks=False):
+        place(self, slots + (slots[:, :1] % 7 == 3).long(), visible, row, in_blocks)
+
+    monkeypatch.setattr(StaticCache, "place", late)
+
+
+def wrong_mask(monkeypatch, parts):
+    """Every token sees the guesses after it too."""
+    mask = parts.target.mask
+    monkeypatch.setattr(parts.target, "mask", lambda *arguments: torch.zeros_like(mask(*arguments)))
+
+
+def forgotten_penalty(monkeypatch, parts):
+    monkeypatch.setattr(LanguageModel, "_seen", lambda self, *arguments: None)
+
+
+def wrong_temperature(monkeypatch, parts):
+    probabilities = Sampling.probabilities
+
+    def warmer(self, logits, seen=None):
+        return probabilities(self, logits if self.greedy else logits / 1.02, seen)
+
+    monkeypatch.setattr(Sampling, "probabilities", warmer)
+
+
+def sixteen_bits(monkeypatch, parts):
+    probabilities = Sampling.probabilities
+    monkeypatch.setattr(Sampling, "probabilities", lambda *a: probabilities(*a).to(torch.float16).float())
+
+
+def not_causal(monkeypatch, parts):
+    """Every layer of the module looks both ways, as an encoder does: in one forward, later tokens are seen."""
+    module = parts.target.stock_module()
+    forward = type(module).forward
+
+    def both_ways(self, *arguments, **options):
+        if options.get("attention_mask") is None:
+            n = options["input_ids"].shape[1]
+            options["attention_mask"] = torch.zeros(1, 1, n, n)
+        return forward(self, *arguments, **options)
+
+    monkeypatch.setattr(type(module), "forward", both_ways)
+
+
+def impossible_token(monkeypatch, parts):
+    """One token of each text is the one with the smallest p."""
+    accept = SpeculativeVerifier.accept
+
+    def once(self, p, draft, noise):
+        found = accept(self, p, draft, noise)
+        worst = p[:, 0].argmin(-1)
+        tokens = found.tokens.clone()
+        tokens[:, 0] = torch.where(found.accepted == 0, worst, tokens[:, 0])
+        return dataclasses.replace(found, tokens=tokens)
+
+    monkeypatch.setattr(SpeculativeVerifier, "accept", once)
+
+
+def not_a_number(monkeypatch, parts):
+    probabilities = Sampling.probabilities
+    monkeypatch.setattr(Sampling, "probabilities", lambda *a: probabilities(*a) * float("nan"))
+
+
+def forgotten_top_p(monkeypatch, parts):
+    monkeypatch.setattr(Sampling, "truncate", lambda self, logits: logits)
+
+
+def stops_overlooked(monkeypatch, parts):
+    """Speculative decoding goes on after a stop string inside a round."""
+    find, calls = StopStrings.find, []
+
+    def only_last(self, generated, new):
+        calls.append(1)
+        return find(self, generated, new[-1:]) if len(new) == 1 else None
+
+    monkeypatch.setattr(StopStrings, "find", only_last)
+
+
+FAULTS = {
+    forgotten_top_p: ["top_p=.8"],
+    stops_overlooked: ["stop=['(','e','s']"],
+    shifted_positions: [],
+    stale_cache: [],
+    wrong_mask: [],
+    forgotten_penalty: ["repetition_penalty=1.3"],
+    wrong_temperature: [],
+    sixteen_bits: [],
+    not_causal: [],
+    impossible_token: ["top_k=20", "target.path=shipped:target"],  # which rejects some guesses
+    not_a_number: [],
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
+def test_a_planted_fault_fails(fault, tmp_path, monkeypatch):
+    parts = parts_of("max_new_tokens=24", "gamma=3", *FAULTS[fault])
+    fault(monkeypatch, parts)
+    found = run(parts, tmp_path)[0].lossless
+    assert found.verdict == "failed" and found.passed is False, found
+
+
+@pytest.mark.parametrize("fault", [
+    stale_cache,
+    *(pytest.param(more, marks=pytest.mark.slow) for more in (forgotten_top_p, wrong_mask, forgotten_penalty,
+                                                              not_a_number)),
+])  # fmt: skip
+def test_a_planted_fault_fails_in_16_bits(fault, tmp_path, monkeypatch):
+    parts = parts_of("max_new_tokens=24", "gamma=3", "dtype=bfloat16", *FAULTS[fault])
+    fault(monkeypatch, parts)
+    assert run(parts, tmp_path)[0].lossless.verdict == "failed"
+
+
+@pytest.mark.parametrize("fault", [
+    stale_cache, wrong_mask, not_causal, pytest.param(forgotten_penalty, marks=pytest.mark.slow)
+])  # fmt: skip
+def test_a_planted_fault_fails_at_temperature_0(fault, tmp_path, monkeypatch):
+    """Plain decoding makes the same error, so that the texts of both may be equal."""
+    parts = parts_of("max_new_tokens=24", "gamma=3", "temperature=0", *FAULTS[fault])
+    fault(monkeypatch, parts)
+    found = run(parts, tmp_path)[0].lossless
+    assert found.verdict == "failed" and found.detail["wrong"] > 0, found
+
+
+@pytest.mark.parametrize("options", [
+    ["temperature=0"], ["top_k=20", "top_p=.9", "repetition_penalty=1.3"],
+    *(pytest.param(more, marks=pytest.mark.slow)
+      for more in (["drafter=tree", "cache=paged"], ["temperature=0", "repetition_penalty=1.3"],
+                   ["executor=eager", "batch_size=2"], ["dtype=bfloat16", "top_p=.7"],
+                   ["stop=['(','self']", "seed=3"])),
+], ids=str)  # fmt: skip
+def test_a_run_without_a_fault_passes(options, tmp_path):
+    found = run(parts_of("max_new_tokens=40", *options), tmp_path)[0].lossless
+    assert found.verdict == "passed", found
+    assert found.reread.texts == 2 and found.reread.seconds > 0
+
+
+def test_nothing_tested_is_not_passed(tmp_path):
+    for temperature in (0, 1):
+        found = run(parts_of("gamma=0", f"temperature={temperature}"), tmp_path)[0].lossless
+        assert found.verdict == "untested" and found.passed is None and "no guess was tested" in found.reason
+
+
+def test_an_error_while_reading_is_not_passed(tmp_path, monkeypatch):
+    def fails_once(*arguments, calls=[]):  # noqa: B006
+        calls.append(1)
+        if len(calls) == 1:
+            raise RuntimeError("out of memory")
+        return read(*arguments)
+
+    monkeypatch.setattr(specbench.run.method_run, "read", fails_once)
+    found = run(parts_of("temperature=0"), tmp_path)[0].lossless
+    assert found.verdict == "inconclusive" and "out of memory" in found.reason and found.reread.texts == 1
+
+
+def test_where_texts_end():
+    def decode(tokens, **options):
+        return "".join(map(chr, tokens))
+
+    def ends(text, limit=4):
+        return ends_where_it_should([ord(c) for c in text], limit, [ord("#")], ["ab"], decode)
+
+    assert [ends(t) for t in ("xyzz", "xab", "x#", "abab", "xyab")] == [True, True, True, False, True]
+    assert [ends(t) for t in ("xy", "x#y", "xabz", "#", "xyzzy")] == [False, False, False, True, False]
+
+
+def test_what_is_read_again_is_limited(tmp_path):
+    found = run(parts_of("data.limit=4", "gamma=1", "verdict_tokens=60"), tmp_path)[0].lossless
+    assert 1 <= found.reread.texts < 4
+    for temperature in (0, 1):
+        found = run(parts_of("verdict_tokens=0", "gamma=1", f"temperature={temperature}"), tmp_path)[0].lossless
+        assert found.verdict == "untested" and found.passed is None and "verdict_tokens=0" in found.reason
+
+
+def test_strict_sets_the_exit_code(tmp_path, monkeypatch, capsys):
+    options = small("logger=none", "strict=true", "gamma=1")
+    assert call([*options, f"hydra.run.dir={tmp_path}/good", "temperature=0"], monkeypatch, tmp_path) == 0
+    assert call([*options, f"hydra.run.dir={tmp_path}/bad", "verdict_tokens=0"], monkeypatch, tmp_path) == 3
+    assert "the verdict is untested" in " ".join(capsys.readouterr().err.split())
+    assert json.loads((tmp_path / "bad" / "results.json").read_text())["lossless"]["verdict"] == "untested"
