@@ -164,7 +164,7 @@ def ids(found: Command) -> str:
 def test_every_command_composes(found, here):
     flags, overrides = apart(filled(found.words, here))
     if found.module == ".train":  # tests/test_train.py runs every method
-        assert composed(flags, overrides, "train").method._target_.startswith("specbench.train.")
+        assert composed(flags, overrides, "train").method._target_.startswith("specbench.contrib.training.")
         return
     for job in jobs_of(flags, overrides):
         check(composed(flags, job))

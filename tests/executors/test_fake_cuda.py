@@ -153,13 +153,13 @@ WAITS = {
         lambda case: 2 * int(case.drafter == "multi_draft_two"),
         "which guesses each model's cache holds",
     ),
-    "decoding.clock.Stopwatch._wait": Allowed(
+    "decoding.timer.Timer._wait": Allowed(
         "once a round that is not launched ahead, after prompts are read, and at the end, outside of all laps",
         None,
         "no lap hides behind what came before it",
     ),
-    "measure.recorder.Recorder._rounds": Allowed("after the last round", None, "numbers of each round are read"),
-    "measure.recorder.Recorder.evidence": Allowed("after the last round", None, "evidence of each round is read"),
+    "run.recorder.Recorder._rounds": Allowed("after the last round", None, "numbers of each round are read"),
+    "run.recorder.Recorder.evidence": Allowed("after the last round", None, "evidence of each round is read"),
 }
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from conftest import call, composed, interrupt_the_second_group, parts_of, small
-from wandb.proto.wandb_internal_pb2 import RunRecord as WandbRecord
+from wandb.proto.wandb_internal_pb2 import Record as WandbRecord
 
 from specbench.config.validate import check
 from specbench.errors import ConfigError

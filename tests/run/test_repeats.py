@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as parquet
 import pytest
-import specbench.repeats as repeats
+import specbench.run.repeats as repeats
 from conftest import call, composed, small
 from rich.console import Console
 
@@ -401,7 +401,7 @@ pathlib.Path(sys.argv[1], "got").write_text(" ".join(got))
 PARENT = """
 import signal, sys
 from specbench.run.signals import exit_code, handled
-from specbench.repeats import run_process
+from specbench.run.repeats import run_process
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background ignores it
 with handled():
     try:

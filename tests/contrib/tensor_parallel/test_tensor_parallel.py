@@ -18,7 +18,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-import specbench.launch as launch
+import specbench.contrib.tensor_parallel.launcher as launch
 import torch
 from checkpoints import checkpoint, tensors
 from conftest import call, composed, small

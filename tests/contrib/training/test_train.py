@@ -149,7 +149,7 @@ README = (Path(__file__).parents[3] / "README.md").read_text()
 )
 def test_the_commands_of_the_readme_compose(arguments):
     config = training(*arguments.replace("=P", "=shipped:target").split())
-    assert config.method._target_.startswith("specbench.train.")
+    assert config.method._target_.startswith("specbench.contrib.training.")
 
 
 @pytest.mark.parametrize(("method", "model", "key"), [
