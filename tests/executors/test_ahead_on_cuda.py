@@ -10,8 +10,8 @@ from specbench.config import devices
 from specbench.decoding.state import Job
 from specbench.executors.cudagraph import Captured, CudaGraphExecutor
 
-READS = ("devices.Arriving.tolist", "decoding.state.State.synchronise")
-CLOCK = "decoding.clock.Stopwatch._wait"
+READS = ("config.devices.Arriving.tolist", "decoding.state.State.synchronise")
+CLOCK = "decoding.timer.Timer._wait"
 
 
 def order_on_cuda(number_text, drafter="random", rows=1):

@@ -56,7 +56,7 @@ def test_a_folder_that_is_not_there_is_told_before_torch_is_loaded(command, tmp_
 @pytest.mark.parametrize("guarded", [True, False])  # False is the negative control
 def test_a_command_whose_reader_is_gone_ends_without_a_word(guarded):
     body = "for _ in range(10**5): print('a line')"
-    code = f"from specbench.settings import answering\nwith answering():\n  {body}" if guarded else body
+    code = f"from specbench.errors import answering\nwith answering():\n  {body}" if guarded else body
     started = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert started.stdout.readline() == "a line\n"
     started.stdout.close()
