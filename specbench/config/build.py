@@ -14,7 +14,6 @@ from specbench.config.loaded_targets import Targets
 from specbench.config.memory import Budget, ModelSize, free_bytes
 from specbench.config.schema import RunConfig
 from specbench.config.validate import ValidatedConfig
-from specbench.contrib.beams.search_state import BeamRules
 from specbench.contrib.recurrent.rules import refuse_states, refuse_states_that_do_not_fit
 from specbench.contrib.tensor_parallel.rules import refuse_indivisible, refuse_missing_ranks
 from specbench.contrib.whisper.rules import refuse_sounds
@@ -90,11 +89,9 @@ def build(
             model.begin_with(target.start_tokens or ())
     refuse_unfit(target, drafter, policy.largest)
     refuse_states_that_do_not_fit([target, *drafter.models], root.batch_size, policy.largest)
-    refuse_few_tokens(target, checked.root.beams)
-    if not target.trees and chosen["decoding"].name == "beam":
-        raise ConfigError(f"decoding=beam is not possible with target.path={target.name}, which cannot read trees")
-    first_model = drafter.models[0] if drafter.models else None
     decoding = _make(checked, "decoding")
+    decoding.refuse_target(target)
+    first_model = drafter.models[0] if drafter.models else None
     return Components(
         name=root.name,
         config=checked.resolved,
@@ -115,7 +112,7 @@ def build(
         verdict_tokens=root.verdict_tokens,
         metrics={name: choice.kind.from_settings(choice.settings) for name, choice in checked.metrics.items()},
         stop_strings=root.stop_strings,
-        notes=notes(target, drafter, verifier, decoding.rules),
+        notes=notes(target, drafter, verifier, decoding.generate_settings),
     )
 
 
@@ -295,8 +292,9 @@ def refuse_long_warm_up(
         )
 
 
-def notes(target: Model, drafter: Drafter, verifier: Verifier, rules: BeamRules | None) -> list[str]:
-    """Sentences that a reader of the numbers must know, such as that a model has random weights."""
+def notes(target: Model, drafter: Drafter, verifier: Verifier, applied: Sequence[str]) -> list[str]:
+    """Sentences that a reader of the numbers must know, such as that a model has random weights. `applied` are settings
+    of a generation_config that are applied."""
     models = (("target", target), *(("drafter", model) for model in drafter.models))
     found = [
         f"{role} has random weights: its times are real, its text and alpha are not"
@@ -306,8 +304,7 @@ def notes(target: Model, drafter: Drafter, verifier: Verifier, rules: BeamRules 
     for role, model in models:
         if model.unchecked:
             found.append(f"the divided {role}'s logits were not compared with the whole model's: {model.unchecked}")
-        done = () if rules is None else (f"num_beams={rules.width}",)
-        asked = [setting for setting in model.unlike_generate if setting not in done]
+        asked = [setting for setting in model.unlike_generate if setting not in applied]
         if asked:
             found.append(
                 f"the {role}'s generation_config asks for {', '.join(asked)}, which is not applied: "
@@ -345,12 +342,6 @@ def refuse_unfit(target: Model, drafter: Drafter, largest: int) -> None:
         raise ConfigError(
             f"gamma={largest} is not possible: this drafter was trained for at most {drafter.longest} guesses"
         )
-
-
-def refuse_few_tokens(target: Model, beams: int) -> None:
-    """Raises ConfigError if the prompt has fewer continuations than there are beams."""
-    if beams > (most := target.vocab_size - len(target.stop_tokens)):
-        raise ConfigError(f"beams={beams} is not possible: the target has {most} tokens that end no text")
 
 
 def refuse_different_tokenizers(target: Model, drafter: Model) -> None:

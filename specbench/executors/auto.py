@@ -105,8 +105,8 @@ class AutoExecutor(Executor):
         if settings.compile != "true":
             return None
         why = refuse_growing_cache(run)
-        if run["decoding"].name == "beam":
-            why = "with decoding=beam: use executor.compile=auto or false"
+        if not run["decoding"].kind.samples:
+            why = f"with decoding={run['decoding'].name}: use executor.compile=auto or false"
         return why and f"with executor.compile=true and {why.removeprefix('with ')}"
 
     # -- Programs -------------------------------------------------------------------------------

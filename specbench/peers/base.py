@@ -75,7 +75,7 @@ class Peer(ABC):
     def decode(self, job: "Job") -> PeerOutput:
         """Decodes one prompt. Raises RuntimeError if that fails."""
 
-    def decode_all(self, jobs: "Sequence[Job]", allow_signals: int = 1) -> list[PeerOutput]:
+    def decode_all(self, jobs: "Sequence[Job]", at_once: int = 1) -> list[PeerOutput]:
         """Decodes the prompts of a group, of which `at_once` may be decoded together. Raises RuntimeError if that
         fails."""
         return [self.decode(job) for job in jobs]
@@ -84,6 +84,15 @@ class Peer(ABC):
     def facts(self) -> ServerFacts | None:
         """What it says of itself, if it is a server, whose work is that of another process."""
         return None
+
+    def numbers(self, name: str, results: Sequence[Any], rows: int) -> Any:
+        """Its `ServerNumbers`, if it is a server, from a run's `Result`s, in which it has this name and of which `rows`
+        were decoded at once."""
+        return None
+
+    def notes(self, name: str) -> list[str]:
+        """Sentences that a reader of its numbers must know."""
+        return []
 
 
 class Peers(Component, ABC):
@@ -102,6 +111,11 @@ class Peers(Component, ABC):
         cls, settings: Any, context: "Context", target: "LanguageModel", drafter: "LanguageModel | None", gamma: int
     ) -> "Peers":
         """Builds the peers for this target; `drafter` is the drafter's first model, if it has one."""
+
+    @classmethod
+    def pooled_numbers(cls, found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """One peer's `ServerNumbers` of several processes on the same prompts, from each one's in results.json."""
+        raise NotImplementedError
 
     @abstractmethod
     def by_name(self) -> Mapping[str, Peer]:

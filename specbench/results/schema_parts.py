@@ -212,7 +212,7 @@ class ServerNumbers:
     model: str
     prompts: str  # "ids" or "text": as which it was given prompts
     keeps_prefixes: bool  # whether parts of prompts may not have been read again: first tokens are then early
-    allow_signals: int  # requests under way at once, at most
+    at_once: int  # requests under way at once, at most
     latency: Latency  # by this process' clock, the network and HTTP included
     tokens_per_second: float | None  # with the time to the first token; None with several requests at once
     own_tokens_per_second: float | None  # of decoding, by its own clock

@@ -19,7 +19,7 @@ def pays_to_compile(session: Session, wanted: Batch, requests: int, warm_up_seco
     parts = session.parts
     executor, weights = parts.target.executor, weights_of_programs(parts)
     taken = executor.compile_seconds(weights)
-    if taken is None or parts.decoding.rules is not None:
+    if taken is None or not parts.decoding.samples:
         return False
     if requests * parts.max_new_tokens * warm_up_seconds / SHORT < taken:  # it decoded more than so many, both ways
         return False

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from typing import Any
 
-from specbench.contrib.beams.requests import decode_beams
 from specbench.decoding.autoregressive import decode_autoregressive
 from specbench.decoding.executor import Executor
 from specbench.decoding.gamma_policy import GammaPolicy
@@ -50,9 +49,10 @@ class Session:
         `laws` only p of all tokens; neither at temperature 0. With `again` the target does not read prompts that its
         cache still holds: such a decode is not timed as a whole."""
         parts = self.parts
-        if parts.decoding.rules is not None:
+        if not parts.decoding.samples:
             chosen = (policy or parts.policy) if speculative else None
-            return decode_beams(parts, parts.decoding.rules, jobs, columns, chosen)
+            searched: DecodeResult = parts.decoding.decode(parts, jobs, columns, chosen)
+            return searched
         target, drafter = parts.target, parts.drafter
         policy, verifier = policy or parts.policy, verifier or parts.verifier
         state = self._idle_state(columns)

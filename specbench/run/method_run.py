@@ -8,8 +8,6 @@ from typing import Any
 
 from torch import Tensor
 
-from specbench.contrib.beams.numbers import stock_score
-from specbench.contrib.beams.search_state import BeamRules
 from specbench.contrib.tensor_parallel.process_group import alone
 from specbench.decoding.state import Job
 from specbench.errors import first_line
@@ -29,6 +27,7 @@ from specbench.stats.records import DecodeResult, Failure, Group, Result, RunRec
 from specbench.stats.reference_scores import read
 from specbench.stats.stop_check import ends_where_it_should
 from specbench.stats.verdict_inputs import LAW_BYTES
+from specbench.stats.verdict_records import ReferenceScore
 
 log = logging.getLogger(__name__)
 Told = Callable[[Group], None]
@@ -79,9 +78,8 @@ class MethodRun:
     def reads_texts(self) -> bool:
         """Whether betas along the next texts will be read: those of about the first LIMIT tokens of a run."""
         parts = self.parts
-        if parts.decoding.rules:
-            return False
-        return self.session.text_tokens < LIMIT and parts.verifier.judges_by_law and parts.drafter.reads_text
+        possible = parts.decoding.samples and parts.verifier.judges_by_law and parts.drafter.reads_text
+        return possible and self.session.text_tokens < LIMIT
 
     def decode(self, jobs: Sequence[Job], wanted: Batch, speculative: bool, betas: bool) -> DecodeResult:
         """The jobs of a group, decoded speculatively or plainly. If `betas` will be read along their texts, p of all
@@ -160,43 +158,32 @@ def kept_law(decoded: DecodeResult, row: int) -> Tensor | None:
 
 def read_again(session: Session, record: RunRecord, group: Group) -> None:
     """Reads the group's texts with the stock module, for the verdict, while tokens may still be read. At temperature 0
-    also every text that differs from plain decoding's."""
-    parts, evidence = session.parts, group.speculative.evidence
-    if parts.decoding.rules is not None:
-        rescore(session, record, group, parts.decoding.rules)
-        return
+    also every sampled text that differs from plain decoding's."""
+    parts = session.parts
     for row, result in enumerate(group.results):
-        prompt, new, read_first = result.request.tokens, result.speculative.tokens, result.request.encoder_input
-        differs = parts.target.sampling.greedy and new != result.baseline.tokens
-        if session.to_read <= 0 and not differs:
+        differs = parts.target.sampling.greedy and result.speculative.tokens != result.baseline.tokens
+        if session.to_read <= 0 and not (differs and parts.decoding.samples):
             record.unread = f"more than verdict_tokens={parts.verdict_tokens} tokens"
             continue
         try:
-            own = evidence[row] if evidence else None
-            found = read(parts.target, prompt, new, own, result.baseline.tokens, read_first)
+            if parts.decoding.samples:
+                result.reading = _read_text(parts, group, row)
+            else:
+                result.reading = parts.decoding.score(parts.target, result)
         except (MemoryError, RuntimeError, AssertionError) as error:  # the run goes on, but its verdict is not "passed"
             alone(error)
             record.unread, record.unreadable = f"{type(error).__name__}: {first_line(error)}", True
             log.warning("the text of %s is not read again: %s", result.request.id, record.unread)
             continue
-        found.tested = sum(r.tested for r in result.speculative.rounds)
-        decode, stops = parts.target.tokenizer.decode, parts.target.stop_tokens
-        found.ended = ends_where_it_should(new, result.limit, stops, parts.stop_strings, decode)
-        result.reading = found
-        session.to_read -= len(read_first or ()) + len(prompt) + found.tokens
+        session.to_read -= result.request.columns + result.reading.tokens
 
 
-def rescore(session: Session, record: RunRecord, group: Group, rules: BeamRules) -> None:
-    """Scores each best hypothesis with the stock module, while tokens may still be read."""
-    for result in group.results:
-        prompt, tokens, read_first = result.request.tokens, result.speculative.tokens, result.request.encoder_input
-        if session.to_read <= 0:
-            record.unread = f"more than verdict_tokens={session.parts.verdict_tokens} tokens"
-            return
-        try:
-            result.rescored = stock_score(session.parts.target, prompt, tokens, rules, read_first)
-        except (MemoryError, RuntimeError) as error:
-            record.unread, record.unreadable = f"{type(error).__name__}: {first_line(error)}", True
-            log.warning("the text of %s is not scored again: %s", result.request.id, record.unread)
-            continue
-        session.to_read -= len(read_first or ()) + len(prompt) + len(tokens)
+def _read_text(parts: Components, group: Group, row: int) -> ReferenceScore:
+    """What the stock module says of a sampled text."""
+    result, evidence = group.results[row], group.speculative.evidence
+    prompt, new, own = result.request.tokens, result.speculative.tokens, evidence[row] if evidence else None
+    found = read(parts.target, prompt, new, own, result.baseline.tokens, result.request.encoder_input)
+    found.tested = sum(r.tested for r in result.speculative.rounds)
+    decode, stops = parts.target.tokenizer.decode, parts.target.stop_tokens
+    found.ended = ends_where_it_should(new, result.limit, stops, parts.stop_strings, decode)
+    return found

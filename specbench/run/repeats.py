@@ -153,7 +153,8 @@ def write_pooled(
     sums = TwoWaySums.of(lambda: map(load_sums, folders))
     names = sorted(results[0]["alpha_by_category"])
     by_category = {name: TwoWaySums.of(partial(_of_category, folders, name)) for name in names}
-    result = pooled(results, sums, by_category)
+    kinds = (checked.choices[group].kind for group in ("baseline", "decoding"))
+    result = pooled(results, sums, by_category, *kinds)
     result |= {
         "name": checked.root.name,
         "config": checked.resolved,

@@ -7,8 +7,6 @@ from typing import Any, NamedTuple, Protocol
 
 from specbench import theory
 from specbench.config.memory import peak_bytes
-from specbench.contrib.beams.numbers import beam_numbers, judge_beams
-from specbench.contrib.servers.numbers import server_notes, server_numbers
 from specbench.contrib.tensor_parallel.communication import communication
 from specbench.decoding.model import Model
 from specbench.decoding.timer import Lap
@@ -59,7 +57,7 @@ class Watch(Protocol):
 
 def summarise(session: Session, record: RunRecord, status: str, provenance: dict[str, Any], watch: Watch) -> RunResult:
     """All estimates of a run; `watch` has measured the machine. Raises RuntimeError if every prompt failed."""
-    parts, results, rules = session.parts, record.results, session.parts.decoding.rules
+    parts, results = session.parts, record.results
     if not results:
         raise RuntimeError(f"every prompt failed, the first with {record.failures[0].error}")
     counts = count(record)
@@ -79,10 +77,9 @@ def summarise(session: Session, record: RunRecord, status: str, provenance: dict
     peers = {name: _peer_times(results, name) for name in parts.peers}
     gammas, picked, regret = gamma_sweep(results, cost, measured, parts.policy.constant, no_replay)
     known = _Known(alpha.mean, cost.c, gamma) if alpha.mean is not None and cost.c is not None else None
-    chain = known is not None and not parts.drafter.trees and not rules  # Theorem 3.11 counts a chain's operations
+    chain = parts.decoding.samples and not parts.drafter.trees  # Theorem 3.11 counts a chain's operations
     metrics, notes = of_metrics(parts, results)
-    tokenizer, greedy = parts.target.tokenizer, parts.target.sampling.greedy
-    servers = server_numbers(results, parts.peers, tokenizer, parts.stop_strings, greedy, parts.batch_size)
+    servers = {name: peer.numbers(name, results, parts.batch_size) for name, peer in parts.peers.items()}
     return RunResult(
         name=parts.name,
         status=status,
@@ -118,7 +115,7 @@ def summarise(session: Session, record: RunRecord, status: str, provenance: dict
         gamma_pick=picked,
         no_replay=no_replay,
         regret=regret,
-        lossless=judge_beams(record) if rules else judge(record, parts.verifier.lossless, parts.target.sampling.greedy),
+        lossless=parts.decoding.judge(record) or judge(record, parts.verifier.lossless, parts.target.sampling.greedy),
         throughput=throughput(record, counts, peers) | {n: float(x) for n, x in user_rates(own.point).items()},
         throughput_ci95=sums.intervals(rates) | own.intervals(user_rates),
         throughput_by_rows=by_rows(own),
@@ -135,14 +132,14 @@ def summarise(session: Session, record: RunRecord, status: str, provenance: dict
         acceptance=acceptance_of(own, parts.verifier.accepts_with_beta),
         metrics=metrics,
         experts=woken_experts(parts.target, record.groups),
-        servers=servers,
-        beam=beam_numbers(results, rules, parts.policy.largest, c_hat) if rules else None,
+        servers={name: found for name, found in servers.items() if found is not None},
+        beam=parts.decoding.numbers(results, parts.policy.largest, c_hat),
         notes=[
             *parts.notes,
             *parts.target.executor.notes(),
             *in_sample(gammas, picked),
             *notes,
-            *server_notes(servers),
+            *(note for name, peer in parts.peers.items() for note in peer.notes(name)),
         ],
     )
 

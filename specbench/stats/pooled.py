@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from specbench import theory
-from specbench.contrib.servers.pooled import mean, means, pooled_server
+from specbench.decoding.search import Decoding
+from specbench.peers.base import Peers
 from specbench.results.schema import Counts, Repeats
 from specbench.stats.accounting import accounting, cost_ratios, speedup_of
 from specbench.stats.breakdown import acceptance_of, by_rows, category_numbers, geometric_speedup, user_rates
@@ -29,23 +30,20 @@ from specbench.stats.two_way_bootstrap import TwoWaySums, spread
 
 WORST = ("failed", "inconclusive", "untested", "lossy", "passed")  # verdicts, the worst first
 SUMMED = ("rounds", "tokens", "drafted", "tested", "accepted", "recovered", "bonus", "accepted_before_stop", "verified")
-SUMMED_OF_BEAMS = (
-    "levels",
-    "plain_levels",
-    "calls",
-    "target_runs",
-    "plain_target_runs",
-    "drafter_runs",
-    "equal",
-    "requests",
-)
 
 Tree = dict[str, Any]
 
 
-def pooled(results: Sequence[Tree], sums: TwoWaySums, by_category: Mapping[str, TwoWaySums]) -> Tree:
+def pooled(
+    results: Sequence[Tree],
+    sums: TwoWaySums,
+    by_category: Mapping[str, TwoWaySums],
+    peers: type[Peers] = Peers,
+    decoding: type[Decoding] = Decoding,
+) -> Tree:
     """The contents of results.json for the results of several processes, as they stand in theirs, and the sums of all
-    of them; `by_category` are those of each category of prompts. Replay, times of rounds by gamma and what else needs
+    of them; `by_category` are those of each category of prompts, `peers` and `decoding` the classes that were chosen
+    in the groups `baseline` and `decoding`. Replay, times of rounds by gamma and what else needs
     texts and rounds stays the first process'."""
     first = results[0]
     gamma = first["gamma"] if len({result["gamma"] for result in results}) == 1 else None
@@ -80,13 +78,13 @@ def pooled(results: Sequence[Tree], sums: TwoWaySums, by_category: Mapping[str, 
         "drift": _drift(sums, results),
         "latency": means([result["latency"] for result in results]),
         "servers": {
-            name: pooled_server([result["servers"][name] for result in results])
+            name: peers.pooled_numbers([result["servers"][name] for result in results])
             for name in first.get("servers", {})
             if all(name in result["servers"] for result in results)
         },
         "memory": {name: max(result["memory"][name] for result in results) for name in first["memory"]},
         "counts": _counts(sums, results),
-        "beam": _beam([result["beam"] for result in results if result.get("beam")]),
+        "beam": decoding.pooled_numbers([result["beam"] for result in results if result.get("beam")]),
         "machine": worst_machine({f"process {n}": result["machine"] for n, result in enumerate(results, 1)}),
         "metrics": means([result["metrics"] for result in results]),
         "seconds": _added([result.get("seconds", {}) for result in results]),
@@ -195,19 +193,6 @@ def _counts(sums: TwoWaySums, results: Sequence[Tree]) -> dict[str, int]:
     return asdict(Counts(**others, **found))
 
 
-def _beam(searches: Sequence[Tree]) -> Tree | None:
-    """The field `beam` of runs by beam search: counts are summed, and ratios are those of the sums. The operations of
-    plain beam search are its target runs."""
-    if not searches:
-        return None
-    found = searches[0] | {name: sum(search[name] for search in searches) for name in SUMMED_OF_BEAMS}
-    operations = sum(search["operations_factor"] * search["plain_target_runs"] for search in searches)
-    return found | {
-        "target_runs_a_call": found["target_runs"] / found["calls"],
-        "operations_factor": operations / found["plain_target_runs"],
-    }
-
-
 def _worst(verdicts: Sequence[Tree]) -> Tree:
     """The worst verdict, with the number of its process in its reason."""
     place = min(range(len(verdicts)), key=lambda i: WORST.index(verdicts[i]["verdict"]))
@@ -237,3 +222,19 @@ def _ratio(sums: TwoWaySums, above: str, below: str) -> float | None:
     denominator = float(sums.point.get(below, 0.0))
     value = float(sums.point.get(above, 0.0)) / denominator if denominator else np.nan
     return value if np.isfinite(value) else None
+
+
+def mean(values: Sequence[float | None]) -> float | None:
+    """The mean of those that there are."""
+    known = [value for value in values if value is not None]
+    return float(np.mean(known)) if known else None
+
+
+def means(trees: Sequence[Tree]) -> Tree:
+    """Trees of numbers of the same shape: the mean at each place."""
+    return {
+        name: means([tree[name] for tree in trees if name in tree])
+        if isinstance(value, dict)
+        else mean([tree.get(name) for tree in trees])
+        for name, value in trees[0].items()
+    }

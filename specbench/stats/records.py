@@ -6,18 +6,17 @@ from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import overload
+from typing import Any, overload
 
 import numpy as np
 import numpy.typing as npt
 
-from specbench.contrib.beams.search_state import Hypothesis
 from specbench.data.prompts import Request
 from specbench.data.sound import Features
 from specbench.decoding.queue import RequestTimes
 from specbench.decoding.timer import DECODING, KEPT, READING, Lap, Laps, decoding_seconds
 from specbench.peers.base import PeerOutput
-from specbench.stats.verdict_records import DrawnFrom, ReferenceScore
+from specbench.stats.verdict_records import DrawnFrom
 
 Floats = npt.NDArray[np.float64]
 WAITED = (*DECODING, *READING)  # what a row waits for between its tokens
@@ -108,18 +107,6 @@ def call_seconds(rounds: Sequence[Round]) -> Floats:
     return np.array([sum(s for lap, s in r.seconds.items() if lap in WAITED) for r in rounds], float)
 
 
-@dataclass(frozen=True)
-class FoundBeams:
-    """What a beam search found for one request, and what it took. Levels behind the best text's end count too."""
-
-    hypotheses: tuple[Hypothesis, ...]  # best first
-    levels: int
-    calls: int  # of the target
-    target_tokens: int  # that the target read, the prompt's not counted
-    drafter_tokens: int
-    coarse: bool = False  # whether log p were computed in 16 bits
-
-
 @dataclass
 class DecodedRequest:
     """One request, decoded one way."""
@@ -127,7 +114,7 @@ class DecodedRequest:
     tokens: Sequence[int]  # generated tokens
     rounds: Sequence[Round]
     times: RequestTimes | None = None  # only if requests arrive over time
-    beams: FoundBeams | None = None  # of a beam search, whose best hypothesis `tokens` is
+    search: Any = None  # what the group `decoding` keeps of a search that found `tokens`
 
     @cached_property
     def seconds(self) -> float:
@@ -195,16 +182,6 @@ class PositionStats:
     target_entropy: Floats  # H(p) / log V; of p before argmax at temperature 0
 
 
-@dataclass(frozen=True)
-class Rescored:
-    """The score of the best hypothesis by the stock module, and how far rounding may move it."""
-
-    score: float
-    tolerance: float
-    tokens: int
-    seconds: float
-
-
 @dataclass
 class Result:
     """One request, decoded every way."""
@@ -216,8 +193,7 @@ class Result:
     peers: dict[str, PeerOutput] = field(default_factory=dict)
     speculative_laws: PositionStats | None = None  # along both texts, if they were read
     baseline_laws: PositionStats | None = None
-    reading: ReferenceScore | None = None  # by the stock module, if it was read
-    rescored: Rescored | None = None  # its best hypothesis, of a beam search
+    reading: Any = None  # by the stock module, if it was read: a `ReferenceScore`, or what `Decoding.score` returns
 
     @property
     def both(self) -> tuple[DecodedRequest, DecodedRequest]:

@@ -291,7 +291,7 @@ def test_a_run_searches_the_beams_of_an_encoder_decoder(pair, tmp_path):
                      "decoding=beam", "beams=3", "gamma=2", "max_new_tokens=6")  # fmt: skip
     result, record = run(parts, tmp_path)
     assert result.lossless.verdict == "passed" and result.beam.equal == result.beam.requests == 2
-    assert result.beam.levels > 0 and all(found.rescored for found in record.results)
+    assert result.beam.levels > 0 and all(found.reading for found in record.results)
 
 
 def test_a_number_of_beams_is_noted_unless_it_is_searched_for():

@@ -61,11 +61,11 @@ def decode_arrivals(tables, arrivals, verifier=None, rows=2):
 
 
 def test_arrivals_change_no_token_and_every_wait_is_counted(tables):
-    allow_signals, _, _ = decode_arrivals(tables, None)
+    at_once, _, _ = decode_arrivals(tables, None)
     arrivals = [0.0, 0.0, 0.0, 0.001, 0.002, 0.3, 0.3, 0.3, 0.31, 0.32, 0.33]
     queue, _, laps = decode_arrivals(tables, arrivals)
-    assert [o.tokens for o in queue.outputs] == [o.tokens for o in allow_signals.outputs]
-    assert all(o.times is None for o in allow_signals.outputs)
+    assert [o.tokens for o in queue.outputs] == [o.tokens for o in at_once.outputs]
+    assert all(o.times is None for o in at_once.outputs)
     times = [o.times for o in queue.outputs]
     for arrived, seen in zip(arrivals, times, strict=True):
         assert arrived == seen.arrived <= seen.admitted <= seen.first_token <= seen.finished

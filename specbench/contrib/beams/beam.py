@@ -1,16 +1,26 @@
 """Beam search instead of sampling (A.4): `decoding=beam`."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from specbench.component import Selections
+from specbench.contrib.beams.numbers import Rescored, beam_numbers, judge_beams, pooled_beam_numbers, stock_score
+from specbench.contrib.beams.requests import decode_beams
 from specbench.contrib.beams.search_state import BeamRules
 from specbench.contrib.beams.tree_reader import MOST_UNUSED
+from specbench.decoding.gamma_policy import GammaPolicy
+from specbench.decoding.model import Model
 from specbench.decoding.search import Decoding
+from specbench.decoding.state import Job
 from specbench.errors import ConfigError
 from specbench.models.attention_mask import sliding_window
+from specbench.models.language_model import LanguageModel
 from specbench.models.pretrained import PretrainedModel, load_config
+from specbench.results.schema import BeamNumbers, Lossless
+from specbench.run.components import Components
 from specbench.settings import MOST_BEAMS, BaseSettings, setting
+from specbench.stats.records import DecodeResult, Result, RunRecord
 
 MOST_GUESSES = 256  # u
 OFF = {"temperature": 0, "top_k": 0, "top_p": 1, "repetition_penalty": 1, "batch_size": 1, "stop": [], "lenience": 1}
@@ -40,8 +50,11 @@ class BeamDecoding(Decoding):
             """u: twice w unless given."""
             return 2 * self.beams if self.drafter_beams is None else self.drafter_beams
 
+    samples: ClassVar[bool] = False
+
     def __init__(self, rules: BeamRules):
         self.rules = rules
+        self.generate_settings = (f"num_beams={rules.width}",)
 
     @classmethod
     def from_settings(cls, settings: Any) -> "BeamDecoding":
@@ -72,6 +85,33 @@ class BeamDecoding(Decoding):
         """Hypotheses may share nothing but the prompt."""
         alone: int = (settings.beams - 1) * new_tokens
         return alone + MOST_UNUSED + cls.target_tokens(settings, nodes, gamma)
+
+    def refuse_target(self, target: Model) -> None:
+        """Raises ConfigError if it reads no trees, or the prompt has fewer continuations than there are beams."""
+        if self.rules.width > (most := target.vocab_size - len(target.stop_tokens)):
+            raise ConfigError(
+                f"beams={self.rules.width} is not possible: the target has {most} tokens that end no text"
+            )
+        if not target.trees:
+            raise ConfigError(f"decoding=beam is not possible with target.path={target.name}, which cannot read trees")
+
+    def decode(self, parts: Components, jobs: Sequence[Job], columns: int, policy: GammaPolicy | None) -> DecodeResult:
+        return decode_beams(parts, self.rules, jobs, columns, policy)
+
+    def score(self, target: LanguageModel, result: Result) -> Rescored:
+        """The score of the best hypothesis by the stock module."""
+        request = result.request
+        return stock_score(target, request.tokens, result.speculative.tokens, self.rules, request.encoder_input)
+
+    def judge(self, record: RunRecord) -> Lossless:
+        return judge_beams(record)
+
+    def numbers(self, results: Sequence[Result], gamma: int, c_hat: float) -> BeamNumbers:
+        return beam_numbers(results, self.rules, gamma, c_hat)
+
+    @classmethod
+    def pooled_numbers(cls, found: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+        return pooled_beam_numbers(found)
 
 
 def _sliding(run: Selections) -> str | None:

@@ -1,18 +1,34 @@
 """What a run by beam search is judged and described by: equal beams, scores by the stock module, and cost (A.4)."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 
-from specbench.contrib.beams.search_state import BeamRules
+from specbench.contrib.beams.search_state import BeamRules, FoundBeams
 from specbench.data.sound import EncoderInput
 from specbench.models.language_model import LanguageModel
 from specbench.models.reference_forward import stock_logits
 from specbench.results.schema import BeamNumbers, Lossless, Reread
-from specbench.stats.records import FoundBeams, Rescored, Result, RunRecord
+from specbench.stats.records import Result, RunRecord
 from specbench.stats.reference_distribution import ROUNDINGS, TYPICAL_16_BIT, tolerance
 from specbench.stats.reference_scores import refuse_too_long
+
+SUMMED = (
+    "levels", "plain_levels", "calls", "target_runs", "plain_target_runs", "drafter_runs", "equal", "requests",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Rescored:
+    """The score of the best hypothesis by the stock module, and how far rounding may move it."""
+
+    score: float
+    tolerance: float
+    tokens: int
+    seconds: float
 
 
 def stock_score(
@@ -40,7 +56,7 @@ def judge_beams(record: RunRecord) -> Lossless:
     """The verdict on a run by beam search: all hypotheses are plain beam search's, or differ by what rounding explains,
     and each best score is the stock module's. In 16 bits roundings are too large to tell a tie from an error: other
     beams are then inconclusive."""
-    known = [(result, result.rescored) for result in record.results if result.rescored is not None]
+    known: list[tuple[Result, Rescored]] = [(r, r.reading) for r in record.results if r.reading is not None]
     wrong = sum(not abs(_both(r)[0].hypotheses[0].score - found.score) <= found.tolerance for r, found in known)
     equal = sum(same_beams(result) for result in record.results)
     others = [result for result in record.results if not same_beams(result)]
@@ -75,9 +91,8 @@ def judge_beams(record: RunRecord) -> Lossless:
 
 
 def _both(result: Result) -> tuple[FoundBeams, FoundBeams]:
-    ours, plain = (decoded.beams for decoded in result.both)
-    assert ours is not None and plain is not None, "both ways are beam searches"
-    return ours, plain
+    ours, plain = result.both
+    return ours.search, plain.search
 
 
 def same_beams(result: Result) -> bool:
@@ -96,7 +111,7 @@ def _is_tie(result: Result) -> bool:
     """Whether rounding explains that the beams differ: as many, and rank by rank with the same scores."""
     ours, plain = _both(result)
     alike = len(ours.hypotheses) == len(plain.hypotheses)
-    return alike and result.rescored is not None and _difference(result) <= result.rescored.tolerance
+    return alike and result.reading is not None and _difference(result) <= result.reading.tolerance
 
 
 def beam_numbers(results: Sequence[Result], rules: BeamRules, gamma: int, c_hat: float) -> BeamNumbers:
@@ -123,3 +138,16 @@ def beam_numbers(results: Sequence[Result], rules: BeamRules, gamma: int, c_hat:
         equal=sum(same_beams(result) for result in results),
         requests=len(results),
     )
+
+
+def pooled_beam_numbers(found: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+    """The `BeamNumbers` of several processes as they stand in results.json: counts are summed, and ratios are those of
+    the sums. The operations of plain beam search are its target runs. None if there are none."""
+    if not found:
+        return None
+    pooled = {**found[0], **{name: sum(own[name] for own in found) for name in SUMMED}}
+    operations = sum(own["operations_factor"] * own["plain_target_runs"] for own in found)
+    return pooled | {
+        "target_runs_a_call": pooled["target_runs"] / pooled["calls"],
+        "operations_factor": operations / pooled["plain_target_runs"],
+    }

@@ -3,14 +3,14 @@
 from collections.abc import Sequence
 
 from specbench.contrib.beams.beam_search import BeamRound, plain_round, speculative_round
-from specbench.contrib.beams.search_state import BeamRules, Search
+from specbench.contrib.beams.search_state import BeamRules, FoundBeams, Search
 from specbench.contrib.beams.tree_reader import TreeReader
 from specbench.decoding.gamma_policy import GammaPolicy
 from specbench.decoding.state import Job
 from specbench.decoding.timer import READING, Lap, Laps, Timer
 from specbench.models.language_model import LanguageModel
 from specbench.run.components import Components
-from specbench.stats.records import DecodedRequest, DecodeResult, FoundBeams, Round
+from specbench.stats.records import DecodedRequest, DecodeResult, Round
 from specbench.stats.reference_distribution import ROUNDINGS
 
 
@@ -27,7 +27,7 @@ def decode_beams(
         tokens = list(beams.hypotheses[0].tokens)
         own = counted(rounds, laps[begin : begin + len(rounds)], row, begin, len(tokens))
         begin += len(rounds)
-        requests.append(DecodedRequest(tokens, own, beams=beams))
+        requests.append(DecodedRequest(tokens, own, search=beams))
     models = [parts.target, *parts.drafter.models] if policy else [parts.target]
     return DecodeResult(
         requests=requests,

@@ -55,6 +55,18 @@ class Hypothesis(NamedTuple):
     score: float  # its sum of log p, over its length to the power length_penalty
 
 
+@dataclass(frozen=True)
+class FoundBeams:
+    """What a search found for one request, and what it took. Levels behind the best text's end count too."""
+
+    hypotheses: tuple[Hypothesis, ...]  # best first
+    levels: int
+    calls: int  # of the target
+    target_tokens: int  # that the target read, the prompt's not counted
+    drafter_tokens: int
+    coarse: bool = False  # whether log p were computed in 16 bits
+
+
 class Chosen(NamedTuple):
     """A continuation that the search goes on with."""
 

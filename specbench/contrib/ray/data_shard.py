@@ -61,7 +61,7 @@ class Shard:
 
     def opened(self) -> Opened:
         parts, requests = self.parts, self.cohort.requests
-        different = parts.target.sampling.greedy and parts.decoding.rules is None
+        different = parts.target.sampling.greedy and parts.decoding.samples
         return Opened(requests.total, requests.turns_in_all, self.member.record.columns, different)
 
     def open(self, number: int, answers: Mapping[str, Sequence[str]]) -> Groups:

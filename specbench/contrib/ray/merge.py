@@ -103,17 +103,16 @@ class Merger:
 
     def _read(self, piece: Piece, result: Result, to_read: int) -> int:
         """The tokens that the verdict has read for a result, which loses its reading if no more may be read."""
-        new, record = len(result.speculative.tokens), self.record
+        record = self.record
         differs = self.reads_different and result.speculative.tokens != result.baseline.tokens
         if to_read <= 0 and not differs:
-            result.reading = result.rescored = None
+            result.reading = None
             record.unread = self.message
             return 0
-        if result.reading is None and result.rescored is None:
+        if result.reading is None:
             record.unread, record.unreadable = piece.unread, record.unreadable or piece.unreadable
             return 0
-        new = new if result.reading is None else result.reading.tokens
-        return result.request.columns + new
+        return int(result.request.columns + result.reading.tokens)
 
 
 def joined_costs(pieces: Sequence[Piece]) -> CostTable:

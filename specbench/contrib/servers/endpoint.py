@@ -1,26 +1,33 @@
-"""An HTTP endpoint: JSON and text by GET, and answers that come piece by piece as server-sent events."""
+"""An HTTP endpoint, asked with httpx: JSON and text by GET, and answers that come as server-sent events."""
 
 import json
 import re
 import socket
+import ssl
 import time
 from codecs import BOM_UTF8
 from collections.abc import Iterator, Mapping
-from contextlib import closing, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection, IncompleteRead
+from functools import cached_property
+from itertools import chain
 from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
 from specbench.errors import ConfigError, first_line, shown
 
+try:
+    import httpx
+except ImportError:  # `ServerPeers.refuses` says how to install it
+    httpx = None  # type: ignore[assignment]
+
 LONGEST_EVENT = 2**22  # bytes
-READ = 2**16  # bytes at once
 CONNECT_SECONDS = 10.0  # until a connection is made
-LINE_END = re.compile(rb"\r\n|\n|\r")
-LONGEST_BODY = 2**26  # bytes of an answer to GET
+LINE_END = re.compile(rb"\r\n|\n|\r")  # of events, which `Response.iter_lines` ends at other characters too
+EVENT_END = re.compile(rb"(?:\r\n|\n|\r(?!\n)){2}")
 LOOK_SECONDS = 5.0  # for what a server answers without computing
 VERSION = "/v1"  # the API's, which a URL may end with
+CONNECTED, SENDING = ("connect_tcp.complete", "start_tls.complete"), "send_request_headers.started"  # traced events
 
 
 class ServerError(RuntimeError):
@@ -52,27 +59,38 @@ def split(key: str, url: Any) -> SplitResult:
 
 
 @dataclass
+class Exchange:
+    """A request that is under way: its connection, and the moment when it was sent."""
+
+    socket: socket.socket | None = None
+    sent: float = 0.0  # by `time.perf_counter`
+
+
+@dataclass
 class Endpoint:
-    """A server's address and the key that it asks for. Every call opens a connection of its own; several threads may
+    """A server's address and the key that it asks for. Every request has a connection of its own; several threads may
     call at once."""
 
     url: SplitResult
     timeout: float  # seconds without data
     key: str | None = field(default=None, repr=False)
     aborted: bool = field(default=False, repr=False)
-    _open: set[HTTPConnection] = field(default_factory=set, repr=False)
+    _open: list[Exchange] = field(default_factory=list, repr=False)
 
     def __str__(self) -> str:
         return self.url.geturl()
 
+    @cached_property
+    def client(self) -> "httpx.Client":
+        """Without proxies and passwords of the environment, and with the system's certificates."""
+        headers = {"Accept-Encoding": "identity"} | ({"Authorization": f"Bearer {self.key}"} if self.key else {})
+        limits = httpx.Limits(max_keepalive_connections=0)
+        return httpx.Client(headers=headers, limits=limits, verify=ssl.create_default_context(), trust_env=False)
+
     def get(self, path: str) -> str:
         """The text at a path. Raises ServerError."""
-        with closing(self._connected(min(self.timeout, LOOK_SECONDS))) as connection:
-            response = self._ask(connection, "GET", path, None)
-            try:
-                return response.read(LONGEST_BODY).decode("utf-8", "replace")
-            except (OSError, HTTPException) as error:
-                raise self._told(error, connection) from error
+        with self._answered("GET", path, min(self.timeout, LOOK_SECONDS), Exchange()) as response:
+            return response.read().decode("utf-8", "replace")
 
     def get_json(self, path: str) -> Any:
         """The JSON at a path. Raises ServerError."""
@@ -80,112 +98,89 @@ class Endpoint:
 
     def stream(self, path: str, body: Mapping[str, Any]) -> Iterator[tuple[float, dict[str, Any]]]:
         """Posts JSON, and yields each event of the answer with the moment, by `time.perf_counter`, when it came. The
-        first one is `{}`, when the request is sent, to a connection that was made before; the last one `{}`, when the
-        answer is over. Raises ServerError."""
-        connection = self._connected(min(self.timeout, CONNECT_SECONDS))
-        self._open.add(connection)
+        first one is `{}`, with the moment when the request was sent, on a connection that was made before; the last
+        one `{}`, when the answer is over. Raises ServerError."""
+        exchange = Exchange()
+        self._open.append(exchange)
         try:
-            if self.aborted:  # while the connection was made
-                raise ServerError(f"the request to {self} was given up, since another one failed")
-            connection.timeout = self.timeout
-            connection.sock.settimeout(self.timeout)
-            yield time.perf_counter(), {}
-            response = self._ask(connection, "POST", path, json.dumps(body).encode())
-            kind = response.headers.get_content_type()
-            if kind != "text/event-stream":
-                told = self._read_error(response)
-                raise ServerError(f"{self} answers with {shown(kind)} where a stream of events was asked for{told}")
-            for now, data in self._events(response, connection):
-                if data == b"[DONE]":
-                    yield now, {}
-                    return
-                event = self._parsed(data.decode("utf-8", "replace"))
-                if not isinstance(event, dict):
-                    raise ServerError(f"{self} sent an event that is no JSON object: {shown(self._hidden(str(event)))}")
-                if event.get("error"):
-                    raise ServerError(f"{self} sent an error in the middle of an answer: {self._message(event)}")
-                yield now, event
-            yield time.perf_counter(), {}
+            with self._answered("POST", path, self.timeout, exchange, dict(body)) as response:
+                yield exchange.sent, {}
+                kind = response.headers.get("content-type", "text/plain").partition(";")[0].strip().lower()
+                if kind != "text/event-stream":
+                    told = self._error_text(response)
+                    raise ServerError(f"{self} answers with {shown(kind)} where a stream of events was asked for{told}")
+                for now, data in self._events(response):
+                    if data == b"[DONE]":
+                        yield now, {}
+                        return
+                    yield now, self._event(data)
+                yield time.perf_counter(), {}
         finally:
-            self._open.discard(connection)
-            connection.close()
+            self._open.remove(exchange)
 
     def abort(self) -> None:
         """Ends all answers that are still coming, and those whose connection is still being made; those who read them
         get a ServerError. So do all others until `aborted` is false again."""
         self.aborted = True
-        for connection in [*self._open]:
+        for exchange in [*self._open]:
             with suppress(OSError):
-                if connection.sock is not None:
-                    connection.sock.shutdown(socket.SHUT_RDWR)
+                if exchange.socket is not None:
+                    exchange.socket.shutdown(socket.SHUT_RDWR)
 
-    def _connected(self, timeout: float) -> HTTPConnection:
-        assert self.url.hostname is not None
-        kind = HTTPSConnection if self.url.scheme == "https" else HTTPConnection
-        connection = kind(self.url.hostname, self.url.port, timeout=timeout)
+    @contextmanager
+    def _answered(
+        self, method: str, path: str, seconds: float, exchange: Exchange, body: Mapping[str, Any] | None = None
+    ) -> Iterator["httpx.Response"]:
+        """The answer to a request, whose body is not read yet; `seconds` is the longest wait for data. Raises
+        ServerError if its status is not 200, or the network breaks before the end of the block."""
+
+        def trace(event: str, info: Mapping[str, Any]) -> None:
+            if event.endswith(CONNECTED):
+                exchange.socket = info["return_value"].get_extra_info("socket")
+            elif event.endswith(SENDING):
+                exchange.sent = time.perf_counter()
+                if body is not None and self.aborted:  # while the connection was made
+                    raise ServerError(f"the request to {self} was given up, since another one failed")
+
+        waits = httpx.Timeout(seconds, connect=min(seconds, CONNECT_SECONDS), pool=None)
+        asked = {"json": body, "timeout": waits, "extensions": {"trace": trace}}
         try:
-            connection.connect()
-        except (OSError, HTTPException, UnicodeError) as error:
-            raise self._told(error, connection) from error
-        return connection
+            with self.client.stream(method, str(self) + path, **asked) as response:
+                if response.status_code != 200:
+                    told = self._error_text(response)
+                    reason = f"{response.status_code} {shown(response.reason_phrase)}"
+                    raise ServerError(f"{self}{path} answers {reason}{told}", response.status_code)
+                yield response
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            raise self._told(error, waits.connect if isinstance(error, httpx.ConnectTimeout) else seconds) from error
 
-    def _ask(self, connection: HTTPConnection, method: str, path: str, body: bytes | None) -> HTTPResponse:
-        """The answer to a request, whose body was not read. Raises ServerError if its status is not 200."""
-        headers = {"Content-Type": "application/json"} if body else {}
-        if self.key is not None:
-            headers["Authorization"] = f"Bearer {self.key}"
-        try:
-            connection.request(method, self.url.path + path, body, headers)
-            response = connection.getresponse()
-        except (OSError, HTTPException) as error:
-            raise self._told(error, connection) from error
-        if response.status != 200:
-            told = self._read_error(response)
-            raise ServerError(f"{self}{path} answers {response.status} {shown(response.reason)}{told}", response.status)
-        return response
+    def _events(self, response: "httpx.Response") -> Iterator[tuple[float, bytes]]:
+        """The data of server-sent events, each with the moment when it came: its lines of data, joined. Other fields
+        and comments, which keep a connection alive, are left out. Raises ServerError, also if no data comes within the
+        timeout."""
+        heard, rest = time.monotonic(), b""
+        with suppress(httpx.RemoteProtocolError):  # the server has ended the connection
+            for read in chain(response.iter_raw(), [b"\n\n"]):
+                now = time.perf_counter()
+                *events, rest = EVENT_END.split(rest + read)
+                for event in events:
+                    lines = [line.partition(b":") for line in LINE_END.split(event.removeprefix(BOM_UTF8))]
+                    if data := b"\n".join(value.strip() for name, _, value in lines if name == b"data").strip():
+                        heard = time.monotonic()
+                        yield now, data
+                if time.monotonic() - heard > self.timeout:
+                    raise ServerError(f"{self} kept the connection, but sent no data for {self.timeout:g} s")
+                if len(rest) > LONGEST_EVENT:
+                    raise ServerError(f"{self} sent an event of more than {LONGEST_EVENT:,} bytes")
 
-    def _events(self, response: HTTPResponse, connection: HTTPConnection) -> Iterator[tuple[float, bytes]]:
-        """The data of server-sent events, each with the moment when it came: its lines of data, joined. An event ends
-        with an empty line; other fields and comments, which keep a connection alive, are left out. Raises ServerError,
-        also if no data comes within the timeout."""
-        heard, data = time.monotonic(), []
-        for now, lines in self._lines(response, connection):
-            for line in lines:
-                name, _, value = line.partition(b":")
-                if name == b"data":
-                    data.append(value.strip())
-                    heard = time.monotonic()
-                elif not line:
-                    if event := b"\n".join(data).strip():
-                        yield now, event
-                    data = []
-            if time.monotonic() - heard > self.timeout:
-                raise ServerError(f"{self} kept the connection, but sent no data for {self.timeout:g} s")
-            if sum(map(len, data)) > LONGEST_EVENT:
-                raise ServerError(f"{self} sent an event of more than {LONGEST_EVENT:,} bytes")
-
-    def _lines(self, response: HTTPResponse, connection: HTTPConnection) -> Iterator[tuple[float, list[bytes]]]:
-        """The lines of an answer, as many as come at once, with the moment: they end with LF, CRLF or CR, and the text
-        may begin with a byte order mark. Raises ServerError."""
-        rest, ended, first = b"", False, True
-        while True:
-            try:
-                read = response.read1(READ)
-            except IncompleteRead:
-                return  # the server has ended the connection
-            except (OSError, HTTPException, ValueError) as error:
-                raise self._told(error, connection) from error
-            if not read:
-                break
-            now = time.perf_counter()
-            ended, read = read.endswith(b"\r"), read.removeprefix(b"\n") if ended else read
-            *lines, rest = LINE_END.split(rest + read)
-            if first and lines:
-                lines[0], first = lines[0].removeprefix(BOM_UTF8), False
-            if len(rest) > LONGEST_EVENT:
-                raise ServerError(f"{self} sent an event of more than {LONGEST_EVENT:,} bytes")
-            yield now, lines
-        yield time.perf_counter(), [rest, b""]
+    def _event(self, data: bytes) -> dict[str, Any]:
+        """The JSON object of an event. Raises ServerError if it is none, or tells of an error."""
+        event = self._parsed(data.decode("utf-8", "replace"))
+        if not isinstance(event, dict):
+            raise ServerError(f"{self} sent an event that is no JSON object: {shown(self._hidden(str(event)))}")
+        if event.get("error"):
+            raise ServerError(f"{self} sent an error in the middle of an answer: {self._message(event)}")
+        return event
 
     def _parsed(self, text: str) -> Any:
         try:
@@ -193,10 +188,10 @@ class Endpoint:
         except (ValueError, RecursionError) as error:
             raise ServerError(f"{self} sent what is no JSON: {shown(self._hidden(text))}") from error
 
-    def _read_error(self, response: HTTPResponse) -> str:
+    def _error_text(self, response: "httpx.Response") -> str:
         """What the body of an answer says, for a sentence: with ": " before it, or nothing."""
-        with suppress(OSError, HTTPException):
-            text = response.read(LONGEST_EVENT).decode("utf-8", "replace").strip()
+        with suppress(httpx.HTTPError):
+            text = response.read().decode("utf-8", "replace").strip()
             with suppress(ValueError, RecursionError):
                 text = self._message(json.loads(text))
             return f": {shown(self._hidden(text))}" if text else ""
@@ -213,10 +208,12 @@ class Endpoint:
         """The text without the key, should a server repeat it."""
         return text.replace(self.key, "***") if self.key else text
 
-    def _told(self, error: Exception, connection: HTTPConnection) -> ServerError:
+    def _told(self, error: BaseException, seconds: float | None) -> ServerError:
         """An error of the network, in words."""
+        while error.__cause__ is not None:  # that of the socket
+            error = error.__cause__
         if isinstance(error, TimeoutError):
-            return ServerError(f"{self} sent nothing for {connection.timeout:g} s")
+            return ServerError(f"{self} sent nothing for {seconds:g} s")
         if isinstance(error, ConnectionRefusedError | socket.gaierror):
             return ServerError(f"nothing answers at {self} ({first_line(error)})")
         return ServerError(f"the connection to {self} broke ({type(error).__name__}: {first_line(error)})")

@@ -1,11 +1,11 @@
 """What is known of a server among the peers: its waiting times, its own acceptance, and whether its texts are ours."""
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import numpy as np
 
-from specbench.peers.base import Acceptance, Peer, PeerOutput, Streamed
+from specbench.peers.base import Acceptance, PeerOutput, ServerFacts, Streamed
 from specbench.results.schema import EqualTexts, Estimate, FirstDifference, Latency, ServerNumbers
 from specbench.stats.bootstrap import ratio
 from specbench.stats.bootstrap_clusters import prompt_clusters
@@ -20,41 +20,33 @@ Answers = Sequence[tuple[PeerOutput, Streamed]]
 
 
 def server_numbers(
-    results: Sequence[Result], peers: Mapping[str, Peer], tokenizer: Any, stops: Sequence[str], greedy: bool, rows: int
-) -> dict[str, ServerNumbers]:
-    """Of each peer that is a server, by name. `stops` are the run's stop strings; `rows` requests were sent at once."""
-    found = {}
-    for name, peer in peers.items():
-        if (facts := peer.facts) is None:
-            continue
-        outputs = [result.peers[name] for result in results]
-        answers = [(output, output.streamed) for output in outputs if output.streamed is not None]
-        found[name] = ServerNumbers(
-            **vars(facts),
-            allow_signals=rows,
-            latency=_latency(answers),
-            tokens_per_second=_end_to_end(answers, rows),
-            own_tokens_per_second=_own_rate(answers),
-            **_acceptance([streamed.counts for _, streamed in answers], prompt_clusters(results)),
-            texts=_texts(results, name, tokenizer, stops) if greedy else EqualTexts(0, 0, None, NO_TEXTS),
-        )
-    return found
+    name: str, facts: ServerFacts, results: Sequence[Result], tokenizer: Any, stops: Sequence[str] | None, rows: int
+) -> ServerNumbers:
+    """Of a peer that is a server. `stops` are the run's stop strings, None above temperature 0; `rows` requests were
+    sent at once."""
+    outputs = [result.peers[name] for result in results]
+    answers = [(output, output.streamed) for output in outputs if output.streamed is not None]
+    return ServerNumbers(
+        **vars(facts),
+        at_once=rows,
+        latency=_latency(answers),
+        tokens_per_second=_end_to_end(answers, rows),
+        own_tokens_per_second=_own_rate(answers),
+        **_acceptance([streamed.counts for _, streamed in answers], prompt_clusters(results)),
+        texts=EqualTexts(0, 0, None, NO_TEXTS) if stops is None else _texts(results, name, tokenizer, stops),
+    )
 
 
-def server_notes(servers: Mapping[str, ServerNumbers]) -> list[str]:
+def server_notes(name: str, facts: ServerFacts) -> list[str]:
     """What a reader of a server's numbers must know."""
-    notes = [
+    told = [
         f"{name} is another process, maybe on another machine, and what else it serves is not known: "
-        f"{found.dialect} ({found.version or 'it does not tell its version'}) at {found.url} with model {found.model}"
-        for name, found in servers.items()
+        f"{facts.dialect} ({facts.version or 'it does not tell its version'}) at {facts.url} with model {facts.model}"
     ]
-    kept = [
-        f"{name} may have kept what it read of equal beginnings of prompts, in this run or before: its times to the "
-        "first token may be too short"
-        for name, found in servers.items()
-        if found.keeps_prefixes
-    ]
-    return [*notes, *kept]
+    if facts.keeps_prefixes:
+        told.append(f"{name} may have kept what it read of equal beginnings of prompts, in this run or before: its "
+                    "times to the first token may be too short")  # fmt: skip
+    return told
 
 
 def _latency(answers: Answers) -> Latency:

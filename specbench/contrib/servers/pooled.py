@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from statistics import harmonic_mean
 from typing import Any
 
-import numpy as np
+from specbench.stats.pooled import means
 
 Tree = dict[str, Any]
 
@@ -57,19 +57,3 @@ def _sum(values: Sequence[int | None]) -> int | None:
 
 def _first(reasons: Sequence[str]) -> str:
     return next((reason for reason in reasons if reason), "")
-
-
-def mean(values: Sequence[float | None]) -> float | None:
-    """The mean of those that there are."""
-    known = [value for value in values if value is not None]
-    return float(np.mean(known)) if known else None
-
-
-def means(trees: Sequence[Tree]) -> Tree:
-    """Trees of numbers of the same shape: the mean at each place."""
-    return {
-        name: means([tree[name] for tree in trees if name in tree])
-        if isinstance(value, dict)
-        else mean([tree.get(name) for tree in trees])
-        for name, value in trees[0].items()
-    }

@@ -14,14 +14,18 @@ from typing import Any
 from specbench.component import Selections
 from specbench.contrib.servers.answer import Answer, read_answer
 from specbench.contrib.servers.dialects import DIALECTS, Dialect
-from specbench.contrib.servers.endpoint import Endpoint, ServerError, split
+from specbench.contrib.servers.endpoint import Endpoint, ServerError, httpx, split
+from specbench.contrib.servers.numbers import server_notes, server_numbers
+from specbench.contrib.servers.pooled import pooled_server
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.state import Job
 from specbench.errors import ConfigError, shown
 from specbench.models.context import Context
 from specbench.models.language_model import LanguageModel
 from specbench.peers.base import Acceptance, Peer, PeerOutput, Peers, ServerFacts, Streamed
+from specbench.results.schema import ServerNumbers
 from specbench.settings import BaseSettings, setting
+from specbench.stats.records import Result
 
 log = logging.getLogger(__name__)
 AUTO = "auto"
@@ -80,6 +84,8 @@ class ServerPeers(Peers):
 
     @classmethod
     def refuses(cls, settings: Any, run: Selections) -> str | None:
+        if httpx is None:
+            return "without httpx: install it with pip install 'speculative-decoding-bench[servers]'"
         if (penalty := run.scalars["repetition_penalty"]) != 1:
             return f"with repetition_penalty={penalty}, which servers understand in different ways: it must be 1"
         if run["workload"].name != "all_at_once":
@@ -110,6 +116,10 @@ class ServerPeers(Peers):
 
     def by_name(self) -> Mapping[str, "ServerPeer"]:
         return self.peers
+
+    @classmethod
+    def pooled_numbers(cls, found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        return pooled_server(found)
 
 
 @dataclass
@@ -202,7 +212,7 @@ class ServerPeer(Peer):
     """One server. A group of requests is sent so that `at_once` of them are under way."""
 
     def __init__(self, server: Server, target: LanguageModel, context: Context):
-        self.server, self.target = server, target
+        self.server, self.target, self.context = server, target, context
         self.fields = standard_fields(server, target, context)
         self.gone = ""  # why it is not asked any more
         self.warm = False
@@ -216,10 +226,17 @@ class ServerPeer(Peer):
             str(server.endpoint), dialect.name, server.version, server.model, prompts, dialect.keeps_prefixes
         )
 
+    def numbers(self, name: str, results: Sequence[Result], rows: int) -> ServerNumbers:
+        stops = self.context.stop_strings if self.context.sampling.greedy else None
+        return server_numbers(name, self.facts, results, self.target.tokenizer, stops, rows)
+
+    def notes(self, name: str) -> list[str]:
+        return server_notes(name, self.facts)
+
     def decode(self, job: Job) -> PeerOutput:
         return self.decode_all([job])[0]
 
-    def decode_all(self, jobs: Sequence[Job], allow_signals: int = 1) -> list[PeerOutput]:
+    def decode_all(self, jobs: Sequence[Job], at_once: int = 1) -> list[PeerOutput]:
         if self.gone:
             raise RuntimeError(f"{self.gone}, so it is not asked any more")
         endpoint, dialect = self.server.endpoint, self.server.dialect
@@ -227,7 +244,7 @@ class ServerPeer(Peer):
             endpoint.aborted = False
             self._warm_up(jobs[0])
             dialect.open(endpoint)
-            answers = in_parallel(self._answer, jobs, allow_signals, endpoint.abort)
+            answers = in_parallel(self._answer, jobs, at_once, endpoint.abort)
             counts = dialect.close(endpoint, answers)
         except ServerError as error:
             self._look(error)
@@ -308,12 +325,12 @@ def standard_fields(server: Server, target: LanguageModel, context: Context) -> 
 
 
 def in_parallel(
-    answer: Callable[[Job], Any], jobs: Sequence[Job], allow_signals: int, abort: Callable[[], None]
+    answer: Callable[[Job], Any], jobs: Sequence[Job], at_once: int, abort: Callable[[], None]
 ) -> list[Any]:
     """The answers to all jobs, `at_once` of which are under way. The first error, or a signal, ends the others."""
-    if allow_signals == 1 or len(jobs) == 1:
+    if at_once == 1 or len(jobs) == 1:
         return [answer(job) for job in jobs]
-    with ThreadPoolExecutor(allow_signals) as pool:
+    with ThreadPoolExecutor(at_once) as pool:
         try:
             return [future.result() for future in [pool.submit(answer, job) for job in jobs]]
         except BaseException:

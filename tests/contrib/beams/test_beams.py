@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, MistralConfig
 from specbench.config.validate import check
 from specbench.contrib.beams import beam_search, tree_reader
 from specbench.contrib.beams.beam_search import BeamRound, draft, plain_round, speculative_round
-from specbench.contrib.beams.numbers import judge_beams
+from specbench.contrib.beams.numbers import judge_beams, pooled_beam_numbers
 from specbench.contrib.beams.requests import recorded
 from specbench.contrib.beams.search_state import BeamRules, Hypothesis, Search
 from specbench.contrib.beams.tree_reader import TreeReader
@@ -24,7 +24,6 @@ from specbench.results.reader import load_runs
 from specbench.results.report.page import write_report
 from specbench.results.schema import BeamNumbers
 from specbench.run.run import run
-from specbench.stats.pooled import _beam
 from specbench.stats.records import RunRecord
 
 GREEDY = Sampling(temperature=0)
@@ -204,7 +203,7 @@ def test_calls_behind_the_end_of_the_best_text_are_no_rounds_and_their_time_is_k
     parts.target.stop_tokens = [*parts.target.stop_tokens, *parts.target.tokenizer.encode(" =")]
     result, record = run(parts, tmp_path)
     for decoded in (decoded for found in record.results for decoded in found.both):
-        assert len(decoded.tokens) < decoded.beams.levels and len(decoded.rounds) < decoded.beams.calls
+        assert len(decoded.tokens) < decoded.search.levels and len(decoded.rounds) < decoded.search.calls
         yielded = [r.tokens for r in decoded.rounds]
         assert min(yielded) > 0 and sum(yielded) == len(decoded.tokens)
     for group in record.groups:
@@ -229,12 +228,12 @@ def test_the_counts_of_several_processes_are_summed():
         return vars(found)
 
     one, two = search(100, 40, 60, 10), search(300, 80, 120, 15)
-    assert _beam([one, two]) == pytest.approx(
+    assert pooled_beam_numbers([one, two]) == pytest.approx(
         one | {"levels": 48, "plain_levels": 40, "calls": 25, "target_runs": 400, "plain_target_runs": 180,
                "drafter_runs": 120, "target_runs_a_call": 16.0, "operations_factor": 430 / 180, "equal": 4,
                "requests": 4}
     )  # fmt: skip
-    assert _beam([one]) == pytest.approx(one) and _beam([]) is None
+    assert pooled_beam_numbers([one]) == pytest.approx(one) and pooled_beam_numbers([]) is None
 
 
 REFUSED = {
@@ -310,11 +309,11 @@ def test_other_beams_and_scores_fail_the_verdict(tmp_path):
     _, record = run(parts, tmp_path)
     assert judge_beams(record).verdict == "passed"
     found = record.groups[0].results[0].speculative
-    best, *others = found.beams.hypotheses
+    best, *others = found.search.hypotheses
     moved = best._replace(score=best.score + 1e-2)
     swapped = [Hypothesis((*best.tokens[:-1], best.tokens[-1] + 1), best.score - 1e-2), *others]
     for hypotheses, reason in (([moved, *others], "best scores are not"), (swapped, "best scores|other beams")):
-        found.beams = type(found.beams)(tuple(hypotheses), *list(vars(found.beams).values())[1:])
+        found.search = type(found.search)(tuple(hypotheses), *list(vars(found.search).values())[1:])
         verdict = judge_beams(record)
         assert verdict.verdict == "failed" and not verdict.passed
         assert any(part in verdict.reason for part in reason.split("|"))

@@ -23,7 +23,7 @@ from specbench.config.validate import check
 from specbench.contrib.servers.answer import Answer, Piece
 from specbench.contrib.servers.dialects import LlamaCpp, llama_acceptance, vllm_acceptance
 from specbench.contrib.servers.endpoint import Endpoint, ServerError, split
-from specbench.contrib.servers.numbers import server_notes, server_numbers
+from specbench.contrib.servers.numbers import server_numbers
 from specbench.contrib.servers.pooled import pooled_server
 from specbench.contrib.servers.server import ServerPeer, ServerPeers, found, shares_of_time
 from specbench.decoding.sampling import Sampling
@@ -84,7 +84,7 @@ def result_of(output, prompt=PROMPT, ours=None, name="server"):
 
 def numbers(peer, outputs, ours=None, greedy=True, stops=(), rows=1):
     results = [result_of(output, ours=ours) for output in outputs]
-    return server_numbers(results, {"server": peer}, TARGET.tokenizer, stops, greedy, rows)["server"]
+    return server_numbers("server", peer.facts, results, TARGET.tokenizer, stops if greedy else None, rows)
 
 
 TEXT = [*range(10, 23)]  # 13 tokens: the first one, and those of the rounds, 5 + 1 + 3 + 4 of which 12 fit
@@ -105,7 +105,7 @@ def test_each_dialect_gives_tokens_times_and_what_it_counts(dialect):
     with serving(fake) as url:
         peer = peer_at(url)
         outputs = [peer.decode(job(14, prompt)) for _ in range(2)]
-        facts = peer.facts
+        facts, notes = peer.facts, peer.notes("server")
     for output in outputs:
         assert (output.count, output.decoded, output.first) == (14, 13, 1)
         streamed = output.streamed
@@ -117,9 +117,7 @@ def test_each_dialect_gives_tokens_times_and_what_it_counts(dialect):
     versions = {"vllm": "0.99", "sglang": "0.5", "llama_cpp": "b99-abc"}
     assert (facts.dialect, facts.version, facts.model) == (dialect, versions.get(dialect), MODEL)
     told = numbers(peer, outputs, ours=(TEXT * 2)[:14])
-    assert any("may be too short" in note for note in server_notes({"server": told})) == (
-        dialect not in ("vllm", "llama_cpp")
-    )
+    assert any("may be too short" in note for note in notes) == (dialect not in ("vllm", "llama_cpp"))
     assert told.texts.equal == told.texts.compared == 2 and told.texts.first_difference is None
     drafted, accepted = (2 * sum(column) for column in zip(*ROUNDS, strict=True))
     if dialect in ("vllm", "llama_cpp"):
@@ -349,14 +347,14 @@ def test_comments_do_not_keep_a_stuck_server_alive():
 
 def test_a_request_whose_connection_is_being_made_is_given_up_with_the_others(monkeypatch):
     with sending() as endpoint:
-        connected = endpoint._connected
+        connected = socket.create_connection
 
-        def slow(timeout):
-            connection = connected(timeout)
+        def slow(*where, **options):
+            connection = connected(*where, **options)
             endpoint.abort()  # another request fails meanwhile
             return connection
 
-        monkeypatch.setattr(endpoint, "_connected", slow)
+        monkeypatch.setattr(socket, "create_connection", slow)
         with pytest.raises(ServerError, match="was given up, since another one failed"):
             events_of(endpoint)
     with serving(counting("vllm")) as url:
@@ -405,7 +403,7 @@ def test_requests_of_a_group_are_under_way_at_once_and_share_the_time():
     counts = [output.streamed.counts for output in outputs]
     assert counts[0].rounds == 6 * len(ROUNDS) and all(own.rounds is None for own in counts[1:])
     told = numbers(peer, outputs, rows=3)
-    assert told.alpha.n == 6 * TESTED and told.tokens_per_second is None and told.allow_signals == 3 == fake_most
+    assert told.alpha.n == 6 * TESTED and told.tokens_per_second is None and told.at_once == 3 == fake_most
 
 
 def test_shares_of_time_that_overlaps():
