@@ -62,7 +62,7 @@ def split(key: str, url: Any) -> SplitResult:
 class Exchange:
     """A request that is under way: its connection, and the moment when it was sent."""
 
-    socket: socket.socket | None = None
+    connection: socket.socket | None = None
     sent: float = 0.0  # by `time.perf_counter`
 
 
@@ -124,8 +124,8 @@ class Endpoint:
         self.aborted = True
         for exchange in [*self._open]:
             with suppress(OSError):
-                if exchange.socket is not None:
-                    exchange.socket.shutdown(socket.SHUT_RDWR)
+                if exchange.connection is not None:
+                    exchange.connection.shutdown(socket.SHUT_RDWR)
 
     @contextmanager
     def _answered(
@@ -136,7 +136,7 @@ class Endpoint:
 
         def trace(event: str, info: Mapping[str, Any]) -> None:
             if event.endswith(CONNECTED):
-                exchange.socket = info["return_value"].get_extra_info("socket")
+                exchange.connection = info["return_value"].get_extra_info("socket")
             elif event.endswith(SENDING):
                 exchange.sent = time.perf_counter()
                 if body is not None and self.aborted:  # while the connection was made

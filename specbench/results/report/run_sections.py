@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from specbench.contrib.paper import figures as paper
 from specbench.results.category_tables import whole
 from specbench.results.latency_table import rows_of
 from specbench.results.reader import StoredRun
@@ -11,6 +10,7 @@ from specbench.results.report import figures
 from specbench.results.report.acceptance_sections import acceptance
 from specbench.results.report.html_page import Report
 from specbench.results.report.html_table import Cell, PageTable, shown, without_empty
+from specbench.results.report.theory_figures import figure_2, figure_3, figure_4, table_1
 from specbench.results.schema import flatten
 from specbench.results.tables import account, at, interval, speedup_interval, word
 from specbench.results.token_trace import samples
@@ -269,11 +269,11 @@ def of_the_paper(report: Report) -> None:
     report.section(
         "The paper's figures, with what was measured",
         figures=[
-            report.figure("paper_2", "Figure 2: tokens a round (equation 1).", lambda: paper.figure_2(runs)),
-            report.figure("paper_3", "Figure 3: the best gamma.", lambda: paper.figure_3(runs)),
-            report.figure("paper_4", "Figure 4: speed and operations for c = 0.", lambda: paper.figure_4(runs)),
+            report.figure("paper_2", "Figure 2: tokens a round (equation 1).", lambda: figure_2(runs)),
+            report.figure("paper_3", "Figure 3: the best gamma.", lambda: figure_3(runs)),
+            report.figure("paper_4", "Figure 4: speed and operations for c = 0.", lambda: figure_4(runs)),
         ],
-        tables=[PageTable(paper.table_1(runs), "Table 1, for c = c_hat = 0, and the measured runs.")],
+        tables=[PageTable(table_1(runs), "Table 1, for c = c_hat = 0, and the measured runs.")],
         grid=True,
     )
 

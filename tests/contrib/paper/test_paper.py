@@ -11,12 +11,12 @@ from omegaconf import OmegaConf
 
 from specbench import theory
 from specbench.contrib.paper.callback import BesideThePaper, WholePaper
-from specbench.contrib.paper.figures import TABLE_1
 from specbench.contrib.paper.measured import OURS, counted_operations, our_rows
 from specbench.contrib.paper.notes import NOTES, K, accepted, alpha_for, memory_rows
 from specbench.contrib.paper.page import page, write
 from specbench.contrib.paper.published import CLAIMS, ELSEWHERE, TABLE_3, TABLE_4, TABLE_5, Claim, inputs
 from specbench.results.reader import StoredRun, load_run
+from specbench.results.report.theory_figures import TABLE_1
 from specbench.results.writer import write_result
 from specbench.run.run import run
 
