@@ -14,31 +14,6 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class ServerFacts:
-    """What a server says of itself."""
-
-    url: str
-    dialect: str
-    version: str | None
-    model: str  # as it names the model that it serves
-    prompts: str  # as "ids" or as "text"
-    keeps_prefixes: bool  # whether it may have read the beginning of a prompt before, and not read it again
-
-
-@dataclass(frozen=True)
-class Acceptance:
-    """Counts of a peer's own speculative decoding, over rounds; None where they are not known."""
-
-    rounds: int | None = None
-    tokens: int | None = None  # that these rounds emitted
-    drafted: int | None = None
-    accepted: int | None = None  # also guesses that a stop or the limit then cut off
-    tested: int | None = None  # guesses up to the first rejected one of their round, that one included
-    no_alpha: str = ""  # why `tested` is not known
-    no_block_efficiency: str = ""  # why tokens a round are not
-
-
-@dataclass(frozen=True)
 class Streamed:
     """An answer that came piece by piece. Seconds count from the moment when the request was sent."""
 
@@ -46,7 +21,7 @@ class Streamed:
     arrivals: tuple[float, ...]  # of the first piece of each round; of each piece, where rounds are not known
     last: float  # when the last token had come
     seconds: float  # until the end
-    counts: Acceptance
+    counts: Any  # of the server's own speculative decoding
     own_tokens: int | None = None  # after the first one, by the server's own count
     own_seconds: float | None = None  # of these, by its own clock
 
@@ -71,6 +46,8 @@ class PeerOutput:
 class Peer(ABC):
     """One way in which another engine decodes."""
 
+    elsewhere: ClassVar[bool] = False  # whether its work is that of another process
+
     @abstractmethod
     def decode(self, job: "Job") -> PeerOutput:
         """Decodes one prompt. Raises RuntimeError if that fails."""
@@ -79,11 +56,6 @@ class Peer(ABC):
         """Decodes the prompts of a group, of which `at_once` may be decoded together. Raises RuntimeError if that
         fails."""
         return [self.decode(job) for job in jobs]
-
-    @property
-    def facts(self) -> ServerFacts | None:
-        """What it says of itself, if it is a server, whose work is that of another process."""
-        return None
 
     def numbers(self, name: str, results: Sequence[Any], rows: int) -> Any:
         """Its `ServerNumbers`, if it is a server, from a run's `Result`s, in which it has this name and of which `rows`

@@ -123,7 +123,7 @@ class InterleavedGroup:
 
     def _by_peer(self, peer: Peer, jobs: Sequence[Job], rows: int) -> list[PeerOutput]:
         """The work of a server on this machine is not that of others."""
-        with self.watch.elsewhere() if peer.facts else nullcontext():
+        with self.watch.elsewhere() if peer.elsewhere else nullcontext():
             return peer.decode_all(jobs, rows)
 
 

@@ -39,10 +39,6 @@ def _speed(result: Result) -> str:
     return f"{speedup['measured']:.2f}x{ends}"
 
 
-def _choice(group: str) -> Callable[[Result], str]:
-    return lambda result: str(result["choices"][group])
-
-
 def _word(path: str) -> Callable[[Result], str]:
     return lambda result: str(at(result, path))
 
@@ -55,10 +51,6 @@ def _model(group: str) -> Callable[[Result], str]:
         return str(result["config"][group]["path"]).rstrip("/").split("/")[-1] if chosen == "model" else chosen
 
     return tell
-
-
-def _setting(name: str) -> Callable[[Result], str]:
-    return lambda result: f"{result['config'][name]:g}"
 
 
 def _gamma(result: Result) -> str:
@@ -95,7 +87,13 @@ def _replay(result: Result) -> str:
     return str(max(sweep, key=lambda entry: entry["speedup"])["gamma"]) if sweep else "-"
 
 
-KEYS: Cells = {"target": _model("target"), "drafter": _model("drafter"), "T": _setting("temperature"), "gamma": _gamma}
+TEMPERATURE = _number("config/temperature", "g")
+KEYS: Cells = {
+    "target": _model("target"),
+    "drafter": _model("drafter"),
+    "T": TEMPERATURE,
+    "gamma": _gamma,
+}
 ALPHA: Cells = {"alpha": _error("alpha")}
 SPEED: Cells = {"c": _number("cost/c", ".3f"), "Theorem 3.8": _number("speedup/theorem_3_8", unit="x"),
                 "corrected": _number("speedup/corrected", unit="x"), "measured": _speed,
@@ -189,15 +187,15 @@ OURS: dict[str, Ours] = {
     "table3": Ours({**KEYS, "alpha (Cor. 3.6)": _error("alpha_on_target_text"),
                     "tokens": _number("alpha_on_target_text/n", ".0f"), "alpha (tested)": _error("alpha")}),
     "table4": Ours({**KEYS, **ALPHA, **SPEED}),
-    "table5": Ours({**KEYS, "l": _setting("lenience"), **ALPHA, **SPEED, "drift (TV)": _number("drift/tv", ".3f")},
-                   lenient),
+    "table5": Ours({**KEYS, "l": _number("config/lenience", "g"), **ALPHA, **SPEED,
+                    "drift (TV)": _number("drift/tv", ".3f")}, lenient),
     "figure1": Ours({**KEYS, **ALPHA, **TOKENS}),
     "figure2": Ours({**KEYS, **ALPHA, **TOKENS}),
     "figure3": Ours({**KEYS, **ALPHA, "c": _number("cost/c", ".3f"), "gamma*": _number("optimal_gamma", ".0f"),
                      "best by replay": _replay}),
     "figure4": Ours({**KEYS, **ALPHA, **OPERATIONS, "measured": _speed}),
     "figure5": Ours({**KEYS, **ALPHA, **TOKENS, **SPEED}),
-    "appendix_a2": Ours({"verifier": _choice("verifier"), **KEYS, "probability to accept (mean)": _error("alpha"),
+    "appendix_a2": Ours({"verifier": _word("choices/verifier"), **KEYS, "probability to accept (mean)": _error("alpha"),
                          "accepted / tested": _error("alpha_counted"), **TOKENS, "measured": _speed},
                         either_rule),
     "appendix_a4": Ours(
@@ -209,7 +207,7 @@ OURS: dict[str, Ours] = {
          "equal": lambda result: f"{at(result, 'beam/equal')} of {at(result, 'beam/requests')}"},
         lambda result: result.get("beam") is not None),
     "ngram_chapter": Ours(
-        {"drafter": _choice("drafter"), "T": _setting("temperature"), "category": _word("content/category"),
+        {"drafter": _word("choices/drafter"), "T": TEMPERATURE, "category": _word("content/category"),
          "requests": _number("content/requests", "d"), "calls": _number("content/calls", ".0f"),
          "accepted / tested": _error("content/alpha"), "guesses a call": _error("content/guesses"),
          "accepted a call": _error("content/accepted"), "equation 1, gamma": _number("content/of_gamma", ".3f"),

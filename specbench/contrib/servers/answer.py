@@ -1,4 +1,5 @@
-"""An answer of the completions API that comes as events: its text, its tokens and when they came."""
+"""An answer of the completions API that comes as events: its text, its tokens and when they came; and what servers say
+of themselves."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -6,6 +7,31 @@ from typing import Any
 
 from specbench.contrib.servers.endpoint import ServerError
 from specbench.errors import shown
+
+
+@dataclass(frozen=True)
+class ServerFacts:
+    """What a server says of itself."""
+
+    url: str
+    dialect: str
+    version: str | None
+    model: str  # as it names the model that it serves
+    prompts: str  # as "ids" or as "text"
+    keeps_prefixes: bool  # whether it may have read the beginning of a prompt before, and not read it again
+
+
+@dataclass(frozen=True)
+class Acceptance:
+    """Counts of a server's own speculative decoding, over rounds; None where they are not known."""
+
+    rounds: int | None = None
+    tokens: int | None = None  # that these rounds emitted
+    drafted: int | None = None
+    accepted: int | None = None  # also guesses that a stop or the limit then cut off
+    tested: int | None = None  # guesses up to the first rejected one of their round, that one included
+    no_alpha: str = ""  # why `tested` is not known
+    no_block_efficiency: str = ""  # why tokens a round are not
 
 
 @dataclass(frozen=True)

@@ -9,11 +9,10 @@ from itertools import pairwise
 from typing import Any, ClassVar
 from uuid import uuid4
 
-from specbench.contrib.servers.answer import Answer, Piece
+from specbench.contrib.servers.answer import Acceptance, Answer, Piece
 from specbench.contrib.servers.endpoint import Endpoint, ServerError
 from specbench.contrib.servers.vllm_counters import NEW_TOKENS, Metrics, metrics_of, vllm_acceptance
 from specbench.decoding.sampling import Sampling
-from specbench.peers.base import Acceptance
 
 NOT_TOLD = "the server tells nothing of speculative decoding"
 ONLY_A_MEAN = "the server tells only the mean tokens a round of all requests since it was started"
@@ -27,15 +26,17 @@ class Dialect(ABC):
     takes_ids: ClassVar[bool] = False  # whether a prompt may be token ids
     takes_top_k: ClassVar[bool] = True
     lists_models: ClassVar[bool] = True  # whether it lists all models that it serves
-    keeps_prefixes: ClassVar[bool] = (
-        True  # whether it may have read a prompt's beginning before: in this run or an earlier
-    )
+    keeps_prefixes: ClassVar[bool] = True  # whether it may have read a prompt's beginning before, or in an earlier run
+    owner: ClassVar[str] = ""  # of the models that it lists
+    version_at: ClassVar[tuple[str, str]] = ("", "")  # the path that tells its version, and the field there
 
     @classmethod
-    def version(cls, endpoint: Endpoint, models: Mapping[str, Any]) -> str | None:
-        """The version of a server that speaks this dialect and lists these models. Raises ServerError if it is another
+    def version(cls, endpoint: Endpoint, model: Mapping[str, Any]) -> str | None:
+        """The version of a server that speaks this dialect and lists this model. Raises ServerError if it is another
         kind of server."""
-        raise ServerError(f"{endpoint} is not {cls.name}")
+        if model.get("owned_by") != cls.owner:
+            raise ServerError(f"{endpoint} is not {cls.name}")
+        return told(endpoint, *cls.version_at)
 
     def fields(self, sampling: Sampling, stop_tokens: Sequence[int]) -> dict[str, Any]:
         """What a request has besides what all servers take."""
@@ -73,7 +74,7 @@ class OpenAI(Dialect):
     takes_top_k = False
 
     @classmethod
-    def version(cls, endpoint: Endpoint, models: Mapping[str, Any]) -> str | None:
+    def version(cls, endpoint: Endpoint, model: Mapping[str, Any]) -> str | None:
         return None
 
 
@@ -85,7 +86,7 @@ class Transformers(Dialect):
     lists_models = False
 
     @classmethod
-    def version(cls, endpoint: Endpoint, models: Mapping[str, Any]) -> str | None:
+    def version(cls, endpoint: Endpoint, model: Mapping[str, Any]) -> str | None:
         paths = endpoint.get_json("/openapi.json").get("paths", {})
         if not {"/load_model", "/v1/completions"} <= set(paths):
             raise ServerError(f"{endpoint} is not {cls.name}")
@@ -105,12 +106,7 @@ class LlamaCpp(Dialect):
     name = "llama_cpp"
     takes_ids = True
     keeps_prefixes = False
-
-    @classmethod
-    def version(cls, endpoint: Endpoint, models: Mapping[str, Any]) -> str | None:
-        if models.get("owned_by") != "llamacpp":
-            raise ServerError(f"{endpoint} is not {cls.name}")
-        return told(endpoint, "/props", "build_info")
+    owner, version_at = "llamacpp", ("/props", "build_info")
 
     def fields(self, sampling: Sampling, stop_tokens: Sequence[int]) -> dict[str, Any]:
         """Its samplers in transformers' order; its own has temperature last."""
@@ -175,12 +171,7 @@ class VLLM(Dialect):
     name = "vllm"
     takes_ids = True
     keeps_prefixes = False
-
-    @classmethod
-    def version(cls, endpoint: Endpoint, models: Mapping[str, Any]) -> str | None:
-        if models.get("owned_by") != "vllm":
-            raise ServerError(f"{endpoint} is not {cls.name}")
-        return told(endpoint, "/version", "version")
+    owner, version_at = "vllm", ("/version", "version")
 
     def __init__(self) -> None:
         self.before: Metrics | str = NOT_TOLD
@@ -226,12 +217,11 @@ class SGLang(Dialect):
 
     name = "sglang"
     takes_ids = True
+    owner, version_at = "sglang", ("/get_server_info", "version")
 
     @classmethod
-    def version(cls, endpoint: Endpoint, models: Mapping[str, Any]) -> str | None:
-        if models.get("owned_by") != "sglang":
-            raise ServerError(f"{endpoint} is not {cls.name}")
-        return told(endpoint, "/get_server_info", "version") or told(endpoint, "/server_info", "version")
+    def version(cls, endpoint: Endpoint, model: Mapping[str, Any]) -> str | None:
+        return super().version(endpoint, model) or told(endpoint, "/server_info", "version")
 
     def fields(self, sampling: Sampling, stop_tokens: Sequence[int]) -> dict[str, Any]:
         return {

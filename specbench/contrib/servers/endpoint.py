@@ -210,8 +210,8 @@ class Endpoint:
 
     def _told(self, error: BaseException, seconds: float | None) -> ServerError:
         """An error of the network, in words."""
-        while error.__cause__ is not None:  # that of the socket
-            error = error.__cause__
+        while not isinstance(error, OSError) and (cause := error.__cause__ or error.__context__):
+            error = cause  # that of the socket
         if isinstance(error, TimeoutError):
             return ServerError(f"{self} sent nothing for {seconds:g} s")
         if isinstance(error, ConnectionRefusedError | socket.gaierror):

@@ -5,7 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from specbench.peers.base import Acceptance, PeerOutput, ServerFacts, Streamed
+from specbench.contrib.servers.answer import Acceptance, ServerFacts
+from specbench.peers.base import PeerOutput, Streamed
 from specbench.results.schema import EqualTexts, Estimate, FirstDifference, Latency, ServerNumbers
 from specbench.stats.bootstrap import ratio
 from specbench.stats.bootstrap_clusters import prompt_clusters
@@ -89,7 +90,7 @@ def _acceptance(counts: Sequence[Acceptance], clusters: Sequence[Hashable]) -> d
         alpha = ratio([own.accepted or 0 for own in known], [own.tested or 0 for own in known], names)
     if not no_efficiency:
         efficiency = ratio([own.tokens or 0 for own in known], [own.rounds or 0 for own in known], names)
-    drafted, accepted = (_sum([getattr(own, name) for own in known]) for name in ("drafted", "accepted"))
+    drafted, accepted = (sum_of_known([getattr(own, name) for own in known]) for name in ("drafted", "accepted"))
     return {
         "alpha": alpha,
         "no_alpha": no_alpha,
@@ -109,7 +110,7 @@ def _reason(reasons: Sequence[str]) -> str:
     return f"in {len(given)} of {len(reasons)} answers {given[0]}"
 
 
-def _sum(values: Sequence[int | None]) -> int | None:
+def sum_of_known(values: Sequence[int | None]) -> int | None:
     known = [value for value in values if value is not None]
     return sum(known) if known else None
 

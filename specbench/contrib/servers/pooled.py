@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from statistics import harmonic_mean
 from typing import Any
 
+from specbench.contrib.servers.numbers import sum_of_known
 from specbench.stats.pooled import means
 
 Tree = dict[str, Any]
@@ -17,14 +18,13 @@ def pooled_server(found: Sequence[Mapping[str, Any]]) -> Tree:
     first = found[0]
     texts = [own["texts"] for own in found]
     differing = [text["first_difference"] for text in texts if text["first_difference"] is not None]
-    drafted, accepted = (_sum([own[name] for own in found]) for name in ("drafted", "accepted"))
+    drafted, accepted = (sum_of_known([own[name] for own in found]) for name in ("drafted", "accepted"))
     return {
         **first,
         **{name: _estimate([own[name] for own in found]) for name in ("alpha", "block_efficiency")},
         **{name: _rate([own[name] for own in found]) for name in ("tokens_per_second", "own_tokens_per_second")},
         "latency": means([own["latency"] for own in found]),
-        "no_alpha": _first([own["no_alpha"] for own in found]),
-        "no_block_efficiency": _first([own["no_block_efficiency"] for own in found]),
+        **{name: next(filter(None, (own[name] for own in found)), "") for name in ("no_alpha", "no_block_efficiency")},
         "drafted": drafted,
         "accepted": accepted,
         "draft_acceptance_rate": accepted / drafted if drafted and accepted is not None else None,
@@ -48,12 +48,3 @@ def _rate(values: Sequence[float | None]) -> float | None:
     """The harmonic mean, if all are known."""
     known = [value for value in values if value is not None]
     return harmonic_mean(known) if len(known) == len(values) else None
-
-
-def _sum(values: Sequence[int | None]) -> int | None:
-    known = [value for value in values if value is not None]
-    return sum(known) if known else None
-
-
-def _first(reasons: Sequence[str]) -> str:
-    return next((reason for reason in reasons if reason), "")

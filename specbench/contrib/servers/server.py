@@ -12,7 +12,7 @@ from itertools import pairwise
 from typing import Any
 
 from specbench.component import Selections
-from specbench.contrib.servers.answer import Answer, read_answer
+from specbench.contrib.servers.answer import Acceptance, Answer, ServerFacts, read_answer
 from specbench.contrib.servers.dialects import DIALECTS, Dialect
 from specbench.contrib.servers.endpoint import Endpoint, ServerError, httpx, split
 from specbench.contrib.servers.numbers import server_notes, server_numbers
@@ -22,7 +22,7 @@ from specbench.decoding.state import Job
 from specbench.errors import ConfigError, shown
 from specbench.models.context import Context
 from specbench.models.language_model import LanguageModel
-from specbench.peers.base import Acceptance, Peer, PeerOutput, Peers, ServerFacts, Streamed
+from specbench.peers.base import Peer, PeerOutput, Peers, Streamed
 from specbench.results.schema import ServerNumbers
 from specbench.settings import BaseSettings, setting
 from specbench.stats.records import Result
@@ -211,6 +211,8 @@ def model_of(key: str, url: str, models: Mapping[str, Any], dialect: Dialect, wa
 class ServerPeer(Peer):
     """One server. A group of requests is sent so that `at_once` of them are under way."""
 
+    elsewhere = True
+
     def __init__(self, server: Server, target: LanguageModel, context: Context):
         self.server, self.target, self.context = server, target, context
         self.fields = standard_fields(server, target, context)
@@ -219,12 +221,11 @@ class ServerPeer(Peer):
 
     @property
     def facts(self) -> ServerFacts:
-        server = self.server
-        prompts = "ids" if server.dialect.takes_ids else "text"
-        dialect = server.dialect
-        return ServerFacts(
-            str(server.endpoint), dialect.name, server.version, server.model, prompts, dialect.keeps_prefixes
-        )
+        """What the server says of itself."""
+        server, dialect = self.server, self.server.dialect
+        prompts = "ids" if dialect.takes_ids else "text"
+        known = str(server.endpoint), dialect.name, server.version, server.model
+        return ServerFacts(*known, prompts, dialect.keeps_prefixes)
 
     def numbers(self, name: str, results: Sequence[Result], rows: int) -> ServerNumbers:
         stops = self.context.stop_strings if self.context.sampling.greedy else None
@@ -303,15 +304,8 @@ class ServerPeer(Peer):
         timings, last = answer.timings, answer.pieces[-1].seconds
         own = timings.get("predicted_ms") if isinstance(timings.get("predicted_ms"), int | float) else None
         arrivals = tuple(piece.seconds for piece in self.server.dialect.rounds(answer.pieces))
-        streamed = Streamed(
-            answer.text,
-            arrivals,
-            last,
-            answer.finished,
-            counts,
-            None if own is None else answer.tokens - 1,
-            None if own is None else own / 1e3,
-        )
+        told = (None, None) if own is None else (answer.tokens - 1, own / 1e3)
+        streamed = Streamed(answer.text, arrivals, last, answer.finished, counts, *told)
         return PeerOutput(answer.ids, answer.tokens - answer.first, seconds, answer.first, streamed)
 
 

@@ -5,9 +5,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from itertools import pairwise
 
-from specbench.contrib.servers.answer import Answer
+from specbench.contrib.servers.answer import Acceptance, Answer
 from specbench.contrib.servers.endpoint import Endpoint, ServerError
-from specbench.peers.base import Acceptance
 
 SAMPLE = re.compile(r"^(\w+:\w+)(?:\{(.*)\})? (\S+)(?: \d+)?$")  # of Prometheus' text format
 PLACE = re.compile(r'position="(\d+)"')
