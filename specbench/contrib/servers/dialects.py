@@ -36,7 +36,7 @@ class Dialect(ABC):
         kind of server."""
         if model.get("owned_by") != cls.owner:
             raise ServerError(f"{endpoint} is not {cls.name}")
-        return told(endpoint, *cls.version_at)
+        return text_at(endpoint, *cls.version_at)
 
     def fields(self, sampling: Sampling, stop_tokens: Sequence[int]) -> dict[str, Any]:
         """What a request has besides what all servers take."""
@@ -58,7 +58,7 @@ class Dialect(ABC):
         return list(pieces)
 
 
-def told(endpoint: Endpoint, path: str, name: str) -> str | None:
+def text_at(endpoint: Endpoint, path: str, name: str) -> str | None:
     """A text that a server tells of itself at a path, if it does."""
     try:
         found = endpoint.get_json(path).get(name)
@@ -221,7 +221,7 @@ class SGLang(Dialect):
 
     @classmethod
     def version(cls, endpoint: Endpoint, model: Mapping[str, Any]) -> str | None:
-        return super().version(endpoint, model) or told(endpoint, "/server_info", "version")
+        return super().version(endpoint, model) or text_at(endpoint, "/server_info", "version")
 
     def fields(self, sampling: Sampling, stop_tokens: Sequence[int]) -> dict[str, Any]:
         return {

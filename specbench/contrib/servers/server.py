@@ -2,7 +2,6 @@
 are sent the same prompts over HTTP."""
 
 import logging
-import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -13,11 +12,11 @@ from typing import Any
 
 from specbench.component import Selections
 from specbench.contrib.servers.answer import Acceptance, Answer, ServerFacts, read_answer
-from specbench.contrib.servers.dialects import DIALECTS, Dialect
-from specbench.contrib.servers.endpoint import Endpoint, ServerError, httpx, split
+from specbench.contrib.servers.dialects import DIALECTS
+from specbench.contrib.servers.endpoint import ServerError, httpx, split
+from specbench.contrib.servers.lookup import AUTO, COMPLETIONS, SHORT, Server, find_server
 from specbench.contrib.servers.numbers import server_notes, server_numbers
 from specbench.contrib.servers.pooled import pooled_server
-from specbench.decoding.sampling import Sampling
 from specbench.decoding.state import Job
 from specbench.errors import ConfigError, shown
 from specbench.models.context import Context
@@ -28,15 +27,10 @@ from specbench.settings import BaseSettings, setting
 from specbench.stats.records import Result
 
 log = logging.getLogger(__name__)
-AUTO = "auto"
-COMPLETIONS = "/v1/completions"
 PEER = "server"  # the name of the peer, or the beginning of several
 NAME = re.compile(r"[a-z][a-z0-9_]{0,30}")
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,60}")
-UPPER_CASE = re.compile(r"[A-Z_][A-Z0-9_]*")
 LOOKS_LIKE_A_KEY = re.compile(r"sk[-_]|hf_")
-LISTED = 20  # models in a sentence
-SHORT = "a"  # a prompt that is not counted
 TRIED = 8  # new tokens of the first request, which is not counted
 
 
@@ -75,9 +69,9 @@ class ServerPeers(Peers):
             return {f"{prefix}url.{name}": url for name, url in self.url.items()}
 
         @cached_property
-        def servers(self) -> dict[str, "Server"]:
+        def servers(self) -> dict[str, Server]:
             """The servers by key, each of which is asked once. Raises ConfigError."""
-            return {key: found(key, url, self) for key, url in self.urls().items()}
+            return {key: find_server(key, url, self) for key, url in self.urls().items()}
 
     def __init__(self, peers: Mapping[str, "ServerPeer"]):
         self.peers = peers
@@ -120,92 +114,6 @@ class ServerPeers(Peers):
     @classmethod
     def pooled_numbers(cls, found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         return pooled_server(found)
-
-
-@dataclass
-class Server:
-    """A server that answers."""
-
-    endpoint: Endpoint
-    dialect: Dialect
-    version: str | None
-    model: str
-
-
-def found(key: str, url: str, settings: Any) -> Server:
-    """The server at a URL, which has completed one token. Raises ConfigError, naming the key, if there is none, if it
-    does not serve the model, or if it does not complete."""
-    endpoint = Endpoint(split(key, url), settings.timeout, key_of(settings.key_env))
-    try:
-        listed = endpoint.get_json("/v1/models")
-        models = {str(model["id"]): model for model in listed["data"]}
-    except ServerError as error:
-        if settings.model is None or (error.status or 0) < 500:
-            raise refused(key, url, error, settings) from error
-        models = {settings.model: {}}  # `transformers serve` fails to list where it has no cache of models
-    except (TypeError, KeyError, AttributeError) as error:
-        raise ConfigError(f"{key}={url} is not allowed: it has no list of models at /v1/models, so it must be a server "
-                          "with OpenAI's API") from error  # fmt: skip
-    dialect, version = dialect_of(endpoint, next(iter(models.values()), {}), settings.dialect)
-    server = Server(endpoint, dialect, version, model_of(key, url, models, dialect, settings.model))
-    body = {"model": server.model, "prompt": SHORT, "max_tokens": 1, "temperature": 0, "stream": True}
-    try:
-        for _ in endpoint.stream(COMPLETIONS, body | dialect.fields(Sampling(0.0), [])):
-            pass
-    except ServerError as error:
-        raise refused(key, url, error, settings) from error
-    return server
-
-
-def key_of(variable: str | None) -> str | None:
-    """The API key in an environment variable. Raises ConfigError."""
-    if variable is None:
-        return None
-    key = os.environ.get(variable, "").strip()
-    if not key or not key.isascii() or not key.isprintable():
-        state = "is not a key" if key else "is not set"
-        named = f"={variable}" if UPPER_CASE.fullmatch(variable) else ""  # another word may be the key itself
-        raise ConfigError(f"baseline.key_env{named} is not possible: this environment variable {state}")
-    return key
-
-
-def refused(key: str, url: str, error: ServerError, settings: Any) -> ConfigError:
-    """The error of a server as one of the configuration."""
-    if error.status in (401, 403):
-        allowed = "the key in the environment variable that baseline.key_env names must be one that it knows"
-        if settings.key_env is None:
-            allowed = "it asks for a key, so name an environment variable that holds it with baseline.key_env=NAME"
-    elif error.status is not None:
-        allowed = "it must be a server with OpenAI's completions API, which serves baseline.model"
-    else:
-        allowed = "it must be a server that runs"
-    return ConfigError(f"{key}={url} is not possible: {error}; {allowed}")
-
-
-def dialect_of(endpoint: Endpoint, model: Mapping[str, Any], wanted: str) -> tuple[Dialect, str | None]:
-    """The dialect of a server and its version; what it is taken for is asked unless it is `wanted`."""
-    for name, kind in DIALECTS.items():
-        if wanted in (AUTO, name):
-            try:
-                return kind(), kind.version(endpoint, model)
-            except (ServerError, AttributeError, TypeError):
-                if wanted == name:
-                    return kind(), None
-    raise AssertionError("the last dialect is every server's")
-
-
-def model_of(key: str, url: str, models: Mapping[str, Any], dialect: Dialect, wanted: str | None) -> str:
-    """The model that a server is asked for. Raises ConfigError, listing what it serves, if that cannot be."""
-    names = ", ".join(shown(name) for name in [*models][:LISTED]) or "none"
-    names += f" and {len(models) - LISTED} more" if len(models) > LISTED else ""
-    if wanted is None:
-        if len(models) == 1:
-            return next(iter(models))
-        raise ConfigError(f"baseline.model is not set, and {key}={url} lists {len(models)} models: choose one of them "
-                          f"with baseline.model=NAME ({names})")  # fmt: skip
-    if wanted not in models and dialect.lists_models:
-        raise ConfigError(f"baseline.model={shown(wanted)} is not allowed: {url} serves {names}")
-    return wanted
 
 
 class ServerPeer(Peer):

@@ -23,9 +23,10 @@ from specbench.config.validate import check
 from specbench.contrib.servers.answer import Answer, Piece
 from specbench.contrib.servers.dialects import LlamaCpp, llama_acceptance, vllm_acceptance
 from specbench.contrib.servers.endpoint import Endpoint, ServerError, split
+from specbench.contrib.servers.lookup import find_server
 from specbench.contrib.servers.numbers import server_numbers
 from specbench.contrib.servers.pooled import pooled_server
-from specbench.contrib.servers.server import ServerPeer, ServerPeers, found, shares_of_time
+from specbench.contrib.servers.server import ServerPeer, ServerPeers, shares_of_time
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.state import Job
 from specbench.errors import ConfigError
@@ -65,7 +66,7 @@ def settings(url, **more):
 
 def peer_at(url, temperature=0.0, stop=(), target=TARGET, **more):
     context = SimpleNamespace(sampling=Sampling(temperature, 40 if temperature else 0, 0.9), stop_strings=list(stop))
-    return ServerPeer(found("baseline.url", url, settings(url, **more)), target, context)
+    return ServerPeer(find_server("baseline.url", url, settings(url, **more)), target, context)
 
 
 def job(new=12, prompt=PROMPT, key=5):
@@ -142,7 +143,7 @@ def test_what_is_asked_of_a_server_is_what_is_decoded_here():
             with serving(Fake(dialect, read=reader)) as url:
                 if dialect == "openai":
                     peer = ServerPeer(
-                        found("baseline.url", url, settings(url)),
+                        find_server("baseline.url", url, settings(url)),
                         SimpleNamespace(tokenizer=TARGET.tokenizer, stop_tokens=[]),
                         SimpleNamespace(sampling=Sampling(temperature, 0, 0.9), stop_strings=[]),
                     )
@@ -426,7 +427,7 @@ def test_texts_that_differ_are_counted_and_the_first_is_shown():
 
 def refusal(url, **more):
     with pytest.raises(ConfigError) as error:
-        found("baseline.url", url, settings(url, **more))
+        find_server("baseline.url", url, settings(url, **more))
     return str(error.value)
 
 
