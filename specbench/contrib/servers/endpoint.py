@@ -143,9 +143,9 @@ class Endpoint:
                     raise ServerError(f"the request to {self} was given up, since another one failed")
 
         waits = httpx.Timeout(seconds, connect=min(seconds, CONNECT_SECONDS), pool=None)
-        asked = {"json": body, "timeout": waits, "extensions": {"trace": trace}}
+        address, hooks = str(self) + path, {"trace": trace}
         try:
-            with self.client.stream(method, str(self) + path, **asked) as response:
+            with self.client.stream(method, address, json=body, timeout=waits, extensions=hooks) as response:
                 if response.status_code != 200:
                     told = self._error_text(response)
                     reason = f"{response.status_code} {shown(response.reason_phrase)}"

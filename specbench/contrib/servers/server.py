@@ -7,13 +7,14 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
+from importlib.util import find_spec
 from itertools import pairwise
 from typing import Any
 
 from specbench.component import Selections
 from specbench.contrib.servers.answer import Acceptance, Answer, ServerFacts, read_answer
 from specbench.contrib.servers.dialects import DIALECTS
-from specbench.contrib.servers.endpoint import ServerError, httpx, split
+from specbench.contrib.servers.endpoint import ServerError, split
 from specbench.contrib.servers.lookup import AUTO, COMPLETIONS, SHORT, Server, find_server
 from specbench.contrib.servers.numbers import server_notes, server_numbers
 from specbench.contrib.servers.pooled import pooled_server
@@ -78,7 +79,7 @@ class ServerPeers(Peers):
 
     @classmethod
     def refuses(cls, settings: Any, run: Selections) -> str | None:
-        if httpx is None:
+        if find_spec("httpx") is None:
             return "without httpx: install it with pip install 'speculative-decoding-bench[servers]'"
         if (penalty := run.scalars["repetition_penalty"]) != 1:
             return f"with repetition_penalty={penalty}, which servers understand in different ways: it must be 1"
