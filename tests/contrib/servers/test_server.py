@@ -327,6 +327,7 @@ FORMS = {
     "CR": (b'data: {"a": 1}\r\rdata: {"b": 2}\r\r' + DONE,),
     "CRLF, cut anywhere": (b'data: {"a":\r', b"\ndata: 1}\r", b"\n\r\nda", b'ta:{"b": 2}\r\n\r\n', DONE),
     "several lines": (b'event: x\ndata: {"a":\ndata\ndata: 1}\nid: 5\n\n', b'data: {"b": 2}\n\n', DONE),
+    "other separators": (': \u2028data: {"z": 9}\n\n'.encode(), b'data: {"a": 1}\n\ndata: {"b": 2}\n\n', DONE),
     "empty data": (b'data:\n\ndata: {"a": 1}\n\ndata: \n\n: ping\n\ndata: {"b": 2}\n\n', DONE),
 }
 
@@ -474,6 +475,12 @@ def test_choices_that_servers_cannot_have_are_refused():
     for override, told in (("repetition_penalty=1.2", "repetition_penalty=1.2"), ("workload=poisson", "all_at_once")):
         with pytest.raises(ConfigError, match=told):
             check(composed(*small("baseline=server", "baseline.url=http://127.0.0.1:9", override, "logger=none")))
+
+
+def test_without_httpx_the_extra_is_named(monkeypatch):
+    monkeypatch.setattr("specbench.contrib.servers.server.find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"without httpx: install it with pip install '.*\[servers\]'"):
+        check(composed(*small("baseline=server", "baseline.url=http://127.0.0.1:9", "logger=none")))
 
 
 def test_a_url_may_end_with_the_version_and_have_a_path():
