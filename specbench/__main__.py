@@ -60,14 +60,14 @@ def refused(error: ConfigError) -> NoReturn:
 def job_of_sweep(config: DictConfig) -> float | None:
     """Runs a job and prints its line. Returns the measured speedup, for Hydra's optimisers, or None if it failed."""
     from specbench.config.memory import give_back
-    from specbench.run.signals import warned
+    from specbench.run.signals import preemption_signal
     from specbench.run.sweep import Sweep, end_of_job, own_place
 
     if Sweep.of_job is not None:
         _begun.clear()  # another process has, by its own clock
     ran, failed = True, ""
     try:
-        with warned(), own_place(config):
+        with preemption_signal(), own_place(config):
             give_back()  # of the job before
             ran = one_run(config, skip_finished=True)
     except (ConfigError, VerdictError, IncompleteError) as error:
@@ -89,14 +89,15 @@ def one_run(config: DictConfig, skip_finished: bool = False) -> bool:
     out_dir = Path(runtime.output_dir)
     checked = check(config, runtime.choices)
     if checked.choices["target"].settings.processes() > 1:
-        from specbench.contrib.tensor_parallel.launcher import follow, run_elsewhere
-        from specbench.contrib.tensor_parallel.process_group import first
+        from specbench.component import from_ring
+        from specbench.decoding import processes
 
-        if (ran := run_elsewhere(checked, out_dir, skip_finished)) is not None:
+        ran: bool | None = from_ring("tensor_parallel.launcher.run_elsewhere")(checked, out_dir, skip_finished)
+        if ran is not None:
             return ran
-        if not first():
+        if not processes.current.is_first_rank:
             imported()
-            follow(checked)
+            from_ring("tensor_parallel.launcher.run_worker_rank")(checked)
             return True
 
     from specbench.results.completion import examine, move_aside

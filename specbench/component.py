@@ -1,14 +1,15 @@
-"""Base class of every part that a configuration chooses: its settings, and which other choices it refuses."""
+"""The options that a configuration chooses: their classes and their validated settings."""
 
 import dataclasses
 import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import hydra
 from omegaconf import DictConfig, OmegaConf
 
+from specbench.decoding.component import Component
 from specbench.errors import ConfigError, first_line, shown
 from specbench.settings import BaseSettings, resolved, validate
 
@@ -45,23 +46,6 @@ class Selections:
         return int(self.scalars.get("workers", 1))
 
 
-class Component:
-    """Base class of drafters, verifiers, policies, executors, caches, peers, loggers, data and metrics.
-
-    A subclass has its schema beside it, as a nested dataclass `Settings`, and is built by `from_settings`, whose
-    arguments the base class of its group declares.
-    """
-
-    Settings: ClassVar[type[BaseSettings]] = BaseSettings
-
-    @classmethod
-    def refuses(cls, settings: Any, run: Selections) -> str | None:
-        """Why this choice is not possible with the other choices of the run, or None if it is. The answer completes the
-        sentence "verifier=block is not possible ...", and ends with what can be chosen instead, as in "with
-        drafter=tree: choose verifier=iterative"."""
-        return None
-
-
 def chosen_class(node: Any, key: str, base: type[Component], how: str) -> tuple[Any, Any]:
     """The class that a node names with `_target_`, a subclass of `base` that can be built, and its validated settings.
     `how` says how one is chosen. Importing the class's module is all that runs of it. Raises ConfigError."""
@@ -81,10 +65,16 @@ def chosen_class(node: Any, key: str, base: type[Component], how: str) -> tuple[
         raise ConfigError(f"{named}: it must be a subclass of {base.__name__}")
     if inspect.isabstract(kind):
         raise ConfigError(f"{named}: it is the base class of what can be chosen, choose one with {how}")
-    schema: Any = kind.Settings
-    if not (isinstance(schema, type) and dataclasses.is_dataclass(schema) and issubclass(schema, base.Settings)):
-        raise ConfigError(f"{named}: its Settings must be a dataclass derived from {base.Settings.__name__}")
+    schema, above = kind.Settings or BaseSettings, base.Settings or BaseSettings
+    if not (isinstance(schema, type) and dataclasses.is_dataclass(schema) and issubclass(schema, above)):
+        raise ConfigError(f"{named}: its Settings must be a dataclass derived from {above.__name__}")
     return kind, validate(schema, node, f"{key}.")
+
+
+def from_ring(name: str) -> Any:
+    """What `specbench.contrib` has under this name, as "ray.run.run_workers"; the core imports nothing of it unless a
+    setting asks for it."""
+    return hydra.utils.get_object(f"specbench.contrib.{name}")
 
 
 def nested(node: Any, key: str, base: type[Component]) -> tuple[Any, Any]:

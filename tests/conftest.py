@@ -44,18 +44,17 @@ from specbench.cache.paged import PagedCache
 from specbench.cache.slots import SlotCache
 from specbench.cache.static import StaticCache
 from specbench.config.build import build
-from specbench.config.devices import upload
 from specbench.config.paths import conf_dir
 from specbench.config.validate import check
 from specbench.data.stdlib import StdlibData
 from specbench.decoding.draft import Draft
 from specbench.decoding.drafter import Drafter
 from specbench.decoding.executor import Executor
-from specbench.decoding.noise import PROPOSAL, uniforms
-from specbench.decoding.round_noise import node_bits
+from specbench.decoding.noise import PROPOSAL, node_bits, uniforms
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.state import Job
 from specbench.decoding.token_tree import MISSING, ROOT, branching_tree
+from specbench.decoding.transfers import upload
 from specbench.decoding.verifier import Verifier
 from specbench.drafters.blockwise import BlockwiseDrafter
 from specbench.drafters.early_exit import EarlyExitDrafter
@@ -84,6 +83,7 @@ from specbench.models.quantization import quantise
 from specbench.models.shared_cache import BorrowedCache
 from specbench.run import warm_up
 from specbench.run.interleave import InterleavedGroup
+from specbench.settings import BaseSettings
 from specbench.stats import bandwidth
 from specbench.stats import machine_noise as machine_watch
 from specbench.verifiers.block import BlockVerifier
@@ -185,7 +185,7 @@ def tabular_model(
 
 def verifier_of(kind: type[Verifier], sampling: Sampling, lenience: float = 1.0) -> Verifier:
     """A verifier that has no settings of its own."""
-    return kind.from_settings(kind.Settings(), sampling, lenience)
+    return kind.from_settings((kind.Settings or BaseSettings)(), sampling, lenience)
 
 
 class OwnTrees(Drafter):

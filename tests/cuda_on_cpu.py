@@ -31,8 +31,7 @@ from fake_cuda import Module, WithoutGuard
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from specbench.config.devices import counts
-from specbench.decoding.noise import _kept
+from specbench.decoding.transfers import _kept, counts
 
 aten = torch.ops.aten
 CUDA, CPU = torch.device("cuda", 0), torch.device("cpu")

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from specbench.cache.slots import SlotCache
-from specbench.config.devices import move, upload
+from specbench.decoding.transfers import move, upload
 from specbench.settings import BaseSettings, setting
 
 NOBODY = 0  # the block that idle rows write to

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from transformers import Cache
 
-from specbench.component import Component
-from specbench.decoding.noise import constant
+from specbench.decoding.component import Component
+from specbench.decoding.transfers import constant
 
 
 class SlotCache(Component, Cache):

@@ -9,16 +9,17 @@ from typing import Any
 import numpy as np
 import torch
 
+from specbench.component import from_ring
 from specbench.config.devices import pick_device, pick_dtype
 from specbench.config.loaded_targets import Targets
 from specbench.config.memory import Budget, ModelSize, free_bytes
 from specbench.config.schema import RunConfig
 from specbench.config.validate import ValidatedConfig
 from specbench.contrib.recurrent.rules import refuse_states, refuse_states_that_do_not_fit
-from specbench.contrib.tensor_parallel.rules import refuse_indivisible, refuse_missing_ranks
 from specbench.contrib.whisper.rules import refuse_sounds
 from specbench.data.prompts import Prompt, load, render
 from specbench.data.sound import Speech
+from specbench.decoding import processes
 from specbench.decoding.drafter import Drafter
 from specbench.decoding.executor import Executor
 from specbench.decoding.gamma_policy import GammaPolicy
@@ -53,7 +54,7 @@ def build(
     Raises ConfigError."""
     root, chosen, targets = checked.root, checked.choices, targets or Targets()
     chosen["baseline"].kind.reach(chosen["baseline"].settings)
-    refuse_missing_ranks(chosen)
+    refuse_missing_processes(chosen["target"].settings.processes())
     data = _make(checked, "data")
     prompts = in_order(load(data), root.order)
     device = pick_device(root.device)
@@ -116,9 +117,19 @@ def build(
     )
 
 
+def refuse_missing_processes(wanted: int) -> None:
+    """Raises ConfigError if so many processes shall share the target, and this one is not one of them."""
+    if wanted > 1 and processes.current.size != wanted:
+        raise ConfigError(
+            f"target.tensor_parallel={wanted} is not possible here, in {processes.current.size} process: python -m "
+            "specbench starts so many, or give 1"
+        )
+
+
 def spare_columns(checked: ValidatedConfig, gamma: int) -> int:
     """The columns that a request may need beyond its limit, with rounds of at most `gamma` levels of guesses."""
-    nodes, choice = checked.choices["drafter"].settings.nodes(gamma), checked.choices["decoding"]
+    drafter, choice = checked.choices["drafter"], checked.choices["decoding"]
+    nodes = drafter.kind.nodes(drafter.settings, gamma)
     spare: int = choice.kind.spare(choice.settings, nodes, gamma, checked.root.max_new_tokens)
     return spare
 
@@ -154,7 +165,8 @@ def memory_budget(
     """The most memory that the run will need, besides the target's weights if they are `loaded`; `spare` is as in
     `Parts`, `speech` as in `Data`, `beside` as in `build`. Raises ConfigError if the device has less."""
     root, chosen = checked.root, checked.choices
-    refuse_indivisible(chosen)
+    if any(model.processes() > 1 for role in ("target", "drafter") for model in chosen[role].settings.models()):
+        from_ring("tensor_parallel.rules.refuse_indivisible")(chosen)
     footprints = [
         footprint(model, role, context.dtype).share(model.processes())
         for role in ("target", "drafter")
@@ -169,12 +181,13 @@ def memory_budget(
     longest = footprints[0].heard or longest_text(checked, prompts)
     inputs = longest if footprints[0].crossing else 0
     columns = min((MOST_START_TOKENS if inputs else longest) + root.max_new_tokens, footprints[0].context) + spare
-    nodes, decoding = chosen["drafter"].settings.nodes(context.gamma), chosen["decoding"]
+    drafter, decoding = chosen["drafter"], chosen["decoding"]
+    nodes = drafter.kind.nodes(drafter.settings, context.gamma)
     executor, cache = context.executor, chosen["cache"]
     in_all = cache.kind.columns_in_all(cache.settings, root.batch_size, executor.columns(columns))
     peers = chosen["baseline"].kind.loads_models and executor.changes_modules
     verdict = root.verdict_tokens > 0 and executor.changes_modules and not peers  # its stock target
-    copies = footprints[0].weights * (chosen["drafter"].settings.target_copies + (verdict and not loaded))
+    copies = footprints[0].weights * (drafter.kind.target_copies + (verdict and not loaded))
     if loaded:
         footprints[0] = dataclasses.replace(footprints[0], weights=0, tied=0)
     doubled = sum(executor.doubles(f.weights, f.tied, context.device, context.dtype) for f in footprints)

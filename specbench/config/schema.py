@@ -13,8 +13,8 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from specbench.component import Component
 from specbench.config.paths import conf_dir, inside_outputs
+from specbench.decoding.component import Component
 from specbench.errors import ConfigError, shown
 from specbench.settings import (
     LARGEST_GAMMA,

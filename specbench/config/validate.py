@@ -9,9 +9,10 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from specbench.component import Component, Selection, Selections, chosen_class
+from specbench.component import Selection, Selections, chosen_class, from_ring
 from specbench.config.schema import GROUPS, METRICS, NOT_HASHED, NOT_TRACED, OTHERS, WITHOUT_TORCH, RunConfig, base_of
 from specbench.contrib.ray.rules import on_cluster, refuse_workers
+from specbench.decoding.component import Component
 from specbench.errors import ConfigError, first_line, shown
 from specbench.results.fingerprint import Identity, of_code, of_libraries, of_module
 from specbench.settings import validate
@@ -93,9 +94,7 @@ def check(config: DictConfig, names: Mapping[str, str] | None = None, here: bool
         only = "it must be 1, or use decoding=beam"
         raise ConfigError(f"beams={root.beams} is not possible with decoding=sampling: {only}")
     if groups["target"].settings.divided() or any(model.divided() for model in groups["drafter"].settings.models()):
-        from specbench.contrib.tensor_parallel.rules import refuse_divided
-
-        refuse_divided(choices)
+        from_ring("tensor_parallel.rules.refuse_divided")(choices)
     resolved: Any = OmegaConf.to_container(
         OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"]), resolve=True
     )

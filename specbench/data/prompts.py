@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from specbench.component import Component
 from specbench.data.sound import EncoderInput, Features, Sound, Speech
+from specbench.decoding.component import Component
 from specbench.errors import ConfigError, shown
 
 log = logging.getLogger(__name__)

@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from specbench.decoding.noise import constant
 from specbench.decoding.token_tree import (
     ROOT,
     Levels,
@@ -16,6 +15,7 @@ from specbench.decoding.token_tree import (
     levels_of,
     static_parent,
 )
+from specbench.decoding.transfers import constant
 
 
 @dataclass(frozen=True)

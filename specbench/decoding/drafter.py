@@ -2,38 +2,17 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from torch import Tensor
 
-from specbench.component import Component
+from specbench.decoding.component import Component
 from specbench.decoding.draft import Draft, Verdict
 from specbench.decoding.gamma_policy import DraftStop
 from specbench.decoding.model import Model, Scores
 from specbench.decoding.state import State
-from specbench.settings import BaseSettings
 
 UNLIMITED = 2**63 - 1  # tokens: the context of a drafter without a limit of its own
-
-
-@dataclass
-class DrafterSettings(BaseSettings):
-    """Settings of every drafter, and what follows from them before it is built."""
-
-    @property
-    def point_masses(self) -> bool:
-        """Whether q is a point mass on each guess: the drafter gives no probabilities."""
-        return False
-
-    @property
-    def target_copies(self) -> int:
-        """How many times it holds the target's weights once more, for the memory estimate."""
-        return 0
-
-    def nodes(self, gamma: int) -> int:
-        """The largest number of guesses (nodes) in a draft of depth gamma."""
-        return gamma
 
 
 class Drafter(Component, ABC):
@@ -45,7 +24,6 @@ class Drafter(Component, ABC):
     With fixed shapes, the decoder sets `widths` to the depths that drafts should have.
     """
 
-    Settings: ClassVar[type[DrafterSettings]] = DrafterSettings
     trees: ClassVar[bool] = False  # whether its drafts may branch
     # Whether `models[0]` can run a beam search of its own (A.4): it is one model that reads text. A subclass does not
     # inherit this.
@@ -64,6 +42,7 @@ class Drafter(Component, ABC):
     # and `serials`, and it waits for nothing. Then the host may launch a draft before it has read the last round.
     # A subclass does not inherit this.
     on_device: ClassVar[bool] = False
+    target_copies: ClassVar[int] = 0  # how many times it holds the target's weights once more
 
     context: int = UNLIMITED
     longest: int | None = None
@@ -82,6 +61,16 @@ class Drafter(Component, ABC):
     def drafts_with_encoders(cls, settings: Any) -> bool:
         """Whether it can draft for an encoder-decoder with these settings."""
         return cls.with_encoders
+
+    @classmethod
+    def point_masses(cls, settings: Any) -> bool:
+        """Whether q is a point mass on each guess with these settings: the drafter gives no probabilities."""
+        return False
+
+    @classmethod
+    def nodes(cls, settings: Any, gamma: int) -> int:
+        """The largest number of guesses (nodes) in a draft of depth gamma with these settings."""
+        return gamma
 
     def begin(self, state: State, stop: DraftStop | None = None) -> None:
         """Prepares for a new batch of rows and forgets the last one. `stop` may end drafts early, if given."""

@@ -8,8 +8,8 @@ from typing import Any, Protocol, TypeVar
 import torch
 from torch import Tensor, nn
 
-from specbench.component import Component, Selections
-from specbench.contrib.tensor_parallel import process_group as ranks
+from specbench.decoding import processes
+from specbench.decoding.component import Component
 
 Module = TypeVar("Module", bound=nn.Module)
 
@@ -66,7 +66,7 @@ class Executor(Component):
     on_launch: Callable[[], None] | None = None  # the clock's, while a decoder is timed
 
     @classmethod
-    def from_settings(cls, settings: Any, device: torch.device, run: Selections, identity: str) -> "Executor":
+    def from_settings(cls, settings: Any, device: torch.device, run: Any, identity: str) -> "Executor":
         """Builds the executor for a device and the run's other choices. `identity` is a hash of all that compiled code
         may depend on, besides shapes. Raises ConfigError if it cannot run there."""
         return cls()
@@ -85,7 +85,7 @@ class Executor(Component):
 
     def stored(self, module: nn.Module) -> Stored:
         """The weights of a module that `load` returned; bytes are those that this process holds."""
-        sizes = [(weight.numel(), ranks.part(weight).nbytes) for weight in module.parameters()]
+        sizes = [(weight.numel(), processes.current.local_shard(weight).nbytes) for weight in module.parameters()]
         numbers, held = sum(n for n, _ in sizes), sum(b for _, b in sizes)
         return Stored(numbers, held, held)
 

@@ -4,14 +4,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Protocol
 
-import numpy as np
-import numpy.typing as npt
 from torch import Tensor
 
-from specbench.component import Component, Selections
+from specbench.decoding.component import Component
 
 Signal = Callable[[Tensor, Tensor], Tensor]
-Floats = npt.NDArray[np.float64]
+Floats = Any  # a numpy array of float64
 
 
 class RowsSeen(Protocol):
@@ -76,7 +74,7 @@ class GammaPolicy(Component, ABC):
         return cls(**vars(settings))
 
     @classmethod
-    def refuses(cls, settings: Any, run: Selections) -> str | None:
+    def refuses(cls, settings: Any, run: Any) -> str | None:
         if cls.replay_only:
             return "in a run, since it knows the future: use python -m specbench.replay outputs/RUN"
         if cls.calibrated and run.workers > 1:

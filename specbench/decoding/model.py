@@ -11,8 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from specbench.component import Component
-from specbench.data.sound import EncoderInput, Speech
+from specbench.decoding.component import Component
 from specbench.decoding.draft import Draft, Verdict
 from specbench.decoding.executor import Executor
 from specbench.decoding.sampling import Sampling
@@ -100,7 +99,7 @@ class Model(Component, ABC):
         """What the decoder's text begins with, if a prompt is the input of an encoder; else None."""
         return None
 
-    def speak(self, speech: Speech) -> None:
+    def speak(self, speech: Any) -> None:
         """From now on, a model that hears begins texts as those of such sounds. Raises ConfigError if that is not
         possible."""
 
@@ -168,7 +167,7 @@ class Model(Component, ABC):
         begin - 1 .. end - 2, are read through row 0, which must hold all earlier ones."""
 
     @abstractmethod
-    def open_text(self, text: Tensor, begin: int, end: int, encoder_input: EncoderInput | None = None) -> None:
+    def open_text(self, text: Tensor, begin: int, end: int, encoder_input: Any = None) -> None:
         """Empties the cache and reads an encoder's input, if there is one, and the first begin - 1 tokens of a text
         [1, T] into row 0; it will be read on to position `end`."""
 

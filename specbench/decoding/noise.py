@@ -5,20 +5,23 @@ replayed. The proposal, the acceptance and the residual draw of a position use t
 rejected one are discarded. The bits of their positions are independent of everything that was kept, and are used again,
 unless the verdict or a later gamma may depend on these guesses: then `renew` replaces them after each round of a row.
 
-B rows, T columns, V vocabulary.
+B rows, N nodes, D levels, T columns, V vocabulary.
 """
 
 import hashlib
-from collections.abc import Callable
-from functools import cache, lru_cache
-from typing import TypeVar
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from specbench.decoding.draft import Draft
+from specbench.decoding.rows import Rows, window
+from specbench.decoding.token_tree import Levels, depths, siblings
+from specbench.decoding.transfers import constant, upload
+
 PROPOSAL, ACCEPTANCE, RESIDUAL = 0, 1, 2
 STREAMS = 3
-Made = TypeVar("Made")
+STREAM = 1 << 20  # more than the nodes of any tree
 
 
 def prompt_key(seed: int, prompt_id: str) -> int:
@@ -64,16 +67,44 @@ def renew(noise: Tensor, done: Tensor) -> None:
     noise.copy_(torch.where(done[:, None], noise, _mix(noise + 1)))
 
 
-def constant(make: Callable[..., Made]) -> Callable[..., Made]:
-    """A version of `make` that keeps what it returned for each set of hashable arguments; for tensors that never
-    change. It keeps them for good, since captured graphs read them where they are. While a compiler traces it is `make`
-    itself, so that traced code makes its own."""
-    return make if torch.compiler.is_compiling() else _kept(make)
+@dataclass(frozen=True)
+class Noise:
+    """Uniforms for acceptance and bits for the recovered or bonus token, from separate streams. B rows, N nodes, D
+    levels, T columns."""
+
+    table: Tensor  # [3, B, T]
+    length: Tensor  # [B], committed tokens
+    levels: Levels
+
+    @staticmethod
+    def of(rows: Rows, draft: Draft) -> "Noise":
+        """The noise of a draft that follows the committed text of these rows."""
+        return Noise(rows.noise, rows.length, draft.levels)
+
+    @property
+    def r(self) -> Tensor:
+        """[B, N] uniforms r_i of Algorithm 1, one for each guess, from the bits of the position that it would take.
+        Nodes at one position get independent uniforms."""
+        if set(self.levels) <= {1}:
+            return uniforms(window(self.table[ACCEPTANCE], self.length, len(self.levels)))
+        return uniforms(node_bits(self.table[ACCEPTANCE], self.length, self.levels))
+
+    @property
+    def bits(self) -> Tensor:
+        """[B, D + 1] random bits: column n draws the token after n accepted guesses."""
+        return window(self.table[RESIDUAL], self.length, len(self.levels) + 1)
 
 
-@cache
-def _kept(make: Callable[..., Made]) -> Callable[..., Made]:
-    return lru_cache(maxsize=None)(make)
+def node_bits(bits: Tensor, length: Tensor, levels: Levels, stream: int = 0) -> Tensor:
+    """Bits [B, N] for the nodes of a tree, from a table [B, T] at the positions that follow length [B]. Another
+    `stream` gives independent bits."""
+    depth, number = constant(places_of)(levels, bits.device)
+    return sibling_bits(bits.gather(1, length[:, None] + depth - 1), number + stream * STREAM)
+
+
+def places_of(levels: Levels, device: torch.device) -> Tensor:
+    """[2, N]: the depth of each node, and how many nodes of that depth stand before it."""
+    return upload([depths(levels), siblings(levels)], device)
 
 
 def _mix(x: Tensor) -> Tensor:

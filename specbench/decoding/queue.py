@@ -12,7 +12,10 @@ from dataclasses import dataclass, field
 from specbench.decoding.model import Model
 from specbench.decoding.state import Job, State
 from specbench.decoding.timer import Clock, Lap
-from specbench.errors import ConfigError
+
+
+class TooManyColumns(Exception):
+    """A request needs more cache columns than the cache can have."""
 
 
 @dataclass
@@ -63,8 +66,7 @@ class Queue:
         self.began: float | None = None
 
     def __call__(self, state: State, clock: Clock) -> bool:
-        """Collects, admits and reads; returns whether any row is active. Raises ConfigError if a request needs more
-        cache columns than the cache can have."""
+        """Collects, admits and reads; returns whether any row is active. Raises TooManyColumns."""
         if self.arrivals is not None:
             self._watch(state, clock)
         self._collect(state)
@@ -147,7 +149,7 @@ class Queue:
             self.reading += rows
         elif len(free) == state.batch_size:
             job = self.jobs[self.waiting[0]]
-            raise ConfigError(
+            raise TooManyColumns(
                 f"a request of {len(job.tokens)} prompt tokens needs {job.limit + self.spare} cache columns, more than "
                 "cache.blocks holds in all: raise it, or lower max_new_tokens"
             )

@@ -5,12 +5,16 @@ applies them, so that what is left is plain sampling from a distribution.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from specbench.decoding.noise import exponentials
-from specbench.kernels import ops
+
+kernels: Any = (
+    None  # fused `softmax`, `draw` and `speculative_sampling`: specbench.executors sets specbench.kernels.ops
+)
 
 
 @dataclass(frozen=True)
@@ -66,9 +70,14 @@ class Sampling:
         return logits
 
 
+def fused(device: torch.device) -> bool:
+    """Whether `kernels` take the place of the plain code on a device."""
+    return kernels is not None and bool(kernels.run_on(device))
+
+
 def softmax(logits: Tensor) -> Tensor:
     """Probabilities [..., V] of float32 logits [..., V]."""
-    probabilities: Tensor = ops.softmax(logits) if ops.run_on(logits.device) else logits.softmax(-1)
+    probabilities: Tensor = kernels.softmax(logits) if fused(logits.device) else logits.softmax(-1)
     return probabilities
 
 
@@ -79,7 +88,7 @@ def draw(weights: Tensor, bits: Tensor) -> Tensor:
     Unlike the inverse of a cumulative sum, whose thousands of boundaries all move when a sum is rounded differently, it
     gives the same token in a batch of any size.
     """
-    if ops.run_on(weights.device):
-        tokens: Tensor = ops.race(weights, bits)
+    if fused(weights.device):
+        tokens: Tensor = kernels.race(weights, bits)
         return tokens
     return (weights / exponentials(bits, weights.shape[-1])).argmax(-1)

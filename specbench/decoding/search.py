@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from specbench.component import Component
+from specbench.decoding.component import Component
 from specbench.decoding.gamma_policy import GammaPolicy
 from specbench.decoding.model import Model
 from specbench.decoding.state import Job

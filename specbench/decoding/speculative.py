@@ -13,8 +13,7 @@ from specbench.decoding.drafter import Drafter
 from specbench.decoding.executor import Executor
 from specbench.decoding.gamma_policy import GammaPolicy
 from specbench.decoding.model import Scores, Target
-from specbench.decoding.noise import PROPOSAL, renew
-from specbench.decoding.round_noise import Noise
+from specbench.decoding.noise import PROPOSAL, Noise, renew
 from specbench.decoding.rows import Rows, commit_tokens, summary_of
 from specbench.decoding.state import State
 from specbench.decoding.timer import Clock, Lap

@@ -2,19 +2,17 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from specbench.config.devices import Arriving, upload
-from specbench.contrib.tensor_parallel import process_group as ranks
-from specbench.data.sound import EncoderInput, Features
+from specbench.decoding import processes
 from specbench.decoding.draft import Draft, Verdict
 from specbench.decoding.noise import STREAMS, noise_bits
 from specbench.decoding.rows import Rows, commit_tokens, summary_of
 from specbench.decoding.stopping import StopStrings
-from specbench.run.signals import stop_together
+from specbench.decoding.transfers import Arriving, upload
 
 
 @dataclass(frozen=True)
@@ -24,7 +22,7 @@ class Job:
     tokens: Sequence[int]  # the prompt in the decoder's text
     limit: int  # the length in tokens, prompt included, at which it ends
     key: int  # of its noise
-    encoder_input: EncoderInput | None = None  # if there is an encoder
+    encoder_input: Any = None  # what an encoder reads, if there is one: tokens, or features that have a length
 
 
 class InFlightRound(NamedTuple):
@@ -118,7 +116,7 @@ class State:
             self.lengths[row] = self.prompt_lengths[row] = len(job.tokens)
             self.limits[row], self.owners[row], self.texts[row] = job.limit, owner, list(job.tokens)
             read = job.encoder_input
-            self.inputs[row] = () if read is None or isinstance(read, Features) else read
+            self.inputs[row] = read if isinstance(read, Sequence) else ()
             self.admitted += 1
             self.serials[row] = self.admitted
 
@@ -227,8 +225,7 @@ class State:
     def _learn(self, summary: list[list[int]], launched: list[bool]) -> None:
         """Takes over what a round did to the rows that were active when it was `launched`; one that has ended since
         kept nothing, and may have been emptied."""
-        if ranks.size() > 1:
-            stop_together(summary)
+        processes.current.end_round(summary)
         lengths, done, self.drafted, *new = summary
         changed = [on and was_on for on, was_on in zip(self.active, launched, strict=True)]
         for row, tokens in enumerate(zip(*new, strict=True)):

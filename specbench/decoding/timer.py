@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from specbench.contrib.tensor_parallel import process_group as ranks
+from specbench.decoding import processes
 
 
 class Lap(StrEnum):
@@ -81,7 +81,7 @@ class Mark(NamedTuple):
     lap: Lap
     host: float  # seconds
     event: Any = None
-    collectives: Sequence[Any] = ()  # spans of `specbench.contrib.tensor_parallel.process_group`
+    collectives: Sequence[Any] = ()  # `SyncPolicy.collectives`
 
 
 class Timer:
@@ -135,14 +135,14 @@ class Timer:
         """Seconds by lap, one dict per round; of ranks that share a target, rank 0's. On CUDA it waits for the
         device."""
         self._wait()
-        return ranks.of_first([_laps(marks) for marks in self._rounds])
+        return processes.current.broadcast([_laps(marks) for marks in self._rounds])
 
     def _mark(self, name: Lap) -> None:
         event = None
         if self._cuda:
             event = torch.cuda.Event(enable_timing=True)
             event.record(torch.cuda.current_stream(self._device))
-        self._rounds[-1].append(Mark(name, time.perf_counter(), event, ranks.spans()))
+        self._rounds[-1].append(Mark(name, time.perf_counter(), event, processes.current.collectives()))
 
     def _wait(self) -> None:
         if self._cuda:
@@ -161,7 +161,7 @@ def _laps(marks: list[Mark]) -> dict[Lap, float]:
             seconds[Lap.VERIFY] = seconds.get(Lap.VERIFY, 0.0) + lap
         if now.collectives and now.lap in COLLECTIVES:
             part = COLLECTIVES[now.lap]
-            seconds[part] = seconds.get(part, 0.0) + ranks.seconds(now.collectives)
+            seconds[part] = seconds.get(part, 0.0) + processes.current.seconds_of(now.collectives)
         hosts += host if now.lap in (*DECODING, Lap.READ_AGAIN) else 0.0
     if any(lap in DECODING for lap in seconds):
         seconds[Lap.WALL] = max(hosts, decoding_seconds(seconds))

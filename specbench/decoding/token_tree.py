@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from specbench.config.devices import upload
-from specbench.decoding.noise import constant
+from specbench.decoding.transfers import constant, upload
 
 Levels = tuple[int, ...]
 ROOT, MISSING = -1, -2  # as a parent: the last committed token; the row has no such node

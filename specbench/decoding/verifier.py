@@ -6,9 +6,9 @@ from typing import Any, ClassVar, Literal
 
 from torch import Tensor
 
-from specbench.component import Component, Selections
+from specbench.decoding.component import Component
 from specbench.decoding.draft import Draft, Verdict
-from specbench.decoding.round_noise import Noise
+from specbench.decoding.noise import Noise
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.state import State
 
@@ -38,11 +38,11 @@ class Verifier(Component, ABC):
         return cls(**vars(settings))
 
     @classmethod
-    def refuses(cls, settings: Any, run: Selections) -> str | None:
+    def refuses(cls, settings: Any, run: Any) -> str | None:
         drafter = run["drafter"]
         if drafter.kind.trees and not cls.trees:
             return f"with drafter={drafter.name}, which drafts trees: use verifier=iterative, match or greedy_tree"
-        if cls.needs_law and drafter.settings.point_masses and run.temperature > 0:
+        if cls.needs_law and drafter.kind.point_masses(drafter.settings) and run.temperature > 0:
             return (
                 f"with drafter={drafter.name}, whose guesses have no law: nothing would be accepted, "
                 "use verifier=speculative"

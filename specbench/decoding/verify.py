@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from specbench.decoding import sampling
 from specbench.decoding.draft import Draft, Verdict
 from specbench.decoding.sampling import draw
-from specbench.kernels import ops
 
 
 def speculative_sampling(p: Tensor, draft: Draft, r: Tensor, bits: Tensor, lenience: float = 1.0) -> Verdict:
@@ -20,8 +20,8 @@ def speculative_sampling(p: Tensor, draft: Draft, r: Tensor, bits: Tensor, lenie
     from norm(max(0, p_{n+1} - q_{n+1})), with q_{n+1} = 0 if every guess was accepted.
     """
     x, q = draft.tokens, draft.probs
-    if ops.run_on(p.device):
-        return Verdict(*ops.chain_verdict(p, q, x, r * lenience, bits, draft.count))
+    if sampling.fused(p.device):
+        return Verdict(*sampling.kernels.chain_verdict(p, q, x, r * lenience, bits, draft.count))
     p_x = _at(p[:, :-1], x)  # [B, N]
     q_x = 1.0 if q is None else _at(q, x)
     n = leading(r * lenience * q_x < p_x, draft.count)

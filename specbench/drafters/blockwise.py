@@ -7,12 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specbench.config.devices import upload
 from specbench.decoding.draft import Draft, Verdict
 from specbench.decoding.gamma_policy import DraftStop
 from specbench.decoding.model import Scores
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.state import State
+from specbench.decoding.transfers import upload
 from specbench.drafters.non_autoregressive import ParallelDrafter
 from specbench.drafters.sampling_overrides import OwnSampling
 from specbench.models.checkpoint import TRAINED, check_path, local_path

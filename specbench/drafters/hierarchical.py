@@ -8,17 +8,16 @@ import torch
 from torch import Tensor
 
 from specbench.component import nested
-from specbench.config.devices import counts
 from specbench.decoding.draft import Draft, Verdict
 from specbench.decoding.drafter import Drafter
 from specbench.decoding.gamma_policy import DraftStop
 from specbench.decoding.model import Scores
-from specbench.decoding.noise import PROPOSAL, STREAMS, sibling_bits
-from specbench.decoding.round_noise import STREAM
+from specbench.decoding.noise import PROPOSAL, STREAM, STREAMS, sibling_bits
 from specbench.decoding.rows import Rows, window
 from specbench.decoding.speculative import decode_speculative
 from specbench.decoding.state import State
 from specbench.decoding.timer import NoTimer
+from specbench.decoding.transfers import counts
 from specbench.drafters.model import ModelSettings, load_drafter
 from specbench.errors import ConfigError
 from specbench.models.context import Context
@@ -39,9 +38,6 @@ class HierarchicalDrafter(Drafter):
         below: Any = setting(required="a drafter")
         below_gamma: int = setting(ge=1, le=LARGEST_GAMMA)
 
-        def nodes(self, gamma: int) -> int:
-            return gamma + self.below_gamma  # the last inner round may draft beyond gamma
-
         def check(self, prefix: str) -> None:
             super().check(prefix)
             kind, _ = nested(self.below, f"{prefix}below", Drafter)
@@ -58,6 +54,10 @@ class HierarchicalDrafter(Drafter):
         def sources(self) -> Mapping[str, str]:
             _, below = nested(self.below, "drafter.below", Drafter)
             return {**super().sources(), **{f"below.{name}": found for name, found in below.sources().items()}}
+
+    @classmethod
+    def nodes(cls, settings: Settings, gamma: int) -> int:
+        return gamma + settings.below_gamma  # the last inner round may draft beyond gamma
 
     def __init__(self, model: LanguageModel, below: Drafter, below_gamma: int, vocab_size: int):
         """`vocab_size` is the target's V."""

@@ -2,18 +2,18 @@
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from specbench.config.devices import counts, move, upload
 from specbench.decoding.draft import Draft
-from specbench.decoding.drafter import Drafter, DrafterSettings
+from specbench.decoding.drafter import Drafter
 from specbench.decoding.noise import PROPOSAL
 from specbench.decoding.rows import window
 from specbench.decoding.sampling import Sampling, draw
 from specbench.decoding.state import State
+from specbench.decoding.transfers import counts, move, upload
 
 
 def committed(state: State) -> list[list[int]]:
@@ -24,11 +24,9 @@ def committed(state: State) -> list[list[int]]:
 class PointMassDrafter(Drafter):
     """Drafts guesses without probabilities: q is a point mass on each."""
 
-    @dataclass
-    class Settings(DrafterSettings):
-        @property
-        def point_masses(self) -> bool:
-            return True
+    @classmethod
+    def point_masses(cls, settings: Any) -> bool:
+        return True
 
     def propose(self, state: State, gamma: list[int]) -> Draft:
         return self.propose_after(committed(state), state, gamma)

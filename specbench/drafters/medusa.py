@@ -6,12 +6,11 @@ from typing import Any
 
 from torch import Tensor
 
-from specbench.config.devices import counts, upload
 from specbench.decoding.draft import Draft
-from specbench.decoding.noise import constant
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.state import State
 from specbench.decoding.token_tree import depths, levels_of
+from specbench.decoding.transfers import constant, counts, upload
 from specbench.drafters.blockwise import BlockwiseDrafter
 from specbench.errors import ConfigError
 from specbench.models.context import Context
@@ -32,12 +31,13 @@ class MedusaDrafter(BlockwiseDrafter):
     class Settings(BlockwiseDrafter.Settings):
         size: int = setting(ge=1, le=10_000)
 
-        @property
-        def point_masses(self) -> bool:
-            return True
+    @classmethod
+    def point_masses(cls, settings: Settings) -> bool:
+        return True
 
-        def nodes(self, gamma: int) -> int:
-            return self.size
+    @classmethod
+    def nodes(cls, settings: Settings, gamma: int) -> int:
+        return settings.size
 
     def __init__(self, target: LanguageModel, heads: Heads, sampling: Sampling, size: int, gamma: int):
         """`gamma` is the usual depth of a draft. The heads' config must hold their accuracy."""

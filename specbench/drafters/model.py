@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specbench.config.devices import counts
 from specbench.decoding.draft import Draft
 from specbench.decoding.drafter import Drafter
 from specbench.decoding.gamma_policy import DraftStop, Signal
@@ -15,6 +14,7 @@ from specbench.decoding.noise import PROPOSAL
 from specbench.decoding.rows import Rows, all_rows, last_tokens, seen_tokens, window
 from specbench.decoding.sampling import draw
 from specbench.decoding.state import State
+from specbench.decoding.transfers import counts
 from specbench.drafters.sampling_overrides import OwnSampling
 from specbench.errors import ConfigError
 from specbench.models.context import Context

@@ -7,12 +7,12 @@ from typing import Any
 from torch import Tensor
 
 from specbench.component import Selections
-from specbench.config.devices import counts, upload
 from specbench.decoding.draft import Draft, Verdict
 from specbench.decoding.gamma_policy import Signal
 from specbench.decoding.model import Scores
 from specbench.decoding.rows import Rows, all_rows
 from specbench.decoding.state import State
+from specbench.decoding.transfers import counts, upload
 from specbench.drafters.model import FirstStep, ModelDrafter
 from specbench.drafters.sampling_overrides import OwnSampling
 from specbench.models.checkpoint import check_path, local_path

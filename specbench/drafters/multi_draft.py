@@ -8,15 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specbench.config.devices import upload
 from specbench.decoding.draft import Draft, Verdict
 from specbench.decoding.drafter import Drafter
 from specbench.decoding.gamma_policy import DraftStop
 from specbench.decoding.model import Scores
-from specbench.decoding.noise import PROPOSAL, constant
-from specbench.decoding.round_noise import node_bits
+from specbench.decoding.noise import PROPOSAL, node_bits
 from specbench.decoding.state import State
 from specbench.decoding.token_tree import level_ranges, shuffled_places
+from specbench.decoding.transfers import constant, upload
 from specbench.decoding.verify_tree import follow
 from specbench.drafters.sampling_overrides import OwnSampling
 from specbench.drafters.tree import TreeDrafter
@@ -55,9 +54,6 @@ class MultiDrafter(Drafter):
         def sources(self) -> Mapping[str, str]:
             return {f"paths[{number}]": model.sources()["path"] for number, model in enumerate(self.models())}
 
-        def nodes(self, gamma: int) -> int:
-            return self.samples * len(self.paths) * gamma
-
         def check(self, prefix: str) -> None:
             if not self.paths:
                 raise ConfigError(f"{prefix}paths=[] is not allowed: give at least one model")
@@ -68,6 +64,10 @@ class MultiDrafter(Drafter):
                     model.check(prefix)
                 except ConfigError as error:
                     raise ConfigError(str(error).replace("path=", "paths=", 1)) from error
+
+    @classmethod
+    def nodes(cls, settings: Settings, gamma: int) -> int:
+        return settings.samples * len(settings.paths) * gamma
 
     def __init__(
         self, models: Sequence[LanguageModel], samples: int, vocab_size: int, gamma: int, order: str = "fixed"

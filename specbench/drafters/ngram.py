@@ -96,16 +96,16 @@ class NgramDrafter(Drafter):
         window: int = setting(ge=1, le=10**7)
         sample: bool = setting()
 
-        @property
-        def point_masses(self) -> bool:
-            return not self.sample
-
         def check(self, prefix: str) -> None:
             if self.min_order > self.max_order:
                 raise ConfigError(
                     f"{prefix}min_order={self.min_order} is not allowed: "
                     f"it must be at most {prefix}max_order={self.max_order}"
                 )
+
+    @classmethod
+    def point_masses(cls, settings: Settings) -> bool:
+        return not settings.sample
 
     def __init__(
         self, min_order: int, max_order: int, window: int, sampled_as: Sampling | None = None, vocab_size: int = 0

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specbench.config.devices import counts
 from specbench.decoding.draft import Draft
 from specbench.decoding.drafter import Drafter
 from specbench.decoding.gamma_policy import DraftStop
@@ -16,6 +15,7 @@ from specbench.decoding.noise import PROPOSAL
 from specbench.decoding.rows import Rows, last_tokens, seen_tokens, window
 from specbench.decoding.sampling import Sampling, draw
 from specbench.decoding.state import State
+from specbench.decoding.transfers import counts
 from specbench.drafters.model import ModelSettings, load_drafter
 from specbench.models.checkpoint import TRAINED, check_path, local_path
 from specbench.models.context import Context

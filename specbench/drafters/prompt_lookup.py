@@ -10,7 +10,7 @@ from specbench.decoding.draft import Draft
 from specbench.decoding.state import State
 from specbench.drafters.lookup_base import PointMassDrafter, committed
 from specbench.errors import ConfigError
-from specbench.settings import setting
+from specbench.settings import BaseSettings, setting
 
 
 class PromptLookupDrafter(PointMassDrafter):
@@ -21,7 +21,7 @@ class PromptLookupDrafter(PointMassDrafter):
     beside_ranks = True
 
     @dataclass
-    class Settings(PointMassDrafter.Settings):
+    class Settings(BaseSettings):
         max_match: int = setting(ge=1, le=1000)
         min_match: int = setting(ge=1, le=1000)
 

@@ -5,12 +5,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specbench.config.devices import counts
 from specbench.decoding.draft import Draft
 from specbench.decoding.drafter import Drafter
 from specbench.decoding.noise import PROPOSAL, uniforms
 from specbench.decoding.rows import window
 from specbench.decoding.state import State
+from specbench.decoding.transfers import counts
 from specbench.models.context import Context
 from specbench.models.language_model import LanguageModel
 

@@ -3,14 +3,13 @@
 import dataclasses
 from dataclasses import dataclass
 
-from specbench.decoding.drafter import DrafterSettings
 from specbench.decoding.sampling import Sampling
 from specbench.models.context import Context
-from specbench.settings import TEMPERATURE, TOP_K, TOP_P, setting
+from specbench.settings import TEMPERATURE, TOP_K, TOP_P, BaseSettings, setting
 
 
 @dataclass(kw_only=True)
-class OwnSampling(DrafterSettings):
+class OwnSampling(BaseSettings):
     """Settings of every drafter that computes q. Null means the target's value."""
 
     temperature: float | None = setting(**TEMPERATURE, default=None)

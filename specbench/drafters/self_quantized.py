@@ -19,14 +19,11 @@ class SelfQuantizedDrafter(EarlyExitDrafter):
 
     on_device = True
     with_encoders = True
+    target_copies = 1
 
     @dataclass
     class Settings(OwnSampling):
         quantization: str = setting(choices=tuple(GRIDS))
-
-        @property
-        def target_copies(self) -> int:
-            return 1
 
     def __init__(self, model: BorrowedCache, vocab_size: int, gamma: int):
         super().__init__(model, vocab_size, gamma)

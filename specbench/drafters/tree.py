@@ -9,15 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specbench.config.devices import counts
 from specbench.decoding.draft import Draft, Verdict
 from specbench.decoding.model import Scores
-from specbench.decoding.noise import PROPOSAL, exponentials
-from specbench.decoding.round_noise import node_bits
+from specbench.decoding.noise import PROPOSAL, exponentials, node_bits
 from specbench.decoding.rows import Rows, last_tokens, seen_tokens
 from specbench.decoding.sampling import draw
 from specbench.decoding.state import State
 from specbench.decoding.token_tree import branching_tree, level_ranges, levels_of, newest
+from specbench.decoding.transfers import counts
 from specbench.drafters.model import ModelDrafter, VocabularySettings, load_drafter
 from specbench.errors import ConfigError, shown
 from specbench.models.context import Context
@@ -45,13 +44,6 @@ class TreeDrafter(ModelDrafter):
         branching: list[int] = setting(ge=1, le=MOST_LEAVES)
         children: str = setting(choices=CHILDREN)
 
-        @property
-        def point_masses(self) -> bool:
-            return self.children == "best"
-
-        def nodes(self, gamma: int) -> int:
-            return sum(accumulate(widths(self.branching, gamma), operator.mul))
-
         def check(self, prefix: str) -> None:
             super().check(prefix)
             if len(self.branching) > LARGEST_GAMMA or math.prod(self.branching) > MOST_LEAVES:
@@ -59,6 +51,14 @@ class TreeDrafter(ModelDrafter):
                     f"{prefix}branching={shown(self.branching)} is not allowed: the product of its numbers, the leaves "
                     f"of the tree, must be at most {MOST_LEAVES}"
                 )
+
+    @classmethod
+    def point_masses(cls, settings: Settings) -> bool:
+        return settings.children == "best"
+
+    @classmethod
+    def nodes(cls, settings: Settings, gamma: int) -> int:
+        return sum(accumulate(widths(settings.branching, gamma), operator.mul))
 
     def __init__(
         self, model: LanguageModel, vocab_size: int, gamma: int, branching: list[int], children: str, stream: int = 0

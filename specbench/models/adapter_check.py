@@ -9,12 +9,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from specbench.contrib.tensor_parallel.process_group import RankError
 from specbench.contrib.whisper.audio_encoder import probe_features, words_of
 from specbench.data.sound import EncoderInput
 from specbench.decoding.state import Job
 from specbench.decoding.token_tree import Tree, static_tree
-from specbench.errors import ConfigError, first_line
+from specbench.errors import ConfigError, IncompleteError, first_line
 from specbench.models.language_model import LanguageModel
 
 TEXT = 8  # tokens, within the shortest context that decodes anything
@@ -43,7 +42,7 @@ def _difference(model: LanguageModel, tree: Tree | None, paths: Sequence[Sequenc
     if rounding may explain it."""
     try:
         errors = _errors(model, tree, paths)
-    except RankError:
+    except IncompleteError:
         raise
     except Exception as error:  # of a module that is called as it was not meant to be
         return first_line(error)

@@ -11,12 +11,13 @@ from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel
 
 from specbench.config.memory import hears, size_of
-from specbench.contrib.tensor_parallel import process_group as ranks
 from specbench.contrib.whisper.audio_encoder import probe_features, words_of
+from specbench.decoding import processes
 from specbench.errors import ConfigError
 from specbench.models.encoder_decoder import KINDS, reads_text
 from specbench.models.encoder_decoder import SIZES as ENCODER_DECODER_SIZES
 
+OUTSIDE = ("cpu", "disk", "meta")  # where layers are put that no GPU has room for
 NAMED = 3  # tensors that an error names
 MOST_LAYERS = 1000  # building the modules of more would take minutes, even without memory
 SIZES = ("vocab_size", "hidden_size", "num_hidden_layers")
@@ -84,7 +85,9 @@ def refuse_not_finite(module: PreTrainedModel, key: str, dtype: torch.dtype) -> 
     tensors = {id(t): (name, t.detach()) for name, t in state.items() if t.is_floating_point() and t.numel()}
     if not tensors:
         return
-    finite = torch.stack([_all_finite(ranks.part(tensor)).to(module.device) for _, tensor in tensors.values()]).tolist()
+    finite = torch.stack(
+        [_all_finite(processes.current.local_shard(tensor)).to(module.device) for _, tensor in tensors.values()]
+    ).tolist()
     bad = [name for (name, _), good in zip(tensors.values(), finite, strict=True) if not good]
     if bad:
         advice = "repair it" if dtype == torch.float32 else "use dtype=float32, or repair it"
@@ -164,3 +167,15 @@ def refuse_no_text(tokenizer: Any, key: str) -> None:
 
 def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
+
+
+def refuse_offloaded(module: PreTrainedModel, key: str) -> None:
+    """Raises ConfigError if layers of a model that was put on several devices are not on a GPU: each step would wait
+    for their weights to be copied."""
+    places = {str(place) for place in (getattr(module, "hf_device_map", None) or {}).values()}
+    places |= {weight.device.type for weight in module.parameters()}
+    if outside := sorted(places.intersection(OUTSIDE)):
+        raise ConfigError(
+            f"{key} does not fit the GPUs that are visible: device_map=auto puts layers on {' and '.join(outside)}, "
+            "where every step would wait for them; give more GPUs, or choose a smaller model or tensor_parallel"
+        )

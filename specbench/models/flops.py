@@ -5,7 +5,7 @@ from typing import Any
 from torch import nn
 from transformers import PreTrainedModel
 
-from specbench.contrib.tensor_parallel import process_group as ranks
+from specbench.decoding import processes
 from specbench.decoding.executor import Executor
 from specbench.executors.packed_linear import is_cross_attention
 from specbench.models.experts import idle_experts
@@ -24,7 +24,10 @@ def per_token(module: PreTrainedModel, executor: Executor) -> tuple[int, int]:
     stored = executor.stored(module)
     numbers, held = idle_experts(module)
     if not any(weight is embedding.weight for weight in head.parameters()):
-        numbers, held = numbers + embedding.weight.numel(), held + ranks.part(embedding.weight).nbytes
+        numbers, held = (
+            numbers + embedding.weight.numel(),
+            held + processes.current.local_shard(embedding.weight).nbytes,
+        )
     return round(stored.numbers - numbers), round(stored.read - held)
 
 

@@ -17,7 +17,6 @@ from torch.nn import functional as F
 from transformers import PretrainedConfig, PreTrainedModel
 
 from specbench.cache.slots import SlotCache
-from specbench.config.devices import upload
 from specbench.config.memory import context_of
 from specbench.contrib.recurrent.recurrence import Recurrence, read_rows, recover, refuse_unknown_kinds
 from specbench.contrib.whisper.audio_encoder import Hearing
@@ -25,11 +24,11 @@ from specbench.data.sound import EncoderInput, Speech
 from specbench.decoding.draft import Draft, Verdict
 from specbench.decoding.executor import Executor
 from specbench.decoding.model import READ_CHUNK, Scores, Target
-from specbench.decoding.noise import constant
 from specbench.decoding.rows import Rows, all_rows, seen_tokens
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.state import Job, State
 from specbench.decoding.token_tree import Levels, Tree, pack, static_tree, tree_of
+from specbench.decoding.transfers import constant, upload
 from specbench.models import kernel_attention
 from specbench.models.attention_mask import AttentionMask
 from specbench.models.encoder_decoder import Encoder, not_applied

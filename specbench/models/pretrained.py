@@ -21,9 +21,9 @@ from specbench.cache.static import StaticCache
 from specbench.config.memory import ModelSize, hears, loader_of, without_memory
 from specbench.config.paths import SHIPPED
 from specbench.contrib.recurrent.recurrence import attending_layers, has_state, refuse_unknown_kinds
-from specbench.contrib.tensor_parallel.model_check import agrees_with_whole, refuse_offloaded
 from specbench.contrib.whisper.audio_encoder import Hearing, start_of_speech
 from specbench.data.sound import Speech
+from specbench.decoding import processes
 from specbench.errors import ConfigError, unknown
 from specbench.executors.eager import EagerExecutor
 from specbench.executors.quant_grids import GRIDS
@@ -38,6 +38,7 @@ from specbench.models.checkpoint_checks import (
     refuse_no_text,
     refuse_not_causal,
     refuse_not_finite,
+    refuse_offloaded,
 )
 from specbench.models.context import Context
 from specbench.models.encoder_decoder import refuse_decoder
@@ -106,7 +107,7 @@ class PretrainedModel(LanguageModel):
         if settings.tensor_parallel > 1:
             whole = dataclasses.replace(settings, tensor_parallel=1)
             load_whole = partial(load_module, whole, role, context.device, context.dtype, context.seed)
-            if not agrees_with_whole(module, load_whole, key):
+            if not processes.current.agrees_with_whole(module, load_whole, key):
                 self.unchecked = "it has no room beside it"
         plain = LanguageModel(module, tokenizer, name=settings.path, sampling=context.sampling, new_cache=StaticCache,
                               executor=EagerExecutor(), attention="sdpa", hearing=hearing)  # fmt: skip

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from specbench.component import Component
+from specbench.decoding.component import Component
 
 if TYPE_CHECKING:
     from specbench.decoding.state import Job

@@ -11,7 +11,7 @@ import torch
 import transformers
 
 from specbench.config.devices import device_name
-from specbench.contrib.tensor_parallel.process_group import asked
+from specbench.decoding import processes
 
 
 def provenance(device: torch.device) -> dict[str, Any]:
@@ -28,7 +28,7 @@ def provenance(device: torch.device) -> dict[str, Any]:
         },
         "device": device_name(device),
         "threads": torch.get_num_threads(),
-        "argv": asked() or sys.argv,
+        "argv": processes.current.parent_argv() or sys.argv,
     }
 
 

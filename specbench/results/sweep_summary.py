@@ -15,7 +15,7 @@ from specbench.errors import first_line
 from specbench.results.atomic_files import write_json, write_text, writing
 from specbench.results.folder_lock import locked
 from specbench.results.tables import GOOD, multirun_rows, multirun_tables, show, to_csv, word
-from specbench.run.signals import held
+from specbench.run.signals import defer_signals
 
 if TYPE_CHECKING:
     from specbench.results.completion import PriorRun
@@ -35,7 +35,7 @@ def summarise(jobs: JobList, printed: bool = True, page: bool = True, redraw: bo
 
     with writing(jobs.folder):
         jobs.folder.mkdir(parents=True, exist_ok=True)
-    with locked(jobs.folder / PLACE, WAIT), held():  # all commands of the folder write the same files
+    with locked(jobs.folder / PLACE, WAIT), defer_signals():  # all commands of the folder write the same files
         found = [(job, examine(job.folder, job.identity)) for job in jobs.jobs]
         rows = multirun_rows([(job.overrides, e.result if e.finished else None) for job, e in found])
         path, own = jobs.folder / "summary.csv", jobs.folder / SUMMARIES / f"{jobs.command}.csv"

@@ -123,7 +123,7 @@ def compare_sweep(overrides: Sequence[str], also: Sequence[str] = ()) -> int:
 
     from specbench.results.tables import show
     from specbench.run.compare import Job, is_finished, run_jobs
-    from specbench.run.signals import held
+    from specbench.run.signals import defer_signals
 
     config, sweep = expected(overrides, also)
     jobs = [Job(*job) for job in sweep.jobs]
@@ -141,7 +141,7 @@ def compare_sweep(overrides: Sequence[str], also: Sequence[str] = ()) -> int:
     if is_finished(jobs) and not any(job.checked.root.force for job in jobs):
         show(Text("finished before: the files are compared again (force=true decodes again)", style="dim"))
     else:
-        with held():
+        with defer_signals():
             status = run_jobs(jobs, lambda text: show(Text(text, style="dim")))
     told, code = sweep.summarise(printed=False, page=False)
     show_comparison(sweep, jobs)

@@ -7,12 +7,13 @@ from specbench.decoding.autoregressive import decode_autoregressive
 from specbench.decoding.executor import Executor
 from specbench.decoding.gamma_policy import GammaPolicy
 from specbench.decoding.model import Model
-from specbench.decoding.queue import Queue
+from specbench.decoding.queue import Queue, TooManyColumns
 from specbench.decoding.speculative import RoundHook, decode_speculative
 from specbench.decoding.state import Job, State
 from specbench.decoding.stopping import StopStrings
 from specbench.decoding.timer import READING, Lap, Timer
 from specbench.decoding.verifier import Verifier
+from specbench.errors import ConfigError
 from specbench.run.async_rounds import stride
 from specbench.run.components import Components
 from specbench.run.recorder import Recorder, round_numbers
@@ -66,11 +67,14 @@ class Session:
         longest = max((job.limit for job in jobs), default=0)
         state.stride = stride(parts, policy if speculative else None, verifier, longest, arrivals is not None)
         record = untimed(target.executor, lambda *of_round: self._record(recorder, of_round))
-        with target.executor.timed(clock.launch), self.experts.watching():
-            if speculative:
-                decode_speculative(state, target, drafter, policy, verifier, clock, record, queue)
-            else:
-                decode_autoregressive(state, target, verifier, clock, record, queue)
+        try:
+            with target.executor.timed(clock.launch), self.experts.watching():
+                if speculative:
+                    decode_speculative(state, target, drafter, policy, verifier, clock, record, queue)
+                else:
+                    decode_autoregressive(state, target, verifier, clock, record, queue)
+        except TooManyColumns as error:
+            raise ConfigError(str(error)) from error
         decoded = self._decoded(queue, clock, recorder, models)
         decoded.woken = self.experts.woken
         if evidence or laws:

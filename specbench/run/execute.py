@@ -18,7 +18,7 @@ from specbench.results.schema_parts import Placement
 from specbench.results.tables import refuse_verdict
 from specbench.results.writer import write_config, write_result
 from specbench.run.phase_timer import Phases
-from specbench.run.signals import held
+from specbench.run.signals import defer_signals
 from specbench.stats.records import Group, RunRecord
 
 log = logging.getLogger(__name__)
@@ -65,7 +65,7 @@ def measure(
         with phases("logger"):
             run_log = stack.enter_context(logged(checked, out_dir, overrides, kind))
         try:
-            with held():  # between the end of decoding and that of writing a signal waits
+            with defer_signals():  # between the end of decoding and that of writing a signal waits
                 with decoding_progress(place) as progress:
                     result, record, tokenizer = decoding(out_dir, progress, run_log.progress, phases)
                 mark(result)

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from specbench.contrib.tensor_parallel.process_group import alone
+from specbench.decoding import processes
 from specbench.decoding.noise import prompt_key
 from specbench.decoding.state import Job
 from specbench.decoding.verifier import Verifier
@@ -118,7 +118,7 @@ class InterleavedGroup:
                 betas = any(m.reads_texts for m in ([member] if member else self.members))
                 return (member or self.plain).decode(jobs, wanted, member is not None, betas)
         except RuntimeError as error:
-            alone(error)
+            processes.current.fail_if_distributed(error)
             return Failure(wanted.requests, f"{type(error).__name__}: {first_line(error)}")
 
     def _by_peer(self, peer: Peer, jobs: Sequence[Job], rows: int) -> list[PeerOutput]:

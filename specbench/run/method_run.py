@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from specbench.contrib.tensor_parallel.process_group import alone
+from specbench.decoding import processes
 from specbench.decoding.state import Job
 from specbench.errors import first_line
 from specbench.peers.base import PeerOutput
@@ -135,7 +135,7 @@ class MethodRun:
         try:
             laws, *others = read_texts(parts.target, parts.drafter, request.tokens, texts, request.encoder_input)
         except RuntimeError as error:  # out of memory: the run goes on without these betas
-            alone(error)
+            processes.current.fail_if_distributed(error)
             log.warning("no betas along the text of %s: %s", request.id, first_line(error))
             return
         result.speculative_laws, result.baseline_laws = laws, others[0] if others else laws
@@ -171,7 +171,7 @@ def read_again(session: Session, record: RunRecord, group: Group) -> None:
             else:
                 result.reading = parts.decoding.score(parts.target, result)
         except (MemoryError, RuntimeError, AssertionError) as error:  # the run goes on, but its verdict is not "passed"
-            alone(error)
+            processes.current.fail_if_distributed(error)
             record.unread, record.unreadable = f"{type(error).__name__}: {first_line(error)}", True
             log.warning("the text of %s is not read again: %s", result.request.id, record.unread)
             continue

@@ -64,7 +64,7 @@ def refuse_bad_targets(speedup: float, alpha: float) -> None:
 def tell_devices(words: Sequence[str]) -> None:
     """Prints how many devices the models of a run need. Raises ConfigError."""
     checked = refuse_impossible([*words, "logger=none"])
-    from specbench.contrib.tensor_parallel.gpu_sizing import devices_needed
+    from specbench.config.gpu_sizing import devices_needed
 
     show(Text(devices_needed(checked.choices, checked.root.gamma)))
 

@@ -29,7 +29,7 @@ from specbench.results.tables import at, refuse_verdict, to_csv, word
 from specbench.results.writer import write_config
 from specbench.run.child_command import overrides
 from specbench.run.execute import mark_pooled
-from specbench.run.signals import allow_signals, held
+from specbench.run.signals import allow_signals, defer_signals
 from specbench.stats.breakdown import only
 from specbench.stats.pooled import pooled, repeats_of
 from specbench.stats.records import PerRequestSums
@@ -64,7 +64,7 @@ def run_repeats(config: DictConfig, checked: ValidatedConfig, out_dir: Path) -> 
     folders = [out_dir / f"repeat={number}" for number in range(len(wanted))]
     done, interrupted, fresh, result, kept = [], False, False, None, None
     try:
-        with held():  # a signal waits while results are written
+        with defer_signals():  # a signal waits while results are written
             try:
                 pace = Pace(len(folders), "process", silent=in_sweep())
                 for number, (one, folder) in enumerate(zip(wanted, folders, strict=True)):
@@ -131,7 +131,7 @@ def command(wanted: ValidatedConfig, folder: Path) -> list[str]:
 def run_process(words: Sequence[str]) -> int:
     """Runs a command to its end, without its table, and returns its exit code. It is in a session of its own, so a
     signal reaches it once, from here: then it is asked to end, and KeyboardInterrupt raised when it has ended."""
-    with held():
+    with defer_signals():
         process = subprocess.Popen(words, stdout=subprocess.DEVNULL, start_new_session=True)
         try:
             with allow_signals():

@@ -10,14 +10,14 @@ from typing import Any
 import torch
 
 from specbench.config.memory import reset_peak
-from specbench.contrib.tensor_parallel import process_group as ranks
+from specbench.decoding import processes
 from specbench.results.provenance import provenance
 from specbench.results.schema import RunResult
 from specbench.run.components import Components
 from specbench.run.interleave import InterleavedGroup
 from specbench.run.method_run import MethodRun, Told
 from specbench.run.phase_timer import Phases
-from specbench.run.signals import held
+from specbench.run.signals import defer_signals
 from specbench.stats.machine_noise import MachineWatch
 from specbench.stats.records import RunRecord
 
@@ -52,7 +52,7 @@ def run_in_turn(cohorts: Sequence[Runs], progress: Progress, phases: Phases | No
     phases = phases or Phases()
     started, clock, status = datetime.datetime.now(datetime.UTC), time.perf_counter(), "complete"
     device = cohorts[0][0][0].target.device
-    with held(), torch.inference_mode():
+    with defer_signals(), torch.inference_mode():
         members: list[MethodRun] = []
         try:
             watch = MachineWatch(device)
@@ -70,7 +70,7 @@ def run_in_turn(cohorts: Sequence[Runs], progress: Progress, phases: Phases | No
                 done, total = (sum(n) for n in zip(*((c.done, c.requests.total) for c in made), strict=True))
                 log.warning("interrupted after %d of %d requests: measuring what is there", done, total)
                 status = "interrupted"
-            if not ranks.first():  # rank 0 measures and writes
+            if not processes.current.is_first_rank:  # rank 0 measures and writes
                 return []
             watch()
             facts = provenance(device)

@@ -6,11 +6,12 @@ The state is the process's, as signals are.
 import os
 import signal
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
+from typing import NoReturn
 
-from specbench.contrib.tensor_parallel import process_group as ranks
+from specbench.decoding import processes
 from specbench.errors import IncompleteError, first_line
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -21,8 +22,8 @@ class _State:
     """What is known of signals in this process."""
 
     installed = False  # whether the handlers are `_note`
-    depth = 0  # of `held`, one inside another
-    held = False  # whether a signal has to wait
+    depth = 0  # of `defer_signals`, one inside another
+    deferred = False  # whether a signal has to wait
     waiting = False  # whether one does
     first: int | None = None  # the first signal since the handlers were installed
     seen: frozenset[int] = frozenset()  # all of them
@@ -32,8 +33,8 @@ _state = _State()
 
 
 def _note(number: int, frame: FrameType | None) -> None:
-    """The handler. After a signal has raised inside of `held`, the next one waits again: it must not disturb what
-    follows the first."""
+    """The handler. After a signal has raised inside of `defer_signals`, the next one waits again: it must not disturb
+    what follows the first."""
     _state.first = _state.first or number
     _state.seen |= {number}
     _state.waiting = True
@@ -42,9 +43,8 @@ def _note(number: int, frame: FrameType | None) -> None:
 
 def raise_waiting() -> None:
     """Raises KeyboardInterrupt if a signal waits and nothing holds it back."""
-    if _state.waiting and not _state.held:
-        _state.waiting, _state.held = False, _state.depth > 0
-        raise KeyboardInterrupt
+    if _state.waiting and not _state.deferred:
+        interrupt()
 
 
 @contextmanager
@@ -83,7 +83,7 @@ def restored(*more: int) -> Iterator[None]:
 
 
 @contextmanager
-def warned() -> Iterator[None]:
+def preemption_signal() -> Iterator[None]:
     """Inside of a job of submitit's, the signal by which Slurm warns it, of the time limit or of a preemption, raises
     KeyboardInterrupt too. Submitit's own handler, which may raise what decoding takes for an error of the device, is
     called when the run has ended: it queues the job again, and ends the process, or says why not. Raises
@@ -107,37 +107,40 @@ def warned() -> Iterator[None]:
 
 
 @contextmanager
-def held() -> Iterator[None]:
-    """Inside, signals wait: one that came raises KeyboardInterrupt at the end of the outermost `held`."""
+def defer_signals() -> Iterator[None]:
+    """Inside, signals wait: one that came raises KeyboardInterrupt at the end of the outermost `defer_signals`."""
     with handled():
         raise_waiting()
-        _state.depth, _state.held = _state.depth + 1, True
+        _state.depth, _state.deferred = _state.depth + 1, True
         try:
             yield
         finally:
             _state.depth -= 1
-            _state.held = _state.depth > 0
+            _state.deferred = _state.depth > 0
             raise_waiting()  # also after an error, which becomes its context
 
 
 @contextmanager
 def allow_signals() -> Iterator[None]:
-    """Inside of `held`: a signal raises KeyboardInterrupt wherever the program is. Ranks that share a target stop in
-    the same round instead (`stop_together`)."""
-    _state.held = ranks.size() > 1
+    """Inside of `defer_signals`: a signal raises KeyboardInterrupt wherever the program is. Ranks that share a target
+    stop in the same round instead (`SyncPolicy.end_round`)."""
+    _state.deferred = processes.current.size > 1
     try:
         raise_waiting()
         yield
     finally:
-        _state.held = _state.depth > 0
+        _state.deferred = _state.depth > 0
 
 
-def stop_together(numbers: Sequence[Sequence[int]]) -> None:
-    """Compares what a round has kept with the other ranks; raises KeyboardInterrupt on all of them if a signal waits on
-    any. Raises RankError if they differ."""
-    if ranks.compare(numbers, _state.waiting):
-        _state.waiting, _state.held = False, _state.depth > 0
-        raise KeyboardInterrupt
+def is_waiting() -> bool:
+    """Whether a signal has come that has not raised yet."""
+    return _state.waiting
+
+
+def interrupt() -> NoReturn:
+    """Raises KeyboardInterrupt, whether a signal waits here or in another process of the run."""
+    _state.waiting, _state.deferred = False, _state.depth > 0
+    raise KeyboardInterrupt
 
 
 def exit_code() -> int:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Protocol
 
 from specbench import theory
 from specbench.config.memory import peak_bytes
-from specbench.contrib.tensor_parallel.communication import communication
+from specbench.decoding import processes
 from specbench.decoding.model import Model
 from specbench.decoding.timer import Lap
 from specbench.results.schema import (
@@ -222,7 +222,9 @@ def costs(record: RunRecord, by_gamma: list[RoundCost], halves: list[HalfCosts],
         **prefills(sums.point),
         halves=halves,
         read_again=again / calls / step if again else None,
-        communication=communication([group.baseline.laps for group in record.groups], ours, step, calls, steps),
+        communication=processes.current.communication(
+            [group.baseline.laps for group in record.groups], ours, step, calls, steps
+        ),
     )
 
 

@@ -4,9 +4,9 @@ import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from specbench.contrib.tensor_parallel.process_group import alone
 from specbench.data.prompts import Request
 from specbench.data.sound import EncoderInput
+from specbench.decoding import processes
 from specbench.decoding.noise import prompt_key
 from specbench.decoding.state import Job
 from specbench.decoding.verifier import Verifier
@@ -73,7 +73,7 @@ def going_on(what: str) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        alone(error)
+        processes.current.fail_if_distributed(error)
         log.warning("%s failed: %s: %s", what, type(error).__name__, first_line(error))
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from specbench.contrib.tensor_parallel import process_group as ranks
+from specbench.decoding import processes
 from specbench.results.schema import DecoderTV, Detectable, Lossless, Reread
 from specbench.stats.records import Result, RunRecord
 from specbench.stats.test_statistics import LEVEL, TESTS, Statistics
@@ -44,8 +44,8 @@ def judge(record: RunRecord, expected: bool, greedy: bool) -> Lossless:
     reread = Reread(len(readings), sum(r.tokens for r in readings), sum(r.seconds for r in readings))
     tv, detectable = decoder_tv(readings), Detectable(None, None)
     detail: dict[str, Any] = {"tokens": reread.tokens}
-    if ranks.size() > 1:
-        detail["p"] = f"of the target as {ranks.size()} processes compute it, not of the whole model"
+    if processes.current.size > 1:
+        detail["p"] = f"of the target as {processes.current.size} processes compute it, not of the whole model"
     faults = _faults(readings, tv)
     if not readings:
         finding = TestOutcome("untested", record.unread or "no text was read again")

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from specbench.contrib.tensor_parallel import process_group as ranks
+from specbench.decoding import processes
 from specbench.decoding.timer import Lap
 from specbench.results.schema import Machine
 from specbench.stats.bandwidth import BandwidthProbe, Roofs
@@ -93,7 +93,7 @@ class MachineWatch:
 
     def __call__(self) -> None:
         """Measures once; of ranks that share a target, rank 0 alone."""
-        if not ranks.first():
+        if not processes.current.is_first_rank:
             return
         if (found := self.use()) is not None:
             self.uses.append(found)
@@ -210,7 +210,7 @@ def core_use() -> Use | None:
     try:
         ticks = os.sysconf("SC_CLK_TCK")
         own = [*os.times()[:4], living(os.getpid(), ticks)]
-        if ranks.size() > 1:  # the others are children of the same process
+        if processes.current.size > 1:  # the others are children of the same process
             own = [*os.times()[2:4], living(os.getppid(), ticks)]
         return parse_use(Path("/proc/stat").read_text(), os.sched_getaffinity(0), own, ticks)
     except (OSError, ValueError, AttributeError):

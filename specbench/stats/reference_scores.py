@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from specbench.config.memory import free_bytes, size, size_of
-from specbench.contrib.tensor_parallel import process_group as ranks
 from specbench.data.sound import EncoderInput
+from specbench.decoding import processes
 from specbench.decoding.sampling import Sampling
 from specbench.models.language_model import LanguageModel
 from specbench.models.reference_forward import stock_logits
@@ -64,7 +64,7 @@ def refuse_too_long(model: LanguageModel, tokens: int) -> None:
     else would say so in time."""
     heads = size_of(model.config, "num_attention_heads") or 1
     needed = 2 * heads * tokens**2 * 4
-    if needed > SHARE_OF_MEMORY * ranks.least(free_bytes(model.device)):
+    if needed > SHARE_OF_MEMORY * processes.current.all_reduce_min(free_bytes(model.device)):
         raise MemoryError(f"eager attention over {tokens} tokens needs {size(needed)}")
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from torch import Tensor
 
 from specbench.decoding.draft import Draft, Verdict
-from specbench.decoding.round_noise import Noise
+from specbench.decoding.noise import Noise
 from specbench.decoding.verify_tree import iterative_beta, iterative_sampling, match, match_beta
 from specbench.verifiers.simple import SimpleVerifier
 

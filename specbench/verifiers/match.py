@@ -3,7 +3,7 @@
 from torch import Tensor
 
 from specbench.decoding.draft import Draft, Verdict
-from specbench.decoding.round_noise import Noise
+from specbench.decoding.noise import Noise
 from specbench.decoding.verify_tree import match, match_beta
 from specbench.verifiers.simple import SimpleVerifier
 

@@ -5,7 +5,7 @@ from typing import Any
 from torch import Tensor
 
 from specbench.decoding.draft import Draft, Verdict
-from specbench.decoding.round_noise import Noise
+from specbench.decoding.noise import Noise
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.verifier import Verifier
 from specbench.decoding.verify import acceptance_probability, greedy_matching, speculative_sampling

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from specbench.decoding.draft import Draft, Verdict
-from specbench.decoding.round_noise import Noise
+from specbench.decoding.noise import Noise
 from specbench.decoding.sampling import Sampling, draw
 from specbench.decoding.verifier import Verifier
 from specbench.decoding.verify import at_row, leading, verdict

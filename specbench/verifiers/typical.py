@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from specbench.decoding.draft import Draft, Verdict
-from specbench.decoding.round_noise import Noise
+from specbench.decoding.noise import Noise
 from specbench.decoding.sampling import Sampling, draw
 from specbench.decoding.verify_tree import longest_path
 from specbench.settings import BaseSettings, setting

@@ -19,7 +19,8 @@ import torch
 from conftest import CACHES, DRAFTERS, TREES, VERIFIERS, V, make_drafter, spare_of, tabular_model, verifier_of
 
 from specbench.cache.static import StaticCache
-from specbench.decoding import round_noise, speculative
+from specbench.decoding import noise as noise_module
+from specbench.decoding import speculative
 from specbench.decoding.autoregressive import decode_autoregressive
 from specbench.decoding.gamma_policy import GammaPolicy
 from specbench.decoding.noise import ACCEPTANCE, PROPOSAL, RESIDUAL, exponentials, uniforms
@@ -313,7 +314,7 @@ def test_a_path_that_is_left_where_it_was_is_caught(tables, number_text, monkeyp
 
 def test_drafters_side_by_side_need_noise_of_their_own(tables, number_text, monkeypatch):
     """Negative control: two models whose guesses are drawn with the same numbers."""
-    monkeypatch.setattr(round_noise, "STREAM", 0)
+    monkeypatch.setattr(noise_module, "STREAM", 0)
     outputs = decode(tables, number_text, "multi_draft_two", verifier=IterativeVerifier)
     assert worst_excess(outputs, Law(tables.target)) > 1
 

@@ -14,12 +14,12 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from specbench.cache.dynamic import DynamicCache
 from specbench.cache.slots import SlotCache
-from specbench.config.devices import upload
 from specbench.contrib.recurrent.cache import RecurrentCache
 from specbench.contrib.recurrent.states import InCache, InLinearCache, InModules, InOutput, StateKeeper
 from specbench.decoding.model import READ_CHUNK
 from specbench.decoding.rows import window
 from specbench.decoding.state import State
+from specbench.decoding.transfers import upload
 from specbench.errors import ConfigError
 from specbench.models.attention_mask import ATTENDING, ATTENTION, OTHERS, RECURRENT, AttentionMask, recurrent_kinds
 

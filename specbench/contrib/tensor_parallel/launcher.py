@@ -15,7 +15,8 @@ from typing import Any
 import torch
 
 from specbench.config.validate import ValidatedConfig
-from specbench.contrib.tensor_parallel import process_group as ranks
+from specbench.contrib.tensor_parallel.process_group import PARENT_ARGV, join, started_processes
+from specbench.decoding import processes as sync
 from specbench.errors import ConfigError, IncompleteError, VerdictError, stop
 from specbench.run.child_command import overrides
 from specbench.run.signals import exit_code, restored
@@ -32,7 +33,7 @@ def run_elsewhere(checked: ValidatedConfig, out_dir: Path, skip_finished: bool) 
     """What becomes of a run whose target several processes share. Starts them and returns whether anything ran, or
     returns None if this process is one of them and has joined the others, or starts processes for `repeats`. Raises
     ConfigError, VerdictError, or IncompleteError if they have left no result."""
-    wanted, here = checked.choices["target"].settings.processes(), ranks.started()
+    wanted, here = checked.choices["target"].settings.processes(), started_processes()
     from specbench.contrib.tensor_parallel.rules import refuse_indivisible
 
     if here == 1:
@@ -53,7 +54,7 @@ def run_elsewhere(checked: ValidatedConfig, out_dir: Path, skip_finished: bool) 
             "device=cpu with target.tensor_parallel is not possible under torchrun where transformers sees GPUs: set "
             "CUDA_VISIBLE_DEVICES to nothing, or have python -m specbench start the processes"
         )
-    ranks.join("cuda" if checked.choices.device.startswith("cuda") else "cpu")
+    join("cuda" if checked.choices.device.startswith("cuda") else "cpu")
     return None
 
 
@@ -66,7 +67,7 @@ def _refuse_few_devices(wanted: int, device: str) -> None:
         )
 
 
-def follow(checked: ValidatedConfig) -> None:
+def run_worker_rank(checked: ValidatedConfig) -> None:
     """What a rank other than 0 does: the same forwards as rank 0, without files, log and output. What rank 0 can say
     too is left to it."""
     from specbench.config.build import build
@@ -86,7 +87,7 @@ def follow(checked: ValidatedConfig) -> None:
             time.sleep(GRACE)
         except KeyboardInterrupt:  # rank 0 has said it, and this rank is ended
             sys.exit(1)
-        stop(f"rank {ranks.number()}: {error}", 2 if isinstance(error, ConfigError) else 1)
+        stop(f"rank {sync.current.rank}: {error}", 2 if isinstance(error, ConfigError) else 1)
 
 
 def _run_ranks(checked: ValidatedConfig, out_dir: Path, processes: int, skip_finished: bool) -> bool:
@@ -157,7 +158,7 @@ def _environment(processes: int, device: str) -> Iterator[None]:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     before = dict(os.environ)
     own: dict[str, Any] = {"OMP_NUM_THREADS": _threads(before.get("OMP_NUM_THREADS"), max(1, cores // processes))}
-    own[ranks.ASKED] = json.dumps(sys.argv)
+    own[PARENT_ARGV] = json.dumps(sys.argv)
     if device == "cpu":  # transformers would divide a model among GPUs that it sees
         own["CUDA_VISIBLE_DEVICES"] = ""
     os.environ.update({key: str(value) for key, value in own.items()})

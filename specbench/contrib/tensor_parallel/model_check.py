@@ -12,13 +12,12 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from specbench.config.memory import free_bytes, give_back
-from specbench.contrib.tensor_parallel import process_group as ranks
+from specbench.decoding import processes
 from specbench.errors import ConfigError
 from specbench.models.checkpoint_checks import ROUNDING, probe_text
 
 SHARE_OF_MEMORY = 0.5  # of what is free: a whole model that needs more is not loaded
 SUMS = 32  # times ROUNDING: sums of parts in another order, layer after layer
-OUTSIDE = ("cpu", "disk", "meta")  # where layers are put that no GPU has room for
 
 
 @torch.no_grad()
@@ -28,17 +27,17 @@ def agrees_with_whole(divided: PreTrainedModel, load: Callable[[], PreTrainedMod
     texts = torch.tensor([probe_text(divided)], device=divided.device)  # [1, T]
     ours, found = _logits(divided, texts), None
     needed = sum(weight.numel() * weight.element_size() for weight in divided.parameters())
-    if ranks.first() and needed <= SHARE_OF_MEMORY * free_bytes(divided.device):
+    if processes.current.is_first_rank and needed <= SHARE_OF_MEMORY * free_bytes(divided.device):
         theirs = _logits(load(), texts)
         found = float((ours - theirs).abs().max()), float(theirs.abs().max())
         give_back()
-    found = ranks.of_first(found)
+    found = processes.current.broadcast(found)
     if found is None:
         return False
     if not found[0] <= SUMS * ROUNDING[divided.dtype] * found[1]:
         raise ConfigError(
-            f"{key} has other logits in {ranks.size()} processes than in one (by {found[0]:.3g}, the largest is "
-            f"{found[1]:.3g}): transformers divides this model wrongly, so use 1"
+            f"{key} has other logits in {processes.current.size} processes than in one (by {found[0]:.3g}, the largest "
+            f"is {found[1]:.3g}): transformers divides this model wrongly, so use 1"
         )
     return True
 
@@ -47,15 +46,3 @@ def _logits(module: Any, texts: Tensor) -> Tensor:
     """[1, T, V] of texts [1, T]."""
     found: Tensor = module(input_ids=texts, use_cache=False).logits.float()
     return found
-
-
-def refuse_offloaded(module: PreTrainedModel, key: str) -> None:
-    """Raises ConfigError if layers of a model that was put on several devices are not on a GPU: each step would wait
-    for their weights to be copied."""
-    places = {str(place) for place in (getattr(module, "hf_device_map", None) or {}).values()}
-    places |= {weight.device.type for weight in module.parameters()}
-    if outside := sorted(places.intersection(OUTSIDE)):
-        raise ConfigError(
-            f"{key} does not fit the GPUs that are visible: device_map=auto puts layers on {' and '.join(outside)}, "
-            "where every step would wait for them; give more GPUs, or choose a smaller model or tensor_parallel"
-        )

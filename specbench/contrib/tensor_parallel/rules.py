@@ -7,9 +7,9 @@ import torch
 import transformers
 
 from specbench.component import Selections
-from specbench.config.memory import layers_of, size_of, without_memory
+from specbench.config.gpu_sizing import divisors, sizes_of
+from specbench.config.memory import without_memory
 from specbench.contrib.recurrent.recurrence import has_state
-from specbench.contrib.tensor_parallel import process_group as ranks
 from specbench.errors import ConfigError
 from specbench.models.experts import chosen_by_token
 from specbench.models.pretrained import load_config
@@ -99,33 +99,3 @@ def divides_unevenly() -> bool:
     """Whether this transformers divides an output matrix whose tokens do not divide: 5.17 does not, 5.23 does."""
     found = tuple(int(part) for part in transformers.__version__.split(".")[:2])
     return found >= UNEVEN
-
-
-def sizes_of(text: Any) -> dict[str, int]:
-    """The sizes of a text model's configuration that processes must be able to share, by name: the smallest of each of
-    its layers'."""
-    found: dict[str, int] = {}
-    for layer in layers_of(text):
-        heads = getattr(layer, "num_attention_heads", None) or 1
-        key_heads = getattr(layer, "num_key_value_heads", None) or heads
-        inner = size_of(layer, "intermediate_size") or 4 * layer.hidden_size
-        named = {"attention heads": heads, "key-value heads": key_heads, "inner values of an MLP": inner}
-        for name, size in named.items():
-            sizes = size if isinstance(size, list) else [size]
-            found[name] = min(int(one) for one in (*sizes, found.get(name, sizes[0])))
-    return found
-
-
-def divisors(sizes: dict[str, int]) -> list[int]:
-    """The numbers of processes, from 2 on, by which all of these sizes divide."""
-    return [n for n in range(2, min(sizes.values()) + 1) if not any(size % n for size in sizes.values())]
-
-
-def refuse_missing_ranks(run: Selections) -> None:
-    """Raises ConfigError if this process is not one of those that share the target."""
-    wanted = run["target"].settings.processes()
-    if wanted > 1 and ranks.size() != wanted:
-        raise ConfigError(
-            f"{SETTING}={wanted} is not possible here, in {ranks.size()} process: python -m specbench starts so many, "
-            "or give 1"
-        )

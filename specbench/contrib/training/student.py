@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from specbench.component import Component
 from specbench.contrib.training.losses import divergence, overlap, ranks
+from specbench.decoding.component import Component
 from specbench.models.head_input import head_inputs
 from specbench.settings import BaseSettings, setting
 

@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
 
-from specbench.component import Component
+from specbench.decoding.component import Component
 from specbench.decoding.verifier import Verifier
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from specbench.decoding.draft import Draft, Verdict
-from specbench.decoding.round_noise import Noise
+from specbench.decoding.noise import Noise
 from specbench.decoding.state import State
 from specbench.decoding.verifier import Verifier
 from specbench.errors import ConfigError, shown

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from specbench.component import Component, Selections
+from specbench.component import Selections
+from specbench.decoding.component import Component
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from specbench.component import Component
+from specbench.decoding.component import Component
 
 if TYPE_CHECKING:
     from specbench.results.schema import RunResult

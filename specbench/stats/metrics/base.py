@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specbench.component import Component
+from specbench.decoding.component import Component
 from specbench.decoding.draft import Draft
 
 

@@ -40,7 +40,7 @@ from specbench.results.loggers.none import NoLogger
 from specbench.results.sweep_summary import summarise
 from specbench.run import signals as interrupts
 from specbench.run.interleave import InterleavedGroup
-from specbench.run.signals import allow_signals, held, warned
+from specbench.run.signals import allow_signals, defer_signals, preemption_signal
 from specbench.run.sweep import Sweep
 
 OPTIONS = ["drafter=random", "temperature=0", "executor=eager", "logger=none", "max_new_tokens=4", "data.limit=1"]
@@ -236,21 +236,24 @@ def test_the_warning_of_a_time_limit_is_no_error_of_the_device():
     """What decoding catches, and what must not be disturbed while files are written, does not see it."""
     seen = []
     with submitit(time_is_up) as called:
-        with pytest.raises(IncompleteError, match="ended by its scheduler: timed-out too many times"), warned():
-            with held():
+        with (
+            pytest.raises(IncompleteError, match="ended by its scheduler: timed-out too many times"),
+            preemption_signal(),
+        ):
+            with defer_signals():
                 sent(signal.SIGUSR2)
                 seen.append("written")
                 with allow_signals():
                     seen.append("decoded")
             seen.append("went on")
         assert seen == ["written"] and called == [signal.SIGUSR2]
-        with pytest.raises(KeyboardInterrupt), warned():
+        with pytest.raises(KeyboardInterrupt), preemption_signal():
             sent(signal.SIGTERM)
         assert len(called) == 1
-        with warned():
+        with preemption_signal():
             pass
         assert len(called) == 1
-    with submitit(lambda: sys.exit(-1)), pytest.raises(SystemExit), warned():  # queued again
+    with submitit(lambda: sys.exit(-1)), pytest.raises(SystemExit), preemption_signal():  # queued again
         sent(signal.SIGUSR2)
 
 

@@ -18,24 +18,25 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-import specbench.contrib.tensor_parallel.launcher as launch
 import torch
 from checkpoints import checkpoint, tensors
 from conftest import call, composed, small
 from rich.console import Console
 
-import specbench.contrib.tensor_parallel.process_group as ranks
 from specbench.config.build import build
+from specbench.config.gpu_sizing import devices_needed
 from specbench.config.validate import check
+from specbench.contrib.tensor_parallel import launcher, process_group
 from specbench.contrib.tensor_parallel import model_check as whole
 from specbench.contrib.tensor_parallel.communication import communication
-from specbench.contrib.tensor_parallel.gpu_sizing import devices_needed
-from specbench.contrib.tensor_parallel.model_check import agrees_with_whole, refuse_offloaded
-from specbench.contrib.tensor_parallel.process_group import RankError
+from specbench.contrib.tensor_parallel.model_check import agrees_with_whole
+from specbench.contrib.tensor_parallel.process_group import ProcessGroup, RankError
 from specbench.contrib.tensor_parallel.rules import divides_unevenly, refuse_indivisible
+from specbench.decoding import processes
 from specbench.decoding import timer as clock
 from specbench.decoding.timer import Lap, Timer
 from specbench.errors import ConfigError, IncompleteError, VerdictError
+from specbench.models.checkpoint_checks import refuse_offloaded
 from specbench.models.pretrained import PretrainedModel, load_module
 from specbench.policies.gamma.adaptive import AdaptiveGamma
 from specbench.results.provenance import provenance
@@ -84,12 +85,12 @@ def decode(wanted, folder, told=lambda group: None):
 def _rank(work, rank, store, answers):
     torch.set_num_threads(1)
     try:
-        ranks.join("cpu", rank, 2, store)
+        process_group.join("cpu", rank, 2, store)
         with handled(), torch.inference_mode():
             answers.put((rank, work(rank)))
     except BaseException as error:
         answers.put((rank, error))
-    ranks.leave()
+    process_group.leave()
     answers.close()
     answers.join_thread()
     os._exit(0)
@@ -156,12 +157,12 @@ def test_a_policy_that_learns_from_times_chooses_alike(pair, tmp_path, own_times
         laps, slow = clock._laps, {Lap.VERIFY, Lap.READ_AGAIN} if rank == 0 else {Lap.DRAFT}
         clock._laps = lambda marks: {lap: s * 1e4 if lap in slow else s for lap, s in laps(marks).items()}
         if own_times:
-            ranks.of_first = lambda value: value
+            processes.current.broadcast = lambda value: value
         choose = AdaptiveGamma.next_gamma  # compared here, since gloo aborts on tensors of other sizes
 
         def compared(self, state):
             gammas = choose(self, state)
-            ranks.compare([gammas])
+            processes.current.compare([gammas])
             return gammas
 
         AdaptiveGamma.next_gamma = compared
@@ -197,13 +198,12 @@ def test_waiting_for_the_other_rank_is_time_in_collectives(tmp_path):
     assert laps[Lap.ACCEPT] >= DELAY and Lap.OTHER_COLLECTIVES not in laps
 
 
-def test_the_shares_of_communication_by_hand(monkeypatch):
-    monkeypatch.setattr(ranks._state, "size", 2)
+def test_the_shares_of_communication_by_hand():
     times = {Lap.DRAFT: 4.0, Lap.VERIFY: 5.0, Lap.ACCEPT: 0.5, Lap.HOST: 0.5}
     waits = {Lap.DRAFT_COLLECTIVES: 0.4, Lap.VERIFY_COLLECTIVES: 1.5, Lap.OTHER_COLLECTIVES: 0.1}
     plain = {Lap.DRAFT: 0.0, Lap.VERIFY: 8.0, Lap.ACCEPT: 1.0, Lap.HOST: 1.0}
     plain_waits = {Lap.DRAFT_COLLECTIVES: 0.0, Lap.VERIFY_COLLECTIVES: 4.0, Lap.OTHER_COLLECTIVES: 1.0}
-    found = communication([plain | plain_waits], [times | waits], step=0.5, calls=10, drafter_steps=20)
+    found = communication(2, "gloo", [plain | plain_waits], [times | waits], step=0.5, calls=10, drafter_steps=20)
     assert asdict(found) == pytest.approx(
         dict(processes=2, backend="gloo", share=0.2, plain_share=0.5, step=0.5, c=0.04, v=0.3, o=0.02)
     )
@@ -285,11 +285,11 @@ def test_the_others_are_ended_when_one_rank_ends(tmp_path):
     die = "os.kill(os.getpid(), 9) if rank else time.sleep(100)"
     begun = time.monotonic()
     before = signal.getsignal(signal.SIGTERM), dict(os.environ)
-    failures = launch.run_processes([sys.executable, "-c", program + die], 2, "cpu", quiet=True)
+    failures = launcher.run_processes([sys.executable, "-c", program + die], 2, "cpu", quiet=True)
     assert failures[1] == -9 and time.monotonic() - begun < 50
     assert (signal.getsignal(signal.SIGTERM), dict(os.environ)) == before
     with pytest.raises(IncompleteError, match=r"rank 1 of target\.tensor_parallel was ended by SIGKILL"):
-        launch._raise({0: -15, 1: -9}, tmp_path, quiet=False)  # rank 0 was then ended by the agent
+        launcher._raise({0: -15, 1: -9}, tmp_path, quiet=False)  # rank 0 was then ended by the agent
 
 
 def test_threads_are_at_most_a_share_of_the_cores(monkeypatch, caplog):
@@ -298,7 +298,7 @@ def test_threads_are_at_most_a_share_of_the_cores(monkeypatch, caplog):
         monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
         if wanted is not None:
             monkeypatch.setenv("OMP_NUM_THREADS", wanted)
-        with launch._environment(2, "cpu"):
+        with launcher._environment(2, "cpu"):
             assert os.environ["OMP_NUM_THREADS"] == threads
     assert [record.getMessage() for record in caplog.records] == [
         "OMP_NUM_THREADS=8 is more than each process's share of the cores: each has 4"
@@ -307,12 +307,11 @@ def test_threads_are_at_most_a_share_of_the_cores(monkeypatch, caplog):
 
 def test_results_have_the_command_that_was_typed(monkeypatch):
     monkeypatch.setattr(sys, "argv", ["specbench", "target.tensor_parallel=2"])
-    with launch._environment(2, "cpu"):
+    with launcher._environment(2, "cpu"):
         monkeypatch.setattr(sys, "argv", ["specbench", "--config-path", "/elsewhere"])
-        assert ranks.asked() == []  # of no rank, such as another command that a run starts
-        for name in ("RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
-            monkeypatch.setenv(name, "0")
-        monkeypatch.setenv("WORLD_SIZE", "2")
+        # of no rank, such as another command that a run starts
+        assert provenance(torch.device("cpu"))["argv"] == ["specbench", "--config-path", "/elsewhere"]
+        monkeypatch.setattr(processes, "current", ProcessGroup("cpu", rank=0, size=2))
         assert provenance(torch.device("cpu"))["argv"] == ["specbench", "target.tensor_parallel=2"]
 
 
@@ -321,7 +320,7 @@ def test_a_rank_that_was_interrupted_alone_has_not_succeeded(monkeypatch):
         raise KeyboardInterrupt
 
     monkeypatch.setattr("specbench.config.build.build", interrupted)
-    rank = FORK.Process(target=launch.follow, args=(None,))
+    rank = FORK.Process(target=launcher.run_worker_rank, args=(None,))
     rank.start()
     rank.join(LIMIT)
     assert rank.exitcode == 130
@@ -329,12 +328,12 @@ def test_a_rank_that_was_interrupted_alone_has_not_succeeded(monkeypatch):
 
 def test_what_rank_0_has_said_is_not_said_again(tmp_path):
     with pytest.raises(SystemExit) as stopped:
-        launch._raise({0: 2, 1: 2}, tmp_path, quiet=False)
+        launcher._raise({0: 2, 1: 2}, tmp_path, quiet=False)
     assert stopped.value.code == 2
     with pytest.raises(IncompleteError, match=r"rank 0 .* exit code 2"):
-        launch._raise({0: 2}, tmp_path, quiet=True)  # in a sweep, which goes on
+        launcher._raise({0: 2}, tmp_path, quiet=True)  # in a sweep, which goes on
     with pytest.raises(VerdictError):
-        launch._raise({0: 3}, tmp_path, quiet=True)
+        launcher._raise({0: 3}, tmp_path, quiet=True)
 
 
 def test_a_group_of_another_size_is_refused(pair, tmp_path, monkeypatch, capsys):

@@ -21,7 +21,7 @@ class EchoDrafter(PointMassDrafter):
     """Guesses that the text of `back` tokens ago repeats."""
 
     @dataclass
-    class Settings(PointMassDrafter.Settings):
+    class Settings(BaseSettings):
         back: int = setting(ge=1)
 
     def __init__(self, back: int):

@@ -7,8 +7,7 @@ from typing import Any
 import torch
 
 from specbench.component import Selections
-from specbench.config.memory import Budget, ModelSize, size
-from specbench.contrib.tensor_parallel.rules import divisors, sizes_of
+from specbench.config.memory import Budget, ModelSize, layers_of, size, size_of
 from specbench.errors import ConfigError
 from specbench.models.pretrained import footprint, load_config
 
@@ -83,3 +82,23 @@ def _needed(models: Sequence[ModelSize], run: Selections, columns: int, gamma: i
         dtype=dtype, device=torch.device("cpu"),
     )  # fmt: skip
     return budget.needed
+
+
+def sizes_of(text: Any) -> dict[str, int]:
+    """The sizes of a text model's configuration that processes must be able to share, by name: the smallest of each of
+    its layers'."""
+    found: dict[str, int] = {}
+    for layer in layers_of(text):
+        heads = getattr(layer, "num_attention_heads", None) or 1
+        key_heads = getattr(layer, "num_key_value_heads", None) or heads
+        inner = size_of(layer, "intermediate_size") or 4 * layer.hidden_size
+        named = {"attention heads": heads, "key-value heads": key_heads, "inner values of an MLP": inner}
+        for name, of_layer in named.items():
+            sizes = of_layer if isinstance(of_layer, list) else [of_layer]
+            found[name] = min(int(one) for one in (*sizes, found.get(name, sizes[0])))
+    return found
+
+
+def divisors(sizes: dict[str, int]) -> list[int]:
+    """The numbers of processes, from 2 on, by which all of these sizes divide."""
+    return [n for n in range(2, min(sizes.values()) + 1) if not any(size % n for size in sizes.values())]

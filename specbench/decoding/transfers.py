@@ -1,0 +1,59 @@
+"""Tensors between the host and a device, without a wait of the host for the device where that is possible."""
+
+from collections.abc import Callable, Sequence
+from functools import cache, lru_cache
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+Made = TypeVar("Made")
+
+
+def upload(values: Sequence[Any], device: torch.device, dtype: torch.dtype | None = None) -> Tensor:
+    """Numbers of the host, nested to any depth, as a tensor on a device, for which the host does not wait."""
+    if torch.compiler.is_compiling():
+        return torch.tensor(values, dtype=dtype, device=device)
+    return move(torch.tensor(values, dtype=dtype), device)
+
+
+@lru_cache(maxsize=256)
+def counts(values: tuple[int, ...], device: torch.device) -> Tensor:
+    """A number for each row as a tensor [B] on a device, which is kept, since few occur and again and again. Nobody may
+    change it."""
+    return upload(values, device)
+
+
+def move(tensor: Tensor, device: torch.device) -> Tensor:
+    """A tensor of the host on a device. The host does not wait for CUDA: the copy is from pinned memory, which PyTorch
+    does not use again before the device has read it."""
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
+
+
+class Arriving:
+    """A tensor on its way to the host, which waits for it only when it reads it. The copy is made when the device gets
+    there, into pinned memory, so the tensor may be overwritten by what the device does later."""
+
+    def __init__(self, tensor: Tensor):
+        self._here, self._event = tensor.to("cpu", non_blocking=True, copy=True), None
+        if tensor.device.type == "cuda":
+            self._event = torch.cuda.Event()
+            self._event.record(torch.cuda.current_stream(tensor.device))
+
+    def tolist(self) -> list[Any]:
+        """Its numbers, when they have arrived."""
+        if self._event is not None:
+            self._event.synchronize()
+        return self._here.tolist()
+
+
+def constant(make: Callable[..., Made]) -> Callable[..., Made]:
+    """A version of `make` that keeps what it returned for each set of hashable arguments; for tensors that never
+    change. It keeps them for good, since captured graphs read them where they are. While a compiler traces it is `make`
+    itself, so that traced code makes its own."""
+    return make if torch.compiler.is_compiling() else _kept(make)
+
+
+@cache
+def _kept(make: Callable[..., Made]) -> Callable[..., Made]:
+    return lru_cache(maxsize=None)(make)
