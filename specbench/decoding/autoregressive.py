@@ -5,7 +5,7 @@ It runs through the same model, cache, executor, sampler and clock as the specul
 
 from specbench.decoding.draft import Draft
 from specbench.decoding.model import Target
-from specbench.decoding.speculative import Feed, RoundHook, accept_and_append, begin_next, ignore, these_rows
+from specbench.decoding.speculative import Feed, RoundHook, accept_and_append, end_round, ignore, these_rows
 from specbench.decoding.state import State
 from specbench.decoding.timer import Clock, Lap
 from specbench.decoding.verifier import Verifier
@@ -30,7 +30,5 @@ def decode_autoregressive(
         verdict, kept = accept_and_append(state, scores.p, no_draft, verifier.under(state), target.executor)
         target.settle(state, no_draft, verdict, scores, state.length - kept)
         clock.lap(Lap.ACCEPT)
-        after_round(state, scores, no_draft, verdict, kept)
-        clock.lap(Lap.RECORD)
-        begin_next(state, clock)
+        end_round(state, scores, no_draft, verdict, kept, clock, after_round)
     return state

@@ -14,7 +14,7 @@ from specbench.decoding.state import Job, State
 from specbench.decoding.timer import Clock, Lap
 
 
-class TooManyColumns(Exception):
+class CacheTooSmallError(Exception):
     """A request needs more cache columns than the cache can have."""
 
 
@@ -66,7 +66,7 @@ class Queue:
         self.began: float | None = None
 
     def __call__(self, state: State, clock: Clock) -> bool:
-        """Collects, admits and reads; returns whether any row is active. Raises TooManyColumns."""
+        """Collects, admits and reads; returns whether any row is active. Raises CacheTooSmallError."""
         if self.arrivals is not None:
             self._watch(state, clock)
         self._collect(state)
@@ -149,7 +149,7 @@ class Queue:
             self.reading += rows
         elif len(free) == state.batch_size:
             job = self.jobs[self.waiting[0]]
-            raise TooManyColumns(
+            raise CacheTooSmallError(
                 f"a request of {len(job.tokens)} prompt tokens needs {job.limit + self.spare} cache columns, more than "
                 "cache.blocks holds in all: raise it, or lower max_new_tokens"
             )

@@ -12,9 +12,7 @@ from torch import Tensor
 
 from specbench.decoding.noise import exponentials
 
-kernels: Any = (
-    None  # fused `softmax`, `draw` and `speculative_sampling`: specbench.executors sets specbench.kernels.ops
-)
+kernels: Any = None  # fused `softmax`, `draw` and `speculative_sampling`, which the package of executors sets
 
 
 @dataclass(frozen=True)

@@ -53,35 +53,30 @@ def decode_speculative(
         drafter.begin(state, policy.stop)
     clock.start()
     while feed(state, clock):
-        gamma = shrink(policy.next_gamma(state), state, drafter)
-
-        # Sample gamma guesses x_1 .. x_gamma from M_q autoregressively.
-        draft = drafter.propose(state, gamma)
-        state.drawn = draft.depth
-        draft = draft.padded(drafter.steps([draft.depth])) if draft.is_chain else draft
+        gamma = clip_gamma(policy.next_gamma(state), state, drafter)
+        draft = propose(drafter, state, gamma)  # sample x_1 .. x_gamma from M_q autoregressively
         clock.lap(Lap.DRAFT)
-
-        # Run M_p in parallel: p_1(x) .. p_{gamma+1}(x).
         if target.read_again(state):
             clock.lap(Lap.READ_AGAIN)
-        scores = target.score(state, draft, drafter.needs_hidden)
+        scores = target.score(state, draft, drafter.needs_hidden)  # run M_p in parallel: p_1(x) .. p_{gamma+1}(x)
         clock.lap(Lap.VERIFY)
-
-        # Determine the number of accepted guesses n; adjust p_{n+1} if needed; t ~ p'(x).
-        # Return one token from M_p, and n tokens from M_q.
-        before = state.lengths
-        verdict, kept = accept_and_append(state, scores.p, draft, verifier.under(state), target.executor)
-        settle(state, draft, verdict, scores, kept, target, drafter)
+        verdict, kept = accept_and_append(state, scores.p, draft, verifier.under(state), target.executor)  # n, t ~ p'
+        rollback(state, draft, verdict, scores, kept, target, drafter)
         clock.lap(Lap.ACCEPT)
         if not state.stride:  # else gamma is constant: nobody learns
-            policy.observe(state.drafted, [now - then for now, then in zip(state.lengths, before, strict=True)])
+            policy.observe(state.drafted, state.kept)
         if policy.constant is None:  # it may have learnt from guesses that were discarded
             renew(state.noise[PROPOSAL], state.rows.done)
         clock.lap(Lap.HOST)
-        after_round(state, scores, draft, verdict, kept)
-        clock.lap(Lap.RECORD)
-        begin_next(state, clock)
+        end_round(state, scores, draft, verdict, kept, clock, after_round)
     return state
+
+
+def propose(drafter: Drafter, state: State, gamma: list[int]) -> Draft:
+    """The drafter's guesses, at most gamma[b] levels for row b, padded to the width that its executor wants."""
+    draft = drafter.propose(state, gamma)
+    state.drawn = draft.depth
+    return draft.padded(drafter.steps([draft.depth])) if draft.is_chain else draft
 
 
 def accept_and_append(
@@ -110,16 +105,20 @@ def accept_and_commit(verifier: Verifier, p: Tensor, draft: Draft, rows: Rows) -
     return verdict, kept, summary_of(rows, verdict, draft)
 
 
-def begin_next(state: State, clock: Clock) -> None:
-    """Begins the next round, when the host has read this one. If this one is unread and may stay so, it is enough to
-    have read the one before, while the device is busy with this one."""
+def end_round(
+    state: State, scores: Scores, draft: Draft, verdict: Verdict, kept: Tensor, clock: Clock, after_round: RoundHook
+) -> None:
+    """Records a round and begins the next one, when the host has read this one. If this one is unread and may stay so,
+    it is enough to have read the one before, while the device is busy with this one."""
+    after_round(state, scores, draft, verdict, kept)
+    clock.lap(Lap.RECORD)
     state.read(leave=1)
     ahead = bool(state.flights) and state.may_leave
     clock.start(wait=not ahead)
     state.read(leave=int(ahead))
 
 
-def settle(
+def rollback(
     state: State, draft: Draft, verdict: Verdict, scores: Scores, kept: Tensor, target: Target, drafter: Drafter
 ) -> None:
     """Both models keep the accepted guesses in their caches and forget the others. kept [B] is the number of tokens
@@ -129,6 +128,6 @@ def settle(
     drafter.settle(state, draft, verdict, scores, base)
 
 
-def shrink(gamma: list[int], state: State, drafter: Drafter) -> list[int]:
+def clip_gamma(gamma: list[int], state: State, drafter: Drafter) -> list[int]:
     """gamma per row, cut to the number of guesses that max_new_tokens and the contexts of both models still allow."""
     return [min(wanted, room) for wanted, room in zip(gamma, state.room(drafter.context), strict=True)]

@@ -11,8 +11,25 @@ from specbench.decoding import processes
 from specbench.decoding.draft import Draft, Verdict
 from specbench.decoding.noise import STREAMS, noise_bits
 from specbench.decoding.rows import Rows, commit_tokens, summary_of
-from specbench.decoding.stopping import StopStrings
 from specbench.decoding.transfers import Arriving, upload
+
+
+class StopStrings:
+    """Finds the token that completes one of the stop strings."""
+
+    def __init__(self, strings: Sequence[str], tokenizer: Any):
+        self.strings, self.tokenizer = list(strings), tokenizer
+        # A token may hold a part of a character only, so a string of n bytes spans at most n tokens.
+        self.reach = max(len(s.encode()) for s in strings)
+
+    def find(self, generated: Sequence[int], new: Sequence[int]) -> int | None:
+        """How many of the new tokens to keep, the completing one included; None if none completes a stop string."""
+        before = list(generated[-self.reach :])
+        for kept in range(1, len(new) + 1):
+            text = self.tokenizer.decode([*before, *new[:kept]], skip_special_tokens=True)
+            if any(s in text for s in self.strings):
+                return kept
+        return None
 
 
 @dataclass(frozen=True)
@@ -47,6 +64,7 @@ class State:
     limits: list[int]  # host copy of `limit`
     texts: list[list[int]]  # host copy of the committed tokens, those before `lengths`
     drafted: list[int]  # host copy of the last round's `Draft.count`
+    kept: list[int]  # tokens that each row kept of that round, recovered or bonus token included
     prompt_lengths: list[int]  # tokens
     active: list[bool]  # host copy of ~done
     owners: list[int]  # the number of the request that has the row; -1 if none
@@ -85,6 +103,7 @@ class State:
             limits=[1] * rows,
             texts=[[] for _ in range(rows)],
             drafted=[0] * rows,
+            kept=[0] * rows,
             prompt_lengths=[1] * rows,
             active=[False] * rows,
             owners=[-1] * rows,
@@ -100,7 +119,7 @@ class State:
         rows = self.batch_size
         self.lengths, self.limits, self.prompt_lengths = [1] * rows, [1] * rows, [1] * rows
         self.active, self.owners = [False] * rows, [-1] * rows
-        self.texts, self.drafted = [[] for _ in range(rows)], [0] * rows
+        self.texts, self.drafted, self.kept = [[] for _ in range(rows)], [0] * rows, [0] * rows
         self.stride, self.flights = 0, []
 
     def admit(self, jobs: Sequence[Job], rows: Sequence[int], owners: Sequence[int]) -> None:
@@ -231,7 +250,8 @@ class State:
         for row, tokens in enumerate(zip(*new, strict=True)):
             if changed[row]:
                 self.texts[row] += tokens[: lengths[row] - self.lengths[row]]
-        self.lengths = [lengths[row] if changed[row] else was for row, was in enumerate(self.lengths)]
+        self.kept = [(new - was) * on for new, was, on in zip(lengths, self.lengths, changed, strict=True)]
+        self.lengths = [was + kept for was, kept in zip(self.lengths, self.kept, strict=True)]
         self.active = [not done[row] if changed[row] else on for row, on in enumerate(self.active)]
 
     def _find_stop_strings(self, verdict: Verdict) -> Tensor:

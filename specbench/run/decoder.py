@@ -7,10 +7,9 @@ from specbench.decoding.autoregressive import decode_autoregressive
 from specbench.decoding.executor import Executor
 from specbench.decoding.gamma_policy import GammaPolicy
 from specbench.decoding.model import Model
-from specbench.decoding.queue import Queue, TooManyColumns
+from specbench.decoding.queue import CacheTooSmallError, Queue
 from specbench.decoding.speculative import RoundHook, decode_speculative
-from specbench.decoding.state import Job, State
-from specbench.decoding.stopping import StopStrings
+from specbench.decoding.state import Job, State, StopStrings
 from specbench.decoding.timer import READING, Lap, Timer
 from specbench.decoding.verifier import Verifier
 from specbench.errors import ConfigError
@@ -73,7 +72,7 @@ class Session:
                     decode_speculative(state, target, drafter, policy, verifier, clock, record, queue)
                 else:
                     decode_autoregressive(state, target, verifier, clock, record, queue)
-        except TooManyColumns as error:
+        except CacheTooSmallError as error:
             raise ConfigError(str(error)) from error
         decoded = self._decoded(queue, clock, recorder, models)
         decoded.woken = self.experts.woken

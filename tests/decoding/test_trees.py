@@ -14,7 +14,7 @@ from test_verify import random_bits, random_laws
 from specbench.decoding.draft import Draft
 from specbench.decoding.noise import exponentials
 from specbench.decoding.sampling import Sampling
-from specbench.decoding.speculative import accept_and_append, settle
+from specbench.decoding.speculative import accept_and_append, rollback
 from specbench.decoding.state import Job, State
 from specbench.decoding.token_tree import MISSING, branching_tree, level_ranges, levels_of, pack, static_parent
 from specbench.decoding.verify import block_verification, rejection_sampling, speculative_sampling
@@ -260,7 +260,7 @@ def test_the_cache_holds_the_accepted_path(cache):
                 assert torch.allclose(draft.probs[row, 0], helper_table[before, last].softmax(-1), atol=1e-6)
             scores = target.score(state, draft)
             verdict, kept = accept_and_append(state, scores.p, draft, verifier, target.executor)
-            settle(state, draft, verdict, scores, kept, target, drafter)
+            rollback(state, draft, verdict, scores, kept, target, drafter)
             moved += int((verdict.path[:, 0] > 0).sum())
             for row in range(2):
                 text = state.tokens[row, : state.lengths[row]].tolist()

@@ -6,11 +6,11 @@ import pytest
 from cuda_on_cpu import Device, cuda_on_cpu
 from test_fake_cuda import Case, Decoder, violations
 
-from specbench.config import devices
+from specbench.decoding import transfers
 from specbench.decoding.state import Job
 from specbench.executors.cudagraph import Captured, CudaGraphExecutor
 
-READS = ("config.devices.Arriving.tolist", "decoding.state.State.synchronise")
+READS = ("decoding.transfers.Arriving.tolist", "decoding.state.State.synchronise")
 CLOCK = "decoding.timer.Timer._wait"
 
 
@@ -67,7 +67,7 @@ def test_on_cuda_the_host_waits_for_a_round_when_the_next_is_launched(drafter, r
 def test_on_cuda_a_copy_that_is_read_too_early_is_noticed(number_text, monkeypatch):
     """Negative control: without the event, the host reads what the copy held before."""
     tokens, _ = order_on_cuda(number_text)
-    monkeypatch.setattr(devices.Arriving, "tolist", lambda self: self._here.tolist())
+    monkeypatch.setattr(transfers.Arriving, "tolist", lambda self: self._here.tolist())
     with pytest.raises((AssertionError, IndexError, ValueError)):
         assert order_on_cuda(number_text)[0] == tokens
 

@@ -125,7 +125,7 @@ WAITS = {
     "decoding.state.State.synchronise": Allowed(
         "one a round", lambda case: 1 + rounds_inside(case), "lengths, ends and tokens of the rows, in one copy"
     ),
-    "config.devices.Arriving.tolist": Allowed(
+    "decoding.transfers.Arriving.tolist": Allowed(
         "instead, one a round with `executor=cudagraph` where [rounds are launched ahead](#rounds-launched-ahead)",
         lambda case: int(case.executor == "cudagraph"),
         "the same, of the round before, while the device is busy with this one",

@@ -19,8 +19,7 @@ from specbench.data.prompts import Request
 from specbench.decoding.noise import sibling_bits
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.speculative import decode_speculative
-from specbench.decoding.state import Job, State
-from specbench.decoding.stopping import StopStrings
+from specbench.decoding.state import Job, State, StopStrings
 from specbench.decoding.timer import NoTimer
 from specbench.decoding.verify import block_verification, speculative_sampling
 from specbench.decoding.verify_tree import match
