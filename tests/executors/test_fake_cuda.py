@@ -138,7 +138,7 @@ WAITS = {
         lambda case: GAMMA if case.policy in ("entropy", "confidence") else 0,
         "the policy decides after each guess",
     ),
-    "drafters.row_by_row.CountDrafter.propose_after": Allowed(
+    "drafters.lookup_base.CountDrafter.propose_after": Allowed(
         "one more a round with `drafter=unigram`, `bigram` and a sampling `ngram`",
         lambda case: int(case.kind in ("unigram", "bigram", "ngram_sample")) * max(1, rounds_inside(case)),
         "their guesses are drawn on the host, with the state's noise",
