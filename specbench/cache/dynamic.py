@@ -31,9 +31,6 @@ class DynamicCache(SlotCache):
             if surplus > 0:
                 layer.crop(-surplus)
 
-    def bytes(self) -> int:
-        return sum(t.nbytes for t in self.tensors())
-
     def tensors(self) -> list[Tensor]:
         return [t for layer in self.layers for t in (layer.keys, layer.values)]
 

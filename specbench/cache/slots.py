@@ -108,9 +108,9 @@ class SlotCache(Component, Cache):
     def truncate(self, lengths: Sequence[int]) -> None:
         """Forgets everything at and beyond column lengths[b] in row b."""
 
-    @abstractmethod
     def bytes(self) -> int:
         """Bytes that keys and values occupy now."""
+        return sum(t.nbytes for t in self.tensors())
 
     def column_bytes(self) -> float:
         """Bytes of one column of one row, all layers."""

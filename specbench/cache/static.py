@@ -49,9 +49,6 @@ class StaticCache(SlotCache):
     def truncate(self, lengths: Sequence[int]) -> None:
         """Does nothing: columns beyond a row's length are overwritten before they can be seen."""
 
-    def bytes(self) -> int:
-        return sum(t.nbytes for t in self.tensors())
-
     def tensors(self) -> list[Tensor]:
         return [*self.keys, *self.values]
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from specbench.decoding.component import Component
 from specbench.decoding.draft import Draft, Verdict
-from specbench.decoding.gamma_policy import DraftStop
+from specbench.decoding.gamma_policy import GammaPolicy
 from specbench.decoding.model import Model, Scores
 from specbench.decoding.state import State
 
@@ -72,7 +72,7 @@ class Drafter(Component, ABC):
         """The largest number of guesses (nodes) in a draft of depth gamma with these settings."""
         return gamma
 
-    def begin(self, state: State, stop: DraftStop | None = None) -> None:
+    def begin(self, state: State, stop: GammaPolicy | None = None) -> None:
         """Prepares for a new batch of rows and forgets the last one. `stop` may end drafts early, if given."""
 
     @abstractmethod

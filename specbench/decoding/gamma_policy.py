@@ -39,16 +39,6 @@ class Costs(Protocol):
         """Seconds that a round with 0 .. largest drafted tokens takes, [largest + 1]."""
 
 
-class DraftStop(Protocol):
-    """Stops a row's draft while it is being drawn. `signal` computes a number from each guess, `go_on` decides: see
-    `GammaPolicy`."""
-
-    @property
-    def signal(self) -> Signal | None: ...
-
-    def go_on(self, state: RowsSeen, count: list[int], signals: list[float]) -> list[bool]: ...
-
-
 class GammaPolicy(Component, ABC):
     """Chooses gamma for every row and round.
 
@@ -90,7 +80,7 @@ class GammaPolicy(Component, ABC):
         return None
 
     @property
-    def stop(self) -> DraftStop | None:
+    def stop(self) -> "GammaPolicy | None":
         """Itself if it decides after each guess whether to draft another, else None."""
         return None if self.signal is None else self
 

@@ -60,22 +60,12 @@ class State:
     """
 
     rows: Rows
-    lengths: list[int]  # host copy of `length`, refreshed once a round
-    limits: list[int]  # host copy of `limit`
-    texts: list[list[int]]  # host copy of the committed tokens, those before `lengths`
-    drafted: list[int]  # host copy of the last round's `Draft.count`
-    kept: list[int]  # tokens that each row kept of that round, recovered or bonus token included
-    prompt_lengths: list[int]  # tokens
-    active: list[bool]  # host copy of ~done
-    owners: list[int]  # the number of the request that has the row; -1 if none
-    inputs: list[Sequence[int]]  # by row, the tokens of the encoder's input; empty if it reads none
     stop_strings: StopStrings | None = None
-    waiting: int = 0  # requests that have arrived and have no row yet
-    drawn: int = 0  # the depth to which the round's draft was drawn, before it was padded
     admitted: int = 0  # requests that ever had a row
     serials: dict[int, int] = field(default_factory=dict)  # by row, a number that is unique to its request
-    stride: int = 0  # the most tokens that a round adds to a row, if the host may launch the next one unread; else 0
-    flights: list[InFlightRound] = field(default_factory=list)  # rounds that the host has not read, in order
+
+    def __post_init__(self) -> None:
+        self.clear()
 
     @staticmethod
     def idle(
@@ -87,40 +77,32 @@ class State:
     ) -> "State":
         """A state of `rows` idle rows of `width` columns, without requests."""
 
-        def filled(value: int, kind: torch.dtype = torch.long) -> Tensor:
-            return torch.full((rows,), value, dtype=kind, device=device)
+        def zeros(*shape: int, dtype: torch.dtype = torch.long) -> Tensor:
+            return torch.zeros(*shape, dtype=dtype, device=device)
 
-        return State(
-            rows=Rows(
-                tokens=torch.zeros(rows, width, dtype=torch.long, device=device),
-                length=filled(1),
-                limit=filled(1),
-                done=filled(True, torch.bool),
-                noise=torch.zeros(STREAMS, rows, width, dtype=torch.long, device=device),
-                stop_tokens=upload(list(stop_tokens), device, torch.long),
-            ),
-            lengths=[1] * rows,
-            limits=[1] * rows,
-            texts=[[] for _ in range(rows)],
-            drafted=[0] * rows,
-            kept=[0] * rows,
-            prompt_lengths=[1] * rows,
-            active=[False] * rows,
-            owners=[-1] * rows,
-            inputs=[()] * rows,
-            stop_strings=stop_strings,
-        )
+        stops = upload(list(stop_tokens), device, torch.long)
+        done, noise = zeros(rows, dtype=torch.bool), zeros(STREAMS, rows, width)
+        return State(Rows(zeros(rows, width), zeros(rows), zeros(rows), done, noise, stops), stop_strings)
 
     def clear(self) -> None:
-        """Makes all rows idle again, in the same tensors."""
+        """Makes all rows idle, in the same tensors."""
         self.rows.length.fill_(1)
         self.rows.limit.fill_(1)
         self.rows.done.fill_(True)
-        rows = self.batch_size
-        self.lengths, self.limits, self.prompt_lengths = [1] * rows, [1] * rows, [1] * rows
-        self.active, self.owners = [False] * rows, [-1] * rows
-        self.texts, self.drafted, self.kept = [[] for _ in range(rows)], [0] * rows, [0] * rows
-        self.stride, self.flights = 0, []
+        B = self.batch_size
+        self.lengths = [1] * B  # host copy of `length`, refreshed once a round
+        self.limits = [1] * B  # host copy of `limit`
+        self.texts: list[list[int]] = [[] for _ in range(B)]  # the committed tokens, those before `lengths`
+        self.drafted = [0] * B  # `Draft.count` of the last round
+        self.kept = [0] * B  # tokens that each row kept of that round, recovered or bonus token included
+        self.prompt_lengths = [1] * B  # tokens
+        self.active = [False] * B  # host copy of ~done
+        self.owners = [-1] * B  # the number of the request that has the row; -1 if none
+        self.inputs: list[Sequence[int]] = [()] * B  # the tokens of the encoder's input; empty if it reads none
+        self.waiting = 0  # requests that have arrived and have no row yet
+        self.drawn = 0  # the depth to which the round's draft was drawn, before it was padded
+        self.stride = 0  # the most tokens that a round adds to a row, if the next may be launched before it is read
+        self.flights: list[InFlightRound] = []  # rounds that the host has not read, in order
 
     def admit(self, jobs: Sequence[Job], rows: Sequence[int], owners: Sequence[int]) -> None:
         """Writes prompt, limit and noise of each job into one of `rows`; `owners` are the numbers of the requests. The

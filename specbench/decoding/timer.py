@@ -4,7 +4,7 @@ import time
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from itertools import pairwise
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 
@@ -48,8 +48,8 @@ def decoding_seconds(laps: Laps) -> float:
     return sum(seconds for lap, seconds in laps.items() if lap in DECODING)
 
 
-class Clock(Protocol):
-    """Interface of the clocks that the decoding loops call."""
+class Clock:
+    """What the decoding loops call at the end of each part of a round. This one measures nothing."""
 
     def start(self, wait: bool = True) -> None:
         """Begins a new round; without `wait` the device may still be busy with the one before."""
@@ -59,19 +59,6 @@ class Clock(Protocol):
 
     def now(self) -> float:
         """Seconds of a clock that stands still while a round is recorded: requests arrive and wait by it."""
-
-
-class NoTimer:
-    """A clock that measures nothing."""
-
-    def start(self, wait: bool = True) -> None:
-        """Does nothing."""
-
-    def lap(self, name: Lap, more: bool = False) -> None:
-        """Does nothing."""
-
-    def now(self) -> float:
-        """Seconds of the host's clock."""
         return time.perf_counter()
 
 
@@ -84,7 +71,7 @@ class Mark(NamedTuple):
     collectives: Sequence[Any] = ()  # `SyncPolicy.collectives`
 
 
-class Timer:
+class Timer(Clock):
     """Measures the laps of one round after another, in seconds.
 
     On CUDA an event is recorded at each lap and read only in `rounds`, so a lap waits for nothing. The host's clock is

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from specbench.decoding.draft import Draft, Verdict
-from specbench.decoding.gamma_policy import DraftStop
+from specbench.decoding.gamma_policy import GammaPolicy
 from specbench.decoding.model import Scores
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.state import State
@@ -56,7 +56,7 @@ class BlockwiseDrafter(ParallelDrafter):
         heads = load_extras(Heads, settings.heads, "drafter.heads", target)
         return cls(target, heads, settings.sampling_of(context.sampling))
 
-    def begin(self, state: State, stop: DraftStop | None = None) -> None:
+    def begin(self, state: State, stop: GammaPolicy | None = None) -> None:
         self.hidden: Tensor | None = None  # [B, H], from which each row's last committed token was drawn
         self.known: dict[int, int] = {}  # by row, the serial of the request that the hidden state belongs to
         self.was_active: list[bool] = []  # by row, when the last draft was made

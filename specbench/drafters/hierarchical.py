@@ -1,5 +1,6 @@
 """A drafter that is itself decoded speculatively, with a cheaper drafter below it, to any depth (section 6)."""
 
+import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -10,13 +11,13 @@ from torch import Tensor
 from specbench.component import nested
 from specbench.decoding.draft import Draft, Verdict
 from specbench.decoding.drafter import Drafter
-from specbench.decoding.gamma_policy import DraftStop
+from specbench.decoding.gamma_policy import GammaPolicy
 from specbench.decoding.model import Scores
 from specbench.decoding.noise import PROPOSAL, STREAM, STREAMS, sibling_bits
 from specbench.decoding.rows import Rows, window
 from specbench.decoding.speculative import decode_speculative
 from specbench.decoding.state import State
-from specbench.decoding.timer import NoTimer
+from specbench.decoding.timer import Clock
 from specbench.decoding.transfers import counts
 from specbench.drafters.model import ModelSettings, load_drafter
 from specbench.errors import ConfigError
@@ -81,12 +82,13 @@ class HierarchicalDrafter(Drafter):
         kind, below = nested(settings.below, "drafter.below", Drafter)
         return bool(kind.drafts_with_encoders(below))
 
-    def begin(self, state: State, stop: DraftStop | None = None) -> None:
+    def begin(self, state: State, stop: GammaPolicy | None = None) -> None:
         self.model.allocate(state.batch_size, state.tokens.shape[1])
         if self.rows is None or self.rows.tokens.shape != state.tokens.shape:
             rows = Rows(*(t.clone() for t in vars(state.rows).values()))
             self.rows = replace(rows, stop_tokens=rows.stop_tokens[:0])
-        self.inner = replace(state, rows=self.rows, stop_strings=None)
+        self.inner = copy.copy(state)
+        self.inner.rows, self.inner.stop_strings = self.rows, None
         self.below.begin(self.inner)
 
     def propose(self, state: State, gamma: list[int]) -> Draft:
@@ -105,9 +107,7 @@ class HierarchicalDrafter(Drafter):
             at = torch.where(places < kept[:, None], at[:, None] + places, steps)  # column `steps`: not kept
             laws.scatter_(1, at[..., None].expand(p.shape), p)
 
-        decode_speculative(
-            self.inner, self.model, self.below, self.policy, self.judge, NoTimer(), keep_laws, begin=False
-        )
+        decode_speculative(self.inner, self.model, self.below, self.policy, self.judge, Clock(), keep_laws, begin=False)
         ends = zip(self.inner.lengths, self.model.cached, gamma, strict=True)
         self.model.cached = [length - 1 if g else cached for length, cached, g in ends]
         tokens = window(self.inner.tokens, state.length, steps)

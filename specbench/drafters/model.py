@@ -9,7 +9,7 @@ from torch import Tensor
 
 from specbench.decoding.draft import Draft
 from specbench.decoding.drafter import Drafter
-from specbench.decoding.gamma_policy import DraftStop, Signal
+from specbench.decoding.gamma_policy import GammaPolicy, Signal
 from specbench.decoding.noise import PROPOSAL
 from specbench.decoding.rows import Rows, all_rows, last_tokens, seen_tokens, window
 from specbench.decoding.sampling import draw
@@ -85,13 +85,13 @@ class ModelDrafter(Drafter):
         self.model, self.vocab_size, self.context, self.gamma = model, vocab_size, model.context, gamma
         self.operations_per_token = model.operations_per_token
         self.models = [model]
-        self.stop: DraftStop | None = None
+        self.stop: GammaPolicy | None = None
 
     @classmethod
     def from_settings(cls, settings: Any, context: Context, target: LanguageModel) -> "ModelDrafter":
         return cls(load_drafter(settings, context, target, settings.vocabulary), target.vocab_size, context.gamma)
 
-    def begin(self, state: State, stop: DraftStop | None = None) -> None:
+    def begin(self, state: State, stop: GammaPolicy | None = None) -> None:
         self.stop = stop
         self.model.allocate(state.batch_size, state.tokens.shape[1])
 
@@ -144,7 +144,7 @@ class ModelDrafter(Drafter):
         return window(rows.noise[PROPOSAL], length, steps).T.clone(memory_format=torch.contiguous_format), seen
 
     def _chain_until(
-        self, begun: FirstStep, stop: DraftStop, state: State, gamma: list[int], visible: int
+        self, begun: FirstStep, stop: GammaPolicy, state: State, gamma: list[int], visible: int
     ) -> tuple[Tensor, Tensor | None, list[int]]:
         """As `_chain`, but `stop` may end a row's draft after any of its guesses; returns the number of guesses of each
         row too. It decides from q and guesses that stay in the draft, so the output distribution does not change."""

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from specbench.decoding.draft import Draft, Verdict
 from specbench.decoding.drafter import Drafter
-from specbench.decoding.gamma_policy import DraftStop
+from specbench.decoding.gamma_policy import GammaPolicy
 from specbench.decoding.model import Scores
 from specbench.decoding.noise import PROPOSAL, node_bits
 from specbench.decoding.state import State
@@ -91,7 +91,7 @@ class MultiDrafter(Drafter):
         models = [PretrainedModel(model, own, "drafter", target.vocab_size) for model in settings.models()]
         return cls(models, settings.samples, target.vocab_size, context.gamma, settings.order)
 
-    def begin(self, state: State, stop: DraftStop | None = None) -> None:
+    def begin(self, state: State, stop: GammaPolicy | None = None) -> None:
         for drafter in self.drafters:
             drafter.widths = self.widths
             drafter.begin(state)

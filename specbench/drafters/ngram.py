@@ -10,7 +10,7 @@ from torch import Tensor
 
 from specbench.decoding.draft import Draft
 from specbench.decoding.drafter import Drafter
-from specbench.decoding.gamma_policy import DraftStop
+from specbench.decoding.gamma_policy import GammaPolicy
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.state import State
 from specbench.drafters.lookup_base import CountDrafter, PointMassDrafter, committed
@@ -123,7 +123,7 @@ class NgramDrafter(Drafter):
         sampled_as = sampling if settings.sample and not sampling.greedy else None
         return cls(settings.min_order, settings.max_order, settings.window, sampled_as, target.vocab_size)
 
-    def begin(self, state: State, stop: DraftStop | None = None) -> None:
+    def begin(self, state: State, stop: GammaPolicy | None = None) -> None:
         self.tables[:] = [self._table() for _ in range(state.batch_size)]
         self.owners = list(state.owners)
 

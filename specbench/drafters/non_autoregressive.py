@@ -10,7 +10,7 @@ from torch import Tensor
 
 from specbench.decoding.draft import Draft
 from specbench.decoding.drafter import Drafter
-from specbench.decoding.gamma_policy import DraftStop
+from specbench.decoding.gamma_policy import GammaPolicy
 from specbench.decoding.noise import PROPOSAL
 from specbench.decoding.rows import Rows, last_tokens, seen_tokens, window
 from specbench.decoding.sampling import Sampling, draw
@@ -110,7 +110,7 @@ class NonAutoregressiveDrafter(ParallelDrafter):
         lookahead = load_extras(LookAhead, settings.lookahead, "drafter.lookahead", model)
         return cls(model, lookahead, target.vocab_size, context.gamma)
 
-    def begin(self, state: State, stop: DraftStop | None = None) -> None:
+    def begin(self, state: State, stop: GammaPolicy | None = None) -> None:
         self.model.allocate(state.batch_size, state.tokens.shape[1])
 
     def logits(self, state: State, steps: int) -> Tensor:

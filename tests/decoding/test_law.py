@@ -7,6 +7,7 @@ drafter, and so have the drafters whose guesses stand side by side, where a shar
 see. The other pairs have 5,000: enough for lenience .9, whose chi-square is then 1.45 of its limit.
 """
 
+import copy
 from copy import deepcopy
 from dataclasses import replace
 from functools import cache
@@ -27,7 +28,7 @@ from specbench.decoding.noise import ACCEPTANCE, PROPOSAL, RESIDUAL, exponential
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.speculative import decode_speculative
 from specbench.decoding.state import Job, State
-from specbench.decoding.timer import NoTimer
+from specbench.decoding.timer import Clock
 from specbench.decoding.verify import leading, rejection_rate, speculative_sampling
 from specbench.decoding.verify_tree import iterative_sampling
 from specbench.drafters import hierarchical
@@ -171,7 +172,9 @@ def start(rows: int, seed: int = 0, spare: int = 4) -> State:
     fields = {name: t.clone() for name, t in vars(state.rows).items()}
     lists = {name: list(getattr(state, name)) for name in ("lengths", "limits", "prompt_lengths", "active", "owners")}
     texts = [list(text) for text in state.texts]
-    return replace(state, rows=replace(state.rows, **fields), texts=texts, **lists)
+    copied = copy.copy(state)
+    vars(copied).update(lists, rows=replace(state.rows, **fields), texts=texts)
+    return copied
 
 
 def new_tokens(state: State) -> np.ndarray:
@@ -195,7 +198,7 @@ def decode(tables, number_text, kind="model", cache="static", verifier=Speculati
     target.allocate(trials, state.tokens.shape[1])
     target.prefill(state)
     judge = verifier_of(verifier, sampling, lenience)
-    decode_speculative(state, target, drafter, policy or FixedGamma(gamma), judge, NoTimer())
+    decode_speculative(state, target, drafter, policy or FixedGamma(gamma), judge, Clock())
     return new_tokens(state)
 
 
@@ -535,7 +538,7 @@ def test_autoregressive_decoding_has_the_target_law(tables):
     target, state = tabular_model(tables.target, SAMPLING), start(TRIALS)
     target.allocate(TRIALS, state.tokens.shape[1])
     target.prefill(state)
-    decode_autoregressive(state, target, SpeculativeVerifier(SAMPLING), NoTimer())
+    decode_autoregressive(state, target, SpeculativeVerifier(SAMPLING), Clock())
     assert worst_excess(new_tokens(state), Law(tables.target)) < 1
 
 
@@ -581,7 +584,7 @@ def test_a_round_is_algorithm_1_step_by_step(tables):
     verifier = SpeculativeVerifier(SAMPLING)
     policy = FixedGamma(gamma)
     drafter = make_drafter("model", target, "", helper)
-    decode_speculative(state, target, drafter, policy, verifier, NoTimer(), keep)
+    decode_speculative(state, target, drafter, policy, verifier, Clock(), keep)
 
     def law(table):
         return lambda text: table[text[-2], text[-1]].softmax(-1).numpy()

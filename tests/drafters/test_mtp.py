@@ -20,7 +20,7 @@ from specbench.decoding.noise import prompt_key
 from specbench.decoding.queue import Queue
 from specbench.decoding.speculative import decode_speculative
 from specbench.decoding.state import Job, State
-from specbench.decoding.timer import NoTimer
+from specbench.decoding.timer import Clock
 from specbench.errors import ConfigError
 from specbench.models.mtp import MtpModel
 from specbench.models.mtp_weights import load_mtp, place_of, without_modules
@@ -97,7 +97,7 @@ def drafts(kind, gamma, tokens=10):
     drafter.propose = noted
     try:
         queue = Queue(jobs, [target, *drafter.models], 4, own.spare)
-        decode_speculative(state, target, drafter, FixedGamma(gamma), own.verifier, NoTimer(), feed=queue)
+        decode_speculative(state, target, drafter, FixedGamma(gamma), own.verifier, Clock(), feed=queue)
     finally:
         del drafter.propose
     return found, own

@@ -14,7 +14,7 @@ from specbench.decoding.queue import Queue
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.speculative import decode_speculative
 from specbench.decoding.state import State
-from specbench.decoding.timer import NoTimer, Timer
+from specbench.decoding.timer import Clock, Timer
 from specbench.errors import ConfigError
 from specbench.models.language_model import LanguageModel
 from specbench.policies.gamma.fixed import FixedGamma
@@ -165,5 +165,5 @@ def test_waiting_times_are_those_of_a_run_that_records_nothing(kind, tables, mon
 
     expected, found = (times(recording, Timer(torch.device("cpu"))) for recording in (0.0, 5.0))
     assert [list(each.values()) for each in found] == [pytest.approx(list(each.values())) for each in expected]
-    late = times(5.0, NoTimer())
+    late = times(5.0, Clock())
     assert late[-1]["finished"] > 2 * expected[-1]["finished"]

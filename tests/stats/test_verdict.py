@@ -20,7 +20,7 @@ from specbench.decoding.noise import sibling_bits
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.speculative import decode_speculative
 from specbench.decoding.state import Job, State, StopStrings
-from specbench.decoding.timer import NoTimer
+from specbench.decoding.timer import Clock
 from specbench.decoding.verify import block_verification, speculative_sampling
 from specbench.decoding.verify_tree import match
 from specbench.models.language_model import LanguageModel
@@ -64,7 +64,7 @@ def texts(tables, number_text, kind="model", verifier=SpeculativeVerifier, rows=
     target.allocate(rows, state.tokens.shape[1])
     target.prefill(state)
     recorder = Recorder(judged_by, {}, evidence=True)
-    decode_speculative(state, target, drafter, FixedGamma(GAMMA), judged_by, NoTimer(), recorder)
+    decode_speculative(state, target, drafter, FixedGamma(GAMMA), judged_by, Clock(), recorder)
     results = []
     for prompt, new, found in zip(prompts, state.new_tokens(), recorder.evidence(rows), strict=True):
         reading = read(target, prompt, new, found)

@@ -11,7 +11,7 @@ from specbench.contrib.gpu_check.fixtures import GRAPHS, PAIR, Lab, jobs_of
 from specbench.contrib.gpu_check.timer import Timer as PhaseTimer
 from specbench.decoding.speculative import RoundHook, decode_speculative, ignore
 from specbench.decoding.state import State
-from specbench.decoding.timer import DECODING, Clock, Lap, NoTimer, Timer
+from specbench.decoding.timer import DECODING, Clock, Lap, Timer
 from specbench.run.components import Components
 from specbench.run.decoder import untimed
 from specbench.run.recorder import Recorder, round_numbers
@@ -50,7 +50,7 @@ def decoding(parts: Components) -> Decoding:
         state.stride = parts.policy.largest + 1 if ahead else 0
         target.allocate(1, state.tokens.shape[1])
         target.prefill(state)
-        decode_speculative(state, target, parts.drafter, parts.policy, parts.verifier, clock or NoTimer(), note)
+        decode_speculative(state, target, parts.drafter, parts.policy, parts.verifier, clock or Clock(), note)
         return ends
 
     return Decoding(run, parts)

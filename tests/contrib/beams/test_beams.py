@@ -17,7 +17,7 @@ from specbench.contrib.beams.requests import recorded
 from specbench.contrib.beams.search_state import BeamRules, Hypothesis, Search
 from specbench.contrib.beams.tree_reader import TreeReader
 from specbench.decoding.sampling import Sampling
-from specbench.decoding.timer import Lap, NoTimer
+from specbench.decoding.timer import Clock, Lap
 from specbench.errors import ConfigError
 from specbench.models.language_model import LanguageModel
 from specbench.results.reader import load_runs
@@ -40,10 +40,10 @@ def searched(rules, target, drafter=None, gamma=0, prompt=PROMPT, stops=STOPS, l
     rounds = []
     while not found.over:
         if drafter is None:
-            rounds.append(plain_round(found, *readers, NoTimer()))
+            rounds.append(plain_round(found, *readers, Clock()))
         else:
             left = max(0, min(gamma, limit - found.levels - 1))
-            rounds.append(speculative_round(found, *readers, left, NoTimer()))
+            rounds.append(speculative_round(found, *readers, left, Clock()))
     return found, rounds, readers[0]
 
 
@@ -146,7 +146,7 @@ def test_a_level_without_a_possible_guess_ends_the_draft():
     readers = [TreeReader(model) for model in (target, twin)]
     for reader in readers:
         reader.open(PROMPT, 200)
-    plain_round(search, readers[0], NoTimer())
+    plain_round(search, readers[0], Clock())
     search.stop_tokens = frozenset(range(V))
     assert len(search.running) == 2 and draft(search, readers[1], 3) == []
 

@@ -12,7 +12,7 @@ from specbench.contrib.beams.numbers import stock_score
 from specbench.contrib.beams.search_state import BeamRules, Search
 from specbench.contrib.beams.tree_reader import TreeReader
 from specbench.decoding.sampling import Sampling
-from specbench.decoding.timer import NoTimer
+from specbench.decoding.timer import Clock
 from specbench.executors.eager import EagerExecutor
 from specbench.models.language_model import LanguageModel
 from specbench.models.reference_forward import stock_logits
@@ -39,9 +39,9 @@ def searched(rules, read, stops, target, drafter=None, gamma=3):
     accepted = rejected = 0
     while not search.over:
         if drafter is None:
-            plain_round(search, *readers, NoTimer())
+            plain_round(search, *readers, Clock())
             continue
-        made = speculative_round(search, *readers, max(0, min(gamma, search.limit - search.levels - 1)), NoTimer())
+        made = speculative_round(search, *readers, max(0, min(gamma, search.limit - search.levels - 1)), Clock())
         accepted, rejected = accepted + made.accepted, rejected + made.rejected
     return search.finished, accepted, rejected
 

@@ -24,7 +24,7 @@ from specbench.decoding.queue import Queue
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.speculative import decode_speculative
 from specbench.decoding.state import Job, State
-from specbench.decoding.timer import Lap, NoTimer, Timer
+from specbench.decoding.timer import Clock, Lap, Timer
 from specbench.drafters.model import ModelDrafter
 from specbench.errors import ConfigError
 from specbench.executors.compile_cache import Programs
@@ -120,10 +120,10 @@ def decode(target: LanguageModel, helper: LanguageModel | None, rows: int, chunk
         found.accepted += int(verdict.accepted[kept > 0].sum())
 
     if helper is None:
-        decode_autoregressive(state, target, judge, NoTimer(), count, queue)
+        decode_autoregressive(state, target, judge, Clock(), count, queue)
     else:
         drafter = ModelDrafter(helper, target.vocab_size, GAMMA)
-        decode_speculative(state, target, drafter, FixedGamma(GAMMA), judge, NoTimer(), count, queue)
+        decode_speculative(state, target, drafter, FixedGamma(GAMMA), judge, Clock(), count, queue)
     found.texts = [output.tokens for output in queue.outputs]
     return found
 
@@ -186,7 +186,7 @@ def sampled(few_contexts, one_by_one: bool, state_type=RecurrentCache, trials: i
     target.prefill(state)
     judge = verifier_of(SpeculativeVerifier, SAMPLING)
     drafter = ModelDrafter(helper, V, GAMMA)
-    decode_speculative(state, target, drafter, FixedGamma(GAMMA), judge, NoTimer())
+    decode_speculative(state, target, drafter, FixedGamma(GAMMA), judge, Clock())
     return new_tokens(state)
 
 
