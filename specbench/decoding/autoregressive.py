@@ -5,7 +5,7 @@ It runs through the same model, cache, executor, sampler and clock as the specul
 
 from specbench.decoding.draft import Draft
 from specbench.decoding.model import Target
-from specbench.decoding.speculative import Feed, RoundHook, accept_and_append, end_round, ignore, these_rows
+from specbench.decoding.speculative import Feed, RoundHook, accept_and_append, end_round, ignore, any_active
 from specbench.decoding.state import State
 from specbench.decoding.timer import Clock, Lap
 from specbench.decoding.verifier import Verifier
@@ -17,7 +17,7 @@ def decode_autoregressive(
     verifier: Verifier,
     clock: Clock,
     after_round: RoundHook = ignore,
-    feed: Feed = these_rows,
+    feed: Feed = any_active,
 ) -> State:
     """Decodes one token per active row and step until `feed` returns False; returns the state. `feed` may admit new
     rows before each step. For every active row, the target's cache must hold all committed tokens but the last."""

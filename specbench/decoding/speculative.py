@@ -27,7 +27,7 @@ def ignore(state: State, scores: Scores, draft: Draft, verdict: Verdict, kept: T
     """A round hook that records nothing. kept [B] is the number of tokens that each row kept."""
 
 
-def these_rows(state: State, clock: Clock) -> bool:
+def any_active(state: State, clock: Clock) -> bool:
     """The feed of a fixed batch: True while a row is active."""
     return any(state.active)
 
@@ -40,7 +40,7 @@ def decode_speculative(
     verifier: Verifier,
     clock: Clock,
     after_round: RoundHook = ignore,
-    feed: Feed = these_rows,
+    feed: Feed = any_active,
     begin: bool = True,
 ) -> State:
     """Repeats Algorithm 1 until `feed` returns False; returns the state. `feed` may admit new rows before each round.
@@ -130,4 +130,4 @@ def rollback(
 
 def clip_gamma(gamma: list[int], state: State, drafter: Drafter) -> list[int]:
     """gamma per row, cut to the number of guesses that max_new_tokens and the contexts of both models still allow."""
-    return [min(wanted, room) for wanted, room in zip(gamma, state.room(drafter.context), strict=True)]
+    return [min(wanted, room) for wanted, room in zip(gamma, state.remaining(drafter.context), strict=True)]

@@ -176,7 +176,7 @@ class State:
     def longest(self) -> int:
         return max(self.lengths)
 
-    def room(self, context: int) -> list[int]:
+    def remaining(self, context: int) -> list[int]:
         """How many guesses each row can still keep within its limit and `context` tokens. One place is left for the
         round's recovered or bonus token."""
         return [

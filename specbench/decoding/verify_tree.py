@@ -52,7 +52,7 @@ class Walk:
         return Verdict(tokens, self.n, torch.stack(self.path, 1) if self.path else tokens[:, :0])
 
 
-def along(draft: Draft, verdict: Verdict) -> tuple[Tensor, Tensor, Tensor]:
+def accepted_path(draft: Draft, verdict: Verdict) -> tuple[Tensor, Tensor, Tensor]:
     """What was tried along the accepted path of a tree. Returns the entry before each step [B, D + 1] (0: the last
     committed token; i + 1: node i), the first guess that was tried at each step as a node [B, D], and the number of
     steps at which there was a guess to try [B]."""

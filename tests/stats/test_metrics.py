@@ -17,7 +17,7 @@ from specbench.decoding.speculative import decode_speculative
 from specbench.decoding.state import Job, State
 from specbench.decoding.timer import Lap, Timer
 from specbench.decoding.token_tree import MISSING, ROOT
-from specbench.decoding.verify_tree import along, iterative_sampling
+from specbench.decoding.verify_tree import accepted_path, iterative_sampling
 from specbench.errors import ConfigError
 from specbench.policies.gamma.fixed import FixedGamma
 from specbench.results.run_table import run_table
@@ -101,7 +101,7 @@ def test_what_was_tried_along_a_path_is_what_its_text_says(name):
     bits = random_bits((len(draft.tokens), draft.depth + 1), generator)
     r = torch.rand(draft.tokens.shape, generator=generator, dtype=torch.float64)
     verdict = iterative_sampling(p_of(p_table, draft), draft, r, bits)
-    entries, first, steps = along(draft, verdict)
+    entries, first, steps = accepted_path(draft, verdict)
     parents = draft.parents.expand(len(draft.tokens), -1).tolist()
     for row, parent in enumerate(parents):
         texts = {ROOT: ()}
