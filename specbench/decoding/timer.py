@@ -32,7 +32,7 @@ class Lap(StrEnum):
 Laps = Mapping[Lap, float]  # seconds
 DECODING = (Lap.DRAFT, Lap.VERIFY, Lap.ACCEPT, Lap.HOST)
 READING = (Lap.PREFILL, Lap.DRAFTER_PREFILL)
-COLLECTIVES = {
+COLLECTIVES_OF = {
     Lap.DRAFT: Lap.DRAFT_COLLECTIVES,
     Lap.VERIFY: Lap.VERIFY_COLLECTIVES,
     Lap.READ_AGAIN: Lap.VERIFY_COLLECTIVES,
@@ -146,8 +146,8 @@ def _laps(marks: list[Mark]) -> dict[Lap, float]:
         seconds[now.lap] = seconds.get(now.lap, 0.0) + lap
         if now.lap is Lap.READ_AGAIN:
             seconds[Lap.VERIFY] = seconds.get(Lap.VERIFY, 0.0) + lap
-        if now.collectives and now.lap in COLLECTIVES:
-            part = COLLECTIVES[now.lap]
+        if now.collectives and now.lap in COLLECTIVES_OF:
+            part = COLLECTIVES_OF[now.lap]
             seconds[part] = seconds.get(part, 0.0) + processes.current.seconds_of(now.collectives)
         hosts += host if now.lap in (*DECODING, Lap.READ_AGAIN) else 0.0
     if any(lap in DECODING for lap in seconds):
