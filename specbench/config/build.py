@@ -294,7 +294,8 @@ def refuse_long_warm_up(
     checked: ValidatedConfig, policy: GammaPolicy, executor: Executor, columns: int, levels: int
 ) -> None:
     """Raises ConfigError if warm-up would read more than `MOST_WARM_UP_TOKENS` tokens a row."""
-    nodes = checked.choices["drafter"].settings.nodes
+    drafter = checked.choices["drafter"]
+    nodes = partial(drafter.kind.nodes, drafter.settings)
     gammas = timed_gammas(policy, executor.fixed_shapes)
     tokens = warm_up_tokens([nodes(gamma) for gamma in gammas], gammas, len(executor.lengths(columns)), levels)
     if tokens > MOST_WARM_UP_TOKENS:
