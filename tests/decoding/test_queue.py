@@ -10,12 +10,11 @@ from conftest import CACHES, DRAFTERS, TREES, V, make_drafter, spare_of, tabular
 
 from specbench.cache.paged import PagedCache
 from specbench.decoding.autoregressive import decode_autoregressive
-from specbench.decoding.queue import Queue
+from specbench.decoding.queue import CacheTooSmallError, Queue
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.speculative import decode_speculative, ignore
 from specbench.decoding.state import Job, State
 from specbench.decoding.timer import Timer
-from specbench.errors import ConfigError
 from specbench.executors.eager import EagerExecutor
 from specbench.models.language_model import LanguageModel
 from specbench.policies.gamma.confidence import ConfidenceGamma
@@ -131,7 +130,7 @@ def test_requests_wait_for_blocks_and_change_no_token(tables):
 
 
 def test_a_request_that_can_never_fit_is_refused_with_the_numbers(tables):
-    with pytest.raises(ConfigError, match=r"needs \d+ cache columns.*cache\.blocks"):
+    with pytest.raises(CacheTooSmallError, match=r"needs \d+ cache columns.*cache\.blocks"):
         decode(jobs(), 2, tables, few_blocks(5))
 
 
