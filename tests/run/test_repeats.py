@@ -13,10 +13,10 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as parquet
 import pytest
-import specbench.run.repeats as repeats
 from conftest import call, composed, small
 from rich.console import Console
 
+import specbench.run.repeats as repeats
 from specbench.config.build import in_order
 from specbench.config.validate import check
 from specbench.data.prompts import Prompt
