@@ -73,14 +73,11 @@ from specbench.drafters.self_quantized import SelfQuantizedDrafter
 from specbench.drafters.tree import TreeDrafter, widths
 from specbench.executors import autotune as choose
 from specbench.executors.eager import EagerExecutor
-from specbench.models.first_layers import first_layers
 from specbench.models.language_model import LanguageModel
-from specbench.models.lookahead_embeddings import LookAhead
-from specbench.models.medusa_heads import Heads
 from specbench.models.mtp import MtpModel, PairInput
-from specbench.models.pretrained import load_extras
 from specbench.models.quantization import quantise
-from specbench.models.shared_cache import BorrowedCache
+from specbench.models.shared_cache import BorrowedCache, first_layers
+from specbench.models.trained_parts import Heads, LookAhead, load_part
 from specbench.run import warm_up
 from specbench.run.interleave import InterleavedGroup
 from specbench.settings import BaseSettings
@@ -288,7 +285,7 @@ def make_drafter(kind: str, target: LanguageModel, text_file: str, drafter_model
 @cache
 def extras(kind: type, name: str, model: LanguageModel):
     """What was trained for a shipped model, loaded once."""
-    return load_extras(kind, f"shipped:{name}", f"drafter.{name}", model)
+    return load_part(kind, f"shipped:{name}", f"drafter.{name}", model)
 
 
 @cache

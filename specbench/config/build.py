@@ -12,13 +12,10 @@ import torch
 from specbench.component import from_ring
 from specbench.config.devices import pick_device, pick_dtype
 from specbench.config.loaded_targets import Targets
-from specbench.config.memory import Budget, ModelSize, free_bytes
+from specbench.config.memory import Budget, free_bytes, refuse_states_that_do_not_fit
 from specbench.config.schema import RunConfig
 from specbench.config.validate import ValidatedConfig
-from specbench.contrib.recurrent.rules import refuse_states, refuse_states_that_do_not_fit
-from specbench.contrib.whisper.rules import refuse_sounds
-from specbench.data.prompts import Prompt, load, render
-from specbench.data.sound import Speech
+from specbench.data.prompts import Data, Prompt, load, render
 from specbench.decoding import processes
 from specbench.decoding.drafter import Drafter
 from specbench.decoding.executor import Executor
@@ -28,6 +25,7 @@ from specbench.decoding.sampling import Sampling
 from specbench.decoding.verifier import Verifier
 from specbench.drafters.sampling_overrides import OwnSampling
 from specbench.errors import ConfigError, first_line
+from specbench.models.architecture import ModelSize
 from specbench.models.context import Context
 from specbench.models.pretrained import footprint, load_tokenizer, uses_template
 from specbench.policies.workload.base import Workload
@@ -74,7 +72,7 @@ def build(
     refuse_slow_arrivals(workload, sum(len(prompt.turns) for prompt in prompts))
     refuse_few_for_rates(workload, len(prompts), root.batch_size)
     spare = spare_columns(checked, policy.largest)
-    budget = memory_budget(checked, prompts, context, spare, targets.has(checked), data.speech, beside)
+    budget = memory_budget(checked, prompts, context, spare, data, targets.has(checked), beside)
     announce(str(budget))
     # Lenience at temperature 0 compares the target's probabilities before argmax; drafters keep theirs.
     scored = dataclasses.replace(context.sampling, before_argmax=chosen.lenience < 1)
@@ -84,10 +82,7 @@ def build(
     refuse_long_warm_up(checked, policy, context.executor, budget.columns, len(verifier.levels))
     target = targets.get(checked, dataclasses.replace(context, sampling=scored), partial(_make, checked, "target"))
     drafter = _make(checked, "drafter", context, target)
-    if data.speech is not None:
-        target.speak(data.speech)
-        for model in drafter.models:
-            model.begin_with(target.start_tokens or ())
+    data.prepare(target, drafter.models)
     refuse_unfit(target, drafter, policy.largest)
     refuse_states_that_do_not_fit([target, *drafter.models], root.batch_size, policy.largest)
     decoding = _make(checked, "decoding")
@@ -158,12 +153,12 @@ def memory_budget(
     prompts: Sequence[Prompt],
     context: Context,
     spare: int,
+    data: Data,
     loaded: bool = False,
-    speech: Speech | None = None,
     beside: int = 1,
 ) -> Budget:
     """The most memory that the run will need, besides the target's weights if they are `loaded`; `spare` is as in
-    `Parts`, `speech` as in `Data`, `beside` as in `build`. Raises ConfigError if the device has less."""
+    `Parts`, `prompts` are those of `data`, `beside` as in `build`. Raises ConfigError if the device has less."""
     root, chosen = checked.root, checked.choices
     if any(model.processes() > 1 for role in ("target", "drafter") for model in chosen[role].settings.models()):
         from_ring("tensor_parallel.rules.refuse_indivisible")(chosen)
@@ -172,9 +167,10 @@ def memory_budget(
         for role in ("target", "drafter")
         for model in chosen[role].settings.models()
     ]
-    refuse_sounds(checked, footprints, speech)
+    data.refuse(chosen, footprints)
+    for family in dict.fromkeys(model.family for model in footprints):
+        family.refuse(chosen, footprints, data)
     refuse_encoders(checked, footprints)
-    refuse_states(checked, footprints)
     if any(model.recurrent for model in footprints):
         context.executor.without_programs()
     refuse_more_than_the_target_has(checked, context.gamma, footprints[0])

@@ -7,8 +7,9 @@ from typing import Any
 import torch
 
 from specbench.component import Selections
-from specbench.config.memory import Budget, ModelSize, layers_of, size, size_of
+from specbench.config.memory import Budget, size
 from specbench.errors import ConfigError
+from specbench.models.architecture import ModelSize, layers_of, size_of
 from specbench.models.pretrained import footprint, load_config
 
 SIZES = (24, 40, 48, 80, 141)  # GiB, as devices are sold

@@ -1,144 +1,21 @@
 """Estimates the memory of a run from model shapes before anything loads, and compares it with what is free."""
 
 import gc
-import re
 import resource
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
-import transformers
 
+from specbench.decoding.model import Model
 from specbench.errors import ConfigError
-from specbench.settings import UNLIMITED_CONTEXT
+from specbench.models.architecture import ModelSize
 
-HEARING = ("whisper",)  # model types whose encoder reads features of a sound, as many frames of every one
-DIVIDING = ("colwise", "rowwise", "embedding")  # in the names of plans that divide a weight
 LOGIT_COPIES = 4  # float32 or wider: logits, probabilities, their differences, the exponential race
 LAW_COPIES = 12  # float64: p, q and what betas along a text are computed from
 GRAPH_COPIES = 2  # of what scoring takes: the pool of CUDA graphs, and the graphs' inputs and results outside of it
-
-
-@dataclass(frozen=True)
-class ModelSize:
-    """The size of one model: bytes of weights and per cached position, and the widths that activations depend on."""
-
-    weights: int  # bytes, with those of buffers
-    tied: int  # bytes of an output matrix that is also the embedding: packed, it exists twice
-    column: int  # bytes of keys and values of one position
-    layers: int
-    context: int  # tokens
-    vocab_size: int
-    widest: int  # values per token of its widest layer
-    crossing: int = 0  # bytes of keys and values of one position of an encoder's input, if there is an encoder
-    heads: int = 1  # of the encoder
-    heard: int = 0  # positions of every sound that the encoder reads; 0 if it reads tokens
-    recurrent: bool = False  # whether some of its layers carry a state
-    divisible: int = 0  # bytes of the weights that ranks would share
-
-    @staticmethod
-    def of(config: transformers.PretrainedConfig, dtype: torch.dtype, module: Any) -> "ModelSize":
-        """From the shape alone, and its `module` that was built without memory."""
-        if config.is_encoder_decoder:
-            return ModelSize._of_encoder_decoder(config, module, dtype)
-        text = config.get_text_config()
-        inner = size_of(text, "intermediate_size") or 4 * text.hidden_size
-        head, inputs = module.get_output_embeddings(), module.get_input_embeddings()
-        return ModelSize(
-            tied=head.weight.nbytes if head is not None and head.weight is inputs.weight else 0,
-            weights=sum(t.nbytes for t in (*module.parameters(), *module.buffers())),
-            column=2 * sum(map(_values_per_column, layers_of(text))) * dtype.itemsize,
-            layers=text.num_hidden_layers,
-            context=context_of(text, "decoder"),
-            vocab_size=text.vocab_size,
-            widest=2 * (max(inner) if isinstance(inner, list) else inner) + 4 * text.hidden_size,
-            divisible=_divisible(module),
-        )
-
-    def share(self, processes: int) -> "ModelSize":
-        """What one of so many processes holds of the model, if they share its weights."""
-        if processes == 1:
-            return self
-        weights = self.weights - self.divisible + -(-self.divisible // processes)
-        return replace(self, weights=weights, tied=0, column=-(-self.column // processes), divisible=0)
-
-    @staticmethod
-    def _of_encoder_decoder(config: Any, module: Any, dtype: torch.dtype) -> "ModelSize":
-        layers = getattr(config, "num_decoder_layers", None) or config.decoder_layers
-        hidden = getattr(config, "d_model", None) or config.hidden_size
-        width = config.num_heads * config.d_kv if hasattr(config, "d_kv") else hidden
-        inner = max(getattr(config, name, 0) for name in ("d_ff", "encoder_ffn_dim", "decoder_ffn_dim"))
-        head, inputs = module.get_output_embeddings(), module.get_input_embeddings()
-        return ModelSize(
-            tied=head.weight.nbytes if head.weight is inputs.weight else 0,
-            weights=sum(t.nbytes for t in (*module.parameters(), *module.buffers())),
-            column=2 * layers * width * dtype.itemsize,
-            layers=layers,
-            context=context_of(config, "decoder"),
-            vocab_size=config.vocab_size,
-            widest=2 * inner + 4 * hidden,
-            crossing=2 * layers * width * dtype.itemsize,
-            heads=config.num_attention_heads,
-            heard=context_of(config, "encoder") if hears(config) else 0,
-        )
-
-
-def _divisible(module: Any) -> int:
-    """Bytes of the weights that transformers' plan for tensor parallelism divides: by module, or by parameter."""
-    plan = {name for name, style in (module.tp_plan or {}).items() if any(word in style for word in DIVIDING)}
-    names = ((re.sub(r"\d+", "*", name), weight.nbytes) for name, weight in module.named_parameters())
-    return sum(size for name, size in names if name in plan or name.rpartition(".")[0] in plan)
-
-
-def size_of(config: Any, name: str) -> Any:
-    """A size in a configuration, or None if there is none, or if layers have sizes of their own."""
-    try:
-        return getattr(config, name, None)
-    except RuntimeError:  # transformers' AmbiguousGlobalPerLayerAttributeError
-        return None
-
-
-def layers_of(text: Any) -> Sequence[Any]:
-    """The configuration of each layer: one and the same, unless layers have sizes of their own."""
-    own = getattr(text, "per_layer_config", None)
-    return [own[layer] if own else text for layer in range(text.num_hidden_layers)]
-
-
-def _values_per_column(layer: Any) -> int:
-    """Numbers in the keys of one position, from a layer's configuration."""
-    heads = getattr(layer, "num_attention_heads", None) or 1
-    key_heads = getattr(layer, "num_key_value_heads", None) or heads
-    return int(key_heads * (getattr(layer, "head_dim", None) or layer.hidden_size // heads))
-
-
-def context_of(config: transformers.PretrainedConfig, side: str) -> int:
-    """Tokens, or positions of a sound, that the encoder or the decoder, `side`, reads at most. LED and Whisper have one
-    number for each, MPT its own name."""
-    of_sounds = {"encoder": "max_source_positions", "decoder": "max_target_positions"}[side]
-    names = (f"max_{side}_position_embeddings", "max_position_embeddings", "max_seq_len", of_sounds)
-    return int(next((found for name in names if (found := getattr(config, name, None))), UNLIMITED_CONTEXT))
-
-
-def hears(config: transformers.PretrainedConfig) -> bool:
-    """Whether this is an encoder-decoder whose encoder reads sounds."""
-    return bool(config.is_encoder_decoder) and config.model_type in HEARING
-
-
-def loader_of(config: transformers.PretrainedConfig) -> str:
-    """The name of the class of transformers that makes modules of a configuration."""
-    if hears(config):
-        return "AutoModelForSpeechSeq2Seq"
-    return "AutoModelForSeq2SeqLM" if config.is_encoder_decoder else "AutoModelForCausalLM"
-
-
-def without_memory(config: transformers.PretrainedConfig, dtype: torch.dtype, trust_remote_code: bool) -> Any:
-    """The module of a configuration, without memory for its weights. Errors are those of transformers."""
-    kind: Any = getattr(transformers, loader_of(config))
-    with torch.device("meta"):
-        return kind.from_config(config, dtype=dtype, trust_remote_code=trust_remote_code)
 
 
 @dataclass(frozen=True)
@@ -217,6 +94,19 @@ class Budget:
             if self.weights < self.free:
                 change = "a smaller batch_size or max_new_tokens, or fewer cache.blocks with cache=paged"
             raise ConfigError(f"the run needs {size(self.needed)} but does not have it ({self}): use {change}")
+
+
+def refuse_states_that_do_not_fit(models: Sequence[Model], rows: int, gamma: int) -> None:
+    """Raises ConfigError if the device has no room for the states that are kept: one for each token that a round reads,
+    one from before it, and one that a prompt beside it is read into."""
+    kept = gamma + 3
+    needed = sum(int(model.state_bytes) for model in models) * rows * kept
+    free = free_bytes(models[0].device)
+    if needed > free:
+        raise ConfigError(
+            f"the run needs {size(needed)} for recurrent states, {kept} of each of {rows} rows, but {size(free)} "
+            "are free: use a smaller batch_size or gamma"
+        )
 
 
 def free_bytes(device: torch.device) -> int:

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from specbench.data.json_lines import read_json_lines
 from specbench.data.known_file import KnownFileSettings
-from specbench.data.prompts import Data, Prompt
+from specbench.data.prompts import Prompt, StoredData
 from specbench.data.records import read_questions, record_prompt
 from specbench.data.template import check_template
 from specbench.settings import setting
@@ -14,7 +14,7 @@ from specbench.settings import setting
 MT_BENCH = ("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities")
 
 
-class NamedQuestions(Data):
+class NamedQuestions(StoredData):
     """A published question file. With `grouping: spec_bench`, the eight categories of MT-bench are one, `mt_bench`, as
     in Spec-Bench's table; with `own`, categories are those of the file."""
 
@@ -27,13 +27,6 @@ class NamedQuestions(Data):
         turns: int | None = setting(ge=1)
         limit: int | None = setting(ge=1)
 
-    def __init__(self, settings: Settings):
-        self.settings, self.limit = settings, settings.limit
-
-    @classmethod
-    def from_settings(cls, settings: Settings) -> "NamedQuestions":
-        return cls(settings)
-
     def prompts(self) -> Iterator[Prompt]:
         s = self.settings
         grouped = s.grouping == "spec_bench"
@@ -45,7 +38,7 @@ class NamedQuestions(Data):
                 yield prompt
 
 
-class NamedRecords(Data):
+class NamedRecords(StoredData):
     """A published file of records, one a line: a field is the prompt, or the template filled with fields."""
 
     @dataclass
@@ -58,13 +51,6 @@ class NamedRecords(Data):
             if self.template is not None:
                 check_template(self.template, f"{prefix}template")
             super().check(prefix)
-
-    def __init__(self, settings: Settings):
-        self.settings, self.limit = settings, settings.limit
-
-    @classmethod
-    def from_settings(cls, settings: Settings) -> "NamedRecords":
-        return cls(settings)
 
     def prompts(self) -> Iterator[Prompt]:
         s = self.settings

@@ -3,13 +3,14 @@
 import functools
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
-from specbench.data.sound import EncoderInput, Features, Sound, Speech
+from specbench.component import Selections
 from specbench.decoding.component import Component
+from specbench.decoding.encoder_input import EncoderInput, Features
 from specbench.errors import ConfigError, shown
 
 log = logging.getLogger(__name__)
@@ -23,7 +24,7 @@ class Prompt:
     id: str
     turns: tuple[str, ...]
     category: str = ""
-    sound: Sound | None = None
+    sound: Any = None  # what is read in place of text, as the target's `features` takes it
     reference: str | None = None  # the text that a person would write
 
     def request_id(self, turn: int) -> str:
@@ -61,10 +62,9 @@ class Request:
 
 class Data(Component, ABC):
     """A source of prompts; `limit` is the largest number of prompts to take, None for all: the first ones or, if the
-    source is `stratified`, as many of each category. Sounds come with what is to be written of them, `speech`."""
+    source is `stratified`, as many of each category."""
 
     limit: int | None = None
-    speech: Speech | None = None
     stratified: ClassVar[bool] = False
 
     @classmethod
@@ -75,6 +75,23 @@ class Data(Component, ABC):
     @abstractmethod
     def prompts(self) -> Iterator[Prompt]:
         """The prompts, in a fixed order. Raises ConfigError if the source cannot be read."""
+
+    def refuse(self, run: Selections, models: Sequence[Any]) -> None:
+        """Raises ConfigError if models of these `ModelSize`s, the target's first, cannot read its prompts."""
+
+    def prepare(self, target: Any, drafters: Sequence[Any]) -> None:
+        """Tells the loaded models what is to be written of its prompts. Raises ConfigError."""
+
+
+class StoredData(Data):
+    """A source that is read as its settings say."""
+
+    def __init__(self, settings: Any):
+        self.settings, self.limit = settings, settings.limit
+
+    @classmethod
+    def from_settings(cls, settings: Any) -> Self:
+        return cls(settings)
 
 
 def load(data: Data) -> list[Prompt]:
@@ -146,10 +163,8 @@ def render(
     return Request(prompt.request_id(turn), prompt.id, text, tokens, prompt.category)
 
 
-def heard(prompt: Prompt, hear: Callable[[Sound], Features], start: Sequence[int]) -> Request:
-    """A sound as a request, for an encoder-decoder whose text begins with the tokens `start`."""
-    assert prompt.sound is not None, "a prompt for a model that hears"
-    features = hear(prompt.sound)
+def with_features(prompt: Prompt, features: Features, start: Sequence[int]) -> Request:
+    """A prompt that is no text as a request, for an encoder-decoder whose text begins with the tokens `start`."""
     return Request(prompt.id, prompt.id, prompt.turns[0], list(start), prompt.category, features, prompt.reference)
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from specbench.data.json_lines import need_file, read_json_lines
-from specbench.data.prompts import Data, Prompt
+from specbench.data.prompts import Prompt, StoredData
 from specbench.data.template import check_template, fill
 from specbench.errors import ConfigError, first_line, shown, visible
 from specbench.results.fingerprint import of_file, of_folder, of_hub
@@ -43,7 +43,7 @@ def text_of(value: Any, what: str, blank: bool = False) -> str:
     return value
 
 
-def name_of(value: Any, what: str) -> str:
+def label_of(value: Any, what: str) -> str:
     """An id or a category: text or an integer. `what` names file, line and field. Raises ConfigError."""
     name = str(value) if isinstance(value, str | int) and not isinstance(value, bool) else ""
     if not name.strip() or len(name) > LONGEST_NAME or visible(name) != name:
@@ -72,26 +72,26 @@ def record_prompt(
     missing or no text."""
     where = f"data.path={path} record {number}"
 
-    def need(name: str, keys: str) -> None:
-        if name not in record:
-            has = shown(", ".join(sorted(map(str, record))) or "none")
-            raise ConfigError(f"{where} has no field {name!r}: set {keys} to what it has, {has}")
-
     def field(name: str) -> str:
-        need(name, "data.field or data.template")
-        return text_of(record[name], f"{where} field {name!r}", blank=template is not None)
+        value = field_of(record, name, "data.field or data.template", where)
+        return text_of(value, f"{where} field {name!r}", blank=template is not None)
 
     text = field(own) if template is None else text_of(fill(template, field), f"{where} as data.template")
-    if category_field is None:
-        return Prompt(str(number), (text,))
-    need(category_field, "data.category_field")
-    category = record[category_field]
+    category = None if category_field is None else field_of(record, category_field, "data.category_field", where)
     if category is None:
         return Prompt(str(number), (text,))
-    return Prompt(str(number), (text,), name_of(category, f"{where} field {category_field!r}"))
+    return Prompt(str(number), (text,), label_of(category, f"{where} field {category_field!r}"))
 
 
-class JsonlData(Data):
+def field_of(record: Mapping[str, Any], name: str, keys: str, where: str) -> Any:
+    """A field of a record. Raises ConfigError that names `where` the record is and the settings `keys`."""
+    if name not in record:
+        has = shown(", ".join(sorted(map(str, record))) or "none")
+        raise ConfigError(f"{where} has no field {name!r}: set {keys} to what it has, {has}")
+    return record[name]
+
+
+class JsonlData(StoredData):
     """Any local file of JSON objects, one a line, plain or gzipped."""
 
     @dataclass
@@ -103,19 +103,12 @@ class JsonlData(Data):
         def sources(self) -> Mapping[str, str]:
             return {"path": of_file(self.path)}
 
-    def __init__(self, settings: Settings):
-        self.settings, self.limit = settings, settings.limit
-
-    @classmethod
-    def from_settings(cls, settings: Settings) -> "JsonlData":
-        return cls(settings)
-
     def prompts(self) -> Iterator[Prompt]:
         for number, record in read_json_lines(self.settings.path):
             yield to_prompt(number, record, self.settings)
 
 
-class QuestionsData(Data):
+class QuestionsData(StoredData):
     """Question files in the format of Spec-Bench and MT-bench: `question_id`, `category`, `turns`."""
 
     stratified: ClassVar[bool] = True
@@ -133,13 +126,6 @@ class QuestionsData(Data):
         def sources(self) -> Mapping[str, str]:
             return {"path": of_file(self.path)}
 
-    def __init__(self, settings: Settings):
-        self.settings, self.limit = settings, settings.limit
-
-    @classmethod
-    def from_settings(cls, settings: Settings) -> "QuestionsData":
-        return cls(settings)
-
     def prompts(self) -> Iterator[Prompt]:
         yield from read_questions(self.settings.path, self.settings.category, self.settings.turns)
 
@@ -155,10 +141,10 @@ def read_questions(path: str, category: str | None, turns: int | None) -> Iterat
         if not isinstance(found, list) or not found:
             raise ConfigError(f"{where} has no list of turns: it is not a question file")
         texts = tuple(text_of(turn, f"{where} turn {place}") for place, turn in enumerate(found, 1))
-        own = name_of(record["category"], f"{where} category") if "category" in record else ""
+        own = label_of(record["category"], f"{where} category") if "category" in record else ""
         seen.add(own)
         if category is None or own == category:
-            name = name_of(record.get("question_id", number), f"{where} question_id")
+            name = label_of(record.get("question_id", number), f"{where} question_id")
             if lines.setdefault(name, number) != number:
                 raise ConfigError(f"{where} and line {lines[name]} are two prompts with the id {name}: change one")
             yield Prompt(name, texts[:turns], own)
@@ -167,7 +153,7 @@ def read_questions(path: str, category: str | None, turns: int | None) -> Iterat
         raise ConfigError(f"data.category={shown(category)} is not in {path}: it has {has}")
 
 
-class HubData(Data):
+class HubData(StoredData):
     """Any data set that `datasets.load_dataset` opens: a hub id, or a local folder."""
 
     @dataclass
@@ -177,13 +163,6 @@ class HubData(Data):
 
         def sources(self) -> Mapping[str, str]:
             return {"path": version_of(self.path)}
-
-    def __init__(self, settings: Settings):
-        self.settings, self.limit = settings, settings.limit
-
-    @classmethod
-    def from_settings(cls, settings: Settings) -> "HubData":
-        return cls(settings)
 
     def prompts(self) -> Iterator[Prompt]:
         s = self.settings

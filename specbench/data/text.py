@@ -6,8 +6,8 @@ from pathlib import Path
 
 from specbench.config.paths import place_of
 from specbench.data.json_lines import need_file
-from specbench.data.prompts import Data, Prompt
-from specbench.data.records import name_of
+from specbench.data.prompts import Prompt, StoredData
+from specbench.data.records import label_of
 from specbench.data.template import check_template, fill
 from specbench.data.text_file import TEXT, read_text
 from specbench.errors import ConfigError, first_line, shown
@@ -17,7 +17,7 @@ from specbench.settings import BaseSettings, setting
 ENDINGS = (".txt", ".md", ".text")  # of the files that are read in a folder
 
 
-class TextData(Data):
+class TextData(StoredData):
     """Windows of a text file, or of all text files in a folder: each of `window` characters or tokens, `stride` after
     the one before. What is left at the end of a file, less than a window, is left out, unless it is the whole file."""
 
@@ -36,7 +36,7 @@ class TextData(Data):
             elif not self.files():
                 raise ConfigError(f"{prefix}path={self.path} has no text files ({', '.join(ENDINGS)}): choose another")
             for path in self.files():
-                name_of(path.name, f"the name of a file of {prefix}path={self.path}")
+                label_of(path.name, f"the name of a file of {prefix}path={self.path}")
 
         def files(self) -> list[Path]:
             """The files, sorted by name."""
@@ -48,13 +48,6 @@ class TextData(Data):
         def sources(self) -> Mapping[str, str]:
             folder = Path(self.path)
             return {"path": of_folder(folder) if folder.is_dir() else of_file(folder)}
-
-    def __init__(self, settings: Settings):
-        self.settings, self.limit = settings, settings.limit
-
-    @classmethod
-    def from_settings(cls, settings: Settings) -> "TextData":
-        return cls(settings)
 
     def prompts(self) -> Iterator[Prompt]:
         s = self.settings
@@ -93,7 +86,7 @@ def windows(length: int, window: int, stride: int) -> Iterator[tuple[int, int]]:
         yield begin, begin + window
 
 
-class ParallelData(Data):
+class ParallelData(StoredData):
     """Two aligned text files, a sentence a line: the line of `path` is the prompt, or the template with {source} and
     {reference} in it. A line that is blank in one of them is left out."""
 
@@ -113,16 +106,9 @@ class ParallelData(Data):
         def sources(self) -> Mapping[str, str]:
             return {key: of_file(place_of(path)) for key, path in (("path", self.path), ("reference", self.reference))}
 
-    def __init__(self, settings: Settings):
-        self.settings, self.limit = settings, settings.limit
-
-    @classmethod
-    def from_settings(cls, settings: Settings) -> "ParallelData":
-        return cls(settings)
-
     def prompts(self) -> Iterator[Prompt]:
         s = self.settings
-        sources, references = (lines_of(path, key) for path, key in ((s.path, "path"), (s.reference, "reference")))
+        sources, references = (_lines_of(path, key) for path, key in ((s.path, "path"), (s.reference, "reference")))
         if len(sources) != len(references):
             raise ConfigError(
                 f"data.reference={s.reference} has {len(references)} lines, and data.path={s.path} {len(sources)}: "
@@ -134,7 +120,7 @@ class ParallelData(Data):
                 yield Prompt(str(number), (fields["source"] if s.template is None else _filled(s.template, fields),))
 
 
-def lines_of(path: str, key: str) -> list[str]:
+def _lines_of(path: str, key: str) -> list[str]:
     """The lines of a text file; only line feeds end one, as in the tools that made the files. Raises ConfigError."""
     lines = read_text(place_of(path), f"data.{key}").split("\n")
     return lines[:-1] if not lines[-1] else lines

@@ -25,8 +25,8 @@ class Drafter(Component, ABC):
     """
 
     trees: ClassVar[bool] = False  # whether its drafts may branch
-    # Whether `models[0]` can run a beam search of its own (A.4): it is one model that reads text. A subclass does not
-    # inherit this.
+    # Whether it is one model that reads text, which may have a recurrent state and a beam search of its own (A.4); a
+    # subclass does not inherit the latter.
     searches: ClassVar[bool] = False
     ends_early: ClassVar[bool] = False  # whether a gamma policy may stop a draft after any guess
     reads_text: ClassVar[bool] = True  # whether q at a position depends only on the text before it
@@ -37,7 +37,6 @@ class Drafter(Component, ABC):
     with_encoders: ClassVar[bool] = True  # whether it can draft for an encoder-decoder
     with_states: ClassVar[bool] = True  # whether it can draft for a target with a recurrent state
     beside_ranks: ClassVar[bool] = False  # whether it can draft for a target that several processes share
-    own_states: ClassVar[bool] = False  # whether its own models may have one
     # Whether it works on the state's tensors alone: of what the host knows of the rows it reads only `reach`, `active`
     # and `serials`, and it waits for nothing. Then the host may launch a draft before it has read the last round.
     # A subclass does not inherit this.

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from specbench.decoding.component import Component
 from specbench.decoding.draft import Draft, Verdict
+from specbench.decoding.encoder_input import Features
 from specbench.decoding.executor import Executor
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.state import Job, State
@@ -99,12 +100,13 @@ class Model(Component, ABC):
         """What the decoder's text begins with, if a prompt is the input of an encoder; else None."""
         return None
 
-    def speak(self, speech: Any) -> None:
-        """From now on, a model that hears begins texts as those of such sounds. Raises ConfigError if that is not
-        possible."""
+    def features(self, source: Any) -> Features | None:
+        """What its encoder reads of a prompt that is no text, `Prompt.sound`; None if it reads tokens."""
+        return None
 
-    def begin_with(self, start: Sequence[int]) -> None:
-        """From now on, a drafter that hears reads texts that begin with these tokens, the target's."""
+    def length(self, positions: int) -> str:
+        """The length of a prompt in words, from the number of its tokens or of its encoder's positions."""
+        return f"{positions} tokens"
 
     @property
     def unlike_generate(self) -> Sequence[str]:

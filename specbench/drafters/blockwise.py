@@ -1,6 +1,5 @@
 """Blockwise parallel decoding (Stern et al. 2018; sections 3.6 and 5): heads on the target's hidden state draft."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,12 +14,9 @@ from specbench.decoding.state import State
 from specbench.decoding.transfers import upload
 from specbench.drafters.non_autoregressive import ParallelDrafter
 from specbench.drafters.sampling_overrides import OwnSampling
-from specbench.models.checkpoint import TRAINED, check_path, local_path
 from specbench.models.context import Context
 from specbench.models.language_model import LanguageModel
-from specbench.models.medusa_heads import Heads
-from specbench.models.pretrained import load_extras
-from specbench.results.fingerprint import of_checkpoint
+from specbench.models.trained_parts import Heads, PartSettings, load_part
 from specbench.settings import setting
 
 
@@ -35,14 +31,9 @@ class BlockwiseDrafter(ParallelDrafter):
     on_device = True
 
     @dataclass
-    class Settings(OwnSampling):
+    class Settings(PartSettings, OwnSampling):
+        part = "heads"
         heads: str = setting(required="a folder of heads")
-
-        def check(self, prefix: str) -> None:
-            check_path(f"{prefix}heads", self.heads, must=TRAINED)
-
-        def sources(self) -> Mapping[str, str]:
-            return {"heads": of_checkpoint(local_path(self.heads), self.heads, None)}
 
     def __init__(self, target: LanguageModel, heads: Heads, sampling: Sampling):
         self.target, self.heads, self.sampling = target, heads, sampling
@@ -53,7 +44,7 @@ class BlockwiseDrafter(ParallelDrafter):
 
     @classmethod
     def from_settings(cls, settings: Any, context: Context, target: LanguageModel) -> "BlockwiseDrafter":
-        heads = load_extras(Heads, settings.heads, "drafter.heads", target)
+        heads = load_part(Heads, settings.heads, "drafter.heads", target)
         return cls(target, heads, settings.sampling_of(context.sampling))
 
     def begin(self, state: State, stop: GammaPolicy | None = None) -> None:

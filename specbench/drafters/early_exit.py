@@ -1,23 +1,17 @@
 """Early exit: the target's own first layers draft, with its norm and output matrix and optionally a trained head."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
 
-from specbench.decoding.state import State
 from specbench.drafters.model import ModelDrafter
 from specbench.drafters.sampling_overrides import OwnSampling
 from specbench.errors import ConfigError
-from specbench.models.checkpoint import TRAINED, check_path, local_path
 from specbench.models.context import Context
-from specbench.models.first_layers import first_layers
 from specbench.models.language_model import LanguageModel
-from specbench.models.medusa_heads import ExitHead, Heads
-from specbench.models.pretrained import load_extras
-from specbench.models.shared_cache import BorrowedCache
-from specbench.results.fingerprint import of_checkpoint
+from specbench.models.shared_cache import BorrowedCache, first_layers
+from specbench.models.trained_parts import ExitHead, Heads, PartSettings, load_part
 from specbench.settings import setting
 
 
@@ -30,28 +24,19 @@ class EarlyExitDrafter(ModelDrafter):
     beside_ranks = False
     with_states = False
     on_device = True
+    reread = 1  # in the target's cache only the last committed token is missing
 
     @dataclass
-    class Settings(OwnSampling):
+    class Settings(PartSettings, OwnSampling):
+        part = "head"
         layers: int = setting(ge=1, le=10_000)
         head: str | None = setting()
-
-        def check(self, prefix: str) -> None:
-            if self.head is not None:
-                check_path(f"{prefix}head", self.head, must=TRAINED)
-
-        def sources(self) -> Mapping[str, str]:
-            return {} if self.head is None else {"head": of_checkpoint(local_path(self.head), self.head, None)}
-
-    def __init__(self, model: BorrowedCache, vocab_size: int, gamma: int):
-        super().__init__(model, vocab_size, gamma)
-        self.exit, self.models = model, []  # it has no model with a cache of its own
 
     @classmethod
     def from_settings(cls, settings: Any, context: Context, target: LanguageModel) -> "EarlyExitDrafter":
         module = first_layers(target.module, settings.layers)
         if settings.head is not None:
-            head = load_extras(Heads, settings.head, "drafter.head", target)
+            head = load_part(Heads, settings.head, "drafter.head", target)
             if head.config.layers != settings.layers:
                 raise ConfigError(
                     f"drafter.layers={settings.layers} is not possible with drafter.head={settings.head}: "
@@ -62,11 +47,6 @@ class EarlyExitDrafter(ModelDrafter):
         name = f"the first {settings.layers} layers"
         model = BorrowedCache(module, target, name, settings.sampling_of(context.sampling))
         return cls(model, target.vocab_size, context.gamma)
-
-    def _catch_up(self, state: State) -> int:
-        """Takes the target's cache, in which only the last committed token is missing: returns 1."""
-        self.exit.borrow()
-        return 1
 
 
 def _name_of(module: nn.Module, child: nn.Module) -> str:

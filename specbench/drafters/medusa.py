@@ -15,8 +15,7 @@ from specbench.drafters.blockwise import BlockwiseDrafter
 from specbench.errors import ConfigError
 from specbench.models.context import Context
 from specbench.models.language_model import LanguageModel
-from specbench.models.medusa_heads import Heads
-from specbench.models.pretrained import load_extras
+from specbench.models.trained_parts import Heads, load_part
 from specbench.settings import setting
 
 
@@ -48,7 +47,7 @@ class MedusaDrafter(BlockwiseDrafter):
 
     @classmethod
     def from_settings(cls, settings: Any, context: Context, target: LanguageModel) -> "MedusaDrafter":
-        heads = load_extras(Heads, settings.heads, "drafter.heads", target)
+        heads = load_part(Heads, settings.heads, "drafter.heads", target)
         if not heads.config.accuracy:
             raise ConfigError(
                 f"drafter.heads={settings.heads} has no accuracy of its heads, which the tree is chosen by"

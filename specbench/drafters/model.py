@@ -20,11 +20,12 @@ from specbench.errors import ConfigError
 from specbench.models.context import Context
 from specbench.models.language_model import LanguageModel
 from specbench.models.pretrained import PretrainedModel
+from specbench.models.shared_cache import BorrowedCache
 from specbench.models.vocabulary import intersection
 from specbench.settings import setting
 
 # A function that makes one step, and the arguments of the first one: see `ModelDrafter._first_step`.
-FirstStep = tuple[Callable[..., Any], Tensor, Tensor, Tensor, Tensor | None]
+ChainStart = tuple[Callable[..., Any], Tensor, Tensor, Tensor, Tensor | None]
 
 
 @dataclass
@@ -75,7 +76,6 @@ class ModelDrafter(Drafter):
     Settings = VocabularySettings
     searches = True
     ends_early = True
-    own_states = True
     beside_ranks = True
     on_device = True
     reread = 2  # committed tokens that the first step of a round reads
@@ -84,7 +84,7 @@ class ModelDrafter(Drafter):
         """`vocab_size` is the target's V; `gamma` is the usual gamma, whose shapes an executor optimises."""
         self.model, self.vocab_size, self.context, self.gamma = model, vocab_size, model.context, gamma
         self.operations_per_token = model.operations_per_token
-        self.models = [model]
+        self.models = [] if isinstance(model, BorrowedCache) else [model]
         self.stop: GammaPolicy | None = None
 
     @classmethod
@@ -118,7 +118,7 @@ class ModelDrafter(Drafter):
         """Guesses x_1 .. x_steps [B, steps] and their q [B, steps, V], None at temperature 0 (Algorithm 1)."""
         return self._chain(self._first_step(rows, width, steps), rows, steps, visible)
 
-    def _chain(self, begun: FirstStep, rows: Rows, steps: int, visible: int) -> tuple[Tensor, Tensor | None]:
+    def _chain(self, begun: ChainStart, rows: Rows, steps: int, visible: int) -> tuple[Tensor, Tensor | None]:
         """As `_draft`, from the first step on."""
         step, x, first, bits, seen = begun
         guesses, laws = [], []
@@ -131,7 +131,7 @@ class ModelDrafter(Drafter):
             x, first = x_i[:, None], rows.length + i
         return torch.stack(guesses, 1), None if self.model.sampling.greedy else torch.stack(laws, 1)
 
-    def _first_step(self, rows: Rows, width: int, steps: int) -> FirstStep:
+    def _first_step(self, rows: Rows, width: int, steps: int) -> ChainStart:
         """The step function, and the arguments of the first step: tokens [B, width], their first position [B], random
         bits of every step [steps, B], and the tokens that the repetition penalty applies to, [B, V] bool or None."""
         x, first = last_tokens(rows, width)
@@ -144,7 +144,7 @@ class ModelDrafter(Drafter):
         return window(rows.noise[PROPOSAL], length, steps).T.clone(memory_format=torch.contiguous_format), seen
 
     def _chain_until(
-        self, begun: FirstStep, stop: GammaPolicy, state: State, gamma: list[int], visible: int
+        self, begun: ChainStart, stop: GammaPolicy, state: State, gamma: list[int], visible: int
     ) -> tuple[Tensor, Tensor | None, list[int]]:
         """As `_chain`, but `stop` may end a row's draft after any of its guesses; returns the number of guesses of each
         row too. It decides from q and guesses that stay in the draft, so the output distribution does not change."""

@@ -1,6 +1,6 @@
 """Multi-token prediction: a module that comes with the checkpoint drafts (DeepSeek-V3, 2412.19437, section 2.2)."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,14 +13,14 @@ from specbench.decoding.model import Scores
 from specbench.decoding.rows import Rows, all_rows
 from specbench.decoding.state import State
 from specbench.decoding.transfers import counts, upload
-from specbench.drafters.model import FirstStep, ModelDrafter
+from specbench.drafters.model import ChainStart, ModelDrafter
 from specbench.drafters.sampling_overrides import OwnSampling
-from specbench.models.checkpoint import check_path, local_path
+from specbench.models.checkpoint import MODEL
 from specbench.models.context import Context
 from specbench.models.language_model import LanguageModel
 from specbench.models.mtp import MtpModel
 from specbench.models.mtp_weights import load_mtp, missing_in
-from specbench.results.fingerprint import of_checkpoint
+from specbench.models.trained_parts import PartSettings
 from specbench.settings import setting
 
 
@@ -37,15 +37,9 @@ class MtpDrafter(ModelDrafter):
     ends_early = True
 
     @dataclass
-    class Settings(OwnSampling):
+    class Settings(PartSettings, OwnSampling):
+        part, must = "path", MODEL
         path: str | None = setting()
-
-        def check(self, prefix: str) -> None:
-            if self.path is not None:
-                check_path(f"{prefix}path", self.path)
-
-        def sources(self) -> Mapping[str, str]:
-            return {} if self.path is None else {"path": of_checkpoint(local_path(self.path), self.path, None)}
 
     @classmethod
     def refuses(cls, settings: Any, run: Selections) -> str | None:
@@ -106,7 +100,7 @@ class MtpDrafter(ModelDrafter):
         """`_draft` after the pending pairs, hidden states [B, n, H] and behind [B]."""
         return self._chain(self._first_pair(rows, pending, behind, steps), rows, steps, visible)
 
-    def _first_pair(self, rows: Rows, pending: Tensor, behind: Tensor, steps: int) -> FirstStep:
+    def _first_pair(self, rows: Rows, pending: Tensor, behind: Tensor, steps: int) -> ChainStart:
         """`_first_step` for pairs. Each step needs the hidden state of the one before, which the step function keeps:
         first pending [B, n, H], up to pair behind [B]."""
         leaf: Callable[..., Any] = self.pairs.executor.leaf(self._pair_step, self.pairs)

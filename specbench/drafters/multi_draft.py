@@ -98,7 +98,7 @@ class MultiDrafter(Drafter):
 
     def propose(self, state: State, gamma: list[int]) -> Draft:
         self.drafts = [drafter.propose(state, gamma) for drafter in self.drafters]
-        draft = side_by_side(self.drafts)
+        draft = join_drafts(self.drafts)
         if self.order == "fixed" or draft.is_chain:
             return draft
         return shuffled(draft, node_bits(state.noise[PROPOSAL], state.length, draft.levels, stream=MOST_MODELS))
@@ -116,7 +116,7 @@ class MultiDrafter(Drafter):
                 drafter.model.cached = [min(c, k) for c, k in zip(drafter.model.cached, known, strict=True)]
 
 
-def side_by_side(drafts: Sequence[Draft]) -> Draft:
+def join_drafts(drafts: Sequence[Draft]) -> Draft:
     """Joins drafts of the same rows and depth to one tree; at each depth the first draft's guesses come first."""
     if len(drafts) == 1 or not drafts[0].tokens.shape[1]:
         return drafts[0]

@@ -1,7 +1,6 @@
 """Drafters that guess all tokens of a draft in one call (section 3.6): no guess depends on another."""
 
 from abc import abstractmethod
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,12 +16,10 @@ from specbench.decoding.sampling import Sampling, draw
 from specbench.decoding.state import State
 from specbench.decoding.transfers import counts
 from specbench.drafters.model import ModelSettings, load_drafter
-from specbench.models.checkpoint import TRAINED, check_path, local_path
 from specbench.models.context import Context
 from specbench.models.language_model import LanguageModel
-from specbench.models.lookahead_embeddings import LookAhead
-from specbench.models.pretrained import load_extras
-from specbench.results.fingerprint import of_checkpoint
+from specbench.models.shared_cache import BorrowedCache
+from specbench.models.trained_parts import LookAhead, PartSettings, load_part
 from specbench.settings import setting
 
 
@@ -81,24 +78,17 @@ class NonAutoregressiveDrafter(ParallelDrafter):
     on_device = True
 
     @dataclass
-    class Settings(ModelSettings):
+    class Settings(PartSettings, ModelSettings):
+        part = "lookahead"
         lookahead: str = setting(required="a folder of look-ahead embeddings")
-
-        def check(self, prefix: str) -> None:
-            super().check(prefix)
-            check_path(f"{prefix}lookahead", self.lookahead, must=TRAINED)
-
-        def sources(self) -> Mapping[str, str]:
-            return {**super().sources(), "lookahead": of_checkpoint(local_path(self.lookahead), self.lookahead, None)}
 
     def __init__(self, model: LanguageModel, lookahead: LookAhead, vocab_size: int, gamma: int):
         """`vocab_size` is the target's V; `gamma` is the usual gamma."""
         self.model, self.lookahead, self.sampling = model, lookahead, model.sampling
         self.vocab_size, self.context = vocab_size, model.context
-        self.longest = lookahead.config.count + 1
-        self.gamma = gamma
+        self.longest, self.gamma = lookahead.config.count + 1, gamma
         self.operations_per_token = model.operations_per_token * self.reads
-        self.models = [model]
+        self.models = [] if isinstance(model, BorrowedCache) else [model]
 
     def fewest(self) -> int:
         """As many as gamma where shapes are fixed, as an executor may do after its warm-up."""
@@ -107,14 +97,15 @@ class NonAutoregressiveDrafter(ParallelDrafter):
     @classmethod
     def from_settings(cls, settings: Any, context: Context, target: LanguageModel) -> "NonAutoregressiveDrafter":
         model = load_drafter(settings, context, target)
-        lookahead = load_extras(LookAhead, settings.lookahead, "drafter.lookahead", model)
+        lookahead = load_part(LookAhead, settings.lookahead, "drafter.lookahead", model)
         return cls(model, lookahead, target.vocab_size, context.gamma)
 
     def begin(self, state: State, stop: GammaPolicy | None = None) -> None:
         self.model.allocate(state.batch_size, state.tokens.shape[1])
 
     def logits(self, state: State, steps: int) -> Tensor:
-        width = self._text_width(state)
+        width = self.text_width()
+        self.model.catch_up(state, width)
         starts = [length - width for length in state.reach]
         visible = self.model.make_room(starts, width + steps - 1, state.active)
         # Behind the text the cache will hold embeddings, which a row beside a short one may not overwrite at once.
@@ -131,8 +122,6 @@ class NonAutoregressiveDrafter(ParallelDrafter):
         x = torch.cat([text, ahead.expand(len(text), -1, -1).to(text.dtype)], 1)
         return self.model.forward(x, first, visible)[:, width - 1 :].float()
 
-    def _text_width(self, state: State) -> int:
-        """The number of committed tokens to read, what a round adds at most. Reads all tokens before them into the
-        cache."""
-        self.model.catch_up(state, self.longest + 1)
+    def text_width(self) -> int:
+        """The number of committed tokens that a draft reads: what a round adds at most."""
         return self.longest + 1

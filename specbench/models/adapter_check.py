@@ -9,11 +9,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from specbench.contrib.whisper.audio_encoder import probe_features, words_of
-from specbench.data.sound import EncoderInput
+from specbench.decoding.encoder_input import EncoderInput
 from specbench.decoding.state import Job
 from specbench.decoding.token_tree import Tree, static_tree
 from specbench.errors import ConfigError, IncompleteError, first_line
+from specbench.models.architecture import family_of
+from specbench.models.encoder_decoder import encoder_words
 from specbench.models.language_model import LanguageModel
 
 TEXT = 8  # tokens, within the shortest context that decodes anything
@@ -61,9 +62,8 @@ def _errors(model: LanguageModel, tree: Tree | None, paths: Sequence[Sequence[in
     unplaced = None if model.encoder is None else model.encoder.positions.no_position
     ids = [token % model.own_vocab_size for token in range(2, 3 + TEXT) if token != unplaced][:TEXT]
     text = torch.tensor([ids], device=model.device)
-    inputs: Sequence[EncoderInput] = (ids[:3], ids[2:])  # of an encoder
-    if model.hearing is not None:
-        inputs = [probe_features(model.config, seed) for seed in (0, 1)]
+    probe = family_of(model.module.config).probe
+    inputs = [probe(model.config, number, tokens) for number, tokens in enumerate((ids[:3], ids[2:]))]  # of an encoder
     model.allocate(len(STARTS), TEXT)
     for row, start in enumerate(STARTS):
         model.encode(row, Job([], 0, 0, inputs[row]))
@@ -85,6 +85,6 @@ def _stock(model: LanguageModel, text: Tensor, read: EncoderInput) -> Tensor:
     """Logits [n, T, V] of texts [n, T], each after an encoder's input if there is an encoder, without a cache."""
     words = {"input_ids": text}
     if model.encoder is not None:  # tokens that generate() never draws have finite logits here
-        words = words_of(model.module, read, len(text)) | {"decoder_input_ids": text}
+        words = encoder_words(model.module, read, len(text)) | {"decoder_input_ids": text}
     found: Tensor = model.module(**words, use_cache=False).logits
     return found

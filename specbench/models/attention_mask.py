@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from transformers import PretrainedConfig
 
 from specbench.decoding.token_tree import Tree
+from specbench.errors import ConfigError
 
 ALIGNED = 8  # numbers of 16 bits: a multiple of 16 bytes
 ATTENDING = {
@@ -139,3 +140,13 @@ def sliding_window(config: PretrainedConfig) -> int | None:
 def recurrent_kinds(config: PretrainedConfig) -> set[str]:
     """The kinds of a model's layers that carry a state."""
     return RECURRENT & set(getattr(config, "layer_types", None) or [])
+
+
+def refuse_unknown_kinds(config: PretrainedConfig, name: str) -> None:
+    """Raises ConfigError if a model has layers of a kind that is neither attention nor known to keep a state."""
+    own = config if config.is_encoder_decoder else config.get_text_config()
+    unknown = set(getattr(own, "layer_types", None) or []) - {*ATTENTION, *ATTENDING, *RECURRENT, *OTHERS}
+    if unknown:
+        raise ConfigError(
+            f"{name} has layers of kind {', '.join(sorted(unknown))}, which are not known: give another model"
+        )

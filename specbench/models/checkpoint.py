@@ -26,6 +26,8 @@ JSON_FILES = ("config.json", "generation_config.json", "tokenizer_config.json", 
 FLOATS = ("F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2")  # dtypes of weights, as safetensors names them
 MODEL = "a model, which must be a hub id or a folder with a config.json"
 TRAINED = "what python -m specbench.train makes, which must be a hub id or a folder with a config.json"
+# Tensors that do not fit are told to us, and refused by name.
+WHOLE = {"output_loading_info": True, "ignore_mismatched_sizes": True}
 LFS_POINTER = b"version https://git-lfs"
 
 
@@ -51,7 +53,7 @@ def check_path(key: str, path: str, revision: str | None = None, must: str = MOD
         if not is_folder and not is_file and not looks_local:
             validate_repo_id(path)
     except (OSError, ValueError) as error:  # no name of a file, or no hub id
-        raise ConfigError(f"{key}={shown(path)} is not {must}: {one_line(error)}") from error
+        raise ConfigError(f"{key}={shown(path)} is not {must}: {short_message(error)}") from error
     if is_file:
         raise ConfigError(f"{key}={shown(path)} is not {must}: it is a file, give its folder")
     if is_folder and not has_config:
@@ -83,7 +85,7 @@ def reading(key: str, path: str, what: str, advice: str | None = None, trusts: b
 
 
 def _sentence(error: BaseException, key: str, path: str, what: str, advice: str | None, trusts: bool) -> str:
-    reason = one_line(error)
+    reason = short_message(error)
     if isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in str(error):
         return f"{key}={path} does not fit into memory ({reason}): use a smaller model, dtype=bfloat16 or a GPU"
     if "trust_remote_code" in str(error) and not trusts:
@@ -103,7 +105,7 @@ def advice_for(key: str, path: str) -> str:
     )
 
 
-def one_line(error: BaseException) -> str:
+def short_message(error: BaseException) -> str:
     """A library's message as one line, cut, with the class of the error where the text alone says little."""
     text = " ".join(str(error).split())
     if not isinstance(error, (OSError, ValueError, ImportError)) or not text:
@@ -122,7 +124,7 @@ def read_json(file: Path) -> dict[str, Any]:
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{file.name} is not JSON: {one_line(error)}") from error
+        raise ValueError(f"{file.name} is not JSON: {short_message(error)}") from error
     if not isinstance(found, dict):
         raise ValueError(f"{file.name} holds {type(found).__name__}, not an object")
     return found
@@ -155,7 +157,9 @@ def check_weights(folder: Path, quantized: bool) -> None:
         except Exception as error:
             # What torch says of a pickle advises to run it.
             pickled = "it is no pickle of tensors alone, and was not run"
-            raise ValueError(f"{name} is damaged: {pickled if name.endswith('.bin') else one_line(error)}") from error
+            raise ValueError(
+                f"{name} is damaged: {pickled if name.endswith('.bin') else short_message(error)}"
+            ) from error
         for tensor, is_float in floats.items():
             if tensor.endswith("weight") and not is_float and not quantized:
                 raise ValueError(f"{tensor} in {name} is not of floating point, but config.json has no quantization")

@@ -10,11 +10,10 @@ import torch
 from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel
 
-from specbench.config.memory import hears, size_of
-from specbench.contrib.whisper.audio_encoder import probe_features, words_of
 from specbench.decoding import processes
 from specbench.errors import ConfigError
-from specbench.models.encoder_decoder import KINDS, reads_text
+from specbench.models.architecture import NO_FAMILY, family_of, size_of
+from specbench.models.encoder_decoder import KINDS, encoder_words, reads_text
 from specbench.models.encoder_decoder import SIZES as ENCODER_DECODER_SIZES
 
 OUTSIDE = ("cpu", "disk", "meta")  # where layers are put that no GPU has room for
@@ -33,7 +32,7 @@ WORDS = "The quick brown fox, or def f(x): return 1"
 def refuse_bad_sizes(config: PretrainedConfig, where: str) -> None:
     """Raises ConfigError if a size of the model is missing, no integer, or not positive, or if its encoder reads no
     text. `where` comes before the name of the size: "target.path=FOLDER has "."""
-    if config.is_encoder_decoder and not reads_text(config) and not hears(config):
+    if config.is_encoder_decoder and not reads_text(config) and family_of(config) is NO_FAMILY:
         raise ConfigError(
             f"{where}model_type={config.model_type} in its config, whose encoder reads no text: give a model without "
             f"one, an encoder-decoder of text, {KINDS}, or one that hears, which is whisper"
@@ -110,8 +109,8 @@ def refuse_not_causal(module: PreTrainedModel, key: str, dtype: torch.dtype) -> 
     texts = torch.tensor([[*text, ids[-1]], [*text, ids[-2:][0]]], device=module.device)  # [2, T]
     words = {"input_ids": texts}
     if module.config.is_encoder_decoder:
-        read = probe_features(config, 0) if hears(module.config) else text
-        words = words_of(module, read, len(texts)) | {"decoder_input_ids": texts}
+        read = family_of(module.config).probe(config, 0, text)
+        words = encoder_words(module, read, len(texts)) | {"decoder_input_ids": texts}
     logits: Tensor = module(**words, use_cache=False).logits.float()  # [2, T, V]
     if logits.shape[-1] != vocabulary:
         raise ConfigError(f"{key} has logits of {logits.shape[-1]} tokens, but vocab_size={vocabulary} in its config")

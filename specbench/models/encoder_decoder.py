@@ -8,7 +8,7 @@ modules are those of transformers. B rows, b of them in a forward, N new tokens,
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -17,13 +17,12 @@ from transformers.modeling_outputs import BaseModelOutput
 from transformers.models.auto.modeling_auto import MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES
 
 from specbench.cache.encoder_inputs import EncoderInputs
-from specbench.config.memory import context_of
-from specbench.contrib.whisper.audio_encoder import Hearing, start_of_speech, words_of
-from specbench.data.sound import EncoderInput, Speech
+from specbench.decoding.encoder_input import EncoderInput, Features
 from specbench.decoding.token_tree import Tree
 from specbench.errors import ConfigError
-from specbench.models.absolute_positions import Positions
+from specbench.models.architecture import context_of
 from specbench.models.attention_mask import AttentionMask
+from specbench.models.positions import Positions
 
 SIZES = ("vocab_size", "d_model", "num_heads", "d_kv", "d_ff", "num_layers", "num_decoder_layers", "encoder_layers",
          "decoder_layers", "encoder_attention_heads", "decoder_attention_heads", "encoder_ffn_dim", "decoder_ffn_dim",
@@ -42,12 +41,14 @@ OTHER_LAWS: dict[str, tuple[Any, ...]] = {
 class Encoder:
     """The encoder of a module, what its decoder's text begins with, and the rows' inputs, `inputs`."""
 
-    def __init__(self, module: PreTrainedModel, name: str, hearing: Hearing | None = None):
-        """`hearing` is there if it reads sounds. Raises ConfigError if the decoder's positions cannot be set, or its
-        text has no start."""
+    pads_inputs: ClassVar[bool] = True  # whether an executor may have an input stored in more columns than it has
+    assisted_refusal: ClassVar[str] = ""  # what makes assisted generation of transformers another law
+
+    def __init__(self, module: PreTrainedModel, name: str):
+        """Raises ConfigError if the decoder's positions cannot be set, or its text has no start."""
         refuse_decoder(module, name)
         found: Any = module
-        self.module, self.name, self.hearing = found, name, hearing
+        self.module, self.name = found, name
         self.encoder, self.decoder = found.get_encoder(), found.get_decoder()
         self.positions = Positions(self.decoder)
         self.start_tokens = start_of(module, name)
@@ -68,10 +69,13 @@ class Encoder:
         other._inputs = None
         return other
 
-    def speak(self, speech: Speech) -> None:
-        """From now on, texts begin as those of such sounds do. Raises ConfigError if that is not possible."""
-        m = self.module
-        self.begin_with(start_of_speech(type(m), m.generation_config, m.config, speech, self.name))
+    def features(self, source: Any) -> Features | None:
+        """See `Model.features`."""
+        return None
+
+    def length(self, positions: int) -> str:
+        """See `Model.length`."""
+        return f"{positions} tokens"
 
     def begin_with(self, start: Sequence[int]) -> None:
         """From now on, texts begin with these tokens, and what is not drawn first is not drawn behind them."""
@@ -85,8 +89,7 @@ class Encoder:
     def allocate(self, rows: int, columns: Callable[[int], int], fixed_shapes: bool) -> None:
         """Makes room for the inputs of `rows` rows, and forgets those that were read. `columns` rounds up how many
         columns are stored."""
-        if self.hearing is not None:  # its decoder takes no mask of the input's end, and all inputs are as long
-            columns = int
+        columns = columns if self.pads_inputs else int
         inputs = self._inputs  # an executor that compiles after its warm-up fixes shapes then
         if inputs is None or inputs.rows != rows or not fixed_shapes or not inputs.fixed_shapes:
             self._inputs = inputs = EncoderInputs(rows, columns, fixed_shapes, self.module.device)
@@ -95,8 +98,8 @@ class Encoder:
     def read(self, row: int, given: EncoderInput) -> None:
         """Runs the encoder on an input, and stores the keys and values of its outputs for a row. The decoder makes them
         when it reads its first token, which is done here with a cache of its own."""
-        words = words_of(self.module, given)
-        if self.hearing is None:
+        words = encoder_words(self.module, given)
+        if "input_ids" in words:
             words["attention_mask"] = torch.ones_like(words["input_ids"])
         states = self.encoder(**words).last_hidden_state
         first = torch.tensor([self.start_tokens[:1]], device=self.module.device)
@@ -136,6 +139,15 @@ class Encoder:
         return found
 
 
+def encoder_words(module: PreTrainedModel, read: EncoderInput, rows: int = 1) -> dict[str, Tensor]:
+    """What the encoder of a module is called with, to read an input in each of `rows` rows: ids [rows, S], or features
+    [rows, F, frames]."""
+    if isinstance(read, Features):
+        values = torch.from_numpy(read.values).to(module.device, module.dtype)
+        return {"input_features": values.expand(rows, -1, -1)}
+    return {"input_ids": torch.tensor([list(read)], device=module.device).expand(rows, -1)}
+
+
 def refuse_decoder(module: Any, name: str) -> None:
     """Raises ConfigError if a token's law depends on more than its text and input, or if the decoder has positions of a
     kind that cannot be set for each row."""
@@ -150,7 +162,7 @@ def refuse_decoder(module: Any, name: str) -> None:
             f"{name} has attention_type={config.attention_type} in its config: after a short input its encoder reads "
             "every later one with full attention, give attention_type=original_full"
         )
-    if not Positions(module.get_decoder()).known:
+    if len(Positions(module.get_decoder()).patches) != 1:
         raise ConfigError(
             f"{name} has a decoder whose positions cannot be set for each row: give an encoder-decoder with learned or "
             f"sinusoidal positions, or T5's bias by distance, {KINDS}"

@@ -8,8 +8,8 @@ from transformers import PreTrainedModel
 from specbench.decoding import processes
 from specbench.decoding.executor import Executor
 from specbench.executors.packed_linear import is_cross_attention
-from specbench.models.experts import idle_experts
 
+CHOSEN = ("num_experts_per_tok", "num_experts_per_token", "moe_k", "moe_top_k", "top_k_experts")  # names in configs
 INPUT_SIDE = ("k", "v", "k_proj", "v_proj")  # what makes keys and values of an encoder's outputs, once a request
 
 
@@ -40,3 +40,34 @@ def _of_decoder(module: Any, executor: Executor) -> tuple[int, int]:
     idle += [part for part in decoder.modules() if isinstance(part, nn.Embedding) and id(part.weight) not in heads]
     used, unused = executor.stored(nn.ModuleList([decoder, head])), executor.stored(nn.ModuleList(idle))
     return used.numbers - unused.numbers, used.read - unused.read
+
+
+def expert_layers(module: nn.Module) -> list[nn.Module]:
+    """The modules that hold the weights of all experts of a layer, each stacked [experts, out, in], in order."""
+    return [child for child in module.modules() if count_of(child) > 1]
+
+
+def count_of(child: Any) -> int:
+    """How many experts a module holds, 0 if it holds none."""
+    count = getattr(child, "num_experts", None)
+    stacked = [p for p in child.parameters(recurse=False) if p.dim() == 3 and p.shape[0] == count]
+    return int(count) if isinstance(count, int) and stacked else 0
+
+
+def chosen_by_token(config: Any) -> int | None:
+    """How many routed experts each token has, None if the configuration does not say."""
+    found = [getattr(config, name, None) for name in CHOSEN]
+    return next((value for value in found if isinstance(value, int)), None)
+
+
+def idle_experts(module: Any) -> tuple[float, float]:
+    """Weights, and their bytes, of the routed experts that a forward of one token does not wake."""
+    chosen = chosen_by_token(module.config.get_text_config())
+    numbers = held = 0.0
+    if chosen is None:
+        return numbers, held
+    for layer in expert_layers(module):
+        share = max(0.0, 1 - chosen / count_of(layer))
+        numbers += share * sum(p.numel() for p in layer.parameters(recurse=False))
+        held += share * sum(p.nbytes for p in layer.parameters(recurse=False))
+    return numbers, held

@@ -13,8 +13,7 @@ from transformers import PreTrainedModel
 
 from specbench.decoding.executor import Executor
 from specbench.decoding.token_tree import Tree
-from specbench.models.absolute_positions import Positions
-from specbench.models.relative_bias import OwnPositions
+from specbench.models.positions import COUNTED, Positions
 
 
 class Decoder:
@@ -31,15 +30,16 @@ class Decoder:
         self.first = _first_position(stock)
         # The attention functions of transformers take any strides; attention that a model writes itself may not.
         self.contiguous = not (isinstance(stock, PreTrainedModel) and stock.is_backend_compatible())
-        own = OwnPositions(decoder)
-        self.own = own if own.any else None
-        self.embedding = None if self.takes_positions or self.own or not places else Positions(decoder)
+        counted = Positions(decoder, COUNTED)
+        self.counts_positions = bool(counted.patches)
+        given = None if self.takes_positions or not places else Positions(decoder)
+        self.patched = counted if self.counts_positions else given
 
     def obstacle(self, executor: Executor) -> str | None:
         """Why an executor cannot run the module: what it has traced does not change with positions that are not
         arguments."""
-        changes = self.own is not None or self.embedding is not None
-        if changes and (not executor.runs_encoders or (executor.compiles and self.own is not None)):
+        possible = executor.runs_encoders and not (executor.compiles and self.counts_positions)
+        if self.patched is not None and not possible:
             return "its positions are no arguments of its forward: choose executor=auto or eager"
         return None
 
@@ -58,8 +58,7 @@ class Decoder:
         return found
 
     def _at(self, positions: Tensor, root: Tensor, visible: int, tree: Tree | None) -> AbstractContextManager[None]:
-        own = self.own or self.embedding
-        return nullcontext() if own is None else own.at(positions, root, visible, tree)
+        return nullcontext() if self.patched is None else self.patched.at(positions, root, visible, tree)
 
 
 def _first_position(module: PreTrainedModel) -> int:

@@ -1,7 +1,7 @@
 """Attention by the Triton kernel of specbench/kernels, in models of transformers that run unmodified.
 
 transformers calls the attention function that `config._attn_implementation` names, and hands it all keyword arguments
-of the model's call. So one of them, a `Seen`, says where keys and values are stored and what each new token sees.
+of the model's call. So one of them, `SeenColumns`, says where keys and values are stored and what each token sees.
 Calls without it run as under the name sdpa. b rows, N new tokens, M entries of a tree, T columns.
 """
 
@@ -31,7 +31,7 @@ TOLERANCE = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 4e-2}  # 
 
 
 @dataclass
-class Seen:
+class SeenColumns:
     """Where the columns of each row are stored, and which of them its new tokens see; see `attend` of
     specbench/kernels/attention.py."""
 
@@ -44,7 +44,7 @@ class Seen:
 
 
 @torch.library.custom_op("specbench::attend", mutates_args=())
-def attend(
+def attend_op(
     q: Tensor, keys: Tensor, values: Tensor, table: Tensor, first: Tensor, sees: Tensor | None, depth: Tensor | None,
     scale: float, window: int | None,
 ) -> Tensor:  # fmt: skip
@@ -54,7 +54,7 @@ def attend(
     return attend(q, keys, values, table, first, sees, depth, scale, window)
 
 
-@attend.register_fake
+@attend_op.register_fake
 def _shape_of_attend(q: Tensor, keys: Tensor, values: Tensor, *others: Any) -> Tensor:
     """Tells compilers and fake devices the result [b, N, heads, head size]."""
     b, heads, N, _ = q.shape
@@ -63,7 +63,7 @@ def _shape_of_attend(q: Tensor, keys: Tensor, values: Tensor, *others: Any) -> T
 
 def _attention(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None,
-    scaling: float | None = None, specbench_seen: Seen | None = None, **others: Any,
+    scaling: float | None = None, specbench_seen: SeenColumns | None = None, **others: Any,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     """The attention function of transformers: query [b, heads, N, head size]; key and value are what the cache's
     `update` returned. Returns [b, N, heads, head size]. Raises RuntimeError for attention that is not plain."""
@@ -79,7 +79,7 @@ def _attention(
         raise RuntimeError(f"{type(module).__name__} computes attention with {', '.join(found)}")
     seen, layer = specbench_seen, int(module.layer_idx)  # type: ignore[arg-type]
     scale, window = query.shape[-1] ** -0.5 if scaling is None else scaling, seen.window_of(layer)
-    output = attend(query, key, value, seen.table, seen.first, seen.sees, seen.depth, scale, window)
+    output = attend_op(query, key, value, seen.table, seen.first, seen.sees, seen.depth, scale, window)
     if seen.errors is not None:
         right = plain_attention(query, key, value, seen, scale, window)
         seen.errors.append((output - right).abs().max() / right.abs().max())
@@ -96,12 +96,12 @@ def arguments(model: Any, tokens: Tensor, first: Tensor, tree: Tree | None) -> d
     columns, so that no other attention function takes it."""
     b, N = tokens.shape[:2]
     sees, depth = (None, None) if tree is None else (tree.sees, tree.depth)
-    seen = Seen(model.cache.block_table(), first, sees, depth, model.mask.window_of, model.kernel_errors)
+    seen = SeenColumns(model.cache.block_table(), first, sees, depth, model.mask.window_of, model.kernel_errors)
     return {"attention_mask": tokens.new_empty((b, 1, N, 0), dtype=torch.bool), "specbench_seen": seen}
 
 
 def plain_attention(
-    query: Tensor, keys: Tensor, values: Tensor, seen: Seen, scale: float, window: int | None
+    query: Tensor, keys: Tensor, values: Tensor, seen: SeenColumns, scale: float, window: int | None
 ) -> Tensor:
     """What the kernel computes, with a mask, copies and float32: [b, N, heads, head size]."""
     heads, N = query.shape[1:3]
@@ -124,7 +124,7 @@ def _columns(stored: Tensor, table: Tensor, heads: int) -> Tensor:
     return found.repeat_interleave(heads // found.shape[1], 1)
 
 
-def choose(attention: str, module: Any, device: torch.device, name: str) -> bool:
+def choose_kernel(attention: str, module: Any, device: torch.device, name: str) -> bool:
     """Whether the model uses the kernel; if so, the module is told. Raises ConfigError if it cannot and must."""
     if attention == "sdpa" or (attention == "auto" and device.type != "cuda"):
         return False
@@ -161,7 +161,7 @@ def refusal(module: Any, device: torch.device) -> str | None:
     return None
 
 
-def check(attention: str, model: Any) -> bool:
+def check_kernel(attention: str, model: Any) -> bool:
     """Whether the kernel, on the model's device, computes what plain attention does. Raises ConfigError if it does not
     and must be used."""
     try:

@@ -31,7 +31,7 @@ SHARED = ("shared_head.head", "embed_tokens")  # copies of the target's matrices
 ADVICE = "choose a target that has one (DeepSeek-V3, GLM-4.5), or train one with method=mtp"
 
 
-def place_of(name: str, layers: int) -> tuple[int, str] | None:
+def mtp_place(name: str, layers: int) -> tuple[int, str] | None:
     """The number of the module that a tensor of a checkpoint with so many `layers` belongs to, and its place there:
     "PART.weight" for one of PARTS, "layer.REST", or "" for a copy of the target's matrices. None if it belongs to the
     model itself."""
@@ -54,7 +54,7 @@ def _within(names: Mapping[str, str], rest: str) -> str:
 
 def without_modules(names: Iterable[str], layers: int) -> list[str]:
     """The names that belong to no module: a layer behind the last one is one only if it has a projection."""
-    places = {name: place_of(name, layers) for name in names}
+    places = {name: mtp_place(name, layers) for name in names}
     modules = {place[0] for place in places.values() if place is not None and place[1] == "projection.weight"}
     return [name for name, place in places.items() if place is None or place[0] not in modules]
 
@@ -66,7 +66,7 @@ def missing_in(path: str, key: str) -> str | None:
     try:
         config = read_json(folder / "config.json")
         config = config.get("text_config") or config
-        found = [place_of(name, config["num_hidden_layers"]) for name in _files(path)]
+        found = [mtp_place(name, config["num_hidden_layers"]) for name in _files(path)]
     except Exception:
         return None
     return None if any(found) else f"with {key}={path}, which holds no multi-token-prediction module: {ADVICE}"
@@ -118,7 +118,7 @@ def _read(source: str, layers: int) -> dict[str, Tensor]:
     """The tensors of the first module by their places; only the files that hold some are fetched."""
     wanted: dict[str, dict[str, str]] = {}  # places by names, by file
     for name, file in _files(source).items():
-        place = place_of(name, layers)
+        place = mtp_place(name, layers)
         if place is not None and place[0] == 0 and place[1]:
             wanted.setdefault(file, {})[name] = place[1]
     found: dict[str, Tensor] = {}

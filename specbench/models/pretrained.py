@@ -5,11 +5,10 @@ import dataclasses
 import functools
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 import transformers
@@ -18,18 +17,16 @@ from transformers import PreTrainedModel
 from transformers.quantizers.auto import AutoHfQuantizer
 
 from specbench.cache.static import StaticCache
-from specbench.config.memory import ModelSize, hears, loader_of, without_memory
 from specbench.config.paths import SHIPPED
-from specbench.contrib.recurrent.recurrence import attending_layers, has_state, refuse_unknown_kinds
-from specbench.contrib.whisper.audio_encoder import Hearing, start_of_speech
-from specbench.data.sound import Speech
 from specbench.decoding import processes
 from specbench.errors import ConfigError, unknown
 from specbench.executors.eager import EagerExecutor
 from specbench.executors.quant_grids import GRIDS
 from specbench.models import kernel_attention
 from specbench.models.adapter_check import reads_trees
-from specbench.models.checkpoint import check_files, check_path, check_weights, local_path, reading, source_of
+from specbench.models.architecture import ModelSize, family_of, loader_of, without_memory
+from specbench.models.attention_mask import refuse_unknown_kinds
+from specbench.models.checkpoint import WHOLE, check_files, check_path, check_weights, local_path, reading, source_of
 from specbench.models.checkpoint_checks import (
     refuse_bad_sizes,
     refuse_bad_stops,
@@ -48,12 +45,8 @@ from specbench.models.quantization import quantise, refuse_quantised
 from specbench.results.fingerprint import of_checkpoint
 from specbench.settings import MOST_RANKS, BaseSettings, setting
 
-Extras = TypeVar("Extras", bound=PreTrainedModel)
-# Tensors that do not fit are told to us, and refused by name.
-WHOLE = {"output_loading_info": True, "ignore_mismatched_sizes": True}
 # Of a shape, which transformers reads but has no field for.
 OTHER_NAMES = ("rope_theta", "rope_scaling", "decoder_start_token_id", "tie_word_embeddings")
-EXTRACTOR_FILES = ("preprocessor_config.json", "processor_config.json")
 ATTENTION = ("sdpa", "eager")  # where transformers has no SDPA for an architecture, it takes its eager attention
 
 
@@ -99,7 +92,7 @@ class PretrainedModel(LanguageModel):
         """A drafter is given the target's `vocab_size`."""
         tokenizer, config = load_tokenizer(settings, role), load_config(settings, role)
         refuse_more_ids(tokenizer, f"{role}.path={settings.path}", config.get_text_config().vocab_size)
-        hearing = load_hearing(settings, role, config) if hears(config) else None
+        new_encoder = family_of(config).encoder(settings, role, config)
         self.load_again = partial(load_module, settings, role, context.device, context.dtype, context.seed)
         self._second_module = functools.cache(lambda: self.load_again())  # one for all that share the weights
         self.random_weights, self.quantization = settings.weights == "random", settings.quantization
@@ -110,11 +103,11 @@ class PretrainedModel(LanguageModel):
             if not processes.current.agrees_with_whole(module, load_whole, key):
                 self.unchecked = "it has no room beside it"
         plain = LanguageModel(module, tokenizer, name=settings.path, sampling=context.sampling, new_cache=StaticCache,
-                              executor=EagerExecutor(), attention="sdpa", hearing=hearing)  # fmt: skip
+                              executor=EagerExecutor(), attention="sdpa", new_encoder=new_encoder)  # fmt: skip
         obstacle = plain.decoder.obstacle(context.executor) if plain.encoder is None else None
         if obstacle is not None:
             raise ConfigError(f"{key} is not possible with this executor: {obstacle}")
-        if plain.encoder is None and plain.decoder.own is not None:  # nor is what executor=auto may compile later
+        if plain.encoder is None and plain.decoder.counts_positions:  # nor is what executor=auto may compile later
             context.executor.without_programs()
         trees = reads_trees(plain, key)
         super().__init__(
@@ -128,10 +121,10 @@ class PretrainedModel(LanguageModel):
             vocab_size=vocab_size,
             exact=role == "target" or settings.quantization is None,
             attention=context.attention,
-            hearing=hearing,
+            new_encoder=new_encoder,
         )
         self.trees = trees
-        self.kernel = self.kernel and kernel_attention.check(self.attention, self)
+        self.kernel = self.kernel and kernel_attention.check_kernel(self.attention, self)
 
     def own_module(self) -> PreTrainedModel:
         return self.load_again()
@@ -159,32 +152,10 @@ def load_tokenizer(settings: PretrainedModel.Settings, role: str) -> Any:
     shares = settings.weights == "random" or settings.path.startswith("shipped:")
     if shares and not (Path(source) / "tokenizer_config.json").is_file():
         source = str((Path(source).parent if settings.path.startswith("shipped:") else SHIPPED) / "target")
-    with _reading(settings, role, "tokenizer"):
-        tokenizer: Any = transformers.AutoTokenizer.from_pretrained(source, **_options(settings))
+    with reading_of(settings, role, "tokenizer"):
+        tokenizer: Any = transformers.AutoTokenizer.from_pretrained(source, **options_of(settings))
         refuse_no_text(tokenizer, f"{role}.path={settings.path}")
     return tokenizer
-
-
-def load_hearing(settings: PretrainedModel.Settings, role: str, config: Any) -> Hearing:
-    """The feature extractor of a model that hears, or one in its shape for random weights without one at hand. Raises
-    ConfigError."""
-    source, key = source_of(settings.path), f"{role}.path={settings.path}"
-    shaped = settings.weights == "random" and not any((Path(source) / name).is_file() for name in EXTRACTOR_FILES)
-    with _reading(settings, role, "feature extractor"):
-        if shaped:
-            return Hearing.of_shape(config, key)
-        return Hearing(transformers.AutoFeatureExtractor.from_pretrained(source, **_options(settings)), config, key)
-
-
-def load_start(settings: PretrainedModel.Settings, role: str, config: Any, speech: Speech) -> list[int]:
-    """The tokens that a model that hears begins the text of such sounds with; its weights are not read. Raises
-    ConfigError."""
-    source, options = source_of(settings.path), transformers.GenerationConfig.from_model_config(config)
-    if settings.weights != "random" or (Path(source) / "generation_config.json").is_file():
-        with suppress(OSError):  # there is none
-            options = transformers.GenerationConfig.from_pretrained(source, revision=settings.revision or "main")
-    kind: Any = transformers.AutoModelForSpeechSeq2Seq._model_mapping[type(config)]
-    return start_of_speech(kind, options, config, speech, f"{role}.path={settings.path}")
 
 
 def load_config(settings: PretrainedModel.Settings, role: str) -> transformers.PretrainedConfig:
@@ -193,10 +164,10 @@ def load_config(settings: PretrainedModel.Settings, role: str) -> transformers.P
     if settings.weights == "random" and not (source / "config.json").is_file():
         return _config_of_shape(settings, role)
     config: transformers.PretrainedConfig
-    with _reading(settings, role, "config"):
+    with reading_of(settings, role, "config"):
         if source.is_dir():
             check_files(source)
-        config = transformers.AutoConfig.from_pretrained(str(source), **_options(settings))
+        config = transformers.AutoConfig.from_pretrained(str(source), **options_of(settings))
     refuse_bad_sizes(config, f"{role}.path={settings.path} has ")
     return config
 
@@ -226,17 +197,13 @@ def _config_of_shape(settings: PretrainedModel.Settings, role: str) -> transform
 def footprint(settings: PretrainedModel.Settings, role: str, dtype: torch.dtype) -> ModelSize:
     """The memory that the model will need, from its shape. Raises ConfigError."""
     config = load_config(settings, role)
-    with _reading(settings, role, "config"):
+    with reading_of(settings, role, "config"):
         module = without_memory(config, dtype, settings.trust_remote_code)
         refuse_unknown_kinds(config, f"{role}.path={settings.path}")
         if config.is_encoder_decoder:
             refuse_decoder(module, f"{role}.path={settings.path}")
-        found = ModelSize.of(config, dtype, module)
-        text = config.get_text_config()
-        if has_state(text):
-            column = found.column * attending_layers(text) // found.layers
-            found = dataclasses.replace(found, recurrent=True, column=column)
-        return found
+        family = family_of(config)
+        return dataclasses.replace(family.sized(config, ModelSize.of(config, dtype, module)), family=family)
 
 
 def load_module(
@@ -253,7 +220,7 @@ def load_module(
     loader = getattr(classes, loader_of(config))
     options = {"dtype": dtype, "trust_remote_code": settings.trust_remote_code}
     module: Any
-    with _reading(settings, role, "weights"):
+    with reading_of(settings, role, "weights"):
         if settings.weights == "random":
             torch.manual_seed(seed)
             with torch.device(device):
@@ -265,7 +232,7 @@ def load_module(
                 raise ValueError(f"quantization_config={quantized} in its config is not of a kind that can be read")
             if Path(source).is_dir():
                 check_weights(Path(source), quantized is not None)
-            options |= placement(settings)
+            options |= device_options(settings)
             module, info = loader.from_pretrained(source, revision=settings.revision, **WHOLE, **options)
             layers = getattr(config.get_text_config(), "num_hidden_layers", 0)
             refuse_incomplete(info | {"unexpected_keys": without_modules(info["unexpected_keys"], layers)}, key)
@@ -282,7 +249,7 @@ def load_module(
     return loaded
 
 
-def placement(settings: PretrainedModel.Settings) -> dict[str, Any]:
+def device_options(settings: PretrainedModel.Settings) -> dict[str, Any]:
     """What `from_pretrained` is told of processes or devices that share the weights; nothing if none do."""
     if settings.tensor_parallel > 1:
         from transformers.distributed.configuration_utils import DistributedConfig
@@ -291,33 +258,11 @@ def placement(settings: PretrainedModel.Settings) -> dict[str, Any]:
     return {} if settings.device_map is None else {"device_map": settings.device_map}
 
 
-def load_extras(kind: type[Extras], path: str, key: str, model: LanguageModel) -> Extras:
-    """Heads or look-ahead embeddings that were trained for a model: `shipped:NAME`, a folder or a hub id. Raises
-    ConfigError if they are missing, incomplete, not finite or for another hidden size."""
-    source = source_of(path)
-    with reading(key, path, "weights", advice="train it with python -m specbench.train and give its folder"):
-        if Path(source).is_dir():
-            check_files(Path(source))
-            check_weights(Path(source), quantized=False)
-        loader: Any = kind
-        config = loader.config_class.from_pretrained(source)
-        if config.model_type != loader.config_class.model_type:
-            raise ValueError(f"its model_type is {config.model_type}, not {loader.config_class.model_type}")
-        config.check()
-        extras, info = loader.from_pretrained(source, config=config, dtype=model.dtype, **WHOLE)
-        refuse_incomplete(info, f"{key}={path}")
-        loaded: Extras = extras.to(model.device).eval()
-        refuse_not_finite(loaded, f"{key}={path}", model.dtype)
-    embedding: Any = model.module.get_input_embeddings()
-    hidden = embedding.weight.shape[1]
-    if config.hidden_size != hidden:
-        raise ConfigError(f"{key}={path} is for hidden states of {config.hidden_size}, but {model.name} has {hidden}")
-    return loaded
-
-
-def _options(settings: PretrainedModel.Settings) -> dict[str, Any]:
+def options_of(settings: PretrainedModel.Settings) -> dict[str, Any]:
+    """Arguments of every `from_pretrained`."""
     return {"revision": settings.revision, "trust_remote_code": settings.trust_remote_code}
 
 
-def _reading(settings: PretrainedModel.Settings, role: str, what: str) -> Any:
+def reading_of(settings: PretrainedModel.Settings, role: str, what: str) -> Any:
+    """`reading` of a part of the checkpoint that the settings of `role` name."""
     return reading(f"{role}.path", settings.path, what, trusts=settings.trust_remote_code)

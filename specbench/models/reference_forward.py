@@ -9,10 +9,10 @@ from torch import Tensor
 from transformers import DynamicCache, EncoderDecoderCache, PreTrainedModel
 from transformers.generation.logits_process import SuppressTokensAtBeginLogitsProcessor, SuppressTokensLogitsProcessor
 
-from specbench.contrib.whisper.audio_encoder import words_of
-from specbench.data.sound import EncoderInput
-from specbench.models.absolute_positions import Positions
+from specbench.decoding.encoder_input import EncoderInput
+from specbench.models.encoder_decoder import encoder_words
 from specbench.models.language_model import LanguageModel
+from specbench.models.positions import Positions
 
 
 def stock_logits(
@@ -40,7 +40,7 @@ def stock_logits(
 def _of_encoder_decoder(module: Any, text: Tensor, begin: int, encoder_input: EncoderInput) -> Tensor:
     """`stock_logits` of a module that reads its input again. Where padding has no position, transformers counts the
     tokens behind it otherwise than generate() does, unless they are read in a forward of their own."""
-    read = words_of(module, encoder_input)
+    read = encoder_words(module, encoder_input)
     none = Positions(module.get_decoder()).no_position
     ends = [place + 1 for place, token in enumerate(text[0, :-1].tolist()) if token == none]
     with eager_attention(module):

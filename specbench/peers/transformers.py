@@ -14,11 +14,10 @@ from typing import Any
 import torch
 from transformers import GenerationMixin, StoppingCriteria, StoppingCriteriaList
 
-from specbench.contrib.whisper.audio_encoder import words_of
-from specbench.data.sound import Features
+from specbench.decoding.encoder_input import Features
 from specbench.decoding.state import Job
 from specbench.models.context import Context
-from specbench.models.encoder_decoder import OTHER_LAWS
+from specbench.models.encoder_decoder import OTHER_LAWS, encoder_words
 from specbench.models.language_model import LanguageModel
 from specbench.peers.base import Peer, PeerOutput, Peers
 
@@ -56,10 +55,8 @@ class TransformersPeers(Peers):
                 log.warning("left out: assisted generation of transformers, whose tokenizers are one here")
             elif drafter is not None and drafter.own_vocab_size != target.vocab_size:
                 log.warning("left out: assisted generation of transformers needs output matrices of the same size")
-            elif drafter is not None and drafter.hearing is not None:
-                log.warning(
-                    "left out: assisted generation of transformers draws Whisper's first token from another law"
-                )
+            elif drafter is not None and drafter.encoder is not None and drafter.encoder.assisted_refusal:
+                log.warning("left out: assisted generation of transformers %s", drafter.encoder.assisted_refusal)
             elif drafter is not None:
                 ways["assisted"] = {"assistant_model": assistant(drafter.stock_module(), gamma)}
             ways["prompt_lookup"] = {"prompt_lookup_num_tokens": gamma}
@@ -87,8 +84,8 @@ class Generate(Peer):
         start = torch.tensor([list(job.tokens)], device=self.device)
         read, more, generate = start, {}, self.module.generate
         if job.encoder_input is not None:
-            (read,), more = words_of(self.module, job.encoder_input).values(), {"decoder_input_ids": start}
-        if isinstance(job.encoder_input, Features):  # the call that Whisper's own generate() makes for each sound
+            (read,), more = encoder_words(self.module, job.encoder_input).values(), {"decoder_input_ids": start}
+        if isinstance(job.encoder_input, Features):  # the call that its own generate() makes for each sound
             generate = partial(GenerationMixin.generate, self.module)
         else:
             more["attention_mask"] = torch.ones_like(read)

@@ -4,8 +4,8 @@ import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from specbench.data.prompts import Prompt, Request, heard, render
-from specbench.data.sound import EncoderInput
+from specbench.data.prompts import Prompt, Request, render, with_features
+from specbench.decoding.encoder_input import EncoderInput
 from specbench.errors import ConfigError
 from specbench.policies.workload.base import Workload
 from specbench.run.components import Components
@@ -129,8 +129,7 @@ class Requests:
 
     def _length(self, prompt_tokens: int) -> str:
         """So many tokens of a prompt or, of a sound, the seconds of so many positions."""
-        hearing = self.parts.target.hearing
-        return f"{prompt_tokens} tokens" if hearing is None else f"{prompt_tokens * hearing.seconds:.5g} seconds"
+        return self.parts.target.length(prompt_tokens)
 
     def _cuts(self, requests: int) -> list[int]:
         """Where the groups of a turn begin and end."""
@@ -160,10 +159,10 @@ class Requests:
     def _request(self, prompt: Prompt) -> Request:
         """The next turn of a prompt."""
         target = self.parts.target
-        if target.hearing is not None:
-            assert target.start_tokens is not None
-            return heard(prompt, target.hearing, target.start_tokens)
         answers, start = self.answers[prompt.id], target.start_tokens
+        features = target.features(prompt.sound)
+        if features is not None and start is not None:
+            return with_features(prompt, features, start)
         return render(prompt, answers, target.tokenizer, target.chat_template, start)
 
 

@@ -5,8 +5,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from specbench.data.prompts import Request
-from specbench.data.sound import EncoderInput
 from specbench.decoding import processes
+from specbench.decoding.encoder_input import EncoderInput
 from specbench.decoding.noise import prompt_key
 from specbench.decoding.state import Job
 from specbench.decoding.verifier import Verifier

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from specbench.data.sound import EncoderInput
 from specbench.decoding.draft import Draft
 from specbench.decoding.drafter import Drafter
+from specbench.decoding.encoder_input import EncoderInput
 from specbench.decoding.model import Model
 from specbench.decoding.state import Job, State
 from specbench.decoding.verify import dense, output_law

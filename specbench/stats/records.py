@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from specbench.data.prompts import Request
-from specbench.data.sound import Features
+from specbench.decoding.encoder_input import Features
 from specbench.decoding.queue import RequestTimes
 from specbench.decoding.timer import DECODING, KEPT, READING, Lap, Laps, decoding_seconds
 from specbench.peers.base import PeerOutput

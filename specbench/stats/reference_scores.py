@@ -14,10 +14,11 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from specbench.config.memory import free_bytes, size, size_of
-from specbench.data.sound import EncoderInput
+from specbench.config.memory import free_bytes, size
 from specbench.decoding import processes
+from specbench.decoding.encoder_input import EncoderInput
 from specbench.decoding.sampling import Sampling
+from specbench.models.architecture import size_of
 from specbench.models.language_model import LanguageModel
 from specbench.models.reference_forward import stock_logits
 from specbench.stats.reference_distribution import counted, largest_tv, law, penalised, tolerance

@@ -1,4 +1,4 @@
-"""Base class of the verifiers that depend on the temperature and nothing else."""
+"""Base class of the verifiers that depend on the temperature and their own settings."""
 
 from typing import Any
 
@@ -7,7 +7,8 @@ from specbench.decoding.verifier import Verifier
 
 
 class SimpleVerifier(Verifier):
-    """The same rule in every round, without lenience. `greedy` means temperature 0."""
+    """The same rule in every round, without lenience. `greedy` means temperature 0; settings are further arguments of
+    the constructor."""
 
     trees = True
 
@@ -16,4 +17,4 @@ class SimpleVerifier(Verifier):
 
     @classmethod
     def from_settings(cls, settings: Any, sampling: Sampling, lenience: float) -> "SimpleVerifier":
-        return cls(sampling.greedy)
+        return cls(sampling.greedy, **vars(settings))

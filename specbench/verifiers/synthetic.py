@@ -1,35 +1,32 @@
 """Accepts at a given rate, no matter what the models compute: for timing an engine without trained weights."""
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from specbench.decoding.draft import Draft, Verdict
 from specbench.decoding.noise import Noise
-from specbench.decoding.sampling import Sampling, draw
-from specbench.decoding.verifier import Verifier
+from specbench.decoding.sampling import draw
 from specbench.decoding.verify import at_row, leading, verdict
 from specbench.settings import BaseSettings, setting
+from specbench.verifiers.simple import SimpleVerifier
 
 
-class SyntheticVerifier(Verifier):
+class SyntheticVerifier(SimpleVerifier):
     """Accepts each guess with probability `alpha`, then adds a token drawn from p. Never lossless."""
 
     lossless = False
+    trees = False
 
     @dataclass
     class Settings(BaseSettings):
         alpha: float = setting(ge=0, le=1)
 
     def __init__(self, greedy: bool, alpha: float):
-        self.greedy, self.alpha = greedy, alpha
+        super().__init__(greedy)
+        self.alpha = alpha
         self.note = f"acceptance was drawn at rate {alpha:g}: times are real, text and alpha are not"
-
-    @classmethod
-    def from_settings(cls, settings: Any, sampling: Sampling, lenience: float) -> "SyntheticVerifier":
-        return cls(sampling.greedy, settings.alpha)
 
     def accept(self, p: Tensor, draft: Draft, noise: Noise) -> Verdict:
         n = leading(noise.r < self.alpha, draft.count)

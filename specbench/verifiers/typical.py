@@ -1,14 +1,13 @@
 """Typical acceptance (Medusa): accepts guesses that the target finds probable enough. Not exact."""
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from specbench.decoding.draft import Draft, Verdict
 from specbench.decoding.noise import Noise
-from specbench.decoding.sampling import Sampling, draw
+from specbench.decoding.sampling import draw
 from specbench.decoding.verify_tree import longest_path
 from specbench.settings import BaseSettings, setting
 from specbench.verifiers.simple import SimpleVerifier
@@ -29,10 +28,6 @@ class TypicalVerifier(SimpleVerifier):
     def __init__(self, greedy: bool, epsilon: float, delta: float):
         super().__init__(greedy)
         self.epsilon, self.delta = epsilon, delta
-
-    @classmethod
-    def from_settings(cls, settings: Any, sampling: Sampling, lenience: float) -> "TypicalVerifier":
-        return cls(sampling.greedy, settings.epsilon, settings.delta)
 
     def accept(self, p: Tensor, draft: Draft, noise: Noise) -> Verdict:
         def choose(law: Tensor, n: Tensor) -> Tensor:

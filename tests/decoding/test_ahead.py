@@ -17,7 +17,7 @@ from specbench.decoding.timer import Lap
 from specbench.drafters.model import ModelDrafter
 from specbench.executors.cudagraph import CudaGraphExecutor
 from specbench.executors.eager import EagerExecutor
-from specbench.policies.gamma.entropy import entropy
+from specbench.policies.gamma.entropy import root_entropy
 from specbench.policies.gamma.fixed import FixedGamma, WatchedGamma
 from specbench.policies.gamma.heuristic import HeuristicGamma
 from specbench.policies.lenience.load import LoadLenience
@@ -203,7 +203,7 @@ NEEDS_THE_HOST = [
     ({"kind": "multi_draft"}, "the drafter"), ({"kind": "under_model"}, "the drafter"),
     ({"verifier": LoadLenience([1.0, 0.5], 1).verifier(lambda level: SpeculativeVerifier(Sampling(), level))}, "load"),
     ({"policy": HeuristicGamma(gamma=2, largest=3)}, "kept"), ({"context": 40}, "context"),
-    ({"policy": WatchedGamma(3, entropy)}, "each guess"),
+    ({"policy": WatchedGamma(3, root_entropy)}, "each guess"),
 ]  # fmt: skip
 
 

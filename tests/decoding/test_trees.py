@@ -20,7 +20,7 @@ from specbench.decoding.token_tree import MISSING, branching_tree, level_ranges,
 from specbench.decoding.verify import block_verification, rejection_sampling, speculative_sampling
 from specbench.decoding.verify_tree import iterative_beta, iterative_sampling, longest_path, match
 from specbench.drafters.medusa import chosen_tree
-from specbench.drafters.multi_draft import side_by_side
+from specbench.drafters.multi_draft import join_drafts
 from specbench.drafters.tree import without_replacement
 from specbench.verifiers.iterative import IterativeVerifier
 from specbench.verifiers.typical import TypicalVerifier
@@ -333,7 +333,7 @@ def test_beta_of_typical_acceptance_is_its_rate_on_a_chain():
 def test_drafts_stand_side_by_side():
     one = Draft.tree(torch.tensor([[1, 2, 3]]), branching_tree([1, 2]), None, torch.tensor([3]))
     two = Draft.tree(torch.tensor([[4, 5, 6, 7]]), branching_tree([2, 1]), None, torch.tensor([2]))
-    both = side_by_side([one, two])
+    both = join_drafts([one, two])
     assert both.tokens.tolist() == [[1, 4, 5, 2, 3, 6, 7]]
     assert both.levels == (3, 4) and both.parent.tolist() == [[-1, -1, -1, 0, 0, 1, 2]] and both.count.tolist() == [5]
 

@@ -23,7 +23,7 @@ from specbench.decoding.state import Job, State
 from specbench.decoding.timer import Clock
 from specbench.errors import ConfigError
 from specbench.models.mtp import MtpModel
-from specbench.models.mtp_weights import load_mtp, place_of, without_modules
+from specbench.models.mtp_weights import load_mtp, mtp_place, without_modules
 from specbench.policies.gamma.fixed import FixedGamma
 from specbench.run.run import run
 
@@ -185,17 +185,17 @@ def test_what_is_trained_is_what_drafts(good, tmp_path):
 
 
 def test_names_of_modules():
-    assert place_of("model.layers.61.eh_proj.weight", 61) == (0, "projection.weight")
-    assert place_of("model.layers.61.shared_head.norm.weight", 61) == (0, "norm.weight")
-    assert place_of("model.layers.61.shared_head.head.weight", 61) == (0, "")
-    assert place_of("model.layers.62.mlp.gate.e_score_correction_bias", 61) == (
+    assert mtp_place("model.layers.61.eh_proj.weight", 61) == (0, "projection.weight")
+    assert mtp_place("model.layers.61.shared_head.norm.weight", 61) == (0, "norm.weight")
+    assert mtp_place("model.layers.61.shared_head.head.weight", 61) == (0, "")
+    assert mtp_place("model.layers.62.mlp.gate.e_score_correction_bias", 61) == (
         1,
         "layer.mlp.gate.e_score_correction_bias",
     )
-    assert place_of("mtp.layers.0.mlp.experts.7.up_proj.weight", 48) == (0, "layer.mlp.experts.7.up_proj.weight")
-    assert place_of("mtp.pre_fc_norm_hidden.weight", 48) == (0, "hidden_norm.weight")
-    assert place_of("mtp.norm.weight", 48) == (0, "norm.weight")
-    assert place_of("model.layers.60.mlp.gate.weight", 61) is None
+    assert mtp_place("mtp.layers.0.mlp.experts.7.up_proj.weight", 48) == (0, "layer.mlp.experts.7.up_proj.weight")
+    assert mtp_place("mtp.pre_fc_norm_hidden.weight", 48) == (0, "hidden_norm.weight")
+    assert mtp_place("mtp.norm.weight", 48) == (0, "norm.weight")
+    assert mtp_place("model.layers.60.mlp.gate.weight", 61) is None
     surplus = ["model.layers.3.self_attn.q_proj.weight", "lm_head.bias"]  # no module, but a config that is wrong
     assert without_modules(surplus, 3) == surplus
     assert without_modules([*surplus, "model.layers.3.eh_proj.weight"], 3) == ["lm_head.bias"]

@@ -37,8 +37,7 @@ from specbench.executors.cudagraph import CudaGraphExecutor
 from specbench.executors.eager import EagerExecutor
 from specbench.kernels import ops
 from specbench.models.language_model import LanguageModel
-from specbench.models.lookahead_embeddings import LookAhead, LookAheadConfig
-from specbench.models.medusa_heads import Heads, HeadsConfig
+from specbench.models.trained_parts import Heads, HeadsConfig, LookAhead, LookAheadConfig
 from specbench.policies.gamma.adaptive import AdaptiveGamma
 from specbench.policies.gamma.confidence import ConfidenceGamma
 from specbench.policies.gamma.entropy import EntropyGamma

@@ -248,13 +248,13 @@ def test_the_kernel_is_checked_on_the_model_that_uses_it(one_tile, monkeypatch, 
     config = MistralConfig(hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=4,
                            num_key_value_heads=1, vocab_size=64, sliding_window=12)  # fmt: skip
     model = language_model(MistralForCausalLM(config).eval().to(DEVICE), "triton")
-    assert kernel_attention.worst_error(model) < 1e-5 and kernel_attention.check("triton", model)
+    assert kernel_attention.worst_error(model) < 1e-5 and kernel_attention.check_kernel("triton", model)
     attend = attention.attend
     monkeypatch.setattr(attention, "attend", lambda *given: attend(*given[:-1], None))  # without the window
-    assert not kernel_attention.check("auto", model)
+    assert not kernel_attention.check_kernel("auto", model)
     assert "differs from plain attention" in caplog.text
     with pytest.raises(ConfigError, match="attention=triton is not possible for tiny: it differs"):
-        kernel_attention.check("triton", model)
+        kernel_attention.check_kernel("triton", model)
 
 
 def test_attention_that_is_not_plain_is_left_to_sdpa(tables):
@@ -262,7 +262,9 @@ def test_attention_that_is_not_plain_is_left_to_sdpa(tables):
     from transformers import Gemma2Config, GptOssConfig, GptOssForCausalLM
 
     with pytest.raises(ConfigError, match="attention=triton is not possible for x: TabularMarkov does not pass"):
-        kernel_attention.choose("triton", tabular_model(tables.target, Sampling()).module, torch.device(DEVICE), "x")
+        kernel_attention.choose_kernel(
+            "triton", tabular_model(tables.target, Sampling()).module, torch.device(DEVICE), "x"
+        )
     module = tiny_llama()
     module.config.attn_logit_softcapping = Gemma2Config().attn_logit_softcapping
     assert "soft cap" in kernel_attention.refusal(module, torch.device(DEVICE))
@@ -274,7 +276,7 @@ def test_attention_that_is_not_plain_is_left_to_sdpa(tables):
     alone.config._attn_implementation = "sdpa"
     sinks = language_model(alone, "triton")
     with pytest.raises(ConfigError, match=r"triton is not possible for tiny: GptOssAttention .* with s_aux"):
-        kernel_attention.check("triton", sinks)
+        kernel_attention.check_kernel("triton", sinks)
 
 
 def test_the_bias_of_sdpa_on_cuda_is_the_mask_and_its_rows_are_aligned():

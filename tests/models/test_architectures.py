@@ -13,7 +13,6 @@ from conftest import CACHES, VERIFIERS, another, make_drafter, parts_of, spare_o
 from transformers import GenerationConfig
 
 from specbench.cache.static import StaticCache
-from specbench.contrib.recurrent.recurrence import Recurrence
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.speculative import decode_speculative
 from specbench.decoding.state import Job, State
@@ -22,6 +21,7 @@ from specbench.errors import ConfigError
 from specbench.executors.eager import EagerExecutor
 from specbench.models import pretrained
 from specbench.models.adapter_check import reads_trees
+from specbench.models.architecture import family_of
 from specbench.models.context import Context
 from specbench.models.pretrained import PretrainedModel, footprint, load_tokenizer
 from specbench.policies.gamma.fixed import FixedGamma
@@ -51,7 +51,7 @@ def loaded(model_type: str, **more) -> PretrainedModel:
     context = Context(torch.device("cpu"), torch.float32, Sampling(), StaticCache, EagerExecutor())
     model = PretrainedModel(settings, context, "target")
     spread(model.module)
-    model.recurrence = Recurrence.of(model.module, model.mask, f"target.path={folder}")
+    model.recurrence = family_of(model.module.config).state(model.module, model.mask, f"target.path={folder}")
     model.trees = reads_trees(model, f"target.path={folder}")  # with weights of which each matters
     model.module.generation_config = GenerationConfig()  # of the model's own law
     return model
@@ -157,10 +157,10 @@ def test_other_masks_are_right_for_ragged_rows_and_trees(name):
 
 
 @pytest.mark.parametrize(("model_type", "more", "spoil"), [
-    ("falcon", dict(alibi=True), lambda model: setattr(model.decoder, "own", None)),
-    ("gpt_neo", {}, lambda model: setattr(model.decoder, "own", None)),
-    ("bloom", {}, lambda model: setattr(model.decoder, "own", None)),
-    ("bart", {}, lambda model: setattr(model.decoder, "embedding", None)),
+    ("falcon", dict(alibi=True), lambda model: setattr(model.decoder, "patched", None)),
+    ("gpt_neo", {}, lambda model: setattr(model.decoder, "patched", None)),
+    ("bloom", {}, lambda model: setattr(model.decoder, "patched", None)),
+    ("bart", {}, lambda model: setattr(model.decoder, "patched", None)),
     ("roberta", {}, lambda model: setattr(model.decoder, "first", 0)),
     ("llama4_text", {}, lambda model: setattr(model.mask, "chunk", None)),
     ("gemma2", {}, lambda model: setattr(model.mask, "window", 2)),

@@ -27,9 +27,9 @@ from specbench.errors import ConfigError
 from specbench.executors.auto import AutoExecutor
 from specbench.executors.compiled import CompiledExecutor
 from specbench.executors.eager import EagerExecutor
-from specbench.models.absolute_positions import Positions
 from specbench.models.flops import per_token
 from specbench.models.language_model import LanguageModel
+from specbench.models.positions import Positions
 from specbench.models.reference_forward import stock_logits
 from specbench.policies.gamma.fixed import FixedGamma
 from specbench.run.run import run

@@ -12,7 +12,7 @@ from conftest import parts_of
 from rich.console import Console
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from specbench.models.experts import chosen_by_token, count_of, expert_layers, idle_experts
+from specbench.models.flops import chosen_by_token, count_of, expert_layers, idle_experts
 from specbench.results.run_table import run_table
 from specbench.run.run import run
 from specbench.stats.experts import ExpertCounter

@@ -158,9 +158,9 @@ def test_the_targets_own_weights_draft_on_its_cache(executor, tmp_path):
     more = ["executor.products=[int4]"] if executor == "auto" else []
     parts = parts_of("drafter=self_quantized", "temperature=0", f"executor={executor}", *more)
     drafter, target = parts.drafter, parts.target
-    assert drafter.exit.module.get_input_embeddings() is target.module.get_input_embeddings()
+    assert drafter.model.module.get_input_embeddings() is target.module.get_input_embeddings()
     result, _ = run(parts, tmp_path)
-    assert drafter.exit.cache is target.cache
+    assert drafter.model.cache is target.cache
     assert result.lossless.verdict == "passed" and result.alpha.mean > 0.7
     bits = 8 * drafter.own_bytes / drafter.operations_per_token
     assert 4 < bits < 6 if executor == "auto" else bits == 32

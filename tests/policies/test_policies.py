@@ -8,7 +8,7 @@ from specbench.decoding.state import State
 from specbench.decoding.timer import Lap
 from specbench.policies.gamma.adaptive import AdaptiveGamma
 from specbench.policies.gamma.confidence import ConfidenceGamma
-from specbench.policies.gamma.entropy import EntropyGamma, confidence, entropy
+from specbench.policies.gamma.entropy import EntropyGamma, confidence, root_entropy
 from specbench.policies.gamma.fixed import FixedGamma
 from specbench.policies.gamma.heuristic import HeuristicGamma
 from specbench.policies.gamma.optimal import OptimalGamma, best_gamma, tokens_by_gamma
@@ -98,7 +98,7 @@ def test_signals_are_of_the_law():
     q = torch.tensor([[0.5, 0.25, 0.25, 0.0], [0.25, 0.25, 0.25, 0.25], [1.0, 0.0, 0.0, 0.0]])
     x = torch.tensor([1, 0, 0])
     expected = [np.sqrt(1.5 * np.log(2) / np.log(4)), 1.0, 0.0]
-    assert entropy(q, x).tolist() == pytest.approx(expected, abs=1e-6)
+    assert root_entropy(q, x).tolist() == pytest.approx(expected, abs=1e-6)
     assert confidence(q, x).tolist() == [0.5, 0.25, 1.0]
     assert ConfidenceGamma(1, 0.5).signal(q, x).tolist() == [0.25, 0.25, 1.0]
 

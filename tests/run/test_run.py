@@ -11,10 +11,11 @@ import yaml
 from conftest import call, composed, interrupt_the_second_group, parts_of, small
 
 from specbench.config.build import build
-from specbench.config.memory import Budget, ModelSize, give_back, size
+from specbench.config.memory import Budget, give_back, size
 from specbench.config.validate import check
 from specbench.decoding.noise import prompt_key
 from specbench.errors import ConfigError
+from specbench.models.architecture import ModelSize
 from specbench.results.loggers.wandb_records import summary
 from specbench.results.reader import load_runs
 from specbench.results.recommendation import verdict_sentence

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from specbench.contrib.beams.search_state import BeamRules, FoundBeams
-from specbench.data.sound import EncoderInput
+from specbench.decoding.encoder_input import EncoderInput
 from specbench.models.language_model import LanguageModel
 from specbench.models.reference_forward import stock_logits
 from specbench.results.schema import BeamNumbers, Lossless, Reread

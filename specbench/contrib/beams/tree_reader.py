@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from specbench.contrib.beams.search_state import Node
-from specbench.data.sound import EncoderInput
+from specbench.decoding.encoder_input import EncoderInput
 from specbench.decoding.token_tree import Tree
 from specbench.models.language_model import LanguageModel
 

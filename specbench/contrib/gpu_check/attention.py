@@ -50,7 +50,7 @@ class Attention(Phase):
                 k, v = (torch.ones(1, KV_HEADS, max(COLUMNS), SIZE, dtype=q.dtype, device=device) for _ in range(2))
                 first = torch.full((1,), columns - queries, device=device)
                 given = (q, k, v, table, first, None, None, SIZE**-0.5, None)
-                seconds = timer.device(lambda given=given: kernel_attention.attend(*given))  # type: ignore[misc]
+                seconds = timer.device(lambda given=given: kernel_attention.attend_op(*given))  # type: ignore[misc]
                 yield Number(f"{queries} x {columns:,}, Triton kernel", seconds * 1e6, "us", None)
 
     def _backend(self, device: torch.device, timer: Timer, cudnn: bool) -> Iterator[Number]:

@@ -13,7 +13,7 @@ from torch import nn
 
 from specbench.component import Selections
 from specbench.contrib.openvino.graph import Converted, convert
-from specbench.contrib.openvino.program import Program
+from specbench.contrib.openvino.program import OpenVINOProgram
 from specbench.decoding.executor import Executor, Module
 from specbench.errors import ConfigError
 
@@ -44,13 +44,13 @@ class OpenVINOExecutor(Executor):
         """A view of the module whose forward runs in OpenVINO. Raises ConfigError if the module cannot be converted, or
         computes something else afterwards."""
         program = vars(module).get("forward")
-        if isinstance(program, Program) and program.module is module:  # a drafter that is the target
+        if isinstance(program, OpenVINOProgram) and program.module is module:  # a drafter that is the target
             return module
         stock, view = copy.copy(module), copy.copy(module)
         vars(stock).pop("forward", None)  # of the target, if these are its first layers
         with torch.no_grad():
             found = convert(stock, self._threads(stock))
-            program = Program(view, found)
+            program = OpenVINOProgram(view, found)
             self._check(program, found)
         vars(view)["forward"] = program
         self.compiled_bytes += found.weight_bytes
@@ -62,7 +62,7 @@ class OpenVINOExecutor(Executor):
         return 1 if small else torch.get_num_threads()
 
     @staticmethod
-    def _check(program: Program, found: Converted) -> None:
+    def _check(program: OpenVINOProgram, found: Converted) -> None:
         """Raises ConfigError unless the program's logits of some tokens are those of the stock module."""
         logits = program(**found.sample).logits.float()
         allowed = found.tolerance * float(found.logits.abs().max())

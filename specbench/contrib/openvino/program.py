@@ -14,7 +14,7 @@ from specbench.contrib.openvino.graph import Converted, runtime
 SPARE = 2  # a cache with more columns than this many times the visible ones is copied up to the visible ones
 
 
-class Program:
+class OpenVINOProgram:
     """Takes the place of a module's `forward`, with the arguments that the model adapter calls it with."""
 
     def __init__(self, module: Any, converted: Converted):
@@ -72,7 +72,7 @@ class Program:
         pairs = [cache.stored(layer, *like) for layer, like in enumerate(self.converted.layers)]
         stored = [tensor for pair in pairs for tensor in pair]
         for place, tensor in enumerate(stored, self.first):
-            self._give(place, whole(cache.read(tensor)))
+            self._give(place, whole_columns(cache.read(tensor)))
         return stored
 
     def _give(self, place: int, tensor: Tensor) -> None:
@@ -95,7 +95,7 @@ class Program:
         return tensor.view(self.converted.dtype)
 
 
-def whole(columns: Tensor) -> Tensor:
+def whole_columns(columns: Tensor) -> Tensor:
     """The tensor [b, heads, T, head size] that columns [b, heads, visible, head size] are the first of, where that
     needs no copy and T is not much larger; else a copy of the columns."""
     b, heads, visible, size = columns.shape

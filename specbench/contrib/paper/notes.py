@@ -11,9 +11,10 @@ import torch
 import yaml
 
 from specbench import theory
-from specbench.config.memory import Budget, ModelSize
+from specbench.config.memory import Budget
 from specbench.config.paths import conf_dir
 from specbench.contrib.paper.published import AKUNU_CHAPTER, accepted
+from specbench.models.architecture import ModelSize
 from specbench.models.pretrained import PretrainedModel, footprint
 from specbench.stats.position_stats import CHUNK
 

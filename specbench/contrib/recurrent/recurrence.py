@@ -6,7 +6,7 @@ found out by trying when a model is loaded. B rows, b of them in a forward, N ne
 
 import inspect
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,10 +21,9 @@ from specbench.decoding.rows import window
 from specbench.decoding.state import State
 from specbench.decoding.transfers import upload
 from specbench.errors import ConfigError
-from specbench.models.attention_mask import ATTENDING, ATTENTION, OTHERS, RECURRENT, AttentionMask, recurrent_kinds
-
-if TYPE_CHECKING:
-    from specbench.models.language_model import LanguageModel
+from specbench.models.architecture import LayerState
+from specbench.models.attention_mask import AttentionMask
+from specbench.models.language_model import LanguageModel
 
 FIRST, MORE = 5, 4  # tokens of the text that shows whether several can be read behind a state
 SAME = {torch.float32: 1e-4, torch.float64: 1e-8}  # of a tensor's norm: what two ways of reading may differ by
@@ -32,7 +31,6 @@ SAME_16_BIT = 3e-2
 # Of the largest logit: what reading behind a state and reading the whole text may differ by.
 PLACED = {torch.float32: 1e-3, torch.float64: 1e-3}
 PLACED_16_BIT = 0.1
-OF_OTHER_KINDS = ("rwkv",)  # models with a state whose configuration names no kinds of layers
 WITHOUT_MASK = {"linear_attention", "conv", "moe", "mlp"}  # kinds of layers that see no column of the cache
 
 
@@ -43,7 +41,7 @@ class Trial(NamedTuple):
     cache: RecurrentCache
 
 
-class Recurrence:
+class Recurrence(LayerState):
     """The recurrent part of a model: its state, its masks, and whether tokens must be read one by one."""
 
     def __init__(self, module: PreTrainedModel, keeper: StateKeeper, mask: AttentionMask, name: str):
@@ -55,22 +53,6 @@ class Recurrence:
         self.hybrid = attending_layers(mask.config) > 0
         self.one_by_one, self.state_bytes = False, 0.0  # of one row
         self.one_by_one = self._differs(module, name)
-
-    @staticmethod
-    def of(module: PreTrainedModel, mask: AttentionMask, name: str) -> "Recurrence | None":
-        """The recurrent part of a module; None if it has none. Raises ConfigError if it cannot be followed."""
-        keeper = keeper_of(module, mask.config)
-        if keeper is not None:
-            return Recurrence(module, keeper, mask, name)
-        kinds = set(getattr(mask.config, "layer_types", None) or [])
-        attends_alone = bool(kinds) and kinds <= ATTENTION  # as some models of architectures that may have a state
-        takes_state = "cache_params" in inspect.signature(module.forward).parameters
-        if not attends_alone and (getattr(module, "_is_stateful", False) or takes_state):
-            raise ConfigError(
-                f"{name} is a {type(module).__name__}, whose recurrent state is kept in a way that is not known: give "
-                "another model"
-            )
-        return None
 
     def cache(self, columns: SlotCache) -> RecurrentCache:
         """An empty cache that keeps keys and values in `columns`."""
@@ -111,6 +93,37 @@ class Recurrence:
             found.append(output.logits)
         return found[-1] if keep_logits == 1 else torch.cat(found, 1)
 
+    def recover(self, model: LanguageModel, state: State, width: int) -> int:
+        """See `LayerState.recover`."""
+        rows = list(zip(state.reach, model.cached, state.active, strict=True))
+        ends = [max(0, length - width) if on else cached for length, cached, on in rows]
+        points = [model.cache.point_before(row, end) for row, end in enumerate(ends)]
+        model.cached = [point if on else end for point, end, on in zip(points, ends, state.active, strict=True)]
+        model.cache.truncate(model.cached)
+        model.cache.keep(every=False)  # states of rejected guesses are as long as texts to come
+        missing = sum(end - begin for begin, end in zip(model.cached, ends, strict=True))
+        self.read_rows(model, state, model.cached, ends, READ_CHUNK)
+        return missing
+
+    def read_rows(
+        self, model: LanguageModel, state: State, begins: Sequence[int], ends: Sequence[int], chunk: int
+    ) -> None:
+        """See `LayerState.read_rows`. Nothing is padded: rows are read together as far as all of them go."""
+        left = {row: (begin, end) for row, (begin, end) in enumerate(zip(begins, ends, strict=True)) if begin < end}
+        prompts: dict[int, list[int]] = {}  # rows by the length of what they begin with
+        for row, (begin, end) in list(left.items()):
+            if begin == 0:
+                prompts.setdefault(end, []).append(row)
+                del left[row]
+        for end, rows in prompts.items():
+            size = end if self.one_by_one else chunk
+            for first in range(0, end, size):
+                _read(model, state, dict.fromkeys(rows, first), min(size, end - first))
+        while left:
+            count = min(chunk, *(end - begin for begin, end in left.values()))
+            _read(model, state, {row: begin for row, (begin, _) in left.items()}, count)
+            left = {row: (begin + count, end) for row, (begin, end) in left.items() if begin + count < end}
+
     @torch.no_grad()
     def _differs(self, module: PreTrainedModel, name: str) -> bool:
         """Whether several tokens that are read together behind a state leave another state, or have other logits, than
@@ -139,25 +152,8 @@ class Recurrence:
         return any(bool((a - b).norm() > same * b.norm()) for a, b in pairs)
 
 
-def refuse_unknown_kinds(config: PretrainedConfig, name: str) -> None:
-    """Raises ConfigError if a model has layers of a kind that is neither attention nor known to keep a state."""
-    own = config if config.is_encoder_decoder else config.get_text_config()
-    unknown = set(getattr(own, "layer_types", None) or []) - {*ATTENTION, *ATTENDING, *RECURRENT, *OTHERS}
-    if unknown:
-        raise ConfigError(
-            f"{name} has layers of kind {', '.join(sorted(unknown))}, which are not known: give another model"
-        )
-
-
-def has_state(config: PretrainedConfig) -> bool:
-    """Whether models of this configuration carry a recurrent state."""
-    return bool(recurrent_kinds(config)) or config.model_type in OF_OTHER_KINDS
-
-
-def keeper_of(module: PreTrainedModel, config: PretrainedConfig) -> StateKeeper | None:
-    """How a module keeps its state; None if it has none."""
-    if not has_state(config):
-        return None
+def keeper_of(module: PreTrainedModel, config: PretrainedConfig) -> StateKeeper:
+    """How a module with a state keeps it."""
     parameters = inspect.signature(module.forward).parameters
     if "state" in parameters:
         return InOutput()
@@ -174,40 +170,7 @@ def attending_layers(config: PretrainedConfig) -> int:
     return sum(kind not in WITHOUT_MASK for kind in getattr(config, "layer_types", None) or [])
 
 
-def recover(model: "LanguageModel", state: State, width: int) -> int:
-    """Rolls a recurrent model back to where at most `width` committed tokens of each active row are missing in its
-    state, and has it read those that no kept state has read. Returns how many tokens these are, in all rows."""
-    rows = list(zip(state.reach, model.cached, state.active, strict=True))
-    ends = [max(0, length - width) if on else cached for length, cached, on in rows]
-    points = [model.cache.point_before(row, end) for row, end in enumerate(ends)]
-    model.cached = [point if on else end for point, end, on in zip(points, ends, state.active, strict=True)]
-    model.cache.truncate(model.cached)
-    model.cache.keep(every=False)  # states of rejected guesses are as long as texts to come
-    missing = sum(end - begin for begin, end in zip(model.cached, ends, strict=True))
-    read_rows(model, state, model.cached, ends, READ_CHUNK)
-    return missing
-
-
-def read_rows(model: "LanguageModel", state: State, begins: Sequence[int], ends: Sequence[int], chunk: int) -> None:
-    """Has a recurrent model read the committed tokens begins[b] .. ends[b] - 1 of each row b, at most `chunk` of it at
-    a time where that is possible. Nothing is padded: rows are read together as far as all of them go."""
-    left = {row: (begin, end) for row, (begin, end) in enumerate(zip(begins, ends, strict=True)) if begin < end}
-    prompts: dict[int, list[int]] = {}  # rows by the length of what they begin with
-    for row, (begin, end) in list(left.items()):
-        if begin == 0:
-            prompts.setdefault(end, []).append(row)
-            del left[row]
-    for end, rows in prompts.items():
-        size = end if model.recurrence is not None and model.recurrence.one_by_one else chunk
-        for first in range(0, end, size):
-            _read(model, state, dict.fromkeys(rows, first), min(size, end - first))
-    while left:
-        count = min(chunk, *(end - begin for begin, end in left.values()))
-        _read(model, state, {row: begin for row, (begin, _) in left.items()}, count)
-        left = {row: (begin + count, end) for row, (begin, end) in left.items() if begin + count < end}
-
-
-def _read(model: "LanguageModel", state: State, begins: Mapping[int, int], count: int) -> None:
+def _read(model: LanguageModel, state: State, begins: Mapping[int, int], count: int) -> None:
     """Has a recurrent model read `count` committed tokens of several rows from begins[row] on. All rows of the batch
     take part in a forward of several, so prompts of a minority are read each by itself."""
     starts = [begins.get(row, length) for row, length in enumerate(model.cached)]

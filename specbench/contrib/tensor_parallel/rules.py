@@ -8,10 +8,9 @@ import transformers
 
 from specbench.component import Selections
 from specbench.config.gpu_sizing import divisors, sizes_of
-from specbench.config.memory import without_memory
-from specbench.contrib.recurrent.recurrence import has_state
 from specbench.errors import ConfigError
-from specbench.models.experts import chosen_by_token
+from specbench.models.architecture import NO_FAMILY, family_of, without_memory
+from specbench.models.flops import chosen_by_token
 from specbench.models.pretrained import load_config
 
 SETTING = "target.tensor_parallel"
@@ -74,7 +73,7 @@ def _refuse_indivisible(settings: Any, role: str) -> None:
     kind = None
     if config.is_encoder_decoder:
         kind = "an encoder-decoder"
-    elif has_state(text):
+    elif family_of(config) is not NO_FAMILY:
         kind = "a model with a recurrent state"
     elif chosen_by_token(text) is not None:
         kind = "a mixture of experts"

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from specbench.contrib.training.student import Student, StudentSettings, head_input, quoted
-from specbench.models.first_layers import first_layers
-from specbench.models.medusa_heads import Heads, HeadsConfig
+from specbench.models.shared_cache import first_layers
+from specbench.models.trained_parts import Heads, HeadsConfig
 from specbench.settings import setting
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from specbench.contrib.training.student import Student, StudentSettings, quoted
-from specbench.models.lookahead_embeddings import LookAhead, LookAheadConfig
+from specbench.models.trained_parts import LookAhead, LookAheadConfig
 from specbench.settings import setting
 
 

@@ -5,19 +5,23 @@ F features of a frame.
 
 import copy
 import math
+from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
-import torch
 import transformers
-from torch import Tensor
-from transformers import GenerationConfig
+from transformers import GenerationConfig, PreTrainedModel
 
-from specbench.data.sound import EncoderInput, Features, Floats, Sound, Speech
+from specbench.contrib.whisper.sound import Samples, Sound, Speech
+from specbench.decoding.encoder_input import Features
 from specbench.errors import ConfigError, first_line, shown
+from specbench.models.checkpoint import source_of
+from specbench.models.encoder_decoder import Encoder
+from specbench.models.pretrained import PretrainedModel, options_of, reading_of
 
+EXTRACTOR_FILES = ("preprocessor_config.json", "processor_config.json")
 STRIDE = 2  # frames of a position: Whisper's second convolution
 
 
@@ -49,10 +53,10 @@ class Hearing:
         needed = math.ceil(sound.seconds * self.extractor.sampling_rate / samples)
         return Features(max(self.positions, needed), partial(self._values, sound))
 
-    def _values(self, sound: Sound) -> Floats:
+    def _values(self, sound: Sound) -> Samples:
         """[F, frames]: the log-mel spectrum of a sound, with silence behind it. Raises ConfigError."""
         rate = self.extractor.sampling_rate
-        found: Floats = self.extractor(sound.samples(rate), sampling_rate=rate, return_tensors="np").input_features[0]
+        found: Samples = self.extractor(sound.samples(rate), sampling_rate=rate, return_tensors="np").input_features[0]
         return found
 
     @property
@@ -67,20 +71,27 @@ class Hearing:
         return {name: value for name, value in kept.items() if name != "processor_class"}
 
 
-def probe_features(config: Any, seed: int) -> Features:
-    """Some features that an encoder of this configuration takes, the same for each seed."""
-    shape = (config.num_mel_bins, STRIDE * config.max_source_positions)
-    values = np.random.default_rng(seed).standard_normal(shape, np.float32)
-    return Features(config.max_source_positions, lambda: values)
+class SpeechEncoder(Encoder):
+    """An encoder that reads sounds; the decoder's text begins with a language and a task."""
 
+    pads_inputs = False  # its decoder takes no mask of the input's end, and all inputs are as long
+    assisted_refusal = "draws Whisper's first token from another law"
 
-def words_of(module: Any, read: EncoderInput, rows: int = 1) -> dict[str, Tensor]:
-    """What the encoder of a module is called with, to read an input in each of `rows` rows: ids [rows, S], or features
-    [rows, F, frames]."""
-    if isinstance(read, Features):
-        values = torch.from_numpy(read.values).to(module.device, module.dtype)
-        return {"input_features": values.expand(rows, -1, -1)}
-    return {"input_ids": torch.tensor([list(read)], device=module.device).expand(rows, -1)}
+    def __init__(self, module: PreTrainedModel, name: str, hearing: Hearing):
+        """Raises ConfigError as `Encoder` does."""
+        super().__init__(module, name)
+        self.hearing = hearing
+
+    def features(self, source: Any) -> Features:
+        return self.hearing(source)
+
+    def length(self, positions: int) -> str:
+        return f"{positions * self.hearing.seconds:.5g} seconds"
+
+    def speak(self, speech: Speech) -> None:
+        """From now on, texts begin as those of such sounds do. Raises ConfigError if that is not possible."""
+        m = self.module
+        self.begin_with(start_of_speech(type(m), m.generation_config, m.config, speech, self.name))
 
 
 def start_of_speech(kind: Any, options: GenerationConfig, config: Any, speech: Speech, name: str) -> list[int]:
@@ -116,3 +127,25 @@ def start_of_speech(kind: Any, options: GenerationConfig, config: Any, speech: S
     finally:
         transformers.utils.logging.set_verbosity(verbosity)
     return found
+
+
+def load_hearing(settings: PretrainedModel.Settings, role: str, config: Any) -> Hearing:
+    """The feature extractor of a model that hears, or one in its shape for random weights without one at hand. Raises
+    ConfigError."""
+    source, key = source_of(settings.path), f"{role}.path={settings.path}"
+    shaped = settings.weights == "random" and not any((Path(source) / name).is_file() for name in EXTRACTOR_FILES)
+    with reading_of(settings, role, "feature extractor"):
+        if shaped:
+            return Hearing.of_shape(config, key)
+        return Hearing(transformers.AutoFeatureExtractor.from_pretrained(source, **options_of(settings)), config, key)
+
+
+def load_start(settings: PretrainedModel.Settings, role: str, config: Any, speech: Speech) -> list[int]:
+    """The tokens that a model that hears begins the text of such sounds with; its weights are not read. Raises
+    ConfigError."""
+    source, options = source_of(settings.path), transformers.GenerationConfig.from_model_config(config)
+    if settings.weights != "random" or (Path(source) / "generation_config.json").is_file():
+        with suppress(OSError):  # there is none
+            options = transformers.GenerationConfig.from_pretrained(source, revision=settings.revision or "main")
+    kind: Any = transformers.AutoModelForSpeechSeq2Seq._model_mapping[type(config)]
+    return start_of_speech(kind, options, config, speech, f"{role}.path={settings.path}")

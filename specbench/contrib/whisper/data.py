@@ -1,17 +1,21 @@
 """Recordings as prompts, for models that write what they hear: local files, and data sets of the hub."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from specbench.component import Selections
+from specbench.contrib.whisper.audio_encoder import SpeechEncoder
+from specbench.contrib.whisper.rules import refuse_sounds
+from specbench.contrib.whisper.sound import Sound, Speech, bytes_of
 from specbench.data.json_lines import need_file, read_json_lines
-from specbench.data.prompts import Data, Prompt
-from specbench.data.records import kind_of, load_rows, name_of, numbered, text_of, version_of
-from specbench.data.sound import Sound, Speech, bytes_of
+from specbench.data.prompts import Prompt, StoredData
+from specbench.data.records import field_of, kind_of, label_of, load_rows, numbered, text_of, version_of
 from specbench.data.text_file import read_text
 from specbench.errors import ConfigError, shown
+from specbench.models.architecture import ModelSize
 from specbench.results.fingerprint import of_file, of_folder
 from specbench.settings import BaseSettings, setting
 
@@ -31,7 +35,26 @@ class SpeechSettings(BaseSettings):
     limit: int | None = setting(ge=1)
 
 
-class AudioData(Data):
+class SpeechData(StoredData):
+    """Recordings, and what is to be written of them."""
+
+    @property
+    def speech(self) -> Speech:
+        """What the settings want to be written."""
+        return Speech(self.settings.language, self.settings.task)
+
+    def refuse(self, run: Selections, models: Sequence[ModelSize]) -> None:
+        refuse_sounds(run, models, self.speech)
+
+    def prepare(self, target: Any, drafters: Sequence[Any]) -> None:
+        """Has the target begin texts as those of such sounds, and drafters that hear begin them as the target does."""
+        target.encoder.speak(self.speech)
+        for model in drafters:
+            if isinstance(model.encoder, SpeechEncoder):
+                model.encoder.begin_with(target.start_tokens)
+
+
+class AudioData(SpeechData):
     """The WAV files of a folder, each with a text file of the same name as its transcript if there is one; or those
     that a file of JSON lines names, with a field as transcript."""
 
@@ -52,30 +75,22 @@ class AudioData(Data):
             folder = Path(self.path)
             return {"path": of_folder(folder) if folder.is_dir() else of_file(folder)}
 
-    def __init__(self, settings: Settings):
-        self.settings, self.limit = settings, settings.limit
-        self.speech = Speech(settings.language, settings.task)
-
-    @classmethod
-    def from_settings(cls, settings: Settings) -> "AudioData":
-        return cls(settings)
-
     def prompts(self) -> Iterator[Prompt]:
         if Path(self.settings.path).is_dir():
             for path in self.settings.files():
-                name = name_of(path.name, f"the name of a file of data.path={self.settings.path}")
+                name = label_of(path.name, f"the name of a file of data.path={self.settings.path}")
                 transcript = path.with_suffix(TRANSCRIPT)
                 reference = read_text(str(transcript), "data.path").strip() if transcript.is_file() else None
                 yield _prompt(name, path, f"data.path={path}", reference)
             return
         for number, record in read_json_lines(self.settings.path):
             where = f"data.path={self.settings.path} record {number}"
-            path = Path(text_of(_field(record, self.settings.field, "data.field", where), f"{where} sound"))
+            path = Path(text_of(field_of(record, self.settings.field, "data.field", where), f"{where} sound"))
             path = Path(self.settings.path).parent / path
             yield _prompt(str(number), path, f"{where}, {shown(path)},", _reference(record, self.settings, where))
 
 
-class AudioHubData(Data):
+class AudioHubData(SpeechData):
     """The sounds of any data set that `datasets.load_dataset` opens. They are decoded here, from the files in it."""
 
     @dataclass
@@ -85,14 +100,6 @@ class AudioHubData(Data):
 
         def sources(self) -> Mapping[str, str]:
             return {"path": version_of(self.path)}
-
-    def __init__(self, settings: Settings):
-        self.settings, self.limit = settings, settings.limit
-        self.speech = Speech(settings.language, settings.task)
-
-    @classmethod
-    def from_settings(cls, settings: Settings) -> "AudioHubData":
-        return cls(settings)
 
     def prompts(self) -> Iterator[Prompt]:
         import datasets
@@ -132,10 +139,3 @@ def _reference(record: Mapping[str, Any], s: SpeechSettings, where: str) -> str 
     if not isinstance(found, str):
         raise ConfigError(f"{where} field {s.reference!r} is {kind_of(found)}: a transcript must be text")
     return found
-
-
-def _field(record: Mapping[str, Any], name: str, key: str, where: str) -> Any:
-    if name not in record:
-        has = shown(", ".join(sorted(map(str, record))) or "none")
-        raise ConfigError(f"{where} has no field {name!r}: set {key} to what it has, {has}")
-    return record[name]

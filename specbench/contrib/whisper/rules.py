@@ -2,17 +2,18 @@
 
 from collections.abc import Sequence
 
-from specbench.config.memory import ModelSize
-from specbench.config.validate import ValidatedConfig
-from specbench.data.sound import Speech
+from specbench.component import Selections
+from specbench.contrib.whisper.audio_encoder import load_hearing, load_start
+from specbench.contrib.whisper.sound import Speech
 from specbench.errors import ConfigError
-from specbench.models.pretrained import load_config, load_hearing, load_start
+from specbench.models.architecture import ModelSize
+from specbench.models.pretrained import load_config
 
 
-def refuse_sounds(checked: ValidatedConfig, models: Sequence[ModelSize], speech: Speech | None) -> None:
+def refuse_sounds(chosen: Selections, models: Sequence[ModelSize], speech: Speech | None) -> None:
     """Raises ConfigError if the target hears and the data are text, or the other way round, if a drafter reads what the
     target does not, or if the language is not known. `speech` is that of the data, None for text."""
-    chosen, hears = checked.choices, bool(models[0].heard)
+    hears = bool(models[0].heard)
     data, path = chosen["data"].name, chosen["target"].settings.path
     if hears and speech is None:
         raise ConfigError(
@@ -31,7 +32,7 @@ def refuse_sounds(checked: ValidatedConfig, models: Sequence[ModelSize], speech:
                 "encoder has the same input, or none"
             )
     if speech is not None:
-        refuse_other_features(checked, models)
+        refuse_other_features(chosen, models)
         settings = chosen["target"].settings
         start = load_start(settings, "target", load_config(settings, "target"), speech)
         for drafts, model in zip(chosen["drafter"].settings.models(), models[1:], strict=True):
@@ -42,10 +43,10 @@ def refuse_sounds(checked: ValidatedConfig, models: Sequence[ModelSize], speech:
                 )
 
 
-def refuse_other_features(checked: ValidatedConfig, models: Sequence[ModelSize]) -> None:
+def refuse_other_features(chosen: Selections, models: Sequence[ModelSize]) -> None:
     """Raises ConfigError if a drafter's encoder takes other features of a sound than the target's."""
     target, *drafters = (
-        (role, settings) for role in ("target", "drafter") for settings in checked.choices[role].settings.models()
+        (role, settings) for role in ("target", "drafter") for settings in chosen[role].settings.models()
     )
     wanted = load_hearing(target[1], "target", load_config(target[1], "target")).description
     for (role, settings), model in zip(drafters, models[1:], strict=True):

@@ -14,7 +14,7 @@ BINS = 12
 PRIOR_GUESSES = 4.0  # weight of the mean beta at the start, in guesses per bin
 
 
-def entropy(q: Tensor, x: Tensor) -> Tensor:
+def root_entropy(q: Tensor, x: Tensor) -> Tensor:
     """sqrt(H(q) / log V) [B], from q [B, V]; the guesses x [B] are not used. H enters bounds of beta as a square
     root."""
     H: Tensor = torch.special.entr(q).sum(-1)
@@ -45,7 +45,7 @@ class EntropyGamma(GammaPolicy):
 
     def __init__(self, largest: int, signal: str):
         self.largest = largest
-        self.signal = {"entropy": entropy, "confidence": confidence}[signal]
+        self.signal = {"entropy": root_entropy, "confidence": confidence}[signal]
         self.traced_as = {"entropy": "root_entropy", "confidence": "confidence"}[signal]
         self.widths = tuple(range(1, largest + 1))
         self.draft: dict[int, list[int]] = {}  # by row, the bins of this round's guesses

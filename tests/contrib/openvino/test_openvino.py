@@ -10,7 +10,7 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM, LlamaForCausalLM
 
 from specbench.config.validate import check
 from specbench.contrib.openvino.executor import OpenVINOExecutor
-from specbench.contrib.openvino.program import Program, whole
+from specbench.contrib.openvino.program import OpenVINOProgram, whole_columns
 from specbench.decoding.draft import Draft
 from specbench.decoding.sampling import Sampling
 from specbench.errors import ConfigError
@@ -71,7 +71,7 @@ def test_logits_are_those_of_eager_mode(kind, cache):
 def test_the_stock_module_stays_as_it_is():
     module, executor = module_of("llama"), OpenVINOExecutor()
     model = model_of(module, executor)
-    assert isinstance(vars(model.module)["forward"], Program)
+    assert isinstance(vars(model.module)["forward"], OpenVINOProgram)
     assert model.stock_module() is module and "forward" not in vars(module)
     assert executor.load(model.module) is model.module  # a drafter that is the target shares its program
     embedding = module.get_input_embeddings().weight
@@ -133,10 +133,11 @@ def test_without_the_package_the_choice_is_refused(monkeypatch):
 
 def test_columns_are_given_whole_where_that_is_no_copy():
     stored = torch.randn(2, 3, 10, 4)
-    assert whole(stored[:, :, :6]).data_ptr() == stored.data_ptr() and whole(stored[:, :, :6]).shape[2] == 10
-    assert torch.equal(whole(stored[1:, :, :6]), stored[1:])
-    few = whole(stored[:, :, :4])  # of 10: attention would read too many
+    most = whole_columns(stored[:, :, :6])
+    assert most.data_ptr() == stored.data_ptr() and most.shape[2] == 10
+    assert torch.equal(whole_columns(stored[1:, :, :6]), stored[1:])
+    few = whole_columns(stored[:, :, :4])  # of 10: attention would read too many
     assert few.data_ptr() != stored.data_ptr() and torch.equal(few, stored[:, :, :4])
     for heads in (1, 3):  # as the paged cache gives them
         paged = torch.randn(2, 6, heads, 4).transpose(1, 2)
-        assert torch.equal(whole(paged), paged) and whole(paged).is_contiguous()
+        assert torch.equal(whole_columns(paged), paged) and whole_columns(paged).is_contiguous()

@@ -37,7 +37,7 @@ from specbench.contrib.ray.data_shard import Shard
 from specbench.contrib.ray.merge import Limits, Merger
 from specbench.contrib.ray.pool import DiedError, RayPool, _connect, answer_nobody, most_each
 from specbench.contrib.ray.worker import Worker
-from specbench.data.sound import Features
+from specbench.decoding.encoder_input import Features
 from specbench.errors import ConfigError, IncompleteError
 from specbench.results.reader import load_run
 from specbench.run import batching as requests

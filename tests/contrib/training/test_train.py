@@ -20,8 +20,8 @@ from specbench.contrib.training.losses import divergence, overlap
 from specbench.contrib.training.trainer import blocks, train
 from specbench.drafters.non_autoregressive import NonAutoregressiveDrafter
 from specbench.errors import ConfigError
-from specbench.models.medusa_heads import Heads, HeadsConfig
 from specbench.models.pretrained import PretrainedModel, load_module
+from specbench.models.trained_parts import Heads, HeadsConfig
 from specbench.run.run import run
 from specbench.settings import validate
 

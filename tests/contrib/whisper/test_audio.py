@@ -20,11 +20,11 @@ from test_whisper import ASKED, SMALL, extractor, module_of, tone
 from transformers import AutoConfig, AutoModelForSeq2SeqLM, AutoModelForSpeechSeq2Seq
 
 from specbench.config.paths import SHIPPED
+from specbench.contrib.whisper import sound as sound_module
 from specbench.contrib.whisper.audio_encoder import Hearing
 from specbench.contrib.whisper.data import AudioData, AudioHubData
-from specbench.data import sound as sound_module
+from specbench.contrib.whisper.sound import Sound, decode_sound, length, resampled
 from specbench.data.prompts import load
-from specbench.data.sound import Sound, decoded, length, resampled
 from specbench.errors import ConfigError
 from specbench.run.interleave import InterleavedGroup
 from specbench.run.run import run, run_in_turn
@@ -171,16 +171,16 @@ def test_a_data_set_of_the_hub_is_decoded_here(tmp_path):
 
 @pytest.mark.parametrize(("width", "channels"), [(1, 1), (2, 2), (3, 1), (4, 2)])
 def test_pcm_of_every_width_and_more_channels(width, channels):
-    found, rate = decoded(wav(tone(1), 8000, width, channels), "F")
+    found, rate = decode_sound(wav(tone(1), 8000, width, channels), "F")
     assert rate == 8000 and found.shape == tone(1).shape
     np.testing.assert_allclose(found, tone(1), atol=2 ** (2 - 8 * width) + 1e-6)
 
 
 def test_channels_are_averaged():
     both = np.stack([tone(0), -tone(0)], 1).reshape(-1)
-    assert np.abs(decoded(wav(tone(0), channels=2), "F")[0]).max() > 0.1
+    assert np.abs(decode_sound(wav(tone(0), channels=2), "F")[0]).max() > 0.1
     content = wav(both)[:22] + (2).to_bytes(2, "little") + wav(both)[24:32] + (4).to_bytes(2, "little") + wav(both)[34:]
-    assert np.abs(decoded(content, "F")[0]).max() < 1e-3
+    assert np.abs(decode_sound(content, "F")[0]).max() < 1e-3
 
 
 @pytest.mark.parametrize("rate", [8_000, 11_025, 44_100, 48_000])
@@ -198,12 +198,12 @@ def test_other_rates_are_resampled(rate):
 def test_other_formats_need_soundfile(monkeypatch):
     monkeypatch.setitem(sys.modules, "soundfile", None)
     with pytest.raises(ConfigError, match=r"F is no WAV file of PCM or float samples: give .*pip install soundfile"):
-        decoded(b"fLaC...", "F")
+        decode_sound(b"fLaC...", "F")
     samples = np.ones((4, 2), np.float32)
     told = SimpleNamespace(frames=4, samplerate=16_000)
     others = SimpleNamespace(read=lambda *_, **__: (samples, 16_000), info=lambda _: told)
     monkeypatch.setitem(sys.modules, "soundfile", others)
-    assert decoded(b"fLaC...", "F")[0].tolist() == [1.0] * 4 and length(b"fLaC...", "F") == (4, 16_000)
+    assert decode_sound(b"fLaC...", "F")[0].tolist() == [1.0] * 4 and length(b"fLaC...", "F") == (4, 16_000)
 
 
 def extensible(content: bytes) -> bytes:
@@ -224,21 +224,21 @@ def of_floats(samples: np.ndarray, kind: str) -> bytes:
 @pytest.mark.parametrize(("width", "channels"), [(2, 1), (3, 2), (4, 6)])
 def test_the_longer_header_of_many_bits_and_channels(width, channels):
     content = wav(tone(1), 8000, width, channels)
-    found, rate = decoded(extensible(content), "F")
-    np.testing.assert_array_equal(found, decoded(content, "F")[0])
+    found, rate = decode_sound(extensible(content), "F")
+    np.testing.assert_array_equal(found, decode_sound(content, "F")[0])
     assert rate == 8000 and length(extensible(content), "F") == (len(found), rate)
 
 
 @pytest.mark.parametrize("kind", ["<f4", "<f8"])
 def test_wav_files_of_floats(kind):
-    np.testing.assert_allclose(decoded(of_floats(tone(1), kind), "F")[0], tone(1), atol=1e-7)
+    np.testing.assert_allclose(decode_sound(of_floats(tone(1), kind), "F")[0], tone(1), atol=1e-7)
     with pytest.raises(ConfigError, match="F holds samples that are not finite"):
-        decoded(of_floats(tone(1) + np.nan, kind), "F")
+        decode_sound(of_floats(tone(1) + np.nan, kind), "F")
 
 
 def test_a_stream_whose_length_was_not_known_is_read_to_its_end():
     content = wav(tone(0))
-    assert decoded(content[:40] + b"\xff" * 4 + content[44:] + b"x", "F")[0].shape == tone(0).shape
+    assert decode_sound(content[:40] + b"\xff" * 4 + content[44:] + b"x", "F")[0].shape == tone(0).shape
 
 
 BAD_SOUNDS = {

@@ -1,7 +1,7 @@
 """Whisper with random weights and synthesised sounds: generate()'s tokens, every cache, batch and tree, the law."""
 
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 
 import numpy as np
 import pytest
@@ -13,8 +13,10 @@ from transformers import WhisperConfig, WhisperFeatureExtractor, WhisperForCondi
 
 from specbench.contrib.beams.numbers import stock_score
 from specbench.contrib.beams.search_state import BeamRules
-from specbench.contrib.whisper.audio_encoder import Hearing
-from specbench.data.sound import Features, Speech
+from specbench.contrib.whisper import audio_encoder
+from specbench.contrib.whisper.audio_encoder import Hearing, SpeechEncoder
+from specbench.contrib.whisper.sound import Speech
+from specbench.decoding.encoder_input import Features
 from specbench.decoding.sampling import Sampling
 from specbench.executors.eager import EagerExecutor
 from specbench.models import encoder_decoder
@@ -62,14 +64,14 @@ def extractor(**more):
 @cache
 def loaded(seed: int, small: bool = False) -> LanguageModel:
     module = module_of(seed, **SMALL if small else {})
-    hearing = Hearing(extractor(), module.config, "tiny")
+    new_encoder = partial(SpeechEncoder, hearing=Hearing(extractor(), module.config, "tiny"))
     return LanguageModel(module, Tokenizer(), name="tiny", sampling=Sampling(), new_cache=CACHES["static"],
-                         executor=EagerExecutor(), hearing=hearing)  # fmt: skip
+                         executor=EagerExecutor(), new_encoder=new_encoder)  # fmt: skip
 
 
 def model(temperature: float, cache_name: str = "static", seed: int = 0, small: bool = False, speech=ENGLISH):
     found = loaded(seed, small).shared(Sampling(temperature=temperature), CACHES[cache_name], EagerExecutor())
-    found.speak(speech)
+    found.encoder.speak(speech)
     return found
 
 
@@ -142,7 +144,8 @@ def only_start(kind, options, config, speech, name):
     return [config.decoder_start_token_id]
 
 
-MISTAKES = {"suppressed_by": (later, never, only_always), "start_of_speech": (only_start,)}
+MISTAKES = {(encoder_decoder, "suppressed_by"): (later, never, only_always),
+            (audio_encoder, "start_of_speech"): (only_start,)}  # fmt: skip
 
 
 def test_the_law_is_that_of_generate_and_mistakes_are_seen(monkeypatch):
@@ -152,9 +155,9 @@ def test_the_law_is_that_of_generate_and_mistakes_are_seen(monkeypatch):
         torch.testing.assert_close(found, theirs, atol=1e-4, rtol=1e-4)
         assert (found[0] == -torch.inf).nonzero()[:, 0].tolist() == [1, 8, 9, 10, 11]
         assert (found[1:] == -torch.inf).any(0).nonzero()[:, 0].tolist() == [8, 9, 10]
-    for name, mistakes in MISTAKES.items():
+    for place, mistakes in MISTAKES.items():
         for mistake in mistakes:
-            monkeypatch.setattr(encoder_decoder, name, mistake)
+            monkeypatch.setattr(*place, mistake)
             assert not torch.allclose(ours(model(1), read, tokens).exp(), theirs.exp(), atol=1e-3), mistake
         monkeypatch.undo()
 

@@ -1,11 +1,10 @@
-"""Sounds, and what an encoder reads of them: features, which stand where another encoder's tokens do."""
+"""Sounds: files of them, their samples, and what is to be written of them."""
 
 import io
 import math
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ SLOWEST, FASTEST = 1_000, 384_000  # samples a second
 NEEDED = "a WAV file of PCM samples, as ffmpeg -i IN -ac 1 OUT.wav makes it"
 PCM, FLOAT, EXTENSIBLE = 1, 3, 0xFFFE  # formats of a WAV file; the last one names another behind its other fields
 KINDS = {(PCM, 8): "u1", (PCM, 16): "<i2", (PCM, 24): "u1", (PCM, 32): "<i4", (FLOAT, 32): "<f4", (FLOAT, 64): "<f8"}
-Floats = npt.NDArray[np.float32]
+Samples = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True)
@@ -45,42 +44,10 @@ class Sound:
         count, rate = length(opened(), where)
         return Sound(where, count / rate, opened)
 
-    def samples(self, rate: int) -> Floats:
+    def samples(self, rate: int) -> Samples:
         """[n]: the sound in one channel, `rate` samples a second, from -1 to 1. Raises ConfigError."""
-        samples, own = decoded(self.open(), self.where)
+        samples, own = decode_sound(self.open(), self.where)
         return resampled(samples, own, rate)
-
-
-class Features:
-    """What an encoder reads of a sound. Its length is the number of positions that cross-attention reads, or that the
-    sound would need if it is longer than the encoder reads."""
-
-    def __init__(self, positions: int, make: Callable[[], Floats]):
-        """`make` computes the values [F, frames]."""
-        self.positions, self._make = positions, make
-
-    def __len__(self) -> int:
-        return self.positions
-
-    def __getstate__(self) -> dict[str, Any]:
-        """What another process gets of it: the length, since the sound may not be there."""
-        return {"positions": self.positions, "_make": _not_here}
-
-    @cached_property
-    def values(self) -> Floats:
-        """[F, frames], computed when they are first asked for. Raises ConfigError."""
-        return self._make()
-
-    def forget(self) -> None:
-        """Frees the values, which can be computed again."""
-        vars(self).pop("values", None)
-
-
-def _not_here() -> Floats:
-    raise RuntimeError("features of a sound are computed in the process that decodes it")
-
-
-EncoderInput = Sequence[int] | Features  # tokens, or features of a sound
 
 
 def bytes_of(path: Path, where: str) -> bytes:
@@ -110,7 +77,7 @@ class Wave:
         """Samples of a channel; one that is cut does not count."""
         return len(self.data) // self.frame
 
-    def samples(self) -> Floats:
+    def samples(self) -> Samples:
         """[n, channels], from -1 to 1."""
         (number, bits), values = self.kind, np.frombuffer(self.data[: len(self) * self.frame], KINDS[self.kind])
         if bits == 24:
@@ -120,7 +87,7 @@ class Wave:
         return (levels if number == FLOAT else levels / 2 ** (bits - 1)).reshape(-1, self.channels)
 
 
-def decoded(content: bytes, where: str) -> tuple[Floats, int]:
+def decode_sound(content: bytes, where: str) -> tuple[Samples, int]:
     """The samples [n] of a sound file, its channels averaged, and how many there are a second. WAV needs nothing, other
     formats the package soundfile. Raises ConfigError."""
     read = _header(content)
@@ -188,7 +155,7 @@ def _by_soundfile(content: bytes, where: str, reason: str, whole: bool = True) -
         raise ConfigError(f"{told}, and soundfile cannot read it ({first_line(error)}): give {NEEDED}") from error
 
 
-def resampled(samples: Floats, own: int, wanted: int) -> Floats:
+def resampled(samples: Samples, own: int, wanted: int) -> Samples:
     """Samples [n] at `own` a second as [m] at `wanted` a second: what both rates can hold of the spectrum. Silence is
     put behind the sound meanwhile, since the transform takes its end for what comes before its beginning."""
     if own == wanted:

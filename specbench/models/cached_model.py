@@ -1,0 +1,298 @@
+"""A Hugging Face model whose rows each have their own length: its cache, and one forward.
+
+Ragged rows, exact rollback and token trees come from explicit positions, cache columns and a 4-D attention mask. The
+modelling code of transformers runs unmodified. B rows (b of them in a forward), N new tokens, T columns, V vocabulary,
+H hidden.
+"""
+
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import cached_property
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+from transformers import PretrainedConfig, PreTrainedModel
+
+from specbench.cache.slots import SlotCache
+from specbench.decoding.encoder_input import Features
+from specbench.decoding.executor import Executor
+from specbench.decoding.model import Target
+from specbench.decoding.sampling import Sampling
+from specbench.decoding.state import Job
+from specbench.decoding.token_tree import Tree
+from specbench.models import kernel_attention
+from specbench.models.architecture import context_of, family_of
+from specbench.models.attention_mask import AttentionMask, refuse_unknown_kinds
+from specbench.models.encoder_decoder import Encoder, not_applied
+from specbench.models.flops import chosen_by_token, expert_layers, per_token
+from specbench.models.forward_args import Decoder
+from specbench.models.head_input import Listener
+from specbench.models.vocabulary import VocabMap
+
+
+class CachedModel(Target):
+    """A model of transformers, its tokenizer, its sampling, and a cache with rows that requests enter and leave."""
+
+    def __init__(
+        self,
+        module: PreTrainedModel,
+        tokenizer: Any,
+        *,
+        name: str,
+        sampling: Sampling,
+        new_cache: Callable[[int, int], SlotCache],
+        executor: Executor,
+        chat_template: bool = False,
+        vocab_size: int | None = None,
+        exact: bool = True,
+        attention: str = "auto",
+        new_encoder: Callable[[Any, str], Encoder] | None = None,
+    ):
+        """`vocab_size` is V if it is not the module's: the target's, for a drafter's model. `exact` is for the
+        executor, see `Executor.load`; `attention` is one of `kernel_attention.CHOICES`; `new_encoder` is
+        given if the encoder does not read text, see `Family.encoder`."""
+        self.tokenizer, self.name = tokenizer, name
+        self.sampling, self.new_cache, self.chat_template = sampling, new_cache, chat_template
+        self.config: PretrainedConfig = module.config.get_text_config()
+        self.own_vocab_size = int(self.config.vocab_size)  # rows of the module's embedding
+        self.vocabulary = VocabMap(self.own_vocab_size, vocab_size or self.own_vocab_size)
+        weight = next(module.parameters())
+        self.device, self.dtype = weight.device, weight.dtype
+        refuse_unknown_kinds(module.config, name)
+        self.mask = AttentionMask(self.config, self.dtype)
+        self.executor, self._stock, self.module = executor, module, executor.load(module, exact)
+        self.attention = attention
+        self.encoder = (new_encoder or Encoder)(self.module, name) if module.config.is_encoder_decoder else None
+        self.recurrence = family_of(module.config).state(self.module, self.mask, name)
+        self.state_bytes = 0 if self.recurrence is None else self.recurrence.state_bytes
+        self.one_by_one = self.recurrence is not None and self.recurrence.one_by_one
+        self.decoder = Decoder(module, self.module, self.recurrence is None)
+        self.kernel_errors: list[Tensor] | None = None  # what each layer adds to when the kernel is checked
+        self.kernel = kernel_attention.choose_kernel(attention, self.module, self.device, name)  # else SDPA
+        self.weight_bytes = executor.stored(self.module).held
+        self.weight_count = sum(1 for each in (self.module.parameters(), self.module.buffers()) for _ in each)
+        self.operations_per_token, self.step_bytes = per_token(self.module, executor)
+        self._cache: SlotCache | None = None
+        self.cached: list[int] = []
+        self.listener: Listener | None = None
+
+    @property
+    def cache(self) -> SlotCache:
+        """The cache that `allocate` made."""
+        assert self._cache is not None, "allocate comes first"
+        return self._cache
+
+    @cache.setter
+    def cache(self, cache: SlotCache | None) -> None:
+        self._cache = cache
+
+    @property
+    def description(self) -> tuple[Any, ...]:
+        """See `HasCache.description`."""
+        begin = 0 if self.encoder is None else self.encoder.suppressed.begin  # it follows from the data's language
+        return self.name, self.sampling, self.vocabulary.description, str(self.dtype), self.kernel, begin
+
+    def cache_tensors(self) -> list[Tensor]:
+        """See `HasCache.cache_tensors`; shapes of `SlotCache.tensors` and `EncoderInputs.tensors`."""
+        own = self.cache.tensors()
+        return own if self.encoder is None or not own else own + self.encoder.inputs.tensors()
+
+    @contextmanager
+    def on_cache(self, tensors: Sequence[Tensor]) -> Iterator[None]:
+        """See `HasCache.on_cache`; shapes of `cache_tensors`."""
+        own = len(self.cache.tensors())
+        with self.cache.bound(tensors[:own]), ExitStack() as stack:
+            if self.encoder is not None:
+                stack.enter_context(self.encoder.inputs.bound(tensors[own:]))
+            yield
+
+    def shared(self, sampling: Sampling, new_cache: Callable[[int, int], SlotCache], executor: Executor) -> Self:
+        """A model of the same weights with its own sampling and cache. `executor` must be of the same kind and settings
+        as the one that loaded them, and know of it (`Executor.share`)."""
+        model = copy.copy(self)
+        model.sampling, model.new_cache, model.executor = sampling, new_cache, executor
+        model._cache, model.cached, model.listener = None, [], None
+        model.encoder = None if self.encoder is None else self.encoder.shared()
+        return model
+
+    def stock_module(self) -> PreTrainedModel:
+        """The module as transformers made it."""
+        return self._stock
+
+    def own_module(self) -> PreTrainedModel:
+        """Another module with the same weights, which the caller may change."""
+        return copy.deepcopy(self.stock_module())
+
+    @property
+    def vocab_size(self) -> int:
+        return self.vocabulary.wanted
+
+    @property
+    def shared_tokens(self) -> int | None:
+        return self.vocabulary.shared
+
+    @property
+    def context(self) -> int:
+        own = context_of(self.config, "decoder") - self.decoder.first
+        return own if self.encoder is None else min(own, self.encoder.positions.most)
+
+    @property
+    def start_tokens(self) -> list[int] | None:
+        return None if self.encoder is None else self.encoder.start_tokens
+
+    @property
+    def forced_tokens(self) -> int:
+        """How many tokens generate() forces behind the start, which count for the length of a hypothesis."""
+        return 0 if self.encoder is None else self.encoder.forced
+
+    def features(self, source: Any) -> Features | None:
+        return None if self.encoder is None else self.encoder.features(source)
+
+    def length(self, positions: int) -> str:
+        return super().length(positions) if self.encoder is None else self.encoder.length(positions)
+
+    def suppress(self, logits: Tensor, positions: Tensor) -> Tensor:
+        """Logits or log p [..., N, V] after tokens at positions [..., N], without what generate() never draws there."""
+        return logits if self.encoder is None else self.encoder.suppressed(logits, positions)
+
+    @property
+    def unlike_generate(self) -> list[str]:
+        return not_applied(self.module)
+
+    @property
+    def input_context(self) -> int:
+        return 0 if self.encoder is None else self.encoder.context
+
+    @property
+    def expert_layers(self) -> Sequence[nn.Module]:
+        return expert_layers(self.module)
+
+    @property
+    def experts_by_token(self) -> int | None:
+        return chosen_by_token(self.config)
+
+    @cached_property
+    def stop_tokens(self) -> list[int]:
+        """End-of-sequence ids of the generation config, the config and the tokenizer."""
+        ids: set[int] = set()
+        for source in (getattr(self.module, "generation_config", None), self.config, self.tokenizer):
+            found = getattr(source, "eos_token_id", None)
+            ids.update(found if isinstance(found, list) else [] if found is None else [found])
+        return sorted(ids)
+
+    def cache_bytes(self) -> int:
+        return self.cache.bytes() + (0 if self.encoder is None else self.encoder.inputs.bytes())
+
+    def column_bytes(self) -> float:
+        return self.cache.column_bytes()
+
+    def allocate(self, rows: int, columns: int) -> None:
+        """Makes an empty cache of at least `columns` positions for each of `rows` rows. A present one that fits is
+        emptied and used again, at the same addresses."""
+        self._open(rows, columns, again=False)
+
+    def reopen(self, rows: int, columns: int) -> None:
+        self._open(rows, columns, again=True)
+
+    def _open(self, rows: int, columns: int, again: bool) -> None:
+        cache = self._cache
+        if cache is None or cache.rows != rows or cache.capacity < columns or not cache.fixed_shapes:
+            self._cache = None  # frees its memory before the next one is made
+            made = self.new_cache(rows, self.executor.columns(columns))
+            made.contiguous = self.decoder.contiguous
+            self._cache = made if self.recurrence is None else self.recurrence.cache(made)
+        elif again:
+            cache.reopen()
+        else:
+            cache.clear()
+        self.cached = [0] * rows
+        if self.listener is not None:
+            self.listener.forget()
+        if self.encoder is not None:
+            self.encoder.allocate(rows, self.executor.columns, self.executor.fixed_shapes)
+
+    def may_admit(self, job: Job, columns: int) -> bool:
+        return self.cache.may_admit(self._sharable(job.tokens), columns)
+
+    def admit(self, row: int, job: Job, columns: int) -> None:
+        self.cached[row] = self.cache.admit(row, self._sharable(job.tokens), columns)
+
+    def _sharable(self, prompt: Sequence[int]) -> Sequence[int]:
+        """The tokens of a prompt whose keys and values a row with the same beginning may use too. Those of a decoder
+        depend on the encoder's input; and a listener has to hear of every token."""
+        return prompt if self.encoder is None and self.listener is None else prompt[:1]
+
+    def encode(self, row: int, job: Job) -> bool:
+        if self.encoder is None:
+            return False
+        assert job.encoder_input, "an encoder-decoder needs an input"
+        self.encoder.read(row, job.encoder_input)
+        return True
+
+    def prompt_read(self, row: int, job: Job) -> None:
+        self.cache.written(row, self._sharable(job.tokens))
+
+    def release(self, row: int) -> None:
+        self.cache.release(row)
+        self.cached[row] = 0
+        if self.encoder is not None:
+            self.encoder.inputs.release(row)
+
+    def make_room(self, starts: Sequence[int], width: int, active: Sequence[bool] | None = None) -> int:
+        """Rolls the cache back to `starts`, so that `width` tokens can follow in the active rows. Returns the number of
+        columns that attention sees."""
+        on = active or [True] * len(starts)
+        self.cached = [max(0, s) if a else c for s, c, a in zip(starts, self.cached, on, strict=True)]
+        self.cache.truncate(self.cached)
+        self.cache.reserve([s + width if a else 0 for s, a in zip(starts, on, strict=True)])
+        self.cache.keep(every=True)
+        self.cached = [s + width if a else c for s, c, a in zip(starts, self.cached, on, strict=True)]
+        return self.columns_seen(max(starts) + width)
+
+    def columns_seen(self, needed: int) -> int:
+        """The number of leading columns that a forward is told of, if `needed` are filled. The kernel reads on the
+        device how many there are, so it is told of all: one shape serves every length."""
+        if self.kernel and self.cache.fixed_shapes:
+            return self.cache.capacity
+        return self.executor.columns(needed, self.cache.capacity)
+
+    def forward(
+        self,
+        tokens: Tensor,
+        first: Tensor,
+        visible: int,
+        row: int | None = None,
+        tree: Tree | None = None,
+        keep_logits: int = 0,
+        suppressing: bool = True,
+    ) -> Tensor:
+        """Logits [b, N, V] (only the last `keep_logits` if not 0) of tokens [b, N], or of their embeddings [b, N, H],
+        at positions first[b], first[b] + 1, ... or, in a tree, by depth; first [b]. Tokens at negative positions must
+        be the one at position 0, which is then read several times. Unless `suppressing`, they are the module's own,
+        also of tokens that generate() never draws.
+
+        Only tensor operations: an executor may compile it, or capture it in a CUDA graph.
+        """
+        slots = (first[:, None] + torch.arange(tokens.shape[1], device=tokens.device)).clamp(min=0)
+        self.cache.place(slots, visible, row, in_blocks=self.kernel)
+        root = first if tree is None else first - (tree.sees.shape[2] - tokens.shape[1])  # column of entry 0
+        positions = slots if tree is None else root[:, None] + tree.depth
+        if torch.compiler.is_compiling() or visible > self.context:  # guesses of idle rows, whose logits are not used
+            positions = positions.clamp(max=self.context - 1)
+        words = {"inputs_embeds": tokens} if tokens.is_floating_point() else {"input_ids": self.vocabulary.read(tokens)}
+        if self.recurrence is not None:
+            assert tree is None, "a recurrent model reads chains"
+            return self.vocabulary.fit(self.recurrence.logits(self, words, slots, positions, visible, row, keep_logits))
+        if self.encoder is not None:
+            call = (positions, root, visible, tree, row, self.cache, self.mask, slots)
+            logits = self.encoder.logits(self.module, words, *call)
+            return self.vocabulary.fit(self.suppress(logits, positions) if suppressing else logits)
+        if self.kernel:
+            seen = kernel_attention.arguments(self, tokens, first, tree)
+        else:
+            seen = {"attention_mask": self.mask(slots, root, visible, tree)}
+        seen |= {"past_key_values": self.cache}
+        logits = self.decoder.logits(self.module, words, positions, root, visible, tree, keep_logits, seen)
+        return self.vocabulary.fit(logits)
