@@ -11,7 +11,7 @@ import torch
 
 from specbench.config.devices import pick_device, pick_dtype
 from specbench.config.loaded_targets import Targets
-from specbench.config.memory import Budget, ModelSize, free_bytes
+from specbench.config.memory import Budget, ModelSize
 from specbench.config.schema import RunConfig
 from specbench.config.validate import ValidatedConfig
 from specbench.contrib.recurrent.rules import refuse_states, refuse_states_that_do_not_fit
@@ -27,6 +27,7 @@ from specbench.decoding.sampling import Sampling
 from specbench.decoding.verifier import Verifier
 from specbench.drafters.sampling_overrides import OwnSampling
 from specbench.errors import ConfigError, first_line
+from specbench.executors.machine import free_bytes
 from specbench.models.context import Context
 from specbench.models.pretrained import footprint, load_tokenizer, uses_template
 from specbench.policies.workload.base import Workload

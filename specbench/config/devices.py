@@ -1,11 +1,8 @@
 """Turns the settings `device` and `dtype` into a torch device and dtype."""
 
-import hashlib
-import platform
 import re
 from collections.abc import Sequence
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -82,27 +79,3 @@ class Arriving:
         if self._event is not None:
             self._event.synchronize()
         return self._here.tolist()
-
-
-def cpu_features() -> str:
-    """What compiled code and products depend on of a processor, besides its name: torch's vector width, and a hash of
-    the instructions that the system lists."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        flags = next(line.split(":", 1)[1] for line in lines if line.startswith(("flags", "Features")))
-    except (OSError, StopIteration):
-        flags = platform.machine()
-    return f"{torch.backends.cpu.get_cpu_capability()}, {hashlib.sha256(flags.encode()).hexdigest()[:8]}"
-
-
-def device_name(device: torch.device) -> str:
-    """The name of the GPU, or of the processor."""
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else _cpu_name()
-
-
-def _cpu_name() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.processor() or platform.machine()

@@ -9,8 +9,8 @@ from specbench.data.json_lines import need_file, read_json_lines
 from specbench.data.prompts import Data, Prompt
 from specbench.data.template import check_template, fill
 from specbench.errors import ConfigError, first_line, shown, visible
-from specbench.results.fingerprint import of_file, of_folder, of_hub
-from specbench.settings import BaseSettings, setting
+from specbench.results.fingerprint import of_folder, of_hub
+from specbench.settings import BaseSettings, file_hash, setting
 
 LONGEST_NAME = 200  # characters of an id or a category
 
@@ -101,7 +101,7 @@ class JsonlData(Data):
             need_file(self.path, f"{prefix}path")
 
         def sources(self) -> Mapping[str, str]:
-            return {"path": of_file(self.path)}
+            return {"path": file_hash(self.path)}
 
     def __init__(self, settings: Settings):
         self.settings, self.limit = settings, settings.limit
@@ -131,7 +131,7 @@ class QuestionsData(Data):
             need_file(self.path, f"{prefix}path")
 
         def sources(self) -> Mapping[str, str]:
-            return {"path": of_file(self.path)}
+            return {"path": file_hash(self.path)}
 
     def __init__(self, settings: Settings):
         self.settings, self.limit = settings, settings.limit

@@ -14,10 +14,11 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from specbench.config.memory import free_bytes, size, size_of
+from specbench.config.memory import size, size_of
 from specbench.contrib.tensor_parallel import process_group as ranks
 from specbench.data.sound import EncoderInput
 from specbench.decoding.sampling import Sampling
+from specbench.executors.machine import free_bytes
 from specbench.models.language_model import LanguageModel
 from specbench.models.reference_forward import stock_logits
 from specbench.stats.reference_distribution import counted, largest_tv, law, penalised, tolerance

@@ -2,10 +2,11 @@
 
 from collections.abc import Iterator, Sequence
 
-from specbench.config.memory import ModelSize, free_bytes, size
+from specbench.config.memory import ModelSize, size
 from specbench.config.validate import ValidatedConfig
 from specbench.decoding.model import Model
 from specbench.errors import ConfigError
+from specbench.executors.machine import free_bytes
 
 
 def refuse_states(checked: ValidatedConfig, models: Sequence[ModelSize]) -> None:

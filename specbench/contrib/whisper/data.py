@@ -12,8 +12,8 @@ from specbench.data.records import kind_of, load_rows, name_of, numbered, text_o
 from specbench.data.sound import Sound, Speech, bytes_of
 from specbench.data.text_file import read_text
 from specbench.errors import ConfigError, shown
-from specbench.results.fingerprint import of_file, of_folder
-from specbench.settings import BaseSettings, setting
+from specbench.results.fingerprint import of_folder
+from specbench.settings import BaseSettings, file_hash, setting
 
 ENDING, TRANSCRIPT = ".wav", ".txt"  # of the files that are read in a folder
 LINES = "a folder of WAV files, or a file of JSON objects, one a line, that name sound files"
@@ -50,7 +50,7 @@ class AudioData(Data):
 
         def sources(self) -> Mapping[str, str]:
             folder = Path(self.path)
-            return {"path": of_folder(folder) if folder.is_dir() else of_file(folder)}
+            return {"path": of_folder(folder) if folder.is_dir() else file_hash(folder)}
 
     def __init__(self, settings: Settings):
         self.settings, self.limit = settings, settings.limit
