@@ -4,10 +4,14 @@ Types and bounds stand in code beside the class that uses them, values in `conf/
 """
 
 import dataclasses
+import functools
+import hashlib
 import math
+import os
 import re
 import types
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from omegaconf import MISSING, DictConfig, OmegaConf
@@ -48,6 +52,21 @@ class BaseSettings:
         """Versions of what the component reads besides its settings, by the setting that names it: a finished run is
         used again only if they are what they were. `specbench.results.fingerprint` finds them."""
         return {}
+
+
+def file_hash(path: str | Path) -> str:
+    """A hash of a file's contents, for `BaseSettings.sources`."""
+    try:
+        found = os.stat(path)
+        return _hash_of(str(path), found.st_size, found.st_mtime_ns, found.st_ino)
+    except OSError:
+        return "cannot be read"
+
+
+@functools.lru_cache(maxsize=1024)
+def _hash_of(path: str, size: int, mtime_ns: int, inode: int) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def setting(*, ge: float | None = None, gt: float | None = None, le: float | None = None, zero: bool = False,

@@ -32,7 +32,7 @@ from specbench.drafters.model import ModelDrafter
 from specbench.executors.compile_cache import Programs
 from specbench.executors.compiled_function import Leaf
 from specbench.executors.cudagraph import CudaGraphExecutor
-from specbench.executors.pytree import flatten
+from specbench.executors.pytree import flatten_arguments
 from specbench.models.language_model import LanguageModel
 
 aten = torch.ops.aten
@@ -134,7 +134,7 @@ def program(of: LanguageModel, function: Callable[..., Any], arguments: tuple[An
     leaf = Leaf(function, of, Programs(None), compiles=True)
     leaf.weights = dict([*of.module.named_parameters(), *of.module.named_buffers()])
     try:
-        leaf._compile(None, *flatten(arguments), of.cache_tensors())
+        leaf._compile(None, *flatten_arguments(arguments), of.cache_tensors())
     except Exception:  # WrittenError, as Inductor passes it on
         if not written:
             raise

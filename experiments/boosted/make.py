@@ -22,7 +22,7 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from common import Cell, Measured, Row, commit, machine, make, text
 
-from specbench.contrib.training.trainer import blocks
+from specbench.contrib.training.trainer import text_rows
 from specbench.data.stdlib_corpus import read_modules
 from specbench.errors import ConfigError
 from specbench.models.pretrained import PretrainedModel, load_module, load_tokenizer
@@ -50,7 +50,7 @@ def collect(inputs: list[str]) -> Measured:
     sets = {APART: folders[:2]} | {Path(own).name: [f"{own}/drafter_1", f"{own}/drafter_2"] for own in folders[2:]}
     settings, target = load("shipped:target")
     tokenizer, most = load_tokenizer(settings, "target"), int(size.removeprefix("tokens="))
-    rows = blocks([*read_modules(held_out=True).values()], tokenizer, ROW, most, seed=0)
+    rows = text_rows([*read_modules(held_out=True).values()], tokenizer, ROW, most, seed=0)
     p = torch.cat([target(part).logits.softmax(-1) for part in rows.split(8)])  # [n, T, V]
     found: dict[tuple[str, str], npt.NDArray[np.float64]] = {}  # means of each row
     for name, paths in sets.items():

@@ -24,7 +24,7 @@ from common import Cell, Measured, Row, commit, machine, make, text
 from figures import distances
 
 from specbench.contrib.training.losses import overlap
-from specbench.contrib.training.trainer import blocks
+from specbench.contrib.training.trainer import text_rows
 from specbench.data.stdlib_corpus import read_modules
 from specbench.errors import ConfigError
 from specbench.models.pretrained import PretrainedModel, load_module, load_tokenizer
@@ -53,7 +53,7 @@ def collect(inputs: list[str]) -> Measured:
             raise ConfigError(f"{entry} is not a setting of this comparison: it has tokens=N")
         most = int(entry.removeprefix("tokens="))
     target_settings = settings("shipped:target")
-    rows = blocks(list(read_modules(held_out=True).values()), load_tokenizer(target_settings, "target"), ROW, most)
+    rows = text_rows(list(read_modules(held_out=True).values()), load_tokenizer(target_settings, "target"), ROW, most)
     target = load_module(target_settings, "target", CPU, torch.float32, 0)
     drafters = [load_module(settings(path), "drafter", CPU, torch.float32, 0) for path in DRAFTERS.values()]
     betas = {name: np.zeros(len(rows)) for name in DRAFTERS}  # mean of each row

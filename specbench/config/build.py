@@ -12,7 +12,7 @@ import torch
 from specbench.component import from_ring
 from specbench.config.devices import pick_device, pick_dtype
 from specbench.config.loaded_targets import Targets
-from specbench.config.memory import Budget, free_bytes, refuse_states_that_do_not_fit
+from specbench.config.memory import Budget, refuse_states_that_do_not_fit
 from specbench.config.schema import RunConfig
 from specbench.config.validate import ValidatedConfig
 from specbench.data.prompts import Data, Prompt, load, render
@@ -25,6 +25,7 @@ from specbench.decoding.sampling import Sampling
 from specbench.decoding.verifier import Verifier
 from specbench.drafters.sampling_overrides import OwnSampling
 from specbench.errors import ConfigError, first_line
+from specbench.executors.machine import free_bytes
 from specbench.models.architecture import ModelSize
 from specbench.models.context import Context
 from specbench.models.pretrained import footprint, load_tokenizer, uses_template

@@ -1,9 +1,6 @@
 """Turns the settings `device` and `dtype` into a torch device and dtype."""
 
-import hashlib
-import platform
 import re
-from pathlib import Path
 
 import torch
 
@@ -41,27 +38,3 @@ def pick_dtype(name: str, device: torch.device) -> torch.dtype:
     if name == "auto":
         return torch.bfloat16 if device.type == "cuda" else torch.float32
     return {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[name]
-
-
-def cpu_features() -> str:
-    """What compiled code and products depend on of a processor, besides its name: torch's vector width, and a hash of
-    the instructions that the system lists."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        flags = next(line.split(":", 1)[1] for line in lines if line.startswith(("flags", "Features")))
-    except (OSError, StopIteration):
-        flags = platform.machine()
-    return f"{torch.backends.cpu.get_cpu_capability()}, {hashlib.sha256(flags.encode()).hexdigest()[:8]}"
-
-
-def device_name(device: torch.device) -> str:
-    """The name of the GPU, or of the processor."""
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else _cpu_name()
-
-
-def _cpu_name() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.processor() or platform.machine()

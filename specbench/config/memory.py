@@ -5,12 +5,12 @@ import resource
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
 from specbench.decoding.model import Model
 from specbench.errors import ConfigError
+from specbench.executors.machine import free_bytes
 from specbench.models.architecture import ModelSize
 
 LOGIT_COPIES = 4  # float32 or wider: logits, probabilities, their differences, the exponential race
@@ -109,17 +109,6 @@ def refuse_states_that_do_not_fit(models: Sequence[Model], rows: int, gamma: int
         )
 
 
-def free_bytes(device: torch.device) -> int:
-    """Bytes that can still be allocated: of the GPU, or of the machine and its control group."""
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
-    free = [_meminfo("MemAvailable")]
-    limit, used = (_number(Path("/sys/fs/cgroup") / name) for name in ("memory.max", "memory.current"))
-    if limit is not None and used is not None:
-        free.append(limit - used)
-    return min(f for f in free if f is not None)
-
-
 def reset_peak(device: torch.device) -> None:
     """Forgets the largest memory in use so far, so that `torch.cuda.max_memory_allocated` is of what follows."""
     if device.type == "cuda":
@@ -140,21 +129,6 @@ def give_back() -> None:
     gc.collect()
     if torch.cuda.is_initialized():
         torch.cuda.empty_cache()
-
-
-def _meminfo(name: str) -> int:
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(name))
-    except (OSError, StopIteration):
-        return 2**62  # no such file here: nothing is refused
-
-
-def _number(path: Path) -> int | None:
-    try:
-        return int(path.read_text())
-    except (OSError, ValueError):
-        return None
 
 
 def size(count: int) -> str:

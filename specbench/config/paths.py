@@ -1,7 +1,6 @@
 """Folders: configurations, shipped models, and the names of run folders."""
 
 import hashlib
-import os
 import re
 from pathlib import Path
 
@@ -50,12 +49,6 @@ def register_resolvers() -> None:
     """Makes the functions that conf/config.yaml and conf/train.yaml use known to OmegaConf."""
     OmegaConf.register_new_resolver("fields", fields, replace=True)
     OmegaConf.register_new_resolver("inside_outputs", inside_outputs, replace=True)
-
-
-def cache_dir() -> Path:
-    """Where what can be made again is kept between runs: $SPECBENCH_CACHE, or specbench/ in the user's cache folder."""
-    own, users = os.environ.get("SPECBENCH_CACHE"), os.environ.get("XDG_CACHE_HOME")
-    return Path(own).expanduser() if own else Path(users or "~/.cache").expanduser() / "specbench"
 
 
 def conf_dir() -> Path:

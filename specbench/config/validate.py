@@ -40,7 +40,7 @@ class ValidatedConfig:
         """A hash of all that compiled code may depend on, besides shapes: settings, checkpoints, code and machine."""
         import torch
 
-        from specbench.config.devices import cpu_features
+        from specbench.executors.machine import cpu_features
 
         found = self.identity()
         settings = {key: value for key, value in self._settings.items() if key not in NOT_TRACED}
@@ -51,7 +51,8 @@ class ValidatedConfig:
     def identity(self, here: bool = True) -> Identity:
         """All that the numbers depend on, as it is now: the files that the settings name are looked at again. Without
         the device, if the run is not one of this machine."""
-        from specbench.config.devices import device_name, pick_device, pick_dtype
+        from specbench.config.devices import pick_device, pick_dtype
+        from specbench.executors.machine import device_name
 
         named = {group: choice for group, choice in self.choices.groups.items() if group not in NOT_HASHED}
         named |= {f"{METRICS}.{name}": choice for name, choice in self.metrics.items()}

@@ -9,8 +9,7 @@ from pathlib import Path
 
 from specbench.data.json_lines import need_file
 from specbench.errors import ConfigError, shown
-from specbench.results.fingerprint import of_file
-from specbench.settings import BaseSettings, setting
+from specbench.settings import BaseSettings, file_hash, setting
 
 log = logging.getLogger(__name__)
 SHA256 = re.compile("[0-9a-fA-F]{64}")
@@ -37,7 +36,7 @@ class KnownFileSettings(BaseSettings):
             said = f"{prefix}path is not set" if self.path is None else f"{prefix}path={self.path} is not there"
             raise ConfigError(f"{said}: fetch {self.url} and give its place with {prefix}path=FILE")
         need_file(self.path, f"{prefix}path")
-        found = of_file(self.path)
+        found = file_hash(self.path)
         if self.sha256 is None:
             if self.verify:
                 raise ConfigError(f"{prefix}verify=true is not possible: set {prefix}sha256 to the hash that is wanted")
@@ -54,7 +53,7 @@ class KnownFileSettings(BaseSettings):
         return self.path
 
     def sources(self) -> Mapping[str, str]:
-        return {"path": of_file(self.file)}
+        return {"path": file_hash(self.file)}
 
 
 @functools.cache

@@ -9,8 +9,8 @@ from specbench.data.json_lines import need_file, read_json_lines
 from specbench.data.prompts import Prompt, StoredData
 from specbench.data.template import check_template, fill
 from specbench.errors import ConfigError, first_line, shown, visible
-from specbench.results.fingerprint import of_file, of_folder, of_hub
-from specbench.settings import BaseSettings, setting
+from specbench.results.fingerprint import of_folder, of_hub
+from specbench.settings import BaseSettings, file_hash, setting
 
 LONGEST_NAME = 200  # characters of an id or a category
 
@@ -101,7 +101,7 @@ class JsonlData(StoredData):
             need_file(self.path, f"{prefix}path")
 
         def sources(self) -> Mapping[str, str]:
-            return {"path": of_file(self.path)}
+            return {"path": file_hash(self.path)}
 
     def prompts(self) -> Iterator[Prompt]:
         for number, record in read_json_lines(self.settings.path):
@@ -124,7 +124,7 @@ class QuestionsData(StoredData):
             need_file(self.path, f"{prefix}path")
 
         def sources(self) -> Mapping[str, str]:
-            return {"path": of_file(self.path)}
+            return {"path": file_hash(self.path)}
 
     def prompts(self) -> Iterator[Prompt]:
         yield from read_questions(self.settings.path, self.settings.category, self.settings.turns)

@@ -11,8 +11,8 @@ from specbench.data.records import label_of
 from specbench.data.template import check_template, fill
 from specbench.data.text_file import TEXT, read_text
 from specbench.errors import ConfigError, first_line, shown
-from specbench.results.fingerprint import of_file, of_folder
-from specbench.settings import BaseSettings, setting
+from specbench.results.fingerprint import of_folder
+from specbench.settings import BaseSettings, file_hash, setting
 
 ENDINGS = (".txt", ".md", ".text")  # of the files that are read in a folder
 
@@ -47,7 +47,7 @@ class TextData(StoredData):
 
         def sources(self) -> Mapping[str, str]:
             folder = Path(self.path)
-            return {"path": of_folder(folder) if folder.is_dir() else of_file(folder)}
+            return {"path": of_folder(folder) if folder.is_dir() else file_hash(folder)}
 
     def prompts(self) -> Iterator[Prompt]:
         s = self.settings
@@ -104,7 +104,9 @@ class ParallelData(StoredData):
                 check_template(self.template, f"{prefix}template")
 
         def sources(self) -> Mapping[str, str]:
-            return {key: of_file(place_of(path)) for key, path in (("path", self.path), ("reference", self.reference))}
+            return {
+                key: file_hash(place_of(path)) for key, path in (("path", self.path), ("reference", self.reference))
+            }
 
     def prompts(self) -> Iterator[Prompt]:
         s = self.settings

@@ -15,8 +15,8 @@ from specbench.drafters.lookup_base import CountDrafter
 from specbench.drafters.sampling_overrides import OwnSampling
 from specbench.models.context import Context
 from specbench.models.language_model import LanguageModel
-from specbench.results.fingerprint import of_file, of_python
-from specbench.settings import setting
+from specbench.results.fingerprint import of_python
+from specbench.settings import file_hash, setting
 
 
 class UnigramDrafter(CountDrafter):
@@ -27,7 +27,7 @@ class UnigramDrafter(CountDrafter):
         path: str | None = setting()
 
         def sources(self) -> Mapping[str, str]:
-            return {"path": of_python() if self.path is None else of_file(place_of(self.path))}
+            return {"path": of_python() if self.path is None else file_hash(place_of(self.path))}
 
         def check(self, prefix: str) -> None:
             if self.path is not None:

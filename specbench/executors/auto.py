@@ -6,7 +6,6 @@ models and settings are used if all that the run needs are there. If not, they a
 it saves of the run.
 """
 
-import hashlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,33 +15,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from specbench.component import Selections as Run
-from specbench.config.devices import cpu_features, device_name
-from specbench.config.memory import free_bytes
-from specbench.config.paths import cache_dir
+from specbench.component import Selections
 from specbench.decoding.executor import Executor, HasCache, Module, Stored, Work
-from specbench.executors.autotune import (
-    LIMITS,
-    ROWS,
-    SAMPLE_BYTES,
-    Table,
-    choice,
-    measure,
-    offered,
-    shape_of,
-    shape_of_layers,
-)
-from specbench.executors.compile_cache import Programs
-from specbench.executors.compile_decision import CompileTimes, decide
+from specbench.executors import autotune
+from specbench.executors.autotune import LIMITS, ROWS, ProductTable, choice, offered, shape_of, shape_of_group
+from specbench.executors.cache_columns import Columns, bucket, refuse_growing_cache
+from specbench.executors.compile_cache import CompileTimes, Programs, decide
 from specbench.executors.compiled_function import Leaf
 from specbench.executors.eager import EagerExecutor
-from specbench.executors.linear_kernels import KINDS, Half, Plain, Product, scale_of
-from specbench.executors.packed_linear import Choices, Group, Multiplier, groups_of, packed, replace, stacked
-from specbench.executors.pytree import Columns
+from specbench.executors.linear_kernels import KINDS, HalfWeight, Plain, Product, scale_of
+from specbench.executors.machine import free_bytes, machine_name
+from specbench.executors.packed_linear import LinearGroup, PackedLinear, linear_groups, packed, replace, stacked
 from specbench.executors.quantized_kernels import QUANTIZED
-from specbench.executors.shape_buckets import bucket, refuse_growing_cache
-from specbench.results.fingerprint import of_file, of_libraries
-from specbench.settings import BaseSettings, setting
+from specbench.settings import BaseSettings, file_hash, setting
 
 log = logging.getLogger(__name__)
 NAMES = {kind.name: kind for kind in (*QUANTIZED, *KINDS)}
@@ -65,19 +50,19 @@ class AutoExecutor(Executor):
         compile: str = setting(choices=("auto", "true", "false"), default="auto")
 
         def sources(self) -> Mapping[str, str]:
-            return {} if self.choices is None else {"choices": of_file(Path(self.choices).expanduser())}
+            return {} if self.choices is None else {"choices": file_hash(Path(self.choices).expanduser())}
 
     def __init__(
         self,
         products: Sequence[str] = tuple(NAMES),
-        table: Table | None = None,
+        table: ProductTable | None = None,
         programs: Programs | None = None,
         compile: str = "false",
     ):
         """Tries these kinds of product. `table` holds what was measured, `programs` what was compiled. `compile` says
         whether missing programs are made: "true", "false", or "auto", where that pays within the run."""
         self.kinds = [NAMES[name] for name in products]
-        self.table, self.programs = table or Table(None, ""), programs or Programs(None)
+        self.table, self.programs = table or ProductTable(None, ""), programs or Programs(None)
         self.chosen: dict[str, list[str]] = {}  # by shape, the kind for each of LIMITS; "rounded": inputs are, too
         self.leaves: dict[Callable[..., Any], Leaf] = {}
         self.compiles = type(self).compiles or compile == "true"
@@ -87,19 +72,19 @@ class AutoExecutor(Executor):
         self.fixed_shapes = self.compiles or self.programs.any  # while it is True, leaves look for programs
 
     @classmethod
-    def from_settings(cls, settings: Any, device: torch.device, run: Run, identity: str) -> Executor:
+    def from_settings(cls, settings: Any, device: torch.device, run: Selections, identity: str) -> Executor:
         """A target whose weights are divided runs eagerly. Raises ConfigError if `choices` holds none."""
         if run["target"].settings.divided():
             return EagerExecutor()
         keeps = settings.programs and run["cache"].kind.fixed_shapes
-        machine = machine_of(device)
+        machine = machine_name(device)
         programs = Programs.stored(identity, CompileTimes.of(machine)) if keeps else Programs(None)
         known = device.type == "cpu"  # what programs save
         makes = settings.compile if known or settings.compile != "auto" else "false"
-        return cls(settings.products, stored_table(settings.choices, machine), programs, makes)
+        return cls(settings.products, ProductTable.of(settings.choices, machine), programs, makes)
 
     @classmethod
-    def refuses(cls, settings: Any, run: Run) -> str | None:
+    def refuses(cls, settings: Any, run: Selections) -> str | None:
         if (divided := run["target"].settings.divided()) and set(settings.products) != {*NAMES}:
             return f"with target.{divided}, whose layers are transformers' own: choose executor=auto or eager"
         if settings.compile != "true":
@@ -180,13 +165,13 @@ class AutoExecutor(Executor):
         devices layers with the same input share one product."""
         if next(module.parameters()).device.type != "cpu":
             return packed(module)
-        groups = list(groups_of(module))
+        groups = list(linear_groups(module))
         choosing = len(self.kinds) > 1 and not self.table.pinned
         if choosing and (sample := self._sample(groups, exact)):
-            self.table.add(measure(sample, self.kinds, exact))
+            self.table.add(autotune.time_products(sample, self.kinds, exact))
         copies = exact and free_bytes(torch.device("cpu")) > SPARE * sum(p.nbytes for p in module.parameters())
-        for parent, names in groups:  # one after the other, so that no more than one exists twice meanwhile
-            replace(parent, names, self._multiplier(*stacked(parent, names), copies, exact))
+        for group in groups:  # one after the other, so that no more than one exists twice meanwhile
+            replace(group, self._product(*stacked(group), copies, exact))
         return module
 
     def loaded(self) -> dict[str, list[str]]:
@@ -195,48 +180,48 @@ class AutoExecutor(Executor):
     def share(self, loaded: dict[str, list[str]]) -> None:
         self.chosen |= loaded
 
-    def _sample(self, groups: Sequence[Group], exact: bool) -> list[tuple[Tensor, Tensor | None]]:
+    def _sample(self, groups: Sequence[LinearGroup], exact: bool) -> autotune.Weights:
         """Weights and biases to time, in the order of a forward: up to SAMPLE_BYTES, and one at least of every shape
         for which the table lacks a kind of product that its first weight is offered."""
         found: list[tuple[Tensor, Tensor | None]] = []
         wanted: dict[str, bool] = {}
-        for parent, names in groups:
-            shape = shape_of_layers(parent, names)
-            enough = sum(weight.nbytes for weight, _ in found) > SAMPLE_BYTES
+        for group in groups:
+            shape = shape_of_group(group)
+            enough = sum(weight.nbytes for weight, _ in found) > autotune.SAMPLE_BYTES
             if shape in wanted and (enough or not wanted[shape]):
                 continue
-            weight, bias = stacked(parent, names)
+            weight, bias = stacked(group)
             if shape not in wanted:
                 kinds = self._offered(weight * self._scale(weight), exact)
-                wanted[shape] = bool(kinds.keys() - self.table.of(weight).keys())
+                wanted[shape] = bool(kinds.keys() - self.table.times(weight).keys())
             if wanted[shape]:
                 found.append((weight, bias))
         return found
 
     def _scale(self, weight: Tensor) -> float:
         """What a weight is multiplied by before it is stored."""
-        return scale_of(weight) if any(issubclass(kind, Half) for kind in self.kinds) else 1.0
+        return scale_of(weight) if any(issubclass(kind, HalfWeight) for kind in self.kinds) else 1.0
 
     def _offered(self, weight: Tensor, exact: bool) -> dict[str, type[Product]]:
         """The kinds of product that multiply by this scaled weight [out, in], by name."""
         return {kind.name: kind for kind in offered(weight, self.kinds, exact)} or {Plain.name: Plain}
 
-    def _multiplier(self, weight: Tensor, bias: Tensor | None, copies: bool, exact: bool) -> Multiplier:
+    def _product(self, weight: Tensor, bias: Tensor | None, copies: bool, exact: bool) -> PackedLinear:
         """The products chosen for a weight [out, in] and bias [out]."""
         shape, scale = shape_of(weight), self._scale(weight)
         weight = weight * scale
         kinds = self._offered(weight, exact)
-        chosen = choice(self.table.of(weight), list(kinds), copies)
+        chosen = choice(self.table.times(weight), list(kinds), copies)
         self.chosen[shape if exact else f"{shape}, rounded"] = chosen
-        products: dict[str, Product] = {name: kinds[name](weight, bias) for name in dict.fromkeys(chosen)}
-        return Multiplier(Choices([products[name] for name in chosen], LIMITS), scale, weight)
+        products = {name: kinds[name](weight, bias) for name in dict.fromkeys(chosen)}
+        return PackedLinear([products[name] for name in chosen], LIMITS, scale, weight)
 
     def stored(self, module: nn.Module) -> Stored:
         found = super().stored(module)
-        layers = [layer for layer in module.modules() if isinstance(layer, Multiplier)]
+        layers = [layer for layer in module.modules() if isinstance(layer, PackedLinear)]
         return Stored(
             found.numbers + sum(layer.numbers for layer in layers),
-            found.read + sum(layer.choices.products[0].bytes for layer in layers),
+            found.read + sum(layer.by_rows[0].bytes for layer in layers),
             found.held + sum(product.bytes for layer in layers for product in layer.products),
         )
 
@@ -246,26 +231,29 @@ class AutoExecutor(Executor):
     def facts(self) -> dict[str, Any]:
         shapes = {shape.partition(",")[0] for shape in self.chosen}
         times = {shape: self.table.shapes[shape] for shape in shapes if shape in self.table.shapes}
-        programs: dict[str, Any] = {"used": self.fixed_shapes, "found": self.programs.found, "made": self.programs.made}
-        programs |= {"seconds": self.programs.seconds, "decision": self.decision}
-        return {
-            "machine": self.table.machine,
-            "rows": list(ROWS),
-            "microseconds": times,
-            "chosen": self.chosen,
-            "programs": programs | {"missed": self.missing or self.incomplete},
-        }
+        kept = self.programs
+        programs = {"used": self.fixed_shapes, "found": kept.found, "made": kept.made, "seconds": kept.seconds,
+                    "decision": self.decision, "missed": self.missing or self.incomplete}  # fmt: skip
+        return {"machine": self.table.machine, "rows": list(ROWS), "microseconds": times, "chosen": self.chosen,
+                "programs": programs}  # fmt: skip
 
 
-def machine_of(device: torch.device) -> str:
-    """What times depend on: processor, threads and torch."""
-    threads, version = torch.get_num_threads(), of_libraries()["torch"]
-    return f"{device_name(device)}, {cpu_features()}, {threads} threads, torch {version}"
+class CompiledExecutor(AutoExecutor):
+    """Compiles the programs that are not there yet, and always runs them.
 
+    A leaf is traced once with `torch.export` and compiled ahead of its first call, so a call checks no guards and runs
+    no Python of the model. The whole draft of a small drafter is one leaf. Drafts are padded to one width. A second
+    process, and `executor=auto`, take the programs from the disk without tracing or compiling.
+    """
 
-def stored_table(choices: str | None, machine: str) -> Table:
-    """What was measured on this machine, or the file that the setting names. Raises ConfigError."""
-    if choices is not None:
-        return Table(Path(choices).expanduser(), machine, pinned=True)
-    digest = hashlib.sha256(machine.encode()).hexdigest()[:12]
-    return Table(cache_dir() / f"products-{digest}.json", machine)
+    compiles = True
+    runs_recurrent = False
+    runs_divided = False
+
+    @dataclass
+    class Settings(AutoExecutor.Settings):
+        compile: str = setting(choices=("true",), default="true")
+
+    @classmethod
+    def refuses(cls, settings: Any, run: Selections) -> str | None:
+        return refuse_growing_cache(run)

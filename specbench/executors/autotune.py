@@ -1,4 +1,4 @@
-"""Times products on the real weights of a model, and chooses one for each shape and number of rows.
+"""ProductTimes products on the real weights of a model, and chooses one for each shape and number of rows.
 
 What was measured is kept in a file of the user's cache, so that later runs on this machine choose alike: the last digit
 of alpha depends on it.
@@ -6,17 +6,18 @@ of alpha depends on it.
 
 import json
 import math
-import os
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from specbench.errors import ConfigError
 from specbench.executors.linear_kernels import KINDS, Product, scale_of
+from specbench.executors.machine import cache_file, read_json, write_json
+from specbench.executors.packed_linear import LinearGroup, linear_layers
 
 ROWS = (1, 5, 16, 64)  # rows of x that are timed
 LIMITS = (1, 8, 32, math.inf)  # the most rows that each of them stands for
@@ -29,12 +30,10 @@ SECONDS = 0.6  # of timing one kind of product, at most about
 SAMPLE_BYTES = 192e6  # of weights that are timed, about
 
 Weights = Sequence[tuple[Tensor, Tensor | None]]  # weight [out, in] and bias [out]
+ProductTimes = dict[str, list[float]]  # microseconds of each kind of product at each of ROWS, for one shape
 
 
-Times = dict[str, list[float]]  # microseconds of each kind of product at each of ROWS, for one shape of a weight
-
-
-def choice(times: Times, names: Sequence[str], copies: bool = True) -> list[str]:
+def choice(times: ProductTimes, names: Sequence[str], copies: bool = True) -> list[str]:
     """The kind of product for each of LIMITS, out of `names`, of which the first is taken at equal speed; `copies` says
     whether a weight may be stored twice."""
     known = [name for name in names if name in times] or list(names[:1])
@@ -62,11 +61,10 @@ def offered(weight: Tensor, kinds: Sequence[type[Product]] = KINDS, exact: bool 
     return [kind for kind in kinds if kind.offers(weight) or kind in rounded]
 
 
-def shape_of_layers(parent: nn.Module, names: Sequence[str]) -> str:
+def shape_of_group(group: LinearGroup) -> str:
     """The name of the shape that the stacked weights of these layers have."""
-    weights = [parent.get_submodule(name).get_parameter("weight") for name in names]
-    out, inputs = sum(len(weight) for weight in weights), weights[0].shape[1]
-    return shape_of(torch.empty(out, inputs, dtype=weights[0].dtype, device="meta"))
+    weights = [layer.weight.to("meta") for layer in linear_layers(group)]
+    return shape_of(torch.cat(weights))
 
 
 def shape_of(weight: Tensor) -> str:
@@ -74,62 +72,59 @@ def shape_of(weight: Tensor) -> str:
     return f"{weight.shape[0]}x{weight.shape[1]} {str(weight.dtype).removeprefix('torch.')}"
 
 
-class Table:
+class ProductTable:
     """What was measured on this machine, by shape; a file unless `path` is None."""
 
     def __init__(self, path: Path | None, machine: str, pinned: bool = False):
-        """`pinned` files are only read. Raises ConfigError if such a file holds no choices."""
+        """`pinned` files are only read: the results.json of a run. Raises ConfigError if such a file has no times."""
         self.path, self.machine, self.pinned = path, machine, pinned
-        stored = _read(path, pinned)
-        usable = pinned or stored.get("machine") == machine
-        self.shapes: dict[str, Times] = stored.get("microseconds", {}) if usable else {}
+        stored = self._stored()
+        self.shapes: dict[str, ProductTimes] = stored["microseconds"] if pinned or stored["machine"] == machine else {}
 
-    def of(self, weight: Tensor) -> Times:
+    @classmethod
+    def of(cls, choices: str | None, machine: str) -> "ProductTable":
+        """What was measured on this machine, or the file that the setting names. Raises ConfigError."""
+        if choices is not None:
+            return cls(Path(choices).expanduser(), machine, pinned=True)
+        return cls(cache_file("products", machine), machine)
+
+    def times(self, weight: Tensor) -> ProductTimes:
         """What was measured for weights of this shape and dtype."""
         return self.shapes.get(shape_of(weight), {})
 
-    def add(self, found: Mapping[str, Times]) -> None:
+    def add(self, found: Mapping[str, ProductTimes]) -> None:
         """Adds measurements, and writes the file."""
         if not found:
             return
-        stored = _read(self.path, False).get("microseconds", {})  # another process may have added to them
+        stored = self._stored()["microseconds"]  # another process may have added to them
         for shape in {**found, **stored}:
             self.shapes[shape] = found.get(shape, {}) | stored.get(shape, {}) | self.shapes.get(shape, {})
-        if self.path is None:
-            return
         content = {"machine": self.machine, "rows": ROWS, "microseconds": self.shapes}
-        temporary = self.path.with_name(f"{self.path.name}.{os.getpid()}.tmp")
-        try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            temporary.write_text(json.dumps(content, indent=1))
-            os.replace(temporary, self.path)
-        except OSError:  # a cache that cannot be written costs time only
+        if self.path is not None and not write_json(self.path, content):
             self.path = None
 
-
-def _read(path: Path | None, pinned: bool) -> dict[str, Any]:
-    """The stored table, or that in a run's results.json; empty if there is none. Raises ConfigError if a pinned one is
-    not of this form."""
-    try:
-        found = {} if path is None else json.loads(path.read_text())
-        found = found.get("executor", found)
-        for times in found.get("microseconds", {}).values():
-            if not all(len(row) == len(ROWS) and min(row) > 0 for row in times.values()):
+    def _stored(self) -> dict[str, Any]:
+        """The stored table, or that in a run's results.json; empty if there is none. Raises ConfigError if a pinned one
+        is not of this form."""
+        try:
+            found = json.loads(self.path.read_text()) if self.pinned and self.path else read_json(self.path)
+            found = found.get("executor", found)
+            shapes = found.get("microseconds", {})
+            if not all(len(row) == len(ROWS) and min(row) > 0 for times in shapes.values() for row in times.values()):
                 raise ValueError("it is of another version")
-        if pinned and not found.get("microseconds"):
-            raise ValueError("it holds no times of products")
-        return found  # type: ignore[no-any-return]
-    except (OSError, ValueError, AttributeError, TypeError) as error:
-        if pinned:
-            raise ConfigError(
-                f"executor.choices={path} cannot be used ({error}): give the results.json of a run with executor=auto"
-            ) from error
-        return {}
+            if self.pinned and not shapes:
+                raise ValueError("it holds no times of products")
+            return {"machine": found.get("machine"), "microseconds": shapes}
+        except (OSError, ValueError, AttributeError, TypeError) as error:
+            if not self.pinned:
+                return {"machine": None, "microseconds": {}}
+            wanted = "give the results.json of a run with executor=auto"
+            raise ConfigError(f"executor.choices={self.path} cannot be used ({error}): {wanted}") from error
 
 
-def measure(weights: Weights, kinds: Sequence[type[Product]], exact: bool = True) -> dict[str, Times]:
-    """Times every kind of product on a model's weights in turn, as a forward would meet them."""
-    found: dict[str, Times] = {}
+def time_products(weights: Weights, kinds: Sequence[type[Product]], exact: bool = True) -> dict[str, ProductTimes]:
+    """ProductTimes every kind of product on a model's weights in turn, as a forward would meet them."""
+    found: dict[str, ProductTimes] = {}
     other = torch.ones(int(CACHE_BYTES) // 4)
     sample = [(w * scale_of(w), bias) for w, bias in weights]
     inputs = {(w.shape[1], rows): torch.randn(rows, w.shape[1], dtype=w.dtype) for w, _ in sample for rows in ROWS}

@@ -1,4 +1,4 @@
-"""Compiled programs on disk, found again by all that they depend on.
+"""Compiled programs on disk, found again by all that they depend on, and whether making them pays within a run.
 
 A program is kept under the identity of the run (its settings, checkpoints, code and machine, but not its prompts) and
 the description of the call. What cannot be described is compiled again in every process.
@@ -24,13 +24,15 @@ from torch import Tensor
 from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 from torch._inductor.standalone_compile import CompiledArtifact
 
-from specbench.config.paths import cache_dir
+from specbench.decoding.executor import Work
 from specbench.errors import first_line
-from specbench.executors.compile_decision import CompileTimes
+from specbench.executors.machine import cache_dir, cache_file, read_json, write_json
 
 log = logging.getLogger(__name__)
 INDUCTOR = "TORCHINDUCTOR_CACHE_DIR"
 KNOWN = ("specbench", "torch", "builtins", "functools")  # whose versions are part of the identity
+SAVED = 0.6  # of decoding beyond the reading of weights that programs save: an assumption
+SECONDS = 0.9  # to make a program, for each of its weights, until this machine has made some: of two AMD cores
 PLAIN = (type(None), bool, int, float, str, bytes, enum.Enum, torch.dtype, torch.device)
 
 
@@ -39,8 +41,56 @@ class NotDescribedError(Exception):
 
 
 @dataclass(frozen=True)
-class Program:
-    """Compiled code: `code` takes tensors and returns tensors, and `result` is the description of arguments.py that
+class Decision:
+    """Whether to compile, and why."""
+
+    compile: bool
+    sentence: str
+
+
+def decide(work: Work, seconds_per_weight: float) -> Decision:
+    """Compiles if that takes less time than it saves of the run's decoding."""
+    saved, taken = SAVED * max(0.0, work.seconds - work.least), work.weights * seconds_per_weight
+    if saved > taken:
+        return Decision(True, f"compiles for about {taken:.0f} s: it saves about {saved:.0f} s of {work.seconds:.0f}")
+    return Decision(False, f"compiling would take about {taken:.0f} s and save {saved:.0f} s of {work.seconds:.0f}")
+
+
+class CompileTimes:
+    """Seconds that programs took to make on this machine, in a file of the user's cache unless `path` is None."""
+
+    def __init__(self, path: Path | None):
+        self.path = path
+
+    @classmethod
+    def of(cls, machine: str) -> "CompileTimes":
+        """Those of the machine of this description."""
+        return cls(cache_file("compiling", machine))
+
+    @property
+    def seconds_per_weight(self) -> float:
+        """Seconds of all programs over the number of their weights."""
+        seconds, weights = self._stored()
+        return seconds / weights if weights else SECONDS
+
+    def add(self, seconds: float, weights: int) -> None:
+        """Adds a program that was just made, with so many weights."""
+        before, counted = self._stored()
+        if self.path is not None:
+            write_json(self.path, {"seconds": before + seconds, "weights": counted + weights})
+
+    def _stored(self) -> tuple[float, int]:
+        """Seconds and weights; zeros if there is no such file."""
+        try:
+            found = read_json(self.path)
+            return float(found["seconds"]), int(found["weights"])
+        except (ValueError, KeyError, TypeError):
+            return 0.0, 0
+
+
+@dataclass(frozen=True)
+class CompiledProgram:
+    """Compiled code: `code` takes tensors and returns tensors, and `result` is the description of pytree.py that
     rebuilds what the leaf returned from them."""
 
     code: Callable[..., Sequence[Tensor]]
@@ -68,7 +118,7 @@ class Programs:
         """Whether some are kept."""
         return self.folder is not None and self.folder.is_dir() and any(self.folder.glob("*.result"))
 
-    def find(self, name: str | None) -> Program | None:
+    def find(self, name: str | None) -> CompiledProgram | None:
         """The program of this name, None if there is none or it cannot be read."""
         if self.folder is None or name is None or not (self.folder / f"{name}.result").is_file():
             return None
@@ -81,7 +131,7 @@ class Programs:
             log.info("program %s cannot be used: %s", name, first_line(error))
             return None
         self.found += 1
-        return Program(code, result)
+        return CompiledProgram(code, result)
 
     @contextmanager
     def making(self, weights: int, clock: Callable[[], float] = time.perf_counter) -> Iterator[None]:
@@ -109,7 +159,7 @@ class Programs:
             log.info("program %s cannot be kept: %s", name, first_line(error))
 
 
-def name_of(*parts: Any) -> str | None:
+def program_name(*parts: Any) -> str | None:
     """A hash of the description of these values, None if one of them has none."""
     try:
         return hashlib.sha256(repr([described(part) for part in parts]).encode()).hexdigest()[:32]

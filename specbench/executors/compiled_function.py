@@ -12,8 +12,9 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.nn.utils.stateless import _reparametrize_module
 
 from specbench.decoding.executor import HasCache
-from specbench.executors.compile_cache import Program, Programs, name_of
-from specbench.executors.pytree import Columns, flatten, rebuild
+from specbench.executors.cache_columns import Columns
+from specbench.executors.compile_cache import CompiledProgram, Programs, program_name
+from specbench.executors.pytree import flatten_arguments, rebuild
 
 # Shapes are checked when a program is found.
 UNCHECKED = {"size_asserts": False, "alignment_asserts": False, "scalar_asserts": False}
@@ -31,7 +32,7 @@ class Leaf:
 
     def __init__(self, function: Callable[..., Any], model: HasCache | None, programs: Programs, compiles: bool):
         self.function, self.model, self.kept, self.compiles = function, model, programs, compiles
-        self.programs: dict[Any, Program] = {}
+        self.programs: dict[Any, CompiledProgram] = {}
         self.weights: dict[str, Tensor] = {}
         self.missed = 0  # calls without a program
 
@@ -40,7 +41,7 @@ class Leaf:
         stored = [] if self.model is None else self.model.cache_tensors()
         if self.model is not None and not stored:  # the cache takes its shape from a first forward
             return self.function(*arguments)
-        spec, tensors = flatten(arguments)
+        spec, tensors = flatten_arguments(arguments)
         shapes = [None if type(t) is Columns else (t.shape, t.stride(), t.dtype) for t in tensors]
         key = (spec, *shapes, (stored[0].shape, stored[-1].shape) if stored else None)
         program = self.programs.get(key) or self._find(key, spec, tensors, stored)
@@ -50,7 +51,7 @@ class Leaf:
         inputs = [t.tensor() if type(t) is Columns else t for t in tensors]
         return rebuild(program.result, program.code(*inputs, *stored, *self.weights.values()))
 
-    def _find(self, key: Any, spec: Any, tensors: Sequence[Any], stored: Sequence[Tensor]) -> Program | None:
+    def _find(self, key: Any, spec: Any, tensors: Sequence[Any], stored: Sequence[Tensor]) -> CompiledProgram | None:
         """The program for a key: from the disk, or compiled."""
         if self.model is not None and not self.weights:
             module = self.model.module
@@ -71,14 +72,12 @@ class Leaf:
         model = None if self.model is None else self.model.description
         everything = [t for t in (*tensors, *stored, *self.weights.values()) if type(t) is not Columns]
         shapes = [[tuple(t.shape), t.stride(), t.dtype] for t in everything]
-        return name_of(function, model, spec, shapes, list(self.weights), self._tracing())
+        tracing = [torch.is_inference_mode_enabled(), torch.get_float32_matmul_precision()]
+        return program_name(function, model, spec, shapes, list(self.weights), tracing)
 
-    @staticmethod
-    def _tracing() -> list[Any]:
-        """Global settings of torch that a trace depends on."""
-        return [torch.is_inference_mode_enabled(), torch.get_float32_matmul_precision()]
-
-    def _compile(self, name: str | None, spec: Any, tensors: Sequence[Any], stored: Sequence[Tensor]) -> Program | None:
+    def _compile(
+        self, name: str | None, spec: Any, tensors: Sequence[Any], stored: Sequence[Tensor]
+    ) -> CompiledProgram:
         """Traces the function with these tensors, compiles it and keeps the program if it needs no other tensors."""
         exported, inputs, result = self.trace(spec, tensors, stored)
         device = inputs[-1].device
@@ -88,22 +87,46 @@ class Leaf:
         with torch._inductor.config.patch(UNCHECKED | OPTIONS.get(device.type, {})):
             artifact = torch._inductor.standalone_compile(exported.graph_module, [*held, *inputs])
         self.kept.keep(None if held else name, artifact, result)
-        return Program((lambda *given: artifact(*held, *given)) if held else artifact, result)
+        return CompiledProgram((lambda *given: artifact(*held, *given)) if held else artifact, result)
 
     def trace(
         self, spec: Any, tensors: Sequence[Any], stored: Sequence[Tensor]
     ) -> tuple[ExportedProgram, list[Tensor], Any]:
-        """Traces the function for a call with these tensors and cache, of any shape. Returns the graph, its inputs and
-        the description that rebuilds its result."""
+        """Traces the function for a call with these tensors and cache, of any shape. The weights are inputs too, so
+        that a program holds none. Returns the graph, its inputs and the description that rebuilds its result."""
         results: list[Any] = []
-        traced = Traced(self.function, self.model, spec, len(tensors), list(self.weights), results.append)
+
+        def call(*given: Tensor) -> tuple[Tensor, ...]:
+            own, cache = given[: len(tensors)], given[len(tensors) : len(tensors) + len(stored)]
+            with contextlib.ExitStack() as stack:
+                if self.model is not None:
+                    stack.enter_context(self.model.on_cache(cache))
+                    named = dict(zip(self.weights, given[len(tensors) + len(stored) :], strict=True))
+                    stack.enter_context(_reparametrize_module(self.model.module, named, tie_weights=True))
+                result, found = flatten_arguments(self.function(*rebuild(spec, own)))
+            results.append(result)
+            return tuple(found)
+
         # One column less than the call's: a trace with all columns of the cache would be one for exactly so many.
         own = [Columns(max(2, t - 1)).tensor() if type(t) is Columns else t for t in tensors]
         inputs = [*own, *apart(stored), *self.weights.values()]
         free = tuple({0: Dim.DYNAMIC} if type(t) is Columns else None for t in tensors)
         sizes = {"tensors": free + (None,) * (len(inputs) - len(own))}
-        exported = torch.export.export(traced, tuple(inputs), dynamic_shapes=sizes, strict=False)
+        exported = torch.export.export(AsModule(call), tuple(inputs), dynamic_shapes=sizes, strict=False)
         return exported, inputs, results[-1]
+
+
+class AsModule(nn.Module):
+    """A function of tensors in the form that `torch.export` needs, which restores every attribute of a module."""
+
+    def __init__(self, function: Callable[..., tuple[Tensor, ...]]):
+        super().__init__()
+        self.__dict__["function"] = function  # no attribute
+
+    def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        """Takes and returns tensors of any shape."""
+        found: tuple[Tensor, ...] = self.__dict__["function"](*tensors)
+        return found
 
 
 def apart(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
@@ -113,37 +136,3 @@ def apart(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
         return tensors
     with FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True):
         return [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device) for t in tensors]
-
-
-class Traced(nn.Module):
-    """A leaf in the form that `torch.export` needs: a module from tensors to a tuple of tensors. The weights are inputs
-    too, so that a program holds none."""
-
-    def __init__(
-        self,
-        function: Callable[..., Any],
-        model: HasCache | None,
-        spec: Any,
-        arguments: int,
-        weights: Sequence[str],
-        note: Callable[[Any], None],
-    ):
-        """`note` is given the description that rebuilds the result."""
-        super().__init__()
-        self.function, self.spec, self.arguments, self.names = function, spec, arguments, weights
-        # No submodule, whose weights would be held; and `torch.export` restores every attribute of a module.
-        self.__dict__ |= {"model": model, "note": note}
-
-    def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        """Takes the leaf's tensors, the cache's and the weights, of any shape; returns the tensors of its result."""
-        own, others = tensors[: self.arguments], tensors[self.arguments :]
-        stored, weights = others[: len(others) - len(self.names)], others[len(others) - len(self.names) :]
-        model = self.__dict__["model"]
-        with contextlib.ExitStack() as stack:
-            if model is not None:
-                stack.enter_context(model.on_cache(stored))
-                named = dict(zip(self.names, weights, strict=True))
-                stack.enter_context(_reparametrize_module(model.module, named, tie_weights=True))
-            result, found = flatten(self.function(*rebuild(self.spec, own)))
-        self.__dict__["note"](result)
-        return tuple(found)

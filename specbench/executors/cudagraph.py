@@ -4,20 +4,17 @@ A graph is keyed by the constants and shapes of its call (the bucket of cache co
 that it uses in place: those of the state's rows, of the caches, and of what other captured functions returned. All else
 is copied into buffers of its own before each replay. Nothing inside a graph waits for the host.
 
-**Memory.** All graphs share one memory pool, and none leaves anything in it. PyTorch lets graphs share a pool if they
-are always replayed in the order in which they were captured (docs.pytorch.org, notes/cuda.html, "Graph memory
-management"): a capture may use any memory of the pool that no tensor holds, so a replay overwrites what graphs that
-were captured later have put there. Rounds have no such order: the verdict's graph is captured with the first bucket of
-columns, and replayed between the draft and the recorder of every later one. So the last nodes of each graph copy its
-results into buffers outside the pool, and the pool holds only what a graph needs while it runs. Such a copy of p or q
-takes microseconds. The buffers serve a function's graphs of all shapes, which costs less than a pool for each phase,
-and the next graph reads them where they are, which costs less than clones after each replay.
+**Memory.** All graphs share one memory pool, and none leaves anything in it. A capture may use any memory of the pool
+that no tensor holds, so a replay overwrites what graphs captured later have put there, and PyTorch allows a shared pool
+only if graphs are replayed in the order of their capture (docs.pytorch.org, notes/cuda.html, "Graph memory
+management"). Rounds have no such order: the verdict's graph is captured with the first bucket of columns, and replayed
+between the draft and the recorder of every later one. So the last nodes of each graph copy its results into buffers
+outside the pool. The buffers serve a function's graphs of all shapes, and the next graph reads them where they are.
 
-**Programs.** With `compile`, what a graph records is a program of TorchInductor wherever a leaf has one: its kernels
-do what would be three times as many operations. Layers with the same input share one product.
+**Programs.** With `compile`, a graph records a program of TorchInductor wherever a leaf has one.
 
-**Captures change nothing.** A capture itself computes nothing. The calls before it, which CUDA needs to choose
-algorithms and to load kernels, run on copies of the rows and on a stand-in for the cache.
+**Captures change nothing.** The calls before a capture, in which CUDA chooses algorithms and loads kernels, run on
+copies of the rows and on a stand-in for the cache.
 """
 
 import gc
@@ -33,11 +30,11 @@ from torch import Tensor
 from specbench.component import Selections
 from specbench.decoding.executor import Executor, HasCache, Module
 from specbench.decoding.rows import Rows
+from specbench.executors.cache_columns import bucket, bucket_lengths, refuse_growing_cache
 from specbench.executors.compile_cache import Programs
 from specbench.executors.compiled_function import Leaf
 from specbench.executors.packed_linear import packed
-from specbench.executors.pytree import flatten, rebuild
-from specbench.executors.shape_buckets import bucket, bucket_lengths, refuse_growing_cache
+from specbench.executors.pytree import flatten_arguments, rebuild
 from specbench.settings import BaseSettings, setting
 
 WARM_UP_CALLS = 2  # calls before a capture, in which kernels choose algorithms and constants are made
@@ -97,9 +94,9 @@ class CudaGraphExecutor(Executor):
         return self.captured(function, () if model is None else (model,))
 
     def captured(self, function: Callable[..., Any], models: Sequence[HasCache]) -> Callable[..., Any]:
-        """A version of any function that runs as a CUDA graph. Its arguments and results are those of `flatten`:
-        tensors and hashable constants, tuples and dataclasses of them. It may change `Rows` among its arguments, and
-        the caches of these models, in place; nothing else. A result is valid until the function's next call."""
+        """A version of any function that runs as a CUDA graph. Arguments and results are tensors and hashable
+        constants, tuples and dataclasses of them. It may change `Rows` among its arguments, and the caches of these
+        models, in place; nothing else. A result is valid until the function's next call."""
         if self.inside:
             return function
         if function not in self.functions:
@@ -139,12 +136,7 @@ class CudaGraphExecutor(Executor):
             "captures_after_warm_up": self.late,
             "bytes": self.bytes(),
             "rounds_ahead": self.ahead,
-            **(
-                {}
-                if self.programs is None
-                else {"programs": {"found": self.programs.found, "made": self.programs.made}}
-            ),
-        }
+        } | ({} if self.programs is None else {"programs": {"found": self.programs.found, "made": self.programs.made}})
 
     def notes(self) -> list[str]:
         if not self.late:
@@ -153,17 +145,12 @@ class CudaGraphExecutor(Executor):
 
     @contextmanager
     def whole(self) -> Iterator[None]:
-        """Inside this context leaves run as they are, because a function around them is captured."""
+        """Inside this context leaves run as they are: a function around them is captured."""
         before, self.inside = self.inside, True
         try:
             yield
         finally:
             self.inside = before
-
-    def forget_stale(self) -> None:
-        """Drops the graphs whose rows or caches are no longer there: nothing can ask for them."""
-        for function in self.functions.values():
-            function.forget_stale()
 
     # -- What needs CUDA ------------------------------------------------------------------------
 
@@ -239,7 +226,7 @@ class Captured:
             with self.executor.whole():
                 return self.function(*arguments)
         stored = [t for cache in caches for t in cache]
-        spec, tensors = flatten(arguments)
+        spec, tensors = flatten_arguments(arguments)
         rows = {id(t) for a in arguments if isinstance(a, Rows) for t in vars(a).values()}
         stays = [id(t) in rows or t.data_ptr() in self.executor.places for t in tensors]
         kinds = [(t.shape, t.dtype, (t.data_ptr(), t.stride()) if own else None)
@@ -247,7 +234,8 @@ class Captured:
         key = (spec, *kinds, *((t.shape, t.dtype, t.data_ptr()) for t in stored))
         graph = self.graphs.get(key)
         if graph is None:
-            self.executor.forget_stale()
+            for function in self.executor.functions.values():
+                function.forget_stale()
             alive = [weakref.ref(t) for t in (*stored, *(t for t in tensors if id(t) in rows))]
             graph = self.graphs[key] = self._capture(spec, tensors, stays, alive)
         for number, own in graph.copied:
@@ -265,11 +253,11 @@ class Captured:
         with executor.whole():
             with stand_ins(self.models):
                 found = executor.warm_up(lambda: self.function(*rebuild(spec, copies)))
-            result, like = flatten(found)
+            result, like = flatten_arguments(found)
             kept = [self._buffer(number, t) for number, t in enumerate(like)]
 
             def call() -> None:
-                _, made = flatten(self.function(*rebuild(spec, inputs)))
+                _, made = flatten_arguments(self.function(*rebuild(spec, inputs)))
                 for buffer, t in zip(kept, made, strict=True):
                     buffer.copy_(t)
 
@@ -291,7 +279,7 @@ class Captured:
         return found[: like.nbytes].view(like.dtype).view(like.shape)
 
     def forget_stale(self) -> None:
-        """See `CudaGraphExecutor.forget_stale`."""
+        """Drops the graphs whose rows or caches are no longer there: nothing can ask for them."""
         self.graphs = {key: g for key, g in self.graphs.items() if all(ref() is not None for ref in g.alive)}
 
     def bytes(self) -> int:

@@ -24,6 +24,7 @@ class Product(ABC):
 
     name: ClassVar[str]
     rounds_inputs: ClassVar[bool] = False  # whether it may serve a drafter by rounding x to bfloat16
+    bytes: int  # of the weight that one product reads
 
     @abstractmethod
     def __init__(self, weight: Tensor, bias: Tensor | None):
@@ -38,11 +39,6 @@ class Product(ABC):
     def __call__(self, x: Tensor) -> Tensor:
         """x [..., in] to [..., out]."""
 
-    @property
-    @abstractmethod
-    def bytes(self) -> int:
-        """Bytes of the weight that one product reads."""
-
 
 class Plain(Product):
     """PyTorch's own product."""
@@ -50,7 +46,7 @@ class Plain(Product):
     name = "plain"
 
     def __init__(self, weight: Tensor, bias: Tensor | None):
-        self.weight, self.bias = weight, bias
+        self.weight, self.bias, self.bytes = weight, bias, weight.nbytes
 
     @classmethod
     def offers(cls, weight: Tensor) -> bool:
@@ -58,10 +54,6 @@ class Plain(Product):
 
     def __call__(self, x: Tensor) -> Tensor:
         return F.linear(x, self.weight, self.bias)
-
-    @property
-    def bytes(self) -> int:
-        return self.weight.nbytes
 
 
 class OneDnn(Product):
@@ -71,7 +63,7 @@ class OneDnn(Product):
 
     def __init__(self, weight: Tensor, bias: Tensor | None):
         self.packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight, ONEDNN_ROWS)
-        self.bias, self.bytes_ = bias, weight.nbytes
+        self.bias, self.bytes = bias, weight.nbytes
 
     @classmethod
     def offers(cls, weight: Tensor) -> bool:
@@ -84,12 +76,8 @@ class OneDnn(Product):
     def __call__(self, x: Tensor) -> Tensor:
         return _onednn(x, self.packed, self.bias, "none", [], "")
 
-    @property
-    def bytes(self) -> int:
-        return self.bytes_
 
-
-class Half(Product):
+class HalfWeight(Product):
     """FBGEMM, with the weight stored in float16 and all arithmetic in float32.
 
     Offered where the weight survives that unchanged: the values of a checkpoint in 16 bits do, once `scale_of` has
@@ -100,7 +88,7 @@ class Half(Product):
 
     def __init__(self, weight: Tensor, bias: Tensor | None):
         self.packed: Any = torch.ops.quantized.linear_prepack_fp16(weight, None)
-        self.bias, self.bytes_ = bias, weight.nbytes // 2
+        self.bias, self.bytes = bias, weight.nbytes // 2
 
     @classmethod
     def offers(cls, weight: Tensor) -> bool:
@@ -112,12 +100,8 @@ class Half(Product):
         y = _fbgemm(x, self.packed)
         return y if self.bias is None else y.add_(self.bias)
 
-    @property
-    def bytes(self) -> int:
-        return self.bytes_
 
-
-class HalfSerial(Half):
+class HalfWeightSerial(HalfWeight):
     """The same product in one thread, by an operator that is called faster: the fastest where a weight is small.
     PyTorch calls it deprecated; where it is gone this product is not offered."""
 
@@ -126,7 +110,7 @@ class HalfSerial(Half):
     def __init__(self, weight: Tensor, bias: Tensor | None):
         with _deprecated():
             self.packed = torch.fbgemm_pack_gemm_matrix_fp16(weight)
-        self.bias, self.bytes_ = bias, weight.nbytes // 2
+        self.bias, self.bytes = bias, weight.nbytes // 2
 
     @classmethod
     def offers(cls, weight: Tensor) -> bool:
@@ -138,7 +122,7 @@ class HalfSerial(Half):
 
 @functools.cache
 def has_serial() -> bool:
-    """Whether this version of PyTorch has the operators of HalfSerial, which warn at their first call."""
+    """Whether this version of PyTorch has the operators of HalfWeightSerial, which warn at their first call."""
     try:
         with _deprecated():
             packed = torch.fbgemm_pack_gemm_matrix_fp16(torch.zeros(8, 8))
@@ -165,4 +149,9 @@ def scale_of(weight: Tensor) -> float:
     return 2.0 ** (HALF_EXPONENT - math.frexp(largest)[1])
 
 
-KINDS: Sequence[type[Product]] = (Half, HalfSerial, OneDnn, Plain)  # of two that are as fast, the first is taken
+KINDS: Sequence[type[Product]] = (
+    HalfWeight,
+    HalfWeightSerial,
+    OneDnn,
+    Plain,
+)  # of two that are as fast, the first is taken

@@ -5,37 +5,36 @@ Layers that multiply the same input, such as q, k and v, share one product of th
 
 import copy
 import itertools
-import weakref
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
-from typing import TypeVar
+from typing import Any
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor, nn
 
+from specbench.decoding.executor import Module
 from specbench.executors.linear_kernels import Product
 
 # Names that transformers gives to linear layers of one module with the same input, in the order of their calls.
 SIBLINGS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 # Names that it gives to the attention to an encoder's outputs, whose keys and values have another input than q.
 CROSS_ATTENTION = ("encoder_attn", "EncDecAttention", "crossattention")
-
 # Layers of state-space models that are not called: others read their weight and bias.
 READ_DIRECTLY = ("dt_proj",)
 
-Module = TypeVar("Module", bound=nn.Module)
-Group = tuple[nn.Module, tuple[str, ...]]  # the parent of linear layers that share a product, and their names
+LinearGroup = tuple[nn.Module, tuple[str, ...]]  # the parent of linear layers that share a product, and their names
 _numbers = itertools.count()
-_by_number: dict[int, "Choices"] = {}  # of every multiplier that exists
+_by_number: "WeakValueDictionary[int, PackedLinear]" = WeakValueDictionary()
 
 torch.library.define("specbench::product", "(Tensor x, Tensor number, int features) -> Tensor")
 
 
 @torch.library.impl("specbench::product", "CPU")
 def _product(x: Tensor, number: Tensor, features: int) -> Tensor:
-    """x [..., in] times the weight of the multiplier with this number []: [..., features]. Compilers do not look into
-    it, and a compiled program is the same for every checkpoint."""
-    return _by_number[int(number)](x)
+    """x [..., in] times the weight of the layer with this number []: [..., features]. Compilers do not look into it,
+    and a compiled program is the same for every checkpoint."""
+    return _by_number[int(number)].multiply(x)
 
 
 def _shape(x: Tensor, number: Tensor, features: int) -> Tensor:
@@ -45,37 +44,24 @@ def _shape(x: Tensor, number: Tensor, features: int) -> Tensor:
 torch.library.register_fake("specbench::product", _shape)
 
 
-class Choices:
-    """The product that was chosen for each number of rows."""
-
-    def __init__(self, products: Sequence[Product], limits: Sequence[float]):
-        """products[i] serves up to limits[i] rows, in order; the last one has no limit."""
-        self.products, self.limits = products, limits
-        self.only = products[0] if len(set(products)) == 1 else None
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """x [..., in] to [..., out]."""
-        if self.only is not None:
-            return self.only(x)
-        return self.products[bisect_left(self.limits, x.numel() // x.shape[-1])](x)
-
-
-class Multiplier(nn.Module):
+class PackedLinear(nn.Module):
     """Multiplies by one weight, which is stored as `scale` times itself: the input is divided by that."""
 
     number: Tensor
     unscale: Tensor | None
 
-    def __init__(self, choices: Choices, scale: float, weight: Tensor):
-        """`choices` multiply by the scaled weight [out, in], which is not kept."""
+    def __init__(self, by_rows: Sequence[Product], limits: Sequence[float], scale: float, weight: Tensor):
+        """by_rows[i] multiplies by the scaled weight [out, in], which is not kept, for up to limits[i] rows; the last
+        one has no limit."""
         super().__init__()
-        self.choices, self.features, self.numbers = choices, len(weight), weight.numel()
+        self.by_rows, self.limits = by_rows, limits
+        self.products = list(dict.fromkeys(by_rows))  # the different ones
+        self.features, self.numbers = len(weight), weight.numel()
         self.weight = weight.new_empty(0)  # some models ask for its dtype
         key = next(_numbers)
         self.register_buffer("number", torch.tensor(key), persistent=False)
         self.register_buffer("unscale", None if scale == 1 else torch.tensor(1 / scale), persistent=False)
-        _by_number[key] = choices
-        weakref.finalize(self, _by_number.pop, key)
+        _by_number[key] = self
 
     def forward(self, x: Tensor) -> Tensor:
         """x [..., in] to [..., out]."""
@@ -84,54 +70,56 @@ class Multiplier(nn.Module):
         if torch.compiler.is_compiling():
             found: Tensor = torch.ops.specbench.product(x, self.number, self.features)
             return found
-        return self.choices(x)
+        return self.multiply(x)
 
-    @property
-    def products(self) -> list[Product]:
-        """The different products that it holds."""
-        return list(dict.fromkeys(self.choices.products))
+    def multiply(self, x: Tensor) -> Tensor:
+        """x [..., in], divided by the scale, to [..., out]."""
+        if len(self.products) == 1:
+            return self.products[0](x)
+        return self.by_rows[bisect_left(self.limits, x.numel() // x.shape[-1])](x)
 
 
-class Shared:
+class SharedProduct:
     """One product for several layers with the same input, made when the first of them is called."""
 
-    def __init__(self, multiplier: nn.Module, widths: Sequence[int]):
-        """`multiplier` takes [..., in] to [..., sum of widths]."""
-        self.multiplier, self.widths = multiplier, list(widths)
+    def __init__(self, product: nn.Module, widths: Sequence[int]):
+        """`product` takes [..., in] to [..., sum of widths]."""
+        self.product, self.widths = product, list(widths)
         self.x: Tensor | None = None
         self.parts: Sequence[Tensor] = ()
 
     def part(self, x: Tensor, place: int) -> Tensor:
         """The part [..., widths[place]] of the product of x [..., in]."""
         if self.x is not x:
-            self.x, self.parts = x, self.multiplier(x).split(self.widths, -1)
+            self.x, self.parts = x, self.product(x).split(self.widths, -1)
         part = self.parts[place]
         if place == len(self.widths) - 1:
             self.x, self.parts = None, ()
         return part
 
 
-class Part(nn.Module):
-    """Takes the place of one of the layers that share a product. The first of them owns the multiplier."""
+class SharedLinear(nn.Module):
+    """Takes the place of one of the layers that share a product. The first of them owns it."""
 
-    def __init__(self, shared: Shared, place: int, weight: Tensor):
+    def __init__(self, shared: SharedProduct, place: int, weight: Tensor):
         """`weight`, of any shape, has the dtype and device that some models ask for."""
         super().__init__()
         self.shared, self.place, self.weight = shared, place, weight.new_empty(0)
-        self.multiplier = shared.multiplier if place == 0 else None
+        self.product = shared.product if place == 0 else None
 
     def forward(self, x: Tensor) -> Tensor:
         """x [..., in] to [..., out]."""
         return self.shared.part(x, self.place)
 
 
-def groups_of(module: nn.Module) -> Iterator[Group]:
+def linear_groups(module: nn.Module) -> Iterator[LinearGroup]:
     """The linear layers of a module, each once: their parent and names, several where they can share a product."""
     for path, parent in module.named_modules():
-        linear = [(name, child) for name, child in parent.named_children() if type(child) is nn.Linear]
-        names = [name for name, child in linear if type(child.weight) is nn.Parameter and name not in READ_DIRECTLY]
+        linear = {name: child for name, child in parent.named_children() if type(child) is nn.Linear}
+        names = [name for name, child in linear.items() if type(child.weight) is nn.Parameter]
+        names = [name for name in names if name not in READ_DIRECTLY]
         for siblings in () if is_cross_attention(path) else SIBLINGS:
-            if all(name in names for name in siblings) and _same_kind([parent.get_submodule(n) for n in siblings]):
+            if set(siblings) <= {*names} and len({_input_of(linear[name]) for name in siblings}) == 1:
                 yield parent, siblings
                 names = [name for name in names if name not in siblings]
         yield from ((parent, (name,)) for name in names)
@@ -142,62 +130,61 @@ def is_cross_attention(path: str) -> bool:
     return path.rpartition(".")[2] in CROSS_ATTENTION
 
 
-def _same_kind(layers: Sequence[nn.Module]) -> bool:
-    """Whether the weights can be stacked: one input, all with a bias or none."""
-    return len({(layer.in_features, layer.bias is None) for layer in layers if isinstance(layer, nn.Linear)}) == 1
+def _input_of(layer: nn.Linear) -> tuple[int, bool]:
+    """In what weights must be alike to be stacked: the width of the input, and whether there is a bias."""
+    return layer.in_features, layer.bias is None
 
 
-def stacked(parent: nn.Module, names: Sequence[str]) -> tuple[Tensor, Tensor | None]:
-    """The weight [out, in] and bias [out] of these layers, one below the other."""
-    layers = [parent.get_submodule(name) for name in names]
-    linear = [layer for layer in layers if isinstance(layer, nn.Linear)]
-    if len(linear) == 1:
-        return linear[0].weight.detach(), None if linear[0].bias is None else linear[0].bias.detach()
-    biases = [layer.bias.detach() for layer in linear if layer.bias is not None]
-    return torch.cat([layer.weight.detach() for layer in linear]), torch.cat(biases) if biases else None
+def linear_layers(group: LinearGroup) -> list[nn.Linear]:
+    """The layers of a group."""
+    parent, names = group
+    return [layer for name in names if isinstance(layer := parent.get_submodule(name), nn.Linear)]
 
 
-def replace(parent: nn.Module, names: Sequence[str], multiplier: nn.Module) -> None:
-    """Puts a multiplier in the place of these layers, of whose weights it holds the product."""
-    layers = [parent.get_submodule(name) for name in names]
-    widths = [layer.out_features for layer in layers if isinstance(layer, nn.Linear)]
+def stacked(group: LinearGroup) -> tuple[Tensor, Tensor | None]:
+    """The weight [out, in] and bias [out] of the layers of a group, one below the other."""
+    layers = linear_layers(group)
+    weights = [layer.weight.detach() for layer in layers]
+    biases = [layer.bias.detach() for layer in layers if layer.bias is not None]
+    if len(layers) == 1:
+        return weights[0], biases[0] if biases else None
+    return torch.cat(weights), torch.cat(biases) if biases else None
+
+
+def replace(group: LinearGroup, product: nn.Module) -> None:
+    """Puts a product in the place of the layers of a group, of whose stacked weights it is."""
+    layers, (parent, names) = linear_layers(group), group
     if len(names) == 1:
-        setattr(parent, names[0], multiplier)
+        setattr(parent, names[0], product)
         return
-    shared = Shared(multiplier, widths)
+    shared = SharedProduct(product, [layer.out_features for layer in layers])
     for place, (name, layer) in enumerate(zip(names, layers, strict=True)):
-        setattr(parent, name, Part(shared, place, layer.get_parameter("weight")))
+        setattr(parent, name, SharedLinear(shared, place, layer.weight))
 
 
 def packed(module: Module) -> Module:
     """A copy of a module in which layers with the same input share one plain product. The weights are those of the
     module itself, whose layers become views of the stacked ones: nothing is held twice. One product of stacked weights
     may round otherwise than several. Returns the module if it has no such layers."""
-    several = [(parent, names) for parent, names in groups_of(module) if len(names) > 1]
+    several = [group for group in linear_groups(module) if len(group[1]) > 1]
     if not several:
         return module
-    stacks = [_stack(parent, names) for parent, names in several]
-    kept = [
-        *module.parameters(),
-        *module.buffers(),
-        *(vars(m)["config"] for m in module.modules() if "config" in vars(m)),
-    ]
-    copies = {id(entry): entry for entry in kept}
+    stacks = [_stack(group) for group in several]
+    configs = (vars(m)["config"] for m in module.modules() if "config" in vars(m))
+    copies: dict[int, Any] = {id(entry): entry for entry in (*module.parameters(), *module.buffers(), *configs)}
     found = copy.deepcopy(module, copies)
     for (parent, names), stack in zip(several, stacks, strict=True):
-        replace(copies[id(parent)], names, stack)
+        replace((copies[id(parent)], names), stack)
     return found
 
 
-def _stack(parent: nn.Module, names: Sequence[str]) -> nn.Linear:
+def _stack(group: LinearGroup) -> nn.Linear:
     """One layer with the weights of several, which become views of its own."""
-    weight, bias = stacked(parent, names)
-    layers = [parent.get_submodule(name) for name in names]
-    widths = [len(layer.get_parameter("weight")) for layer in layers]
+    (weight, bias), layers = stacked(group), linear_layers(group)
     stack = nn.Linear(weight.shape[1], len(weight), bias=bias is not None, device="meta")
     for name, whole in (("weight", weight), ("bias", bias)):
         if whole is not None:
             setattr(stack, name, nn.Parameter(whole, requires_grad=False))
-            for layer, part in zip(layers, whole.split(widths), strict=True):
+            for layer, part in zip(layers, whole.split([layer.out_features for layer in layers]), strict=True):
                 setattr(layer, name, nn.Parameter(part, requires_grad=False))
     return stack.eval()

@@ -1,41 +1,28 @@
 """Flattens arguments to a list of tensors and a hashable description, for traced and captured functions."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
+
+from specbench.executors.cache_columns import Columns
 
 
 class TENSOR:
     """Stands for a tensor in a description."""
 
 
-class Columns(int):
-    """A number of cache columns. Functions are traced for any such number: it becomes the length of a tensor."""
-
-    def tensor(self) -> Tensor:
-        """A tensor of this length, whose values nobody reads."""
-        return torch.empty(self, dtype=torch.uint8)
-
-
 class COLUMNS:
     """Stands for a number of columns in a description."""
 
 
-class STRUCTURE:
-    """The sort of dataclasses."""
+# By type of a value, what its description begins with: TENSOR, COLUMNS, the type of a tuple or dataclass, or None for
+# a constant. Kept, since every call of a program flattens its arguments.
+_kinds: dict[type, type | None] = {}
 
 
-class CONSTANT:
-    """The sort of all other values."""
-
-
-SORTS: dict[type, type] = {}  # by type of a value: TENSOR, COLUMNS, tuple, STRUCTURE or CONSTANT
-
-
-def flatten(value: Any) -> tuple[Any, list[Any]]:
+def flatten_arguments(value: Any) -> tuple[Any, list[Any]]:
     """A hashable description of `value` (tensors, tuples, dataclasses, constants), and in order the tensors in it, of
     any shape, and its numbers of columns."""
     tensors: list[Any] = []
@@ -43,39 +30,35 @@ def flatten(value: Any) -> tuple[Any, list[Any]]:
 
 
 def rebuild(spec: Any, tensors: Sequence[Tensor]) -> Any:
-    """The inverse of `flatten`, with these tensors, of any shape, in place of the original ones."""
+    """The inverse of `flatten_arguments`, with these tensors, of any shape, in place of the original ones."""
     return _rebuild(spec, iter(tensors))
 
 
 def _describe(value: Any, tensors: list[Any]) -> Any:
-    kind = type(value)
-    sort = SORTS.get(kind) or _sort_of(kind)
-    if sort is CONSTANT:
+    own = type(value)
+    kind = _kinds[own] if own in _kinds else _kind_of(own)
+    if kind is None:
         return (None, value)
-    if sort is TENSOR or sort is COLUMNS:
+    if kind is TENSOR or kind is COLUMNS:
         tensors.append(value)
-        return sort
-    entries = value if sort is tuple else value.__dict__.values()
+        return kind
+    entries = value if kind is tuple else value.__dict__.values()
     return (kind, tuple([_describe(entry, tensors) for entry in entries]))
 
 
-def _sort_of(kind: type) -> type:
-    """What values of a type are to `flatten`; it is asked once for each type, since every call of a program flattens
-    its arguments."""
-    sort: type = CONSTANT
-    if issubclass(kind, Tensor):
-        sort = TENSOR
-    elif issubclass(kind, Columns):
-        sort = COLUMNS
-    elif kind is tuple:
-        sort = tuple
-    elif dataclasses.is_dataclass(kind):
-        sort = STRUCTURE
-    SORTS[kind] = sort
-    return sort
+def _kind_of(own: type) -> type | None:
+    kind: type | None = None
+    if issubclass(own, Tensor):
+        kind = TENSOR
+    elif issubclass(own, Columns):
+        kind = COLUMNS
+    elif own is tuple or dataclasses.is_dataclass(own):
+        kind = own
+    _kinds[own] = kind
+    return kind
 
 
-def _rebuild(spec: Any, tensors: Any) -> Any:
+def _rebuild(spec: Any, tensors: Iterator[Tensor]) -> Any:
     if spec is TENSOR:
         return next(tensors)
     if spec is COLUMNS:

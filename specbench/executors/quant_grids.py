@@ -13,7 +13,7 @@ from torch import Tensor
 
 
 @dataclass(frozen=True)
-class Grid:
+class QuantGrid:
     """Integers from -largest to largest, and scales of `digits` binary digits for each group of a row."""
 
     name: str
@@ -65,6 +65,6 @@ class Grid:
 
 
 # bfloat16 has 8 digits: 7 of the integers and 1 of the scale, or 3 and 5.
-INT8 = Grid("int8", bits=8, largest=127, digits=1, group=None)
-INT4 = Grid("int4", bits=4, largest=7, digits=5, group=32)
+INT8 = QuantGrid("int8", bits=8, largest=127, digits=1, group=None)
+INT4 = QuantGrid("int4", bits=4, largest=7, digits=5, group=32)
 GRIDS = {grid.name: grid for grid in (INT8, INT4)}

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from specbench.executors.linear_kernels import Product
-from specbench.executors.quant_grids import INT4, INT8, Grid
+from specbench.executors.quant_grids import INT4, INT8, QuantGrid
 
 _int8: Callable[..., Tensor] = torch.ops.aten._weight_int8pack_mm.default
 _pack_int4: Callable[..., Tensor] = torch.ops.aten._convert_weight_to_int4pack_for_cpu.default
@@ -26,12 +26,12 @@ class Quantized(Product):
     A weight in float32 is taken too; then the result differs from the product in float32 by more than its rounding.
     """
 
-    grid: ClassVar[Grid]
+    grid: ClassVar[QuantGrid]
     rounds_inputs = True
 
     def __init__(self, weight: Tensor, bias: Tensor | None):
         self.bias, self.features = bias, len(weight)
-        self.bytes_ = self._pack(*self.grid.parts(weight))
+        self.bytes = self._pack(*self.grid.parts(weight))
 
     @classmethod
     def offers(cls, weight: Tensor) -> bool:
@@ -46,10 +46,6 @@ class Quantized(Product):
         rows = x.reshape(-1, x.shape[-1]).to(torch.bfloat16).contiguous()  # some kernels take no other layout
         y = self._product(rows).view(*x.shape[:-1], self.features).to(x.dtype)
         return y if self.bias is None else y.add_(self.bias)
-
-    @property
-    def bytes(self) -> int:
-        return self.bytes_
 
     @abstractmethod
     def _pack(self, integers: Tensor, scale: Tensor) -> int:

@@ -45,7 +45,7 @@ def race(weights: Tensor, bits: Tensor) -> Tensor:
 @triton.jit(do_not_specialize=["B"])
 def _run(weights, bits, keys, runners, B, V, S, R: tl.constexpr, C: tl.constexpr):
     """The winner of each split: weights [B, V], bits [B] -> keys [B, S] and runners [B, S]."""
-    row, token = rows_of(R), tokens_of(C)
+    row, token = tile_rows(R), tile_tokens(C)
     there = (row < B) & (token < V)
     weight = tl.load(weights + row * V + token, mask=there, other=0)
     E = exponential(tl.load(bits + row, mask=row < B, other=0), token)
@@ -55,19 +55,19 @@ def _run(weights, bits, keys, runners, B, V, S, R: tl.constexpr, C: tl.constexpr
 @triton.jit(do_not_specialize=["B"])
 def _decide(keys, runners, tokens, B, S, R: tl.constexpr, SPLITS: tl.constexpr):
     """The winner of all splits: keys [B, S], runners [B, S] -> tokens [B]."""
-    row = rows_of(R)
+    row = tile_rows(R)
     _, token = first_of_splits(keys, runners, row, B, S, SPLITS)
     tl.store(tokens + row, token.to(tl.int64), mask=row < B)
 
 
 @triton.jit
-def rows_of(R: tl.constexpr):
+def tile_rows(R: tl.constexpr):
     """The rows of this program, [R, 1] int64."""
     return (tl.program_id(0) * R + tl.arange(0, R)).to(tl.int64)[:, None]
 
 
 @triton.jit
-def tokens_of(C: tl.constexpr):
+def tile_tokens(C: tl.constexpr):
     """The tokens of this program, [1, C]."""
     return (tl.program_id(1) * C + tl.arange(0, C))[None, :]
 

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from specbench.kernels.race import rows_of, tile, tokens_of
+from specbench.kernels.race import tile, tile_rows, tile_tokens
 
 
 def softmax(logits: Tensor) -> Tensor:
@@ -29,7 +29,7 @@ def softmax(logits: Tensor) -> Tensor:
 @triton.jit(do_not_specialize=["B"])
 def _reduce(logits, maxima, sums, B, V, S, R: tl.constexpr, C: tl.constexpr):
     """For each split the maximum [B, S] of its logits, and the sum [B, S] of exp(logit - maximum)."""
-    row, token = rows_of(R), tokens_of(C)
+    row, token = tile_rows(R), tile_tokens(C)
     x = tl.load(logits + row * V + token, mask=(row < B) & (token < V), other=-float("inf"))
     largest = tl.max(x, 1)[:, None]
     place = row * S + tl.program_id(1)
@@ -43,7 +43,7 @@ def _normalise(
     logits, maxima, sums, probabilities, B, V, S, R: tl.constexpr, C: tl.constexpr, SPLITS: tl.constexpr
 ):  # fmt: skip
     """exp(logit - maximum) / sum over all splits: probabilities [B, V]."""
-    row, token, split = rows_of(R), tokens_of(C), tl.arange(0, SPLITS)[None, :]
+    row, token, split = tile_rows(R), tile_tokens(C), tl.arange(0, SPLITS)[None, :]
     measured = (row < B) & (split < S)
     of_split = tl.load(maxima + row * S + split, mask=measured, other=-float("inf"))
     largest = tl.max(of_split, 1)[:, None]

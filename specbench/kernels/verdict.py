@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from specbench.kernels.race import NAN, exponential, first_of_splits, rows_of, store_first, tile, tokens_of
+from specbench.kernels.race import NAN, exponential, first_of_splits, store_first, tile, tile_rows, tile_tokens
 
 
 def chain_verdict(
@@ -45,7 +45,7 @@ def _run(
     POINT: tl.constexpr, R: tl.constexpr, C: tl.constexpr, PLACES: tl.constexpr,
 ):  # fmt: skip
     """n [B], and the winner of each split: keys [2, B, S] and runners [2, B, S], of the residual first, then of p."""
-    row, token = rows_of(R), tokens_of(C)
+    row, token = tile_rows(R), tile_tokens(C)
     gamma = tl.load(count + row, mask=row < B, other=0)
     n = _leading(p, q, guesses, limits, row, gamma, B, N, V, POINT, PLACES)
     if tl.program_id(1) == 0:
@@ -84,7 +84,7 @@ def _decide(
     R: tl.constexpr, SPLITS: tl.constexpr, PLACES: tl.constexpr,
 ):  # fmt: skip
     """The tokens [B, N+1]: the guesses [B, N], with t in place of x_{n+1}."""
-    row, place = rows_of(R), tl.arange(0, PLACES)[None, :]
+    row, place = tile_rows(R), tl.arange(0, PLACES)[None, :]
     key, recovered = first_of_splits(residual_keys, residual_runners, row, B, S, SPLITS)
     _, instead = first_of_splits(p_keys, p_runners, row, B, S, SPLITS)
     # A key above 0 means that a residual is; NaN anywhere in it leaves no residual, since its sum is not above 0.

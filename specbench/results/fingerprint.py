@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from specbench.config.paths import SHIPPED
+from specbench.settings import file_hash
 
 LOADED = (
     ".py",
@@ -78,24 +79,9 @@ def flat(tree: Any, key: str = "") -> dict[str, str]:
     return {k: v for name, value in tree.items() for k, v in flat(value, f"{key}.{name}" if key else str(name)).items()}
 
 
-def of_file(path: str | Path) -> str:
-    """A hash of a file's contents."""
-    try:
-        found = os.stat(path)
-        return _hash_of(str(path), found.st_size, found.st_mtime_ns, found.st_ino)
-    except OSError:
-        return "cannot be read"
-
-
-@functools.lru_cache(maxsize=1024)
-def _hash_of(path: str, size: int, mtime_ns: int, inode: int) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def of_folder(folder: Path) -> str:
     """A hash of the contents of all files in a folder and its sub-folders."""
-    return _digest(f"{path.relative_to(folder)} {of_file(path)}" for path in folder.rglob("*") if path.is_file())
+    return _digest(f"{path.relative_to(folder)} {file_hash(path)}" for path in folder.rglob("*") if path.is_file())
 
 
 def of_checkpoint(path: Path, name: str, revision: str | None) -> str:
@@ -134,13 +120,13 @@ def of_libraries() -> dict[str, str]:
 def of_code() -> str:
     """A hash of the package's source files, which a wheel and a changed checkout have too."""
     package = Path(__file__).parents[1]
-    return _digest(f"{path.relative_to(package)} {of_file(path)}" for path in package.rglob("*.py"))
+    return _digest(f"{path.relative_to(package)} {file_hash(path)}" for path in package.rglob("*.py"))
 
 
 def of_module(name: str) -> str:
     """A hash of an imported module's file."""
     file = getattr(sys.modules.get(name), "__file__", None)
-    return of_file(file) if file else "unknown"
+    return file_hash(file) if file else "unknown"
 
 
 def _digest(lines: Iterable[str]) -> str:

@@ -10,8 +10,8 @@ import numpy
 import torch
 import transformers
 
-from specbench.config.devices import device_name
 from specbench.decoding import processes
+from specbench.executors.machine import device_name
 
 
 def provenance(device: torch.device) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import torch
 
-from specbench.config.memory import free_bytes
+from specbench.executors.machine import free_bytes
 
 CPU_BYTES = 2**26  # the buffer: more than a core's share of the caches
 CUDA_BYTES = 2**30  # shorter reads show less than the full rate

@@ -14,10 +14,11 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from specbench.config.memory import free_bytes, size
+from specbench.config.memory import size
 from specbench.decoding import processes
 from specbench.decoding.encoder_input import EncoderInput
 from specbench.decoding.sampling import Sampling
+from specbench.executors.machine import free_bytes
 from specbench.models.architecture import size_of
 from specbench.models.language_model import LanguageModel
 from specbench.models.reference_forward import stock_logits

@@ -177,7 +177,7 @@ TRAINING = {
 def test_training_is_checked_as_runs_are(override):
     from test_train import training
 
-    from specbench.contrib.training.trainer import check as check_training
+    from specbench.contrib.training.trainer import checked_settings as check_training
 
     if TRAINING[override] is None:
         assert check_training(training(override))[0].tokens == 256

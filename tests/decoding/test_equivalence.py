@@ -20,8 +20,7 @@ from specbench.decoding.speculative import decode_speculative
 from specbench.decoding.state import Job, State
 from specbench.decoding.timer import Timer
 from specbench.decoding.verifier import Verifier
-from specbench.executors.auto import AutoExecutor
-from specbench.executors.compiled import CompiledExecutor
+from specbench.executors.auto import AutoExecutor, CompiledExecutor
 from specbench.executors.eager import EagerExecutor
 from specbench.models.context import Context
 from specbench.models.language_model import LanguageModel

@@ -28,7 +28,7 @@ from specbench.executors.compile_cache import Programs
 from specbench.executors.compiled_function import Leaf
 from specbench.executors.cudagraph import stand_ins
 from specbench.executors.eager import EagerExecutor
-from specbench.executors.packed_linear import Part, packed
+from specbench.executors.packed_linear import SharedLinear, packed
 from specbench.models.language_model import LanguageModel
 from specbench.run.run import run
 
@@ -87,7 +87,7 @@ def test_a_packed_model_computes_the_same_and_holds_nothing_twice(bias):
     assert torch.equal(module(x).logits, expected)  # the module itself is as it was
     torch.testing.assert_close(found(x).logits, expected)
     layer, own = found.model.layers[1], module.model.layers[1]
-    assert isinstance(layer.self_attn.q_proj, Part) and type(own.self_attn.q_proj) is nn.Linear
+    assert isinstance(layer.self_attn.q_proj, SharedLinear) and type(own.self_attn.q_proj) is nn.Linear
     own.self_attn.v_proj.weight.data.fill_(1.0)  # negative control: and one memory
     own.mlp.up_proj.weight.data.fill_(1.0)
     assert not torch.allclose(found(x).logits, expected)
@@ -142,7 +142,7 @@ def test_a_run_on_graphs_of_programs_is_lossless(traced, tmp_path):
     graphs = ("executor=cudagraph", "executor._target_=test_graph_runs.Rerun")
     parts = parts_of(*graphs, "gamma=1", "temperature=0", "data.limit=1", "max_new_tokens=4")
     result, _ = run(parts, tmp_path)
-    assert any(isinstance(layer, Part) for layer in parts.target.module.modules())
+    assert any(isinstance(layer, SharedLinear) for layer in parts.target.module.modules())
     assert result.lossless.passed and result.counts.failed == 0
     assert result.executor["captures_after_warm_up"] == 0 and result.executor["programs"]["made"] == len(traced) > 3
 

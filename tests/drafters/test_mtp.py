@@ -166,7 +166,7 @@ def test_hidden_states_of_another_round_are_seen(monkeypatch):
 def test_what_is_trained_is_what_drafts(good, tmp_path):
     """A trained module, read again under the released models' names, has the q that it was trained to have."""
     own = parts_of("target=model", f"target.path={good}", "drafter=random", "executor=eager")
-    student = MtpStudent(own.target.own_module(), "kl", guesses=2)
+    student = MtpStudent(own.target.own_module(), "kl", MtpStudent.Settings(1e-3, guesses=2))
     student.half().float().save(tmp_path, [])
     module = load_mtp(str(tmp_path), "drafter.path", own.target)
     text = torch.tensor([[5, 9, 2, 7, 11, 3]])

@@ -139,7 +139,7 @@ def test_unconditional_prompts_differ_in_their_noise_alone():
 
 
 def test_training_refuses_an_encoder_decoder(tmp_path):
-    from specbench.contrib.training.trainer import check
+    from specbench.contrib.training.trainer import checked_settings
 
     (tmp_path / "config.json").write_text('{"model_type": "t5"}')
     target = {"_target_": "specbench.models.pretrained.PretrainedModel", "path": str(tmp_path), "revision": None,
@@ -149,7 +149,7 @@ def test_training_refuses_an_encoder_decoder(tmp_path):
     scalars = OmegaConf.load(Path(__file__).parents[2] / "conf" / "train.yaml")
     kept = {key: value for key, value in scalars.items() if key not in ("defaults", "hydra")}
     with pytest.raises(ConfigError, match="it is an encoder-decoder, and python -m specbench"):
-        check(OmegaConf.create(kept | {"target": target, "method": method}))
+        checked_settings(OmegaConf.create(kept | {"target": target, "method": method}))
 
 
 SLOW = pytest.mark.slow

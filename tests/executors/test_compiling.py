@@ -6,11 +6,10 @@ from types import SimpleNamespace
 import pytest
 from conftest import parts_of
 
-import specbench.executors.compile_decision
+import specbench.executors.compile_cache
 from specbench.decoding.executor import Work
 from specbench.executors.auto import AutoExecutor
-from specbench.executors.compile_cache import Programs
-from specbench.executors.compile_decision import SAVED, SECONDS, CompileTimes, decide
+from specbench.executors.compile_cache import SAVED, SECONDS, CompileTimes, Programs, decide
 from specbench.run.compile_trial import predicted, weights_of_programs
 from specbench.run.method_run import MethodRun
 from specbench.run.run import run, run_in_turn
@@ -84,7 +83,7 @@ def test_a_run_that_compiles_by_itself_decodes_the_same_tokens(traced, monkeypat
     expected, _ = run(parts_of("executor=auto", *words), tmp_path / "not")
     programs = expected.executor["programs"]
     assert not programs["used"] and programs["made"] == 0 and not traced  # as SECONDS has it
-    monkeypatch.setattr(specbench.executors.compile_decision, "SECONDS", 1e-9)
+    monkeypatch.setattr(specbench.executors.compile_cache, "SECONDS", 1e-9)
     told: list[str] = []
     parts = parts_of("executor=auto", *words)
     result, _ = run(parts, tmp_path / "yes", lambda done, total, what: told.append(what))

@@ -6,7 +6,7 @@ import pytest
 from conftest import parts_of
 
 import specbench.run.warm_up
-from specbench.executors import shape_buckets as buckets
+from specbench.executors import cache_columns as buckets
 from specbench.executors.cudagraph import CudaGraphExecutor
 from specbench.run.run import run
 

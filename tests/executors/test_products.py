@@ -10,13 +10,13 @@ from torch import nn
 
 from specbench.component import Selection as Option
 from specbench.errors import ConfigError
-from specbench.executors import auto
+from specbench.executors import autotune
 from specbench.executors import linear_kernels as products
 from specbench.executors import packed_linear as layers
 from specbench.executors.auto import AutoExecutor
-from specbench.executors.autotune import LIMITS, ROWS, Table, choice, measure
-from specbench.executors.linear_kernels import KINDS, Half, HalfSerial, OneDnn, Plain, scale_of
-from specbench.executors.packed_linear import Multiplier, groups_of
+from specbench.executors.autotune import LIMITS, ROWS, ProductTable, choice, time_products
+from specbench.executors.linear_kernels import KINDS, HalfWeight, HalfWeightSerial, OneDnn, Plain, scale_of
+from specbench.executors.packed_linear import PackedLinear, linear_groups
 from specbench.models.pretrained import PretrainedModel
 
 OUT, IN = 48, 96
@@ -46,16 +46,16 @@ def test_float16_storage_loses_no_digit_of_a_16_bit_weight():
     w = weight()
     scale = scale_of(w)
     assert not torch.equal(w.half().float(), w)  # without the scale it would
-    found = Half(w * scale, None)(torch.eye(IN)).T / scale
+    found = HalfWeight(w * scale, None)(torch.eye(IN)).T / scale
     assert torch.equal(found, w)
 
 
 def test_float16_storage_is_not_offered_for_32_bit_weights():
     w = weight(bits=32)
-    assert not Half.offers(w * scale_of(w)) and OneDnn.offers(w) and Plain.offers(w)
+    assert not HalfWeight.offers(w * scale_of(w)) and OneDnn.offers(w) and Plain.offers(w)
 
 
-@pytest.mark.parametrize("kind", [Half, HalfSerial])
+@pytest.mark.parametrize("kind", [HalfWeight, HalfWeightSerial])
 def test_in_float16_storage_a_row_does_not_depend_on_its_neighbours(kind):
     w, x = weight() * scale_of(weight()), torch.randn(40, IN)
     product = kind(w, None)
@@ -65,11 +65,11 @@ def test_in_float16_storage_a_row_does_not_depend_on_its_neighbours(kind):
 
 def test_without_its_deprecated_operators_the_product_of_one_thread_is_not_offered(monkeypatch, recwarn):
     w = weight() * scale_of(weight())
-    assert HalfSerial.offers(w) and not recwarn.list
-    assert torch.equal(HalfSerial(w, None)(torch.eye(IN)), Half(w, None)(torch.eye(IN)))
+    assert HalfWeightSerial.offers(w) and not recwarn.list
+    assert torch.equal(HalfWeightSerial(w, None)(torch.eye(IN)), HalfWeight(w, None)(torch.eye(IN)))
     monkeypatch.delattr(torch, "fbgemm_linear_fp16_weight_fp32_activation")
     monkeypatch.setattr(products, "has_serial", products.has_serial.__wrapped__)
-    assert not HalfSerial.offers(w) and Half.offers(w)
+    assert not HalfWeightSerial.offers(w) and HalfWeight.offers(w)
 
 
 def test_the_fastest_product_is_chosen_and_the_first_of_equals():
@@ -85,11 +85,11 @@ def test_the_fastest_product_is_chosen_and_the_first_of_equals():
 
 def test_measurements_are_kept_for_this_machine_only(tmp_path):
     path = tmp_path / "products.json"
-    Table(path, "this machine").add({"2x3 float32": {"half": [1.0] * 4}})
-    assert Table(path, "this machine").shapes == {"2x3 float32": {"half": [1.0] * 4}}
-    assert Table(path, "another machine").shapes == {}
+    ProductTable(path, "this machine").add({"2x3 float32": {"half": [1.0] * 4}})
+    assert ProductTable(path, "this machine").shapes == {"2x3 float32": {"half": [1.0] * 4}}
+    assert ProductTable(path, "another machine").shapes == {}
     path.write_text("{")
-    assert Table(path, "this machine").shapes == {}
+    assert ProductTable(path, "this machine").shapes == {}
 
 
 @pytest.mark.parametrize("content", [None, "{", "[]", '{"microseconds": {}}', '{"microseconds": {"a": {"half": [1]}}}'])
@@ -98,14 +98,16 @@ def test_a_file_of_choices_without_times_is_refused(content, tmp_path):
     if content is not None:
         path.write_text(content)
     with pytest.raises(ConfigError, match=r"executor.choices=.*give the results.json of a run"):
-        Table(path, "this machine", pinned=True)
+        ProductTable(path, "this machine", pinned=True)
 
 
 def test_every_kind_that_fits_a_weight_is_measured():
     small = [(weight(), None), (weight(bits=32), None)]
-    assert set(measure(small[:1], KINDS)["48x96 float32"]) == {"half", "half_serial", "onednn", "plain"}
-    assert set(measure(small[1:], KINDS)["48x96 float32"]) == {"onednn", "plain"}
-    assert all(len(times) == len(ROWS) and min(times) > 0 for times in measure(small, KINDS)["48x96 float32"].values())
+    assert set(time_products(small[:1], KINDS)["48x96 float32"]) == {"half", "half_serial", "onednn", "plain"}
+    assert set(time_products(small[1:], KINDS)["48x96 float32"]) == {"onednn", "plain"}
+    assert all(
+        len(times) == len(ROWS) and min(times) > 0 for times in time_products(small, KINDS)["48x96 float32"].values()
+    )
 
 
 def test_a_pinned_choice_is_the_choice(tmp_path):
@@ -131,7 +133,7 @@ def test_a_packed_module_computes_the_stock_modules_logits(kind):
     ours, stock = target.module(text).logits, target.stock_module()(text).logits
     assert 0 < (ours - stock).abs().max() < 1e-4 or kind == "plain"
     assert (
-        sum(isinstance(m, Multiplier) for m in target.module.modules()) == 3 * 4 + 1
+        sum(isinstance(m, PackedLinear) for m in target.module.modules()) == 3 * 4 + 1
     )  # q/k/v and gate/up are one each
 
 
@@ -156,7 +158,7 @@ class Attention(nn.Module):
 def test_layers_that_share_a_product_may_be_called_in_any_order_and_with_other_inputs():
     module, x, y = Attention(), torch.randn(3, IN), torch.randn(2, IN)
     stock = {name: layer.weight.detach().clone() for name, layer in module.named_children()}
-    assert [names for _, names in groups_of(module)] == [("q_proj", "k_proj", "v_proj"), ("o_proj",)]
+    assert [names for _, names in linear_groups(module)] == [("q_proj", "k_proj", "v_proj"), ("o_proj",)]
     AutoExecutor(["plain"]).load(module)
     for name, given in (("v_proj", x), ("q_proj", y), ("k_proj", x), ("q_proj", x), ("k_proj", x), ("v_proj", x)):
         torch.testing.assert_close(module.get_submodule(name)(given), given @ stock[name].T)
@@ -175,12 +177,12 @@ def test_a_deleted_module_frees_its_weights():
 def test_another_dtype_or_a_weight_that_fits_no_kind_stays_as_it_is():
     module = Attention()  # 32-bit values
     AutoExecutor(["half"]).load(module)
-    assert {type(p) for m in module.modules() if isinstance(m, Multiplier) for p in m.products} == {Plain}
+    assert {type(p) for m in module.modules() if isinstance(m, PackedLinear) for p in m.products} == {Plain}
 
 
 def test_the_sample_of_weights_is_bounded_and_has_every_shape(monkeypatch):
     """Of a large model only the sample is ever stacked for timing."""
-    monkeypatch.setattr(auto, "SAMPLE_BYTES", 2 * OUT * IN * 4)
+    monkeypatch.setattr(autotune, "SAMPLE_BYTES", 2 * OUT * IN * 4)
     groups = [(nn.ModuleDict({"a": nn.Linear(IN, OUT)}), ("a",)) for _ in range(9)]
     groups.append((nn.ModuleDict({"a": nn.Linear(IN, 2)}), ("a",)))
     executor = AutoExecutor(["onednn", "plain"])
@@ -196,10 +198,10 @@ def test_weights_too_small_to_scale_stay_as_they_are(largest):
 
 def test_other_processes_measurements_are_kept(tmp_path):
     path = tmp_path / "products.json"
-    ours, theirs = Table(path, "m"), Table(path, "m")
+    ours, theirs = ProductTable(path, "m"), ProductTable(path, "m")
     theirs.add({"2x3 float32": {"half": [1.0] * 4}})
     ours.add({"5x3 float32": {"half": [2.0] * 4}})
-    assert set(Table(path, "m").shapes) == {"2x3 float32", "5x3 float32"}
+    assert set(ProductTable(path, "m").shapes) == {"2x3 float32", "5x3 float32"}
 
 
 def test_a_float16_drafter_with_rounded_inputs_loads():

@@ -8,11 +8,12 @@ import torch
 from conftest import parts_of
 from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
-import specbench.executors.compiled
+import specbench.executors.auto
 from specbench.decoding.draft import Draft
+from specbench.executors.auto import CompiledExecutor
+from specbench.executors.cache_columns import Columns
 from specbench.executors.compile_cache import Programs
-from specbench.executors.compiled import CompiledExecutor
-from specbench.executors.pytree import COLUMNS, TENSOR, Columns, flatten, rebuild
+from specbench.executors.pytree import COLUMNS, TENSOR, flatten_arguments, rebuild
 from specbench.run.interleave import InterleavedGroup
 from specbench.run.run import run
 
@@ -68,7 +69,7 @@ class CountsShapes(CompiledExecutor):
 
     def leaf(self, function, model=None):
         def call(*arguments):
-            spec, tensors = flatten(arguments)
+            spec, tensors = flatten_arguments(arguments)
             shapes = [None if isinstance(t, Columns) else (t.shape, t.stride(), t.dtype) for t in tensors]
             key = (function, spec, *shapes)
             if key not in self.keys and self.measuring:
@@ -101,7 +102,7 @@ class CountsShapes(CompiledExecutor):
     ],
 )
 def test_every_shape_is_met_before_anything_is_timed(overrides, growing_texts, monkeypatch, tmp_path):
-    monkeypatch.setattr(specbench.executors.compiled, "CompiledExecutor", CountsShapes)
+    monkeypatch.setattr(specbench.executors.auto, "CompiledExecutor", CountsShapes)
     parts = parts_of("executor=compiled", "data.limit=3", f"data.path={growing_texts}", "data=jsonl", *overrides)
     executor = parts.target.executor
     plain = InterleavedGroup.decode_all_ways
@@ -124,7 +125,7 @@ def test_arguments_are_told_apart_by_their_constants_and_rebuilt():
     draft, weight, one = Draft.chain(torch.zeros(1, 4).long(), None, torch.tensor([4])), torch.ones(2), torch.ones(1)
 
     def described(columns, constant):
-        return flatten((draft, torch.nn.Parameter(weight), Columns(columns), constant, (1, (one,)), Draft))
+        return flatten_arguments((draft, torch.nn.Parameter(weight), Columns(columns), constant, (1, (one,)), Draft))
 
     spec, tensors = described(5, 3)
     assert len(tensors) == 5 and (spec[1][1], spec[1][2]) == (TENSOR, COLUMNS)

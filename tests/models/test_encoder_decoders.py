@@ -24,8 +24,7 @@ from specbench.decoding.speculative import decode_speculative
 from specbench.decoding.state import Job, State
 from specbench.decoding.timer import Timer
 from specbench.errors import ConfigError
-from specbench.executors.auto import AutoExecutor
-from specbench.executors.compiled import CompiledExecutor
+from specbench.executors.auto import AutoExecutor, CompiledExecutor
 from specbench.executors.eager import EagerExecutor
 from specbench.models.flops import per_token
 from specbench.models.language_model import LanguageModel

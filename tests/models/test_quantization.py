@@ -12,7 +12,7 @@ from specbench.config.validate import check
 from specbench.errors import ConfigError
 from specbench.executors.autotune import offered
 from specbench.executors.linear_kernels import KINDS
-from specbench.executors.packed_linear import Multiplier
+from specbench.executors.packed_linear import PackedLinear
 from specbench.executors.quant_grids import GRIDS, INT4, INT8
 from specbench.executors.quantized_kernels import QUANTIZED
 from specbench.run.run import run
@@ -112,7 +112,7 @@ def test_a_quantised_target_passes_its_own_verdict(name, tmp_path):
     for found in record.results:  # transformers decodes with the same weights
         assert all(output.tokens == list(found.baseline.tokens) for output in found.peers.values())
     if "bfloat16" in name:  # the kernels run, and their bytes are known
-        layers = [layer for layer in parts.target.module.modules() if isinstance(layer, Multiplier)]
+        layers = [layer for layer in parts.target.module.modules() if isinstance(layer, PackedLinear)]
         assert {product.name for layer in layers for product in layer.products} == {grid.name}
         embedding = parts.target.module.get_input_embeddings().weight
         bits = 8 * (parts.target.weight_bytes - embedding.nbytes) / sum(layer.numbers for layer in layers)

@@ -296,7 +296,7 @@ def test_peers_run_stock_modules(tmp_path):
     parts = parts_of("baseline=transformers", "executor=prepacked")
     stock = [type(m).__name__ for m in parts.peers["generate"].module.modules()]
     ours = [type(m).__name__ for m in parts.target.module.modules()]
-    assert "Multiplier" in ours and "Multiplier" not in stock
+    assert "PackedLinear" in ours and "PackedLinear" not in stock
 
 
 def test_the_synthetic_rate_is_the_alpha_and_nothing_is_claimed(tmp_path):

@@ -1,26 +1,49 @@
-"""`python -m specbench.gpu_check`: twelve checks of the CUDA path, in ten minutes. It needs no network."""
+"""`python -m specbench.gpu_check`: six checks of the CUDA path, in ten minutes. It needs no network."""
 
 import argparse
 import json
-import shlex
+import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.console import Console
+from rich.table import Table
+from torch import inference_mode
 
 from specbench.config.devices import pick_device
-from specbench.contrib.gpu_check.check import PASSED, Outcome, Phase
-from specbench.contrib.gpu_check.fixtures import Lab
-from specbench.contrib.gpu_check.page import as_json, shown, write
-from specbench.contrib.gpu_check.phases import PHASES
-from specbench.contrib.gpu_check.runner import Command, lines_of, measure_into, own_command, run_phases, write_facts
-from specbench.contrib.gpu_check.timer import CudaTimer
+from specbench.contrib.gpu_check import agreement, timing
+from specbench.contrib.gpu_check.bench import FAILED, INFO, PASSED, UNCLEAR, Bench, Measured
 from specbench.errors import ConfigError, stop
+from specbench.results.provenance import provenance
 
 NO_CUDA = "no CUDA device is here: these checks measure one, and a CPU needs none of them (device=cpu)"
+COLOURS = {PASSED: "green", FAILED: "red", UNCLEAR: "yellow", INFO: "dim"}
+LOG_END = 600  # characters of the end of a log
+
+
+@dataclass(frozen=True)
+class Check:
+    """A check that runs in a process of its own; `seconds` is its share of ten minutes."""
+
+    title: str
+    seconds: int
+    measure: Callable[[Bench], Iterator[Measured]]
+
+
+CHECKS = dict(enumerate((
+    Check("graphs against eager mode", 160, agreement.graphs_and_eager),
+    Check("Triton kernels against PyTorch", 40, agreement.kernels_and_torch),
+    Check("one-token step of the 3B shape", 60, timing.step),
+    Check("the step in eager mode, and compiled", 190, timing.compiled_step),
+    Check("waits, graphs and kernels of a round", 100, timing.one_round),
+    Check("events against the host's clock", 40, timing.clocks),
+), 1))  # fmt: skip
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -32,52 +55,94 @@ def main(argv: Sequence[str] | None = None) -> None:
         device = pick_device(options.device)
     except ConfigError as error:
         stop(str(error), 2)
+    if options.child is None:
+        sys.exit(check_all(options, provenance(device) | {"cuda": torch.version.cuda}))
     folder = Path(options.out)
-    if options.child is not None:
-        child(options.child, device, folder, options.compile)
-        return
-    wanted = [PHASES[number] for number in options.phase or PHASES]
-    sys.exit(check_all(wanted, folder, options.limit_seconds, own_command(options.device, folder, options.compile)))
+    (own := folder / f"phase_{options.child}").mkdir(exist_ok=True)
+    measure_into(CHECKS[options.child], Bench(device, own, options.compile), numbers_file(folder, options.child))
 
 
 def parsed(argv: Sequence[str]) -> argparse.Namespace:
     """The command line. Ends the process with exit code 2 if it is not understood."""
     parser = argparse.ArgumentParser(prog="python -m specbench.gpu_check", description=__doc__)
-    parser.add_argument("--phase", type=int, choices=PHASES, action="append", help="only this one; may be repeated")
-    parser.add_argument("--out", default="outputs/gpu_check", help="folder for results.json, report.html and logs")
+    parser.add_argument("--phase", type=int, choices=CHECKS, action="append", help="only this one; may be repeated")
+    parser.add_argument("--out", default="outputs/gpu_check", help="folder for results.json and logs")
     parser.add_argument("--limit-seconds", type=float, default=600, help="for all of them together")
     parser.add_argument("--device", default="cuda", help="cuda or cuda:N")
     parser.add_argument("--compile", action="store_true", help="graphs of compiled programs; makes them, for minutes")
-    parser.add_argument("--child", type=int, choices=PHASES, help=argparse.SUPPRESS)  # one phase, in this process
+    parser.add_argument("--child", type=int, choices=CHECKS, help=argparse.SUPPRESS)  # one check, in this process
     return parser.parse_args(argv)
 
 
-def child(number: int, device: torch.device, folder: Path, compiled: bool) -> None:
-    """Runs one phase in this process."""
-    write_facts(device, folder)
-    lab = Lab(device, folder / f"phase_{number}", compiled)
-    measure_into(PHASES[number](), lab, CudaTimer(device), lines_of(folder, number))
+def measure_into(check: Check, bench: Bench, path: Path) -> None:
+    """Runs a check here; appends each number to a file as it is found, so that nothing is lost if it is stopped."""
+    with path.open("a", encoding="utf-8") as file, inference_mode():
+        for number in check.measure(bench):
+            file.write(json.dumps(asdict(number) | {"verdict": number.verdict}) + "\n")
+            file.flush()
 
 
-def check_all(phases: Sequence[type[Phase]], folder: Path, limit: float, command: Command) -> int:
-    """Runs the phases, prints and writes what they found; returns the exit code."""
-    console, began = Console(), time.monotonic()
+def numbers_file(folder: Path, number: int) -> Path:
+    """The file that a check's process appends to."""
+    return folder / f"phase_{number}.jsonl"
+
+
+def check_all(options: argparse.Namespace, facts: dict[str, Any]) -> int:
+    """Runs the checks one after the other; prints and writes what they found; returns the exit code. Each may use its
+    share of the time that is left."""
+    folder, console, began = Path(options.out), Console(), time.monotonic()
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "facts.json").unlink(missing_ok=True)
-    with console.status("") as status:
+    numbers, found = options.phase or [*CHECKS], list[dict[str, Any]]()
+    for place, number in enumerate(numbers):
+        left = options.limit_seconds - (time.monotonic() - began)
+        share = CHECKS[number].seconds / sum(CHECKS[other].seconds for other in numbers[place:])
+        allowed = max(0.0, left * share)
+        found.append(run_check(number, folder, allowed, child_command(options, number)))
+        console.print(as_table(found[-1]))
+    verdicts = Counter(check["verdict"] for check in found)
+    result = {"command": sys.argv, "seconds": time.monotonic() - began, "verdicts": verdicts, "facts": facts,
+              "checks": found}  # fmt: skip
+    (folder / "results.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    console.print(f"{dict(verdicts)}, in {result['seconds']:.0f} s; written to {folder / 'results.json'}")
+    return int(set(verdicts) != {PASSED})
 
-        def told(what: type[Phase] | Outcome) -> None:
-            if isinstance(what, Outcome):
-                console.print(shown(what))
-            else:
-                status.update(f"{what.number} of {max(PHASES)}: {what.title} ({time.monotonic() - began:.0f} s so far)")
 
-        outcomes = run_phases(phases, folder, limit, command, told)
-    facts = folder / "facts.json"
-    known = json.loads(facts.read_text(encoding="utf-8")) if facts.is_file() else {}
-    found = as_json(outcomes, known, shlex.join(["python", "-m", "specbench.gpu_check", *sys.argv[1:]]),
-                    time.monotonic() - began)  # fmt: skip
-    write(folder, found, outcomes, PHASES)
-    counts = ", ".join(f"{count} {verdict}" for verdict, count in found["verdicts"].items())
-    console.print(f"{counts}, in {found['seconds']:.0f} s; written to {folder / 'report.html'}")
-    return int(any(outcome.verdict != PASSED for outcome in outcomes))
+def child_command(options: argparse.Namespace, number: int) -> list[str]:
+    """The command of one check's process."""
+    start = [sys.executable, "-m", "specbench.gpu_check", "--device", options.device, "--out", options.out]
+    return [*start, *(["--compile"] if options.compile else []), "--child", str(number)]
+
+
+def run_check(number: int, folder: Path, allowed: float, command: Sequence[str]) -> dict[str, Any]:
+    """Runs a check's process for at most `allowed` seconds, since an error of CUDA stays until its process ends, and
+    reads what it found."""
+    log, lines, began, error = folder / f"phase_{number}.log", numbers_file(folder, number), time.monotonic(), ""
+    lines.unlink(missing_ok=True)
+    try:
+        with log.open("wb") as output:
+            subprocess.run(command, stdout=output, stderr=subprocess.STDOUT, timeout=allowed, check=True)
+    except subprocess.TimeoutExpired:
+        error = f"not finished within {allowed:.0f} s"
+    except subprocess.CalledProcessError as failure:
+        error = f"exit code {failure.returncode}: " + log.read_text(errors="replace")[-LOG_END:].strip()
+    # A last line that was not finished is left out.
+    text = lines.read_text(encoding="utf-8").split("\n")[:-1] if lines.is_file() else []
+    numbers = [json.loads(line) for line in text]
+    verdicts = {entry["verdict"] for entry in numbers}
+    broke = error.startswith("exit")
+    unclear = bool(error) or UNCLEAR in verdicts or PASSED not in verdicts
+    verdict = FAILED if FAILED in verdicts or broke else UNCLEAR if unclear else PASSED
+    return {"number": number, "title": CHECKS[number].title, "verdict": verdict, "error": error,
+            "seconds": round(time.monotonic() - began, 1), "numbers": numbers}  # fmt: skip
+
+
+def as_table(check: dict[str, Any]) -> Table:
+    """A check and its numbers, for the terminal."""
+    found = Table("", "value", "unit", "limit", "verdict", "remark", title_justify="left", box=None,
+                  title=f"{check['number']}. {check['title']}: {check['verdict']} {check['error']}")  # fmt: skip
+    for entry in check["numbers"]:
+        value = "-" if entry["value"] is None else f"{entry['value']:,.4g}"
+        limit = "" if entry["limit"] is None else "{} {:g}".format(*entry["limit"])
+        found.add_row(entry["name"], value, entry["unit"], limit, entry["verdict"], entry["remark"],
+                      style=COLOURS[entry["verdict"]])  # fmt: skip
+    return found

@@ -61,7 +61,7 @@ class Worker:
         import torch
 
         from specbench.config.build import build
-        from specbench.config.devices import device_name
+        from specbench.executors.machine import device_name
 
         if cores:
             torch.set_num_threads(cores)

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from specbench.config.memory import free_bytes, give_back
+from specbench.config.memory import give_back
 from specbench.decoding import processes
 from specbench.errors import ConfigError
+from specbench.executors.machine import free_bytes
 from specbench.models.checkpoint_checks import ROUNDING, probe_text
 
 SHARE_OF_MEMORY = 0.5  # of what is free: a whole model that needs more is not loaded

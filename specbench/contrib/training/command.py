@@ -17,15 +17,9 @@ from specbench.results.tables import show
 register_resolvers()
 
 
-@hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name="train")
-def job(config: DictConfig) -> float:
-    """Trains once. Returns the mean alpha over guesses, for Hydra's optimisers."""
-    return one_training(config)
-
-
 def one_training(config: DictConfig) -> float:
-    """Trains as the composed configuration says, and prints the result. Returns the mean alpha over guesses. Raises
-    ConfigError."""
+    """Trains as the composed configuration says, and prints the result. Returns the mean alpha over guesses, for
+    Hydra's optimisers. Raises ConfigError."""
     from specbench.contrib.training.trainer import train
 
     out_dir = Path(HydraConfig.get().runtime.output_dir)
@@ -44,12 +38,15 @@ def one_training(config: DictConfig) -> float:
     return float(sum(alphas) / len(alphas))
 
 
+training_job = hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name="train")(one_training)
+
+
 def main() -> None:
     """Runs Hydra; a mistake of the user's becomes one sentence and exit code 2."""
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")
     sys.argv[0] = "specbench.train"
     try:
-        job()
+        training_job()
     except ConfigError as error:
         stop(str(error), 2)
     except KeyboardInterrupt:

@@ -1,18 +1,23 @@
-"""Distils a drafter: trains a small model on the target's distribution, by KL or by total variation (section 6)."""
+"""Trains a small model towards the target's distribution, or several together, each on what those before it miss."""
 
+from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from specbench.contrib.training.losses import distances
 from specbench.contrib.training.student import Student, StudentSettings, quoted
 from specbench.settings import setting
 
+COVERS = ("argmax", "residual")
+LEAST = 1e-9  # probability that a residual keeps, so that its logarithm is finite
+
 
 class DistilledStudent(Student):
-    """A small model; `model` is the checkpoint that it begins with, with the target's vocabulary."""
+    """A small model; `model` is the checkpoint that it begins with, with the target's vocabulary (section 6)."""
 
     @dataclass
     class Settings(StudentSettings):
@@ -22,14 +27,9 @@ class DistilledStudent(Student):
         def own_model(self) -> str | None:
             return self.model
 
-    def __init__(self, target: Any, loss: str, model: Any):
-        super().__init__(target, loss)
+    def __init__(self, target: Any, loss: str, settings: Any, model: Any = None):
+        super().__init__(target, loss, settings)
         self.model = model
-
-    @classmethod
-    def from_settings(cls, settings: Any, target: Any, loss: str, model: Any) -> "DistilledStudent":
-        assert model is not None
-        return cls(target, loss, model)
 
     @classmethod
     def use(cls, settings: Any, folder: Path) -> list[str]:
@@ -45,3 +45,70 @@ class DistilledStudent(Student):
 
     def save(self, folder: Path, accuracy: list[list[float]]) -> None:
         self.model.to(torch.bfloat16).save_pretrained(folder)
+
+
+class BoostedStudents(Student):
+    """`count` small models that all begin as the checkpoint `model`, in one training (SpecInfer's boost-tuning).
+
+    With `covers` "argmax" a position counts for a drafter if no drafter before it has the target's argmax there: the
+    examples that SpecInfer leaves in its data for this drafter. With "residual" a drafter is trained towards the p that
+    iterative speculative sampling has left after the ones before it were rejected, and a position counts as much as its
+    chance to come to that: with loss=tv this is the probability that no guess is accepted. What counts is found anew
+    from the drafters at each step.
+    """
+
+    @dataclass
+    class Settings(DistilledStudent.Settings):
+        count: int = setting(ge=1, le=16)
+        covers: str = setting(choices=COVERS)
+
+    def __init__(self, target: Any, loss: str, settings: Any, model: Any = None):
+        super().__init__(target, loss, settings)
+        self.models: Any = nn.ModuleList([model, *(deepcopy(model) for _ in range(settings.count - 1))])
+
+    @classmethod
+    def use(cls, settings: Any, folder: Path) -> list[str]:
+        paths = ",".join(f'"{own}"' for own in drafter_folders(folder, settings.count))
+        return ["drafter=multi_draft", "drafter.samples=1", f"drafter.paths=[{paths}]"]
+
+    def laws(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """The K guesses are those of the K drafters for the same position; p of each is what it is trained towards."""
+        p, q, _ = self.parts(tokens)
+        return p, q
+
+    def parts(self, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Of rows `[B, T]`: logits p `[n, K, V]` that each drafter is trained towards, its own logits q `[n, K, V]`,
+        and how much each position counts for it, `[n, K]`."""
+        with torch.no_grad():
+            p = self.target(input_ids=tokens).logits.flatten(0, 1)
+        left, counts = p.softmax(-1), torch.ones_like(p[:, 0])
+        best, aims, laws, weights = p.argmax(-1), [], [], []
+        for model in self.models:
+            q = model(input_ids=tokens).logits.flatten(0, 1)
+            laws.append(q)
+            weights.append(counts)
+            aims.append(p if self.settings.covers == "argmax" else left.clamp(min=LEAST).log())
+            with torch.no_grad():
+                if self.settings.covers == "argmax":
+                    counts = counts * (q.argmax(-1) != best)
+                else:
+                    rest = (left - q.softmax(-1)).clamp(min=0)
+                    miss = rest.sum(-1)
+                    counts, left = counts * miss, rest / miss.clamp(min=LEAST)[:, None]
+        return torch.stack(aims, 1), torch.stack(laws, 1), torch.stack(weights, 1)
+
+    def forward(self, input_ids: Tensor) -> dict[str, Tensor]:
+        p, q, counts = self.parts(input_ids)
+        return {"loss": (distances(self.loss, p, q) * counts).sum(1).mean()}
+
+    def complete(self, folder: Path) -> list[Path]:
+        return drafter_folders(folder, len(self.models))
+
+    def save(self, folder: Path, accuracy: list[list[float]]) -> None:
+        for model, own in zip(self.models, self.complete(folder), strict=True):
+            model.to(torch.bfloat16).save_pretrained(own)
+
+
+def drafter_folders(folder: Path, count: int) -> list[Path]:
+    """Where boosted drafters are written."""
+    return [folder / f"drafter_{number}" for number in range(1, count + 1)]

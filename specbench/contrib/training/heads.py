@@ -1,4 +1,4 @@
-"""Trains heads on the target's last hidden state, for Medusa and for blockwise parallel decoding."""
+"""Trains heads on the target's hidden states: for Medusa, for blockwise parallel decoding, and for an early exit."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from specbench.contrib.training.student import Student, StudentSettings, head_input, quoted
+from specbench.models.shared_cache import first_layers
 from specbench.models.trained_parts import Heads, HeadsConfig
 from specbench.settings import setting
 
@@ -26,14 +27,9 @@ class HeadsStudent(Student):
         def ahead(self) -> int:
             return self.heads
 
-    def __init__(self, target: Any, loss: str, heads: int, inner: int | None):
-        super().__init__(target, loss)
-        hidden = target.get_output_embeddings().weight.shape[1]
-        self.heads = Heads(HeadsConfig(hidden, heads, inner))
-
-    @classmethod
-    def from_settings(cls, settings: Any, target: Any, loss: str, model: Any) -> "HeadsStudent":
-        return cls(target, loss, settings.heads, settings.inner)
+    def __init__(self, target: Any, loss: str, settings: Any, model: Any = None):
+        super().__init__(target, loss, settings)
+        self.heads = Heads(HeadsConfig(hidden_size(target), settings.heads, settings.inner))
 
     @classmethod
     def use(cls, settings: Any, folder: Path) -> list[str]:
@@ -51,3 +47,37 @@ class HeadsStudent(Student):
     def save(self, folder: Path, accuracy: list[list[float]]) -> None:
         self.heads.config.accuracy = accuracy
         self.heads.half().save_pretrained(folder)
+
+
+class EarlyExitStudent(Student):
+    """One head between the target's own norm and output matrix, after its first `layers` layers."""
+
+    @dataclass
+    class Settings(StudentSettings):
+        layers: int = setting(ge=1, le=10_000)
+        inner: int | None = setting(ge=1, le=10**5)
+
+    def __init__(self, target: Any, loss: str, settings: Any, model: Any = None):
+        super().__init__(target, loss, settings)
+        self.short = first_layers(target, settings.layers)
+        self.head = Heads(HeadsConfig(hidden_size(target), 1, settings.inner, layers=settings.layers))
+
+    @classmethod
+    def use(cls, settings: Any, folder: Path) -> list[str]:
+        return ["drafter=early_exit", quoted("drafter.head", folder)]
+
+    def laws(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        output = self.target.get_output_embeddings()
+        with torch.no_grad():
+            hidden = head_input(self.short, input_ids=tokens)
+            p = self.target(input_ids=tokens).logits
+        return p.flatten(0, 1)[:, None], output(self.head(hidden)).flatten(0, 1)
+
+    def save(self, folder: Path, accuracy: list[list[float]]) -> None:
+        self.head.config.accuracy = accuracy
+        self.head.half().save_pretrained(folder)
+
+
+def hidden_size(target: Any) -> int:
+    """The width of the hidden states that the target's output matrix reads."""
+    return int(target.get_output_embeddings().weight.shape[1])

@@ -43,14 +43,9 @@ class JointHeadsStudent(HeadsStudent):
         backbone_rate: float = setting(ge=1e-6, le=1)
         heads_first: float = setting(ge=0, le=0.99)
 
-    def __init__(self, target: Any, loss: str, settings: Any):
-        super().__init__(target, loss, settings.heads, settings.inner)
+    def __init__(self, target: Any, loss: str, settings: Any, model: Any = None):
+        super().__init__(target, loss, settings)
         self.backbone = deepcopy(target).requires_grad_(True)
-        self.settings = settings
-
-    @classmethod
-    def from_settings(cls, settings: Any, target: Any, loss: str, model: Any) -> "JointHeadsStudent":
-        return cls(target, loss, settings)
 
     @classmethod
     def use(cls, settings: Any, folder: Path) -> list[str]:

@@ -30,15 +30,10 @@ class LookAheadStudent(Student):
         def own_model(self) -> str | None:
             return self.model
 
-    def __init__(self, target: Any, loss: str, count: int, stride: int, model: Any = None):
-        super().__init__(target, loss)
+    def __init__(self, target: Any, loss: str, settings: Any, model: Any = None):
+        super().__init__(target, loss, settings)
         self.model = (model or target).requires_grad_(False)
-        self.stride = stride
-        self.lookahead = LookAhead(LookAheadConfig(self.model.get_input_embeddings().weight.shape[1], count))
-
-    @classmethod
-    def from_settings(cls, settings: Any, target: Any, loss: str, model: Any) -> "LookAheadStudent":
-        return cls(target, loss, settings.count, settings.stride, model)
+        self.lookahead = LookAhead(LookAheadConfig(self.model.get_input_embeddings().weight.shape[1], settings.count))
 
     @classmethod
     def use(cls, settings: Any, folder: Path) -> list[str]:
@@ -50,7 +45,7 @@ class LookAheadStudent(Student):
 
     def laws(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
         count, width = self.lookahead.config.count, tokens.shape[1]
-        cuts = torch.arange(0, width - count, self.stride, device=tokens.device)  # last token of each context
+        cuts = torch.arange(0, width - count, self.settings.stride, device=tokens.device)  # last token of each context
         steps = torch.arange(1, count + 1, device=tokens.device)
         ahead = self.lookahead.embeddings.repeat(len(cuts), 1).expand(len(tokens), -1, -1)
         embedded = torch.cat([self.model.get_input_embeddings()(tokens), ahead], 1)

@@ -10,11 +10,6 @@ from torch import Tensor
 LOSSES = ("kl", "tv")
 
 
-def divergence(kind: str, p: Tensor, q: Tensor) -> Tensor:
-    """The loss `kind`, a scalar: the mean over all positions, from logits p [..., V] and q [..., V]."""
-    return distances(kind, p, q).mean()
-
-
 def distances(kind: str, p: Tensor, q: Tensor) -> Tensor:
     """The loss `kind` [...] of each position, from logits p [..., V] and q [..., V]."""
     log_p, log_q = p.log_softmax(-1), q.log_softmax(-1)
@@ -26,8 +21,3 @@ def distances(kind: str, p: Tensor, q: Tensor) -> Tensor:
 def overlap(p: Tensor, q: Tensor) -> Tensor:
     """beta [...] = sum_x min(p, q) of every position (Theorem 3.5), from logits p [..., V] and q [..., V]."""
     return torch.minimum(p.softmax(-1), q.softmax(-1)).sum(-1)
-
-
-def ranks(p: Tensor, q: Tensor, most: int) -> Tensor:
-    """[..., most] bool: whether the i-th best token of q is the argmax of p, from logits p [..., V] and q [..., V]."""
-    return q.topk(most, dim=-1).indices == p.argmax(-1, keepdim=True)

@@ -27,27 +27,22 @@ class MtpStudent(Student):
         def ahead(self) -> int:
             return self.guesses
 
-    def __init__(self, target: Any, loss: str, guesses: int):
-        super().__init__(target, loss)
-        config = target.config.get_text_config()
-        experts = any(".experts." in name for name, _ in target.get_decoder().layers[-1].named_parameters())
-        self.guesses, size = guesses, config.hidden_size
-        own = type(target)(one_layer(config, experts)).get_decoder()
-        self.layers = own
-        own.layers[0].load_state_dict(target.get_decoder().layers[-1].state_dict())
+    def __init__(self, target: Any, loss: str, settings: Any, model: Any = None):
+        super().__init__(target, loss, settings)
+        config, last = target.config.get_text_config(), target.get_decoder().layers[-1]
+        experts = any(".experts." in name for name, _ in last.named_parameters())
+        self.layers = own = type(target)(one_layer(config, experts)).get_decoder()
+        own.layers[0].load_state_dict(last.state_dict())
         del own.embed_tokens
-        self.pair_input = PairInput(copy.deepcopy(own.norm), copy.deepcopy(own.norm), nn.Linear(2 * size, size, False))
-
-    @classmethod
-    def from_settings(cls, settings: Any, target: Any, loss: str, model: Any) -> "MtpStudent":
-        return cls(target, loss, settings.guesses)
+        projection = nn.Linear(2 * config.hidden_size, config.hidden_size, False)
+        self.pair_input = PairInput(copy.deepcopy(own.norm), copy.deepcopy(own.norm), projection)
 
     @classmethod
     def use(cls, settings: Any, folder: Path) -> list[str]:
         return ["drafter=mtp", quoted("drafter.path", folder)]
 
     def laws(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        output, count = self.target.get_output_embeddings(), self.guesses
+        output, count = self.target.get_output_embeddings(), self.settings.guesses
         with torch.no_grad():
             hidden = head_input(self.target, input_ids=tokens)  # [B, T, H]
             embedded = self.target.get_input_embeddings()(tokens)

@@ -1,6 +1,6 @@
 """Base class of what can be trained: drafters, heads, exits and look-ahead embeddings.
 
-B rows, T tokens, K guesses, V vocabulary, H hidden.
+B rows, T tokens, n positions, K guesses, V vocabulary, H hidden.
 """
 
 from abc import ABC, abstractmethod
@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from specbench.contrib.training.losses import divergence, overlap, ranks
+from specbench.contrib.training.losses import distances, overlap
 from specbench.decoding.component import Component
 from specbench.models.head_input import head_inputs
 from specbench.settings import BaseSettings, setting
@@ -41,14 +41,10 @@ class Student(Component, nn.Module, ABC):
     """The trained module beside the frozen target. Subclasses compute logits of p and q; loss and evaluation are the
     same for all."""
 
-    def __init__(self, target: Any, loss: str):
+    def __init__(self, target: Any, loss: str, settings: Any, model: Any = None):
+        """`model` is the loaded checkpoint `settings.own_model`, or None."""
         super().__init__()
-        self.target, self.loss = target.requires_grad_(False), loss
-
-    @classmethod
-    @abstractmethod
-    def from_settings(cls, settings: Any, target: Any, loss: str, model: Any) -> "Student":
-        """Builds the student for a target; `model` is the loaded checkpoint `settings.own_model`, or None."""
+        self.target, self.loss, self.settings = target.requires_grad_(False), loss, settings
 
     @classmethod
     @abstractmethod
@@ -57,11 +53,11 @@ class Student(Component, nn.Module, ABC):
 
     @abstractmethod
     def laws(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """Rows of text [B, T] to logits p [n, K, V] and q [n, K, V] of K guesses at n positions."""
+        """Logits of p and of q, both `[n, K, V]`, at the positions of the rows of text `[B, T]`."""
 
     @abstractmethod
     def save(self, folder: Path, accuracy: list[list[float]]) -> None:
-        """Writes what was trained, as a Hugging Face checkpoint. accuracy[k][i] is how often the i-th best token of
+        """Writes what was trained, as a Hugging Face checkpoint. `accuracy[k][i]` is how often the i-th best token of
         guess k was the target's argmax."""
 
     def complete(self, folder: Path) -> list[Path]:
@@ -74,29 +70,29 @@ class Student(Component, nn.Module, ABC):
         return None, None
 
     def further(self, rows: Sequence[Tensor]) -> dict[str, float]:
-        """More numbers of held-out rows [n][b, T], for metrics.json."""
+        """More numbers of held-out rows, each a batch `[B, T]`, for metrics.json."""
         return {}
 
     def forward(self, input_ids: Tensor) -> dict[str, Tensor]:
-        """The loss, a scalar, of rows [B, T], in the form that transformers.Trainer expects."""
-        return {"loss": divergence(self.loss, *self.laws(input_ids))}
+        """The loss, a scalar, of rows `[B, T]`, in the form that transformers.Trainer expects."""
+        return {"loss": distances(self.loss, *self.laws(input_ids)).mean()}
 
     @torch.no_grad()
     def evaluate(self, tokens: Tensor) -> Tensor:
-        """Sums over the positions of rows [B, T], for each of K guesses: beta (Theorem 3.5), then whether the best,
-        second best, ... token was the target's argmax, then 1: [K, 2 + BEST]."""
+        """Sums over the positions of rows `[B, T]`, for each of K guesses: beta (Theorem 3.5), then whether the best,
+        second best, ... token was the target's argmax, then 1. Returns `[K, 2 + BEST]`."""
         p, q = self.laws(tokens)
-        hits = ranks(p, q, BEST).sum(0)
+        hits = (q.topk(BEST, dim=-1).indices == p.argmax(-1, keepdim=True)).sum(0)
         return torch.cat([overlap(p, q).sum(0)[:, None], hits, torch.full_like(hits[:, :1], len(p))], 1).double().cpu()
 
 
 def head_input(module: Any, **inputs: Tensor) -> Tensor:
-    """The last hidden states [B, T, H] of a causal model: the inputs of its output matrix."""
+    """The last hidden states `[B, T, H]` of a causal model: the inputs of its output matrix."""
     with head_inputs(module) as found:
         module(**inputs)
     return found[0]
 
 
 def quoted(key: str, folder: Path) -> str:
-    """An override `key="folder"`, quoted so that the folder may hold any character of Hydra's grammar."""
+    """The override `key="folder"`: quoted, the folder may hold any character of Hydra's grammar."""
     return f'{key}="{folder}"'

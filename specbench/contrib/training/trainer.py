@@ -46,15 +46,18 @@ class Training(BaseSettings):
 def train(config: DictConfig, out_dir: Path) -> dict[str, Any]:
     """Trains, measures on held-out text, and writes the checkpoint and metrics.json to `out_dir`; returns the metrics.
     Raises ConfigError."""
-    scalars, target_settings, kind, settings = check(config)
+    scalars, target_settings, kind, settings = checked_settings(config)
     device = pick_device(scalars.device)
     transformers.set_seed(scalars.seed)
     texts, held_out = _texts(scalars)
     tokenizer = load_tokenizer(target_settings, "target")
-    rows = blocks(texts, tokenizer, scalars.row, scalars.tokens, scalars.seed)
-    held_out_rows = blocks(held_out, tokenizer, scalars.row, HELD_OUT_ROWS * scalars.row)
+    rows = text_rows(texts, tokenizer, scalars.row, scalars.tokens, scalars.seed)
+    held_out_rows = text_rows(held_out, tokenizer, scalars.row, HELD_OUT_ROWS * scalars.row)
     target = load_module(target_settings, "target", device, torch.float32, scalars.seed)
-    student = kind.from_settings(settings, target, scalars.loss, _own_model(settings, scalars, device)).to(device)
+    model = None
+    if settings.own_model is not None:
+        model = load_module(own_settings(settings), "method", device, torch.float32, scalars.seed)
+    student = kind(target, scalars.loss, settings, model).to(device)
     started = time.perf_counter()
     training = _fit(student, rows, scalars, settings.learning_rate, out_dir)
     training["seconds"] = time.perf_counter() - started
@@ -80,7 +83,7 @@ def train(config: DictConfig, out_dir: Path) -> dict[str, Any]:
     return metrics
 
 
-def check(config: DictConfig) -> tuple[Training, Any, Any, Any]:
+def checked_settings(config: DictConfig) -> tuple[Training, Any, Any, Any]:
     """The scalars, the target's settings, and the class and the settings of the method. Raises ConfigError for what can
     be known before anything loads."""
     masked = OmegaConf.masked_copy(config, [str(key) for key in config if key not in ("target", "method", "hydra")])
@@ -110,13 +113,6 @@ def own_settings(settings: StudentSettings) -> PretrainedModel.Settings:
     return PretrainedModel.Settings(path=str(settings.own_model), weights="pretrained", chat_template="never")
 
 
-def _own_model(settings: StudentSettings, scalars: Training, device: torch.device) -> Any:
-    """The student's own model, loaded; None if it has none."""
-    if settings.own_model is None:
-        return None
-    return load_module(own_settings(settings), "method", device, torch.float32, scalars.seed)
-
-
 def _texts(scalars: Training) -> tuple[list[str], list[str]]:
     """Training and held-out texts: those of the shipped pair, or nine tenths and the last tenth of a file."""
     if scalars.text is None:
@@ -126,9 +122,9 @@ def _texts(scalars: Training) -> tuple[list[str], list[str]]:
     return [text[:cut]], [text[cut:]]
 
 
-def blocks(texts: list[str], tokenizer: Any, row: int, tokens: int, seed: int | None = None) -> Tensor:
-    """All texts one after another, cut into rows [n, row]; at most `tokens` tokens in all, from random places if there
-    is a seed. Raises ConfigError if the text is shorter than one row."""
+def text_rows(texts: list[str], tokenizer: Any, row: int, tokens: int, seed: int | None = None) -> Tensor:
+    """All texts one after another, cut into rows `[n, row]`; at most `tokens` tokens in all, from random places if
+    there is a seed. Raises ConfigError if the text is shorter than one row."""
     ids = tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]
     end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
     stream = torch.tensor([token for text in ids for token in (*text, *end)])
@@ -141,25 +137,16 @@ def blocks(texts: list[str], tokenizer: Any, row: int, tokens: int, seed: int | 
 
 
 def _fit(student: Student, rows: Tensor, scalars: Training, learning_rate: float, out_dir: Path) -> dict[str, Any]:
-    """Runs the Trainer on rows [n, row], and returns what was done. An interrupted training keeps what it has
+    """Runs the Trainer on rows `[n, row]`, and returns what was done. An interrupted training keeps what it has
     learned."""
     try:
         arguments = transformers.TrainingArguments(
-            output_dir=str(out_dir),
-            num_train_epochs=scalars.epochs,
-            per_device_train_batch_size=scalars.batch_size,
-            learning_rate=learning_rate,
-            warmup_steps=20,
-            lr_scheduler_type="cosine",
-            max_grad_norm=1.0,
-            logging_steps=25,
-            save_strategy="no",
-            report_to="none",
-            remove_unused_columns=False,
-            dataloader_pin_memory=False,
+            output_dir=str(out_dir), num_train_epochs=scalars.epochs, seed=scalars.seed,
+            per_device_train_batch_size=scalars.batch_size, learning_rate=learning_rate, warmup_steps=20,
+            lr_scheduler_type="cosine", max_grad_norm=1.0, logging_steps=25, save_strategy="no", report_to="none",
+            remove_unused_columns=False, dataloader_pin_memory=False,
             use_cpu=next(student.parameters()).device.type == "cpu",
-            seed=scalars.seed,
-        )
+        )  # fmt: skip
     except ImportError as error:
         raise ConfigError("training needs accelerate: pip install -e '.[train]'") from error
     steps = math.ceil(math.ceil(len(rows) / scalars.batch_size) * scalars.epochs)

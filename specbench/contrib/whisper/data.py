@@ -16,8 +16,8 @@ from specbench.data.records import field_of, kind_of, label_of, load_rows, numbe
 from specbench.data.text_file import read_text
 from specbench.errors import ConfigError, shown
 from specbench.models.architecture import ModelSize
-from specbench.results.fingerprint import of_file, of_folder
-from specbench.settings import BaseSettings, setting
+from specbench.results.fingerprint import of_folder
+from specbench.settings import BaseSettings, file_hash, setting
 
 ENDING, TRANSCRIPT = ".wav", ".txt"  # of the files that are read in a folder
 LINES = "a folder of WAV files, or a file of JSON objects, one a line, that name sound files"
@@ -73,7 +73,7 @@ class AudioData(SpeechData):
 
         def sources(self) -> Mapping[str, str]:
             folder = Path(self.path)
-            return {"path": of_folder(folder) if folder.is_dir() else of_file(folder)}
+            return {"path": of_folder(folder) if folder.is_dir() else file_hash(folder)}
 
     def prompts(self) -> Iterator[Prompt]:
         if Path(self.settings.path).is_dir():

@@ -1,6 +1,5 @@
-"""The checks of a GPU, without one: every phase runs on small models, with a timer that does not measure, on a CUDA
-device whose operations run on the CPU. Phases that make whole runs do it on the CPU itself, and what they ask for is
-checked for CUDA."""
+"""The checks of a GPU, without one: each runs on small models, on a CUDA device whose operations run on the CPU, with a
+profiler that sees what it is told."""
 
 import json
 import sys
@@ -11,14 +10,23 @@ import torch
 from cuda_on_cpu import MixedDevicesError, cuda_on_cpu, to_cuda
 
 from specbench.config.validate import check
-from specbench.contrib.gpu_check import attention, command, graphs, leaves, rounds, runner, steps
-from specbench.contrib.gpu_check import end_to_end as whole
-from specbench.contrib.gpu_check.check import FAILED, PASSED, TOLD, UNCLEAR, Number, Outcome, Phase
-from specbench.contrib.gpu_check.fixtures import GRAPHS, WITHOUT_GRAPHS, Lab, composed
-from specbench.contrib.gpu_check.phases import PHASES
-from specbench.contrib.gpu_check.runner import lines_of, measure_into, read, run_phases
+from specbench.contrib.gpu_check import agreement, bench, command, timing
+from specbench.contrib.gpu_check.bench import (
+    FAILED,
+    GRAPHS,
+    INFO,
+    PASSED,
+    UNCAPTURED,
+    UNCLEAR,
+    Bench,
+    Measured,
+    Profile,
+    compose_run,
+)
+from specbench.contrib.gpu_check.command import CHECKS, Check, measure_into, numbers_file
 from specbench.kernels import ops
 from specbench.models import pretrained
+from specbench.stats.bandwidth import Roofs
 
 SMALL = {
     "target=llama3b": {"vocab_size": 4096, "hidden_size": 48, "intermediate_size": 64, "num_hidden_layers": 1,
@@ -26,104 +34,53 @@ SMALL = {
     "drafter=llama1b": {"vocab_size": 4096, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1,
                         "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16},
 }  # fmt: skip
-WHOLE_RUNS = (10, 12)  # phases that make whole runs, here on a CPU
-WITHOUT_KERNELS = (5, 6)  # an interpreter, which runs them here, takes most of the time; other phases decode with them
+WITHOUT_KERNELS = (5, 6)  # an interpreter, which runs them here, takes most of the time; others decode with them
 
 
-class SmallLab(Lab):
-    """A CPU, without graphs, and small shapes. What it is asked for must be possible on CUDA."""
-
-    def parts(self, *overrides):
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(torch.cuda, "is_available", lambda: True)
-            patch.setattr(torch.cuda, "device_count", lambda: 1)
-            patch.setattr(torch.cuda, "set_device", lambda index: None)
-            check(composed(["device=cuda", "logger=none", *overrides]))
-        return super().parts(*overrides)
+class CudaBench(Bench):
+    """Device "cuda", small shapes, and no graphs. What is asked for must be possible on CUDA as it is."""
 
     def overrides(self, overrides):
-        own = ("executor._target_", "executor.compile")
-        wanted = [word.replace(GRAPHS, "executor=eager") for word in overrides if not word.startswith(own)]
-        return super().overrides(shrunk(wanted))
+        check(compose_run(super().overrides(overrides)))
+        wanted = [word for given in overrides for word in (UNCAPTURED if given == GRAPHS else (given,))]
+        shapes = [
+            f"{choice.partition('=')[0]}.shape.{key}={value}"
+            for choice, shape in SMALL.items() if choice in overrides for key, value in shape.items()
+        ]  # fmt: skip
+        small = [*wanted, *shapes, "max_new_tokens=6", "data.limit=1", "gamma=1"]
+        return super().overrides([word for word in small if word != "executor.compile=true"])
 
 
-def shrunk(overrides):
-    """The same run on small shapes, one prompt and few tokens."""
-    shapes = [
-        f"{choice.partition('=')[0]}.shape.{key}={value}"
-        for choice, shape in SMALL.items() if choice in overrides for key, value in shape.items()
-    ]  # fmt: skip
-    policy = ["gamma_policy.largest=1"] if "gamma_policy=adaptive" in overrides else []
-    return [*overrides, *shapes, *policy, "max_new_tokens=6", "data.limit=1", "gamma=1"]
-
-
-class CudaLab(Lab):
-    """Device "cuda", small shapes, and no graphs."""
-
-    def overrides(self, overrides):
-        wanted = [word for given in overrides for word in (WITHOUT_GRAPHS if given == GRAPHS else (given,))]
-        return super().overrides([word for word in shrunk(wanted) if word != "executor.compile=true"])
-
-
-class FakeTimer:
-    """Calls everything once, and says that it took so many seconds."""
-
-    def __init__(self, seconds=1e-3):
-        self.seconds = seconds
-
-    def device(self, call, calls=20):
-        call()
-        return self.seconds
-
-    wall = host = device
-
-    def kernels(self, call):
-        call()
-        return 100
-
-    def synchronisations(self, call):
-        call()
-        return ["/x/specbench/decoding/state.py:1"] * 3
-
-    def captured(self, call):
-        return call
+def bench_of(folder):
+    return CudaBench(torch.device("cuda"), folder)
 
 
 @pytest.fixture
-def small(monkeypatch):
-    """Short texts, few cases, and no other processes."""
-    monkeypatch.setattr(graphs, "LENGTH", 8)
-    monkeypatch.setattr(graphs, "NEW", 8)
-    monkeypatch.setattr(graphs.Clobber, "cases", ((1, 1, "sdpa"),))
-    monkeypatch.setattr(graphs.Equality, "cases", (("paged", "stdlib"),))
-    monkeypatch.setattr(graphs, "finished", lambda words, seconds: (0, "3 passed"))
-    monkeypatch.setattr(rounds, "CHAINS", rounds.CHAINS[3:])
-    monkeypatch.setattr(rounds, "OTHERS", rounds.OTHERS[:1])
-    monkeypatch.setattr(rounds, "NEW_TOKENS", 8)
-    monkeypatch.setattr(rounds, "AHEAD_TOKENS", 28)
-    monkeypatch.setattr(rounds, "TRIES", 1)
-    monkeypatch.setattr(steps, "SHARES", {64: 0.85})
-    monkeypatch.setattr(leaves, "V", 512)
-    monkeypatch.setattr(attention, "COLUMNS", (16,))
-    monkeypatch.setattr(whole, "BATCHES", {2: 6.0})
-    monkeypatch.setattr(whole, "NEW", 4)
-    monkeypatch.setattr(steps, "cuda_roofs", lambda device, seconds: steps.Roofs(1e9, 2e9))
+def seen(monkeypatch):
+    """Short texts and few cases; what the profiler sees can be set."""
+    found = {"profile": Profile(kernels=12, seconds=1e-5, graphs=4, waits=4)}
 
+    def profiled(call):
+        call()
+        return found["profile"]
 
-EXPECTED = {  # a number of each phase, and its verdict with the timer's numbers
-    1: ("texts that differ, B 1, T 1, attention sdpa", PASSED),
-    2: ("longest first call, cuDNN off", PASSED),
-    3: ("share of the read roof at 64 columns", PASSED),
-    4: ("kernels a layer at 64 columns, compiled", FAILED),
-    5: ("waits a round, cudagraph, paged", PASSED),
-    6: ("events / host, waiting for the recorder", PASSED),
-    7: ("verdict and commit, B 1", FAILED),
-    8: ("v of 6 tokens", PASSED),
-    9: ("exit code of pytest -m cuda", PASSED),
-    10: ("captures after warm-up", UNCLEAR),  # the eager executor counts none
-    11: ("launch of 1,300 nodes", FAILED),
-    12: ("over transformers, assisted", None),
-}
+    for module in (agreement, timing):
+        monkeypatch.setattr(module, "profiled", profiled)
+        monkeypatch.setattr(module, "GAMMA", 1)
+    monkeypatch.setattr(bench, "MEASURED_SECONDS", 1e-6)
+    monkeypatch.setattr(agreement, "LENGTH", 8)
+    monkeypatch.setattr(agreement, "NEW", 8)
+    monkeypatch.setattr(agreement, "SAMPLED", ((1, 1, "sdpa"),))
+    monkeypatch.setattr(agreement, "GREEDY", (("paged", "stdlib"),))
+    monkeypatch.setattr(agreement, "V", 512)
+    monkeypatch.setattr(agreement, "COLUMNS", (16,))
+    monkeypatch.setattr(timing, "CHAINS", timing.CHAINS[3:])
+    monkeypatch.setattr(timing, "OTHERS", timing.OTHERS[:1])
+    monkeypatch.setattr(timing, "NEW_TOKENS", 8)
+    monkeypatch.setattr(timing, "TRIES", 1)
+    monkeypatch.setattr(timing, "SHARES", {64: 0.85})
+    monkeypatch.setattr(timing, "cuda_roofs", lambda device: Roofs(1.0, 2.0))
+    return found
 
 
 @pytest.fixture
@@ -141,138 +98,151 @@ def cuda(monkeypatch):
     monkeypatch.setattr(torch.cuda, "set_device", lambda index: None)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "fake")
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (10**11, 10**11))
-    monkeypatch.setattr(runner, "inference_mode", torch.no_grad)
+    monkeypatch.setattr(command, "inference_mode", torch.no_grad)
     with cuda_on_cpu() as device:
         yield device
 
 
-def phase_measures(number, lab, folder):
-    """Runs a phase, and looks at one of its numbers."""
-    measure_into(PHASES[number](), lab, FakeTimer(), lines_of(folder, number))
-    found = {n.name: n for n in read(lines_of(folder, number))}
-    name, verdict = EXPECTED[number]
-    assert found[name].verdict == verdict or (verdict is None and found[name].value > 0), found[name]
+def measured(number, folder):
+    """The numbers of a check by name, as its process would write them."""
+    path = numbers_file(folder, number)
+    measure_into(CHECKS[number], bench_of(folder), path)
+    return {entry["name"]: entry for entry in map(json.loads, path.read_text().splitlines())}
 
 
-@pytest.mark.parametrize("number", [number for number in PHASES if number not in WHOLE_RUNS])
-def test_a_phase_measures_on_cuda(number, small, cuda, monkeypatch, tmp_path):
+EXPECTED = {  # numbers of each check, and their verdicts
+    1: {"texts that differ, gamma=5, batch_size=1, temperature=1, attention=sdpa": PASSED,
+        "largest difference of a beta, gamma=5, batch_size=1, temperature=1, attention=sdpa": PASSED,
+        "texts that differ, cache=paged, drafter=stdlib, temperature=0, batch_size=2": PASSED},
+    2: {"softmax, largest difference": PASSED, "draws that differ": PASSED, "verdicts that differ": PASSED,
+        "attention 2 x 16, relative difference": PASSED, "attention 2 x 16, kernel": INFO},
+    3: {"share of the read roof at 64 columns": PASSED, "kernels a layer at 64 columns": INFO},
+    4: {"kernels a layer at 64 columns, compiled": PASSED, "step at 1,024 columns, eager": INFO},
+    5: {"waits a round, executor=cudagraph, cache=paged": PASSED,
+        "graphs a round, executor=cudagraph, cache=paged": INFO},
+    6: {"events / host": PASSED, "round by events": INFO},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("number", CHECKS)
+def test_a_check_measures_on_cuda(number, seen, cuda, monkeypatch, tmp_path):
     if number in WITHOUT_KERNELS:
         monkeypatch.setattr(ops, "run_on", lambda device: False)
-    phase_measures(number, CudaLab(torch.device("cuda"), tmp_path / "own"), tmp_path)
+    found = measured(number, tmp_path)
+    verdicts = {name: found[name]["verdict"] for name in EXPECTED[number]}
+    assert verdicts == EXPECTED[number], found
 
 
-@pytest.mark.parametrize("number", WHOLE_RUNS)
-def test_a_phase_measures_a_whole_run(number, small, tmp_path):
-    phase_measures(number, SmallLab(torch.device("cpu"), tmp_path / "own"), tmp_path)
-
-
-@pytest.mark.parametrize("number", [4, 5])
-def test_tools_that_see_nothing_pass_nothing(number, small, cuda, monkeypatch, tmp_path):
-    """A profiler without kernels, a debug mode without reports."""
+@pytest.mark.parametrize(("number", "name"), [(4, "kernels a layer"), (5, "waits")])
+def test_a_profiler_that_sees_nothing_passes_nothing(number, name, seen, cuda, monkeypatch, tmp_path):
     monkeypatch.setattr(ops, "run_on", lambda device: False)
-    monkeypatch.setattr(FakeTimer, "kernels", lambda self, call: 0)
-    monkeypatch.setattr(FakeTimer, "synchronisations", lambda self, call: call() or [])
-    measure_into(PHASES[number](), CudaLab(torch.device("cuda"), tmp_path), FakeTimer(), tmp_path / "lines")
-    seen = [n for n in read(tmp_path / "lines") if n.name.startswith(("kernels", "waits"))]
-    assert seen and {n.value for n in seen} == {None} and UNCLEAR in {n.verdict for n in seen}
-    assert all(n.remark for n in seen)
+    seen["profile"] = Profile(0, 0.0, 0, 0)
+    found = [entry for key, entry in measured(number, tmp_path).items() if key.startswith(name)]
+    assert found and UNCLEAR in {entry["verdict"] for entry in found}
+    assert all(entry["value"] is None and entry["remark"] for entry in found)
 
 
-def test_a_tensor_on_the_host_is_noticed(small, cuda, monkeypatch, tmp_path):
+def test_a_wrong_kernel_fails(seen, cuda, monkeypatch, tmp_path):
+    """Negative control: an attention kernel that misses the last column, and draws of the token after."""
+    attend, race = agreement.kernel_attention.attend, ops.race
+
+    def blind(q, keys, values, table, first, *others):
+        return attend(q, keys, values, table, first - 1, *others)
+
+    monkeypatch.setattr(agreement.kernel_attention, "attend", blind)
+    monkeypatch.setattr(ops, "race", lambda weights, bits: race(weights, bits) + 1)
+    found = measured(2, tmp_path)
+    assert found["attention 1 x 16, relative difference"]["verdict"] == FAILED
+    assert found["draws that differ"]["verdict"] == FAILED and found["softmax, largest difference"]["verdict"] == PASSED
+
+
+def test_a_tensor_on_the_host_is_noticed(seen, cuda, monkeypatch, tmp_path):
     """Negative control of the device."""
-    made, host = attention.tensors, torch.ones(1, 8, 16, 128, dtype=torch.bfloat16)
-    monkeypatch.setattr(attention, "tensors", lambda *given: (*made(*given)[:2], host, None))
+    attend, host = agreement.kernel_attention.attend, torch.ones(1, 8, 16, 128, dtype=torch.bfloat16)
+    monkeypatch.setattr(agreement.kernel_attention, "attend", lambda q, k, v, *others: attend(q, host, v, *others))
     with pytest.raises(MixedDevicesError):
-        measure_into(PHASES[2](), CudaLab(torch.device("cuda"), tmp_path), FakeTimer(), tmp_path / "lines")
+        measured(2, tmp_path)
 
 
 def test_a_number_knows_its_verdict():
     for value, limit, verdict in (
         (0.9, (">=", 0.85), PASSED), (0.8, (">=", 0.85), FAILED), (0.0, ("<=", 0.0), PASSED),
-        (1.0, ("<=", 0.0), FAILED),
-        (float("nan"), ("<=", 1.0), FAILED), (None, ("<=", 1.0), UNCLEAR), (5.0, None, TOLD), (None, None, TOLD),
+        (1.0, ("<=", 0.0), FAILED), (float("nan"), ("<=", 1.0), FAILED), (None, ("<=", 1.0), UNCLEAR),
+        (5.0, None, INFO), (None, None, INFO),
     ):  # fmt: skip
-        number = Number("n", value, "ms", limit)
-        assert number.verdict == verdict
-    assert Number.from_dict(json.loads(json.dumps(number.as_dict()))) == number
+        assert Measured("n", value, "ms", limit).verdict == verdict
 
 
-def test_a_phase_knows_its_verdict():
-    good, bad, missing, told = (Number("n", v, "", w) for v, w in ((1, ("<=", 1)), (2, ("<=", 1)), (None, ("<=", 1)),
-                                                                   (3, None)))  # fmt: skip
-    for numbers, error, late, verdict in (
-        ([good, told], "", False, PASSED), ([good, bad], "", False, FAILED), ([good, missing], "", False, UNCLEAR),
-        ([good], "CUDA error", False, FAILED), ([good], "late", True, UNCLEAR), ([bad], "late", True, FAILED),
-        ([], "", False, UNCLEAR), ([told], "", False, UNCLEAR),
-    ):  # fmt: skip
-        assert Outcome(1, "x", 1, 1, numbers, error, late).verdict == verdict
+def test_the_profile_and_the_timer_are_pytorchs(monkeypatch):
+    """On a CPU the profiler sees no kernel, no graph and no wait; time passes."""
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    assert bench.profiled(lambda: torch.ones(3).sum()) == Profile(0, 0.0, 0, 0)
+    monkeypatch.setattr(bench, "MEASURED_SECONDS", 1e-3)
+    assert 1e-3 < bench.time_call(lambda: time.sleep(1e-3)) < 1
 
 
-def phase_of(index, share):
-    """A phase whose process is a script."""
-    body = {"number": index, "title": f"phase {index}", "seconds": share, "meaning": "what <it> means"}
-    return type(f"Phase{index}", (Phase,), body)
+def script_processes(folder, monkeypatch, what):
+    """Processes of checks that are scripts: what[number] is a number's value, and what happens then."""
 
-
-def script_of(folder, what):
-    """The command of phases by number: `what` is the number's value, and what happens then."""
-
-    def of(number):
+    def words(options, number):
         value, then = what[number]
-        line = json.dumps(Number("time", value, "ms", ("<=", 10.0)).as_dict())
-        start = f"open({str(lines_of(folder, number))!r}, 'a').write({line + chr(10)!r})"
+        entry = Measured("time", value, "ms", ("<=", 10.0))
+        line = json.dumps({"name": "time", "value": value, "unit": "ms", "limit": entry.limit, "remark": "",
+                           "verdict": entry.verdict})  # fmt: skip
+        start = f"open({str(numbers_file(folder, number))!r}, 'a').write({line + chr(10)!r})"
         return [sys.executable, "-S", "-c", f"{start}\n{then}"]
 
-    return of
+    monkeypatch.setattr(command, "child_command", words)
 
 
-def ends(status):
-    with pytest.raises(SystemExit) as ended:
-        status()
-    return ended.value.code
+def checked(folder, limit, *numbers):
+    options = ["--out", str(folder), "--limit-seconds", str(limit)]
+    options += [word for number in numbers for word in ("--phase", str(number))]
+    code = command.check_all(command.parsed(options), {"device": "fake"})
+    return code, json.loads((folder / "results.json").read_text())
 
 
 def test_checks_go_on_after_failures_and_say_what_happened(tmp_path, monkeypatch, capsys):
-    phases = {number: phase_of(number, share) for number, share in ((1, 5), (2, 5), (3, 1), (4, 5))}
-    monkeypatch.setattr(command, "PHASES", phases)
-    what = {1: (50.0, ""), 2: (5.0, "raise RuntimeError('CUDA error: assert')"),
-            3: (5.0, "import time; time.sleep(99)"), 4: (5.0, "")}  # fmt: skip
+    what = {
+        1: (50.0, ""),
+        2: (5.0, "raise RuntimeError('CUDA error: assert')"),
+        3: (5.0, "import time; time.sleep(99)"),
+        4: (5.0, ""),
+    }
+    script_processes(tmp_path, monkeypatch, what)
     began = time.monotonic()
-    assert command.check_all([*phases.values()][:2], tmp_path, 60, script_of(tmp_path, what)) == 1
-    assert command.check_all([phases[3]], tmp_path / "late", 2, script_of(tmp_path / "late", what)) == 1
-    assert command.check_all([phases[4]], tmp_path / "good", 60, script_of(tmp_path / "good", what)) == 0
+    code, found = checked(tmp_path, 60, 1, 2)
+    assert code == 1 and found["verdicts"] == {FAILED: 2} and found["facts"] == {"device": "fake"}
+    assert found["checks"][0]["numbers"][0]["verdict"] == FAILED and not found["checks"][0]["error"]
+    assert "CUDA error: assert" in found["checks"][1]["error"] and found["checks"][1]["numbers"]
+    code, found = checked(tmp_path, 2, 3)
+    (late,) = found["checks"]
+    assert code == 1 and late["verdict"] == UNCLEAR and "not finished within 2 s" in late["error"] and late["numbers"]
+    assert checked(tmp_path, 60, 4)[0] == 0
     assert time.monotonic() - began < 60
-    found = json.loads((tmp_path / "results.json").read_text())
-    assert [phase["verdict"] for phase in found["phases"]] == [FAILED, FAILED] and found["verdicts"] == {FAILED: 2}
-    assert found["phases"][0]["numbers"][0]["verdict"] == FAILED
-    assert "CUDA error: assert" in found["phases"][1]["error"] and found["phases"][1]["numbers"]
-    (late,) = json.loads((tmp_path / "late" / "results.json").read_text())["phases"]
-    assert late["verdict"] == UNCLEAR and "not finished within 2 s" in late["error"] and late["numbers"]
-    page = (tmp_path / "report.html").read_text()
-    assert "what &lt;it&gt; means" in page and "CUDA error: assert" in page and "1. phase 1: failed" in page
     assert "CUDA error: assert" in capsys.readouterr().out
 
 
-def test_what_a_phase_leaves_of_its_time_goes_to_later_ones(tmp_path, monkeypatch):
+def test_what_a_check_leaves_of_its_time_goes_to_later_ones(tmp_path, monkeypatch):
     allowed = []
 
-    def quick(phase, folder, seconds, words):
+    def quick(number, folder, seconds, words):
         allowed.append(seconds)
-        return Outcome(phase.number, phase.title, seconds, 0.0)
+        return {"number": number, "title": "", "verdict": PASSED, "error": "", "seconds": 0, "numbers": []}
 
-    monkeypatch.setattr(runner, "run_phase", quick)
-    phases = [phase_of(1, 100), phase_of(2, 300), phase_of(3, 200)]
-    run_phases(phases, tmp_path, 600, lambda number: [], lambda what: None)
-    assert allowed == pytest.approx([100, 400, 600], abs=2)
-    allowed.clear()
-    run_phases(phases, tmp_path, 60, lambda number: [], lambda what: None)
-    assert allowed == pytest.approx([10, 40, 60], abs=2)
+    monkeypatch.setattr(command, "run_check", quick)
+    assert checked(tmp_path, 600)[0] == 0
+    shares = [check.seconds for check in CHECKS.values()]
+    assert allowed[0] == pytest.approx(600 * shares[0] / sum(shares), abs=2) and allowed[-1] == pytest.approx(
+        600, abs=2
+    )
+    assert sum(shares) <= 600 and all(mine >= share - 2 for mine, share in zip(allowed, shares, strict=True))
 
 
-def test_the_twelve_checks_take_ten_minutes_at_most():
-    assert [*PHASES] == [*range(1, 13)]
-    assert sum(phase.seconds for phase in PHASES.values()) <= 600
-    assert all(phase.title and phase.meaning for phase in PHASES.values())
+def ends(call):
+    with pytest.raises(SystemExit) as ended:
+        call()
+    return ended.value.code
 
 
 def test_without_cuda_it_says_so_and_exits_with_2(monkeypatch, capsys, tmp_path):
@@ -282,8 +252,18 @@ def test_without_cuda_it_says_so_and_exits_with_2(monkeypatch, capsys, tmp_path)
 
 
 def test_its_own_command_line_is_understood(tmp_path):
-    words = runner.own_command("cuda:1", tmp_path, compiled=True)(3)
-    options = command.parsed(words[3:])
+    given = command.parsed(["--device", "cuda:1", "--out", str(tmp_path), "--compile"])
+    options = command.parsed(command.child_command(given, 3)[3:])
     assert (options.child, options.device, options.out, options.compile) == (3, "cuda:1", str(tmp_path), True)
-    assert command.parsed(["--phase", "3", "--phase", "8"]).phase == [3, 8]
-    assert ends(lambda: command.parsed(["--phase", "13"])) == 2
+    assert command.parsed(["--phase", "3", "--phase", "6"]).phase == [3, 6]
+    assert ends(lambda: command.parsed(["--phase", "7"])) == 2
+
+
+def test_a_process_of_its_own_runs_one_check(cuda, monkeypatch, tmp_path):
+    def measure(given):
+        yield Measured("on CUDA", float(given.device.type == "cuda" and given.compiled), "", (">=", 1.0))
+
+    monkeypatch.setitem(CHECKS, 3, Check("one number", 1, measure))
+    command.main(["--child", "3", "--out", str(tmp_path), "--compile"])
+    assert json.loads(numbers_file(tmp_path, 3).read_text())["verdict"] == PASSED
+    assert (tmp_path / "phase_3").is_dir()

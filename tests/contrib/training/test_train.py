@@ -16,8 +16,8 @@ from specbench.config.build import build
 from specbench.config.paths import conf_dir
 from specbench.config.validate import check
 from specbench.contrib.training.lookahead import LookAheadStudent
-from specbench.contrib.training.losses import divergence, overlap
-from specbench.contrib.training.trainer import blocks, train
+from specbench.contrib.training.losses import distances, overlap
+from specbench.contrib.training.trainer import text_rows, train
 from specbench.drafters.non_autoregressive import NonAutoregressiveDrafter
 from specbench.errors import ConfigError
 from specbench.models.pretrained import PretrainedModel, load_module
@@ -100,15 +100,15 @@ def test_an_interrupted_training_keeps_what_it_learned(monkeypatch, tmp_path):
 
 def test_total_variation_is_one_minus_beta():
     p, q = torch.randn(5, 7, 30), torch.randn(5, 7, 30)
-    assert torch.isclose(divergence("tv", p, q), 1 - overlap(p, q).mean(), atol=1e-6)
+    assert torch.isclose(distances("tv", p, q).mean(), 1 - overlap(p, q).mean(), atol=1e-6)
     expected = (p.softmax(-1) * (p.log_softmax(-1) - q.log_softmax(-1))).sum(-1).mean()
-    assert torch.isclose(divergence("kl", p, q), expected) and divergence("kl", p, p).abs() < 1e-6
+    assert torch.isclose(distances("kl", p, q).mean(), expected) and distances("kl", p, p).mean().abs() < 1e-6
 
 
 def test_look_ahead_training_sees_what_decoding_will_see():
     """The masked pass over a whole row gives, at each cut, the logits of a pass over that context alone."""
     target = shipped("target")
-    student = LookAheadStudent(target, "kl", count=3, stride=5)
+    student = LookAheadStudent(target, "kl", LookAheadStudent.Settings(1e-3, None, 3, 5))
     student.lookahead.embeddings.data.normal_(std=0.5)
     row = torch.randint(4096, (1, 24), generator=torch.Generator().manual_seed(0))
     p, q = student.laws(row)
@@ -171,10 +171,10 @@ def test_a_text_becomes_rows():
         def __call__(self, texts, **options):
             return {"input_ids": [[int(letter) for letter in text] for text in texts]}
 
-    assert blocks(["123", "45"], Letters(), 3, 100).tolist() == [[1, 2, 3], [9, 4, 5]]
-    assert blocks(["123", "45"], Letters(), 3, 3).tolist() == [[1, 2, 3]]
+    assert text_rows(["123", "45"], Letters(), 3, 100).tolist() == [[1, 2, 3], [9, 4, 5]]
+    assert text_rows(["123", "45"], Letters(), 3, 3).tolist() == [[1, 2, 3]]
     with pytest.raises(ConfigError, match="row=8 is not possible"):
-        blocks(["123"], Letters(), 8, 100)
+        text_rows(["123"], Letters(), 8, 100)
 
 
 def test_the_look_ahead_of_another_width_is_refused(tmp_path):

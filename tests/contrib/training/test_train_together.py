@@ -11,7 +11,7 @@ from torch.optim import AdamW
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from specbench.config.validate import check
-from specbench.contrib.training.boost import BoostedStudents
+from specbench.contrib.training.distill import BoostedStudents
 from specbench.contrib.training.joint_heads import JointHeadsStudent
 from specbench.contrib.training.losses import overlap
 
@@ -37,8 +37,12 @@ def rows(seed=0):
     return (start + 7 * torch.arange(16)) % VOCABULARY
 
 
+def settings_of(count, covers):
+    return BoostedStudents.Settings(1e-3, "shipped:drafter", count, covers)
+
+
 def boosted(covers, loss="kl"):
-    student = BoostedStudents(tiny(0), loss, tiny(1), 2, covers)
+    student = BoostedStudents(tiny(0), loss, settings_of(2, covers), tiny(1))
     student.models[1].load_state_dict(tiny(2).state_dict())
     return student
 
@@ -79,7 +83,7 @@ def test_gradients_of_a_drafter_are_of_its_own_loss_alone():
     """What is left for the second is a constant: the first is not pulled away from the target to help the second."""
     student, tokens = boosted("residual", "tv"), rows()
     student(tokens)["loss"].backward()
-    alone = BoostedStudents(student.target, "tv", deepcopy(student.models[0]), 1, "residual")
+    alone = BoostedStudents(student.target, "tv", settings_of(1, "residual"), deepcopy(student.models[0]))
     alone.zero_grad()
     alone(tokens)["loss"].backward()
     pairs = zip(student.models[0].parameters(), alone.models[0].parameters(), strict=True)
@@ -98,8 +102,8 @@ def test_boosted_drafters_cover_more_than_the_same_drafter_twice():
     shares = {}
     for way in ("argmax", "everything"):
         torch.manual_seed(0)
-        student, tokens = BoostedStudents(tiny(0), "kl", tiny(1, hidden_size=4, num_attention_heads=1,
-                          num_key_value_heads=1, num_hidden_layers=1), 2, "argmax"), rows()  # fmt: skip
+        small = tiny(1, hidden_size=4, num_attention_heads=1, num_key_value_heads=1, num_hidden_layers=1)
+        student, tokens = BoostedStudents(tiny(0), "kl", settings_of(2, "argmax"), small), rows()
         if way == "everything":
             plain = student.parts
             student.parts = lambda own, plain=plain: (*(found := plain(own))[:2], torch.ones_like(found[2]))
@@ -115,7 +119,7 @@ def test_boosted_drafters_cover_more_than_the_same_drafter_twice():
 def test_boosted_drafters_are_a_multi_draft(tmp_path):
     student = boosted("argmax")
     student.save(tmp_path, [])
-    use = BoostedStudents.use(BoostedStudents.Settings(1e-3, "shipped:drafter", 2, "argmax"), tmp_path)
+    use = BoostedStudents.use(settings_of(2, "argmax"), tmp_path)
     assert composed(*use).drafter.paths == [str(folder) for folder in student.complete(tmp_path)]
     assert all((folder / "config.json").is_file() for folder in student.complete(tmp_path))
 

@@ -1,8 +1,19 @@
-"""Shape buckets: executors with fixed shapes attend to a power of two of cache columns, so that few shapes occur."""
+"""Numbers of cache columns of executors with fixed shapes: powers of two, so that few shapes occur."""
+
+import torch
+from torch import Tensor
 
 from specbench.component import Selections
 
 SMALLEST_BUCKET = 128  # cache columns
+
+
+class Columns(int):
+    """A number of cache columns. Functions are traced for any such number: it becomes the length of a tensor."""
+
+    def tensor(self) -> Tensor:
+        """A tensor of this length, whose values nobody reads."""
+        return torch.empty(self, dtype=torch.uint8)
 
 
 def bucket(needed: int, capacity: int | None = None) -> int:
@@ -22,6 +33,4 @@ def bucket_lengths(columns: int) -> list[int]:
 def refuse_growing_cache(run: Selections) -> str | None:
     """`Component.refuses` of executors with fixed shapes: they need a cache with fixed shapes."""
     cache = run["cache"]
-    if cache.kind.fixed_shapes:
-        return None
-    return f"with cache={cache.name}: use cache=static or cache=paged"
+    return None if cache.kind.fixed_shapes else f"with cache={cache.name}: use cache=static or cache=paged"
