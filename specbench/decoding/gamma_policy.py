@@ -11,7 +11,6 @@ from torch import Tensor
 from specbench.component import Component, Selections
 
 Signal = Callable[[Tensor, Tensor], Tensor]
-Floats = npt.NDArray[np.float64]
 
 
 class RowsSeen(Protocol):
@@ -37,7 +36,7 @@ class Costs(Protocol):
 
     acceptance: tuple[float, int]  # sum of betas, tested positions
 
-    def seconds(self, largest: int) -> Floats:
+    def seconds(self, largest: int) -> npt.NDArray[np.float64]:
         """Seconds that a round with 0 .. largest drafted tokens takes, [largest + 1]."""
 
 
@@ -111,6 +110,6 @@ class GammaPolicy(Component, ABC):
         """Receives the finished round: drafted[b] is the number of guesses of row b (`Draft.count`), kept[b] the number
         of tokens that it kept, recovered or bonus token included; 0 in idle rows."""
 
-    def foresee(self, outcomes: Sequence[bool], betas: Floats) -> None:
+    def foresee(self, outcomes: Sequence[bool], betas: npt.NDArray[np.float64]) -> None:
         """Only in replay: for each position of the next text, whether a guess would be accepted there, and beta
         [positions]."""

@@ -10,8 +10,9 @@ from specbench.contrib.gpu_check.check import Number, Phase
 from specbench.contrib.gpu_check.fixtures import GRAPHS, TARGET, Lab, text_in_cache
 from specbench.contrib.gpu_check.timer import Timer
 from specbench.decoding.draft import Draft
+from specbench.run.bandwidth import CALLS, cuda_roofs
 from specbench.run.components import Components
-from specbench.stats.bandwidth import CALLS, Roofs, cuda_roofs
+from specbench.stats.machine_noise import Roofs
 
 SHARES = {1024: 0.85, 4096: 0.80}  # of the read roof, by cache columns, when its operations are fused
 UNFUSED_SHARE = 0.4

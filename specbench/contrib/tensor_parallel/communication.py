@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from specbench.contrib.tensor_parallel import process_group as ranks
 from specbench.decoding.timer import COLLECTIVE, Lap, Laps, decoding_seconds
-from specbench.results.schema import Communication
+from specbench.stats.estimates import Communication
 
 
 def communication(

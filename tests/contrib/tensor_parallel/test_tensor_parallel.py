@@ -18,12 +18,12 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-import specbench.contrib.tensor_parallel.launcher as launch
 import torch
 from checkpoints import checkpoint, tensors
 from conftest import call, composed, small
 from rich.console import Console
 
+import specbench.contrib.tensor_parallel.launcher as launch
 import specbench.contrib.tensor_parallel.process_group as ranks
 from specbench.config.build import build
 from specbench.config.validate import check
