@@ -5,16 +5,21 @@ time (Definition 3.7), >= 0.
 """
 
 import math
+from typing import Any, overload
 
 LARGEST = 1000  # gammas that are compared
 
 
-def expected_tokens(alpha: float, gamma: float) -> float:
-    """Expected tokens per run of Algorithm 1, if betas are i.i.d. with mean alpha (equation 1)."""
-    if alpha == 1:
+@overload
+def expected_tokens(alpha: float, gamma: float) -> float: ...
+@overload
+def expected_tokens(alpha: Any, gamma: Any) -> Any: ...
+def expected_tokens(alpha: Any, gamma: Any) -> Any:
+    """Expected tokens per run of Algorithm 1, if betas are i.i.d. with mean alpha (equation 1): of numbers, or of
+    arrays of the same shape whose alphas are below 1."""
+    if isinstance(alpha, (int, float)) and alpha == 1:
         return gamma + 1
-    expected: float = (1 - alpha ** (gamma + 1)) / (1 - alpha)
-    return expected
+    return (1 - alpha ** (gamma + 1)) / (1 - alpha)
 
 
 def walltime_improvement(alpha: float, gamma: float, c: float) -> float:

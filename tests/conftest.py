@@ -78,11 +78,9 @@ from specbench.models.mtp import MtpModel, PairInput
 from specbench.models.quantization import quantise
 from specbench.models.shared_cache import BorrowedCache, first_layers
 from specbench.models.trained_parts import Heads, LookAhead, load_part
-from specbench.run import warm_up
+from specbench.run import bandwidth, machine_watch, warm_up
 from specbench.run.interleave import InterleavedGroup
 from specbench.settings import BaseSettings
-from specbench.stats import bandwidth
-from specbench.stats import machine_noise as machine_watch
 from specbench.verifiers.block import BlockVerifier
 from specbench.verifiers.iterative import IterativeVerifier
 from specbench.verifiers.match import MatchVerifier

@@ -22,8 +22,8 @@ from specbench.results.reader import read_result
 from specbench.results.report.style import MEASURED, OTHER
 from specbench.results.sums_file import load_sums
 from specbench.results.tables import at
-from specbench.stats.accounting import cost_ratios, speedup_of
 from specbench.stats.bootstrap import student
+from specbench.stats.formulas import cost_ratios, speedup_of
 from specbench.stats.two_way_bootstrap import TwoWaySums
 
 POOLED, MOST_SETS = 5, 200  # processes that are pooled, and sets of them that are tried

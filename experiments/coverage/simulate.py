@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from rich.progress import track
 
-from specbench.stats.accounting import speedup_of
+from specbench.stats.formulas import speedup_of
 from specbench.stats.two_way_bootstrap import TwoWaySums
 
 PROMPTS, TIMES, SAMPLES = 32, 1000, 500

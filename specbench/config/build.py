@@ -34,7 +34,7 @@ from specbench.run.batching import MOST, segment_size
 from specbench.run.components import Components, timed_gammas
 from specbench.run.warm_up import warm_up_tokens
 from specbench.stats.position_stats import CHUNK
-from specbench.stats.verdict_inputs import LAW_BYTES
+from specbench.stats.verdict_records import LAW_BYTES
 
 log = logging.getLogger(__name__)
 LONGEST_WAIT = 24 * 3600  # seconds until the last request arrives

@@ -9,7 +9,6 @@ from torch import Tensor
 from specbench.decoding.component import Component
 
 Signal = Callable[[Tensor, Tensor], Tensor]
-Floats = Any  # a numpy array of float64
 
 
 class RowsSeen(Protocol):
@@ -35,7 +34,7 @@ class Costs(Protocol):
 
     acceptance: tuple[float, int]  # sum of betas, tested positions
 
-    def seconds(self, largest: int) -> Floats:
+    def seconds(self, largest: int) -> Any:
         """Seconds that a round with 0 .. largest drafted tokens takes, [largest + 1]."""
 
 
@@ -99,6 +98,6 @@ class GammaPolicy(Component, ABC):
         """Receives the finished round: drafted[b] is the number of guesses of row b (`Draft.count`), kept[b] the number
         of tokens that it kept, recovered or bonus token included; 0 in idle rows."""
 
-    def foresee(self, outcomes: Sequence[bool], betas: Floats) -> None:
+    def foresee(self, outcomes: Sequence[bool], betas: Any) -> None:
         """Only in replay: for each position of the next text, whether a guess would be accepted there, and beta
         [positions]."""

@@ -4,10 +4,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from specbench.results.labels import CAUSES, UNITS
-from specbench.results.schema import Interval
 from specbench.results.tables import number
 from specbench.results.terminal_table import Grid
 from specbench.stats.comparison import LEVEL, Compared, Comparison
+from specbench.stats.estimates import Interval
 
 Names = Mapping[str, Mapping[str, str]]  # by label, what tells the run from the others
 

@@ -9,8 +9,8 @@ from itertools import groupby
 from typing import Any
 
 from specbench.errors import visible
-from specbench.results.schema import Interval
 from specbench.results.terminal_table import Grid
+from specbench.stats.estimates import Interval
 
 Value = str | float | Interval | list[float]  # an interval is a tuple, or as JSON has it a list
 LATEX = {"\\": r"\textbackslash{}", "{": r"\{", "}": r"\}", "$": r"\$", "&": r"\&", "#": r"\#", "%": r"\%", "_": r"\_",

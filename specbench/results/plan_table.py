@@ -14,8 +14,8 @@ from specbench.results.reader import StoredRun, load_run
 from specbench.results.sums_file import load_sums
 from specbench.results.tables import duration, number, show
 from specbench.results.terminal_table import Grid
-from specbench.stats.accounting import speedup_of
 from specbench.stats.bootstrap import FEWEST
+from specbench.stats.formulas import speedup_of
 from specbench.stats.planning import (
     LONGER,
     Plan,

@@ -18,8 +18,9 @@ from specbench.decoding.timer import DECODING
 from specbench.errors import ConfigError, first_line, visible
 from specbench.results.atomic_files import ASIDE, EARLIER
 from specbench.results.override_diff import keys_of, sortable
-from specbench.results.schema import SCHEMA_VERSION, Counts, RunResult
+from specbench.results.schema import SCHEMA_VERSION, RunResult
 from specbench.results.shape import check_shape
+from specbench.stats.estimates import Counts
 
 log = logging.getLogger(__name__)
 LARGEST_GAMMA = 100_000  # of a measured round; beyond it a file is not a run's

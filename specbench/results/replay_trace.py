@@ -7,7 +7,7 @@ import numpy as np
 
 from specbench.errors import ConfigError
 from specbench.results.reader import load_run
-from specbench.results.schema import HalfCosts, RoundCost
+from specbench.stats.estimates import HalfCosts, RoundCost
 from specbench.stats.replay import Text, Trace, traced
 
 

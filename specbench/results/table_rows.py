@@ -13,7 +13,8 @@ from specbench.results.override_diff import alike
 from specbench.results.reader import StoredRun
 from specbench.results.sums_file import load_sums
 from specbench.results.tables import at, word
-from specbench.stats.breakdown import BootstrapSums, Source, category_numbers, only
+from specbench.stats.bootstrap import BootstrapSums, Estimator
+from specbench.stats.breakdown import category_numbers
 from specbench.stats.records import PerRequestSums
 from specbench.stats.two_way_bootstrap import TwoWaySums
 
@@ -88,7 +89,7 @@ def _entry(names: Mapping[str, str], runs: Sequence[StoredRun], folds: Folds) ->
     as_named = [[folded.get(category, category) for category in process.categories] for process in processes]
     categories = dict.fromkeys(name for own in as_named for name in own if name)
     parts = {
-        name: [only(process, [i for i, found in enumerate(own) if found == name])
+        name: [process.only([i for i, found in enumerate(own) if found == name])
                for process, own in zip(processes, as_named, strict=True)]
         for name in categories
     }  # fmt: skip
@@ -96,15 +97,15 @@ def _entry(names: Mapping[str, str], runs: Sequence[StoredRun], folds: Folds) ->
     return Entry(names, overall, {name: asdict(category_numbers(_source(own))) for name, own in parts.items()})
 
 
-def _source(processes: Sequence[PerRequestSums]) -> Source:
-    return BootstrapSums(processes[0]) if len(processes) == 1 else TwoWaySums.of(lambda: processes)
+def _source(processes: Sequence[PerRequestSums]) -> Estimator:
+    return BootstrapSums.of(processes[0]) if len(processes) == 1 else TwoWaySums.of(lambda: processes)
 
 
 def _processes(run: StoredRun) -> Iterator[PerRequestSums]:
     """The sums of each process of a run."""
     sums = load_sums(run.folder)
     for number in sorted({*sums.processes}):
-        yield only(sums, np.flatnonzero(np.array(sums.processes) == number).tolist())
+        yield sums.only(np.flatnonzero(np.array(sums.processes) == number).tolist())
 
 
 def notes_of(runs: Sequence[StoredRun], told: Collection[str]) -> Iterator[str]:

@@ -2,11 +2,11 @@
 
 from specbench.decoding.executor import Work
 from specbench.policies.gamma.fixed import WatchedGamma
+from specbench.run.bandwidth import BandwidthProbe
 from specbench.run.batching import Batch
 from specbench.run.components import Components
 from specbench.run.decoder import Session
 from specbench.run.warm_up import SHORT, going_on, probe_jobs
-from specbench.stats.bandwidth import BandwidthProbe
 from specbench.stats.records import DecodeResult
 
 TOKENS = 16  # of each row, each way

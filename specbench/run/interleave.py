@@ -13,10 +13,10 @@ from specbench.decoding.verifier import Verifier
 from specbench.errors import first_line
 from specbench.peers.base import Peer, PeerOutput
 from specbench.run.batching import Batch, Requests
+from specbench.run.machine_watch import MachineWatch
 from specbench.run.method_run import MethodRun
 from specbench.run.phase_timer import Phases
 from specbench.run.signals import allow_signals
-from specbench.stats.machine_noise import MachineWatch
 from specbench.stats.records import Failure
 
 PROBED, PROBED_LATER = 128, 32  # costs are probed on so many groups, and then on every 32nd

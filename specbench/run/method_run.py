@@ -19,15 +19,13 @@ from specbench.run.compile_trial import pays_to_compile
 from specbench.run.components import Components
 from specbench.run.decoder import Session
 from specbench.run.phase_timer import Phases
+from specbench.run.reference_scores import ends_where_it_should, read
 from specbench.run.signals import allow_signals
-from specbench.run.summary import Watch, summarise
+from specbench.run.summary import Watch, run_result
 from specbench.run.warm_up import calibrate, probe_costs, warm_up
-from specbench.stats.position_stats import LIMIT, Text, read_texts
+from specbench.stats.position_stats import LIMIT, DecodedText, read_texts
 from specbench.stats.records import DecodeResult, Failure, Group, Result, RunRecord
-from specbench.stats.reference_scores import read
-from specbench.stats.stop_check import ends_where_it_should
-from specbench.stats.verdict_inputs import LAW_BYTES
-from specbench.stats.verdict_records import ReferenceScore
+from specbench.stats.verdict_records import LAW_BYTES, ReferenceScore
 
 log = logging.getLogger(__name__)
 Told = Callable[[Group], None]
@@ -129,9 +127,9 @@ class MethodRun:
         self.session.text_tokens += len(ours.tokens)
         if not wanted:
             return
-        texts = [Text(ours.tokens, ours.lenience(), kept_law(group.speculative, row))]
+        texts = [DecodedText(ours.tokens, ours.lenience(), kept_law(group.speculative, row))]
         if ours.tokens != theirs.tokens or set(texts[0].lenience) != {1.0}:
-            texts.append(Text(theirs.tokens, [1.0] * len(theirs.tokens), kept_law(group.baseline, row)))
+            texts.append(DecodedText(theirs.tokens, [1.0] * len(theirs.tokens), kept_law(group.baseline, row)))
         try:
             laws, *others = read_texts(parts.target, parts.drafter, request.tokens, texts, request.encoder_input)
         except RuntimeError as error:  # out of memory: the run goes on without these betas
@@ -148,7 +146,7 @@ class MethodRun:
 
     def measure(self, status: str, facts: dict[str, Any], watch: Watch) -> RunResult:
         """Everything that is measured. Raises RuntimeError if every prompt failed."""
-        return summarise(self.session, self.record, status, facts, watch)
+        return run_result(self.session, self.record, status, facts, watch)
 
 
 def kept_law(decoded: DecodeResult, row: int) -> Tensor | None:

@@ -19,8 +19,7 @@ from specbench.decoding.verifier import Verifier
 from specbench.decoding.verify_tree import accepted_path
 from specbench.stats.metrics.base import Metric, Path
 from specbench.stats.records import Round
-from specbench.stats.verdict_inputs import LAW_BYTES, evidence_numbers, width
-from specbench.stats.verdict_records import DrawnFrom
+from specbench.stats.verdict_records import LAW_BYTES, DrawnFrom, evidence_numbers, width
 
 Beta = Callable[[Tensor, Draft, Verdict], Tensor]  # `Verifier.beta`
 

@@ -29,11 +29,9 @@ from specbench.results.tables import at, refuse_verdict, to_csv, word
 from specbench.results.writer import write_config
 from specbench.run.child_command import overrides
 from specbench.run.execute import mark_pooled
+from specbench.run.pooled import pooled, repeats_of
 from specbench.run.signals import allow_signals, defer_signals
-from specbench.stats.breakdown import only
-from specbench.stats.pooled import pooled, repeats_of
 from specbench.stats.records import PerRequestSums
-from specbench.stats.two_way_bootstrap import TwoWaySums
 
 log = logging.getLogger(__name__)
 COPIED = ("prompts.jsonl", "rounds.parquet", "positions.parquet")  # of the first process
@@ -150,16 +148,13 @@ def write_pooled(
     """Writes the files of the pooled results of the processes in `folders`, and returns what results.json holds, and
     where the files of an earlier run went. Raises ConfigError."""
     results = [read_result(folder) for folder in folders]
-    sums = TwoWaySums.of(lambda: map(load_sums, folders))
-    names = sorted(results[0]["alpha_by_category"])
-    by_category = {name: TwoWaySums.of(partial(_of_category, folders, name)) for name in names}
     kinds = (checked.choices[group].kind for group in ("baseline", "decoding"))
-    result = pooled(results, sums, by_category, *kinds)
+    result = pooled(results, partial(map, load_sums, folders), *kinds)
     result |= {
         "name": checked.root.name,
         "config": checked.resolved,
         "status": "interrupted" if interrupted else "incomplete" if missing else "complete",
-        "repeats": repeats_of(results, sums, checked.root.repeats_vary, missing),
+        "repeats": repeats_of(results, partial(map, load_sums, folders), checked.root.repeats_vary, missing),
         "config_digest": checked.digest,
         "overrides": list(HydraConfig.get().overrides.task),
     }
@@ -170,7 +165,8 @@ def write_pooled(
     for name in COPIED:
         with replacing(out_dir / name) as temporary:
             shutil.copyfile(folders[0] / name, temporary)
-    write_all_sums(out_dir, _numbered(folders), [*sums.point])
+    names = list(dict.fromkeys(name for sums in map(load_sums, folders) for name in sums.columns))
+    write_all_sums(out_dir, _numbered(folders), names)
     write_text(out_dir / "repeats.csv", to_csv([_row(f, r) for f, r in zip(folders, results, strict=True)]))
     files = {name: contents(out_dir / name) for name in FILES}
     result["identity"] = {**checked.identity().as_dict(), "files": files}
@@ -195,12 +191,6 @@ def _numbered(folders: Sequence[Path]) -> Iterator[PerRequestSums]:
     """The sums of every process, with its number."""
     for number, sums in enumerate(map(load_sums, folders)):
         yield replace(sums, processes=[number] * len(sums.requests))
-
-
-def _of_category(folders: Sequence[Path], category: str) -> Iterator[PerRequestSums]:
-    """The sums of every process over the prompts of one category."""
-    for sums in map(load_sums, folders):
-        yield only(sums, [i for i, name in enumerate(sums.categories) if name == category])
 
 
 def _row(folder: Path, result: dict[str, Any]) -> dict[str, Any]:

@@ -15,10 +15,10 @@ from specbench.results.provenance import provenance
 from specbench.results.schema import RunResult
 from specbench.run.components import Components
 from specbench.run.interleave import InterleavedGroup
+from specbench.run.machine_watch import MachineWatch
 from specbench.run.method_run import MethodRun, Told
 from specbench.run.phase_timer import Phases
 from specbench.run.signals import defer_signals
-from specbench.stats.machine_noise import MachineWatch
 from specbench.stats.records import RunRecord
 
 log = logging.getLogger(__name__)

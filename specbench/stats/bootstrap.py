@@ -1,26 +1,143 @@
-"""Ratios of sums with standard errors and intervals, from raw counts and seconds of each request.
+"""Sums over the requests of one process, and their errors: ratios with standard errors, bootstrapped intervals.
 
 Requests that may have something in common beside the settings form a cluster: the turns of one prompt and, where times
 are concerned, the rows that were decoded together. Clusters are what is resampled.
 """
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
+from typing import Any, Protocol
 
 import numpy as np
-import numpy.typing as npt
 
-from specbench.results.schema import Estimate, Interval
+from specbench.stats.estimates import Estimate, Floats, Interval
+from specbench.stats.records import PerRequestSums, Result, RunRecord
 
 BOOTSTRAP_SAMPLES = 10_000
 MOST_PICKS = 1_000_000  # clusters drawn at a time, which bounds memory
 MOST_CLUSTERS = 2000  # that are resampled: more of them are joined by lot first
 FEWEST = 5  # clusters: with fewer there is no interval
-Floats = npt.NDArray[np.float64]
+SumNames = str | Sequence[str]  # of a sum, or of several that are added
+Formulas = Callable[..., Mapping[str, Any]]  # of sums by name, which are numbers or arrays
+Unit = tuple[Mapping[str, Floats], Sequence[Hashable]]
 
 
-def ratio(numerators: Sequence[float], denominators: Sequence[float], clusters: Sequence[Hashable] = ()) -> Estimate:
+class Estimator(Protocol):
+    """Sums over everything by name, and what is estimated from them: `BootstrapSums`, or `TwoWaySums`."""
+
+    @property
+    def point(self) -> Mapping[str, Any]:
+        """The sums, as numpy's floats, which divide by 0."""
+
+    def estimate(self, numerator: SumNames, denominator: SumNames, counted: str = "") -> Estimate:
+        """The ratio of two sums, with its standard error. Of one process, requests whose sum `counted` is 0 are left
+        out."""
+
+    def intervals(self, formulas: Formulas) -> dict[str, Interval]:
+        """The 95 % interval of each of several formulas of sums."""
+
+    def units(self) -> Unit:
+        """What halves of a run consist of: sums by name [units], and the cluster of each unit."""
+
+
+class BootstrapSums:
+    """The sums of one process, by name and request: columns [requests]."""
+
+    def __init__(
+        self, columns: Mapping[str, Floats], clusters: Sequence[Hashable] = (), prompts: Sequence[Hashable] = ()
+    ):
+        """`clusters` [requests] are those of times, `prompts` those of acceptance; without any each request is one."""
+        self.columns, self._clusters, self._prompts = columns, clusters, prompts
+        self.point: Mapping[str, Any] = {name: column.sum() for name, column in columns.items()}
+
+    @staticmethod
+    def of(sums: PerRequestSums) -> "BootstrapSums":
+        """From what sums.parquet holds."""
+        return BootstrapSums(sums.columns, sums.clusters, sums.prompts)
+
+    @staticmethod
+    def of_rows(rows: Sequence[Mapping[str, float]], clusters: Sequence[Hashable] = ()) -> "BootstrapSums":
+        """From the sums of each request, all with the same names."""
+        return BootstrapSums({name: np.array([row[name] for row in rows], float) for name in rows[0]}, clusters)
+
+    @cached_property
+    def _by_cluster(self) -> Floats:
+        return by_cluster(np.stack([*self.columns.values()]), self._clusters)
+
+    @property
+    def clusters(self) -> int:
+        """The number of clusters."""
+        return int(self._by_cluster.shape[1])
+
+    @cached_property
+    def samples(self) -> Mapping[str, Floats] | None:
+        """The sums over clusters drawn with replacement, [samples] by name; None with fewer than FEWEST clusters."""
+        if self.clusters < FEWEST:
+            return None
+        return dict(zip(self.columns, resampled_sums(self._by_cluster), strict=True))
+
+    def units(self) -> Unit:
+        """Its requests, and their clusters."""
+        return self.columns, self._clusters or range(len(next(iter(self.columns.values()))))
+
+    def estimate(self, numerator: SumNames, denominator: SumNames, counted: str = "") -> Estimate:
+        """The ratio of two sums, with prompts as clusters."""
+        above, below, prompts = self._total(numerator), self._total(denominator), self._prompts
+        if counted:
+            kept = self._total(counted) != 0
+            above, below = above[kept], below[kept]
+            prompts = [prompt for prompt, known in zip(prompts, kept, strict=True) if known]
+        return ratio(above, below, prompts)
+
+    def _total(self, names: SumNames) -> Floats:
+        nothing = np.zeros(len(next(iter(self.columns.values()))))
+        chosen = [names] if isinstance(names, str) else names
+        return sum((self.columns.get(name, nothing) for name in chosen), nothing)
+
+    def intervals(self, formulas: Formulas, *others: "BootstrapSums") -> dict[str, Interval]:
+        """The 95 % interval of each of several formulas; with `others`, over the same clusters, of these sums and
+        theirs."""
+        every = (self, *others)
+        return intervals_of(formulas, [s.point for s in every], [s.samples for s in every], self.clusters)
+
+    def stderr(self, samples: Floats) -> float:
+        """The bootstrap's standard error of what was computed from `self.samples`, [samples]."""
+        return _stderr(samples, self.clusters)
+
+
+def intervals_of(
+    formulas: Formulas, points: Sequence[Mapping[str, Any]], samples: Sequence[Mapping[str, Floats] | None], count: int
+) -> dict[str, Interval]:
+    """The 95 % interval of each of several formulas, from their arguments over everything, the same arguments
+    resampled, [samples] each, and the number of what was resampled; None where there are no samples."""
+    with np.errstate(divide="ignore", invalid="ignore"):  # a sample may hold none of what a formula counts
+        found = formulas(*points)
+        if any(one is None for one in samples):
+            return dict.fromkeys(found)
+        resampled = formulas(*samples)
+    return {name: _interval(float(value), np.asarray(resampled[name]), count) for name, value in found.items()}
+
+
+def _interval(point: float, samples: Floats, count: int) -> Interval:
+    """Student's interval around a point with the bootstrap's standard error, of the logarithm where all samples are
+    above 0. Percentiles of the samples would be too narrow: by a factor of 1.6 with five clusters."""
+    samples = samples[np.isfinite(samples)]
+    if not (np.isfinite(point) and len(samples)):
+        return None
+    of_log = point > 0 and bool((samples > 0).all())
+    half = student(count - 1) * _stderr(np.log(samples) if of_log else samples, count)
+    low, high = (point * np.exp([-half, half])) if of_log else (point - half, point + half)
+    return float(low), float(high)
+
+
+def _stderr(samples: Floats, count: int) -> float:
+    """Drawing n clusters out of n gives the variance of a sum less by (n - 1) / n."""
+    return float(np.std(samples) * np.sqrt(count / (count - 1)))
+
+
+def ratio(
+    numerators: Sequence[float] | Floats, denominators: Sequence[float] | Floats, clusters: Sequence[Hashable] = ()
+) -> Estimate:
     """sum(numerators) / sum(denominators), with one entry per request. The standard error is the linearised one for
     clustered data; it is None with fewer than FEWEST clusters. Without `clusters` each request is one."""
     a, b = by_cluster(np.array([numerators, denominators], float), clusters)
@@ -35,6 +152,26 @@ def ratio(numerators: Sequence[float], denominators: Sequence[float], clusters: 
     return Estimate(float(mean), float(stderr), int(total))
 
 
+def speedup_interval(
+    baseline: Sequence[float],
+    baseline_tokens: Sequence[int],
+    ours: Sequence[float],
+    our_tokens: Sequence[int],
+    clusters: Sequence[Hashable] = (),
+) -> tuple[float, Interval]:
+    """Baseline seconds per token / our seconds per token, with its 95 % interval from a paired bootstrap over clusters.
+    With equal token counts it is the ratio of total times."""
+    names = ("baseline", "baseline_tokens", "ours", "our_tokens")
+    table = (baseline, baseline_tokens, ours, our_tokens)
+    sums = BootstrapSums(dict(zip(names, (np.array(column, float) for column in table), strict=True)), clusters)
+
+    def formulas(s: Mapping[str, Any]) -> dict[str, Any]:
+        return {"speedup": (s["baseline"] / s["baseline_tokens"]) / (s["ours"] / s["our_tokens"])}
+
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return float(formulas(sums.point)["speedup"]), sums.intervals(formulas)["speedup"]
+
+
 def by_cluster(data: Floats, clusters: Sequence[Hashable]) -> Floats:
     """The sums [columns, clusters] of a table [columns, requests]; clusters [requests], or none if each is its own."""
     if not clusters:
@@ -43,57 +180,6 @@ def by_cluster(data: Floats, clusters: Sequence[Hashable]) -> Floats:
     sums = np.zeros((len(numbers), len(data)))
     np.add.at(sums, np.array([numbers[name] for name in clusters]), data.T)
     return sums.T
-
-
-@dataclass(frozen=True)
-class Sums:
-    """Sums over all requests by name, the same sums [samples] over clusters drawn with replacement (None if there are
-    fewer than FEWEST), and the number of clusters."""
-
-    point: Mapping[str, Any]  # numpy's floats, which divide by 0
-    samples: Mapping[str, Floats] | None
-    clusters: int
-
-    @staticmethod
-    def of(rows: Sequence[Mapping[str, float]], clusters: Sequence[Hashable] = ()) -> "Sums":
-        """From the sums of each request, all with the same names."""
-        return Sums.of_columns({name: np.array([row[name] for row in rows], float) for name in rows[0]}, clusters)
-
-    @staticmethod
-    def of_columns(columns: Mapping[str, Floats], clusters: Sequence[Hashable] = ()) -> "Sums":
-        """The same from columns [requests] by name, as `RequestSums` has them."""
-        names = list(columns)
-        table = by_cluster(np.stack([columns[name] for name in names]), clusters)
-        point, count = dict(zip(names, table.sum(-1), strict=True)), table.shape[1]
-        samples = None if count < FEWEST else dict(zip(names, resampled_sums(table), strict=True))
-        return Sums(point, samples, count)
-
-    def intervals(self, formulas: Callable[..., Mapping[str, Any]], *others: "Sums") -> dict[str, Interval]:
-        """The 95 % interval of each of several formulas of sums, which are numbers or arrays [samples]; with `others`,
-        over the same clusters, of these sums and theirs."""
-        every = (self, *others)
-        with np.errstate(divide="ignore", invalid="ignore"):  # a sample may hold none of what a formula counts
-            points = formulas(*(sums.point for sums in every))
-            if self.samples is None:
-                return dict.fromkeys(points)
-            samples = formulas(*(sums.samples for sums in every))
-        return {name: self._interval(float(points[name]), np.asarray(samples[name])) for name in points}
-
-    def stderr(self, samples: Floats) -> float:
-        """The bootstrap's standard error of what was computed from `self.samples`, [samples]. Drawing n clusters out of
-        n gives the variance of a sum less by (n - 1) / n."""
-        return float(np.std(samples) * np.sqrt(self.clusters / (self.clusters - 1)))
-
-    def _interval(self, point: float, samples: Floats) -> Interval:
-        """Student's interval around a point with the bootstrap's standard error, of the logarithm where all samples are
-        above 0. Percentiles of the samples would be too narrow: by a factor of 1.6 with five clusters."""
-        samples = samples[np.isfinite(samples)]
-        if not (np.isfinite(point) and len(samples)):
-            return None
-        of_log = point > 0 and bool((samples > 0).all())
-        half = student(self.clusters - 1) * self.stderr(np.log(samples) if of_log else samples)
-        low, high = (point * np.exp([-half, half])) if of_log else (point - half, point + half)
-        return float(low), float(high)
 
 
 def joined(data: Floats) -> Floats:
@@ -105,6 +191,22 @@ def joined(data: Floats) -> Floats:
     order = np.random.default_rng(0).permutation(clusters)
     begins = np.arange(MOST_CLUSTERS) * clusters // MOST_CLUSTERS
     return np.stack([np.add.reduceat(column[order], begins) for column in data])
+
+
+def resampled_sums(data: Floats) -> Floats:
+    """Sums [columns, samples] of a table [columns, clusters] over clusters drawn with replacement: the paired
+    bootstrap. Every call draws the same clusters. Of many clusters, joined ones are drawn: the error is that of the
+    clusters up to 3 %, which is what MOST_CLUSTERS tell of a standard deviation."""
+    data = joined(data)
+    clusters, generator = data.shape[1], np.random.default_rng(0)
+    at_a_time = max(1, MOST_PICKS // clusters)
+    sums = []
+    for begin in range(0, BOOTSTRAP_SAMPLES, at_a_time):
+        samples = min(at_a_time, BOOTSTRAP_SAMPLES - begin)
+        picks = generator.integers(clusters, size=(samples, clusters)) + clusters * np.arange(samples)[:, None]
+        weights = np.bincount(picks.ravel(), minlength=samples * clusters).reshape(samples, clusters)
+        sums.append(data @ weights.T.astype(float))
+    return np.concatenate(sums, 1)
 
 
 def student(freedom: float) -> float:
@@ -133,37 +235,34 @@ def student_tail(t: float, freedom: float) -> float:
     return float(density[beyond].sum() / density.sum())
 
 
-def speedup_interval(
-    baseline: Sequence[float],
-    baseline_tokens: Sequence[int],
-    ours: Sequence[float],
-    our_tokens: Sequence[int],
-    clusters: Sequence[Hashable] = (),
-) -> tuple[float, Interval]:
-    """Baseline seconds per token / our seconds per token, with its 95 % interval from a paired bootstrap over clusters.
-    With equal token counts it is the ratio of total times."""
-    names = ("baseline", "baseline_tokens", "ours", "our_tokens")
-    table = zip(baseline, baseline_tokens, ours, our_tokens, strict=True)
-    sums = Sums.of([dict(zip(names, row, strict=True)) for row in table], clusters)
-
-    def formulas(s: Mapping[str, Any]) -> dict[str, Any]:
-        return {"speedup": (s["baseline"] / s["baseline_tokens"]) / (s["ours"] / s["our_tokens"])}
-
-    with np.errstate(divide="ignore", invalid="ignore"):
-        return float(formulas(sums.point)["speedup"]), sums.intervals(formulas)["speedup"]
+def prompt_clusters(results: Sequence[Result]) -> list[Hashable]:
+    """For the acceptance of guesses: the turns of one prompt are one cluster."""
+    return [result.request.prompt_id for result in results]
 
 
-def resampled_sums(data: Floats) -> Floats:
-    """Sums [columns, samples] of a table [columns, clusters] over clusters drawn with replacement: the paired
-    bootstrap. Every call draws the same clusters. Of many clusters, joined ones are drawn: the error is that of the
-    clusters up to 3 %, which is what MOST_CLUSTERS tell of a standard deviation."""
-    data = joined(data)
-    clusters, generator = data.shape[1], np.random.default_rng(0)
-    at_a_time = max(1, MOST_PICKS // clusters)
-    sums = []
-    for begin in range(0, BOOTSTRAP_SAMPLES, at_a_time):
-        samples = min(at_a_time, BOOTSTRAP_SAMPLES - begin)
-        picks = generator.integers(clusters, size=(samples, clusters)) + clusters * np.arange(samples)[:, None]
-        weights = np.bincount(picks.ravel(), minlength=samples * clusters).reshape(samples, clusters)
-        sums.append(data @ weights.T.astype(float))
-    return np.concatenate(sums, 1)
+def time_clusters(record: RunRecord, batch_size: int) -> list[Hashable]:
+    """For times: with several rows also the requests of one group, which share calls."""
+    return prompt_clusters(record.results) if batch_size == 1 else group_clusters(record)
+
+
+def group_clusters(record: RunRecord) -> list[Hashable]:
+    """The requests of one group are one cluster, and so are groups that share a prompt."""
+    cluster_of: dict[str, int] = {}
+    for number, group in enumerate(record.groups):
+        prompts = {result.request.prompt_id for result in group.results}
+        joined = {cluster_of[prompt] for prompt in prompts if prompt in cluster_of}
+        if joined:  # a later turn of prompts that are known
+            cluster_of |= {prompt: number for prompt, cluster in cluster_of.items() if cluster in joined}
+        cluster_of |= dict.fromkeys(prompts, number)
+    return [cluster_of[result.request.prompt_id] for result in record.results]
+
+
+def halves(clusters: Sequence[Hashable]) -> dict[Hashable, int]:
+    """0 or 1 for each cluster: halves of a run, of which one is judged by what the other says. Of two clusters that
+    follow each other, one is in each half, by lot: a machine that drifts, and whatever turns from prompt to prompt, is
+    the same in both. Empty if a half would have fewer than FEWEST clusters."""
+    names = list(dict.fromkeys(clusters))
+    if len(names) < 2 * FEWEST:
+        return {}
+    lots = np.random.default_rng(0).integers(2, size=(len(names) + 1) // 2)
+    return {name: int(lots[place // 2] ^ (place % 2)) for place, name in enumerate(names)}

@@ -2,31 +2,27 @@
 of one process, or of several."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
-from typing import Any, Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
-from specbench.results.schema_parts import (
+from specbench.stats.bootstrap import Estimator
+from specbench.stats.estimates import (
     Acceptance,
     AcceptanceCheck,
     CategoryNumbers,
     ConfidenceBin,
     DrafterCalibration,
     EntropyBin,
-    Estimate,
     GeometricMean,
-    Interval,
     Rate,
     RowsRate,
     SpeedupOfSome,
 )
-from specbench.stats.accounting import DRAFTS, speedup_of
-from specbench.stats.bootstrap import Sums, ratio
+from specbench.stats.formulas import DRAFTS, geometric_mean, measured_speedup, rates
 from specbench.stats.metrics.calibration import calibration_error
-from specbench.stats.records import Floats, PerRequestSums
-from specbench.stats.request_sums import TESTED_AT, end_to_end, rates
+from specbench.stats.request_sums import TESTED_AT
 from specbench.stats.round_sums import (
     ACCEPTED_CLASS,
     ACCEPTED_OF,
@@ -38,90 +34,19 @@ from specbench.stats.round_sums import (
 )
 from specbench.stats.token_types import CLASSES
 
-LEAST_VARIANCE = 9.0  # of the number of accepted guesses, for its distance to be measured by a normal
-Names = str | Sequence[str]  # of a sum, or of several that are added
-OF_TIMES = ("tokens", "seconds", "prefill_seconds", "plain_tokens", "plain_seconds", "plain_prefill_seconds",
-            "call_seconds", "plain_call_seconds", "log_speedup", "requests")  # fmt: skip
+CHECKED_VARIANCE = 9.0  # of the number of accepted guesses, for its distance to be measured by a normal
 
 
-class Source(Protocol):
-    """Sums over everything by name, and what follows from them. `CrossedSums` is one too."""
-
-    @property
-    def point(self) -> Mapping[str, Any]: ...
-
-    def estimate(self, numerator: Names, denominator: Names) -> Estimate:
-        """The ratio of two sums, with its standard error."""
-
-    def intervals(self, formulas: Callable[..., Mapping[str, Any]]) -> dict[str, Interval]:
-        """The 95 % interval of each of several formulas of sums."""
-
-
-def only(sums: PerRequestSums, where: Sequence[int]) -> PerRequestSums:
-    """The sums of the requests with these numbers."""
-    requests, prompts, categories = (
-        [names[i] for i in where] for names in (sums.requests, sums.prompts, sums.categories)
-    )
-    clusters, processes = ([numbers[i] for i in where] for numbers in (sums.clusters, sums.processes))
-    columns = {name: column[list(where)] for name, column in sums.columns.items()}
-    return PerRequestSums(requests, prompts, categories, clusters, processes, columns)
-
-
-class BootstrapSums:
-    """The sums of one process."""
-
-    def __init__(self, sums: PerRequestSums):
-        self.columns, self._prompts, self._clusters = sums.columns, sums.prompts, sums.clusters
-        self.point = {name: column.sum() for name, column in self.columns.items()}
-
-    def estimate(self, numerator: Names, denominator: Names) -> Estimate:
-        """The ratio of two sums, with prompts as clusters."""
-        above, below = (self._sum(names) for names in (numerator, denominator))
-        return ratio(above, below, self._prompts)
-
-    def intervals(self, formulas: Callable[..., Mapping[str, Any]]) -> dict[str, Interval]:
-        """Of formulas of the sums OF_TIMES; clusters are those of times."""
-        return self._sums.intervals(formulas)
-
-    @cached_property
-    def _sums(self) -> Sums:
-        return Sums.of_columns({name: self.columns[name] for name in OF_TIMES}, self._clusters)
-
-    def _sum(self, names: Names) -> list[float]:
-        chosen = [names] if isinstance(names, str) else names
-        nothing = np.zeros(len(self._prompts))
-        total: Floats = sum((self.columns.get(name, nothing) for name in chosen), nothing)
-        return [float(value) for value in total]
-
-
-def geometric_mean(s: Mapping[str, Any]) -> dict[str, Any]:
-    """The geometric mean of the speedup of each request."""
-    return {"geometric_mean": np.exp(s["log_speedup"] / s["requests"])}
-
-
-def user_rates(s: Mapping[str, Any]) -> dict[str, Any]:
-    """Tokens per second of one row: a row waits for the whole of each call that it is in."""
-    return {
-        "user_tokens_per_second": s["tokens"] / s["call_seconds"],
-        "baseline_user_tokens_per_second": s["plain_tokens"] / s["plain_call_seconds"],
-    }
-
-
-def geometric_speedup(source: Source) -> GeometricMean:
+def geometric_speedup(source: Estimator) -> GeometricMean:
     """The geometric mean of the speedup of each request, with its interval."""
     value = float(geometric_mean(source.point)["geometric_mean"])
     return GeometricMean(value, source.intervals(geometric_mean)["geometric_mean"])
 
 
-def category_numbers(source: Source) -> CategoryNumbers:
+def category_numbers(source: Estimator) -> CategoryNumbers:
     """The numbers of the requests in these sums."""
     s = source.point
-
-    def formulas(s: Mapping[str, Any]) -> dict[str, Any]:
-        return {"measured": speedup_of(s), **end_to_end(s)}
-
-    speeds, ci95 = formulas(s), source.intervals(formulas)
-    found = rates(s)
+    speeds, ci95, found = measured_speedup(s), source.intervals(measured_speedup), rates(s)
     return CategoryNumbers(
         prompts=round(s["requests"]),
         tokens=round(s["tokens"]),
@@ -140,15 +65,7 @@ def category_numbers(source: Source) -> CategoryNumbers:
     )
 
 
-def by_category(sums: PerRequestSums) -> dict[str, CategoryNumbers]:
-    """The numbers of each category of one process, if the data name categories."""
-    return {
-        name: category_numbers(BootstrapSums(only(sums, [i for i, own in enumerate(sums.categories) if own == name])))
-        for name in sorted({*sums.categories} - {""})
-    }
-
-
-def acceptance_of(source: Source, with_beta: bool) -> Acceptance:
+def acceptance_of(source: Estimator, with_beta: bool) -> Acceptance:
     """Which guesses are accepted. `with_beta`: whether the verifier accepts with probability beta."""
     s = source.point
     lengths, drafts = _counted(s, ACCEPTED_OF), _counted(s, DRAFTS)
@@ -177,13 +94,13 @@ def acceptance_check(s: Mapping[str, Any]) -> AcceptanceCheck | None:
     """A sum of martingale differences: given all before it, a tested guess is accepted with probability beta. None if
     so little is left to chance that their sum is far from a normal."""
     accepted, expected, variance = (float(s[name]) for name in ("accepted", "beta", "beta_variance"))
-    if not (variance >= LEAST_VARIANCE and math.isfinite(expected)):
+    if not (variance >= CHECKED_VARIANCE and math.isfinite(expected)):
         return None
     sd = math.sqrt(variance)
     return AcceptanceCheck((accepted - expected) / sd, round(accepted), expected, sd)
 
 
-def by_rows(source: Source) -> list[RowsRate]:
+def by_rows(source: Estimator) -> list[RowsRate]:
     """Rates by the rows that a call served; empty if no call served several."""
     s = source.point
     name = "tokens rows "
@@ -201,7 +118,7 @@ def _rate(s: Mapping[str, Any], way: str, most: int) -> Rate | None:
     return Rate(round(tokens), float(tokens) / shared, float(tokens) / whole)
 
 
-def _entropies(source: Source, model: str) -> list[EntropyBin]:
+def _entropies(source: Estimator, model: str) -> list[EntropyBin]:
     """The bins in which something was tested."""
     highs = [*ENTROPY_EDGES[1:], None]
     return [
@@ -216,7 +133,7 @@ def _entropies(source: Source, model: str) -> list[EntropyBin]:
     ]
 
 
-def _calibration(source: Source) -> DrafterCalibration | None:
+def _calibration(source: Estimator) -> DrafterCalibration | None:
     s = source.point
     table = np.array([[s.get(f"{name} confidence {number}", 0.0) for number in range(CONFIDENCE_BINS)]
                       for name in ("positions", "sum", "agreement")])  # fmt: skip

@@ -12,16 +12,16 @@ from typing import Any
 import numpy as np
 
 from specbench.errors import ConfigError
-from specbench.results.schema import Interval
-from specbench.stats.accounting import cost_ratios, drafting_of, expected_tokens, speedup_of
-from specbench.stats.bootstrap import Sums, student_tail
-from specbench.stats.records import Floats, PerRequestSums
-from specbench.stats.request_sums import rates
+from specbench.stats.bootstrap import BootstrapSums, student_tail
+from specbench.stats.estimates import Floats, Interval
+from specbench.stats.formulas import cost_ratios, drafting_of, rates, speedup_of
+from specbench.stats.records import PerRequestSums
+from specbench.theory import expected_tokens
 
 LEVEL = 0.05  # of all tests of one comparison together
 TOKENS_PER_SECOND, SPEEDUP = "tokens_per_second", "speedup"
-PLAIN = "baseline_tokens_per_second"
-Formula = Callable[[Mapping[str, Any]], Any]
+PLAIN_RATE = "baseline_tokens_per_second"
+SumFormula = Callable[[Mapping[str, Any]], Any]
 
 
 @dataclass
@@ -74,7 +74,7 @@ def compare(runs: Mapping[str, PerRequestSums], by: str, reference: str | None =
     if not shared:
         raise ConfigError(f"{' and '.join(runs)} share no request: runs are compared on the same prompts")
     clusters = joined_clusters(runs, shared)
-    sums = {label: Sums.of_columns(columns_of(run, shared), clusters) for label, run in runs.items()}
+    sums = {label: BootstrapSums(columns_of(run, shared), clusters) for label, run in runs.items()}
     ranked = FORMULAS[by]
     values = {label: float(ranked(s.point)) for label, s in sums.items()}
     order = sorted(sums, key=lambda label: -values[label])
@@ -187,7 +187,7 @@ def text_alpha(s: Mapping[str, Any]) -> Any:
     return s["text_beta"] / np.where(s["text_tested"] > 0, s["text_tested"], np.nan)
 
 
-FORMULAS: dict[str, Formula] = {
+FORMULAS: dict[str, SumFormula] = {
     TOKENS_PER_SECOND: lambda s: rates(s)["speculative_tokens_per_second"],
     SPEEDUP: speedup_of,
 }
@@ -200,7 +200,7 @@ def _numbers(s: Mapping[str, Any]) -> dict[str, Any]:
     return found | {name: value for name, value in cost_ratios(s).items() if name in ("c", "v", "o")}
 
 
-def _pair(a: str, b: str, sums: Mapping[str, Sums], formula: Formula) -> Pair:
+def _pair(a: str, b: str, sums: Mapping[str, BootstrapSums], formula: SumFormula) -> Pair:
     """The first over the second. Two runs with the same numbers differ with probability 1 by nothing."""
     ratio, ci95, spread = _ratio(sums[a], sums[b], formula)
     if spread is None or not np.isfinite(spread):
@@ -210,7 +210,7 @@ def _pair(a: str, b: str, sums: Mapping[str, Sums], formula: Formula) -> Pair:
     return Pair(a, b, ratio, ci95, p_value, None)
 
 
-def _ratio(a: Sums, b: Sums, formula: Formula) -> tuple[float, Interval, float | None]:
+def _ratio(a: BootstrapSums, b: BootstrapSums, formula: SumFormula) -> tuple[float, Interval, float | None]:
     """The ratio of a formula, its interval and the standard error of its logarithm."""
     point = float(formula(a.point) / formula(b.point))
     if a.samples is None or b.samples is None:
@@ -219,12 +219,14 @@ def _ratio(a: Sums, b: Sums, formula: Formula) -> tuple[float, Interval, float |
     return point, interval, a.stderr(np.log(formula(a.samples) / formula(b.samples)))
 
 
-def _compared(label: str, base: str, sums: Mapping[str, Sums], by: str, rank: int, pairs: Sequence[Pair]) -> Compared:
+def _compared(
+    label: str, base: str, sums: Mapping[str, BootstrapSums], by: str, rank: int, pairs: Sequence[Pair]
+) -> Compared:
     own, reference = sums[label], sums[base]
 
     def against(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, Any]:
         found = causes(a, b)
-        return found | {"plain": rates(a)[PLAIN] / rates(b)[PLAIN]} if by == TOKENS_PER_SECOND else found
+        return found | {"plain": rates(a)[PLAIN_RATE] / rates(b)[PLAIN_RATE]} if by == TOKENS_PER_SECOND else found
 
     def difference(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, Any]:
         return {"alpha": text_alpha(a) - text_alpha(b)}

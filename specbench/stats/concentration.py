@@ -8,15 +8,14 @@ with the variance and the probabilities that were seen, as if these had been kno
 import math
 
 import numpy as np
-import numpy.typing as npt
 
-from specbench.stats.verdict_records import Events, Sums
+from specbench.stats.estimates import Floats
+from specbench.stats.verdict_records import Events, MartingaleSums
 
 TILTS = np.geomspace(1e-3, 40, 80)  # lambda; every one gives a valid bound, the smallest is taken
-Floats = npt.NDArray[np.float64]
 
 
-def freedman(sums: Sums, largest: float) -> float:
+def freedman(sums: MartingaleSums, largest: float) -> float:
     """The probability that an exact run deviates at least as much, at most 2 exp(-s^2 / (2 (variance + largest s / 3)))
     for a deviation s, where no difference exceeds `largest` (Freedman 1975)."""
     s = abs(sums.deviation)
@@ -43,7 +42,7 @@ def deviation(events: Events, weights: Floats) -> float:
     return float(((events.happened - events.mean) * weights).sum())
 
 
-def spread(mean: Floats, weights: Floats) -> float:
+def weighted_sd(mean: Floats, weights: Floats) -> float:
     """The standard deviation of a weighted sum of events with these probabilities [K]."""
     return math.sqrt(float((mean * (1 - mean) * weights**2).sum()))
 

@@ -5,17 +5,13 @@ from collections import defaultdict
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 
 import numpy as np
-import numpy.typing as npt
 
 from specbench.decoding.timer import Lap
-from specbench.results.schema import HalfCosts, RoundCost
-from specbench.stats.bootstrap import FEWEST
-from specbench.stats.bootstrap_clusters import halves
+from specbench.stats.bootstrap import FEWEST, halves
+from specbench.stats.estimates import Floats, HalfCosts, Integers, RoundCost
 from specbench.stats.records import Result, Round
 
-Floats = npt.NDArray[np.float64]
-Numbers = npt.NDArray[np.int_]
-SAMPLES = 200  # of the bootstrap of costs
+COST_SAMPLES = 200  # of the bootstrap of costs
 
 
 def _floats() -> "array[float]":
@@ -99,13 +95,13 @@ class CostTable:
         squared: of a bootstrap over clusters of sources."""
         count, generator = len(clusters), np.random.default_rng(0)
         weights = np.array(
-            [np.bincount(generator.integers(count, size=count), minlength=count) for _ in range(SAMPLES)]
+            [np.bincount(generator.integers(count, size=count), minlength=count) for _ in range(COST_SAMPLES)]
         )
         tables = self._by_source(clusters)
         samples = _resampled_shares({g: (tables[g][0][:, 3], tables[g][1]) for g in gammas}, weights)
         return np.atleast_2d(np.cov(samples.T)) * count / (count - 1)
 
-    def _by_source(self, clusters: Sequence[Collection[str]]) -> dict[int, tuple[Floats, Numbers]]:
+    def _by_source(self, clusters: Sequence[Collection[str]]) -> dict[int, tuple[Floats, Integers]]:
         """By gamma, the table [rounds, 5] and the number of each round's cluster [rounds], -1 for other sources."""
         cluster_of = np.full(len(self._sources), -1)
         for number, names in enumerate(clusters):
@@ -125,7 +121,7 @@ def _summary(tables: Mapping[int, Floats]) -> list[RoundCost]:
     return found
 
 
-def _resampled_shares(shares: Mapping[int, tuple[Floats, Numbers]], weights: Numbers) -> Floats:
+def _resampled_shares(shares: Mapping[int, tuple[Floats, Integers]], weights: Integers) -> Floats:
     """The shares [samples, gammas] of `_summary` if cluster k occurs weights[:, k] times, from the shares [rounds] and
     their clusters [rounds] by gamma. A gamma without rounds in a sample is on a line between the others."""
     gammas = list(shares)

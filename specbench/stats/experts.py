@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from specbench.decoding.model import Model
-from specbench.results.schema import Experts, WokenExperts
+from specbench.stats.estimates import Experts, WokenExperts
 from specbench.stats.records import Group
 from specbench.theory import distinct_experts
 

@@ -8,9 +8,9 @@ from collections.abc import Hashable, Mapping, Sequence
 
 import numpy as np
 
-from specbench.results.schema import Prediction
-from specbench.stats.accounting import speedup_of
-from specbench.stats.bootstrap import Floats, Sums, student
+from specbench.stats.bootstrap import BootstrapSums, student
+from specbench.stats.estimates import Floats, Prediction
+from specbench.stats.formulas import speedup_of
 
 
 def prediction(columns: Mapping[str, Floats], clusters: Sequence[Hashable]) -> Prediction | None:
@@ -21,7 +21,7 @@ def prediction(columns: Mapping[str, Floats], clusters: Sequence[Hashable]) -> P
     if not all(halves):
         return None
     pilot, rest = (
-        Sums.of_columns({name: found[half] for name, found in columns.items()}, [clusters[i] for i in half])
+        BootstrapSums({name: found[half] for name, found in columns.items()}, [clusters[i] for i in half])
         for half in halves
     )
     if pilot.samples is None or rest.samples is None or not pilot.point["tested"]:

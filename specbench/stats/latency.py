@@ -8,24 +8,33 @@ decoders share.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from specbench.policies.workload.base import Limits
-from specbench.results.schema_parts import Factor, Goodput, Latency, Percentiles, RateLatency, Served
-from specbench.stats.bootstrap import FEWEST, Sums
+from specbench.stats.bootstrap import FEWEST, intervals_of
+from specbench.stats.estimates import Factor, Floats, Goodput, Latency, Percentiles, RateLatency, Served
 from specbench.stats.records import DecodedRequest, Group, call_seconds
 
 PERCENTILES = (50, 90, 99)
-ALL = (50, 90, 95, 99)  # percentiles, with those that have no interval
+ALL_PERCENTILES = (50, 90, 95, 99)  # percentiles, with those that have no interval
 BEYOND = 5  # a percentile with fewer requests beyond it says nothing
-SAMPLES = 400
+SEGMENT_SAMPLES = 400
 DELAYS = ("queue", "first_token", "per_token")
 FIRST_TOKEN, PER_TOKEN, TOKENS, ARRIVED, FINISHED, LATER = 1, 2, 3, 4, 5, 6  # columns of a table, behind "queue"
 DECODERS = ("speculative", "baseline")
-Floats = npt.NDArray[np.float64]
+
+
+class WaitLimits(Protocol):
+    """What a request may wait, in seconds, to count for goodput; 0 is no limit."""
+
+    @property
+    def first_token(self) -> float: ...
+    @property
+    def per_token(self) -> float: ...
+
+
 Segments = Mapping[str, Sequence[Floats]]  # by decoder, for each segment [requests, 7]
 
 
@@ -84,13 +93,15 @@ def summary_of(seconds: Sequence[float] | Floats) -> Percentiles:
 
 
 def percentiles(seconds: Sequence[float] | Floats) -> Percentiles:
-    """The percentiles ALL of numbers; None without any."""
+    """The percentiles ALL_PERCENTILES of numbers; None without any."""
     if not len(seconds):
-        return {f"p{p}": None for p in ALL}
-    return dict(zip((f"p{p}" for p in ALL), map(float, np.percentile(seconds, ALL)), strict=True))
+        return {f"p{p}": None for p in ALL_PERCENTILES}
+    return dict(
+        zip((f"p{p}" for p in ALL_PERCENTILES), map(float, np.percentile(seconds, ALL_PERCENTILES)), strict=True)
+    )
 
 
-def by_rate(groups: Sequence[Group], rows: int, limits: Limits) -> list[RateLatency]:
+def by_rate(groups: Sequence[Group], rows: int, limits: WaitLimits) -> list[RateLatency]:
     """The same for the requests of each rate, with errors, ratios and goodput."""
     found = []
     for rate in sorted({group.rate for group in groups}, key=lambda rate: rate or 0.0):
@@ -129,17 +140,22 @@ def _row(request: DecodedRequest) -> list[float]:
     return [waited, first, per_token, len(request.tokens), times.arrived, times.finished, later]
 
 
-def _at_rate(rate: float | None, groups: Sequence[Group], rows: int, limits: Limits) -> RateLatency:
+def _at_rate(rate: float | None, groups: Sequence[Group], rows: int, limits: WaitLimits) -> RateLatency:
     segments = segments_of(groups, rows)
     count = len(segments["baseline"])
-    sums = Sums(_numbers(segments, range(count), limits), _resampled(segments, limits), count)
-    intervals = sums.intervals(lambda s: s)
-    ratios = sums.intervals(lambda s: {n: np.divide(*(s[f"{way} {n}"] for way in DECODERS)) for n in _names()})
+    point, samples = _numbers(segments, range(count), limits), _resampled(segments, limits)
+    intervals, ratios = (
+        intervals_of(formulas, [point], [samples], count)
+        for formulas in (
+            lambda s: s,
+            lambda s: {n: np.divide(*(s[f"{way} {n}"] for way in DECODERS)) for n in _names()},
+        )
+    )
     requests = sum(map(len, segments["baseline"]))
     known = {name: enough(int(name.partition(" p")[2]), requests) for name in _names()}
 
     def ratio(name: str) -> Factor | None:
-        ours, plain = (sums.point[f"{way} {name}"] for way in DECODERS)
+        ours, plain = (point[f"{way} {name}"] for way in DECODERS)
         return Factor(ours / plain, ratios[name] if known[name] else None) if np.isfinite(ours) and plain > 0 else None
 
     def served(way: str) -> Served:
@@ -148,7 +164,7 @@ def _at_rate(rate: float | None, groups: Sequence[Group], rows: int, limits: Lim
         return Served(
             _latency_of(counted, segments[way]),
             _nested(ci95),
-            _goodput(way, sums, intervals, limits),
+            _goodput(way, point, intervals, limits),
             *_speeds(segments[way]),
         )
 
@@ -171,11 +187,11 @@ def _duration(tables: Sequence[Floats]) -> float:
     return sum(float(table[:, FINISHED].max() - table[:, ARRIVED].min()) for table in tables)
 
 
-def _goodput(way: str, sums: Sums, intervals: Mapping[str, Any], limits: Limits) -> Goodput | None:
-    if limits == Limits():
+def _goodput(way: str, point: Mapping[str, float], intervals: Mapping[str, Any], limits: WaitLimits) -> Goodput | None:
+    if not (limits.first_token or limits.per_token):
         return None
     names = {"share": f"{way} share", "tokens_per_second": f"{way} tokens_per_second"}
-    share, rate = (float(sums.point[name]) for name in names.values())
+    share, rate = (float(point[name]) for name in names.values())
     all_or_none = share in (0, 1)  # what is in every segment has no spread, which is no proof of no error
     return Goodput(share, rate, {short: None if all_or_none else intervals[name] for short, name in names.items()})
 
@@ -190,16 +206,16 @@ def _nested(flat: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     return {delay: {f"p{p}": flat[f"{delay} p{p}"] for p in PERCENTILES} for delay in DELAYS}
 
 
-def _resampled(segments: Segments, limits: Limits) -> dict[str, Floats] | None:
+def _resampled(segments: Segments, limits: WaitLimits) -> dict[str, Floats] | None:
     """`_numbers` of segments that are drawn with replacement, [samples] each; None with fewer than FEWEST segments."""
     count, generator = len(segments["baseline"]), np.random.default_rng(0)
     if count < FEWEST:
         return None
-    found = [_numbers(segments, generator.integers(count, size=count), limits) for _ in range(SAMPLES)]
+    found = [_numbers(segments, generator.integers(count, size=count), limits) for _ in range(SEGMENT_SAMPLES)]
     return {name: np.array([numbers[name] for numbers in found]) for name in found[0]}
 
 
-def _numbers(segments: Segments, picks: Any, limits: Limits) -> dict[str, float]:
+def _numbers(segments: Segments, picks: Any, limits: WaitLimits) -> dict[str, float]:
     """All numbers of both decoders over the segments with these numbers."""
     numbers = {}
     for way, tables in segments.items():
@@ -215,7 +231,7 @@ def _numbers(segments: Segments, picks: Any, limits: Limits) -> dict[str, float]
     return numbers
 
 
-def _within(table: Floats, limits: Limits) -> npt.NDArray[np.bool_]:
+def _within(table: Floats, limits: WaitLimits) -> npt.NDArray[np.bool_]:
     """Which requests [requests] of a table are within the limits. A text that ends in its first round has no later
     tokens, which are in time."""
     first, per_token = limits.first_token or np.inf, limits.per_token or np.inf

@@ -4,24 +4,24 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from specbench.results.schema import Drift
-from specbench.stats.records import Floats, Result
+from specbench.stats.estimates import Drift, Floats, Interval
+from specbench.stats.records import Result
 
 
-def drift(results: Sequence[Result]) -> Drift:
-    """Total variation, KL and the bound of A.5 over tested positions (others have the target's own distribution), and
-    repetition in the texts of both decoders."""
+def drift(results: Sequence[Result], tv: float | None, kl: float | None, ci95: dict[str, Interval]) -> Drift:
+    """The given total variation and KL, with the bound of A.5 over tested positions (others have the target's own
+    distribution), and repetition in the texts of both decoders."""
     table = np.concatenate([drift_table(result) for result in results], 1)
-    some = table.shape[1] > 0
     ours, theirs = ([result.both[way].tokens for result in results] for way in (0, 1))
     return Drift(
-        tv=float(table[0].mean()) if some else None,
-        kl=float(table[1].mean()) if some else None,
-        bound=float(table[2].max()) if some else None,
+        tv=tv,
+        kl=kl,
+        bound=float(table[2].max()) if table.shape[1] else None,
         repetition=repetition(ours),
         distinct_2=distinct(ours),
         baseline_repetition=repetition(theirs),
         baseline_distinct_2=distinct(theirs),
+        ci95=ci95,
     )
 
 

@@ -1,9 +1,9 @@
 """The losslessness verdict of every run: whether the output distribution is the target's.
 
-Every finished text is read once more by the stock module (`measure/stock_reading.py`), and the verdict compares the
+Every finished text is read once more by the stock module (`run/reference_scores.py`), and the verdict compares the
 text with that p, not with the decoder's. Temperature 0: every token must have the largest logit, up to rounding. Above:
 the decoder's p must be this p up to rounding, and three sums must be as small as they are if tokens are drawn from it
-(`measure/martingale.py`).
+(`stats/concentration.py`).
 """
 
 import math
@@ -12,18 +12,16 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from specbench.decoding import processes
-from specbench.results.schema import DecoderTV, Detectable, Lossless, Reread
+from specbench.stats.estimates import DecoderTV, Detectable, Lossless, Reread
 from specbench.stats.records import Result, RunRecord
-from specbench.stats.test_statistics import LEVEL, TESTS, Statistics
+from specbench.stats.test_statistics import TESTS, VERDICT_LEVEL, Statistics
 from specbench.stats.verdict_records import ReferenceScore
 
 LEAST_VARIANCE = 1.0  # of log p, nats^2: below it the target leaves nothing to chance that could be tested
 MOST_TV = 0.5  # if only a total variation above this would have been found, nothing was shown
 MEAN_SHARE = 0.25  # of what rounding explains at most, the mean may reach this
-Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -80,7 +78,7 @@ def _faults(readings: Sequence[ReferenceScore], tv: DecoderTV | None) -> TestOut
         reason = "a probability of the target or the drafter is not finite"
         return TestOutcome("failed", reason, math.inf, fault=True)
     if tv is not None and not tv.within:
-        return TestOutcome("failed", "the decoder's p is not that of the stock module", 0.0, LEVEL, fault=True)
+        return TestOutcome("failed", "the decoder's p is not that of the stock module", 0.0, VERDICT_LEVEL, fault=True)
     if ended := sum(not reading.ended for reading in readings):
         return TestOutcome("failed", f"{ended} texts do not end at the first stop or at their limit", ended, fault=True)
     return None
@@ -112,10 +110,10 @@ def martingale(statistics: Statistics, detectable: Detectable, detail: dict[str,
     deviates as much as the worst one does."""
     bounds = statistics.bounds()
     worst = min(bounds, key=lambda name: bounds[name])
-    shown = min(1.0, TESTS * bounds[worst]), LEVEL
+    shown = min(1.0, TESTS * bounds[worst]), VERDICT_LEVEL
     if detail["impossible"]:
         return TestOutcome("failed", f"{detail['impossible']} tokens have probability 0", *shown)
-    if TESTS * bounds[worst] < LEVEL:
+    if TESTS * bounds[worst] < VERDICT_LEVEL:
         return TestOutcome("failed", f"the statistic {worst} deviates more than by chance", *shown)
     if statistics.log_p.variance < LEAST_VARIANCE:
         return TestOutcome("inconclusive", "the target's distributions leave too little to chance", *shown)

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 
 from specbench.decoding.timer import DECODING
-from specbench.stats.bootstrap import FEWEST, Floats, student
-from specbench.stats.two_way_bootstrap import FEWEST_PROCESSES, Components, TwoWaySums
+from specbench.stats.bootstrap import FEWEST, student
+from specbench.stats.estimates import Floats
+from specbench.stats.two_way_bootstrap import FEWEST_PROCESSES, TwoWaySums, VarianceParts
 
 PROCESSES = (1, 3, 4, 5, 6, 8, 10, 15, 20)  # that are tried; with one the interval is that of this process alone
 LONGER = (1, 2, 4)  # times the pilot's tokens a prompt; with fewer, drafts are cut more often
@@ -22,11 +23,11 @@ class Spread:
     """What a number varies by: the variances of a prompt with the pilot's tokens, and the share of the prompt's that
     is of its tokens, so that a longer text has less of it."""
 
-    of: Components
+    of: VarianceParts
     within: float  # from 0 to 1
 
     def half_width(self, processes: int, prompts: int, longer: float) -> float:
-        """Half of the 95 % interval, as `CrossedSums` makes it, with texts `longer` times as long."""
+        """Half of the 95 % interval, as `TwoWaySums` makes it, with texts `longer` times as long."""
         shrunk = (1 - self.within) + self.within / longer
         prompt, cell = self.of.prompt * shrunk / prompts, self.of.cell / longer / prompts
         if processes == 1:

@@ -29,7 +29,7 @@ LIMIT = 10_000  # a run reads about this many tokens of each decoder's text
 
 
 @dataclasses.dataclass(frozen=True)
-class Text:
+class DecodedText:
     """A finished text after a prompt: its T new tokens, the lenience of each, [T], and p [T, V] that they were drawn
     from, above temperature 0, if it was kept."""
 
@@ -42,7 +42,7 @@ def read_texts(
     target: Model,
     drafter: Drafter,
     prompt: Sequence[int],
-    texts: Sequence[Text],
+    texts: Sequence[DecodedText],
     encoder_input: EncoderInput | None = None,
 ) -> list[PositionStats]:
     """Scores the tokens of texts after one prompt, and after an encoder's input if there is one, which are read once,
@@ -61,7 +61,7 @@ def read_texts(
 
 
 def _read_text(
-    target: Model, drafter: Drafter, text: Tensor, begin: int, known_of: Text, encoder_input: EncoderInput | None
+    target: Model, drafter: Drafter, text: Tensor, begin: int, known_of: DecodedText, encoder_input: EncoderInput | None
 ) -> PositionStats:
     """Scores the tokens of text [1, T] from `begin` on, with models that have read those before."""
     end, kept = min(text.shape[1], drafter.context), known_of.p
@@ -81,8 +81,8 @@ def _read_text(
 def _numbers(
     p: Tensor, q: Tensor, x: Tensor, lenience: Tensor, greedy: bool, certain: Tensor, known: Tensor, sure: Tensor
 ) -> Tensor:
-    """The columns of TextLaws for n positions, [9, n]: p [n, V], q [n, V], tokens x [n], lenience [n, 1], certain and
-    sure [n, V] (q and p before argmax), known [n] bool (whether there is a guess)."""
+    """The columns of PositionStats for n positions, [9, n]: p [n, V], q [n, V], tokens x [n], lenience [n, 1], certain
+    and sure [n, V] (q and p before argmax), known [n] bool (whether there is a guess)."""
     p, q = (law.double() / law.double().sum(-1, keepdim=True).clamp(min=1e-300) for law in (p, q))
     law, kept = output_law(p, q, lenience, greedy)
     own = law.gather(-1, x[:, None])[:, 0]

@@ -9,16 +9,14 @@ from functools import cached_property
 from typing import Any, overload
 
 import numpy as np
-import numpy.typing as npt
 
 from specbench.data.prompts import Request
 from specbench.decoding.encoder_input import Features
 from specbench.decoding.queue import RequestTimes
 from specbench.decoding.timer import DECODING, KEPT, READING, Lap, Laps, decoding_seconds
-from specbench.peers.base import PeerOutput
+from specbench.stats.estimates import Floats
 from specbench.stats.verdict_records import DrawnFrom
 
-Floats = npt.NDArray[np.float64]
 WAITED = (*DECODING, *READING)  # what a row waits for between its tokens
 
 
@@ -190,7 +188,7 @@ class Result:
     limit: int  # the largest number of new tokens
     speculative: DecodedRequest
     baseline: DecodedRequest
-    peers: dict[str, PeerOutput] = field(default_factory=dict)
+    peers: dict[str, Any] = field(default_factory=dict)  # a `PeerOutput` of each, by name
     speculative_laws: PositionStats | None = None  # along both texts, if they were read
     baseline_laws: PositionStats | None = None
     reading: Any = None  # by the stock module, if it was read: a `ReferenceScore`, or what `Decoding.score` returns
@@ -236,6 +234,19 @@ class PerRequestSums:
     clusters: list[int] = field(default_factory=list)  # numbers of those whose times have something in common
     processes: list[int] = field(default_factory=list)  # numbers, of several processes on the same prompts
     columns: dict[str, Floats] = field(default_factory=dict)
+
+    def only(self, where: Sequence[int]) -> "PerRequestSums":
+        """The sums of the requests with these numbers."""
+        requests, prompts, categories = (
+            [names[i] for i in where] for names in (self.requests, self.prompts, self.categories)
+        )
+        clusters, processes = ([numbers[i] for i in where] for numbers in (self.clusters, self.processes))
+        columns = {name: column[list(where)] for name, column in self.columns.items()}
+        return PerRequestSums(requests, prompts, categories, clusters, processes, columns)
+
+    def of_category(self, name: str) -> "PerRequestSums":
+        """The sums of the requests of one category."""
+        return self.only([i for i, own in enumerate(self.categories) if own == name])
 
 
 @dataclass

@@ -1,8 +1,8 @@
 """Replay: what another gamma policy would have given on a finished run, without a model.
 
 Given that a token stands at a position, its guess was accepted there with a probability that does not depend on what
-was drafted before (`measure/text_laws.py`). So the outcome of a guess is known where the run tested one, and is drawn
-where it did not. A policy is then simulated on the stored text, and each of its rounds costs what a round with that
+was drafted before (`stats/position_stats.py`). So the outcome of a guess is known where the run tested one, and is
+drawn where it did not. A policy is then simulated on the stored text, and each of its rounds costs what a round with as
 many drafted tokens was measured to cost, on other prompts: those of the other half of the run, if it has enough prompts
 for halves.
 
@@ -12,20 +12,16 @@ its values along the text's own tokens.
 
 import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
-import numpy.typing as npt
 
-from specbench.decoding.gamma_policy import GammaPolicy
+from specbench.decoding.gamma_policy import GammaPolicy, RowsSeen
 from specbench.errors import ConfigError
-from specbench.policies.gamma.fixed import FixedGamma
-from specbench.results.schema import GammaPick, HalfCosts, Interval, RoundCost
 from specbench.stats.bootstrap import speedup_interval, student
 from specbench.stats.costs import extend
+from specbench.stats.estimates import Cost, Floats, GammaPick, GammaSpeedup, HalfCosts, Interval, RoundCost
 from specbench.stats.records import Result
-
-Floats = npt.NDArray[np.float64]
 
 
 @dataclass
@@ -50,18 +46,18 @@ class Text:
 
 
 @dataclass
-class Half:
+class HalfOfPrompts:
     """What rounds of one half of the prompts cost."""
 
     seconds: Floats  # [largest + 1], a row's share of a round, by drafted tokens
     covariance: Floats  # of `seconds`, [largest + 1, largest + 1]
 
     @staticmethod
-    def of(costs: HalfCosts, largest: int) -> "Half":
+    def of(costs: HalfCosts, largest: int) -> "HalfOfPrompts":
         """From what results.json holds."""
         gammas = [cost.gamma for cost in costs.by_gamma]
         lines = np.array([extend(gammas, row, largest) for row in np.eye(len(gammas))])  # [G, largest + 1]
-        return Half(seconds_by_gamma(costs.by_gamma, largest), lines.T @ np.array(costs.covariance) @ lines)
+        return HalfOfPrompts(seconds_by_gamma(costs.by_gamma, largest), lines.T @ np.array(costs.covariance) @ lines)
 
 
 @dataclass
@@ -71,7 +67,7 @@ class Trace:
     texts: list[Text]
     seconds: Floats  # [largest + 1], a row's share of a round, by drafted tokens
     speedup: float  # as measured
-    halves: Sequence[Half] = ()  # two, or none
+    halves: Sequence[HalfOfPrompts] = ()  # two, or none
 
     @property
     def largest(self) -> int:
@@ -127,7 +123,7 @@ def traced(
     seconds = seconds_by_gamma(costs)
     of = {id: (ids[0], number) for number, half in enumerate(halves) for ids in half.clusters for id in ids}
     placed = [replace(t, cluster=of[t.prompt][0], half=of[t.prompt][1]) if of else t for t in texts]
-    return Trace(placed, seconds, speedup, [Half.of(half, len(seconds) - 1) for half in halves])
+    return Trace(placed, seconds, speedup, [HalfOfPrompts.of(half, len(seconds) - 1) for half in halves])
 
 
 def _text(result: Result) -> Text | None:
@@ -157,6 +153,16 @@ def seconds_by_gamma(costs: Sequence[RoundCost], largest: int | None = None) -> 
     return extend(gammas, [cost.share for cost in costs], max(gammas) if largest is None else largest)
 
 
+class _ConstantGamma(GammaPolicy):
+    """Drafts the same number of tokens in every round."""
+
+    def __init__(self, gamma: int):
+        self.constant = self.largest = gamma
+
+    def next_gamma(self, state: RowsSeen) -> list[int]:
+        return [self.largest]
+
+
 def sweep(trace: Trace, draws: int = 3) -> dict[int, Replayed]:
     """Replays every constant gamma whose cost was measured."""
     return {g: priced(trace, rounds) for g, rounds in sweep_rounds(trace, draws).items()}
@@ -164,7 +170,7 @@ def sweep(trace: Trace, draws: int = 3) -> dict[int, Replayed]:
 
 def sweep_rounds(trace: Trace, draws: int = 3) -> dict[int, Floats]:
     """The rounds [texts, largest + 1] of every constant gamma whose cost was measured: see `rounds_of`."""
-    return {g: rounds_of(trace, FixedGamma(g), draws) for g in range(trace.largest + 1)}
+    return {g: rounds_of(trace, _ConstantGamma(g), draws) for g in range(trace.largest + 1)}
 
 
 def pick(trace: Trace, swept: Mapping[int, Floats]) -> GammaPick:
@@ -184,6 +190,26 @@ def picked_rounds(trace: Trace, swept: Mapping[int, Floats]) -> tuple[list[int],
         return [best], swept[best]
     first, second = (min(seconds, key=lambda g: float(seconds[g][own == half].sum())) for half in (0, 1))
     return [first, second], np.where((own == 0)[:, None], swept[second], swept[first])
+
+
+@dataclass(frozen=True)
+class Swept:
+    """What constant gammas would have given: the fields of `RunResult` of these names."""
+
+    gamma_sweep: list[GammaSpeedup] = field(default_factory=list)
+    gamma_pick: GammaPick | None = None
+    regret: float | None = None  # of the chosen gamma: 0.05 is 5 %
+
+
+def gamma_sweep(results: Sequence[Result], cost: Cost, measured: float, chosen: int | None) -> Swept:
+    """What every constant gamma up to the largest measured one would have given, what the best of them gives, and the
+    regret of the `chosen` one. `measured` is the run's speedup."""
+    trace = trace_of(results, cost.by_gamma, measured, cost.halves)
+    rounds = sweep_rounds(trace)
+    found = {gamma: priced(trace, of_gamma) for gamma, of_gamma in rounds.items()}
+    best = pick(trace, rounds)
+    regret = best.speedup / found[chosen].speedup - 1 if chosen in found else None
+    return Swept([GammaSpeedup(gamma, r.speedup, r.ci95) for gamma, r in found.items()], best, regret)
 
 
 def replay(trace: Trace, policy: GammaPolicy, draws: int = 20, seed: int = 0) -> Replayed:

@@ -12,7 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from specbench.decoding.timer import decoding_seconds
-from specbench.stats.records import Floats, PositionStats, Result, Round
+from specbench.stats.estimates import Floats, Integers
+from specbench.stats.records import PositionStats, Result, Round
 from specbench.stats.token_types import Tokens
 
 ACCEPTED_OF = "accepted of "  # and a number: rounds that accepted so many guesses
@@ -22,7 +23,6 @@ ENTROPY_EDGES = (0.0, 0.1, 0.5, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0)  # nats; the last 
 CONFIDENCE_BINS = 10  # of equal width, from 0 to 1
 WAYS = ("", "plain_")
 SHORTEST = 1e-9  # seconds, so that a clock that stood still has a logarithm
-Numbers = npt.NDArray[np.int64]
 
 
 def round_sums(result: Result, tokens: Tokens | None, alone: bool = False) -> dict[str, float]:
@@ -70,7 +70,7 @@ def _by_rows(rounds: Sequence[Round]) -> Iterator[tuple[str, float]]:
         yield f"call_seconds rows {upto}", whole
 
 
-def tested_positions(rounds: Sequence[Round]) -> tuple[Numbers, npt.NDArray[np.bool_]]:
+def tested_positions(rounds: Sequence[Round]) -> tuple[Integers, npt.NDArray[np.bool_]]:
     """Of each tested guess the position in the text [n], and whether it was accepted [n]."""
     places = [(r.position + i, i < r.accepted) for r in rounds for i in range(r.tested)]
     table = np.array(places, np.int64).reshape(-1, 2)
@@ -94,7 +94,7 @@ def _by_class(found: dict[str, float], result: Result, rounds: Sequence[Round], 
 def _by_entropy(
     found: dict[str, float],
     laws: PositionStats | None,
-    tested: tuple[Numbers, npt.NDArray[np.bool_]],
+    tested: tuple[Integers, npt.NDArray[np.bool_]],
     betas: Floats,
     nats: float,
 ) -> None:
@@ -112,7 +112,7 @@ def _by_entropy(
         _add(found, f"beta {model} entropy", np.bincount(bins, betas[known], count))
 
 
-def _by_confidence(found: dict[str, float], result: Result, tested: tuple[Numbers, npt.NDArray[np.bool_]]) -> None:
+def _by_confidence(found: dict[str, float], result: Result, tested: tuple[Integers, npt.NDArray[np.bool_]]) -> None:
     """By the drafter's largest probability: along plain decoding's text that probability and p there, and tested and
     accepted guesses of ours."""
     if (laws := result.baseline_laws) is not None:
@@ -130,9 +130,9 @@ def _by_confidence(found: dict[str, float], result: Result, tested: tuple[Number
         _add(found, "accepted confidence", np.bincount(bins, accepted[known], CONFIDENCE_BINS))
 
 
-def confidence_bin(confidence: Floats) -> Numbers:
+def confidence_bin(confidence: Floats) -> Integers:
     """The number of the bin of each probability [n]; 1 is in the last one."""
-    bins: Numbers = np.minimum((confidence * CONFIDENCE_BINS).astype(np.int64), CONFIDENCE_BINS - 1)
+    bins: Integers = np.minimum((confidence * CONFIDENCE_BINS).astype(np.int64), CONFIDENCE_BINS - 1)
     return bins
 
 

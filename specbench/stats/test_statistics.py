@@ -10,24 +10,22 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-from specbench.stats.concentration import chernoff, deviation, freedman, spread, z
-from specbench.stats.reference_scores import LOG_FLOOR
-from specbench.stats.verdict_records import Events, ReferenceScore, Sums
+from specbench.stats.concentration import chernoff, deviation, freedman, weighted_sd, z
+from specbench.stats.estimates import Floats
+from specbench.stats.verdict_records import LOG_FLOOR, Events, MartingaleSums, ReferenceScore
 
 TESTS = 3  # statistics
-LEVEL = 1 / 200  # the probability that one of them is beyond its limit in an exact run is at most this
+VERDICT_LEVEL = 1 / 200  # the probability that one of them is beyond its limit in an exact run is at most this
 TYPICAL = 0.9  # the lenience that the weights of guesses are made for
 FOUND = 1.28  # standard deviations: a fault that deviates by this much beyond the limit is found in nine of ten runs
-Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class Statistics:
     """All texts of a run together. K tested guesses."""
 
-    log_p: Sums
+    log_p: MartingaleSums
     leak: Events  # [K]
     guess: Events  # [K], empty if the verifier has no rule for a single guess
     ratios: Floats  # [K], p / q of the guesses; empty if the verifier does not accept with probability min(1, p / q)
@@ -36,7 +34,7 @@ class Statistics:
     def of(readings: Sequence[ReferenceScore]) -> "Statistics":
         """The sums and events of all texts."""
         return Statistics(
-            sum((reading.log_p for reading in readings), Sums()),
+            sum((reading.log_p for reading in readings), MartingaleSums()),
             Events.join([reading.leak for reading in readings]),
             Events.join([reading.guess for reading in readings]),
             np.concatenate([reading.ratios for reading in readings]),
@@ -66,8 +64,8 @@ class Statistics:
         leak, guess = self.weights()
         return {
             "log_p": z(self.log_p.deviation, math.sqrt(self.log_p.variance)),
-            "draft_leak": z(deviation(self.leak, leak), spread(self.leak.mean, leak)),
-            "guess": z(deviation(self.guess, guess), spread(self.guess.mean, guess)),
+            "draft_leak": z(deviation(self.leak, leak), weighted_sd(self.leak.mean, leak)),
+            "guess": z(deviation(self.guess, guess), weighted_sd(self.guess.mean, guess)),
         }
 
     def detectable_tv(self) -> float | None:
@@ -76,10 +74,10 @@ class Statistics:
         if not len(self.leak):
             return None
         weights = self.weights()[0]
-        error = FOUND * spread(self.leak.mean, weights)
+        error = FOUND * weighted_sd(self.leak.mean, weights)
 
         def found(tv: float) -> bool:
-            return chernoff(self.leak, weights, max(0.0, tv * len(self.leak) - error)) < LEVEL / TESTS
+            return chernoff(self.leak, weights, max(0.0, tv * len(self.leak) - error)) < VERDICT_LEVEL / TESTS
 
         return smallest(found, 1000) or 1.0
 
@@ -90,8 +88,8 @@ class Statistics:
 
         def found(distance: float) -> bool:
             mean = np.minimum(self.ratios / (1 - distance), 1)
-            shift = float(((mean - self.guess.mean) * weights).sum()) - FOUND * spread(mean, weights)
-            return chernoff(self.guess, weights, max(0.0, shift)) < LEVEL / TESTS
+            shift = float(((mean - self.guess.mean) * weights).sum()) - FOUND * weighted_sd(mean, weights)
+            return chernoff(self.guess, weights, max(0.0, shift)) < VERDICT_LEVEL / TESTS
 
         distance = smallest(found, 100) if len(self.ratios) else None
         return None if distance is None else round(1 - distance, 2)

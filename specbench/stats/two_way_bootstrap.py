@@ -15,17 +15,16 @@ from typing import Any
 
 import numpy as np
 
-from specbench.results.schema import Estimate, Interval
-from specbench.stats.bootstrap import FEWEST, MOST_CLUSTERS, Floats, student
+from specbench.stats.bootstrap import FEWEST, MOST_CLUSTERS, Formulas, SumNames, Unit, student
+from specbench.stats.estimates import Estimate, Floats, Interval
 from specbench.stats.records import PerRequestSums
 
 FEWEST_PROCESSES = 3  # with fewer there is no interval
 CHANGE = 1e-4  # of each sum, relative, for the slope of a formula
-Formulas = Callable[[Mapping[str, Any]], Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
-class Components:
+class VarianceParts:
     """Variances of one number: of what a process has in common, of what a prompt has in common in all processes, and of
     a prompt in a process."""
 
@@ -66,43 +65,43 @@ class TwoWaySums:
             found = formulas(dict(zip(self.point, self.table.sum(2), strict=True)))
         return {name: np.broadcast_to(value, self.table.shape[1]).astype(float) for name, value in found.items()}
 
-    def of_clusters(self) -> dict[str, Floats]:
-        """The sums of each cluster, over all processes, by name: [clusters]."""
-        return dict(zip(self.point, self.table.sum(1), strict=True))
+    def units(self) -> Unit:
+        """Its clusters of prompts, over all processes: each is a cluster of its own."""
+        return dict(zip(self.point, self.table.sum(1), strict=True)), range(self.table.shape[2])
 
     def intervals(self, formulas: Formulas) -> dict[str, Interval]:
         """The 95 % interval of each of several formulas of sums, which are numbers or arrays: ratios that do not change
         if all sums are multiplied by one factor. Of the logarithm, if a formula's value is above 0."""
-        processes, clusters = self.table.shape[1:]
         with np.errstate(divide="ignore", invalid="ignore"):
             points = {name: float(value) for name, value in formulas(self.point).items()}
-            if processes < FEWEST_PROCESSES or clusters < FEWEST:
+            if not self._has_intervals:
                 return dict.fromkeys(points)
             slopes = self._slopes(formulas)
             return {name: self._interval(points[name], slopes[name]) for name in points}
 
-    def estimate(self, numerator: str | Sequence[str], denominator: str | Sequence[str]) -> Estimate:
+    def estimate(self, numerator: SumNames, denominator: SumNames, counted: str = "") -> Estimate:
         """The ratio of two sums, each of one name or of several that are added, with its standard error, which is None
-        with too few processes or clusters."""
+        with too few processes or clusters. What is `counted` makes no difference."""
 
-        def total(s: Mapping[str, Any], names: str | Sequence[str]) -> Any:
+        def total(s: Mapping[str, Any], names: SumNames) -> Any:
             return sum(s.get(name, 0.0) for name in ([names] if isinstance(names, str) else names))
 
         above, below = (total(self.point, names) for names in (numerator, denominator))
         if not below > 0:
             return Estimate(None, None, 0)
-
-        def ratio(s: Mapping[str, Any]) -> dict[str, Any]:
-            return {"mean": total(s, numerator) / total(s, denominator)}
-
-        processes, clusters = self.table.shape[1:]
-        if processes < FEWEST_PROCESSES or clusters < FEWEST:
+        if not self._has_intervals:
             return Estimate(float(above / below), None, int(below))
         with np.errstate(invalid="ignore"):
-            error = float(np.sqrt(sum(self._variances(self._slopes(ratio)["mean"]))))
+            slopes = self._slopes(lambda s: {"ratio": total(s, numerator) / total(s, denominator)})["ratio"]
+            error = float(np.sqrt(sum(self._variances(slopes))))
         return Estimate(float(above / below), error if np.isfinite(error) else None, int(below))
 
-    def components(self, formulas: Formulas) -> dict[str, "Components"]:
+    @property
+    def _has_intervals(self) -> bool:
+        processes, clusters = self.table.shape[1:]
+        return bool(processes >= FEWEST_PROCESSES and clusters >= FEWEST)
+
+    def components(self, formulas: Formulas) -> dict[str, "VarianceParts"]:
         """The variance of each formula by its sources, for one process and one cluster of prompts; of the logarithm, if
         the formula's value is above 0."""
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -110,16 +109,16 @@ class TwoWaySums:
             slopes = self._slopes(formulas)
         return {name: self._components(slopes[name] / (abs(points[name]) or 1)) for name in points}
 
-    def _components(self, slopes: Floats) -> "Components":
+    def _components(self, slopes: Floats) -> "VarianceParts":
         cells = self._cells(slopes)
         processes, clusters = cells.shape
         cells = (cells - cells.mean()) * cells.size
         if processes == 1:
-            return Components(None, float(cells.var(ddof=1)), 0.0)
+            return VarianceParts(None, float(cells.var(ddof=1)), 0.0)
         rows, columns = cells.mean(1), cells.mean(0)
         rest = cells - rows[:, None] - columns
         cell = float((rest**2).sum() / ((processes - 1) * (clusters - 1)))
-        return Components(
+        return VarianceParts(
             process=max(0.0, float(rows.var(ddof=1)) - cell / clusters),
             prompt=max(0.0, float(columns.var(ddof=1)) - cell / processes),
             cell=cell,
@@ -185,7 +184,7 @@ def _places(processes: Iterable[PerRequestSums]) -> tuple[list[str], dict[str, H
     return list(names), together if alike else {prompt: prompt for prompt in together}
 
 
-def spread(values: Sequence[float] | Floats) -> float | None:
+def relative_sd(values: Sequence[float] | Floats) -> float | None:
     """The standard deviation of the values over their mean; None if there are fewer than two, or one is not finite."""
     if len(values) < 2 or not np.isfinite(values).all() or not np.mean(values):
         return None

@@ -1,6 +1,6 @@
 """Records for the losslessness test: what the decoder drew from, and what the stock module says of the same text.
 
-V vocabulary, T tokens of a text, K tested guesses, D steps of a round, n tokens that were read.
+B rows, V vocabulary, T tokens of a text, K tested guesses, D steps of a round, n tokens that were read.
 """
 
 from collections.abc import Sequence
@@ -8,12 +8,17 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
+from specbench.stats.estimates import Floats
+from specbench.stats.metrics.base import Path
+
+LOG_FLOOR = -10.0  # nats: log p below it counts as this, so that no difference exceeds 10
+MARGIN = 1.05  # q / p above which a token is in it: more than rounding in 16 bits
+LAW_BYTES = 256e6  # of the decoder's p that are kept for one group of requests, decoded one way
 OVER = 32  # tokens of the set that the drafter proposes too often
-Floats = npt.NDArray[np.float64]
 
 
 @dataclass
@@ -75,14 +80,14 @@ class DrawnFrom:
 
 
 @dataclass(frozen=True)
-class Sums:
+class MartingaleSums:
     """Sums over tokens: of f(x_t) - E_p f, and of Var_p f."""
 
     deviation: float = 0.0
     variance: float = 0.0
 
-    def __add__(self, other: "Sums") -> "Sums":
-        return Sums(self.deviation + other.deviation, self.variance + other.variance)
+    def __add__(self, other: "MartingaleSums") -> "MartingaleSums":
+        return MartingaleSums(self.deviation + other.deviation, self.variance + other.variance)
 
 
 @dataclass(frozen=True)
@@ -115,7 +120,7 @@ class ReferenceScore:
     ended: bool = True  # whether the text ends where it should
     # Above temperature 0: the sums of log p(x); whether x is one that the drafter proposes too often, where a guess was
     # tested; whether the guess itself stands there, and the decoder's p / q of it.
-    log_p: Sums = field(default_factory=Sums)
+    log_p: MartingaleSums = field(default_factory=MartingaleSums)
     leak: Events = field(default_factory=Events)
     guess: Events = field(default_factory=Events)
     ratios: Floats = field(default_factory=lambda: np.zeros(0))
@@ -125,3 +130,27 @@ class ReferenceScore:
     short: Floats = field(default_factory=lambda: np.zeros(0))  # temperature 0: best logit - that of the token [n]
     tolerance: Floats = field(default_factory=lambda: np.zeros(0))  # of logits, by rounding [n]
     plain_short: float | None = None  # best logit - that of plain decoding's token, where the texts differ first
+
+
+def width(D: int) -> int:
+    """The number of `evidence_numbers` of D steps."""
+    return D + 1 + (3 + OVER) * D
+
+
+def evidence_numbers(path: Path) -> Tensor:
+    """A round as [B, K] float64: p of each token of the path (not a number where p is no distribution); of the first
+    guess of each step its id, p and q; and the ids of OVER tokens that q favours most over p, -1 for none."""
+    p, draft = path.p, path.draft
+    sound = (p.sum(-1) - 1).abs() < 0.01  # false also if p is not finite
+    chosen = torch.where(sound, p.gather(-1, path.tokens[..., None])[..., 0].double(), torch.nan)
+    before, guess = p[:, :-1], draft.tokens[..., None]
+    if draft.probs is None:
+        q_x = torch.ones_like(guess, dtype=torch.double)
+        over = F.pad(guess, (0, OVER - 1), value=-1)
+    else:
+        q_x = draft.probs.gather(-1, guess).double()
+        excess = torch.where(draft.probs > MARGIN * before, draft.probs - before, 0.0)
+        most, ids = excess.topk(min(OVER, excess.shape[-1]), -1)
+        over = F.pad(torch.where(most > 0, ids, -1), (0, OVER - most.shape[-1]), value=-1)
+    table = torch.cat([guess.double(), before.gather(-1, guess).double(), q_x, over.double()], -1)  # [B, D, 3 + OVER]
+    return torch.cat([chosen, table.transpose(1, 2).flatten(1)], 1)

@@ -31,8 +31,8 @@ from specbench.models.language_model import LanguageModel
 from specbench.models.positions import Positions
 from specbench.models.reference_forward import stock_logits
 from specbench.policies.gamma.fixed import FixedGamma
+from specbench.run.reference_scores import read
 from specbench.run.run import run
-from specbench.stats.reference_scores import read
 
 V, NEW, HOT = 61, 10, 6.0
 LIKE_BART = dict(d_model=16, encoder_layers=2, decoder_layers=2, encoder_attention_heads=2, decoder_attention_heads=2,

@@ -10,9 +10,8 @@ from conftest import parts_of
 from specbench.decoding.state import Job
 from specbench.results.sums_file import load_sums
 from specbench.results.writer import write_result
+from specbench.run.pooled import pooled
 from specbench.run.run import run
-from specbench.stats.pooled import pooled
-from specbench.stats.two_way_bootstrap import TwoWaySums
 
 PEERS = Path(__file__).resolve().parents[2] / "experiments" / "peers"
 WORKER = f"""
@@ -94,7 +93,7 @@ def test_a_run_has_the_engines_that_work_and_counts_equal_texts(engines, tmp_pat
         "prompt_lookup",
     }
     assert result.throughput["repeats_q8_0_draft_tokens_per_second"] == 22
-    again = pooled([result.as_dict()] * 3, TwoWaySums.of(lambda: [load_sums(tmp_path)] * 3), {})
+    again = pooled([result.as_dict()] * 3, lambda: [load_sums(tmp_path)] * 3)
     assert again["throughput"] == pytest.approx(result.throughput)
     for name, over in result.speedup_over.items():
         assert again["speedup_over"][name]["measured"] == pytest.approx(over.measured)

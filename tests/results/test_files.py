@@ -380,7 +380,7 @@ def signals(monkeypatch):
     """Sends real signals to this process: one while the second group decodes, the others while results are made."""
 
     def send(while_decoding, *while_summarising):
-        decode, summarise = InterleavedGroup.decode_all_ways, specbench.run.method_run.summarise
+        decode, summarise = InterleavedGroup.decode_all_ways, specbench.run.method_run.run_result
 
         def decoding(self, wanted, jobs, number):
             if number == 1:
@@ -393,7 +393,7 @@ def signals(monkeypatch):
             return summarise(*arguments)
 
         monkeypatch.setattr(InterleavedGroup, "decode_all_ways", decoding)
-        monkeypatch.setattr(specbench.run.method_run, "summarise", summarising)
+        monkeypatch.setattr(specbench.run.method_run, "run_result", summarising)
 
     return send
 

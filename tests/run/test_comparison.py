@@ -18,9 +18,9 @@ from specbench.run.compare import Job, cohorts_of, labels_of, tasks_of
 from specbench.run.decoder import Session
 from specbench.run.interleave import in_order
 from specbench.run.run import run, run_in_turn
-from specbench.stats.accounting import speedup_of
 from specbench.stats.bootstrap import student_tail
 from specbench.stats.comparison import SPEEDUP, TOKENS_PER_SECOND, Pair, compare, holm, joined_clusters
+from specbench.stats.formulas import speedup_of
 from specbench.stats.records import PerRequestSums
 
 PAIR = ["drafter=random", "drafter=prompt_lookup"]

@@ -23,7 +23,7 @@ from specbench.run import recorder
 from specbench.run.decoder import Session
 from specbench.run.phase_timer import Phases
 from specbench.run.run import run
-from specbench.stats.position_stats import Text, read_texts
+from specbench.stats.position_stats import DecodedText, read_texts
 from specbench.verifiers.speculative import SpeculativeVerifier
 
 COLUMNS = 64
@@ -77,7 +77,7 @@ def test_betas_by_the_kept_p_are_those_of_a_text_that_is_read(sampling, speculat
         assert p.shape == (len(new), V) and len(new) == 20
         lenience = [0.8 if i % 3 else 1.0 for i in range(len(new))]
         read, kept, shifted = (
-            columns(read_texts(target, drafter, job.tokens, [Text(new, lenience, law)])[0])
+            columns(read_texts(target, drafter, job.tokens, [DecodedText(new, lenience, law)])[0])
             for law in (None, p, p.roll(1, 0))
         )
         assert np.allclose(read, kept, atol=1e-5, equal_nan=True)
@@ -114,10 +114,10 @@ def test_a_text_whose_p_was_kept_is_not_read_by_the_target(tables, monkeypatch):
     own = LanguageModel.read_text
     monkeypatch.setattr(LanguageModel, "read_text", lambda self, *a: readers.append(self) or own(self, *a))
     new, target, drafter = decoded.requests[0].tokens, session.parts.target, session.parts.drafter
-    text = Text(new, [1.0] * len(new), decoded.evidence[0].whole_law(len(new)))
+    text = DecodedText(new, [1.0] * len(new), decoded.evidence[0].whole_law(len(new)))
     read_texts(target, drafter, job.tokens, [text])
     assert drafter.model in readers and target not in readers
-    read_texts(target, drafter, job.tokens, [text, Text(new[:5], [1.0] * 5)])
+    read_texts(target, drafter, job.tokens, [text, DecodedText(new[:5], [1.0] * 5)])
     assert target in readers
 
 

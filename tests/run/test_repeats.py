@@ -30,10 +30,10 @@ from specbench.results.schema_parts import Placement
 from specbench.results.sums_file import load_sums
 from specbench.results.tables import speedup_interval
 from specbench.run import execute as finish
+from specbench.run.pooled import worst_machine
 from specbench.stats import two_way_bootstrap as crossed
-from specbench.stats.accounting import speedup_of
 from specbench.stats.bootstrap import student
-from specbench.stats.pooled import worst_machine
+from specbench.stats.formulas import speedup_of
 from specbench.stats.records import PerRequestSums
 from specbench.stats.two_way_bootstrap import TwoWaySums
 

@@ -8,20 +8,23 @@ import pytest
 
 from specbench.data.prompts import Request
 from specbench.decoding.timer import Lap
-from specbench.stats.accounting import accounting, cost_ratios, sums_of
 from specbench.stats.bootstrap import (
     FEWEST,
     MOST_CLUSTERS,
-    Sums,
+    BootstrapSums,
     joined,
+    prompt_clusters,
     ratio,
     resampled_sums,
     speedup_interval,
     student,
+    time_clusters,
 )
-from specbench.stats.bootstrap_clusters import prompt_clusters, time_clusters
+from specbench.stats.derive import accounting
+from specbench.stats.formulas import cost_ratios
 from specbench.stats.holdout_prediction import prediction
 from specbench.stats.records import DecodedRequest, DecodeResult, Group, Result, Round, RunRecord
+from specbench.stats.request_sums import sums_of
 
 STEP, C, V, REST, PLAIN_REST = 0.01, 0.2, 1.3, 0.1, 0.05  # seconds of a target step, and costs in such steps
 
@@ -72,7 +75,7 @@ def run(betas_of, requests=400, seed=0, **options):
 
 
 def factors_of(results, gamma=4):
-    return accounting(Sums.of(sums_of(results)), gamma)
+    return accounting(BootstrapSums.of_rows(sums_of(results)), gamma)
 
 
 def columns_of(results):
@@ -111,13 +114,13 @@ def test_a_verifier_that_accepts_more_than_beta_has_no_luck():
         for r in result.speculative.rounds:
             r.beta = [beta / 2 for beta in r.beta]
     assert factors_of(results)["luck"].factor > 1.2  # of one that accepts with probability beta it would be luck
-    without = accounting(Sums.of(sums_of(results, by_beta=False)), 4)
+    without = accounting(BootstrapSums.of_rows(sums_of(results, by_beta=False)), 4)
     assert without["luck"].factor == 1
 
 
 def test_requests_without_a_draft_leave_c_its_interval():
     results = run(constant(0.6), 4) + run(constant(0.6), 28, gamma=0)
-    assert Sums.of(sums_of(results)).intervals(cost_ratios)["c"] is not None
+    assert BootstrapSums.of_rows(sums_of(results)).intervals(cost_ratios)["c"] is not None
 
 
 def test_betas_of_one_round_that_are_alike_are_found():
@@ -128,7 +131,7 @@ def test_betas_of_one_round_that_are_alike_are_found():
 
 
 def test_costs_are_those_of_the_simulation():
-    sums = Sums.of(sums_of(run(constant(0.7), spread=0.2)))
+    sums = BootstrapSums.of_rows(sums_of(run(constant(0.7), spread=0.2)))
     cost, ranges = cost_ratios(sums.point), sums.intervals(cost_ratios)
     assert cost["c"] == pytest.approx(C, rel=5e-3) and cost["o"] == pytest.approx(REST, rel=5e-3)
     assert 1 < cost["v"] <= V  # some rounds draft nothing
@@ -157,7 +160,7 @@ def test_an_interval_of_costs_covers_the_truth():
         draft, step = rng.gamma(20, 1, 30), rng.gamma(20, 1, 30)
         names = ("draft_seconds", "steps", "plain_step_seconds", "plain_calls", "verify_seconds", "calls", "seconds")
         rows = [dict(zip(names, (d, 20, s, 20, 1, 1, 1), strict=True)) for d, s in zip(draft, step, strict=True)]
-        low, high = Sums.of(rows).intervals(cost_ratios)["c"]
+        low, high = BootstrapSums.of_rows(rows).intervals(cost_ratios)["c"]
         hits += low < 1 < high
     assert 0.92 < hits / times < 0.98
 

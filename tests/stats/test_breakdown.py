@@ -15,19 +15,13 @@ from specbench.decoding.timer import Lap
 from specbench.results.sums_file import load_sums
 from specbench.results.writer import write_result
 from specbench.run.run import run
-from specbench.stats.accounting import sums_of
-from specbench.stats.breakdown import (
-    BootstrapSums,
-    acceptance_check,
-    acceptance_of,
-    by_category,
-    by_rows,
-    geometric_speedup,
-    user_rates,
-)
+from specbench.stats.bootstrap import BootstrapSums
+from specbench.stats.breakdown import acceptance_check, acceptance_of, by_rows, geometric_speedup
+from specbench.stats.derive import by_category, of_one_process
+from specbench.stats.formulas import user_rates
 from specbench.stats.records import DecodedRequest, PerRequestSums, PositionStats, Result, Round
-from specbench.stats.request_sums import _by_place, _counts
-from specbench.stats.round_sums import confidence_bin, round_sums
+from specbench.stats.request_sums import sums_of
+from specbench.stats.round_sums import confidence_bin
 from specbench.stats.token_types import Tokens, class_of_text
 from specbench.stats.two_way_bootstrap import TwoWaySums
 
@@ -66,9 +60,8 @@ def result_of(rounds, tokens, laws=None, name="p", category="", rows=1, plain_se
 
 def sums_of_results(results, tokens=None):
     """The sums of some requests, without what needs groups and models."""
-    rows = [base | _counts(r) | _by_place(r) | round_sums(r, tokens)
-            | {"prefill_seconds": 1.0, "plain_prefill_seconds": 1.0, "drafter_prefill_seconds": 0.25}
-            for base, r in zip(sums_of(results), results, strict=True)]  # fmt: skip
+    prefill = {"prefill_seconds": 1.0, "plain_prefill_seconds": 1.0, "drafter_prefill_seconds": 0.25}
+    rows = [row | prefill for row in sums_of(results, tokens=tokens)]
     names = dict.fromkeys(name for row in rows for name in row)
     requests = [r.request for r in results]
     return PerRequestSums(
@@ -83,7 +76,7 @@ TEXT = [0, 1, 2, 3, 0, 1, 0]  # the tokens of TWO: 2 + 4 + 1
 
 
 def test_places_and_lengths_by_hand():
-    found = acceptance_of(BootstrapSums(sums_of_results([result_of(TWO, TEXT)])), True)
+    found = acceptance_of(BootstrapSums.of(sums_of_results([result_of(TWO, TEXT)])), True)
     assert found.lengths == [1, 1, 0, 1]
     # place 1: tested thrice, accepted twice; place 2: tested twice, accepted once; place 3: once, once
     assert [(e.mean, e.n) for e in found.conditional] == [(2 / 3, 3), (1 / 2, 2), (1, 1)]
@@ -98,13 +91,13 @@ def test_joint_is_the_product_of_conditionals_for_full_drafts():
         wins = [generator.random() < a for a in alpha]
         accepted = wins.index(False) if False in wins else gamma
         rounds.append(round_of(position, gamma, accepted, list(alpha[: min(accepted + 1, gamma)])))
-    found = acceptance_of(BootstrapSums(sums_of_results([result_of(rounds, [0] * 8000)])), True)
+    found = acceptance_of(BootstrapSums.of(sums_of_results([result_of(rounds, [0] * 8000)])), True)
     conditional, joint = ([e.mean for e in some] for some in (found.conditional, found.joint))
     assert conditional == pytest.approx(alpha, abs=0.04) and joint == pytest.approx(np.cumprod(conditional))
     assert joint == pytest.approx(np.cumprod(alpha), abs=0.04)
     assert np.dot(range(4), found.lengths) / sum(found.lengths) == pytest.approx(sum(joint))  # E[n] = sum of P(n >= i)
     short = [*rounds, *(round_of(9000, 1, 0, [0.5]) for _ in range(1000))]  # negative control: drafts that were cut
-    found = acceptance_of(BootstrapSums(sums_of_results([result_of(short, [0] * 9000)])), True)
+    found = acceptance_of(BootstrapSums.of(sums_of_results([result_of(short, [0] * 9000)])), True)
     assert abs(found.joint[1].mean - found.conditional[0].mean * found.conditional[1].mean) > 0.05
 
 
@@ -112,7 +105,7 @@ def test_kinds_of_guesses():
     tokens = Tokens(Words(), 6)
     assert [tokens.class_of(i) for i in range(6)] == [
         "word", "number", "punctuation", "whitespace", "other", "special"]  # fmt: skip
-    found = acceptance_of(BootstrapSums(sums_of_results([result_of(TWO, TEXT)], tokens)), True).by_token_class
+    found = acceptance_of(BootstrapSums.of(sums_of_results([result_of(TWO, TEXT)], tokens)), True).by_token_class
     # guesses: round 1 token 0 (kept), token 4 (rejected); round 2 tokens 2, 3, 0 (kept); round 3 token 4 (rejected)
     assert {name: (e.mean, e.n) for name, e in found.items()} == {
         "word": (1, 2), "punctuation": (1, 1), "whitespace": (1, 1), "other": (0, 2)}  # fmt: skip
@@ -140,7 +133,7 @@ def test_entropy_and_confidence_by_hand():
     h = np.array([0.05, 0.2, 0.2, 4.5, 0.7, np.nan, 0.05]) / nats
     laws = laws_of(h, np.full(7, 1.5 / nats), [0.95, 0.95, 0.85, 0.05, 1.0, np.nan, 0.3],
                    [0.9, 1.0, 0.5, 0.1, 1.0, np.nan, 0.2])  # fmt: skip
-    source = BootstrapSums(sums_of_results([result_of(TWO, TEXT, laws)], Tokens(Words(), 6)))
+    source = BootstrapSums.of(sums_of_results([result_of(TWO, TEXT, laws)], Tokens(Words(), 6)))
     found = acceptance_of(source, True)
     # tested positions 0, 1 (rejected), 2, 3, 4, 6 (rejected); betas .9 .5 .8 .7 .6 .25
     bins = {(b.low, b.high): (b.alpha.mean, b.accepted.mean, b.alpha.n) for b in found.by_entropy["drafter"]}
@@ -162,7 +155,7 @@ def test_a_drafter_that_says_what_is_so_is_calibrated_and_a_bold_one_is_not():
     def error(agreement):
         laws = laws_of(confidence, confidence, confidence, agreement)
         return acceptance_of(
-            BootstrapSums(sums_of_results([result_of([round_of(0, 0, 0, [])], [0], laws)])), True
+            BootstrapSums.of(sums_of_results([result_of([round_of(0, 0, 0, [])], [0], laws)])), True
         ).calibration.error
 
     hits = (np.random.default_rng(1).random(5000) < confidence).astype(float)  # temperature 0: right or wrong
@@ -186,9 +179,9 @@ def simulated(generator, requests, alpha, actual=None):
 
 def test_the_check_is_a_standard_normal_if_guesses_are_accepted_with_beta():
     generator = np.random.default_rng(0)
-    z = [acceptance_check(BootstrapSums(sums_of_results(simulated(generator, 2, 0.7))).point).z for _ in range(150)]
+    z = [acceptance_check(BootstrapSums.of(sums_of_results(simulated(generator, 2, 0.7))).point).z for _ in range(150)]
     assert abs(np.mean(z)) < 0.3 and 0.8 < np.std(z) < 1.2
-    found = acceptance_check(BootstrapSums(sums_of_results(simulated(generator, 20, 0.7, actual=0.8))).point)
+    found = acceptance_check(BootstrapSums.of(sums_of_results(simulated(generator, 20, 0.7, actual=0.8))).point)
     assert found.z > 6  # negative control: more are accepted than betas say
     assert acceptance_check({"accepted": 3, "beta": 3.0, "beta_variance": 0.0}) is None
     rare = {"accepted": 9, "beta": 9.99, "beta_variance": 0.01}  # one guess of beta .99 was rejected: no wonder
@@ -198,7 +191,8 @@ def test_the_check_is_a_standard_normal_if_guesses_are_accepted_with_beta():
 def test_categories_are_those_of_their_prompts_and_too_few_have_no_interval():
     one = [result_of(TWO, TEXT, name=f"a{i}", category="a", plain_seconds=2.0 + i / 10) for i in range(6)]
     other = [result_of(TWO[:1], TEXT[:2], name="b0", category="b", plain_seconds=1.0)]
-    found = by_category(sums_of_results([*one, *other, result_of(TWO, TEXT, name="none")]))
+    sums = sums_of_results([*one, *other, result_of(TWO, TEXT, name="none")])
+    found = by_category(lambda: [sums], of_one_process)
     assert list(found) == ["a", "b"] and (found["a"].prompts, found["b"].prompts) == (6, 1)
     # ours: 3 seconds for 7 tokens; plain: 7 tokens at 2.0, 2.1, ... 2.5 seconds
     speedups = [7 * (2 + i / 10) / 3 for i in range(6)]
@@ -217,7 +211,7 @@ def test_the_geometric_mean_is_of_ratios_not_of_times():
     """A long prompt that gains nothing outweighs the others in the ratio of times, not in the geometric mean."""
     long = result_of([round_of(0, 1, 1, [1.0], seconds=200.0)], [0, 0], name="long", plain_seconds=100.0)
     short = [result_of([round_of(0, 1, 1, [1.0])], [0, 0], name=f"s{i}", plain_seconds=1.0) for i in range(7)]
-    source = BootstrapSums(sums_of_results([long, *short]))
+    source = BootstrapSums.of(sums_of_results([long, *short]))
     assert geometric_speedup(source).mean == pytest.approx(2 ** (7 / 8))
     assert source.point["plain_seconds"] / source.point["seconds"] < 1.04
 
@@ -225,7 +219,7 @@ def test_the_geometric_mean_is_of_ratios_not_of_times():
 def test_a_user_waits_for_whole_calls():
     """Two rows share each call of 1 s: together they make twice as many tokens a second as one user sees."""
     rounds = [round_of(0, 1, 1, [1.0], rows=2), round_of(2, 1, 1, [1.0], rows=1)]
-    source = BootstrapSums(sums_of_results([result_of(rounds, [0] * 4, rows=2)]))
+    source = BootstrapSums.of(sums_of_results([result_of(rounds, [0] * 4, rows=2)]))
     point = source.point
     assert point["tokens"] / point["seconds"] == pytest.approx(4 / 1.5)
     rates = user_rates(point)
@@ -235,13 +229,13 @@ def test_a_user_waits_for_whole_calls():
     assert (alone.rows_to, both.rows_from, both.rows_to) == (1, 2, 2) and alone.baseline is None
     assert both.speculative.tokens_per_second == pytest.approx(4) == 2 * both.speculative.user_tokens_per_second
     assert both.baseline.tokens_per_second == pytest.approx(1)
-    assert by_rows(BootstrapSums(sums_of_results([result_of(TWO, TEXT)]))) == []
+    assert by_rows(BootstrapSums.of(sums_of_results([result_of(TWO, TEXT)]))) == []
 
 
 def test_several_processes_pool_their_sums():
     processes = [sums_of_results(simulated(np.random.default_rng(seed), 6, 0.7)) for seed in range(3)]
     pooled = acceptance_of(TwoWaySums.of(lambda: processes), False)
-    alone = [acceptance_of(BootstrapSums(sums), False) for sums in processes]
+    alone = [acceptance_of(BootstrapSums.of(sums), False) for sums in processes]
     assert pooled.lengths == np.sum([found.lengths for found in alone], 0).tolist()
     for place in range(4):
         tested = [found.conditional[place].n for found in alone]
@@ -250,7 +244,7 @@ def test_several_processes_pool_their_sums():
         assert pooled.conditional[place].stderr > 0
     crossed = TwoWaySums.of(lambda: processes)
     assert geometric_speedup(crossed).mean == pytest.approx(
-        np.prod([geometric_speedup(BootstrapSums(sums)).mean for sums in processes]) ** (1 / 3))  # fmt: skip
+        np.prod([geometric_speedup(BootstrapSums.of(sums)).mean for sums in processes]) ** (1 / 3))  # fmt: skip
 
 
 @pytest.fixture(scope="module", params=["temperature=1", "temperature=0"])
@@ -328,9 +322,9 @@ def test_times_between_tokens_are_those_of_the_rounds(folder):
 def test_the_sums_of_a_stored_run_give_its_numbers_again(folder):
     result = json.loads((folder / "results.json").read_text())
     sums = load_sums(folder)
-    again = acceptance_of(BootstrapSums(sums), True)
+    again = acceptance_of(BootstrapSums.of(sums), True)
     assert again.lengths == result["acceptance"]["lengths"]
-    assert geometric_speedup(BootstrapSums(sums)).mean == pytest.approx(result["speedup"]["geometric_mean"]["mean"])
+    assert geometric_speedup(BootstrapSums.of(sums)).mean == pytest.approx(result["speedup"]["geometric_mean"]["mean"])
     lines = [json.loads(line) for line in (folder / "prompts.jsonl").read_text().splitlines()]
     logs = [math.log(x["baseline_decode_seconds"] / x["baseline_tokens"] / x["decode_seconds"] * x["tokens"])
             for x in lines]  # fmt: skip

@@ -8,11 +8,11 @@ import pytest
 
 from specbench.decoding.timer import Lap
 from specbench.policies.gamma.optimal import OptimalGamma
-from specbench.results.schema import HalfCosts
-from specbench.stats.bootstrap_clusters import group_clusters, halves
+from specbench.stats.bootstrap import group_clusters, halves
 from specbench.stats.costs import CostTable, half_costs
+from specbench.stats.estimates import HalfCosts
 from specbench.stats.records import Group, Round, RunRecord
-from specbench.stats.replay import Half, Text, Trace, pick, priced, replay, sweep_rounds
+from specbench.stats.replay import HalfOfPrompts, Text, Trace, pick, priced, replay, sweep_rounds
 
 ALPHA, TOKENS, PROMPTS, LARGEST, EXPERIMENTS = 0.6, 30, 20, 4, 25
 NOISE = 0.3  # standard deviation of the logarithm of what a probe sees
@@ -50,7 +50,7 @@ def experiment(seed, worth):
         both.append(HalfCosts([[name] for name in own], by_gamma, covariance.tolist()))
     in_sample = Trace(texts, np.array([cost.share for cost in table.summary()]), 1.0)
     placed = [Text(**vars(each) | {"half": of[each.prompt]}) for each in texts]
-    crossed = Trace(placed, in_sample.seconds, 1.0, [Half.of(half, LARGEST) for half in both])
+    crossed = Trace(placed, in_sample.seconds, 1.0, [HalfOfPrompts.of(half, LARGEST) for half in both])
     return crossed, in_sample, sweep_rounds(crossed, draws=1)  # all outcomes are known
 
 
@@ -118,7 +118,9 @@ def test_a_text_is_charged_the_costs_of_the_other_half():
     generator = np.random.default_rng(1)
     texts = [Text(**vars(text(generator, f"p{half}")) | {"half": half}) for half in (0, 1)]
     seconds = [np.full(LARGEST + 1, value) for value in (1.0, 100.0)]
-    trace = Trace(texts, seconds[0], 1.0, [Half(each, np.zeros((LARGEST + 1, LARGEST + 1))) for each in seconds])
+    trace = Trace(
+        texts, seconds[0], 1.0, [HalfOfPrompts(each, np.zeros((LARGEST + 1, LARGEST + 1))) for each in seconds]
+    )
     rounds = sweep_rounds(trace, draws=1)[2].sum(1)
     assert priced(trace, sweep_rounds(trace, draws=1)[2]).speedup == pytest.approx(
         2 * TOKENS / (100 * rounds[0] + rounds[1])

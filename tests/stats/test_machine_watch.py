@@ -8,10 +8,12 @@ import pytest
 import torch
 from rich.console import Console
 
-from specbench.results.schema import Machine
 from specbench.results.tables import multirun_rows, multirun_tables, to_csv
-from specbench.stats import machine_noise as machine_watch
-from specbench.stats.machine_noise import MachineWatch, Use, living, parse_use, reasons, shares, step_drift, variation
+from specbench.run import machine_watch
+from specbench.run.machine_watch import MachineWatch, living, parse_use
+from specbench.stats import machine_noise
+from specbench.stats.estimates import Machine
+from specbench.stats.machine_noise import Use, reasons, shares, step_drift, variation
 
 STAT = """cpu  1 2 3 4 5 6 7 8 0 0
 cpu0 {0} 0 1000 50000 0 0 0 {1} 0 0
@@ -51,7 +53,7 @@ def test_the_size_of_the_drift_is_that_of_the_simulation():
     drift, error, halves = step_drift(*steps(400, trend=0.2))
     assert drift == pytest.approx(np.expm1(0.2), abs=4 * error) and error < 0.01
     assert halves == pytest.approx(np.expm1(0.1), abs=0.02)
-    assert step_drift(*steps(machine_watch.FEWEST_GROUPS - 1)) == (None, None, None)
+    assert step_drift(*steps(machine_noise.FEWEST_GROUPS - 1)) == (None, None, None)
 
 
 def test_longer_texts_are_no_drift():
@@ -97,11 +99,11 @@ def test_probes_that_vary_are_told_and_one_outlier_is_not(seconds, steady, monke
     watch = MachineWatch(torch.device("cpu"), FakeClock(seconds), lambda: None)
     for _ in seconds:
         watch()
-    assert watch.seconds == pytest.approx(seconds)
+    assert watch.probes.seconds == pytest.approx(seconds)
     found = watch.judge([])
     assert found.steady is steady and bool(found.reasons) is not steady and found.others is None
     assert steady or "probes of compute vary by" in found.reasons[0]
-    assert variation([1.0] * (machine_watch.FEWEST_PROBES - 1)) is None
+    assert variation([1.0] * (machine_noise.FEWEST_PROBES - 1)) is None
 
 
 class Bandwidth:

@@ -22,7 +22,7 @@ from specbench.results.replay_table import notes, table
 from specbench.results.replay_trace import load_trace
 from specbench.results.writer import write_result
 from specbench.run.run import run
-from specbench.stats.position_stats import Text, read_texts
+from specbench.stats.position_stats import DecodedText, read_texts
 from specbench.stats.replay import priced, replay, sweep, sweep_rounds, trace_of
 
 
@@ -189,7 +189,7 @@ def test_betas_along_a_text_of_a_known_chain(kind, cache, tables, number_text):
         drafter.model.allocate(1, 48)
     text = torch.randint(V, (30,), generator=torch.Generator().manual_seed(3)).tolist()
     other = [(token + 1) % V for token in text[4:20]]
-    _, laws = read_texts(target, drafter, text[:4], [Text(other, [1.0] * 16), Text(text[4:], [1.0] * 26)])
+    _, laws = read_texts(target, drafter, text[:4], [DecodedText(other, [1.0] * 16), DecodedText(text[4:], [1.0] * 26)])
     p, guessed = tables.target.double().softmax(-1), 0
     for place in range(26):
         before, last, x = text[place + 2], text[place + 3], text[place + 4]

@@ -14,8 +14,8 @@ from specbench.errors import ConfigError
 from specbench.results.sums_file import FILE, load_sums
 from specbench.results.writer import write_result
 from specbench.run.run import run
-from specbench.stats.accounting import speedup_of
-from specbench.stats.bootstrap import Sums
+from specbench.stats.bootstrap import BootstrapSums
+from specbench.stats.formulas import speedup_of
 from specbench.stats.request_sums import request_sums
 
 
@@ -59,7 +59,7 @@ def test_sums_agree_with_the_other_files(folder):
             ("drift_tested", sum(p["outcome"] is not None for p in positions if p["prompt"] == name)),
         ):
             assert columns[column][row] == pytest.approx(expected), column
-    sums = Sums.of_columns(columns, found.clusters)
+    sums = BootstrapSums(columns, found.clusters)
     assert float(speedup_of(sums.point)) == pytest.approx(result["speedup"]["measured"])
     for name in ("accepted", "recovered", "bonus", "accepted_before_stop", "verified", "rounds", "drafted"):
         assert columns[name].sum() == result["counts"][name]

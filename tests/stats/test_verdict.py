@@ -27,14 +27,13 @@ from specbench.models.language_model import LanguageModel
 from specbench.policies.gamma.fixed import FixedGamma
 from specbench.results.tables import verdict
 from specbench.run.recorder import Recorder
+from specbench.run.reference_scores import ends_where_it_should, read
 from specbench.run.run import run
 from specbench.stats.concentration import chernoff, freedman
 from specbench.stats.losslessness import judge
 from specbench.stats.records import DecodedRequest, Group, Result, RunRecord
 from specbench.stats.reference_distribution import largest_tv, law
-from specbench.stats.reference_scores import read
-from specbench.stats.stop_check import ends_where_it_should
-from specbench.stats.verdict_records import Events, Sums
+from specbench.stats.verdict_records import Events, MartingaleSums
 from specbench.verifiers.block import BlockVerifier
 from specbench.verifiers.iterative import IterativeVerifier
 from specbench.verifiers.match import MatchVerifier
@@ -173,7 +172,7 @@ def test_both_bounds_hold_for_rare_events(p):
     for hit in range(1, int(n * p + 8 * math.sqrt(n * p) + 2)):
         deviation = abs(hit - n * p)
         true = float(((hits - n * p).abs() >= deviation - 1e-9).double().mean())
-        bounds = chernoff(events, np.ones(n), deviation), freedman(Sums(deviation, n * p * (1 - p)), 1.0)
+        bounds = chernoff(events, np.ones(n), deviation), freedman(MartingaleSums(deviation, n * p * (1 - p)), 1.0)
         assert min(bounds) >= true - 5 * math.sqrt(true / runs + 1 / runs**2)
         assert bounds[0] < 40 * true + 1e-3
 

@@ -17,9 +17,10 @@ from specbench.errors import ConfigError
 from specbench.models.attention_mask import sliding_window
 from specbench.models.language_model import LanguageModel
 from specbench.models.pretrained import PretrainedModel, load_config
-from specbench.results.schema import BeamNumbers, Lossless
+from specbench.results.schema import BeamNumbers
 from specbench.run.components import Components
 from specbench.settings import MOST_BEAMS, BaseSettings, setting
+from specbench.stats.estimates import Lossless
 from specbench.stats.records import DecodeResult, Result, RunRecord
 
 MOST_GUESSES = 256  # u

@@ -11,10 +11,11 @@ from specbench.contrib.beams.search_state import BeamRules, FoundBeams
 from specbench.decoding.encoder_input import EncoderInput
 from specbench.models.language_model import LanguageModel
 from specbench.models.reference_forward import stock_logits
-from specbench.results.schema import BeamNumbers, Lossless, Reread
+from specbench.results.schema import BeamNumbers
+from specbench.run.reference_scores import refuse_too_long
+from specbench.stats.estimates import Lossless, Reread
 from specbench.stats.records import Result, RunRecord
 from specbench.stats.reference_distribution import ROUNDINGS, TYPICAL_16_BIT, tolerance
-from specbench.stats.reference_scores import refuse_too_long
 
 SUMMED = (
     "levels", "plain_levels", "calls", "target_runs", "plain_target_runs", "drafter_runs", "equal", "requests",

@@ -11,10 +11,10 @@ from specbench.decoding.draft import Draft
 from specbench.decoding.speculative import RoundHook, decode_speculative, ignore
 from specbench.decoding.state import State
 from specbench.decoding.timer import Clock, Lap, Timer, decoding_seconds
+from specbench.run.bandwidth import cuda_roofs
 from specbench.run.components import Components
 from specbench.run.decoder import untimed
 from specbench.run.recorder import Recorder, round_numbers
-from specbench.stats.bandwidth import cuda_roofs
 
 # Llama 3.2 1B drafts for 3B: real shapes, random weights, guesses accepted at a given rate.
 PAIR = ("target=llama3b", "drafter=llama1b", "target.weights=random", "drafter.weights=random", "gamma=5",

@@ -11,16 +11,17 @@ from typing import Any
 from specbench.config.memory import peak_bytes, reset_peak
 from specbench.contrib.ray.merge import Limits, Piece, joined_costs, probes_by_worker, roofs_of
 from specbench.results.provenance import provenance
-from specbench.results.schema import Machine, RunResult
+from specbench.results.schema import RunResult
 from specbench.run.batching import TurnPlan
 from specbench.run.components import Components
 from specbench.run.interleave import InterleavedGroup
+from specbench.run.machine_watch import MachineWatch
 from specbench.run.method_run import MethodRun
 from specbench.run.phase_timer import Phases
-from specbench.stats.bandwidth import Roofs
+from specbench.run.pooled import worst_machine
 from specbench.stats.costs import CostTable
-from specbench.stats.machine_noise import MachineWatch, Probes
-from specbench.stats.pooled import worst_machine
+from specbench.stats.estimates import Machine
+from specbench.stats.machine_noise import Probes, Roofs
 from specbench.stats.records import Failure, Group, PerRequestSums, RunRecord
 
 log = logging.getLogger(__name__)

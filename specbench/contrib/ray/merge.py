@@ -10,9 +10,8 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from specbench.stats.bandwidth import Roofs
 from specbench.stats.costs import CostTable
-from specbench.stats.machine_noise import Probes
+from specbench.stats.machine_noise import Probes, Roofs
 from specbench.stats.position_stats import LIMIT
 from specbench.stats.records import Failure, Group, Result, RunRecord
 

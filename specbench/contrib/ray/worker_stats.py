@@ -5,10 +5,8 @@ from collections.abc import Sequence
 from specbench.contrib.ray.merge import Piece
 from specbench.contrib.ray.worker_handle import WorkerHandle
 from specbench.results.schema_parts import WorkerNumbers
-from specbench.stats.accounting import speedup_of
-from specbench.stats.breakdown import BootstrapSums, only
+from specbench.stats.derive import RunFacts, derive, of_one_process
 from specbench.stats.records import RunRecord
-from specbench.stats.request_sums import rates
 
 
 def worker_numbers(hands: Sequence[WorkerHandle], pieces: Sequence[Piece], record: RunRecord) -> list[WorkerNumbers]:
@@ -44,11 +42,9 @@ def _of(hand: WorkerHandle, requests: Sequence[int], seconds: float, record: Run
         lost=hand.lost,
     )
     if requests:
-        sums = BootstrapSums(only(record.sums, requests))
-        per_second = rates(sums.point)
-        found.tokens, found.baseline_tokens = round(sums.point["tokens"]), round(sums.point["plain_tokens"])
-        found.tokens_per_second = float(per_second["speculative_tokens_per_second"])
-        found.baseline_tokens_per_second = float(per_second["baseline_tokens_per_second"])
-        found.speedup = float(speedup_of(sums.point))
-        found.speedup_ci95 = sums.intervals(lambda s: {"measured": speedup_of(s)})["measured"]
+        own = derive(lambda: [record.sums.only(requests)], of_one_process, RunFacts())
+        found.tokens, found.baseline_tokens = own.counts.tokens, own.counts.baseline_tokens
+        found.tokens_per_second = own.throughput["speculative_tokens_per_second"]
+        found.baseline_tokens_per_second = own.throughput["baseline_tokens_per_second"]
+        found.speedup, found.speedup_ci95 = own.speedup.measured, own.speedup.ci95
     return found

@@ -7,9 +7,9 @@ import numpy as np
 
 from specbench.contrib.servers.answer import Acceptance, ServerFacts
 from specbench.peers.base import PeerOutput, Streamed
-from specbench.results.schema import EqualTexts, Estimate, FirstDifference, Latency, ServerNumbers
-from specbench.stats.bootstrap import ratio
-from specbench.stats.bootstrap_clusters import prompt_clusters
+from specbench.results.schema_parts import EqualTexts, FirstDifference, ServerNumbers
+from specbench.stats.bootstrap import prompt_clusters, ratio
+from specbench.stats.estimates import Estimate, Latency
 from specbench.stats.latency import percentiles, summary_of
 from specbench.stats.records import Result
 

@@ -5,7 +5,7 @@ from statistics import harmonic_mean
 from typing import Any
 
 from specbench.contrib.servers.numbers import sum_of_known
-from specbench.stats.pooled import means
+from specbench.run.pooled import means
 
 Tree = dict[str, Any]
 

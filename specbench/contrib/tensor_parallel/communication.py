@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from specbench.decoding.timer import COLLECTIVE, Lap, Laps, decoding_seconds
-from specbench.results.schema import Communication
+from specbench.stats.estimates import Communication
 
 
 def communication(

@@ -4,8 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
-from specbench.decoding.gamma_policy import Costs, Floats, GammaPolicy, RowsSeen
+from specbench.decoding.gamma_policy import Costs, GammaPolicy, RowsSeen
 from specbench.settings import LARGEST_GAMMA, BaseSettings, setting
 
 
@@ -22,7 +23,7 @@ class OracleGamma(GammaPolicy):
         self.largest = largest
         self.widths = tuple(range(1, largest + 1))
 
-    def foresee(self, outcomes: Sequence[bool], betas: Floats) -> None:
+    def foresee(self, outcomes: Sequence[bool], betas: npt.NDArray[np.float64]) -> None:
         self.outcomes, self.betas = outcomes, np.nan_to_num(betas)
 
     def next_gamma(self, state: RowsSeen) -> list[int]:

@@ -73,7 +73,7 @@ class Running:
         """Seconds a token of plain decoding over those of speculative decoding; None before there are any."""
         if not (self.tokens and self.plain_tokens and self.seconds):
             return None
-        from specbench.stats.accounting import speedup_of
+        from specbench.stats.formulas import speedup_of
 
         return float(speedup_of(vars(self)))
 

@@ -4,14 +4,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from specbench.settings import BaseSettings, setting
+from specbench.stats.estimates import Floats
 from specbench.stats.metrics.base import Metric, Path
-
-Floats = npt.NDArray[np.float64]
 
 
 class Calibration(Metric):

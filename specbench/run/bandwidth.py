@@ -3,24 +3,17 @@
 import statistics
 import time
 from collections.abc import Callable
-from typing import NamedTuple
 
 import torch
 
 from specbench.executors.machine import free_bytes
+from specbench.stats.machine_noise import Roofs
 
 CPU_BYTES = 2**26  # the buffer: more than a core's share of the caches
 CUDA_BYTES = 2**30  # shorter reads show less than the full rate
 CALLS = 10  # reads, and copies, timed as one on CUDA
 
 Seconds = Callable[[Callable[[], object], torch.device], float]  # of one call, repeated
-
-
-class Roofs(NamedTuple):
-    """Bytes per second that the memory was measured to read and, on CUDA, to copy, where each byte counts twice."""
-
-    read: float
-    copy: float | None = None
 
 
 class BandwidthProbe:

@@ -1,4 +1,4 @@
-"""Reads finished texts once more, by the stock module, for the losslessness test (`measure/lossless.py`).
+"""Reads finished texts once more, by the stock module, for the losslessness test (`stats/losslessness.py`).
 
 Its p comes from a plain forward pass and is standardized here once more (section 2.2), so that an error in our cache,
 masks, positions, executors or sampling cannot hide in it. Nothing here is timed as decoding.
@@ -7,10 +7,9 @@ n new tokens of a text, V vocabulary.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -22,14 +21,13 @@ from specbench.executors.machine import free_bytes
 from specbench.models.architecture import size_of
 from specbench.models.language_model import LanguageModel
 from specbench.models.reference_forward import stock_logits
+from specbench.stats.estimates import Floats
 from specbench.stats.reference_distribution import counted, largest_tv, law, penalised, tolerance
-from specbench.stats.verdict_records import DrawnFrom, Events, ReferenceScore, Sums
+from specbench.stats.verdict_records import LOG_FLOOR, DrawnFrom, Events, MartingaleSums, ReferenceScore
 
 LONGEST = 4096  # tokens of a text that are read, its prompt included: eager attention holds their square
 SHARE_OF_MEMORY = 0.25  # of what is free: more is not taken by one layer's attention
-CHUNK = 64  # positions whose p is computed at a time
-LOG_FLOOR = -10.0  # nats: log p below it counts as this, so that no difference exceeds 10
-Floats = npt.NDArray[np.float64]
+POSITIONS_AT_A_TIME = 64  # positions whose p is computed at a time
 
 
 def read(
@@ -89,8 +87,8 @@ def _sampled(
     """The reading above temperature 0, from logits [n, V] and tokens [n]."""
     guess, ratios = guesses(evidence, tokens.tolist())
     parts = []
-    for begin in range(0, len(tokens), CHUNK):
-        here = slice(begin, begin + CHUNK)
+    for begin in range(0, len(tokens), POSITIONS_AT_A_TIME):
+        here = slice(begin, begin + POSITIONS_AT_A_TIME)
         parts.append(_chunk(logits[here], tokens[here], dtype, sampling, evidence, begin))
     return ReferenceScore(
         len(tokens),
@@ -98,7 +96,7 @@ def _sampled(
         finite=all(part.finite for part in parts) and bool(np.isfinite([*evidence.p, *evidence.q]).all()),
         impossible=[at for part in parts for at in part.impossible],
         tested=len(evidence.at),
-        log_p=sum((part.log_p for part in parts), Sums()),
+        log_p=sum((part.log_p for part in parts), MartingaleSums()),
         leak=Events.join([part.leak for part in parts]),
         guess=guess,
         ratios=ratios,
@@ -132,11 +130,11 @@ def _chunk(
     )
 
 
-def _log_p(p: Tensor, x: Tensor) -> Sums:
+def _log_p(p: Tensor, x: Tensor) -> MartingaleSums:
     """The sums of f = log p over n tokens x [n, 1] drawn from p [n, V]."""
     f = p.log().clamp(min=LOG_FLOOR)
     mean = (p * f).sum(-1, keepdim=True)
-    return Sums(float((f.gather(1, x) - mean).sum()), float((p * (f - mean).square()).sum()))
+    return MartingaleSums(float((f.gather(1, x) - mean).sum()), float((p * (f - mean).square()).sum()))
 
 
 def guesses(evidence: DrawnFrom, tokens: Sequence[int]) -> tuple[Events, Floats]:
@@ -155,3 +153,14 @@ def guesses(evidence: DrawnFrom, tokens: Sequence[int]) -> tuple[Events, Floats]
 def _host(values: Tensor) -> Floats:
     found: Floats = values.double().cpu().numpy()
     return found
+
+
+def ends_where_it_should(
+    tokens: Sequence[int], limit: int, stop_tokens: Sequence[int], strings: Sequence[str], decode: Callable[..., str]
+) -> bool:
+    """Whether the new tokens of a text end at the first stop token or stop string, or else at `limit` tokens. `decode`
+    is the tokenizer's."""
+    before, whole = (decode(list(part), skip_special_tokens=True) for part in (tokens[:-1], tokens))
+    stopped_before = bool(set(tokens[:-1]) & set(stop_tokens)) or any(string in before for string in strings)
+    stops = tokens[-1] in stop_tokens or any(string in whole for string in strings)
+    return not stopped_before and (stops or len(tokens) == limit)

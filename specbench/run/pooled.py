@@ -1,0 +1,124 @@
+"""The result of several processes on the same prompts: what their sums give, and what else stands in each result."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+
+from specbench.decoding.search import Decoding
+from specbench.peers.base import Peers
+from specbench.stats.derive import Derived, Load, RunFacts, derive
+from specbench.stats.estimates import Counts, Repeats
+from specbench.stats.formulas import cost_ratios, rates, speedup_of
+from specbench.stats.two_way_bootstrap import TwoWaySums, relative_sd
+
+WORST = ("failed", "inconclusive", "untested", "lossy", "passed")  # verdicts, the worst first
+OF_ROUNDS = ("by_gamma", "halves", "read_again", "communication")  # costs that no sums give
+
+ResultTree = dict[str, Any]
+
+
+def pooled(
+    results: Sequence[ResultTree], load: Load, peers: type[Peers] = Peers, decoding: type[Decoding] = Decoding
+) -> ResultTree:
+    """The contents of results.json for the results of several processes, as they stand in theirs, and `load`, which
+    gives the sums of each; `peers` and `decoding` are the classes that were chosen in the groups `baseline` and
+    `decoding`. Replay, times of rounds by gamma and what else needs texts and rounds stays the first
+    process'."""
+    first, facts = results[0], _facts(results)
+    found = derive(load, TwoWaySums.of, facts)
+    servers = {name: [result["servers"].get(name) for result in results] for name in first["servers"]}
+    return (
+        first
+        | asdict(found)
+        | {
+            "status": "complete",
+            "provenance": first["provenance"] | {"seconds": sum(r["provenance"]["seconds"] for r in results)},
+            "cost": asdict(found.cost) | {name: first["cost"][name] for name in OF_ROUNDS},
+            "operations_factor": mean([result["operations_factor"] for result in results]),
+            "gamma": facts.gamma,
+            "lossless": _worst([result["lossless"] for result in results]),
+            "acceptance": asdict(found.acceptance) | {"check": first["acceptance"]["check"]},
+            "bandwidth": asdict(found.bandwidth)
+            | {"copy_bytes_per_second": first["bandwidth"]["copy_bytes_per_second"]},
+            "drift": _drift(found, results),
+            "latency": means([result["latency"] for result in results]),
+            "servers": {name: peers.pooled_numbers(own) for name, own in servers.items() if all(own)},
+            "memory": {name: max(result["memory"][name] for result in results) for name in first["memory"]},
+            "beam": decoding.pooled_numbers([result["beam"] for result in results if result["beam"]]),
+            "machine": worst_machine({f"process {n}": result["machine"] for n, result in enumerate(results, 1)}),
+            "metrics": means([result["metrics"] for result in results]),
+            "seconds": _added([result["seconds"] for result in results]),
+            "notes": list(dict.fromkeys(note for result in results for note in result["notes"])),
+        }
+    )
+
+
+def _facts(results: Sequence[ResultTree]) -> RunFacts:
+    """What `derive` must know beside the sums. Acceptance is not checked: prompts are the same in all processes."""
+    gammas = {result["gamma"] for result in results}
+    failed, too_long = (sum(result["counts"][name] for result in results) for name in ("failed", "too_long"))
+    peaks = [result["bandwidth"]["measured_peak_bytes_per_second"] for result in results]
+    return RunFacts(results[0]["gamma"] if len(gammas) == 1 else None, False, float(np.median(peaks)), failed, too_long)
+
+
+def _drift(found: Derived, results: Sequence[ResultTree]) -> ResultTree:
+    texts = means([{name: value for name, value in result["drift"].items() if name != "ci95"} for result in results])
+    bounds = [result["drift"]["bound"] for result in results if result["drift"]["bound"] is not None]
+    return texts | {"bound": max(bounds, default=None)} | found.drift
+
+
+def _added(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Sums by name."""
+    names = dict.fromkeys(name for part in parts for name in part)
+    return {name: sum(part.get(name, 0.0) for part in parts) for name in names}
+
+
+def repeats_of(results: Sequence[ResultTree], load: Load, vary: str, failed: int) -> ResultTree:
+    """The field `repeats`."""
+    values = TwoWaySums.of(load).by_process(lambda s: {"speedup": speedup_of(s), **cost_ratios(s), **rates(s)})
+    sd = {name: relative_sd(found) for name, found in values.items()}
+    return asdict(Repeats(len(results), failed, vary, sd, Counts(**results[0]["counts"])))
+
+
+def _worst(verdicts: Sequence[ResultTree]) -> ResultTree:
+    """The worst verdict, with the number of its process in its reason."""
+    place = min(range(len(verdicts)), key=lambda i: WORST.index(verdicts[i]["verdict"]))
+    found = verdicts[place]
+    if found["verdict"] == "passed" or len({verdict["verdict"] for verdict in verdicts}) == 1:
+        return found
+    return found | {"reason": f"process {place + 1}: {found['reason']}" if found["reason"] else f"process {place + 1}"}
+
+
+def worst_machine(machines: Mapping[str, ResultTree]) -> ResultTree:
+    """Of what was known of the machine in several processes, by their names: steady if it was so in all, and of each
+    number the one furthest from 0."""
+    every = [*machines.values()]
+    names = [name for name in every[0] if name not in ("steady", "reasons")]
+    alike: dict[str, list[str]] = {}  # reasons that differ in their numbers alone
+    for whose, machine in machines.items():
+        for told in machine["reasons"]:
+            alike.setdefault(re.sub(r"\d+", "", told), []).append(f"{whose}: {told}")
+    found: ResultTree = {
+        "steady": all(machine["steady"] for machine in every),
+        "reasons": [told[0] + f" (and {len(told) - 1} more)" * (len(told) > 1) for told in alike.values()],
+    }
+    return found | {name: max((m[name] for m in every if m[name] is not None), key=abs, default=None) for name in names}
+
+
+def mean(values: Sequence[float | None]) -> float | None:
+    """The mean of those that there are."""
+    known = [value for value in values if value is not None]
+    return float(np.mean(known)) if known else None
+
+
+def means(trees: Sequence[ResultTree]) -> ResultTree:
+    """ResultTrees of numbers of the same shape: the mean at each place."""
+    return {
+        name: means([tree[name] for tree in trees if name in tree])
+        if isinstance(value, dict)
+        else mean([tree.get(name) for tree in trees])
+        for name, value in trees[0].items()
+    }

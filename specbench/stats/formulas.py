@@ -1,0 +1,140 @@
+"""Every rate of a run as a formula of its sums over requests, which are numbers or arrays [samples] by name.
+
+A bootstrap gives each formula its interval. Where rows decode together, a request has its even share of every call it
+was in.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from specbench.theory import expected_tokens
+
+Sums = Mapping[str, Any]
+DRAFTS = "drafts of "  # and a number of guesses: how many drafts had so many
+SECONDS_OF, TOKENS_OF = "seconds of ", "tokens of "  # and a peer
+
+
+def speedup_of(s: Sums, tokens: str = "tokens") -> Any:
+    """Seconds per token of plain decoding over ours, if ours had yielded as many tokens as the sum `tokens` says."""
+    return (s["plain_seconds"] / s["plain_tokens"]) / (s["seconds"] / s[tokens])
+
+
+def measured_speedup(s: Sums) -> dict[str, Any]:
+    """`speedup_of`, and the same with prefill."""
+    plain = (s["plain_seconds"] + s["plain_prefill_seconds"]) / s["plain_tokens"]
+    return {
+        "measured": speedup_of(s),
+        "end_to_end": plain / ((s["seconds"] + s["prefill_seconds"]) / s["tokens"]),
+    }
+
+
+def geometric_mean(s: Sums) -> dict[str, Any]:
+    """The geometric mean of the speedup of each request."""
+    return {"geometric_mean": np.exp(s["log_speedup"] / s["requests"])}
+
+
+def wall_speedup(s: Sums) -> Any:
+    """`speedup_of`, with both times by the host's clock."""
+    return (s["plain_wall_seconds"] / s["plain_tokens"]) / (s["wall_seconds"] / s["tokens"])
+
+
+def rates(s: Sums) -> dict[str, Any]:
+    """Ours and plain decoding's throughput, tokens per second."""
+    return {
+        "speculative_tokens_per_second": s["tokens"] / s["seconds"],
+        "baseline_tokens_per_second": s["plain_tokens"] / s["plain_seconds"],
+    }
+
+
+def user_rates(s: Sums) -> dict[str, Any]:
+    """Tokens per second of one row: a row waits for the whole of each call that it is in."""
+    return {
+        "user_tokens_per_second": s["tokens"] / s["call_seconds"],
+        "baseline_user_tokens_per_second": s["plain_tokens"] / s["plain_call_seconds"],
+    }
+
+
+def speedups_over(s: Sums) -> dict[str, Any]:
+    """Ours over each peer: ratios of seconds per token."""
+    peers = [name.removeprefix(SECONDS_OF) for name in s if name.startswith(SECONDS_OF)]
+    ours = s["seconds"] / s["tokens"]
+    return {name: s[f"{SECONDS_OF}{name}"] / s[f"{TOKENS_OF}{name}"] / ours for name in peers}
+
+
+def cost_ratios(s: Sums) -> dict[str, Any]:
+    """c, v and o, and the seconds of a single-token target step."""
+    step = s["plain_step_seconds"] / s["plain_calls"]
+    rest = s["seconds"] - s["draft_seconds"] - s["verify_seconds"]
+    return {
+        "c": drafter_step_seconds(s) / step,
+        "v": s["verify_seconds"] / s["calls"] / step,
+        "o": rest / s["calls"] / step,
+        "target_step_seconds": step,
+    }
+
+
+def all_costs(s: Sums) -> dict[str, Any]:
+    """`cost_ratios`, the seconds that they are made of, o by the host's clock, and the mean seconds in which a prompt
+    is read."""
+    found = cost_ratios(s)
+    others = s["wall_seconds"] - s["draft_seconds"] - s["verify_seconds"]
+    prefill = ("prefill_seconds", "drafter_prefill_seconds", "plain_prefill_seconds")
+    return found | {
+        "drafter_step_seconds": drafter_step_seconds(s),
+        "verify_seconds": s["verify_seconds"] / s["calls"],
+        "o_wall": others / s["calls"] / found["target_step_seconds"],
+        **{name: s[name] / s["requests"] for name in prefill},
+    }
+
+
+def drafter_step_seconds(s: Sums) -> Any:
+    """Seconds of a drafter step; not a number without one."""
+    return s["draft_seconds"] / np.where(s["steps"] > 0, s["steps"], np.nan)
+
+
+def drafting_of(s: Sums) -> Any:
+    """The drafting of a round, in target steps."""
+    return s["draft_seconds"] / s["calls"] / cost_ratios(s)["target_step_seconds"]
+
+
+def drifts(s: Sums) -> dict[str, Any]:
+    """Total variation and KL of a tested position."""
+    return {name: s[f"drift_{name}"] / s["drift_tested"] for name in ("tv", "kl")}
+
+
+def bandwidths(s: Sums) -> dict[str, Any]:
+    """Bytes that a step of plain decoding reads over its time, and of the drafter's step, if its bytes are known."""
+    found = {"target_bytes_per_second": s["plain_bytes"] / s["plain_step_seconds"]}
+    if "drafter_bytes" in s:
+        found["drafter_bytes_per_second"] = s["drafter_bytes"] / s["plain_calls"] / drafter_step_seconds(s)
+    return found
+
+
+def factors(s: Sums, gamma: int | None) -> dict[str, Any]:
+    """The measured speedup split into Theorem 3.8's prediction and one factor for each cause of the difference, whose
+    product it is. `gamma` is None if a policy varies it: then it is the mean number of drafted tokens. See
+    docs/metrics.md."""
+    g = s["drafted"] / s["rounds"] if gamma is None else gamma
+    alpha = np.minimum(s["beta"] / s["tested"], 1 - 1e-12)  # equation 1 is continuous at 1
+    cost = cost_ratios(s)
+    drafting = drafting_of(s)
+    whole = expected_tokens(alpha, g)
+    lengths = {name: int(name.removeprefix(DRAFTS)) for name in s if name.startswith(DRAFTS)}
+    actual = sum(s[name] * expected_tokens(alpha, guesses) for name, guesses in lengths.items())
+    going_on = alpha * (1 - s["stops"] / s["tokens"])  # an accepted guess that does not end the text
+    stopped = sum(s[name] * expected_tokens(going_on, guesses) for name, guesses in lengths.items())
+    rows, plain_rows = s["rounds"] / s["calls"], s["plain_tokens"] / s["plain_calls"]
+    return {
+        "theorem_3_8": whole / (g * cost["c"] + 1),
+        "short_drafts": actual / s["rounds"] / whole,
+        "stops": stopped / actual,
+        "dependence": s["expected"] / stopped,
+        "luck": s["tokens"] / s["expected"],
+        "drafting": (g * cost["c"] + 1) / (drafting + 1),
+        "verify": (drafting + 1) / (drafting + cost["v"]),
+        "rest": (drafting + cost["v"]) / (drafting + cost["v"] + cost["o"]),
+        "plain_rest": s["plain_seconds"] / s["plain_step_seconds"],
+        "rows": rows / plain_rows,
+    }
