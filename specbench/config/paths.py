@@ -8,6 +8,7 @@ from pathlib import Path
 from omegaconf import OmegaConf
 
 from specbench.errors import ConfigError, shown, visible
+from specbench.run_config import Role, with_role
 
 LONGEST, DEEPEST = 120, 8  # bytes of a folder name, folders of a run's name
 SHIPPED = Path(__file__).resolve().parents[1] / "shipped"  # the models that come with the package
@@ -46,12 +47,6 @@ def refuse_no_run(folder: Path) -> None:
         raise ConfigError(f"{folder} is not a finished run: results.json is not there")
 
 
-def register_resolvers() -> None:
-    """Makes the functions that conf/config.yaml and conf/train.yaml use known to OmegaConf."""
-    OmegaConf.register_new_resolver("fields", fields, replace=True)
-    OmegaConf.register_new_resolver("inside_outputs", inside_outputs, replace=True)
-
-
 def cache_dir() -> Path:
     """Where what can be made again is kept between runs: $SPECBENCH_CACHE, or specbench/ in the user's cache folder."""
     own, users = os.environ.get("SPECBENCH_CACHE"), os.environ.get("XDG_CACHE_HOME")
@@ -62,3 +57,9 @@ def conf_dir() -> Path:
     """The folder `conf/`: beside the package in a checkout, inside it in an installed wheel."""
     package = Path(__file__).resolve().parents[1]
     return package / "conf" if (package / "conf").is_dir() else package.parent / "conf"
+
+
+# Functions that conf/config.yaml and conf/train.yaml use.
+OmegaConf.register_new_resolver("fields", fields, replace=True)
+OmegaConf.register_new_resolver("inside_outputs", inside_outputs, replace=True)
+OmegaConf.register_new_resolver("label_keys", lambda *more: [*with_role(Role.LABEL), *more], replace=True)

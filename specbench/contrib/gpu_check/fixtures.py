@@ -5,15 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from hydra import compose, initialize_config_dir
-from hydra.errors import HydraException
 
 from specbench.config.build import build
-from specbench.config.paths import conf_dir, register_resolvers
+from specbench.config.compose import compose
 from specbench.config.validate import check
 from specbench.decoding.noise import prompt_key
 from specbench.decoding.state import Job, State
-from specbench.errors import ConfigError, first_line
 from specbench.executors.cudagraph import CudaGraphExecutor
 from specbench.run.components import Components
 
@@ -47,22 +44,12 @@ class Lab:
     def parts(self, *overrides: str) -> Components:
         """The parts of a run with these overrides on this device, built as a run's are. Raises ConfigError."""
         with torch.inference_mode(False):
-            return build(check(composed(self.overrides(overrides))), lambda text: None)
+            return build(check(compose(self.overrides(overrides))), lambda text: None)
 
     def overrides(self, overrides: Sequence[str]) -> list[str]:
         """These overrides, and what all runs of the checks share."""
         kind = [f"executor.compile={str(self.compiled).lower()}"] if GRAPHS in overrides else []
         return [f"device={self.device}", "logger=none", *kind, *overrides]
-
-
-def composed(overrides: Sequence[str]) -> Any:
-    """The configuration that the command line would compose. Raises ConfigError."""
-    register_resolvers()
-    try:
-        with initialize_config_dir(str(conf_dir()), version_base="1.3"):
-            return compose("config", overrides=list(overrides), return_hydra_config=True)
-    except HydraException as error:
-        raise ConfigError(first_line(error)) from error
 
 
 def jobs_of(parts: Components, count: int, length: int, new: int) -> list[Job]:
