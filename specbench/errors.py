@@ -9,7 +9,7 @@ import signal
 import sys
 import textwrap
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, NoReturn
 
@@ -96,32 +96,6 @@ def unknown(name: str, available: Iterable[str], kind: str) -> ConfigError:
     close = difflib.get_close_matches(name[:SHOWN], available, n=1)
     hint = f" Did you mean {close[0]}?" if close else ""
     return ConfigError(f"{shown(name)} is not a {kind}.{hint} Available: {', '.join(available) or 'none'}.")
-
-
-def explain(error: BaseException, known_keys: Iterable[str], overrides: Sequence[str] = ()) -> str:
-    """A mistake that Hydra or OmegaConf found while composing these overrides, as one sentence."""
-    text = str(error)
-    if found := re.search(r"ConfigError raised while resolving interpolation: (.*)", text):  # by one of our resolvers
-        return found[1]
-    if found := re.search(r"Could not override '([^']+)'|Key '([^']+)' is not in struct", text):
-        key = found[1] or found[2]
-        group = key.rpartition(".")[0]
-        what = f"setting of the chosen {group}" if group else "setting"
-        return str(unknown(key, (known for known in known_keys if known.rpartition(".")[0] == group), what))
-    if found := re.search(r"Could not find '([^']+)/([^'/]+)'\s+Available options in '[^']+':\n((?:\t.*\n?)*)", text):
-        group, option, options = found[1], found[2], found[3].split()
-        return str(unknown(f"{group}={option}", (f"{group}={name}" for name in options), "choice"))
-    if found := re.search(r"Could not load '([^']+)/([^'/]+)'", text):  # of a list of options
-        return f"{found[1]}={found[2]} is not a choice (see python -m specbench --help)"
-    if override := getattr(error, "override", None):
-        key, _, value = str(override).partition("=")
-        hint = f"; a value with = in it needs quotes: '{key}=\"{value}\"'" if "=" in value else ""
-        return f"{shown(override)} is not an override that Hydra can read: {first_line(error)}{hint}"
-    overrides = [override for override in overrides if not override.startswith("-")]
-    where = getattr(error, "full_key", None) or "hydra."
-    if where.startswith("hydra.") and overrides:  # a folder's name holds all overrides
-        where = ("one of " if len(overrides) > 1 else "") + shown(", ".join(overrides))
-    return f"{where} is not possible: {first_line(error)} (see python -m specbench --help)"
 
 
 def comes_from(function: Callable[..., Any], error: BaseException) -> bool:

@@ -71,13 +71,13 @@ def _hash_of(path: str, size: int, mtime_ns: int, inode: int) -> str:
 
 def setting(*, ge: float | None = None, gt: float | None = None, le: float | None = None, zero: bool = False,
             choices: Iterable[Any] | None = None, required: str | None = None,
-            default: Any = MISSING) -> Any:  # fmt: skip
-    """A field of a Settings dataclass with bounds; with `zero`, 0 is allowed besides. `required` says what a missing
-    value should be."""
+            default: Any = MISSING, roles: Any = None) -> Any:  # fmt: skip
+    """A field of a Settings dataclass with bounds; `zero=True` also allows 0, outside the bounds. `required` says what
+    a missing value should be; `roles`, of a run's own scalars, what depends on it."""
     return dataclasses.field(
         default=default,
         metadata={"ge": ge, "gt": gt, "le": le, "zero": zero, "choices": choices and tuple(choices),
-                  "required": required},
+                  "required": required, "roles": roles},
     )  # fmt: skip
 
 

@@ -38,7 +38,7 @@ from checkpoints import checkpoint
 from hydra import compose, initialize_config_dir
 from tabular import TabularMarkov, by_class, random_table
 
-import specbench.__main__ as command
+import specbench.run.command as command
 from specbench.cache.dynamic import DynamicCache
 from specbench.cache.paged import PagedCache
 from specbench.cache.slots import SlotCache

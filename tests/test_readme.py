@@ -20,16 +20,16 @@ from hydra import compose, initialize_config_dir
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-import specbench.__main__ as command
 import specbench.results.report.command as report
+import specbench.run.command as command
 import specbench.run.compare_command as compare
 import specbench.run.plan_command as plan
 import specbench.run.replay_command as replay
 from specbench.config.paths import conf_dir
-from specbench.config.schema import GROUPS
 from specbench.config.validate import check
 from specbench.results import table_command as table
 from specbench.results.schema import RunResult
+from specbench.run_config import GROUPS
 from specbench.stats.records import PositionStats, Round
 
 ROOT = Path(__file__).parent.parent

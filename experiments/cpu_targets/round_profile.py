@@ -13,14 +13,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from hydra import compose, initialize_config_dir
 from torch.autograd.profiler import record_function
 from torch.profiler import ProfilerActivity, profile
 
 import specbench.decoding.autoregressive
 import specbench.decoding.speculative
 from specbench.config.build import build
-from specbench.config.paths import conf_dir, register_resolvers
+from specbench.config.compose import compose
 from specbench.config.validate import check
 from specbench.decoding.noise import prompt_key
 from specbench.decoding.state import Job
@@ -38,11 +37,9 @@ LEAST = 0.02  # of a span: kernels that take less are summed
 
 def parts_of(words: Sequence[str]) -> Components:
     """The parts of a run with these overrides."""
-    register_resolvers()
     given = {word.partition("=")[0] for word in words}
     overrides = [*(word for word in WORDS if word.partition("=")[0] not in given), *words]
-    with initialize_config_dir(str(conf_dir()), version_base="1.3"):
-        return build(check(compose("config", overrides=overrides, return_hydra_config=True)))
+    return build(check(compose(overrides)))
 
 
 def in_span(name: str, function: Callable[..., Any]) -> Callable[..., Any]:

@@ -13,7 +13,6 @@ from specbench.component import from_ring
 from specbench.config.devices import pick_device, pick_dtype
 from specbench.config.loaded_targets import Targets
 from specbench.config.memory import Budget, refuse_states_that_do_not_fit
-from specbench.config.schema import RunConfig
 from specbench.config.validate import ValidatedConfig
 from specbench.data.prompts import Data, Prompt, load, render
 from specbench.decoding import processes
@@ -33,6 +32,7 @@ from specbench.policies.workload.base import Workload
 from specbench.run.batching import MOST, segment_size
 from specbench.run.components import Components, timed_gammas
 from specbench.run.warm_up import warm_up_tokens
+from specbench.run_config import RunConfig
 from specbench.stats.position_stats import CHUNK
 from specbench.stats.verdict_records import LAW_BYTES
 

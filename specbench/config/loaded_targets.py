@@ -7,8 +7,7 @@ from typing import Any
 from specbench.config.validate import ValidatedConfig
 from specbench.models.context import Context
 from specbench.models.language_model import LanguageModel
-
-LOADED_WITH = ("target", "executor", "device", "dtype", "attention", "seed")  # settings that a loaded module depends on
+from specbench.run_config import Role, with_role
 
 
 class Targets:
@@ -37,5 +36,5 @@ class Targets:
 
 
 def _key(checked: ValidatedConfig) -> str:
-    settings: dict[str, Any] = {key: checked.resolved.get(key) for key in LOADED_WITH}
+    settings: dict[str, Any] = {key: checked.resolved.get(key) for key in with_role(Role.LOADED)}
     return json.dumps(settings, sort_keys=True, default=str)

@@ -7,6 +7,7 @@ from pathlib import Path
 from omegaconf import OmegaConf
 
 from specbench.errors import ConfigError, shown, visible
+from specbench.run_config import Role, with_role
 
 LONGEST, DEEPEST = 120, 8  # bytes of a folder name, folders of a run's name
 SHIPPED = Path(__file__).resolve().parents[1] / "shipped"  # the models that come with the package
@@ -45,13 +46,13 @@ def refuse_no_run(folder: Path) -> None:
         raise ConfigError(f"{folder} is not a finished run: results.json is not there")
 
 
-def register_resolvers() -> None:
-    """Makes the functions that conf/config.yaml and conf/train.yaml use known to OmegaConf."""
-    OmegaConf.register_new_resolver("fields", fields, replace=True)
-    OmegaConf.register_new_resolver("inside_outputs", inside_outputs, replace=True)
-
-
 def conf_dir() -> Path:
     """The folder `conf/`: beside the package in a checkout, inside it in an installed wheel."""
     package = Path(__file__).resolve().parents[1]
     return package / "conf" if (package / "conf").is_dir() else package.parent / "conf"
+
+
+# Functions that conf/config.yaml and conf/train.yaml use.
+OmegaConf.register_new_resolver("fields", fields, replace=True)
+OmegaConf.register_new_resolver("inside_outputs", inside_outputs, replace=True)
+OmegaConf.register_new_resolver("label_keys", lambda *more: [*with_role(Role.LABEL), *more], replace=True)

@@ -10,12 +10,15 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from specbench.component import Selection, Selections, chosen_class, from_ring
-from specbench.config.schema import GROUPS, METRICS, NOT_HASHED, NOT_TRACED, OTHERS, WITHOUT_TORCH, RunConfig, base_of
-from specbench.contrib.ray.rules import on_cluster, refuse_workers
+from specbench.config.compose import base_of
+from specbench.config.paths import inside_outputs
 from specbench.decoding.component import Component
 from specbench.errors import ConfigError, first_line, shown
 from specbench.results.fingerprint import Identity, of_code, of_libraries, of_module
+from specbench.run_config import GROUPS, METRICS, OTHERS, Role, RunConfig, with_role
 from specbench.settings import validate
+
+WITHOUT_TORCH = ("data", "workload", "logger")  # groups that are checked before torch is loaded
 
 
 @dataclass(frozen=True)
@@ -34,7 +37,7 @@ class ValidatedConfig:
 
     @property
     def _settings(self) -> dict[str, Any]:
-        return {key: value for key, value in self.resolved.items() if key not in NOT_HASHED}
+        return {key: value for key, value in self.resolved.items() if key not in with_role(Role.LABEL)}
 
     def traced(self) -> str:
         """A hash of all that compiled code may depend on, besides shapes: settings, checkpoints, code and machine."""
@@ -43,8 +46,9 @@ class ValidatedConfig:
         from specbench.executors.machine import cpu_features
 
         found = self.identity()
-        settings = {key: value for key, value in self._settings.items() if key not in NOT_TRACED}
-        sources = {key: value for key, value in found.sources.items() if key.partition(".")[0] not in NOT_TRACED}
+        untraced = with_role(Role.UNTRACED)
+        settings = {key: value for key, value in self._settings.items() if key not in untraced}
+        sources = {key: value for key, value in found.sources.items() if key.partition(".")[0] not in untraced}
         everything = [settings, sources, found.code, found.device, cpu_features(), torch.get_num_threads()]
         return hashlib.sha256(json.dumps(everything, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
@@ -54,7 +58,7 @@ class ValidatedConfig:
         from specbench.config.devices import pick_device, pick_dtype
         from specbench.executors.machine import device_name
 
-        named = {group: choice for group, choice in self.choices.groups.items() if group not in NOT_HASHED}
+        named = {group: choice for group, choice in self.choices.groups.items() if group not in with_role(Role.LABEL)}
         named |= {f"{METRICS}.{name}": choice for name, choice in self.metrics.items()}
         sources = {
             f"{key}.{name}": version
@@ -64,7 +68,7 @@ class ValidatedConfig:
         modules = {choice.kind.__module__ for choice in named.values()}
         plugins = {module: of_module(module) for module in modules if not module.startswith("specbench.")}
         machine = {}
-        if here and not on_cluster(self.root):
+        if here and not _on_cluster(self.root):
             device = pick_device(self.root.device)
             machine = {"device": device_name(device), "dtype": str(pick_dtype(self.root.dtype, device))}
         code = {"specbench": of_code(), **of_libraries(), **plugins}
@@ -80,10 +84,10 @@ def check(config: DictConfig, names: Mapping[str, str] | None = None, here: bool
 
     from specbench.config.devices import named_device, pick_device
 
-    device = pick_device(root.device) if here and not on_cluster(root) else named_device(root.device)
+    device = pick_device(root.device) if here and not _on_cluster(root) else named_device(root.device)
     groups = {group: early.get(group) or choose(config, group, base_of(group), names.get(group)) for group in GROUPS}
-    if here:
-        refuse_workers(root, device.type, groups["target"].settings.processes())
+    if here and root.workers > 1:
+        from_ring("ray.rules.refuse_workers")(root, device.type, groups["target"].settings.processes())
     policy = groups["lenience_policy"]
     lowest = policy.kind.lowest(policy.settings, root.lenience)
     choices = Selections(groups, root.temperature, lowest, str(device), vars(root))
@@ -109,7 +113,13 @@ def check_early(config: DictConfig, names: Mapping[str, str] | None = None) -> t
     scalars = OmegaConf.masked_copy(config, [str(key) for key in config if key not in (*GROUPS, *OTHERS)])
     scalars._set_parent(config)
     root = validate(RunConfig, scalars)
+    inside_outputs(root.name)
     return root, {group: choose(config, group, base_of(group), names.get(group)) for group in WITHOUT_TORCH}
+
+
+def _on_cluster(root: RunConfig) -> bool:
+    """Whether workers on other machines decode the run."""
+    return root.workers > 1 and bool(from_ring("ray.rules.on_cluster")())
 
 
 def choose_metrics(config: DictConfig) -> dict[str, Selection]:

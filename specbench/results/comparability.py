@@ -4,13 +4,10 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from specbench.results.schema import flatten
+from specbench.run_config import Role, with_role
 
-# Settings that say what is decoded: runs that differ in one of them do different work.
-TASK = ("target", "data", "workload", "decoding", "beams", "temperature", "top_k", "top_p", "repetition_penalty",
-        "max_new_tokens", "stop")  # fmt: skip
-# Settings in which runs may differ whose numbers are pooled.
-SAME_WORK = ("name", "force", "strict", "logger", "experiment", "seed", "order", "repeats", "repeats_vary", "workers",
-             "verdict_tokens", "metrics", "baseline")  # fmt: skip
+TASK = with_role(Role.TASK)
+SAME_WORK = with_role(Role.LABEL | Role.POOLED)  # settings in which runs may differ whose numbers are pooled
 
 
 def differences(results: Iterable[Mapping[str, Any]], but: Iterable[str] = SAME_WORK) -> list[str]:

@@ -31,7 +31,7 @@ def place_of_job() -> str:
     return f"job {HydraConfig.get().job.num + 1}: " if in_sweep() else ""
 
 
-def tell(text: str) -> None:
+def info(text: str) -> None:
     """A remark on a run."""
     log.info("%s", text)
     if not in_sweep():
@@ -63,12 +63,12 @@ def print_result(result: dict[str, Any], kept: Path | None, folder: Path) -> Non
 def one_line(result: dict[str, Any]) -> str:
     """The results of a run in a few words."""
     speedup, ci95, alpha = result["speedup"]["measured"], result["speedup"]["ci95"], result["alpha"]["mean"]
-    told = f"{speedup:.2f}x"
-    told += "" if ci95 is None else f" ({ci95[0]:.2f} to {ci95[1]:.2f})"
-    told += "" if alpha is None else f", alpha {alpha:.2f}"
-    told += "" if (found := word(result["lossless"])) == "passed" else f", {found}"
+    text = f"{speedup:.2f}x"
+    text += "" if ci95 is None else f" ({ci95[0]:.2f} to {ci95[1]:.2f})"
+    text += "" if alpha is None else f", alpha {alpha:.2f}"
+    text += "" if (label := word(result["lossless"])) == "passed" else f", {label}"
     steady = (result.get("machine") or {"steady": True})["steady"]
-    return told if steady else f"{told}, not steady"
+    return text if steady else f"{text}, not steady"
 
 
 @dataclass
@@ -83,19 +83,19 @@ class Pace:
     seconds: list[float] = field(default_factory=list)
     _begun: float = field(default_factory=lambda: time.monotonic())
 
-    def end(self, told: str, ran: bool = True) -> None:
+    def end(self, text: str, ran: bool = True) -> None:
         """Prints the line of a job that is over; `ran` is False if it was finished before."""
         now = time.monotonic()
         self.over += 1
         if ran:
             self.seconds.append(now - self._begun)
-            told += f"; {duration(self.seconds[-1])}"
+            text += f"; {duration(self.seconds[-1])}"
         self._begun = now
         if left := self.left():
-            told += f"; {left} left"
+            text += f"; {left} left"
         place = f"{self.kind} {self.over} of {self.jobs}: " if self.kind else f"{self.over}/{self.jobs} "
         if not self.silent:
-            show(Text(f"{place if self.jobs > 1 else ''}{told}"))
+            show(Text(f"{place if self.jobs > 1 else ''}{text}"))
 
     def left(self) -> str:
         """What the other jobs will take, if they take as long as those that ran; "" if that is not known."""

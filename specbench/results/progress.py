@@ -8,20 +8,20 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-Told = Callable[[int, int, str], None]  # progress(done, total, what)
+ProgressFn = Callable[[int, int, str], None]  # progress(done, total, what)
 WHAT = "requests"  # are counted
 
 
 @contextmanager
-def decoding_progress(place: str = "") -> Iterator[Told]:
+def decoding_progress(place: str = "") -> Iterator[ProgressFn]:
     """Yields a function progress(done, total, what), which counts requests; `place` says of which job. It is shown in a
     terminal or a notebook alone."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn(WHAT),
                TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())  # fmt: skip
     console = Console(stderr=True)
     if console.is_jupyter:  # where Rich needs widgets
-        with _in_notebook(place) as told:
-            yield told
+        with _in_notebook(place) as show:
+            yield show
         return
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task(f"{place}loading", total=None)
@@ -29,7 +29,7 @@ def decoding_progress(place: str = "") -> Iterator[Told]:
 
 
 @contextmanager
-def _in_notebook(place: str) -> Iterator[Told]:
+def _in_notebook(place: str) -> Iterator[ProgressFn]:
     """A line of text below the cell, which goes when all is over."""
     from IPython.display import display  # type: ignore[import-not-found]  # there, since this is a notebook
 
@@ -40,12 +40,12 @@ def _in_notebook(place: str) -> Iterator[Told]:
 
     shown: Any = display(line(f"{place}loading"), raw=True, display_id=True)
 
-    def told(done: int, total: int, what: str) -> None:
+    def progress(done: int, total: int, what: str) -> None:
         seconds = time.monotonic() - begun
         left = f", about {seconds * (total - done) / done:.0f} s left" if done else ""
         shown.update(line(f"{place}{what}: {done} of {total} {WHAT}, {seconds:.0f} s{left}"), raw=True)
 
     try:
-        yield told
+        yield progress
     finally:
         shown.update(line(""), raw=True)

@@ -12,47 +12,33 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
-from hydra import compose, initialize_config_dir
-from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.types import Quote, QuotedString
 from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 
-from specbench.config.paths import conf_dir, register_resolvers
-from specbench.config.schema import known_keys
-from specbench.config.validate import ValidatedConfig, check
-from specbench.errors import ConfigError, Visible, VisibleFormatter, explain
+from specbench.config.compose import compose, explained
+from specbench.config.validate import check
+from specbench.errors import ConfigError, Visible, VisibleFormatter
+from specbench.run.jobs import RunJob
 
-log = logging.getLogger(__name__)
 WIDTH = 100  # characters of the table, where nothing says how wide the output is
 # Texts that need no quotation marks.
 BARE = re.compile(r"(?!(?:null|true|false|nan|inf)$)[A-Za-z_./][\w./:@-]*", re.IGNORECASE | re.ASCII)
 
 
-class Fields(Mapping[str, Any]):
+class Fields(dict[str, Any]):
     """A mapping of results.json whose entries are attributes too: `result.speedup.measured`."""
 
     def __init__(self, entries: Mapping[str, Any]):
-        self._entries = entries
-
-    def __getitem__(self, key: str) -> Any:
-        return _fields(self._entries[key])
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._entries)
-
-    def __len__(self) -> int:
-        return len(self._entries)
+        super().__init__({key: _fields(value) for key, value in entries.items()})
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or name not in self._entries:
-            raise AttributeError(f"{name!r} is not in results.json here: it has {', '.join(self._entries)}")
+        if name not in self:
+            raise AttributeError(f"{name!r} is not in results.json here: it has {', '.join(self)}")
         return self[name]
 
     def __dir__(self) -> list[str]:
-        return [*super().__dir__(), *self._entries]
-
-    def __repr__(self) -> str:
-        return repr(self._entries)
+        return [*super().__dir__(), *self]
 
 
 def _fields(value: Any) -> Any:
@@ -83,7 +69,7 @@ class Evaluation(Fields):
 
         console = Console(file=StringIO(), width=_width(), record=True, markup=False, emoji=False,
                           force_jupyter=False)  # else Rich shows it in the notebook at once  # fmt: skip
-        console.print(Visible(run_table(dict(self._entries), self.folder)))
+        console.print(Visible(run_table(self, self.folder)))
         return console
 
 
@@ -99,17 +85,19 @@ def evaluate(*overrides: str | Mapping[str, Any], **settings: Any) -> Evaluation
     from specbench.results.empty_dirs import remove_if_empty
 
     words, call = words_of(overrides, settings), call_of(overrides, settings)
-    config = composed(words)
-    folder = Path(config.hydra.run.dir).absolute()
-    choices = {str(group): str(option) for group, option in config.hydra.runtime.choices.items()}
-    checked = check(config, choices)
-    if checked.root.repeats > 1:
-        raise ConfigError(f"repeats={checked.root.repeats} is not possible from Python: use the command line")
+    config = compose(words)
+    with explained(words):
+        folder = Path(config.hydra.run.dir).absolute()
+    OmegaConf.set_readonly(config.hydra, False)
+    config.hydra.runtime.output_dir = str(folder)
+    job = RunJob(list(config.hydra.overrides.task), folder, check(config))
+    if job.checked.root.repeats > 1:
+        raise ConfigError(f"repeats={job.checked.root.repeats} is not possible from Python: use the command line")
     known = folder.exists()
     try:
         with warnings.catch_warnings():  # of a module that would draw bars in a notebook, and is not used
             warnings.filterwarnings("ignore", message="IProgress not found")
-            return _run(config, checked, folder, list(config.hydra.overrides.task), call)
+            return _run(config, job, call)
     except ConfigError:
         if not known:
             remove_if_empty(folder)
@@ -127,6 +115,25 @@ def words_of(overrides: Sequence[str | Mapping[str, Any]], settings: Mapping[str
         else:
             raise ConfigError(f"{entry!r} is not an override: give a text as in 'drafter=ngram', or a mapping of keys")
     return words
+
+
+def _words(key: str, value: Any) -> Iterator[str]:
+    """A setting as overrides: a mapping is one for each of its keys, `data={"limit": 3}` is data.limit=3."""
+    if isinstance(value, Mapping):
+        for name, entry in value.items():
+            yield from _words(f"{key}.{name}", entry)
+    else:
+        yield f"{key}={spelled(value)}"
+
+
+def spelled(value: Any) -> str:
+    """A value in the grammar of Hydra's overrides."""
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, list | tuple):
+        return f"[{','.join(map(spelled, value))}]"
+    bare = (isinstance(value, int | float) and not isinstance(value, str)) or BARE.fullmatch(str(value))
+    return str(value) if bare else QuotedString(text=str(value), quote=Quote.single).with_quotes()
 
 
 def call_of(overrides: Sequence[str | Mapping[str, Any]], settings: Mapping[str, Any]) -> str:
@@ -148,80 +155,29 @@ def _python(value: Any) -> str:
     return repr(value) if plain else repr(str(value))
 
 
-def _words(key: str, value: Any) -> Iterator[str]:
-    """A setting as overrides: a mapping is one for each of its keys, `data={"limit": 3}` is data.limit=3."""
-    if isinstance(value, Mapping):
-        for name, entry in value.items():
-            yield from _words(f"{key}.{name}", entry)
-    else:
-        yield f"{key}={spelled(value)}"
-
-
-def spelled(value: Any) -> str:
-    """A value in the grammar of Hydra's overrides."""
-    if value is None or isinstance(value, bool):
-        return {None: "null", True: "true", False: "false"}[value]
-    if isinstance(value, list | tuple):
-        return f"[{','.join(map(spelled, value))}]"
-    text = str(value)
-    if (isinstance(value, int | float) and not isinstance(value, str)) or BARE.fullmatch(text):
-        return text
-    quoted = re.sub(r"(\\*)'", r"\1\1\\'", text)  # a backslash counts only before a quotation mark, and at the end
-    return "'" + re.sub(r"(\\+)$", r"\1\1", quoted) + "'"
-
-
-def composed(words: Sequence[str]) -> DictConfig:
-    """The configuration that the command line would compose, with Hydra's own part. What a notebook has initialised of
-    Hydra is put aside meanwhile. Raises ConfigError."""
-    register_resolvers()
-    try:
-        with _own_hydra():
-            config = compose("config", overrides=list(words), return_hydra_config=True)
-        folder = str(Path(config.hydra.run.dir).absolute())
-    except Exception as error:  # Hydra's composition fails with errors of any class
-        raise ConfigError(explain(error, known_keys(words), words)) from error
-    OmegaConf.set_readonly(config.hydra, False)
-    config.hydra.runtime.output_dir = folder
-    return config
-
-
-@contextmanager
-def _own_hydra() -> Iterator[None]:
-    """Hydra with the configurations of specbench; afterwards it is what it was."""
-    before = GlobalHydra.instance().hydra
-    GlobalHydra.instance().clear()
-    try:
-        with initialize_config_dir(str(conf_dir()), version_base="1.3"):
-            yield
-    finally:
-        GlobalHydra.instance().hydra = before
-
-
-def _run(config: DictConfig, checked: ValidatedConfig, folder: Path, words: Sequence[str], call: str) -> Evaluation:
+def _run(config: DictConfig, job: RunJob, call: str) -> Evaluation:
     """Builds, decodes and writes. Raises ConfigError, VerdictError or KeyboardInterrupt."""
-    from specbench.results.completion import examine, move_aside
     from specbench.results.console import log_result
-    from specbench.results.folder_lock import locked
     from specbench.results.reader import read_result
-    from specbench.run.execute import measure
+    from specbench.run.execute import claimed, execute_one
 
-    with locked(folder), _files_of_hydra(config, folder, words, call):
-        if corrupt := examine(folder, checked.identity()).corrupt:
-            log.warning("%s: moved to %s", corrupt, move_aside(folder))
-        measure(checked, folder, words, announce=log.info, shown=partial(log_result, folder=folder), call=call)
-        return Evaluation(read_result(folder), folder)
+    log = logging.getLogger(__name__)
+    with claimed(job), _files_of_hydra(config, job, call):
+        execute_one(job, announce=log.info, written=partial(log_result, folder=job.folder), call=call)
+        return Evaluation(read_result(job.folder), job.folder)
 
 
 @contextmanager
-def _files_of_hydra(config: DictConfig, folder: Path, words: Sequence[str], call: str) -> Iterator[None]:
+def _files_of_hydra(config: DictConfig, job: RunJob, call: str) -> Iterator[None]:
     """Writes .hydra/ as the command line does, and, inside this context, what specbench logs to run.log."""
     from specbench.results.atomic_files import write_text, writing
 
+    folder = job.folder
     with writing(folder / ".hydra"):
         (folder / ".hydra").mkdir(exist_ok=True)
     own = OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
     hydra = OmegaConf.masked_copy(config, ["hydra"])
-    for name, node in (("config", own), ("hydra", hydra), ("overrides", OmegaConf.create(list(words)))):
+    for name, node in (("config", own), ("hydra", hydra), ("overrides", OmegaConf.create(list(job.overrides)))):
         write_text(folder / ".hydra" / f"{name}.yaml", OmegaConf.to_yaml(node))
     with writing(folder / "run.log"):
         handler = logging.FileHandler(folder / "run.log")

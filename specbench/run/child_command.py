@@ -1,22 +1,45 @@
-"""The command of a run of this command's, for a process of its own."""
+"""Processes of their own: the command line that runs this job in one, and how one is run to its end."""
 
-from collections.abc import Mapping
+import signal
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
 
 from specbench.config.paths import conf_dir
+from specbench.run.signals import allow_signals, defer_signals
+
+LOOK = 0.2  # seconds between two looks at a process: a signal just before a wait without end would go unseen
 
 
-def overrides(folder: Path, own: Mapping[str, Any] | None = None) -> list[str]:
+def run_process(words: Sequence[str]) -> int:
+    """Runs a command to its end, without its table, and returns its exit code. It is in a session of its own, so a
+    signal reaches it once, from here: then it is asked to end, and KeyboardInterrupt raised when it has ended."""
+    with defer_signals():
+        process = subprocess.Popen(words, stdout=subprocess.DEVNULL, start_new_session=True)
+        try:
+            with allow_signals():
+                while (code := process.poll()) is None:
+                    time.sleep(LOOK)
+                return code
+        except KeyboardInterrupt:
+            process.send_signal(signal.SIGTERM)
+            process.wait()
+            raise
+
+
+def child_overrides(folder: Path, own: Mapping[str, Any] | None = None) -> list[str]:
     """What stands behind `python -m specbench` for this job in `folder`: its overrides, with `own` values of some
     keys."""
     job, own = HydraConfig.get(), own or {}
+    sources = {source.provider: str(source.path) for source in HydraConfig.get().runtime.config_sources}
     quoted = str(folder.resolve()).replace("\\", "\\\\").replace("'", "\\'")
     return [
-        *("--config-path", _config_path(), "--config-name", job.job.config_name or "config"),
-        *_config_dir(),
+        *("--config-path", sources.get("main", str(conf_dir())), "--config-name", job.job.config_name or "config"),
+        *(("--config-dir", sources["command-line"]) if "command-line" in sources else ()),
         *(override for override in job.overrides.task if _key(override) not in own),
         *(override for override in job.overrides.hydra if _key(override).startswith("hydra.searchpath")),
         *(f"{key}={value}" for key, value in own.items()),
@@ -26,15 +49,3 @@ def overrides(folder: Path, own: Mapping[str, Any] | None = None) -> list[str]:
 
 def _key(override: str) -> str:
     return override.lstrip("+~").partition("=")[0]
-
-
-def _config_path() -> str:
-    """The folder of the configuration, if the command line names another one."""
-    sources = HydraConfig.get().runtime.config_sources
-    return next((str(source.path) for source in sources if source.provider == "main"), str(conf_dir()))
-
-
-def _config_dir() -> list[str]:
-    """--config-dir, as the command line has it."""
-    sources = HydraConfig.get().runtime.config_sources
-    return [word for source in sources if source.provider == "command-line" for word in ("--config-dir", source.path)]

@@ -11,13 +11,13 @@ from pathlib import Path
 
 from rich.text import Text
 
-from specbench.config.paths import conf_dir, refuse_no_run, register_resolvers
+from specbench.config.compose import compose
+from specbench.config.paths import refuse_no_run
 from specbench.config.validate import ValidatedConfig, check
-from specbench.errors import ConfigError, answering, explain, stop
+from specbench.errors import ConfigError, answering, stop
 from specbench.results.tables import show
 from specbench.run.signals import exit_code, handled
 
-register_resolvers()
 PILOT = {"data.limit": "12", "repeats": "3", "logger": "none"}  # unless the overrides say otherwise
 
 
@@ -74,7 +74,7 @@ def run_pilot(overrides: Sequence[str]) -> Path:
     given = {override.partition("=")[0] for override in overrides}
     words = [*overrides, *(f"{key}={value}" for key, value in PILOT.items() if key not in given)]
     refuse_impossible(words)
-    from specbench.run.repeats import run_process
+    from specbench.run.child_command import run_process
 
     digest = hashlib.sha256(" ".join(sorted(words)).encode()).hexdigest()[:8]
     folder = Path("outputs") / "plan" / f"pilot-{digest}"
@@ -87,14 +87,4 @@ def run_pilot(overrides: Sequence[str]) -> Path:
 
 def refuse_impossible(words: Sequence[str]) -> ValidatedConfig:
     """The checked configuration of these overrides. Raises ConfigError if they are not those of a run."""
-    from hydra import compose, initialize_config_dir
-
-    from specbench.config.schema import known_keys
-
-    try:
-        with initialize_config_dir(str(conf_dir()), version_base="1.3"):
-            return check(compose("config", overrides=list(words), return_hydra_config=True))
-    except ConfigError:
-        raise
-    except Exception as error:  # Hydra's composition fails with errors of any class
-        raise ConfigError(explain(error, known_keys(words), words)) from error
+    return check(compose(words))

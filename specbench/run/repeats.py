@@ -3,10 +3,7 @@
 import copy
 import logging
 import shutil
-import signal
-import subprocess
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -20,22 +17,23 @@ from specbench.config.validate import ValidatedConfig, check
 from specbench.errors import ConfigError, IncompleteError, first_line
 from specbench.results.atomic_files import replacing, write_json, write_text
 from specbench.results.completion import FILES, RESULTS, contents, examine, make_room
-from specbench.results.console import Pace, in_sweep, one_line, print_result, tell
-from specbench.results.loggers.base import Opening
+from specbench.results.console import Pace, in_sweep, info, one_line, print_result
 from specbench.results.reader import read_result
 from specbench.results.schema import plain
+from specbench.results.schema_parts import Placement
 from specbench.results.sums_file import load_sums, write_all_sums
 from specbench.results.tables import at, refuse_verdict, to_csv, word
 from specbench.results.writer import write_config
-from specbench.run.child_command import overrides
-from specbench.run.execute import mark_pooled
+from specbench.run.child_command import child_overrides, run_process
+from specbench.run.execute import PlacementFn, attach_placement_of_several
+from specbench.run.jobs import RunJob
+from specbench.run.logger_guard import logger_of
 from specbench.run.pooled import pooled, repeats_of
-from specbench.run.signals import allow_signals, defer_signals
+from specbench.run.signals import defer_signals
 from specbench.stats.records import PerRequestSums
 
 log = logging.getLogger(__name__)
 COPIED = ("prompts.jsonl", "rounds.parquet", "positions.parquet")  # of the first process
-LOOK = 0.2  # seconds between two looks at a process: a signal just before a wait without end would go unseen
 TABLE = {  # repeats.csv: heading, path in a process's results.json
     "seed": "config/seed",
     "order": "config/order",
@@ -54,10 +52,11 @@ TABLE = {  # repeats.csv: heading, path in a process's results.json
 }
 
 
-def run_repeats(config: DictConfig, checked: ValidatedConfig, out_dir: Path) -> None:
-    """Runs the processes that are not finished, pools all into `out_dir`, which is locked, and shows the result.
+def run_repeats(config: DictConfig, job: RunJob, placement: PlacementFn = lambda: None) -> None:
+    """Runs the processes that are not finished, pools all into the job's folder, which is locked, and shows the result.
     Raises ConfigError, IncompleteError if a process has no result, VerdictError with strict=true, or KeyboardInterrupt;
     what is finished is pooled before."""
+    checked, out_dir = job.checked, job.folder
     wanted = [of_process(config, checked, number) for number in range(checked.root.repeats)]
     folders = [out_dir / f"repeat={number}" for number in range(len(wanted))]
     done, interrupted, fresh, result, kept = [], False, False, None, None
@@ -73,22 +72,22 @@ def run_repeats(config: DictConfig, checked: ValidatedConfig, out_dir: Path) -> 
             before = examine(out_dir, checked.identity())
             if not pace.seconds and before.finished and len(done) == len(folders):
                 result = before.result  # nothing is new
-                tell("All processes were finished before: these are their results (force=true measures again).")
+                info("All processes were finished before: these are their results (force=true measures again).")
             elif done:
-                result, kept = write_pooled(checked, out_dir, done, len(folders) - len(done), interrupted)
+                result, kept = write_pooled(job, done, len(folders) - len(done), interrupted, placement())
                 fresh = True
     except KeyboardInterrupt:
         interrupted = True
-    told = f"{len(done)} of {len(folders)} processes are finished, in {out_dir}"
+    sentence = f"{len(done)} of {len(folders)} processes are finished, in {out_dir}"
     if interrupted:
-        raise KeyboardInterrupt(f"{told}; the same command goes on from there")
+        raise KeyboardInterrupt(f"{sentence}; the same command goes on from there")
     if result is None:
-        raise IncompleteError(f"{told}: see run.log in its folders")
+        raise IncompleteError(f"{sentence}: see run.log in its folders")
     print_result(result, kept, out_dir)
     if fresh:
-        mirror(checked, result, done, out_dir)
+        mirror(job, result, done)
     if len(done) < len(folders):
-        raise IncompleteError(f"{told}: the same command runs the others again")
+        raise IncompleteError(f"{sentence}: the same command runs the others again")
     refuse_verdict(checked.root.strict, result, out_dir)
 
 
@@ -111,42 +110,27 @@ def _run_one(wanted: ValidatedConfig, folder: Path, number: int, pace: Pace) -> 
     code = run_process(command(wanted, folder))
     if code == 2 and number == 0:
         raise ConfigError(f"{place} could not run: its own sentence is above, or in {folder / 'run.log'}")
-    found = examine(folder, wanted.identity())
+    left = examine(folder, wanted.identity())
     if code not in (0, 3):  # 3: its verdict, which the pooled result shows
         log.error("%s failed (exit code %d): see %s", place, code, folder / "run.log")
-    elif found.again:
-        log.error("%s is not what was asked for: %s", place, found.again)
-    pace.end(one_line(found.result) if found.result is not None and found.finished else "no result")
+    elif left.again:
+        log.error("%s is not what was asked for: %s", place, left.again)
+    pace.end(one_line(left.result) if left.result is not None and left.finished else "no result")
 
 
 def command(wanted: ValidatedConfig, folder: Path) -> list[str]:
     """The command of one process: the overrides of this one, without those that several processes change."""
     root = wanted.root
     own = {"repeats": 1, "repeats_vary": "none", "seed": root.seed, "order": root.order}
-    return [sys.executable, "-m", "specbench", *overrides(folder, own)]
-
-
-def run_process(words: Sequence[str]) -> int:
-    """Runs a command to its end, without its table, and returns its exit code. It is in a session of its own, so a
-    signal reaches it once, from here: then it is asked to end, and KeyboardInterrupt raised when it has ended."""
-    with defer_signals():
-        process = subprocess.Popen(words, stdout=subprocess.DEVNULL, start_new_session=True)
-        try:
-            with allow_signals():
-                while (code := process.poll()) is None:
-                    time.sleep(LOOK)
-                return code
-        except KeyboardInterrupt:
-            process.send_signal(signal.SIGTERM)
-            process.wait()
-            raise
+    return [sys.executable, "-m", "specbench", *child_overrides(folder, own)]
 
 
 def write_pooled(
-    checked: ValidatedConfig, out_dir: Path, folders: Sequence[Path], missing: int, interrupted: bool
+    job: RunJob, folders: Sequence[Path], missing: int, interrupted: bool, placement: Placement | None
 ) -> tuple[dict[str, Any], Path | None]:
     """Writes the files of the pooled results of the processes in `folders`, and returns what results.json holds, and
     where the files of an earlier run went. Raises ConfigError."""
+    checked, out_dir = job.checked, job.folder
     results = [read_result(folder) for folder in folders]
     kinds = (checked.choices[group].kind for group in ("baseline", "decoding"))
     result = pooled(results, partial(map, load_sums, folders), *kinds)
@@ -156,10 +140,10 @@ def write_pooled(
         "status": "interrupted" if interrupted else "incomplete" if missing else "complete",
         "repeats": repeats_of(results, partial(map, load_sums, folders), checked.root.repeats_vary, missing),
         "config_digest": checked.digest,
-        "overrides": list(HydraConfig.get().overrides.task),
+        "overrides": list(job.overrides),
     }
     result["provenance"] |= {"argv": sys.argv}
-    mark_pooled(result)
+    attach_placement_of_several(result, placement)
     kept = make_room(out_dir)
     write_config(checked.resolved, out_dir)
     for name in COPIED:
@@ -174,16 +158,14 @@ def write_pooled(
     return read_result(out_dir), kept
 
 
-def mirror(checked: ValidatedConfig, result: dict[str, Any], folders: Sequence[Path], out_dir: Path) -> None:
+def mirror(job: RunJob, result: dict[str, Any], folders: Sequence[Path]) -> None:
     """Gives the pooled results to the logger. That it fails is logged: the files are there."""
-    choice = checked.choices["logger"]
-    choices = {group: chosen.name for group, chosen in checked.choices.groups.items()}
-    opening = Opening(checked.root.name, checked.resolved, choices, out_dir, "repeats", result["overrides"])
+    logger, opening = logger_of(job.checked, job.folder, job.overrides, "repeats")
     rows = [_row(folder, read_result(folder)) for folder in folders]
     try:
-        choice.kind.from_settings(choice.settings).log_repeats(opening, result, rows)
+        logger.log_repeats(opening, result, rows)
     except Exception as error:
-        log.warning("logger=%s has no pooled results (%s)", choice.name, first_line(error))
+        log.warning("logger=%s has no pooled results (%s)", job.checked.choices["logger"].name, first_line(error))
         log.info("the logger failed", exc_info=error)
 
 

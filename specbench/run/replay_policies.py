@@ -3,14 +3,12 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig
 
-from specbench.config.paths import conf_dir
-from specbench.config.schema import known_keys
+from specbench.config.compose import compose
 from specbench.config.validate import choose
 from specbench.decoding.gamma_policy import GammaPolicy
-from specbench.errors import ConfigError, explain
+from specbench.errors import ConfigError
 from specbench.stats.replay import Replayed, Trace, TracedCosts, picked_rounds, priced, replay, sweep_rounds
 
 BEST = "best gamma"  # chosen on one half of the prompts and judged on the other
@@ -22,11 +20,7 @@ def policies(trace: Trace, names: Sequence[str], overrides: list[str]) -> Iterat
     used = not any(override.startswith("gamma=") for override in overrides)
     for name in names:
         choice = [f"gamma_policy={name}", *overrides]
-        try:
-            with initialize_config_dir(str(conf_dir()), version_base="1.3"):
-                config = compose("config", overrides=choice)
-        except Exception as error:  # Hydra's composition fails with errors of any class
-            raise ConfigError(explain(error, known_keys(choice), choice)) from error
+        config = compose(choice)
         used = used or "gamma" in config.gamma_policy
         policy = build_policy(config, trace)
         if any(override.startswith("gamma_policy.largest=") for override in overrides):

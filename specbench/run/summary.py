@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 from specbench import theory
 from specbench.config.memory import peak_bytes
+from specbench.decoding import processes
 from specbench.decoding.model import Model
 from specbench.decoding.timer import Lap
 from specbench.results.schema import Memory, RunResult

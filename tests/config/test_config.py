@@ -13,12 +13,12 @@ import torch
 from conftest import composed
 from omegaconf import OmegaConf
 
-import specbench.__main__ as command
+import specbench.run.command as command
 from specbench.config.devices import pick_device
 from specbench.config.paths import conf_dir
-from specbench.config.schema import GROUPS
 from specbench.config.validate import check
 from specbench.errors import ConfigError
+from specbench.run_config import GROUPS, Role, with_role
 
 NEEDS = {"target=model": "target.path=gpt2", "drafter=model": "drafter.path=gpt2",
          "data=hub": "data.path=org/name", "verifier=greedy_tree": "temperature=0",
@@ -271,3 +271,16 @@ def test_the_device_of_a_run_is_the_current_one(monkeypatch):
     for name in ("cuda:1", "cuda", "auto", "cpu"):
         pick_device(name)
     assert chosen == [1, 0, 0]
+
+
+def test_what_depends_on_a_setting():
+    """A new scalar without a role is one that all depends on, but what is loaded."""
+    labels, pooled = {*with_role(Role.LABEL)}, {*with_role(Role.LABEL | Role.POOLED)}
+    assert labels == {"name", "force", "strict", "logger", "experiment"} < pooled
+    assert "temperature" not in {*pooled, *with_role(Role.DRAFTING | Role.UNTRACED)}
+    plain = check(composed("logger=none"))
+    assert check(composed("strict=true", "force=true", "name=x")).digest == plain.digest
+    for words in ("gamma=5", "seed=1", "lenience=0.9"):
+        assert check(composed("logger=none", words)).digest != plain.digest
+    assert check(composed("logger=none", "order=5", "seed=1")).traced() == plain.traced()
+    assert check(composed("logger=none", "temperature=0")).traced() != plain.traced()

@@ -17,15 +17,16 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from specbench.component import chosen_class
+from specbench.config.compose import base_of, explain
 from specbench.config.paths import conf_dir
-from specbench.config.schema import GROUPS, RunConfig, base_of
 from specbench.config.validate import check
 from specbench.contrib.training.student import Student
 from specbench.contrib.training.trainer import Training
 from specbench.data.prompts import load
 from specbench.data.records import JsonlData
 from specbench.data.template import check_template, fill
-from specbench.errors import ConfigError, explain, visible
+from specbench.errors import ConfigError, visible
+from specbench.run_config import GROUPS, RunConfig
 from specbench.settings import BaseSettings, validate
 from specbench.stats.metrics.base import Metric
 
@@ -113,7 +114,7 @@ def set_value(node: Any, key: str, value: Any) -> None:
     try:
         OmegaConf.update(node, key, value, merge=False)
     except OmegaConfBaseException as error:
-        raise ConfigError(explain(error, [], [f"{key}={value}"])) from error
+        raise ConfigError(explain(error, [f"{key}={value}"], keys=())) from error
 
 
 @pytest.mark.parametrize("place", range(4))  # four quarters, whose examples are spread over processes

@@ -19,7 +19,7 @@ from specbench.results.loggers.wandb import WandbLogger
 from specbench.results.loggers.wandb_records import Running, columns
 from specbench.results.loggers.wandb_records import summary as summary_of
 from specbench.results.reader import read_result
-from specbench.run.execute import logged
+from specbench.run.logger_guard import logged
 from specbench.run.run import run
 
 

@@ -42,7 +42,7 @@ from specbench.results.report.html_table import Cell, PageTable
 from specbench.results.report.page import write_report
 from specbench.results.report.sweep_sections import _heat_maps
 from specbench.results.writer import write_result
-from specbench.run.compare_command import page_of
+from specbench.run.compare import page_of
 from specbench.run.run import run
 from specbench.stats.comparison import Compared, Comparison, Pair
 

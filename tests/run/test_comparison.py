@@ -14,9 +14,9 @@ from specbench.config.loaded_targets import Targets
 from specbench.config.validate import check
 from specbench.errors import ConfigError
 from specbench.run import compare as in_turn
-from specbench.run.compare import Job, cohorts_of, labels_of, tasks_of
 from specbench.run.decoder import Session
 from specbench.run.interleave import in_order
+from specbench.run.jobs import RunJob, jobs_of_one_task, jobs_that_share_decoding, labels_of
 from specbench.run.run import run, run_in_turn
 from specbench.stats.bootstrap import student_tail
 from specbench.stats.comparison import SPEEDUP, TOKENS_PER_SECOND, Pair, compare, holm, joined_clusters
@@ -148,13 +148,15 @@ def test_the_order_of_ways_is_balanced():
 
 def jobs_of(tmp_path, *sweep):
     checked = [check(composed("logger=none", *words.split())) for words in sweep]
-    return [Job(words.split(), tmp_path / str(n), c) for n, (words, c) in enumerate(zip(sweep, checked, strict=True))]
+    return [
+        RunJob(words.split(), tmp_path / str(n), c) for n, (words, c) in enumerate(zip(sweep, checked, strict=True))
+    ]
 
 
 def test_jobs_share_plain_decoding_where_they_can(tmp_path):
     jobs = jobs_of(tmp_path, "gamma=1", "drafter=ngram lenience=0.5", "temperature=0", "executor=eager", "seed=1")
-    assert [len(cohort) for cohort in cohorts_of(jobs)] == [2, 1, 1, 1]
-    assert [len(task) for task in tasks_of(jobs)] == [4, 1]  # other executors and seeds do the same work
+    assert [len(cohort) for cohort in jobs_that_share_decoding(jobs)] == [2, 1, 1, 1]
+    assert [len(task) for task in jobs_of_one_task(jobs)] == [4, 1]  # other executors and seeds do the same work
 
 
 def test_in_turn_gives_what_each_gives_alone(good, monkeypatch, tmp_path):

@@ -17,13 +17,14 @@ from hypothesis import strategies as st
 from rich.text import Text
 
 import specbench
+from specbench.config.compose import compose as compose_run
 from specbench.config.paths import conf_dir
 from specbench.results.progress import decoding_progress
 from specbench.results.reader import StoredRun
 from specbench.results.recommendation import verdict_sentence
 from specbench.results.report.run_description import commands
 from specbench.run import api as from_python
-from specbench.run.api import Evaluation, call_of, composed, spelled, words_of
+from specbench.run.api import Evaluation, call_of, spelled, words_of
 
 OPTIONS = small("temperature=0", "executor=eager", "drafter=random", "logger=none", "max_new_tokens=4")
 
@@ -109,7 +110,7 @@ def test_any_text_arrives_as_it_is(text):
 
 
 def test_texts_like_numbers_stay_texts():
-    assert composed(words_of([], {"stop": ["1", "true", "null", "a'b\\"]})).stop == ["1", "true", "null", "a'b\\"]
+    assert compose_run(words_of([], {"stop": ["1", "true", "null", "a'b\\"]})).stop == ["1", "true", "null", "a'b\\"]
 
 
 def test_importing_the_package_loads_nothing(tmp_path):

@@ -19,7 +19,7 @@ JOBS, KILLS, SEED = 6, 5, 3
 # Imports everything once, then forks a process for each line that it reads: the import is most of a command's time.
 FORKS = """
 import os, sys
-import specbench.__main__ as command
+import specbench.run.command as command
 import specbench.config.build, specbench.run.run, specbench.run.sweep, specbench.models.pretrained, transformers
 print("ready", flush=True)
 for line in sys.stdin:

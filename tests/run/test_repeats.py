@@ -19,6 +19,7 @@ from rich.console import Console
 import specbench.run.repeats as repeats
 from specbench.config.build import in_order
 from specbench.config.validate import check
+from specbench.contrib.cluster import cpu_affinity
 from specbench.data.prompts import Prompt
 from specbench.errors import ConfigError
 from specbench.results.completion import contents, examine
@@ -29,7 +30,6 @@ from specbench.results.run_table import run_table
 from specbench.results.schema_parts import Placement
 from specbench.results.sums_file import load_sums
 from specbench.results.tables import speedup_interval
-from specbench.run import execute as finish
 from specbench.run.pooled import worst_machine
 from specbench.stats import two_way_bootstrap as crossed
 from specbench.stats.bootstrap import student
@@ -272,7 +272,7 @@ def test_what_is_finished_is_not_run_again(processes, monkeypatch, tmp_path, cap
 
 def test_a_finished_single_run_is_measured_again_and_says_so_before(one, monkeypatch, tmp_path, capsys):
     measured, told = [], "it is measured again"
-    monkeypatch.setattr("specbench.__main__._measure", lambda checked, out_dir, kind, begun: measured.append(kind))
+    monkeypatch.setattr("specbench.run.execute.execute_one", lambda job, kind, **given: measured.append(kind))
     shutil.copytree(one, tmp_path / "D")
     assert call([*small(*OPTIONS), "hydra.run.dir=D"], monkeypatch, tmp_path) == 0
     assert told in capsys.readouterr().out and measured == ["run"]
@@ -328,9 +328,10 @@ def test_a_sweep_repeats_each_job_and_has_the_pooled_numbers(processes, monkeypa
 def test_a_job_that_shared_its_cores_is_not_steady(processes, monkeypatch, tmp_path):
     """Its processes know nothing of other jobs."""
     found = Placement("submitit_slurm", "h", [0], 1, True, None, 2, ["another job has core 0 too"])
-    monkeypatch.setattr(finish, "placement", lambda: found)
-    assert call([*ASKED, "hydra.run.dir=D"], monkeypatch, tmp_path) == 0
-    result = load_run(tmp_path / "D").result
+    monkeypatch.setattr(cpu_affinity, "placement", lambda: found)
+    assert call(["-m", *ASKED, "name=s"], monkeypatch, tmp_path) == 0
+    (folder,) = (tmp_path / "outputs" / "s").glob("*gamma=1*")
+    result = load_run(folder).result
     assert result["placement"] == asdict(found) and result["notes"][-1].startswith("other jobs ran on other cores")
     assert not result["machine"]["steady"] and result["machine"]["reasons"][-1] == found.shared[0]
 
@@ -401,7 +402,7 @@ pathlib.Path(sys.argv[1], "got").write_text(" ".join(got))
 PARENT = """
 import signal, sys
 from specbench.run.signals import exit_code, handled
-from specbench.run.repeats import run_process
+from specbench.run.child_command import run_process
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background ignores it
 with handled():
     try:

@@ -116,6 +116,20 @@ def test_what_a_job_held_is_given_back():
     assert module() is None
 
 
+def test_a_sweep_in_one_process_needs_nothing_of_the_ring(monkeypatch, tmp_path, capsys):
+    """The core's own callback checks, skips and summarises; it lists no jobs for other processes."""
+    own = "hydra.callbacks.sweep._target_=specbench.run.sweep.Sweep"
+    words = small("gamma=1,3", "name=s", "temperature=0", "executor=eager", "drafter=random", "logger=none",
+                  "max_new_tokens=4", "data.limit=1", own)  # fmt: skip
+    assert call(["-m", *words], monkeypatch, tmp_path) == 0
+    sweep = tmp_path / "outputs" / "s"
+    assert len((sweep / "summary.csv").read_text().splitlines()) == 3 and not [*sweep.glob(".sweep/*/jobs.json")]
+    capsys.readouterr()
+    assert call(["-m", *words], monkeypatch, tmp_path) == 0
+    assert capsys.readouterr().out.count("finished before, skipped") == 2
+    assert call(["-m", *words, "gamma=1,-3"], monkeypatch, tmp_path) == 2  # before the first job
+
+
 def test_a_multirun_skips_finished_jobs_and_writes_a_table(no_figures, monkeypatch, tmp_path, capsys):
     few = small("gamma=1,3", "name=sweep", "temperature=0", "verdict_tokens=0", "data.limit=1")
     arguments, freed = ["-m", *few], []

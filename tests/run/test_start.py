@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
+from specbench.config.compose import base_of, known_keys
 from specbench.config.paths import conf_dir
-from specbench.config.schema import GROUPS, RunConfig, base_of, known_keys
 from specbench.data import stdlib_corpus
 from specbench.errors import stop
+from specbench.run_config import GROUPS, RunConfig
 
 HEAVY = ("torch", "transformers", "wandb", "pyarrow", "matplotlib", "pandas")
 SAY = """import atexit, runpy, sys
@@ -94,7 +95,7 @@ def test_groups_are_those_of_the_configuration():
     chosen = {str(key) for entry in defaults if entry != "_self_" for key in entry if "override" not in str(key)}
     assert chosen - {"metric", "experiment"} == set(GROUPS)
     for group in GROUPS:
-        assert base_of(group).__module__ == GROUPS[group].rpartition(".")[0]
+        assert base_of(group).__module__ == GROUPS[group].base.rpartition(".")[0]
     assert {field.name for field in dataclasses.fields(RunConfig)} | set(GROUPS) <= set(known_keys([]))
 
 

@@ -27,9 +27,9 @@ def main(arguments: list[str] | None = None) -> None:
         if not args.folder.is_dir():
             raise ConfigError(f"{args.folder} is no folder: give that of a sweep, outputs/NAME")
         from specbench.contrib.cluster.job_list import lists_in
-        from specbench.results.sweep_summary import summarise  # loads much
+        from specbench.run.sweep_summary import summarise  # loads much
 
-        found = lists_in(args.folder)
-        answers = [summarise(jobs, redraw=True) for jobs in (found if args.all else found[-1:])]
-        if bad := [(told, code) for told, code in answers if code]:
+        lists = lists_in(args.folder)
+        answers = [summarise(jobs, redraw=True) for jobs in (lists if args.all else lists[-1:])]
+        if bad := [(sentence, code) for sentence, code in answers if code]:
             stop(*bad[-1])

@@ -8,7 +8,7 @@ import json
 import os
 import socket
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,42 +16,22 @@ from typing import Any
 
 from specbench.errors import ConfigError, first_line
 from specbench.results.atomic_files import write_json, writing
-from specbench.results.fingerprint import Identity, NotedIdentity
+from specbench.results.fingerprint import NotedIdentity
+from specbench.run.sweep_summary import PLACE, PlannedJob, SweepJobs
 
-PLACE = ".sweep"  # in the sweep's folder: a folder for each command
-LIST, OVER, MIRRORED = "jobs.json", "over", "mirrored.json"
-
-
-@dataclass(frozen=True)
-class PlannedJob:
-    """One job: its overrides, its folder, what it is made of, and whether its verdict must be good."""
-
-    number: int
-    overrides: list[str]
-    folder: Path
-    identity: Identity
-    strict: bool
+SERIAL = "basic"  # the launcher whose jobs run one after the other, in the command's own process
+LIST, OVER = "jobs.json", "over"  # in the folder of a command
 
 
 @dataclass(frozen=True)
-class JobList:
-    """The jobs of one command. `whole` is False if jobs are chosen one after the other; then those are listed that are
-    over. `logger` is the configuration of their logger."""
+class JobList(SweepJobs):
+    """The jobs of one command, as they are listed in the sweep's folder. `whole` is False if jobs are chosen one after
+    the other; then those are listed that are over."""
 
-    folder: Path  # the sweep's
-    command: str  # its overrides, as the name of a file
-    name: str
     launcher: str
-    logger: Mapping[str, Any]
     whole: bool
-    jobs: Sequence[PlannedJob]
     id: str = field(default_factory=lambda: uuid.uuid4().hex)  # of this start of the command
     started: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
-
-    @property
-    def place(self) -> Path:
-        """The folder of the list."""
-        return self.folder / PLACE / self.command
 
     def write(self) -> None:
         """Writes the list, in the place of that of an earlier start. Raises ConfigError."""
@@ -89,6 +69,9 @@ class JobList:
         """The jobs that are over since this start, and why they have no result, "" if they have one."""
         return {number: str(noted.get("failed", "")) for number, noted in _noted(self.place, self.id).items()}
 
+    def not_ended(self) -> Set[int]:
+        return {job.number for job in self.jobs} - {*self.over()} if self.launcher != SERIAL else frozenset()
+
     def all_over(self) -> bool:
         """Whether every job of a list that is whole is over."""
         return self.whole and {job.number for job in self.jobs} <= {*self.over()}
@@ -103,8 +86,8 @@ def read_list(place: Path) -> JobList:
         if not found["whole"]:
             noted = _noted(place, found["id"])
             jobs += [_job(noted[number]["job"], folder) for number in sorted(noted)]
-        return JobList(folder, place.name, found["name"], found["launcher"], found["logger"], found["whole"], jobs,
-                       found["id"], found["started"])  # fmt: skip
+        start = found["launcher"], found["whole"], found["id"], found["started"]
+        return JobList(folder, place.name, found["name"], found["logger"], jobs, *start)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(f"{path} cannot be used ({first_line(error)}): repeat the sweep's command") from error
 

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from specbench.contrib.cluster.cpu_affinity import can_pin, usable, visible_devices
-from specbench.contrib.ray.env_forwarding import passed
+from specbench.contrib.cluster.job_list import SERIAL
+from specbench.contrib.ray.rules import forwarded_env
 from specbench.errors import ConfigError, first_line, shown
 
-SERIAL = "basic"  # one job after the other, in this process
 LONGEST_ANSWER = 60  # seconds that Slurm has to answer
 LONGEST_CONNECTION = 10  # seconds until a Ray cluster's machine answers
 LONGEST_JOINING = 30  # seconds until a machine with enough cores has joined it
@@ -225,7 +225,7 @@ def init_of_ray(given: Mapping[str, Any], own: bool) -> dict[str, Any]:
     if own:
         return found | {"address": "local"}
     environment = found.get("runtime_env") or {}
-    variables = passed() | dict(environment.get("env_vars") or {})
+    variables = forwarded_env() | dict(environment.get("env_vars") or {})
     return found | {"runtime_env": {**environment, "env_vars": variables}}
 
 

@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from hydra import compose, initialize_config_dir
 from torch.utils.benchmark import Timer
 
 from specbench.config.build import build
-from specbench.config.paths import conf_dir, register_resolvers
+from specbench.config.compose import compose
 from specbench.config.validate import check
 from specbench.decoding.noise import prompt_key
 from specbench.decoding.state import Job, State
@@ -69,19 +68,12 @@ class Bench:
     def parts(self, *overrides: str) -> Components:
         """The components of a run with these overrides on this device. Raises ConfigError."""
         with torch.inference_mode(False):
-            return build(check(compose_run(self.overrides(overrides))), lambda text: None)
+            return build(check(compose(self.overrides(overrides))), lambda text: None)
 
     def overrides(self, overrides: Sequence[str]) -> list[str]:
         """These overrides, and what all runs of the checks share."""
         compiled = [f"executor.compile={str(self.compiled).lower()}"] if GRAPHS in overrides else []
         return [f"device={self.device}", "logger=none", *compiled, *overrides]
-
-
-def compose_run(overrides: Sequence[str]) -> Any:
-    """The configuration that the command line would compose from these overrides."""
-    register_resolvers()
-    with initialize_config_dir(str(conf_dir()), version_base="1.3"):
-        return compose("config", overrides=list(overrides), return_hydra_config=True)
 
 
 def jobs_of(parts: Components, count: int, length: int, new: int) -> list[Job]:

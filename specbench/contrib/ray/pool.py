@@ -9,8 +9,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from specbench.contrib.cluster.cpu_affinity import usable
-from specbench.contrib.ray.env_forwarding import passed
-from specbench.contrib.ray.rules import CLUSTER
+from specbench.contrib.ray.rules import CLUSTER, forwarded_env
 from specbench.contrib.ray.worker import Worker
 from specbench.errors import ConfigError, first_line
 from specbench.run.signals import restored
@@ -143,7 +142,7 @@ def _connect(ray: Any, device: str) -> None:
             count = None if device == "cuda" else len(usable())
             ray.init(address="local", num_cpus=count, include_dashboard=False, **quiet)
             return
-        ray.init(address=address, runtime_env={"env_vars": passed()}, **quiet)
+        ray.init(address=address, runtime_env={"env_vars": forwarded_env()}, **quiet)
     except Exception as error:  # Ray's are of any class
         log.info("Ray could not be started", exc_info=error)
         why = f"({first_line(error)})"

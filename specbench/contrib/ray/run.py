@@ -4,7 +4,7 @@ import datetime
 import logging
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -14,31 +14,35 @@ from specbench.config.validate import ValidatedConfig
 from specbench.contrib.ray.coordinator import Team
 from specbench.contrib.ray.merge import Piece
 from specbench.contrib.ray.pool import RayPool
+from specbench.results.progress import ProgressFn
 from specbench.results.schema import RunResult
 from specbench.results.writer import PromptsFile, failure_records, prompt_records
+from specbench.run.execute import Decode, Decoded, Followed
 from specbench.run.phase_timer import Phases
 from specbench.stats.records import Group, RunRecord
 
 log = logging.getLogger(__name__)
-Progress = Callable[[int, int, str], None]
-Told = Callable[[Group], None]
-Decoding = Callable[[Path, Progress, Told, Phases], tuple[RunResult, RunRecord, Any]]  # with the target's tokenizer
 
 
 @contextmanager
-def on_workers(
-    checked: ValidatedConfig, announce: Callable[[str], None]
-) -> Iterator[Callable[..., tuple[RunResult, RunRecord, Any]]]:
+def on_workers(checked: ValidatedConfig, announce: Callable[[str], None]) -> Iterator[Decode]:
     """Starts the workers; yields what decodes and measures the run, when the first one has loaded the models. They end
     with the context. Raises ConfigError, or IncompleteError if all of them die."""
     root, device = checked.root, named_device(checked.root.device).type
     with closing(RayPool(root.workers, device, root.device == "auto")) as pool:
         team = Team(checked, pool, root.workers, announce)
         team.load()
-        yield lambda *asked: (*run_on(team, *asked), team.tokenizer)
+
+        def decode(followed: Sequence[Followed], progress: ProgressFn, phases: Phases) -> list[Decoded]:
+            [(folder, on_group)] = followed
+            return [(*run_on(team, folder, progress, on_group, phases), team.tokenizer)]
+
+        yield decode
 
 
-def run_on(team: Team, out_dir: Path, progress: Progress, told: Told, phases: Phases) -> tuple[RunResult, RunRecord]:
+def run_on(
+    team: Team, out_dir: Path, progress: ProgressFn, on_group: Callable[[Group], None], phases: Phases
+) -> tuple[RunResult, RunRecord]:
     """Decodes all prompts and measures, with the workers of a team that has loaded. Files, signals and what is raised
     are as for `specbench.run.run.run`; a group that a signal interrupts is finished by the first worker alone."""
     known, status, begun = team.load(), "complete", time.perf_counter()
@@ -49,7 +53,7 @@ def run_on(team: Team, out_dir: Path, progress: Progress, told: Told, phases: Ph
         nonlocal done
         _save(saved, piece, team.tokenizer)
         if piece.group is not None:
-            told(piece.group)
+            on_group(piece.group)
         done += len(piece.group.results if piece.group else piece.failure.requests if piece.failure else ())
         progress(done, known.requests, "decoding")
 

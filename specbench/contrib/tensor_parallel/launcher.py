@@ -1,5 +1,6 @@
 """target.tensor_parallel=N: starts the N processes of a run under torchrun's agent, and is what all but rank 0 do."""
 
+import gc
 import json
 import logging
 import os
@@ -18,7 +19,7 @@ from specbench.config.validate import ValidatedConfig
 from specbench.contrib.tensor_parallel.process_group import PARENT_ARGV, join, started_processes
 from specbench.decoding import processes as sync
 from specbench.errors import ConfigError, IncompleteError, VerdictError, stop
-from specbench.run.child_command import overrides
+from specbench.run.child_command import child_overrides
 from specbench.run.signals import exit_code, restored
 
 log = logging.getLogger(__name__)
@@ -31,8 +32,8 @@ Failures = dict[int, int]  # exit codes that are not 0, by rank; of a signal its
 
 def run_elsewhere(checked: ValidatedConfig, out_dir: Path, skip_finished: bool) -> bool | None:
     """What becomes of a run whose target several processes share. Starts them and returns whether anything ran, or
-    returns None if this process is one of them and has joined the others, or starts processes for `repeats`. Raises
-    ConfigError, VerdictError, or IncompleteError if they have left no result."""
+    returns None if this process is the first of them and has joined the others, or starts processes for `repeats`.
+    Raises ConfigError, VerdictError, or IncompleteError if they have left no result."""
     wanted, here = checked.choices["target"].settings.processes(), started_processes()
     from specbench.contrib.tensor_parallel.rules import refuse_indivisible
 
@@ -55,7 +56,11 @@ def run_elsewhere(checked: ValidatedConfig, out_dir: Path, skip_finished: bool) 
             "CUDA_VISIBLE_DEVICES to nothing, or have python -m specbench start the processes"
         )
     join("cuda" if checked.choices.device.startswith("cuda") else "cpu")
-    return None
+    if sync.current.is_first_rank:
+        return None
+    gc.enable()
+    run_worker_rank(checked)
+    return True
 
 
 def _refuse_few_devices(wanted: int, device: str) -> None:
@@ -97,7 +102,7 @@ def _run_ranks(checked: ValidatedConfig, out_dir: Path, processes: int, skip_fin
     if skip_finished and not checked.root.force and examine(out_dir, checked.identity()).finished:
         return False
     log.info("%d processes share the target", processes)
-    words = [sys.executable, "-m", "specbench", *overrides(out_dir)]
+    words = [sys.executable, "-m", "specbench", *child_overrides(out_dir)]
     failures = run_processes(words, processes, checked.choices.device, quiet=skip_finished)
     if failures:
         _raise(failures, out_dir, quiet=skip_finished)

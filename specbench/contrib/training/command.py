@@ -10,11 +10,10 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 from rich.table import Table
 
-from specbench.config.paths import conf_dir, register_resolvers
-from specbench.errors import ConfigError, comes_from, explain, stop, visible
+from specbench.config.compose import explain
+from specbench.config.paths import conf_dir
+from specbench.errors import ConfigError, comes_from, stop, visible
 from specbench.results.tables import show
-
-register_resolvers()
 
 
 def one_training(config: DictConfig) -> float:
@@ -54,4 +53,4 @@ def main() -> None:
     except Exception as error:
         if comes_from(one_training, error):
             raise
-        stop(explain(error, [], sys.argv[1:]), 2)
+        stop(explain(error, sys.argv[1:], keys=()), 2)

@@ -13,11 +13,11 @@ from specbench.results.report.html_table import Cell, PageTable, without_empty
 from specbench.results.report.run_sections import beam_search, of_the_paper, under_load
 from specbench.results.schema import flatten
 from specbench.results.tables import FACTORS, WORDS, at, interval, number, word
+from specbench.run_config import Role, with_role
 
 HEAT_MAPS = {"alpha/mean": "alpha", "speedup/measured": "measured speedup"}
 # Settings, or their groups, that say how much is measured and what is kept: no axes of a map.
-NO_AXES = ("name", "force", "strict", "logger", "experiment", "repeats", "repeats_vary", "workers", "verdict_tokens",
-           "data.limit", "data.count")  # fmt: skip
+NO_AXES = (*with_role(Role.LABEL | Role.AMOUNT), "data.limit", "data.count")
 MOST_PAIRS = 3  # of swept keys that have heat maps
 NUMBERS = {  # of a run in a table: heading, (path in results.json, digits)
     "Thm 3.8": ("speedup/theorem_3_8", 2),

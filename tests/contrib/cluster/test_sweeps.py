@@ -30,18 +30,19 @@ from hydra.core.plugins import Plugins
 from specbench.config.validate import check
 from specbench.contrib.cluster import collect, launchers
 from specbench.contrib.cluster import cpu_affinity as cores
-from specbench.contrib.cluster.job_list import LIST, PLACE, JobList, PlannedJob, lists_in, read_list
-from specbench.contrib.ray import env_forwarding as passed
+from specbench.contrib.cluster.job_list import LIST, JobList, lists_in, read_list
+from specbench.contrib.cluster.sweep import ClusterSweep
+from specbench.contrib.ray.rules import FORWARDED
 from specbench.errors import ConfigError, IncompleteError
-from specbench.results import sweep_summary as summary
 from specbench.results.fingerprint import Identity, NotedIdentity
 from specbench.results.folder_lock import locked
 from specbench.results.loggers.none import NoLogger
-from specbench.results.sweep_summary import summarise
 from specbench.run import signals as interrupts
+from specbench.run import sweep_summary as summary
 from specbench.run.interleave import InterleavedGroup
 from specbench.run.signals import allow_signals, defer_signals, preemption_signal
 from specbench.run.sweep import Sweep
+from specbench.run.sweep_summary import PLACE, PlannedJob, summarise
 
 OPTIONS = ["drafter=random", "temperature=0", "executor=eager", "logger=none", "max_new_tokens=4", "data.limit=1"]
 NOTHING = Identity("", {}, {}, {}, {})
@@ -49,8 +50,7 @@ several = pytest.mark.skipif(len(cores.usable()) < 2, reason="needs two cores")
 
 
 def call(arguments, monkeypatch, folder) -> int:
-    monkeypatch.setattr(Sweep, "running", None)
-    monkeypatch.setattr(Sweep, "of_job", None)
+    monkeypatch.setattr(Sweep, "current", None)
     return typed(["-m", *small(*OPTIONS), *arguments], monkeypatch, folder)
 
 
@@ -143,7 +143,7 @@ class Apart(BasicLauncher):
     def launch(self, job_overrides, initial_job_idx):
         self.hydra_context = copy.copy(self.hydra_context)
         self.hydra_context.callbacks = pickle.loads(pickle.dumps(self.hydra_context.callbacks))
-        running, Sweep.running = Sweep.running, None
+        running, Sweep.current = Sweep.current, None
         try:
             for number, overrides in enumerate(job_overrides):
                 if Apart.dies and number == len(job_overrides) - 1:
@@ -151,7 +151,7 @@ class Apart(BasicLauncher):
                 super().launch([overrides], initial_job_idx + number)
                 Apart.seen.append(running.folder.joinpath("summary.csv").is_file())
         finally:
-            Sweep.running = running
+            Sweep.current = running
         return []
 
 
@@ -191,7 +191,7 @@ def test_a_job_that_is_queued_again_knows_its_sweep(monkeypatch, tmp_path):
     """It is pickled twice: by the command, and by its own process."""
     monkeypatch.setattr(sys, "argv", ["specbench", "-m", "gamma=1"])
     monkeypatch.chdir(tmp_path)
-    sweep = Sweep()
+    sweep = ClusterSweep()
     sweep.list, sweep.launcher = a_list(tmp_path), "submitit_slurm"
     once = pickle.loads(pickle.dumps(sweep))
     monkeypatch.setattr(sys, "argv", ["submitit"])
@@ -201,7 +201,7 @@ def test_a_job_that_is_queued_again_knows_its_sweep(monkeypatch, tmp_path):
 
 
 def test_the_start_of_a_job_is_not_that_of_the_command(apart, monkeypatch, tmp_path):
-    monkeypatch.setattr("specbench.__main__._begun", [time.perf_counter() - 1000])
+    monkeypatch.setattr("specbench.run.command._begun", [time.perf_counter() - 1000])
     assert call(["name=s", "gamma=1", "hydra/launcher=apart"], monkeypatch, tmp_path) == 0
     (found,) = apart.glob("*/results.json")
     assert 0 <= json.loads(found.read_text())["seconds"]["start"] < 500
@@ -268,7 +268,7 @@ def test_a_job_that_is_warned_while_it_decodes_counts_as_failed(apart, monkeypat
 
     monkeypatch.setattr(InterleavedGroup, "decode_all_ways", decode)
     monkeypatch.setattr(interrupts._state, "installed", False)
-    monkeypatch.setattr("specbench.__main__.handled", nullcontext)  # the command's, which is another process
+    monkeypatch.setattr("specbench.run.command.handled", nullcontext)  # the command's, which is another process
     with submitit(time_is_up) as called:
         assert call(["name=s", "gamma=1", "data.limit=2", "hydra/launcher=apart"], monkeypatch, tmp_path) == 1
     (path,) = apart.glob("*/results.json")
@@ -465,7 +465,7 @@ def test_slurm_queues_a_job_again_that_was_killed(what, monkeypatch, tmp_path):
 def test_what_ray_is_started_with(monkeypatch):
     """A cluster of the sweep's own is no other that runs here. One that ran before gets the command's variables, and no
     token."""
-    for name in [name for name in os.environ if name.startswith("SPECBENCH_") or name in passed.NAMES]:
+    for name in [name for name in os.environ if name.startswith("SPECBENCH_") or name in FORWARDED]:
         monkeypatch.delenv(name)
     for name, value in {"HF_HOME": "/h", "HF_TOKEN": "t", "WANDB_API_KEY": "k", "SPECBENCH_LOCKS": "/l"}.items():
         monkeypatch.setenv(name, value)

@@ -8,7 +8,9 @@ import time
 import pytest
 import torch
 from cuda_on_cpu import MixedDevicesError, cuda_on_cpu, to_cuda
+from specbench.stats.bandwidth import Roofs
 
+from specbench.config.compose import compose
 from specbench.config.validate import check
 from specbench.contrib.gpu_check import agreement, bench, command, timing
 from specbench.contrib.gpu_check.bench import (
@@ -21,12 +23,10 @@ from specbench.contrib.gpu_check.bench import (
     Bench,
     Measured,
     Profile,
-    compose_run,
 )
 from specbench.contrib.gpu_check.command import CHECKS, Check, measure_into, numbers_file
 from specbench.kernels import ops
 from specbench.models import pretrained
-from specbench.stats.bandwidth import Roofs
 
 SMALL = {
     "target=llama3b": {"vocab_size": 4096, "hidden_size": 48, "intermediate_size": 64, "num_hidden_layers": 1,
@@ -41,7 +41,7 @@ class CudaBench(Bench):
     """Device "cuda", small shapes, and no graphs. What is asked for must be possible on CUDA as it is."""
 
     def overrides(self, overrides):
-        check(compose_run(super().overrides(overrides)))
+        check(compose(super().overrides(overrides)))
         wanted = [word for given in overrides for word in (UNCAPTURED if given == GRAPHS else (given,))]
         shapes = [
             f"{choice.partition('=')[0]}.shape.{key}={value}"

@@ -23,10 +23,10 @@ from test_audio import here, of  # noqa: F401
 from test_sweeps import another_job, apart, locks  # noqa: F401
 
 import specbench.config.build as build_of
+import specbench.contrib.cluster.sweep as multirun
 import specbench.contrib.ray.coordinator as team_of
 import specbench.contrib.ray.rules as split
 import specbench.contrib.ray.run as workers_run
-import specbench.run.sweep as multirun
 from specbench.config.build import build
 from specbench.config.memory import Budget
 from specbench.config.validate import check
@@ -42,6 +42,7 @@ from specbench.errors import ConfigError, IncompleteError
 from specbench.results.reader import load_run
 from specbench.run import batching as requests
 from specbench.run.execute import save
+from specbench.run.jobs import RunJob
 from specbench.run.phase_timer import Phases
 from specbench.run.run import run
 from specbench.stats import position_stats as text_laws
@@ -137,7 +138,7 @@ def one_process(checked, folder):
     """The run in this process."""
     parts = build(checked)
     result, record = run(parts, folder)
-    save(checked, parts.target.tokenizer, result, record, folder, [])
+    save(RunJob([], folder, checked), parts.target.tokenizer, result, record)
     return load_run(folder)
 
 
@@ -145,7 +146,7 @@ def several(checked, folder, pool, count=2):
     """The same on workers."""
     team = Team(checked, pool, count)
     result, record = workers_run.run_on(team, folder, lambda *told: None, lambda group: None, Phases())
-    save(checked, team.tokenizer, result, record, folder, [])
+    save(RunJob([], folder, checked), team.tokenizer, result, record)
     return load_run(folder)
 
 
@@ -509,7 +510,10 @@ def test_a_job_beside_others_has_no_workers(apart, monkeypatch, tmp_path, capsys
     assert "workers=2 is not possible with hydra/launcher=apart" in " ".join(capsys.readouterr().err.split())
     job = SimpleNamespace(runtime=SimpleNamespace(choices={"hydra/launcher": "apart"}))
     monkeypatch.setattr(multirun.HydraConfig, "get", lambda: job)
-    with pytest.raises(ConfigError, match="hydra/launcher=apart"), multirun.own_place(SimpleNamespace(workers=2)):
+    with (
+        pytest.raises(ConfigError, match="hydra/launcher=apart"),
+        multirun.ClusterSweep().running(SimpleNamespace(workers=2)),
+    ):
         pass
 
 
@@ -567,7 +571,7 @@ def test_two_processes_give_what_one_gives(good, tmp_path, monkeypatch):
         team._until(lambda: all(hand.turn == 0 for hand in team.hands))  # else one has done all of it before
         told = lambda *words: None  # noqa: E731
         result, record = workers_run.run_on(team, tmp_path / "two", told, told, Phases())
-        save(checked, team.tokenizer, result, record, tmp_path / "two", [])
+        save(RunJob([], tmp_path / "two", checked), team.tokenizer, result, record)
     two = load_run(tmp_path / "two")
     assert facts(one) == facts(two)
     first, second = two.result["workers"]

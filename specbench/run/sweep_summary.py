@@ -2,42 +2,72 @@
 
 import json
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from omegaconf import OmegaConf
 
 from specbench.component import chosen_class
-from specbench.contrib.cluster.job_list import MIRRORED, PLACE, JobList, PlannedJob
-from specbench.contrib.cluster.launchers import SERIAL
 from specbench.errors import first_line
 from specbench.results.atomic_files import write_json, write_text, writing
+from specbench.results.fingerprint import Identity
 from specbench.results.folder_lock import locked
+from specbench.results.loggers.base import Logger
 from specbench.results.tables import GOOD, multirun_rows, multirun_tables, show, to_csv, word
 from specbench.run.signals import defer_signals
 
-if TYPE_CHECKING:
-    from specbench.results.completion import PriorRun
-
 log = logging.getLogger(__name__)
+PLACE, MIRRORED = ".sweep", "mirrored.json"  # in the sweep's folder: a folder for each command, with this file
 SUMMARIES = "summaries"  # the folder of each command's own summary.csv
 WAIT = 600.0  # seconds for another process that makes the summary
 
 
-def summarise(jobs: JobList, printed: bool = True, page: bool = True, redraw: bool = False) -> tuple[str, int]:
+@dataclass(frozen=True)
+class PlannedJob:
+    """One job: its overrides, its folder, what it is made of, and whether its verdict must be good."""
+
+    number: int
+    overrides: list[str]
+    folder: Path
+    identity: Identity
+    strict: bool
+
+
+@dataclass(frozen=True)
+class SweepJobs:
+    """The jobs of one command, whose folder is `folder`. `logger` is the configuration of their logger."""
+
+    folder: Path
+    command: str  # its overrides, as the name of a file
+    name: str
+    logger: Mapping[str, Any]
+    jobs: Sequence[PlannedJob]
+
+    @property
+    def place(self) -> Path:
+        """The folder of what is noted of this command."""
+        return self.folder / PLACE / self.command
+
+    def not_ended(self) -> Set[int]:
+        """The jobs that may still run in other processes."""
+        return frozenset()
+
+
+def summarise(jobs: SweepJobs, printed: bool = True, page: bool = True, redraw: bool = False) -> tuple[str, int]:
     """Writes summary.csv, and the same into a file of this command's, and, unless `printed` is False, prints the table,
     from the jobs that are finished now or were before. Where results are new since the last page, or with `redraw`, the
     sweep's page is drawn, if `page` and if runs have pages; where they are new since its logger had the table, it gets
     it. Returns a sentence and the exit code: 1 if a job has no result, 3 if the verdict of one with strict=true is not
     good. Raises ConfigError if summary.csv cannot be written."""
-    from specbench.results.completion import examine
+    from specbench.results.completion import examine  # loads pyarrow
 
     with writing(jobs.folder):
         jobs.folder.mkdir(parents=True, exist_ok=True)
     with locked(jobs.folder / PLACE, WAIT), defer_signals():  # all commands of the folder write the same files
-        found = [(job, examine(job.folder, job.identity)) for job in jobs.jobs]
-        rows = multirun_rows([(job.overrides, e.result if e.finished else None) for job, e in found])
+        examined = [(job, examine(job.folder, job.identity)) for job in jobs.jobs]
+        rows = multirun_rows([(job.overrides, e.result if e.finished else None) for job, e in examined])
         path, own = jobs.folder / "summary.csv", jobs.folder / SUMMARIES / f"{jobs.command}.csv"
         if printed and rows:
             show(*multirun_tables(rows, f"{len(rows)} job{'s' * (len(rows) > 1)}, written to {path}", path.name))
@@ -45,16 +75,16 @@ def summarise(jobs: JobList, printed: bool = True, page: bool = True, redraw: bo
             own.parent.mkdir(parents=True, exist_ok=True)
         for file in (own, path):
             write_text(file, to_csv(rows))
-        results = {str(job.number): e.result["provenance"]["started"] for job, e in found if e.finished and e.result}
+        results = {str(job.number): e.result["provenance"]["started"] for job, e in examined if e.finished and e.result}
         if results and page:
-            folders = [job.folder for job, e in found if e.finished]
+            folders = [job.folder for job, e in examined if e.finished]
             _once(jobs, "page", results, lambda: draw(jobs, folders), redraw)
         if results:
             _once(jobs, "logger", results, lambda: mirror(jobs, rows))
-    return sentence(jobs, found)
+    return sentence(jobs, examined)
 
 
-def _once(jobs: JobList, what: str, results: dict[str, str], make: Callable[[], bool], again: bool = False) -> None:
+def _once(jobs: SweepJobs, what: str, results: dict[str, str], make: Callable[[], bool], again: bool = False) -> None:
     """Makes what shows the results, unless that was made of these before, or `again`; it is noted if it succeeds."""
     noted = _mirrored(jobs)
     if (again or noted.get(what) != results) and make():
@@ -62,23 +92,21 @@ def _once(jobs: JobList, what: str, results: dict[str, str], make: Callable[[], 
         write_json(jobs.place / MIRRORED, noted | {what: results})
 
 
-def sentence(jobs: JobList, found: Sequence[tuple[PlannedJob, "PriorRun"]]) -> tuple[str, int]:
+def sentence(jobs: SweepJobs, examined: Sequence[tuple[PlannedJob, Any]]) -> tuple[str, int]:
     """What is to be said of a sweep at its end, and the exit code."""
-    missing = [job for job, earlier in found if not earlier.finished]
-    bad = sum(job.strict and e.result is not None and word(e.result["lossless"]) not in GOOD for job, e in found)
+    missing = [job for job, earlier in examined if not earlier.finished]
+    bad = sum(job.strict and e.result is not None and word(e.result["lossless"]) not in GOOD for job, e in examined)
     if bad and not missing:
-        return f"strict=true: the verdict of {bad} of {len(found)} jobs is not passed", 3
-    told = f"{len(missing)} of {len(found)} jobs have no result, see their run.log"
-    if jobs.launcher != SERIAL and (going := {job.number for job in missing} - {*jobs.over()}):
-        told += f"; {len(going)} of them have not ended"
-    return told, int(bool(missing) or not found)
+        return f"strict=true: the verdict of {bad} of {len(examined)} jobs is not passed", 3
+    text = f"{len(missing)} of {len(examined)} jobs have no result, see their run.log"
+    if going := {job.number for job in missing} & jobs.not_ended():
+        text += f"; {len(going)} of them have not ended"
+    return text, int(bool(missing) or not examined)
 
 
-def mirror(jobs: JobList, rows: Sequence[dict[str, Any]]) -> bool:
+def mirror(jobs: SweepJobs, rows: Sequence[dict[str, Any]]) -> bool:
     """Gives the table of a sweep to the logger of its jobs. That it fails is logged: the files are there. Returns
     whether it did not."""
-    from specbench.results.loggers.base import Logger
-
     try:
         kind, settings = chosen_class(OmegaConf.create(dict(jobs.logger)), "logger", Logger, "logger=NAME")
         kind.from_settings(settings).log_sweep(jobs.name, rows, jobs.folder)
@@ -88,7 +116,7 @@ def mirror(jobs: JobList, rows: Sequence[dict[str, Any]]) -> bool:
     return True
 
 
-def draw(jobs: JobList, folders: Sequence[Path]) -> bool:
+def draw(jobs: SweepJobs, folders: Sequence[Path]) -> bool:
     """Writes the page of a sweep, where its jobs have pages. That it fails is logged: the files are there. Returns
     whether it did not."""
     from specbench.results.reader import load_runs
@@ -104,11 +132,11 @@ def draw(jobs: JobList, folders: Sequence[Path]) -> bool:
     return True
 
 
-def _mirrored(jobs: JobList) -> dict[str, Any]:
+def _mirrored(jobs: SweepJobs) -> dict[str, Any]:
     """When the results were measured, by job, of which the last page is ("page") and the last table of the logger
     ("logger"), if there are any."""
     try:
-        found = json.loads((jobs.place / MIRRORED).read_text(encoding="utf-8"))
-        return found if isinstance(found, dict) else {}
+        noted = json.loads((jobs.place / MIRRORED).read_text(encoding="utf-8"))
+        return noted if isinstance(noted, dict) else {}
     except (OSError, ValueError):
         return {}

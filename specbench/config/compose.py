@@ -1,0 +1,102 @@
+"""Composes configurations as the command line does, and says in one sentence what Hydra does not accept."""
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import fields
+from importlib import import_module
+from typing import Any
+
+import hydra
+from hydra import initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf
+
+from specbench.config.paths import conf_dir
+from specbench.decoding.component import Component
+from specbench.errors import ConfigError, first_line, shown, unknown
+from specbench.run_config import GROUPS, RunConfig
+
+
+def compose(overrides: Sequence[str]) -> DictConfig:
+    """The configuration that the command line would compose, with Hydra's own part. Raises ConfigError."""
+    with own_hydra(), explained(overrides):
+        return hydra.compose("config", overrides=list(overrides), return_hydra_config=True)
+
+
+def compose_sweep(overrides: Sequence[str]) -> DictConfig:
+    """The configuration of a sweep, as of `-m`, inside of `own_hydra`. Raises ConfigError."""
+    with explained(overrides):
+        return GlobalHydra.instance().config_loader().load_configuration("config", list(overrides), RunMode.MULTIRUN)
+
+
+@contextmanager
+def own_hydra() -> Iterator[None]:
+    """Inside, Hydra has the configurations of specbench; afterwards it is what it was, as a notebook may have it."""
+    before = GlobalHydra.instance().hydra
+    GlobalHydra.instance().clear()
+    try:
+        with initialize_config_dir(str(conf_dir()), version_base="1.3"):
+            yield
+    finally:
+        GlobalHydra.instance().hydra = before
+
+
+@contextmanager
+def explained(overrides: Sequence[str]) -> Iterator[None]:
+    """Inside, whatever Hydra raises while it composes these overrides becomes a ConfigError."""
+    try:
+        yield
+    except ConfigError:
+        raise
+    except Exception as error:  # its composition fails with errors of any class
+        raise ConfigError(explain(error, overrides)) from error
+
+
+def explain(error: BaseException, overrides: Sequence[str] = (), keys: Iterable[str] | None = None) -> str:
+    """A mistake that Hydra or OmegaConf found while composing these overrides, as one sentence. `keys` are those that
+    can be set, if not those of a run."""
+    text = str(error)
+    if found := re.search(r"ConfigError raised while resolving interpolation: (.*)", text):  # by one of our resolvers
+        return found[1]
+    if found := re.search(r"Could not override '([^']+)'|Key '([^']+)' is not in struct", text):
+        key = found[1] or found[2]
+        group = key.rpartition(".")[0]
+        what = f"setting of the chosen {group}" if group else "setting"
+        keys = known_keys(overrides) if keys is None else keys
+        return str(unknown(key, (known for known in keys if known.rpartition(".")[0] == group), what))
+    if found := re.search(r"Could not find '([^']+)/([^'/]+)'\s+Available options in '[^']+':\n((?:\t.*\n?)*)", text):
+        group, option, options = found[1], found[2], found[3].split()
+        return str(unknown(f"{group}={option}", (f"{group}={name}" for name in options), "choice"))
+    if found := re.search(r"Could not load '([^']+)/([^'/]+)'", text):  # of a list of options
+        return f"{found[1]}={found[2]} is not a choice (see python -m specbench --help)"
+    if override := getattr(error, "override", None):
+        key, _, value = str(override).partition("=")
+        hint = f"; a value with = in it needs quotes: '{key}=\"{value}\"'" if "=" in value else ""
+        return f"{shown(override)} is not an override that Hydra can read: {first_line(error)}{hint}"
+    overrides = [override for override in overrides if not override.startswith("-")]
+    where = getattr(error, "full_key", None) or "hydra."
+    if where.startswith("hydra.") and overrides:  # a folder's name holds all overrides
+        where = ("one of " if len(overrides) > 1 else "") + shown(", ".join(overrides))
+    return f"{where} is not possible: {first_line(error)} (see python -m specbench --help)"
+
+
+def known_keys(overrides: Sequence[str]) -> list[str]:
+    """Every key that can be set, given the options chosen by these overrides: for "did you mean" in errors."""
+    defaults = OmegaConf.to_container(OmegaConf.load(conf_dir() / "config.yaml"))["defaults"]  # type: ignore[index, call-overload]
+    chosen = {group: option for entry in defaults if isinstance(entry, dict) for group, option in entry.items()}
+    chosen |= dict(o.split("=", 1) for o in overrides if "=" in o)
+    keys = [field.name for field in fields(RunConfig)]
+    for group in GROUPS:
+        file = conf_dir() / group / f"{chosen[group]}.yaml"
+        own: Iterable[Any] = OmegaConf.load(file) if file.is_file() else ()
+        keys += [f"{group}.{key}" for key in map(str, own) if key not in ("_target_", "defaults")]
+    return [*keys, *GROUPS, "metric", "experiment"]
+
+
+def base_of(group: str) -> type[Component]:
+    """The base class of what can be chosen in a group."""
+    module, _, name = GROUPS[group].base.rpartition(".")
+    found: type[Component] = getattr(import_module(module), name)
+    return found

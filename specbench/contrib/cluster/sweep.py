@@ -1,0 +1,201 @@
+"""Sweeps whose jobs run in other processes, at the same time or on other machines."""
+
+import logging
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig, OmegaConf
+
+from specbench.config.validate import ValidatedConfig, check
+from specbench.contrib.cluster.job_list import SERIAL, JobList, read_list
+from specbench.errors import ConfigError, first_line
+from specbench.results.console import Pace, info
+from specbench.results.fingerprint import Identity, NotedIdentity
+from specbench.results.schema_parts import Placement
+from specbench.run.sweep import Sweep
+from specbench.run.sweep_summary import PlannedJob, summarise
+from specbench.run_config import RunConfig
+
+log = logging.getLogger(__name__)
+NOTHING = Identity("", {}, {}, {}, {})  # of a job that was refused
+
+
+class ClusterSweep(Sweep):
+    """Lists all jobs in the sweep's folder. Launchers take it to the processes of their jobs, where it knows of its own
+    job only, gives it cores of its own, and, if the job ends last, makes the summary."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.launcher = SERIAL
+        self.list: JobList | None = None  # as it is in the sweep's folder
+        self.place: Path | None = None  # of the list, in the process of a job
+        self.argv: list[str] = []  # of the sweep's command, likewise
+        self.cwd = ""  # where it was typed, likewise
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What the process of a job gets: where the list is, and where the command was typed."""
+        place = self.place if self.list is None else self.list.place.absolute()
+        argv, cwd = self.argv or sys.argv, self.cwd or os.getcwd()  # a job that is queued again is pickled twice
+        return {"place": place, "launcher": self.launcher, "argv": argv, "cwd": cwd}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """In the process of a job, before Hydra finds its folder. A process that a cluster's daemon has started, as
+        Ray's does, works elsewhere: relative paths are those of the command."""
+        from specbench.run.command import ignore_schema_warning
+
+        self.__init__()  # type: ignore[misc]
+        ignore_schema_warning()
+        self.of_job = True
+        self.place, self.launcher = state["place"], state["launcher"]
+        self.argv, self.cwd = state["argv"], state["cwd"]
+        if os.path.isdir(self.cwd):
+            os.chdir(self.cwd)
+
+    @property
+    def here(self) -> bool:  # type: ignore[override]
+        if self.launcher == SERIAL:
+            return True
+        from specbench.contrib.cluster.launchers import known
+
+        return not known(self.launcher).elsewhere
+
+    def begin(self, config: DictConfig) -> None:
+        self.launcher = launcher_of(config.hydra)
+        super().begin(config)
+        from specbench.contrib.cluster.launchers import refuse  # in the command's own process alone
+
+        refuse(self.launcher, settings_of_launcher(config.hydra), str(config.device))
+        self.list = self.planned()
+        self.list.write()
+
+    def refuse(self, root: RunConfig) -> None:
+        refuse_workers_of_jobs(root.workers, self.launcher)
+
+    def on_job_start(self, config: DictConfig, **kwargs: Any) -> None:
+        if self.of_job:
+            Sweep.current, self.pace = self, Pace(0, alone=False)
+            sys.argv = self.argv or sys.argv  # what was asked for, and not how the launcher started this process
+        else:
+            super().on_job_start(config, **kwargs)
+
+    @contextmanager
+    def running(self, config: DictConfig) -> Iterator[None]:
+        """Inside, a job of a launcher that runs several at a time has cores, and a CUDA device, of its own."""
+        hydra = HydraConfig.get()
+        name = launcher_of(hydra)
+        if name == SERIAL:
+            yield
+            return
+        from specbench.contrib.cluster.cpu_affinity import pin_cores
+        from specbench.contrib.cluster.launchers import cores_of, needs_device
+
+        refuse_workers_of_jobs(int(config.workers), name)
+        cores, device = cores_of(name, settings_of_launcher(hydra)), needs_device(name, str(config.device))
+        with pin_cores(name, cores, device, info):
+            yield
+
+    def placement(self) -> Placement | None:
+        from specbench.contrib.cluster.cpu_affinity import placement
+
+        return placement()
+
+    def planned(self) -> JobList:
+        jobs = super().planned()
+        start: dict[str, Any] = {} if self.list is None else {"id": self.list.id, "started": self.list.started}
+        return JobList(**vars(jobs), launcher=self.launcher, whole=self.whole, **start)
+
+    def identity_of(self, checked: ValidatedConfig) -> Identity:
+        identity = checked.identity(self.here)
+        return identity if self.here else NotedIdentity(**vars(identity))
+
+    def all_overrides(self) -> list[list[str]]:
+        return super().all_overrides() or [job.overrides for job in (self.list.jobs if self.list else ())]
+
+    def summarise(self, printed: bool = True, page: bool = True) -> tuple[str, int]:
+        """As of any sweep. Jobs that an optimiser has chosen for other processes are those that have ended."""
+        if not self.jobs and self.list is not None:
+            summary = summarise(read_list(self.list.place), printed, page)
+            Sweep.current = None
+            return summary
+        return super().summarise(printed, page)
+
+    def end(self, config: DictConfig, folder: Path, ran: bool, failed: str) -> dict[str, Any] | None:
+        """As of any sweep. Where no process waits for all jobs, the last one makes the summary."""
+        try:
+            self.note_end(config, folder, failed)
+        except ConfigError as error:
+            log.warning("%s", error)
+        if self.of_job and self.list is not None:
+            self.pace.jobs, self.pace.over = len(self.list.jobs), len(self.list.over()) - 1
+        result = super().end(config, folder, ran, failed)
+        if self.of_job and self.list is not None and self.list.all_over():
+            last_job(self.list)
+        return result
+
+    def note_end(self, config: DictConfig, folder: Path, failed: str) -> None:
+        """Notes in the list that this process's job is over; `failed` says why it has no result. Raises ConfigError."""
+        job = HydraConfig.get()
+        if self.place is not None:
+            self.list = read_list(self.place)
+        if self.list is None:
+            return
+        if self.list.whole:
+            number = self.list.number_of(folder)
+            if number is not None:
+                self.list.end(number, failed)
+            return
+        try:
+            checked = check(config, job.runtime.choices)
+            identity, strict = checked.identity(self.here), checked.root.strict
+        except ConfigError:
+            identity, strict = NOTHING, False
+        self.list.end(PlannedJob(job.job.num, list(job.overrides.task), folder, identity, strict), failed)
+
+    def interrupted(self) -> str:
+        from specbench.contrib.cluster.launchers import go_on
+
+        return super().interrupted() + go_on(self.launcher, self.folder)
+
+    def ended_early(self, error: Exception) -> str | None:
+        """A sentence after the launcher, which runs jobs in other processes, has failed."""
+        if self.launcher == SERIAL:
+            return None
+        log.info("the launcher failed", exc_info=error)
+        why = f"{type(error).__name__}: {first_line(error)}"
+        sentence, _ = self.summarise()
+        return f"hydra/launcher={self.launcher} ended early ({why}): {sentence}; the same command goes on from there"
+
+
+def last_job(jobs: JobList) -> None:
+    """Makes the summary in the process of the job that ended last. That it fails is logged: the files are there."""
+    try:
+        log.info("the last job of the sweep: the summary is in %s", jobs.folder)
+        summarise(jobs, printed=False)
+    except Exception as error:
+        log.warning("no summary of the sweep (%s): python -m specbench.collect %s", first_line(error), jobs.folder)
+        log.info("no summary", exc_info=error)
+
+
+def launcher_of(hydra: Any) -> str:
+    """The name of the launcher of a sweep, from `hydra` of its configuration."""
+    return str(hydra.runtime.choices.get("hydra/launcher", SERIAL))
+
+
+def settings_of_launcher(hydra: Any) -> Any:
+    """The settings of the launcher as plain Python."""
+    return OmegaConf.to_container(hydra.launcher, resolve=True)
+
+
+def refuse_workers_of_jobs(workers: int, launcher: str) -> None:
+    """Raises ConfigError if a job that another process runs, beside other jobs, would have several workers: they would
+    want cores that the jobs have."""
+    if workers > 1 and launcher != SERIAL:
+        raise ConfigError(
+            f"workers={workers} is not possible with hydra/launcher={launcher}: jobs and their workers would wait for "
+            "each other's cores, so use workers=1, or hydra/launcher=basic"
+        )

@@ -1,0 +1,183 @@
+"""`python -m specbench`: one run, or the jobs of a multirun."""
+
+import gc
+import logging
+import os
+import shlex
+import sys
+import time
+import warnings
+from functools import partial
+from pathlib import Path
+from typing import NoReturn
+
+import hydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.errors import HydraException
+from hydra.types import RunMode
+from omegaconf import DictConfig
+
+from specbench import BEGUN
+from specbench.config.paths import conf_dir
+from specbench.errors import ConfigError, IncompleteError, VerdictError, answering, comes_from, stop
+from specbench.run.signals import exit_code, handled
+
+log = logging.getLogger("specbench")
+WAIT = 7 * 86400.0  # seconds that a job waits for another process that runs the same one, if several run at a time
+_begun = [BEGUN]  # until the first run has taken it
+
+
+def main() -> None:
+    """Runs Hydra; a mistake of the user's becomes one sentence and exit code 2, without a traceback."""
+    if "torch" not in sys.modules:
+        gc.disable()  # until all is imported: a million objects that are never garbage, and a second to look at them
+    ignore_schema_warning()
+    os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # Hydra hands exceptions to us instead of exiting
+    sys.argv[0] = "specbench"
+    if str(Path.cwd()) not in sys.path:  # the console script has not what `python -m` has: modules beside the user
+        sys.path.append(str(Path.cwd()))
+    if "--version" in sys.argv[1:]:  # Hydra would print its own
+        from specbench import __version__
+
+        print(f"specbench {__version__}")
+        return
+    try:
+        with answering(), handled():
+            _main()
+    except KeyboardInterrupt as error:
+        stop(f"interrupted: {error}" if error.args else "interrupted before anything was finished", exit_code())
+
+
+def ignore_schema_warning() -> None:
+    """Hydra checks our configuration of a launcher against the launcher's own types, as it should, and warns that a
+    later version will not."""
+    warnings.filterwarnings("ignore", message=r"\s*'hydra/launcher/\w+' is validated against ConfigStore schema")
+
+
+def _main() -> None:
+    from specbench.run.sweep import Sweep
+
+    try:
+        job()
+    except (ConfigError, BrokenPipeError):
+        raise
+    except KeyboardInterrupt:
+        if Sweep.current is None:
+            raise
+        raise KeyboardInterrupt(Sweep.current.interrupted()) from None
+    except Exception as error:
+        if comes_from(one_run, error):
+            raise
+        if Sweep.current is not None and (sentence := Sweep.current.ended_early(error)):
+            stop(sentence, 1)
+        refused_by_hydra(error)
+
+
+def refused_by_hydra(error: Exception) -> NoReturn:
+    """Ends the program after an error of Hydra's composition, or of the folder or its run.log, which Hydra makes."""
+    cause = error if isinstance(error, OSError) else error.__cause__
+    if isinstance(cause, OSError) and not isinstance(cause, HydraException):  # some of Hydra's own are OSErrors too
+        log.debug("the run ended with an error", exc_info=error)
+        where = f"{cause.filename} cannot be used" if cause.filename else "a file cannot be read or written"
+        stop(f"{where} ({cause.strerror or cause}): choose another folder with hydra.run.dir=D or name=NAME", 2)
+    from specbench.config.compose import explain
+
+    stop(explain(error, sys.argv[1:]), 2)
+
+
+@hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name="config")
+def job(config: DictConfig) -> float | None:
+    """Runs one job of Hydra's. In a multirun a job that fails is logged, and the next one starts."""
+    if HydraConfig.get().mode == RunMode.MULTIRUN:
+        return job_of_sweep(config)
+    try:
+        one_run(config)
+    except ConfigError as error:  # before Hydra adds a line of its own
+        refused(error)
+    except VerdictError as error:
+        stop(str(error), 3)
+    except IncompleteError as error:
+        stop(str(error), 1)
+    return None
+
+
+def refused(error: ConfigError) -> NoReturn:
+    """Ends the program; a folder that holds nothing but Hydra's files goes, unless the user has named it."""
+    from specbench.results.empty_dirs import remove_if_empty
+
+    logging.getLogger().error("%s", error)  # in run.log alone, if the folder stays
+    keys = {override.lstrip("+").partition("=")[0] for override in HydraConfig.get().overrides.hydra}
+    if not keys & {"hydra.run.dir", "hydra.run"}:
+        remove_if_empty(Path(HydraConfig.get().runtime.output_dir))
+    stop(str(error), 2)
+
+
+def job_of_sweep(config: DictConfig) -> float | None:
+    """Runs a job and prints its line. Returns the measured speedup, for Hydra's optimisers, or None if it failed."""
+    from specbench.config.memory import give_back
+    from specbench.run.signals import preemption_signal
+    from specbench.run.sweep import Sweep
+
+    sweep = Sweep.current or Sweep()
+    if sweep.of_job:
+        _begun.clear()  # another process has, by its own clock
+    ran, failed = True, ""
+    try:
+        with preemption_signal(), sweep.running(config):
+            give_back()  # of the job before
+            ran = one_run(config, skip_finished=True)
+    except (ConfigError, VerdictError, IncompleteError) as error:
+        log.error("%s", error)
+        failed = str(error)
+    except Exception as error:
+        log.exception("the job failed")
+        failed = type(error).__name__
+    result = sweep.end(config, Path(HydraConfig.get().runtime.output_dir), ran, failed)
+    return None if result is None else float(result["speedup"]["measured"])
+
+
+def one_run(config: DictConfig, skip_finished: bool = False) -> bool:
+    """Runs the composed configuration; with `skip_finished` not if its folder holds the results. Returns whether it
+    ran. Raises ConfigError, VerdictError with strict=true, or IncompleteError with repeats."""
+    from specbench.config.validate import check
+
+    begun, hydra_config = _begun.pop() if _begun else time.perf_counter(), HydraConfig.get()
+    out_dir = Path(hydra_config.runtime.output_dir)
+    checked = check(config, hydra_config.runtime.choices)
+    if checked.choices["target"].settings.processes() > 1:
+        from specbench.component import from_ring
+
+        ran = from_ring("tensor_parallel.launcher.run_elsewhere")(checked, out_dir, skip_finished)
+        if ran is not None:
+            gc.enable()
+            return bool(ran)
+
+    from specbench.results.console import in_parallel, info, place_of_job, print_result
+    from specbench.run.execute import claimed, execute_one
+    from specbench.run.jobs import RunJob
+    from specbench.run.sweep import Sweep
+
+    log.info("%s", shlex.join(sys.argv))
+    job = RunJob(list(hydra_config.overrides.task), out_dir, checked)
+    placement = (Sweep.current or Sweep()).placement
+    with claimed(job, WAIT if in_parallel() else 0) as earlier:
+        if earlier.finished and skip_finished and not checked.root.force:
+            return False
+        if skip_finished and earlier.again and not earlier.corrupt:
+            log.warning("%s is run again: %s", out_dir, earlier.again)
+        elif earlier.finished and not skip_finished and checked.root.repeats == 1:
+            info("This run is in its folder already: it is measured again, and the earlier results are kept beside it.")
+        if checked.root.repeats > 1:
+            from specbench.run.repeats import run_repeats
+
+            gc.enable()
+            run_repeats(config, job, placement)
+        else:
+            import specbench.config.build
+            import specbench.run.run  # noqa: F401
+
+            gc.enable()
+            kind, written = "job" if skip_finished else "run", partial(print_result, folder=out_dir)
+            execute_one(job, kind, announce=info, place=place_of_job(), written=written, begun=begun,
+                        placement=placement)  # fmt: skip
+    return True
