@@ -15,10 +15,10 @@ from typing import get_args, get_type_hints
 
 import pytest
 import yaml
-from conftest import given_by, little, short_prompts
 from hydra import compose, initialize_config_dir
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from small_runs import given_by, little, short_prompts
 
 import specbench.results.report.command as report
 import specbench.run.command as command

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from conftest import CACHES, V
+from decoder_cases import CACHES, V
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from specbench.cache.paged import Blocks, PagedCache

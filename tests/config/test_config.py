@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import composed
 from omegaconf import OmegaConf
+from small_runs import composed
 
 import specbench.run.command as command
 from specbench.config.devices import pick_device

@@ -7,10 +7,10 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from conftest import call
 from hydra import initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.types import RunMode
+from small_runs import call
 
 from specbench.config.paths import conf_dir
 from specbench.data.prompts import Data, Prompt, load

@@ -10,11 +10,11 @@ from functools import cache
 from typing import Any, get_args, get_origin, get_type_hints
 
 import pytest
-from conftest import composed
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+from small_runs import composed
 
 from specbench.component import chosen_class
 from specbench.config.compose import base_of, explain

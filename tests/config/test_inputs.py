@@ -10,9 +10,9 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from conftest import composed, small
 from matplotlib import pyplot as plt
 from rich.table import Table
+from small_runs import composed, small
 from test_config import run_main
 from transformers import AutoTokenizer
 

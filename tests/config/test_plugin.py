@@ -9,7 +9,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from conftest import LITTLE
+from small_runs import LITTLE
 
 PLUGIN = Path(__file__).parents[1] / "plugin"
 

@@ -10,7 +10,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from conftest import composed, parts_of
+from small_runs import composed, parts_of
 
 from specbench.config.paths import conf_dir
 from specbench.config.validate import check

@@ -6,7 +6,7 @@ from unittest import mock
 
 import pytest
 import torch
-from conftest import V, make_drafter, spare_of, tabular_model, verifier_of
+from decoder_cases import V, make_drafter, spare_of, tabular_model, verifier_of
 from graph_memory import SimulatedGraphs
 
 from specbench.decoding import state as states

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from conftest import V
+from decoder_cases import V
 from test_law import FEW, Law, decode, worst_excess
 from test_verify import random_bits
 

@@ -3,10 +3,11 @@
 import importlib.util
 from functools import cache, partial
 
-import conftest
+import decoder_cases
 import pytest
 import torch
-from conftest import CACHES, DRAFTERS, TREES, VERIFIERS, make_drafter, short_prompts, spare_of
+from decoder_cases import CACHES, DRAFTERS, TREES, VERIFIERS, make_drafter, spare_of
+from small_runs import short_prompts
 
 from specbench.cache.static import StaticCache
 from specbench.contrib.openvino.executor import OpenVINOExecutor
@@ -58,7 +59,7 @@ def model(role: str, sampling: Sampling, cache_name: str, executor: str = "eager
 
 @cache
 def verifier_of(sampling: Sampling, name: str) -> Verifier:
-    return conftest.verifier_of(VERIFIERS[name], sampling)
+    return decoder_cases.verifier_of(VERIFIERS[name], sampling)
 
 
 @cache

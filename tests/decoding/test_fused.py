@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import TREES, parts_of
+from decoder_cases import TREES
 from graph_memory import SimulatedGraphs
+from small_runs import parts_of
 from test_queue import decode, jobs
 from torch import nn
 from torch._functorch.aot_autograd import aot_module_simplified, make_boxed_func

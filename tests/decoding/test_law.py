@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import reference
 import torch
-from conftest import CACHES, DRAFTERS, TREES, VERIFIERS, V, make_drafter, spare_of, tabular_model, verifier_of
+from decoder_cases import CACHES, DRAFTERS, TREES, VERIFIERS, V, make_drafter, spare_of, tabular_model, verifier_of
 
 from specbench.cache.static import StaticCache
 from specbench.decoding import noise as noise_module

@@ -2,7 +2,7 @@
 
 import numpy as np
 import torch
-from conftest import V
+from decoder_cases import V
 
 from specbench.decoding.noise import ACCEPTANCE, PROPOSAL, RESIDUAL, exponentials, noise_bits, uniforms
 from specbench.decoding.sampling import draw

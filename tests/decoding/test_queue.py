@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 import torch
-from conftest import CACHES, DRAFTERS, TREES, V, make_drafter, spare_of, tabular_model, verifier_of
+from decoder_cases import CACHES, DRAFTERS, TREES, V, make_drafter, spare_of, tabular_model, verifier_of
 
 from specbench.cache.paged import PagedCache
 from specbench.decoding.autoregressive import decode_autoregressive

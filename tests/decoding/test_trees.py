@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import reference
 import torch
-from conftest import CACHES, V, make_drafter, tabular_model
+from decoder_cases import CACHES, V, make_drafter, tabular_model
 from tabular import random_table
 from test_verify import random_bits, random_laws
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 import torch
-from conftest import DigitTokenizer, V, make_drafter, tabular_model
+from decoder_cases import DigitTokenizer, V, make_drafter, tabular_model
 
 from specbench.data.prompts import Prompt, render
 from specbench.decoding.sampling import Sampling

@@ -8,8 +8,8 @@ from tempfile import mkdtemp
 import pytest
 import torch
 from checkpoints import checkpoint, shutil
-from conftest import composed, parts_of, small
 from safetensors.torch import load_file, save_file
+from small_runs import composed, parts_of, small
 from transformers.cache_utils import MtpCache
 from transformers.modeling_layers import MtpModel as StockMtp
 

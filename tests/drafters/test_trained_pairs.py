@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import composed, parts_of
 from omegaconf import OmegaConf
+from small_runs import composed, parts_of
 
 from specbench.config.paths import place_of
 from specbench.data.docstrings import DocstringData, documented, pairs

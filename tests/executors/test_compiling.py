@@ -4,7 +4,7 @@ import json
 from types import SimpleNamespace
 
 import pytest
-from conftest import parts_of
+from small_runs import parts_of
 
 import specbench.executors.compile_cache
 from specbench.decoding.executor import Work

@@ -5,7 +5,7 @@ import gc
 
 import pytest
 import torch
-from conftest import TREES, tabular_model, verifier_of
+from decoder_cases import TREES, tabular_model, verifier_of
 from graph_memory import SimulatedGraphs
 from test_law import learning_policy
 from test_queue import decode, jobs

@@ -19,11 +19,11 @@ from types import SimpleNamespace
 from typing import NamedTuple
 from unittest import mock
 
-import conftest
+import decoder_cases
 import pytest
 import torch
-from conftest import CACHES, CHAINS, DRAFTERS, TREES, DigitTokenizer, make_drafter, spare_of
 from cuda_on_cpu import Device, cuda_on_cpu, to_cuda
+from decoder_cases import CACHES, CHAINS, DRAFTERS, TREES, DigitTokenizer, make_drafter, spare_of
 from test_law import learning_policy
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -205,7 +205,7 @@ class Decoder:
         self.sampling = Sampling(temperature=case.temperature, repetition_penalty=case.penalty)
         target, helper = self.model(2, 1), self.model(1, 2)
         target.load_again = lambda: self.place(weights(LlamaForCausalLM, CONFIG, 1))
-        with mock.patch.object(conftest, "extras", self.extras):
+        with mock.patch.object(decoder_cases, "extras", self.extras):
             drafter = make_drafter(case.drafter or "random", target, number_text, helper)
         make = VERIFIERS[case.verifier]
         takes = make if not isinstance(make, type) or make is SpeculativeVerifier else lambda s: make(greedy)

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from conftest import parts_of
+from small_runs import parts_of
 
 import specbench.run.warm_up
 from specbench.executors import cache_columns as buckets

@@ -5,7 +5,7 @@ import json
 
 import pytest
 import torch
-from conftest import parts_of
+from small_runs import parts_of
 from torch import nn
 
 from specbench.component import Selection as Option

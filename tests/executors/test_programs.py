@@ -5,7 +5,7 @@ import os
 
 import pytest
 import torch
-from conftest import parts_of
+from small_runs import parts_of
 from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
 import specbench.executors.auto

@@ -8,7 +8,7 @@ from functools import cached_property
 
 import pytest
 import torch
-from conftest import CACHES, jobs_of, verifier_of
+from decoder_cases import CACHES, jobs_of, verifier_of
 
 pytest.importorskip("triton")
 
@@ -258,7 +258,7 @@ def test_the_kernel_is_checked_on_the_model_that_uses_it(one_tile, monkeypatch, 
 
 
 def test_attention_that_is_not_plain_is_left_to_sdpa(tables):
-    from conftest import tabular_model
+    from decoder_cases import tabular_model
     from transformers import Gemma2Config, GptOssConfig, GptOssForCausalLM
 
     with pytest.raises(ConfigError, match="attention=triton is not possible for x: TabularMarkov does not pass"):

@@ -9,7 +9,8 @@ import pytest
 import torch
 from architectures import LISTED, spread, tiny_config, write
 from architectures_page import is_of_this_release, row_of_model, row_of_refusal, rows
-from conftest import CACHES, VERIFIERS, another, make_drafter, parts_of, spare_of, verifier_of
+from decoder_cases import CACHES, VERIFIERS, another, make_drafter, spare_of, verifier_of
+from small_runs import parts_of
 from transformers import GenerationConfig
 
 from specbench.cache.static import StaticCache

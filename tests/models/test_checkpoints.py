@@ -28,8 +28,8 @@ from checkpoints import (
     then,
     without,
 )
-from conftest import composed, parts_of, small
 from omegaconf import OmegaConf
+from small_runs import composed, parts_of, small
 
 from specbench.config.build import build
 from specbench.config.paths import SHIPPED

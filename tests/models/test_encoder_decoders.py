@@ -7,10 +7,11 @@ from functools import cache, partial
 from pathlib import Path
 from types import SimpleNamespace
 
-import conftest
+import decoder_cases
 import pytest
 import torch
-from conftest import CACHES, VERIFIERS, make_drafter, parts_of, spare_of
+from decoder_cases import CACHES, VERIFIERS, make_drafter, spare_of
+from small_runs import parts_of
 from transformers import AutoConfig, AutoModelForSeq2SeqLM
 
 from specbench.cache.encoder_inputs import EncoderInputs
@@ -46,7 +47,7 @@ EXECUTORS = {"eager": EagerExecutor, "half": partial(AutoExecutor, ["half"]), "c
 INPUTS = ([5, 9, 33, 17, 8, 40, 1], [12, 7, 1], [3, 44, 52, 6, 6, 20, 31, 29, 11, 1])
 
 
-class Tokenizer(conftest.DigitTokenizer):
+class Tokenizer(decoder_cases.DigitTokenizer):
     def get_vocab(self):
         return {str(i): i for i in range(V)}
 
@@ -80,11 +81,11 @@ def decoded_by(models, drafts=None, rows=3, judge=None, text=None, which=INPUTS,
     """`decode`, by a target and the drafter's own model."""
     (target, own), sampling = models, models[0].sampling
     drafter = drafts and make_drafter(drafts, target, text, own)
-    trees = drafts in conftest.TREES
+    trees = drafts in decoder_cases.TREES
     spare, start = spare_of(drafts, 3) if drafts else 1, target.start_tokens
     jobs = [Job(start, len(start) + (new or NEW - i), 7 + i, read) for i, read in enumerate(which)]
     state = State.idle(rows, len(start) + NEW + spare, target.stop_tokens, target.device)
-    verifier = conftest.verifier_of(VERIFIERS[judge or ("iterative" if trees else "speculative")], sampling)
+    verifier = decoder_cases.verifier_of(VERIFIERS[judge or ("iterative" if trees else "speculative")], sampling)
     queue = Queue(jobs, [target, *(drafter.models if drafter else ())], 4, spare)
     target.allocate(rows, state.tokens.shape[1])
     clock = Timer(target.device)
@@ -243,7 +244,7 @@ def test_a_forced_token_and_suppressed_ones_are_those_of_generate():
     state = State.idle(1, len(expected) + 1, target.stop_tokens, target.device)
     target.allocate(1, len(expected) + 1)
     queue = Queue([job], [target], 8, 1)
-    verifier = conftest.verifier_of(VERIFIERS["speculative"], target.sampling)
+    verifier = decoder_cases.verifier_of(VERIFIERS["speculative"], target.sampling)
     decode_autoregressive(state, target, verifier, Timer(target.device), feed=queue)
     assert [2, 4, *queue.outputs[0].tokens] == expected
     found = read(target, [2, 4], queue.outputs[0].tokens, None, (), INPUTS[0])

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 from checkpoints import checkpoint
-from conftest import parts_of
 from rich.console import Console
+from small_runs import parts_of
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from specbench.models.flops import chosen_by_token, count_of, expert_layers, idle_experts

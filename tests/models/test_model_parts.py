@@ -1,7 +1,7 @@
 """Cache rollback, token trees, the model drafter's q, and the standardization of logits."""
 
 import torch
-from conftest import V, make_drafter, tabular_model
+from decoder_cases import V, make_drafter, tabular_model
 from transformers.generation.logits_process import (
     RepetitionPenaltyLogitsProcessor,
     TopKLogitsWarper,

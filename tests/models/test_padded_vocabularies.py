@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 from checkpoints import HEAD, checkpoint, tensors
-from conftest import V, parts_of
+from decoder_cases import V
+from small_runs import parts_of
 from tabular import random_table
 from test_law import FEW, Law, decode, worst_excess
 

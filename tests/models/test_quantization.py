@@ -3,7 +3,7 @@
 import pytest
 import torch
 from checkpoints import checkpoint, config
-from conftest import composed, parts_of, small
+from small_runs import composed, parts_of, small
 from torch import nn
 
 from specbench.config.build import build

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import parts_of
+from small_runs import parts_of
 
 from specbench.decoding.state import Job
 from specbench.results.sums_file import load_sums

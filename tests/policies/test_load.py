@@ -5,8 +5,9 @@ import time
 import numpy as np
 import pytest
 import torch
-from conftest import make_drafter, parts_of, tabular_model
+from decoder_cases import make_drafter, tabular_model
 from omegaconf import OmegaConf
+from small_runs import parts_of
 from test_queue import COLUMNS, GAMMA, jobs
 
 from specbench.decoding.autoregressive import decode_autoregressive

@@ -16,8 +16,8 @@ from pathlib import Path
 import pyarrow
 import pyarrow.parquet as parquet
 import pytest
-from conftest import call as typed
-from conftest import composed, parts_of, small
+from small_runs import call as typed
+from small_runs import composed, parts_of, small
 
 import specbench.models.pretrained
 import specbench.results.report.command as report

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from conftest import call, composed, interrupt_the_second_group, parts_of, small
+from small_runs import call, composed, interrupt_the_second_group, parts_of, small
 from wandb.proto.wandb_internal_pb2 import Record as WandbRecord
 
 from specbench.config.validate import check

@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
-from conftest import call, parts_of, small
 from matplotlib import pyplot as plt
+from small_runs import call, parts_of, small
 
 import specbench.results.report.command as command
 from specbench.errors import ConfigError

@@ -7,7 +7,7 @@ import subprocess
 from html.parser import HTMLParser
 
 import pytest
-from conftest import parts_of
+from small_runs import parts_of
 
 import specbench.results.report.command as command
 from specbench.results.reader import load_runs

@@ -9,7 +9,7 @@ import shutil
 import numpy as np
 import pyarrow.parquet as parquet
 import pytest
-from conftest import call, small
+from small_runs import call, small
 
 from specbench.errors import ConfigError
 from specbench.results import table_command as table

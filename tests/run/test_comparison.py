@@ -5,7 +5,7 @@ import math
 
 import numpy as np
 import pytest
-from conftest import composed, interrupt_the_second_group, small
+from small_runs import composed, interrupt_the_second_group, small
 
 import specbench.models.pretrained as pretrained
 import specbench.run.compare_command as command

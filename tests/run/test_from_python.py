@@ -9,12 +9,12 @@ from types import SimpleNamespace
 
 import pytest
 import yaml
-from conftest import call, small
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.text import Text
+from small_runs import call, small
 
 import specbench
 from specbench.config.compose import compose as compose_run

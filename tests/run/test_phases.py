@@ -8,7 +8,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from conftest import CACHES, VERIFIERS, V, make_drafter, parts_of, tabular_model, verifier_of
+from decoder_cases import CACHES, VERIFIERS, V, make_drafter, tabular_model, verifier_of
+from small_runs import parts_of
 
 from specbench.cache.static import StaticCache
 from specbench.decoding.sampling import Sampling

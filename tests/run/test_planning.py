@@ -5,7 +5,7 @@ import math
 
 import numpy as np
 import pytest
-from conftest import small
+from small_runs import small
 
 import specbench.run.plan_command as command
 from specbench.stats.planning import Spread, fewest_prompts, halves_of_alpha, plans, share_within

@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as parquet
 import pytest
-from conftest import call, composed, small
 from rich.console import Console
+from small_runs import call, composed, small
 
 import specbench.run.repeats as repeats
 from specbench.config.build import in_order

@@ -8,7 +8,7 @@ import pyarrow.parquet
 import pytest
 import torch
 import yaml
-from conftest import call, composed, interrupt_the_second_group, parts_of, small
+from small_runs import call, composed, interrupt_the_second_group, parts_of, small
 
 from specbench.config.build import build
 from specbench.config.memory import Budget, give_back, size

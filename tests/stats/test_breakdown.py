@@ -8,7 +8,7 @@ from itertools import pairwise
 import numpy as np
 import pyarrow.parquet as parquet
 import pytest
-from conftest import parts_of
+from small_runs import parts_of
 
 from specbench.data.prompts import Request
 from specbench.decoding.timer import Lap

@@ -5,8 +5,8 @@ from itertools import groupby
 
 import numpy as np
 import pytest
-from conftest import composed, parts_of, small
 from rich.console import Console
+from small_runs import composed, parts_of, small
 
 from specbench.config.build import build
 from specbench.config.validate import check

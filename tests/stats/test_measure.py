@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from conftest import V, make_drafter, tabular_model, verifier_of
+from decoder_cases import V, make_drafter, tabular_model, verifier_of
 
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.speculative import decode_speculative

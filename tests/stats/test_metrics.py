@@ -6,8 +6,9 @@ from dataclasses import replace
 import pyarrow.parquet
 import pytest
 import torch
-from conftest import V, composed, make_drafter, parts_of, small, tabular_model, verifier_of
+from decoder_cases import V, make_drafter, tabular_model, verifier_of
 from rich.console import Console
+from small_runs import composed, parts_of, small
 from test_trees import BY_ROW, p_of, random_tree
 from test_verify import random_bits
 

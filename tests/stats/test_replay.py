@@ -10,7 +10,8 @@ import numpy as np
 import pyarrow.parquet
 import pytest
 import torch
-from conftest import CACHES, V, make_drafter, parts_of, tabular_model
+from decoder_cases import CACHES, V, make_drafter, tabular_model
+from small_runs import parts_of
 
 import specbench.run.replay_command as command
 from specbench.decoding.draft import Draft

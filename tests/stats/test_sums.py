@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow
 import pyarrow.parquet as parquet
 import pytest
-from conftest import parts_of
+from small_runs import parts_of
 
 from specbench.errors import ConfigError
 from specbench.results.sums_file import FILE, load_sums

@@ -9,7 +9,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from conftest import DRAFTERS, TREES, V, make_drafter, parts_of, small, spare_of, tabular_model, verifier_of
+from decoder_cases import DRAFTERS, TREES, V, make_drafter, spare_of, tabular_model, verifier_of
+from small_runs import parts_of, small
 from test_law import AcceptEverything, ForgetsOrder, ResidualFromTarget, TooSmallM
 from test_run import call
 

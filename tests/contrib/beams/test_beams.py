@@ -5,7 +5,8 @@ import math
 
 import pytest
 import torch
-from conftest import CACHES, V, call, composed, parts_of, small, tabular_model
+from decoder_cases import CACHES, V, tabular_model
+from small_runs import call, composed, parts_of, small
 from tabular import random_table
 from transformers import AutoModelForCausalLM, MistralConfig
 

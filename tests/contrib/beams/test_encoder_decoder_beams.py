@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from conftest import CACHES
+from decoder_cases import CACHES
 from test_beams import assert_equal, enumerated_by
 from test_encoder_decoders import INPUTS, Tokenizer, module_of
 

@@ -21,11 +21,11 @@ from typing import ClassVar
 
 import pytest
 import torch
-from conftest import call as typed
-from conftest import composed, small
 from hydra._internal.core_plugins.basic_launcher import BasicLauncher
 from hydra.core.config_store import ConfigStore
 from hydra.core.plugins import Plugins
+from small_runs import call as typed
+from small_runs import composed, small
 
 from specbench.config.validate import check
 from specbench.contrib.cluster import collect, launchers

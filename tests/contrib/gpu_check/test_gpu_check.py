@@ -8,7 +8,6 @@ import time
 import pytest
 import torch
 from cuda_on_cpu import MixedDevicesError, cuda_on_cpu, to_cuda
-from specbench.stats.bandwidth import Roofs
 
 from specbench.config.compose import compose
 from specbench.config.validate import check
@@ -27,6 +26,7 @@ from specbench.contrib.gpu_check.bench import (
 from specbench.contrib.gpu_check.command import CHECKS, Check, measure_into, numbers_file
 from specbench.kernels import ops
 from specbench.models import pretrained
+from specbench.run.bandwidth import Roofs
 
 SMALL = {
     "target=llama3b": {"vocab_size": 4096, "hidden_size": 48, "intermediate_size": 64, "num_hidden_layers": 1,

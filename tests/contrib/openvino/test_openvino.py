@@ -4,7 +4,8 @@ import importlib.util
 
 import pytest
 import torch
-from conftest import CACHES, composed
+from decoder_cases import CACHES
+from small_runs import composed
 from torch import nn
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, LlamaForCausalLM
 

@@ -6,8 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from conftest import parts_of
 from omegaconf import OmegaConf
+from small_runs import parts_of
 
 from specbench import theory
 from specbench.contrib.paper.callback import BesideThePaper, WholePaper

@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow.parquet as parquet
 import pytest
 import torch
-from conftest import call, composed, small
+from small_runs import call, composed, small
 from test_audio import here, of  # noqa: F401
 from test_sweeps import another_job, apart, locks  # noqa: F401
 

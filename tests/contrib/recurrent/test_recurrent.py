@@ -12,7 +12,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 from checkpoints import checkpoint
-from conftest import CACHES, DigitTokenizer, V, call, parts_of, small, verifier_of
+from decoder_cases import CACHES, DigitTokenizer, V, verifier_of
+from small_runs import call, parts_of, small
 from tabular import RecurrentMarkov
 from test_law import FEW, SAMPLING, Law, new_tokens, start, worst_excess
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM

@@ -13,9 +13,9 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import call, composed, parts_of, small
 from fake_server import MODEL, Fake, serving
 from omegaconf import OmegaConf
+from small_runs import call, composed, parts_of, small
 from transformers import AutoModelForCausalLM
 
 from specbench.config.paths import SHIPPED, conf_dir

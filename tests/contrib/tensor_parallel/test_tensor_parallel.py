@@ -20,8 +20,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 from checkpoints import checkpoint, tensors
-from conftest import call, composed, small
 from rich.console import Console
+from small_runs import call, composed, small
 
 from specbench.config.build import build
 from specbench.config.gpu_sizing import devices_needed

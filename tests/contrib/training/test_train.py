@@ -9,8 +9,8 @@ import hydra
 import pytest
 import torch
 import transformers
-from conftest import composed
 from hydra import compose, initialize_config_dir
+from small_runs import composed
 
 from specbench.config.build import build
 from specbench.config.paths import conf_dir

@@ -5,7 +5,7 @@ from copy import deepcopy
 import pytest
 import torch
 from checkpoints import SHAPE
-from conftest import composed
+from small_runs import composed
 from torch.nn.utils import clip_grad_norm_
 from torch.optim import AdamW
 from transformers import AutoConfig, AutoModelForCausalLM

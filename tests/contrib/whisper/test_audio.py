@@ -14,8 +14,8 @@ import numpy as np
 import pyarrow
 import pytest
 import torch
-from conftest import parts_of
 from pyarrow import parquet
+from small_runs import parts_of
 from test_whisper import ASKED, SMALL, extractor, module_of, tone
 from transformers import AutoConfig, AutoModelForSeq2SeqLM, AutoModelForSpeechSeq2Seq
 

@@ -6,7 +6,7 @@ from functools import cache, partial
 import numpy as np
 import pytest
 import torch
-from conftest import CACHES
+from decoder_cases import CACHES
 from test_encoder_decoder_beams import searched
 from test_encoder_decoders import NEW, Tokenizer, V, chi_squared, decoded_by
 from transformers import WhisperConfig, WhisperFeatureExtractor, WhisperForConditionalGeneration

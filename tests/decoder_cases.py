@@ -1,0 +1,313 @@
+"""A tabular pair with known law, every drafter, verifier and cache for it, and for the shipped pair."""
+
+from collections.abc import Callable
+from copy import copy
+from functools import cache, partial
+from types import SimpleNamespace
+
+import torch
+from tabular import TabularMarkov, by_class, random_table
+
+from specbench.cache.dynamic import DynamicCache
+from specbench.cache.paged import PagedCache
+from specbench.cache.slots import SlotCache
+from specbench.cache.static import StaticCache
+from specbench.decoding.draft import Draft
+from specbench.decoding.drafter import Drafter
+from specbench.decoding.executor import Executor
+from specbench.decoding.noise import PROPOSAL, node_bits, uniforms
+from specbench.decoding.sampling import Sampling
+from specbench.decoding.state import Job
+from specbench.decoding.token_tree import MISSING, ROOT, branching_tree
+from specbench.decoding.transfers import upload
+from specbench.decoding.verifier import Verifier
+from specbench.drafters.blockwise import BlockwiseDrafter
+from specbench.drafters.early_exit import EarlyExitDrafter
+from specbench.drafters.hierarchical import HierarchicalDrafter
+from specbench.drafters.medusa import MedusaDrafter
+from specbench.drafters.model import ModelDrafter
+from specbench.drafters.mtp import MtpDrafter
+from specbench.drafters.multi_draft import MultiDrafter
+from specbench.drafters.ngram import NgramDrafter
+from specbench.drafters.ngram_lm import BigramDrafter, UnigramDrafter, training_tokens
+from specbench.drafters.non_autoregressive import NonAutoregressiveDrafter
+from specbench.drafters.pass_embeddings import PassDrafter
+from specbench.drafters.prompt_lookup import PromptLookupDrafter
+from specbench.drafters.random import RandomDrafter
+from specbench.drafters.self_quantized import SelfQuantizedDrafter
+from specbench.drafters.tree import TreeDrafter, widths
+from specbench.executors.eager import EagerExecutor
+from specbench.models.language_model import LanguageModel
+from specbench.models.mtp import MtpModel, PairInput
+from specbench.models.quantization import quantise
+from specbench.models.shared_cache import BorrowedCache, first_layers
+from specbench.models.trained_parts import Heads, LookAhead, load_part
+from specbench.settings import BaseSettings
+from specbench.verifiers.block import BlockVerifier
+from specbench.verifiers.iterative import IterativeVerifier
+from specbench.verifiers.match import MatchVerifier
+from specbench.verifiers.rejection import RejectionVerifier
+from specbench.verifiers.speculative import SpeculativeVerifier
+
+CACHES: dict[str, Callable[[int, int], SlotCache]] = {
+    "static": StaticCache,
+    "dynamic": DynamicCache,
+    "paged": partial(PagedCache, block_size=4),
+}
+
+
+CHAINS = ("model", "ngram", "ngram_sample", "prompt_lookup", "bigram", "unigram", "random", "blockwise",
+          "non_autoregressive", "pass_lookahead", "early_exit", "self_quantized", "mtp", "under_ngram",
+          "under_under_model")  # fmt: skip
+
+
+TREES = ("tree_independent", "tree_distinct", "tree_best", "multi_draft", "multi_draft_two", "medusa", "own_trees")
+
+
+DRAFTERS = CHAINS + TREES
+
+
+VERIFIERS = {
+    kind.__module__.rsplit(".", 1)[-1]: kind
+    for kind in (SpeculativeVerifier, IterativeVerifier, MatchVerifier, BlockVerifier, RejectionVerifier)
+}
+
+
+V = 16
+
+
+class DigitTokenizer:
+    """Tokens are numbers separated by spaces."""
+
+    eos_token_id = None
+    bos_token_id = None
+    chat_template = None
+    backend_tokenizer = None
+
+    def __call__(self, texts, add_special_tokens=True, verbose=True):
+        if isinstance(texts, str):
+            return {"input_ids": [int(t) for t in texts.split()]}
+        return {"input_ids": [self(text)["input_ids"] for text in texts]}
+
+    def decode(self, tokens, skip_special_tokens=True):
+        return " ".join(map(str, tokens))
+
+    def get_vocab(self):
+        return {str(i): i for i in range(V)}
+
+
+def tabular_model(
+    table: torch.Tensor,
+    sampling: Sampling,
+    cache: str | Callable[[int, int], SlotCache] = "static",
+    context: int = 64,
+    executor: Executor | None = None,
+    device: torch.device | None = None,
+    vocab_size: int | None = None,
+) -> LanguageModel:
+    """An order-2 Markov chain behind the ordinary adapter."""
+    return LanguageModel(
+        TabularMarkov(table, context=context).to(device),
+        DigitTokenizer(),
+        name="tabular",
+        sampling=sampling,
+        new_cache=CACHES[cache] if isinstance(cache, str) else cache,
+        executor=executor or EagerExecutor(),
+        vocab_size=vocab_size,
+    )
+
+
+def verifier_of(kind: type[Verifier], sampling: Sampling, lenience: float = 1.0) -> Verifier:
+    """A verifier that has no settings of its own."""
+    return kind.from_settings((kind.Settings or BaseSettings)(), sampling, lenience)
+
+
+class OwnTrees(Drafter):
+    """Every row has a tree of its own, with nodes that are missing and siblings that are equal. Guesses are uniform
+    over the vocabulary, or point masses at temperature 0."""
+
+    trees = True
+
+    def __init__(self, vocab_size: int, greedy: bool):
+        self.vocab_size, self.greedy = vocab_size, greedy
+
+    def propose(self, state, gamma):
+        depth, rows = self.steps(gamma), state.batch_size
+        if not depth:
+            return Draft.empty(rows, state.tokens.device)
+        levels = (WIDTH,) * depth
+        bits, others = (node_bits(state.noise[PROPOSAL], state.length, levels, stream) for stream in (0, 1))
+        shape = (uniforms(others) * (WIDTH + 1)).long()  # a parent's number on its level, or none
+        limit = upload(gamma, bits.device)[:, None]
+        above = torch.full((rows, WIDTH), ROOT, device=bits.device)
+        parents = []
+        for begin in range(0, depth * WIDTH, WIDTH):
+            which = shape[:, begin : begin + WIDTH]
+            if begin:
+                found = above.gather(1, which.clamp(max=WIDTH - 1))
+                parent = torch.where(found == MISSING, MISSING, which + begin - WIDTH)
+            else:
+                parent = above
+            there = (which < WIDTH) & (begin // WIDTH < limit)
+            above = torch.where(there, parent, MISSING)
+            parents.append(above)
+        tokens = (uniforms(bits) * self.vocab_size).long()
+        q = (
+            None
+            if self.greedy
+            else torch.full((*tokens.shape, self.vocab_size), 1 / self.vocab_size, device=bits.device)
+        )
+        count = torch.full((rows,), depth * WIDTH, device=bits.device)
+        return Draft(tokens, levels, torch.cat(parents, 1), q, count, repeats=True)
+
+
+WIDTH = 3  # nodes at each depth of `OwnTrees`
+
+
+def spare_of(kind: str, gamma: int) -> int:
+    """Cache columns that a draft of `make_drafter(kind, ...)` may take, and one."""
+    if kind == "own_trees":
+        return WIDTH * gamma + 1
+    if kind.startswith("tree_"):
+        return len(branching_tree(widths([3, 2], gamma))) + 1
+    if kind.startswith("multi_draft"):
+        return 4 * gamma + 1
+    if kind.startswith("under_"):
+        return gamma + 4  # its inner gamma is 2, of a drafter below too
+    return 7 if kind == "medusa" else gamma + 1
+
+
+def another(model: LanguageModel) -> LanguageModel:
+    """A copy that makes a cache of its own. It has the same weights, but a tabular model's has another table, so that
+    q's that stand at each other's place are seen."""
+    twin = copy(model)
+    twin._cache = None
+    if isinstance(model.module, TabularMarkov):
+        table = model.module.output.weight.unflatten(0, (-1, model.own_vocab_size))
+        other = by_class(random_table(model.own_vocab_size, seed=6)).to(table.device)
+        twin.module = TabularMarkov((0.5 * table + other).to(table.dtype), context=model.context)
+    return twin
+
+
+def make_drafter(kind: str, target: LanguageModel, text_file: str, drafter_model: LanguageModel | None = None):
+    """Any drafter for a target; `text_file` is what the count models are fitted on."""
+    V, sampling, model = target.vocab_size, target.sampling, drafter_model
+    if kind == "model":
+        return ModelDrafter(model, V, gamma=5)
+    if kind == "ngram":
+        return NgramDrafter(2, 4, 512)
+    if kind == "ngram_sample":
+        return NgramDrafter(2, 4, 512, None if sampling.greedy else sampling, V)
+    if kind == "prompt_lookup":
+        return PromptLookupDrafter(max_match=3, min_match=1)
+    if kind == "bigram":
+        return BigramDrafter(training_tokens(text_file, target.tokenizer), V, sampling, smoothing=1.0)
+    if kind == "unigram":
+        return UnigramDrafter(training_tokens(text_file, target.tokenizer), V, sampling)
+    if kind == "own_trees":
+        return OwnTrees(V, sampling.greedy)
+    if kind == "random":
+        return RandomDrafter(V, sampling.greedy)
+    if kind.startswith("tree_"):
+        return TreeDrafter(model, V, 5, [3, 2], kind.removeprefix("tree_"))
+    if kind.startswith("multi_draft"):
+        models = [model, another(model)] if kind.endswith("two") else [model]
+        return MultiDrafter(models, 2, V, 5, "random" if "random" in kind else "fixed")
+    if kind.startswith("under_"):  # hierarchical: this drafter under the model
+        below = make_drafter(kind.removeprefix("under_"), model, text_file, another(model))
+        return HierarchicalDrafter(model, below, 2, V)
+    return self_drafter(kind, target, drafter_model)
+
+
+@cache
+def extras(kind: type, name: str, model: LanguageModel):
+    """What was trained for a shipped model, loaded once."""
+    return load_part(kind, f"shipped:{name}", f"drafter.{name}", model)
+
+
+@cache
+def in_four_bits(load: Callable):
+    """The target's own weights, rounded; loaded once for all targets that are copies of each other."""
+    module = load()
+    quantise(module, "int4", "drafter", "the target")
+    return module
+
+
+def self_drafter(kind: str, target: LanguageModel, drafter_model: LanguageModel | None):
+    """Drafters that are parts of the target: with what was trained for the shipped one, or with stand-ins for
+    a tabular one."""
+    tabular = isinstance(target.module, TabularMarkov)
+    if kind in ("blockwise", "medusa"):
+        heads = PairHeads() if tabular else extras(Heads, kind, target)
+        if kind == "medusa":
+            return MedusaDrafter(target, heads, target.sampling, size=6, gamma=4)
+        return BlockwiseDrafter(target, heads, target.sampling)
+    if kind == "early_exit":
+        short = drafter_model.module if tabular else first_layers(target.module, 1)
+        return EarlyExitDrafter(BorrowedCache(short, target, "exit", target.sampling), target.vocab_size, 5)
+    if kind == "self_quantized":
+        module = drafter_model.module if tabular else in_four_bits(target.load_again)
+        model = BorrowedCache(module, target, kind, target.sampling, exact=False)
+        return SelfQuantizedDrafter(model, target.vocab_size, 5)
+    if kind == "mtp":
+        module = pair_table(drafter_model.module) if tabular else first_layer_of_pairs(target.module)
+        return MtpDrafter(MtpModel(module, target, kind, target.sampling, gamma=4), target.vocab_size, 4)
+    own = kind == "non_autoregressive"
+    model = drafter_model if own else BorrowedCache(target.module, target, "ahead", target.sampling)
+    ahead = PairAhead() if tabular else extras(LookAhead, "drafter_lookahead" if own else "lookahead", model)
+    drafter = NonAutoregressiveDrafter if own else PassDrafter
+    return drafter(model, ahead, target.vocab_size, 4)
+
+
+def jobs_of(prompts, limits, keys) -> list[Job]:
+    """Requests from parallel lists."""
+    return [Job(*job) for job in zip(prompts, limits, keys, strict=True)]
+
+
+class PairHeads(torch.nn.Module):
+    """Heads of a tabular target: head k reads another row of its table."""
+
+    def __init__(self, heads: int = 4):
+        super().__init__()
+        falling = [[0.5 / (k + i + 1) for i in range(4)] for k in range(heads)]
+        self.config = SimpleNamespace(heads=heads, hidden_size=1, accuracy=falling)
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        steps = torch.arange(self.config.heads)[:, None]
+        return (hidden[..., None, :] * 7 + 31 * steps) % (V * V)
+
+
+class PairNumbers(torch.nn.Module):
+    """The pair input of a tabular module: a token that depends on the next token, and on the hidden state before it."""
+
+    def forward(self, embedded: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
+        return (embedded + 5 * (hidden % 7)) % V
+
+
+def pair_table(module: TabularMarkov) -> TabularMarkov:
+    """A stand-in for a multi-token-prediction module: another chain, over these tokens."""
+    table = module.output.weight.unflatten(0, (-1, module.config.vocab_size))
+    own = TabularMarkov(table, context=module.config.max_position_embeddings)
+    own.pair_input = PairNumbers()
+    return own
+
+
+def first_layer_of_pairs(module):
+    """A stand-in for a multi-token-prediction module: the first layer, which reads an embedding and some of the hidden
+    state before it."""
+    short, size = first_layers(module, 1), module.config.hidden_size
+    like = next(module.parameters())
+    projection = torch.nn.Linear(2 * size, size, bias=False, device=like.device, dtype=like.dtype)
+    eye = torch.eye(size, device=like.device, dtype=like.dtype)
+    projection.weight.copy_(torch.cat([eye, 0.02 * eye], 1))
+    short.pair_input = PairInput(torch.nn.Identity(), torch.nn.Identity(), projection)
+    return short
+
+
+class PairAhead(torch.nn.Module):
+    """Look-ahead embeddings of a tabular model: certain tokens."""
+
+    def __init__(self):
+        super().__init__()
+        self.embeddings = torch.tensor([[3.0], [9.0], [5.0]])
+        self.config = SimpleNamespace(count=3, hidden_size=1)

@@ -1,0 +1,92 @@
+"""Whole runs that take a second: composed as on the command line, with little models and few tokens."""
+
+import json
+import sys
+import tempfile
+from collections.abc import Iterable, Mapping
+from functools import cache
+from pathlib import Path
+
+from hydra import compose, initialize_config_dir
+
+import specbench.run.command as command
+from specbench.config.build import build
+from specbench.config.paths import conf_dir
+from specbench.config.validate import check
+from specbench.data.stdlib import StdlibData
+from specbench.run.interleave import InterleavedGroup
+
+
+def composed(*overrides: str):
+    """The configuration that the command line would compose."""
+    with initialize_config_dir(str(conf_dir()), version_base="1.3"):
+        return compose("config", overrides=list(overrides), return_hydra_config=True)
+
+
+@cache
+def short_prompts() -> str:
+    """A file of 32 prompts of about 50 tokens: reading long ones would be most of a test's time."""
+    prompts = StdlibData(limit=None, count=32, kind="python").prompts()
+    path = Path(tempfile.mkdtemp()) / "short.jsonl"
+    lines = (json.dumps({"prompt": "\n".join(prompt.turns[0].splitlines()[-5:])}) for prompt in prompts)
+    path.write_text("\n".join(lines))
+    return str(path)
+
+
+# Two shipped models of one layer, for runs that ask for no others: the larger target would be most of their time.
+LITTLE = {"target.path": "shipped:drafter", "drafter.path": "shipped:drafter_tv"}
+
+
+FOR_ANY_TARGET = ("ngram", "prompt_lookup", "bigram", "unigram", "random")
+
+
+def given_by(overrides: Iterable[str]) -> dict[str, str]:
+    """The values that overrides give, by their keys."""
+    return dict(override.split("=", 1) for override in overrides if "=" in override)
+
+
+def little(given: Mapping[str, str]) -> dict[str, str]:
+    """More overrides: little models, unless those that are given choose models or need the shipped target."""
+    drafter = given.get("drafter", "stdlib")
+    if any(key.startswith(("target", "experiment")) for key in given):
+        return {}
+    if drafter in FOR_ANY_TARGET:
+        return {"target.path": LITTLE["target.path"]}
+    return LITTLE if drafter in ("stdlib", "tree") and "drafter.path" not in given else {}
+
+
+def small(*overrides: str) -> list[str]:
+    """Overrides of a run that takes a second, on short prompts and little models unless the overrides choose others."""
+    given = given_by(overrides)
+    wanted = {"device": "cpu", "max_new_tokens": "12", "data.limit": "2", **little(given)}
+    if not given.keys() & {"data", "data.kind", "data.count"}:
+        wanted |= {"data": "jsonl", "data.path": short_prompts()}
+    return [*(f"{key}={value}" for key, value in wanted.items() if key not in given), *overrides]
+
+
+def parts_of(*overrides: str):
+    """The parts of a small run, built."""
+    return build(check(composed(*small("logger=none", *overrides))))
+
+
+def call(arguments, monkeypatch, folder) -> int:
+    """The command in this process, typed in a folder: its exit code."""
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(sys, "argv", ["specbench", *arguments])
+    try:
+        command.main()
+    except SystemExit as stop:
+        return stop.code if isinstance(stop.code, int) else 1
+    return 0
+
+
+def interrupt_the_second_group(monkeypatch) -> None:
+    """A signal while the second group of prompts decodes."""
+    plain = InterleavedGroup.decode_all_ways
+
+    def interrupted(self, wanted, jobs, number):
+        if number == 1:
+            raise KeyboardInterrupt
+        return plain(self, wanted, jobs, number)
+
+    monkeypatch.setattr(InterleavedGroup, "decode_all_ways", interrupted)
