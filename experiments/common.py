@@ -17,9 +17,10 @@ from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
 
 from specbench.errors import ConfigError
+from specbench.results.fields import at
 from specbench.results.reader import StoredRun, load_runs
 from specbench.results.report.style import INK, style
-from specbench.results.tables import at, word
+from specbench.results.wording import word
 
 Row = dict[str, Any]
 Columns = Mapping[str, str | Callable[[dict[str, Any]], Any]]  # a path in results.json, or what finds the value

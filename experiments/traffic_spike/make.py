@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from common import Cell, Measured, Row, interval, make, multirun, number, option, text
 
 from specbench.errors import ConfigError
-from specbench.results.latency_table import DELAYS, NAMES, rows_of
+from specbench.results.latency_table import DELAYS, NAMES, served_rows
 from specbench.results.report.style import MEASURED, OTHER, THEORY
 from specbench.stats.latency import enough
 
@@ -35,7 +35,7 @@ def of_job(result: dict[str, Any]) -> list[Row]:
     delay, percentile = RATIO
     ratio = at_rate["ratio"][delay][f"p{percentile}"] if enough(percentile, at_rate["requests"]) else None
     low, high = (ratio and ratio["ci95"]) or (None, None)
-    for served in rows_of(result):
+    for served in served_rows(result):
         row = {"lenience_policy": option("lenience_policy")(result), "decoder": NAMES[served.way]}
         row |= {"segments": at_rate["segments"], "requests": served.requests}
         row |= {f"{delay}_p{p}": served.percentile(delay, p) for delay in DELAYS for p in PERCENTILES}

@@ -40,12 +40,6 @@ def inside_outputs(name: object) -> str:
     return text
 
 
-def refuse_no_run(folder: Path) -> None:
-    """Raises ConfigError if the folder has no results of a run."""
-    if not (folder / "results.json").exists():
-        raise ConfigError(f"{folder} is not a finished run: results.json is not there")
-
-
 def conf_dir() -> Path:
     """The folder `conf/`: beside the package in a checkout, inside it in an installed wheel."""
     package = Path(__file__).resolve().parents[1]

@@ -14,6 +14,12 @@ ASIDE = "corrupt-"  # likewise of files that cannot be used
 TEMPORARY = ".tmp"  # ends the names of files that are being written
 
 
+def refuse_no_run(folder: Path) -> None:
+    """Raises ConfigError if the folder has no results of a run."""
+    if not (folder / "results.json").exists():
+        raise ConfigError(f"{folder} is not a finished run: results.json is not there")
+
+
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
     """Raises ConfigError, naming the path, for an error of the file system."""

@@ -1,77 +1,133 @@
-"""Shows a comparison: who is fastest, by how much, and why."""
+"""A comparison in words and tables: who is fastest, by how much, and why. It is read as comparison.json holds it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
-from specbench.results.labels import CAUSES, UNITS
-from specbench.results.tables import number
-from specbench.results.terminal_table import Grid
+from specbench.results.fields import CAUSES, UNITS
+from specbench.results.table import Cell, CellValue, Column, Table
+from specbench.results.wording import doubts, interval, label, left_out, none_left, word
 from specbench.stats.comparison import LEVEL, Compared, Comparison
 from specbench.stats.estimates import Interval
 
-Names = Mapping[str, Mapping[str, str]]  # by label, what tells the run from the others
+MOST_NAMES = 4  # of ways in a sentence
+MOST_PAIRS = 300  # in a table
+NUMBERS = {"speedup": ("speedup", 2), "alpha": ("alpha", 3), "alpha_on_target_text": ("on text", 3),
+           "tau": ("block efficiency", 2), "c": ("c", 3), "v": ("v", 2), "o": ("o", 2)}  # fmt: skip
+ComparisonDict = Mapping[str, Any]  # one entry of comparison.json; for `ranking` with the `result` of each of its runs
+KeysByLabel = Mapping[str, Mapping[str, str | Cell]]  # by label, what tells the run from the others
 
 
-def tables(found: Comparison, names: Names, title: str) -> list[Grid]:
-    """The ranking, and the causes of the distances."""
-    tests = f", {len(found.pairs)} tests corrected by Holm's method" if len(found.pairs) > 1 else ""
-    about = f"{title}{found.requests} requests, {found.clusters} clusters{tests}; by {UNITS[found.by]}"
-    few = [] if found.runs[0].ci95["speedup"] else ["too few prompts for intervals and tests"]
-    return [_ranking(found, names, "; ".join([about, *few])), *_why(found, names)]
+def ranking(found: ComparisonDict) -> str:
+    """Which way is fastest, in a sentence; ways that failed the losslessness test are counted and not ranked."""
+    results = [run["result"] for run in found["runs"]]
+    where = f"At {label(found['task'])}: " if found["task"] else ""
+    ranked = [run for run in found["runs"] if word(run["result"]["lossless"]) != "failed"]
+    if not ranked:
+        return f"{where}{none_left(len(results), 'ways')}."
+    (first, *others), failed = ranked, left_out(len(results) - len(ranked))
+    speedup, ci95 = first["numbers"]["speedup"], first["ci95"].get("speedup")
+    ways = f"{len(ranked)} way{'s' * (len(ranked) > 1)}{failed}"
+    measured = f"{speedup:.2f}x plain decoding's speed" + (f" ({interval(ci95)})" if ci95 else "")
+    told = f"{first['label']} is the fastest of {ways}: {measured}"
+    if not was_tested(found):
+        told = f"Too few prompts to say which of {ways} is the fastest; {first['label']} measured {measured}"
+    elif ties := [run["label"] for run in others if run["rank"] <= first["rank"]]:
+        names = ", ".join(ties) if len(ties) <= MOST_NAMES else f"{len(ties)} others"
+        told += f"; not told apart from {names}"
+    return f"{where}{told}{doubts(results, first['result'])}."
 
 
-def _ranking(found: Comparison, names: Names, title: str) -> Grid:
-    against = f"of {'the fastest' if found.reference == found.runs[0].label else found.reference}"
-    table, tested = [], any(pair.p_value is not None for pair in found.pairs)
-    for run in found.runs:
-        n = run.numbers
-        row = {
-            "rank": str(run.rank) if tested else "-",
-            **names[run.label],
-            "tokens/s": number(n["tokens_per_second"], 1),
-        }
-        row |= {against: number(run.ratio, 3), "95 %": _interval(run.ratio_ci95), "p": _p_value(run.p_value)}
-        row |= {"speedup": number(n["speedup"], 2), "alpha": number(n["alpha"], 3)}
-        row |= {"on text": number(n["alpha_on_target_text"], 3), "block efficiency": number(n["tau"], 2)}
-        table.append(row | {"c": number(n["c"], 3), "v": number(n["v"], 2), "o": number(n["o"], 2)})
-    return Grid(table, _headings(table), title, ("rank", *_keys(names)))
+def was_tested(found: ComparisonDict) -> bool:
+    """Whether there were enough prompts for tests of the differences."""
+    return any(pair["p_value"] is not None for pair in found["pairs"])
 
 
-def _why(found: Comparison, names: Names) -> list[Grid]:
-    """The factors against the reference, without those that are 1.00 for every run."""
-    others = [run for run in found.runs if run.causes]
-    shown = [name for name in CAUSES if any(abs(run.causes.get(name, 1.0) - 1) >= 0.005 for run in others)]
-    if not shown:
-        return []
-    reference = " ".join(names[found.reference].values()) or found.reference
-    told = {name: f"factor of {CAUSES[name]}" if CAUSES[name] in _keys(names) else CAUSES[name] for name in shown}
-    table = [{**names[run.label], "ratio": number(run.ratio, 3),
-              **{told[name]: f"x{run.causes[name]:.2f}" for name in shown}} for run in others]  # fmt: skip
-    return [Grid(table, _headings(table), f"factors that make up the distance from {reference}", _keys(names))]
+def about(found: ComparisonDict) -> str:
+    """What was compared, how it was tested, and what is ranked."""
+    tests = f", {len(found['pairs'])} tests corrected by Holm's method" if len(found["pairs"]) > 1 else ""
+    return f"{found['requests']} requests, {found['clusters']} clusters{tests}; by {UNITS[found['by']]}"
 
 
-def _keys(names: Names) -> list[str]:
+def tables(compared: Comparison, names: KeysByLabel, title: str) -> list[Table]:
+    """The ranking, and the causes of the distances, for a terminal."""
+    found = asdict(compared)
+    few = [] if compared.runs[0].ci95["speedup"] else ["too few prompts for intervals and tests"]
+    against = f"of {'the fastest' if compared.reference == compared.runs[0].label else compared.reference}"
+    first = ranking_table(found, names, against)
+    first.title = "; ".join([f"{title}{about(found)}", *few])
+    why = causes_table(found, names)
+    why.title = f"factors that make up the distance from {_named(names[compared.reference]) or compared.reference}"
+    return [first, why] if len(why.columns) > why.names + 1 else [first]
+
+
+def _named(own: Mapping[str, str | Cell]) -> str:
+    return " ".join(map(str, own.values()))
+
+
+def _keys(names: KeysByLabel) -> list[str]:
     """The keys in which the runs differ."""
     return [*dict.fromkeys(key for own in names.values() for key in own)]
 
 
-def _headings(table: Sequence[Mapping[str, str]]) -> list[str]:
-    """Those that some row has something under, in order."""
-    keys = dict.fromkeys(key for row in table for key in row)
-    return [key for key in keys if any(row.get(key, "-") != "-" for row in table)]
+def ranking_table(found: ComparisonDict, names: KeysByLabel, against: str) -> Table:
+    """A row for each run, fastest first; `against` is the heading of its ratio to the reference."""
+    keys = _keys(names)
+    columns = [Column(key, digits=None) for key in ("rank", *keys)]
+    columns += [Column("tokens/s", digits=1), Column(against, digits=3), Column("95 %", digits=3, ends=True)]
+    columns += [Column("p", digits=None), *(Column(head, digits=digits) for head, digits in NUMBERS.values())]
+    rows = []
+    for run in found["runs"]:
+        n = run["numbers"]
+        row: list[CellValue] = [str(run["rank"]) if was_tested(found) else "-"]
+        row += [names[run["label"]].get(key) for key in keys]
+        row += [n["tokens_per_second"], run["ratio"], run["ratio_ci95"], p_value(run["p_value"])]
+        rows.append(row + [n[name] for name in NUMBERS])
+    return Table("", columns, rows, names=1 + len(keys))
+
+
+def causes_table(found: ComparisonDict, names: KeysByLabel, marked: bool = False) -> Table:
+    """The factors of each run's ratio to the reference, without those that are 1.00 for every run. With `marked`, a
+    star marks those whose interval excludes 1."""
+    others, keys = [run for run in found["runs"] if run["causes"]], _keys(names)
+    shown = [name for name in CAUSES if any(abs(run["causes"].get(name, 1.0) - 1) >= 0.005 for run in others)]
+    told = {name: f"factor of {CAUSES[name]}" if CAUSES[name] in keys else CAUSES[name] for name in shown}
+    columns = [*(Column(key, digits=None) for key in keys), Column("ratio", digits=3)]
+    columns += [Column(told[name], digits=None) for name in shown]
+    rows = [[*(names[run["label"]].get(key) for key in keys), run["ratio"], *(_factor(run, n, marked) for n in shown)]
+            for run in others]  # fmt: skip
+    return Table("", columns, rows, names=len(keys))
+
+
+def _factor(run: ComparisonDict, name: str, marked: bool) -> str:
+    ci95 = run["causes_ci95"].get(name)
+    return f"x{run['causes'].get(name, 1.0):.2f}" + ("*" if marked and ci95 and not ci95[0] <= 1 <= ci95[1] else "")
+
+
+def pairs_table(found: ComparisonDict) -> Table:
+    """Every pair of runs, the first over the second."""
+    columns = [Column("first", digits=None), Column("second", digits=None), Column("first / second", digits=3)]
+    columns += [Column("95 %", digits=3, ends=True), Column("p", digits=None), Column("p, corrected", digits=None)]
+    rows: list[list[CellValue]] = [
+        [pair["first"], pair["second"], pair["ratio"], pair["ci95"], p_value(pair["p_value"]),
+         p_value(pair["corrected"])] for pair in found["pairs"][:MOST_PAIRS]
+    ]  # fmt: skip
+    many = len(found["pairs"])
+    title = "Every pair of ways." + f" The first {MOST_PAIRS} of {many}." * (many > MOST_PAIRS)
+    return Table(title, columns, rows, names=2, sorts=True)
 
 
 def sentence(found: Comparison) -> str:
     """The comparison of two runs in words, with the factors whose intervals exclude 1."""
     run = next(run for run in found.runs if run.label != found.reference)
-    pair = found.pairs[0]
-    error = f" ({_interval(run.ratio_ci95)})" if run.ratio_ci95 else " (too few prompts for an interval)"
+    pair, ci95 = found.pairs[0], run.ratio_ci95
+    error = f" ({ci95[0]:.3f}-{ci95[1]:.3f})" if ci95 else " (too few prompts for an interval)"
     moved = [f"{CAUSES[name]} x{value:.2f}" for name, value in _moved(run)]
     why = f"; what moved: {', '.join(moved)}" if moved else "; no factor moved by more than its error"
-    sure = "" if pair.corrected is None else f", p {_p_value(pair.corrected)}"
+    sure = "" if pair.corrected is None else f", p {p_value(pair.corrected)}"
     judged = "" if pair.corrected is None else ", a difference" if pair.corrected < LEVEL else ", no sure difference"
     told = f"{run.label} has {run.ratio:.2f}x{error} the {UNITS[found.by]} of {found.reference}{sure}{judged}"
-    return told + (why if run.ratio_ci95 else "")
+    return told + (why if ci95 else "")
 
 
 def _moved(run: Compared) -> list[tuple[str, float]]:
@@ -80,7 +136,7 @@ def _moved(run: Compared) -> list[tuple[str, float]]:
     return sorted(found, key=lambda entry: -abs(entry[1] - 1))
 
 
-def rows(found: Comparison, names: Names, more: Mapping[str, str]) -> list[dict[str, Any]]:
+def rows(found: Comparison, names: Mapping[str, Mapping[str, str]], more: Mapping[str, str]) -> list[dict[str, Any]]:
     """A row of comparison.csv for each run, after the columns `more` of the task."""
     table = []
     for run in found.runs:
@@ -101,9 +157,6 @@ def _ends(name: str, ci95: Interval) -> dict[str, float | None]:
     return {f"{name}_low": low, f"{name}_high": high}
 
 
-def _interval(ci95: Interval) -> str:
-    return f"{ci95[0]:.3f}-{ci95[1]:.3f}" if ci95 else "-"
-
-
-def _p_value(value: float | None) -> str:
+def p_value(value: float | None) -> str:
+    """A p-value; "-" where there were too few prompts for one."""
     return "-" if value is None else "<.001" if value < 0.001 else f"{value:.3f}"[0 if value >= 0.9995 else 1 :]

@@ -62,7 +62,7 @@ def examine(folder: Path, wanted: Identity) -> PriorRun:
         return PriorRun(corrupt=str(error))
     identity = result.get("identity")
     if not isinstance(identity, dict) or not isinstance(identity.get("files"), dict):
-        return PriorRun(result, differs=["the identity, which an earlier version did not write"])
+        return PriorRun(result, differs=["the identity, which it has not"])
     for name in FILES:
         if identity["files"].get(name) != contents(folder / name):
             return PriorRun(corrupt=f"{name} is not the file that {RESULTS} was written with")

@@ -11,7 +11,8 @@ from hydra.types import RunMode
 from rich.text import Text
 
 from specbench.results.recommendation import verdict_sentence
-from specbench.results.tables import duration, show, verdict, word
+from specbench.results.terminal import show
+from specbench.results.wording import duration, verdict_text, word
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +42,7 @@ def info(text: str) -> None:
 def log_result(result: dict[str, Any], kept: Path | None, folder: Path) -> None:
     """What run.log says at the end of a run."""
     log.info("%s", verdict_sentence(result))
-    log.info("lossless: %s", verdict(result["lossless"])[0])
+    log.info("lossless: %s", verdict_text(result["lossless"])[0])
     for note in result["notes"]:
         log.info("note: %s", note)
     log.info("written to %s", folder)
@@ -67,7 +68,7 @@ def one_line(result: dict[str, Any]) -> str:
     text += "" if ci95 is None else f" ({ci95[0]:.2f} to {ci95[1]:.2f})"
     text += "" if alpha is None else f", alpha {alpha:.2f}"
     text += "" if (label := word(result["lossless"])) == "passed" else f", {label}"
-    steady = (result.get("machine") or {"steady": True})["steady"]
+    steady = not result["machine"] or result["machine"]["steady"]
     return text if steady else f"{text}, not steady"
 
 

@@ -1,23 +1,21 @@
 """The lock of a run's folder: one process at a time writes into it."""
 
+import errno
 import logging
 import os
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from filelock import FileLock, Timeout
+
 from specbench.errors import ConfigError
 from specbench.results.atomic_files import TEMPORARY, writing
 
-try:
-    import fcntl
-except ImportError:  # not on Windows
-    fcntl = None  # type: ignore[assignment]
-
 log = logging.getLogger(__name__)
-LOCK = ".lock"
+LOCK = ".lock"  # holds the number of the process that has the lock
 LOOK = 0.5  # seconds between two looks at a lock that another process holds
+WITHOUT_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)  # of some network file systems
 
 
 @contextmanager
@@ -26,34 +24,29 @@ def locked(folder: Path, wait: float = 0.0) -> Iterator[None]:
     half-written. Raises ConfigError if another process holds the lock, and goes on holding it for `wait` seconds."""
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
-    with writing(folder / LOCK):
-        file = os.fdopen(os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o666), "r+b", buffering=0)
-    with file:
-        _take(file.fileno(), folder, time.monotonic() + wait)
-        with writing(folder / LOCK):
-            file.truncate()
-            file.write(str(os.getpid()).encode())
+    path = folder / LOCK
+    lock = FileLock(path, mode=0o666)
+    try:
+        with writing(path):
+            _take(lock, folder, wait)
+            path.write_text(str(os.getpid()))
             for left in folder.glob(f"*{TEMPORARY}"):
                 if left.is_file():
                     left.unlink()
         yield
+    finally:
+        lock.release(force=True)
 
 
-def _take(descriptor: int, folder: Path, until: float) -> None:
-    if fcntl is None:
-        return
+def _take(lock: FileLock, folder: Path, wait: float) -> None:
     try:
-        while True:
-            try:
-                return fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                if time.monotonic() >= until:
-                    raise
-            time.sleep(LOOK)
-    except BlockingIOError as error:
-        owner = os.pread(descriptor, 20, 0).decode(errors="replace")
+        lock.acquire(timeout=wait, poll_interval=LOOK)
+    except Timeout as error:
+        owner = (folder / LOCK).read_text(errors="replace")[:20]
         raise ConfigError(
             f"{folder} is being written by process {owner or '(unknown)'}: wait for it, or choose another folder"
         ) from error
-    except OSError as error:  # some network file systems have no locks
+    except OSError as error:
+        if error.errno not in WITHOUT_LOCKS:
+            raise
         log.warning("%s cannot be locked (%s): no other run may write into it now", folder, error.strerror)

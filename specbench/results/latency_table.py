@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from specbench.results.tables import interval
-from specbench.results.terminal_table import Grid
+from specbench.results.table import Table
+from specbench.results.wording import interval
 from specbench.stats.latency import DECODERS, PERCENTILES, enough
 
 DELAYS = {"queue": ("in the queue", 1.0), "first_token": ("to the first token", 1.0),
@@ -14,7 +14,7 @@ NAMES = {"speculative": "speculative", "baseline": "plain"}
 
 
 @dataclass
-class Row:
+class ServedRow:
     """One decoder at one rate; `served` has `latency`, and `goodput` if there are limits."""
 
     rate: float | None  # None if unknown
@@ -33,21 +33,16 @@ class Row:
         return seconds if enough(percentile, self.requests) else None
 
 
-def rows_of(result: dict[str, Any]) -> Iterator[Row]:
-    """A row for each rate and decoder, if requests arrived over time; results of earlier versions know no rates."""
-    for entry in result.get("latency_by_rate", ()):
+def served_rows(result: dict[str, Any]) -> Iterator[ServedRow]:
+    """A row for each rate and decoder, if requests arrived over time."""
+    for entry in result["latency_by_rate"]:
         for way in DECODERS:
-            yield Row(entry["rate"], way, entry["decoders"][way], entry["requests"])
-    if not result.get("latency_by_rate"):
-        for way, latency in result["latency"].items():
-            if latency["queue"]["p50"] is None:
-                continue
-            yield Row(None, way, {"latency": latency, "goodput": None}, result["counts"]["prompts"])
+            yield ServedRow(entry["rate"], way, entry["decoders"][way], entry["requests"])
 
 
-def load_table(result: dict[str, Any]) -> Grid | None:
+def load_table(result: dict[str, Any]) -> Table | None:
     """p50, p90 and p99 of each delay and, with limits, the goodput, by rate and decoder; None without such requests."""
-    rows = [*rows_of(result)]
+    rows = [*served_rows(result)]
     if not rows:
         return None
     title = "waiting times, p50 / p90 / p99"
@@ -59,10 +54,10 @@ def load_table(result: dict[str, Any]) -> Grid | None:
     headings = [*names, *headings, *(("within limits", "tokens/s within") if goodput else ())]
     cells = [(row.label, str(row.requests), *(_delay(row, delay) for delay in DELAYS),
               *(_goodput(row.served["goodput"]) if goodput else ())) for row in rows]  # fmt: skip
-    return Grid([dict(zip(headings, own, strict=True)) for own in cells], headings, title, names)
+    return Table.of([dict(zip(headings, own, strict=True)) for own in cells], title, names)
 
 
-def _delay(row: Row, delay: str) -> str:
+def _delay(row: ServedRow, delay: str) -> str:
     found = [row.percentile(delay, percentile) for percentile in PERCENTILES]
     digits, scale = (1, 1e3) if DELAYS[delay][1] > 1 else (3, 1.0)
     if not any(found):

@@ -12,7 +12,7 @@ from specbench.errors import first_line
 log = logging.getLogger(__name__)
 
 
-def keys_of(runs: Sequence[tuple[Path, Mapping[str, Any]]]) -> list[dict[str, str]]:
+def differing_overrides(runs: Sequence[tuple[Path, Mapping[str, Any]]]) -> list[dict[str, str]]:
     """Of each run (its folder and results) the keys that have not the same value in all, as {"gamma": "5"}. A run
     without an override that others have has the value of its configuration: without gamma=4 it has the same gamma as
     one with it. Numbers are written alike, and all runs have the same order."""

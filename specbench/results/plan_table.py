@@ -12,8 +12,9 @@ from specbench.results.atomic_files import as_json, write_text
 from specbench.results.completion import keep_other
 from specbench.results.reader import StoredRun, load_run
 from specbench.results.sums_file import load_sums
-from specbench.results.tables import duration, number, show
-from specbench.results.terminal_table import Grid
+from specbench.results.table import Table
+from specbench.results.terminal import show
+from specbench.results.wording import duration, number
 from specbench.stats.bootstrap import FEWEST
 from specbench.stats.formulas import speedup_of
 from specbench.stats.planning import (
@@ -36,7 +37,7 @@ MOSTLY = 0.5  # of the texts
 def plan(folder: Path, speedup: float, alpha: float) -> None:
     """Prints what the targets need, and writes plan.json. Raises ConfigError."""
     run = load_run(folder)
-    if run.result.get("in_turn"):
+    if run.result["in_turn"]:
         raise ConfigError(f"{folder} cannot be a pilot: its times are of all ways that were decoded in turn with it")
     sums = crossed(folder)
     if sums.table.shape[2] < FEWEST or not sums.point["tested"]:
@@ -108,7 +109,7 @@ def longest_of(run: StoredRun, sums: TwoWaySums) -> float:
     return 1.0 if sums.point["stops"] > MOSTLY * run.result["counts"]["prompts"] else LONGER[-1]
 
 
-def table(found: Sequence[Plan], title: str, scale: float) -> Grid:
+def table(found: Sequence[Plan], title: str, scale: float) -> Table:
     """The cheapest plan of each number of processes; `scale` turns relative widths into what the target is in."""
     rows = [
         {
@@ -120,4 +121,4 @@ def table(found: Sequence[Plan], title: str, scale: float) -> Grid:
         }
         for p in shown(found)
     ]
-    return Grid(rows, list(rows[0]), f"{title}, cheapest first")
+    return Table.of(rows, f"{title}, cheapest first")

@@ -1,7 +1,5 @@
 """Reads the files of finished runs, for reports and replay. What cannot be used is a ConfigError of one sentence."""
 
-import dataclasses
-import json
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -12,15 +10,14 @@ from typing import Any
 import pyarrow
 import pyarrow.parquet as parquet
 from pyarrow import types
+from pydantic import create_model
 
-from specbench.config.paths import refuse_no_run
 from specbench.decoding.timer import DECODING
-from specbench.errors import ConfigError, first_line, visible
-from specbench.results.atomic_files import ASIDE, EARLIER
-from specbench.results.override_diff import keys_of, sortable
+from specbench.errors import ConfigError, visible
+from specbench.results.atomic_files import ASIDE, EARLIER, refuse_no_run
+from specbench.results.json_files import check_kind, file_text, parse_json, reason
+from specbench.results.override_diff import differing_overrides, sortable
 from specbench.results.schema import SCHEMA_VERSION, RunResult
-from specbench.results.shape import check_shape
-from specbench.stats.estimates import Counts
 
 log = logging.getLogger(__name__)
 LARGEST_GAMMA = 100_000  # of a measured round; beyond it a file is not a run's
@@ -33,75 +30,26 @@ MOST_ROUNDS = 20_000  # that pages and figures read
 KINDS = {"text": types.is_string, "integer": types.is_integer, "number": types.is_floating}
 
 
-@dataclass
-class _Provenance:
-    """What reports read of `provenance`."""
-
-    git_sha: str | None
-    dirty: bool | None
-    versions: dict[str, str]
-    device: str
-    threads: int
-    started: str
+def _record(**fields: Any) -> Any:
+    """A kind of JSON object with these fields, and maybe others."""
+    required: Any = {name: (kind, ...) for name, kind in fields.items()}
+    return create_model("Record", **required)
 
 
-@dataclass
-class _Config:
-    """What reports read of `config`."""
-
-    temperature: float
-    lenience: float
-
-
-@dataclass
-class _Equality:
-    """What reports read of `lossless.detail` after a test of equal tokens."""
-
-    equal: int
-    requests: int
-    ties: int
-
-
-@dataclass
-class _TopOne:
-    """What reports read of `lossless.detail` after a test of the largest logits."""
-
-    tokens: int
-    wrong: int
-    equal: int
-    requests: int
-    ties: int
-
-
-@dataclass
-class _BeamSearches:
-    """What reports read of `lossless.detail` after beam searches were compared."""
-
-    equal: int
-    requests: int
-    scored_again: int
-    wrong_scores: int
-
-
-@dataclass
-class _Prompt:
-    """What replay reads of a line of prompts.jsonl that was decoded."""
-
-    id: str
-    prompt: str
-    prompt_tokens: int
-    limit: int
-    tokens: int
-    baseline_tokens: int
-    baseline_decode_seconds: float
-
-
-@dataclass
-class _Failed:
-    """A line of prompts.jsonl that could not be decoded."""
-
-    id: str
-    error: str
+PROVENANCE = _record(git_sha=str | None, dirty=bool | None, versions=dict[str, str], device=str, threads=int,
+                     started=str)  # fmt: skip
+CONFIG = _record(temperature=float, lenience=float)
+DETAILS = {  # of `lossless.detail`, by method
+    "token_equality": _record(equal=int, requests=int, ties=int),
+    "beams": _record(equal=int, requests=int, scored_again=int, wrong_scores=int),
+}
+TOP_ONE = _record(tokens=int, wrong=int, equal=int, requests=int, ties=int)  # likewise, where it counts wrong tokens
+PROMPT = _record(id=str, category=str | None, prompt=str, prompt_tokens=int, limit=int, tokens=int, baseline_tokens=int,
+                 rounds=int, alpha=float | None, block_efficiency=float, decode_seconds=float,
+                 baseline_decode_seconds=float, output=str, baseline_output=str)  # fmt: skip
+FAILED = _record(
+    id=str, category=str | None, prompt=str, error=str
+)  # a line of prompts.jsonl that could not be decoded
 
 
 @dataclass
@@ -121,7 +69,7 @@ class StoredRun:
     @property
     def counts(self) -> dict[str, int]:
         """The counts of what prompts.jsonl and rounds.parquet hold: of several processes the first one's."""
-        pooled = self.result.get("repeats")
+        pooled = self.result["repeats"]
         found: dict[str, int] = pooled["counts"] if pooled else self.result["counts"]
         return found
 
@@ -145,10 +93,11 @@ class StoredRun:
     def prompts(self) -> list[dict[str, Any]]:
         """The lines of prompts.jsonl. Raises ConfigError."""
         path, counts = self.folder / "prompts.jsonl", self.counts
-        found = [parse_json(line, f"{path} line {number}") for number, line in enumerate(_lines(path), 1)]
-        for number, record in enumerate(found, 1):
-            kind = _Failed if isinstance(record, dict) and "error" in record else _Prompt
-            _checked(record, kind, f"{path} line {number}")
+        found = []
+        for number, line in enumerate(file_text(path).removesuffix("\n").split("\n"), 1):
+            record, what = parse_json(line, f"{path} line {number}"), f"{path} line {number}"
+            failed = isinstance(record, dict) and "error" in record
+            found.append(check_kind(record, FAILED if failed else PROMPT, what))
         _agree(path, len(found), counts["prompts"] + counts["failed"], "lines")
         _agree(path, sum("error" in record for record in found), counts["failed"], "errors")
         return found
@@ -158,7 +107,7 @@ def load_runs(*folders: Path) -> list[StoredRun]:
     """The runs in these folders, or in their sub-folders. Of several, those that cannot be used are told and left out.
     Raises ConfigError if a folder has none."""
     runs = list({run.folder.resolve(): run for folder in folders for run in _runs_in(folder)}.values())
-    for run, keys in zip(runs, keys_of([(run.folder, run.result) for run in runs]), strict=True):
+    for run, keys in zip(runs, differing_overrides([(run.folder, run.result) for run in runs]), strict=True):
         run.keys = keys
     return sorted(runs, key=lambda run: [sortable(value) for value in run.keys.values()])
 
@@ -190,63 +139,49 @@ def load_run(folder: Path) -> StoredRun:
 
 
 def read_result(folder: Path) -> dict[str, Any]:
-    """results.json of a run. Raises ConfigError if it is missing, or has not the shape of a `RunResult`."""
+    """results.json of a run, with the defaults of fields that it leaves out. Raises ConfigError if it is missing, or
+    has not the shape of a `RunResult`."""
     path = folder / "results.json"
     refuse_no_run(folder)
-    result = parse_json(_text(path), str(path))
+    result = parse_json(file_text(path), str(path))
     version = result.get("schema_version") if isinstance(result, dict) else None
     if isinstance(version, int) and version > SCHEMA_VERSION:
         raise ConfigError(
             f"{path} cannot be used: its schema_version is {version}, of a newer specbench; this one reads up to "
             f"{SCHEMA_VERSION}"
         )
-    found: dict[str, Any] = _checked(result, RunResult, str(path))
-    _checked(found["provenance"], _Provenance, str(path), "provenance")
-    _checked(found["config"], _Config, str(path), "config")
-    found = {"metrics": {}, "notes": [], "choices": {}} | found  # an earlier version did not write them
-    found.setdefault("no_replay", _no_replay(found))
-    found["counts"] = dataclasses.asdict(Counts()) | found["counts"]
-    if found["lossless"]["method"] == "token_equality":
-        _checked(found["lossless"]["detail"], _Equality, str(path), "lossless.detail")
-    if found["lossless"]["method"] == "beams":
-        _checked(found["lossless"]["detail"], _BeamSearches, str(path), "lossless.detail")
-    if "wrong" in found["lossless"]["detail"]:
-        _checked(found["lossless"]["detail"], _TopOne, str(path), "lossless.detail")
-    if reason := _impossible(found):
-        raise ConfigError(f"{path} cannot be used: {reason}")
+    found: dict[str, Any] = check_kind(result, RunResult, str(path))
+    check_kind(found["provenance"], PROVENANCE, str(path), "provenance")
+    check_kind(found["config"], CONFIG, str(path), "config")
+    lossless = found["lossless"]
+    kinds = [DETAILS[lossless["method"]]] if lossless["method"] in DETAILS else []
+    for kind in [*kinds, TOP_ONE] if "wrong" in lossless["detail"] else kinds:
+        check_kind(lossless["detail"], kind, str(path), "lossless.detail")
+    if why := _impossible(found):
+        raise ConfigError(f"{path} cannot be used: {why}")
     return found
-
-
-def _no_replay(result: dict[str, Any]) -> str:
-    """Why a run of an earlier version tells nothing of another gamma."""
-    if result["config"]["lenience"] < 1:
-        return "its lenience is below 1"
-    fixed = result["choices"].get("drafter") in ("ngram", "prompt_lookup")
-    if fixed:
-        return "its drafter's later guesses depend on where a round began"
-    return "" if result["gamma_sweep"] else "there are no betas along its text"
 
 
 def _impossible(result: dict[str, Any]) -> str:
     """What no run writes, in words."""
     counts, cost, speedup = result["counts"], result["cost"], result["speedup"]
     factors, drafted = speedup["accounting"], speedup["theorem_3_8"] is not None
-    if result.get("schema_version") != SCHEMA_VERSION:
-        return f"its schema_version is {result.get('schema_version')}, not {SCHEMA_VERSION}"
+    if result["schema_version"] != SCHEMA_VERSION:
+        return f"its schema_version is {result['schema_version']}, not {SCHEMA_VERSION}"
     needed = {"block_efficiency.mean": result["block_efficiency"]["mean"]}
     needed |= {f"cost.{name}": cost[name] for name in ("v", "o", "target_step_seconds")}
     needed |= {"alpha.mean": result["alpha"]["mean"], "cost.c": cost["c"]} if drafted or factors else {}
     if null := sorted(name for name, value in needed.items() if value is None):
         return f"{null[0]} is null"
-    if missing := {"theorem_3_8", "verify"} - set(factors):  # the others changed with the version
-        return f"speedup.accounting has no {min(missing)}" if factors else ""
+    if factors and (missing := {"theorem_3_8", "verify"} - {*factors}):
+        return f"speedup.accounting has no {min(missing)}"
     for way, times in result["latency"].items():
         for what, found in times.items():
-            if missing := {"p50", "p90", "p99"} - set(found):
+            if missing := {"p50", "p90", "p99"} - {*found}:
                 return f"latency.{way}.{what} has no {min(missing)}"
     if min(counts["prompts"], counts["rounds"]) < 1 or min(counts.values()) < 0:
         return "its counts are not those of a run"
-    if min((e["stderr"] for e in result["beta_by_position"] if e["stderr"] is not None), default=0) < 0:
+    if any((entry["stderr"] or 0) < 0 for entry in result["beta_by_position"]):
         return "a standard error of beta_by_position is below 0"
     gammas = [entry["gamma"] for entry in cost["by_gamma"]]
     if not gammas or gammas != sorted({*gammas}) or gammas[0] < 0 or gammas[-1] > LARGEST_GAMMA:
@@ -264,7 +199,7 @@ def read_table(path: Path, columns: Mapping[str, str], most: int | None = None) 
                 rows, groups = rows + file.metadata.row_group(groups).num_rows, groups + 1
             table = file.read_row_groups(range(groups))
     except (OSError, pyarrow.ArrowException) as error:
-        raise ConfigError(f"{path} cannot be read ({_first_line(error)})") from error
+        raise ConfigError(f"{path} cannot be read ({reason(error)})") from error
     for name, kind in columns.items():
         if name not in table.column_names:
             raise ConfigError(f"{path} cannot be used: it has no column {name}")
@@ -278,39 +213,6 @@ def read_table(path: Path, columns: Mapping[str, str], most: int | None = None) 
     return table
 
 
-def parse_json(text: str, where: str) -> Any:
-    """The value of a JSON text. Raises ConfigError."""
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{where} is not JSON ({_first_line(error)})") from error
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} cannot be read ({_first_line(error)})") from error
-
-
-def _lines(path: Path) -> list[str]:
-    """Lines end with a line feed alone: text may hold other separators of lines."""
-    return _text(path).removesuffix("\n").split("\n")
-
-
-def _checked(value: Any, kind: type, what: str, where: str = "") -> Any:
-    try:
-        check_shape(value, kind, where)
-    except ValueError as error:
-        raise ConfigError(f"{what} cannot be used: {error}") from error
-    return value
-
-
 def _agree(path: Path, found: int, counted: int, what: str) -> None:
     if found != counted:
         raise ConfigError(f"{path} cannot be used: it has {found} {what}, and results.json counts {counted}")
-
-
-def _first_line(error: Exception) -> str:
-    """The reason without the path, which the sentence names."""
-    return str(getattr(error, "strerror", None) or first_line(error))

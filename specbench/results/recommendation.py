@@ -9,25 +9,15 @@ from collections.abc import Iterator
 from math import log
 from typing import Any
 
-from specbench.results.tables import where, word
+from specbench.results.fields import FACTORS
+from specbench.results.wording import where, word
 
 WORTH = 0.01  # smaller gains of another gamma, by replay, are none
 SMALL = 0.02  # smaller losses are not named
-LOSSES = {  # of the accounting, in the words of a sentence
-    "short_drafts": "drafts shorter than gamma",
-    "stops": "texts that end",
-    "dependence": "betas that are not i.i.d.",
-    "drafting": "drafting beyond gamma c",
-    "verify": "verification",
-    "rest": "the rest of a round",
-    "rows": "fewer rows a call",
-    "not_iid": "betas that are not i.i.d.",  # of earlier versions
-    "overhead": "overhead",
-}
 
 
 def verdict_sentence(result: dict[str, Any]) -> str:
-    """The answer of a run in one sentence, or a few, from the contents of results.json (of earlier versions too)."""
+    """The answer of a run in one sentence, or a few, from the contents of results.json."""
     found = word(result["lossless"])
     if found == "failed":
         return _sentence(f"{_failed(result)}: {_measured(result)}, of a wrong output", [], _warnings(result))
@@ -44,7 +34,7 @@ def _sentence(opening: str, others: list[str], warnings: Iterator[str]) -> str:
 
 
 def _failed(result: dict[str, Any]) -> str:
-    reason = result["lossless"].get("reason")
+    reason = result["lossless"]["reason"]
     return "Do not use this: the output FAILED the losslessness test" + (f" ({reason})" if reason else "")
 
 
@@ -84,7 +74,7 @@ def _used(result: dict[str, Any]) -> str:
     """The gamma of the run, or the policy that varied it."""
     if result["gamma"] is not None:
         return f"gamma {result['gamma']}"
-    policy = (result.get("choices") or {}).get("gamma_policy")
+    policy = result["choices"].get("gamma_policy")
     return f"gamma_policy={policy}" if policy and policy != "fixed" else "its gammas"
 
 
@@ -94,13 +84,8 @@ def _interval(ci95: list[float] | None) -> str:
 
 def _pick(result: dict[str, Any]) -> dict[str, Any] | None:
     """The best constant gamma by replay; None without replay."""
-    sweep: list[dict[str, Any]] = result["gamma_sweep"]
-    if not sweep:
-        return None
-    if pick := result.get("gamma_pick"):
-        return dict(pick)
-    best = max(sweep, key=lambda entry: entry["speedup"])  # an earlier version
-    return {"gammas": [best["gamma"]], "speedup": best["speedup"], "ci95": best["ci95"], "in_sample": True}
+    pick: dict[str, Any] | None = result["gamma_pick"]
+    return pick if result["gamma_sweep"] else None
 
 
 def _gammas(pick: dict[str, Any]) -> str:
@@ -110,7 +95,7 @@ def _gammas(pick: dict[str, Any]) -> str:
 
 def _expected(result: dict[str, Any], pick: dict[str, Any]) -> str:
     """What replay expects of its pick."""
-    remarks = ["in-sample, so too high"] * pick["in_sample"] + ["first process"] * bool(result.get("repeats"))
+    remarks = ["in-sample, so too high"] * pick["in_sample"] + ["first process"] * bool(result["repeats"])
     return f"{pick['speedup']:.2f}x{_interval(pick['ci95'])} expected" + (f" ({', '.join(remarks)})" if remarks else "")
 
 
@@ -146,7 +131,7 @@ def _below_one(ci95: list[float] | None) -> bool:
 
 
 def _steady(result: dict[str, Any]) -> bool:
-    return bool((result.get("machine") or {"steady": True})["steady"])
+    return not result["machine"] or bool(result["machine"]["steady"])
 
 
 def _limits(result: dict[str, Any]) -> Iterator[str]:
@@ -161,12 +146,12 @@ def _limits(result: dict[str, Any]) -> Iterator[str]:
     losses = {
         name: -log(own["factor"]) for name, own in factors.items() if name != "theorem_3_8" and 0 < own["factor"] < 1
     }
-    shown = [name for name in losses if name in LOSSES and _below_one(factors[name]["ci95"])]
+    shown = [name for name in losses if FACTORS[name][1] and _below_one(factors[name]["ci95"])]
     worst = max(shown, key=lambda name: losses[name], default="")
     if not worst or losses[worst] < SMALL:
         return
     what = "most of the loss" if losses[worst] > sum(losses.values()) / 2 else "the largest loss shown"
-    yield f"{what} against Theorem 3.8 is {LOSSES[worst]} (x{factors[worst]['factor']:.2f})"
+    yield f"{what} against Theorem 3.8 is {FACTORS[worst][1]} (x{factors[worst]['factor']:.2f})"
 
 
 def _too_slow(result: dict[str, Any], factor: float) -> str:
@@ -180,7 +165,7 @@ def _too_slow(result: dict[str, Any], factor: float) -> str:
 
 def _end_to_end(result: dict[str, Any]) -> Iterator[str]:
     """That prefill takes the gain, if it does."""
-    whole, interval = result["speedup"]["end_to_end"], result["speedup"].get("end_to_end_ci95")
+    whole, interval = result["speedup"]["end_to_end"], result["speedup"]["end_to_end_ci95"]
     lost = whole < 1 if interval is None else interval[0] <= 1
     if _above_one(result["speedup"]["ci95"]) and lost:
         yield f"with prefill {whole:.2f}x{_interval(interval)}"
@@ -195,7 +180,7 @@ def _peers(result: dict[str, Any]) -> Iterator[str]:
 
 def _load(result: dict[str, Any]) -> Iterator[str]:
     """What requests that arrive over time wait for their first token, at the highest rate."""
-    rates = result.get("latency_by_rate") or []
+    rates = result["latency_by_rate"]
     if not rates:
         return
     entry = max(rates, key=lambda entry: entry["rate"] or 0)

@@ -2,15 +2,15 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from specbench.results.tables import interval
-from specbench.results.terminal_table import Grid
-from specbench.run.replay_policies import BEST
+from specbench.results.table import Table
+from specbench.results.wording import interval
 from specbench.stats.replay import Replayed, Trace
 
+BEST = "best gamma"  # chosen on one half of the prompts and judged on the other
 UNKNOWN = "unknown"
 
 
-def table(trace: Trace, found: Mapping[str, Replayed]) -> Grid:
+def table(trace: Trace, found: Mapping[str, Replayed]) -> Table:
     """A table of predicted speedups, and each policy's share of the gain that the oracle has over the best constant
     gamma (section 3.5)."""
     best = found[BEST].speedup
@@ -25,7 +25,7 @@ def table(trace: Trace, found: Mapping[str, Replayed]) -> Grid:
         per_round = f"{r.drafted / r.rounds:.2f}"
         cells = (name, f"{r.speedup:.3f}x", ci95, f"{r.block_efficiency:.2f}", per_round, share)
         rows.append(dict(zip(headings, cells, strict=True)))
-    return Grid(rows, headings, title, ["policy"])
+    return Table.of(rows, title, ["policy"])
 
 
 def notes(trace: Trace, found: Mapping[str, Replayed], picked: Sequence[int]) -> Iterator[str]:

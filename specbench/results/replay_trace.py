@@ -30,7 +30,7 @@ def load_trace(folder: Path) -> Trace:
         raise ConfigError(f"{folder} cannot be replayed: there are no betas along its text")
     cost = run.result["cost"]
     costs = [RoundCost(**entry) for entry in cost["by_gamma"]]
-    halves = [_half(half, folder) for half in cost.get("halves", ())]  # none in results of earlier versions
+    halves = [_half(half, folder) for half in cost["halves"]]
     if (
         sorted(id for half in halves for ids in half.clusters for id in ids) != sorted(t.prompt for t in texts)
         and halves

@@ -13,11 +13,11 @@ from rich.text import Text
 
 from specbench.results.latency_table import load_table
 from specbench.results.recommendation import verdict_sentence
-from specbench.results.tables import account, interval, number, speedup_interval, verdict
+from specbench.results.wording import account, interval, number, speedup_interval, unsteady, verdict_text
 from specbench.theory import LARGEST
 
 NARROWEST = 24  # characters of a column of remarks
-Rows = Iterator[tuple[str, str, str]]  # what, its value, a remark
+RemarkRows = Iterator[tuple[str, str, str]]  # what, its value, a remark
 
 
 def run_table(result: dict[str, Any], out_dir: Path) -> Group:
@@ -47,7 +47,7 @@ class Remarked:
     def __init__(self, heading: str, sections: Sequence[Sequence[tuple[str, str, str]]]):
         self.heading, self.sections = heading, sections
         rows = [row for section in sections for row in section]
-        self.name, self.value, _ = (max(len(row[column]) for row in rows) for column in range(3))
+        self.name, self.value = (max(len(row[column]) for row in rows) for column in range(2))
         self.longest = max(len(word) for row in rows for word in row[2].split() or [""])
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
@@ -55,8 +55,8 @@ class Remarked:
         if left < max(self.longest, NARROWEST):
             yield from self._narrow()
             return
-        table = Table(header_style="dim", box=SIMPLE_HEAD)
-        table.add_column("", no_wrap=True)
+        table = Table("", header_style="dim", box=SIMPLE_HEAD)
+        table.columns[0].no_wrap = True
         table.add_column(self.heading, justify="right", no_wrap=True)
         table.add_column("", overflow="fold")
         for section in self.sections:
@@ -74,9 +74,9 @@ class Remarked:
                     yield Padding(Text(remark, style="dim", overflow="fold"), (0, 0, 0, 4))
 
 
-def _beams(result: dict[str, Any]) -> Rows:
+def _beams(result: dict[str, Any]) -> RemarkRows:
     """Of a run by beam search; what is counted as guesses and tokens are then levels of the search."""
-    beam = result.get("beam")
+    beam = result["beam"]
     if beam is None:
         return
     told = f"u = {beam['drafter_beams']} for the drafter; guesses and tokens below are levels"
@@ -88,7 +88,7 @@ def _beams(result: dict[str, Any]) -> Rows:
     yield "  levels accepted", places.split(", ")[0] or "-", f"first, second, ... level of a round: {places}"
 
 
-def _acceptance(result: dict[str, Any]) -> Rows:
+def _acceptance(result: dict[str, Any]) -> RemarkRows:
     if not result["counts"]["drafted"]:
         return  # there is nothing that was accepted, and a round is a target call
     yield "alpha (mean beta)", _pm(result["alpha"]), f"over {result['counts']['tested']:,} tested guesses"
@@ -99,7 +99,7 @@ def _acceptance(result: dict[str, Any]) -> Rows:
     yield "block efficiency", _pm(result["block_efficiency"]), "tokens per target call"
 
 
-def _costs(result: dict[str, Any]) -> Rows:
+def _costs(result: dict[str, Any]) -> RemarkRows:
     cost = result["cost"]
     step = cost["target_step_seconds"] * 1e3
     if not result["counts"]["drafted"]:  # the loop's own cost
@@ -107,73 +107,65 @@ def _costs(result: dict[str, Any]) -> Rows:
         return
     yield "c", number(cost["c"], 3), f"{_range(cost, 'c')}drafter step / target step of {step:.2f} ms"
     yield "v", number(cost["v"], 3), f"{_range(cost, 'v')}verify call / target step; 3.8 assumes 1"
-    if (again := cost.get("read_again")) is not None:
+    if (again := cost["read_again"]) is not None:
         yield "  reading again", number(again, 3), "of v: kept tokens, behind a state from before the round"
     yield "o", number(cost["o"], 3), f"{_range(cost, 'o')}rest of a round / target step; 3.8 assumes 0"
-    if (ranks := cost.get("communication")) is not None:
+    if (ranks := cost["communication"]) is not None:
         yield "communication", f"{ranks['share']:.0%}", _communication(ranks)
 
 
 def _communication(ranks: dict[str, Any]) -> str:
     """What the share of time in collectives is of, and which part of each cost it is."""
-    parts = [f"{name} {number(ranks[name], 3)}" for name in ("c", "v", "o") if ranks[name]]
+    parts = ", ".join(f"{name} {number(ranks[name], 3)}" for name in ("c", "v", "o") if ranks[name])
     whole = f"of decoding, between {ranks['processes']} ranks ({ranks['backend']}), waiting for the others included"
-    whole += f"; {ranks['step']:.0%} of a plain step"
-    return f"{whole}; of {', '.join(parts)}"
+    return f"{whole}; {ranks['step']:.0%} of a plain step; of {parts}"
+
+
+def _ends(ci95: Sequence[float] | None, digits: int = 2, then: str = "; ") -> str:
+    """An interval before a remark; nothing where there is none."""
+    return "" if ci95 is None else f"{interval(ci95, digits)}{then}"
 
 
 def _range(values: dict[str, Any], name: str) -> str:
     """The interval of one of `values`, before a remark."""
-    ci95 = values.get("ci95", {}).get(name)
-    return "" if ci95 is None else f"{interval(ci95, 3)}; "
+    return _ends(values["ci95"].get(name), 3)
 
 
-def _speedups(result: dict[str, Any]) -> Rows:
+def _speedups(result: dict[str, Any]) -> RemarkRows:
     speedup, rates = result["speedup"], result["throughput"]
-    yield "speedup", f"{speedup['measured']:.2f}x", speedup_interval(result)
-    if reasons := (result.get("machine") or {}).get("reasons"):
+    yield "speedup", _times(speedup["measured"]), speedup_interval(result)
+    if reasons := unsteady(result):
         yield "  not steady", "machine", "; ".join(reasons)
-    known = speedup["accounting"].get("theorem_3_8", {}).get("ci95")
-    told = "" if known is None else f"{interval(known)}; "
     if speedup["theorem_3_8"] is not None:
-        yield "  predicted, Theorem 3.8", _times(speedup["theorem_3_8"]), f"{told}from alpha, gamma and c"
-    if predicted := speedup.get("predicted"):
+        known = speedup["accounting"].get("theorem_3_8", {}).get("ci95")
+        yield "  predicted, Theorem 3.8", _times(speedup["theorem_3_8"]), f"{_ends(known)}from alpha, gamma and c"
+    if predicted := speedup["predicted"]:
         told = f"of every second prompt, from the others; {interval(predicted['ci95'])}"
         yield "  predicted, all costs", _times(predicted["speedup"]), f"{told}; measured {predicted['measured']:.2f}x"
-    ci95 = speedup.get("end_to_end_ci95")
-    yield (
-        "  end to end",
-        f"{speedup['end_to_end']:.2f}x",
-        f"{'' if ci95 is None else f'{interval(ci95)}; '}with prefill",
-    )
-    ours, plain = (rates[f"{who}_tokens_per_second"] for who in ("speculative", "baseline"))
-    own, beside = (_rate(result, f"{who}_tokens_per_second") for who in ("speculative", "baseline"))
-    yield "tokens/s", f"{ours:.1f}", f"{own}{'; ' * bool(own)}autoregressive {plain:.1f}{f' ({beside})' * bool(beside)}"
+    yield "  end to end", _times(speedup["end_to_end"]), f"{_ends(speedup['end_to_end_ci95'])}with prefill"
+    ours, plain = (f"{who}_tokens_per_second" for who in ("speculative", "baseline"))
+    own, beside = (_ends(result["throughput_ci95"].get(name), 1, "") for name in (ours, plain))
+    told = f"{own}{'; ' * bool(own)}autoregressive {rates[plain]:.1f}{f' ({beside})' * bool(beside)}"
+    yield "tokens/s", f"{rates[ours]:.1f}", told
     for peer, over in result["speedup_over"].items():
-        remark = f"{_interval(over['ci95'])}; {rates[f'{peer}_tokens_per_second']:.1f} tokens/s"
-        yield f"  over {peer}", f"{over['measured']:.2f}x", remark
+        few, rate = "too few prompts, or groups of rows, for an interval", rates[f"{peer}_tokens_per_second"]
+        told = few if over["ci95"] is None else f"95 % interval {interval(over['ci95'])}"
+        yield f"  over {peer}", _times(over["measured"]), f"{told}; {rate:.1f} tokens/s"
     yield from _servers(result)
 
 
-def _servers(result: dict[str, Any]) -> Rows:
+def _servers(result: dict[str, Any]) -> RemarkRows:
     """What was seen of peers that are servers, and what they count of their own speculative decoding."""
-    for peer, found in (result.get("servers") or {}).items():
+    for peer, found in result["servers"].items():
         first, gaps, texts = found["latency"]["first_token"]["p50"], found["latency"]["inter_token"], found["texts"]
-        steps = (
-            ""
-            if gaps["p50"] is None
-            else f"; between steps p50 {gaps['p50'] * 1e3:.1f}, p99 {gaps['p99'] * 1e3:.1f} ms"
-        )
-        kept = "; prompts may have been read before" if found.get("keeps_prefixes") else ""
-        yield (
-            f"  {peer}, first token",
-            f"{first * 1e3:.1f} ms",
-            f"median, another process, maybe another machine{steps}{kept}",
-        )
+        told = "median, another process, maybe another machine"
+        if gaps["p50"] is not None:
+            told += f"; between steps p50 {gaps['p50'] * 1e3:.1f}, p99 {gaps['p99'] * 1e3:.1f} ms"
+        told += "; prompts may have been read before" * found["keeps_prefixes"]
+        yield f"  {peer}, first token", f"{first * 1e3:.1f} ms", told
         why = f"not known: {found['no_alpha']}" if found["no_alpha"] else f"over {found['alpha']['n']:,} tested guesses"
         yield f"  {peer}, alpha", _pm(found["alpha"]), why
-        rounds = found["block_efficiency"]["n"]
-        why = found["no_block_efficiency"] or f"over {rounds:,} rounds"
+        why = found["no_block_efficiency"] or f"over {found['block_efficiency']['n']:,} rounds"
         yield f"  {peer}, block efficiency", _pm(found["block_efficiency"]), why
         if texts["compared"]:
             told = "equal plain decoding's here"
@@ -182,33 +174,27 @@ def _servers(result: dict[str, Any]) -> Rows:
             yield f"  {peer}, texts", f"{texts['equal']} of {texts['compared']}", told
 
 
-def _rate(result: dict[str, Any], name: str) -> str:
-    """The interval of a throughput, or nothing."""
-    ci95 = result.get("throughput_ci95", {}).get(name)
-    return "" if ci95 is None else interval(ci95, 1)
-
-
-def _workers(result: dict[str, Any]) -> Rows:
+def _workers(result: dict[str, Any]) -> RemarkRows:
     """Of a run on several workers: the speedup of each, and where it ran."""
-    for worker in result.get("workers") or ():
+    for worker in result["workers"]:
         place = ", ".join(map(str, worker["cores"]))
         told = f"{worker['requests']} requests on {worker['host']}{f', cores {place}' * bool(place)}"
         told += f"; {number(worker['tokens_per_second'], 1)} tokens/s{'; it died' * worker['lost']}"
         yield f"  worker {worker['worker']}", _times(worker["speedup"]), told
 
 
-def _engine(result: dict[str, Any]) -> Rows:
+def _engine(result: dict[str, Any]) -> RemarkRows:
     found = result["bandwidth"]
     rate, peak = (found[f"{name}_bytes_per_second"] / 1e9 for name in ("target", "measured_peak"))
-    ci95 = found.get("ci95", {}).get("target_bytes_per_second")
-    told = "" if ci95 is None else f"{interval([end / 1e9 for end in ci95], 1)}; "
+    ci95 = found["ci95"].get("target_bytes_per_second")
+    told = _ends(ci95 and [end / 1e9 for end in ci95], 1)
     yield "GB/s read", f"{rate:.1f}", f"{told}by a target step; {rate / peak:.0%} of {peak:.1f} measured"
-    if experts := result.get("experts"):
+    if experts := result["experts"]:
         remark = f"of {experts['experts']} in a layer, by the call of a round; {experts['plain']:.1f} by a plain one; "
         yield "experts woken", f"{experts['verify']:.1f}", f"{remark}weights read {experts['weights_v']:.2f}x"
     if result["operations_factor"] is not None:
         yield "operations, predicted", _times(result["operations_factor"]), "of plain decoding's (Theorem 3.11)"
-    if chosen := result.get("executor", {}).get("chosen"):
+    if chosen := result["executor"].get("chosen"):
         name = result["choices"]["executor"]
         yield "executor", name, _executor(name, chosen, result["executor"]["programs"])
 
@@ -225,15 +211,13 @@ def _executor(name: str, chosen: dict[str, list[str]], programs: dict[str, Any])
     return f"products: {products}; {used}" + (f" ({decision})" if (decision := programs.get("decision")) else "")
 
 
-def _gammas(result: dict[str, Any]) -> Rows:
+def _gammas(result: dict[str, Any]) -> RemarkRows:
     gamma = result["optimal_gamma"]
     if gamma is not None:
         told = f"{gamma} or more" if gamma == LARGEST else str(gamma)
         yield "gamma*, predicted", told, "best by Theorem 3.8, this alpha and c"
-    if len(sweep := result["gamma_sweep"]) > 1:  # there was a choice
-        best, pick = max(sweep, key=lambda entry: entry["speedup"]), result.get("gamma_pick")
-        if pick is None:  # an earlier version
-            pick = {"gammas": [best["gamma"]], "speedup": best["speedup"], "in_sample": True}
+    if len(result["gamma_sweep"]) > 1:  # there was a choice
+        pick = result["gamma_pick"]
         told = f"expected {pick['speedup']:.2f}x{', in-sample' if pick['in_sample'] else ', by other prompts'}"
         if (regret := result["regret"]) is not None:
             less = f"{abs(regret):.1%} {'less' if regret < 0 else 'more'} than"
@@ -241,7 +225,7 @@ def _gammas(result: dict[str, Any]) -> Rows:
         yield "gamma, best by replay", " or ".join(map(str, dict.fromkeys(pick["gammas"]))), told
 
 
-def _others(result: dict[str, Any]) -> Rows:
+def _others(result: dict[str, Any]) -> RemarkRows:
     """Rows that only some runs have: drift, metrics."""
     drift = result["drift"]
     if not result["lossless"]["expected"] and drift["tv"] is not None:
@@ -257,18 +241,15 @@ def _remarks(result: dict[str, Any], out_dir: Path) -> Iterator[Text]:
     counts = result["counts"]
     if result["speedup"]["accounting"]:
         yield Text(account(result))
-    sentence, style = verdict(result["lossless"])
+    sentence, style = verdict_text(result["lossless"])
     yield Text("lossless: ", style="bold").append(sentence, style=style)
     if (ci95 := result["speedup"]["ci95"]) is not None and ci95[1] < 1:
         yield Text("speculative decoding was slower than plain decoding here", style="yellow")
-    notes = list(result["notes"])
-    if (long := counts["too_long"]) > 0:
-        notes.append(f"{long} request{'s do' if long > 1 else ' does'} not fit the context")
-    if (failed := counts["failed"]) > 0:
-        notes.append(f"{failed} request{'s' * (failed > 1)} failed")
-    if result["status"] != "complete":
-        notes.append(f"{result['status']}: these are the requests that were finished")
-    for note in notes:
+    long, failed, status = counts["too_long"], counts["failed"], result["status"]
+    notes = [f"{long} request{'s do' if long > 1 else ' does'} not fit the context"] if long else []
+    notes += [f"{failed} request{'s' * (failed > 1)} failed"] if failed else []
+    notes += [f"{status}: these are the requests that were finished"] if status != "complete" else []
+    for note in [*result["notes"], *notes]:
         yield Text(f"note: {note}", style="yellow")
     many = "s" * (counts["prompts"] > 1)
     yield Text(f"{counts['prompts']} request{many}, {counts['tokens']:,} tokens; written to", style="dim")
@@ -292,10 +273,6 @@ def _pm(estimate: dict[str, Any]) -> str:
         return "-"
     error = "" if estimate["stderr"] is None else f" +- {estimate['stderr']:.3f}"
     return f"{estimate['mean']:.3f}{error}"
-
-
-def _interval(ci95: list[float] | None) -> str:
-    return "too few prompts, or groups of rows, for an interval" if ci95 is None else f"95 % interval {interval(ci95)}"
 
 
 def _times(value: float | None) -> str:

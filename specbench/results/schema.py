@@ -7,7 +7,9 @@ number does not exist for this run.
 import dataclasses
 import math
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
+
+from pydantic import ConfigDict
 
 from specbench.results.schema_parts import Placement, ServerNumbers, WorkerNumbers
 from specbench.stats.estimates import (
@@ -70,6 +72,8 @@ class BeamNumbers:
 @dataclass
 class RunResult:
     """The result of one run."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(allow_inf_nan=False)
 
     name: str
     status: str  # "complete", "interrupted" or, of several processes, "incomplete"

@@ -39,10 +39,8 @@ def write_all_sums(folder: Path, processes: Iterable[PerRequestSums], names: Seq
 
 
 def load_sums(folder: Path) -> PerRequestSums:
-    """sums.parquet of a run's folder. Raises ConfigError, also for a run of an earlier version, which has none."""
+    """sums.parquet of a run's folder. Raises ConfigError."""
     path = folder / FILE
-    if not path.exists():
-        raise ConfigError(f"{folder} has no {FILE}, which earlier versions did not write: run it again")
     kinds = {name: "integer" if kind == pyarrow.int64() else "text" for name, kind in PLACES.items()}
     table = read_table(path, kinds | dict.fromkeys(NEEDED, "number"))
     if not table.num_rows:

@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING
 from specbench.errors import ConfigError, answering
 
 if TYPE_CHECKING:
-    from specbench.results.export import Sheet
     from specbench.results.reader import StoredRun
+    from specbench.results.table import Table
 
 SHOWN = ("speedup", "positions", "lengths", "classes", "entropy", "calibration", "times", "rows")
 FORMS = ("text", "markdown", "latex", "csv")
 RATIOS = ("measured", "end_to_end", "geometric_mean")
 
 
-def parser() -> argparse.ArgumentParser:
+def table_parser() -> argparse.ArgumentParser:
     """The command line."""
     parser = argparse.ArgumentParser(prog="specbench.table", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
@@ -36,7 +36,7 @@ def parser() -> argparse.ArgumentParser:
 
 def main(arguments: list[str] | None = None) -> None:
     """Prints the tables; a mistake of the user's becomes one sentence and exit code 2."""
-    args = parser().parse_args(arguments)
+    args = table_parser().parse_args(arguments)
     with answering():
         if missing := [folder for folder in args.folders if not folder.is_dir()]:
             raise ConfigError(f"{missing[0]} is no folder: give folders of finished runs")
@@ -44,10 +44,10 @@ def main(arguments: list[str] | None = None) -> None:
 
         runs = load_runs(*args.folders)
         shown = names_of(args.show, len(runs), args.format)
-        sheets = [sheet for name in shown for sheet in sheets_of(name, runs, args)]
-        if not sheets:
-            raise ConfigError(f"{args.folders[0]} has no such numbers: an earlier version did not write them")
-        write(sheets, args.format)
+        tables = [table for name in shown for table in tables_of(name, runs, args)]
+        if not tables:
+            raise ConfigError(f"{args.folders[0]} has no such numbers")
+        print_tables(tables, args.format)
 
 
 def names_of(asked: str | None, runs: int, form: str) -> list[str]:
@@ -60,51 +60,51 @@ def names_of(asked: str | None, runs: int, form: str) -> list[str]:
     return names
 
 
-def sheets_of(name: str, runs: Sequence["StoredRun"], args: argparse.Namespace) -> list["Sheet"]:
+def tables_of(name: str, runs: Sequence["StoredRun"], args: argparse.Namespace) -> list["Table"]:
     """One kind of table, of all runs. Raises ConfigError."""
-    from specbench.results.acceptance_tables import SHEETS
+    from specbench.results.acceptance_tables import TABLES
     from specbench.results.table_rows import names_of_runs
 
     if name == "speedup":
         return [speedups(runs, args)]
     found = []
     for run, names in zip(runs, names_of_runs(runs), strict=True):
-        if (sheet := SHEETS[name](run.result)) is not None:
-            sheet.title += f": {' '.join(names.values())}" if len(runs) > 1 else ""
-            found.append(sheet)
+        if (table := TABLES[name](run.result)) is not None:
+            table.title += f": {' '.join(names.values())}" if len(runs) > 1 else ""
+            found.append(table)
     return found
 
 
-def speedups(runs: Sequence["StoredRun"], args: argparse.Namespace) -> "Sheet":
+def speedups(runs: Sequence["StoredRun"], args: argparse.Namespace) -> "Table":
     """The table by category. Raises ConfigError."""
-    from specbench.results.category_tables import SPEEDUPS, of_one, side_by_side, turned
-    from specbench.results.table_rows import entries_of, folds_of, notes_of
+    from specbench.results.category_tables import SPEEDUPS, categories_table, entries_table, entry_table
+    from specbench.results.table_rows import entries_of, folds_of, table_notes
 
     by = args.by or ("category" if len(runs) == 1 else "run")
     keys = [] if by in ("run", "category") else by.split(",")
     entries = entries_of(runs, keys, folds_of(args.fold))
     title = f"{SPEEDUPS[args.speedup]} over plain decoding; MAT: tokens per target call"
     if by == "category" and len(entries) == 1 and args.speedup == "measured":
-        sheet = of_one(entries[0], title)
+        table = entry_table(entries[0], title)
     elif by == "category":
-        sheet = turned(entries, title, args.speedup)
+        table = categories_table(entries, title, args.speedup)
     else:
-        sheet = side_by_side(entries, title, args.speedup)
-    sheet.notes += notes_of(runs, {key for entry in entries for key in entry.names})
-    return sheet
+        table = entries_table(entries, title, args.speedup)
+    table.notes += table_notes(runs, {key for entry in entries for key in entry.names})
+    return table
 
 
-def write(sheets: Sequence["Sheet"], form: str) -> None:
+def print_tables(tables: Sequence["Table"], form: str) -> None:
     """Prints tables. Raises ConfigError for several in one CSV."""
     from rich.text import Text
 
-    from specbench.results.export import FORMATS, to_grid
-    from specbench.results.tables import show
+    from specbench.results.table import FORMATS
+    from specbench.results.terminal import show
 
-    if form == "csv" and len(sheets) > 1:
-        raise ConfigError(f"--format csv has one table, and these are {len(sheets)}: choose one with --show")
+    if form == "csv" and len(tables) > 1:
+        raise ConfigError(f"--format csv has one table, and these are {len(tables)}: choose one with --show")
     if form == "text":
-        for sheet in sheets:
-            show(to_grid(sheet), *(Text(f"note: {note}") for note in sheet.notes))
+        for table in tables:
+            show(table, *(Text(f"note: {note}") for note in table.notes))
     else:
-        print("\n\n".join(map(FORMATS[form], sheets)))
+        print("\n\n".join(FORMATS[form](table).rstrip("\n") for table in tables))

@@ -7,12 +7,13 @@ import numpy as np
 
 from specbench.data.named import MT_BENCH
 from specbench.errors import ConfigError, shown
-from specbench.results.category_tables import Entry, whole
+from specbench.results.category_tables import Entry, overall_numbers
 from specbench.results.comparability import SAME_WORK, TASK, differences
+from specbench.results.fields import at
 from specbench.results.override_diff import alike
 from specbench.results.reader import StoredRun
 from specbench.results.sums_file import load_sums
-from specbench.results.tables import at, word
+from specbench.results.wording import unsteady, word
 from specbench.stats.bootstrap import BootstrapSums, Estimator
 from specbench.stats.breakdown import category_numbers
 from specbench.stats.records import PerRequestSums
@@ -81,10 +82,8 @@ def _value(run: StoredRun, key: str) -> str:
 
 def _entry(names: Mapping[str, str], runs: Sequence[StoredRun], folds: Folds) -> Entry:
     if len(runs) == 1 and not folds:
-        return Entry(names, whole(runs[0].result), runs[0].result.get("by_category") or {})
+        return Entry(names, overall_numbers(runs[0].result), runs[0].result["by_category"])
     processes = [process for run in runs for process in _processes(run)]
-    if any("requests" not in process.columns for process in processes):
-        raise ConfigError(f"{runs[0].folder} has too few sums in sums.parquet: an earlier version wrote it")
     folded = {member: name for name, members in folds.items() for member in members}
     as_named = [[folded.get(category, category) for category in process.categories] for process in processes]
     categories = dict.fromkeys(name for own in as_named for name in own if name)
@@ -93,7 +92,7 @@ def _entry(names: Mapping[str, str], runs: Sequence[StoredRun], folds: Folds) ->
                for process, own in zip(processes, as_named, strict=True)]
         for name in categories
     }  # fmt: skip
-    overall = whole(runs[0].result) if len(runs) == 1 else asdict(category_numbers(_source(processes)))
+    overall = overall_numbers(runs[0].result) if len(runs) == 1 else asdict(category_numbers(_source(processes)))
     return Entry(names, overall, {name: asdict(category_numbers(_source(own))) for name, own in parts.items()})
 
 
@@ -108,7 +107,7 @@ def _processes(run: StoredRun) -> Iterator[PerRequestSums]:
         yield sums.only(np.flatnonzero(np.array(sums.processes) == number).tolist())
 
 
-def notes_of(runs: Sequence[StoredRun], told: Collection[str]) -> Iterator[str]:
+def table_notes(runs: Sequence[StoredRun], told: Collection[str]) -> Iterator[str]:
     """What a reader must know before comparing rows, in sentences; `told` are settings that rows are named by."""
     results = [run.result for run in runs]
     verdicts: dict[str, list[str]] = {}
@@ -123,11 +122,11 @@ def notes_of(runs: Sequence[StoredRun], told: Collection[str]) -> Iterator[str]:
     machines = {result["provenance"]["device"] for result in results}
     if len(machines) > 1:
         yield f"the runs are of different machines: {', '.join(sorted(machines))}"
-    if unsteady := [result for result in results if (result.get("machine") or {}).get("reasons")]:
-        yield "the machine was not steady" + (f" in {len(unsteady)} of {len(runs)} runs" if len(runs) > 1 else "")
+    if shaky := [result for result in results if unsteady(result)]:
+        yield "the machine was not steady" + (f" in {len(shaky)} of {len(runs)} runs" if len(runs) > 1 else "")
     if partly := [run.result["status"] for run in runs if run.result["status"] != "complete"]:
         yield f"{len(partly)} of {len(runs)} runs are not complete: {', '.join(sorted({*partly}))}"
     if any(result["speedup"]["ci95"] is None for result in results):
         yield "too few prompts, or groups of rows, for intervals" + (" of some runs" if len(runs) > 1 else "")
-    if any(result["speedup"]["ci95"] is not None and not result.get("repeats") for result in results):
+    if any(result["speedup"]["ci95"] is not None and not result["repeats"] for result in results):
         yield "95 % intervals are those of one process"

@@ -12,13 +12,15 @@ from rich.text import Text
 from specbench.errors import ConfigError, first_line
 from specbench.results.atomic_files import as_json, write_text
 from specbench.results.comparability import TASK
-from specbench.results.comparison_sentence import ranking
-from specbench.results.comparison_tables import rows, tables
+from specbench.results.comparison_tables import ranking, rows, tables
 from specbench.results.completion import examine, keep_others
 from specbench.results.folder_lock import locked
 from specbench.results.reader import StoredRun, load_runs, read_result
 from specbench.results.sums_file import load_sums
-from specbench.results.tables import own_words, show, to_csv, word
+from specbench.results.sweep_table import own_words
+from specbench.results.table import Table, to_csv
+from specbench.results.terminal import show
+from specbench.results.wording import word
 from specbench.run.execute import Outcome, execute
 from specbench.run.jobs import RunJob, jobs_of_one_task, labels_of
 from specbench.run.sweep_summary import SUMMARIES
@@ -127,7 +129,7 @@ def show_comparison(folder: Path, jobs: Sequence[RunJob]) -> None:
         show(lead(written[-1], results), *tables(compared, names, f"{title}: " if title else ""))
     if not written:
         return
-    texts = {folder / FILES[0]: as_json({"comparisons": written}), folder / FILES[1]: to_csv(table)}
+    texts = {folder / FILES[0]: as_json({"comparisons": written}), folder / FILES[1]: to_csv(Table.of(table))}
     if kept := keep_others(texts, [folder / name for name in DRAWN]):
         moved = ", ".join(path.name for path in kept)
         show(f"the earlier comparison is now {moved}; its summary is in {SUMMARIES}/")

@@ -56,7 +56,8 @@ def compare_folders(folders: Sequence[str]) -> int:
     from specbench.results.comparison_tables import sentence, tables
     from specbench.results.reader import load_runs
     from specbench.results.sums_file import load_sums
-    from specbench.results.tables import own_words, show
+    from specbench.results.sweep_table import own_words
+    from specbench.results.terminal import show
     from specbench.run.compare import differences_in_work, lead
     from specbench.run.jobs import labels_of
     from specbench.stats.comparison import SPEEDUP, TOKENS_PER_SECOND, compare
@@ -100,7 +101,7 @@ def compare_sweep(overrides: Sequence[str], also: Sequence[str] = ()) -> int:
         config.hydra.runtime.output_dir = str(sweep.folder)
     configure_log(config.hydra.job_logging, False)
 
-    from specbench.results.tables import show
+    from specbench.results.terminal import show
     from specbench.run.compare import is_finished, notes_of, run_jobs, show_comparison
 
     status = "complete"

@@ -15,12 +15,12 @@ from specbench.results.folder_lock import locked
 from specbench.results.progress import ProgressFn, decoding_progress
 from specbench.results.schema import RunResult
 from specbench.results.schema_parts import Placement
-from specbench.results.tables import refuse_verdict
 from specbench.results.writer import write_config, write_result
 from specbench.run.jobs import RunJob, jobs_that_share_decoding
 from specbench.run.logger_guard import logged
 from specbench.run.phase_timer import Phases
 from specbench.run.signals import defer_signals
+from specbench.run.strict_verdict import refuse_verdict
 from specbench.stats.records import Group, RunRecord
 
 log = logging.getLogger(__name__)

@@ -12,10 +12,10 @@ from pathlib import Path
 from rich.text import Text
 
 from specbench.config.compose import compose
-from specbench.config.paths import refuse_no_run
 from specbench.config.validate import ValidatedConfig, check
 from specbench.errors import ConfigError, answering, stop
-from specbench.results.tables import show
+from specbench.results.atomic_files import refuse_no_run
+from specbench.results.terminal import show
 from specbench.run.signals import exit_code, handled
 
 PILOT = {"data.limit": "12", "repeats": "3", "logger": "none"}  # unless the overrides say otherwise

@@ -18,11 +18,13 @@ from specbench.errors import ConfigError, IncompleteError, first_line
 from specbench.results.atomic_files import replacing, write_json, write_text
 from specbench.results.completion import FILES, RESULTS, contents, examine, make_room
 from specbench.results.console import Pace, in_sweep, info, one_line, print_result
+from specbench.results.fields import REPEATS, values
 from specbench.results.reader import read_result
 from specbench.results.schema import plain
 from specbench.results.schema_parts import Placement
 from specbench.results.sums_file import load_sums, write_all_sums
-from specbench.results.tables import at, refuse_verdict, to_csv, word
+from specbench.results.table import Table, to_csv
+from specbench.results.wording import word
 from specbench.results.writer import write_config
 from specbench.run.child_command import child_overrides, run_process
 from specbench.run.execute import PlacementFn, attach_placement_of_several
@@ -30,26 +32,11 @@ from specbench.run.jobs import RunJob
 from specbench.run.logger_guard import logger_of
 from specbench.run.pooled import pooled, repeats_of
 from specbench.run.signals import defer_signals
+from specbench.run.strict_verdict import refuse_verdict
 from specbench.stats.records import PerRequestSums
 
 log = logging.getLogger(__name__)
 COPIED = ("prompts.jsonl", "rounds.parquet", "positions.parquet")  # of the first process
-TABLE = {  # repeats.csv: heading, path in a process's results.json
-    "seed": "config/seed",
-    "order": "config/order",
-    "speedup": "speedup/measured",
-    "low": "speedup/ci95/0",
-    "high": "speedup/ci95/1",
-    "alpha": "alpha/mean",
-    "tau": "block_efficiency/mean",
-    "c": "cost/c",
-    "v": "cost/v",
-    "o": "cost/o",
-    "target step seconds": "cost/target_step_seconds",
-    "tokens/s": "throughput/speculative_tokens_per_second",
-    "plain tokens/s": "throughput/baseline_tokens_per_second",
-    "started": "provenance/started",
-}
 
 
 def run_repeats(config: DictConfig, job: RunJob, placement: PlacementFn = lambda: None) -> None:
@@ -151,7 +138,7 @@ def write_pooled(
             shutil.copyfile(folders[0] / name, temporary)
     names = list(dict.fromkeys(name for sums in map(load_sums, folders) for name in sums.columns))
     write_all_sums(out_dir, _numbered(folders), names)
-    write_text(out_dir / "repeats.csv", to_csv([_row(f, r) for f, r in zip(folders, results, strict=True)]))
+    write_text(out_dir / "repeats.csv", to_csv(Table.of([_row(f, r) for f, r in zip(folders, results, strict=True)])))
     files = {name: contents(out_dir / name) for name in FILES}
     result["identity"] = {**checked.identity().as_dict(), "files": files}
     write_json(out_dir / RESULTS, plain(result))
@@ -177,5 +164,5 @@ def _numbered(folders: Sequence[Path]) -> Iterator[PerRequestSums]:
 
 def _row(folder: Path, result: dict[str, Any]) -> dict[str, Any]:
     """A line of repeats.csv."""
-    numbers = {heading: at(result, path) for heading, path in TABLE.items()}
+    numbers = values(result, REPEATS)
     return {"process": folder.name, **numbers, "lossless": word(result["lossless"])}

@@ -6,10 +6,9 @@ from pathlib import Path
 
 from rich.text import Text
 
-from specbench.config.paths import refuse_no_run
 from specbench.errors import ConfigError, answering, shown, visible
-from specbench.results.atomic_files import as_json, write_text
-from specbench.results.tables import show
+from specbench.results.atomic_files import as_json, refuse_no_run, write_text
+from specbench.results.terminal import show
 
 FILE = "replay.json"
 ALL = "optimal,adaptive,entropy,heuristic,confidence,known_betas,oracle"

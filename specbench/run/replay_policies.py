@@ -9,9 +9,8 @@ from specbench.config.compose import compose
 from specbench.config.validate import choose
 from specbench.decoding.gamma_policy import GammaPolicy
 from specbench.errors import ConfigError
+from specbench.results.replay_table import BEST
 from specbench.stats.replay import Replayed, Trace, TracedCosts, picked_rounds, priced, replay, sweep_rounds
-
-BEST = "best gamma"  # chosen on one half of the prompts and judged on the other
 
 
 def policies(trace: Trace, names: Sequence[str], overrides: list[str]) -> Iterator[tuple[str, GammaPolicy]]:

@@ -15,8 +15,12 @@ from specbench.results.atomic_files import write_json, write_text, writing
 from specbench.results.fingerprint import Identity
 from specbench.results.folder_lock import locked
 from specbench.results.loggers.base import Logger
-from specbench.results.tables import GOOD, multirun_rows, multirun_tables, show, to_csv, word
+from specbench.results.sweep_table import multirun_rows, multirun_tables
+from specbench.results.table import Table, to_csv
+from specbench.results.terminal import show
+from specbench.results.wording import word
 from specbench.run.signals import defer_signals
+from specbench.run.strict_verdict import GOOD
 
 log = logging.getLogger(__name__)
 PLACE, MIRRORED = ".sweep", "mirrored.json"  # in the sweep's folder: a folder for each command, with this file
@@ -74,7 +78,7 @@ def summarise(jobs: SweepJobs, printed: bool = True, page: bool = True, redraw: 
         with writing(path):
             own.parent.mkdir(parents=True, exist_ok=True)
         for file in (own, path):
-            write_text(file, to_csv(rows))
+            write_text(file, to_csv(Table.of(rows)))
         results = {str(job.number): e.result["provenance"]["started"] for job, e in examined if e.finished and e.result}
         if results and page:
             folders = [job.folder for job, e in examined if e.finished]

@@ -26,9 +26,9 @@ from specbench.errors import ConfigError, VisibleFormatter, first_line, shown, v
 from specbench.policies.gamma.fixed import FixedGamma
 from specbench.results.reader import StoredRun
 from specbench.results.report.html_page import Report
-from specbench.results.report.style import save
+from specbench.results.report.style import save_figure
 from specbench.results.report.sweep_figures import heat_maps
-from specbench.results.tables import show
+from specbench.results.terminal import show
 from specbench.run import replay_policies as replayed
 from specbench.run.components import timed_gammas
 
@@ -267,7 +267,7 @@ def test_figures_of_dotted_keys_do_not_overwrite_each_other(tmp_path):
 def test_a_swept_value_is_no_mathtext(tmp_path):
     keys = {"data.path": HOSTILE, "drafter.path": "$\\nope{$"}
     runs = [StoredRun(tmp_path, {"alpha": {"mean": 0.5}}, keys)]
-    svg = save(lambda: heat_maps(runs, "data.path", "drafter.path", "alpha/mean", "alpha"), tmp_path / "map")
+    svg = save_figure(lambda: heat_maps(runs, "data.path", "drafter.path", "alpha/mean", "alpha"), tmp_path / "map")
     assert "$\\nope{$" in svg and not set(svg) & set("\x1b\x9b\u202e")
 
 

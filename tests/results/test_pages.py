@@ -18,8 +18,8 @@ from small_runs import call, parts_of, small
 import specbench.results.report.command as command
 from specbench.errors import ConfigError
 from specbench.results import acceptance_tables
-from specbench.results.comparison_sentence import ranking
-from specbench.results.override_diff import keys_of
+from specbench.results.comparison_tables import ranking
+from specbench.results.override_diff import differing_overrides
 from specbench.results.reader import StoredRun, load_runs
 from specbench.results.recommendation import verdict_sentence
 from specbench.results.report import (
@@ -35,12 +35,12 @@ from specbench.results.report import (
 from specbench.results.report import (
     sweep_figures as panels,
 )
-from specbench.results.report.acceptance_sections import acceptance
+from specbench.results.report.acceptance_sections import add_acceptance
 from specbench.results.report.comparison_sections import comparisons
 from specbench.results.report.html_page import Report, cut
-from specbench.results.report.html_table import Cell, PageTable
 from specbench.results.report.page import write_report
 from specbench.results.report.sweep_sections import _heat_maps
+from specbench.results.table import Cell, Table
 from specbench.results.writer import write_result
 from specbench.run.compare import page_of
 from specbench.run.run import run
@@ -112,7 +112,7 @@ def quick():
         return "<svg></svg>"
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sections, "save", made_only)
+        patch.setattr(sections, "save_figure", made_only)
         yield
 
 
@@ -194,13 +194,13 @@ def test_a_page_loads_nothing(made):
 
 
 def test_later_numbers_are_shown_where_they_are_there(made, tmp_path):
-    def drop(result):  # as an earlier version wrote it
+    def drop(result):
         del result["acceptance"], result["by_category"]
 
-    folder = copy(made, tmp_path / "earlier", drop)
+    folder = copy(made, tmp_path / "fewer", drop)
     write_report(folder, load_runs(folder))
-    earlier = Html((folder / "report.html").read_text())
-    assert not {"By category", "Which guesses are accepted"} & {*earlier.texts["h2"]}
+    fewer = Html((folder / "report.html").read_text())
+    assert not {"By category", "Which guesses are accepted"} & {*fewer.texts["h2"]}
 
     def add(result):
         result["by_category"] = {"maths": CATEGORY}
@@ -212,15 +212,15 @@ def test_later_numbers_are_shown_where_they_are_there(made, tmp_path):
     maths, whole = found.table("95 %")
     assert maths["speedup"] == "1.23x" and maths["95 %"] == "1.10 to 1.40" and maths["tokens/s"] == "77.7"
     assert whole["requests"] == "2" and whole["speedup"] == f"{results(folder)['speedup']['measured']:.2f}x"
-    shares = [float(row["share"].rstrip("%")) for row in found.table("kind of guess")]
+    shares = [float(row["share"].rstrip("%")) for row in found.table("guess")]
     assert sum(shares) == pytest.approx(100, abs=0.5)
 
 
 def test_figures_of_acceptance_have_the_numbers():
-    (axes,) = acceptance_figures.by_position(ACCEPTANCE, 0.7).axes
+    (axes,) = acceptance_figures.positions_figure(ACCEPTANCE, 0.7).axes
     drawn = {line.get_label(): list(line.get_ydata()) for line in axes.get_lines()}
     assert drawn["alpha to that power"] == pytest.approx([0.7, 0.49])
-    (bars,) = acceptance_figures.lengths(ACCEPTANCE).axes[0].containers
+    (bars,) = acceptance_figures.lengths_figure(ACCEPTANCE).axes[0].containers
     assert [bar.get_height() for bar in bars] == pytest.approx([50, 100 / 3, 50 / 3])
 
 
@@ -249,7 +249,12 @@ def test_a_default_is_the_same_as_its_override():
     runs[2][1]["config"] = {"gamma": 2, "temperature": 1.0}
     runs[3][1]["choices"] = {"drafter": "ngram"}
     stdlib = {"gamma": "4", "drafter": "stdlib"}
-    assert keys_of(runs) == [stdlib, stdlib, {"gamma": "2", "drafter": "stdlib"}, {"gamma": "4", "drafter": "ngram"}]
+    assert differing_overrides(runs) == [
+        stdlib,
+        stdlib,
+        {"gamma": "2", "drafter": "stdlib"},
+        {"gamma": "4", "drafter": "ngram"},
+    ]
 
 
 def test_runs_that_are_not_alike_are_told(made):
@@ -344,7 +349,7 @@ def test_a_cut_trace_is_told(made):
 
 
 def test_columns_of_words_are_told_from_numbers():
-    table = PageTable([{"a": "x0.92", "b": "ngram", "c": Cell("-")}, {"a": "1.08x", "b": "2-gram", "c": "< .001"}])
+    table = Table.of([{"a": "x0.92", "b": "ngram", "c": Cell("-")}, {"a": "1.08x", "b": "2-gram", "c": "< .001"}])
     assert table.words == {"b"} and table.headings == ["a", "b", "c"]
 
 
@@ -384,7 +389,7 @@ def test_a_figure_says_things_without_colour():
 
 def test_report_names_its_figures(tmp_path):
     report = Report(tmp_path, [])
-    report.section("Empty", tables=[PageTable([])])
+    report.section("Empty", tables=[Table.of([])])
     assert report.sections[0]["tables"] == []
 
 
@@ -414,9 +419,9 @@ def test_the_check_of_betas_is_one_process_s(made, tmp_path):
     for repeats, expected in ((None, told), ({"processes": 3}, f"{told} (first process)")):
         run.result["repeats"] = repeats
         report = Report(tmp_path, [run])
-        acceptance(report, run)
+        add_acceptance(report, run)
         assert report.sections[0]["texts"] == [f"{expected}."]
-        assert acceptance_tables.positions(run.result).notes == [expected]
+        assert acceptance_tables.positions_table(run.result).notes == [expected]
 
 
 EVALUATED = ["/opt/lib/ipykernel_launcher.py", "-f", "/run/k.json", "--config-dir=/other"]
@@ -521,7 +526,7 @@ def test_a_figure_whose_labels_leave_no_room_grows(tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # matplotlib's own, "constrained_layout not applied"
         for label in ("x", "x" * 150):
-            style.save(lambda label=label: make(label), tmp_path / "figure")
+            style.save_figure(lambda label=label: make(label), tmp_path / "figure")
     assert [list(figure.get_size_inches() > (8, 2)) for figure in sizes] == [[False, False], [True, True]]
 
 

@@ -174,9 +174,9 @@ def test_a_browser_sorts_and_filters_the_runs(several, tmp_path):
 
 def test_blocks_of_a_wandb_report(one):
     pytest.importorskip("wandb_workspaces")
-    from specbench.results.loggers.wandb_report import blocks
+    from specbench.results.loggers.wandb_report import report_blocks
 
-    found = blocks("project", "entity", load_runs(one))
+    found = report_blocks("project", "entity", load_runs(one))
     grid = next(block for block in found if type(block).__name__ == "PanelGrid")
     assert len(grid.panels) == 7
     metrics = {str(metric) for panel in grid.panels for metric in getattr(panel, "metrics", [])}

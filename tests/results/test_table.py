@@ -13,18 +13,18 @@ from small_runs import call, small
 
 from specbench.errors import ConfigError
 from specbench.results import table_command as table
-from specbench.results.export import Column, Sheet, latex, to_csv, to_latex, to_markdown
+from specbench.results.table import Column, Table, latex, to_csv, to_latex, to_markdown
 from specbench.results.table_rows import folds_of
 
 COLUMNS = [Column("drafter", digits=None), Column("MAT", "a_b"), Column("speedup", "a_b", unit="x"),
            Column("share", digits=1, unit="%"), Column("95 %", ends=True), Column("none")]  # fmt: skip
 ROWS = [["n_gram & co", 2.345, 1.5, 0.25, [1.25, 1.75], None], ["x", -1.0, None, 1.0, None, None]]
-SHEET = Sheet("50 % of it", COLUMNS, ROWS, ["a note"])
+SHEET = Table("50 % of it", COLUMNS, ROWS, ["a note"])
 
 
 def text_of(sheet, width, monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", str(width))
-    table.write([sheet], "text")
+    table.print_tables([sheet], "text")
     return [line.rstrip() for line in capsys.readouterr().out.splitlines() if line.strip()]
 
 
@@ -49,7 +49,7 @@ def test_columns_that_do_not_fit_follow_below(width, monkeypatch, capsys):
 
 
 def test_names_that_would_take_the_page_are_numbers(monkeypatch, capsys):
-    sheet = Sheet("t", [Column("drafter", digits=None), Column("MAT")], [["a" * 50, 1.0], ["b" * 50, 2.0]])
+    sheet = Table("t", [Column("drafter", digits=None), Column("MAT")], [["a" * 50, 1.0], ["b" * 50, 2.0]])
     lines = text_of(sheet, 80, monkeypatch, capsys)
     assert f"1: drafter={'a' * 50}" in lines and max(map(len, lines)) <= 80
 
@@ -80,7 +80,7 @@ def test_names_cannot_break_latex_or_markdown():
     told = latex(nasty)
     plain = re.sub(r"\\text\w+\{\}|\\[{}$&#%_]", "", told)
     assert not set(plain) & set("\\{}$&#%_~^<>|\x1b") and "x1b" in told
-    row = to_markdown(Sheet("t", [Column("a", digits=None)], [[nasty]])).splitlines()[-1]
+    row = to_markdown(Table("t", [Column("a", digits=None)], [[nasty]])).splitlines()[-1]
     assert len(re.findall(r"(?<!\\)\|", row)) == 2 and "<" not in row and "\x1b" not in row
 
 
@@ -239,7 +239,7 @@ def test_folded_categories_are_one(one, tmp_path, capsys):
     assert rows_of(capsys, one, "--fold", "both=math,coding")[0]["MAT"] == rows["mt_bench"]["MAT"]
 
 
-def test_a_run_of_an_earlier_version_shows_what_it_has(one, tmp_path, capsys):
+def test_a_run_without_some_numbers_shows_what_it_has(one, tmp_path, capsys):
     old = copy(one, tmp_path / "old", drop=("by_category", "acceptance", "throughput_by_rows"))
     result = json.loads((old / "results.json").read_text())
     del result["speedup"]["geometric_mean"]

@@ -4,15 +4,17 @@ import re
 
 import pytest
 from rich.console import Console
-from rich.table import Table
+from rich.table import Table as Grid
 
 from specbench.results import plan_table as plan
 from specbench.results import replay_table as replay
 from specbench.results.comparison_tables import tables
+from specbench.results.fields import SUMMARY
 from specbench.results.latency_table import load_table
 from specbench.results.run_table import Remarked
-from specbench.results.tables import COLUMNS, OVER, multirun_tables, show
-from specbench.results.terminal_table import Grid, broken
+from specbench.results.sweep_table import OVER, multirun_tables
+from specbench.results.table import Table
+from specbench.results.terminal import broken, show
 from specbench.stats.comparison import Compared, Comparison, Pair
 from specbench.stats.planning import Plan
 from specbench.stats.replay import Replayed, Trace
@@ -38,7 +40,7 @@ def jobs(count, keys=KEYS, peers=()):
     rows = []
     for number in range(count):
         row = {key: f"0.{number}5" for key in keys}
-        row |= {heading: 0.123456 + number for heading in COLUMNS}
+        row |= {heading: 0.123456 + number for heading in SUMMARY}
         row |= {"low": 0.987 + number, "high": 10.25 + number, "processes": None, "sd": None, "lossless": "yes"}
         rows.append(row | {f"{OVER}{peer}": 1.5 for peer in peers})
     rows.append({key: "0.95" for key in keys} | {"lossless": "no result"})
@@ -51,14 +53,14 @@ def test_the_table_of_a_sweep(width, peers):
     found = rendered(width, *multirun_tables(jobs(3, peers=peers), "4 jobs, written to x", "summary.csv"))
     listed = re.findall(r"not shown, in summary.csv: ([^\n]*(?:\n[^\n]+)*)", found)
     left_out = [name for text in listed for name in re.split(r",\s+", text.strip().replace("\n", " "))]
-    assert left_out and set(left_out) <= {*COLUMNS, *(f"{OVER}{peer}" for peer in peers)} and "lossless" not in left_out
+    assert left_out and set(left_out) <= {*SUMMARY, *(f"{OVER}{peer}" for peer in peers)} and "lossless" not in left_out
     assert whole(found, width, ["0.05", "0.15", "0.25", "0.95", "0.12", "1.12", "0.99-10.25", "2.99-12.25", "yes"])
     assert "tempera" not in found.replace("temperature", "") and "no result" in found
 
 
 def as_it_was(rows):
     """A table of Rich's own, which cuts what does not fit."""
-    table = Table()
+    table = Grid()
     for heading in rows[0]:
         table.add_column(heading, no_wrap=True)
     for row in rows:
@@ -78,7 +80,7 @@ def test_a_table_that_cuts_is_found():
 def test_columns_continue_in_further_tables_and_long_names_are_numbered(width):
     rows = [{"drafter.path": "/a/very/long/" + "folder/" * 12 + str(n), "k": "v"} for n in range(3)]
     rows = [row | {f"number {c}": f"{n}.{c}0125" for c in range(15)} for n, row in enumerate(rows)]
-    found = rendered(width, Grid(rows, list(rows[0]), "a title", ["drafter.path", "k"]))
+    found = rendered(width, Table.of(rows, "a title", ["drafter.path", "k"]))
     assert whole(found, width, [cell for row in rows for name, cell in row.items() if name.startswith("number")])
     joined = found.replace("\n", "")
     assert all(f"{n}: drafter.path={row['drafter.path']}, k=v" in joined for n, row in enumerate(rows, 1))

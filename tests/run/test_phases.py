@@ -55,7 +55,7 @@ def test_no_second_is_in_two_phases(monkeypatch):
     with pytest.raises(ValueError), phases("inner"):
         raise ValueError
     assert phases.seconds == {"start": 7.0, "outer": 2.0, "inner": 2.0}
-    assert "start 7.0, outer 2.0" in in_words({"seconds": phases.seconds}) and in_words({}) == ""
+    assert "start 7.0, outer 2.0" in in_words({"seconds": phases.seconds}) and in_words({"seconds": {}}) == ""
 
 
 def columns(laws):

@@ -29,7 +29,7 @@ from specbench.results.replay_trace import load_trace
 from specbench.results.run_table import run_table
 from specbench.results.schema_parts import Placement
 from specbench.results.sums_file import load_sums
-from specbench.results.tables import speedup_interval
+from specbench.results.wording import speedup_interval
 from specbench.run.pooled import worst_machine
 from specbench.stats import two_way_bootstrap as crossed
 from specbench.stats.bootstrap import student

@@ -220,6 +220,4 @@ def test_percentiles_of_too_few_requests_are_not_shown(finished):
         entry["requests"] = 60
     told = shown(whole)
     assert "too few / too few" not in told and told.count("/ too few") == 12
-    old = {"latency": whole["latency"], "counts": {"prompts": 600}}  # of an earlier version
-    assert "too few" not in shown(old) and "plain" in shown(old)
-    assert load_table({"latency": {}, "counts": {"prompts": 600}}) is None
+    assert load_table(whole | {"latency_by_rate": []}) is None

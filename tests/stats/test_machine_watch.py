@@ -8,7 +8,8 @@ import pytest
 import torch
 from rich.console import Console
 
-from specbench.results.tables import multirun_rows, multirun_tables, to_csv
+from specbench.results.sweep_table import multirun_rows, multirun_tables
+from specbench.results.table import Table, to_csv
 from specbench.run import machine_watch
 from specbench.run.machine_watch import MachineWatch, living, parse_use
 from specbench.stats import machine_noise
@@ -146,7 +147,8 @@ def shown(*machines):
     console = Console(width=200)
     with console.capture() as captured:
         console.print(*multirun_tables(multirun_rows(jobs), "jobs", "summary.csv"))
-    return captured.get(), [row["machine"] for row in csv.DictReader(StringIO(to_csv(multirun_rows(jobs))))]
+    written = StringIO(to_csv(Table.of(multirun_rows(jobs))))
+    return captured.get(), [row["machine"] for row in csv.DictReader(written)]
 
 
 def test_a_sweep_has_a_column_only_if_a_machine_was_not_steady():

@@ -22,7 +22,7 @@ from specbench.decoding.verify_tree import accepted_path, iterative_sampling
 from specbench.errors import ConfigError
 from specbench.policies.gamma.fixed import FixedGamma
 from specbench.results.run_table import run_table
-from specbench.results.tables import multirun_rows
+from specbench.results.sweep_table import multirun_rows
 from specbench.results.writer import write_result
 from specbench.run.recorder import Recorder
 from specbench.run.run import run

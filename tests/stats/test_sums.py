@@ -100,7 +100,7 @@ def rewritten(path, table):
 
 
 BAD = {
-    "none": (lambda path, table: path.unlink(), "which earlier versions did not write: run it again"),
+    "none": (lambda path, table: path.unlink(), "cannot be read"),
     "cut short": (lambda path, table: path.write_bytes(path.read_bytes()[:100]), "cannot be read"),
     "no rows": (lambda path, table: rewritten(path, table[:0]), "has no rows"),
     "a column too few": (lambda path, table: rewritten(path, table.drop_columns(["beta"])), "no column beta"),

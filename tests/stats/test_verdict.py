@@ -26,7 +26,7 @@ from specbench.decoding.verify import block_verification, speculative_sampling
 from specbench.decoding.verify_tree import match
 from specbench.models.language_model import LanguageModel
 from specbench.policies.gamma.fixed import FixedGamma
-from specbench.results.tables import verdict
+from specbench.results.wording import verdict_text
 from specbench.run.recorder import Recorder
 from specbench.run.reference_scores import ends_where_it_should, read
 from specbench.run.run import run
@@ -185,7 +185,8 @@ def test_numbers_that_are_not_finite_fail(kind, tables, number_text):
     spoilt = SimpleNamespace(target=broken, similar=tables.similar)
     found = sampled(texts(spoilt, number_text, kind, rows=20))
     assert found.verdict == "failed" and found.passed is False
-    told, style = verdict(dataclasses.asdict(found) | {"statistic": None})  # as results.json has what is not finite
+    written = dataclasses.asdict(found) | {"statistic": None}  # as results.json has what is not finite
+    told, style = verdict_text(written)
     assert told.startswith("FAILED: a probability of the target or the drafter is not finite") and "red" in style
 
 

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from specbench.errors import ConfigError, first_line
 from specbench.results.atomic_files import write_text
-from specbench.results.tables import show
+from specbench.results.terminal import show
 
 log = logging.getLogger(__name__)
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from specbench import theory
 from specbench.contrib.paper.published import accepted
+from specbench.results.fields import at
 from specbench.results.reader import StoredRun
-from specbench.results.tables import at
 from specbench.stats.bootstrap import ratio
 
 Result = Mapping[str, Any]

@@ -13,7 +13,7 @@ from rich.table import Table
 from specbench.config.compose import explain
 from specbench.config.paths import conf_dir
 from specbench.errors import ConfigError, comes_from, stop, visible
-from specbench.results.tables import show
+from specbench.results.terminal import show
 
 
 def one_training(config: DictConfig) -> float:

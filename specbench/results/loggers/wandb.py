@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from specbench.errors import ConfigError, shown
 from specbench.results.loggers.base import Logger, Opening
 from specbench.results.loggers.wandb_records import Running, columns, history, summary
+from specbench.results.table import Table
 from specbench.settings import BaseSettings, setting
 
 if TYPE_CHECKING:
@@ -119,7 +120,7 @@ class WandbLogger(Logger):
     def log_sweep(self, name: str, rows: Sequence[Mapping[str, Any]], folder: Path) -> None:
         """A W&B run of its own in the sweep's group, whose table has a row for each job."""
         with self._init(folder, f"{name} (sweep)", name, "sweep", {}) as run:
-            run.log({"media/jobs": table(rows)})
+            run.log({"media/jobs": rows_table(rows)})
             run.summary.update({"jobs": len(rows)})
 
     def log_repeats(self, opening: Opening, result: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> None:
@@ -132,17 +133,16 @@ class WandbLogger(Logger):
         with self._init(folder, f"{name} ({len(rows)} processes)", opening.name, "repeats", found) as run:
             stored = load_run(folder)
             write_report(folder, [stored])
-            run.log({"media/processes": table(rows), **media(stored, folder)})
+            run.log({"media/processes": rows_table(rows), **media(stored, folder)})
             run.summary.update(summary(result) | {"processes": len(rows)})
 
 
-def table(rows: Sequence[Mapping[str, Any]]) -> Any:
+def rows_table(rows: Sequence[Mapping[str, Any]]) -> Any:
     """Rows as a table of W&B, with a column for every key that some row has."""
     import wandb
 
-    headings: list[str | int] = list(dict.fromkeys(key for row in rows for key in row))
-    cells = [[row.get(str(heading)) for heading in headings] for row in rows]
-    return wandb.Table(columns=headings, data=cells, allow_mixed_types=True)
+    table = Table.of(rows)
+    return wandb.Table(columns=list(table.headings), data=table.rows, allow_mixed_types=True)
 
 
 def media(stored: "StoredRun", out_dir: Path) -> dict[str, Any]:

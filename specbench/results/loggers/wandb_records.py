@@ -5,16 +5,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from specbench.errors import visible
+from specbench.results.fields import LOGGED, LOGGED_WHOLE, at
 from specbench.results.schema import flatten
 
 if TYPE_CHECKING:
     from specbench.stats.records import Group, RunRecord
 
 MOST_ROUNDS = 5000  # in the history; of longer runs only every second, third, ... round
-GROUPS = ("speedup", "cost", "lossless", "throughput", "throughput_ci95", "speedup_over", "bandwidth", "drift",
-          "latency", "memory", "counts", "metrics", "alpha_counted", "alpha_on_target_text",
-          "alpha_by_category")  # fmt: skip
-SCALARS = ("operations_factor", "optimal_gamma", "regret", "draft_acceptance_rate", "recording", "status")
 
 
 def columns(config: Mapping[str, Any], choices: Mapping[str, str]) -> dict[str, Any]:
@@ -101,14 +98,10 @@ def history(record: "RunRecord") -> list[dict[str, Any]]:
 def summary(tree: Mapping[str, Any]) -> dict[str, object]:
     """What results.json holds as flat keys, `alpha` and `c` among them, without numbers that do not exist. An
     interval is two keys, as in `speedup/ci95/low` and `speedup/ci95/high`."""
-    keys: dict[str, Any] = {"alpha": tree["alpha"]["mean"], "alpha_stderr": tree["alpha"]["stderr"]}
-    keys |= {name: tree["cost"][name] for name in ("c", "v", "o")}
-    keys["block_efficiency"] = tree["block_efficiency"]["mean"]
-    for group in GROUPS:
-        keys |= flatten({group: tree[group]})
-    for name in SCALARS:
-        keys[name] = tree[name]
-    for name, numbers in (tree["by_category"] or {}).items():
+    keys: dict[str, Any] = {name: at(tree, path) for name, path in LOGGED.items()}
+    for name in LOGGED_WHOLE:
+        keys |= flatten({name: tree[name]})
+    for name, numbers in tree["by_category"].items():
         keys |= flatten({f"by_category/{visible(name)}": numbers})
     if tree["acceptance"]:
         for what in ("conditional", "joint"):

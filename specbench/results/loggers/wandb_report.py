@@ -5,7 +5,7 @@ from typing import Any
 
 from specbench.errors import ConfigError
 from specbench.results.reader import StoredRun
-from specbench.results.tables import account
+from specbench.results.wording import account
 
 PANELS = {  # title: keys of the summary, drawn by run
     "Speedup: measured, Theorem 3.8, corrected": ["speedup/measured", "speedup/theorem_3_8", "speedup/corrected"],
@@ -16,7 +16,7 @@ PANELS = {  # title: keys of the summary, drawn by run
 }
 
 
-def blocks(project: str, entity: str, runs: Sequence[StoredRun]) -> list[Any]:
+def report_blocks(project: str, entity: str, runs: Sequence[StoredRun]) -> list[Any]:
     """The report's blocks, which need no account until the report is saved. Raises ConfigError without
     wandb-workspaces."""
     wr = _workspaces()
@@ -43,7 +43,7 @@ def save_report(where: str, runs: Sequence[StoredRun]) -> str:
     if not entity or not project:
         raise ConfigError(f"--wandb-report={where} is not allowed: it must be ENTITY/PROJECT")
     report = _workspaces().Report(
-        entity=entity, project=project, title="specbench", blocks=blocks(project, entity, runs)
+        entity=entity, project=project, title="specbench", blocks=report_blocks(project, entity, runs)
     )
     report.save()
     return str(report.url)

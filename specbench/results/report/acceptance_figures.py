@@ -1,19 +1,16 @@
 """Figures of which guesses are accepted, from `acceptance` in results.json."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
 
-from specbench.results.report.style import GOOD, HALF, MEASURED, OTHER, THEORY
-
-Found = Mapping[str, Any]
+from specbench.results.fields import ResultDict
+from specbench.results.report.style import GOOD, HALF, MEASURED, OTHER, THEORY, finish
 
 
-def lengths(found: Found) -> Figure:
+def lengths_figure(found: ResultDict) -> Figure:
     """Rounds by the number of guesses that they accepted."""
     counts = found["lengths"]
     figure, axes = plt.subplots(figsize=HALF)
@@ -22,14 +19,11 @@ def lengths(found: Found) -> Figure:
     for place, count in enumerate(counts):
         axes.annotate(f"{count:,}", (place, 100 * count / total), (0, 3), textcoords="offset points", ha="center",
                       fontsize=8)  # fmt: skip
-    axes.set_xlabel("accepted guesses of a round")
-    axes.set_ylabel("% of rounds")
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.margins(y=0.12)
-    return figure
+    return finish(figure, axes, "accepted guesses of a round", "% of rounds", whole=True, grid="", legend="")
 
 
-def by_position(found: Found, alpha: float | None) -> Figure:
+def positions_figure(found: ResultDict, alpha: float | None) -> Figure:
     """The probability that a guess is accepted, given that those before it were, and together with them."""
     figure, axes = plt.subplots(figsize=HALF)
     for key, look, colour, name in (
@@ -41,16 +35,11 @@ def by_position(found: Found, alpha: float | None) -> Figure:
     if alpha is not None and found["joint"]:
         places = list(range(1, len(found["joint"]) + 1))
         axes.plot(places, [alpha**place for place in places], ":", color=THEORY, label="alpha to that power")
-    axes.set_xlabel("place of the guess in its round")
-    axes.set_ylabel("probability")
-    axes.set_ylim(0, 1.02)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.grid(axis="y")
-    figure.legend(loc="outside upper left", ncols=2, fontsize=8)
-    return figure
+    return finish(figure, axes, "place of the guess in its round", "probability", low=0, high=1.02, whole=True,
+                  grid="y", ncols=2, fontsize=8)  # fmt: skip
 
 
-def _known(estimates: Sequence[Found]) -> tuple[list[int], list[float], list[float]]:
+def _known(estimates: Sequence[ResultDict]) -> tuple[list[int], list[float], list[float]]:
     """Places from 1, means and half widths of 95 % intervals of the estimates that have a mean."""
     known = [(place, own) for place, own in enumerate(estimates, 1) if own["mean"] is not None]
     return (
@@ -60,7 +49,7 @@ def _known(estimates: Sequence[Found]) -> tuple[list[int], list[float], list[flo
     )
 
 
-def by_entropy(found: Found) -> Figure:
+def entropy_figure(found: ResultDict) -> Figure:
     """Alpha where the entropy of the drafter's, or of the target's distribution is in a bin."""
     bins_of = found["by_entropy"]
     edges = sorted({(own["low"], own["high"]) for bins in bins_of.values() for own in bins}, key=lambda edge: edge[0])
@@ -75,15 +64,10 @@ def by_entropy(found: Found) -> Figure:
                       markersize=5, capsize=3, label=f"of the {model}")  # fmt: skip
     names = [f"{low:g}+" if high is None else f"{low:g}-{high:g}" for low, high in edges]
     axes.set_xticks(range(len(edges)), names, fontsize=8)
-    axes.set_xlabel("entropy, nats")
-    axes.set_ylabel("alpha")
-    axes.set_ylim(0, 1.02)
-    axes.grid(axis="y")
-    figure.legend(loc="outside upper left", ncols=2, fontsize=8)
-    return figure
+    return finish(figure, axes, "entropy, nats", "alpha", low=0, high=1.02, grid="y", ncols=2, fontsize=8)
 
 
-def calibration(found: Found) -> Figure:
+def calibration_figure(found: ResultDict) -> Figure:
     """The target's probability of the drafter's most likely token, and how often guesses are accepted there, by the
     drafter's own probability of that token."""
     figure, axes = plt.subplots(figsize=HALF)
@@ -97,10 +81,6 @@ def calibration(found: Found) -> Figure:
     errors = [1.96 * (own["accepted"]["stderr"] or 0) for own in tested]
     axes.errorbar(middles, [own["accepted"]["mean"] for own in tested], yerr=errors, fmt="s--", color=THEORY,
                   markersize=5, mfc="none", capsize=2, label="accepted / tested")  # fmt: skip
-    axes.set_xlabel("largest q")
-    axes.set_ylim(0, 1.02)
     axes.set_xlim(0, 1.02)
     axes.set_yticks(np.linspace(0, 1, 6))
-    axes.grid()
-    figure.legend(loc="outside upper left", ncols=3, fontsize=8)
-    return figure
+    return finish(figure, axes, "largest q", low=0, high=1.02, ncols=3, fontsize=8)

@@ -17,10 +17,10 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--wandb-report", metavar="ENTITY/PROJECT", help="also create a W&B report there")
     args = parser.parse_args(arguments)
     with answering():
-        write(args.folders, args.out, args.wandb_report)
+        write_pages(args.folders, args.out, args.wandb_report)
 
 
-def write(folders: Sequence[Path], out: Path | None, wandb: str | None) -> None:
+def write_pages(folders: Sequence[Path], out: Path | None, wandb: str | None) -> None:
     """Writes the page of all runs in these folders, and of many each one's own where it has none yet. Raises
     ConfigError."""
     if len(folders) > 1 and out is None:

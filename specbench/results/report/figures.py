@@ -13,11 +13,23 @@ from matplotlib.ticker import MaxNLocator
 
 from specbench import theory
 from specbench.errors import visible
-from specbench.results.latency_table import DELAYS, rows_of
+from specbench.results.fields import FACTORS
+from specbench.results.latency_table import DELAYS, served_rows
 from specbench.results.reader import StoredRun
-from specbench.results.report.run_description import label
-from specbench.results.report.style import BAD, GOOD, HATCHES, LAPS, MARKERS, MEASURED, OTHER, SERIES, THEORY
-from specbench.results.tables import FACTORS, interval
+from specbench.results.report.style import (
+    BAD,
+    GOOD,
+    HATCHES,
+    LAPS,
+    MARKERS,
+    MEASURED,
+    OTHER,
+    SERIES,
+    THEORY,
+    finish,
+    name_rows,
+)
+from specbench.results.wording import interval, label
 from specbench.stats.latency import PERCENTILES
 
 
@@ -38,15 +50,11 @@ def predicted_and_measured(runs: Sequence[StoredRun]) -> Figure:
         )
     axes.errorbar(measured, y, xerr=errors, fmt="o", color=MEASURED, capsize=3, label="measured, 95 % interval")
     axes.axvline(1, color=OTHER, linewidth=1, linestyle=":")
-    axes.set_yticks(y, [run.label for run in runs])
-    axes.set_ylim(len(runs) - 0.5, -0.5)
-    axes.set_xlabel("speedup over plain decoding")
-    axes.grid(axis="x")
-    figure.legend(loc="outside upper left", ncols=3)
-    return figure
+    name_rows(axes, [run.label for run in runs])
+    return finish(figure, axes, "speedup over plain decoding", grid="x", ncols=3)
 
 
-def accounting(run: StoredRun) -> Figure:
+def accounting_waterfall(run: StoredRun) -> Figure:
     """The factors of the speedup as a waterfall, from Theorem 3.8's prediction to the measurement."""
     factors = run.result["speedup"]["accounting"]
     level, highest, names = 0.0, 0.0, [name for name in FACTORS if name in factors]
@@ -65,15 +73,13 @@ def accounting(run: StoredRun) -> Figure:
         level, highest = after, max(highest, after)
     axes.bar(len(names), level, color=MEASURED, width=0.6)
     _told(axes, len(names), level, f"{level:.2f}x", run.result["speedup"]["ci95"])
-    words = [textwrap.fill(FACTORS[name], 12) for name in names]
+    words = [textwrap.fill(FACTORS[name][0], 12) for name in names]
     axes.set_xticks(range(len(names) + 1), [*words, "measured"], fontsize=9)
-    axes.set_ylim(0, 1.2 * highest)  # room for the labels
     axes.axhline(1, color=OTHER, linewidth=1, linestyle=":")
-    axes.set_ylabel("speedup over plain decoding")
     looks = {"Theorem 3.8": (THEORY, ""), "a gain": (GOOD, ""), "a loss": (BAD, "///"), "measured": (MEASURED, "")}
     handles = [Patch(facecolor=c, hatch=h, edgecolor="white", lw=0, label=name) for name, (c, h) in looks.items()]
-    figure.legend(handles=handles, loc="outside upper left", ncols=4, fontsize=8)
-    return figure
+    return finish(figure, axes, "", "speedup over plain decoding", low=0, high=1.2 * highest, grid="", handles=handles,
+                  ncols=4, fontsize=8)  # fmt: skip
 
 
 def _told(axes: Any, x: float, y: float, value: str, ci95: Sequence[float] | None) -> None:
@@ -88,64 +94,68 @@ def _errors(speedup: dict[str, Any]) -> Any:
     return np.abs(np.array(speedup["ci95"] or (measured, measured))[:, None] - measured)
 
 
-def speedup_by_gamma(run: StoredRun) -> Figure:
-    """Speedup by gamma: Theorem 3.8 (dashed) and replay as curves, the run as a point with its interval."""
+def gamma_figure(run: StoredRun) -> Figure:
+    """Speedup by gamma of one run."""
     figure, axes = plt.subplots(figsize=(8, 4))
     sweep = run.result["gamma_sweep"]
-    gammas = np.arange(max([entry["gamma"] for entry in sweep], default=8) + 5)
-    alpha, c = run.result["alpha"]["mean"], run.result["cost"]["c"]
+    draw_by_gamma(axes, run, np.arange(max([entry["gamma"] for entry in sweep], default=8) + 5), alone=True)
+    axes.margins(y=0.1)
+    return finish(figure, axes, "gamma, tokens drafted a round", "speedup over plain decoding", low=0, grid="",
+                  legend="outside right upper", fontsize=8)  # fmt: skip
+
+
+def draw_by_gamma(axes: Any, run: StoredRun, gammas: Any, alone: bool) -> None:
+    """Speedup by gamma: Theorem 3.8 (dashed) and replay as curves, the run as a point with its interval, at its gamma
+    or at the mean of gammas that a policy varied. `alone`: with the interval of replay, and the best gamma of each."""
+    result, sweep = run.result, run.result["gamma_sweep"]
+    alpha, c = result["alpha"]["mean"], result["cost"]["c"]
     if alpha is not None and c is not None:
         curve = [theory.walltime_improvement(alpha, gamma, c) for gamma in gammas]
-        best = int(np.argmax(curve))
         axes.plot(gammas, curve, "--", color=THEORY, linewidth=1, label="Theorem 3.8")
-        axes.plot(best, curve[best], "*", color=THEORY, markersize=12, label="gamma* of Theorem 3.8", linestyle="")
+        if alone:
+            best = int(np.argmax(curve))
+            axes.plot(best, curve[best], "*", color=THEORY, markersize=12, label="gamma* of Theorem 3.8", linestyle="")
+    x, y = [e["gamma"] for e in sweep], [e["speedup"] for e in sweep]
     if sweep:
-        x, y = [e["gamma"] for e in sweep], [e["speedup"] for e in sweep]
-        axes.plot(x, y, "-", color=MEASURED, label="replay of this run")
+        axes.plot(x, y, color=MEASURED, linewidth=1.5 if alone else 1, label="replay of this run")
+    if sweep and alone:
         low, high = np.array([e["ci95"] or (e["speedup"], e["speedup"]) for e in sweep]).T
         axes.fill_between(x, low, high, color=MEASURED, alpha=0.15, linewidth=0)
         top = int(np.argmax(y))
         axes.plot(x[top], y[top], "s", color=MEASURED, markersize=9, mfc="none", label="best by replay", linestyle="")
-    measured_point(axes, run, MEASURED, "measured, 95 % interval")
+    counts, gamma = result["counts"], result["gamma"]
+    gamma = counts["drafted"] / counts["rounds"] if gamma is None else gamma
+    axes.errorbar([gamma], [result["speedup"]["measured"]], yerr=_errors(result["speedup"]), fmt="o", color=MEASURED,
+                  capsize=4, label="measured, 95 % interval")  # fmt: skip
     axes.axhline(1, color=OTHER, linewidth=1, linestyle=":")
-    axes.set_xlabel("gamma, tokens drafted a round")
-    axes.set_ylabel("speedup over plain decoding")
-    axes.margins(y=0.1)
-    axes.set_ylim(bottom=0)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.grid()
-    figure.legend(loc="outside right upper", fontsize=8)
-    return figure
 
 
-def measured_point(axes: Any, run: StoredRun, colour: str, name: str | None) -> None:
-    """A run's speedup with its interval, at its gamma, or at the mean of gammas that a policy varied."""
-    counts, speedup = run.result["counts"], run.result["speedup"]
-    gamma = run.result["gamma"]
-    gamma = counts["drafted"] / counts["rounds"] if gamma is None else gamma
-    axes.errorbar([gamma], [speedup["measured"]], yerr=_errors(speedup), fmt="o", color=colour, capsize=4, label=name)
-
-
-def beta_by_position(run: StoredRun) -> Figure:
-    """Mean beta of the first, second, ... guess of a round, with 95 % intervals."""
+def beta_figure(run: StoredRun) -> Figure:
+    """Mean beta by the place of the guess in its round, of one run, beside alpha."""
     figure, axes = plt.subplots(figsize=(9, 3.4))
-    found = [entry for entry in run.result["beta_by_position"] if entry["mean"] is not None]
-    errors = [1.96 * (entry["stderr"] or 0) for entry in found]
-    axes.errorbar(range(1, len(found) + 1), [e["mean"] for e in found], yerr=errors, color=MEASURED, marker="o",
-                  capsize=3, label="tested positions, 95 % interval")  # fmt: skip
+    draw_beta(axes, run)
     for key, colour, dashes, name in (
         ("alpha", THEORY, "--", "alpha"),
         ("alpha_on_target_text", GOOD, "-.", "on the target's own text"),
     ):
         if (mean := run.result[key]["mean"]) is not None:
             axes.axhline(mean, color=colour, linestyle=dashes, linewidth=1, label=name)
-    axes.set_xlabel("place of the guess in its round")
-    axes.set_ylabel("mean beta")
+    return finish(figure, axes, "place of the guess in its round", "mean beta", grid="", legend="outside right upper",
+                  fontsize=8)  # fmt: skip
+
+
+def draw_beta(axes: Any, run: StoredRun, markersize: int = 6) -> None:
+    """Mean beta of the first, second, ... guess of a round, with 95 % intervals."""
+    found = [entry for entry in run.result["beta_by_position"] if entry["mean"] is not None]
+    errors = [1.96 * (entry["stderr"] or 0) for entry in found]
+    axes.errorbar(range(1, len(found) + 1), [e["mean"] for e in found], yerr=errors, color=MEASURED, marker="o",
+                  markersize=markersize, capsize=markersize / 2, linewidth=markersize / 4,
+                  label="tested positions, 95 % interval")  # fmt: skip
     axes.set_ylim(0, 1.02)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.grid(axis="y")
-    figure.legend(loc="outside right upper", fontsize=8)
-    return figure
 
 
 def round_times(runs: Sequence[StoredRun]) -> Figure:
@@ -164,15 +174,12 @@ def round_times(runs: Sequence[StoredRun]) -> Figure:
         axes.annotate(f"{tokens:.2f} tokens", (left, y), (5, 0), textcoords="offset points", va="center", fontsize=9)
     handles: list[Any] = [_swatch(lap, lap) for lap in LAPS]
     handles.append(Line2D([], [], color=BAD, linewidth=2, label="one-token target step"))
-    axes.set_yticks(range(len(runs)), [run.label if len(runs) > 1 else "a round" for run in runs])
-    axes.set_ylim(len(runs) - 0.5, -0.5)
+    name_rows(axes, [run.label if len(runs) > 1 else "a round" for run in runs])
     axes.margins(x=0.14)
-    axes.set_xlabel("milliseconds")
-    figure.legend(handles=handles, loc="outside upper left", ncols=5)
-    return figure
+    return finish(figure, axes, "milliseconds", grid="", handles=handles, ncols=5)
 
 
-def lenience(runs: Sequence[StoredRun]) -> Figure:
+def lenience_figure(runs: Sequence[StoredRun]) -> Figure:
     """Alpha, speedup and drift by lenience (A.5), with a line for each setting of the other swept keys."""
     figure, axes = plt.subplots(1, 3, figsize=(10, 3.6))
     paths = {"alpha": ("alpha", "mean"), "speedup": ("speedup", "measured"), "drift: total variation": ("drift", "tv")}
@@ -201,10 +208,10 @@ def lenience(runs: Sequence[StoredRun]) -> Figure:
     return figure
 
 
-def latency(runs: Sequence[StoredRun]) -> Figure:
+def latency_figure(runs: Sequence[StoredRun]) -> Figure:
     """Waiting times of requests that arrive over time: p50, p90 and p99 of each run's decoders, at each rate; without
     percentiles that too few requests are beyond."""
-    rows = [(run, row) for run in runs for row in rows_of(run.result)]
+    rows = [(run, row) for run in runs for row in served_rows(run.result)]
     figure, axes = plt.subplots(1, 3, figsize=(11, 1.6 + 0.42 * len(rows)), sharey=True)
     markers = dict(zip(PERCENTILES, "o|D", strict=True))
     for panel, (delay, (name, scale)) in zip(axes, DELAYS.items(), strict=True):
@@ -220,10 +227,7 @@ def latency(runs: Sequence[StoredRun]) -> Figure:
         panel.margins(x=0.06)
         panel.set_xlim(left=0)
         panel.grid(axis="x")
-    axes[0].set_yticks(
-        range(len(rows)), [row.label if len(runs) == 1 else f"{run.label}, {row.label}" for run, row in rows]
-    )
-    axes[0].set_ylim(len(rows) - 0.5, -0.5)
+    name_rows(axes[0], [row.label if len(runs) == 1 else f"{run.label}, {row.label}" for run, row in rows])
     handles = [Line2D([], [], color=OTHER, marker=m, linestyle="", label=f"p{p}", mfc="none")
                for p, m in markers.items()]  # fmt: skip
     figure.legend(handles=handles, loc="outside lower center", ncols=3)
@@ -263,7 +267,5 @@ def timeline(run: StoredRun) -> Figure:
     handles = [_swatch(lap, {"draft": "a drafter step", "verify": "a call of the target"}.get(lap, lap))
                for lap in LAPS]  # fmt: skip
     axes.set_yticks([0, 1], [f"speculative,\n{len(rounds)} rounds", f"plain,\n{tokens} steps"])
-    axes.set_ylim(1.5, -0.75)
-    axes.set_xlabel(f"milliseconds; {tokens} tokens of {visible(first)}; a plain step at its mean time")
-    figure.legend(handles=handles, loc="outside upper left", ncols=4)
-    return figure
+    told = f"milliseconds; {tokens} tokens of {visible(first)}; a plain step at its mean time"
+    return finish(figure, axes, told, low=1.5, high=-0.75, grid="", handles=handles, ncols=4)

@@ -10,8 +10,8 @@ from urllib.parse import quote
 from matplotlib.figure import Figure
 
 from specbench.results.reader import StoredRun
-from specbench.results.report.html_table import PageTable
-from specbench.results.report.style import save
+from specbench.results.report.style import save_figure
+from specbench.results.table import Table
 
 LONGEST_NAME = 60  # characters of a figure's file name
 PAGE = "report.html"
@@ -32,7 +32,7 @@ class Report:
         self.names.append(name)
         if (again := self.names.count(name)) > 1:
             name = f"{name}-{again}"
-        return {"svg": save(make, self.folder / "figures" / name), "caption": caption}
+        return {"svg": save_figure(make, self.folder / "figures" / name), "caption": caption}
 
     def section(
         self,
@@ -40,12 +40,13 @@ class Report:
         *,
         texts: Sequence[str] = (),
         figures: Sequence[Mapping[str, str]] = (),
-        tables: Sequence[PageTable] = (),
+        tables: Sequence[Table] = (),
         samples: Sequence[dict[str, Any]] = (),
         grid: bool = False,
     ) -> None:
-        """Adds a section, without tables that have no rows; `grid`: its figures stand side by side."""
-        kept = [table for table in tables if table.rows]
+        """Adds a section, without tables that have no rows and columns that have no values; `grid`: its figures stand
+        side by side."""
+        kept = [table.to_read() for table in tables if table.rows]
         self.sections.append({"title": title, "texts": texts, "figures": figures, "tables": kept, "samples": samples,
                               "grid": grid})  # fmt: skip
 

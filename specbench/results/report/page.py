@@ -9,15 +9,15 @@ from markupsafe import Markup
 
 from specbench.errors import visible
 from specbench.results.atomic_files import write_text
-from specbench.results.comparison_sentence import ranking
+from specbench.results.comparison_tables import ranking
 from specbench.results.reader import StoredRun
 from specbench.results.recommendation import verdict_sentence
 from specbench.results.report import run_description as facts
-from specbench.results.report.comparison_sections import comparisons, rankings
+from specbench.results.report.comparison_sections import add_rankings, comparisons
 from specbench.results.report.html_page import PAGE, Report, cut
-from specbench.results.report.run_sections import cards, one_run
-from specbench.results.report.sweep_sections import many_runs
-from specbench.results.tables import verdict, word
+from specbench.results.report.run_sections import add_run, cards
+from specbench.results.report.sweep_sections import add_runs
+from specbench.results.wording import unsteady, verdict_text, word
 
 MOST_NAMES = 3  # of runs that a note names
 LEGEND = {  # of the marked text: the class of a token, and what it is
@@ -39,11 +39,11 @@ def write_report(folder: Path, runs: Sequence[StoredRun]) -> Path:
     report, one = Report(folder, runs), len(runs) == 1
     compared = [] if one else comparisons(folder, runs)
     if one:
-        one_run(report)
+        add_run(report)
         leads = [verdict_sentence(runs[0].result)]
     else:
-        rankings(report, compared)
-        many_runs(report, compared=bool(compared))
+        add_rankings(report, compared)
+        add_runs(report, compared=bool(compared))
         leads = [ranking(found) for found in compared] or facts.fastest(runs)
     results, first = [run.result for run in runs], runs[0].result
     whole = "The whole configuration" if one else "The configuration that all of them share"
@@ -90,9 +90,8 @@ def _of_run(run: StoredRun, alone: bool) -> Iterator[tuple[str, str]]:
     result, judged = run.result, word(run.result["lossless"])
     if judged != "passed" or alone:
         kind = {"passed": "good", "lossy": "dim"}.get(judged, "bad")
-        yield kind, f"lossless: {verdict(result['lossless'])[0]}"
-    reasons = (result.get("machine") or {}).get("reasons", [])
-    if reasons:
+        yield kind, f"lossless: {verdict_text(result['lossless'])[0]}"
+    if reasons := unsteady(result):
         yield "bad", f"the machine was not steady{': ' + '; '.join(reasons) if alone else ', see its page'}"
     for note in result["notes"]:
         yield "bad", note

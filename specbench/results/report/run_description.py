@@ -8,72 +8,52 @@ from typing import Any
 import yaml
 
 from specbench.results.comparability import SAME_WORK, TASK, differences
+from specbench.results.fields import ResultDict
 from specbench.results.reader import StoredRun
-from specbench.results.tables import interval, word
+from specbench.results.wording import doubts, interval, label, left_out, none_left, word
 
 MOST_VALUES = 6  # of a fact in which runs differ
 MOST_COMMANDS = 6
 MOST_TASKS = 4  # that a page of many runs begins with
 USUAL = {"weights": "pretrained", "chat_template": "never"}  # of a component's settings, not worth a word
-DOUBTS = {"lossy": "; not lossless by choice", "untested": "; losslessness is untested",
-          "inconclusive": "; losslessness is inconclusive"}  # fmt: skip
-Result = Mapping[str, Any]
 
 
-def facts(results: Sequence[Result]) -> dict[str, str]:
+def facts(results: Sequence[ResultDict]) -> dict[str, str]:
     """What was run, by name; of several runs the values that they have, in order."""
     found = {}
     for name, tell in FACTS.items():
         values = list(dict.fromkeys(told for result in results if (told := tell(result))))
-        if len(values) == 1:
-            found[name] = values[0]
-        elif values and name == "started":
-            found[name] = f"{min(values).split(',')[0]} to {max(values).split(',')[0]}"
-        elif values:
+        if len(values) > 1 and name == "started":
+            values = [f"{min(values).split(',')[0]} to {max(values).split(',')[0]}"]
+        if len(values) > 1:
             more = f"; and {len(values) - MOST_VALUES} more" if len(values) > MOST_VALUES else ""
-            found[name] = f"{len(values)} values: {'; '.join(values[:MOST_VALUES])}{more}"
+            values = [f"{len(values)} values: {'; '.join(values[:MOST_VALUES])}{more}"]
+        if values:
+            found[name] = values[0]
     return found
 
 
-def component(group: str) -> Callable[[Result], str]:
-    """Tells the option that a run chose in a group, and its settings."""
-
-    def tell(result: Result) -> str:
-        settings = result["config"].get(group)
-        settings = dict(settings) if isinstance(settings, Mapping) else {}
-        name = result.get("choices", {}).get(group) or str(settings.get("_target_", "")).split(".")[-2:][0]
-        path = settings.pop("path", None)
-        told = [f"{key} {_plain(value)}" for key, value in settings.items() if _worth(key, value)]
-        return ", ".join([name if path is None else f"{name} ({path})", *told])
-
-    return tell
-
-
-def _worth(key: str, value: Any) -> bool:
-    return key != "_target_" and value not in (None, False, "", [], {}) and USUAL.get(key) != value
+def _option(group: str, result: ResultDict, but: str = "") -> str:
+    """The option that a run chose in a group, and its settings that are worth a word, without `but`."""
+    settings = result["config"].get(group)
+    settings = dict(settings) if isinstance(settings, Mapping) else {}
+    path = settings.pop("path", None)
+    told = [f"{key} {_plain(value)}" for key, value in settings.items() if key not in ("_target_", but)
+            and value not in (None, False, "", [], {}) and USUAL.get(key) != value]  # fmt: skip
+    name = result["choices"].get(group, "")
+    return ", ".join([name if path is None else f"{name} ({path})", *told])
 
 
 def _plain(value: Any) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    return str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _option(group: str) -> Callable[[Result], str]:
-    return lambda result: component(group)(result).split(",")[0].split(" (")[0]
+def _gamma(result: ResultDict) -> str:
+    gamma = result["gamma"]
+    return f"chosen by the policy, from {result['config'].get('gamma')}" if gamma is None else str(gamma)
 
 
-def _gamma(result: Result) -> str:
-    gamma = result["config"].get("gamma")
-    return str(result["gamma"]) if result["gamma"] is not None else f"chosen by the policy, from {gamma}"
-
-
-def _policy(result: Result) -> str:
-    settings = {k: v for k, v in (result["config"].get("gamma_policy") or {}).items() if k != "gamma"}
-    return component("gamma_policy")({**result, "config": {"gamma_policy": settings}})
-
-
-def _sampling(result: Result) -> str:
+def _sampling(result: ResultDict) -> str:
     config = result["config"]
     told = [f"{config['temperature']:g}"]
     for name, off in (("top_k", 0), ("top_p", 1), ("repetition_penalty", 1)):
@@ -81,14 +61,14 @@ def _sampling(result: Result) -> str:
     return ", ".join(told)
 
 
-def _lenience(result: Result) -> str:
+def _lenience(result: ResultDict) -> str:
     lenience = result["config"]["lenience"]
     return f"{lenience:g}" if lenience != 1 else ""
 
 
-def _decoding(result: Result) -> str:
+def _decoding(result: ResultDict) -> str:
     """Nothing where one text is sampled."""
-    beam = result.get("beam")
+    beam = result["beam"]
     if beam is None:
         return ""
     stops = ", ends when as many have ended" if beam["early_stopping"] else ""
@@ -96,71 +76,71 @@ def _decoding(result: Result) -> str:
             f"{beam['length_penalty']:g}{stops}")  # fmt: skip
 
 
-def _work(result: Result) -> str:
+def _work(result: ResultDict) -> str:
     counts, config = result["counts"], result["config"]
-    told = [f"{counts['prompts']:,}, up to {config['max_new_tokens']:,} tokens each" if "max_new_tokens" in config
-            else f"{counts['prompts']:,}"]  # fmt: skip
+    told = [f"{counts['prompts']:,}"]
+    told += [f"up to {config['max_new_tokens']:,} tokens each"] if "max_new_tokens" in config else []
     told += [f"batch {config['batch_size']}"] if config.get("batch_size", 1) != 1 else []
     told += [f"{counts['failed']} failed"] if counts["failed"] else []
     return ", ".join(told)
 
 
-def _workload(result: Result) -> str:
+def _workload(result: ResultDict) -> str:
     """Nothing where all requests are there from the start."""
-    told = component("workload")(result)
+    told = _option("workload", result)
     return "" if told == "all_at_once" else told
 
 
-def _dtype(result: Result) -> str:
+def _dtype(result: ResultDict) -> str:
     known = result.get("identity", {}).get("device", {}).get("dtype") or result["config"].get("dtype")
     return str(known or "").removeprefix("torch.")
 
 
-def _machine(result: Result) -> str:
+def _machine(result: ResultDict) -> str:
     where = result["provenance"]
     return f"{where['device']}, {where['threads']} thread{'s' * (where['threads'] != 1)}"
 
 
-def _versions(result: Result) -> str:
+def _versions(result: ResultDict) -> str:
     return ", ".join(f"{name} {version}" for name, version in result["provenance"]["versions"].items())
 
 
-def commit(result: Result) -> str:
+def commit(result: ResultDict) -> str:
     """The commit that made a result, and whether its files were changed."""
     where = result["provenance"]
     return (where["git_sha"] or "unknown")[:7] + (" with changes" if where["dirty"] else "")
 
 
-def _started(result: Result) -> str:
+def _started(result: ResultDict) -> str:
     seconds = result["provenance"].get("seconds")
     started = str(result["provenance"]["started"]).replace("T", " ").replace("+00:00", " UTC")
     return started if seconds is None else f"{started}, {seconds:.0f} s"
 
 
-def _repeats(result: Result) -> str:
-    repeats = result.get("repeats")
+def _repeats(result: ResultDict) -> str:
+    repeats = result["repeats"]
     return f"{repeats['processes']} pooled, which differ in: {repeats['vary']}" if repeats else ""
 
 
-def _workers(result: Result) -> str:
-    hosts = [worker["host"] for worker in result.get("workers") or ()]
+def _workers(result: ResultDict) -> str:
+    hosts = [worker["host"] for worker in result["workers"]]
     return f"{len(hosts)} on {', '.join(dict.fromkeys(hosts))}" if hosts else ""
 
 
-FACTS: dict[str, Callable[[Result], str]] = {
-    "target": component("target"),
-    "drafter": component("drafter"),
+FACTS: dict[str, Callable[[ResultDict], str]] = {
+    "target": lambda result: _option("target", result),
+    "drafter": lambda result: _option("drafter", result),
     "gamma": _gamma,
-    "policy": _policy,
-    "verifier": component("verifier"),
+    "policy": lambda result: _option("gamma_policy", result, but="gamma"),
+    "verifier": lambda result: _option("verifier", result),
     "lenience": _lenience,
     "decoding": _decoding,
     "temperature": _sampling,
-    "data": component("data"),
+    "data": lambda result: _option("data", result),
     "requests": _work,
     "workload": _workload,
-    "executor": _option("executor"),
-    "cache": component("cache"),
+    "executor": lambda result: _option("executor", result).split(",")[0].split(" (")[0],
+    "cache": lambda result: _option("cache", result),
     "dtype": _dtype,
     "seed": lambda result: str(result["config"].get("seed", "")),
     "processes": _repeats,
@@ -177,16 +157,14 @@ def commands(runs: Sequence[StoredRun], together: bool) -> list[str]:
     run from Python, its call."""
     if not together:
         call = runs[0].result["provenance"].get("call")
-        return [*([f"import specbench; {call}"] if isinstance(call, str) else []), own_command(runs[0].result)]
-    typed = [(_command(run.result["provenance"].get("argv")), run.result) for run in runs]
-    found = list(dict.fromkeys(command or own_command(result) for command, result in typed))
-    return [command for command in found if command][:MOST_COMMANDS]
+        return [*([f"import specbench; {call}"] if isinstance(call, str) else []), run_command(runs[0].result)]
+    typed = (_command(run.result["provenance"].get("argv")) or run_command(run.result) for run in runs)
+    return [command for command in dict.fromkeys(typed) if command][:MOST_COMMANDS]
 
 
-def own_command(result: Result) -> str:
+def run_command(result: ResultDict) -> str:
     """The command of one run alone, also where it was a job of a sweep or a way of a comparison."""
-    overrides = result.get("overrides")
-    argv = result["provenance"].get("argv")
+    overrides, argv = result.get("overrides"), result["provenance"].get("argv")
     if overrides is None:
         return _command(argv)
     return shlex.join(["python", "-m", "specbench", *_config_dir(argv), *overrides])
@@ -221,7 +199,7 @@ def _module(argv: Any) -> str:
     return "specbench" if path[-1:] == ("specbench",) or path[-2:] == ("specbench", "__main__.py") else ""
 
 
-def configuration(results: Sequence[Result]) -> str:
+def configuration(results: Sequence[ResultDict]) -> str:
     """The resolved configuration as YAML; of several runs what all of them have in common."""
     common = results[0]["config"]
     for result in results[1:]:
@@ -240,7 +218,7 @@ def _shared(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def unlike(results: Sequence[Result]) -> Iterator[str]:
+def unlike(results: Sequence[ResultDict]) -> Iterator[str]:
     """Sentences on differences between runs that no setting made, after which their times cannot be compared."""
     for name, tell in {"machines": _machine, "commits": commit, "versions": _versions, "dtypes": _dtype}.items():
         found = list(dict.fromkeys(map(tell, results)))
@@ -253,11 +231,10 @@ def fastest(runs: Sequence[StoredRun]) -> list[str]:
     apart from. Runs that failed the losslessness test are counted and not ranked."""
     tasks: list[list[StoredRun]] = []
     for run in runs:
-        alike = (group for group in tasks if not _unlike_work([group[0], run]))
-        if group := next(alike, None):
-            group.append(run)
-        else:
-            tasks.append([run])
+        group = next((group for group in tasks if not _unlike_work([group[0], run])), None)
+        if group is None:
+            tasks.append(group := [])
+        group.append(run)
     unlike = ", ".join(_unlike_work(runs))
     ranked = f"Ranked in {len(tasks)} groups, each of the same work on one machine: they differ in {unlike}."
     told = [ranked] if unlike else []
@@ -285,8 +262,7 @@ def _fastest(group: Sequence[StoredRun], several: bool) -> str:
     if word(best.result["lossless"]) == "failed":
         return _capital(f"{where}{none_left(len(group), 'runs')}.")
     error = f" ({interval(speedup['ci95'])})" if speedup["ci95"] else " (too few prompts for an interval)"
-    way = {k: v for k, v in best.keys.items() if k not in (common if len(group) > 1 else task)}
-    name = label({k: v for k, v in way.items() if k.partition(".")[0] not in SAME_WORK}) or label(way) or best.label
+    name = _name(best, common if len(group) > 1 else task)
     where = "" if name == best.label else where  # a name that says it all
     failed, doubt = left_out(len(group) - len(runs)), doubts([run.result for run in group], best.result)
     if len(runs) == 1:
@@ -298,32 +274,16 @@ def _fastest(group: Sequence[StoredRun], several: bool) -> str:
     return _capital(told)
 
 
+def _name(run: StoredRun, common: Mapping[str, str]) -> str:
+    """A run by its keys without those in `common`, and if others are left without those that are no work."""
+    way = {key: value for key, value in run.keys.items() if key not in common}
+    return label({k: v for k, v in way.items() if k.partition(".")[0] not in SAME_WORK}) or label(way) or run.label
+
+
 def _capital(told: str) -> str:
     return f"{told[0].upper()}{told[1:]}"
-
-
-def none_left(runs: int, what: str) -> str:
-    """What is said instead of a ranking if no output is the target's."""
-    return f"use none: the output of {f'all {runs} {what}' if runs > 1 else 'the run'} FAILED the losslessness test"
-
-
-def left_out(failed: int) -> str:
-    """How many runs are not ranked, since their output is not the target's."""
-    return f" ({failed} more FAILED the losslessness test)" if failed else ""
-
-
-def doubts(results: Sequence[Result], best: Result) -> str:
-    """What is to be known of the run that is named first, and of the machine while all of them ran."""
-    unsteady = sum(not (result.get("machine") or {"steady": True})["steady"] for result in results)
-    told = DOUBTS.get(word(best["lossless"]), "")
-    return told + (f"; the machine was not steady in {unsteady} of {len(results)} runs" if unsteady else "")
 
 
 def _overlap(a: Mapping[str, Any], best: Mapping[str, Any]) -> bool:
     """Whether the interval of the best speedup reaches down to the other's; so it does if one has no interval."""
     return not (a["ci95"] and best["ci95"]) or a["ci95"][1] >= best["ci95"][0]
-
-
-def label(keys: Mapping[str, str]) -> str:
-    """Swept keys with their values, in words."""
-    return ", ".join(f"{key.split('.')[-1]} {value}" for key, value in keys.items())

@@ -3,7 +3,7 @@
 import io
 import re
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from matplotlib import pyplot as plt
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 # Colours that stay apart for the colour-blind, on white and on black. No figure tells things apart by them alone:
 # markers, dashes, hatches or labels differ too.
@@ -42,7 +43,32 @@ def style(ink: str) -> Any:
     }  # fmt: skip
 
 
-def save(make: Callable[[], Figure], path: Path) -> str:
+def finish(figure: Figure, axes: Any, x: str = "", y: str = "", *, low: float | None = None,
+           high: float | None = None, whole: bool = False, grid: str = "both",
+           legend: str = "outside upper left", **looks: Any) -> Figure:  # fmt: skip
+    """Names both axes, limits the upright one, and draws a grid and the legend, whose looks are arguments of
+    matplotlib's; `whole`: the other axis counts. Returns the figure."""
+    axes.set_xlabel(x)
+    axes.set_ylabel(y)
+    if low is not None or high is not None:
+        axes.set_ylim(low, high)
+    if whole:
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    if grid:
+        axes.grid(axis=grid)
+    if legend:
+        options: Any = {"loc": legend, **looks}
+        figure.legend(**options)
+    return figure
+
+
+def name_rows(axes: Any, names: Sequence[str]) -> None:
+    """A row of the figure for each name, the first one on top."""
+    axes.set_yticks(range(len(names)), names)
+    axes.set_ylim(len(names) - 0.5, -0.5)
+
+
+def save_figure(make: Callable[[], Figure], path: Path) -> str:
     """Writes path.png and path.svg, and returns an SVG element in the page's own text colour."""
     with plt.rc_context(style(PAGE_INK)):
         figure, stream = make(), io.StringIO()

@@ -8,23 +8,21 @@ import numpy as np
 from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import MaxNLocator
 
-from specbench import theory
 from specbench.errors import visible
+from specbench.results.fields import at
 from specbench.results.reader import StoredRun
-from specbench.results.report.figures import measured_point
-from specbench.results.report.run_description import label
-from specbench.results.report.style import MEASURED, OTHER, THEORY
-from specbench.results.tables import at
+from specbench.results.report.figures import draw_beta, draw_by_gamma
+from specbench.results.report.style import MEASURED, THEORY
+from specbench.results.wording import label
 
 NIGHT = "#111111"  # text on a light cell, in a dark page too; black itself would become the page's text colour
 MOST = 12  # panels of a figure
 COLUMNS = 3
-Groups = Mapping[str, Sequence[StoredRun]]
+RunGroups = Mapping[str, Sequence[StoredRun]]
 
 
-def split(runs: Sequence[StoredRun], but: Sequence[str]) -> dict[str, list[StoredRun]]:
+def group_runs(runs: Sequence[StoredRun], but: Sequence[str]) -> dict[str, list[StoredRun]]:
     """The runs by their settings in all swept keys but these, in words."""
     found: dict[str, list[StoredRun]] = {}
     for run in runs:
@@ -33,7 +31,7 @@ def split(runs: Sequence[StoredRun], but: Sequence[str]) -> dict[str, list[Store
     return found
 
 
-def _grid(groups: Groups, height: float, **shared: Any) -> tuple[Figure, list[tuple[str, Sequence[StoredRun], Any]]]:
+def _grid(groups: RunGroups, height: float, **shared: Any) -> tuple[Figure, list[tuple[str, Sequence[StoredRun], Any]]]:
     """A figure and its panels: title, runs and axes of each."""
     shown = list(groups.items())[:MOST]
     columns = min(COLUMNS, len(shown))
@@ -48,23 +46,13 @@ def _grid(groups: Groups, height: float, **shared: Any) -> tuple[Figure, list[tu
     return figure, found
 
 
-def speedup_by_gamma(groups: Groups) -> Figure:
+def gamma_panels(groups: RunGroups) -> Figure:
     """Speedup by gamma, in each panel: replay and Theorem 3.8 as a line for each run, measured runs as points."""
     figure, panels = _grid(groups, 2.3, sharex=True, sharey=True)
     every = [entry["gamma"] for runs in groups.values() for run in runs for entry in run.result["gamma_sweep"]]
-    gammas = np.arange(max(every, default=8) + 2)
     for _, runs, axes in panels:
         for run in runs:
-            alpha, c = run.result["alpha"]["mean"], run.result["cost"]["c"]
-            if alpha is not None and c is not None:
-                curve = [theory.walltime_improvement(alpha, gamma, c) for gamma in gammas]
-                axes.plot(gammas, curve, "--", color=THEORY, linewidth=1)
-            sweep = run.result["gamma_sweep"]
-            axes.plot([e["gamma"] for e in sweep], [e["speedup"] for e in sweep], color=MEASURED, linewidth=1)
-            measured_point(axes, run, MEASURED, None)
-        axes.axhline(1, color=OTHER, linewidth=1, linestyle=":")
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-        axes.grid()
+            draw_by_gamma(axes, run, np.arange(max(every, default=8) + 2), alone=False)
     panels[0][2].set_ylim(bottom=0)  # of all, once everything is drawn
     figure.supxlabel("gamma, tokens drafted a round", fontsize=10)
     figure.supylabel("speedup over plain decoding", fontsize=10)
@@ -77,19 +65,12 @@ def speedup_by_gamma(groups: Groups) -> Figure:
     return figure
 
 
-def beta_by_position(groups: Groups) -> Figure:
-    """Mean beta of the first, second, ... guess of a round in each panel, with 95 % intervals."""
+def beta_panels(groups: RunGroups) -> Figure:
+    """Mean beta by the place of the guess in its round, in each panel, with a line for each run."""
     figure, panels = _grid(groups, 2.1, sharex=True, sharey=True)
     for _, runs, axes in panels:
         for run in runs:
-            found = [entry for entry in run.result["beta_by_position"] if entry["mean"] is not None]
-            errors = [1.96 * (entry["stderr"] or 0) for entry in found]
-            places = range(1, len(found) + 1)
-            axes.errorbar(places, [e["mean"] for e in found], yerr=errors, color=MEASURED, marker="o", markersize=4,
-                          capsize=2, linewidth=1)  # fmt: skip
-        axes.set_ylim(0, 1.02)
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-        axes.grid(axis="y")
+            draw_beta(axes, run, markersize=4)
     figure.supxlabel("place of the guess in its round", fontsize=10)
     figure.supylabel("mean beta", fontsize=10)
     return figure
@@ -105,7 +86,7 @@ def heat_maps(runs: Sequence[StoredRun], x: str, y: str, value: str, title: str)
     """A number of the results, a path like "speedup/measured", over two swept keys, with a map for each setting of the
     others. A cell of several runs with the same settings has their mean, and says of how many."""
     columns, rows = (list(dict.fromkeys(run.keys.get(key, "-") for run in runs)) for key in (x, y))
-    shown = list(split(runs, (x, y)).items())[:MOST]
+    shown = list(group_runs(runs, (x, y)).items())[:MOST]
     across = min(len(shown), max(1, int(9 / (1.6 + 0.85 * len(columns)))))
     down = -(-len(shown) // across)
     size = (2.2 + (0.5 + 0.85 * len(columns)) * across, 1.0 + (0.8 + 0.45 * len(rows)) * down)

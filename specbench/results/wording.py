@@ -1,0 +1,143 @@
+"""Results in words: verdicts, intervals, numbers, and the accounting of the speedup."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from specbench.results.fields import FACTORS
+
+STYLES = {"passed": "green", "lossy": "yellow"}  # of verdicts; others are red
+DOUBTS = {"lossy": "; not lossless by choice", "untested": "; losslessness is untested",
+          "inconclusive": "; losslessness is inconclusive"}  # fmt: skip
+WORDS = {"passed": "yes", "lossy": "no", "failed": "FAILED"}  # in tables
+
+
+def word(lossless: Mapping[str, Any]) -> str:
+    """The verdict of a result: "passed", "failed", "untested", "inconclusive" or "lossy"."""
+    return str(lossless["verdict"])
+
+
+def verdict_text(lossless: Mapping[str, Any]) -> tuple[str, str]:
+    """(sentence, colour) for the losslessness verdict of a result."""
+    found = word(lossless)
+    told = [lossless["reason"], *_tested(lossless), *_detectable(lossless)]
+    opening = {"lossy": "not lossless by choice", "failed": "FAILED"}.get(found, found)
+    return f"{opening}: {'; '.join(part for part in told if part)}", STYLES.get(found, "bold red")
+
+
+def _tested(lossless: Mapping[str, Any]) -> Iterator[str]:
+    """What the verdict was made from."""
+    detail = lossless["detail"]
+    if lossless["method"] == "beams":
+        yield f"all beams of {detail['equal']} of {detail['requests']} requests are plain beam search's"
+        right = detail["scored_again"] - detail["wrong_scores"]
+        yield f"{right} of {detail['scored_again']} best scores are the stock module's"
+    elif "equal" in detail:
+        yield f"{detail['equal']} of {detail['requests']} outputs equal plain decoding's"
+    if "wrong" in detail:
+        yield f"{detail['tokens'] - detail['wrong']:,} of {detail['tokens']:,} tokens are the stock module's"
+    if detail.get("ties"):
+        yield f"{detail['ties']} differ first at a tie"
+    if "tested" in detail and lossless["statistic"] is not None and word(lossless) != "untested":
+        if lossless["method"] == "martingale":
+            yield f"p-value {lossless['statistic']:.2g} (below {lossless['threshold']:g} fails)"
+        else:
+            yield f"|z| {lossless['statistic']:.2f}, limit {lossless['threshold']:g}"
+    if (tv := lossless["decoder_tv"]) and tv["largest"] is not None:
+        yield f"the decoder's p is within {tv['largest']:.1g} of the stock module's, limit {tv['largest_limit']:.1g}"
+
+
+def _detectable(lossless: Mapping[str, Any]) -> Iterator[str]:
+    """What the run would have found."""
+    found = lossless["detectable"]
+    names = [f"lenience {found['lenience']:.2f}"] if found["lenience"] is not None else []
+    names += [f"a total variation of {found['tv']:.3f}"] if found["tv"] is not None else []
+    if names:
+        yield f"it would have found {' or '.join(names)}"
+
+
+def account(result: Mapping[str, Any]) -> str:
+    """The accounting as a sentence whose numbers multiply to the measured speedup, up to those that are 1.00 and left
+    out."""
+    factors = {name: entry["factor"] for name, entry in result["speedup"]["accounting"].items()}
+    counts, cost = result["counts"], result["cost"]
+    told = {name: words for name, (words, _) in FACTORS.items()}
+    told["verify"] = f"verifying {counts['verified'] / counts['rounds']:.1f} tokens costs {cost['v']:.2f} steps"
+    causes = {name: factor for name, factor in factors.items() if name != "theorem_3_8" and abs(factor - 1) >= 0.005}
+    parts = [f"{told[name]} x{factor:.2f}" for name, factor in causes.items()]
+    opening, end = f"3.8 says {factors['theorem_3_8']:.2f}x", f"{result['speedup']['measured']:.2f}x measured"
+    return f"{'; '.join([opening, *parts])} -> {end}"
+
+
+def unsteady(result: Mapping[str, Any]) -> list[str]:
+    """Why the machine was not the same all through the run; empty if it was, or if that is not known."""
+    reasons: list[str] = result["machine"]["reasons"] if result["machine"] else []
+    return reasons
+
+
+def interval(ci95: Sequence[float] | None, digits: int = 2) -> str:
+    """A 95 % interval in words; "too few prompts" where there are fewer of them, or groups of rows, than it needs."""
+    return "too few prompts" if ci95 is None else f"{ci95[0]:.{digits}f} to {ci95[1]:.{digits}f}"
+
+
+def where(result: Mapping[str, Any]) -> str:
+    """By how many processes a run was decoded, or how many were pooled."""
+    if (count := (result["repeats"] or {"processes": 1})["processes"]) > 1:
+        return f"{count} processes"
+    workers = len(result["workers"])
+    return f"{workers} workers" if workers > 1 else "one process"
+
+
+def speedup_interval(result: Mapping[str, Any]) -> str:
+    """The interval of the measured speedup in words, and of how many processes it is."""
+    ci95, repeats = result["speedup"]["ci95"], result["repeats"]
+    few = "processes or prompts for" if repeats else "prompts, or groups of rows, for"
+    told = f"too few {few} an interval" if ci95 is None else f"95 % interval {interval(ci95)}"
+    if not repeats:
+        return f"{told}; {where(result)}"
+    sd = repeats["sd"]["speedup"]
+    between = "" if sd is None else f"; between processes sd {sd:.1%}"
+    return f"{told}; {repeats['processes']} process{'es' * (repeats['processes'] > 1)}{between}"
+
+
+def duration(seconds: float) -> str:
+    """Seconds, minutes or hours, in words."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+def number(value: float | None, digits: int) -> str:
+    """A number with so many digits after the point; "-" for None."""
+    return "-" if value is None else f"{value:.{digits}f}"
+
+
+def estimate(value: Any) -> str:
+    """A value of a result as text; an estimate with its standard error."""
+    if isinstance(value, dict):
+        error = "" if value.get("stderr") is None else f" ± {value['stderr']:.3f}"
+        return "-" if value.get("mean") is None else f"{value['mean']:.3f}{error}"
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return "-" if value is None else str(value)
+
+
+def none_left(runs: int, what: str) -> str:
+    """What is said instead of a ranking if no output is the target's."""
+    return f"use none: the output of {f'all {runs} {what}' if runs > 1 else 'the run'} FAILED the losslessness test"
+
+
+def left_out(failed: int) -> str:
+    """How many runs are not ranked, since their output is not the target's."""
+    return f" ({failed} more FAILED the losslessness test)" if failed else ""
+
+
+def doubts(results: Sequence[Mapping[str, Any]], best: Mapping[str, Any]) -> str:
+    """What is to be known of the run that is named first, and of the machine while all of them ran."""
+    shaky = sum(bool(unsteady(result)) for result in results)
+    told = DOUBTS.get(word(best["lossless"]), "")
+    return told + (f"; the machine was not steady in {shaky} of {len(results)} runs" if shaky else "")
+
+
+def label(keys: Mapping[str, str]) -> str:
+    """Swept keys with their values, in words."""
+    return ", ".join(f"{key.split('.')[-1]} {value}" for key, value in keys.items())
