@@ -1,4 +1,4 @@
-"""docs/architectures.md, which this module writes when it is run: which causal architectures of transformers run."""
+"""Writes docs/reference/architectures.md when it is run: which causal architectures of transformers run."""
 
 from pathlib import Path
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import transformers
 from architectures import LISTED
 
-PAGE = Path(__file__).parents[1] / "docs" / "architectures.md"
+PAGE = Path(__file__).parents[1] / "docs" / "reference" / "architectures.md"
 RELEASE = f"transformers {transformers.__version__}"
 TEXT = """# Architectures
 

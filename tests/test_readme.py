@@ -8,7 +8,6 @@ import dataclasses
 import re
 import shlex
 import sys
-import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import get_args, get_type_hints
@@ -100,8 +99,8 @@ TABLES = [c for c in COMMANDS if c.module == ".table"]
 
 
 def titled() -> dict[str, str]:
-    """The files that docs/extending.md shows, by path."""
-    shown = ((re.search(r'title="(.*?)"', info), content) for info, content in fenced(DOCS["extending.md"]))
+    """The files that docs/adding_a_part.md shows, by path."""
+    shown = ((re.search(r'title="(.*?)"', info), content) for info, content in fenced(DOCS["adding_a_part.md"]))
     return {title[1]: content for title, content in shown if title}
 
 
@@ -114,7 +113,7 @@ def put(files: dict[str, str], folder: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def here(tmp_path_factory) -> Iterator[Path]:
-    """The folder in which everything is typed: it holds the files of docs/extending.md and some prompts."""
+    """The folder in which everything is typed: it holds the files of docs/adding_a_part.md and some prompts."""
     prompts = '{"question": "1 + 1?", "category": "math_reasoning", "turns": ["1 + 1?"]}\n'
     folder = put(titled() | {"prompts.jsonl": prompts}, tmp_path_factory.mktemp("typed"))
     with pytest.MonkeyPatch.context() as patch:
@@ -163,7 +162,7 @@ def ids(found: Command) -> str:
 @pytest.mark.parametrize("found", COMPOSED, ids=ids)
 def test_every_command_composes(found, here):
     flags, overrides = apart(filled(found.words, here))
-    if found.module == ".train":  # tests/test_train.py runs every method
+    if found.module == ".train":  # tests/contrib/training runs every method
         assert composed(flags, overrides, "train").method._target_.startswith("specbench.contrib.training.")
         return
     for job in jobs_of(flags, overrides):
@@ -267,19 +266,9 @@ def test_every_option_is_on_a_page():
 
 
 def test_every_number_is_on_a_page():
-    for page, names in (
-        ("metrics.md", set(fields_of(RunResult))),
-        ("files.md", {field.name for kind in (Round, PositionStats) for field in dataclasses.fields(kind)}),
-    ):
-        told = set(re.findall(r"\w+", DOCS[page]))
-        assert names - {"numbers", "seconds"} <= told, page
-
-
-def test_every_layer_is_on_a_page():
-    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
-    stated = [layer.replace(" | ", ", ") for layer in contracts[0]["layers"]]
-    table = re.findall(r"^\| (`.*?`) \|", DOCS["house.md"].split("| folder |")[0], re.M)
-    assert [cell.replace("`", "") for cell in table] == stated
+    columns = {field.name for kind in (Round, PositionStats) for field in dataclasses.fields(kind)}
+    told = set(re.findall(r"\w+", DOCS["reference/results.md"]))
+    assert {*fields_of(RunResult), *columns} <= told
 
 
 def fields_of(kind: type) -> Iterator[str]:

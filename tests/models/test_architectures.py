@@ -109,7 +109,7 @@ def check(model: PretrainedModel, temperature: float, rows: int, cache_name: str
 
 
 def outcome(model_type: str) -> tuple[PretrainedModel | None, str]:
-    """A tiny model or, if it is refused, None; and its row in docs/architectures.md."""
+    """A tiny model or, if it is refused, None; and its row in docs/reference/architectures.md."""
     try:
         model = loaded(model_type)
     except ConfigError as error:
