@@ -1,7 +1,8 @@
 """Writes the generated pages of docs/reference/ from the code: `python docs/generate.py`.
 
 - options.md: the options of each group of conf/, with their settings, from the YAML files and the settings classes.
-- results.md: the fields of results.json and the columns of two Parquet files, from the dataclasses and their comments.
+- results.md: the fields of results.json and the columns of tables, from the dataclasses with their comments and from
+  the list of fields.
 - modules.md: the files of each room, with the first sentence of their docstrings.
 - base_classes.md: the base class of each group.
 
@@ -25,6 +26,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 import numpy as np
 import yaml
 
+from specbench.results.fields import FIELDS, REPEATS, SUMMARY
 from specbench.results.schema import RunResult
 from specbench.run_config import GROUPS, RunConfig
 from specbench.settings import describe
@@ -112,7 +114,7 @@ def option(file: Path) -> Option:
         content = own
     target = content.pop("_target_", None)
     kind = class_of(target) if target and target.startswith("specbench.") else None
-    fields = dataclasses.fields(kind.Settings) if kind and dataclasses.is_dataclass(kind.Settings) else ()
+    fields = dataclasses.fields(kind.Settings) if kind else ()
     text = leading(file) or description(kind)
     return Option(file.stem, text, brings, content, comments(file), {f.name: describe(f) for f in fields})
 
@@ -247,6 +249,16 @@ def nested(kind: type) -> list[type]:
     return found
 
 
+def csv_files() -> str:
+    """The columns of the CSV files."""
+    texts = []
+    for file, columns in {"summary.csv": SUMMARY, "repeats.csv": REPEATS}.items():
+        fields = [FIELDS[name] for name in columns]
+        rows = [(f"`{one.name}`", f"`{one.path.replace('/', '.')}`", one.about) for one in fields]
+        texts.append(f"## {file}\n\n{table(('column', 'in results.json', 'meaning'), rows)}")
+    return "\n".join(texts)
+
+
 def results() -> str:
     """results.md."""
     return "\n".join(
@@ -262,6 +274,8 @@ def results() -> str:
             "# Columns of rounds.parquet and positions.parquet\n",
             section(Round),
             section(PositionStats),
+            "# Columns of summary.csv and repeats.csv\n\nBehind the settings in which jobs differ, or the process.\n",
+            csv_files(),
         ]
     )
 
