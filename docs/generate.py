@@ -114,7 +114,7 @@ def option(file: Path) -> Option:
         content = own
     target = content.pop("_target_", None)
     kind = class_of(target) if target and target.startswith("specbench.") else None
-    fields = dataclasses.fields(kind.Settings) if kind else ()
+    fields = dataclasses.fields(kind.Settings) if kind and dataclasses.is_dataclass(kind.Settings) else ()
     text = leading(file) or description(kind)
     return Option(file.stem, text, brings, content, comments(file), {f.name: describe(f) for f in fields})
 
