@@ -17,6 +17,7 @@ from transformers import AutoConfig, AutoModelForSeq2SeqLM
 from specbench.cache.encoder_inputs import EncoderInputs
 from specbench.config.build import notes
 from specbench.config.paths import SHIPPED
+from specbench.contrib.beams.beam import BeamDecoding
 from specbench.contrib.beams.search_state import BeamRules
 from specbench.decoding.autoregressive import decode_autoregressive
 from specbench.decoding.queue import Queue
@@ -297,8 +298,9 @@ def test_a_run_searches_the_beams_of_an_encoder_decoder(pair, tmp_path):
 def test_a_number_of_beams_is_noted_unless_it_is_searched_for():
     target = SimpleNamespace(random_weights=False, quantization=None, unlike_generate=["num_beams=3", "min_length=5"],
                              unchecked="")  # fmt: skip
-    told = [" ".join(notes(target, SimpleNamespace(models=[]), SimpleNamespace(note=None), rules))
-            for rules in (None, BeamRules(4, 8, 1.0, False), BeamRules(3, 6, 1.0, False))]  # fmt: skip
+    searches = (BeamDecoding(BeamRules(width, 2 * width, 1.0, False)) for width in (4, 3))
+    applied = ((), *(search.generate_settings for search in searches))
+    told = [" ".join(notes(target, SimpleNamespace(models=[]), SimpleNamespace(note=None), of)) for of in applied]
     assert ["num_beams=3" in text for text in told] == [True, True, False]
     assert all("min_length=5" in text for text in told)
 

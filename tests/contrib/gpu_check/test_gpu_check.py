@@ -144,12 +144,12 @@ def test_a_profiler_that_sees_nothing_passes_nothing(number, name, seen, cuda, m
 
 def test_a_wrong_kernel_fails(seen, cuda, monkeypatch, tmp_path):
     """Negative control: an attention kernel that misses the last column, and draws of the token after."""
-    attend, race = agreement.kernel_attention.attend, ops.race
+    attend, race = agreement.kernel_attention.attend_op, ops.race
 
     def blind(q, keys, values, table, first, *others):
         return attend(q, keys, values, table, first - 1, *others)
 
-    monkeypatch.setattr(agreement.kernel_attention, "attend", blind)
+    monkeypatch.setattr(agreement.kernel_attention, "attend_op", blind)
     monkeypatch.setattr(ops, "race", lambda weights, bits: race(weights, bits) + 1)
     found = measured(2, tmp_path)
     assert found["attention 1 x 16, relative difference"]["verdict"] == FAILED
@@ -158,8 +158,8 @@ def test_a_wrong_kernel_fails(seen, cuda, monkeypatch, tmp_path):
 
 def test_a_tensor_on_the_host_is_noticed(seen, cuda, monkeypatch, tmp_path):
     """Negative control of the device."""
-    attend, host = agreement.kernel_attention.attend, torch.ones(1, 8, 16, 128, dtype=torch.bfloat16)
-    monkeypatch.setattr(agreement.kernel_attention, "attend", lambda q, k, v, *others: attend(q, host, v, *others))
+    attend, host = agreement.kernel_attention.attend_op, torch.ones(1, 8, 16, 128, dtype=torch.bfloat16)
+    monkeypatch.setattr(agreement.kernel_attention, "attend_op", lambda q, k, v, *others: attend(q, host, v, *others))
     with pytest.raises(MixedDevicesError):
         measured(2, tmp_path)
 
