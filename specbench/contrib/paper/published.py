@@ -213,5 +213,5 @@ CLAIMS: dict[str, Callable[[], list[Claim]]] = {
     "appendix_a2": nothing, "appendix_a4": nothing, "ngram_chapter": nothing, "runner_design": nothing,
 }  # fmt: skip
 ELSEWHERE: dict[str, tuple[str, Callable[[], list[Claim]]]] = {  # by table or figure: who prints them, and the numbers
-    "figure2": (AKUNU_CHAPTER, ngram_chapter),
+    "figure2": (AKUNU_CHAPTER, ngram_chapter)
 }

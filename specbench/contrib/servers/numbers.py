@@ -127,10 +127,7 @@ def _texts(results: Sequence[Result], name: str, tokenizer: Any, stops: Sequence
             place = next((i for i, (a, b) in enumerate(zip(ours, theirs.streamed.text, strict=False)) if a != b), None)
             begin = min(len(ours), len(theirs.streamed.text)) if place is None else place
             first = FirstDifference(
-                result.request.id,
-                begin,
-                ours[begin : begin + AROUND],
-                theirs.streamed.text[begin : begin + AROUND],
+                result.request.id, begin, ours[begin : begin + AROUND], theirs.streamed.text[begin : begin + AROUND]
             )
     return EqualTexts(len(results), equal, first)
 
