@@ -1,8 +1,5 @@
-"""Cores and CUDA devices of this machine that one job has for itself while it runs.
-
-Locks in one folder of the machine say which are taken, so that jobs of any process, user and launcher find one another.
-A lock ends with its process. The state is the process's, as the cores are that it may use.
-"""
+"""Cores and CUDA devices of this machine that one job has for itself while it runs. Locks in one folder of the machine
+say which are taken; a lock ends with its process."""
 
 import contextlib
 import itertools

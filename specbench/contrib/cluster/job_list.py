@@ -1,8 +1,4 @@
-"""The list of a sweep's jobs, in the sweep's folder: what each job is, and which of them are over.
-
-It is written before the first job starts. Every job says there when it is over, so that whichever ends last, or
-`specbench.collect`, can make the summary, in any process and on any machine that sees the folder.
-"""
+"""The list of a sweep's jobs, in the sweep's folder: what each job is, and which of them are over."""
 
 import json
 import os

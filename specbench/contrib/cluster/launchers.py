@@ -148,26 +148,16 @@ def _refuse_slurm(settings: Mapping[str, Any]) -> None:
         raise ConfigError(f"Slurm would refuse a job of hydra.launcher ({asked}): {_reason(said)}{there}")
 
 
-FLAGS = {  # settings that decide whether a job is possible: the option of sbatch
-    "partition": "partition",
-    "qos": "qos",
-    "account": "account",
-    "constraint": "constraint",
-    "gres": "gres",
-    "nodes": "nodes",
-    "cpus_per_task": "cpus-per-task",
-    "gpus_per_node": "gpus-per-node",
-    "gpus_per_task": "gpus-per-task",
-    "mem_gb": "mem",
-    "mem_per_cpu": "mem-per-cpu",
-    "mem_per_gpu": "mem-per-gpu",
-    "timeout_min": "time",
-}
+FLAGS = (  # settings that decide whether a job is possible
+    "partition", "qos", "account", "constraint", "gres", "nodes", "cpus_per_task", "gpus_per_node", "gpus_per_task",
+    "mem_gb", "mem_per_cpu", "mem_per_gpu", "timeout_min",
+)  # fmt: skip
+OPTIONS = {"mem_gb": "mem", "timeout_min": "time"}  # of sbatch, where they have other names
 
 
 def flags(settings: Mapping[str, Any]) -> list[str]:
     """What the settings ask of sbatch."""
-    return [f"--{option}={settings[key]}{'G' * (key == 'mem_gb')}" for key, option in FLAGS.items()
+    return [f"--{OPTIONS.get(key, key.replace('_', '-'))}={settings[key]}{'G' * (key == 'mem_gb')}" for key in FLAGS
             if settings.get(key) is not None]  # fmt: skip
 
 

@@ -12,6 +12,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
 from specbench.config.validate import ValidatedConfig, check
+from specbench.contrib.cluster import cpu_affinity, launchers
 from specbench.contrib.cluster.job_list import SERIAL, JobList, read_list
 from specbench.errors import ConfigError, first_line
 from specbench.results.console import Pace, info
@@ -58,18 +59,12 @@ class ClusterSweep(Sweep):
 
     @property
     def here(self) -> bool:  # type: ignore[override]
-        if self.launcher == SERIAL:
-            return True
-        from specbench.contrib.cluster.launchers import known
-
-        return not known(self.launcher).elsewhere
+        return not launchers.known(self.launcher).elsewhere
 
     def begin(self, config: DictConfig) -> None:
         self.launcher = launcher_of(config.hydra)
         super().begin(config)
-        from specbench.contrib.cluster.launchers import refuse  # in the command's own process alone
-
-        refuse(self.launcher, settings_of_launcher(config.hydra), str(config.device))
+        launchers.refuse(self.launcher, settings_of_launcher(config.hydra), str(config.device))
         self.list = self.planned()
         self.list.write()
 
@@ -91,18 +86,14 @@ class ClusterSweep(Sweep):
         if name == SERIAL:
             yield
             return
-        from specbench.contrib.cluster.cpu_affinity import pin_cores
-        from specbench.contrib.cluster.launchers import cores_of, needs_device
-
         refuse_workers_of_jobs(int(config.workers), name)
-        cores, device = cores_of(name, settings_of_launcher(hydra)), needs_device(name, str(config.device))
-        with pin_cores(name, cores, device, info):
+        cores = launchers.cores_of(name, settings_of_launcher(hydra))
+        device = launchers.needs_device(name, str(config.device))
+        with cpu_affinity.pin_cores(name, cores, device, info):
             yield
 
     def placement(self) -> Placement | None:
-        from specbench.contrib.cluster.cpu_affinity import placement
-
-        return placement()
+        return cpu_affinity.placement()
 
     def planned(self) -> JobList:
         jobs = super().planned()
@@ -157,9 +148,7 @@ class ClusterSweep(Sweep):
         self.list.end(PlannedJob(job.job.num, list(job.overrides.task), folder, identity, strict), failed)
 
     def interrupted(self) -> str:
-        from specbench.contrib.cluster.launchers import go_on
-
-        return super().interrupted() + go_on(self.launcher, self.folder)
+        return super().interrupted() + launchers.go_on(self.launcher, self.folder)
 
     def ended_early(self, error: Exception) -> str | None:
         """A sentence after the launcher, which runs jobs in other processes, has failed."""
