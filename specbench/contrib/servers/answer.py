@@ -1,5 +1,4 @@
-"""An answer of the completions API that comes as events: its text, its tokens and when they came; and what servers say
-of themselves."""
+"""An answer of the completions API that comes as events: its text, its tokens and when they came."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -7,18 +6,6 @@ from typing import Any
 
 from specbench.contrib.servers.endpoint import ServerError
 from specbench.errors import shown
-
-
-@dataclass(frozen=True)
-class ServerFacts:
-    """What a server says of itself."""
-
-    url: str
-    dialect: str
-    version: str | None
-    model: str  # as it names the model that it serves
-    prompts: str  # as "ids" or as "text"
-    keeps_prefixes: bool  # whether it may have read the beginning of a prompt before, and not read it again
 
 
 @dataclass(frozen=True)

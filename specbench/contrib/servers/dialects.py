@@ -138,6 +138,18 @@ class LlamaCpp(Dialect):
         return found
 
 
+def fields_of_engines(sampling: Sampling, stop_tokens: Sequence[int]) -> dict[str, Any]:
+    """The fields that vLLM and SGLang share."""
+    return {
+        "stream_options": {"include_usage": True, "continuous_usage_stats": True},
+        "top_k": sampling.top_k or -1,
+        "min_p": 0.0,
+        "repetition_penalty": 1.0,
+        "stop_token_ids": list(stop_tokens),
+        "ignore_eos": not stop_tokens,
+    }
+
+
 def llama_acceptance(answer: Answer) -> Acceptance:
     """Counts over the rounds of an answer of llama.cpp. Each of its tokens is an event with the counts of guesses so
     far: a round begins where they grow. If an event has several tokens, since a character takes several, rounds can
@@ -165,6 +177,25 @@ def llama_acceptance(answer: Answer) -> Acceptance:
     return Acceptance(rounds, answer.tokens - answer.first, drafted, accepted, tested)
 
 
+class SGLang(Dialect):
+    """SGLang. The mean number of tokens a round that it tells is of all its requests since it was started: of other
+    clients, other temperatures and earlier runs."""
+
+    name = "sglang"
+    takes_ids = True
+    owner, version_at = "sglang", ("/get_server_info", "version")
+
+    @classmethod
+    def version(cls, endpoint: Endpoint, model: Mapping[str, Any]) -> str | None:
+        return super().version(endpoint, model) or text_at(endpoint, "/server_info", "version")
+
+    def fields(self, sampling: Sampling, stop_tokens: Sequence[int]) -> dict[str, Any]:
+        return fields_of_engines(sampling, stop_tokens)
+
+    def close(self, endpoint: Endpoint, answers: Sequence[Answer]) -> list[Acceptance]:
+        return [Acceptance(no_alpha=ONLY_A_MEAN, no_block_efficiency=ONLY_A_MEAN)] * len(answers)
+
+
 class VLLM(Dialect):
     """vLLM, whose counters at /metrics are of all its requests together."""
 
@@ -177,15 +208,7 @@ class VLLM(Dialect):
         self.before: Metrics | str = NOT_TOLD
 
     def fields(self, sampling: Sampling, stop_tokens: Sequence[int]) -> dict[str, Any]:
-        return {
-            "stream_options": {"include_usage": True, "continuous_usage_stats": True},
-            "top_k": sampling.top_k or -1,
-            "min_p": 0.0,
-            "repetition_penalty": 1.0,
-            "stop_token_ids": list(stop_tokens),
-            "ignore_eos": not stop_tokens,
-            "return_token_ids": True,
-        }
+        return fields_of_engines(sampling, stop_tokens) | {"return_token_ids": True}
 
     def own_fields(self) -> dict[str, Any]:
         """A salt, so that no prompt, nor the beginning of one, is found in the cache of prefixes."""
@@ -209,32 +232,6 @@ class VLLM(Dialect):
             if grown.get(NEW_TOKENS) == tokens or time.monotonic() > end:
                 return [vllm_acceptance(grown, answers), *rest]
             time.sleep(0.02)
-
-
-class SGLang(Dialect):
-    """SGLang. The mean number of tokens a round that it tells is of all its requests since it was started: of other
-    clients, other temperatures and earlier runs."""
-
-    name = "sglang"
-    takes_ids = True
-    owner, version_at = "sglang", ("/get_server_info", "version")
-
-    @classmethod
-    def version(cls, endpoint: Endpoint, model: Mapping[str, Any]) -> str | None:
-        return super().version(endpoint, model) or text_at(endpoint, "/server_info", "version")
-
-    def fields(self, sampling: Sampling, stop_tokens: Sequence[int]) -> dict[str, Any]:
-        return {
-            "stream_options": {"include_usage": True, "continuous_usage_stats": True},
-            "top_k": sampling.top_k or -1,
-            "min_p": 0.0,
-            "repetition_penalty": 1.0,
-            "stop_token_ids": list(stop_tokens),
-            "ignore_eos": not stop_tokens,
-        }
-
-    def close(self, endpoint: Endpoint, answers: Sequence[Answer]) -> list[Acceptance]:
-        return [Acceptance(no_alpha=ONLY_A_MEAN, no_block_efficiency=ONLY_A_MEAN)] * len(answers)
 
 
 DIALECTS: dict[str, type[Dialect]] = {kind.name: kind for kind in (VLLM, SGLang, LlamaCpp, Transformers, OpenAI)}

@@ -1,13 +1,16 @@
 """What is known of a server among the peers: its waiting times, its own acceptance, and whether its texts are ours."""
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
+from statistics import harmonic_mean
 from typing import Any
 
 import numpy as np
 
-from specbench.contrib.servers.answer import Acceptance, ServerFacts
+from specbench.contrib.servers.answer import Acceptance
+from specbench.contrib.servers.lookup import Server
 from specbench.peers.base import PeerOutput, Streamed
 from specbench.results.schema_parts import EqualTexts, FirstDifference, ServerNumbers
+from specbench.run.pooled import means
 from specbench.stats.bootstrap import prompt_clusters, ratio
 from specbench.stats.estimates import Estimate, Latency
 from specbench.stats.latency import percentiles, summary_of
@@ -21,14 +24,19 @@ Answers = Sequence[tuple[PeerOutput, Streamed]]
 
 
 def server_numbers(
-    name: str, facts: ServerFacts, results: Sequence[Result], tokenizer: Any, stops: Sequence[str] | None, rows: int
+    name: str, server: Server, results: Sequence[Result], tokenizer: Any, stops: Sequence[str] | None, rows: int
 ) -> ServerNumbers:
     """Of a peer that is a server. `stops` are the run's stop strings, None above temperature 0; `rows` requests were
     sent at once."""
     outputs = [result.peers[name] for result in results]
     answers = [(output, output.streamed) for output in outputs if output.streamed is not None]
     return ServerNumbers(
-        **vars(facts),
+        url=str(server.endpoint),
+        dialect=server.dialect.name,
+        version=server.version,
+        model=server.model,
+        prompts="ids" if server.dialect.takes_ids else "text",
+        keeps_prefixes=server.dialect.keeps_prefixes,
         at_once=rows,
         latency=_latency(answers),
         tokens_per_second=_end_to_end(answers, rows),
@@ -38,13 +46,14 @@ def server_numbers(
     )
 
 
-def server_notes(name: str, facts: ServerFacts) -> list[str]:
+def server_notes(name: str, server: Server) -> list[str]:
     """What a reader of a server's numbers must know."""
     told = [
         f"{name} is another process, maybe on another machine, and what else it serves is not known: "
-        f"{facts.dialect} ({facts.version or 'it does not tell its version'}) at {facts.url} with model {facts.model}"
+        f"{server.dialect.name} ({server.version or 'it does not tell its version'}) at {server.endpoint} with model "
+        f"{server.model}"
     ]
-    if facts.keeps_prefixes:
+    if server.dialect.keeps_prefixes:
         told.append(f"{name} may have kept what it read of equal beginnings of prompts, in this run or before: its "
                     "times to the first token may be too short")  # fmt: skip
     return told
@@ -158,3 +167,41 @@ def _cut(text: str, stops: Sequence[str]) -> str:
     """The text before the first stop string in it."""
     places = [place for stop in stops if (place := text.find(stop)) >= 0]
     return text[: min(places, default=len(text))]
+
+
+def pooled_server(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """`ServerNumbers` of all processes, as they stand in results.json: sums of counts, ratios of sums without standard
+    errors, harmonic means of tokens per second, and means of waiting times."""
+    first = found[0]
+    texts = [own["texts"] for own in found]
+    differing = [text["first_difference"] for text in texts if text["first_difference"] is not None]
+    drafted, accepted = (sum_of_known([own[name] for own in found]) for name in ("drafted", "accepted"))
+    return {
+        **first,
+        **{name: _pooled_ratio([own[name] for own in found]) for name in ("alpha", "block_efficiency")},
+        **{name: _harmonic([own[name] for own in found]) for name in ("tokens_per_second", "own_tokens_per_second")},
+        "latency": means([own["latency"] for own in found]),
+        **{name: next(filter(None, (own[name] for own in found)), "") for name in ("no_alpha", "no_block_efficiency")},
+        "drafted": drafted,
+        "accepted": accepted,
+        "draft_acceptance_rate": accepted / drafted if drafted and accepted is not None else None,
+        "texts": {
+            **texts[0],
+            **{name: sum(text[name] for text in texts) for name in ("compared", "equal")},
+            "first_difference": differing[0] if differing else None,
+        },
+    }
+
+
+def _pooled_ratio(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The ratio of the sums; where a process has none, none."""
+    known = all(own["mean"] is not None and own["n"] for own in found)
+    total = sum(own["n"] for own in found) if known else 0
+    ratio = sum(own["mean"] * own["n"] for own in found) / total if total else None
+    return {"mean": ratio, "stderr": None, "n": total}
+
+
+def _harmonic(values: Sequence[float | None]) -> float | None:
+    """The harmonic mean, if all are known."""
+    known = [value for value in values if value is not None]
+    return harmonic_mean(known) if len(known) == len(values) else None

@@ -12,12 +12,11 @@ from itertools import pairwise
 from typing import Any
 
 from specbench.component import Selections
-from specbench.contrib.servers.answer import Acceptance, Answer, ServerFacts, read_answer
+from specbench.contrib.servers.answer import Acceptance, Answer, read_answer
 from specbench.contrib.servers.dialects import DIALECTS
 from specbench.contrib.servers.endpoint import ServerError, split
 from specbench.contrib.servers.lookup import AUTO, COMPLETIONS, SHORT, Server, find_server
-from specbench.contrib.servers.numbers import server_notes, server_numbers
-from specbench.contrib.servers.pooled import pooled_server
+from specbench.contrib.servers.numbers import pooled_server, server_notes, server_numbers
 from specbench.decoding.state import Job
 from specbench.errors import ConfigError, shown
 from specbench.models.context import Context
@@ -124,24 +123,19 @@ class ServerPeer(Peer):
 
     def __init__(self, server: Server, target: LanguageModel, context: Context):
         self.server, self.target, self.context = server, target, context
-        self.fields = standard_fields(server, target, context)
+        sampling = context.sampling
+        self.fields = {"model": server.model, "temperature": sampling.temperature, "top_p": sampling.top_p,
+                       "stream": True, **({"stop": list(context.stop_strings)} if context.stop_strings else {}),
+                       **server.dialect.fields(sampling, target.stop_tokens)}  # fmt: skip
         self.gone = ""  # why it is not asked any more
         self.warm = False
 
-    @property
-    def facts(self) -> ServerFacts:
-        """What the server says of itself."""
-        server, dialect = self.server, self.server.dialect
-        prompts = "ids" if dialect.takes_ids else "text"
-        known = str(server.endpoint), dialect.name, server.version, server.model
-        return ServerFacts(*known, prompts, dialect.keeps_prefixes)
-
     def numbers(self, name: str, results: Sequence[Result], rows: int) -> ServerNumbers:
         stops = self.context.stop_strings if self.context.sampling.greedy else None
-        return server_numbers(name, self.facts, results, self.target.tokenizer, stops, rows)
+        return server_numbers(name, self.server, results, self.target.tokenizer, stops, rows)
 
     def notes(self, name: str) -> list[str]:
-        return server_notes(name, self.facts)
+        return server_notes(name, self.server)
 
     def decode(self, job: Job) -> PeerOutput:
         return self.decode_all([job])[0]
@@ -216,15 +210,6 @@ class ServerPeer(Peer):
         told = (None, None) if own is None else (answer.tokens - 1, own / 1e3)
         streamed = Streamed(answer.text, arrivals, last, answer.finished, counts, *told)
         return PeerOutput(answer.ids, answer.tokens - answer.first, seconds, answer.first, streamed)
-
-
-def standard_fields(server: Server, target: LanguageModel, context: Context) -> dict[str, Any]:
-    """The fields of all requests to a server."""
-    sampling = context.sampling
-    found = {"model": server.model, "temperature": sampling.temperature, "top_p": sampling.top_p, "stream": True}
-    if context.stop_strings:
-        found["stop"] = list(context.stop_strings)
-    return found | server.dialect.fields(sampling, target.stop_tokens)
 
 
 def in_parallel(

@@ -24,8 +24,7 @@ from specbench.contrib.servers.answer import Answer, Piece
 from specbench.contrib.servers.dialects import LlamaCpp, llama_acceptance, vllm_acceptance
 from specbench.contrib.servers.endpoint import Endpoint, ServerError, split
 from specbench.contrib.servers.lookup import find_server
-from specbench.contrib.servers.numbers import server_numbers
-from specbench.contrib.servers.pooled import pooled_server
+from specbench.contrib.servers.numbers import pooled_server, server_numbers
 from specbench.contrib.servers.server import ServerPeer, ServerPeers, shares_of_time
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.state import Job
@@ -85,7 +84,7 @@ def result_of(output, prompt=PROMPT, ours=None, name="server"):
 
 def numbers(peer, outputs, ours=None, greedy=True, stops=(), rows=1):
     results = [result_of(output, ours=ours) for output in outputs]
-    return server_numbers("server", peer.facts, results, TARGET.tokenizer, stops if greedy else None, rows)
+    return server_numbers("server", peer.server, results, TARGET.tokenizer, stops if greedy else None, rows)
 
 
 TEXT = [*range(10, 23)]  # 13 tokens: the first one, and those of the rounds, 5 + 1 + 3 + 4 of which 12 fit
@@ -106,7 +105,7 @@ def test_each_dialect_gives_tokens_times_and_what_it_counts(dialect):
     with serving(fake) as url:
         peer = peer_at(url)
         outputs = [peer.decode(job(14, prompt)) for _ in range(2)]
-        facts, notes = peer.facts, peer.notes("server")
+        server, notes = peer.server, peer.notes("server")
     for output in outputs:
         assert (output.count, output.decoded, output.first) == (14, 13, 1)
         streamed = output.streamed
@@ -116,7 +115,7 @@ def test_each_dialect_gives_tokens_times_and_what_it_counts(dialect):
         assert len(streamed.arrivals) == (1 + len(ROUNDS) if by_rounds else 14)
         assert (output.tokens == (TEXT * 2)[:14]) == (dialect == "vllm")
     versions = {"vllm": "0.99", "sglang": "0.5", "llama_cpp": "b99-abc"}
-    assert (facts.dialect, facts.version, facts.model) == (dialect, versions.get(dialect), MODEL)
+    assert (server.dialect.name, server.version, server.model) == (dialect, versions.get(dialect), MODEL)
     told = numbers(peer, outputs, ours=(TEXT * 2)[:14])
     assert any("may be too short" in note for note in notes) == (dialect not in ("vllm", "llama_cpp"))
     assert told.texts.equal == told.texts.compared == 2 and told.texts.first_difference is None
