@@ -1,8 +1,7 @@
 """Cache of recurrent and hybrid models: columns for their attention layers, and the state of all other layers.
 
-A state has read a number of tokens and cannot be cut to fewer. So the states from before a draft or a verification are
-kept (`keep`), rollback restores the one that has read as many tokens as are left (`truncate`), and the model reads the
-other tokens again. A forward never writes to a state that is kept: it is given copies. B rows, b of them in a forward.
+A state cannot be cut to fewer tokens: `keep` keeps earlier ones, which `truncate` restores, and a forward is given
+copies. B rows, b of them in a forward.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,12 +23,8 @@ class Kept(NamedTuple):
 
 
 class RecurrentCache(SlotCache):
-    """`columns` holds keys and values of attention layers.
-
-    The model calls `before` and `after` around each forward. Only rows that `reserve` has been told of are changed: the
-    others, which are idle or whose prompt is still being read, keep their state, whatever the forward computes for
-    them.
-    """
+    """`columns` holds keys and values of attention layers. The model calls `before` and `after` around each forward,
+    which changes the state of the rows alone that `reserve` has been told of."""
 
     fixed_shapes = False
 
