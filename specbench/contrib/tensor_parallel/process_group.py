@@ -1,8 +1,5 @@
-"""The processes that share one target (tensor parallelism), each a rank of torch.distributed's.
-
-Every rank runs the same program on the same requests with the same noise; only the target's layers are divided, and
-collectives put their results together. So all ranks draw the same tokens, which is compared once a round.
-"""
+"""The processes that share one target (tensor parallelism), each a rank of torch.distributed's. All ranks run the
+same program with the same noise; the tokens that they draw are compared once a round."""
 
 import functools
 import json
@@ -18,8 +15,10 @@ import torch
 
 from specbench.decoding import processes
 from specbench.decoding.processes import SyncPolicy
+from specbench.decoding.timer import COLLECTIVE, Lap, Laps, decoding_seconds
 from specbench.errors import IncompleteError
 from specbench.run import signals
+from specbench.stats.estimates import Communication
 
 TIMEOUT = timedelta(minutes=10)  # of one collective: a rank that waits longer gives up
 BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
@@ -119,10 +118,22 @@ class ProcessGroup(SyncPolicy):
         if not isinstance(error, MemoryError):
             raise RankError(f"rank {self.rank} of {self.size}: {type(error).__name__}: {error}") from error
 
-    def communication(self, plain: Sequence[Any], ours: Sequence[Any], step: float, calls: int, steps: int) -> Any:
-        from specbench.contrib.tensor_parallel.communication import communication
-
-        return communication(self.size, backend_of(self.device), plain, ours, step, calls, steps)
+    def communication(
+        self, plain: Sequence[Laps], ours: Sequence[Laps], step: float, calls: int, steps: int
+    ) -> Communication:
+        in_all = [sum(laps[lap] for laps in decoder for lap in COLLECTIVE) for decoder in (ours, plain)]
+        seconds = [sum(decoding_seconds(laps) for laps in decoder) for decoder in (ours, plain)]
+        draft, verify, other = (sum(laps[lap] for laps in ours) for lap in COLLECTIVE)
+        return Communication(
+            processes=self.size,
+            backend=backend_of(self.device),
+            share=in_all[0] / seconds[0],
+            plain_share=in_all[1] / seconds[1],
+            step=sum(laps[Lap.VERIFY_COLLECTIVES] for laps in plain) / sum(laps[Lap.VERIFY] for laps in plain),
+            c=draft / steps / step if steps else None,
+            v=verify / calls / step,
+            o=other / calls / step,
+        )
 
     def agrees_with_whole(self, divided: Any, load: Any, key: str) -> bool:
         from specbench.contrib.tensor_parallel.model_check import agrees_with_whole

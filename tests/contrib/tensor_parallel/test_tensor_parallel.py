@@ -28,7 +28,6 @@ from specbench.config.gpu_sizing import devices_needed
 from specbench.config.validate import check
 from specbench.contrib.tensor_parallel import launcher, process_group
 from specbench.contrib.tensor_parallel import model_check as whole
-from specbench.contrib.tensor_parallel.communication import communication
 from specbench.contrib.tensor_parallel.model_check import agrees_with_whole
 from specbench.contrib.tensor_parallel.process_group import ProcessGroup, RankError
 from specbench.contrib.tensor_parallel.rules import divides_unevenly, refuse_indivisible
@@ -203,7 +202,9 @@ def test_the_shares_of_communication_by_hand():
     waits = {Lap.DRAFT_COLLECTIVES: 0.4, Lap.VERIFY_COLLECTIVES: 1.5, Lap.OTHER_COLLECTIVES: 0.1}
     plain = {Lap.DRAFT: 0.0, Lap.VERIFY: 8.0, Lap.ACCEPT: 1.0, Lap.HOST: 1.0}
     plain_waits = {Lap.DRAFT_COLLECTIVES: 0.0, Lap.VERIFY_COLLECTIVES: 4.0, Lap.OTHER_COLLECTIVES: 1.0}
-    found = communication(2, "gloo", [plain | plain_waits], [times | waits], step=0.5, calls=10, drafter_steps=20)
+    found = ProcessGroup("cpu", 0, 2).communication(
+        [plain | plain_waits], [times | waits], step=0.5, calls=10, steps=20
+    )
     assert asdict(found) == pytest.approx(
         dict(processes=2, backend="gloo", share=0.2, plain_share=0.5, step=0.5, c=0.04, v=0.3, o=0.02)
     )
