@@ -36,7 +36,7 @@ def plain_round(search: Search, target: TreeReader, clock: Clock) -> BeamRound:
     running = search.running
     log_p = target.read(running)
     clock.lap(Lap.VERIFY)
-    search.go_on([Node(token, parent) for parent, token in search.step(log_p)])
+    search.running = [Node(token, parent) for parent, token in search.step(log_p)]
     target.keep(search.running)
     clock.lap(Lap.ACCEPT)
     return BeamRound(0, 0, False, 1, len(running))
@@ -97,9 +97,9 @@ def advance(search: Search, nodes: Sequence[Node], log_p: Tensor) -> tuple[int, 
         levels += 1
         found = drafted(chosen)
         if search.over or found is None:
-            search.go_on([Node(token, parent) for parent, token in chosen])
+            search.running = [Node(token, parent) for parent, token in chosen]
             return levels, accepted
-        search.go_on(found)
+        search.running = found
         accepted += 1
 
 

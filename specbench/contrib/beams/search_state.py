@@ -97,7 +97,7 @@ class Search:
 
     def step(self, log_p: Tensor) -> list[Chosen]:
         """Adds a level, by log p [n, V] after each running hypothesis. Returns the continuations that the search goes
-        on with, best first, whose scores are in `scores` already; `go_on` takes their nodes. Empty if it is over."""
+        on with, best first, whose scores are in `scores` already; their nodes become `running`. Empty if it is over."""
         w, penalty = self.rules.width, self.rules.length_penalty
         totals = (log_p + self.scores[:, None]).flatten()
         most = min(max(2, 1 + len(self.stop_tokens)) * w, len(totals))  # w of them at least end at no stop token
@@ -118,10 +118,6 @@ class Search:
         self.scores = best[kept]
         self.over = not chosen or self._is_decided()
         return [] if self.over else chosen
-
-    def go_on(self, nodes: list[Node]) -> None:
-        """The nodes of the continuations that `step` has returned, in the same order, become the running ones."""
-        self.running = nodes
 
     def _is_decided(self) -> bool:
         """Whether no running hypothesis is waited for: w have finished, and the best running one, if it ended here,

@@ -1,8 +1,5 @@
 """Reads the hypotheses of a beam search into one row of a model's cache, as a token tree.
 
-A hypothesis that is given up leaves columns behind that nobody sees. The columns of those that go on are moved
-together when many are unused: no call copies the cache to reorder it.
-
 N new nodes, M entries of the tree, P columns, V vocabulary.
 """
 
