@@ -1,8 +1,4 @@
-"""Models run by OpenVINO's CPU runtime, which lays weights out and fuses operations when a model is loaded.
-
-The stock module is converted once, for every number of rows and columns; the program takes the cache's tensors and the
-masks as inputs, and gives back logits and new keys and values. Cache, trees, rollback and sampling stay where they are.
-"""
+"""Models run by OpenVINO's CPU runtime, which lays weights out and fuses operations when a model is loaded."""
 
 import copy
 import importlib.util

@@ -1,8 +1,5 @@
 """Training losses: how far a drafter's distribution q is from the target's p.
-
-`tv` is the total variation, which is D_LK of Definition 3.2 and 1 - beta (Theorem 3.5): minimising it maximises alpha
-itself (section 6). `kl` is KL(p|q), the usual distillation.
-"""
+`tv` is the total variation, D_LK of Definition 3.2 and 1 - beta (Theorem 3.5); `kl` is KL(p|q)."""
 
 import torch
 from torch import Tensor
