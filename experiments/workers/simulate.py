@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 
 from specbench.contrib.ray.coordinator import Team
+from specbench.contrib.ray.data_shard import Groups, Opened
 from specbench.contrib.ray.merge import Piece
 from specbench.contrib.ray.pool import DiedError
-from specbench.contrib.ray.worker import Groups, Opened, Place
+from specbench.contrib.ray.worker import Place
 from specbench.stats.costs import CostTable
 from specbench.stats.machine_noise import Probes
 
@@ -53,7 +54,7 @@ class Call:
 
 
 class VirtualPool:
-    """As `specbench.contrib.ray.pool.RayPool`."""
+    """As `specbench.contrib.ray.pool.Pool`."""
 
     cores = 1
 

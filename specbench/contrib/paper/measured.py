@@ -88,7 +88,12 @@ def _replay(result: Result) -> str:
 
 
 TEMPERATURE = _number("config/temperature", "g")
-KEYS: Cells = {"target": _model("target"), "drafter": _model("drafter"), "T": TEMPERATURE, "gamma": _gamma}
+KEYS: Cells = {
+    "target": _model("target"),
+    "drafter": _model("drafter"),
+    "T": TEMPERATURE,
+    "gamma": _gamma,
+}
 ALPHA: Cells = {"alpha": _error("alpha")}
 SPEED: Cells = {"c": _number("cost/c", ".3f"), "Theorem 3.8": _number("speedup/theorem_3_8", unit="x"),
                 "corrected": _number("speedup/corrected", unit="x"), "measured": _speed,

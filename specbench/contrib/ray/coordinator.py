@@ -5,16 +5,16 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from specbench.config.devices import named_device
 from specbench.config.validate import ValidatedConfig
+from specbench.contrib.ray.data_shard import Groups, Opened, without_group
 from specbench.contrib.ray.merge import Merger, Piece
-from specbench.contrib.ray.pool import DiedError, RayPool
-from specbench.contrib.ray.worker import Groups, Opened
-from specbench.contrib.ray.worker_handle import WorkerHandle, worker_numbers
+from specbench.contrib.ray.pool import DiedError, Pool
+from specbench.contrib.ray.worker_handle import WorkerHandle
+from specbench.contrib.ray.worker_stats import worker_numbers
 from specbench.errors import ConfigError, IncompleteError
 from specbench.results.fingerprint import UNKNOWN
 from specbench.results.schema import RunResult
@@ -33,7 +33,7 @@ class Team:
     """The workers of a run. Nothing of the run is computed here: one of them measures what all have decoded."""
 
     def __init__(
-        self, checked: ValidatedConfig, pool: RayPool, workers: int, announce: Callable[[str], None] = lambda text: None
+        self, checked: ValidatedConfig, pool: Pool, workers: int, announce: Callable[[str], None] = lambda text: None
     ):
         """Starts them. `workers` is how many there are at a time; `announce` is told what memory they need."""
         self.checked, self.pool, self.wanted, self.announce = checked, pool, workers, announce
@@ -78,8 +78,9 @@ class Team:
             self._until(lambda: len(self.merger.pieces) == self.turns[self.turn].numbers.stop)
 
     def measure(self, status: str, facts: Mapping[str, Any]) -> tuple[RunResult, RunRecord]:
-        """Everything that one worker measures of what was decoded. Raises KeyboardInterrupt after a second signal, and
-        RuntimeError if every prompt failed."""
+        """Everything that is measured of what was decoded; signals wait. After a signal the first worker that ends its
+        group does it, and another signal until then raises KeyboardInterrupt. Raises RuntimeError if every prompt
+        failed."""
         complete = status == "complete"
         self.waiting.clear()
         if not complete:
@@ -88,7 +89,7 @@ class Team:
         record = merger.complete(self.turns[self.turn].numbers.stop) if complete else merger.so_far()
         record.too_long = max((groups.too_long for groups in self.turns.values()), default=0)
         pieces = merger.in_order()
-        self.to_measure = record, [replace(piece, group=None, answers={}) for piece in pieces], status, dict(facts)
+        self.to_measure = record, [without_group(piece) for piece in pieces], status, dict(facts)
         self._until(lambda: self.measured is not None, nullcontext)
         result, record.sums = self.measured
         result.workers = worker_numbers(self.hands, pieces, record)
@@ -204,6 +205,7 @@ class Team:
                 raise ConfigError(f"the worker on {hand.host} has other prompts than the first one: their file must be "
                                   "the same on all machines")  # fmt: skip
             hand.turn = hand.opening
+            hand.begun = hand.begun or time.time()
         elif hand.doing == "measure":
             self.measured = result
         else:

@@ -1,13 +1,17 @@
 """Merges the groups that several workers have decoded: the record is the one that a single process would have made.
 
-A worker reads too much rather than too little; what a single process would not have read is dropped here."""
+Every number of a run is computed from its record, with the groups in their order, so nothing else has to be merged. Two
+things depend on the groups before: how many tokens the verdict may still read again, and along how many betas are read.
+A worker does not know them exactly and reads too much rather than too little; what a single process would not have read
+is dropped here.
+"""
 
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from specbench.stats.costs import CostTable
-from specbench.stats.machine_noise import Probes
+from specbench.stats.machine_noise import Probes, Roofs
 from specbench.stats.position_stats import LIMIT
 from specbench.stats.records import Failure, Group, Result, RunRecord
 
@@ -108,3 +112,27 @@ class Merger:
             record.unread, record.unreadable = piece.unread, record.unreadable or piece.unreadable
             return 0
         return int(result.request.columns + result.reading.tokens)
+
+
+def joined_costs(pieces: Sequence[Piece]) -> CostTable:
+    """What rounds cost, of all pieces."""
+    found = CostTable()
+    for piece in pieces:
+        found.join(piece.costs)
+    return found
+
+
+def probes_by_worker(pieces: Sequence[Piece]) -> dict[int, Probes]:
+    """What was measured of each worker's machine; the pieces in the order in which they ended."""
+    found: dict[int, Probes] = {}
+    for piece in pieces:
+        found.setdefault(piece.worker, Probes()).join(piece.probes)
+    return found
+
+
+def roofs_of(probes: Sequence[Probes]) -> Roofs:
+    """The bandwidth of all machines together: the median of their reads."""
+    every = Probes()
+    for one in probes:
+        every.join(one)
+    return every.roofs

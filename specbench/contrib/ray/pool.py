@@ -1,4 +1,4 @@
-"""Workers as Ray actors."""
+"""Workers as Ray actors. What `Team` needs of them is `Pool`, so that it can be tested without a cluster."""
 
 import logging
 import math
@@ -6,7 +6,7 @@ import os
 import secrets
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from specbench.contrib.cluster.cpu_affinity import usable
 from specbench.contrib.ray.rules import CLUSTER, forwarded_env
@@ -22,11 +22,29 @@ class DiedError(Exception):
     """A worker's process has ended."""
 
 
-class RayPool:
-    """Ray actors, in the cluster that RAY_ADDRESS names or in one that is made for this run. Calls of one worker follow
-    each other."""
+class Pool(Protocol):
+    """Starts workers and calls them. Calls of one worker follow each other."""
 
     cores: int  # of each worker; 0: they have a device
+
+    def start(self, number: int) -> Any:
+        """A worker, which may not be there yet."""
+
+    def call(self, worker: Any, method: str, *arguments: Any) -> Any:
+        """Begins a call of one of `Worker`'s methods."""
+
+    def wait(self, calls: Sequence[Any], seconds: float) -> Sequence[Any]:
+        """Those of the calls that are over, after so many seconds at most."""
+
+    def result(self, call: Any) -> Any:
+        """What a call returned. Raises what it raised, or DiedError."""
+
+    def end(self, worker: Any) -> None:
+        """Ends a worker that does not answer, if it is still there."""
+
+
+class RayPool:
+    """Ray actors, in the cluster that RAY_ADDRESS names or in one that is made for this run."""
 
     def __init__(self, workers: int, device: str, auto: bool = False):
         """`auto` says whether the device is what this machine has. Raises ConfigError if there is no such cluster, if
@@ -68,21 +86,17 @@ class RayPool:
         return each, {"num_cpus": each}
 
     def start(self, number: int) -> Any:
-        """A worker, which may not be there yet."""
         self.started.append(self.actor.remote(number))
         return self.started[-1]
 
     def call(self, worker: Any, method: str, *arguments: Any) -> Any:
-        """Begins a call of one of `Worker`'s methods."""
         return getattr(worker, method).remote(*arguments)
 
     def wait(self, calls: Sequence[Any], seconds: float) -> Sequence[Any]:
-        """Those of the calls that are over, after so many seconds at most."""
         ready: Sequence[Any] = self.ray.wait(list(calls), num_returns=1, timeout=seconds)[0]
         return ready
 
     def result(self, call: Any) -> Any:
-        """What a call returned. Raises what it raised, or DiedError."""
         known = self.ray.exceptions
         try:
             return self.ray.get(call)
@@ -104,7 +118,6 @@ class RayPool:
             raise DiedError(first_line(error)) from error
 
     def end(self, worker: Any) -> None:
-        """Ends a worker that does not answer, if it is still there."""
         self.started.remove(worker)
         try:
             self.ray.kill(worker, no_restart=True)

@@ -123,10 +123,7 @@ class ServerPeer(Peer):
 
     def __init__(self, server: Server, target: LanguageModel, context: Context):
         self.server, self.target, self.context = server, target, context
-        sampling = context.sampling
-        self.fields = {"model": server.model, "temperature": sampling.temperature, "top_p": sampling.top_p,
-                       "stream": True, **({"stop": list(context.stop_strings)} if context.stop_strings else {}),
-                       **server.dialect.fields(sampling, target.stop_tokens)}  # fmt: skip
+        self.fields = standard_fields(server, target, context)
         self.gone = ""  # why it is not asked any more
         self.warm = False
 
@@ -210,6 +207,15 @@ class ServerPeer(Peer):
         told = (None, None) if own is None else (answer.tokens - 1, own / 1e3)
         streamed = Streamed(answer.text, arrivals, last, answer.finished, counts, *told)
         return PeerOutput(answer.ids, answer.tokens - answer.first, seconds, answer.first, streamed)
+
+
+def standard_fields(server: Server, target: LanguageModel, context: Context) -> dict[str, Any]:
+    """The fields of all requests to a server."""
+    sampling = context.sampling
+    found = {"model": server.model, "temperature": sampling.temperature, "top_p": sampling.top_p, "stream": True}
+    if context.stop_strings:
+        found["stop"] = list(context.stop_strings)
+    return found | server.dialect.fields(sampling, target.stop_tokens)
 
 
 def in_parallel(

@@ -33,6 +33,7 @@ from specbench.config.validate import check
 from specbench.contrib.cluster import cpu_affinity as cores
 from specbench.contrib.ray import merge
 from specbench.contrib.ray.coordinator import Team
+from specbench.contrib.ray.data_shard import Shard
 from specbench.contrib.ray.merge import Limits, Merger
 from specbench.contrib.ray.pool import DiedError, RayPool, _connect, answer_nobody, most_each
 from specbench.contrib.ray.worker import Worker
@@ -250,12 +251,11 @@ def test_an_interrupted_run_keeps_what_is_finished(good, tmp_path):
 
 
 def test_a_group_that_is_dropped_or_done_twice_is_noticed(good, tmp_path):
-    worker = Worker(1)
-    known = worker.take(build(checked_for(good, prompts(tmp_path, 3))))
-    groups = worker.open(0, {})
+    shard = Shard(build(checked_for(good, prompts(tmp_path, 3))), 1)
+    groups, known = shard.open(0, {}), shard.opened()
     assert [*groups.numbers] == [0, 1, 2]
     merger = Merger(50_000, known.reads_different, known.columns)
-    first, last = (worker.decode(number, Limits(50_000, 0)) for number in (0, 2))
+    first, last = (shard.decode(number, Limits(50_000, 0)) for number in (0, 2))
     merger.add(last)
     assert not merger.record.groups  # it waits for those before it
     merger.add(first)
@@ -270,10 +270,9 @@ def test_a_group_that_is_dropped_or_done_twice_is_noticed(good, tmp_path):
 def test_what_one_process_would_not_have_read_is_dropped(good, tmp_path):
     """The negative control of the equality: without the merge's limits the verdict would stand on more texts."""
     checked = checked_for(good, prompts(tmp_path, 4), "verdict_tokens=40")
-    worker = Worker(1)
-    worker.take(build(checked))
-    worker.open(0, {})
-    pieces = [worker.decode(number, Limits(40, 0)) for number in range(4)]
+    shard = Shard(build(checked), 1)
+    shard.open(0, {})
+    pieces = [shard.decode(number, Limits(40, 0)) for number in range(4)]
     assert all(piece.group.results[0].reading for piece in pieces)  # each worker thinks that it is the first
     merger = Merger(40, False, {})
     for piece in pieces:
