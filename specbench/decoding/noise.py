@@ -62,8 +62,7 @@ def sibling_bits(bits: Tensor, number: Tensor) -> Tensor:
 
 
 def renew(noise: Tensor, done: Tensor) -> None:
-    """Replaces the bits of rows that are not done, in place, by other bits that follow from them: noise [..., B, T],
-    done [B]."""
+    """Replaces the bits of rows that are not done, in place, by others that follow: noise [..., B, T], done [B]."""
     noise.copy_(torch.where(done[:, None], noise, _mix(noise + 1)))
 
 
@@ -108,8 +107,7 @@ def places_of(levels: Levels, device: torch.device) -> Tensor:
 
 
 def _mix(x: Tensor) -> Tensor:
-    """The finaliser of splitmix64: [...] int64 -> [...]. Every input bit flips every output bit with probability
-    1/2."""
+    """The finaliser of splitmix64, [...] int64 -> [...]: every input bit flips each output bit with probability 1/2."""
     x = (x ^ _logical_shift(x, 30)) * -0x40A7B892E31B1A47
     x = (x ^ _logical_shift(x, 27)) * -0x6B2FB644ECCEEE15
     return x ^ _logical_shift(x, 31)

@@ -100,8 +100,7 @@ class Queue:
                 times.finished = now
 
     def _arrive(self, state: State, clock: Clock) -> None:
-        """Moves requests that have arrived to the waiting list. If there is nothing to decode, sleeps until the next
-        one arrives."""
+        """Moves requests that have arrived to the waiting list; sleeps until the next if there is nothing to decode."""
         assert self.arrivals is not None
         idle = not any(owner >= 0 for owner in state.owners) and not self.waiting
         if idle and self.coming:

@@ -24,8 +24,7 @@ class Decoding(Component):
 
     @classmethod
     def target_tokens(cls, settings: Any, nodes: int, gamma: int) -> int:
-        """The most tokens that a target call reads; `nodes` is the most guesses that the drafter makes in one round of
-        `gamma` levels."""
+        """The most tokens that a target call reads, for drafts of at most `nodes` guesses and `gamma` levels."""
         return nodes + 1
 
     @classmethod

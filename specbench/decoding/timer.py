@@ -119,8 +119,7 @@ class Timer(Clock):
         return time.perf_counter() - self._recorded
 
     def rounds(self) -> list[dict[Lap, float]]:
-        """Seconds by lap, one dict per round; of ranks that share a target, rank 0's. On CUDA it waits for the
-        device."""
+        """Seconds by lap, one dict per round, of rank 0 if several share a target; waits for the device."""
         self._wait()
         return processes.current.broadcast([_laps(marks) for marks in self._rounds])
 

@@ -19,8 +19,7 @@ def upload(values: Sequence[Any], device: torch.device, dtype: torch.dtype | Non
 
 @lru_cache(maxsize=256)
 def counts(values: tuple[int, ...], device: torch.device) -> Tensor:
-    """A number for each row as a tensor [B] on a device, which is kept, since few occur and again and again. Nobody may
-    change it."""
+    """A number for each row as a tensor [B] on a device, kept for later calls, which nobody may change."""
     return upload(values, device)
 
 

@@ -16,16 +16,16 @@ import torch
 from torch import Tensor, nn
 
 from specbench.component import Selections
-from specbench.decoding.executor import Executor, HasCache, Module, Stored, Work
+from specbench.decoding.executor import Executor, HasCache, Module, Stored
 from specbench.executors import autotune
 from specbench.executors.autotune import LIMITS, ROWS, ProductTable, choice, offered, shape_of, shape_of_group
-from specbench.executors.cache_columns import Columns, bucket, refuse_growing_cache
 from specbench.executors.compile_cache import CompileTimes, Programs, decide
 from specbench.executors.compiled_function import Leaf
 from specbench.executors.eager import EagerExecutor
 from specbench.executors.linear_kernels import KINDS, HalfWeight, Plain, Product, scale_of
 from specbench.executors.machine import free_bytes, machine_name
 from specbench.executors.packed_linear import LinearGroup, PackedLinear, linear_groups, packed, replace, stacked
+from specbench.executors.pytree import Columns, bucket, refuse_growing_cache
 from specbench.executors.quantized_kernels import QUANTIZED
 from specbench.settings import BaseSettings, file_hash, setting
 
@@ -106,8 +106,7 @@ class AutoExecutor(Executor):
     def phase(
         self, function: Callable[..., Any], model: HasCache | None = None, usual: bool = True
     ) -> Callable[..., Any]:
-        """A phase is one program if the model fits into the processor's caches, where calls and not weights take the
-        time."""
+        """A phase is one program if the model fits into the processor's caches: there calls take the time."""
         small = model is not None and model.weight_bytes < SMALL_BYTES
         return self.leaf(function, model) if usual and small else function
 
@@ -124,15 +123,14 @@ class AutoExecutor(Executor):
         open_question = self.may_compile and self.decided and not self.fixed_shapes
         return weights * self.programs.times.seconds_per_weight if open_question else None
 
-    def decide(self, work: Work) -> bool:
+    def decide(self, seconds: float, least: float, weights: int) -> bool:
         self.may_compile = False
-        found = decide(work, self.programs.times.seconds_per_weight)
-        self.decision = found.sentence
-        log.info("executor.compile=auto: %s", found.sentence)
-        if found.compile:
+        pays, self.decision = decide(seconds, least, weights * self.programs.times.seconds_per_weight)
+        log.info("executor.compile=auto: %s", self.decision)
+        if pays:
             self.compiles = self.fixed_shapes = True
             self.incomplete, self.leaves, self.programs.found = 0, {}, 0
-        return found.compile
+        return pays
 
     def without_programs(self) -> None:
         self.programs = Programs(None)

@@ -55,8 +55,7 @@ def _fastest(costs: Mapping[str, float]) -> str:
 
 
 def offered(weight: Tensor, kinds: Sequence[type[Product]] = KINDS, exact: bool = True) -> list[type[Product]]:
-    """The products that multiply by exactly this weight [out, in]: in the arithmetic of its dtype or, unless `exact`,
-    in that of bfloat16."""
+    """The products that multiply by exactly this weight [out, in], in its dtype or, unless `exact`, in bfloat16."""
     rounded = () if exact else [kind for kind in kinds if kind.rounds_inputs and kind.offers(weight.bfloat16())]
     return [kind for kind in kinds if kind.offers(weight) or kind in rounded]
 

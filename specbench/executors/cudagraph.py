@@ -30,11 +30,10 @@ from torch import Tensor
 from specbench.component import Selections
 from specbench.decoding.executor import Executor, HasCache, Module
 from specbench.decoding.rows import Rows
-from specbench.executors.cache_columns import bucket, bucket_lengths, refuse_growing_cache
 from specbench.executors.compile_cache import Programs
 from specbench.executors.compiled_function import Leaf
 from specbench.executors.packed_linear import packed
-from specbench.executors.pytree import flatten_arguments, rebuild
+from specbench.executors.pytree import bucket, bucket_lengths, flatten_arguments, rebuild, refuse_growing_cache
 from specbench.settings import BaseSettings, setting
 
 WARM_UP_CALLS = 2  # calls before a capture, in which kernels choose algorithms and constants are made
@@ -161,8 +160,7 @@ class CudaGraphExecutor(Executor):
         return self.stream
 
     def warm_up(self, function: Callable[[], Any]) -> Any:
-        """Runs the function a few times on a side stream, as CUDA requires before a capture. Returns its last
-        results."""
+        """Runs the function on a side stream, as CUDA requires before a capture; returns its last results."""
         stream = self.side_stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
@@ -189,8 +187,7 @@ class CudaGraphExecutor(Executor):
 
 @contextmanager
 def no_garbage_collection() -> Iterator[None]:
-    """Inside this context no cycle is freed. One that owns a graph would end a capture with an error if it were freed
-    meanwhile."""
+    """Inside this context no cycle is freed: one that owns a graph would end a capture with an error."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -245,8 +242,7 @@ class Captured:
         return graph.result
 
     def _capture(self, spec: Any, tensors: list[Tensor], stays: list[bool], alive: list[weakref.ref[Tensor]]) -> Graph:
-        """Runs the function on copies to warm up, and captures it. `stays` says which of the tensors are used in
-        place."""
+        """Runs the function on copies to warm up, and captures it; `stays` says which tensors are used in place."""
         copies = [twin(t) for t in tensors]
         inputs = [t if own else copy for t, copy, own in zip(tensors, copies, stays, strict=True)]
         executor = self.executor

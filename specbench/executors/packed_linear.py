@@ -51,8 +51,7 @@ class PackedLinear(nn.Module):
     unscale: Tensor | None
 
     def __init__(self, by_rows: Sequence[Product], limits: Sequence[float], scale: float, weight: Tensor):
-        """by_rows[i] multiplies by the scaled weight [out, in], which is not kept, for up to limits[i] rows; the last
-        one has no limit."""
+        """by_rows[i] multiplies by the scaled weight [out, in] for up to limits[i] rows; the last has no limit."""
         super().__init__()
         self.by_rows, self.limits = by_rows, limits
         self.products = list(dict.fromkeys(by_rows))  # the different ones
