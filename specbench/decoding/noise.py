@@ -1,9 +1,8 @@
 """Counter-based randomness: a number is a pure function of (seed, prompt, position, stream).
 
 So a prompt's tokens depend neither on the batch it is decoded in nor on the order of rounds, and a decode can be
-replayed. The proposal, the acceptance and the residual draw of a position use three separate streams. Guesses after a
-rejected one are discarded. The bits of their positions are independent of everything that was kept, and are used again,
-unless the verdict or a later gamma may depend on these guesses: then `renew` replaces them after each round of a row.
+replayed. The proposal, the acceptance and the residual draw of a position use three separate streams. The bits behind a
+rejected guess are used again, unless the verdict or a later gamma may depend on them: then `renew` replaces them.
 
 B rows, N nodes, D levels, T columns, V vocabulary.
 """

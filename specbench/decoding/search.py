@@ -10,9 +10,8 @@ from specbench.decoding.state import Job
 
 
 class Decoding(Component):
-    """Says what a request's text is. By default one text is sampled from the standardized distribution (section 2.2;
-    argmax is sampling at temperature 0). A subclass that decodes in another way has `samples` False, and overrides
-    `decode`, `score`, `judge` and `numbers`."""
+    """What a request's text is, by default one sampled from the standardized distribution (section 2.2). A subclass
+    that decodes otherwise has `samples` False, and overrides `decode`, `score`, `judge` and `numbers`."""
 
     samples: ClassVar[bool] = True  # whether Algorithm 1 decodes the run's requests
     generate_settings: tuple[str, ...] = ()  # settings of transformers' generation_config that it applies

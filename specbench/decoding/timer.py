@@ -74,12 +74,9 @@ class Mark(NamedTuple):
 class Timer(Clock):
     """Measures the laps of one round after another, in seconds.
 
-    On CUDA an event is recorded at each lap and read only in `rounds`, so a lap waits for nothing. The host's clock is
-    read beside it: WALL is what a round took by it. Work that is no part of decoding, such as recording and prefill,
-    has to be done before the next lap begins, or the host's time in that lap would hide behind it.
-
-    Rounds that the host launches ahead do not wait for that work. The host then spends its laps without any wait for
-    the device, and a round takes as long as the slower of the two: WALL is the larger of both sums.
+    On CUDA an event is recorded at each lap and read only in `rounds`, so no lap waits. Recording and prefill
+    have to be done before the next lap begins, unless the host launches rounds ahead. WALL is what a round took by the
+    slower of host and device.
     """
 
     def __init__(self, device: torch.device):

@@ -47,9 +47,8 @@ class Arriving:
 
 
 def constant(make: Callable[..., Made]) -> Callable[..., Made]:
-    """A version of `make` that keeps what it returned for each set of hashable arguments; for tensors that never
-    change. It keeps them for good, since captured graphs read them where they are. While a compiler traces it is `make`
-    itself, so that traced code makes its own."""
+    """A version of `make` that keeps for good what it made for each set of hashable arguments, since captured graphs
+    read it where it is; while a compiler traces, `make` itself."""
     return make if torch.compiler.is_compiling() else _kept(make)
 
 

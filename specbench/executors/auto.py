@@ -1,9 +1,7 @@
 """The default executor: the fastest exact product for each linear layer, and compiled programs where they pay.
 
-At the few tokens of a decoding step a linear layer is as fast as its weight can be read, and which product reads it
-fastest depends on the processor, the shape and the number of rows. Programs that an earlier run made for the same
-models and settings are used if all that the run needs are there. If not, they are made where that takes less time than
-it saves of the run.
+Which product reads a weight fastest depends on the processor, the shape and the number of rows. Programs of an earlier
+run are used if all that are needed are there, and made where that takes less time than it saves of the run.
 """
 
 import logging
@@ -239,9 +237,8 @@ class AutoExecutor(Executor):
 class CompiledExecutor(AutoExecutor):
     """Compiles the programs that are not there yet, and always runs them.
 
-    A leaf is traced once with `torch.export` and compiled ahead of its first call, so a call checks no guards and runs
-    no Python of the model. The whole draft of a small drafter is one leaf. Drafts are padded to one width. A second
-    process, and `executor=auto`, take the programs from the disk without tracing or compiling.
+    A leaf is traced with `torch.export` and compiled ahead of its first call, so a call runs no Python of the model. A
+    second process, and `executor=auto`, take the programs from the disk.
     """
 
     compiles = True

@@ -1,4 +1,4 @@
-"""ProductTimes products on the real weights of a model, and chooses one for each shape and number of rows.
+"""Times products on the real weights of a model, and chooses one for each shape and number of rows.
 
 What was measured is kept in a file of the user's cache, so that later runs on this machine choose alike: the last digit
 of alpha depends on it.
@@ -122,7 +122,7 @@ class ProductTable:
 
 
 def time_products(weights: Weights, kinds: Sequence[type[Product]], exact: bool = True) -> dict[str, ProductTimes]:
-    """ProductTimes every kind of product on a model's weights in turn, as a forward would meet them."""
+    """Times every kind of product on a model's weights in turn, as a forward would meet them."""
     found: dict[str, ProductTimes] = {}
     other = torch.ones(int(CACHE_BYTES) // 4)
     sample = [(w * scale_of(w), bias) for w, bias in weights]

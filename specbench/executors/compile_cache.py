@@ -1,7 +1,6 @@
 """Compiled programs on disk, found again by all that they depend on, and whether making them pays within a run.
 
-A program is kept under the identity of the run (its settings, checkpoints, code and machine, but not its prompts) and
-the description of the call. What cannot be described is compiled again in every process.
+A program is kept under the identity of the run (its settings, checkpoints, code and machine) and of the call.
 """
 
 import dataclasses

@@ -4,12 +4,9 @@ A graph is keyed by the constants and shapes of its call (the bucket of cache co
 that it uses in place: those of the state's rows, of the caches, and of what other captured functions returned. All else
 is copied into buffers of its own before each replay. Nothing inside a graph waits for the host.
 
-**Memory.** All graphs share one memory pool, and none leaves anything in it. A capture may use any memory of the pool
-that no tensor holds, so a replay overwrites what graphs captured later have put there, and PyTorch allows a shared pool
-only if graphs are replayed in the order of their capture (docs.pytorch.org, notes/cuda.html, "Graph memory
-management"). Rounds have no such order: the verdict's graph is captured with the first bucket of columns, and replayed
-between the draft and the recorder of every later one. So the last nodes of each graph copy its results into buffers
-outside the pool. The buffers serve a function's graphs of all shapes, and the next graph reads them where they are.
+**Memory.** All graphs share one memory pool, and a replay overwrites what graphs captured later have put there
+(docs.pytorch.org, notes/cuda.html, "Graph memory management"). So the last nodes of each graph copy its results into
+buffers outside the pool, which serve a function's graphs of all shapes, and which the next graph reads.
 
 **Programs.** With `compile`, a graph records a program of TorchInductor wherever a leaf has one.
 

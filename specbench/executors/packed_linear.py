@@ -162,9 +162,8 @@ def replace(group: LinearGroup, product: nn.Module) -> None:
 
 
 def packed(module: Module) -> Module:
-    """A copy of a module in which layers with the same input share one plain product. The weights are those of the
-    module itself, whose layers become views of the stacked ones: nothing is held twice. One product of stacked weights
-    may round otherwise than several. Returns the module if it has no such layers."""
+    """A copy of a module in which layers with the same input share one plain product, whose weights the module's own
+    layers become views of; the module itself if it has no such layers. The results may differ by rounding."""
     several = [group for group in linear_groups(module) if len(group[1]) > 1]
     if not several:
         return module
