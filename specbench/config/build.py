@@ -27,6 +27,7 @@ from specbench.errors import ConfigError, first_line
 from specbench.executors.machine import free_bytes
 from specbench.models.architecture import ModelSize
 from specbench.models.context import Context
+from specbench.models.language_model import LanguageModel
 from specbench.models.pretrained import footprint, load_tokenizer, uses_template
 from specbench.policies.workload.base import Workload
 from specbench.run.batching import MOST, segment_size
@@ -303,7 +304,7 @@ def refuse_long_warm_up(
         )
 
 
-def notes(target: Model, drafter: Drafter, verifier: Verifier, applied: Sequence[str]) -> list[str]:
+def notes(target: LanguageModel, drafter: Drafter, verifier: Verifier, applied: Sequence[str]) -> list[str]:
     """Sentences that a reader of the numbers must know, such as that a model has random weights. `applied` are settings
     of a generation_config that are applied."""
     models = (("target", target), *(("drafter", model) for model in drafter.models))

@@ -37,16 +37,14 @@ class Draft:
 
     @staticmethod
     def chain(tokens: Tensor, probs: Tensor | None, count: Tensor) -> "Draft":
-        """A chain: guesses [B, N] and q [B, N, V] (None: point masses), of which the first count[b] exist in row b.
-        count [B]."""
+        """A chain of guesses [B, N], with q [B, N, V] (None: point masses); the first count[b] exist, count [B]."""
         return Draft(tokens, chain_levels(tokens.shape[1]), None, probs, count)
 
     @staticmethod
     def tree(
         tokens: Tensor, parent: tuple[int, ...], probs: Tensor | None, count: Tensor, repeats: bool = False
     ) -> "Draft":
-        """A tree with the same `parent` of each of the N nodes in every row: tokens [B, N], probs [B, N, V] or None,
-        count [B]."""
+        """A tree with one `parent` of each node for all rows: tokens [B, N], probs [B, N, V] or None, count [B]."""
         levels = levels_of(parent)
         parents = constant(static_parent)(parent, tokens.device)
         return Draft(tokens, levels, None if set(levels) <= {1} else parents, probs, count, repeats)

@@ -86,5 +86,4 @@ class Drafter(Component, ABC):
         return next((width for width in self.widths if width >= longest > 0), longest)
 
     def settle(self, state: State, draft: Draft, verdict: Verdict, scores: Scores, base: Tensor) -> None:
-        """Called after each round, to keep the accepted guesses and forget the others. base [B] is the position of node
-        0 in each row."""
+        """Keeps the accepted guesses and forgets the others; base [B] is the position of node 0 in each row."""

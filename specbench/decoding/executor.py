@@ -23,15 +23,6 @@ class Stored:
     held: int  # bytes, with second copies
 
 
-@dataclass(frozen=True)
-class Work:
-    """What a run has before it, for an executor that decides whether to compile for it."""
-
-    seconds: float  # of all its decoding as it is without programs, that of other decoders left out
-    least: float  # of them, what reading the weights takes: no program saves that
-    weights: int  # of the models, one counted once for each program that reads it
-
-
 class HasCache(Protocol):
     """A model as executors see it: functions of it read its weights, and read and write its cache."""
 
@@ -49,8 +40,7 @@ class HasCache(Protocol):
         """The cache's tensors, in a fixed order and in the backend's own shapes; empty before the first forward."""
 
     def on_cache(self, tensors: Sequence[Tensor]) -> AbstractContextManager[None]:
-        """Inside this context the cache uses these tensors, with the order and shapes of `cache_tensors`, instead of
-        its own; a compiler traces with them."""
+        """Inside this context the cache uses these tensors, as `cache_tensors` has them, instead of its own."""
 
 
 class Executor(Component):
@@ -72,16 +62,15 @@ class Executor(Component):
         return cls()
 
     def load(self, module: Module, exact: bool = True) -> Module:
-        """Returns the module to run in place of a freshly loaded one: the same object or another. Unless `exact`, as
-        for a quantised drafter, its results may differ from the module's by more than the rounding of its dtype."""
+        """Returns the module to run in place of a freshly loaded one; unless `exact`, as for a quantised drafter, its
+        results may differ by more than rounding."""
         return module
 
     def loaded(self) -> Any:
         """What it keeps of the modules that it has loaded so far, for `share`."""
 
     def share(self, loaded: Any) -> None:
-        """Called when this executor runs a module that another one, of the same kind and settings, has loaded; `loaded`
-        is what that one's `loaded` said then."""
+        """Takes over `loaded` of another executor, of the same settings, that has loaded the module."""
 
     def stored(self, module: nn.Module) -> Stored:
         """The weights of a module that `load` returned; bytes are those that this process holds."""
@@ -96,8 +85,7 @@ class Executor(Component):
     def phase(
         self, function: Callable[..., Any], model: HasCache | None = None, usual: bool = True
     ) -> Callable[..., Any]:
-        """As `leaf`, for a function that itself calls leaves. `usual` says whether this call has the shapes of most
-        calls."""
+        """As `leaf`, for a function that calls leaves, `usual` if this call has the shapes of most calls."""
         return function
 
     @contextmanager
@@ -116,7 +104,7 @@ class Executor(Component):
 
     def runs_ahead(self, decoder: str, obstacle: str | None) -> bool:
         """Whether a round of this decoder, "plain" or "speculative", may be launched before the host has read the one
-        before; `obstacle` says why not, if something else than the executor is in the way."""
+        before; `obstacle` says what else is in the way."""
         return False
 
     def columns(self, needed: int, capacity: int | None = None) -> int:
@@ -134,24 +122,22 @@ class Executor(Component):
         """Called after each warm-up, when all usual shapes have been met."""
 
     def compile_seconds(self, weights: int) -> float | None:
-        """About how long it would take to make the programs that a run lacks after its warm-up, with `weights` as in
-        `Work`; None if that is not for `decide` to decide."""
+        """About how long making the missing programs would take, `weights` as in `decide`; None if it has no say."""
         return None
 
-    def decide(self, work: Work) -> bool:
-        """Whether the programs that a run lacks are made for this work; if so, the run is warmed up once more."""
+    def decide(self, seconds: float, least: float, weights: int) -> bool:
+        """Whether the programs that a run lacks are made; if so, it is warmed up once more. Without them its decoding
+        takes so many seconds, `least` of them reading weights; a weight counts once for each program that reads it."""
         return False
 
     def without_programs(self) -> None:
-        """Called before any model is loaded if one of them has a recurrent state, which compiled programs would not
-        keep: from now on none is used or made."""
+        """From now on no program is used or made: called before models with a recurrent state are loaded."""
 
     def telling(self, tell: Callable[[str], None]) -> None:
         """From now on `tell` is called with what is going on while programs are made."""
 
     def doubles(self, weights: int, tied: int, device: torch.device, dtype: torch.dtype) -> int:
-        """Bytes of a model's weights that this executor stores twice, out of `weights` bytes in all and `tied` bytes in
-        an output matrix that is also the embedding."""
+        """Bytes that it stores twice of `weights` bytes, of which `tied` are an output matrix and the embedding."""
         return 0
 
     def bytes(self) -> int:

@@ -99,5 +99,4 @@ class GammaPolicy(Component, ABC):
         of tokens that it kept, recovered or bonus token included; 0 in idle rows."""
 
     def foresee(self, outcomes: Sequence[bool], betas: Any) -> None:
-        """Only in replay: for each position of the next text, whether a guess would be accepted there, and beta
-        [positions]."""
+        """Only in replay: whether a guess would be accepted at each position of the next text, and beta [positions]."""

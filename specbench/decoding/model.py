@@ -9,11 +9,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from specbench.decoding.component import Component
 from specbench.decoding.draft import Draft, Verdict
-from specbench.decoding.encoder_input import Features
 from specbench.decoding.executor import Executor
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.state import Job, State
@@ -31,8 +30,7 @@ class Scores:
     place: Tensor | None = None  # [B, N + 1], each entry's index among the tokens read, if guesses shared places
 
     def hidden_after(self, verdict: Verdict) -> Tensor:
-        """[B, H]: the hidden state from which t was drawn, that of the last accepted guess (of the last committed token
-        if none was accepted)."""
+        """[B, H]: the hidden state from which t was drawn, that of the last accepted guess or committed token."""
         assert self.hidden is not None
         n = verdict.accepted
         entry = n
@@ -54,10 +52,8 @@ class Model(Component, ABC):
     name: str
     tokenizer: Any
     trees: bool = True  # whether it can read token trees
-    chat_template: bool = False  # whether prompts go through the tokenizer's chat template
     random_weights: bool = False
     unchecked: str = ""  # of weights that are divided, why their logits were not compared with those of the whole model
-    quantization: str | None = None  # the kind that its weights were rounded to when it was loaded
     sampling: Sampling
     executor: Executor
     device: torch.device
@@ -68,7 +64,6 @@ class Model(Component, ABC):
     operations_per_token: float  # multiply-adds with weights: what c_hat compares (Definition 3.10)
     cached: list[int]  # by row, the number of leading tokens in the cache
     state_bytes: float = 0  # bytes of one row's recurrent state, if it has one
-    one_by_one: bool = False  # whether every token behind a recurrent state has a forward of its own
 
     @property
     @abstractmethod
@@ -86,27 +81,9 @@ class Model(Component, ABC):
         """Ids of the tokens that end a text."""
 
     @property
-    def expert_layers(self) -> Sequence[nn.Module]:
-        """The layers of experts of a mixture-of-experts model."""
-        return ()
-
-    @property
-    def experts_by_token(self) -> int | None:
-        """How many experts of a layer each token has; None without experts."""
-        return None
-
-    @property
     def start_tokens(self) -> Sequence[int] | None:
         """What the decoder's text begins with, if a prompt is the input of an encoder; else None."""
         return None
-
-    def features(self, source: Any) -> Features | None:
-        """What its encoder reads of a prompt that is no text, `Prompt.sound`; None if it reads tokens."""
-        return None
-
-    def length(self, positions: int) -> str:
-        """The length of a prompt in words, from the number of its tokens or of its encoder's positions."""
-        return f"{positions} tokens"
 
     @property
     def unlike_generate(self) -> Sequence[str]:
@@ -128,14 +105,12 @@ class Model(Component, ABC):
         """Makes an empty cache of at least `columns` positions for each of `rows` rows."""
 
     def reopen(self, rows: int, columns: int) -> None:
-        """As `allocate`, but prompts that the cache still holds need not be read once more (`admit`). By default all
-        are."""
+        """As `allocate`, but prompts that the cache still holds need not be read once more (`admit`)."""
         self.allocate(rows, columns)
 
     @abstractmethod
     def prefill(self, state: State, upto: int | None = None, start: int = 0, chunk: int = READ_CHUNK) -> None:
-        """Reads the committed tokens `start` .. upto - 1 of all rows into the cache, `chunk` of each row per forward.
-        By default all but the last of each row."""
+        """Reads the committed tokens start .. upto - 1 of all rows, without the last one by default, in chunks."""
 
     @abstractmethod
     def read(self, state: State, row: int, begin: int, end: int) -> None:
@@ -147,12 +122,10 @@ class Model(Component, ABC):
 
     @abstractmethod
     def admit(self, row: int, job: Job, columns: int) -> None:
-        """Gives a row of the cache to a request, and sets cached[row] to the number of its tokens that the cache
-        already holds."""
+        """Gives a row of the cache to a request; cached[row] becomes the number of its tokens that are there."""
 
     def encode(self, row: int, job: Job) -> bool:
-        """Has the encoder read the job's input, which the row attends to until it is released. Returns whether there is
-        an encoder."""
+        """Has the encoder read the job's input for the row; returns whether there is an encoder."""
         return False
 
     @abstractmethod

@@ -1,9 +1,8 @@
 """Counter-based randomness: a number is a pure function of (seed, prompt, position, stream).
 
 So a prompt's tokens depend neither on the batch it is decoded in nor on the order of rounds, and a decode can be
-replayed. The proposal, the acceptance and the residual draw of a position use three separate streams. Guesses after a
-rejected one are discarded. The bits of their positions are independent of everything that was kept, and are used again,
-unless the verdict or a later gamma may depend on these guesses: then `renew` replaces them after each round of a row.
+replayed. The proposal, the acceptance and the residual draw of a position use three separate streams. The bits behind a
+rejected guess are used again, unless the verdict or a later gamma may depend on them: then `renew` replaces them.
 
 B rows, N nodes, D levels, T columns, V vocabulary.
 """
@@ -62,8 +61,7 @@ def sibling_bits(bits: Tensor, number: Tensor) -> Tensor:
 
 
 def renew(noise: Tensor, done: Tensor) -> None:
-    """Replaces the bits of rows that are not done, in place, by other bits that follow from them: noise [..., B, T],
-    done [B]."""
+    """Replaces the bits of rows that are not done, in place, by others that follow: noise [..., B, T], done [B]."""
     noise.copy_(torch.where(done[:, None], noise, _mix(noise + 1)))
 
 
@@ -108,8 +106,7 @@ def places_of(levels: Levels, device: torch.device) -> Tensor:
 
 
 def _mix(x: Tensor) -> Tensor:
-    """The finaliser of splitmix64: [...] int64 -> [...]. Every input bit flips every output bit with probability
-    1/2."""
+    """The finaliser of splitmix64, [...] int64 -> [...]: every input bit flips each output bit with probability 1/2."""
     x = (x ^ _logical_shift(x, 30)) * -0x40A7B892E31B1A47
     x = (x ^ _logical_shift(x, 27)) * -0x6B2FB644ECCEEE15
     return x ^ _logical_shift(x, 31)

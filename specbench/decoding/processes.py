@@ -38,8 +38,7 @@ class SyncPolicy:
         them if a signal waits on any."""
 
     def fail_if_distributed(self, error: BaseException) -> None:
-        """Called where an error is one request's, and the run goes on. Raises if there are other ranks, which may not
-        have met it."""
+        """Raises an error that is one request's if there are other ranks, which may not have met it."""
 
     def collectives(self) -> Sequence[Any]:
         """The collectives since the last call of this method, for `seconds_of`."""

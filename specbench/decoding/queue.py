@@ -1,8 +1,7 @@
 """Continuous batching: requests wait in a queue, and a row whose text has ended goes to the next request at once.
 
-Before each round the decoder calls the queue (`feed`). It collects the texts that have ended, admits requests while
-rows and cache columns of every model are free, and reads a chunk of the prompts of admitted requests, so that rows that
-already decode are not held up for long.
+Before each round the decoder calls the queue (`feed`), which collects the texts that have ended, admits requests while
+rows and cache columns are free, and reads a chunk of their prompts.
 """
 
 import time
@@ -43,8 +42,7 @@ class Queue:
     `models` are those with a cache: the target, and the drafter's if it has one. Before each round at most about
     `prefill_chunk` prompt tokens are read. `spare` cache columns beyond a job's limit take the guesses of its last
     round. `arrivals`, in seconds from the first call and in order, says when each job arrives. Without it all jobs are
-    there at once, and the longest go first: a call reads as many columns of every row as of the longest, so rows beside
-    each other should be alike.
+    there at once, and the longest go first, so that rows beside each other are alike.
     """
 
     def __init__(
@@ -100,8 +98,7 @@ class Queue:
                 times.finished = now
 
     def _arrive(self, state: State, clock: Clock) -> None:
-        """Moves requests that have arrived to the waiting list. If there is nothing to decode, sleeps until the next
-        one arrives."""
+        """Moves requests that have arrived to the waiting list; sleeps until the next if there is nothing to decode."""
         assert self.arrivals is not None
         idle = not any(owner >= 0 for owner in state.owners) and not self.waiting
         if idle and self.coming:

@@ -75,8 +75,7 @@ def all_rows(values: Tensor, rows: int) -> Tensor:
 
 
 def seen_tokens(text: Tensor, length: Tensor, vocab_size: int) -> Tensor:
-    """[B, V] bool: the tokens among the first length[b] of each text, which the repetition penalty applies to. text
-    [B, T], length [B]."""
+    """[B, V] bool: the tokens among the first length[b] of each text, for the penalty; text [B, T], length [B]."""
     committed = torch.arange(text.shape[1], device=text.device) < length[:, None]
     counts = torch.zeros(text.shape[0], vocab_size, dtype=torch.long, device=text.device)
     return counts.scatter_add_(1, text, committed.long()) > 0

@@ -10,9 +10,8 @@ from specbench.decoding.state import Job
 
 
 class Decoding(Component):
-    """Says what a request's text is. By default one text is sampled from the standardized distribution (section 2.2;
-    argmax is sampling at temperature 0). A subclass that decodes in another way has `samples` False, and overrides
-    `decode`, `score`, `judge` and `numbers`."""
+    """What a request's text is, by default one sampled from the standardized distribution (section 2.2). A subclass
+    that decodes otherwise has `samples` False, and overrides `decode`, `score`, `judge` and `numbers`."""
 
     samples: ClassVar[bool] = True  # whether Algorithm 1 decodes the run's requests
     generate_settings: tuple[str, ...] = ()  # settings of transformers' generation_config that it applies
@@ -24,8 +23,7 @@ class Decoding(Component):
 
     @classmethod
     def target_tokens(cls, settings: Any, nodes: int, gamma: int) -> int:
-        """The most tokens that a target call reads; `nodes` is the most guesses that the drafter makes in one round of
-        `gamma` levels."""
+        """The most tokens that a target call reads, for drafts of at most `nodes` guesses and `gamma` levels."""
         return nodes + 1
 
     @classmethod

@@ -82,8 +82,7 @@ def propose(drafter: Drafter, state: State, gamma: list[int]) -> Draft:
 def accept_and_append(
     state: State, p: Tensor, draft: Draft, verifier: Verifier, executor: Executor
 ) -> tuple[Verdict, Tensor]:
-    """Judges a draft and commits its tokens: returns the verdict, and the number of tokens that each row kept [B]. p
-    [B, N + 1, V]."""
+    """Judges a draft and commits its tokens; returns the verdict and the tokens kept [B]. p [B, N + 1, V]."""
     if state.stop_strings is not None:  # stop strings are searched on the host, outside the leaf
         verdict = verifier.accept(p, draft, Noise.of(state.rows, draft))
         kept = state.append(verdict, draft)
@@ -121,8 +120,7 @@ def end_round(
 def rollback(
     state: State, draft: Draft, verdict: Verdict, scores: Scores, kept: Tensor, target: Target, drafter: Drafter
 ) -> None:
-    """Both models keep the accepted guesses in their caches and forget the others. kept [B] is the number of tokens
-    that each row kept."""
+    """Both models keep the accepted guesses in their caches and forget the others. kept [B] is tokens of each row."""
     base = state.length - kept
     target.settle(state, draft, verdict, scores, base)
     drafter.settle(state, draft, verdict, scores, base)

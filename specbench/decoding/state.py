@@ -201,8 +201,7 @@ class State:
         return self.stride > 0 and not self.waiting and any(self.active) and whole
 
     def append(self, verdict: Verdict, draft: Draft) -> Tensor:
-        """Commits x_1 .. x_n, t of each row up to the first stop; returns the number of tokens that each row kept,
-        [B]."""
+        """Commits x_1 .. x_n, t of each row up to the first stop; returns the number of tokens kept by row, [B]."""
         cuts = None if self.stop_strings is None else self._find_stop_strings(verdict)
         kept = commit_tokens(self.rows, verdict, cuts)
         self.synchronise(summary_of(self.rows, verdict, draft))

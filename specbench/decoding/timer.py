@@ -74,12 +74,9 @@ class Mark(NamedTuple):
 class Timer(Clock):
     """Measures the laps of one round after another, in seconds.
 
-    On CUDA an event is recorded at each lap and read only in `rounds`, so a lap waits for nothing. The host's clock is
-    read beside it: WALL is what a round took by it. Work that is no part of decoding, such as recording and prefill,
-    has to be done before the next lap begins, or the host's time in that lap would hide behind it.
-
-    Rounds that the host launches ahead do not wait for that work. The host then spends its laps without any wait for
-    the device, and a round takes as long as the slower of the two: WALL is the larger of both sums.
+    On CUDA an event is recorded at each lap and read only in `rounds`, so no lap waits. Recording and prefill
+    have to be done before the next lap begins, unless the host launches rounds ahead. WALL is what a round took by the
+    slower of host and device.
     """
 
     def __init__(self, device: torch.device):
@@ -119,8 +116,7 @@ class Timer(Clock):
         return time.perf_counter() - self._recorded
 
     def rounds(self) -> list[dict[Lap, float]]:
-        """Seconds by lap, one dict per round; of ranks that share a target, rank 0's. On CUDA it waits for the
-        device."""
+        """Seconds by lap, one dict per round, of rank 0 if several share a target; waits for the device."""
         self._wait()
         return processes.current.broadcast([_laps(marks) for marks in self._rounds])
 

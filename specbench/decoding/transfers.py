@@ -19,8 +19,7 @@ def upload(values: Sequence[Any], device: torch.device, dtype: torch.dtype | Non
 
 @lru_cache(maxsize=256)
 def counts(values: tuple[int, ...], device: torch.device) -> Tensor:
-    """A number for each row as a tensor [B] on a device, which is kept, since few occur and again and again. Nobody may
-    change it."""
+    """A number for each row as a tensor [B] on a device, kept for later calls, which nobody may change."""
     return upload(values, device)
 
 
@@ -48,9 +47,8 @@ class Arriving:
 
 
 def constant(make: Callable[..., Made]) -> Callable[..., Made]:
-    """A version of `make` that keeps what it returned for each set of hashable arguments; for tensors that never
-    change. It keeps them for good, since captured graphs read them where they are. While a compiler traces it is `make`
-    itself, so that traced code makes its own."""
+    """A version of `make` that keeps for good what it made for each set of hashable arguments, since captured graphs
+    read it where it is; while a compiler traces, `make` itself."""
     return make if torch.compiler.is_compiling() else _kept(make)
 
 

@@ -33,8 +33,7 @@ class Verifier(Component, ABC):
 
     @classmethod
     def from_settings(cls, settings: Any, sampling: Sampling, lenience: float) -> "Verifier":
-        """Builds the verifier for a target with this sampling. By default the settings are the constructor's
-        arguments."""
+        """Builds the verifier for a target with this sampling; by default from the settings as arguments."""
         return cls(**vars(settings))
 
     @classmethod
@@ -64,8 +63,7 @@ class Verifier(Component, ABC):
 
     @abstractmethod
     def accept(self, p: Tensor, draft: Draft, noise: Noise) -> Verdict:
-        """Judges a draft by the target's p [B, N + 1, V] with this round's noise: the part of Algorithm 1 after M_p has
-        run."""
+        """Judges a draft by p [B, N + 1, V] and the round's noise: the part of Algorithm 1 after M_p has run."""
 
     @abstractmethod
     def beta(self, p: Tensor, draft: Draft, verdict: Verdict) -> Tensor:

@@ -1,9 +1,7 @@
 """The default executor: the fastest exact product for each linear layer, and compiled programs where they pay.
 
-At the few tokens of a decoding step a linear layer is as fast as its weight can be read, and which product reads it
-fastest depends on the processor, the shape and the number of rows. Programs that an earlier run made for the same
-models and settings are used if all that the run needs are there. If not, they are made where that takes less time than
-it saves of the run.
+Which product reads a weight fastest depends on the processor, the shape and the number of rows. Programs of an earlier
+run are used if all that are needed are there, and made where that takes less time than it saves of the run.
 """
 
 import logging
@@ -16,16 +14,16 @@ import torch
 from torch import Tensor, nn
 
 from specbench.component import Selections
-from specbench.decoding.executor import Executor, HasCache, Module, Stored, Work
+from specbench.decoding.executor import Executor, HasCache, Module, Stored
 from specbench.executors import autotune
 from specbench.executors.autotune import LIMITS, ROWS, ProductTable, choice, offered, shape_of, shape_of_group
-from specbench.executors.cache_columns import Columns, bucket, refuse_growing_cache
 from specbench.executors.compile_cache import CompileTimes, Programs, decide
 from specbench.executors.compiled_function import Leaf
 from specbench.executors.eager import EagerExecutor
 from specbench.executors.linear_kernels import KINDS, HalfWeight, Plain, Product, scale_of
 from specbench.executors.machine import free_bytes, machine_name
 from specbench.executors.packed_linear import LinearGroup, PackedLinear, linear_groups, packed, replace, stacked
+from specbench.executors.pytree import Columns, bucket, refuse_growing_cache
 from specbench.executors.quantized_kernels import QUANTIZED
 from specbench.settings import BaseSettings, file_hash, setting
 
@@ -106,8 +104,7 @@ class AutoExecutor(Executor):
     def phase(
         self, function: Callable[..., Any], model: HasCache | None = None, usual: bool = True
     ) -> Callable[..., Any]:
-        """A phase is one program if the model fits into the processor's caches, where calls and not weights take the
-        time."""
+        """A phase is one program if the model fits into the processor's caches: there calls take the time."""
         small = model is not None and model.weight_bytes < SMALL_BYTES
         return self.leaf(function, model) if usual and small else function
 
@@ -124,15 +121,14 @@ class AutoExecutor(Executor):
         open_question = self.may_compile and self.decided and not self.fixed_shapes
         return weights * self.programs.times.seconds_per_weight if open_question else None
 
-    def decide(self, work: Work) -> bool:
+    def decide(self, seconds: float, least: float, weights: int) -> bool:
         self.may_compile = False
-        found = decide(work, self.programs.times.seconds_per_weight)
-        self.decision = found.sentence
-        log.info("executor.compile=auto: %s", found.sentence)
-        if found.compile:
+        pays, self.decision = decide(seconds, least, weights * self.programs.times.seconds_per_weight)
+        log.info("executor.compile=auto: %s", self.decision)
+        if pays:
             self.compiles = self.fixed_shapes = True
             self.incomplete, self.leaves, self.programs.found = 0, {}, 0
-        return found.compile
+        return pays
 
     def without_programs(self) -> None:
         self.programs = Programs(None)
@@ -241,9 +237,8 @@ class AutoExecutor(Executor):
 class CompiledExecutor(AutoExecutor):
     """Compiles the programs that are not there yet, and always runs them.
 
-    A leaf is traced once with `torch.export` and compiled ahead of its first call, so a call checks no guards and runs
-    no Python of the model. The whole draft of a small drafter is one leaf. Drafts are padded to one width. A second
-    process, and `executor=auto`, take the programs from the disk without tracing or compiling.
+    A leaf is traced with `torch.export` and compiled ahead of its first call, so a call runs no Python of the model. A
+    second process, and `executor=auto`, take the programs from the disk.
     """
 
     compiles = True

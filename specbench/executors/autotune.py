@@ -1,4 +1,4 @@
-"""ProductTimes products on the real weights of a model, and chooses one for each shape and number of rows.
+"""Times products on the real weights of a model, and chooses one for each shape and number of rows.
 
 What was measured is kept in a file of the user's cache, so that later runs on this machine choose alike: the last digit
 of alpha depends on it.
@@ -55,8 +55,7 @@ def _fastest(costs: Mapping[str, float]) -> str:
 
 
 def offered(weight: Tensor, kinds: Sequence[type[Product]] = KINDS, exact: bool = True) -> list[type[Product]]:
-    """The products that multiply by exactly this weight [out, in]: in the arithmetic of its dtype or, unless `exact`,
-    in that of bfloat16."""
+    """The products that multiply by exactly this weight [out, in], in its dtype or, unless `exact`, in bfloat16."""
     rounded = () if exact else [kind for kind in kinds if kind.rounds_inputs and kind.offers(weight.bfloat16())]
     return [kind for kind in kinds if kind.offers(weight) or kind in rounded]
 
@@ -123,7 +122,7 @@ class ProductTable:
 
 
 def time_products(weights: Weights, kinds: Sequence[type[Product]], exact: bool = True) -> dict[str, ProductTimes]:
-    """ProductTimes every kind of product on a model's weights in turn, as a forward would meet them."""
+    """Times every kind of product on a model's weights in turn, as a forward would meet them."""
     found: dict[str, ProductTimes] = {}
     other = torch.ones(int(CACHE_BYTES) // 4)
     sample = [(w * scale_of(w), bias) for w, bias in weights]

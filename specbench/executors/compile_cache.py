@@ -1,7 +1,6 @@
 """Compiled programs on disk, found again by all that they depend on, and whether making them pays within a run.
 
-A program is kept under the identity of the run (its settings, checkpoints, code and machine, but not its prompts) and
-the description of the call. What cannot be described is compiled again in every process.
+A program is kept under the identity of the run (its settings, checkpoints, code and machine) and of the call.
 """
 
 import dataclasses
@@ -24,7 +23,6 @@ from torch import Tensor
 from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 from torch._inductor.standalone_compile import CompiledArtifact
 
-from specbench.decoding.executor import Work
 from specbench.errors import first_line
 from specbench.executors.machine import cache_dir, cache_file, read_json, write_json
 
@@ -40,20 +38,13 @@ class NotDescribedError(Exception):
     """A value that has no description which another process would find again."""
 
 
-@dataclass(frozen=True)
-class Decision:
-    """Whether to compile, and why."""
-
-    compile: bool
-    sentence: str
-
-
-def decide(work: Work, seconds_per_weight: float) -> Decision:
-    """Compiles if that takes less time than it saves of the run's decoding."""
-    saved, taken = SAVED * max(0.0, work.seconds - work.least), work.weights * seconds_per_weight
+def decide(seconds: float, least: float, taken: float) -> tuple[bool, str]:
+    """Whether to compile, and why: if the seconds that it takes are fewer than it saves of a run's decoding, of which
+    reading the weights takes `least` seconds."""
+    saved = SAVED * max(0.0, seconds - least)
     if saved > taken:
-        return Decision(True, f"compiles for about {taken:.0f} s: it saves about {saved:.0f} s of {work.seconds:.0f}")
-    return Decision(False, f"compiling would take about {taken:.0f} s and save {saved:.0f} s of {work.seconds:.0f}")
+        return True, f"compiles for about {taken:.0f} s: it saves about {saved:.0f} s of {seconds:.0f}"
+    return False, f"compiling would take about {taken:.0f} s and save {saved:.0f} s of {seconds:.0f}"
 
 
 class CompileTimes:

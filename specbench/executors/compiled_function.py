@@ -12,9 +12,8 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.nn.utils.stateless import _reparametrize_module
 
 from specbench.decoding.executor import HasCache
-from specbench.executors.cache_columns import Columns
 from specbench.executors.compile_cache import CompiledProgram, Programs, program_name
-from specbench.executors.pytree import flatten_arguments, rebuild
+from specbench.executors.pytree import Columns, flatten_arguments, rebuild
 
 # Shapes are checked when a program is found.
 UNCHECKED = {"size_asserts": False, "alignment_asserts": False, "scalar_asserts": False}
@@ -27,8 +26,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 
 class Leaf:
-    """Runs the program for a call's shapes and constants if there is one. If not, it is found on the disk or, with
-    `compiles`, made."""
+    """Runs the program for a call's shapes and constants, found on the disk or, with `compiles`, made."""
 
     def __init__(self, function: Callable[..., Any], model: HasCache | None, programs: Programs, compiles: bool):
         self.function, self.model, self.kept, self.compiles = function, model, programs, compiles

@@ -4,12 +4,9 @@ A graph is keyed by the constants and shapes of its call (the bucket of cache co
 that it uses in place: those of the state's rows, of the caches, and of what other captured functions returned. All else
 is copied into buffers of its own before each replay. Nothing inside a graph waits for the host.
 
-**Memory.** All graphs share one memory pool, and none leaves anything in it. A capture may use any memory of the pool
-that no tensor holds, so a replay overwrites what graphs captured later have put there, and PyTorch allows a shared pool
-only if graphs are replayed in the order of their capture (docs.pytorch.org, notes/cuda.html, "Graph memory
-management"). Rounds have no such order: the verdict's graph is captured with the first bucket of columns, and replayed
-between the draft and the recorder of every later one. So the last nodes of each graph copy its results into buffers
-outside the pool. The buffers serve a function's graphs of all shapes, and the next graph reads them where they are.
+**Memory.** All graphs share one memory pool, and a replay overwrites what graphs captured later have put there
+(docs.pytorch.org, notes/cuda.html, "Graph memory management"). So the last nodes of each graph copy its results into
+buffers outside the pool, which serve a function's graphs of all shapes, and which the next graph reads.
 
 **Programs.** With `compile`, a graph records a program of TorchInductor wherever a leaf has one.
 
@@ -30,11 +27,10 @@ from torch import Tensor
 from specbench.component import Selections
 from specbench.decoding.executor import Executor, HasCache, Module
 from specbench.decoding.rows import Rows
-from specbench.executors.cache_columns import bucket, bucket_lengths, refuse_growing_cache
 from specbench.executors.compile_cache import Programs
 from specbench.executors.compiled_function import Leaf
 from specbench.executors.packed_linear import packed
-from specbench.executors.pytree import flatten_arguments, rebuild
+from specbench.executors.pytree import bucket, bucket_lengths, flatten_arguments, rebuild, refuse_growing_cache
 from specbench.settings import BaseSettings, setting
 
 WARM_UP_CALLS = 2  # calls before a capture, in which kernels choose algorithms and constants are made
@@ -161,8 +157,7 @@ class CudaGraphExecutor(Executor):
         return self.stream
 
     def warm_up(self, function: Callable[[], Any]) -> Any:
-        """Runs the function a few times on a side stream, as CUDA requires before a capture. Returns its last
-        results."""
+        """Runs the function on a side stream, as CUDA requires before a capture; returns its last results."""
         stream = self.side_stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
@@ -189,8 +184,7 @@ class CudaGraphExecutor(Executor):
 
 @contextmanager
 def no_garbage_collection() -> Iterator[None]:
-    """Inside this context no cycle is freed. One that owns a graph would end a capture with an error if it were freed
-    meanwhile."""
+    """Inside this context no cycle is freed: one that owns a graph would end a capture with an error."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -245,8 +239,7 @@ class Captured:
         return graph.result
 
     def _capture(self, spec: Any, tensors: list[Tensor], stays: list[bool], alive: list[weakref.ref[Tensor]]) -> Graph:
-        """Runs the function on copies to warm up, and captures it. `stays` says which of the tensors are used in
-        place."""
+        """Runs the function on copies to warm up, and captures it; `stays` says which tensors are used in place."""
         copies = [twin(t) for t in tensors]
         inputs = [t if own else copy for t, copy, own in zip(tensors, copies, stays, strict=True)]
         executor = self.executor

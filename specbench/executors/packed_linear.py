@@ -51,8 +51,7 @@ class PackedLinear(nn.Module):
     unscale: Tensor | None
 
     def __init__(self, by_rows: Sequence[Product], limits: Sequence[float], scale: float, weight: Tensor):
-        """by_rows[i] multiplies by the scaled weight [out, in], which is not kept, for up to limits[i] rows; the last
-        one has no limit."""
+        """by_rows[i] multiplies by the scaled weight [out, in] for up to limits[i] rows; the last has no limit."""
         super().__init__()
         self.by_rows, self.limits = by_rows, limits
         self.products = list(dict.fromkeys(by_rows))  # the different ones
@@ -163,9 +162,8 @@ def replace(group: LinearGroup, product: nn.Module) -> None:
 
 
 def packed(module: Module) -> Module:
-    """A copy of a module in which layers with the same input share one plain product. The weights are those of the
-    module itself, whose layers become views of the stacked ones: nothing is held twice. One product of stacked weights
-    may round otherwise than several. Returns the module if it has no such layers."""
+    """A copy of a module in which layers with the same input share one plain product, whose weights the module's own
+    layers become views of; the module itself if it has no such layers. The results may differ by rounding."""
     several = [group for group in linear_groups(module) if len(group[1]) > 1]
     if not several:
         return module

@@ -1,12 +1,24 @@
-"""Flattens arguments to a list of tensors and a hashable description, for traced and captured functions."""
+"""Arguments of traced and captured functions: as tensors and a hashable description, with few numbers of columns."""
 
 import dataclasses
+import functools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from specbench.executors.cache_columns import Columns
+from specbench.component import Selections
+
+SMALLEST_BUCKET = 128  # cache columns
+
+
+class Columns(int):
+    """A number of cache columns. Functions are traced for any such number: it becomes the length of a tensor."""
+
+    def tensor(self) -> Tensor:
+        """A tensor of this length, whose values nobody reads."""
+        return torch.empty(self, dtype=torch.uint8)
 
 
 class TENSOR:
@@ -15,11 +27,6 @@ class TENSOR:
 
 class COLUMNS:
     """Stands for a number of columns in a description."""
-
-
-# By type of a value, what its description begins with: TENSOR, COLUMNS, the type of a tuple or dataclass, or None for
-# a constant. Kept, since every call of a program flattens its arguments.
-_kinds: dict[type, type | None] = {}
 
 
 def flatten_arguments(value: Any) -> tuple[Any, list[Any]]:
@@ -35,8 +42,8 @@ def rebuild(spec: Any, tensors: Sequence[Tensor]) -> Any:
 
 
 def _describe(value: Any, tensors: list[Any]) -> Any:
-    own = type(value)
-    kind = _kinds[own] if own in _kinds else _kind_of(own)
+    own: Any = type(value)
+    kind = _kind_of(own)
     if kind is None:
         return (None, value)
     if kind is TENSOR or kind is COLUMNS:
@@ -46,16 +53,14 @@ def _describe(value: Any, tensors: list[Any]) -> Any:
     return (kind, tuple([_describe(entry, tensors) for entry in entries]))
 
 
+@functools.cache
 def _kind_of(own: type) -> type | None:
-    kind: type | None = None
+    """What the description of a value of this type begins with; None for a constant."""
     if issubclass(own, Tensor):
-        kind = TENSOR
-    elif issubclass(own, Columns):
-        kind = COLUMNS
-    elif own is tuple or dataclasses.is_dataclass(own):
-        kind = own
-    _kinds[own] = kind
-    return kind
+        return TENSOR
+    if issubclass(own, Columns):
+        return COLUMNS
+    return own if own is tuple or dataclasses.is_dataclass(own) else None
 
 
 def _rebuild(spec: Any, tensors: Iterator[Tensor]) -> Any:
@@ -68,3 +73,23 @@ def _rebuild(spec: Any, tensors: Iterator[Tensor]) -> Any:
         return content
     entries = [_rebuild(entry, tensors) for entry in content]
     return tuple(entries) if kind is tuple else kind(*entries)
+
+
+def bucket(needed: int, capacity: int | None = None) -> int:
+    """The next power of two from `needed` on, at least the smallest bucket and at most `capacity`."""
+    size = max(SMALLEST_BUCKET, 1 << (needed - 1).bit_length())
+    return size if capacity is None else min(size, capacity)
+
+
+def bucket_lengths(columns: int) -> list[int]:
+    """One text length, in tokens, in every bucket up to `columns`."""
+    sizes = [SMALLEST_BUCKET]
+    while sizes[-1] < columns:
+        sizes.append(2 * sizes[-1])
+    return [2, *(size // 2 + 1 for size in sizes[1:])]
+
+
+def refuse_growing_cache(run: Selections) -> str | None:
+    """`Component.refuses` of executors with fixed shapes: they need a cache with fixed shapes."""
+    cache = run["cache"]
+    return None if cache.kind.fixed_shapes else f"with cache={cache.name}: use cache=static or cache=paged"

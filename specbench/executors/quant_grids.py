@@ -1,9 +1,7 @@
 """Grids of quantised weights: each value is a small integer times the scale of its row or group.
 
-The scales have so few digits that every value of a grid is exact in float32 and bfloat16 (and in float16, of rows
-above its smallest numbers): the quantised model is the same in each, and any product in floating point may multiply
-by it. A weight on a grid shows that by its values, also after a multiplication by a power of two or stacked with
-others, so integers and scales need not travel with it.
+The scales have so few digits that every value of a grid is exact in float32 and bfloat16, so the quantised model is the
+same in each. A weight on a grid shows that by its values: integers and scales need not travel with it.
 """
 
 from dataclasses import dataclass

@@ -35,6 +35,8 @@ from specbench.models.vocabulary import VocabMap
 class CachedModel(Target):
     """A model of transformers, its tokenizer, its sampling, and a cache with rows that requests enter and leave."""
 
+    quantization: str | None = None  # the kind that its weights were rounded to when it was loaded
+
     def __init__(
         self,
         module: PreTrainedModel,
@@ -148,10 +150,12 @@ class CachedModel(Target):
         return 0 if self.encoder is None else self.encoder.forced
 
     def features(self, source: Any) -> Features | None:
+        """What its encoder reads of a prompt that is no text, `Prompt.sound`; None if it reads tokens."""
         return None if self.encoder is None else self.encoder.features(source)
 
     def length(self, positions: int) -> str:
-        return super().length(positions) if self.encoder is None else self.encoder.length(positions)
+        """The length of a prompt in words, from the number of its tokens or of its encoder's positions."""
+        return f"{positions} tokens" if self.encoder is None else self.encoder.length(positions)
 
     def suppress(self, logits: Tensor, positions: Tensor) -> Tensor:
         """Logits or log p [..., N, V] after tokens at positions [..., N], without what generate() never draws there."""
@@ -167,10 +171,12 @@ class CachedModel(Target):
 
     @property
     def expert_layers(self) -> Sequence[nn.Module]:
+        """The layers of experts of a mixture-of-experts model; none of others."""
         return expert_layers(self.module)
 
     @property
     def experts_by_token(self) -> int | None:
+        """How many experts of a layer each token has; None without experts."""
         return chosen_by_token(self.config)
 
     @cached_property

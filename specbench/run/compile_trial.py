@@ -1,6 +1,5 @@
 """Whether a run pays for compiling its programs: a short decode of both ways predicts how long all of it takes."""
 
-from specbench.decoding.executor import Work
 from specbench.policies.gamma.fixed import WatchedGamma
 from specbench.run.bandwidth import BandwidthProbe
 from specbench.run.batching import Batch
@@ -34,7 +33,7 @@ def pays_to_compile(session: Session, wanted: Batch, requests: int, warm_up_seco
         for _ in range(PROBES):
             bandwidth()
         seconds, least = predicted(parts, gamma, plain, drafted, requests, bandwidth.roofs.read)
-        return executor.decide(Work(seconds, least, weights))
+        return executor.decide(seconds, least, weights)
     return False
 
 

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from specbench.decoding.model import Model
 from specbench.stats.estimates import Experts, WokenExperts
 from specbench.stats.records import Group
 from specbench.theory import distinct_experts
@@ -56,9 +55,9 @@ class ExpertCounter:
             self.chosen.append(chosen[0].flatten(0, -2))
 
 
-def woken_experts(target: Model, groups: Sequence[Group]) -> Experts | None:
-    """What calls of plain decoding and the target calls of rounds woke; None if nothing was heard, or a round
-    has several target calls, because a recurrent state is moved on token by token."""
+def woken_experts(target: Any, groups: Sequence[Group]) -> Experts | None:
+    """What calls of plain decoding by `target`, a `LanguageModel`, and the target calls of rounds woke; None if nothing
+    was heard, or a round has several target calls, because a recurrent state is moved on token by token."""
     layers, chosen = target.expert_layers, target.experts_by_token
     ways = [_together([getattr(g, way).woken for g in groups]) for way in ("baseline", "speculative")]
     if chosen is None or target.one_by_one or not all(ways):

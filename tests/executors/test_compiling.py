@@ -7,7 +7,6 @@ import pytest
 from small_runs import parts_of
 
 import specbench.executors.compile_cache
-from specbench.decoding.executor import Work
 from specbench.executors.auto import AutoExecutor
 from specbench.executors.compile_cache import SAVED, SECONDS, CompileTimes, Programs, decide
 from specbench.run.compile_trial import predicted, weights_of_programs
@@ -17,10 +16,10 @@ from specbench.run.run import run, run_in_turn
 
 def test_compiling_pays_where_it_takes_less_than_it_saves():
     saved = SAVED * (500 - 100)
-    assert decide(Work(500, 100, 100), saved / 101).compile
-    assert not decide(Work(500, 100, 100), saved / 99).compile
-    assert not decide(Work(500, 500, 1), 1e-9).compile  # nothing but the reading of weights is left
-    told = decide(Work(500, 100, 100), 1.0).sentence
+    assert decide(500, 100, 100 * saved / 101)[0]
+    assert not decide(500, 100, 100 * saved / 99)[0]
+    assert not decide(500, 500, 1e-9)[0]  # nothing but the reading of weights is left
+    told = decide(500, 100, 100)[1]
     assert "100 s" in told and f"{saved:.0f} s" in told and "500" in told
 
 
@@ -56,7 +55,7 @@ def test_only_auto_decides_and_only_once_and_after_its_warm_up(compile, asked, t
     executor.ready()
     assert executor.compile_seconds(10) == (10 * SECONDS if asked else None)
     if asked:
-        assert not executor.decide(Work(1, 0, 10)) and executor.compile_seconds(10) is None
+        assert not executor.decide(1, 0, 10) and executor.compile_seconds(10) is None
         assert not executor.compiles and "save 1 s of 1" in executor.facts()["programs"]["decision"]
 
 

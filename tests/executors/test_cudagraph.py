@@ -15,8 +15,8 @@ from specbench.decoding import verify_tree
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.speculative import accept_and_commit
 from specbench.decoding.state import Job, State
-from specbench.executors import cache_columns as buckets
 from specbench.executors import cudagraph
+from specbench.executors import pytree as buckets
 from specbench.executors.cudagraph import Captured, CudaGraphExecutor, no_garbage_collection
 from specbench.executors.eager import EagerExecutor
 from specbench.policies.gamma.entropy import EntropyGamma

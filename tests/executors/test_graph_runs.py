@@ -6,7 +6,7 @@ import pytest
 from small_runs import parts_of
 
 import specbench.run.warm_up
-from specbench.executors import cache_columns as buckets
+from specbench.executors import pytree as buckets
 from specbench.executors.cudagraph import CudaGraphExecutor
 from specbench.run.run import run
 

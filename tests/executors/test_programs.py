@@ -11,9 +11,8 @@ from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 import specbench.executors.auto
 from specbench.decoding.draft import Draft
 from specbench.executors.auto import CompiledExecutor
-from specbench.executors.cache_columns import Columns
 from specbench.executors.compile_cache import Programs
-from specbench.executors.pytree import COLUMNS, TENSOR, flatten_arguments, rebuild
+from specbench.executors.pytree import COLUMNS, TENSOR, Columns, flatten_arguments, rebuild
 from specbench.run.interleave import InterleavedGroup
 from specbench.run.run import run
 
