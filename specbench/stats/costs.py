@@ -15,13 +15,17 @@ from specbench.stats.records import Result, Round
 COST_SAMPLES = 200  # of the bootstrap of costs
 
 
+def _floats() -> "array[float]":
+    return array("d")
+
+
 class CostTable:
     """Seconds of rounds by gamma and prompt, `source`, which policies may read while the run goes on; gammas are
     compared by medians, which interruptions do not move."""
 
     def __init__(self) -> None:
         self.source = ""
-        self.laps: dict[int, array[float]] = defaultdict(partial(array, "d"))  # five numbers a round
+        self.laps: dict[int, array[float]] = defaultdict(_floats)  # five numbers a round
         self._sources: dict[str, int] = {}  # a number for each source
         self._source_of: dict[int, array[int]] = defaultdict(partial(array, "i"))  # by gamma, the source of a round
         self.acceptance: tuple[float, int] = (0.0, 0)  # sum of betas, tested positions

@@ -237,9 +237,8 @@ class PerRequestSums:
 
     def only(self, where: Sequence[int]) -> "PerRequestSums":
         """The sums of the requests with these numbers."""
-        *lists, columns = vars(self).values()
-        chosen = {name: column[list(where)] for name, column in columns.items()}
-        return PerRequestSums(*([values[i] for i in where] for values in lists), chosen)
+        lists: dict[str, Any] = {n: [own[i] for i in where] for n, own in vars(self).items() if n != "columns"}
+        return PerRequestSums(**lists, columns={n: column[list(where)] for n, column in self.columns.items()})
 
 
 @dataclass
