@@ -24,11 +24,10 @@ from specbench.stats.planning import (
     halves_of_alpha,
     halves_of_time,
     plans,
-    process_is_unknown,
     share_within,
     shown,
 )
-from specbench.stats.two_way_bootstrap import TwoWaySums
+from specbench.stats.two_way_bootstrap import FEWEST_PROCESSES, TwoWaySums
 
 FILE = "plan.json"
 MOSTLY = 0.5  # of the texts
@@ -46,6 +45,7 @@ def plan(folder: Path, speedup: float, alpha: float) -> None:
         )
     seconds, tokens = times_of(run, sums), tokens_of(run)
     found: dict[str, Any] = {}
+    too_few = sums.table.shape[1] < FEWEST_PROCESSES  # to tell how processes differ
     for name, target, spread in (("speedup", speedup / 100, of_speedup(run, sums)),
                                  ("alpha", alpha, of_alpha(run, sums))):  # fmt: skip
         relative = target if name == "speedup" else target / (run.result["alpha"]["mean"] or 1.0)
@@ -54,10 +54,10 @@ def plan(folder: Path, speedup: float, alpha: float) -> None:
             for p in plans(spread, relative, tokens, seconds, longest_of(run, sums))
             if name == "alpha" or p.processes > 1
         ]
-        known = known if not process_is_unknown(sums) or name == "alpha" else []
+        known = known if not too_few or name == "alpha" else []
         told = f"+- {speedup:g} % of the speedup" if name == "speedup" else f"+- {alpha:g} of alpha"
         if not known:
-            why = "its pilot has too few processes" if process_is_unknown(sums) else "no plan reaches it"
+            why = "its pilot has too few processes" if too_few else "no plan reaches it"
             show(Text(f"{told}: {why}"))
         else:
             show(table(known, told, 100 if name == "speedup" else run.result["alpha"]["mean"]))

@@ -14,10 +14,10 @@ from specbench.results.override_diff import alike
 from specbench.results.reader import StoredRun
 from specbench.results.sums_file import load_sums
 from specbench.results.wording import unsteady, word
-from specbench.stats.bootstrap import BootstrapSums, Estimator
+from specbench.stats.bootstrap import BootstrapSums
 from specbench.stats.breakdown import category_numbers
 from specbench.stats.records import PerRequestSums
-from specbench.stats.two_way_bootstrap import TwoWaySums
+from specbench.stats.two_way_bootstrap import Estimator, TwoWaySums
 
 Folds = Mapping[str, Sequence[str]]  # categories by the name that they have together
 

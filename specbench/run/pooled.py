@@ -23,12 +23,11 @@ ResultTree = dict[str, Any]
 def pooled(
     results: Sequence[ResultTree], load: Load, peers: type[Peers] = Peers, decoding: type[Decoding] = Decoding
 ) -> ResultTree:
-    """The contents of results.json for the results of several processes, as they stand in theirs, and `load`, which
-    gives the sums of each; `peers` and `decoding` are the classes that were chosen in the groups `baseline` and
-    `decoding`. Replay, times of rounds by gamma and what else needs texts and rounds stays the first
-    process'."""
+    """The contents of results.json for several processes, from theirs and from `load`, which gives the sums of each;
+    `peers` and `decoding` are the chosen classes. What needs texts and rounds stays the first process'."""
     first, facts = results[0], _facts(results)
     found = derive(load, TwoWaySums.of, facts)
+    seconds = dict.fromkeys(name for result in results for name in result["seconds"])
     servers = {name: [result["servers"].get(name) for result in results] for name in first["servers"]}
     return (
         first
@@ -50,7 +49,7 @@ def pooled(
             "beam": decoding.pooled_numbers([result["beam"] for result in results if result["beam"]]),
             "machine": worst_machine({f"process {n}": result["machine"] for n, result in enumerate(results, 1)}),
             "metrics": means([result["metrics"] for result in results]),
-            "seconds": _added([result["seconds"] for result in results]),
+            "seconds": {name: sum(result["seconds"].get(name, 0.0) for result in results) for name in seconds},
             "notes": list(dict.fromkeys(note for result in results for note in result["notes"])),
         }
     )
@@ -68,12 +67,6 @@ def _drift(found: Derived, results: Sequence[ResultTree]) -> ResultTree:
     texts = means([{name: value for name, value in result["drift"].items() if name != "ci95"} for result in results])
     bounds = [result["drift"]["bound"] for result in results if result["drift"]["bound"] is not None]
     return texts | {"bound": max(bounds, default=None)} | found.drift
-
-
-def _added(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Sums by name."""
-    names = dict.fromkeys(name for part in parts for name in part)
-    return {name: sum(part.get(name, 0.0) for part in parts) for name in names}
 
 
 def repeats_of(results: Sequence[ResultTree], load: Load, vary: str, failed: int) -> ResultTree:

@@ -1,8 +1,4 @@
-"""Records each round as raw numbers: one record per round and row.
-
-The betas and the metrics need p and q, which exist only during the round, so they are computed there, outside the timed
-laps, and copied to the host once at the end.
-"""
+"""Records each round as raw numbers, one record per round and row, computed outside the timed laps."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -117,14 +113,8 @@ class Recorder:
         active = [(owner, lengths[owner], numbers) for owner, numbers in rows if numbers[0] > 0]
         for owner, _, (kept, *_) in active:
             lengths[owner] += int(kept)
-        shared = {
-            "seconds": seconds,
-            "rows": len(active),
-            "steps": call.drawn,
-            "lenience": call.lenience,
-            "width": call.width,
-            "call": number,
-        }
+        shared: dict[str, Any] = {"seconds": seconds, "rows": len(active), "steps": call.drawn, "width": call.width}
+        shared |= {"lenience": call.lenience, "call": number}
         return [self._round(*row, shared) for row in active]
 
     def _round(self, owner: int, position: int, numbers: list[float], shared: dict[str, Any]) -> Round:

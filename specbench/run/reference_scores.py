@@ -1,8 +1,5 @@
 """Reads finished texts once more, by the stock module, for the losslessness test (`stats/losslessness.py`).
 
-Its p comes from a plain forward pass and is standardized here once more (section 2.2), so that an error in our cache,
-masks, positions, executors or sampling cannot hide in it. Nothing here is timed as decoding.
-
 n new tokens of a text, V vocabulary.
 """
 
@@ -118,23 +115,19 @@ def _chunk(
     over, tested = evidence.leaks(begin, n, p)
     leaked = (p * over).sum(-1).clamp(max=1), over.gather(1, x)[:, 0].double()
     counts = counted(logits, kept, dtype, sampling)
+    f = p[counts].log().clamp(min=LOG_FLOOR)
+    mean = (p[counts] * f).sum(-1, keepdim=True)
+    variance = (p[counts] * (f - mean).square()).sum()
     return ReferenceScore(
         n,
         0.0,
         finite=bool((drawn + chosen).isfinite().all() and tv.isfinite().all()),
         impossible=(begin + ((drawn == 0) | ((chosen == 0) & counts)).nonzero()[:, 0]).tolist(),
-        log_p=_log_p(p[counts], x[counts]),
+        log_p=MartingaleSums(float((f.gather(1, x[counts]) - mean).sum()), float(variance)),
         leak=Events(*(_host(values[tested & counts]) for values in leaked)),
         tv=_host(tv),
         rounding=_host(largest_tv(logits, dtype, sampling)[kept]),
     )
-
-
-def _log_p(p: Tensor, x: Tensor) -> MartingaleSums:
-    """The sums of f = log p over n tokens x [n, 1] drawn from p [n, V]."""
-    f = p.log().clamp(min=LOG_FLOOR)
-    mean = (p * f).sum(-1, keepdim=True)
-    return MartingaleSums(float((f.gather(1, x) - mean).sum()), float((p * (f - mean).square()).sum()))
 
 
 def guesses(evidence: DrawnFrom, tokens: Sequence[int]) -> tuple[Events, Floats]:

@@ -25,7 +25,7 @@ from specbench.stats.machine_noise import Roofs
 from specbench.stats.records import Group, PerRequestSums, Result, RunRecord
 from specbench.stats.replay import Swept, gamma_sweep
 from specbench.stats.request_sums import request_sums
-from specbench.stats.token_types import Tokens
+from specbench.stats.round_sums import Tokens
 
 
 class Watch(Protocol):

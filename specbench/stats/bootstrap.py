@@ -1,12 +1,9 @@
-"""Sums over the requests of one process, and their errors: ratios with standard errors, bootstrapped intervals.
-
-Requests that may have something in common beside the settings form a cluster: the turns of one prompt and, where times
-are concerned, the rows that were decoded together. Clusters are what is resampled.
-"""
+"""Sums over the requests of one process: ratios with standard errors, and intervals of a bootstrap over clusters, which
+are requests that have something in common beside the settings."""
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -20,24 +17,6 @@ FEWEST = 5  # clusters: with fewer there is no interval
 SumNames = str | Sequence[str]  # of a sum, or of several that are added
 Formulas = Callable[..., Mapping[str, Any]]  # of sums by name, which are numbers or arrays
 Unit = tuple[Mapping[str, Floats], Sequence[Hashable]]
-
-
-class Estimator(Protocol):
-    """Sums over everything by name, and what is estimated from them: `BootstrapSums`, or `TwoWaySums`."""
-
-    @property
-    def point(self) -> Mapping[str, Any]:
-        """The sums, as numpy's floats, which divide by 0."""
-
-    def estimate(self, numerator: SumNames, denominator: SumNames, counted: str = "") -> Estimate:
-        """The ratio of two sums, with its standard error. Of one process, requests whose sum `counted` is 0 are left
-        out."""
-
-    def intervals(self, formulas: Formulas) -> dict[str, Interval]:
-        """The 95 % interval of each of several formulas of sums."""
-
-    def units(self) -> Unit:
-        """What halves of a run consist of: sums by name [units], and the cluster of each unit."""
 
 
 class BootstrapSums:
@@ -177,9 +156,8 @@ def by_cluster(data: Floats, clusters: Sequence[Hashable]) -> Floats:
     if not clusters:
         return data
     numbers = {name: number for number, name in enumerate(dict.fromkeys(clusters))}
-    sums = np.zeros((len(numbers), len(data)))
-    np.add.at(sums, np.array([numbers[name] for name in clusters]), data.T)
-    return sums.T
+    where = [numbers[name] for name in clusters]
+    return np.stack([np.bincount(where, row) for row in data])
 
 
 def joined(data: Floats) -> Floats:
@@ -194,9 +172,8 @@ def joined(data: Floats) -> Floats:
 
 
 def resampled_sums(data: Floats) -> Floats:
-    """Sums [columns, samples] of a table [columns, clusters] over clusters drawn with replacement: the paired
-    bootstrap. Every call draws the same clusters. Of many clusters, joined ones are drawn: the error is that of the
-    clusters up to 3 %, which is what MOST_CLUSTERS tell of a standard deviation."""
+    """Sums [columns, samples] of a table [columns, clusters] over clusters (of many, joined ones) drawn with
+    replacement: the paired bootstrap, of which every call draws the same clusters."""
     data = joined(data)
     clusters, generator = data.shape[1], np.random.default_rng(0)
     at_a_time = max(1, MOST_PICKS // clusters)
@@ -258,9 +235,8 @@ def group_clusters(record: RunRecord) -> list[Hashable]:
 
 
 def halves(clusters: Sequence[Hashable]) -> dict[Hashable, int]:
-    """0 or 1 for each cluster: halves of a run, of which one is judged by what the other says. Of two clusters that
-    follow each other, one is in each half, by lot: a machine that drifts, and whatever turns from prompt to prompt, is
-    the same in both. Empty if a half would have fewer than FEWEST clusters."""
+    """0 or 1 for each cluster: halves of a run, which share each two clusters that follow each other by lot, so that a
+    machine's drift is the same in both. Empty if a half would have fewer than FEWEST clusters."""
     names = list(dict.fromkeys(clusters))
     if len(names) < 2 * FEWEST:
         return {}

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from specbench.stats.bootstrap import Estimator
 from specbench.stats.estimates import (
     Acceptance,
     AcceptanceCheck,
@@ -26,13 +25,14 @@ from specbench.stats.request_sums import TESTED_AT
 from specbench.stats.round_sums import (
     ACCEPTED_CLASS,
     ACCEPTED_OF,
+    CLASSES,
     CONFIDENCE_BINS,
     ENTROPY_EDGES,
     MODELS,
     TESTED_CLASS,
     WAYS,
 )
-from specbench.stats.token_types import CLASSES
+from specbench.stats.two_way_bootstrap import Estimator
 
 CHECKED_VARIANCE = 9.0  # of the number of accepted guesses, for its distance to be measured by a normal
 
@@ -43,23 +43,24 @@ def geometric_speedup(source: Estimator) -> GeometricMean:
     return GeometricMean(value, source.intervals(geometric_mean)["geometric_mean"])
 
 
+def speedup_of_some(source: Estimator) -> SpeedupOfSome:
+    """The speedup of the requests in these sums, with its intervals."""
+    value, ci95 = measured_speedup(source.point), source.intervals(measured_speedup)
+    measured, end_to_end = (float(value[name]) for name in ("measured", "end_to_end"))
+    return SpeedupOfSome(measured, ci95["measured"], end_to_end, ci95["end_to_end"], geometric_speedup(source))
+
+
 def category_numbers(source: Estimator) -> CategoryNumbers:
     """The numbers of the requests in these sums."""
     s = source.point
-    speeds, ci95, found = measured_speedup(s), source.intervals(measured_speedup), rates(s)
+    found = rates(s)
     return CategoryNumbers(
         prompts=round(s["requests"]),
         tokens=round(s["tokens"]),
         rounds=round(s["rounds"]),
         block_efficiency=source.estimate("tokens", "rounds"),
         alpha=source.estimate("beta", "tested"),
-        speedup=SpeedupOfSome(
-            measured=float(speeds["measured"]),
-            ci95=ci95["measured"],
-            end_to_end=float(speeds["end_to_end"]),
-            end_to_end_ci95=ci95["end_to_end"],
-            geometric_mean=geometric_speedup(source),
-        ),
+        speedup=speedup_of_some(source),
         tokens_per_second=float(found["speculative_tokens_per_second"]),
         baseline_tokens_per_second=float(found["baseline_tokens_per_second"]),
     )

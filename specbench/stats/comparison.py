@@ -1,8 +1,4 @@
-"""Compares runs on the requests that all of them decoded: paired ratios, a test of each pair, a rank with ties.
-
-Clusters of requests are drawn with replacement, the same ones for every run, so that what makes a prompt slow for all
-of them cancels.
-"""
+"""Compares runs on the requests that all of them decoded, by a paired bootstrap: ratios, a test of each pair, ranks."""
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -148,7 +144,10 @@ def beats(pair: Pair, label: str) -> bool:
 def causes(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, Any]:
     """The factors of a's speedup over b's, from sums over the same requests. Times of a round are split by their
     logarithmic mean, so that the factors' product is exact whichever run is named first."""
-    parts, alphas, gammas = [_parts(s) for s in (a, b)], [_alpha(s) for s in (a, b)], [_gamma(s) for s in (a, b)]
+    costs = [cost_ratios(s) for s in (a, b)]  # a round is drafting, verifying and the rest
+    parts = [{"c": drafting_of(s), "v": cost["v"], "o": cost["o"]} for s, cost in zip((a, b), costs, strict=True)]
+    alphas = [np.minimum(s["beta"] / np.maximum(s["tested"], 1), 1 - 1e-12) for s in (a, b)]  # 0 if nothing was tested
+    gammas = [s["drafted"] / s["rounds"] for s in (a, b)]
     of_alpha = np.sqrt(np.prod([expected_tokens(alphas[0], g) / expected_tokens(alphas[1], g) for g in gammas], 0))
     of_gamma = np.sqrt(np.prod([expected_tokens(x, gammas[0]) / expected_tokens(x, gammas[1]) for x in alphas], 0))
     tokens = (a["tokens"] / a["rounds"]) / (b["tokens"] / b["rounds"])
@@ -158,21 +157,6 @@ def causes(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, Any]:
     others = [s["plain_seconds"] / s["plain_step_seconds"] * (s["rounds"] / s["calls"]) for s in (a, b)]
     rows = [s["plain_tokens"] / s["plain_calls"] for s in (a, b)]
     return found | {"plain_rest": (others[0] / rows[0]) / (others[1] / rows[1])}
-
-
-def _parts(s: Mapping[str, Any]) -> dict[str, Any]:
-    """The times of a round in target steps: drafting, verifying and the rest."""
-    cost = cost_ratios(s)
-    return {"c": drafting_of(s), "v": cost["v"], "o": cost["o"]}
-
-
-def _alpha(s: Mapping[str, Any]) -> Any:
-    """0 where nothing was tested."""
-    return np.minimum(s["beta"] / np.maximum(s["tested"], 1), 1 - 1e-12)
-
-
-def _gamma(s: Mapping[str, Any]) -> Any:
-    return s["drafted"] / s["rounds"]
 
 
 def _logarithmic_mean(x: Any, y: Any) -> Any:

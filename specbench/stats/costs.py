@@ -3,6 +3,7 @@
 from array import array
 from collections import defaultdict
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+from functools import partial
 
 import numpy as np
 
@@ -18,25 +19,15 @@ def _floats() -> "array[float]":
     return array("d")
 
 
-def _integers() -> "array[int]":
-    return array("i")
-
-
 class CostTable:
-    """Seconds of rounds by gamma, which policies may read while the run goes on.
-
-    Single rounds are noisy and their mean follows every interruption by other processes, so gammas are compared by
-    medians. `summary` scales all medians by one factor so that they sum to the measured total.
-
-    Rounds that are added belong to the prompt that `source` names: replay charges a text what rounds of other prompts
-    took.
-    """
+    """Seconds of rounds by gamma and prompt, `source`, which policies may read while the run goes on; gammas are
+    compared by medians, which interruptions do not move."""
 
     def __init__(self) -> None:
         self.source = ""
         self.laps: dict[int, array[float]] = defaultdict(_floats)  # five numbers a round
         self._sources: dict[str, int] = {}  # a number for each source
-        self._source_of: dict[int, array[int]] = defaultdict(_integers)  # by gamma, the source of each round
+        self._source_of: dict[int, array[int]] = defaultdict(partial(array, "i"))  # by gamma, the source of a round
         self.acceptance: tuple[float, int] = (0.0, 0)  # sum of betas, tested positions
 
     def add(self, rounds: Iterable[Round]) -> None:
@@ -69,13 +60,8 @@ class CostTable:
         """Seconds of a call with 0 .. largest drafter steps, [largest + 1]; on straight lines between and beyond the
         measured ones. They are of calls that served the most rows: at the end of a group they serve fewer."""
         known = sorted(self.laps)
-        return extend(known, [self._full_call(self._table(g)) for g in known], largest)
-
-    @staticmethod
-    def _full_call(table: Floats) -> float:
-        """The median seconds of the calls in a table [rounds, 5] that served the most rows."""
-        served = table[:, 4]
-        return float(np.median(table[served == served.max(), :3].sum(1)))
+        full = [table[table[:, 4] == table[:, 4].max(), :3].sum(1) for table in map(self._table, known)]
+        return extend(known, [float(np.median(seconds)) for seconds in full], largest)
 
     def _table(self, gamma: int) -> Floats:
         """[rounds, 5]: seconds of draft, verify, other, a row's share of all three, and the rows of the call."""

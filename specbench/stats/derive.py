@@ -1,18 +1,17 @@
-"""Every number of results.json that sums over requests can give: of a run, of repeats, of workers, of some prompts.
-
-What estimates them is `BootstrapSums` for one process and `TwoWaySums` for several on the same prompts.
-"""
+"""Every number of results.json that sums over requests can give: of a run, of repeats, of workers, of some prompts."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from specbench import theory
-from specbench.stats.bootstrap import BootstrapSums, Estimator
-from specbench.stats.breakdown import acceptance_of, by_rows, category_numbers, geometric_speedup
+from specbench.stats import formulas
+from specbench.stats.bootstrap import BootstrapSums, student
+from specbench.stats.breakdown import acceptance_of, by_rows, category_numbers, speedup_of_some
 from specbench.stats.estimates import (
     Acceptance,
     Bandwidth,
@@ -21,28 +20,16 @@ from specbench.stats.estimates import (
     Counts,
     Estimate,
     Factor,
+    Floats,
     Interval,
+    Prediction,
     RowsRate,
     Speedup,
     SpeedupOver,
 )
-from specbench.stats.formulas import (
-    SECONDS_OF,
-    TOKENS_OF,
-    all_costs,
-    bandwidths,
-    cost_ratios,
-    drifts,
-    factors,
-    measured_speedup,
-    rates,
-    speedups_over,
-    user_rates,
-    wall_speedup,
-)
-from specbench.stats.holdout_prediction import prediction
 from specbench.stats.records import PerRequestSums
 from specbench.stats.request_sums import BETA_AT, TESTED_AT
+from specbench.stats.two_way_bootstrap import Estimator
 
 Load = Callable[[], Iterable[PerRequestSums]]  # the sums of each process, anew at each call
 COUNTED = ("rounds", "tokens", "drafted", "tested", "accepted", "recovered", "bonus", "accepted_before_stop",
@@ -99,25 +86,28 @@ def derive(load: Load, estimator: Callable[[Load], Estimator], facts: RunFacts) 
         source = estimator(load)
         s, alpha, cost = source.point, source.estimate("beta", "tested"), _cost(source)
         categories = by_category(load, estimator)
+        places = sorted(int(name.removeprefix(TESTED_AT)) for name in s if name.startswith(TESTED_AT))
+        peers = {f"{name}_tokens_per_second": rate for name, rate in formulas.peer_rates(s).items()}
+        drift, over = formulas.drifts(s), source.intervals(formulas.speedups_over)
         known = cost.c is not None and alpha.mean is not None and np.isfinite(alpha.mean)
         return Derived(
             alpha=alpha,
             alpha_counted=source.estimate("accepted", "tested"),
             alpha_on_target_text=source.estimate("text_beta", "text_tested", counted="text_tested"),
-            beta_by_position=_by_place(source),
+            beta_by_position=[source.estimate(f"{BETA_AT}{place}", f"{TESTED_AT}{place}") for place in places],
             alpha_by_category={name: found.alpha for name, found in categories.items()},
             draft_acceptance_rate=_known(s["accepted"] / s["drafted"]),
             block_efficiency=source.estimate("tokens", "rounds"),
             cost=cost,
             speedup=_speedup(source, facts.gamma, cost, alpha.mean if known else None),
             optimal_gamma=theory.optimal_gamma(alpha.mean or 0.0, cost.c or 0.0) if known else None,
-            throughput=_floats(rates(s) | _peer_rates(s) | user_rates(s)),
-            throughput_ci95=source.intervals(rates) | source.intervals(user_rates),
+            throughput={n: float(rate) for n, rate in (formulas.rates(s) | peers | formulas.user_rates(s)).items()},
+            throughput_ci95=source.intervals(formulas.rates) | source.intervals(formulas.user_rates),
             throughput_by_rows=by_rows(source),
-            speedup_over=_over(source),
+            speedup_over={n: SpeedupOver(float(x), over[n]) for n, x in formulas.speedups_over(s).items()},
             bandwidth=_bandwidth(source, facts.peak),
             recording=_known(s["record_seconds"] / s["seconds"]),
-            drift={name: _known(value) for name, value in drifts(s).items()} | {"ci95": source.intervals(drifts)},
+            drift={n: _known(value) for n, value in drift.items()} | {"ci95": source.intervals(formulas.drifts)},
             counts=_counts(s, facts),
             by_category=categories,
             acceptance=acceptance_of(source, facts.by_beta),
@@ -126,11 +116,12 @@ def derive(load: Load, estimator: Callable[[Load], Estimator], facts: RunFacts) 
 
 def by_category(load: Load, estimator: Callable[[Load], Estimator]) -> dict[str, CategoryNumbers]:
     """The numbers of each category of prompts, if the data name categories."""
+
+    def of(name: str) -> Iterable[PerRequestSums]:
+        return (sums.only([i for i, own in enumerate(sums.categories) if own == name]) for sums in load())
+
     names = sorted({name for sums in load() for name in sums.categories} - {""})
-    return {
-        name: category_numbers(estimator(lambda name=name: (sums.of_category(name) for sums in load())))  # type: ignore[misc]
-        for name in names
-    }
+    return {name: category_numbers(estimator(partial(of, name))) for name in names}
 
 
 def accounting(source: Estimator, gamma: int | None) -> dict[str, Factor]:
@@ -138,28 +129,22 @@ def accounting(source: Estimator, gamma: int | None) -> dict[str, Factor]:
     probability is not finite. `gamma` is as for `factors`."""
     if not source.point["tested"] or not source.point["steps"]:
         return {}
-    point = factors(source.point, gamma)
+    point = formulas.factors(source.point, gamma)
     if not np.isfinite([*point.values()]).all():
         return {}
-    intervals = source.intervals(lambda s: factors(s, gamma))
+    intervals = source.intervals(lambda s: formulas.factors(s, gamma))
     return {name: Factor(float(value), intervals[name]) for name, value in point.items()}
-
-
-def _by_place(source: Estimator) -> list[Estimate]:
-    """Mean beta (Definition 3.1) of the first, second, ... guess of a round, over the rounds in which it was tested."""
-    places = sorted(int(name.removeprefix(TESTED_AT)) for name in source.point if name.startswith(TESTED_AT))
-    return [source.estimate(f"{BETA_AT}{place}", f"{TESTED_AT}{place}") for place in places]
 
 
 def _cost(source: Estimator) -> Cost:
     """c, v and o: means over all rounds, in steps of the baseline's single-token target calls."""
-    known: dict[str, Any] = {name: _known(value) for name, value in all_costs(source.point).items()}
-    return Cost(**known, by_gamma=[], ci95=source.intervals(cost_ratios))
+    known: dict[str, Any] = {name: _known(value) for name, value in formulas.all_costs(source.point).items()}
+    return Cost(**known, by_gamma=[], ci95=source.intervals(formulas.cost_ratios))
 
 
 def _speedup(source: Estimator, gamma: int | None, cost: Cost, alpha: float | None) -> Speedup:
     """The speedup, its predictions and its causes; `alpha` is None if it or c is not known."""
-    s, value, ci95 = source.point, measured_speedup(source.point), source.intervals(measured_speedup)
+    s = source.point
     drafted = float(s["drafted"] / s["rounds"])
     theorem = corrected = None
     if alpha is not None and cost.c is not None:
@@ -169,41 +154,49 @@ def _speedup(source: Estimator, gamma: int | None, cost: Cost, alpha: float | No
         efficiency = float(s["tokens"] / s["rounds"])
         corrected = rest * theory.corrected_improvement(efficiency, drafted, cost.c or 0.0, cost.v, cost.o)
     return Speedup(
-        measured=float(value["measured"]),
-        ci95=ci95["measured"],
-        end_to_end=float(value["end_to_end"]),
+        **vars(speedup_of_some(source)),
         theorem_3_8=theorem,
         corrected=corrected,
         accounting=accounting(source, gamma),
         predicted=prediction(*source.units()),
-        end_to_end_ci95=ci95["end_to_end"],
-        geometric_mean=geometric_speedup(source),
-        wall=float(wall_speedup(s)),
+        wall=float(formulas.wall_speedup(s)),
     )
 
 
-def _peer_rates(s: Mapping[str, Any]) -> dict[str, Any]:
-    """Tokens per second of each peer."""
-    peers = [name.removeprefix(SECONDS_OF) for name in s if name.startswith(SECONDS_OF)]
-    return {f"{name}_tokens_per_second": s[f"{TOKENS_OF}{name}"] / s[f"{SECONDS_OF}{name}"] for name in peers}
-
-
-def _over(source: Estimator) -> dict[str, SpeedupOver]:
-    """Ours over each peer."""
-    ci95 = source.intervals(speedups_over)
-    return {name: SpeedupOver(float(value), ci95[name]) for name, value in speedups_over(source.point).items()}
+def prediction(columns: Mapping[str, Floats], clusters: Sequence[Hashable]) -> Prediction | None:
+    """The speedup of every second cluster, predicted from the costs and betas of the others, with what was measured;
+    `columns` are the sums over each request. None if a half has too few clusters, or nothing was tested."""
+    others = {*list(dict.fromkeys(clusters))[1::2]}
+    halves = [[i for i, cluster in enumerate(clusters) if (cluster in others) == half] for half in (False, True)]
+    if not all(halves):
+        return None
+    pilot, rest = (
+        BootstrapSums({name: found[half] for name, found in columns.items()}, [clusters[i] for i in half])
+        for half in halves
+    )
+    if pilot.samples is None or rest.samples is None or not pilot.point["tested"]:
+        return None
+    with np.errstate(divide="ignore", invalid="ignore"):
+        value, measured = formulas.speedup_of(pilot.point, "expected"), formulas.speedup_of(rest.point)
+        # What is measured deviates by the error of the pilot and by that of as many other prompts.
+        errors = [pilot.stderr(np.log(formulas.speedup_of(pilot.samples, name))) for name in ("expected", "tokens")]
+    spread = np.hypot(errors[0], errors[1] * np.sqrt(pilot.clusters / rest.clusters))
+    low, high = (value * np.exp(sign * student(pilot.clusters - 1) * spread) for sign in (-1, 1))
+    if not np.isfinite([value, low, high, measured]).all():
+        return None
+    return Prediction(float(value), (float(low), float(high)), float(measured), len(halves[1]))
 
 
 def _bandwidth(source: Estimator, peak: float) -> Bandwidth:
     """What one step has to read, weights and the keys and values of every row, over its time."""
-    found = {name: _known(value) for name, value in bandwidths(source.point).items()}
+    found = {name: _known(value) for name, value in formulas.bandwidths(source.point).items()}
     target = found["target_bytes_per_second"]
     return Bandwidth(
         target_bytes_per_second=target,
         drafter_bytes_per_second=found.get("drafter_bytes_per_second"),
         measured_peak_bytes_per_second=peak,
         target_share_of_peak=target / peak if target else None,
-        ci95=source.intervals(bandwidths),
+        ci95=source.intervals(formulas.bandwidths),
     )
 
 
@@ -216,10 +209,6 @@ def _counts(s: Mapping[str, Any], facts: RunFacts) -> Counts:
         failed=facts.failed,
         too_long=facts.too_long,
     )
-
-
-def _floats(values: Mapping[str, Any]) -> dict[str, float]:
-    return {name: float(value) for name, value in values.items()}
 
 
 def _known(value: Any) -> float | None:

@@ -1,7 +1,4 @@
-"""What is estimated of a run: the dataclasses of which results.json consists, with units.
-
-Times are seconds; None means that a number does not exist for this run.
-"""
+"""What is estimated of a run: the dataclasses of results.json. Times are seconds; None: no such number for this run."""
 
 from dataclasses import dataclass, field
 from typing import Any

@@ -1,8 +1,4 @@
-"""Counts the experts that the calls of a mixture-of-experts target wake.
-
-A call reads the weights of every expert that one of its tokens was routed to: with gamma + 1 tokens of more experts
-than with one. N tokens of a call, k experts of each.
-"""
+"""Counts the experts that the calls of a mixture-of-experts target wake. N tokens of a call, k experts of each."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -65,7 +61,7 @@ def woken_experts(target: Any, groups: Sequence[Group]) -> Experts | None:
     experts: Any = layers[0].num_experts
     held = sum(p.nbytes for layer in layers for p in layer.parameters(recurse=False)) / experts  # one of every layer
     rest = target.step_bytes - chosen * held
-    one, many = (_mean(way) / len(layers) for way in ways)
+    one, many = (w / calls / len(layers) for calls, w in (map(sum, zip(*way.values(), strict=True)) for way in ways))
     rows = [
         WokenExperts(way, tokens, calls, woken / calls / len(layers), distinct_experts(experts, chosen, tokens))
         for way, found in zip(("plain", "verify"), ways, strict=True)
@@ -75,13 +71,6 @@ def woken_experts(target: Any, groups: Sequence[Group]) -> Experts | None:
 
 
 def _together(parts: Sequence[Woken]) -> Woken:
-    found: Woken = {}
-    for part in parts:
-        for tokens, (calls, woken) in part.items():
-            before = found.get(tokens, (0, 0))
-            found[tokens] = before[0] + calls, before[1] + woken
-    return found
-
-
-def _mean(found: Woken) -> float:
-    return sum(woken for _, woken in found.values()) / sum(calls for calls, _ in found.values())
+    """The sums of several counts."""
+    sizes = {tokens for part in parts for tokens in part}
+    return {n: (sum(p[n][0] for p in parts if n in p), sum(p[n][1] for p in parts if n in p)) for n in sizes}

@@ -1,8 +1,4 @@
-"""Every rate of a run as a formula of its sums over requests, which are numbers or arrays [samples] by name.
-
-A bootstrap gives each formula its interval. Where rows decode together, a request has its even share of every call it
-was in.
-"""
+"""Every rate of a run as a formula of its sums over requests, which are numbers or arrays [samples] by name."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -24,10 +20,7 @@ def speedup_of(s: Sums, tokens: str = "tokens") -> Any:
 def measured_speedup(s: Sums) -> dict[str, Any]:
     """`speedup_of`, and the same with prefill."""
     plain = (s["plain_seconds"] + s["plain_prefill_seconds"]) / s["plain_tokens"]
-    return {
-        "measured": speedup_of(s),
-        "end_to_end": plain / ((s["seconds"] + s["prefill_seconds"]) / s["tokens"]),
-    }
+    return {"measured": speedup_of(s), "end_to_end": plain / ((s["seconds"] + s["prefill_seconds"]) / s["tokens"])}
 
 
 def geometric_mean(s: Sums) -> dict[str, Any]:
@@ -56,11 +49,15 @@ def user_rates(s: Sums) -> dict[str, Any]:
     }
 
 
+def peer_rates(s: Sums) -> dict[str, Any]:
+    """Tokens per second of each peer."""
+    peers = [name.removeprefix(SECONDS_OF) for name in s if name.startswith(SECONDS_OF)]
+    return {name: s[f"{TOKENS_OF}{name}"] / s[f"{SECONDS_OF}{name}"] for name in peers}
+
+
 def speedups_over(s: Sums) -> dict[str, Any]:
     """Ours over each peer: ratios of seconds per token."""
-    peers = [name.removeprefix(SECONDS_OF) for name in s if name.startswith(SECONDS_OF)]
-    ours = s["seconds"] / s["tokens"]
-    return {name: s[f"{SECONDS_OF}{name}"] / s[f"{TOKENS_OF}{name}"] / ours for name in peers}
+    return {name: s["tokens"] / s["seconds"] / rate for name, rate in peer_rates(s).items()}
 
 
 def cost_ratios(s: Sums) -> dict[str, Any]:

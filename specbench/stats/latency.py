@@ -1,10 +1,7 @@
-"""Waiting times: of every run those between tokens; of requests that arrive over time also in the queue, and goodput,
-what is served within limits.
+"""Waiting times between tokens, and of requests that arrive over time also in the queue, and goodput.
 
-Requests that arrive over time come in segments. The first requests of a segment, one for every row, find nothing to
-wait for and are not counted, unless there are no others. Errors are those of a bootstrap over segments, which both
-decoders share.
-"""
+Of each segment of such requests the first ones, one for every row, find nothing to wait for and are not counted, unless
+there are no others. Errors are those of a bootstrap over segments."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -58,7 +55,8 @@ def _latency_of(groups: Sequence[Sequence[DecodedRequest]], segments: Sequence[F
     requests = [request for group in groups for request in group]
     seconds = [call_seconds(request.rounds) for request in requests]
     if segments:
-        found = _latency(np.concatenate(segments))
+        delays = np.concatenate(segments)[:, : len(DELAYS)].T
+        found = Latency(*(percentiles(seconds[np.isfinite(seconds)]) for seconds in delays))
     else:
         alone = all(len(group) == 1 for group in groups)
         later = [own[1:].sum() / (len(request.tokens) - first_tokens(request))
@@ -94,11 +92,7 @@ def summary_of(seconds: Sequence[float] | Floats) -> Percentiles:
 
 def percentiles(seconds: Sequence[float] | Floats) -> Percentiles:
     """The percentiles ALL_PERCENTILES of numbers; None without any."""
-    if not len(seconds):
-        return {f"p{p}": None for p in ALL_PERCENTILES}
-    return dict(
-        zip((f"p{p}" for p in ALL_PERCENTILES), map(float, np.percentile(seconds, ALL_PERCENTILES)), strict=True)
-    )
+    return {f"p{p}": float(np.percentile(seconds, p)) if len(seconds) else None for p in ALL_PERCENTILES}
 
 
 def by_rate(groups: Sequence[Group], rows: int, limits: WaitLimits) -> list[RateLatency]:
@@ -115,12 +109,10 @@ def segments_of(groups: Sequence[Group], rows: int) -> Segments:
     """The requests of each group that are counted; empty if they did not arrive over time."""
     if any(request.times is None for group in groups for result in group.results for request in result.both):
         return {}
-    both = zip(*(_both(group, rows) for group in groups), strict=True)
-    return dict(zip(DECODERS, map(list, both), strict=True))
-
-
-def _both(group: Group, rows: int) -> list[Floats]:
-    return [np.array([_row(request) for request in _counted(group, way, rows)]) for way in range(len(DECODERS))]
+    return {
+        decoder: [np.array([_row(request) for request in _counted(group, way, rows)]) for group in groups]
+        for way, decoder in enumerate(DECODERS)
+    }
 
 
 def _counted(group: Group, way: int, rows: int) -> list[DecodedRequest]:
@@ -243,8 +235,3 @@ def _percentiles(table: Floats, delay: str) -> list[float]:
     seconds = table[:, DELAYS.index(delay)]
     seconds = seconds[np.isfinite(seconds)]
     return [float(value) for value in np.percentile(seconds, PERCENTILES)] if len(seconds) else [np.nan] * 3
-
-
-def _latency(table: Floats) -> Latency:
-    columns = {delay: table[:, number] for number, delay in enumerate(DELAYS)}
-    return Latency(**{delay: percentiles(seconds[np.isfinite(seconds)]) for delay, seconds in columns.items()})

@@ -1,10 +1,8 @@
 """The losslessness verdict of every run: whether the output distribution is the target's.
 
-Every finished text is read once more by the stock module (`run/reference_scores.py`), and the verdict compares the
-text with that p, not with the decoder's. Temperature 0: every token must have the largest logit, up to rounding. Above:
-the decoder's p must be this p up to rounding, and three sums must be as small as they are if tokens are drawn from it
-(`stats/concentration.py`).
-"""
+Every finished text is compared with the p of the stock module (`run/reference_scores.py`). Temperature 0: every token
+must have the largest logit, up to rounding. Above: the decoder's p must be this p up to rounding, and three sums must
+be as small as they are if tokens are drawn from it (`stats/test_statistics.py`)."""
 
 import math
 from collections.abc import Sequence

@@ -101,9 +101,8 @@ def step_times(groups: Sequence[Group]) -> tuple[Floats, Floats]:
 
 
 def step_drift(seconds: Floats, columns: Floats) -> tuple[float | None, float | None, float | None]:
-    """The change of the step time from the first group to the last one by a straight line through its logarithms, its
-    standard error, and the median of the second half over that of the first, - 1. A step reads as many columns as its
-    text is long, which later turns make longer, so the line is also one of columns. None with too few groups."""
+    """The change of the step time from the first group to the last one, by a straight line of order and columns through
+    its logarithms, its standard error, and the second half's median over the first's, - 1. None with too few groups."""
     count = len(seconds)
     if count < FEWEST_GROUPS or not (seconds > 0).all():
         return None, None, None

@@ -10,7 +10,7 @@ import numpy as np
 from specbench.decoding.timer import DECODING
 from specbench.stats.bootstrap import FEWEST, student
 from specbench.stats.estimates import Floats
-from specbench.stats.two_way_bootstrap import FEWEST_PROCESSES, TwoWaySums, VarianceParts
+from specbench.stats.two_way_bootstrap import VarianceParts
 
 PROCESSES = (1, 3, 4, 5, 6, 8, 10, 15, 20)  # that are tried; with one the interval is that of this process alone
 LONGER = (1, 2, 4)  # times the pilot's tokens a prompt; with fewer, drafts are cut more often
@@ -107,11 +107,6 @@ def _halves(rounds: Sequence[Mapping[str, Any]], prompts: Sequence[str], pair: A
     ratio = sums[..., 0].sum() / sums[..., 1].sum()
     deviations = (sums[..., 0] - ratio * sums[..., 1]) / sums[..., 1].mean(1, keepdims=True) / ratio
     return deviations[0], deviations[1]
-
-
-def process_is_unknown(sums: TwoWaySums) -> bool:
-    """Whether too few processes tell how processes differ."""
-    return bool(sums.table.shape[1] < FEWEST_PROCESSES)
 
 
 def shown(found: Sequence[Plan]) -> Iterator[Plan]:

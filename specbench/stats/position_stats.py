@@ -1,8 +1,7 @@
 """Betas along a finished text: p and q at every position, not only where a guess was tested.
 
-The mean of beta over text that the target wrote itself is the paper's estimate of alpha (Corollary 3.6, section 4.2).
-Along the speculated text the same numbers serve replay: given that token x stands at a position, its guess was accepted
-there with probability min(p, q)(x) / p(x), independent of what was drafted before. Nothing here is timed.
+The mean of beta over the target's own text is the paper's estimate of alpha (Corollary 3.6, section 4.2). The guess of
+a token x that stands in the text was accepted with probability min(p, q)(x) / p(x), whatever was drafted before.
 
 T tokens of a text, n of them read at a time, V vocabulary.
 """
@@ -65,7 +64,10 @@ def _read_text(
 ) -> PositionStats:
     """Scores the tokens of text [1, T] from `begin` on, with models that have read those before."""
     end, kept = min(text.shape[1], drafter.context), known_of.p
-    laws = _model_laws(target, text, begin, end) if kept is None else _kept_laws(kept, begin, end)
+    laws = _model_laws(target, text, begin, end)
+    if kept is not None:
+        chunks = zip(range(begin, end, CHUNK), kept[: end - begin].split(CHUNK), strict=False)
+        laws = ((first, p, p) for first, p in chunks)
     drafted = _drafter_laws(drafter, target.vocab_size, text, begin, end, encoder_input)
     columns = []
     for (first, p, sure), (q, known, certain) in zip(laws, drafted, strict=True):
@@ -123,13 +125,6 @@ def _model_laws(model: Model, text: Tensor, begin: int, end: int) -> Iterator[tu
         yield first, p, confident.probabilities(logits, seen)[0] if sampling.greedy else p
 
 
-def _kept_laws(kept: Tensor, begin: int, end: int) -> Iterator[tuple[int, Tensor, Tensor]]:
-    """The same chunks from the distributions kept [T, V] above temperature 0, of the tokens from `begin` on."""
-    for first in range(begin, end, CHUNK):
-        p = kept[first - begin : min(first + CHUNK, end) - begin]
-        yield first, p, p
-
-
 def _drafter_laws(
     drafter: Drafter, vocab_size: int, text: Tensor, begin: int, end: int, encoder_input: EncoderInput | None
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
@@ -141,16 +136,13 @@ def _drafter_laws(
     state = State.start([Job(text[0].tolist(), text.shape[1] + 1, 0, encoder_input)], [], 2, text.device)
     drafter.begin(state)
     for first in range(begin, end, CHUNK):
-        drafts = [_propose_at(drafter, state, position) for position in range(first, min(first + CHUNK, end))]
+        drafts = []
+        for position in range(first, min(first + CHUNK, end)):
+            state.rows.length.fill_(position)
+            state.lengths = [position]
+            drafts.append(drafter.propose(state, [1]))
         q = torch.cat([_first_law(draft, vocab_size) for draft in drafts])
         yield q, torch.tensor([draft.tokens.shape[1] > 0 for draft in drafts], device=q.device), q
-
-
-def _propose_at(drafter: Drafter, state: State, position: int) -> Draft:
-    """The one guess that a drafter without a model makes after the first `position` tokens."""
-    state.rows.length.fill_(position)
-    state.lengths = [position]
-    return drafter.propose(state, [1])
 
 
 def _first_law(draft: Draft, vocab_size: int) -> Tensor:

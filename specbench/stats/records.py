@@ -237,16 +237,8 @@ class PerRequestSums:
 
     def only(self, where: Sequence[int]) -> "PerRequestSums":
         """The sums of the requests with these numbers."""
-        requests, prompts, categories = (
-            [names[i] for i in where] for names in (self.requests, self.prompts, self.categories)
-        )
-        clusters, processes = ([numbers[i] for i in where] for numbers in (self.clusters, self.processes))
-        columns = {name: column[list(where)] for name, column in self.columns.items()}
-        return PerRequestSums(requests, prompts, categories, clusters, processes, columns)
-
-    def of_category(self, name: str) -> "PerRequestSums":
-        """The sums of the requests of one category."""
-        return self.only([i for i, own in enumerate(self.categories) if own == name])
+        lists: dict[str, Any] = {n: [own[i] for i in where] for n, own in vars(self).items() if n != "columns"}
+        return PerRequestSums(**lists, columns={n: column[list(where)] for n, column in self.columns.items()})
 
 
 @dataclass

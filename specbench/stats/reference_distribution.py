@@ -40,9 +40,8 @@ def largest_tv(logits: Tensor, dtype: torch.dtype, sampling: Sampling) -> Tensor
 
 
 def counted(logits: Tensor, kept: Tensor, dtype: torch.dtype, sampling: Sampling) -> Tensor:
-    """[n] bool: the positions that the statistics of drawn tokens use; all of it is known before the draw. Left out are
-    those where rounding decides too much: where the temperature is so low that it chooses between the two best tokens,
-    and under top-k and top-p those whose p the decoder did not keep [n], since its edge is not known there."""
+    """[n] bool: the positions that the statistics of drawn tokens use: not those where rounding chooses between the two
+    best tokens, and under top-k and top-p only those whose p the decoder `kept` [n]."""
     best = logits.topk(2).values.double()
     slack = tolerance(logits, dtype, sampling)
     torn = (slack > sampling.temperature) & (best[:, 0] - best[:, 1] <= slack)

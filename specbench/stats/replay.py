@@ -1,14 +1,8 @@
 """Replay: what another gamma policy would have given on a finished run, without a model.
 
-Given that a token stands at a position, its guess was accepted there with a probability that does not depend on what
-was drafted before (`stats/position_stats.py`). So the outcome of a guess is known where the run tested one, and is
-drawn where it did not. A policy is then simulated on the stored text, and each of its rounds costs what a round with as
-many drafted tokens was measured to cost, on other prompts: those of the other half of the run, if it has enough prompts
-for halves.
-
-A trace does not hold the drafter's q for guesses that come after a rejected one. Policies that look at q see instead
-its values along the text's own tokens.
-"""
+The acceptance of a guess does not depend on what was drafted before (`stats/position_stats.py`): its outcome is known
+where the run tested it, and is drawn elsewhere. Each simulated round costs what a round with as many drafted tokens
+took on the other half of the prompts, if there are enough for halves. Policies see q along the text's own tokens."""
 
 import copy
 from collections.abc import Mapping, Sequence
@@ -239,9 +233,8 @@ def rounds_of(trace: Trace, policy: GammaPolicy, draws: int, seed: int = 0) -> F
 
 
 def priced(trace: Trace, rounds: Floats) -> Replayed:
-    """What these rounds [texts, largest + 1] cost, and yield. With halves the interval has the error of the costs in
-    it, else only that of the texts. There is none where the costs are not known to be above 0 (Fieller, 1954: the
-    interval of a ratio has no end if its denominator's holds 0)."""
+    """What these rounds [texts, largest + 1] cost, and yield. With halves the interval has the error of the costs too;
+    there is none where these may be 0 (Fieller, 1954)."""
     seconds = _seconds(trace, rounds)
     clusters = [t.cluster or t.prompt for t in trace.texts]
     speedup, ci95 = speedup_interval(

@@ -1,5 +1,6 @@
 """Sums over each request of all that a run derives ratios from: from its rounds, laps and texts to columns."""
 
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -10,10 +11,8 @@ from specbench.stats.estimates import Floats
 from specbench.stats.formulas import DRAFTS, SECONDS_OF, TOKENS_OF
 from specbench.stats.lenience_drift import drift_table
 from specbench.stats.records import Group, PerRequestSums, Result, Round, RunRecord
-from specbench.stats.round_sums import round_sums
-from specbench.stats.token_types import Tokens
+from specbench.stats.round_sums import Tokens, round_sums
 
-AT_A_TIME = 1000  # groups of requests that become columns together, which bounds memory
 BETA_AT, TESTED_AT = "beta at ", "tested at "  # and a place in the round, counted from 0
 Bytes = Callable[[float, float], float]  # bytes that so many calls read, with so many columns in all
 
@@ -28,19 +27,12 @@ def request_sums(
 ) -> PerRequestSums:
     """The sums of every finished request of a run, and its clusters. `by_beta` and `tokens` are as for `sums_of`;
     `target` and `drafter` say what calls with one token read (None: no drafter that is one model)."""
-    columns: dict[str, list[Floats]] = {}
-    done = 0
-    for begin in range(0, len(record.groups), AT_A_TIME):
-        rows = [row for group in record.groups[begin : begin + AT_A_TIME]
-                for row in _of_group(group, batch_size, by_beta, target, drafter, tokens)]  # fmt: skip
-        for name in dict.fromkeys(name for row in rows for name in row):
-            known = columns.setdefault(name, [np.zeros(done)] if done else [])
-            known.append(np.array([row.get(name, 0.0) for row in rows], float))
-        done += len(rows)
-        for parts in columns.values():
-            if (missing := done - sum(map(len, parts))) > 0:
-                parts.append(np.zeros(missing))
     requests = [result.request for result in record.results]
+    columns: dict[str, Floats] = defaultdict(lambda: np.zeros(len(requests)))
+    rows = (row for g in record.groups for row in _of_group(g, batch_size, by_beta, target, drafter, tokens))
+    for number, row in enumerate(rows):
+        for name, value in row.items():
+            columns[name][number] = value
     found = time_clusters(record, batch_size)
     numbers = {name: number for number, name in enumerate(dict.fromkeys(found))}
     return PerRequestSums(
@@ -49,7 +41,7 @@ def request_sums(
         [request.category for request in requests],
         [numbers[name] for name in found],
         [0] * len(requests),
-        {name: np.concatenate(parts) for name, parts in columns.items()},
+        dict(columns),
     )
 
 
@@ -68,14 +60,9 @@ def _of_group(
     group: Group, batch_size: int, by_beta: bool, target: Bytes, drafter: Bytes | None, tokens: Tokens | None
 ) -> list[dict[str, float]]:
     rows, share = sums_of(group.results, by_beta, tokens, alone=batch_size == 1), len(group.results)
-    whole = {
-        "prefill_seconds": group.speculative.prefill_seconds / share,
-        "drafter_prefill_seconds": group.speculative.drafter_prefill_seconds / share,
-        "plain_prefill_seconds": group.baseline.prefill_seconds / share,
-        "wall_seconds": group.speculative.wall_seconds / share,
-        "plain_wall_seconds": group.baseline.wall_seconds / share,
-        "record_seconds": group.speculative.record_seconds / share,
-    }
+    ours = ("prefill_seconds", "drafter_prefill_seconds", "wall_seconds", "record_seconds")
+    whole = {name: getattr(group.speculative, name) / share for name in ours}
+    whole |= {f"plain_{name}": getattr(group.baseline, name) / share for name in ("prefill_seconds", "wall_seconds")}
     for row, result in zip(rows, group.results, strict=True):
         columns = float(sum(r.position + result.request.columns for r in result.baseline.rounds))
         row |= whole | _texts(result) | {"plain_bytes": target(row["plain_calls"], columns)}

@@ -1,12 +1,12 @@
-"""Sums over one request of what its rounds were: how many guesses were accepted, which tokens they were, how sure the
-drafter and the target were there, and how long a user waited for them.
+"""Sums over one request by what its rounds were: accepted guesses, classes of tokens, entropies, confidence, rows.
 
 A column's name ends in what it counts: a number of guesses, a class of tokens, the number of a bin.
 """
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +14,6 @@ import numpy.typing as npt
 from specbench.decoding.timer import decoding_seconds
 from specbench.stats.estimates import Floats, Integers
 from specbench.stats.records import PositionStats, Result, Round
-from specbench.stats.token_types import Tokens
 
 ACCEPTED_OF = "accepted of "  # and a number: rounds that accepted so many guesses
 TESTED_CLASS, ACCEPTED_CLASS = "tested class ", "accepted class "
@@ -23,6 +22,41 @@ ENTROPY_EDGES = (0.0, 0.1, 0.5, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0)  # nats; the last 
 CONFIDENCE_BINS = 10  # of equal width, from 0 to 1
 WAYS = ("", "plain_")
 SHORTEST = 1e-9  # seconds, so that a clock that stood still has a logarithm
+CLASSES = ("word", "number", "punctuation", "whitespace", "special", "other")
+UNKNOWN = "\ufffd"  # what bytes that are no character decode to
+
+
+class Tokens:
+    """A vocabulary: its size, and the class of each token."""
+
+    def __init__(self, tokenizer: Any, size: int):
+        self.size = size
+        self._decode: Callable[..., str] = tokenizer.decode
+        self._special = frozenset(getattr(tokenizer, "all_special_ids", ()))
+        self._known: dict[int, str] = {}
+
+    def class_of(self, token: int) -> str:
+        """One of CLASSES. A token is decoded alone, so one that is a part of a character is "other"."""
+        if token not in self._known:
+            text = "" if token in self._special else self._decode([token], skip_special_tokens=False)
+            self._known[token] = "special" if token in self._special else class_of_text(text)
+        return self._known[token]
+
+
+def class_of_text(text: str) -> str:
+    """The class of a text, without whitespace around it: "word" has letters, as identifiers and parts of words have,
+    perhaps with digits, underscores or apostrophes; "number" has digits; "punctuation" neither; "other" is a mixture,
+    or no text."""
+    bare = text.strip()
+    if not bare:
+        return "whitespace" if text else "other"
+    if UNKNOWN in bare:
+        return "other"
+    if any(map(str.isalpha, bare)) and all(c.isalnum() or c in "_'\u2019" for c in bare):
+        return "word" if not bare[0].isdigit() else "other"
+    if not any(map(str.isalnum, bare)):
+        return "punctuation"
+    return "number" if all(c.isnumeric() or c in ".,_" for c in bare) else "other"
 
 
 def round_sums(result: Result, tokens: Tokens | None, alone: bool = False) -> dict[str, float]:
@@ -38,8 +72,12 @@ def round_sums(result: Result, tokens: Tokens | None, alone: bool = False) -> di
         if alone:
             found[f"{way}call_seconds"] = decoded.seconds
             continue
-        for name, value in _by_rows(decoded.rounds):
-            found[f"{way}{name}"] += value
+        for r in decoded.rounds:
+            whole, rows = decoding_seconds(r.seconds), 1 << (r.rows - 1).bit_length()  # the next power of two
+            found[f"{way}call_seconds"] += whole  # each row waits for all of a call
+            found[f"{way}tokens rows {rows}"] += r.tokens
+            found[f"{way}seconds rows {rows}"] += whole / r.rows
+            found[f"{way}call_seconds rows {rows}"] += whole
     if tokens is not None:
         _by_class(found, result, rounds, tokens)
         _by_entropy(found, result.speculative_laws, tested_positions(rounds), betas, math.log(tokens.size))
@@ -51,23 +89,6 @@ def log_speedup(result: Result) -> float:
     """The logarithm of plain decoding's seconds per token over ours."""
     ours, plain = (max(decoded.seconds, SHORTEST) / len(decoded.tokens) for decoded in result.both)
     return math.log(plain / ours)
-
-
-def rows_upto(rows: int) -> int:
-    """The most rows of the calls that are counted together with calls of so many: the next power of two."""
-    return int(2 ** math.ceil(math.log2(rows)))
-
-
-def _by_rows(rounds: Sequence[Round]) -> Iterator[tuple[str, float]]:
-    """Seconds of whole calls: each row waits for all of a call; tokens, and both kinds of seconds, by the rows of the
-    call too."""
-    for r in rounds:
-        whole = decoding_seconds(r.seconds)
-        yield "call_seconds", whole
-        upto = rows_upto(r.rows)
-        yield f"tokens rows {upto}", r.tokens
-        yield f"seconds rows {upto}", whole / r.rows
-        yield f"call_seconds rows {upto}", whole
 
 
 def tested_positions(rounds: Sequence[Round]) -> tuple[Integers, npt.NDArray[np.bool_]]:

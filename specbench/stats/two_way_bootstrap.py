@@ -1,12 +1,8 @@
 """Intervals of several processes on the same prompts: what varies between processes and what varies between prompts.
 
-Every prompt is in every process, so the two are crossed, not nested. The variance of a pooled number has a part of the
-processes, which also holds all that varies by prompt within a process, and a part of the prompts, from what a prompt
-has in common in all processes. Each part has its own degrees of freedom, and so its own quantile of Student's
-distribution: half of the interval is sqrt(t_P^2 V_P + t_C^2 V_C) (Banerjee, 1960: it covers at least as often as it
-says). Simulated with 3, 5 and 10 processes and 32 prompts, from no variance between processes to nothing else, such an
-interval held the truth in .94 to .975 of the cases; a two-way bootstrap in .77 to .95, one over prompts in .11 to
-.93 (experiments/coverage/simulated.md).
+Processes and prompts are crossed. The variance of a pooled number has a part of the processes, with all that varies
+within one, and a part that a prompt has in common in all of them; half of the interval is sqrt(t_P^2 V_P + t_C^2 V_C)
+(Banerjee, 1960: it covers at least as often as it says; simulated in experiments/coverage/simulated.md).
 """
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
@@ -15,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from specbench.stats.bootstrap import FEWEST, MOST_CLUSTERS, Formulas, SumNames, Unit, student
+from specbench.stats.bootstrap import FEWEST, MOST_CLUSTERS, BootstrapSums, Formulas, SumNames, Unit, student
 from specbench.stats.estimates import Estimate, Floats, Interval
 from specbench.stats.records import PerRequestSums
 
@@ -164,6 +160,9 @@ class TwoWaySums:
             return None
         low, high = (point * np.exp([-half, half])) if point > 0 else (point - half, point + half)
         return float(low), float(high)
+
+
+Estimator = BootstrapSums | TwoWaySums
 
 
 def _places(processes: Iterable[PerRequestSums]) -> tuple[list[str], dict[str, Hashable]]:

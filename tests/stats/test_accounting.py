@@ -20,9 +20,8 @@ from specbench.stats.bootstrap import (
     student,
     time_clusters,
 )
-from specbench.stats.derive import accounting
+from specbench.stats.derive import accounting, prediction
 from specbench.stats.formulas import cost_ratios
-from specbench.stats.holdout_prediction import prediction
 from specbench.stats.records import DecodedRequest, DecodeResult, Group, Result, Round, RunRecord
 from specbench.stats.request_sums import sums_of
 

@@ -21,8 +21,7 @@ from specbench.stats.derive import by_category, of_one_process
 from specbench.stats.formulas import user_rates
 from specbench.stats.records import DecodedRequest, PerRequestSums, PositionStats, Result, Round
 from specbench.stats.request_sums import sums_of
-from specbench.stats.round_sums import confidence_bin
-from specbench.stats.token_types import Tokens, class_of_text
+from specbench.stats.round_sums import Tokens, class_of_text, confidence_bin
 from specbench.stats.two_way_bootstrap import TwoWaySums
 
 LAPS = (Lap.DRAFT, Lap.VERIFY, Lap.ACCEPT, Lap.HOST)

@@ -30,10 +30,10 @@ from specbench.results.wording import verdict_text
 from specbench.run.recorder import Recorder
 from specbench.run.reference_scores import ends_where_it_should, read
 from specbench.run.run import run
-from specbench.stats.concentration import chernoff, freedman
 from specbench.stats.losslessness import judge
 from specbench.stats.records import DecodedRequest, Group, Result, RunRecord
 from specbench.stats.reference_distribution import largest_tv, law
+from specbench.stats.test_statistics import chernoff, freedman
 from specbench.stats.verdict_records import Events, MartingaleSums
 from specbench.verifiers.block import BlockVerifier
 from specbench.verifiers.iterative import IterativeVerifier
