@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from specbench.component import from_ring
+from specbench.config.components import MOST, Components, segment_size, timed_gammas, warm_up_tokens
 from specbench.config.devices import pick_device, pick_dtype
 from specbench.config.loaded_targets import Targets
 from specbench.config.memory import Budget, refuse_states_that_do_not_fit
@@ -29,9 +30,6 @@ from specbench.models.architecture import ModelSize
 from specbench.models.context import Context
 from specbench.models.pretrained import footprint, load_tokenizer, uses_template
 from specbench.policies.workload.base import Workload
-from specbench.run.batching import MOST, segment_size
-from specbench.run.components import Components, timed_gammas
-from specbench.run.warm_up import warm_up_tokens
 from specbench.run_config import RunConfig
 from specbench.stats.position_stats import CHUNK
 from specbench.stats.verdict_records import LAW_BYTES

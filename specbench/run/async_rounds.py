@@ -1,9 +1,9 @@
 """Whether the host may launch a round before it has read what the one before kept."""
 
+from specbench.config.components import Components
 from specbench.decoding.drafter import Drafter
 from specbench.decoding.gamma_policy import GammaPolicy
 from specbench.decoding.verifier import Verifier
-from specbench.run.components import Components
 
 
 def stride(parts: Components, policy: GammaPolicy | None, verifier: Verifier, longest: int, over_time: bool) -> int:

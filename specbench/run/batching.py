@@ -4,16 +4,15 @@ import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from specbench.config.components import FEWEST, MOST, Components, segment_size
 from specbench.data.prompts import Prompt, Request, render, with_features
 from specbench.decoding.encoder_input import EncoderInput
 from specbench.errors import ConfigError
 from specbench.policies.workload.base import Workload
-from specbench.run.components import Components
 from specbench.stats.records import Result
 
 log = logging.getLogger(__name__)
 GROUPS = 8  # of a turn, if there are enough requests: so often both ways of decoding take turns
-FEWEST, MOST = 4, 16  # requests per row in a group: rows idle at the end of each, and a failure loses all of it
 
 
 @dataclass(frozen=True)
@@ -173,11 +172,6 @@ def group_size(requests: int, rows: int) -> int:
         return 1
     groups = max(min(GROUPS, requests // (FEWEST * rows)), -(-requests // (MOST * rows)), 1)
     return max(1, -(-requests // groups))
-
-
-def segment_size(rows: int, workload: Workload) -> int:
-    """The number of requests that a segment of a workload over time has at least."""
-    return max(FEWEST * rows, workload.segment)
 
 
 def segments(requests: int, rows: int, workload: Workload) -> int:

@@ -1,10 +1,10 @@
 """Whether a run pays for compiling its programs: a short decode of both ways predicts how long all of it takes."""
 
+from specbench.config.components import Components
 from specbench.decoding.executor import Work
 from specbench.policies.gamma.fixed import WatchedGamma
 from specbench.run.bandwidth import BandwidthProbe
 from specbench.run.batching import Batch
-from specbench.run.components import Components
 from specbench.run.decoder import Session
 from specbench.run.warm_up import SHORT, going_on, probe_jobs
 from specbench.stats.records import DecodeResult

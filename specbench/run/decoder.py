@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+from specbench.config.components import Components
 from specbench.decoding.autoregressive import decode_autoregressive
 from specbench.decoding.executor import Executor
 from specbench.decoding.gamma_policy import GammaPolicy
@@ -14,7 +15,6 @@ from specbench.decoding.timer import READING, Lap, Timer
 from specbench.decoding.verifier import Verifier
 from specbench.errors import ConfigError
 from specbench.run.async_rounds import stride
-from specbench.run.components import Components
 from specbench.run.recorder import Recorder, round_numbers
 from specbench.stats.costs import CostTable
 from specbench.stats.experts import ExpertCounter

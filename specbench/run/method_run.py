@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
+from specbench.config.components import Components
 from specbench.decoding import processes
 from specbench.decoding.state import Job
 from specbench.errors import first_line
@@ -16,7 +17,6 @@ from specbench.results.schema import RunResult
 from specbench.results.writer import PromptsFile, failure_records, prompt_records
 from specbench.run.batching import Batch
 from specbench.run.compile_trial import pays_to_compile
-from specbench.run.components import Components
 from specbench.run.decoder import Session
 from specbench.run.phase_timer import Phases
 from specbench.run.reference_scores import ends_where_it_should, read

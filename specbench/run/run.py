@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 
+from specbench.config.components import Components
 from specbench.config.memory import reset_peak
 from specbench.decoding import processes
 from specbench.results.provenance import provenance
 from specbench.results.schema import RunResult
-from specbench.run.components import Components
 from specbench.run.interleave import InterleavedGroup
 from specbench.run.machine_watch import MachineWatch
 from specbench.run.method_run import MethodRun, Told

@@ -4,6 +4,7 @@ import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+from specbench.config.components import CALIBRATION_TOKENS, SHORT, Components, new_tokens
 from specbench.data.prompts import Request
 from specbench.decoding import processes
 from specbench.decoding.encoder_input import EncoderInput
@@ -13,15 +14,11 @@ from specbench.decoding.verifier import Verifier
 from specbench.errors import first_line
 from specbench.policies.gamma.fixed import WatchedGamma
 from specbench.run.batching import Batch
-from specbench.run.components import Components
 from specbench.run.decoder import Session
 
 log = logging.getLogger(__name__)
-WARM_UP_TOKENS = 16
-SHORT = 3  # tokens of a job whose limit cuts its first draft
 PROBE_TOKENS = 16  # of a decode that only times rounds with one gamma; its first round is slower than others
 ROOM = 4  # or so many more than its gamma
-CALIBRATION_TOKENS = 32  # per gamma, before the first prompt, for policies that choose by cost
 
 
 def warm_up(session: Session, wanted: Batch) -> None:
@@ -80,22 +77,8 @@ def going_on(what: str) -> Iterator[None]:
 def _jobs(prompt: list[int], gamma: int, end: int, rows: int, encoder_input: EncoderInput | None) -> list[Job]:
     """Some jobs with whole drafts, some whose limit cuts the first draft by much, by one guess, or leaves no room for
     one."""
-    limits = {min(len(prompt) + new, end) for new in _new_tokens(gamma)}
+    limits = {min(len(prompt) + new, end) for new in new_tokens(gamma)}
     return [Job(prompt, limit, key, encoder_input) for limit in limits for key in range(rows)]
-
-
-def _new_tokens(gamma: int) -> tuple[int, ...]:
-    return max(WARM_UP_TOKENS, gamma + SHORT), SHORT, gamma, 1
-
-
-def warm_up_tokens(nodes: Sequence[int], gammas: Sequence[int], lengths: int, levels: int) -> int:
-    """The most tokens, besides prompts, that the target reads in each row during warm-up and calibration, when every
-    guess is rejected. nodes[i] is the number of guesses in a draft of gammas[i] levels, `lengths` the number of text
-    lengths, 0 without buckets, `levels` the number of verifiers."""
-    rounds = [sum(_new_tokens(gamma)) for gamma in gammas]
-    once = sum(count * (guesses + 1) for count, guesses in zip(rounds, nodes, strict=True))
-    calibration = 2 * CALIBRATION_TOKENS * sum(guesses + 1 for guesses in nodes)
-    return once * 2 * max(1, lengths) * levels + calibration
 
 
 def calibrate(session: Session, wanted: Batch) -> None:

@@ -16,7 +16,6 @@ from transformers import AutoConfig, AutoModelForSeq2SeqLM
 
 from specbench.cache.encoder_inputs import EncoderInputs
 from specbench.config.build import notes
-from specbench.config.paths import SHIPPED
 from specbench.contrib.beams.beam import BeamDecoding
 from specbench.contrib.beams.search_state import BeamRules
 from specbench.decoding.autoregressive import decode_autoregressive
@@ -35,6 +34,7 @@ from specbench.models.reference_forward import stock_logits
 from specbench.policies.gamma.fixed import FixedGamma
 from specbench.run.reference_scores import read
 from specbench.run.run import run
+from specbench.settings import SHIPPED
 
 V, NEW, HOT = 61, 10, 6.0
 LIKE_BART = dict(d_model=16, encoder_layers=2, decoder_layers=2, encoder_attention_heads=2, decoder_attention_heads=2,

@@ -8,12 +8,12 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from specbench.config.components import Components
 from specbench.config.memory import peak_bytes, reset_peak
 from specbench.contrib.ray.merge import Limits, Piece, joined_costs, probes_by_worker, roofs_of
 from specbench.results.provenance import provenance
 from specbench.results.schema import RunResult
 from specbench.run.batching import TurnPlan
-from specbench.run.components import Components
 from specbench.run.interleave import InterleavedGroup
 from specbench.run.machine_watch import MachineWatch
 from specbench.run.method_run import MethodRun

@@ -18,7 +18,7 @@ from omegaconf import OmegaConf
 from small_runs import call, composed, parts_of, small
 from transformers import AutoModelForCausalLM
 
-from specbench.config.paths import SHIPPED, conf_dir
+from specbench.config.paths import conf_dir
 from specbench.config.validate import check
 from specbench.contrib.servers.answer import Answer, Piece
 from specbench.contrib.servers.dialects import LlamaCpp, llama_acceptance, vllm_acceptance
@@ -36,7 +36,7 @@ from specbench.results.schema import plain
 from specbench.results.writer import write_result
 from specbench.run.batching import Requests
 from specbench.run.run import run
-from specbench.settings import validate
+from specbench.settings import SHIPPED, validate
 from specbench.stats.machine_noise import Use, shares
 
 ROUNDS = [(4, 4), (4, 0), (4, 2), (4, 3)]  # drafted, accepted
