@@ -15,7 +15,7 @@ from specbench.config.devices import pick_device, pick_dtype
 from specbench.config.loaded_targets import Targets
 from specbench.config.memory import Budget, refuse_states_that_do_not_fit
 from specbench.config.validate import ValidatedConfig
-from specbench.data.prompts import Data, Prompt, load, render
+from specbench.data.prompts import Data, Prompt, Request, load, render
 from specbench.decoding import processes
 from specbench.decoding.drafter import Drafter
 from specbench.decoding.executor import Executor
@@ -71,7 +71,8 @@ def build(
     refuse_slow_arrivals(workload, sum(len(prompt.turns) for prompt in prompts))
     refuse_few_for_rates(workload, len(prompts), root.batch_size)
     spare = spare_columns(checked, policy.largest)
-    budget = memory_budget(checked, prompts, context, spare, data, targets.has(checked), beside)
+    rendered: dict[Prompt, Request] = {}
+    budget = memory_budget(checked, prompts, context, spare, data, rendered, targets.has(checked), beside)
     announce(str(budget))
     # Lenience at temperature 0 compares the target's probabilities before argmax; drafters keep theirs.
     scored = dataclasses.replace(context.sampling, before_argmax=chosen.lenience < 1)
@@ -97,6 +98,7 @@ def build(
         verifier=verifier,
         decoding=decoding,
         prompts=prompts,
+        rendered=rendered,
         peers=_make(checked, "baseline", context, target, first_model, root.gamma).by_name(),
         workload=workload,
         max_new_tokens=root.max_new_tokens,
@@ -153,11 +155,13 @@ def memory_budget(
     context: Context,
     spare: int,
     data: Data,
+    rendered: dict[Prompt, Request],
     loaded: bool = False,
     beside: int = 1,
 ) -> Budget:
     """The most memory that the run will need, besides the target's weights if they are `loaded`; `spare` is as in
-    `Parts`, `prompts` are those of `data`, `beside` as in `build`. Raises ConfigError if the device has less."""
+    `Components`, `prompts` are those of `data`, `rendered` and `beside` as in `longest_text` and `build`. Raises
+    ConfigError if the device has less."""
     root, chosen = checked.root, checked.choices
     if any(model.processes() > 1 for role in ("target", "drafter") for model in chosen[role].settings.models()):
         from_ring("tensor_parallel.rules.refuse_indivisible")(chosen)
@@ -173,7 +177,7 @@ def memory_budget(
     if any(model.recurrent for model in footprints):
         context.executor.without_programs()
     refuse_more_than_the_target_has(checked, context.gamma, footprints[0])
-    longest = footprints[0].heard or longest_text(checked, prompts)
+    longest = footprints[0].heard or longest_text(checked, prompts, rendered)
     inputs = longest if footprints[0].crossing else 0
     columns = min((MOST_START_TOKENS if inputs else longest) + root.max_new_tokens, footprints[0].context) + spare
     drafter, decoding = chosen["drafter"], chosen["decoding"]
@@ -210,12 +214,18 @@ def memory_budget(
     return budget
 
 
-def longest_text(checked: ValidatedConfig, prompts: Sequence[Prompt]) -> int:
-    """The most tokens of a prompt, with all its turns."""
+def longest_text(checked: ValidatedConfig, prompts: Sequence[Prompt], rendered: dict[Prompt, Request]) -> int:
+    """The most tokens of a prompt, with all its turns; the requests of prompts of one turn are put into `rendered`."""
     settings = checked.choices["target"].settings
     tokenizer = load_tokenizer(settings, "target")
     chat = uses_template(settings, tokenizer, "target")
-    return max(len(render(prompt, ["..."] * (len(prompt.turns) - 1), tokenizer, chat).tokens) for prompt in prompts)
+    longest = 0
+    for prompt in prompts:
+        request = render(prompt, ["..."] * (len(prompt.turns) - 1), tokenizer, chat)
+        longest = max(longest, len(request.tokens))
+        if len(prompt.turns) == 1:
+            rendered[prompt] = request
+    return longest
 
 
 def _laws(root: RunConfig, vocab_size: int) -> int:

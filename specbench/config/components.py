@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from specbench.data.prompts import Prompt
+from specbench.data.prompts import Prompt, Request
 from specbench.decoding.drafter import Drafter
 from specbench.decoding.gamma_policy import GammaPolicy
 from specbench.decoding.search import Decoding
@@ -44,6 +44,7 @@ class Components:
     verdict_tokens: int = 0  # tokens that the losslessness verdict may read again
     metrics: Mapping[str, Metric] = field(default_factory=dict)
     stop_strings: Sequence[str] = ()
+    rendered: Mapping[Prompt, Request] = field(default_factory=dict)  # of prompts of one turn that were read as texts
     notes: Sequence[str] = ()  # warnings to print with the results
 
     @property

@@ -76,7 +76,7 @@ class Shard:
             if self.turns[-1].groups:
                 self.cohort.prepare(requests.wanted(self.turns[-1], self.turns[-1].first), lambda what: None)
         turn_of_all = self.turns[number]
-        digest = zlib.crc32(repr([(prompt.id, prompt.turns) for prompt in turn_of_all.waiting]).encode())
+        digest = zlib.crc32(repr([(request.id, request.text) for request in turn_of_all.waiting]).encode())
         return Groups(turn_of_all.groups, len(requests.too_long), digest)
 
     def decode(self, number: int, limits: Limits) -> Piece:
