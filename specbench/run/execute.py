@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from specbench.component import from_ring
-from specbench.config.loaded_targets import Targets
 from specbench.errors import ConfigError
 from specbench.results.completion import PriorRun, examine, make_room, move_aside
 from specbench.results.folder_lock import locked
@@ -119,7 +118,7 @@ def decoder_of(jobs: Sequence[RunJob], announce: Callable[[str], None]) -> Itera
         with from_ring("ray.run.on_workers")(jobs[0].checked, announce) as decode_on_workers:
             yield decode_on_workers
         return
-    from specbench.config.build import build
+    from specbench.config.build import Targets, build
     from specbench.run.run import run_in_turn
 
     targets, sharing = Targets(), jobs_that_share_decoding(jobs)

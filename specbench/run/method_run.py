@@ -16,13 +16,12 @@ from specbench.peers.base import PeerOutput
 from specbench.results.schema import RunResult
 from specbench.results.writer import PromptsFile, failure_records, prompt_records
 from specbench.run.batching import Batch
-from specbench.run.compile_trial import pays_to_compile
 from specbench.run.decoder import Session
 from specbench.run.phase_timer import Phases
 from specbench.run.reference_scores import ends_where_it_should, read
 from specbench.run.signals import allow_signals
 from specbench.run.summary import Watch, run_result
-from specbench.run.warm_up import calibrate, probe_costs, warm_up
+from specbench.run.warm_up import calibrate, pays_to_compile, probe_costs, warm_up
 from specbench.stats.position_stats import LIMIT, DecodedText, read_texts
 from specbench.stats.records import DecodeResult, Failure, Group, Result, RunRecord
 from specbench.stats.verdict_records import LAW_BYTES, ReferenceScore

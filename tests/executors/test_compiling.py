@@ -10,9 +10,9 @@ import specbench.executors.compile_cache
 from specbench.decoding.executor import Work
 from specbench.executors.auto import AutoExecutor
 from specbench.executors.compile_cache import SAVED, SECONDS, CompileTimes, Programs, decide
-from specbench.run.compile_trial import predicted, weights_of_programs
 from specbench.run.method_run import MethodRun
 from specbench.run.run import run, run_in_turn
+from specbench.run.warm_up import predicted, weights_of_programs
 
 
 def test_compiling_pays_where_it_takes_less_than_it_saves():

@@ -9,8 +9,7 @@ from small_runs import composed, interrupt_the_second_group, small
 
 import specbench.models.pretrained as pretrained
 import specbench.run.compare_command as command
-from specbench.config.build import build
-from specbench.config.loaded_targets import Targets
+from specbench.config.build import Targets, build
 from specbench.config.validate import check
 from specbench.errors import ConfigError
 from specbench.run import compare as in_turn

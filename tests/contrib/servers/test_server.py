@@ -491,7 +491,9 @@ def test_a_url_may_end_with_the_version_and_have_a_path():
 
 def test_no_server_no_model(monkeypatch, tmp_path, capsys):
     """The sentence comes before any model is loaded."""
-    monkeypatch.setattr("specbench.config.build.load_tokenizer", lambda *_: pytest.fail("a tokenizer was loaded"))
+    monkeypatch.setattr(
+        "specbench.config.memory_estimate.load_tokenizer", lambda *_: pytest.fail("a tokenizer was loaded")
+    )
     words = ["baseline=server", "baseline.url=http://127.0.0.1:9", "logger=none"]
     assert call(small(*words), monkeypatch, tmp_path) == 2
     told = capsys.readouterr().err
