@@ -14,7 +14,7 @@ from specbench.config.devices import pick_device, pick_dtype
 from specbench.config.memory import refuse_states_that_do_not_fit
 from specbench.config.memory_estimate import memory_budget, spare_columns
 from specbench.config.validate import ValidatedConfig
-from specbench.data.prompts import Prompt, Request, load
+from specbench.data.prompts import Data, Prompt, Request, load
 from specbench.decoding import processes
 from specbench.decoding.drafter import Drafter
 from specbench.decoding.executor import Executor
@@ -76,27 +76,21 @@ def build(
     chosen["baseline"].kind.reach(chosen["baseline"].settings)
     refuse_missing_processes(chosen["target"].settings.processes())
     data = _make(checked, "data")
-    prompts = in_order(load(data), root.order)
+    prompts = in_seeded_order(load(data), root.order)
     policy = _make(checked, "gamma_policy")
-    context = context_of(checked, policy.largest)
-    workload = _make(checked, "workload", root.seed)
-    refuse_slow_arrivals(workload, sum(len(prompt.turns) for prompt in prompts))
-    refuse_few_for_rates(workload, len(prompts), root.batch_size)
+    context = model_context(checked, policy.largest)
+    workload = make_workload(checked, prompts)
     spare = spare_columns(checked, policy.largest)
     rendered: dict[Prompt, Request] = {}
     budget = memory_budget(checked, prompts, context, spare, data, rendered, targets.has(checked), beside)
     announce(str(budget))
     # Lenience at temperature 0 compares the target's probabilities before argmax; drafters keep theirs.
     scored = dataclasses.replace(context.sampling, before_argmax=chosen.lenience < 1)
-    verifier = _make(checked, "lenience_policy", root.lenience).verifier(
-        lambda level: _make(checked, "verifier", scored, level)
-    )
+    lenience = _make(checked, "lenience_policy", root.lenience)
+    verifier = lenience.verifier(partial(_make, checked, "verifier", scored))
     refuse_long_warm_up(checked, policy, context.executor, budget.columns, len(verifier.levels))
     target = targets.get(checked, dataclasses.replace(context, sampling=scored), partial(_make, checked, "target"))
-    drafter = _make(checked, "drafter", context, target)
-    data.prepare(target, drafter.models)
-    refuse_unfit(target, drafter, policy.largest)
-    refuse_states_that_do_not_fit([target, *drafter.models], root.batch_size, policy.largest)
+    drafter = load_drafter(checked, context, target, data)
     decoding = _make(checked, "decoding")
     decoding.refuse_target(target)
     first_model = drafter.models[0] if drafter.models else None
@@ -121,11 +115,11 @@ def build(
         verdict_tokens=root.verdict_tokens,
         metrics={name: choice.kind.from_settings(choice.settings) for name, choice in checked.metrics.items()},
         stop_strings=root.stop_strings,
-        notes=notes(target, drafter, verifier, decoding.generate_settings),
+        notes=notes_on_models(target, drafter, verifier, decoding.generate_settings),
     )
 
 
-def context_of(checked: ValidatedConfig, gamma: int) -> Context:
+def model_context(checked: ValidatedConfig, gamma: int) -> Context:
     """What all models of the run have in common; `gamma` is the largest of its policy. Raises ConfigError."""
     root, chosen = checked.root, checked.choices
     device = pick_device(root.device)
@@ -142,6 +136,23 @@ def context_of(checked: ValidatedConfig, gamma: int) -> Context:
     )
 
 
+def make_workload(checked: ValidatedConfig, prompts: Sequence[Prompt]) -> Workload:
+    """When requests arrive. Raises ConfigError if that cannot be with these prompts."""
+    workload: Workload = _make(checked, "workload", checked.root.seed)
+    refuse_slow_arrivals(workload, sum(len(prompt.turns) for prompt in prompts))
+    refuse_few_for_rates(workload, len(prompts), checked.root.batch_size)
+    return workload
+
+
+def load_drafter(checked: ValidatedConfig, context: Context, target: LanguageModel, data: Data) -> Drafter:
+    """The drafter, with its models loaded. Raises ConfigError if it does not fit the target or the memory."""
+    drafter: Drafter = _make(checked, "drafter", context, target)
+    data.prepare(target, drafter.models)
+    refuse_unfit(target, drafter, context.gamma)
+    refuse_states_that_do_not_fit([target, *drafter.models], checked.root.batch_size, context.gamma)
+    return drafter
+
+
 def refuse_missing_processes(wanted: int) -> None:
     """Raises ConfigError if so many processes shall share the target, and this one is not one of them."""
     if wanted > 1 and processes.current.size != wanted:
@@ -151,7 +162,7 @@ def refuse_missing_processes(wanted: int) -> None:
         )
 
 
-def in_order(prompts: list[Prompt], order: int) -> list[Prompt]:
+def in_seeded_order(prompts: list[Prompt], order: int) -> list[Prompt]:
     """The prompts as they are if `order` is 0, else shuffled with this seed. Their noise does not depend on it."""
     return [prompts[i] for i in np.random.default_rng(order).permutation(len(prompts))] if order else prompts
 
@@ -206,7 +217,7 @@ def refuse_long_warm_up(
         )
 
 
-def notes(target: Model, drafter: Drafter, verifier: Verifier, applied: Sequence[str]) -> list[str]:
+def notes_on_models(target: Model, drafter: Drafter, verifier: Verifier, applied: Sequence[str]) -> list[str]:
     """Sentences that a reader of the numbers must know, such as that a model has random weights. `applied` are settings
     of a generation_config that are applied."""
     models = (("target", target), *(("drafter", model) for model in drafter.models))

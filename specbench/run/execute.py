@@ -177,7 +177,7 @@ def attach_placement(result: RunResult, placement: Placement | None) -> None:
     result.placement = placement
     if placement is None:
         return
-    result.notes += notes_of(placement)
+    result.notes += notes_on_placement(placement)
     if placement.shared and result.machine is not None:
         result.machine.steady = False
         result.machine.reasons += placement.shared
@@ -187,13 +187,13 @@ def attach_placement_of_several(result: dict[str, Any], placement: Placement | N
     """The same for the results of several processes that one job has started, as results.json holds them."""
     if placement is None:
         return
-    result |= {"placement": asdict(placement), "notes": [*result["notes"], *notes_of(placement)]}
+    result |= {"placement": asdict(placement), "notes": [*result["notes"], *notes_on_placement(placement)]}
     if placement.shared and result["machine"] is not None:
         reasons = [*result["machine"]["reasons"], *placement.shared]
         result["machine"] = result["machine"] | {"steady": False, "reasons": reasons}
 
 
-def notes_of(placement: Placement) -> list[str]:
+def notes_on_placement(placement: Placement) -> list[str]:
     """What is to be noted of a job that had cores of its own."""
     beside = f"other jobs ran on other cores of the machine ({placement.beside}): they share its memory"
     return [beside] if placement.beside else []

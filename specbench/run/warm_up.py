@@ -134,12 +134,12 @@ def pays_to_compile(session: Session, wanted: Batch, requests: int, warm_up_seco
         bandwidth = BandwidthProbe(parts.target.device)
         for _ in range(TRIAL_READS):
             bandwidth()
-        seconds, least = predicted(parts, gamma, plain, drafted, requests, bandwidth.roofs.read)
+        seconds, least = predicted_seconds(parts, gamma, plain, drafted, requests, bandwidth.roofs.read)
         return executor.decide(Work(seconds, least, weights))
     return False
 
 
-def predicted(
+def predicted_seconds(
     parts: Components,
     gamma: int,
     plain: DecodeResult,

@@ -14,7 +14,7 @@ from specbench.config.validate import check
 from specbench.errors import ConfigError
 from specbench.run import compare as in_turn
 from specbench.run.decoder import Session
-from specbench.run.interleave import in_order
+from specbench.run.interleave import order_of_ways
 from specbench.run.jobs import RunJob, jobs_of_one_task, jobs_that_share_decoding, labels_of
 from specbench.run.run import run, run_in_turn
 from specbench.stats.bootstrap import student_tail
@@ -135,9 +135,9 @@ def test_processes_number_their_clusters_anew():
 
 
 def test_the_order_of_ways_is_balanced():
-    two = [tuple(in_order(["a", "b"], number)) for number in range(6)]
+    two = [tuple(order_of_ways(["a", "b"], number)) for number in range(6)]
     assert two == [("a", "b"), ("b", "a")] * 3
-    orders = [tuple(in_order([*"abcd"], number)) for number in range(400)]
+    orders = [tuple(order_of_ways([*"abcd"], number)) for number in range(400)]
     for place in range(4):
         for way in "abcd":
             assert 70 < sum(order[place] == way for order in orders) < 130  # each 100 times but for chance
