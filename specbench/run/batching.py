@@ -90,15 +90,15 @@ class Requests:
     def open(self, number: int, first: int) -> TurnPlan:
         """A turn, whose groups are numbered from `first` on. All answers of the turns before it are known, and it is
         opened once. Raises ConfigError if no prompt fits the context, or if one is empty."""
-        parts, told = self.parts, len(self.too_long)
+        parts, before = self.parts, len(self.too_long)
         waiting = self._turn(number)
         if number == 0 and not waiting:
             raise ConfigError(
-                f"no prompt fits: the shortest has {self._length(min(self.too_long))}, "
-                f"and {parts.target.name} reads at most {self._length(parts.longest_prompt)}"
+                f"no prompt fits: the shortest has {parts.target.length(min(self.too_long))}, "
+                f"and {parts.target.name} reads at most {parts.target.length(parts.longest_prompt)}"
             )
-        if len(self.too_long) > told:
-            log.warning("%s", self._left_out(number, len(self.too_long) - told, waiting))
+        if len(self.too_long) > before:
+            log.warning("%s", self._left_out(number, len(self.too_long) - before, waiting))
         longest = max((len(request.tokens) for request in waiting), default=0)
         columns = min(longest + parts.max_new_tokens, parts.target.context) + self.spare
         inputs = [request.encoder_input for request in waiting if request.encoder_input is not None]
@@ -115,18 +115,15 @@ class Requests:
 
     def _left_out(self, turn: int, count: int, waiting: Sequence[Request]) -> str:
         """That requests are left out from this turn on, and of which categories none is left."""
-        told = f"{count} request{'s do' if count > 1 else ' does'} not fit the "
-        told += f"{self._length(self.parts.longest_prompt)} that can be read"
-        told += f", or would follow one that does not, from turn {turn + 1} on" if max(self.turns.values()) > 1 else ""
-        told += f", and {'are' if count > 1 else 'is'} left out: the longest has {self._length(max(self.too_long))}"
+        length = self.parts.target.length
+        text = f"{count} request{'s do' if count > 1 else ' does'} not fit the "
+        text += f"{length(self.parts.longest_prompt)} that can be read"
+        text += f", or would follow one that does not, from turn {turn + 1} on" if max(self.turns.values()) > 1 else ""
+        text += f", and {'are' if count > 1 else 'is'} left out: the longest has {length(max(self.too_long))}"
         left = {request.category for request in waiting}
         lost = dict.fromkeys(p.category for p in self.parts.prompts if p.category not in left) if turn == 0 else {}
         names = [name for name in lost if name]
-        return told + (f"; none is left of {', '.join(names)}" if names else "")
-
-    def _length(self, prompt_tokens: int) -> str:
-        """So many tokens of a prompt or, of a sound, the seconds of so many positions."""
-        return self.parts.target.length(prompt_tokens)
+        return text + (f"; none is left of {', '.join(names)}" if names else "")
 
     def _cuts(self, requests: int) -> list[int]:
         """Where the groups of a turn begin and end."""

@@ -1,6 +1,6 @@
 """The session of a run: decodes groups of requests and times them."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from specbench.config.components import Components
@@ -65,7 +65,7 @@ class Session:
         (target.reopen if again else target.allocate)(parts.batch_size, columns)
         longest = max((job.limit for job in jobs), default=0)
         state.stride = stride(parts, policy if speculative else None, verifier, longest, arrivals is not None)
-        record = untimed(target.executor, lambda *of_round: self._record(recorder, of_round))
+        record = untimed(target.executor, recorder, self.experts.count)
         try:
             with target.executor.timed(clock.launch), self.experts.watching():
                 if speculative:
@@ -79,10 +79,6 @@ class Session:
         if evidence or laws:
             decoded.evidence = recorder.evidence(len(jobs))
         return decoded
-
-    def _record(self, recorder: Recorder, of_round: tuple[Any, ...]) -> None:
-        recorder(*of_round)
-        self.experts.count()
 
     @staticmethod
     def _decoded(queue: Queue, clock: Timer, recorder: Recorder, models: Sequence[Model]) -> DecodeResult:
@@ -117,12 +113,13 @@ class Session:
         return self._state
 
 
-def untimed(executor: Executor, hook: RoundHook) -> RoundHook:
-    """A round hook whose launches are no part of decoding: the clock is not told of them."""
+def untimed(executor: Executor, hook: RoundHook, after: Callable[[], None] = lambda: None) -> RoundHook:
+    """A round hook, and a call `after` it, whose launches the clock does not count as decoding."""
 
     def record(*of_round: Any) -> None:
         with executor.timed(lambda: None):
             hook(*of_round)
+            after()
 
     return record
 

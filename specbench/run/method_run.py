@@ -27,7 +27,7 @@ from specbench.stats.records import DecodeResult, Failure, Group, Result, RunRec
 from specbench.stats.verdict_records import LAW_BYTES, ReferenceScore
 
 log = logging.getLogger(__name__)
-Told = Callable[[Group], None]
+GroupHook = Callable[[Group], None]
 
 
 class NullWriter:
@@ -43,7 +43,7 @@ class NullWriter:
 class MethodRun:
     """A run. `prompts.jsonl.part` in `out_dir` grows with every finished group."""
 
-    def __init__(self, parts: Components, out_dir: Path | None, told: Told, phases: Phases):
+    def __init__(self, parts: Components, out_dir: Path | None, told: GroupHook, phases: Phases):
         """`told` is called with each group that is written; without a folder none is. Raises ConfigError if the folder
         cannot be written."""
         self.parts, self.session = parts, Session(parts)
