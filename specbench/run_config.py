@@ -37,7 +37,7 @@ class Role(Flag):
 
 
 @dataclass(frozen=True)
-class Group:
+class SettingGroup:
     """A group of `conf/`: the dotted name of the base class of its options, which is imported when it is needed (most
     load torch, and a mistyped key is told before that), and what depends on the choice."""
 
@@ -46,18 +46,18 @@ class Group:
 
 
 GROUPS = {
-    "target": Group("specbench.decoding.model.Target", Role.TASK | Role.LOADED),
-    "drafter": Group("specbench.decoding.drafter.Drafter", Role.DRAFTING),
-    "gamma_policy": Group("specbench.decoding.gamma_policy.GammaPolicy", Role.DRAFTING),
-    "verifier": Group("specbench.decoding.verifier.Verifier", Role.DRAFTING),
-    "decoding": Group("specbench.decoding.search.Decoding", Role.TASK),
-    "lenience_policy": Group("specbench.policies.lenience.base.LeniencePolicy", Role.DRAFTING),
-    "cache": Group("specbench.cache.slots.SlotCache"),
-    "executor": Group("specbench.decoding.executor.Executor", Role.LOADED | Role.UNTRACED),
-    "data": Group("specbench.data.prompts.Data", Role.TASK | Role.UNTRACED),
-    "workload": Group("specbench.policies.workload.base.Workload", Role.TASK | Role.UNTRACED),
-    "baseline": Group("specbench.peers.base.Peers", Role.DRAFTING | Role.UNTRACED | Role.POOLED),
-    "logger": Group("specbench.results.loggers.base.Logger", Role.LABEL),
+    "target": SettingGroup("specbench.decoding.model.Target", Role.TASK | Role.LOADED),
+    "drafter": SettingGroup("specbench.decoding.drafter.Drafter", Role.DRAFTING),
+    "gamma_policy": SettingGroup("specbench.decoding.gamma_policy.GammaPolicy", Role.DRAFTING),
+    "verifier": SettingGroup("specbench.decoding.verifier.Verifier", Role.DRAFTING),
+    "decoding": SettingGroup("specbench.decoding.search.Decoding", Role.TASK),
+    "lenience_policy": SettingGroup("specbench.policies.lenience.base.LeniencePolicy", Role.DRAFTING),
+    "cache": SettingGroup("specbench.cache.slots.SlotCache"),
+    "executor": SettingGroup("specbench.decoding.executor.Executor", Role.LOADED | Role.UNTRACED),
+    "data": SettingGroup("specbench.data.prompts.Data", Role.TASK | Role.UNTRACED),
+    "workload": SettingGroup("specbench.policies.workload.base.Workload", Role.TASK | Role.UNTRACED),
+    "baseline": SettingGroup("specbench.peers.base.Peers", Role.DRAFTING | Role.UNTRACED | Role.POOLED),
+    "logger": SettingGroup("specbench.results.loggers.base.Logger", Role.LABEL),
 }
 METRICS = "metrics"  # of the group `metric`, several may be chosen: metric=[a,b]
 OTHERS = {METRICS: Role.DRAFTING | Role.POOLED, "metric": Role.NONE, "experiment": Role.LABEL, "hydra": Role.NONE}

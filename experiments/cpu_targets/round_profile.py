@@ -19,13 +19,13 @@ from torch.profiler import ProfilerActivity, profile
 import specbench.decoding.autoregressive
 import specbench.decoding.speculative
 from specbench.config.build import build
+from specbench.config.components import Components
 from specbench.config.compose import compose
 from specbench.config.validate import check
 from specbench.decoding.noise import prompt_key
 from specbench.decoding.state import Job
 from specbench.decoding.timer import Lap
 from specbench.run.batching import Batch, Requests
-from specbench.run.components import Components
 from specbench.run.decoder import Session
 from specbench.run.warm_up import warm_up
 from specbench.stats.records import DecodeResult

@@ -1,20 +1,20 @@
 """Builds the parts of a run from a checked configuration: prompts, models and components."""
 
 import dataclasses
+import json
 import logging
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
-import torch
 
-from specbench.component import from_ring
+from specbench.config.components import Components, segment_size, timed_gammas, warm_up_tokens
 from specbench.config.devices import pick_device, pick_dtype
-from specbench.config.loaded_targets import Targets
-from specbench.config.memory import Budget, refuse_states_that_do_not_fit
+from specbench.config.memory import refuse_states_that_do_not_fit
+from specbench.config.memory_estimate import memory_budget, spare_columns
 from specbench.config.validate import ValidatedConfig
-from specbench.data.prompts import Data, Prompt, load, render
+from specbench.data.prompts import Data, Prompt, Request, load
 from specbench.decoding import processes
 from specbench.decoding.drafter import Drafter
 from specbench.decoding.executor import Executor
@@ -22,25 +22,45 @@ from specbench.decoding.gamma_policy import GammaPolicy
 from specbench.decoding.model import Model
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.verifier import Verifier
-from specbench.drafters.sampling_overrides import OwnSampling
 from specbench.errors import ConfigError, first_line
-from specbench.executors.machine import free_bytes
-from specbench.models.architecture import ModelSize
 from specbench.models.context import Context
 from specbench.models.language_model import LanguageModel
-from specbench.models.pretrained import footprint, load_tokenizer, uses_template
 from specbench.policies.workload.base import Workload
-from specbench.run.batching import MOST, segment_size
-from specbench.run.components import Components, timed_gammas
-from specbench.run.warm_up import warm_up_tokens
-from specbench.run_config import RunConfig
-from specbench.stats.position_stats import CHUNK
-from specbench.stats.verdict_records import LAW_BYTES
+from specbench.run_config import Role, with_role
 
 log = logging.getLogger(__name__)
 LONGEST_WAIT = 24 * 3600  # seconds until the last request arrives
-MOST_START_TOKENS = 4  # of an encoder-decoder's text: the start, a language, a task, and that no times are wanted
 MOST_WARM_UP_TOKENS = 500_000  # a row
+
+
+class Targets:
+    """The targets that were loaded so far, by the settings that they were loaded with."""
+
+    def __init__(self) -> None:
+        self._loaded: dict[str, tuple[LanguageModel, Any]] = {}  # with what its executor knew when it was loaded
+
+    def has(self, checked: ValidatedConfig) -> bool:
+        """Whether the target of these settings is loaded."""
+        return _key(checked) in self._loaded
+
+    def get(
+        self, checked: ValidatedConfig, context: Context, load: Callable[[Context], LanguageModel]
+    ) -> LanguageModel:
+        """The target of these settings, with the sampling, cache and executor of `context`: loaded by `load` at most
+        once."""
+        key = _key(checked)
+        if key in self._loaded:
+            model, loaded = self._loaded[key]
+            context.executor.share(loaded)
+            return model.shared(context.sampling, context.new_cache, context.executor)
+        model = load(context)
+        self._loaded[key] = model, context.executor.loaded()
+        return model
+
+
+def _key(checked: ValidatedConfig) -> str:
+    settings: dict[str, Any] = {key: checked.resolved.get(key) for key in with_role(Role.LOADED)}
+    return json.dumps(settings, sort_keys=True, default=str)
 
 
 def build(
@@ -56,37 +76,21 @@ def build(
     chosen["baseline"].kind.reach(chosen["baseline"].settings)
     refuse_missing_processes(chosen["target"].settings.processes())
     data = _make(checked, "data")
-    prompts = in_order(load(data), root.order)
-    device = pick_device(root.device)
+    prompts = in_seeded_order(load(data), root.order)
     policy = _make(checked, "gamma_policy")
-    context = Context(
-        device=device,
-        dtype=pick_dtype(root.dtype, device),
-        sampling=Sampling(root.temperature, root.top_k, root.top_p, root.repetition_penalty),
-        new_cache=partial(chosen["cache"].kind.from_settings, chosen["cache"].settings),
-        executor=_make(checked, "executor", device, chosen, checked.traced()),
-        seed=root.seed,
-        gamma=policy.largest,
-        attention=root.attention,
-        stop_strings=root.stop_strings,
-    )
-    workload = _make(checked, "workload", root.seed)
-    refuse_slow_arrivals(workload, sum(len(prompt.turns) for prompt in prompts))
-    refuse_few_for_rates(workload, len(prompts), root.batch_size)
+    context = model_context(checked, policy.largest)
+    workload = make_workload(checked, prompts)
     spare = spare_columns(checked, policy.largest)
-    budget = memory_budget(checked, prompts, context, spare, data, targets.has(checked), beside)
+    rendered: dict[Prompt, Request] = {}
+    budget = memory_budget(checked, prompts, context, spare, data, rendered, targets.has(checked), beside)
     announce(str(budget))
     # Lenience at temperature 0 compares the target's probabilities before argmax; drafters keep theirs.
     scored = dataclasses.replace(context.sampling, before_argmax=chosen.lenience < 1)
-    verifier = _make(checked, "lenience_policy", root.lenience).verifier(
-        lambda level: _make(checked, "verifier", scored, level)
-    )
+    lenience = _make(checked, "lenience_policy", root.lenience)
+    verifier = lenience.verifier(partial(_make, checked, "verifier", scored))
     refuse_long_warm_up(checked, policy, context.executor, budget.columns, len(verifier.levels))
     target = targets.get(checked, dataclasses.replace(context, sampling=scored), partial(_make, checked, "target"))
-    drafter = _make(checked, "drafter", context, target)
-    data.prepare(target, drafter.models)
-    refuse_unfit(target, drafter, policy.largest)
-    refuse_states_that_do_not_fit([target, *drafter.models], root.batch_size, policy.largest)
+    drafter = load_drafter(checked, context, target, data)
     decoding = _make(checked, "decoding")
     decoding.refuse_target(target)
     first_model = drafter.models[0] if drafter.models else None
@@ -100,6 +104,7 @@ def build(
         verifier=verifier,
         decoding=decoding,
         prompts=prompts,
+        rendered=rendered,
         peers=_make(checked, "baseline", context, target, first_model, root.gamma).by_name(),
         workload=workload,
         max_new_tokens=root.max_new_tokens,
@@ -110,8 +115,42 @@ def build(
         verdict_tokens=root.verdict_tokens,
         metrics={name: choice.kind.from_settings(choice.settings) for name, choice in checked.metrics.items()},
         stop_strings=root.stop_strings,
-        notes=notes(target, drafter, verifier, decoding.generate_settings),
+        notes=notes_on_models(target, drafter, verifier, decoding.generate_settings),
     )
+
+
+def model_context(checked: ValidatedConfig, gamma: int) -> Context:
+    """What all models of the run have in common; `gamma` is the largest of its policy. Raises ConfigError."""
+    root, chosen = checked.root, checked.choices
+    device = pick_device(root.device)
+    return Context(
+        device=device,
+        dtype=pick_dtype(root.dtype, device),
+        sampling=Sampling(root.temperature, root.top_k, root.top_p, root.repetition_penalty),
+        new_cache=partial(chosen["cache"].kind.from_settings, chosen["cache"].settings),
+        executor=_make(checked, "executor", device, chosen, checked.traced()),
+        seed=root.seed,
+        gamma=gamma,
+        attention=root.attention,
+        stop_strings=root.stop_strings,
+    )
+
+
+def make_workload(checked: ValidatedConfig, prompts: Sequence[Prompt]) -> Workload:
+    """When requests arrive. Raises ConfigError if that cannot be with these prompts."""
+    workload: Workload = _make(checked, "workload", checked.root.seed)
+    refuse_slow_arrivals(workload, sum(len(prompt.turns) for prompt in prompts))
+    refuse_few_for_rates(workload, len(prompts), checked.root.batch_size)
+    return workload
+
+
+def load_drafter(checked: ValidatedConfig, context: Context, target: LanguageModel, data: Data) -> Drafter:
+    """The drafter, with its models loaded. Raises ConfigError if it does not fit the target or the memory."""
+    drafter: Drafter = _make(checked, "drafter", context, target)
+    data.prepare(target, drafter.models)
+    refuse_unfit(target, drafter, context.gamma)
+    refuse_states_that_do_not_fit([target, *drafter.models], checked.root.batch_size, context.gamma)
+    return drafter
 
 
 def refuse_missing_processes(wanted: int) -> None:
@@ -123,15 +162,7 @@ def refuse_missing_processes(wanted: int) -> None:
         )
 
 
-def spare_columns(checked: ValidatedConfig, gamma: int) -> int:
-    """The columns that a request may need beyond its limit, with rounds of at most `gamma` levels of guesses."""
-    drafter, choice = checked.choices["drafter"], checked.choices["decoding"]
-    nodes = drafter.kind.nodes(drafter.settings, gamma)
-    spare: int = choice.kind.spare(choice.settings, nodes, gamma, checked.root.max_new_tokens)
-    return spare
-
-
-def in_order(prompts: list[Prompt], order: int) -> list[Prompt]:
+def in_seeded_order(prompts: list[Prompt], order: int) -> list[Prompt]:
     """The prompts as they are if `order` is 0, else shuffled with this seed. Their noise does not depend on it."""
     return [prompts[i] for i in np.random.default_rng(order).permutation(len(prompts))] if order else prompts
 
@@ -148,124 +179,6 @@ def _make(checked: ValidatedConfig, group: str, *arguments: Any) -> Any:
             f"{group}._target_={choice.kind.__module__}.{choice.kind.__qualname__} cannot be built from its settings "
             f"({first_line(error)}): choose one with {group}=NAME, or see run.log"
         ) from error
-
-
-def memory_budget(
-    checked: ValidatedConfig,
-    prompts: Sequence[Prompt],
-    context: Context,
-    spare: int,
-    data: Data,
-    loaded: bool = False,
-    beside: int = 1,
-) -> Budget:
-    """The most memory that the run will need, besides the target's weights if they are `loaded`; `spare` is as in
-    `Parts`, `prompts` are those of `data`, `beside` as in `build`. Raises ConfigError if the device has less."""
-    root, chosen = checked.root, checked.choices
-    if any(model.processes() > 1 for role in ("target", "drafter") for model in chosen[role].settings.models()):
-        from_ring("tensor_parallel.rules.refuse_indivisible")(chosen)
-    footprints = [
-        footprint(model, role, context.dtype).share(model.processes())
-        for role in ("target", "drafter")
-        for model in chosen[role].settings.models()
-    ]
-    data.refuse(chosen, footprints)
-    for family in dict.fromkeys(model.family for model in footprints):
-        family.refuse(chosen, footprints, data)
-    refuse_encoders(checked, footprints)
-    if any(model.recurrent for model in footprints):
-        context.executor.without_programs()
-    refuse_more_than_the_target_has(checked, context.gamma, footprints[0])
-    longest = footprints[0].heard or longest_text(checked, prompts)
-    inputs = longest if footprints[0].crossing else 0
-    columns = min((MOST_START_TOKENS if inputs else longest) + root.max_new_tokens, footprints[0].context) + spare
-    drafter, decoding = chosen["drafter"], chosen["decoding"]
-    nodes = drafter.kind.nodes(drafter.settings, context.gamma)
-    executor, cache = context.executor, chosen["cache"]
-    in_all = cache.kind.columns_in_all(cache.settings, root.batch_size, executor.columns(columns))
-    peers = chosen["baseline"].kind.loads_models and executor.changes_modules
-    verdict = root.verdict_tokens > 0 and executor.changes_modules and not peers  # its stock target
-    copies = footprints[0].weights * (drafter.kind.target_copies + (verdict and not loaded))
-    if loaded:
-        footprints[0] = dataclasses.replace(footprints[0], weights=0, tied=0)
-    doubled = sum(executor.doubles(f.weights, f.tied, context.device, context.dtype) for f in footprints)
-    budget = Budget.of(
-        footprints,
-        copies=2 if peers else 1,
-        doubled=doubled + copies,
-        laws=_laws(root, footprints[0].vocab_size),
-        rows=root.batch_size,
-        columns=columns,
-        held=in_all,
-        tokens=decoding.kind.target_tokens(decoding.settings, nodes, context.gamma),
-        prefill_chunk=root.prefill_chunk,
-        read_again=CHUNK,
-        graphs=executor.captures_graphs,
-        dtype=context.dtype,
-        device=context.device,
-        inputs=inputs,
-        processes=max(beside, chosen["target"].settings.processes()),
-    )
-    if chosen["target"].settings.divided() and not chosen["target"].settings.processes() > 1:  # on all GPUs
-        devices = [torch.device("cuda", number) for number in range(torch.cuda.device_count())]
-        budget = dataclasses.replace(budget, free=sum(map(free_bytes, devices)))
-    budget.check()
-    return budget
-
-
-def longest_text(checked: ValidatedConfig, prompts: Sequence[Prompt]) -> int:
-    """The most tokens of a prompt, with all its turns."""
-    settings = checked.choices["target"].settings
-    tokenizer = load_tokenizer(settings, "target")
-    chat = uses_template(settings, tokenizer, "target")
-    return max(len(render(prompt, ["..."] * (len(prompt.turns) - 1), tokenizer, chat).tokens) for prompt in prompts)
-
-
-def _laws(root: RunConfig, vocab_size: int) -> int:
-    """Bytes of the target's probabilities that are kept until texts were read, at most: of speculated texts, rejected
-    guesses included, and of plain decoding's."""
-    if not root.temperature:
-        return 0
-    plain = 4 * MOST * root.batch_size * root.max_new_tokens * vocab_size
-    return int(min(LAW_BYTES, 2 * plain) + min(LAW_BYTES, plain))
-
-
-def refuse_more_than_the_target_has(checked: ValidatedConfig, largest: int, target: ModelSize) -> None:
-    """Raises ConfigError if a top_k is above the target's vocabulary, or gamma fills its context."""
-    drafts = checked.choices["drafter"].settings
-    wanted = {"top_k": checked.root.top_k, "drafter.top_k": drafts.top_k if isinstance(drafts, OwnSampling) else None}
-    for key, top_k in wanted.items():
-        if (top_k or 0) > target.vocab_size:
-            raise ConfigError(
-                f"{key}={top_k} is not allowed: the target has {target.vocab_size} tokens in all, and 0 is off"
-            )
-    if largest >= target.context:
-        raise ConfigError(f"gamma={largest} is not possible: the target's context is {target.context} tokens")
-
-
-def refuse_encoders(checked: ValidatedConfig, models: Sequence[ModelSize]) -> None:
-    """Raises ConfigError if one of the models, the target's first, has an encoder that another choice cannot use."""
-    chosen, target = checked.choices, models[0]
-    drafter, path = chosen["drafter"], chosen["target"].settings.path
-    if not target.crossing:
-        if any(model.crossing for model in models):
-            raise ConfigError(
-                f"drafter={drafter.name} is an encoder-decoder, but target.path={path} is not, so its encoder would "
-                "have no input: give a drafter without an encoder"
-            )
-        return
-    drafts = drafter.kind.drafts_with_encoders(drafter.settings)
-    attention, executor, baseline = checked.root.attention, chosen["executor"], chosen["baseline"]
-    for key, value, possible, others in (
-        ("drafter", drafter.name, drafts, "model, tree, ngram or prompt_lookup"),
-        ("executor", executor.name, executor.kind.runs_encoders, "auto, eager, prepacked or compiled"),
-        ("attention", attention, attention != "triton", "sdpa"),
-        ("baseline", baseline.name, baseline.kind.runs_encoders, "autoregressive or transformers"),
-    ):
-        if not possible:
-            raise ConfigError(
-                f"{key}={value} is not possible with target.path={path}, an encoder-decoder: choose {key}={others}"
-            )
 
 
 def refuse_slow_arrivals(workload: Workload, requests: int) -> None:
@@ -304,7 +217,7 @@ def refuse_long_warm_up(
         )
 
 
-def notes(target: LanguageModel, drafter: Drafter, verifier: Verifier, applied: Sequence[str]) -> list[str]:
+def notes_on_models(target: LanguageModel, drafter: Drafter, verifier: Verifier, applied: Sequence[str]) -> list[str]:
     """Sentences that a reader of the numbers must know, such as that a model has random weights. `applied` are settings
     of a generation_config that are applied."""
     models = (("target", target), *(("drafter", model) for model in drafter.models))

@@ -21,7 +21,7 @@ NUMBERS = {1: "one", 2: "two", 3: "three", 4: "four", 5: "five", 6: "six", 7: "s
 
 
 @dataclass(frozen=True)
-class Model:
+class SizedModel:
     """One model of the run: its footprint, and the sizes that processes have to share evenly."""
 
     footprint: ModelSize
@@ -33,7 +33,7 @@ def devices_needed(run: Selections, gamma: int) -> str:
     one then needs. Raises ConfigError if a model cannot be divided."""
     dtype = {"float32": torch.float32, "float16": torch.float16}.get(run.scalars["dtype"], torch.bfloat16)
     target, *drafters = [
-        Model(footprint(shape, role, dtype), sizes_of(load_config(shape, role).get_text_config()))
+        SizedModel(footprint(shape, role, dtype), sizes_of(load_config(shape, role).get_text_config()))
         for role in ("target", "drafter")
         for shape in map(_shape, run[role].settings.models())
     ]
@@ -57,7 +57,13 @@ def _shape(settings: Any) -> Any:
 
 
 def _smallest(
-    target: Model, drafters: Sequence[Model], room: int, run: Selections, columns: int, gamma: int, dtype: torch.dtype
+    target: SizedModel,
+    drafters: Sequence[SizedModel],
+    room: int,
+    run: Selections,
+    columns: int,
+    gamma: int,
+    dtype: torch.dtype,
 ) -> Iterator[str]:
     """The fewest devices with so much room: with the drafter whole on each, then, if they are fewer, divided."""
     before = MOST + 1

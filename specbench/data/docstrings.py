@@ -7,7 +7,7 @@ from functools import cache
 
 from specbench.data.prompts import Data, Prompt
 from specbench.data.stdlib_corpus import read_modules
-from specbench.results.fingerprint import of_python
+from specbench.fingerprint import of_python
 from specbench.settings import BaseSettings, setting
 
 SHORTEST, LONGEST = 3, 40  # lines of a function without its documentation

@@ -14,7 +14,7 @@ from typing import Any
 from specbench.data.prompts import Data, Prompt
 from specbench.data.stdlib_corpus import read_modules
 from specbench.errors import ConfigError
-from specbench.results.fingerprint import of_python
+from specbench.fingerprint import of_python
 from specbench.settings import BaseSettings, setting
 
 SIGNATURE = re.compile(r"^\s*(async )?def \w+\(.*\).*:\s*$")

@@ -2,18 +2,17 @@
 
 import logging
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from specbench.config.components import FEWEST, MOST, Components, segment_size
 from specbench.data.prompts import Prompt, Request, render, with_features
 from specbench.decoding.encoder_input import EncoderInput
 from specbench.errors import ConfigError
 from specbench.policies.workload.base import Workload
-from specbench.run.components import Components
 from specbench.stats.records import Result
 
 log = logging.getLogger(__name__)
 GROUPS = 8  # of a turn, if there are enough requests: so often both ways of decoding take turns
-FEWEST, MOST = 4, 16  # requests per row in a group: rows idle at the end of each, and a failure loses all of it
 
 
 @dataclass(frozen=True)
@@ -35,7 +34,7 @@ class Batch:
 class TurnPlan:
     """The requests of one turn of all prompts, before any of them is decoded."""
 
-    waiting: Sequence[Prompt]  # in order
+    waiting: Sequence[Request]  # in order
     cuts: Sequence[int]  # where groups begin, and the end of the last one
     first: int  # the number of its first group
     columns: int  # of the cache, that the longest request needs
@@ -91,45 +90,40 @@ class Requests:
     def open(self, number: int, first: int) -> TurnPlan:
         """A turn, whose groups are numbered from `first` on. All answers of the turns before it are known, and it is
         opened once. Raises ConfigError if no prompt fits the context, or if one is empty."""
-        parts, told = self.parts, len(self.too_long)
+        parts, before = self.parts, len(self.too_long)
         waiting = self._turn(number)
         if number == 0 and not waiting:
             raise ConfigError(
-                f"no prompt fits: the shortest has {self._length(min(self.too_long))}, "
-                f"and {parts.target.name} reads at most {self._length(parts.longest_prompt)}"
+                f"no prompt fits: the shortest has {parts.target.length(min(self.too_long))}, "
+                f"and {parts.target.name} reads at most {parts.target.length(parts.longest_prompt)}"
             )
-        if len(self.too_long) > told:
-            log.warning("%s", self._left_out(number, len(self.too_long) - told, [prompt for prompt, _ in waiting]))
-        longest, start = max((tokens for _, tokens in waiting), default=0), parts.target.start_tokens
-        columns = longest if start is None else len(start)
-        columns = min(columns + parts.max_new_tokens, parts.target.context) + self.spare
-        read = [] if start is None else [prompt for prompt, tokens in waiting if tokens == longest]
-        longest_input = self._request(read[0]).encoder_input if read else None
-        return TurnPlan([prompt for prompt, _ in waiting], self._cuts(len(waiting)), first, columns, longest_input)
+        if len(self.too_long) > before:
+            log.warning("%s", self._left_out(number, len(self.too_long) - before, waiting))
+        longest = max((len(request.tokens) for request in waiting), default=0)
+        columns = min(longest + parts.max_new_tokens, parts.target.context) + self.spare
+        inputs = [request.encoder_input for request in waiting if request.encoder_input is not None]
+        return TurnPlan(waiting, self._cuts(len(waiting)), first, columns, max(inputs, key=len, default=None))
 
     def wanted(self, turn: TurnPlan, number: int) -> Batch:
         """The group of this number."""
         begin, end = turn.cuts[number - turn.first], turn.cuts[number - turn.first + 1]
-        asked, workload = [self._request(prompt) for prompt in turn.waiting[begin:end]], self.parts.workload
+        asked, workload = list(turn.waiting[begin:end]), self.parts.workload
         for request in asked:
             request.prepare()
         arrivals, rate = workload.arrivals(len(asked), number), workload.rate(number)
         return Batch(asked, turn.columns, arrivals, rate, turn.longest_input)
 
-    def _left_out(self, turn: int, count: int, waiting: Sequence[Prompt]) -> str:
+    def _left_out(self, turn: int, count: int, waiting: Sequence[Request]) -> str:
         """That requests are left out from this turn on, and of which categories none is left."""
-        told = f"{count} request{'s do' if count > 1 else ' does'} not fit the "
-        told += f"{self._length(self.parts.longest_prompt)} that can be read"
-        told += f", or would follow one that does not, from turn {turn + 1} on" if max(self.turns.values()) > 1 else ""
-        told += f", and {'are' if count > 1 else 'is'} left out: the longest has {self._length(max(self.too_long))}"
-        left = {prompt.category for prompt in waiting}
+        length = self.parts.target.length
+        text = f"{count} request{'s do' if count > 1 else ' does'} not fit the "
+        text += f"{length(self.parts.longest_prompt)} that can be read"
+        text += f", or would follow one that does not, from turn {turn + 1} on" if max(self.turns.values()) > 1 else ""
+        text += f", and {'are' if count > 1 else 'is'} left out: the longest has {length(max(self.too_long))}"
+        left = {request.category for request in waiting}
         lost = dict.fromkeys(p.category for p in self.parts.prompts if p.category not in left) if turn == 0 else {}
         names = [name for name in lost if name]
-        return told + (f"; none is left of {', '.join(names)}" if names else "")
-
-    def _length(self, prompt_tokens: int) -> str:
-        """So many tokens of a prompt or, of a sound, the seconds of so many positions."""
-        return self.parts.target.length(prompt_tokens)
+        return text + (f"; none is left of {', '.join(names)}" if names else "")
 
     def _cuts(self, requests: int) -> list[int]:
         """Where the groups of a turn begin and end."""
@@ -139,9 +133,8 @@ class Requests:
         count = segments(requests, rows, workload)
         return [number * requests // count for number in range(count + 1)] if count else []
 
-    def _turn(self, turn: int) -> list[tuple[Prompt, int]]:
-        """The prompts with a next turn that fits the context, and its tokens; the tokens themselves are made again when
-        it is decoded, since those of all prompts would fill the memory. Raises ConfigError if one is empty."""
+    def _turn(self, turn: int) -> list[Request]:
+        """The next turns of prompts that fit the context. Raises ConfigError if one is empty."""
         target, waiting = self.parts.target, []
         for prompt in self.parts.prompts:
             if len(prompt.turns) <= turn or len(self.answers[prompt.id]) != turn:
@@ -151,7 +144,7 @@ class Requests:
             if not tokens:
                 raise ConfigError(f"prompt {request.id} is empty, and the tokenizer of {target.name} has no BOS token")
             if tokens <= self.parts.longest_prompt:
-                waiting.append((prompt, tokens))
+                waiting.append(request)
             else:  # the turns after it cannot be asked either
                 self.too_long += [tokens] * (len(prompt.turns) - turn)
         return waiting
@@ -163,7 +156,10 @@ class Requests:
         features = target.features(prompt.sound)
         if features is not None and start is not None:
             return with_features(prompt, features, start)
-        return render(prompt, answers, target.tokenizer, target.chat_template, start)
+        if prompt not in self.parts.rendered:
+            return render(prompt, answers, target.tokenizer, target.chat_template, start)
+        known = self.parts.rendered[prompt]
+        return known if start is None else replace(known, tokens=list(start), encoder_input=known.tokens)
 
 
 def group_size(requests: int, rows: int) -> int:
@@ -173,11 +169,6 @@ def group_size(requests: int, rows: int) -> int:
         return 1
     groups = max(min(GROUPS, requests // (FEWEST * rows)), -(-requests // (MOST * rows)), 1)
     return max(1, -(-requests // groups))
-
-
-def segment_size(rows: int, workload: Workload) -> int:
-    """The number of requests that a segment of a workload over time has at least."""
-    return max(FEWEST * rows, workload.segment)
 
 
 def segments(requests: int, rows: int, workload: Workload) -> int:

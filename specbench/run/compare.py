@@ -87,7 +87,7 @@ def differences_in_work(runs: Mapping[str, StoredRun]) -> list[str]:
     return notes + ([f"how processes differ is no part of the intervals of {', '.join(pooled)}"] if pooled else [])
 
 
-def notes_of(jobs: Sequence[RunJob]) -> list[str]:
+def notes_on_comparison(jobs: Sequence[RunJob]) -> list[str]:
     """What a reader of a ranking must know, in sentences: verdicts, the machine, engines that differ."""
     done = [job for job in jobs if (job.folder / "results.json").exists()]
     names = labels_of(own_words([list(job.overrides) for job in jobs]))

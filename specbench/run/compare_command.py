@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 NAME = "compare"  # of the folder in outputs/, unless a name or an experiment is given
 
 
-def parser() -> argparse.ArgumentParser:
+def comparison_parser() -> argparse.ArgumentParser:
     """The command line."""
     parser = argparse.ArgumentParser(prog="specbench.compare", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
@@ -34,7 +34,7 @@ def parser() -> argparse.ArgumentParser:
 
 def main(arguments: list[str] | None = None) -> None:
     """Runs the command; a mistake of the user's becomes one sentence and exit code 2."""
-    args = parser().parse_intermixed_args(arguments)
+    args = comparison_parser().parse_intermixed_args(arguments)
     inputs = args.inputs
     try:
         with handled():
@@ -102,7 +102,7 @@ def compare_sweep(overrides: Sequence[str], also: Sequence[str] = ()) -> int:
     configure_log(config.hydra.job_logging, False)
 
     from specbench.results.terminal import show
-    from specbench.run.compare import is_finished, notes_of, run_jobs, show_comparison
+    from specbench.run.compare import is_finished, notes_on_comparison, run_jobs, show_comparison
 
     status = "complete"
     if is_finished(jobs) and not any(job.checked.root.force for job in jobs):
@@ -111,7 +111,7 @@ def compare_sweep(overrides: Sequence[str], also: Sequence[str] = ()) -> int:
         status = run_jobs(jobs, lambda text: show(Text(text, style="dim")))
     summary, code = sweep.summarise(printed=False, page=False)
     show_comparison(sweep.folder, jobs)
-    for warning in notes_of(jobs):
+    for warning in notes_on_comparison(jobs):
         show(Text(f"note: {warning}"))
     if status == "interrupted":
         raise KeyboardInterrupt(f"what was finished is in {sweep.folder}")

@@ -1,9 +1,11 @@
 """The session of a run: decodes groups of requests and times them."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
+from specbench.config.components import Components
 from specbench.decoding.autoregressive import decode_autoregressive
+from specbench.decoding.drafter import Drafter
 from specbench.decoding.executor import Executor
 from specbench.decoding.gamma_policy import GammaPolicy
 from specbench.decoding.model import Model
@@ -13,8 +15,6 @@ from specbench.decoding.state import Job, State, StopStrings
 from specbench.decoding.timer import READING, Lap, Timer
 from specbench.decoding.verifier import Verifier
 from specbench.errors import ConfigError
-from specbench.run.async_rounds import stride
-from specbench.run.components import Components
 from specbench.run.recorder import Recorder, round_numbers
 from specbench.stats.costs import CostTable
 from specbench.stats.experts import ExpertCounter
@@ -65,7 +65,7 @@ class Session:
         (target.reopen if again else target.allocate)(parts.batch_size, columns)
         longest = max((job.limit for job in jobs), default=0)
         state.stride = stride(parts, policy if speculative else None, verifier, longest, arrivals is not None)
-        record = untimed(target.executor, lambda *of_round: self._record(recorder, of_round))
+        record = untimed(target.executor, recorder, self.experts.count)
         try:
             with target.executor.timed(clock.launch), self.experts.watching():
                 if speculative:
@@ -79,10 +79,6 @@ class Session:
         if evidence or laws:
             decoded.evidence = recorder.evidence(len(jobs))
         return decoded
-
-    def _record(self, recorder: Recorder, of_round: tuple[Any, ...]) -> None:
-        recorder(*of_round)
-        self.experts.count()
 
     @staticmethod
     def _decoded(queue: Queue, clock: Timer, recorder: Recorder, models: Sequence[Model]) -> DecodeResult:
@@ -117,11 +113,53 @@ class Session:
         return self._state
 
 
-def untimed(executor: Executor, hook: RoundHook) -> RoundHook:
-    """A round hook whose launches are no part of decoding: the clock is not told of them."""
+def untimed(executor: Executor, hook: RoundHook, after: Callable[[], None] = lambda: None) -> RoundHook:
+    """A round hook, and a call `after` it, whose launches the clock does not count as decoding."""
 
     def record(*of_round: Any) -> None:
         with executor.timed(lambda: None):
             hook(*of_round)
+            after()
 
     return record
+
+
+def stride(parts: Components, policy: GammaPolicy | None, verifier: Verifier, longest: int, over_time: bool) -> int:
+    """`State.stride` for texts of up to `longest` tokens, decoded with this policy (None: plainly), whose requests
+    arrive at once or `over_time`. It is 0 if the host has to read every round before it launches the next one."""
+    reason, decoder, gamma = obstacle(parts, verifier, over_time), "plain", 0
+    if policy is not None:
+        reason = reason or obstacle_of_drafts(parts, policy, longest)
+        decoder, gamma = "speculative", policy.constant or 0
+    return gamma + 1 if parts.target.executor.runs_ahead(decoder, reason) else 0
+
+
+def obstacle(parts: Components, verifier: Verifier, over_time: bool) -> str | None:
+    """Why the host has to read every round of either decoder; None if it has not."""
+    return first({
+        "stop strings are searched on the host": bool(parts.stop_strings),
+        "lenience follows the load": len(verifier.levels) > 1,
+        "requests arrive over time": over_time,
+        "the cache hands out columns as rows grow": not parts.target.cache.in_place,
+    })  # fmt: skip
+
+
+def obstacle_of_drafts(parts: Components, policy: GammaPolicy, longest: int) -> str | None:
+    """Why drafts with this policy need the host; None if they do not. The run's own policy counts too, so that a probe
+    costs what the run's rounds cost."""
+    return first({
+        "gamma follows what was kept": policy.constant is None or parts.policy.constant is None,
+        "the gamma policy decides after each guess": policy.stop is not None,
+        "the drafter reads the text or waits on the host": not works_on_device(parts.drafter),
+        "texts may outgrow the drafter's context": longest > parts.drafter.context,
+    })  # fmt: skip
+
+
+def first(obstacles: dict[str, bool]) -> str | None:
+    """The first obstacle that is there."""
+    return next((reason for reason, there in obstacles.items() if there), None)
+
+
+def works_on_device(drafter: Drafter) -> bool:
+    """`Drafter.on_device` of the drafter's own class: what a subclass overrides may read the text."""
+    return bool(vars(type(drafter)).get("on_device", False))

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from specbench.component import from_ring
-from specbench.config.loaded_targets import Targets
 from specbench.errors import ConfigError
 from specbench.results.completion import PriorRun, examine, make_room, move_aside
 from specbench.results.folder_lock import locked
@@ -119,7 +118,7 @@ def decoder_of(jobs: Sequence[RunJob], announce: Callable[[str], None]) -> Itera
         with from_ring("ray.run.on_workers")(jobs[0].checked, announce) as decode_on_workers:
             yield decode_on_workers
         return
-    from specbench.config.build import build
+    from specbench.config.build import Targets, build
     from specbench.run.run import run_in_turn
 
     targets, sharing = Targets(), jobs_that_share_decoding(jobs)
@@ -178,7 +177,7 @@ def attach_placement(result: RunResult, placement: Placement | None) -> None:
     result.placement = placement
     if placement is None:
         return
-    result.notes += notes_of(placement)
+    result.notes += notes_on_placement(placement)
     if placement.shared and result.machine is not None:
         result.machine.steady = False
         result.machine.reasons += placement.shared
@@ -188,13 +187,13 @@ def attach_placement_of_several(result: dict[str, Any], placement: Placement | N
     """The same for the results of several processes that one job has started, as results.json holds them."""
     if placement is None:
         return
-    result |= {"placement": asdict(placement), "notes": [*result["notes"], *notes_of(placement)]}
+    result |= {"placement": asdict(placement), "notes": [*result["notes"], *notes_on_placement(placement)]}
     if placement.shared and result["machine"] is not None:
         reasons = [*result["machine"]["reasons"], *placement.shared]
         result["machine"] = result["machine"] | {"steady": False, "reasons": reasons}
 
 
-def notes_of(placement: Placement) -> list[str]:
+def notes_on_placement(placement: Placement) -> list[str]:
     """What is to be noted of a job that had cores of its own."""
     beside = f"other jobs ran on other cores of the machine ({placement.beside}): they share its memory"
     return [beside] if placement.beside else []

@@ -101,7 +101,7 @@ class InterleavedGroup:
         """What was decoded each way, in an order that turns with the number of the group."""
         ways: list[Way] = [(None, ""), *((member, "") for member in self.members)]
         ways += [(member, name) for member in self.members for name in member.parts.peers]
-        return {way: self._one_way(way, wanted, jobs) for way in in_order(ways, number)}
+        return {way: self._one_way(way, wanted, jobs) for way in order_of_ways(ways, number)}
 
     def _jobs(self, wanted: Batch) -> list[Job]:
         seed, limit = self.members[0].parts.seed, self.requests.limit
@@ -127,7 +127,7 @@ class InterleavedGroup:
             return peer.decode_all(jobs, rows)
 
 
-def in_order(ways: Sequence[Way], number: int) -> list[Way]:
+def order_of_ways(ways: Sequence[Way], number: int) -> list[Way]:
     """The order of the ways for one group: two take turns, more are shuffled by the group's number, so that none is
     always first, or always behind the same other one."""
     if len(ways) == 2:

@@ -18,7 +18,7 @@ class RunJob:
     checked: ValidatedConfig
 
 
-def grouped(jobs: Sequence[RunJob], key: Callable[[RunJob], Any]) -> list[list[RunJob]]:
+def grouped_jobs(jobs: Sequence[RunJob], key: Callable[[RunJob], Any]) -> list[list[RunJob]]:
     """Jobs with the same key, in order."""
     groups: dict[str, list[RunJob]] = {}
     for job in jobs:
@@ -29,12 +29,12 @@ def grouped(jobs: Sequence[RunJob], key: Callable[[RunJob], Any]) -> list[list[R
 def jobs_that_share_decoding(jobs: Sequence[RunJob]) -> list[list[RunJob]]:
     """Jobs that differ only in settings which plain decoding does not depend on, together."""
     ignored = with_role(Role.LABEL | Role.DRAFTING)
-    return grouped(jobs, lambda job: [(k, v) for k, v in job.checked.resolved.items() if k not in ignored])
+    return grouped_jobs(jobs, lambda job: [(k, v) for k, v in job.checked.resolved.items() if k not in ignored])
 
 
 def jobs_of_one_task(jobs: Sequence[RunJob]) -> list[list[RunJob]]:
     """Jobs that decode the same prompts in the same way, whichever engine does it, together."""
-    return grouped(jobs, lambda job: [job.checked.resolved.get(key) for key in with_role(Role.TASK)])
+    return grouped_jobs(jobs, lambda job: [job.checked.resolved.get(key) for key in with_role(Role.TASK)])
 
 
 def labels_of(words: Sequence[Mapping[str, str]]) -> list[str]:

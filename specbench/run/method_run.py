@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
+from specbench.config.components import Components
 from specbench.decoding import processes
 from specbench.decoding.state import Job
 from specbench.errors import first_line
@@ -15,20 +16,18 @@ from specbench.peers.base import PeerOutput
 from specbench.results.schema import RunResult
 from specbench.results.writer import PromptsFile, failure_records, prompt_records
 from specbench.run.batching import Batch
-from specbench.run.compile_trial import pays_to_compile
-from specbench.run.components import Components
 from specbench.run.decoder import Session
 from specbench.run.phase_timer import Phases
 from specbench.run.reference_scores import ends_where_it_should, read
 from specbench.run.signals import allow_signals
 from specbench.run.summary import Watch, run_result
-from specbench.run.warm_up import calibrate, probe_costs, warm_up
+from specbench.run.warm_up import calibrate, pays_to_compile, probe_costs, warm_up
 from specbench.stats.position_stats import LIMIT, DecodedText, read_texts
 from specbench.stats.records import DecodeResult, Failure, Group, Result, RunRecord
 from specbench.stats.verdict_records import LAW_BYTES, ReferenceScore
 
 log = logging.getLogger(__name__)
-Told = Callable[[Group], None]
+GroupHook = Callable[[Group], None]
 
 
 class NullWriter:
@@ -44,7 +43,7 @@ class NullWriter:
 class MethodRun:
     """A run. `prompts.jsonl.part` in `out_dir` grows with every finished group."""
 
-    def __init__(self, parts: Components, out_dir: Path | None, told: Told, phases: Phases):
+    def __init__(self, parts: Components, out_dir: Path | None, told: GroupHook, phases: Phases):
         """`told` is called with each group that is written; without a folder none is. Raises ConfigError if the folder
         cannot be written."""
         self.parts, self.session = parts, Session(parts)

@@ -21,7 +21,7 @@ from specbench.run.signals import exit_code, handled
 PILOT = {"data.limit": "12", "repeats": "3", "logger": "none"}  # unless the overrides say otherwise
 
 
-def parser() -> argparse.ArgumentParser:
+def plan_parser() -> argparse.ArgumentParser:
     """The command line."""
     parser = argparse.ArgumentParser(prog="specbench.plan", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
@@ -35,7 +35,7 @@ def parser() -> argparse.ArgumentParser:
 
 def main(arguments: list[str] | None = None) -> None:
     """Runs the command; a mistake of the user's becomes one sentence and exit code 2."""
-    args = parser().parse_intermixed_args(arguments)
+    args = plan_parser().parse_intermixed_args(arguments)
     try:
         with answering(), handled():
             refuse_bad_targets(args.speedup, args.alpha)

@@ -20,7 +20,7 @@ from specbench.stats.verdict_records import LAW_BYTES, DrawnFrom, evidence_numbe
 Beta = Callable[[Tensor, Draft, Verdict], Tensor]  # `Verifier.beta`
 
 
-class Counts(NamedTuple):
+class RoundCounts(NamedTuple):
     """The first numbers of a round and row; those of the metrics follow, then the betas."""
 
     kept: int  # tokens that the row kept
@@ -95,7 +95,7 @@ class Recorder:
         for call in self._calls:
             table = call.numbers.cpu().numpy()
             for row, (owner, numbers) in enumerate(zip(call.owners, table, strict=True)):
-                counts = Counts(*map(int, numbers[: len(Counts._fields)]))
+                counts = RoundCounts(*map(int, numbers[: len(RoundCounts._fields)]))
                 if not counts.kept:
                     continue
                 if self._evidence:
@@ -118,8 +118,8 @@ class Recorder:
         return [self._round(*row, shared) for row in active]
 
     def _round(self, owner: int, position: int, numbers: list[float], shared: dict[str, Any]) -> Round:
-        counts = Counts(*map(int, numbers[: len(Counts._fields)]))
-        kept, n, rest = counts.kept, counts.accepted, len(Counts._fields)
+        counts = RoundCounts(*map(int, numbers[: len(RoundCounts._fields)]))
+        kept, n, rest = counts.kept, counts.accepted, len(RoundCounts._fields)
         found = {}
         for name, metric in self.metrics.items():
             found[name] = tuple(numbers[rest : rest + len(metric.columns)])

@@ -72,7 +72,7 @@ def run_repeats(config: DictConfig, job: RunJob, placement: PlacementFn = lambda
         raise IncompleteError(f"{sentence}: see run.log in its folders")
     print_result(result, kept, out_dir)
     if fresh:
-        mirror(job, result, done)
+        log_pooled(job, result, done)
     if len(done) < len(folders):
         raise IncompleteError(f"{sentence}: the same command runs the others again")
     refuse_verdict(checked.root.strict, result, out_dir)
@@ -145,7 +145,7 @@ def write_pooled(
     return read_result(out_dir), kept
 
 
-def mirror(job: RunJob, result: dict[str, Any], folders: Sequence[Path]) -> None:
+def log_pooled(job: RunJob, result: dict[str, Any], folders: Sequence[Path]) -> None:
     """Gives the pooled results to the logger. That it fails is logged: the files are there."""
     logger, opening = logger_of(job.checked, job.folder, job.overrides, "repeats")
     rows = [_row(folder, read_result(folder)) for folder in folders]

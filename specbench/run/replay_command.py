@@ -14,7 +14,7 @@ FILE = "replay.json"
 ALL = "optimal,adaptive,entropy,heuristic,confidence,known_betas,oracle"
 
 
-def split(overrides: Sequence[str]) -> tuple[list[str], list[str]]:
+def split_overrides(overrides: Sequence[str]) -> tuple[list[str], list[str]]:
     """The names of the policies, and the overrides of their settings. Raises ConfigError for all that a replay cannot
     change, since the run is over."""
     for override in overrides:
@@ -39,12 +39,12 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("overrides", nargs="*", help=f"gamma_policy=A,B (default: {ALL}) and settings of it")
     args = parser.parse_args(arguments)
     with answering():
-        replay(args.run, args.overrides)
+        replay_run(args.run, args.overrides)
 
 
-def replay(folder: Path, overrides: Sequence[str]) -> None:
+def replay_run(folder: Path, overrides: Sequence[str]) -> None:
     """Replays policies on a run, writes replay.json and prints the table. Raises ConfigError."""
-    names, others = split(overrides)
+    names, others = split_overrides(overrides)
     refuse_no_run(folder)
     from specbench.results.completion import keep_other
     from specbench.results.replay_table import notes, table

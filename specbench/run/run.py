@@ -9,21 +9,21 @@ from typing import Any
 
 import torch
 
+from specbench.config.components import Components
 from specbench.config.memory import reset_peak
 from specbench.decoding import processes
 from specbench.results.provenance import provenance
 from specbench.results.schema import RunResult
-from specbench.run.components import Components
 from specbench.run.interleave import InterleavedGroup
 from specbench.run.machine_watch import MachineWatch
-from specbench.run.method_run import MethodRun, Told
+from specbench.run.method_run import GroupHook, MethodRun
 from specbench.run.phase_timer import Phases
 from specbench.run.signals import defer_signals
 from specbench.stats.records import RunRecord
 
 log = logging.getLogger(__name__)
 Progress = Callable[[int, int, str], None]  # requests done, all requests, what is going on
-Runs = Sequence[tuple[Components, Path, Told]]  # each run, its folder, and who is told of its groups
+Runs = Sequence[tuple[Components, Path, GroupHook]]  # each run, its folder, and who is told of its groups
 Finished = tuple[RunResult | RuntimeError, RunRecord]  # the error if every prompt failed
 
 
@@ -31,7 +31,7 @@ def run(
     parts: Components,
     out_dir: Path,
     progress: Progress = lambda done, total, what: None,
-    told: Told = lambda group: None,
+    told: GroupHook = lambda group: None,
     phases: Phases | None = None,
 ) -> tuple[RunResult, RunRecord]:
     """Decodes all prompts and measures. Every finished group is appended to `prompts.jsonl.part` in `out_dir`, so that

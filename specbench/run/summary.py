@@ -6,12 +6,12 @@ from functools import partial
 from typing import Any, Protocol
 
 from specbench import theory
+from specbench.config.components import Components
 from specbench.config.memory import peak_bytes
 from specbench.decoding import processes
 from specbench.decoding.model import Model
 from specbench.decoding.timer import Lap
 from specbench.results.schema import Memory, RunResult
-from specbench.run.components import Components
 from specbench.run.decoder import Session
 from specbench.stats.bootstrap import FEWEST, group_clusters
 from specbench.stats.costs import half_costs

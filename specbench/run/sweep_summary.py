@@ -11,8 +11,8 @@ from omegaconf import OmegaConf
 
 from specbench.component import chosen_class
 from specbench.errors import first_line
+from specbench.fingerprint import Identity
 from specbench.results.atomic_files import write_json, write_text, writing
-from specbench.results.fingerprint import Identity
 from specbench.results.folder_lock import locked
 from specbench.results.loggers.base import Logger
 from specbench.results.sweep_table import multirun_rows, multirun_tables
@@ -82,10 +82,10 @@ def summarise(jobs: SweepJobs, printed: bool = True, page: bool = True, redraw: 
         results = {str(job.number): e.result["provenance"]["started"] for job, e in examined if e.finished and e.result}
         if results and page:
             folders = [job.folder for job, e in examined if e.finished]
-            _once(jobs, "page", results, lambda: draw(jobs, folders), redraw)
+            _once(jobs, "page", results, lambda: draw_page(jobs, folders), redraw)
         if results:
-            _once(jobs, "logger", results, lambda: mirror(jobs, rows))
-    return sentence(jobs, examined)
+            _once(jobs, "logger", results, lambda: log_table(jobs, rows))
+    return closing_sentence(jobs, examined)
 
 
 def _once(jobs: SweepJobs, what: str, results: dict[str, str], make: Callable[[], bool], again: bool = False) -> None:
@@ -96,7 +96,7 @@ def _once(jobs: SweepJobs, what: str, results: dict[str, str], make: Callable[[]
         write_json(jobs.place / MIRRORED, noted | {what: results})
 
 
-def sentence(jobs: SweepJobs, examined: Sequence[tuple[PlannedJob, Any]]) -> tuple[str, int]:
+def closing_sentence(jobs: SweepJobs, examined: Sequence[tuple[PlannedJob, Any]]) -> tuple[str, int]:
     """What is to be said of a sweep at its end, and the exit code."""
     missing = [job for job, earlier in examined if not earlier.finished]
     bad = sum(job.strict and e.result is not None and word(e.result["lossless"]) not in GOOD for job, e in examined)
@@ -108,7 +108,7 @@ def sentence(jobs: SweepJobs, examined: Sequence[tuple[PlannedJob, Any]]) -> tup
     return text, int(bool(missing) or not examined)
 
 
-def mirror(jobs: SweepJobs, rows: Sequence[dict[str, Any]]) -> bool:
+def log_table(jobs: SweepJobs, rows: Sequence[dict[str, Any]]) -> bool:
     """Gives the table of a sweep to the logger of its jobs. That it fails is logged: the files are there. Returns
     whether it did not."""
     try:
@@ -120,7 +120,7 @@ def mirror(jobs: SweepJobs, rows: Sequence[dict[str, Any]]) -> bool:
     return True
 
 
-def draw(jobs: SweepJobs, folders: Sequence[Path]) -> bool:
+def draw_page(jobs: SweepJobs, folders: Sequence[Path]) -> bool:
     """Writes the page of a sweep, where its jobs have pages. That it fails is logged: the files are there. Returns
     whether it did not."""
     from specbench.results.reader import load_runs

@@ -1,9 +1,10 @@
-"""Runs before and between the timed prompts: warm-up, calibration, and probes of costs."""
+"""Runs before and between the timed prompts: warm-up, calibration, probes of costs, and a trial before compiling."""
 
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+from specbench.config.components import CALIBRATION_TOKENS, SHORT, Components, new_tokens
 from specbench.data.prompts import Request
 from specbench.decoding import processes
 from specbench.decoding.encoder_input import EncoderInput
@@ -12,16 +13,15 @@ from specbench.decoding.state import Job
 from specbench.decoding.verifier import Verifier
 from specbench.errors import first_line
 from specbench.policies.gamma.fixed import WatchedGamma
+from specbench.run.bandwidth import BandwidthProbe
 from specbench.run.batching import Batch
-from specbench.run.components import Components
 from specbench.run.decoder import Session
+from specbench.stats.records import DecodeResult
 
 log = logging.getLogger(__name__)
-WARM_UP_TOKENS = 16
-SHORT = 3  # tokens of a job whose limit cuts its first draft
 PROBE_TOKENS = 16  # of a decode that only times rounds with one gamma; its first round is slower than others
 ROOM = 4  # or so many more than its gamma
-CALIBRATION_TOKENS = 32  # per gamma, before the first prompt, for policies that choose by cost
+TRIAL_TOKENS, TRIAL_READS = 16, 3  # of a trial before compiling: tokens of each row, each way, and memory probes
 
 
 def warm_up(session: Session, wanted: Batch) -> None:
@@ -80,22 +80,8 @@ def going_on(what: str) -> Iterator[None]:
 def _jobs(prompt: list[int], gamma: int, end: int, rows: int, encoder_input: EncoderInput | None) -> list[Job]:
     """Some jobs with whole drafts, some whose limit cuts the first draft by much, by one guess, or leaves no room for
     one."""
-    limits = {min(len(prompt) + new, end) for new in _new_tokens(gamma)}
+    limits = {min(len(prompt) + new, end) for new in new_tokens(gamma)}
     return [Job(prompt, limit, key, encoder_input) for limit in limits for key in range(rows)]
-
-
-def _new_tokens(gamma: int) -> tuple[int, ...]:
-    return max(WARM_UP_TOKENS, gamma + SHORT), SHORT, gamma, 1
-
-
-def warm_up_tokens(nodes: Sequence[int], gammas: Sequence[int], lengths: int, levels: int) -> int:
-    """The most tokens, besides prompts, that the target reads in each row during warm-up and calibration, when every
-    guess is rejected. nodes[i] is the number of guesses in a draft of gammas[i] levels, `lengths` the number of text
-    lengths, 0 without buckets, `levels` the number of verifiers."""
-    rounds = [sum(_new_tokens(gamma)) for gamma in gammas]
-    once = sum(count * (guesses + 1) for count, guesses in zip(rounds, nodes, strict=True))
-    calibration = 2 * CALIBRATION_TOKENS * sum(guesses + 1 for guesses in nodes)
-    return once * 2 * max(1, lengths) * levels + calibration
 
 
 def calibrate(session: Session, wanted: Batch) -> None:
@@ -125,3 +111,54 @@ def probe_jobs(parts: Components, requests: Sequence[Request], tokens: int) -> l
         key = prompt_key(parts.seed, f"{request.id} probe {row}")
         jobs.append(Job(request.tokens, limit, key, request.encoder_input))
     return jobs
+
+
+def pays_to_compile(session: Session, wanted: Batch, requests: int, warm_up_seconds: float) -> bool:
+    """Whether the executor will compile for a run of so many requests, if it can; the run is warmed up by now. Nothing
+    is decoded for it where not even a run at the pace of its warm-up would take as long as compiling."""
+    parts = session.parts
+    executor, weights = parts.target.executor, weights_of_programs(parts)
+    taken = executor.compile_seconds(weights)
+    if taken is None or not parts.decoding.samples:
+        return False
+    if requests * parts.max_new_tokens * warm_up_seconds / SHORT < taken:  # it decoded more than so many, both ways
+        return False
+    constant = parts.policy.constant
+    gamma = max(1, parts.policy.largest // 2) if constant is None else constant
+    with going_on("a probe before compiling"):
+        jobs, policy = probe_jobs(parts, wanted.requests, TRIAL_TOKENS), WatchedGamma(gamma, parts.policy.signal)
+        plain, drafted = (
+            session.decode(jobs, drafts, wanted.columns, policy=policy, again=True) for drafts in (False, True)
+        )
+        bandwidth = BandwidthProbe(parts.target.device)
+        for _ in range(TRIAL_READS):
+            bandwidth()
+        seconds, least = predicted_seconds(parts, gamma, plain, drafted, requests, bandwidth.roofs.read)
+        return executor.decide(seconds, least, weights)
+    return False
+
+
+def predicted_seconds(
+    parts: Components,
+    gamma: int,
+    plain: DecodeResult,
+    speculative: DecodeResult,
+    requests: int,
+    bytes_per_second: float,
+) -> tuple[float, float]:
+    """Seconds of a run of so many requests, and those of them that reading the weights takes, from both ways of
+    decoding a few with this gamma: as if no text ended before its limit, and every draft were whole."""
+    tokens, seconds, least = requests * parts.max_new_tokens, 0.0, 0.0
+    drafted = gamma * sum(model.step_bytes for model in parts.drafter.models)
+    for decoded, read in ((plain, parts.target.step_bytes), (speculative, parts.target.step_bytes + drafted)):
+        new = sum(len(request.tokens) for request in decoded.requests)
+        seconds += tokens * decoded.decode_seconds / new
+        least += tokens * decoded.calls * read / bytes_per_second / new
+    return seconds, least
+
+
+def weights_of_programs(parts: Components) -> int:
+    """Weights of the models, one counted for each program: the target on one token, and for each draft length of the
+    policy the target and the draft."""
+    widths = len(parts.policy.widths)
+    return (1 + widths) * parts.target.weight_count + widths * sum(m.weight_count for m in parts.drafter.models)

@@ -19,6 +19,7 @@ from transformers import AutoTokenizer
 import specbench
 import specbench.results.report.command as report
 import specbench.run.replay_command as replay
+from specbench.config.components import timed_gammas
 from specbench.config.validate import check
 from specbench.data.prompts import Prompt, load, render
 from specbench.data.records import JsonlData
@@ -30,7 +31,6 @@ from specbench.results.report.style import save_figure
 from specbench.results.report.sweep_figures import heat_maps
 from specbench.results.terminal import show
 from specbench.run import replay_policies as replayed
-from specbench.run.components import timed_gammas
 
 REFUSED = {  # an override: what the sentence begins with
     "name=../../esc": "name=../../esc is not allowed: it must be the name of a folder inside outputs/",

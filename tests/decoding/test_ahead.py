@@ -21,8 +21,7 @@ from specbench.policies.gamma.entropy import root_entropy
 from specbench.policies.gamma.fixed import FixedGamma, WatchedGamma
 from specbench.policies.gamma.heuristic import HeuristicGamma
 from specbench.policies.lenience.load import LoadLenience
-from specbench.run.async_rounds import works_on_device
-from specbench.run.decoder import Session
+from specbench.run.decoder import Session, works_on_device
 from specbench.run.recorder import Recorder
 from specbench.stats.metrics.calibration import Calibration
 from specbench.verifiers.block import BlockVerifier

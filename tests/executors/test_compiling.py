@@ -9,9 +9,9 @@ from small_runs import parts_of
 import specbench.executors.compile_cache
 from specbench.executors.auto import AutoExecutor
 from specbench.executors.compile_cache import SAVED, SECONDS, CompileTimes, Programs, decide
-from specbench.run.compile_trial import predicted, weights_of_programs
 from specbench.run.method_run import MethodRun
 from specbench.run.run import run, run_in_turn
+from specbench.run.warm_up import predicted_seconds, weights_of_programs
 
 
 def test_compiling_pays_where_it_takes_less_than_it_saves():
@@ -69,7 +69,7 @@ def test_what_a_run_takes_is_predicted_from_a_short_decode():
     )
     plain = SimpleNamespace(requests=[SimpleNamespace(tokens=[1] * 16)], calls=16, decode_seconds=1.6)
     drafts = SimpleNamespace(requests=[SimpleNamespace(tokens=[1] * 16)], calls=4, decode_seconds=0.8)
-    seconds, least = predicted(parts, 2, plain, drafts, requests=20, bytes_per_second=2000)
+    seconds, least = predicted_seconds(parts, 2, plain, drafts, requests=20, bytes_per_second=2000)
     assert seconds == pytest.approx(20 * 50 * (0.1 + 0.05))
     assert least == pytest.approx(20 * 50 * (100 / 2000 + (100 + 2 * 10) / 2000 / 4))
     assert weights_of_programs(parts) == 4 * 30 + 3 * 7

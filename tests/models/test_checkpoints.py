@@ -32,10 +32,10 @@ from omegaconf import OmegaConf
 from small_runs import composed, parts_of, small
 
 from specbench.config.build import build
-from specbench.config.paths import SHIPPED
 from specbench.config.validate import check
 from specbench.errors import ConfigError
 from specbench.run.run import run
+from specbench.settings import SHIPPED
 
 BERT = dict(SIZES, model_type="bert")
 SHARD = "model-00002-of-00003.safetensors"

@@ -9,13 +9,12 @@ from small_runs import composed, interrupt_the_second_group, small
 
 import specbench.models.pretrained as pretrained
 import specbench.run.compare_command as command
-from specbench.config.build import build
-from specbench.config.loaded_targets import Targets
+from specbench.config.build import Targets, build
 from specbench.config.validate import check
 from specbench.errors import ConfigError
 from specbench.run import compare as in_turn
 from specbench.run.decoder import Session
-from specbench.run.interleave import in_order
+from specbench.run.interleave import order_of_ways
 from specbench.run.jobs import RunJob, jobs_of_one_task, jobs_that_share_decoding, labels_of
 from specbench.run.run import run, run_in_turn
 from specbench.stats.bootstrap import student_tail
@@ -136,9 +135,9 @@ def test_processes_number_their_clusters_anew():
 
 
 def test_the_order_of_ways_is_balanced():
-    two = [tuple(in_order(["a", "b"], number)) for number in range(6)]
+    two = [tuple(order_of_ways(["a", "b"], number)) for number in range(6)]
     assert two == [("a", "b"), ("b", "a")] * 3
-    orders = [tuple(in_order([*"abcd"], number)) for number in range(400)]
+    orders = [tuple(order_of_ways([*"abcd"], number)) for number in range(400)]
     for place in range(4):
         for way in "abcd":
             assert 70 < sum(order[place] == way for order in orders) < 130  # each 100 times but for chance

@@ -17,7 +17,7 @@ from rich.console import Console
 from small_runs import call, composed, small
 
 import specbench.run.repeats as repeats
-from specbench.config.build import in_order
+from specbench.config.build import in_seeded_order
 from specbench.config.validate import check
 from specbench.contrib.cluster import cpu_affinity
 from specbench.data.prompts import Prompt
@@ -384,8 +384,10 @@ def test_what_varies_is_the_order_or_the_seed_and_never_the_first_process():
     with pytest.raises(ConfigError, match="the last process would have"):
         check(composed(*small("repeats=3", "repeats_vary=seed", f"seed={2**32 - 2}")))
     prompts = [Prompt(str(i), ("x",)) for i in range(20)]
-    assert in_order(prompts, 0) == prompts
-    assert in_order(prompts, 1) != in_order(prompts, 2) != prompts and set(in_order(prompts, 1)) == set(prompts)
+    assert in_seeded_order(prompts, 0) == prompts
+    assert in_seeded_order(prompts, 1) != in_seeded_order(prompts, 2) != prompts and set(
+        in_seeded_order(prompts, 1)
+    ) == set(prompts)
 
 
 CHILD = """

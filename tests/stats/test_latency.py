@@ -19,7 +19,7 @@ from specbench.results.latency_table import load_table
 from specbench.results.reader import load_run
 from specbench.results.writer import write_result
 from specbench.run.batching import Requests, segments
-from specbench.run.interleave import in_order
+from specbench.run.interleave import order_of_ways
 from specbench.run.run import run
 from specbench.stats.latency import by_rate, enough, latency
 from specbench.stats.records import DecodedRequest, Group, Result, Round, Rounds, call_seconds
@@ -127,7 +127,7 @@ def test_each_rate_has_as_many_segments_and_both_orders():
         count = segments(1000, 4, workload)
         assert count == 8 * rates
         ways = ["plain", "speculative"]
-        found = sorted((workload.rate(number), in_order(ways, number)[0]) for number in range(count))
+        found = sorted((workload.rate(number), order_of_ways(ways, number)[0]) for number in range(count))
         assert {len([*each]) for _, each in groupby(found)} == {4}
     assert segments(40, 4, Poisson(0, 1.0)) == 2 and segments(7, 4, Poisson(0, 1.0)) == 1
     assert segments(200, 4, Poisson(0, 1.0, segment=50)) == 4

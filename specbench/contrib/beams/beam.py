@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from specbench.component import Selections
+from specbench.config.components import Components
 from specbench.contrib.beams.numbers import Rescored, beam_numbers, judge_beams, pooled_beam_numbers, stock_score
 from specbench.contrib.beams.requests import decode_beams
 from specbench.contrib.beams.search_state import BeamRules
@@ -18,7 +19,6 @@ from specbench.models.attention_mask import sliding_window
 from specbench.models.language_model import LanguageModel
 from specbench.models.pretrained import PretrainedModel, load_config
 from specbench.results.schema import BeamNumbers
-from specbench.run.components import Components
 from specbench.settings import MOST_BEAMS, BaseSettings, setting
 from specbench.stats.estimates import Lossless
 from specbench.stats.records import DecodeResult, Result, RunRecord

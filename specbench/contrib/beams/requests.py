@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from specbench.config.components import Components
 from specbench.contrib.beams.beam_search import BeamRound, plain_round, speculative_round
 from specbench.contrib.beams.search_state import BeamRules, FoundBeams, Search
 from specbench.contrib.beams.tree_reader import TreeReader
@@ -9,7 +10,6 @@ from specbench.decoding.gamma_policy import GammaPolicy
 from specbench.decoding.state import Job
 from specbench.decoding.timer import READING, Lap, Laps, Timer
 from specbench.models.language_model import LanguageModel
-from specbench.run.components import Components
 from specbench.stats.records import DecodedRequest, DecodeResult, Round
 from specbench.stats.reference_distribution import ROUNDINGS
 

@@ -5,13 +5,13 @@ from collections.abc import Iterator
 import torch
 from torch.nn import functional as F
 
+from specbench.config.components import Components
 from specbench.contrib.gpu_check.bench import GRAPHS, UNCAPTURED, Bench, Measured, jobs_of, profiled, time_call
 from specbench.decoding.draft import Draft
 from specbench.decoding.sampling import draw
 from specbench.decoding.verify import speculative_sampling
 from specbench.kernels import has_triton, ops
 from specbench.models import kernel_attention
-from specbench.run.components import Components
 from specbench.run.decoder import Session
 from specbench.stats.records import DecodeResult
 

@@ -10,12 +10,12 @@ import torch
 from torch.utils.benchmark import Timer
 
 from specbench.config.build import build
+from specbench.config.components import Components
 from specbench.config.compose import compose
 from specbench.config.validate import check
 from specbench.decoding.noise import prompt_key
 from specbench.decoding.state import Job, State
 from specbench.executors.cudagraph import CudaGraphExecutor
-from specbench.run.components import Components
 
 PASSED, FAILED, UNCLEAR, INFO = "passed", "failed", "unclear", "info"
 GRAPHS = "executor=cudagraph"

@@ -6,13 +6,13 @@ from typing import Any
 
 import torch
 
+from specbench.config.components import Components
 from specbench.contrib.gpu_check.bench import GRAPHS, Bench, Measured, jobs_of, profiled, text_in_cache, time_call
 from specbench.decoding.draft import Draft
 from specbench.decoding.speculative import RoundHook, decode_speculative, ignore
 from specbench.decoding.state import State
 from specbench.decoding.timer import Clock, Lap, Timer, decoding_seconds
 from specbench.run.bandwidth import cuda_roofs
-from specbench.run.components import Components
 from specbench.run.decoder import untimed
 from specbench.run.recorder import Recorder, round_numbers
 

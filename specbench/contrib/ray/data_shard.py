@@ -8,12 +8,12 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from specbench.config.components import Components
 from specbench.config.memory import peak_bytes, reset_peak
 from specbench.contrib.ray.merge import Limits, Piece, joined_costs, probes_by_worker, roofs_of
 from specbench.results.provenance import provenance
 from specbench.results.schema import RunResult
 from specbench.run.batching import TurnPlan
-from specbench.run.components import Components
 from specbench.run.interleave import InterleavedGroup
 from specbench.run.machine_watch import MachineWatch
 from specbench.run.method_run import MethodRun
@@ -76,7 +76,7 @@ class Shard:
             if self.turns[-1].groups:
                 self.cohort.prepare(requests.wanted(self.turns[-1], self.turns[-1].first), lambda what: None)
         turn_of_all = self.turns[number]
-        digest = zlib.crc32(repr([(prompt.id, prompt.turns) for prompt in turn_of_all.waiting]).encode())
+        digest = zlib.crc32(repr([(request.id, request.text) for request in turn_of_all.waiting]).encode())
         return Groups(turn_of_all.groups, len(requests.too_long), digest)
 
     def decode(self, number: int, limits: Limits) -> Piece:

@@ -34,7 +34,7 @@ from specbench.contrib.cluster.job_list import LIST, JobList, lists_in, read_lis
 from specbench.contrib.cluster.sweep import ClusterSweep
 from specbench.contrib.ray.rules import FORWARDED
 from specbench.errors import ConfigError, IncompleteError
-from specbench.results.fingerprint import Identity, NotedIdentity
+from specbench.fingerprint import Identity, NotedIdentity
 from specbench.results.folder_lock import locked
 from specbench.results.loggers.none import NoLogger
 from specbench.run import signals as interrupts

@@ -18,7 +18,7 @@ from omegaconf import OmegaConf
 from small_runs import call, composed, parts_of, small
 from transformers import AutoModelForCausalLM
 
-from specbench.config.paths import SHIPPED, conf_dir
+from specbench.config.paths import conf_dir
 from specbench.config.validate import check
 from specbench.contrib.servers.answer import Answer, Piece
 from specbench.contrib.servers.dialects import LlamaCpp, llama_acceptance, vllm_acceptance
@@ -35,7 +35,7 @@ from specbench.results.schema import plain
 from specbench.results.writer import write_result
 from specbench.run.batching import Requests
 from specbench.run.run import run
-from specbench.settings import validate
+from specbench.settings import SHIPPED, validate
 from specbench.stats.machine_noise import Use, shares
 
 ROUNDS = [(4, 4), (4, 0), (4, 2), (4, 3)]  # drafted, accepted
@@ -490,7 +490,9 @@ def test_a_url_may_end_with_the_version_and_have_a_path():
 
 def test_no_server_no_model(monkeypatch, tmp_path, capsys):
     """The sentence comes before any model is loaded."""
-    monkeypatch.setattr("specbench.config.build.load_tokenizer", lambda *_: pytest.fail("a tokenizer was loaded"))
+    monkeypatch.setattr(
+        "specbench.config.memory_estimate.load_tokenizer", lambda *_: pytest.fail("a tokenizer was loaded")
+    )
     words = ["baseline=server", "baseline.url=http://127.0.0.1:9", "logger=none"]
     assert call(small(*words), monkeypatch, tmp_path) == 2
     told = capsys.readouterr().err

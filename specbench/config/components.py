@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from specbench.data.prompts import Prompt
+from specbench.data.prompts import Prompt, Request
 from specbench.decoding.drafter import Drafter
 from specbench.decoding.gamma_policy import GammaPolicy
 from specbench.decoding.search import Decoding
@@ -15,6 +15,10 @@ from specbench.policies.workload.base import Workload
 from specbench.stats.metrics.base import Metric
 
 EVERY_GAMMA = 20  # as large as any policy of conf/ has it
+FEWEST, MOST = 4, 16  # requests per row in a group: rows idle at the end of each, and a failure loses all of it
+WARM_UP_TOKENS = 16
+SHORT = 3  # tokens of a job whose limit cuts its first draft
+CALIBRATION_TOKENS = 32  # per gamma, before the first prompt, for policies that choose by cost
 
 
 @dataclass(frozen=True)
@@ -40,6 +44,7 @@ class Components:
     verdict_tokens: int = 0  # tokens that the losslessness verdict may read again
     metrics: Mapping[str, Metric] = field(default_factory=dict)
     stop_strings: Sequence[str] = ()
+    rendered: Mapping[Prompt, Request] = field(default_factory=dict)  # of prompts of one turn that were read as texts
     notes: Sequence[str] = ()  # warnings to print with the results
 
     @property
@@ -65,3 +70,23 @@ def timed_gammas(policy: GammaPolicy, fixed_shapes: bool) -> list[int]:
     while gammas[-1] < policy.largest:
         gammas.append(min(gammas[-1] * 3 // 2, policy.largest))
     return gammas
+
+
+def segment_size(rows: int, workload: Workload) -> int:
+    """The number of requests that a segment of a workload over time has at least."""
+    return max(FEWEST * rows, workload.segment)
+
+
+def new_tokens(gamma: int) -> tuple[int, ...]:
+    """Tokens of the jobs of a warm-up with this gamma."""
+    return max(WARM_UP_TOKENS, gamma + SHORT), SHORT, gamma, 1
+
+
+def warm_up_tokens(nodes: Sequence[int], gammas: Sequence[int], lengths: int, levels: int) -> int:
+    """The most tokens, besides prompts, that the target reads in each row during warm-up and calibration, when every
+    guess is rejected. nodes[i] is the number of guesses in a draft of gammas[i] levels, `lengths` the number of text
+    lengths, 0 without buckets, `levels` the number of verifiers."""
+    rounds = [sum(new_tokens(gamma)) for gamma in gammas]
+    once = sum(count * (guesses + 1) for count, guesses in zip(rounds, nodes, strict=True))
+    calibration = 2 * CALIBRATION_TOKENS * sum(guesses + 1 for guesses in nodes)
+    return once * 2 * max(1, lengths) * levels + calibration

@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from specbench.config.paths import SHIPPED
-from specbench.settings import file_hash
+from specbench.settings import SHIPPED, file_hash
 
 LOADED = (
     ".py",
@@ -119,7 +118,7 @@ def of_libraries() -> dict[str, str]:
 @functools.cache
 def of_code() -> str:
     """A hash of the package's source files, which a wheel and a changed checkout have too."""
-    package = Path(__file__).parents[1]
+    package = Path(__file__).parent
     return _digest(f"{path.relative_to(package)} {file_hash(path)}" for path in package.rglob("*.py"))
 
 
