@@ -50,7 +50,7 @@ class BaseSettings:
 
     def sources(self) -> Mapping[str, str]:
         """Versions of what the component reads besides its settings, by the setting that names it: a finished run is
-        used again only if they are what they were. `specbench.results.fingerprint` finds them."""
+        used again only if they are what they were. `specbench.data.sources` finds them."""
         return {}
 
 

@@ -32,7 +32,7 @@ from transformers import (
     set_seed,
 )
 
-from specbench.config.paths import SHIPPED
+from specbench.data.sources import SHIPPED
 from specbench.data.stdlib_corpus import read_modules
 
 Losses = dict[str, float]  # a line of the Trainer's log

@@ -1,4 +1,4 @@
-"""Folders: configurations, shipped models, and the names of run folders."""
+"""Folders: configurations, and the names of run folders."""
 
 import hashlib
 import re
@@ -10,12 +10,6 @@ from specbench.errors import ConfigError, shown, visible
 from specbench.run_config import Role, with_role
 
 LONGEST, DEEPEST = 120, 8  # bytes of a folder name, folders of a run's name
-SHIPPED = Path(__file__).resolve().parents[1] / "shipped"  # the models that come with the package
-
-
-def place_of(path: str) -> str:
-    """A path as it is; `shipped:NAME` is a file or folder that comes with specbench."""
-    return str(SHIPPED / path.removeprefix("shipped:")) if path.startswith("shipped:") else path
 
 
 def fields(override_dirname: str) -> str:

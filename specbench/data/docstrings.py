@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from functools import cache
 
 from specbench.data.prompts import Data, Prompt
+from specbench.data.sources import of_python
 from specbench.data.stdlib_corpus import read_modules
-from specbench.results.fingerprint import of_python
 from specbench.settings import BaseSettings, setting
 
 SHORTEST, LONGEST = 3, 40  # lines of a function without its documentation

@@ -7,9 +7,9 @@ from typing import Any, ClassVar
 
 from specbench.data.json_lines import need_file, read_json_lines
 from specbench.data.prompts import Prompt, StoredData
+from specbench.data.sources import of_folder, of_hub
 from specbench.data.template import check_template, fill
 from specbench.errors import ConfigError, first_line, shown, visible
-from specbench.results.fingerprint import of_folder, of_hub
 from specbench.settings import BaseSettings, file_hash, setting
 
 LONGEST_NAME = 200  # characters of an id or a category

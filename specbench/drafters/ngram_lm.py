@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specbench.config.paths import place_of
+from specbench.data.sources import of_python, place_of
 from specbench.data.stdlib_corpus import read_modules
 from specbench.data.text_file import read_text
 from specbench.decoding.sampling import Sampling
@@ -15,7 +15,6 @@ from specbench.drafters.lookup_base import CountDrafter
 from specbench.drafters.sampling_overrides import OwnSampling
 from specbench.models.context import Context
 from specbench.models.language_model import LanguageModel
-from specbench.results.fingerprint import of_python
 from specbench.settings import file_hash, setting
 
 

@@ -16,7 +16,7 @@ import transformers
 from huggingface_hub.utils._validators import validate_repo_id
 from safetensors import safe_open
 
-from specbench.config.paths import place_of
+from specbench.data.sources import place_of
 from specbench.errors import ConfigError, shown
 
 LONGEST_REASON = 240  # characters of a library's message

@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 from transformers.quantizers.auto import AutoHfQuantizer
 
 from specbench.cache.static import StaticCache
-from specbench.config.paths import SHIPPED
+from specbench.data.sources import SHIPPED, of_checkpoint
 from specbench.decoding import processes
 from specbench.errors import ConfigError, unknown
 from specbench.executors.eager import EagerExecutor
@@ -42,7 +42,6 @@ from specbench.models.encoder_decoder import refuse_decoder
 from specbench.models.language_model import LanguageModel
 from specbench.models.mtp_weights import without_modules
 from specbench.models.quantization import quantise, refuse_quantised
-from specbench.results.fingerprint import of_checkpoint
 from specbench.settings import MOST_RANKS, BaseSettings, setting
 
 # Of a shape, which transformers reads but has no field for.

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 
+from specbench.data.sources import of_checkpoint
 from specbench.errors import ConfigError
 from specbench.models.checkpoint import (
     TRAINED,
@@ -26,7 +27,6 @@ from specbench.models.checkpoint import (
 )
 from specbench.models.checkpoint_checks import refuse_incomplete, refuse_not_finite
 from specbench.models.language_model import LanguageModel
-from specbench.results.fingerprint import of_checkpoint
 from specbench.settings import BaseSettings
 
 _Part = TypeVar("_Part", bound=PreTrainedModel)

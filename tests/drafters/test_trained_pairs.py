@@ -8,9 +8,9 @@ import torch
 from omegaconf import OmegaConf
 from small_runs import composed, parts_of
 
-from specbench.config.paths import place_of
 from specbench.data.docstrings import DocstringData, documented, pairs
 from specbench.data.prompts import load
+from specbench.data.sources import place_of
 from specbench.data.unconditional import UnconditionalData
 from specbench.drafters.ngram_lm import training_tokens
 from specbench.errors import ConfigError

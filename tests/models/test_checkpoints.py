@@ -32,8 +32,8 @@ from omegaconf import OmegaConf
 from small_runs import composed, parts_of, small
 
 from specbench.config.build import build
-from specbench.config.paths import SHIPPED
 from specbench.config.validate import check
+from specbench.data.sources import SHIPPED
 from specbench.errors import ConfigError
 from specbench.run.run import run
 

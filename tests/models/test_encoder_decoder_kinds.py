@@ -11,7 +11,7 @@ from test_encoder_decoders import INPUTS, LIKE_BART, LIKE_T5, NEW, Tokenizer, V,
 from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForSeq2SeqLM
 from transformers.models.auto.modeling_auto import MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES as LISTED
 
-from specbench.config.paths import SHIPPED
+from specbench.data.sources import SHIPPED
 from specbench.decoding.sampling import Sampling
 from specbench.errors import ConfigError
 from specbench.executors.eager import EagerExecutor

@@ -16,9 +16,9 @@ from transformers import AutoConfig, AutoModelForSeq2SeqLM
 
 from specbench.cache.encoder_inputs import EncoderInputs
 from specbench.config.build import notes
-from specbench.config.paths import SHIPPED
 from specbench.contrib.beams.beam import BeamDecoding
 from specbench.contrib.beams.search_state import BeamRules
+from specbench.data.sources import SHIPPED
 from specbench.decoding.autoregressive import decode_autoregressive
 from specbench.decoding.queue import Queue
 from specbench.decoding.sampling import Sampling

@@ -18,7 +18,7 @@ from omegaconf import OmegaConf
 from small_runs import call, composed, parts_of, small
 from transformers import AutoModelForCausalLM
 
-from specbench.config.paths import SHIPPED, conf_dir
+from specbench.config.paths import conf_dir
 from specbench.config.validate import check
 from specbench.contrib.servers.answer import Answer, Piece
 from specbench.contrib.servers.dialects import LlamaCpp, llama_acceptance, vllm_acceptance
@@ -27,6 +27,7 @@ from specbench.contrib.servers.lookup import find_server
 from specbench.contrib.servers.numbers import server_numbers
 from specbench.contrib.servers.pooled import pooled_server
 from specbench.contrib.servers.server import ServerPeer, ServerPeers, shares_of_time
+from specbench.data.sources import SHIPPED
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.state import Job
 from specbench.errors import ConfigError

@@ -19,12 +19,12 @@ from small_runs import parts_of
 from test_whisper import ASKED, SMALL, extractor, module_of, tone
 from transformers import AutoConfig, AutoModelForSeq2SeqLM, AutoModelForSpeechSeq2Seq
 
-from specbench.config.paths import SHIPPED
 from specbench.contrib.whisper import sound as sound_module
 from specbench.contrib.whisper.audio_encoder import Hearing
 from specbench.contrib.whisper.data import AudioData, AudioHubData
 from specbench.contrib.whisper.sound import Sound, decode_sound, length, resampled
 from specbench.data.prompts import load
+from specbench.data.sources import SHIPPED
 from specbench.errors import ConfigError
 from specbench.run.interleave import InterleavedGroup
 from specbench.run.run import run, run_in_turn
