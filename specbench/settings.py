@@ -21,7 +21,6 @@ from specbench.errors import ConfigError, first_line, shown, unknown
 
 SMALLEST, LARGEST = 1e-30, 1e30  # of a float that is not 0: float32 holds it, its square and its inverse
 LARGEST_INTEGER = 2**63 - 1
-SHIPPED = Path(__file__).resolve().parent / "shipped"  # the models that come with the package
 NUMBER = re.compile(r"[+-]?\d+")
 WORDS = {"int": "an integer", "float": "a number", "bool": "true or false", "str": "text", "list[int]":
          "a list of integers", "list[float]": "a list of numbers", "list[str]": "a list of texts",
@@ -51,13 +50,8 @@ class BaseSettings:
 
     def sources(self) -> Mapping[str, str]:
         """Versions of what the component reads besides its settings, by the setting that names it: a finished run is
-        used again only if they are what they were. `specbench.fingerprint` finds them."""
+        used again only if they are what they were. `specbench.data.sources` finds them."""
         return {}
-
-
-def place_of(path: str) -> str:
-    """A path as it is; `shipped:NAME` is a file or folder that comes with specbench."""
-    return str(SHIPPED / path.removeprefix("shipped:")) if path.startswith("shipped:") else path
 
 
 def file_hash(path: str | Path) -> str:

@@ -12,7 +12,7 @@ import torch
 import transformers
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from specbench.settings import SHIPPED
+from specbench.data.sources import SHIPPED
 
 LISTED = tuple(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)  # model types
 VOCABULARY, CONTEXT, HIDDEN, HEADS, KEY_HEADS, HEAD, INNER, WINDOW = 4160, 64, 32, 4, 2, 8, 48, 5

@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from common import GAIN, NUMBERS, RANKED, in_turn, make, option, text
 from figures import measured_and_predicted
 
-from specbench.settings import SHIPPED
+from specbench.data.sources import SHIPPED
 
 TRAINED = {  # drafter: what was trained for it
     "stdlib_tv": "drafter_tv", "medusa": "medusa", "blockwise": "blockwise",

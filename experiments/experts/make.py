@@ -110,7 +110,7 @@ def load_tokens() -> list[int]:
     """Tokens of held-out text, by the shipped tokenizer."""
     from transformers import AutoTokenizer
 
-    from specbench.settings import SHIPPED
+    from specbench.data.sources import SHIPPED
 
     texts = list(read_modules(held_out=True).values())
     found: list[int] = AutoTokenizer.from_pretrained(SHIPPED / "target")(texts[0][:20_000])["input_ids"]

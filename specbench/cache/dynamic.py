@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import DynamicLayer
 
-from specbench.cache.slots import SlotCache, move_columns
+from specbench.cache.slots import SlotCache
 
 
 class DynamicCache(SlotCache):
@@ -40,5 +40,4 @@ class DynamicCache(SlotCache):
 
     def commit(self, path: Tensor, base: Tensor) -> None:
         self.hold([torch.clone(t) for t in self.tensors()])  # a cropped tensor is a view of a longer one
-        for stored in self.tensors():
-            move_columns(stored, path, base)
+        super().commit(path, base)

@@ -125,13 +125,18 @@ class SlotCache(Component, Cache):
     def hold(self, tensors: Sequence[Tensor]) -> None:
         """Uses these tensors, with the order and shapes of `tensors()`, in place of the present ones."""
 
-    @abstractmethod
     def commit(self, path: Tensor, base: Tensor) -> None:
         """Moves the accepted path of a tree to consecutive columns.
 
         path [B, P] holds the node indices of the path in order, base [B] the column of node 0. A path shorter than P
         repeats any node, since everything beyond a row's length is forgotten.
         """
+        source = base[:, None] + path
+        target = base[:, None] + torch.arange(path.shape[1], device=path.device)
+        for stored in self.tensors():
+            shape = (-1, stored.shape[1], -1, stored.shape[3])
+            moved = stored.gather(2, source[:, None, :, None].expand(shape))
+            stored.scatter_(2, target[:, None, :, None].expand(shape), moved)
 
     def reserve(self, lengths: Sequence[int]) -> None:
         """Makes sure that columns up to lengths[b] - 1 of row b can be written; 0 leaves a row out."""
@@ -196,12 +201,3 @@ def write_columns(stored: Tensor, slots: Tensor, new: Tensor) -> None:
     else:
         rows, heads = (torch.arange(n, device=slots.device) for n in stored.shape[:2])
         stored[rows[:, None, None], heads[None, :, None], slots[:, None, :]] = new
-
-
-def move_columns(stored: Tensor, path: Tensor, base: Tensor) -> None:
-    """`SlotCache.commit` for one tensor: stored [B, heads, T, head size], path [B, P], base [B]."""
-    source = base[:, None] + path
-    target = base[:, None] + torch.arange(path.shape[1], device=path.device)
-    shape = (-1, stored.shape[1], -1, stored.shape[3])
-    moved = stored.gather(2, source[:, None, :, None].expand(shape))
-    stored.scatter_(2, target[:, None, :, None].expand(shape), moved)

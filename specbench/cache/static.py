@@ -5,7 +5,7 @@ from itertools import takewhile
 
 from torch import Tensor
 
-from specbench.cache.slots import SlotCache, move_columns
+from specbench.cache.slots import SlotCache
 
 
 class StaticCache(SlotCache):
@@ -55,7 +55,3 @@ class StaticCache(SlotCache):
     def hold(self, tensors: Sequence[Tensor]) -> None:
         half = len(tensors) // 2
         self.keys, self.values = list(tensors[:half]), list(tensors[half:])
-
-    def commit(self, path: Tensor, base: Tensor) -> None:
-        for stored in self.tensors():
-            move_columns(stored, path, base)

@@ -14,7 +14,7 @@ from specbench.config.compose import base_of
 from specbench.config.paths import inside_outputs
 from specbench.decoding.component import Component
 from specbench.errors import ConfigError, first_line, shown
-from specbench.fingerprint import Identity, of_code, of_libraries, of_module
+from specbench.results.fingerprint import Identity, of_code, of_libraries, of_module
 from specbench.run_config import GROUPS, METRICS, OTHERS, Role, RunConfig, with_role
 from specbench.settings import validate
 

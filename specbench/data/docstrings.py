@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from functools import cache
 
 from specbench.data.prompts import Data, Prompt
+from specbench.data.sources import of_python
+from specbench.data.stdlib import nodes_of
 from specbench.data.stdlib_corpus import read_modules
-from specbench.fingerprint import of_python
 from specbench.settings import BaseSettings, setting
 
 SHORTEST, LONGEST = 3, 40  # lines of a function without its documentation
@@ -59,13 +60,9 @@ def training_text() -> tuple[str, frozenset[str]]:
 def pairs(*, held_out: bool) -> Iterator[Documented]:
     """The documented functions of at least three lines and at most 40, module by module."""
     for module, text in read_modules(held_out=held_out).items():
-        try:
-            tree = ast.parse(text)
-        except SyntaxError:  # some files of the library are broken on purpose
-            continue
         lines = text.splitlines()
-        for node in ast.walk(tree):
-            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and (found := documented(node, lines)):
+        for node in nodes_of(text, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            if found := documented(node, lines):
                 yield Documented(f"{module}:{node.lineno}", *found)
 
 

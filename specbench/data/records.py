@@ -7,9 +7,9 @@ from typing import Any, ClassVar
 
 from specbench.data.json_lines import need_file, read_json_lines
 from specbench.data.prompts import Prompt, StoredData
+from specbench.data.sources import of_folder, of_hub
 from specbench.data.template import check_template, fill
 from specbench.errors import ConfigError, first_line, shown, visible
-from specbench.fingerprint import of_folder, of_hub
 from specbench.settings import BaseSettings, file_hash, setting
 
 LONGEST_NAME = 200  # characters of an id or a category
@@ -60,11 +60,6 @@ def kind_of(value: Any) -> str:
     return "null" if value is None else kinds.get(type(value), f"a {type(value).__name__}")
 
 
-def to_prompt(number: int, record: Mapping[str, Any], s: RecordSettings) -> Prompt:
-    """The prompt of a record. Raises ConfigError."""
-    return record_prompt(number, record, s.path, s.field, s.template, s.category_field)
-
-
 def record_prompt(
     number: int, record: Mapping[str, Any], path: str, own: str, template: str | None, category_field: str | None
 ) -> Prompt:
@@ -104,8 +99,9 @@ class JsonlData(StoredData):
             return {"path": file_hash(self.path)}
 
     def prompts(self) -> Iterator[Prompt]:
-        for number, record in read_json_lines(self.settings.path):
-            yield to_prompt(number, record, self.settings)
+        s = self.settings
+        for number, record in read_json_lines(s.path):
+            yield record_prompt(number, record, s.path, s.field, s.template, s.category_field)
 
 
 class QuestionsData(StoredData):
@@ -167,7 +163,7 @@ class HubData(StoredData):
     def prompts(self) -> Iterator[Prompt]:
         s = self.settings
         for number, record in numbered(load_rows(s.path, s.name, s.split, "data=jsonl"), s.path):
-            yield to_prompt(number, record, s)
+            yield record_prompt(number, record, s.path, s.field, s.template, s.category_field)
 
 
 def version_of(path: str) -> str:

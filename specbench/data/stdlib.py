@@ -12,9 +12,9 @@ from itertools import pairwise
 from typing import Any
 
 from specbench.data.prompts import Data, Prompt
+from specbench.data.sources import of_python
 from specbench.data.stdlib_corpus import read_modules
 from specbench.errors import ConfigError
-from specbench.fingerprint import of_python
 from specbench.settings import BaseSettings, setting
 
 SIGNATURE = re.compile(r"^\s*(async )?def \w+\(.*\).*:\s*$")

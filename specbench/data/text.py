@@ -7,11 +7,11 @@ from pathlib import Path
 from specbench.data.json_lines import need_file
 from specbench.data.prompts import Prompt, StoredData
 from specbench.data.records import label_of
+from specbench.data.sources import of_folder, place_of
 from specbench.data.template import check_template, fill
 from specbench.data.text_file import TEXT, read_text
 from specbench.errors import ConfigError, first_line, shown
-from specbench.fingerprint import of_folder
-from specbench.settings import BaseSettings, file_hash, place_of, setting
+from specbench.settings import BaseSettings, file_hash, setting
 
 ENDINGS = (".txt", ".md", ".text")  # of the files that are read in a folder
 

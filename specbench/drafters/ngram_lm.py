@@ -7,15 +7,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from specbench.data.sources import of_python, place_of
 from specbench.data.stdlib_corpus import read_modules
 from specbench.data.text_file import read_text
 from specbench.decoding.sampling import Sampling
 from specbench.drafters.lookup_base import CountDrafter
 from specbench.drafters.sampling_overrides import OwnSampling
-from specbench.fingerprint import of_python
 from specbench.models.context import Context
 from specbench.models.language_model import LanguageModel
-from specbench.settings import file_hash, place_of, setting
+from specbench.settings import file_hash, setting
 
 
 class UnigramDrafter(CountDrafter):

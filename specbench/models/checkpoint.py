@@ -16,8 +16,8 @@ import transformers
 from huggingface_hub.utils._validators import validate_repo_id
 from safetensors import safe_open
 
+from specbench.data.sources import place_of
 from specbench.errors import ConfigError, shown
-from specbench.settings import place_of
 
 LONGEST_REASON = 240  # characters of a library's message
 INDEX = {"model.safetensors": "model.safetensors.index.json", "pytorch_model.bin": "pytorch_model.bin.index.json"}

@@ -17,11 +17,11 @@ from transformers import PreTrainedModel
 from transformers.quantizers.auto import AutoHfQuantizer
 
 from specbench.cache.static import StaticCache
+from specbench.data.sources import SHIPPED, of_checkpoint
 from specbench.decoding import processes
 from specbench.errors import ConfigError, unknown
 from specbench.executors.eager import EagerExecutor
 from specbench.executors.quant_grids import GRIDS
-from specbench.fingerprint import of_checkpoint
 from specbench.models import kernel_attention
 from specbench.models.adapter_check import reads_trees
 from specbench.models.architecture import ModelSize, family_of, loader_of, without_memory
@@ -42,7 +42,7 @@ from specbench.models.encoder_decoder import refuse_decoder
 from specbench.models.language_model import LanguageModel
 from specbench.models.mtp_weights import without_modules
 from specbench.models.quantization import quantise, refuse_quantised
-from specbench.settings import MOST_RANKS, SHIPPED, BaseSettings, setting
+from specbench.settings import MOST_RANKS, BaseSettings, setting
 
 # Of a shape, which transformers reads but has no field for.
 OTHER_NAMES = ("rope_theta", "rope_scaling", "decoder_start_token_id", "tie_word_embeddings")

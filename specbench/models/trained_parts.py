@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 
+from specbench.data.sources import of_checkpoint
 from specbench.errors import ConfigError
-from specbench.fingerprint import of_checkpoint
 from specbench.models.checkpoint import (
     TRAINED,
     WHOLE,

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from specbench.errors import ConfigError
-from specbench.fingerprint import Identity
 from specbench.results.atomic_files import ASIDE, EARLIER, synchronise, writing
+from specbench.results.fingerprint import Identity
 from specbench.results.reader import read_result
 
 RESULTS = "results.json"

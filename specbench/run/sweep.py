@@ -17,8 +17,8 @@ from specbench.config.compose import explain, explained
 from specbench.config.paths import fields
 from specbench.config.validate import ValidatedConfig, check, check_early
 from specbench.errors import ConfigError, first_line, stop
-from specbench.fingerprint import Identity
 from specbench.results.console import Pace, one_line
+from specbench.results.fingerprint import Identity
 from specbench.results.schema_parts import Placement
 from specbench.results.sweep_table import own_words
 from specbench.run.jobs import RunJob

@@ -11,8 +11,8 @@ from omegaconf import OmegaConf
 
 from specbench.component import chosen_class
 from specbench.errors import first_line
-from specbench.fingerprint import Identity
 from specbench.results.atomic_files import write_json, write_text, writing
+from specbench.results.fingerprint import Identity
 from specbench.results.folder_lock import locked
 from specbench.results.loggers.base import Logger
 from specbench.results.sweep_table import multirun_rows, multirun_tables

@@ -158,7 +158,7 @@ def test_names_of_files_that_are_no_ids_are_refused_before_they_are_read(name, t
 def test_windows_of_tokens_are_cut_where_tokens_end(tmp_path):
     from transformers import AutoTokenizer
 
-    from specbench.settings import SHIPPED
+    from specbench.data.sources import SHIPPED
 
     path, tokenizer = tmp_path / "a.py", AutoTokenizer.from_pretrained(SHIPPED / "target")
     path.write_text("def add(self, left, right):\n    return left + right\n" * 8)

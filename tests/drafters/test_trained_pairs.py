@@ -10,11 +10,11 @@ from small_runs import composed, parts_of
 
 from specbench.data.docstrings import DocstringData, documented, pairs
 from specbench.data.prompts import load
+from specbench.data.sources import place_of
 from specbench.data.unconditional import UnconditionalData
 from specbench.drafters.ngram_lm import training_tokens
 from specbench.errors import ConfigError
 from specbench.run.run import run
-from specbench.settings import place_of
 
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
 DATA = {"ende": "specbench.data.text", "unconditional": "specbench.data.unconditional"}

@@ -33,9 +33,9 @@ from small_runs import composed, parts_of, small
 
 from specbench.config.build import build
 from specbench.config.validate import check
+from specbench.data.sources import SHIPPED
 from specbench.errors import ConfigError
 from specbench.run.run import run
-from specbench.settings import SHIPPED
 
 BERT = dict(SIZES, model_type="bert")
 SHARD = "model-00002-of-00003.safetensors"

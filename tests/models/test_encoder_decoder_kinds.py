@@ -11,6 +11,7 @@ from test_encoder_decoders import INPUTS, LIKE_BART, LIKE_T5, NEW, Tokenizer, V,
 from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForSeq2SeqLM
 from transformers.models.auto.modeling_auto import MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES as LISTED
 
+from specbench.data.sources import SHIPPED
 from specbench.decoding.sampling import Sampling
 from specbench.errors import ConfigError
 from specbench.executors.eager import EagerExecutor
@@ -20,7 +21,6 @@ from specbench.models.encoder_decoder import refuse_decoder
 from specbench.models.language_model import LanguageModel
 from specbench.models.reference_forward import stock_logits
 from specbench.run.run import run
-from specbench.settings import SHIPPED
 
 SEAMLESS = LIKE_BART | {"hidden_size": 16}
 PROPHETNET = {"hidden_size": 16, "num_encoder_layers": 1, "num_decoder_layers": 1, "num_encoder_attention_heads": 2,

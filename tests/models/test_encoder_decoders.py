@@ -15,9 +15,10 @@ from small_runs import parts_of
 from transformers import AutoConfig, AutoModelForSeq2SeqLM
 
 from specbench.cache.encoder_inputs import EncoderInputs
-from specbench.config.build import notes_on_models
+from specbench.config.build import notes
 from specbench.contrib.beams.beam import BeamDecoding
 from specbench.contrib.beams.search_state import BeamRules
+from specbench.data.sources import SHIPPED
 from specbench.decoding.autoregressive import decode_autoregressive
 from specbench.decoding.queue import Queue
 from specbench.decoding.sampling import Sampling
@@ -34,7 +35,6 @@ from specbench.models.reference_forward import stock_logits
 from specbench.policies.gamma.fixed import FixedGamma
 from specbench.run.reference_scores import read
 from specbench.run.run import run
-from specbench.settings import SHIPPED
 
 V, NEW, HOT = 61, 10, 6.0
 LIKE_BART = dict(d_model=16, encoder_layers=2, decoder_layers=2, encoder_attention_heads=2, decoder_attention_heads=2,
@@ -300,9 +300,7 @@ def test_a_number_of_beams_is_noted_unless_it_is_searched_for():
                              unchecked="")  # fmt: skip
     searches = (BeamDecoding(BeamRules(width, 2 * width, 1.0, False)) for width in (4, 3))
     applied = ((), *(search.generate_settings for search in searches))
-    told = [
-        " ".join(notes_on_models(target, SimpleNamespace(models=[]), SimpleNamespace(note=None), of)) for of in applied
-    ]
+    told = [" ".join(notes(target, SimpleNamespace(models=[]), SimpleNamespace(note=None), of)) for of in applied]
     assert ["num_beams=3" in text for text in told] == [True, True, False]
     assert all("min_length=5" in text for text in told)
 

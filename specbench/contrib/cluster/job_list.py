@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from specbench.errors import ConfigError, first_line
-from specbench.fingerprint import NotedIdentity
 from specbench.results.atomic_files import write_json, writing
+from specbench.results.fingerprint import NotedIdentity
 from specbench.run.sweep_summary import PLACE, PlannedJob, SweepJobs
 
 SERIAL = "basic"  # the launcher whose jobs run one after the other, in the command's own process

@@ -15,8 +15,8 @@ from specbench.contrib.ray.merge import Merger, Piece
 from specbench.contrib.ray.pool import DiedError, Pool
 from specbench.contrib.ray.worker_handle import WorkerHandle
 from specbench.contrib.ray.worker_stats import worker_numbers
+from specbench.data.sources import UNKNOWN
 from specbench.errors import ConfigError, IncompleteError
-from specbench.fingerprint import UNKNOWN
 from specbench.results.schema import RunResult
 from specbench.run.signals import allow_signals
 from specbench.stats.records import RunRecord

@@ -13,9 +13,9 @@ from specbench.contrib.whisper.sound import Sound, Speech, bytes_of
 from specbench.data.json_lines import need_file, read_json_lines
 from specbench.data.prompts import Prompt, StoredData
 from specbench.data.records import field_of, kind_of, label_of, load_rows, numbered, text_of, version_of
+from specbench.data.sources import of_folder
 from specbench.data.text_file import read_text
 from specbench.errors import ConfigError, shown
-from specbench.fingerprint import of_folder
 from specbench.models.architecture import ModelSize
 from specbench.settings import BaseSettings, file_hash, setting
 

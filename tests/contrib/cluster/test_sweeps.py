@@ -26,6 +26,7 @@ from hydra.core.config_store import ConfigStore
 from hydra.core.plugins import Plugins
 from small_runs import call as typed
 from small_runs import composed, small
+from specbench.results.fingerprint import Identity, NotedIdentity
 
 from specbench.config.validate import check
 from specbench.contrib.cluster import collect, launchers
@@ -34,7 +35,6 @@ from specbench.contrib.cluster.job_list import LIST, JobList, lists_in, read_lis
 from specbench.contrib.cluster.sweep import ClusterSweep
 from specbench.contrib.ray.rules import FORWARDED
 from specbench.errors import ConfigError, IncompleteError
-from specbench.fingerprint import Identity, NotedIdentity
 from specbench.results.folder_lock import locked
 from specbench.results.loggers.none import NoLogger
 from specbench.run import signals as interrupts

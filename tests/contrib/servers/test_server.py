@@ -26,6 +26,7 @@ from specbench.contrib.servers.endpoint import Endpoint, ServerError, split
 from specbench.contrib.servers.lookup import find_server
 from specbench.contrib.servers.numbers import pooled_server, server_numbers
 from specbench.contrib.servers.server import ServerPeer, ServerPeers, shares_of_time
+from specbench.data.sources import SHIPPED
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.state import Job
 from specbench.errors import ConfigError
@@ -35,7 +36,7 @@ from specbench.results.schema import plain
 from specbench.results.writer import write_result
 from specbench.run.batching import Requests
 from specbench.run.run import run
-from specbench.settings import SHIPPED, validate
+from specbench.settings import validate
 from specbench.stats.machine_noise import Use, shares
 
 ROUNDS = [(4, 4), (4, 0), (4, 2), (4, 3)]  # drafted, accepted

@@ -24,10 +24,10 @@ from specbench.contrib.whisper.audio_encoder import Hearing
 from specbench.contrib.whisper.data import AudioData, AudioHubData
 from specbench.contrib.whisper.sound import Sound, decode_sound, length, resampled
 from specbench.data.prompts import load
+from specbench.data.sources import SHIPPED
 from specbench.errors import ConfigError
 from specbench.run.interleave import InterleavedGroup
 from specbench.run.run import run, run_in_turn
-from specbench.settings import SHIPPED
 
 VOCABULARY = 4160  # of the included tokenizer
 

@@ -4,30 +4,15 @@ A finished run is used again only if all of them are what they were.
 """
 
 import functools
-import hashlib
 import importlib.metadata
-import os
-import platform
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from specbench.settings import SHIPPED, file_hash
-
-LOADED = (
-    ".py",
-    ".json",
-    ".safetensors",
-    ".bin",
-    ".pt",
-    ".model",
-    ".txt",
-    ".jinja",
-    ".tiktoken",
-)  # of a checkpoint's folder
-UNKNOWN = "revision "  # begins the version of a hub id whose commit is not known
+from specbench.data.sources import UNKNOWN, digest_of
+from specbench.settings import file_hash
 
 
 @dataclass(frozen=True)
@@ -78,38 +63,6 @@ def flat(tree: Any, key: str = "") -> dict[str, str]:
     return {k: v for name, value in tree.items() for k, v in flat(value, f"{key}.{name}" if key else str(name)).items()}
 
 
-def of_folder(folder: Path) -> str:
-    """A hash of the contents of all files in a folder and its sub-folders."""
-    return _digest(f"{path.relative_to(folder)} {file_hash(path)}" for path in folder.rglob("*") if path.is_file())
-
-
-def of_checkpoint(path: Path, name: str, revision: str | None) -> str:
-    """Of a local folder: its files with sizes and times of change. Of a hub id: the commit in the local cache, or the
-    revision where there is none."""
-    if not path.is_dir():
-        return of_hub(name, revision, "model", "config.json")
-    if path.is_relative_to(SHIPPED):  # another installation has other times
-        return of_folder(path)
-    found = [(entry.name, entry.stat()) for entry in os.scandir(path) if entry.name.endswith(LOADED)]
-    return _digest(f"{name} {stat.st_size} {stat.st_mtime_ns}" for name, stat in found)
-
-
-def of_hub(name: str, revision: str | None, kind: str, file: str) -> str:
-    """The commit of a hub id in the local cache, which holds this file of it, or else the revision."""
-    from huggingface_hub import try_to_load_from_cache
-
-    try:
-        found = try_to_load_from_cache(name, file, revision=revision, repo_type=kind)
-    except ValueError:  # no hub id
-        found = None
-    return f"commit {Path(found).parent.name}" if isinstance(found, str) else f"{UNKNOWN}{revision or 'main'}"
-
-
-def of_python() -> str:
-    """The version of Python, whose standard library is a corpus."""
-    return platform.python_version()
-
-
 def of_libraries() -> dict[str, str]:
     """Versions of the libraries that texts and times depend on."""
     return {name: importlib.metadata.version(name) for name in ("torch", "transformers")}
@@ -118,15 +71,11 @@ def of_libraries() -> dict[str, str]:
 @functools.cache
 def of_code() -> str:
     """A hash of the package's source files, which a wheel and a changed checkout have too."""
-    package = Path(__file__).parent
-    return _digest(f"{path.relative_to(package)} {file_hash(path)}" for path in package.rglob("*.py"))
+    package = Path(__file__).parents[1]
+    return digest_of(f"{path.relative_to(package)} {file_hash(path)}" for path in package.rglob("*.py"))
 
 
 def of_module(name: str) -> str:
     """A hash of an imported module's file."""
     file = getattr(sys.modules.get(name), "__file__", None)
     return file_hash(file) if file else "unknown"
-
-
-def _digest(lines: Iterable[str]) -> str:
-    return hashlib.sha256("\n".join(sorted(lines)).encode()).hexdigest()
