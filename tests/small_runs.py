@@ -90,3 +90,15 @@ def interrupt_the_second_group(monkeypatch) -> None:
         return plain(self, wanted, jobs, number)
 
     monkeypatch.setattr(InterleavedGroup, "decode_all_ways", interrupted)
+
+
+def run_main(arguments, monkeypatch, capsys, tmp_path) -> tuple[int, str]:
+    """The command in this process: exit code and standard error."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["specbench", *arguments])
+    try:
+        command.main()
+        code = 0
+    except SystemExit as stop:
+        code = stop.code
+    return code, capsys.readouterr().err

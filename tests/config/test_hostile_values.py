@@ -143,6 +143,7 @@ def whole() -> Any:
     return OmegaConf.masked_copy(composed(), [key for key in composed() if key != "hydra"])
 
 
+@pytest.mark.slow
 @given(st.dictionaries(st.sampled_from([key for name, key in FIELDS if name == "run"] + ["data.limit", "drafter.top_k",
        "gamma_policy.gamma", "target.path", "cache._target_", "logger.tags", "metrics", "executor"]), VALUE, min_size=1,
        max_size=3))  # fmt: skip

@@ -13,8 +13,8 @@ import pytest
 import torch
 from decoder_cases import TREES
 from graph_memory import SimulatedGraphs
+from queue_cases import decode, jobs
 from small_runs import parts_of
-from test_queue import decode, jobs
 from torch import nn
 from torch._functorch.aot_autograd import aot_module_simplified, make_boxed_func
 from torch._guards import TracingContext, detect_fake_mode, tracing

@@ -7,8 +7,8 @@ import pytest
 import torch
 from decoder_cases import TREES, tabular_model, verifier_of
 from graph_memory import SimulatedGraphs
-from test_law import learning_policy
-from test_queue import decode, jobs
+from law_cases import learning_policy
+from queue_cases import decode, jobs
 
 from specbench.config.devices import pick_device
 from specbench.decoding import verify_tree

@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 import torch
 from compile_triton import Job, compiled
-from test_queue import decode, jobs
-from test_verify import chi_square_fits, random_bits
+from queue_cases import decode, jobs
+from random_cases import chi_square_fits, random_bits
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from specbench.decoding.draft import Draft
@@ -329,6 +329,7 @@ INTEGERS = {name: "*i64:16" for name in ("bits", "keys", "tokens", "guesses", "c
 RUNNERS = {name: "*i32:16" for name in ("runners", "p_runners", "residual_runners")}
 
 
+@pytest.mark.slow
 def test_the_kernels_compile_for_an_h100():
     """Float64 is divided exactly, and nothing of it is flushed to 0 or kept on a stack."""
     given = ROWS | LAWS | INTEGERS | RUNNERS

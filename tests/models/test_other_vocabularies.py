@@ -9,9 +9,9 @@ import pytest
 import torch
 from checkpoints import EMBED, HEAD, checkpoint, edit_tokenizer, tensors
 from decoder_cases import V
+from law_cases import FEW, Law, decode, worst_excess
 from small_runs import parts_of
 from tabular import random_table
-from test_law import FEW, Law, decode, worst_excess
 
 from specbench.errors import ConfigError
 from specbench.models.vocabulary import Intersection, intersection

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from checkpoints import HEAD, checkpoint, tensors
 from decoder_cases import V
+from law_cases import FEW, Law, decode, worst_excess
 from small_runs import parts_of
 from tabular import random_table
-from test_law import FEW, Law, decode, worst_excess
 
 from specbench.run.run import run
 from specbench.verifiers.iterative import IterativeVerifier

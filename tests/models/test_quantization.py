@@ -141,6 +141,7 @@ def test_embeddings_stay_and_an_output_matrix_becomes_its_own(tmp_path):
     assert found.step_bytes == sum(p.nbytes for p in full.parameters())  # as before, where one matrix was both
 
 
+@pytest.mark.slow
 def test_a_quantised_drafter_has_another_law_and_changes_no_text(tmp_path):
     texts, alphas = [], []
     for kind in ("null", "int4"):
@@ -153,7 +154,8 @@ def test_a_quantised_drafter_has_another_law_and_changes_no_text(tmp_path):
     assert texts[0] == texts[1] and alphas[0] != alphas[1]
 
 
-@pytest.mark.parametrize("executor", ["auto", pytest.param("eager", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("executor", ["auto", "eager"])
 def test_the_targets_own_weights_draft_on_its_cache(executor, tmp_path):
     more = ["executor.products=[int4]"] if executor == "auto" else []
     parts = parts_of("drafter=self_quantized", "temperature=0", f"executor={executor}", *more)
