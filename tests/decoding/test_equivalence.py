@@ -6,6 +6,7 @@ from functools import cache, partial
 import decoder_cases
 import pytest
 import torch
+from choosing import in_turn, slow_unless
 from decoder_cases import CACHES, DRAFTERS, TREES, VERIFIERS, make_drafter, spare_of
 from small_runs import short_prompts
 
@@ -109,18 +110,11 @@ def sampled_baseline() -> list[list[int]]:
 WAYS = [("static", 1), *((name, 3) for name in CACHES)]
 
 
-def slow_unless(fast: bool, *case):
-    return pytest.param(*case, marks=() if fast else pytest.mark.slow)
-
-
 HALF = [slow_unless(place % 2 == 0, kind) for place, kind in enumerate(DRAFTERS)]
 OTHER_HALF = [slow_unless(place % 2 == 1, kind) for place, kind in enumerate(DRAFTERS)]
 
 
-@pytest.mark.parametrize(("kind", "cache_name", "batch_size"), [
-    slow_unless(place % len(WAYS) == number, kind, *way)
-    for place, kind in enumerate(DRAFTERS) for number, way in enumerate(WAYS)
-])  # fmt: skip
+@pytest.mark.parametrize(("kind", "cache_name", "batch_size"), in_turn(DRAFTERS, WAYS))
 def test_temperature_zero_equals_the_baseline(kind, cache_name, batch_size, code_text):
     rows, found = requests(), []
     for begin in range(0, PROMPTS, batch_size):

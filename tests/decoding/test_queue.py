@@ -5,6 +5,7 @@ from copy import deepcopy
 from functools import partial
 
 import pytest
+from choosing import in_turn
 from decoder_cases import CACHES, DRAFTERS, make_drafter, tabular_model
 from queue_cases import COLUMNS, GAMMA, decode, jobs
 
@@ -22,11 +23,8 @@ from specbench.policies.gamma.heuristic import HeuristicGamma
 from specbench.verifiers.speculative import SpeculativeVerifier
 
 
-@pytest.mark.parametrize(("cache", "kind"), [
-    pytest.param(cache, kind, marks=() if kind is None or place % len(CACHES) == number else pytest.mark.slow)
-    for place, kind in enumerate((None, *DRAFTERS)) for number, cache in enumerate(CACHES)
-])  # fmt: skip
-def test_the_batch_changes_no_token(cache, kind, tables, number_text):
+@pytest.mark.parametrize(("kind", "cache"), in_turn((None, *DRAFTERS), [(cache,) for cache in CACHES]))
+def test_the_batch_changes_no_token(kind, cache, tables, number_text):
     singles = decode(jobs(), 1, tables, cache, kind, text=number_text)
     assert [len(out) for out in singles] == [job.limit - len(job.tokens) for job in jobs()]
     for rows, chunk in ((2, 1), (3, 5), (8, 64), (16, 7)):

@@ -50,10 +50,13 @@ def combinations() -> list[Case]:
 
 
 def slow(case: Case) -> bool:
-    """Whether the case is left to `-m slow`: a drafter's second one, and most policies without graphs."""
-    if (case.triton and case.cache == "paged") or (
-        case.executor == "eager" and case.policy not in ("fixed", "confidence")
-    ):
+    """Whether the case is left to `-m slow`: a drafter's second one, policies without graphs, and verifiers that the
+    drafters' cases have."""
+    if case.executor == "eager" and case.policy != "fixed":
+        return True
+    if case in [Case(verifier=name) for name in VERIFIERS if name not in ("speculative", "greedy_tree")]:
+        return True
+    if case.triton and case.cache == "paged":
         return True
     return case.temperature == 0 and case.drafter not in (None, "model") and case.verifier != "greedy_tree"
 
