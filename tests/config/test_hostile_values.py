@@ -177,6 +177,7 @@ PIECES = st.one_of(
 )  # fmt: skip
 
 
+@pytest.mark.slow
 @given(st.lists(PIECES, max_size=12).map(b"".join), st.sampled_from(["plain", "gzip", "cut"]))
 @settings(MANY, max_examples=400)
 def test_any_bytes_as_a_data_file(tmp_path_factory, content, packed):

@@ -366,7 +366,8 @@ def test_a_draft_that_drops_guesses_it_has_seen_is_refused(tables, number_text):
     assert worst_excess(outputs, Law(tables.target)) > 1
 
 
-@pytest.mark.parametrize("cache", ["paged", pytest.param("dynamic", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("cache", ["paged", "dynamic"])
 def test_a_similar_drafter_through_every_cache(cache, tables, number_text):
     """With many acceptances, so that rollback happens at every depth."""
     outputs = decode(tables, number_text, cache=cache, drafter_table=tables.similar)

@@ -242,7 +242,7 @@ def pair(tmp_path_factory):
     return folders
 
 
-@pytest.mark.parametrize("temperature", [0, 1])
+@pytest.mark.parametrize("temperature", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_a_model_that_drafts_for_itself_has_alpha_one(pair, temperature, tmp_path):
     same = (f"target.path={pair[0]}", "drafter=model", f"drafter.path={pair[0]}", "target=model")
     parts = parts_of(*same, f"temperature={temperature}", "batch_size=2", "executor=eager")
