@@ -174,7 +174,7 @@ TRAINING = {
 
 @pytest.mark.parametrize("override", TRAINING)
 def test_training_is_checked_as_runs_are(override):
-    from training_cases import training
+    from small_runs import training
 
     from specbench.contrib.training.trainer import checked_settings as check_training
 

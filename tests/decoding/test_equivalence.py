@@ -190,7 +190,7 @@ OTHER_KINDS = ("blockwise", "medusa", "early_exit", "pass_lookahead", "non_autor
 
 
 @pytest.mark.parametrize(("kind", "temperature"), [
-    pytest.param(kind, temperature, marks=[] if (place + temperature) % 2 else [pytest.mark.slow])
+    slow_unless((place + temperature) % 2, kind, temperature)
     for place, kind in enumerate(OTHER_KINDS) for temperature in (0, 1)
 ])  # fmt: skip
 @pytest.mark.parametrize("executor", [

@@ -15,6 +15,7 @@ from types import SimpleNamespace
 import pytest
 import reference
 import torch
+from choosing import slow_unless
 from decoder_cases import CACHES, DRAFTERS, TREES, VERIFIERS, V, make_drafter, tabular_model
 from law_cases import (
     FEW,
@@ -99,7 +100,7 @@ def covering():
         for name in able:
             cache = [*CACHES][place % len(CACHES)] if name == turn else "static"
             fast = name == turn or kind == "model"
-            yield pytest.param(kind, name, cache, marks=() if fast else pytest.mark.slow)
+            yield slow_unless(fast, kind, name, cache)
 
 
 @pytest.mark.parametrize(("kind", "verifier", "cache"), covering())

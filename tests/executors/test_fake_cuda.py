@@ -14,6 +14,7 @@ from unittest import mock
 
 import pytest
 import torch
+from choosing import slow_unless
 from cuda_on_cpu import cuda_on_cpu
 from decoder_cases import CACHES, CHAINS, DRAFTERS
 from fake_cuda_cases import EXECUTORS, POLICIES, VERIFIERS, WAITS, Case, Decoder, violations
@@ -62,7 +63,7 @@ def slow(case: Case) -> bool:
 
 
 @pytest.mark.parametrize("case", [
-    pytest.param(case, marks=pytest.mark.slow) if slow(case) else case for case in combinations()
+    slow_unless(not slow(case), case) for case in combinations()
 ], ids=str)  # fmt: skip
 def test_a_decode_runs_on_cuda_and_waits_where_the_table_says(case, number_text):
     with torch.inference_mode(False), torch.no_grad():

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from checkpoints import checkpoint, config
+from choosing import slow_unless
 from small_runs import composed, parts_of, small
 from torch import nn
 
@@ -98,7 +99,7 @@ QUANTISED_RUNS = {
 
 
 @pytest.mark.parametrize("name", [
-    pytest.param(name, marks=pytest.mark.slow) if name != "bfloat16 int8" else name
+    slow_unless(name == "bfloat16 int8", name)
     for name in QUANTISED_RUNS
 ])  # fmt: skip
 def test_a_quantised_target_passes_its_own_verdict(name, tmp_path):

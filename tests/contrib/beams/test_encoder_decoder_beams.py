@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from beam_cases import assert_equal, enumerated_by
+from beam_cases import LIMIT, assert_equal, enumerated_by, searched
+from choosing import slow_unless
 from decoder_cases import CACHES
-from encoder_decoder_beam_cases import LIMIT, searched
 from encoder_decoder_cases import INPUTS, Tokenizer, module_of
 
 from specbench.contrib.beams import tree_reader
@@ -60,7 +60,7 @@ def of_transformers(module, read, rules, stops):
 
 
 @pytest.mark.parametrize(("kind", "cache"), [
-    pytest.param(kind, cache, marks=() if (kind, cache) in FAST else pytest.mark.slow)
+    slow_unless((kind, cache) in FAST, kind, cache)
     for kind in ("t5", "bart") for cache in CACHES
 ])  # fmt: skip
 def test_the_beams_and_scores_are_those_of_transformers(kind, cache, monkeypatch):

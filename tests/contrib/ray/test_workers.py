@@ -19,6 +19,7 @@ import pyarrow.parquet as parquet
 import pytest
 import torch
 from audio_cases import of
+from choosing import slow_unless
 from small_runs import call, composed, small
 from sweep_cases import another_job
 
@@ -180,9 +181,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize(
-    "case", [pytest.param(case, marks=() if case == "greedy" else pytest.mark.slow) for case in CASES]
-)
+@pytest.mark.parametrize("case", [slow_unless(case == "greedy", case) for case in CASES])
 def test_workers_give_what_one_process_gives(case, good, tmp_path, monkeypatch):
     """With few tokens to read again, the verdict reads the first texts only. In the first case two workers
     die, one while it decodes and one while it measures: the others do what they had."""

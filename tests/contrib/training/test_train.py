@@ -9,8 +9,7 @@ import hydra
 import pytest
 import torch
 import transformers
-from small_runs import composed
-from training_cases import training
+from small_runs import composed, training
 
 from specbench.config.build import build
 from specbench.config.validate import check

@@ -5,8 +5,8 @@ from functools import cache, partial
 
 import pytest
 import torch
+from beam_cases import searched
 from decoder_cases import CACHES
-from encoder_decoder_beam_cases import searched
 from encoder_decoder_cases import NEW, Tokenizer, chi_squared, decoded_by
 from whisper_cases import POSITIONS, RATE, SMALL, extractor, module_of, tone
 
