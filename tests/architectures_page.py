@@ -1,10 +1,22 @@
 """Writes docs/reference/architectures.md when it is run: which causal architectures of transformers run."""
 
+import tempfile
 from pathlib import Path
 from typing import Any
 
+import torch
 import transformers
-from architectures import LISTED
+from architectures import LISTED, spread, tiny_config, write
+from transformers import GenerationConfig
+
+from specbench.cache.static import StaticCache
+from specbench.decoding.sampling import Sampling
+from specbench.errors import ConfigError
+from specbench.executors.eager import EagerExecutor
+from specbench.models.adapter_check import reads_trees
+from specbench.models.architecture import family_of
+from specbench.models.context import Context
+from specbench.models.pretrained import PretrainedModel, footprint
 
 PAGE = Path(__file__).parents[1] / "docs" / "reference" / "architectures.md"
 RELEASE = f"transformers {transformers.__version__}"
@@ -56,7 +68,7 @@ def is_of_this_release() -> bool:
     return f" {RELEASE} lists" in PAGE.read_text()
 
 
-def write(found: dict[str, str]) -> None:
+def write_page(found: dict[str, str]) -> None:
     """Writes the page from the rows of all architectures."""
     run = [row for row in found.values() if "| yes |" in row]
     chains = sum(" no |" in row for row in run)
@@ -64,9 +76,30 @@ def write(found: dict[str, str]) -> None:
     PAGE.write_text(TEXT.format(release=RELEASE, rows="\n".join(found.values()), **counts))
 
 
-if __name__ == "__main__":
-    import torch
-    from test_architectures import outcome
+def loaded(model_type: str, **more) -> PretrainedModel:
+    """A tiny model, built as a run builds it, with `more` in its configuration. Raises ConfigError."""
+    folder = write(tiny_config(model_type, **more), Path(tempfile.mkdtemp()) / model_type)
+    settings = PretrainedModel.Settings(path=str(folder), revision=None, weights="random", chat_template="never")
+    footprint(settings, "target", torch.float32)
+    context = Context(torch.device("cpu"), torch.float32, Sampling(), StaticCache, EagerExecutor())
+    model = PretrainedModel(settings, context, "target")
+    spread(model.module)
+    model.recurrence = family_of(model.module.config).state(model.module, model.mask, f"target.path={folder}")
+    model.trees = reads_trees(model, f"target.path={folder}")  # with weights of which each matters
+    model.module.generation_config = GenerationConfig()  # of the model's own law
+    return model
 
+
+def outcome(model_type: str) -> tuple[PretrainedModel | None, str]:
+    """A tiny model or, if it is refused, None; and its row in docs/reference/architectures.md."""
+    try:
+        model = loaded(model_type)
+    except ConfigError as error:
+        assert len(str(error).splitlines()) == 1
+        return None, row_of_refusal(model_type, str(error))
+    return model, row_of_model(model_type, model)
+
+
+if __name__ == "__main__":
     with torch.inference_mode():
-        write({model_type: outcome(model_type)[1] for model_type in LISTED})
+        write_page({model_type: outcome(model_type)[1] for model_type in LISTED})

@@ -23,6 +23,12 @@ def composed(*overrides: str):
         return compose("config", overrides=list(overrides), return_hydra_config=True)
 
 
+def training(*overrides: str):
+    """The configuration of a training that the command line would compose."""
+    with initialize_config_dir(str(conf_dir()), version_base="1.3"):
+        return compose("train", overrides=list(overrides))
+
+
 @cache
 def short_prompts() -> str:
     """A file of 32 prompts of about 50 tokens: reading long ones would be most of a test's time."""
@@ -90,3 +96,15 @@ def interrupt_the_second_group(monkeypatch) -> None:
         return plain(self, wanted, jobs, number)
 
     monkeypatch.setattr(InterleavedGroup, "decode_all_ways", interrupted)
+
+
+def run_main(arguments, monkeypatch, capsys, tmp_path) -> tuple[int, str]:
+    """The command in this process: exit code and standard error."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["specbench", *arguments])
+    try:
+        command.main()
+        code = 0
+    except SystemExit as stop:
+        code = stop.code
+    return code, capsys.readouterr().err

@@ -14,6 +14,7 @@ from typing import get_args, get_type_hints
 
 import pytest
 import yaml
+from choosing import slow_unless
 from hydra import compose, initialize_config_dir
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -159,7 +160,20 @@ def ids(found: Command) -> str:
     return str(found)
 
 
-@pytest.mark.parametrize("found", COMPOSED, ids=ids)
+def with_new_keys(commands: list[Command]) -> Iterator[Command]:
+    """The commands that are shown, and those with a key that none before them has."""
+    seen: set[str] = set()
+    for found in sorted(commands, key=lambda found: found not in SHOWN):
+        keys = {word.split("=")[0] for word in found.words}
+        if found in SHOWN or not keys <= seen:
+            yield found
+        seen |= keys
+
+
+FIRST = {*with_new_keys(COMPOSED)}
+
+
+@pytest.mark.parametrize("found", [slow_unless(found in FIRST, found) for found in COMPOSED], ids=ids)
 def test_every_command_composes(found, here):
     flags, overrides = apart(filled(found.words, here))
     if found.module == ".train":  # tests/contrib/training runs every method
@@ -204,9 +218,7 @@ def run_small(here):
     return run
 
 
-@pytest.mark.parametrize("found", [
-    found if found in SHOWN else pytest.param(found, marks=pytest.mark.slow) for found in RUNS
-], ids=ids)  # fmt: skip
+@pytest.mark.parametrize("found", [slow_unless(found in SHOWN, found) for found in RUNS], ids=ids)
 def test_every_command_runs(found, run_small):
     folder = run_small(found.words)
     assert {"results.json", "rounds.parquet", "prompts.jsonl"} <= {path.name for path in folder.iterdir()}

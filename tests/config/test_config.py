@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 from omegaconf import OmegaConf
-from small_runs import composed
+from small_runs import composed, run_main
 
-import specbench.run.command as command
 from specbench.config.devices import pick_device
 from specbench.config.paths import conf_dir
 from specbench.config.validate import check
@@ -76,18 +75,6 @@ def test_the_digest_ignores_what_numbers_do_not_depend_on():
     digest = check(composed()).digest
     assert check(composed("name=other", "logger=none", "force=true")).digest == digest
     assert check(composed("gamma=6")).digest != digest
-
-
-def run_main(arguments, monkeypatch, capsys, tmp_path) -> tuple[int, str]:
-    """The command in this process: exit code and standard error."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["specbench", *arguments])
-    try:
-        command.main()
-        code = 0
-    except SystemExit as stop:
-        code = stop.code
-    return code, capsys.readouterr().err
 
 
 def files(folder: Path) -> dict[str, Path]:

@@ -143,6 +143,7 @@ def whole() -> Any:
     return OmegaConf.masked_copy(composed(), [key for key in composed() if key != "hydra"])
 
 
+@pytest.mark.slow
 @given(st.dictionaries(st.sampled_from([key for name, key in FIELDS if name == "run"] + ["data.limit", "drafter.top_k",
        "gamma_policy.gamma", "target.path", "cache._target_", "logger.tags", "metrics", "executor"]), VALUE, min_size=1,
        max_size=3))  # fmt: skip
@@ -176,6 +177,7 @@ PIECES = st.one_of(
 )  # fmt: skip
 
 
+@pytest.mark.slow
 @given(st.lists(PIECES, max_size=12).map(b"".join), st.sampled_from(["plain", "gzip", "cut"]))
 @settings(MANY, max_examples=400)
 def test_any_bytes_as_a_data_file(tmp_path_factory, content, packed):

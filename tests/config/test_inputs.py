@@ -12,8 +12,7 @@ from types import SimpleNamespace
 import pytest
 from matplotlib import pyplot as plt
 from rich.table import Table
-from small_runs import composed, small
-from test_config import run_main
+from small_runs import composed, run_main, small
 from transformers import AutoTokenizer
 
 import specbench
@@ -175,7 +174,7 @@ TRAINING = {
 
 @pytest.mark.parametrize("override", TRAINING)
 def test_training_is_checked_as_runs_are(override):
-    from test_train import training
+    from small_runs import training
 
     from specbench.contrib.training.trainer import checked_settings as check_training
 

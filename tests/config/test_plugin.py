@@ -52,6 +52,7 @@ def test_an_experiment_with_parts_from_outside_runs(installed, tmp_path):
         assert (out / "speedup.txt").read_text().endswith("over 2 prompts\n")
 
 
+@pytest.mark.slow
 def test_the_search_path_of_hydra_does_the_same(installed, tmp_path):
     path = f"hydra.searchpath=[file://{installed / 'conf'}]"
     arguments = ["drafter=echo", "data=list", "metric=full_rounds", "gamma=2", "max_new_tokens=8", "logger=none",
@@ -62,6 +63,7 @@ def test_the_search_path_of_hydra_does_the_same(installed, tmp_path):
     assert "full_rounds" in done.stdout
 
 
+@pytest.mark.slow
 def test_their_parts_are_refused_like_ours(installed, tmp_path):
     arguments = ["--config-dir", str(installed / "conf"), "drafter=echo", "verifier=rejection"]
     done = call(installed, tmp_path, *arguments)

@@ -6,6 +6,7 @@ from unittest import mock
 
 import pytest
 import torch
+from choosing import in_turn
 from decoder_cases import V, make_drafter, spare_of, tabular_model, verifier_of
 from graph_memory import SimulatedGraphs
 
@@ -104,8 +105,9 @@ def left(monkeypatch):
     return found
 
 
-@pytest.mark.parametrize(("rows", "temperature", "stops"), [(1, 1, STOPS), (3, 0, ()), (3, 1, STOPS)])
-@pytest.mark.parametrize("kind", [None, *ON_DEVICE])
+@pytest.mark.parametrize(
+    ("kind", "rows", "temperature", "stops"), in_turn((None, *ON_DEVICE), [(1, 1, STOPS), (3, 0, ()), (3, 1, STOPS)])
+)
 def test_rounds_that_are_read_late_are_the_same_rounds(kind, rows, temperature, stops, tables, left):
     """Tokens, rounds, betas, evidence and calls, of texts that end by a stop token or by their limit."""
     wanted = [[job] for job in jobs(3)] if rows == 1 else [jobs(3), jobs(5)]

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 from decoder_cases import V
-from test_law import FEW, Law, decode, worst_excess
-from test_verify import random_bits
+from law_cases import FEW, Law, decode, worst_excess
+from random_cases import random_bits
 
 from specbench.decoding.draft import Draft
 from specbench.decoding.token_tree import branching_tree

@@ -6,6 +6,7 @@ from functools import cache, partial
 import decoder_cases
 import pytest
 import torch
+from choosing import in_turn, slow_unless
 from decoder_cases import CACHES, DRAFTERS, TREES, VERIFIERS, make_drafter, spare_of
 from small_runs import short_prompts
 
@@ -107,20 +108,13 @@ def sampled_baseline() -> list[list[int]]:
 
 
 WAYS = [("static", 1), *((name, 3) for name in CACHES)]
-EVERY_WAY = ("model", "early_exit", "self_quantized", "under_ngram", "tree_distinct", "own_trees")
-WITHOUT_A_CACHE = ("ngram", "ngram_sample", "prompt_lookup", "bigram", "unigram", "random")
 
 
-def way(kind: str, cache_name: str, batch_size: int):
-    """Each kind of draft has two of the ways, so that each way has half of the kinds; those that treat a cache as no
-    other does have all of them, and those without a cache of their own have one."""
-    steps = (0,) if kind in WITHOUT_A_CACHE else (0, 2)
-    own = [WAYS[(DRAFTERS.index(kind) + step) % len(WAYS)] for step in steps]
-    marks = [] if kind in EVERY_WAY or (cache_name, batch_size) in own else [pytest.mark.slow]
-    return pytest.param(kind, cache_name, batch_size, marks=marks)
+HALF = [slow_unless(place % 2 == 0, kind) for place, kind in enumerate(DRAFTERS)]
+OTHER_HALF = [slow_unless(place % 2 == 1, kind) for place, kind in enumerate(DRAFTERS)]
 
 
-@pytest.mark.parametrize(("kind", "cache_name", "batch_size"), [way(kind, *own) for kind in DRAFTERS for own in WAYS])
+@pytest.mark.parametrize(("kind", "cache_name", "batch_size"), in_turn(DRAFTERS, WAYS))
 def test_temperature_zero_equals_the_baseline(kind, cache_name, batch_size, code_text):
     rows, found = requests(), []
     for begin in range(0, PROMPTS, batch_size):
@@ -129,7 +123,7 @@ def test_temperature_zero_equals_the_baseline(kind, cache_name, batch_size, code
     assert found == greedy_baseline()
 
 
-@pytest.mark.parametrize("kind", DRAFTERS)
+@pytest.mark.parametrize("kind", HALF)
 def test_a_batch_is_its_singles_at_temperature_one(kind, code_text):
     sampling = Sampling(temperature=1)
     singles = [decode([r], sampling, kind, text_file=code_text)[0] for r in requests()]
@@ -145,7 +139,7 @@ def test_every_verifier_keeps_the_text_of_a_batch(judge, code_text):
     assert decode(requests(), greedy, "model", judge=judge) == greedy_baseline()
 
 
-@pytest.mark.parametrize("kind", DRAFTERS)
+@pytest.mark.parametrize("kind", OTHER_HALF)
 def test_matching_writes_what_plain_decoding_writes(kind, code_text):
     """At any temperature: the token is p's own draw, whatever was guessed."""
     sampling = Sampling(temperature=1)
@@ -175,8 +169,8 @@ def test_gamma_zero_is_autoregressive_decoding_at_any_temperature():
 @pytest.mark.parametrize(("executor", "temperature", "cache_name"), [
     ("half", 0, "static"), ("half", 1, "paged"), ("onednn", 1, "static"), ("onednn", 0, "paged"),
     *(pytest.param(*other, marks=pytest.mark.slow) for other in (
-        ("half", 1, "static"), ("half", 0, "paged"), ("onednn", 0, "static"), ("onednn", 1, "paged"))),
-    ("compiled", 1, "static"), pytest.param("compiled", 0, "paged", marks=pytest.mark.slow),
+        ("half", 1, "static"), ("half", 0, "paged"), ("onednn", 0, "static"), ("onednn", 1, "paged"),
+        ("compiled", 1, "static"), ("compiled", 0, "paged"))),
     *(pytest.param("openvino", t, cache, marks=needs_openvino) for t, cache in ((0, "static"), (1, "dynamic"),
                                                                                 (1, "paged"))),
 ])  # fmt: skip
@@ -196,7 +190,7 @@ OTHER_KINDS = ("blockwise", "medusa", "early_exit", "pass_lookahead", "non_autor
 
 
 @pytest.mark.parametrize(("kind", "temperature"), [
-    pytest.param(kind, temperature, marks=[] if (place + temperature) % 2 else [pytest.mark.slow])
+    slow_unless((place + temperature) % 2, kind, temperature)
     for place, kind in enumerate(OTHER_KINDS) for temperature in (0, 1)
 ])  # fmt: skip
 @pytest.mark.parametrize("executor", [

@@ -13,8 +13,8 @@ import pytest
 import torch
 from decoder_cases import TREES
 from graph_memory import SimulatedGraphs
+from queue_cases import decode, jobs
 from small_runs import parts_of
-from test_queue import decode, jobs
 from torch import nn
 from torch._functorch.aot_autograd import aot_module_simplified, make_boxed_func
 from torch._guards import TracingContext, detect_fake_mode, tracing
@@ -138,6 +138,7 @@ def test_graphs_of_programs_change_no_token_of_trees(kind, tables, traced, monke
     assert len(traced) > 0
 
 
+@pytest.mark.slow
 def test_a_run_on_graphs_of_programs_is_lossless(traced, tmp_path):
     """With shared products, and the record of each round. Every program is there before anything is timed."""
     graphs = ("executor=cudagraph", "executor._target_=test_graph_runs.Rerun")

@@ -2,22 +2,37 @@
 
 V = 16; 12 tokens after one prompt, so that a text has several rounds. Chi-squares must be below df + 8 sqrt(2 df): of
 the pairs of neighbouring tokens at each position, against their exact law, and of all tokens together, each against its
-law given the text before it. Negative controls must fail the same test. Every verifier has 10,000 texts with one
-drafter, and so have the drafters whose guesses stand side by side, where a shared noise is the fault that is hardest to
-see. The other pairs have 5,000: enough for lenience .9, whose chi-square is then 1.45 of its limit.
+law given the text before it. Negative controls must fail the same test. `model` and the drafters whose guesses stand
+side by side, where a shared noise is the fault that is hardest to see, have 10,000 texts. The others have 5,000: enough
+for lenience .9, whose chi-square is then 1.45 of its limit. At temperature 0 tests/decoding/test_equivalence.py tests
+that tokens are equal.
 """
 
-import copy
 from copy import deepcopy
 from dataclasses import replace
-from functools import cache
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import reference
 import torch
-from decoder_cases import CACHES, DRAFTERS, TREES, VERIFIERS, V, make_drafter, spare_of, tabular_model, verifier_of
+from choosing import slow_unless
+from decoder_cases import CACHES, DRAFTERS, TREES, VERIFIERS, V, make_drafter, tabular_model
+from law_cases import (
+    FEW,
+    PROMPT,
+    SAMPLING,
+    TRIALS,
+    AcceptEverything,
+    ForgetsOrder,
+    Law,
+    ResidualFromTarget,
+    TooSmallM,
+    decode,
+    learning_policy,
+    new_tokens,
+    start,
+    worst_excess,
+)
 
 from specbench.cache.static import StaticCache
 from specbench.decoding import noise as noise_module
@@ -27,9 +42,7 @@ from specbench.decoding.gamma_policy import GammaPolicy
 from specbench.decoding.noise import ACCEPTANCE, PROPOSAL, RESIDUAL, exponentials, uniforms
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.speculative import decode_speculative
-from specbench.decoding.state import Job, State
 from specbench.decoding.timer import Clock
-from specbench.decoding.verify import leading, rejection_rate, speculative_sampling
 from specbench.decoding.verify_tree import iterative_sampling
 from specbench.drafters import hierarchical
 from specbench.drafters.hierarchical import HierarchicalDrafter
@@ -39,39 +52,10 @@ from specbench.policies.gamma.confidence import ConfidenceGamma
 from specbench.policies.gamma.entropy import EntropyGamma
 from specbench.policies.gamma.fixed import FixedGamma
 from specbench.policies.gamma.heuristic import HeuristicGamma
-from specbench.stats.costs import CostTable
 from specbench.verifiers.block import BlockVerifier
 from specbench.verifiers.iterative import IterativeVerifier
 from specbench.verifiers.match import MatchVerifier
-from specbench.verifiers.rejection import RejectionVerifier
 from specbench.verifiers.speculative import SpeculativeVerifier
-
-TRIALS, FEW = 10_000, 5_000  # texts, which decode together
-PROMPT = [3, 7, 1, 3, 7, 2, 3]  # repeats, so that copying drafters have something to copy
-NEW_TOKENS = 12
-SAMPLING = Sampling(temperature=1.0)
-LEAST = 5  # texts expected in a cell; rarer cells count as one
-
-
-@pytest.fixture
-def tables(few_contexts):
-    return few_contexts
-
-
-class AcceptEverything(SpeculativeVerifier):
-    """Negative control."""
-
-    def accept(self, p, draft, noise):
-        return speculative_sampling(p, draft, torch.zeros_like(noise.r), noise.bits)
-
-
-class ResidualFromTarget(SpeculativeVerifier):
-    """Negative control: after a rejection t is drawn from p instead of norm(max(0, p - q))."""
-
-    def accept(self, p, draft, noise):
-        n = speculative_sampling(p, draft, noise.r, noise.bits).accepted
-        as_if_no_more = replace(draft, count=n)
-        return speculative_sampling(p, as_if_no_more, torch.zeros_like(noise.r), noise.bits)
 
 
 class StaleCache(StaticCache):
@@ -92,114 +76,12 @@ class StaleCache(StaticCache):
         return keys, values
 
 
-class Law:
-    """The law of texts after PROMPT: section 2.2 once more, in numpy."""
-
-    def __init__(self, table: torch.Tensor, sampling: Sampling = SAMPLING):
-        self.logits, self.sampling = table.double().numpy(), sampling
-        laws, of = np.unique(self.logits.reshape(V * V, V), axis=0, return_inverse=True)
-        self.contexts, self.context = len(laws), of.reshape(V, V)  # the number of the law after each pair
-
-    def after(self, texts: np.ndarray) -> np.ndarray:
-        """p of the next token [n, V] after texts [n, t]."""
-        logits, own = self.logits[texts[:, -2], texts[:, -1]], self.sampling
-        seen = np.zeros_like(logits, bool)
-        np.put_along_axis(seen, texts, True, 1)
-        penalised = np.where(logits < 0, logits * own.repetition_penalty, logits / own.repetition_penalty)
-        logits = np.where(seen, penalised, logits) / own.temperature
-        if own.top_k:
-            logits = np.where(logits < np.sort(logits, 1)[:, -own.top_k, None], -np.inf, logits)
-        p = np.exp(logits - logits.max(1, keepdims=True))
-        p /= p.sum(1, keepdims=True)
-        if own.top_p < 1:  # the fewest of the most probable tokens that have top_p of the mass
-            order = np.argsort(-p, 1)
-            before = np.cumsum(np.take_along_axis(p, order, 1), 1) - np.take_along_axis(p, order, 1)
-            kept = np.zeros_like(p, bool)
-            np.put_along_axis(kept, order, before < own.top_p, 1)
-            p = np.where(kept, p, 0)
-            p /= p.sum(1, keepdims=True)
-        return p
-
-    def pairs(self) -> np.ndarray:
-        """The law of the last two tokens at each output position, [NEW_TOKENS, V, V]; without a repetition penalty."""
-        every = np.stack(np.divmod(np.arange(V * V), V), 1)
-        step = self.after(every).reshape(V, V, V)  # [before, last, next]
-        pair = np.zeros((V, V))
-        pair[PROMPT[-2], PROMPT[-1]] = 1
-        laws = []
-        for _ in range(NEW_TOKENS):
-            pair = np.einsum("ab,abc->bc", pair, step)
-            laws.append(pair)
-        return np.array(laws)
+@pytest.fixture
+def tables(few_contexts):
+    return few_contexts
 
 
-def excess(counts: np.ndarray, expected: np.ndarray, laws: int = 1) -> float:
-    """Chi-square of counts in cells [n], in units of its limit. The cells are those of so many multinomials."""
-    if counts[expected == 0].any():
-        return np.inf
-    rare = expected < LEAST
-    cells = [np.append(values[~rare], values[rare].sum()) for values in (counts, expected)]
-    (counts, expected), df = (cell[cells[1] > 0] for cell in cells), int((~rare).sum() + rare.any()) - laws
-    return (((counts - expected) ** 2) / expected).sum() / (df + 8 * np.sqrt(2 * df))
-
-
-def worst_excess(outputs: np.ndarray, law: Law) -> float:
-    """The largest chi-square of outputs [n, NEW_TOKENS] in units of its limit: above 1 the law is refused."""
-    texts = np.concatenate([np.tile(PROMPT, (len(outputs), 1)), outputs], 1)
-    counts, expected = np.zeros((2, law.contexts, V))
-    for end in range(len(PROMPT), texts.shape[1]):
-        context = law.context[texts[:, end - 2], texts[:, end - 1]]
-        np.add.at(counts, (context, texts[:, end]), 1)
-        np.add.at(expected, context, law.after(texts[:, :end]))
-    found = [excess(counts.ravel(), expected.ravel(), law.contexts)]
-    if law.sampling.repetition_penalty == 1:
-        for end, pair in enumerate(law.pairs(), len(PROMPT)):
-            counts = np.bincount(texts[:, end - 1] * V + texts[:, end], minlength=V * V)
-            found.append(excess(counts, pair.ravel() * len(outputs)))
-    return max(found)
-
-
-@cache
-def fresh(rows: int, seed: int, spare: int) -> State:
-    keys = torch.randint(2**62, (rows,), generator=torch.Generator().manual_seed(seed)).tolist()
-    jobs = [Job(PROMPT, len(PROMPT) + NEW_TOKENS, key) for key in keys]
-    return State.start(jobs, [], spare, torch.device("cpu"))
-
-
-def start(rows: int, seed: int = 0, spare: int = 4) -> State:
-    """As many rows, whose noise depends on a seed."""
-    state = fresh(rows, seed, spare)
-    fields = {name: t.clone() for name, t in vars(state.rows).items()}
-    lists = {name: list(getattr(state, name)) for name in ("lengths", "limits", "prompt_lengths", "active", "owners")}
-    texts = [list(text) for text in state.texts]
-    copied = copy.copy(state)
-    vars(copied).update(lists, rows=replace(state.rows, **fields), texts=texts)
-    return copied
-
-
-def new_tokens(state: State) -> np.ndarray:
-    """What every row wrote, [rows, NEW_TOKENS]."""
-    return state.tokens[:, len(PROMPT) : len(PROMPT) + NEW_TOKENS].numpy()
-
-
-def decode(tables, number_text, kind="model", cache="static", verifier=SpeculativeVerifier, gamma=3, lenience=1.0,
-           prepare=lambda state: state, drafter_table=None, policy=None, spoil=lambda draft: draft,
-           trials=TRIALS, sampling=SAMPLING, own=None, vocabulary=None):  # fmt: skip
-    """What every trial wrote, [trials, NEW_TOKENS]. `own` is the drafter's sampling and `vocabulary` how it reads and
-    writes the target's tokens, if they are not the target's."""
-    target = tabular_model(tables.target, sampling, cache)
-    table = tables.adversarial if drafter_table is None else drafter_table
-    helper = tabular_model(table, own or sampling, cache, vocab_size=V)
-    helper.vocabulary = vocabulary or helper.vocabulary
-    drafter = make_drafter(kind, target, number_text, helper)
-    propose = drafter.propose
-    drafter.propose = lambda state, gamma: spoil(propose(state, gamma))
-    state = prepare(start(trials, spare=spare_of(kind, gamma)))
-    target.allocate(trials, state.tokens.shape[1])
-    target.prefill(state)
-    judge = verifier_of(verifier, sampling, lenience)
-    decode_speculative(state, target, drafter, policy or FixedGamma(gamma), judge, Clock())
-    return new_tokens(state)
+MANY = ("model", "tree_distinct", "tree_independent", "multi_draft", "multi_draft_two")
 
 
 def possible(kind: str, verifier: str) -> bool:
@@ -209,39 +91,32 @@ def possible(kind: str, verifier: str) -> bool:
     return verifier != "rejection" or kind not in ("ngram", "prompt_lookup")
 
 
-def pair(kind: str, verifier: str):
-    """Every drafter has its usual verifier, and every chain but those that take longest another one in turn; those
-    whose drafts stand for the others' have all: a model's law, guesses without a law, and a tree. The other pairs are
-    left to `-m slow`; with `match` each has the tokens of plain decoding in tests/test_equivalence.py."""
-    others = [name for name in VERIFIERS if possible(kind, name) and name != "match" and not is_usual(kind, name)]
-    turn = others[DRAFTERS.index(kind) % len(others)] if others and kind not in LONGEST else None
-    fast = is_usual(kind, verifier) or verifier == turn or kind in ALL_VERIFIERS
-    return (kind, verifier) if fast else pytest.param(kind, verifier, marks=pytest.mark.slow)
+def covering():
+    """Every drafter with one verifier, which take turns as the caches do, and `model` with all of them; the other pairs
+    are left to `-m slow`. Drafters below drafters take longest: theirs are the usual ones."""
+    for place, kind in enumerate(DRAFTERS):
+        able = [name for name in VERIFIERS if possible(kind, name)]
+        number, cache = place % len(able), [*CACHES][place % len(CACHES)]
+        if kind in TREES:
+            number = kind in ("tree_best", "medusa")
+        elif kind.startswith("under_"):
+            number, cache = 0, "static"
+        for name in able:
+            turn = name == able[number]
+            yield slow_unless(turn or kind == "model", kind, name, cache if turn else "static")
 
 
-def is_usual(kind: str, verifier: str) -> bool:
-    return verifier == ("iterative" if kind in TREES else "speculative")
-
-
-ALL_VERIFIERS = ("model", "prompt_lookup", "tree_distinct")
-LONGEST = ("under_under_model", "under_model", "under_ngram", "ngram_sample")
-MANY = ("model", "tree_distinct", "tree_independent", "multi_draft", "multi_draft_two")
-
-
-@pytest.mark.parametrize(
-    ("kind", "verifier"), [pair(k, v) for k in DRAFTERS for v in VERIFIERS if possible(k, v)], ids=str
-)
-def test_every_drafter_and_verifier_leave_the_target_law(kind, verifier, tables, number_text):
+@pytest.mark.parametrize(("kind", "verifier", "cache"), covering())
+def test_every_drafter_and_verifier_leave_the_target_law(kind, verifier, cache, tables, number_text):
     trials = TRIALS if kind in MANY else FEW
     judge, table = VERIFIERS[verifier], tables.similar
-    outputs = decode(tables, number_text, kind, verifier=judge, drafter_table=table, trials=trials)
+    outputs = decode(tables, number_text, kind, cache, judge, drafter_table=table, trials=trials)
     assert worst_excess(outputs, Law(tables.target)) < 1
 
 
-ADVERSARIAL = ("model", "tree_independent", "tree_distinct", "multi_draft", "early_exit", "under_under_model")
-
-
-@pytest.mark.parametrize("kind", ADVERSARIAL)
+@pytest.mark.parametrize("kind", ["model", "tree_distinct", "multi_draft", *(
+    pytest.param(kind, marks=pytest.mark.slow) for kind in ("tree_independent", "early_exit", "under_under_model")
+)])  # fmt: skip
 def test_an_adversarial_drafter_leaves_the_target_law(kind, tables, number_text):
     verifier = VERIFIERS["iterative" if kind in TREES else "speculative"]
     outputs = decode(tables, number_text, kind, verifier=verifier, trials=FEW)
@@ -264,32 +139,10 @@ class TriesRepeatsOnce(IterativeVerifier):
         return iterative_sampling(p, replace(draft, probs=probs), r, noise.bits)
 
 
-class ForgetsOrder(IterativeVerifier):
-    """Negative control: every sibling is judged as if it were the first."""
-
-    def accept(self, p, draft, noise):
-        if not draft.tokens.shape[1]:
-            return super().accept(p, draft, noise)
-        parent = draft.parents[0].tolist()
-        first = [parent.index(above) for above in parent]
-        return iterative_sampling(p, replace(draft, probs=draft.probs[:, first]), noise.r, noise.bits)
-
-
 class BlockWithOldNoise(BlockVerifier):
     """Negative control: what was looked at behind the kept block is drawn from again."""
 
     looks_ahead = False
-
-
-class TooSmallM(RejectionVerifier):
-    """Negative control: rejection sampling with an M that is a quarter of max p / q (A.2)."""
-
-    def accept(self, p, draft, noise):
-        if not draft.tokens.shape[1]:
-            return super().accept(p, draft, noise)
-        p_x, q_x = (law.gather(-1, draft.tokens[..., None])[..., 0] for law in (p[:, :-1], draft.probs))
-        n = leading(noise.r * q_x < 4 * rejection_rate(p[:, :-1], draft.probs) * p_x, draft.count)
-        return speculative_sampling(p, replace(draft, count=n), torch.zeros_like(noise.r), noise.bits)
 
 
 @pytest.mark.parametrize(
@@ -423,14 +276,6 @@ def test_a_forgotten_standardization_is_caught(tables, number_text, monkeypatch)
     assert worst_excess(outputs, Law(tables.target, penalty)) > 1
 
 
-def learning_policy(kind, **settings):
-    policy = kind(**settings)
-    costs = CostTable()
-    costs.laps = {0: [(0.0, 1.0, 0.0, 1.0, 1)], 3: [(0.6, 1.0, 0.0, 1.6, 1)]}
-    policy.calibrate(costs)
-    return policy
-
-
 class OneForEachRow(GammaPolicy):
     """A policy of its own for each row, so that what it learns is what the row has seen."""
 
@@ -525,9 +370,8 @@ def test_a_draft_that_drops_guesses_it_has_seen_is_refused(tables, number_text):
     assert worst_excess(outputs, Law(tables.target)) > 1
 
 
-@pytest.mark.parametrize("cache", [
-    pytest.param(cache, marks=pytest.mark.slow) if cache == "dynamic" else cache for cache in CACHES
-])  # fmt: skip
+@pytest.mark.slow
+@pytest.mark.parametrize("cache", ["paged", "dynamic"])
 def test_a_similar_drafter_through_every_cache(cache, tables, number_text):
     """With many acceptances, so that rollback happens at every depth."""
     outputs = decode(tables, number_text, cache=cache, drafter_table=tables.similar)

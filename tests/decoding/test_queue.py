@@ -5,14 +5,14 @@ from copy import deepcopy
 from functools import partial
 
 import pytest
-import torch
-from decoder_cases import CACHES, DRAFTERS, TREES, V, make_drafter, spare_of, tabular_model, verifier_of
+from choosing import in_turn
+from decoder_cases import CACHES, DRAFTERS, make_drafter, tabular_model
+from queue_cases import COLUMNS, GAMMA, decode, jobs
 
 from specbench.cache.paged import PagedCache
-from specbench.decoding.autoregressive import decode_autoregressive
-from specbench.decoding.queue import CacheTooSmallError, Queue
+from specbench.decoding.queue import CacheTooSmallError
 from specbench.decoding.sampling import Sampling
-from specbench.decoding.speculative import decode_speculative, ignore
+from specbench.decoding.speculative import decode_speculative
 from specbench.decoding.state import Job, State
 from specbench.decoding.timer import Timer
 from specbench.executors.eager import EagerExecutor
@@ -20,54 +20,11 @@ from specbench.models.language_model import LanguageModel
 from specbench.policies.gamma.confidence import ConfidenceGamma
 from specbench.policies.gamma.fixed import FixedGamma
 from specbench.policies.gamma.heuristic import HeuristicGamma
-from specbench.verifiers.iterative import IterativeVerifier
 from specbench.verifiers.speculative import SpeculativeVerifier
 
-GAMMA, COLUMNS = 4, 60
-SAMPLED = Sampling()
 
-
-def jobs(count: int = 11) -> list[Job]:
-    generator = torch.Generator().manual_seed(8)
-    lengths = torch.randint(1, 20, (count,), generator=generator).tolist()
-    new = torch.randint(1, 18, (count,), generator=generator).tolist()
-    prompts = [torch.randint(V, (n,), generator=generator).tolist() for n in lengths]
-    return [Job(p, len(p) + n, 100 + i) for i, (p, n) in enumerate(zip(prompts, new, strict=True))]
-
-
-def decode(wanted, rows, tables, cache="static", kind="model", chunk=5, sampling=SAMPLED, watch=None,
-           executor=None, device=None, policy=None, gamma=GAMMA, text="", after_round=ignore):  # fmt: skip
-    """New tokens by job."""
-    target = tabular_model(tables.target, sampling, cache, executor=executor, device=device)
-    judge = IterativeVerifier if kind in TREES else SpeculativeVerifier
-    verifier = verifier_of(judge, sampling)
-    state = State.idle(rows, COLUMNS, [], target.device)
-    target.allocate(rows, COLUMNS)
-    helper = tabular_model(tables.similar, sampling, cache, executor=executor, device=device)
-    drafter = None if kind is None else make_drafter(kind, target, text, helper)
-    if drafter is not None and drafter.longest is not None:
-        gamma = min(gamma, drafter.longest)
-    models, spare = ([target], 1) if drafter is None else ([target, *drafter.models], spare_of(kind, gamma))
-    queue = Queue(wanted, models, chunk, spare)
-    clock = Timer(target.device)
-
-    def feed(state, clock):
-        more = queue(state, clock)
-        if watch is not None:
-            watch(state, queue, target)
-        return more
-
-    if drafter is None:
-        decode_autoregressive(state, target, verifier, clock, after_round, feed)
-    else:
-        policy = policy or FixedGamma(gamma)
-        decode_speculative(state, target, drafter, policy, verifier, clock, after_round, feed)
-    return [output.tokens for output in queue.outputs]
-
-
-@pytest.mark.parametrize("cache", CACHES)
-@pytest.mark.parametrize("kind", [None, *DRAFTERS])
-def test_the_batch_changes_no_token(cache, kind, tables, number_text):
+@pytest.mark.parametrize(("kind", "cache"), in_turn((None, *DRAFTERS), [(cache,) for cache in CACHES]))
+def test_the_batch_changes_no_token(kind, cache, tables, number_text):
     singles = decode(jobs(), 1, tables, cache, kind, text=number_text)
     assert [len(out) for out in singles] == [job.limit - len(job.tokens) for job in jobs()]
     for rows, chunk in ((2, 1), (3, 5), (8, 64), (16, 7)):

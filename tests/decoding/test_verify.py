@@ -4,21 +4,11 @@ import numpy as np
 import pytest
 import reference
 import torch
+from random_cases import ROWS, N, V, chi_square_fits, random_bits, random_laws
 
 from specbench.decoding.draft import Draft
 from specbench.decoding.noise import exponentials
 from specbench.decoding.verify import greedy_matching, speculative_sampling
-
-ROWS, N, V = 20_000, 4, 16
-
-
-def random_laws(shape, seed, spread=2.0):
-    generator = torch.Generator().manual_seed(seed)
-    return (torch.randn(*shape, V, generator=generator) * spread).softmax(-1)
-
-
-def random_bits(shape, generator):
-    return torch.randint(-(2**63), 2**63 - 1, shape, generator=generator)
 
 
 @pytest.mark.parametrize("lenience", [1.0, 0.5, 0.1])
@@ -64,12 +54,6 @@ def first_tokens(p, q, lenience, trials=200_000):
     draft = Draft.chain(x, q.expand(trials, 1, V), torch.ones(trials, dtype=torch.long))
     verdict = speculative_sampling(p.expand(trials, 2, V), draft, *noise, lenience)
     return torch.bincount(verdict.tokens[:, 0], minlength=V).numpy()
-
-
-def chi_square_fits(counts, law):
-    expected = law * counts.sum()
-    degrees = len(law) - 1
-    return ((counts - expected) ** 2 / expected).sum() < degrees + 10 * np.sqrt(2 * degrees)
 
 
 def test_the_law_test_can_fail():

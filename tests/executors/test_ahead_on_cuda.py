@@ -4,7 +4,7 @@ from unittest import mock
 
 import pytest
 from cuda_on_cpu import Device, cuda_on_cpu
-from test_fake_cuda import Case, Decoder, violations
+from fake_cuda_cases import Case, Decoder, violations
 
 from specbench.decoding import transfers
 from specbench.decoding.state import Job

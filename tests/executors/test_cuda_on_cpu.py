@@ -6,7 +6,7 @@ import pytest
 import torch
 from cuda_on_cpu import DataDependentShapeError, MixedDevicesError, cuda_on_cpu
 from fake_cuda import fake_cuda, on_cuda, read_index, write_index
-from test_fake_cuda import Case, Decoder, violations
+from fake_cuda_cases import Case, Decoder, violations
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from specbench.decoding.state import State

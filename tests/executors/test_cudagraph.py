@@ -5,10 +5,11 @@ import gc
 
 import pytest
 import torch
+from choosing import in_turn
 from decoder_cases import TREES, tabular_model, verifier_of
 from graph_memory import SimulatedGraphs
-from test_law import learning_policy
-from test_queue import decode, jobs
+from law_cases import learning_policy
+from queue_cases import decode, jobs
 
 from specbench.config.devices import pick_device
 from specbench.decoding import verify_tree
@@ -38,10 +39,10 @@ def test_graphs_change_no_token_and_never_wait_for_the_host(cache, sampling, kin
     assert executor.replays > executor.graphs > 0
 
 
-@pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=0)], ids=["sampled", "greedy"])
-@pytest.mark.parametrize(
-    "kind", [*TREES, "blockwise", "pass_lookahead", "non_autoregressive", "early_exit", "under_under_model"]
-)
+@pytest.mark.parametrize(("kind", "sampling"), in_turn(
+    (*TREES, "blockwise", "pass_lookahead", "non_autoregressive", "early_exit", "under_under_model"),
+    [(Sampling(),), (Sampling(temperature=0),)],
+))  # fmt: skip
 def test_graphs_change_no_token_of_other_drafts(kind, sampling, tables, monkeypatch):
     expected = decode(jobs(), 3, tables, kind=kind, sampling=sampling)
     monkeypatch.setattr(verify_tree, "nobody", lambda mask: False)  # as on a GPU

@@ -201,7 +201,8 @@ def one_tile(monkeypatch):
 
 
 @pytest.mark.parametrize(("cache", "kind", "rows"), [
-    ("static", "chain", 3), ("paged", "chain", 1), ("static", "tree", 1), ("paged", "tree", 3),
+    ("static", "chain", 3), ("paged", "chain", 1), ("static", "tree", 1),
+    pytest.param("paged", "tree", 3, marks=pytest.mark.slow),
 ])  # fmt: skip
 def test_decoding_with_the_kernel_gives_the_tokens_of_sdpa(cache, kind, rows, one_tile):
     module = tiny_llama()
@@ -309,6 +310,7 @@ def on_h100(dtype: str, N: int, tree: bool, paged: bool, splits: int = 32) -> Jo
     return Job(attention.__name__, "attend_split", given, warps=warps, stages=2)
 
 
+@pytest.mark.slow
 def test_the_kernels_compile_for_an_h100_and_spill_no_registers():
     jobs = [on_h100("bf16", 1, False, False), on_h100("bf16", 6, False, True), on_h100("bf16", 6, True, True),
             on_h100("bf16", 512, False, True, splits=1), on_h100("fp32", 6, False, False)]  # fmt: skip

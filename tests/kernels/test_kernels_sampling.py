@@ -4,12 +4,14 @@ Without a GPU the kernels run in Triton's interpreter, in tiles of many rows to 
 """
 
 from dataclasses import replace
+from itertools import product
 
 import pytest
 import torch
+from choosing import in_turn
 from compile_triton import Job, compiled
-from test_queue import decode, jobs
-from test_verify import chi_square_fits, random_bits
+from queue_cases import decode, jobs
+from random_cases import chi_square_fits, random_bits
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from specbench.decoding.draft import Draft
@@ -146,13 +148,13 @@ def same(one, other):
     return torch.equal(n, m) and torch.equal(tokens * known, others * known)
 
 
-@pytest.mark.parametrize("lenience", [1.0, 0.7])
-@pytest.mark.parametrize("point", [False, True])
-@pytest.mark.parametrize(("V", "rows", "N", "tile"), [
-    (1, 64, 3, None), (7, 2000, 4, (2048, 8)), (7, 256, 1, None), (512, 64, 5, (64, 128)), (4096, 8, 0, (8, 1024)),
-    (4096, 16, 8, (16, 1024)), (32003, 2, 2, (2, 8192)),
-])  # fmt: skip
-def test_the_verdict_is_the_plain_codes(V, rows, N, tile, point, lenience, tiles):
+PROBLEMS = ((1, 64, 3, None), (7, 2000, 4, (2048, 8)), (7, 256, 1, None), (512, 64, 5, (64, 128)),
+            (4096, 8, 0, (8, 1024)), (4096, 16, 8, (16, 1024)), (32003, 2, 2, (2, 8192)))  # fmt: skip
+
+
+@pytest.mark.parametrize(("shape", "point", "lenience"), in_turn(PROBLEMS, [*product((False, True), (1.0, 0.7))]))
+def test_the_verdict_is_the_plain_codes(shape, point, lenience, tiles):
+    V, rows, N, tile = shape
     tiles(tile)
     p, q, *rest = chains(V, rows, N, seed=V + N)
     given = (p, None if point or not N else q, *rest, lenience)
@@ -329,6 +331,7 @@ INTEGERS = {name: "*i64:16" for name in ("bits", "keys", "tokens", "guesses", "c
 RUNNERS = {name: "*i32:16" for name in ("runners", "p_runners", "residual_runners")}
 
 
+@pytest.mark.slow
 def test_the_kernels_compile_for_an_h100():
     """Float64 is divided exactly, and nothing of it is flushed to 0 or kept on a stack."""
     given = ROWS | LAWS | INTEGERS | RUNNERS

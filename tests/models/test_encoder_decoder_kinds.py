@@ -6,8 +6,8 @@ from functools import cache
 import pytest
 import torch
 from decoder_cases import CACHES
+from encoder_decoder_cases import INPUTS, LIKE_BART, LIKE_T5, NEW, Tokenizer, V, decoded_by, generated_by
 from small_runs import parts_of
-from test_encoder_decoders import INPUTS, LIKE_BART, LIKE_T5, NEW, Tokenizer, V, decoded_by, generated_by
 from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForSeq2SeqLM
 from transformers.models.auto.modeling_auto import MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES as LISTED
 

@@ -10,7 +10,19 @@ from types import SimpleNamespace
 import decoder_cases
 import pytest
 import torch
-from decoder_cases import CACHES, VERIFIERS, make_drafter, spare_of
+from decoder_cases import CACHES, VERIFIERS, make_drafter
+from encoder_decoder_cases import (
+    HOT,
+    INPUTS,
+    KINDS,
+    LIKE_T5,
+    NEW,
+    Tokenizer,
+    chi_squared,
+    decoded_by,
+    generated_by,
+    module_of,
+)
 from small_runs import parts_of
 from transformers import AutoConfig, AutoModelForSeq2SeqLM
 
@@ -22,7 +34,6 @@ from specbench.data.sources import SHIPPED
 from specbench.decoding.autoregressive import decode_autoregressive
 from specbench.decoding.queue import Queue
 from specbench.decoding.sampling import Sampling
-from specbench.decoding.speculative import decode_speculative
 from specbench.decoding.state import Job, State
 from specbench.decoding.timer import Timer
 from specbench.errors import ConfigError
@@ -32,30 +43,11 @@ from specbench.models.flops import per_token
 from specbench.models.language_model import LanguageModel
 from specbench.models.positions import Positions
 from specbench.models.reference_forward import stock_logits
-from specbench.policies.gamma.fixed import FixedGamma
 from specbench.run.reference_scores import read
 from specbench.run.run import run
 
-V, NEW, HOT = 61, 10, 6.0
-LIKE_BART = dict(d_model=16, encoder_layers=2, decoder_layers=2, encoder_attention_heads=2, decoder_attention_heads=2,
-                 encoder_ffn_dim=24, decoder_ffn_dim=24, max_position_embeddings=64, init_std=0.5, pad_token_id=0,
-                 eos_token_id=1, decoder_start_token_id=2, forced_eos_token_id=None)  # fmt: skip
-LIKE_T5 = dict(d_model=16, d_kv=8, d_ff=24, num_layers=2, num_heads=2, relative_attention_num_buckets=8,
-               relative_attention_max_distance=12, initializer_factor=3.0, decoder_start_token_id=0)  # fmt: skip
-KINDS = {"t5": LIKE_T5, "bart": LIKE_BART, "pegasus": LIKE_BART, "marian": LIKE_BART}
 COMPILED = partial(CompiledExecutor, ["half"])
 EXECUTORS = {"eager": EagerExecutor, "half": partial(AutoExecutor, ["half"]), "compiled": COMPILED, "traced": COMPILED}
-INPUTS = ([5, 9, 33, 17, 8, 40, 1], [12, 7, 1], [3, 44, 52, 6, 6, 20, 31, 29, 11, 1])
-
-
-class Tokenizer(decoder_cases.DigitTokenizer):
-    def get_vocab(self):
-        return {str(i): i for i in range(V)}
-
-
-def module_of(kind: str, seed: int = 0, **more):
-    torch.manual_seed(seed)
-    return AutoModelForSeq2SeqLM.from_config(AutoConfig.for_model(kind, vocab_size=V, **KINDS[kind] | more)).eval()
 
 
 @cache
@@ -78,33 +70,8 @@ def decode(kind, sampling, drafts=None, cache_name="static", rows=3, seed=1, jud
     return decoded_by(models, drafts, rows, judge, text, which, new)
 
 
-def decoded_by(models, drafts=None, rows=3, judge=None, text=None, which=INPUTS, new=None):
-    """`decode`, by a target and the drafter's own model."""
-    (target, own), sampling = models, models[0].sampling
-    drafter = drafts and make_drafter(drafts, target, text, own)
-    trees = drafts in decoder_cases.TREES
-    spare, start = spare_of(drafts, 3) if drafts else 1, target.start_tokens
-    jobs = [Job(start, len(start) + (new or NEW - i), 7 + i, read) for i, read in enumerate(which)]
-    state = State.idle(rows, len(start) + NEW + spare, target.stop_tokens, target.device)
-    verifier = decoder_cases.verifier_of(VERIFIERS[judge or ("iterative" if trees else "speculative")], sampling)
-    queue = Queue(jobs, [target, *(drafter.models if drafter else ())], 4, spare)
-    target.allocate(rows, state.tokens.shape[1])
-    clock = Timer(target.device)
-    if drafter is None:
-        decode_autoregressive(state, target, verifier, clock, feed=queue)
-        return [output.tokens for output in queue.outputs]
-    decode_speculative(state, target, drafter, FixedGamma(3), verifier, clock, feed=queue)
-    return [output.tokens for output in queue.outputs]
-
-
 def generated(kind: str, read, new: int) -> list[int]:
     return generated_by(module_of(kind), read, new)
-
-
-def generated_by(module, read, new: int) -> list[int]:
-    ids = torch.tensor([read])
-    text = module.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=new, do_sample=False)
-    return text[0, 1:].tolist()
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -275,7 +242,7 @@ def pair(tmp_path_factory):
     return folders
 
 
-@pytest.mark.parametrize("temperature", [0, 1])
+@pytest.mark.parametrize("temperature", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_a_model_that_drafts_for_itself_has_alpha_one(pair, temperature, tmp_path):
     same = (f"target.path={pair[0]}", "drafter=model", f"drafter.path={pair[0]}", "target=model")
     parts = parts_of(*same, f"temperature={temperature}", "batch_size=2", "executor=eager")
@@ -359,36 +326,11 @@ def test_bleu_has_known_values(monkeypatch):
     assert found == pytest.approx(100 * (5 / 6 * 3 / 5 * 2 / 4 * 1 / 3) ** 0.25)
 
 
-def chi_squared(texts: list[list[int]], target: LanguageModel, inputs=INPUTS) -> list[tuple[float, int]]:
-    """For each of two inputs in turn: chi-squared of the first tokens of the texts that followed it, against their law
-    by the target's stock module, and the degrees of freedom; then the same of second tokens given the first."""
-    begin, heat, found = target.start_tokens, target.sampling.temperature, []
-    laws: dict = {}
-    for place, which in ((0, 0), (0, 1), (1, 0), (1, 1)):
-        expected = torch.zeros(V, dtype=torch.double)
-        counts = torch.zeros_like(expected)
-        for text in texts[which::2]:
-            if len(text) > place:
-                key = (which, *text[:place])
-                if key not in laws:
-                    so_far = torch.tensor([[*begin, *text[:place], 0]])
-                    logits = stock_logits(target, so_far, so_far.shape[1] - 1, inputs[which])[0]
-                    laws[key] = logits.double().div(heat).softmax(-1)
-                expected += laws[key]
-                counts[text[place]] += 1
-        often = expected >= 5
-        rest = torch.stack([expected[~often].sum(), counts[~often].sum()])
-        chi = ((counts - expected)[often] ** 2 / expected[often]).sum()
-        chi += (rest[1] - rest[0]) ** 2 / rest[0].clamp(min=1)
-        impossible = bool(counts[expected == 0].any())
-        found.append((math.inf if impossible else float(chi), int(often.sum())))
-    return found
-
-
 def many_texts(inputs) -> list[list[int]]:
     return decode("t5", Sampling(temperature=HOT), "model", rows=50, which=inputs * 300, new=2)
 
 
+@pytest.mark.slow
 def test_texts_have_the_law_of_the_stock_module():
     target = model("t5", Sampling(temperature=HOT))
     for chi, freedom in chi_squared(many_texts(INPUTS[:2]), target):

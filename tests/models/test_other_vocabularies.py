@@ -9,9 +9,9 @@ import pytest
 import torch
 from checkpoints import EMBED, HEAD, checkpoint, edit_tokenizer, tensors
 from decoder_cases import V
+from law_cases import FEW, Law, decode, worst_excess
 from small_runs import parts_of
 from tabular import random_table
-from test_law import FEW, Law, decode, worst_excess
 
 from specbench.errors import ConfigError
 from specbench.models.vocabulary import Intersection, intersection
@@ -103,7 +103,7 @@ def test_rows_that_are_not_moved_make_another_drafter(unpadded, tmp_path):
     assert result.alpha.mean < 0.5
 
 
-@pytest.mark.parametrize("kind", ["model", "tree"])
+@pytest.mark.parametrize("kind", [pytest.param("model", marks=pytest.mark.slow), "tree"])
 def test_a_drafter_with_fewer_tokens_leaves_the_text_as_it_is(kind, unpadded, smaller, tmp_path):
     built = parts(unpadded, smaller, "drafter.vocabulary=intersection", "temperature=0", "batch_size=2", kind=kind)
     found = built.drafter.models[0]

@@ -5,10 +5,11 @@ from pathlib import Path
 
 import pytest
 from checkpoints import HEAD, checkpoint, tensors
+from choosing import slow_unless
 from decoder_cases import V
+from law_cases import FEW, Law, decode, worst_excess
 from small_runs import parts_of
 from tabular import random_table
-from test_law import FEW, Law, decode, worst_excess
 
 from specbench.run.run import run
 from specbench.verifiers.iterative import IterativeVerifier
@@ -48,7 +49,7 @@ BOTH = ("model", "tree_distinct")  # the others have one of the two in turn
 
 
 @pytest.mark.parametrize(("kind", "rows"), [
-    pytest.param(kind, rows, marks=[] if kind in BOTH or (place + wider) % 2 else [pytest.mark.slow])
+    slow_unless(kind in BOTH or (place + wider) % 2, kind, rows)
     for place, kind in enumerate(BY_KIND) for wider, rows in enumerate((V - 5, V + 5))
 ])  # fmt: skip
 def test_a_drafter_of_another_vocabulary_leaves_the_law_as_it_is(kind, rows, few_contexts):

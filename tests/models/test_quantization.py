@@ -3,6 +3,7 @@
 import pytest
 import torch
 from checkpoints import checkpoint, config
+from choosing import slow_unless
 from small_runs import composed, parts_of, small
 from torch import nn
 
@@ -98,7 +99,7 @@ QUANTISED_RUNS = {
 
 
 @pytest.mark.parametrize("name", [
-    pytest.param(name, marks=pytest.mark.slow) if name != "bfloat16 int8" else name
+    slow_unless(name == "bfloat16 int8", name)
     for name in QUANTISED_RUNS
 ])  # fmt: skip
 def test_a_quantised_target_passes_its_own_verdict(name, tmp_path):
@@ -141,6 +142,7 @@ def test_embeddings_stay_and_an_output_matrix_becomes_its_own(tmp_path):
     assert found.step_bytes == sum(p.nbytes for p in full.parameters())  # as before, where one matrix was both
 
 
+@pytest.mark.slow
 def test_a_quantised_drafter_has_another_law_and_changes_no_text(tmp_path):
     texts, alphas = [], []
     for kind in ("null", "int4"):
@@ -153,7 +155,8 @@ def test_a_quantised_drafter_has_another_law_and_changes_no_text(tmp_path):
     assert texts[0] == texts[1] and alphas[0] != alphas[1]
 
 
-@pytest.mark.parametrize("executor", ["auto", pytest.param("eager", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("executor", ["auto", "eager"])
 def test_the_targets_own_weights_draft_on_its_cache(executor, tmp_path):
     more = ["executor.products=[int4]"] if executor == "auto" else []
     parts = parts_of("drafter=self_quantized", "temperature=0", f"executor={executor}", *more)

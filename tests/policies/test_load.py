@@ -7,8 +7,8 @@ import pytest
 import torch
 from decoder_cases import make_drafter, tabular_model
 from omegaconf import OmegaConf
+from queue_cases import COLUMNS, GAMMA, jobs
 from small_runs import parts_of
-from test_queue import COLUMNS, GAMMA, jobs
 
 from specbench.decoding.autoregressive import decode_autoregressive
 from specbench.decoding.queue import Queue

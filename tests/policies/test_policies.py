@@ -82,7 +82,7 @@ def test_adaptive_finds_the_gamma_of_each_text():
     assert blind.speedup < best_fixed * 1.01  # negative control: it never learns what it sees
 
 
-@pytest.mark.parametrize("signal", ["entropy", "confidence"])
+@pytest.mark.parametrize("signal", ["entropy", pytest.param("confidence", marks=pytest.mark.slow)])
 def test_entropy_stops_where_acceptance_is_unlikely(signal):
     betas = np.r_[np.full(200, 0.98), np.full(200, 0.1)]
     trace = process([betas] * 60)

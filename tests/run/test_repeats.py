@@ -53,7 +53,7 @@ def simulated(rng, processes, prompts, of_process, of_prompt, rest):
     return TwoWaySums(dict(zip(SUMS, table.sum((1, 2)), strict=True)), table)
 
 
-@pytest.mark.parametrize("processes", [3, 5, 10])
+@pytest.mark.parametrize("processes", [3, *(pytest.param(more, marks=pytest.mark.slow) for more in (5, 10))])
 @pytest.mark.parametrize("spreads", [(0.0, 0.2, 0.1), (0.02, 0.1, 0.1), (0.05, 0.05, 0.1), (0.1, 0.02, 0.02)])
 def test_intervals_cover_whatever_varies(processes, spreads):
     """32 prompts; standard deviations of processes, prompts and the rest, from no variance between processes to nothing

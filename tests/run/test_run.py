@@ -8,6 +8,7 @@ import pyarrow.parquet
 import pytest
 import torch
 import yaml
+from choosing import slow_unless
 from small_runs import call, composed, interrupt_the_second_group, parts_of, small
 
 from specbench.config.build import build
@@ -87,10 +88,9 @@ def test_a_run_leaves_every_file_with_every_field(monkeypatch, tmp_path, capsys)
     assert told in (out / "run.log").read_text()
 
 
-ALIKE = [pytest.param(name, marks=pytest.mark.slow) for name in ("unigram", "random")]
-
-
-@pytest.mark.parametrize("drafter", ["ngram", "prompt_lookup", "bigram", *ALIKE])
+@pytest.mark.parametrize("drafter", [
+    slow_unless(name in ("ngram", "bigram"), name) for name in ("ngram", "prompt_lookup", "bigram", "unigram", "random")
+])  # fmt: skip
 def test_every_drafter_runs_from_the_command(drafter, monkeypatch, tmp_path):
     if drafter in ("bigram", "unigram"):
         (tmp_path / "text.py").write_text("def f(self):\n    return self.x\n" * 50)
@@ -377,8 +377,8 @@ QWEN = ["hidden_size=64", "intermediate_size=64", "num_hidden_layers=2", "num_at
 
 
 @pytest.mark.parametrize(("drafter", "small"), [
-    ("llama1b", LLAMA), ("gpt2", ["n_embd=32", "n_layer=2", "n_head=2"]),
-    *(pytest.param(*more, marks=pytest.mark.slow) for more in (("qwen05b", QWEN), ("llama8b", LLAMA))),
+    ("gpt2", ["n_embd=32", "n_layer=2", "n_head=2"]),
+    *(slow_unless(False, *more) for more in (("llama1b", LLAMA), ("qwen05b", QWEN), ("llama8b", LLAMA))),
 ])  # fmt: skip
 def test_a_named_shape_builds_without_a_download(drafter, small, tmp_path):
     """Every named pair, in its own architecture and vocabulary, made narrow enough for a test."""

@@ -83,6 +83,7 @@ def test_a_question_is_answered_without_torch(question, tmp_path):
     assert loaded(tmp_path, question) == ("[]", "")
 
 
+@pytest.mark.slow
 def test_what_needs_a_model_s_class_loads_torch(tmp_path):
     """The negative control of the tests above."""
     found, said = loaded(tmp_path, "drafter=ngram", "drafter.max_order=x")

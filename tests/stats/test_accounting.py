@@ -263,6 +263,7 @@ def test_a_cluster_counts_once():
     assert ratio(np.repeat(a, 10), np.repeat(b, 10)).stderr < alone.stderr / 3  # negative control
 
 
+@pytest.mark.slow
 def test_the_prediction_of_other_prompts_covers_what_is_measured():
     inside, biased = 0, 0
     for seed in range(60):

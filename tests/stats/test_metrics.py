@@ -7,10 +7,10 @@ import pyarrow.parquet
 import pytest
 import torch
 from decoder_cases import V, make_drafter, tabular_model, verifier_of
+from random_cases import random_bits
 from rich.console import Console
 from small_runs import composed, parts_of, small
-from test_trees import BY_ROW, p_of, random_tree
-from test_verify import random_bits
+from tree_cases import BY_ROW, p_of, random_tree
 
 from specbench.config.validate import check
 from specbench.decoding.sampling import Sampling

@@ -215,6 +215,7 @@ def test_betas_along_a_text_of_a_known_chain(kind, cache, tables, number_text):
     assert (laws.drift_tv[known] < 1e-6).all() and (laws.bound[known] < 1 + 1e-5).all()
 
 
+@pytest.mark.slow
 def test_replay_predicts_another_gamma_of_the_same_law(finished):
     """Tokens a round of gamma 2, replayed on the text of gamma 4, against a run with gamma 2."""
     wide, narrow = finished("gamma=4", "data.limit=12"), finished("gamma=2", "data.limit=12")

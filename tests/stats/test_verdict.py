@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 import torch
 from decoder_cases import DRAFTERS, TREES, V, make_drafter, spare_of, tabular_model, verifier_of
-from small_runs import parts_of, small
-from test_law import AcceptEverything, ForgetsOrder, ResidualFromTarget, TooSmallM
-from test_run import call
+from law_cases import AcceptEverything, ForgetsOrder, ResidualFromTarget, TooSmallM
+from small_runs import call, parts_of, small
 
 import specbench.run.method_run
 from specbench.cache.static import StaticCache
@@ -198,6 +197,7 @@ def test_a_table_without_chance_is_inconclusive(tables, number_text):
     assert sampled([]).verdict == "untested" and sampled([]).passed is None
 
 
+@pytest.mark.slow
 def test_the_detectable_lenience_is_detected_in_nine_of_ten_runs(tables, number_text, monkeypatch):
     exact = texts(tables, number_text, rows=100)
     promised = sampled(exact).detectable.lenience

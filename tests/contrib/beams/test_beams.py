@@ -5,6 +5,7 @@ import math
 
 import pytest
 import torch
+from beam_cases import assert_equal, enumerated_by
 from decoder_cases import CACHES, V, tabular_model
 from small_runs import call, composed, parts_of, small
 from tabular import random_table
@@ -56,34 +57,6 @@ def enumerated(table, rules, prompt=PROMPT, stops=STOPS, limit=12):
         return table[before, last]
 
     return enumerated_by(law, rules, stops, limit)
-
-
-def enumerated_by(law, rules, stops, limit):
-    """Beam search written down once more: whole texts in Python lists, all continuations of each. law(text) has the
-    logits [V] behind a text."""
-    running, finished = [((), 0.0)], []
-    for length in range(1, limit + 1):
-        every = []
-        for text, score in running:
-            log_p = law(text).double().log_softmax(-1).tolist()
-            every += [((*text, x), score + log_p[x]) for x in range(len(log_p))]
-        every.sort(key=lambda entry: -entry[1])
-        ended = [length == limit or text[-1] in stops for text, _ in every]
-        w = rules.width
-        finished += [(t, s / length**rules.length_penalty) for (t, s), e in zip(every[:w], ended, strict=False) if e]
-        finished = sorted(finished, key=lambda entry: -entry[1])[:w]
-        running = [entry for entry, e in zip(every, ended, strict=True) if not e][:w]
-        if not running:
-            break
-        best = running[0][1] / length**rules.length_penalty
-        if len(finished) == w and (rules.early_stopping or best <= finished[-1][1]):
-            break
-    return finished
-
-
-def assert_equal(found, wanted):
-    assert [h.tokens for h in found] == [tuple(tokens) for tokens, _ in wanted]
-    assert [h.score for h in found] == pytest.approx([score for _, score in wanted], abs=1e-4)
 
 
 RULES = [BeamRules(1, 2, 1.0, False), BeamRules(3, 5, 1.0, False), BeamRules(3, 3, 0.0, True),
@@ -199,6 +172,7 @@ def test_levels_behind_the_end_of_the_text_are_not_counted():
     assert (behind.tokens, behind.accepted, behind.tested, behind.beta, behind.recovered) == (0, 0, 0, [], 0)
 
 
+@pytest.mark.slow
 def test_calls_behind_the_end_of_the_best_text_are_no_rounds_and_their_time_is_kept(tmp_path):
     parts = parts_of("decoding=beam", "beams=3", "gamma=2", "decoding.length_penalty=0", "max_new_tokens=24")
     parts.target.stop_tokens = [*parts.target.stop_tokens, *parts.target.tokenizer.encode(" =")]
@@ -286,6 +260,7 @@ def test_beams_without_a_beam_search_are_refused():
     assert check(composed("decoding=beam", "beams=6")).choices["decoding"].settings.drafter_width == 12
 
 
+@pytest.mark.slow
 def test_a_run_by_beam_search_leaves_the_numbers_of_a_run(monkeypatch, tmp_path, capsys):
     words = small("decoding=beam", "beams=3", "gamma=3", "logger=none", f"hydra.run.dir={tmp_path}")
     assert call(words, monkeypatch, tmp_path) == 0

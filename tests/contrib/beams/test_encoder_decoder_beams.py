@@ -2,23 +2,20 @@
 
 import pytest
 import torch
+from beam_cases import LIMIT, assert_equal, enumerated_by, searched
+from choosing import slow_unless
 from decoder_cases import CACHES
-from test_beams import assert_equal, enumerated_by
-from test_encoder_decoders import INPUTS, Tokenizer, module_of
+from encoder_decoder_cases import INPUTS, Tokenizer, module_of
 
 from specbench.contrib.beams import tree_reader
-from specbench.contrib.beams.beam_search import plain_round, speculative_round
 from specbench.contrib.beams.numbers import stock_score
-from specbench.contrib.beams.search_state import BeamRules, Search
-from specbench.contrib.beams.tree_reader import TreeReader
+from specbench.contrib.beams.search_state import BeamRules
 from specbench.decoding.sampling import Sampling
-from specbench.decoding.timer import Clock
 from specbench.executors.eager import EagerExecutor
 from specbench.models.language_model import LanguageModel
 from specbench.models.reference_forward import stock_logits
 
-LIMIT = 12
-FAST = (("t5", "static"), ("bart", "paged"))
+FAST = [("bart", "paged")]
 
 
 def adapted(module, stops, cache="static") -> LanguageModel:
@@ -26,24 +23,6 @@ def adapted(module, stops, cache="static") -> LanguageModel:
                           executor=EagerExecutor())  # fmt: skip
     found.stop_tokens = sorted(stops)
     return found
-
-
-def searched(rules, read, stops, target, drafter=None, gamma=3):
-    """The finished hypotheses, and how many levels of guesses were accepted and rejected."""
-    start = target.start_tokens
-    forced = target.forced_tokens
-    search = Search(rules, start[-1], frozenset(stops), LIMIT - forced, target.device, forced)
-    readers = [TreeReader(model) for model in (target, drafter) if model is not None]
-    for reader in readers:
-        reader.open(start, 200, read)
-    accepted = rejected = 0
-    while not search.over:
-        if drafter is None:
-            plain_round(search, *readers, Clock())
-            continue
-        made = speculative_round(search, *readers, max(0, min(gamma, search.limit - search.levels - 1)), Clock())
-        accepted, rejected = accepted + made.accepted, rejected + made.rejected
-    return search.finished, accepted, rejected
 
 
 def pair(kind, spread=0.05):
@@ -81,7 +60,7 @@ def of_transformers(module, read, rules, stops):
 
 
 @pytest.mark.parametrize(("kind", "cache"), [
-    pytest.param(kind, cache, marks=() if (kind, cache) in FAST else pytest.mark.slow)
+    slow_unless((kind, cache) in FAST, kind, cache)
     for kind in ("t5", "bart") for cache in CACHES
 ])  # fmt: skip
 def test_the_beams_and_scores_are_those_of_transformers(kind, cache, monkeypatch):
@@ -122,6 +101,7 @@ def enumerated(model, read, rules, stops):
     return enumerated_by(law, rules, stops, LIMIT)
 
 
+@pytest.mark.slow
 def test_both_searches_find_what_an_enumeration_finds_and_another_input_does_not():
     module, other = pair("t5")
     rules, differ = BeamRules(3, 6, 1.0, False), 0

@@ -1,9 +1,7 @@
 """Sweeps whose jobs run anywhere: the list of jobs, the summary that the last one makes, launchers, and cores."""
 
-import copy
 import csv
 import dataclasses
-import fcntl
 import importlib.util
 import json
 import os
@@ -17,16 +15,12 @@ import time
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
-from typing import ClassVar
 
 import pytest
 import torch
-from hydra._internal.core_plugins.basic_launcher import BasicLauncher
-from hydra.core.config_store import ConfigStore
-from hydra.core.plugins import Plugins
 from small_runs import call as typed
 from small_runs import composed, small
-from specbench.results.fingerprint import Identity, NotedIdentity
+from sweep_cases import Apart, another_job
 
 from specbench.config.validate import check
 from specbench.contrib.cluster import collect, launchers
@@ -35,6 +29,7 @@ from specbench.contrib.cluster.job_list import LIST, JobList, lists_in, read_lis
 from specbench.contrib.cluster.sweep import ClusterSweep
 from specbench.contrib.ray.rules import FORWARDED
 from specbench.errors import ConfigError, IncompleteError
+from specbench.results.fingerprint import Identity, NotedIdentity
 from specbench.results.folder_lock import locked
 from specbench.results.loggers.none import NoLogger
 from specbench.run import signals as interrupts
@@ -119,6 +114,7 @@ def test_what_was_not_known_before_a_run_does_not_differ():
     assert noted.differs_from(stored | {"code": {"torch": "3"}}, {}) == ["the code of torch"]
 
 
+@pytest.mark.slow
 def test_a_lock_is_waited_for(tmp_path):
     begun = time.monotonic()
     with locked(tmp_path), pytest.raises(ConfigError, match="is being written"), locked(tmp_path, 0.6):
@@ -134,39 +130,7 @@ def test_a_lock_is_waited_for(tmp_path):
 # The summary
 
 
-class Apart(BasicLauncher):
-    """Runs jobs as those of another process: with what a launcher pickles, and without the sweep that began them."""
-
-    seen: ClassVar[list[bool]] = []  # whether summary.csv was there after each job
-    dies = False  # before the last job
-
-    def launch(self, job_overrides, initial_job_idx):
-        self.hydra_context = copy.copy(self.hydra_context)
-        self.hydra_context.callbacks = pickle.loads(pickle.dumps(self.hydra_context.callbacks))
-        running, Sweep.current = Sweep.current, None
-        try:
-            for number, overrides in enumerate(job_overrides):
-                if Apart.dies and number == len(job_overrides) - 1:
-                    raise RuntimeError("the worker is gone")
-                super().launch([overrides], initial_job_idx + number)
-                Apart.seen.append(running.folder.joinpath("summary.csv").is_file())
-        finally:
-            Sweep.current = running
-        return []
-
-
-@pytest.fixture
-def apart(monkeypatch, tmp_path):
-    monkeypatch.setitem(Plugins.instance().class_name_to_class, "hydra_plugins.apart.Apart", Apart)
-    monkeypatch.setitem(sys.modules, "hydra_plugins", sys.modules.get("hydra_plugins") or ModuleType("hydra_plugins"))
-    monkeypatch.setitem(sys.modules, "hydra_plugins.apart", ModuleType("hydra_plugins.apart"))
-    sys.modules["hydra_plugins.apart"].Apart = Apart
-    ConfigStore.instance().store(group="hydra/launcher", name="apart", node={"_target_": "hydra_plugins.apart.Apart"})
-    monkeypatch.setattr(Apart, "seen", [])
-    monkeypatch.setattr(Apart, "dies", False)
-    return tmp_path / "outputs" / "s"
-
-
+@pytest.mark.slow
 def test_the_job_that_ends_last_makes_the_summary(apart, monkeypatch, tmp_path, capsys):
     """Before the command itself does; nothing is mirrored twice."""
     mirrored = []
@@ -257,6 +221,7 @@ def test_the_warning_of_a_time_limit_is_no_error_of_the_device():
         sent(signal.SIGUSR2)
 
 
+@pytest.mark.slow
 def test_a_job_that_is_warned_while_it_decodes_counts_as_failed(apart, monkeypatch, tmp_path, capsys):
     """None of its requests does: what was measured before is written."""
     plain = InterleavedGroup.decode_all_ways
@@ -325,6 +290,7 @@ def test_a_summary_waits_for_that_of_another_command_of_the_folder(tmp_path, mon
     summarise(jobs, printed=False)
 
 
+@pytest.mark.slow
 def test_a_launcher_that_dies_leaves_a_summary_and_a_sentence(apart, monkeypatch, tmp_path, capsys):
     Apart.dies = True
     assert call(["name=s", "gamma=1,2", "hydra/launcher=apart"], monkeypatch, tmp_path) == 1
@@ -349,6 +315,7 @@ def test_collect_wants_the_folder_of_a_sweep(tmp_path, capsys):
     assert ended.value.code == 2 and "cannot be used" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_another_process_that_makes_the_summary_is_waited_for(tmp_path, monkeypatch):
     jobs = a_list(tmp_path)
     jobs.write()
@@ -407,6 +374,7 @@ def test_what_a_launcher_cannot_do_is_a_sentence(what, monkeypatch, tmp_path):
     assert words in str(refused.value)
 
 
+@pytest.mark.slow
 def test_a_launcher_that_is_not_installed_is_a_sentence(monkeypatch, tmp_path, capsys):
     plain = importlib.util.find_spec
     monkeypatch.setattr(
@@ -542,24 +510,6 @@ def test_every_launcher_has_a_configuration(name):
 
 
 # Cores
-
-
-@pytest.fixture
-def locks(monkeypatch, tmp_path):
-    monkeypatch.setenv("SPECBENCH_LOCKS", str(tmp_path / "locks"))
-    monkeypatch.setattr(cores, "LOOK", 0.02)
-    monkeypatch.setattr(cores, "siblings", lambda core: frozenset((core,)))
-    return cores.locks()
-
-
-@contextmanager
-def another_job(locks, name):
-    """Another process that has a core or a device."""
-    with (locks / name).open("w+") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        file.write("12345")
-        file.flush()
-        yield file
 
 
 @several
@@ -712,7 +662,8 @@ REAL = {
 }
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=() if name == "ray" else pytest.mark.slow) for name in REAL])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", REAL)
 def test_a_sweep_on_the_real_launcher(name, monkeypatch, tmp_path):
     """In processes of the launcher's. Skips where it is not installed, or has no cluster."""
     try:

@@ -124,6 +124,7 @@ EXPECTED = {  # numbers of each check, and their verdicts
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", CHECKS)
 def test_a_check_measures_on_cuda(number, seen, cuda, monkeypatch, tmp_path):
     if number in WITHOUT_KERNELS:
@@ -133,6 +134,7 @@ def test_a_check_measures_on_cuda(number, seen, cuda, monkeypatch, tmp_path):
     assert verdicts == EXPECTED[number], found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("number", "name"), [(4, "kernels a layer"), (5, "waits")])
 def test_a_profiler_that_sees_nothing_passes_nothing(number, name, seen, cuda, monkeypatch, tmp_path):
     monkeypatch.setattr(ops, "run_on", lambda device: False)

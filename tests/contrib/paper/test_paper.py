@@ -115,6 +115,7 @@ def finished(tmp_path_factory) -> list[StoredRun]:
     return runs
 
 
+@pytest.mark.slow
 def test_our_runs_stand_beside_the_tables_they_belong_to(finished, tmp_path, capsys):
     sampled, beams = (run.result for run in finished)
     for name in OURS:

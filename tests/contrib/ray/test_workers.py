@@ -18,9 +18,10 @@ import numpy as np
 import pyarrow.parquet as parquet
 import pytest
 import torch
+from audio_cases import of
+from choosing import slow_unless
 from small_runs import call, composed, small
-from test_audio import here, of  # noqa: F401
-from test_sweeps import another_job, apart, locks  # noqa: F401
+from sweep_cases import another_job
 
 import specbench.config.build as build_of
 import specbench.contrib.cluster.sweep as multirun
@@ -178,10 +179,9 @@ CASES = {
     "heuristic gamma": ("gamma_policy=heuristic", "lenience=0.5"),
     "beams": ("decoding=beam", "temperature=0", "verdict_tokens=60"),
 }
-SHORT = ("sampled", "greedy", "rows and turns")  # each has something that the other two do not have
 
 
-@pytest.mark.parametrize("case", [pytest.param(c, marks=[pytest.mark.slow] * (c not in SHORT)) for c in CASES])
+@pytest.mark.parametrize("case", [slow_unless(case == "greedy", case) for case in CASES])
 def test_workers_give_what_one_process_gives(case, good, tmp_path, monkeypatch):
     """With few tokens to read again, the verdict reads the first texts only. In the first case two workers
     die, one while it decodes and one while it measures: the others do what they had."""
@@ -210,6 +210,7 @@ def test_workers_give_what_one_process_gives(case, good, tmp_path, monkeypatch):
     assert sum(worker["lost"] for worker in two.result["workers"]) == len(lost) == (2 if case == "sampled" else 0)
 
 
+@pytest.mark.slow
 def test_a_group_that_kills_its_workers_is_a_failure(good, tmp_path, monkeypatch):
     monkeypatch.setattr(team_of, "TRIES", 2)
     checked, killers = checked_for(good, prompts(tmp_path, 4)), []
@@ -227,6 +228,7 @@ def test_a_group_that_kills_its_workers_is_a_failure(good, tmp_path, monkeypatch
     assert [line["error"] for line in found.prompts if "error" in line] == ["2 workers died while they decoded it"]
 
 
+@pytest.mark.slow
 def test_without_workers_the_run_ends(good, tmp_path, monkeypatch):
     monkeypatch.setattr(team_of, "FUTILE", 1)
     checked = checked_for(good, prompts(tmp_path, 4))
@@ -236,6 +238,7 @@ def test_without_workers_the_run_ends(good, tmp_path, monkeypatch):
     assert len((tmp_path / "two" / "prompts.jsonl.part").read_text().splitlines()) == 1
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_keeps_what_is_finished(good, tmp_path):
     checked = checked_for(good, prompts(tmp_path, 5))
 
@@ -333,7 +336,7 @@ def test_workers_have_as_many_cores_as_fit(nodes, workers, each):
     assert most_each(nodes, workers) == each
 
 
-def test_a_worker_waits_for_no_cores_of_another_run(good, tmp_path, locks):  # noqa: F811
+def test_a_worker_waits_for_no_cores_of_another_run(good, tmp_path, locks):
     """Unless it takes the place of a dead one."""
     there = cores.usable()
     checked = checked_for(good, prompts(tmp_path, 2))
@@ -488,6 +491,7 @@ def test_memory_is_looked_at_for_all_workers_of_a_machine(good, tmp_path, monkey
         Team(checked, HerePool(), 2).load()
 
 
+@pytest.mark.slow
 def test_workers_on_two_machines_are_a_note(good, tmp_path):
     """Each chooses its products by its own times."""
 
@@ -504,7 +508,7 @@ def test_workers_on_two_machines_are_a_note(good, tmp_path):
     assert any("workers ran on 2 machines" in note for note in found.result["notes"])
 
 
-def test_a_job_beside_others_has_no_workers(apart, monkeypatch, tmp_path, capsys):  # noqa: F811
+def test_a_job_beside_others_has_no_workers(apart, monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(split, "find_spec", lambda name: "there")
     assert call(["-m", "name=s", "gamma=1,2", "workers=2", "hydra/launcher=apart"], monkeypatch, tmp_path) == 2
     assert "workers=2 is not possible with hydra/launcher=apart" in " ".join(capsys.readouterr().err.split())
@@ -517,7 +521,8 @@ def test_a_job_beside_others_has_no_workers(apart, monkeypatch, tmp_path, capsys
         pass
 
 
-def test_sounds_stay_with_the_worker(here, tmp_path):  # noqa: F811
+@pytest.mark.slow
+def test_sounds_stay_with_the_worker(here, tmp_path):
     """Of features their length is sent, and they are forgotten before."""
     checked = check(composed(*small("logger=none", *of(here, "workers=1", "verdict_tokens=30"))))
     sizes = []
@@ -548,6 +553,7 @@ def command_of(good, path, folder, *more):
     return [sys.executable, "-m", "specbench", *given]
 
 
+@pytest.mark.slow
 @needs_ray
 def test_two_processes_give_what_one_gives(good, tmp_path, monkeypatch):
     """With Ray: each worker has a core of its own."""

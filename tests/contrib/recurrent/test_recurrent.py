@@ -13,9 +13,9 @@ import pytest
 import torch
 from checkpoints import checkpoint
 from decoder_cases import CACHES, DigitTokenizer, V, verifier_of
+from law_cases import FEW, SAMPLING, Law, new_tokens, start, worst_excess
 from small_runs import call, parts_of, small
 from tabular import RecurrentMarkov
-from test_law import FEW, SAMPLING, Law, new_tokens, start, worst_excess
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 from specbench.cache.static import StaticCache
@@ -191,6 +191,7 @@ def sampled(few_contexts, one_by_one: bool, state_type=RecurrentCache, trials: i
     return new_tokens(state)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("one_by_one", [False, True])
 def test_distribution_behind_restored_states(few_contexts, one_by_one):
     assert worst_excess(sampled(few_contexts, one_by_one), Law(few_contexts.target)) < 1

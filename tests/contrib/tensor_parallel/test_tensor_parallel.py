@@ -147,6 +147,7 @@ ADAPTIVE = ("gamma_policy=adaptive", "gamma_policy.largest=3", "max_new_tokens=6
             "temperature=0")  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("own_times", [False, True])
 def test_a_policy_that_learns_from_times_chooses_alike(pair, tmp_path, own_times):
     """Drafting seems to be slow on rank 1, and verifying on rank 0: with their `own_times` they would go apart."""
@@ -210,6 +211,7 @@ def test_the_shares_of_communication_by_hand():
     )
 
 
+@pytest.mark.slow
 def test_a_model_that_is_divided_wrongly_is_refused(pair, tmp_path, monkeypatch):
     """Biases, and a vocabulary that does not divide. `doubled` is what each of two ranks adding its biases gives."""
     path = checkpoint(tmp_path / "odd", model_type="qwen2", vocab_size=4160 + divides_unevenly())
@@ -266,6 +268,7 @@ def test_a_signal_to_one_rank_stops_both_in_the_same_round(pair, tmp_path):
     assert len(answers[0]["texts"]) == 1  # rank 0 had no signal: it stopped where rank 1 did
 
 
+@pytest.mark.slow
 def test_a_rank_that_dies_ends_the_other(pair, tmp_path):
     wanted = checked(pair, "target.tensor_parallel=2", *SHORT)
 
@@ -337,6 +340,7 @@ def test_what_rank_0_has_said_is_not_said_again(tmp_path):
         launcher._raise({0: 3}, tmp_path, quiet=True)
 
 
+@pytest.mark.slow
 def test_a_group_of_another_size_is_refused(pair, tmp_path, monkeypatch, capsys):
     variables = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "3", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}
     for name, value in variables.items():

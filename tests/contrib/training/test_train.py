@@ -9,11 +9,9 @@ import hydra
 import pytest
 import torch
 import transformers
-from hydra import compose, initialize_config_dir
-from small_runs import composed
+from small_runs import composed, training
 
 from specbench.config.build import build
-from specbench.config.paths import conf_dir
 from specbench.config.validate import check
 from specbench.contrib.training.lookahead import LookAheadStudent
 from specbench.contrib.training.losses import distances, overlap
@@ -37,18 +35,13 @@ DRAFTERS = {  # how what a method saves is used
 }
 
 
-def training(*overrides):
-    with initialize_config_dir(str(conf_dir()), version_base="1.3"):
-        return compose("train", overrides=list(overrides))
-
-
 def shipped(role):
     settings = PretrainedModel.Settings(f"shipped:{role}", weights="pretrained", chat_template="never")
     return load_module(settings, role, torch.device("cpu"), torch.float32, 0)
 
 
 @pytest.mark.parametrize("method", [
-    method if method in ("distill", "medusa") else pytest.param(method, marks=pytest.mark.slow) for method in DRAFTERS
+    method if method == "distill" else pytest.param(method, marks=pytest.mark.slow) for method in DRAFTERS
 ])  # fmt: skip
 def test_every_method_trains_a_drafter_that_runs(method, tmp_path):
     pytest.importorskip("accelerate")
@@ -79,6 +72,7 @@ def test_training_moves_the_heads_towards_the_target(tmp_path):
     assert alphas[6400] > alphas[32] + 0.2
 
 
+@pytest.mark.slow
 def test_an_interrupted_training_keeps_what_it_learned(monkeypatch, tmp_path):
     pytest.importorskip("accelerate")
     plain, calls = transformers.Trainer.training_step, []

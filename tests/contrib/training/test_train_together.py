@@ -97,6 +97,7 @@ def covered(student, tokens):
     return torch.stack([own.argmax(-1) == law.argmax(-1) for own in qs]).any(0).float().mean().item()
 
 
+@pytest.mark.slow
 def test_boosted_drafters_cover_more_than_the_same_drafter_twice():
     """Trained on one batch: drafters too small to learn it. Negative control: both count every position."""
     shares = {}

@@ -1,11 +1,9 @@
 """Runs on sounds: from WAV files or a data set to results, and what is refused in a sentence."""
 
-import io
 import json
 import shutil
 import struct
 import sys
-import wave
 from functools import partial
 from types import SimpleNamespace
 
@@ -14,61 +12,25 @@ import numpy as np
 import pyarrow
 import pytest
 import torch
+from audio_cases import (
+    VOCABULARY,
+    of,
+    tokenizer_into,
+    wav,
+)
 from pyarrow import parquet
 from small_runs import parts_of
-from test_whisper import ASKED, SMALL, extractor, module_of, tone
 from transformers import AutoConfig, AutoModelForSeq2SeqLM, AutoModelForSpeechSeq2Seq
+from whisper_cases import ASKED, SMALL, extractor, module_of, tone
 
 from specbench.contrib.whisper import sound as sound_module
 from specbench.contrib.whisper.audio_encoder import Hearing
 from specbench.contrib.whisper.data import AudioData, AudioHubData
 from specbench.contrib.whisper.sound import Sound, decode_sound, length, resampled
 from specbench.data.prompts import load
-from specbench.data.sources import SHIPPED
 from specbench.errors import ConfigError
 from specbench.run.interleave import InterleavedGroup
 from specbench.run.run import run, run_in_turn
-
-VOCABULARY = 4160  # of the included tokenizer
-
-
-def wav(samples: np.ndarray, rate: int = 16_000, width: int = 2, channels: int = 1) -> bytes:
-    """The samples [n] in each channel of a WAV file."""
-    levels = np.repeat(np.round(samples * (2 ** (8 * width - 1) - 1)).astype(np.int64), channels)
-    packed = [int(level + (128 if width == 1 else 0)).to_bytes(width, "little", signed=width > 1) for level in levels]
-    found = io.BytesIO()
-    with wave.open(found, "wb") as file:
-        file.setparams((channels, width, rate, len(samples), "NONE", ""))
-        file.writeframes(b"".join(packed))
-    return found.getvalue()
-
-
-@pytest.fixture(scope="module")
-def here(tmp_path_factory):
-    """Checkpoints, large and small, and a folder of sounds, one with a transcript."""
-    folder = tmp_path_factory.mktemp("audio")
-    ids = {"vocab_size": VOCABULARY}
-    for name, more in (("large", {}), ("small", SMALL)):
-        module_of(0, ASKED | {"no_timestamps_token_id": VOCABULARY - 1}, **ids, **more).save_pretrained(folder / name)
-        extractor().save_pretrained(folder / name)
-        tokenizer_into(folder / name)
-    (folder / "sounds").mkdir()
-    for i in range(3):
-        (folder / "sounds" / f"{i}.wav").write_bytes(wav(tone(i)))
-    (folder / "sounds" / "1.txt").write_text("Spoken.\n")
-    return folder
-
-
-def tokenizer_into(folder):
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(SHIPPED / "target" / name, folder)
-
-
-def of(here, *more, target="large", drafter="small"):
-    """Overrides of a run on the sounds."""
-    return ("target=model", f"target.path={here / target}", "drafter=model", f"drafter.path={here / drafter}",
-            "data=audio", f"data.path={here / 'sounds'}", "data.language=en", "data.limit=null", "executor=eager",
-            "max_new_tokens=8", "gamma=2", *more)  # fmt: skip
 
 
 @pytest.mark.parametrize(("temperature", "drafter"), [(0, "small"), (1, "large")])
@@ -116,6 +78,7 @@ def test_a_drafter_begins_where_the_target_does(here, tmp_path):
     assert np.abs(wrong - beta).max() > 1e-4
 
 
+@pytest.mark.slow
 def test_runs_in_turn_make_features_before_they_are_timed(here, tmp_path, monkeypatch):
     inside, made, values, decode = [False], [], Hearing._values, InterleavedGroup.decode_all_ways
 
@@ -133,6 +96,7 @@ def test_runs_in_turn_make_features_before_they_are_timed(here, tmp_path, monkey
     assert len(made) >= 4 and not any(made)
 
 
+@pytest.mark.slow
 def test_a_sound_that_is_too_long_is_left_out(here, tmp_path, caplog):
     shutil.copytree(here / "sounds", tmp_path / "sounds")
     (tmp_path / "sounds" / "long.wav").write_bytes(wav(np.zeros(20_000)))
@@ -268,6 +232,7 @@ def broken(source, folder, file, **values):
     return folder
 
 
+@pytest.mark.slow
 def test_what_does_not_fit_is_said_before_a_model_loads(here, tmp_path, monkeypatch):
     monkeypatch.setattr("specbench.models.pretrained.load_module", partial(pytest.fail, "a model was loaded"))
     t5 = AutoConfig.for_model("t5", vocab_size=VOCABULARY, d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2,

@@ -3,13 +3,12 @@
 from dataclasses import replace
 from functools import cache, partial
 
-import numpy as np
 import pytest
 import torch
+from beam_cases import searched
 from decoder_cases import CACHES
-from test_encoder_decoder_beams import searched
-from test_encoder_decoders import NEW, Tokenizer, V, chi_squared, decoded_by
-from transformers import WhisperConfig, WhisperFeatureExtractor, WhisperForConditionalGeneration
+from encoder_decoder_cases import NEW, Tokenizer, chi_squared, decoded_by
+from whisper_cases import POSITIONS, RATE, SMALL, extractor, module_of, tone
 
 from specbench.contrib.beams.numbers import stock_score
 from specbench.contrib.beams.search_state import BeamRules
@@ -25,40 +24,10 @@ from specbench.models.encoder_decoder import Suppressed, suppressed_by
 from specbench.models.language_model import LanguageModel
 from specbench.models.reference_forward import stock_logits
 
-RATE, BINS, POSITIONS = 16_000, 8, 50  # a model that hears one second
 HOT = 2.0
-SHAPE = dict(vocab_size=V, num_mel_bins=BINS, d_model=16, encoder_layers=1, decoder_layers=2, encoder_attention_heads=2,
-             decoder_attention_heads=2, encoder_ffn_dim=24, decoder_ffn_dim=24, max_source_positions=POSITIONS,
-             max_target_positions=40, init_std=0.5, pad_token_id=1, bos_token_id=1, eos_token_id=1,
-             decoder_start_token_id=2)  # fmt: skip
-SMALL = dict(d_model=8, decoder_layers=1, encoder_ffn_dim=12, decoder_ffn_dim=12)
-ASKED = {"lang_to_id": {"<|en|>": 3, "<|de|>": 4}, "task_to_id": {"transcribe": 5, "translate": 6},
-         "no_timestamps_token_id": V - 1, "is_multilingual": True, "suppress_tokens": [8, 9, 10],
-         "begin_suppress_tokens": [1, 11]}  # fmt: skip
 ENGLISH, GERMAN = Speech("en", "transcribe"), Speech("german", "translate")
 WAYS = [("static", 1, None), ("static", 3, "model"), ("dynamic", 2, "tree_best"), ("paged", 3, "multi_draft_two"),
         ("paged", 1, "own_trees"), ("dynamic", 3, "prompt_lookup"), ("static", 2, "under_ngram")]  # fmt: skip
-
-
-def tone(number: int, rate: int = RATE) -> np.ndarray:
-    """A sound of its own pitch and length, shorter than a second."""
-    seconds = np.arange(int(rate * (0.4 + 0.15 * number))) / rate
-    wave = np.sin(2 * np.pi * (300 + 700 * number) * seconds * (1 + seconds)) * np.exp(-3 * seconds)
-    return (0.8 * wave).astype(np.float32)
-
-
-def module_of(seed: int = 0, asked=ASKED, **more):
-    torch.manual_seed(seed)
-    module = WhisperForConditionalGeneration(WhisperConfig(**SHAPE | more)).eval()
-    module.generation_config.max_length = None
-    module.generation_config._from_model_config = False  # settings of Whisper's own would not be loaded again
-    for name, value in asked.items():
-        setattr(module.generation_config, name, value)
-    return module
-
-
-def extractor(**more):
-    return WhisperFeatureExtractor(feature_size=BINS, chunk_length=1, sampling_rate=RATE, **more)
 
 
 @cache
@@ -169,6 +138,7 @@ def likely() -> list[int]:
     return stock_logits(target, text, text.shape[1] - 1, inputs()[0])[0].topk(2).indices.tolist()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wrong", [False, True])
 def test_texts_have_the_law_of_the_stock_module(wrong, monkeypatch):
     """`wrong` suppresses the first position's tokens, among them likely ones, at the second one."""

@@ -1,0 +1,191 @@
+"""The law of whole texts of the tabular target, texts of every drafter and verifier, and their chi-squares."""
+
+import copy
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+import torch
+from decoder_cases import V, make_drafter, spare_of, tabular_model, verifier_of
+
+from specbench.decoding.sampling import Sampling
+from specbench.decoding.speculative import decode_speculative
+from specbench.decoding.state import Job, State
+from specbench.decoding.timer import Clock
+from specbench.decoding.verify import leading, rejection_rate, speculative_sampling
+from specbench.decoding.verify_tree import iterative_sampling
+from specbench.policies.gamma.fixed import FixedGamma
+from specbench.stats.costs import CostTable
+from specbench.verifiers.iterative import IterativeVerifier
+from specbench.verifiers.rejection import RejectionVerifier
+from specbench.verifiers.speculative import SpeculativeVerifier
+
+TRIALS, FEW = 10_000, 5_000  # texts, which decode together
+
+
+PROMPT = [3, 7, 1, 3, 7, 2, 3]  # repeats, so that copying drafters have something to copy
+
+
+NEW_TOKENS = 12
+
+
+SAMPLING = Sampling(temperature=1.0)
+
+
+LEAST = 5  # texts expected in a cell; rarer cells count as one
+
+
+class AcceptEverything(SpeculativeVerifier):
+    """Negative control."""
+
+    def accept(self, p, draft, noise):
+        return speculative_sampling(p, draft, torch.zeros_like(noise.r), noise.bits)
+
+
+class ResidualFromTarget(SpeculativeVerifier):
+    """Negative control: after a rejection t is drawn from p instead of norm(max(0, p - q))."""
+
+    def accept(self, p, draft, noise):
+        n = speculative_sampling(p, draft, noise.r, noise.bits).accepted
+        as_if_no_more = replace(draft, count=n)
+        return speculative_sampling(p, as_if_no_more, torch.zeros_like(noise.r), noise.bits)
+
+
+class Law:
+    """The law of texts after PROMPT: section 2.2 once more, in numpy."""
+
+    def __init__(self, table: torch.Tensor, sampling: Sampling = SAMPLING):
+        self.logits, self.sampling = table.double().numpy(), sampling
+        laws, of = np.unique(self.logits.reshape(V * V, V), axis=0, return_inverse=True)
+        self.contexts, self.context = len(laws), of.reshape(V, V)  # the number of the law after each pair
+
+    def after(self, texts: np.ndarray) -> np.ndarray:
+        """p of the next token [n, V] after texts [n, t]."""
+        logits, own = self.logits[texts[:, -2], texts[:, -1]], self.sampling
+        seen = np.zeros_like(logits, bool)
+        np.put_along_axis(seen, texts, True, 1)
+        penalised = np.where(logits < 0, logits * own.repetition_penalty, logits / own.repetition_penalty)
+        logits = np.where(seen, penalised, logits) / own.temperature
+        if own.top_k:
+            logits = np.where(logits < np.sort(logits, 1)[:, -own.top_k, None], -np.inf, logits)
+        p = np.exp(logits - logits.max(1, keepdims=True))
+        p /= p.sum(1, keepdims=True)
+        if own.top_p < 1:  # the fewest of the most probable tokens that have top_p of the mass
+            order = np.argsort(-p, 1)
+            before = np.cumsum(np.take_along_axis(p, order, 1), 1) - np.take_along_axis(p, order, 1)
+            kept = np.zeros_like(p, bool)
+            np.put_along_axis(kept, order, before < own.top_p, 1)
+            p = np.where(kept, p, 0)
+            p /= p.sum(1, keepdims=True)
+        return p
+
+    def pairs(self) -> np.ndarray:
+        """The law of the last two tokens at each output position, [NEW_TOKENS, V, V]; without a repetition penalty."""
+        every = np.stack(np.divmod(np.arange(V * V), V), 1)
+        step = self.after(every).reshape(V, V, V)  # [before, last, next]
+        pair = np.zeros((V, V))
+        pair[PROMPT[-2], PROMPT[-1]] = 1
+        laws = []
+        for _ in range(NEW_TOKENS):
+            pair = np.einsum("ab,abc->bc", pair, step)
+            laws.append(pair)
+        return np.array(laws)
+
+
+def excess(counts: np.ndarray, expected: np.ndarray, laws: int = 1) -> float:
+    """Chi-square of counts in cells [n], in units of its limit. The cells are those of so many multinomials."""
+    if counts[expected == 0].any():
+        return np.inf
+    rare = expected < LEAST
+    cells = [np.append(values[~rare], values[rare].sum()) for values in (counts, expected)]
+    (counts, expected), df = (cell[cells[1] > 0] for cell in cells), int((~rare).sum() + rare.any()) - laws
+    return (((counts - expected) ** 2) / expected).sum() / (df + 8 * np.sqrt(2 * df))
+
+
+def worst_excess(outputs: np.ndarray, law: Law) -> float:
+    """The largest chi-square of outputs [n, NEW_TOKENS] in units of its limit: above 1 the law is refused."""
+    texts = np.concatenate([np.tile(PROMPT, (len(outputs), 1)), outputs], 1)
+    counts, expected = np.zeros((2, law.contexts, V))
+    for end in range(len(PROMPT), texts.shape[1]):
+        context = law.context[texts[:, end - 2], texts[:, end - 1]]
+        np.add.at(counts, (context, texts[:, end]), 1)
+        np.add.at(expected, context, law.after(texts[:, :end]))
+    found = [excess(counts.ravel(), expected.ravel(), law.contexts)]
+    if law.sampling.repetition_penalty == 1:
+        for end, pair in enumerate(law.pairs(), len(PROMPT)):
+            counts = np.bincount(texts[:, end - 1] * V + texts[:, end], minlength=V * V)
+            found.append(excess(counts, pair.ravel() * len(outputs)))
+    return max(found)
+
+
+@cache
+def fresh(rows: int, seed: int, spare: int) -> State:
+    keys = torch.randint(2**62, (rows,), generator=torch.Generator().manual_seed(seed)).tolist()
+    jobs = [Job(PROMPT, len(PROMPT) + NEW_TOKENS, key) for key in keys]
+    return State.start(jobs, [], spare, torch.device("cpu"))
+
+
+def start(rows: int, seed: int = 0, spare: int = 4) -> State:
+    """As many rows, whose noise depends on a seed."""
+    state = fresh(rows, seed, spare)
+    fields = {name: t.clone() for name, t in vars(state.rows).items()}
+    lists = {name: list(getattr(state, name)) for name in ("lengths", "limits", "prompt_lengths", "active", "owners")}
+    texts = [list(text) for text in state.texts]
+    copied = copy.copy(state)
+    vars(copied).update(lists, rows=replace(state.rows, **fields), texts=texts)
+    return copied
+
+
+def new_tokens(state: State) -> np.ndarray:
+    """What every row wrote, [rows, NEW_TOKENS]."""
+    return state.tokens[:, len(PROMPT) : len(PROMPT) + NEW_TOKENS].numpy()
+
+
+def decode(tables, number_text, kind="model", cache="static", verifier=SpeculativeVerifier, gamma=3, lenience=1.0,
+           prepare=lambda state: state, drafter_table=None, policy=None, spoil=lambda draft: draft,
+           trials=TRIALS, sampling=SAMPLING, own=None, vocabulary=None):  # fmt: skip
+    """What every trial wrote, [trials, NEW_TOKENS]. `own` is the drafter's sampling and `vocabulary` how it reads and
+    writes the target's tokens, if they are not the target's."""
+    target = tabular_model(tables.target, sampling, cache)
+    table = tables.adversarial if drafter_table is None else drafter_table
+    helper = tabular_model(table, own or sampling, cache, vocab_size=V)
+    helper.vocabulary = vocabulary or helper.vocabulary
+    drafter = make_drafter(kind, target, number_text, helper)
+    propose = drafter.propose
+    drafter.propose = lambda state, gamma: spoil(propose(state, gamma))
+    state = prepare(start(trials, spare=spare_of(kind, gamma)))
+    target.allocate(trials, state.tokens.shape[1])
+    target.prefill(state)
+    judge = verifier_of(verifier, sampling, lenience)
+    decode_speculative(state, target, drafter, policy or FixedGamma(gamma), judge, Clock())
+    return new_tokens(state)
+
+
+class ForgetsOrder(IterativeVerifier):
+    """Negative control: every sibling is judged as if it were the first."""
+
+    def accept(self, p, draft, noise):
+        if not draft.tokens.shape[1]:
+            return super().accept(p, draft, noise)
+        parent = draft.parents[0].tolist()
+        first = [parent.index(above) for above in parent]
+        return iterative_sampling(p, replace(draft, probs=draft.probs[:, first]), noise.r, noise.bits)
+
+
+class TooSmallM(RejectionVerifier):
+    """Negative control: rejection sampling with an M that is a quarter of max p / q (A.2)."""
+
+    def accept(self, p, draft, noise):
+        if not draft.tokens.shape[1]:
+            return super().accept(p, draft, noise)
+        p_x, q_x = (law.gather(-1, draft.tokens[..., None])[..., 0] for law in (p[:, :-1], draft.probs))
+        n = leading(noise.r * q_x < 4 * rejection_rate(p[:, :-1], draft.probs) * p_x, draft.count)
+        return speculative_sampling(p, replace(draft, count=n), torch.zeros_like(noise.r), noise.bits)
+
+
+def learning_policy(kind, **settings):
+    policy = kind(**settings)
+    costs = CostTable()
+    costs.laps = {0: [(0.0, 1.0, 0.0, 1.0, 1)], 3: [(0.6, 1.0, 0.0, 1.6, 1)]}
+    policy.calibrate(costs)
+    return policy
