@@ -27,7 +27,7 @@ from small_runs import parts_of
 from transformers import AutoConfig, AutoModelForSeq2SeqLM
 
 from specbench.cache.encoder_inputs import EncoderInputs
-from specbench.config.build import notes
+from specbench.config.build import notes_on_models
 from specbench.contrib.beams.beam import BeamDecoding
 from specbench.contrib.beams.search_state import BeamRules
 from specbench.data.sources import SHIPPED
@@ -267,7 +267,9 @@ def test_a_number_of_beams_is_noted_unless_it_is_searched_for():
                              unchecked="")  # fmt: skip
     searches = (BeamDecoding(BeamRules(width, 2 * width, 1.0, False)) for width in (4, 3))
     applied = ((), *(search.generate_settings for search in searches))
-    told = [" ".join(notes(target, SimpleNamespace(models=[]), SimpleNamespace(note=None), of)) for of in applied]
+    told = [
+        " ".join(notes_on_models(target, SimpleNamespace(models=[]), SimpleNamespace(note=None), of)) for of in applied
+    ]
     assert ["num_beams=3" in text for text in told] == [True, True, False]
     assert all("min_length=5" in text for text in told)
 
