@@ -185,8 +185,8 @@ def test_every_command_composes(found, here):
 
 @pytest.mark.parametrize("found", PARSED, ids=ids)
 def test_every_comparison_and_plan_composes(found, here):
-    module = {".compare": compare, ".plan": plan}[found.module]
-    args = module.parser().parse_intermixed_args(found.words)
+    parser = {".compare": compare.comparison_parser, ".plan": plan.plan_parser}[found.module]()
+    args = parser.parse_intermixed_args(found.words)
     if found.module == ".compare" and RUN not in found.words:
         assert len(compare.expected(args.inputs, args.also)[1].jobs) > 1
     elif found.module == ".plan":

@@ -246,8 +246,8 @@ def test_a_job_that_is_warned_while_it_decodes_counts_as_failed(apart, monkeypat
 def test_the_page_and_the_logger_are_tried_again(apart, monkeypatch, tmp_path):
     """If they failed; `collect` draws the page in any case."""
     does, made = {"page": False, "logger": False}, []
-    monkeypatch.setattr(summary, "draw", lambda jobs, folders: made.append("page") or does["page"])
-    monkeypatch.setattr(summary, "mirror", lambda jobs, rows: made.append("logger") or does["logger"])
+    monkeypatch.setattr(summary, "draw_page", lambda jobs, folders: made.append("page") or does["page"])
+    monkeypatch.setattr(summary, "log_table", lambda jobs, rows: made.append("logger") or does["logger"])
     found = SimpleNamespace(finished=True, result={"provenance": {"started": "now"}, "lossless": {}})
     monkeypatch.setattr("specbench.results.completion.examine", lambda folder, identity: found)
     monkeypatch.setattr(summary, "multirun_rows", lambda jobs: [{"gamma": 1}])
