@@ -90,7 +90,7 @@ def build(
     verifier = lenience.verifier(partial(_make, checked, "verifier", scored))
     refuse_long_warm_up(checked, policy, context.executor, budget.columns, len(verifier.levels))
     target = targets.get(checked, dataclasses.replace(context, sampling=scored), partial(_make, checked, "target"))
-    drafter = load_drafter(checked, context, target, data)
+    drafter = build_drafter(checked, context, target, data)
     decoding = _make(checked, "decoding")
     decoding.refuse_target(target)
     first_model = drafter.models[0] if drafter.models else None
@@ -144,7 +144,7 @@ def make_workload(checked: ValidatedConfig, prompts: Sequence[Prompt]) -> Worklo
     return workload
 
 
-def load_drafter(checked: ValidatedConfig, context: Context, target: LanguageModel, data: Data) -> Drafter:
+def build_drafter(checked: ValidatedConfig, context: Context, target: LanguageModel, data: Data) -> Drafter:
     """The drafter, with its models loaded. Raises ConfigError if it does not fit the target or the memory."""
     drafter: Drafter = _make(checked, "drafter", context, target)
     data.prepare(target, drafter.models)

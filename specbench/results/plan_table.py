@@ -60,7 +60,7 @@ def plan(folder: Path, speedup: float, alpha: float) -> None:
             why = "its pilot has too few processes" if too_few else "no plan reaches it"
             show(Text(f"{told}: {why}"))
         else:
-            show(table(known, told, 100 if name == "speedup" else run.result["alpha"]["mean"]))
+            show(plan_table(known, told, 100 if name == "speedup" else run.result["alpha"]["mean"]))
         found[name] = {"target": target, **asdict(spread), "plans": [asdict(p) for p in known]}
     processes, clusters = sums.table.shape[1:]
     told = f"a guess from {clusters} prompts in {processes} process{'es' * (processes > 1)}"
@@ -109,7 +109,7 @@ def longest_of(run: StoredRun, sums: TwoWaySums) -> float:
     return 1.0 if sums.point["stops"] > MOSTLY * run.result["counts"]["prompts"] else LONGER[-1]
 
 
-def table(found: Sequence[Plan], title: str, scale: float) -> Table:
+def plan_table(found: Sequence[Plan], title: str, scale: float) -> Table:
     """The cheapest plan of each number of processes; `scale` turns relative widths into what the target is in."""
     rows = [
         {

@@ -10,7 +10,7 @@ BEST = "best gamma"  # chosen on one half of the prompts and judged on the other
 UNKNOWN = "unknown"
 
 
-def table(trace: Trace, found: Mapping[str, Replayed]) -> Table:
+def replay_table(trace: Trace, found: Mapping[str, Replayed]) -> Table:
     """A table of predicted speedups, and each policy's share of the gain that the oracle has over the best constant
     gamma (section 3.5)."""
     best = found[BEST].speedup

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from specbench.results.latency_table import load_table
 from specbench.results.recommendation import verdict_sentence
-from specbench.results.wording import account, interval, number, speedup_interval, unsteady, verdict_text
+from specbench.results.wording import account, interval, number, speedup_text, unsteady, verdict_text
 from specbench.theory import LARGEST
 
 NARROWEST = 24  # characters of a column of remarks
@@ -133,7 +133,7 @@ def _range(values: dict[str, Any], name: str) -> str:
 
 def _speedups(result: dict[str, Any]) -> RemarkRows:
     speedup, rates = result["speedup"], result["throughput"]
-    yield "speedup", _times(speedup["measured"]), speedup_interval(result)
+    yield "speedup", _times(speedup["measured"]), speedup_text(result)
     if reasons := unsteady(result):
         yield "  not steady", "machine", "; ".join(reasons)
     if speedup["theorem_3_8"] is not None:

@@ -87,7 +87,7 @@ def where(result: Mapping[str, Any]) -> str:
     return f"{workers} workers" if workers > 1 else "one process"
 
 
-def speedup_interval(result: Mapping[str, Any]) -> str:
+def speedup_text(result: Mapping[str, Any]) -> str:
     """The interval of the measured speedup in words, and of how many processes it is."""
     ci95, repeats = result["speedup"]["ci95"], result["repeats"]
     few = "processes or prompts for" if repeats else "prompts, or groups of rows, for"

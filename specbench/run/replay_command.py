@@ -47,7 +47,7 @@ def replay_run(folder: Path, overrides: Sequence[str]) -> None:
     names, others = split_overrides(overrides)
     refuse_no_run(folder)
     from specbench.results.completion import keep_other
-    from specbench.results.replay_table import notes, table
+    from specbench.results.replay_table import notes, replay_table
     from specbench.results.replay_trace import load_trace
     from specbench.run.replay_policies import policies, replay_all
 
@@ -56,5 +56,5 @@ def replay_run(folder: Path, overrides: Sequence[str]) -> None:
     text = as_json({name: vars(replayed) for name, replayed in found.items()})
     kept = keep_other(folder / FILE, text)
     write_text(folder / FILE, text)
-    show(table(trace, found), *map(Text, notes(trace, found, picked)))
+    show(replay_table(trace, found), *map(Text, notes(trace, found, picked)))
     print(visible(f"written to {folder / FILE}" + (f"; the earlier one is now {kept.name}" if kept else "")))

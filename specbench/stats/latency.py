@@ -67,7 +67,7 @@ def _latency_of(groups: Sequence[Sequence[DecodedRequest]], segments: Sequence[F
         own for each in zip(requests, seconds, strict=True) if (own := time_per_output_token(*each)) is not None
     ]
     gaps = np.concatenate([own[1:] for own in seconds])
-    return replace(found, time_per_output_token=summary_of(per_token), inter_token=summary_of(gaps))
+    return replace(found, time_per_output_token=latency_summary(per_token), inter_token=latency_summary(gaps))
 
 
 def first_tokens(request: DecodedRequest) -> int:
@@ -85,7 +85,7 @@ def time_per_output_token(request: DecodedRequest, seconds: Floats) -> float | N
     return float(seconds[1:].sum() if times is None else times.finished - times.first_token) / later
 
 
-def summary_of(seconds: Sequence[float] | Floats) -> Percentiles:
+def latency_summary(seconds: Sequence[float] | Floats) -> Percentiles:
     """The mean and the percentiles; None without values."""
     return {"mean": float(np.mean(seconds)) if len(seconds) else None, **percentiles(seconds)}
 

@@ -119,11 +119,11 @@ def test_a_ranking(width):
 @pytest.mark.parametrize("width", WIDTHS)
 def test_a_plan_a_replay_and_waiting_times(width):
     plans = [Plan(1, 4000, 512, 0.01234, 3600.0), Plan(5, 800, 64, 0.015, 360.0)]
-    found = rendered(width, plan.table(plans, "+- 2 % of the speedup", 100))
+    found = rendered(width, plan.plan_table(plans, "+- 2 % of the speedup", 100))
     assert whole(found, width, ["1 (this process alone)", "4000", "1.23", "60 min", "6 min"])
 
     every = {name: Replayed(1.23456, (1.111, 1.333), 100.0, 400.0, 250) for name in ("gamma 4", replay.BEST, "oracle")}
-    found = rendered(width, replay.table(Trace([], [], 1.2), every))
+    found = rendered(width, replay.replay_table(Trace([], [], 1.2), every))
     assert whole(found, width, ["best gamma", "1.235x", "1.11 to 1.33", "2.50", "4.00"])
 
     waits = {f"p{p}": p / 7 for p in (50, 90, 99)}

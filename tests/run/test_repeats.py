@@ -29,7 +29,7 @@ from specbench.results.replay_trace import load_trace
 from specbench.results.run_table import run_table
 from specbench.results.schema_parts import Placement
 from specbench.results.sums_file import load_sums
-from specbench.results.wording import speedup_interval
+from specbench.results.wording import speedup_text
 from specbench.run.pooled import worst_machine
 from specbench.stats import two_way_bootstrap as crossed
 from specbench.stats.bootstrap import student
@@ -374,7 +374,7 @@ def test_one_process_is_called_one_process(one):
     console = Console(width=200)
     with console.capture() as captured:
         console.print(run_table(result, one))
-    assert "; one process" in captured.get() and speedup_interval(result).endswith("; one process")
+    assert "; one process" in captured.get() and speedup_text(result).endswith("; one process")
 
 
 def test_what_varies_is_the_order_or_the_seed_and_never_the_first_process():

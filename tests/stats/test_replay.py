@@ -19,7 +19,7 @@ from specbench.decoding.sampling import Sampling
 from specbench.decoding.verify import output_law, speculative_sampling
 from specbench.policies.gamma.fixed import FixedGamma
 from specbench.policies.gamma.heuristic import HeuristicGamma
-from specbench.results.replay_table import notes, table
+from specbench.results.replay_table import notes, replay_table
 from specbench.results.replay_trace import load_trace
 from specbench.results.writer import write_result
 from specbench.run.run import run
@@ -147,8 +147,8 @@ def test_betas_along_the_text_are_those_of_the_rounds(finished):
     for overrides in (("gamma=3",), ("gamma=3", "temperature=0"), ("gamma=3", "repetition_penalty=1.3", "top_k=50")):
         _, _, folder = finished(*overrides)
         rounds = pyarrow.parquet.read_table(folder / "rounds.parquet").to_pylist()
-        table = pyarrow.parquet.read_table(folder / "positions.parquet").to_pylist()
-        positions = {(p["prompt"], p["position"]): p for p in table}
+        replay_table = pyarrow.parquet.read_table(folder / "positions.parquet").to_pylist()
+        positions = {(p["prompt"], p["position"]): p for p in replay_table}
         checked = 0
         for r in rounds:
             for place, beta in enumerate(r["beta"]):
@@ -336,7 +336,7 @@ def test_an_interval_of_costs_that_are_not_known_to_be_above_zero_is_unknown(fin
     for half in trace.halves:
         half.covariance[2, 2] = (5 * seconds) ** 2  # as after a stall of the machine
     found = {"gamma 2": priced(trace, rounds), "best gamma": priced(trace, rounds)}
-    assert found["gamma 2"].ci95 is None and "unknown" in str(table(trace, found).rows)
+    assert found["gamma 2"].ci95 is None and "unknown" in str(replay_table(trace, found).rows)
     told = " ".join(notes(trace, found, [2, 3]))
     assert "chose gamma 2 for the second" in told and "unknown: the times of rounds" in told
     assert "each half of the prompts chose gamma 2" in " ".join(notes(trace, found, [2, 2]))

@@ -25,7 +25,7 @@ def decode_beams(
     begin = 0
     for row, (rounds, beams) in enumerate(found):
         tokens = list(beams.hypotheses[0].tokens)
-        own = counted(rounds, laps[begin : begin + len(rounds)], row, begin, len(tokens))
+        own = counted_rounds(rounds, laps[begin : begin + len(rounds)], row, begin, len(tokens))
         begin += len(rounds)
         requests.append(DecodedRequest(tokens, own, search=beams))
     models = [parts.target, *parts.drafter.models] if policy else [parts.target]
@@ -75,7 +75,7 @@ def _opened(model: LanguageModel, job: Job, columns: int) -> TreeReader:
     return reader
 
 
-def counted(rounds: Sequence[BeamRound], laps: Sequence[Laps], row: int, call: int, end: int) -> list[Round]:
+def counted_rounds(rounds: Sequence[BeamRound], laps: Sequence[Laps], row: int, call: int, end: int) -> list[Round]:
     """The rounds of a request that yielded tokens of its best text, `end` tokens long, with their laps; `call` is
     the number of the first call. The search may go on behind the end of that text: such calls are not counted, and
     their time is split evenly among the others."""

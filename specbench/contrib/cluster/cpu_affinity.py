@@ -167,7 +167,7 @@ def others(own: Sequence[int]) -> set[str]:
         return {owner for name in names if name not in {f"core-{core}" for core in own} and (owner := _owner(name))}
 
 
-def siblings(core: int, folder: Path = Path("/sys/devices/system/cpu")) -> frozenset[int]:
+def thread_siblings(core: int, folder: Path = Path("/sys/devices/system/cpu")) -> frozenset[int]:
     """The hardware threads of a core's, itself among them."""
     try:
         text = (folder / f"cpu{core}" / "topology" / "thread_siblings_list").read_text()
@@ -177,7 +177,7 @@ def siblings(core: int, folder: Path = Path("/sys/devices/system/cpu")) -> froze
         return frozenset((core,))
 
 
-def chosen(free: Sequence[int], count: int, threads: Callable[[int], frozenset[int]] = siblings) -> list[int]:
+def chosen(free: Sequence[int], count: int, threads: Callable[[int], frozenset[int]] = thread_siblings) -> list[int]:
     """`count` of the free ones, hardware threads each: first those of cores that are free as a whole."""
     groups: dict[frozenset[int], list[int]] = {}
     for core in free:
@@ -239,7 +239,7 @@ def _claim(
                 for core in own:
                     if (descriptor := _take(f"core-{core}")) is not None:
                         stack.callback(os.close, descriptor)
-                threads = {thread for core in own for thread in siblings(core)} - {*own}
+                threads = {thread for core in own for thread in thread_siblings(core)} - {*own}
                 shared = [f"another job has core {core} too" for core in own if core not in free]
                 taken = [thread for thread in sorted(threads) if _owner(f"core-{thread}")]
                 shared += [f"another job has the hardware thread {thread} of the same core" for thread in taken]

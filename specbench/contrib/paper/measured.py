@@ -11,19 +11,19 @@ from specbench.results.fields import at
 from specbench.results.reader import StoredRun
 from specbench.stats.bootstrap import ratio
 
-Result = Mapping[str, Any]
-Cells = Mapping[str, Callable[[Result], str]]  # by heading
+MeasuredResult = Mapping[str, Any]
+Cells = Mapping[str, Callable[[MeasuredResult], str]]  # by heading
 
 
-def _number(path: str, form: str = ".2f", unit: str = "") -> Callable[[Result], str]:
+def _number(path: str, form: str = ".2f", unit: str = "") -> Callable[[MeasuredResult], str]:
     """A number of results.json."""
     return lambda result: "-" if (value := at(result, path)) is None else f"{value:{form}}{unit}"
 
 
-def _error(path: str) -> Callable[[Result], str]:
+def _error(path: str) -> Callable[[MeasuredResult], str]:
     """An estimate and its standard error."""
 
-    def tell(result: Result) -> str:
+    def tell(result: MeasuredResult) -> str:
         found = at(result, path)
         if found is None or found["mean"] is None:
             return "-"
@@ -32,33 +32,33 @@ def _error(path: str) -> Callable[[Result], str]:
     return tell
 
 
-def _speed(result: Result) -> str:
+def _speed(result: MeasuredResult) -> str:
     """The measured speedup and its 95 % interval."""
     speedup = result["speedup"]
     ends = "" if speedup["ci95"] is None else " ({:.2f}-{:.2f})".format(*speedup["ci95"])
     return f"{speedup['measured']:.2f}x{ends}"
 
 
-def _word(path: str) -> Callable[[Result], str]:
+def _word(path: str) -> Callable[[MeasuredResult], str]:
     return lambda result: str(at(result, path))
 
 
-def _model(group: str) -> Callable[[Result], str]:
+def _model(group: str) -> Callable[[MeasuredResult], str]:
     """The option of a group; of a checkpoint that was given by its path, the name of its folder."""
 
-    def tell(result: Result) -> str:
+    def tell(result: MeasuredResult) -> str:
         chosen = str(result["choices"][group])
         return str(result["config"][group]["path"]).rstrip("/").split("/")[-1] if chosen == "model" else chosen
 
     return tell
 
 
-def _gamma(result: Result) -> str:
+def _gamma(result: MeasuredResult) -> str:
     """Gamma, or the name of the policy that varies it."""
     return str(result["choices"]["gamma_policy"] if result["gamma"] is None else result["gamma"])
 
 
-def counted_operations(result: Result) -> float | None:
+def counted_operations(result: MeasuredResult) -> float | None:
     """Operations that the run took over those of plain decoding: tokens that the target read, and c_hat for each guess,
     for each new token. None where Theorem 3.11 does not hold, as for trees, whose guesses are not counted, and of runs
     of earlier versions, which have no c_hat."""
@@ -68,21 +68,21 @@ def counted_operations(result: Result) -> float | None:
     return float((counts["verified"] + c_hat * counts["drafted"]) / counts["tokens"])
 
 
-def _counted(result: Result) -> str:
+def _counted(result: MeasuredResult) -> str:
     return "-" if (found := counted_operations(result)) is None else f"{found:.2f}x"
 
 
-def _equation_1(result: Result) -> str:
+def _equation_1(result: MeasuredResult) -> str:
     alpha, gamma = result["alpha"]["mean"], result["gamma"]
     return "-" if alpha is None or gamma is None else f"{theory.expected_tokens(alpha, gamma):.2f}"
 
 
-def _at_no_cost(result: Result) -> str:
+def _at_no_cost(result: MeasuredResult) -> str:
     alpha, gamma = result["alpha"]["mean"], result["gamma"]
     return "-" if alpha is None or gamma is None else f"{theory.operations_factor(alpha, gamma, 0):.2f}x"
 
 
-def _replay(result: Result) -> str:
+def _replay(result: MeasuredResult) -> str:
     sweep = result["gamma_sweep"]
     return str(max(sweep, key=lambda entry: entry["speedup"])["gamma"]) if sweep else "-"
 
@@ -105,33 +105,33 @@ OPERATIONS: Cells = {
 }
 
 
-def exact(result: Result) -> bool:
+def exact(result: MeasuredResult) -> bool:
     """Whether a run samples from the target's own law with the rule of the paper."""
     plain = result["config"]["lenience"] == 1 and result["choices"].get("decoding", "sampling") == "sampling"
     return bool(plain and result["choices"]["verifier"] == "speculative")
 
 
-def of_one_gamma(result: Result) -> bool:
+def of_one_gamma(result: MeasuredResult) -> bool:
     """Whether the rounds of such a run have one gamma, by a rule that leaves the target's law as it is."""
     return exact(result) and bool(result["gamma"])
 
 
-def lenient(result: Result) -> bool:
+def lenient(result: MeasuredResult) -> bool:
     """Whether Table 5 is about such a run."""
     return bool(result["choices"].get("decoding", "sampling") == "sampling")
 
 
-def either_rule(result: Result) -> bool:
+def either_rule(result: MeasuredResult) -> bool:
     """Whether A.2 compares such a run."""
     return lenient(result) and result["choices"]["verifier"] in ("speculative", "rejection")
 
 
-def whole(run: StoredRun) -> list[Result]:
+def whole(run: StoredRun) -> list[MeasuredResult]:
     """One row, of the whole run."""
     return [run.result]
 
 
-def by_request(run: StoredRun) -> list[Result]:
+def by_request(run: StoredRun) -> list[MeasuredResult]:
     """One row, with `of_requests`: the least, mean and largest of the requests' means, over their rounds, of accepted
     guesses / gamma. A round that was cut short is over the same gamma."""
     shares: dict[str, list[float]] = {}
@@ -142,7 +142,7 @@ def by_request(run: StoredRun) -> list[Result]:
     return [{**run.result, "of_requests": found | {"least": min(means), "most": max(means)}}]
 
 
-def by_category(run: StoredRun) -> list[Result]:
+def results_by_category(run: StoredRun) -> list[MeasuredResult]:
     """A row for each category of the prompts, with `content`: accepted guesses a round, and how many of them are
     expected of the guesses that were made, and of gamma guesses, at the category's accepted / tested."""
     categories = {prompt["id"]: prompt.get("category", "") for prompt in run.prompts}
@@ -177,8 +177,8 @@ class Ours:
     """What is shown of our runs beside a table or a figure. A run has a row for each of its `parts`."""
 
     cells: Cells
-    takes: Callable[[Result], bool] = exact
-    parts: Callable[[StoredRun], list[Result]] = whole
+    takes: Callable[[MeasuredResult], bool] = exact
+    parts: Callable[[StoredRun], list[MeasuredResult]] = whole
 
 
 OURS: dict[str, Ours] = {
@@ -211,7 +211,7 @@ OURS: dict[str, Ours] = {
          "requests": _number("content/requests", "d"), "calls": _number("content/calls", ".0f"),
          "accepted / tested": _error("content/alpha"), "guesses a call": _error("content/guesses"),
          "accepted a call": _error("content/accepted"), "equation 1, gamma": _number("content/of_gamma", ".3f"),
-         "equation 1, guesses made": _number("content/of_made/mean", ".3f")}, of_one_gamma, by_category),
+         "equation 1, guesses made": _number("content/of_made/mean", ".3f")}, of_one_gamma, results_by_category),
     "runner_design": Ours(
         {**KEYS, **ALPHA, "accepted / drafted": _number("draft_acceptance_rate", ".3f"),
          "mean of accepted / K, by request": _error("of_requests"), "least": _number("of_requests/least", ".3f"),

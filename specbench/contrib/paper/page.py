@@ -35,9 +35,9 @@ def page(name: str, runs: Sequence[StoredRun]) -> str:
         ]
     if name in NOTES:
         told += [f"Not the paper's: printed in {NOTES[name].source}.\n"]
-        told += [f"{caption}:\n\n{to_markdown(rows)}" for caption, rows in NOTES[name].tables().items()]
+        told += [f"{caption}:\n\n{paper_table(rows)}" for caption, rows in NOTES[name].tables().items()]
     rows = our_rows(name, runs)
-    told += ["Ours:\n", to_markdown(rows) if rows else "No run of this folder belongs here.\n"]
+    told += ["Ours:\n", paper_table(rows) if rows else "No run of this folder belongs here.\n"]
     if name == "figure1":
         told += [traces(runs)]
     return "\n".join(told)
@@ -45,7 +45,7 @@ def page(name: str, runs: Sequence[StoredRun]) -> str:
 
 def printed_table(claims: Sequence[Claim]) -> str:
     """Claims as a Markdown table."""
-    return to_markdown([_cells(claim) for claim in claims])
+    return paper_table([_cells(claim) for claim in claims])
 
 
 def _cells(claim: Claim) -> dict[str, str]:
@@ -73,7 +73,7 @@ def _has_formula(claims: Sequence[Claim]) -> bool:
     return any(claim.formula is not None and not claim.what.startswith("measured") for claim in claims)
 
 
-def to_markdown(rows: Sequence[Mapping[str, str]]) -> str:
+def paper_table(rows: Sequence[Mapping[str, str]]) -> str:
     """Rows with the same headings as a table."""
     lines = ["| " + " | ".join(rows[0]) + " |", "|" + "---|" * len(rows[0])]
     return "\n".join([*lines, *("| " + " | ".join(row.values()) + " |" for row in rows)]) + "\n"

@@ -10,7 +10,7 @@ from typing import Any
 
 from specbench.config.components import Components
 from specbench.config.memory import peak_bytes, reset_peak
-from specbench.contrib.ray.merge import Limits, Piece, joined_costs, probes_by_worker, roofs_of
+from specbench.contrib.ray.merge import GroupLimits, Piece, joined_costs, probes_by_worker, roofs_of
 from specbench.results.provenance import provenance
 from specbench.results.schema import RunResult
 from specbench.run.batching import TurnPlan
@@ -79,7 +79,7 @@ class Shard:
         digest = zlib.crc32(repr([(request.id, request.text) for request in turn_of_all.waiting]).encode())
         return Groups(turn_of_all.groups, len(requests.too_long), digest)
 
-    def decode(self, number: int, limits: Limits) -> Piece:
+    def decode(self, number: int, limits: GroupLimits) -> Piece:
         """Decodes a group of the last turn that was opened, in all ways, and reads its texts. `limits` are those of a
         single process at the group's begin, or above."""
         begun, session, member = time.perf_counter(), self.member.session, self.member

@@ -17,7 +17,7 @@ from specbench.stats.records import Failure, Group, Result, RunRecord
 
 
 @dataclass(frozen=True)
-class Limits:
+class GroupLimits:
     """What may still be read when a group begins: tokens for the verdict; and the tokens of the texts before it."""
 
     to_read: int
@@ -51,7 +51,7 @@ class Merger:
         it has read; `columns` are those of `Record`."""
         self.reads_different, self.message = reads_different, f"more than verdict_tokens={verdict_tokens} tokens"
         self.pieces: dict[int, Piece] = {}
-        self.limits = Limits(verdict_tokens, 0)  # behind the groups that are merged
+        self.limits = GroupLimits(verdict_tokens, 0)  # behind the groups that are merged
         self.record = RunRecord(columns=dict(columns))
         self._next = 0
 
@@ -98,7 +98,7 @@ class Merger:
             texts += len(result.speculative.tokens)
         for result in piece.group.results:
             to_read -= self._read(piece, result, to_read)
-        self.limits = Limits(to_read, texts)
+        self.limits = GroupLimits(to_read, texts)
 
     def _read(self, piece: Piece, result: Result, to_read: int) -> int:
         """The tokens that the verdict has read for a result, which loses its reading if no more may be read."""

@@ -35,12 +35,12 @@ def on_workers(checked: ValidatedConfig, announce: Callable[[str], None]) -> Ite
 
         def decode(followed: Sequence[Followed], progress: ProgressFn, phases: Phases) -> list[Decoded]:
             [(folder, on_group)] = followed
-            return [(*run_on(team, folder, progress, on_group, phases), team.tokenizer)]
+            return [(*run_on_workers(team, folder, progress, on_group, phases), team.tokenizer)]
 
         yield decode
 
 
-def run_on(
+def run_on_workers(
     team: Team, out_dir: Path, progress: ProgressFn, on_group: Callable[[Group], None], phases: Phases
 ) -> tuple[RunResult, RunRecord]:
     """Decodes all prompts and measures, with the workers of a team that has loaded. Files, signals and what is raised

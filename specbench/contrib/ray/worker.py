@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from specbench.config.validate import ValidatedConfig
 from specbench.contrib.cluster.cpu_affinity import pin_cores, placement
 from specbench.contrib.ray.data_shard import Groups, Opened, Shard
-from specbench.contrib.ray.merge import Limits, Piece
+from specbench.contrib.ray.merge import GroupLimits, Piece
 from specbench.errors import ConfigError
 from specbench.results.schema import RunResult
 from specbench.stats.records import PerRequestSums, RunRecord
@@ -87,7 +87,7 @@ class Worker:
         """As `Shard.open`."""
         return without_gradients(lambda: self.shard.open(turn, answers))
 
-    def decode(self, number: int, limits: Limits) -> Piece:
+    def decode(self, number: int, limits: GroupLimits) -> Piece:
         """As `Shard.decode`."""
         return without_gradients(lambda: self.shard.decode(number, limits))
 

@@ -9,7 +9,7 @@ from specbench.errors import shown
 
 
 @dataclass(frozen=True)
-class Acceptance:
+class AnswerAcceptance:
     """Counts of a server's own speculative decoding, over rounds; None where they are not known."""
 
     rounds: int | None = None
@@ -22,7 +22,7 @@ class Acceptance:
 
 
 @dataclass(frozen=True)
-class Piece:
+class AnswerPiece:
     """What one event brought."""
 
     seconds: float  # since the request was sent
@@ -36,7 +36,7 @@ class Piece:
 class Answer:
     """One answer, complete and consistent. `pieces` are those with text or tokens in them."""
 
-    pieces: list[Piece] = field(default_factory=list)
+    pieces: list[AnswerPiece] = field(default_factory=list)
     ids: list[int] | None = None  # new tokens, if the server tells
     tokens: int = 0  # all new ones
     prompt_tokens: int | None = None
@@ -80,7 +80,7 @@ def read_answer(events: Iterable[tuple[float, Mapping[str, Any]]], limit: int) -
                 raise ServerError(f"the server's count of tokens went from {counted} to {now}")
             if text or ((now or 0) > counted and (counted or not found.pieces)):  # a sum at the end is no piece
                 guesses = (_count(timings.get(name, 0)) for name in ("draft_n", "draft_n_accepted"))
-                found.pieces.append(Piece(seconds, text, now, *guesses))
+                found.pieces.append(AnswerPiece(seconds, text, now, *guesses))
             counted = now or counted
             if finish:
                 found.finish, found.finished = finish, seconds

@@ -9,7 +9,7 @@ from itertools import pairwise
 from typing import Any, ClassVar
 from uuid import uuid4
 
-from specbench.contrib.servers.answer import Acceptance, Answer, Piece
+from specbench.contrib.servers.answer import Answer, AnswerAcceptance, AnswerPiece
 from specbench.contrib.servers.endpoint import Endpoint, ServerError
 from specbench.contrib.servers.vllm_counters import NEW_TOKENS, Metrics, metrics_of, vllm_acceptance
 from specbench.decoding.sampling import Sampling
@@ -49,11 +49,11 @@ class Dialect(ABC):
     def open(self, endpoint: Endpoint) -> None:
         """Called before a group of requests is sent."""
 
-    def close(self, endpoint: Endpoint, answers: Sequence[Answer]) -> list[Acceptance]:
+    def close(self, endpoint: Endpoint, answers: Sequence[Answer]) -> list[AnswerAcceptance]:
         """Called after it: what is known of each answer's rounds."""
-        return [Acceptance(no_alpha=NOT_TOLD, no_block_efficiency=NOT_TOLD)] * len(answers)
+        return [AnswerAcceptance(no_alpha=NOT_TOLD, no_block_efficiency=NOT_TOLD)] * len(answers)
 
-    def rounds(self, pieces: Sequence[Piece]) -> list[Piece]:
+    def rounds(self, pieces: Sequence[AnswerPiece]) -> list[AnswerPiece]:
         """The first piece of each round, as far as rounds are known."""
         return list(pieces)
 
@@ -122,13 +122,13 @@ class LlamaCpp(Dialect):
             "timings_per_token": True,
         }
 
-    def close(self, endpoint: Endpoint, answers: Sequence[Answer]) -> list[Acceptance]:
+    def close(self, endpoint: Endpoint, answers: Sequence[Answer]) -> list[AnswerAcceptance]:
         return [llama_acceptance(answer) for answer in answers]
 
-    def rounds(self, pieces: Sequence[Piece]) -> list[Piece]:
+    def rounds(self, pieces: Sequence[AnswerPiece]) -> list[AnswerPiece]:
         """Tokens of one round come as pieces of their own, one right after the other."""
         found, end = [], 0
-        for before, piece in pairwise([Piece(0.0, "", 0), *pieces]):
+        for before, piece in pairwise([AnswerPiece(0.0, "", 0), *pieces]):
             if piece.tokens is None:
                 return list(pieces)
             if before.drafted < piece.drafted or piece.tokens > end:
@@ -150,17 +150,17 @@ def fields_of_engines(sampling: Sampling, stop_tokens: Sequence[int]) -> dict[st
     }
 
 
-def llama_acceptance(answer: Answer) -> Acceptance:
+def llama_acceptance(answer: Answer) -> AnswerAcceptance:
     """Counts over the rounds of an answer of llama.cpp. Each of its tokens is an event with the counts of guesses so
     far: a round begins where they grow. If an event has several tokens, since a character takes several, rounds can
     hide in it."""
     drafted, accepted = (int(answer.timings.get(name, 0)) for name in ("draft_n", "draft_n_accepted"))
     known = {"drafted": drafted, "accepted": accepted}
     if not drafted:
-        return Acceptance(answer.tokens - answer.first, answer.tokens - answer.first, 0, 0, 0)
+        return AnswerAcceptance(answer.tokens - answer.first, answer.tokens - answer.first, 0, 0, 0)
     if any(piece.tokens is None for piece in answer.pieces):
         why = "the server counts guesses only at the end of an answer, and not how many of them were tested"
-        return Acceptance(**known, no_alpha=why, no_block_efficiency=why)
+        return AnswerAcceptance(**known, no_alpha=why, no_block_efficiency=why)
     rounds = tested = end = 0
     hidden = answer.pieces[0].drafted > 0
     for before, piece in pairwise(answer.pieces):
@@ -173,8 +173,8 @@ def llama_acceptance(answer: Answer) -> Acceptance:
             rounds += max(0, beyond)
     if hidden:
         why = "characters of several tokens hide where some rounds began"
-        return Acceptance(**known, no_alpha=why, no_block_efficiency=why)
-    return Acceptance(rounds, answer.tokens - answer.first, drafted, accepted, tested)
+        return AnswerAcceptance(**known, no_alpha=why, no_block_efficiency=why)
+    return AnswerAcceptance(rounds, answer.tokens - answer.first, drafted, accepted, tested)
 
 
 class SGLang(Dialect):
@@ -192,8 +192,8 @@ class SGLang(Dialect):
     def fields(self, sampling: Sampling, stop_tokens: Sequence[int]) -> dict[str, Any]:
         return fields_of_engines(sampling, stop_tokens)
 
-    def close(self, endpoint: Endpoint, answers: Sequence[Answer]) -> list[Acceptance]:
-        return [Acceptance(no_alpha=ONLY_A_MEAN, no_block_efficiency=ONLY_A_MEAN)] * len(answers)
+    def close(self, endpoint: Endpoint, answers: Sequence[Answer]) -> list[AnswerAcceptance]:
+        return [AnswerAcceptance(no_alpha=ONLY_A_MEAN, no_block_efficiency=ONLY_A_MEAN)] * len(answers)
 
 
 class VLLM(Dialect):
@@ -217,17 +217,17 @@ class VLLM(Dialect):
     def open(self, endpoint: Endpoint) -> None:
         self.before = metrics_of(endpoint)
 
-    def close(self, endpoint: Endpoint, answers: Sequence[Answer]) -> list[Acceptance]:
+    def close(self, endpoint: Endpoint, answers: Sequence[Answer]) -> list[AnswerAcceptance]:
         """Those of the whole group, with its first answer; the others have none of their own."""
         tokens = sum(answer.tokens for answer in answers)
-        rest = [Acceptance()] * (len(answers) - 1)
+        rest = [AnswerAcceptance()] * (len(answers) - 1)
         if isinstance(self.before, str):
-            return [Acceptance(no_alpha=self.before, no_block_efficiency=self.before), *rest]
+            return [AnswerAcceptance(no_alpha=self.before, no_block_efficiency=self.before), *rest]
         end = time.monotonic() + SETTLED
         while True:
             after = metrics_of(endpoint)
             if isinstance(after, str):
-                return [Acceptance(no_alpha=after, no_block_efficiency=after), *rest]
+                return [AnswerAcceptance(no_alpha=after, no_block_efficiency=after), *rest]
             grown = {name: value - self.before.get(name, 0.0) for name, value in after.items()}
             if grown.get(NEW_TOKENS) == tokens or time.monotonic() > end:
                 return [vllm_acceptance(grown, answers), *rest]

@@ -6,14 +6,14 @@ from typing import Any
 
 import numpy as np
 
-from specbench.contrib.servers.answer import Acceptance
+from specbench.contrib.servers.answer import AnswerAcceptance
 from specbench.contrib.servers.lookup import Server
 from specbench.peers.base import PeerOutput, Streamed
 from specbench.results.schema_parts import EqualTexts, FirstDifference, ServerNumbers
 from specbench.run.pooled import means
 from specbench.stats.bootstrap import prompt_clusters, ratio
 from specbench.stats.estimates import Estimate, Latency
-from specbench.stats.latency import percentiles, summary_of
+from specbench.stats.latency import latency_summary, percentiles
 from specbench.stats.records import Result
 
 NOTHING = "the server drafted nothing"
@@ -68,8 +68,8 @@ def _latency(answers: Answers) -> Latency:
         queue=percentiles([]),
         first_token=percentiles([streamed.arrivals[0] for _, streamed in answers]),
         per_token=percentiles(later),
-        time_per_output_token=summary_of(per_token),
-        inter_token=summary_of(np.concatenate(gaps)),
+        time_per_output_token=latency_summary(per_token),
+        inter_token=latency_summary(np.concatenate(gaps)),
     )
 
 
@@ -86,10 +86,10 @@ def _own_rate(answers: Answers) -> float | None:
     return sum(tokens for tokens, _ in known) / sum(seconds for _, seconds in known) if known else None
 
 
-def _acceptance(counts: Sequence[Acceptance], clusters: Sequence[Hashable]) -> dict[str, Any]:
+def _acceptance(counts: Sequence[AnswerAcceptance], clusters: Sequence[Hashable]) -> dict[str, Any]:
     """alpha is accepted / tested, and block efficiency tokens / rounds, where every answer tells. Counts that stand for
     several answers stand with one of them."""
-    rows = [(own, cluster) for own, cluster in zip(counts, clusters, strict=True) if own != Acceptance()]
+    rows = [(own, cluster) for own, cluster in zip(counts, clusters, strict=True) if own != AnswerAcceptance()]
     known, names = [own for own, _ in rows], [cluster for _, cluster in rows]
     nothing = "" if any(own.drafted for own in known) else NOTHING
     no_alpha = _reason([own.no_alpha for own in known]) or nothing

@@ -12,7 +12,7 @@ from itertools import pairwise
 from typing import Any
 
 from specbench.component import Selections
-from specbench.contrib.servers.answer import Acceptance, Answer, read_answer
+from specbench.contrib.servers.answer import Answer, AnswerAcceptance, read_answer
 from specbench.contrib.servers.dialects import DIALECTS
 from specbench.contrib.servers.endpoint import ServerError, split
 from specbench.contrib.servers.lookup import AUTO, COMPLETIONS, SHORT, Server, find_server
@@ -200,7 +200,7 @@ class ServerPeer(Peer):
                 self.gone = f"{self.server.endpoint} stopped answering"
                 log.warning("%s: %s", self.gone, error)
 
-    def _output(self, answer: Answer, counts: Acceptance, seconds: float) -> PeerOutput:
+    def _output(self, answer: Answer, counts: AnswerAcceptance, seconds: float) -> PeerOutput:
         timings, last = answer.timings, answer.pieces[-1].seconds
         own = timings.get("predicted_ms") if isinstance(timings.get("predicted_ms"), int | float) else None
         arrivals = tuple(piece.seconds for piece in self.server.dialect.rounds(answer.pieces))

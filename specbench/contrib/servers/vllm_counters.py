@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from itertools import pairwise
 
-from specbench.contrib.servers.answer import Acceptance, Answer
+from specbench.contrib.servers.answer import Answer, AnswerAcceptance
 from specbench.contrib.servers.endpoint import Endpoint, ServerError
 
 SAMPLE = re.compile(r"^(\w+:\w+)(?:\{(.*)\})? (\S+)(?: \d+)?$")  # of Prometheus' text format
@@ -32,7 +32,7 @@ def metrics_of(endpoint: Endpoint) -> Metrics | str:
     return found
 
 
-def vllm_acceptance(grown: Mapping[tuple[str, int | None], float], answers: Sequence[Answer]) -> Acceptance:
+def vllm_acceptance(grown: Mapping[tuple[str, int | None], float], answers: Sequence[Answer]) -> AnswerAcceptance:
     """What vLLM's counters say of answers during which they have grown by so much.
 
     A guess is tested if all before it were accepted: at place i as often as guesses were accepted at place i - 1, at
@@ -46,7 +46,7 @@ def vllm_acceptance(grown: Mapping[tuple[str, int | None], float], answers: Sequ
     if (seen := grown.get(NEW_TOKENS)) != tokens:
         told = "do not count tokens" if seen is None else f"have {seen:.0f} new tokens where {tokens} were received"
         why = f"the server's counters {told}: others used it meanwhile, or it has several processes"
-        return Acceptance(no_alpha=why, no_block_efficiency=why)
+        return AnswerAcceptance(no_alpha=why, no_block_efficiency=why)
     drafts, drafted, accepted = count("drafts"), count("draft_tokens"), count("accepted_tokens")
     places = sorted(
         place for name, place in grown if name == f"{spec}accepted_tokens_per_pos_total" and place is not None
@@ -54,7 +54,7 @@ def vllm_acceptance(grown: Mapping[tuple[str, int | None], float], answers: Sequ
     by_place = [count("accepted_tokens_per_pos", place) for place in places]
     if places != list(range(len(places))) or sum(by_place) != accepted:
         why = "the server's counts by place do not add up to its accepted tokens"
-        return Acceptance(drafted=drafted, accepted=accepted, no_alpha=why, no_block_efficiency=why)
+        return AnswerAcceptance(drafted=drafted, accepted=accepted, no_alpha=why, no_block_efficiency=why)
     no_alpha = no_efficiency = ""
     if drafted != drafts * len(places):
         no_alpha = (
@@ -65,7 +65,7 @@ def vllm_acceptance(grown: Mapping[tuple[str, int | None], float], answers: Sequ
         no_efficiency = "the pieces of its answers are not its steps, so how many target calls it made is not known"
     emitted = None if calls is None else tokens - sum(answer.first for answer in answers)
     tested = None if no_alpha else drafts + sum(by_place[:-1])
-    return Acceptance(calls, emitted, drafted, accepted, tested, no_alpha, no_efficiency)
+    return AnswerAcceptance(calls, emitted, drafted, accepted, tested, no_alpha, no_efficiency)
 
 
 def target_calls(answers: Sequence[Answer], drafts: int, by_place: Sequence[int]) -> int | None:

@@ -23,7 +23,7 @@ from specbench.stats.estimates import Communication
 TIMEOUT = timedelta(minutes=10)  # of one collective: a rank that waits longer gives up
 BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
 PARENT_ARGV = "SPECBENCH_ARGV"  # variable of the environment
-Value = TypeVar("Value")
+SharedValue = TypeVar("SharedValue")
 
 
 class RankError(IncompleteError):
@@ -78,7 +78,7 @@ class ProcessGroup(SyncPolicy):
         self._spans: list[Any] = []  # of collectives, since they were last taken
         self._inside = False  # whether a collective is going on
 
-    def broadcast(self, value: Value) -> Value:
+    def broadcast(self, value: SharedValue) -> SharedValue:
         held = [value]
         with self.collective():
             torch.distributed.broadcast_object_list(held, src=0, device=torch.device(self.device))
@@ -89,7 +89,7 @@ class ProcessGroup(SyncPolicy):
         torch.distributed.all_reduce(found, torch.distributed.ReduceOp.MIN)
         return int(found.item())
 
-    def local_shard(self, weight: Value) -> Value:
+    def local_shard(self, weight: SharedValue) -> SharedValue:
         from torch.distributed.tensor import DTensor
 
         shard: Any = weight.to_local() if isinstance(weight, DTensor) else weight

@@ -13,7 +13,7 @@ from specbench.results.report.html_page import Report
 from specbench.results.report.theory_figures import figure_2, figure_3, figure_4, table_1
 from specbench.results.table import Cell, Table
 from specbench.results.token_trace import samples
-from specbench.results.wording import account, estimate, interval, number, speedup_interval, word
+from specbench.results.wording import account, estimate, interval, number, speedup_text, word
 
 MOST_REQUESTS = 500  # in the table of requests
 PROMPT_CHARACTERS = 1500  # of a prompt's end in that table
@@ -245,7 +245,7 @@ def of_the_paper(report: Report) -> None:
 def cards(result: dict[str, Any]) -> list[dict[str, str]]:
     """The main numbers of a run."""
     speedup, alpha = result["speedup"], result["alpha"]
-    found = [("speedup, measured", f"{speedup['measured']:.2f}x", speedup_interval(result))]
+    found = [("speedup, measured", f"{speedup['measured']:.2f}x", speedup_text(result))]
     if speedup["theorem_3_8"] is not None:
         found.append(("Theorem 3.8", f"{speedup['theorem_3_8']:.2f}x", "from alpha, gamma and c"))
         error = "too few prompts for an error" if alpha["stderr"] is None else f"standard error {alpha['stderr']:.3f}"

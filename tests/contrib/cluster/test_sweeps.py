@@ -625,8 +625,8 @@ def test_cores_that_are_free_as_a_whole_come_first():
 def test_hardware_threads_of_a_core(text, tmp_path):
     (tmp_path / "cpu0" / "topology").mkdir(parents=True)
     (tmp_path / "cpu0" / "topology" / "thread_siblings_list").write_text(f"{text}\n")
-    assert cores.siblings(0, tmp_path) == {"0,4": {0, 4}, "0-1": {0, 1}, "3": {3}}[text]
-    assert cores.siblings(1, tmp_path) == {1}
+    assert cores.thread_siblings(0, tmp_path) == {"0,4": {0, 4}, "0-1": {0, 1}, "3": {3}}[text]
+    assert cores.thread_siblings(1, tmp_path) == {1}
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,7 @@ from specbench.contrib.cluster import cpu_affinity as cores
 from specbench.contrib.ray import merge
 from specbench.contrib.ray.coordinator import Team
 from specbench.contrib.ray.data_shard import Shard
-from specbench.contrib.ray.merge import Limits, Merger
+from specbench.contrib.ray.merge import GroupLimits, Merger
 from specbench.contrib.ray.pool import DiedError, RayPool, _connect, answer_nobody, most_each
 from specbench.contrib.ray.worker import Worker
 from specbench.decoding.encoder_input import Features
@@ -146,7 +146,7 @@ def one_process(checked, folder):
 def several(checked, folder, pool, count=2):
     """The same on workers."""
     team = Team(checked, pool, count)
-    result, record = workers_run.run_on(team, folder, lambda *told: None, lambda group: None, Phases())
+    result, record = workers_run.run_on_workers(team, folder, lambda *told: None, lambda group: None, Phases())
     save(RunJob([], folder, checked), team.tokenizer, result, record)
     return load_run(folder)
 
@@ -258,7 +258,7 @@ def test_a_group_that_is_dropped_or_done_twice_is_noticed(good, tmp_path):
     groups, known = shard.open(0, {}), shard.opened()
     assert [*groups.numbers] == [0, 1, 2]
     merger = Merger(50_000, known.reads_different, known.columns)
-    first, last = (shard.decode(number, Limits(50_000, 0)) for number in (0, 2))
+    first, last = (shard.decode(number, GroupLimits(50_000, 0)) for number in (0, 2))
     merger.add(last)
     assert not merger.record.groups  # it waits for those before it
     merger.add(first)
@@ -275,7 +275,7 @@ def test_what_one_process_would_not_have_read_is_dropped(good, tmp_path):
     checked = checked_for(good, prompts(tmp_path, 4), "verdict_tokens=40")
     shard = Shard(build(checked), 1)
     shard.open(0, {})
-    pieces = [shard.decode(number, Limits(40, 0)) for number in range(4)]
+    pieces = [shard.decode(number, GroupLimits(40, 0)) for number in range(4)]
     assert all(piece.group.results[0].reading for piece in pieces)  # each worker thinks that it is the first
     merger = Merger(40, False, {})
     for piece in pieces:
@@ -576,7 +576,7 @@ def test_two_processes_give_what_one_gives(good, tmp_path, monkeypatch):
         team.load()
         team._until(lambda: all(hand.turn == 0 for hand in team.hands))  # else one has done all of it before
         told = lambda *words: None  # noqa: E731
-        result, record = workers_run.run_on(team, tmp_path / "two", told, told, Phases())
+        result, record = workers_run.run_on_workers(team, tmp_path / "two", told, told, Phases())
         save(RunJob([], tmp_path / "two", checked), team.tokenizer, result, record)
     two = load_run(tmp_path / "two")
     assert facts(one) == facts(two)

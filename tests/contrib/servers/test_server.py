@@ -20,7 +20,7 @@ from transformers import AutoModelForCausalLM
 
 from specbench.config.paths import conf_dir
 from specbench.config.validate import check
-from specbench.contrib.servers.answer import Answer, Piece
+from specbench.contrib.servers.answer import Answer, AnswerPiece
 from specbench.contrib.servers.dialects import LlamaCpp, llama_acceptance, vllm_acceptance
 from specbench.contrib.servers.endpoint import Endpoint, ServerError, split
 from specbench.contrib.servers.lookup import find_server
@@ -184,7 +184,7 @@ def grown(drafts, lengths, by_place, tokens=100):
 def in_pieces(*sizes):
     """An answer whose pieces have so many tokens."""
     ends = list(accumulate(sizes))
-    return Answer([Piece(0.1 * end, "x", end) for end in ends], None, ends[-1], 3, "length", 0.1 * ends[-1])
+    return Answer([AnswerPiece(0.1 * end, "x", end) for end in ends], None, ends[-1], 3, "length", 0.1 * ends[-1])
 
 
 def test_alpha_from_vllms_counters_is_accepted_over_tested_or_refused():
@@ -231,21 +231,22 @@ def test_counters_of_a_server_that_serves_others_are_refused(monkeypatch):
 
 
 def test_rounds_of_llama_cpp_that_characters_hide_are_refused():
-    pieces = [Piece(0.1, "a", 1), Piece(0.2, "b", 2, 4, 1), Piece(0.3, "c", 3, 4, 1), Piece(0.4, "d", 4, 4, 1)]
+    numbers_of = [(0.1, "a", 1), (0.2, "b", 2, 4, 1), (0.3, "c", 3, 4, 1), (0.4, "d", 4, 4, 1)]
+    pieces = [AnswerPiece(*known) for known in numbers_of]
     whole = Answer(
-        [*pieces, Piece(0.5, "e", 5, 8, 1)], None, 5, 3, "length", 0.5, {"draft_n": 8, "draft_n_accepted": 1}
+        [*pieces, AnswerPiece(0.5, "e", 5, 8, 1)], None, 5, 3, "length", 0.5, {"draft_n": 8, "draft_n_accepted": 1}
     )
     found = llama_acceptance(whole)
     assert (found.rounds, found.tokens, found.tested, found.no_alpha) == (3, 4, 2 + 1, "")
     assert [p.text for p in LlamaCpp().rounds(whole.pieces)] == ["a", "b", "d", "e"]
-    hidden = Answer([*pieces[:3], Piece(0.5, "é", 5, 8, 1)], None, 5, 3, "length", 0.5, whole.timings)
+    hidden = Answer([*pieces[:3], AnswerPiece(0.5, "é", 5, 8, 1)], None, 5, 3, "length", 0.5, whole.timings)
     assert (
         llama_acceptance(hidden).tested is None and "characters of several tokens" in llama_acceptance(hidden).no_alpha
     )
-    shared = Answer([pieces[0], Piece(0.5, "é", 3, 4, 1), Piece(0.5, "f", 4, 4, 1)], None, 4, 3, "length", 0.5,
-                    {"draft_n": 4, "draft_n_accepted": 1})  # fmt: skip
+    together = [pieces[0], AnswerPiece(0.5, "é", 3, 4, 1), AnswerPiece(0.5, "f", 4, 4, 1)]
+    shared = Answer(together, None, 4, 3, "length", 0.5, {"draft_n": 4, "draft_n_accepted": 1})
     assert "hide" in llama_acceptance(shared).no_alpha  # a plain round and one of a guess, or one of two tokens
-    late = Answer([Piece(0.1, "a", None)], None, 5, 3, "length", 0.5, {"draft_n": 8, "draft_n_accepted": 1})
+    late = Answer([AnswerPiece(0.1, "a", None)], None, 5, 3, "length", 0.5, {"draft_n": 8, "draft_n_accepted": 1})
     assert "only at the end" in llama_acceptance(late).no_alpha and llama_acceptance(late).rounds is None
 
 
