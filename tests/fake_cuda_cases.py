@@ -249,7 +249,7 @@ def violations(case: Case, device: Device, decode: Callable[[], list[list[int]]]
 
     class Rounds(Timer):
         def _wait(self):
-            """Waits outside of all laps are no part of decoding: tests/test_clock.py looks at them."""
+            """Waits outside of all laps are no part of decoding: tests/decoding/test_clock.py looks at them."""
 
         def start(self, wait=True):
             super().start(wait)

@@ -246,7 +246,7 @@ def test_no_command_is_missed():
         assert len(re.findall(r"python -m specbench\b", shell)) == len([*commands_of_a_page(page)])
     told = [" ".join(found.words) for found in commands_of_help()]
     assert set(NOT_RUN_OF_HELP) <= set(told)
-    known = {"", ".train", ".replay", ".report", ".gpu_check", ".table", ".collect", *ARGPARSE}  # tests/test_sweeps.py
+    known = {"", ".train", ".replay", ".report", ".gpu_check", ".table", ".collect", *ARGPARSE}  # tests/contrib/cluster
     assert {found.module for found in FOUND} <= known
 
 

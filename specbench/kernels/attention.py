@@ -141,7 +141,7 @@ def merge_splits(
 
 def tile_shape(rows: int, widest: int, dtype: torch.dtype, tree: bool) -> tuple[int, int, int]:
     """Query rows and columns of a tile, and warps of a program, for `rows` query rows of a key head and heads of
-    `widest` numbers. With these no kernel spills registers on an H100 (tests/test_kernels.py)."""
+    `widest` numbers. With these no kernel spills registers on an H100 (tests/kernels/test_kernels.py)."""
     BM = min(max(16, triton.next_power_of_2(rows)), MOST_ROWS)
     if dtype == torch.float32:
         return BM, 16, 8

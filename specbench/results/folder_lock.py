@@ -25,7 +25,7 @@ def locked(folder: Path, wait: float = 0.0) -> Iterator[None]:
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
     path = folder / LOCK
-    lock = FileLock(path, mode=0o666)
+    lock = FileLock(path, mode=0o666, fallback_to_soft=False)
     try:
         with writing(path):
             _take(lock, folder, wait)

@@ -112,7 +112,7 @@ def bandwidths(s: Sums) -> dict[str, Any]:
 def factors(s: Sums, gamma: int | None) -> dict[str, Any]:
     """The measured speedup split into Theorem 3.8's prediction and one factor for each cause of the difference, whose
     product it is. `gamma` is None if a policy varies it: then it is the mean number of drafted tokens. See
-    docs/metrics.md."""
+    docs/trusting_numbers.md."""
     g = s["drafted"] / s["rounds"] if gamma is None else gamma
     alpha = np.minimum(s["beta"] / s["tested"], 1 - 1e-12)  # equation 1 is continuous at 1
     cost = cost_ratios(s)

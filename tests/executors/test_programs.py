@@ -17,7 +17,7 @@ from specbench.run.interleave import InterleavedGroup
 from specbench.run.run import run
 
 
-@pytest.mark.slow  # tests/test_equivalence.py compiles too
+@pytest.mark.slow  # tests/decoding/test_equivalence.py compiles too
 def test_compiled_programs_are_few_and_all_there_before_anything_is_timed(monkeypatch, tmp_path):
     parts = parts_of("executor=compiled", "temperature=0")
     counts, plain = [], InterleavedGroup.decode_all_ways

@@ -105,7 +105,7 @@ class Html(HTMLParser):
 
 @pytest.fixture(scope="module", autouse=True)
 def quick():
-    """Figures are made, but no files of them; tests/test_report.py draws them all."""
+    """Figures are made, but no files of them; tests/results/test_report.py draws them all."""
 
     def made_only(make, path):
         plt.close(make())

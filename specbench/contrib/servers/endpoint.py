@@ -21,7 +21,8 @@ try:
 except ImportError:  # `ServerPeers.refuses` says how to install it
     httpx = None  # type: ignore[assignment]
 
-LONGEST_EVENT = 2**22  # bytes
+LONGEST_EVENT = 2**22  # bytes, of what tells of an error too
+LONGEST_BODY = 2**26  # bytes of an answer to GET
 CONNECT_SECONDS = 10.0  # until a connection is made
 LINE_END = re.compile(rb"\r\n|\n|\r")  # of events, which `Response.iter_lines` ends at other characters too
 EVENT_END = re.compile(rb"(?:\r\n|\n|\r(?!\n)){2}")
@@ -90,7 +91,7 @@ class Endpoint:
     def get(self, path: str) -> str:
         """The text at a path. Raises ServerError."""
         with self._answered("GET", path, min(self.timeout, LOOK_SECONDS), Exchange()) as response:
-            return response.read().decode("utf-8", "replace")
+            return _beginning(response, LONGEST_BODY)
 
     def get_json(self, path: str) -> Any:
         """The JSON at a path. Raises ServerError."""
@@ -191,7 +192,7 @@ class Endpoint:
     def _error_text(self, response: "httpx.Response") -> str:
         """What the body of an answer says, for a sentence: with ": " before it, or nothing."""
         with suppress(httpx.HTTPError):
-            text = response.read().decode("utf-8", "replace").strip()
+            text = _beginning(response, LONGEST_EVENT).strip()
             with suppress(ValueError, RecursionError):
                 text = self._message(json.loads(text))
             return f": {shown(self._hidden(text))}" if text else ""
@@ -217,3 +218,13 @@ class Endpoint:
         if isinstance(error, ConnectionRefusedError | socket.gaierror):
             return ServerError(f"nothing answers at {self} ({first_line(error)})")
         return ServerError(f"the connection to {self} broke ({type(error).__name__}: {first_line(error)})")
+
+
+def _beginning(response: "httpx.Response", most: int) -> str:
+    """The text of an answer, of `most` bytes at most: what comes after them is not read."""
+    body = b""
+    for read in response.iter_bytes():
+        body += read
+        if len(body) >= most:
+            break
+    return body[:most].decode("utf-8", "replace")

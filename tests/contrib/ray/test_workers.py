@@ -181,7 +181,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", [slow_unless(case == "greedy", case) for case in CASES])
+@pytest.mark.parametrize("case", [slow_unless(case in ("greedy", "sampled"), case) for case in CASES])
 def test_workers_give_what_one_process_gives(case, good, tmp_path, monkeypatch):
     """With few tokens to read again, the verdict reads the first texts only. In the first case two workers
     die, one while it decodes and one while it measures: the others do what they had."""
@@ -210,7 +210,6 @@ def test_workers_give_what_one_process_gives(case, good, tmp_path, monkeypatch):
     assert sum(worker["lost"] for worker in two.result["workers"]) == len(lost) == (2 if case == "sampled" else 0)
 
 
-@pytest.mark.slow
 def test_a_group_that_kills_its_workers_is_a_failure(good, tmp_path, monkeypatch):
     monkeypatch.setattr(team_of, "TRIES", 2)
     checked, killers = checked_for(good, prompts(tmp_path, 4)), []
@@ -228,7 +227,6 @@ def test_a_group_that_kills_its_workers_is_a_failure(good, tmp_path, monkeypatch
     assert [line["error"] for line in found.prompts if "error" in line] == ["2 workers died while they decoded it"]
 
 
-@pytest.mark.slow
 def test_without_workers_the_run_ends(good, tmp_path, monkeypatch):
     monkeypatch.setattr(team_of, "FUTILE", 1)
     checked = checked_for(good, prompts(tmp_path, 4))
