@@ -1,9 +1,9 @@
-"""The golden pack: twelve small runs whose texts, rounds, alpha, counts and verdict must stay what they were.
+"""The golden pack: thirteen small commands whose texts, rounds, alpha, counts and verdicts must stay what they were.
 
-    python experiments/golden/golden.py           # runs the twelve and compares them with golden.json
+    python experiments/golden/golden.py           # runs all and compares them with golden.json
     python experiments/golden/golden.py --write   # stores what they give now
 
-Each run is a process of its own with one thread and `executor=eager`. What is compared are hashes of what does not
+Each command is a process of its own with one thread and `executor=eager`. What is compared are hashes of what does not
 depend on time: the texts of `prompts.jsonl`, the rounds of `rounds.parquet`, the positions of `positions.parquet`,
 and numbers of `results.json` to nine digits. Floats differ between kinds of CPUs, so `golden.json` names the one it
 was made on. The exit code is 1 if a run differs or fails.
@@ -84,8 +84,8 @@ def facts(folder: Path) -> dict[str, Any]:
 def run(name: str, folder: Path) -> dict[str, Any]:
     """Runs one command of the pack in `folder`; returns the facts of each run that it left. Raises RuntimeError."""
     module, words = ("specbench.compare", COMPARISON) if name == "compare" else ("specbench", RUNS[name])
-    own = f"+name={folder.name}" if module == "specbench.compare" else f"hydra.run.dir={folder}"
-    words = [*words, *EVERY, own.lstrip("+")]
+    own = f"name={folder.name}" if module == "specbench.compare" else f"hydra.run.dir={folder}"
+    words = [*words, *EVERY, own]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     environment["PYTHONPATH"] = os.pathsep.join([str(HERE), str(HERE.parent.parent)])
     done = subprocess.run(
