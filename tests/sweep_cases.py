@@ -54,7 +54,7 @@ def apart(monkeypatch, tmp_path):
 def locks(monkeypatch, tmp_path):
     monkeypatch.setenv("SPECBENCH_LOCKS", str(tmp_path / "locks"))
     monkeypatch.setattr(cores, "LOOK", 0.02)
-    monkeypatch.setattr(cores, "siblings", lambda core: frozenset((core,)))
+    monkeypatch.setattr(cores, "thread_siblings", lambda core: frozenset((core,)))
     return cores.locks()
 
 
