@@ -90,7 +90,9 @@ def words_of(text: str) -> tuple[str, ...]:
 
 FOUND = [found for page in PAGES for found in commands_of_a_page(page)] + [*commands_of_help()]
 COMMANDS = sorted(set(FOUND), key=str)
-COMPOSED = [c for c in COMMANDS if c.module in ("", ".train") and "--help" not in c.words]
+# One of each spelling, though a page may run what another only shows: the order of a set must not choose between them.
+BY_WORDS = {str(c): c for c in sorted(COMMANDS, key=lambda c: c.is_run)}
+COMPOSED = [c for c in BY_WORDS.values() if c.module in ("", ".train") and "--help" not in c.words]
 SHOWN = {*commands_of_a_page(README), *commands_of_help()}  # in the README and in --help
 RUNS = [c for c in COMMANDS if c.module == "" and c.is_run]
 ARGPARSE = (".compare", ".plan")
