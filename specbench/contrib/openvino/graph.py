@@ -6,8 +6,7 @@ b rows, N new tokens, K of them with logits, T columns, H hidden, V vocabulary.
 import inspect
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -18,6 +17,7 @@ from torch.nn import functional as F
 from transformers import Cache
 
 from specbench.errors import ConfigError, first_line, shown
+from specbench.models.reference_forward import eager_attention
 
 TOLERANCE = {torch.float32: 1e-3}  # of logits, as a share of the largest one
 TOLERANCE_OF_16_BITS = 0.1
@@ -126,7 +126,7 @@ class Traceable(nn.Module):
 def convert(module: Any, threads: int) -> Converted:
     """Converts and compiles a stock causal model for a CPU. Raises ConfigError if that is not possible."""
     try:
-        with _eager_attention(module):
+        with eager_attention(module):
             return _convert(module, threads)
     except Exception as error:
         said = [line.strip(" -") for line in str(error).splitlines() if "aten::" in line or "prim::" in line]
@@ -209,17 +209,6 @@ def _sample(ids: Tensor, masks: Sequence[str], new: Sequence[Tensor]) -> dict[st
 
 def _pairs(tensors: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
     return list(zip(tensors[::2], tensors[1::2], strict=True))
-
-
-@contextmanager
-def _eager_attention(module: Any) -> Iterator[None]:
-    """Inside this context the module uses transformers' own eager attention."""
-    before = module.config._attn_implementation
-    module.set_attn_implementation("eager")
-    try:
-        yield
-    finally:
-        module.set_attn_implementation(before)
 
 
 def runtime() -> Any:
