@@ -1,6 +1,6 @@
 """`python -m specbench.plan`: how many prompts, tokens and devices an answer needs."""
 
-from specbench.run.plan_command import main
+from specbench.contrib.planning.command import main
 
 if __name__ == "__main__":
     main()

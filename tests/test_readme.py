@@ -20,10 +20,10 @@ from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from small_runs import given_by, little, short_prompts
 
+import specbench.contrib.planning.command as plan
 import specbench.results.report.command as report
 import specbench.run.command as command
 import specbench.run.compare_command as compare
-import specbench.run.plan_command as plan
 import specbench.run.replay_command as replay
 from specbench.config.paths import conf_dir
 from specbench.config.validate import check

@@ -6,7 +6,8 @@ import pytest
 from rich.console import Console
 from rich.table import Table as Grid
 
-from specbench.results import plan_table as plan
+from specbench.contrib.planning import table as plan
+from specbench.contrib.planning.plans import Plan
 from specbench.results import replay_table as replay
 from specbench.results.comparison_tables import tables
 from specbench.results.fields import SUMMARY
@@ -16,7 +17,6 @@ from specbench.results.sweep_table import OVER, multirun_tables
 from specbench.results.table import Table
 from specbench.results.terminal import broken, show
 from specbench.stats.comparison import Compared, Comparison, Pair
-from specbench.stats.planning import Plan
 from specbench.stats.replay import Replayed, Trace
 
 WIDTHS = (80, 60)

@@ -7,7 +7,7 @@ import torch
 import transformers
 
 from specbench.component import Selections
-from specbench.config.gpu_sizing import divisors, sizes_of
+from specbench.contrib.planning.gpu_sizing import divisors, sizes_of
 from specbench.errors import ConfigError
 from specbench.models.architecture import NO_FAMILY, family_of, without_memory
 from specbench.models.flops import chosen_by_token

@@ -5,10 +5,12 @@ import math
 
 import numpy as np
 import pytest
-from small_runs import small
+from small_runs import composed, small
 
-import specbench.run.plan_command as command
-from specbench.stats.planning import Spread, fewest_prompts, halves_of_alpha, plans, share_within
+import specbench.contrib.planning.command as command
+from specbench.config.validate import check
+from specbench.contrib.planning.gpu_sizing import devices_needed
+from specbench.contrib.planning.plans import Spread, fewest_prompts, halves_of_alpha, plans, share_within
 from specbench.stats.records import PerRequestSums
 from specbench.stats.two_way_bootstrap import TwoWaySums
 
@@ -122,3 +124,12 @@ def test_the_command_plans_from_a_pilot(good, monkeypatch, tmp_path, capsys):
 def test_mistakes_are_one_sentence(arguments, sentence, monkeypatch, tmp_path, capsys):
     assert called(arguments, monkeypatch, tmp_path) == 2
     assert sentence in " ".join(capsys.readouterr().err.split())
+
+
+def test_seventy_billion_and_eight_need_two_devices_of_80_gb():
+    told = devices_needed(check(composed(*small("drafter=llama8b", "logger=none"))).choices, gamma=5)
+    assert told.startswith("weights of 141 GB and 16.1 GB in bfloat16, 1 row of 1,041 tokens")
+    line = next(line for line in told.splitlines() if line.endswith("of 80 GB"))
+    # By hand: 141.1 GB of weights and 16.06 of the drafter's; divided by two 78.6 each, with 2.1 of embeddings in one
+    # piece where transformers does not divide them, and at most 85.9 on a device; the drafter in one piece needs 86.6.
+    assert line.startswith("four (") and "two (" in line and "drafter.tensor_parallel=2)" in line

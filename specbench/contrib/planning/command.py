@@ -47,7 +47,7 @@ def main(arguments: list[str] | None = None) -> None:
             if args.pilot and args.overrides:
                 raise ConfigError(f"{' '.join(args.overrides)} cannot apply to a run that is over: leave out --pilot")
             folder = args.pilot or run_pilot(args.overrides)
-            from specbench.results.plan_table import plan
+            from specbench.contrib.planning.table import plan
 
             plan(folder, args.speedup, args.alpha)
     except KeyboardInterrupt:
@@ -64,7 +64,7 @@ def refuse_bad_targets(speedup: float, alpha: float) -> None:
 def tell_devices(words: Sequence[str]) -> None:
     """Prints how many devices the models of a run need. Raises ConfigError."""
     checked = refuse_impossible([*words, "logger=none"])
-    from specbench.config.gpu_sizing import devices_needed
+    from specbench.contrib.planning.gpu_sizing import devices_needed
 
     show(Text(devices_needed(checked.choices, checked.root.gamma)))
 

@@ -7,6 +7,16 @@ from typing import Any
 
 from rich.text import Text
 
+from specbench.contrib.planning.plans import (
+    LONGER,
+    Plan,
+    Spread,
+    halves_of_alpha,
+    halves_of_time,
+    plans,
+    share_within,
+    shown,
+)
 from specbench.errors import ConfigError, visible
 from specbench.results.atomic_files import as_json, write_text
 from specbench.results.completion import keep_other
@@ -17,16 +27,6 @@ from specbench.results.terminal import show
 from specbench.results.wording import duration, number
 from specbench.stats.bootstrap import FEWEST
 from specbench.stats.formulas import speedup_of
-from specbench.stats.planning import (
-    LONGER,
-    Plan,
-    Spread,
-    halves_of_alpha,
-    halves_of_time,
-    plans,
-    share_within,
-    shown,
-)
 from specbench.stats.two_way_bootstrap import FEWEST_PROCESSES, TwoWaySums
 
 FILE = "plan.json"
