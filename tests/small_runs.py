@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
 
+import pytest
 from hydra import compose, initialize_config_dir
 
 import specbench.run.command as command
@@ -14,7 +15,9 @@ from specbench.config.build import build
 from specbench.config.paths import conf_dir
 from specbench.config.validate import check
 from specbench.data.stdlib import StdlibData
+from specbench.results.writer import write_result
 from specbench.run.interleave import InterleavedGroup
+from specbench.run.run import run
 
 
 def composed(*overrides: str):
@@ -73,6 +76,26 @@ def small(*overrides: str) -> list[str]:
 def parts_of(*overrides: str):
     """The parts of a small run, built."""
     return build(check(composed(*small("logger=none", *overrides))))
+
+
+MADE = {}  # runs by their overrides
+
+
+@pytest.fixture
+def finished(tmp_path_factory):
+    """Runs by their overrides, made once in a process: result, record and folder."""
+
+    def get(*overrides):
+        if overrides not in MADE:
+            folder = tmp_path_factory.mktemp("run")
+            limited = any(override.startswith("data.limit") for override in overrides)
+            parts = parts_of("max_new_tokens=24", *([] if limited else ["data.limit=5"]), *overrides)
+            result, record = run(parts, folder)
+            write_result(result, record, "digest", folder, parts.target.tokenizer)
+            MADE[overrides] = result, record, folder
+        return MADE[overrides]
+
+    return get
 
 
 def call(arguments, monkeypatch, folder) -> int:

@@ -21,10 +21,10 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from small_runs import given_by, little, short_prompts
 
 import specbench.contrib.planning.command as plan
+import specbench.contrib.replay.command as replay
 import specbench.results.report.command as report
 import specbench.run.command as command
 import specbench.run.compare_command as compare
-import specbench.run.replay_command as replay
 from specbench.config.paths import conf_dir
 from specbench.config.validate import check
 from specbench.results import table_command as table

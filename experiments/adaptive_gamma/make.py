@@ -30,9 +30,9 @@ from common import (
 )
 from figures import distances, named
 
-from specbench.results.replay_trace import load_trace
+from specbench.contrib.replay.policies import policies
+from specbench.contrib.replay.trace import load_trace
 from specbench.results.report.style import MEASURED, OTHER, THEORY
-from specbench.run.replay_policies import policies
 from specbench.stats.replay import Trace, replay, sweep
 
 LARGEST, DRAWS = 10, 6

@@ -7,7 +7,6 @@ import logging
 import os
 import random
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from matplotlib import pyplot as plt
@@ -17,7 +16,6 @@ from transformers import AutoTokenizer
 
 import specbench
 import specbench.results.report.command as report
-import specbench.run.replay_command as replay
 from specbench.config.components import timed_gammas
 from specbench.config.validate import check
 from specbench.data.prompts import Prompt, load, render
@@ -29,7 +27,6 @@ from specbench.results.report.html_page import Report
 from specbench.results.report.style import save_figure
 from specbench.results.report.sweep_figures import heat_maps
 from specbench.results.terminal import show
-from specbench.run import replay_policies as replayed
 
 REFUSED = {  # an override: what the sentence begins with
     "name=../../esc": "name=../../esc is not allowed: it must be the name of a folder inside outputs/",
@@ -184,29 +181,6 @@ def test_training_is_checked_as_runs_are(override):
     with pytest.raises(ConfigError) as told:
         check_training(training(override))
     assert TRAINING[override] in str(told.value)
-
-
-@pytest.mark.parametrize("overrides", [
-    ["temperature=0"], ["gamma_policy=fixed", "gamma_policy=oracle"], ["+gamma_policy.x=1"], ["x"],
-])  # fmt: skip
-def test_replay_refuses_what_cannot_apply(overrides, capsys, tmp_path):
-    with pytest.raises(SystemExit) as stop:
-        replay.main([str(tmp_path), *overrides])
-    err = capsys.readouterr().err
-    assert stop.value.code == 2 and err.startswith("specbench: ") and overrides[0] in err
-
-
-@pytest.mark.parametrize(("names", "overrides", "told"), [
-    ("optimal", ["gamma=3"], "gamma=... cannot apply to gamma_policy=optimal"),
-    ("optimal", ["gamma_policy.prior=3"], "gamma_policy.prior is not a setting of the chosen gamma_policy"),
-    ("adaptive", ["gamma_policy.largest=50"], "gamma_policy.largest=50 is not possible: this run's rounds"),
-    ("nope", [], "gamma_policy=nope is not a choice"),
-])  # fmt: skip
-def test_replay_names_the_setting_that_no_policy_has(names, overrides, told, monkeypatch):
-    monkeypatch.setattr(replayed, "build_policy", lambda config, trace: None)
-    with pytest.raises(ConfigError) as error:
-        list(replayed.policies(SimpleNamespace(largest=4), [names], overrides))
-    assert told in str(error.value)
 
 
 def test_large_gammas_are_timed_on_a_thin_grid():

@@ -19,10 +19,10 @@ import pytest
 from small_runs import call as typed
 from small_runs import composed, parts_of, small
 
+import specbench.contrib.replay.command as replay
 import specbench.models.pretrained
 import specbench.results.report.command as report
 import specbench.run.method_run
-import specbench.run.replay_command as replay
 from specbench.config.validate import check
 from specbench.data.prompts import Data, Prompt, load
 from specbench.decoding.sampling import Sampling

@@ -8,7 +8,7 @@ from rich.table import Table as Grid
 
 from specbench.contrib.planning import table as plan
 from specbench.contrib.planning.plans import Plan
-from specbench.results import replay_table as replay
+from specbench.contrib.replay import table as replay
 from specbench.results.comparison_tables import tables
 from specbench.results.fields import SUMMARY
 from specbench.results.latency_table import load_table

@@ -20,12 +20,12 @@ import specbench.run.repeats as repeats
 from specbench.config.build import in_seeded_order
 from specbench.config.validate import check
 from specbench.contrib.cluster import cpu_affinity
+from specbench.contrib.replay.trace import load_trace
 from specbench.data.prompts import Prompt
 from specbench.errors import ConfigError
 from specbench.results.completion import contents, examine
 from specbench.results.loggers.none import NoLogger
 from specbench.results.reader import load_run
-from specbench.results.replay_trace import load_trace
 from specbench.results.run_table import run_table
 from specbench.results.schema_parts import Placement
 from specbench.results.sums_file import load_sums

@@ -2,7 +2,6 @@
 
 import json
 import math
-import shutil
 from itertools import pairwise
 from pathlib import Path
 
@@ -11,38 +10,16 @@ import pyarrow.parquet
 import pytest
 import torch
 from decoder_cases import CACHES, V, make_drafter, tabular_model
-from small_runs import parts_of
+from small_runs import finished as finished
 
-import specbench.run.replay_command as command
+from specbench.contrib.replay.trace import load_trace
 from specbench.decoding.draft import Draft
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.verify import output_law, speculative_sampling
 from specbench.policies.gamma.fixed import FixedGamma
 from specbench.policies.gamma.heuristic import HeuristicGamma
-from specbench.results.replay_table import notes, replay_table
-from specbench.results.replay_trace import load_trace
-from specbench.results.writer import write_result
-from specbench.run.run import run
 from specbench.stats.position_stats import DecodedText, read_texts
-from specbench.stats.replay import priced, replay, sweep, sweep_rounds, trace_of
-
-
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory):
-    """Runs by their overrides, made once."""
-    made = {}
-
-    def get(*overrides):
-        if overrides not in made:
-            folder = tmp_path_factory.mktemp("run")
-            limited = any(override.startswith("data.limit") for override in overrides)
-            parts = parts_of("max_new_tokens=24", *([] if limited else ["data.limit=5"]), *overrides)
-            result, record = run(parts, folder)
-            write_result(result, record, "digest", folder, parts.target.tokenizer)
-            made[overrides] = result, record, folder
-        return made[overrides]
-
-    return get
+from specbench.stats.replay import replay, sweep, trace_of
 
 
 @pytest.mark.parametrize("overrides", [
@@ -248,60 +225,7 @@ def test_the_output_law_is_that_of_the_verifier(lenience):
         assert ((counts - p * trials).square() / (p * trials)).sum().item() > 1000
 
 
-def test_the_command_prints_a_table_and_writes_it(finished, monkeypatch, capsys):
-    _, _, folder = finished("gamma=3")
-    command.main([str(folder), "gamma_policy=optimal,oracle"])
-    shown = capsys.readouterr().out
-    assert "gamma 3" in shown and "oracle" in shown and "100%" in shown and "adaptive" not in shown
-    stored = json.loads((folder / "replay.json").read_text())
-    assert set(stored) == {"gamma 0", "gamma 1", "gamma 2", "gamma 3", "best gamma", "optimal", "oracle"}
-    assert "in-sample" in shown  # five prompts
-    command.main([str(folder), "gamma_policy=oracle"])
-    kept = json.loads((folder / "replay-1.json").read_text())
-    assert "the earlier one is now replay-1.json" in " ".join(capsys.readouterr().out.split()) and kept == stored
-    # It drafts what will be accepted and no more. That this is the fastest depends on measured costs.
-    assert stored["oracle"]["drafted"] < stored["gamma 3"]["drafted"]
-    assert stored["oracle"]["rounds"] < 1.05 * min(entry["rounds"] for entry in stored.values())
-
-
-@pytest.mark.parametrize(
-    ("arguments", "expected"),
-    [
-        (["nowhere"], "nowhere is not a finished run: results.json is not there"),
-        (["{folder}", "gamma_policy=nonsense"], "gamma_policy=nonsense is not a choice"),
-        (["{folder}", "gamma_policy=adaptive", "gamma_policy.prior=-1"], "gamma_policy.prior=-1.0 is not allowed"),
-    ],
-)
-def test_bad_input_is_one_sentence(arguments, expected, finished, capsys, monkeypatch):
-    _, _, folder = finished("gamma=3")
-    with pytest.raises(SystemExit) as stop:
-        command.main([a.replace("{folder}", str(folder)) for a in arguments])
-    err = capsys.readouterr().err
-    assert stop.value.code == 2 and expected in err and "Traceback" not in err and err.count("specbench:") == 1
-
-
-def test_a_verifier_without_laws_leaves_nothing_to_replay(finished, capsys):
-    result, _, folder = finished("verifier=synthetic", "data.limit=1")
-    assert result.alpha_on_target_text.mean is None and result.gamma_sweep == [] and result.drift.tv is None
-    with pytest.raises(SystemExit):
-        command.main([str(folder)])
-    assert "there are no betas along its text" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(("overrides", "why"), [
-    (("gamma=2", "lenience=0.5", "data.limit=1"), "lenience below 1"),
-    (("drafter=ngram", "temperature=0"), "where a round began"),
-    pytest.param(("drafter=prompt_lookup", "data.limit=1"), "where a round began", marks=pytest.mark.slow),
-])  # fmt: skip
-def test_runs_whose_text_tells_nothing_of_another_gamma_say_so(overrides, why, finished, capsys):
-    result, _, folder = finished(*overrides)
-    assert why in result.no_replay and result.gamma_sweep == [] and result.regret is None
-    with pytest.raises(SystemExit):
-        command.main([str(folder)])
-    assert why in capsys.readouterr().err
-
-
-def test_a_run_keeps_what_replay_needs_to_charge_each_half_the_other_halfs_costs(finished, capsys):
+def test_a_run_keeps_what_replay_needs_to_charge_each_half_the_other_halfs_costs(finished):
     result, record, folder = finished("gamma=4", "data.limit=12")
     ids = [[id for ids in half.clusters for id in ids] for half in result.cost.halves]
     assert [*map(len, ids)] == [6, 6] and len({*ids[0], *ids[1]}) == 12
@@ -317,45 +241,3 @@ def test_a_run_keeps_what_replay_needs_to_charge_each_half_the_other_halfs_costs
             assert (found.speedup, *(found.ci95 or ())) == pytest.approx(expected)
     in_sample = sweep(trace_of(record.results, *costs))[4]  # negative control
     assert in_sample.speedup != pytest.approx(result.gamma_sweep[4].speedup, rel=1e-9)
-    command.main([str(folder), "gamma_policy=optimal"])
-    assert "each half of the prompts by the other's costs" in " ".join(capsys.readouterr().out.split())
-
-
-def test_an_interval_of_costs_that_are_not_known_to_be_above_zero_is_unknown(finished):
-    _, _, folder = finished("gamma=4", "data.limit=12")
-    trace = load_trace(folder)
-    rounds = sweep_rounds(trace)[2]
-    seconds = float(trace.halves[0].seconds[2])
-    for half in trace.halves:
-        half.covariance[:] = 0.0
-    known = priced(trace, rounds).ci95
-    for half in trace.halves:
-        half.covariance[2, 2] = (0.05 * seconds) ** 2
-    wider = priced(trace, rounds).ci95
-    assert known is not None and wider is not None and wider[1] / wider[0] < 10
-    for half in trace.halves:
-        half.covariance[2, 2] = (5 * seconds) ** 2  # as after a stall of the machine
-    found = {"gamma 2": priced(trace, rounds), "best gamma": priced(trace, rounds)}
-    assert found["gamma 2"].ci95 is None and "unknown" in str(replay_table(trace, found).rows)
-    told = " ".join(notes(trace, found, [2, 3]))
-    assert "chose gamma 2 for the second" in told and "unknown: the times of rounds" in told
-    assert "each half of the prompts chose gamma 2" in " ".join(notes(trace, found, [2, 2]))
-
-
-def test_halves_of_another_run_are_refused_and_older_results_are_in_sample(finished, tmp_path, capsys):
-    shutil.copytree(finished("gamma=4", "data.limit=12")[2], tmp_path, dirs_exist_ok=True)
-    path = tmp_path / "results.json"
-    text = path.read_text()
-    broken = {"clusters": [["nobody"]]}, {"covariance": [[1.0]]}, {"by_gamma": []}
-    for change, told in zip(broken, ("not of the texts", "not that of a run", "not that of a run"), strict=True):
-        whole = json.loads(text)
-        whole["cost"]["halves"][0] |= change
-        path.write_text(json.dumps(whole))
-        with pytest.raises(SystemExit):
-            command.main([str(tmp_path)])
-        assert told in capsys.readouterr().err
-    whole = json.loads(text)
-    del whole["cost"]["halves"], whole["gamma_pick"]
-    path.write_text(json.dumps(whole))
-    command.main([str(tmp_path), "gamma_policy=optimal"])
-    assert "in-sample" in capsys.readouterr().out

@@ -46,10 +46,10 @@ def replay_run(folder: Path, overrides: Sequence[str]) -> None:
     """Replays policies on a run, writes replay.json and prints the table. Raises ConfigError."""
     names, others = split_overrides(overrides)
     refuse_no_run(folder)
+    from specbench.contrib.replay.policies import policies, replay_all
+    from specbench.contrib.replay.table import notes, replay_table
+    from specbench.contrib.replay.trace import load_trace
     from specbench.results.completion import keep_other
-    from specbench.results.replay_table import notes, replay_table
-    from specbench.results.replay_trace import load_trace
-    from specbench.run.replay_policies import policies, replay_all
 
     trace = load_trace(folder)
     found, picked = replay_all(trace, list(policies(trace, names, others)))

@@ -7,9 +7,9 @@ from omegaconf import DictConfig
 
 from specbench.config.compose import compose
 from specbench.config.validate import choose
+from specbench.contrib.replay.table import BEST
 from specbench.decoding.gamma_policy import GammaPolicy
 from specbench.errors import ConfigError
-from specbench.results.replay_table import BEST
 from specbench.stats.replay import Replayed, Trace, TracedCosts, picked_rounds, priced, replay, sweep_rounds
 
 
