@@ -16,6 +16,7 @@ from decoder_cases import CACHES, TREES, DigitTokenizer, make_drafter, spare_of
 from law_cases import learning_policy
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from specbench.contrib.traffic.lenience import LoadLenience
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.search import Decoding
 from specbench.decoding.state import Job
@@ -30,7 +31,6 @@ from specbench.policies.gamma.confidence import ConfidenceGamma
 from specbench.policies.gamma.entropy import EntropyGamma
 from specbench.policies.gamma.fixed import FixedGamma
 from specbench.policies.gamma.heuristic import HeuristicGamma
-from specbench.policies.lenience.load import LoadLenience
 from specbench.run import decoder as session
 from specbench.run.decoder import Session
 from specbench.stats.metrics.calibration import Calibration

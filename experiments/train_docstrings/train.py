@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from encoder_decoders import Recipe, everything
 from training import SEED, arguments
 
-from specbench.data.docstrings import pairs
+from specbench.contrib.paper.docstrings import pairs
 
 RECIPE = Recipe(
     shapes={  # 0.69 M and 0.10 M parameters

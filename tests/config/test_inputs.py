@@ -56,7 +56,7 @@ REFUSED = {  # an override: what the sentence begins with
     "drafter._target_=null": "drafter._target_ is not set",
     "drafter._target_=[a]": "drafter._target_=['a'] is not allowed: it must be the name of a class",
     "drafter._target_=specbench.decoding.drafter.Drafter": "drafter._target_=specbench.decoding.drafter.Drafter is not",
-    "verifier._target_=specbench.policies.lenience.load.VerifierUnderLoad": "verifier._target_=specbench.policies.lenience",  # noqa: E501
+    "verifier._target_=specbench.contrib.traffic.lenience.VerifierUnderLoad": "verifier._target_=specbench.contrib.traffic",  # noqa: E501
     "metrics=5": "metrics=5 is not allowed",
     "data.count=100000": "data.count=100000 is not possible: this Python's standard library has",
     "device=cpu:1": "device=cpu:1 is not allowed",

@@ -10,6 +10,7 @@ from choosing import in_turn
 from decoder_cases import V, make_drafter, spare_of, tabular_model, verifier_of
 from graph_memory import SimulatedGraphs
 
+from specbench.contrib.traffic.lenience import LoadLenience
 from specbench.decoding import state as states
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.search import Decoding
@@ -21,7 +22,6 @@ from specbench.executors.eager import EagerExecutor
 from specbench.policies.gamma.entropy import root_entropy
 from specbench.policies.gamma.fixed import FixedGamma, WatchedGamma
 from specbench.policies.gamma.heuristic import HeuristicGamma
-from specbench.policies.lenience.load import LoadLenience
 from specbench.run.decoder import Session, works_on_device
 from specbench.run.recorder import Recorder
 from specbench.stats.metrics.calibration import Calibration

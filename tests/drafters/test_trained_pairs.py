@@ -8,16 +8,16 @@ import torch
 from omegaconf import OmegaConf
 from small_runs import composed, parts_of
 
-from specbench.data.docstrings import DocstringData, documented, pairs
+from specbench.contrib.paper.docstrings import DocstringData, documented, pairs
+from specbench.contrib.paper.unconditional import UnconditionalData
 from specbench.data.prompts import load
 from specbench.data.sources import place_of
-from specbench.data.unconditional import UnconditionalData
 from specbench.drafters.ngram_lm import training_tokens
 from specbench.errors import ConfigError
 from specbench.run.run import run
 
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
-DATA = {"ende": "specbench.data.text", "unconditional": "specbench.data.unconditional"}
+DATA = {"ende": "specbench.data.text", "unconditional": "specbench.contrib.paper.unconditional"}
 TASKS = {"ende": "ende", "bytes": "unconditional"}
 SHAPE = dict(d_model=8, d_kv=4, num_heads=2, d_ff=8, num_layers=1, num_decoder_layers=1)
 PAIRS = [([3, 4, 5, 1], [6, 7, 1]), ([8, 1], [9, 10, 11, 1]), ([5, 6, 7, 8, 1], [3, 1]), ([9, 3, 1], [4, 4, 1])]

@@ -10,11 +10,11 @@ from small_runs import composed, parts_of, small
 
 from specbench.config.build import build
 from specbench.config.validate import check
+from specbench.contrib.traffic.poisson import Poisson
 from specbench.decoding.queue import RequestTimes
 from specbench.decoding.timer import Lap
 from specbench.errors import ConfigError
 from specbench.policies.workload.base import Limits
-from specbench.policies.workload.poisson import Poisson
 from specbench.results.latency_table import load_table
 from specbench.results.reader import load_run
 from specbench.results.writer import write_result

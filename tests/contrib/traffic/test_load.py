@@ -10,6 +10,8 @@ from omegaconf import OmegaConf
 from queue_cases import COLUMNS, GAMMA, jobs
 from small_runs import parts_of
 
+from specbench.contrib.traffic.lenience import LoadLenience
+from specbench.contrib.traffic.poisson import Poisson
 from specbench.decoding.autoregressive import decode_autoregressive
 from specbench.decoding.queue import Queue
 from specbench.decoding.sampling import Sampling
@@ -19,8 +21,6 @@ from specbench.decoding.timer import Clock, Timer
 from specbench.errors import ConfigError
 from specbench.models.language_model import LanguageModel
 from specbench.policies.gamma.fixed import FixedGamma
-from specbench.policies.lenience.load import LoadLenience
-from specbench.policies.workload.poisson import Poisson
 from specbench.run.recorder import Recorder
 from specbench.run.run import run
 from specbench.settings import validate
