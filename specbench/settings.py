@@ -7,12 +7,13 @@ import dataclasses
 import functools
 import hashlib
 import math
+import operator
 import os
 import re
 import types
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -22,10 +23,12 @@ from specbench.errors import ConfigError, first_line, shown, unknown
 SMALLEST, LARGEST = 1e-30, 1e30  # of a float that is not 0: float32 holds it, its square and its inverse
 LARGEST_INTEGER = 2**63 - 1
 NUMBER = re.compile(r"[+-]?\d+")
-WORDS = {"int": "an integer", "float": "a number", "bool": "true or false", "str": "text", "list[int]":
-         "a list of integers", "list[float]": "a list of numbers", "list[str]": "a list of texts",
-         "float | list[float]": "a number or a list of numbers",
-         "dict[str, typing.Any]": "a mapping of keys to values"}  # fmt: skip
+WORDS: dict[Any, str] = {
+    int: "an integer", float: "a number", bool: "true or false", str: "text that is not empty", Any: "any value",
+    dict[str, Any]: "a mapping of keys to values",
+    list[int]: "a list of integers", list[float]: "a list of numbers", list[str]: "a list of texts that are not empty",
+}  # fmt: skip
+BOUNDS = {"ge": (">=", operator.ge), "gt": (">", operator.gt), "le": ("<=", operator.le)}
 
 
 @dataclasses.dataclass
@@ -69,16 +72,12 @@ def _hash_of(path: str, size: int, mtime_ns: int, inode: int) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def setting(*, ge: float | None = None, gt: float | None = None, le: float | None = None, zero: bool = False,
-            choices: Iterable[Any] | None = None, required: str | None = None,
-            default: Any = MISSING, roles: Any = None) -> Any:  # fmt: skip
-    """A field of a Settings dataclass with bounds; `zero=True` also allows 0, outside the bounds. `required` says what
-    a missing value should be; `roles`, of a run's own scalars, what depends on it."""
-    return dataclasses.field(
-        default=default,
-        metadata={"ge": ge, "gt": gt, "le": le, "zero": zero, "choices": choices and tuple(choices),
-                  "required": required, "roles": roles},
-    )  # fmt: skip
+def setting(*, choices: Iterable[Any] | None = None, zero: bool = False, required: str | None = None,
+            default: Any = MISSING, roles: Any = None, **bounds: float) -> Any:  # fmt: skip
+    """A field of a Settings dataclass, with the bounds `ge`, `gt` and `le`; `zero=True` also allows 0, outside the
+    bounds. `required` says what a missing value should be; `roles`, of a run's own scalars, what depends on it."""
+    allowed = {"choices": choices and tuple(choices), "zero": zero, "bounds": bounds}
+    return dataclasses.field(default=default, metadata=allowed | {"required": required, "roles": roles})
 
 
 Schema = TypeVar("Schema", bound=BaseSettings)
@@ -98,14 +97,13 @@ def validate(schema: type[Schema], node: DictConfig, prefix: str = "") -> Schema
         if name not in fields:
             raise unknown(key, (f"{prefix}{field}" for field in fields), "setting")
         value = resolved(node, name, key)
-        values[name] = value if value == MISSING else typed(key, value, hints[name], fields[name])
-    settings = schema(**values)
-    for field in fields.values():
-        key, value = f"{prefix}{field.name}", getattr(settings, field.name)
-        if value == MISSING:
+        if value != MISSING:
+            values[name] = accepted(key, value, hints[name], fields[name])
+    for name, field in fields.items():
+        if name not in values and field.default == MISSING:
             what = field.metadata.get("required") or "a value"
-            raise ConfigError(f"{key} is not set: give {what} with {key}=...")
-        check_bounds(key, value, field)
+            raise ConfigError(f"{prefix}{name} is not set: give {what} with {prefix}{name}=...")
+    settings = schema(**values)
     settings.check(prefix)
     return settings
 
@@ -125,29 +123,30 @@ def resolved(node: DictConfig, name: str, key: str) -> Any:
         raise ConfigError(f"{key}={shown(raw[name])} is not allowed: {first_line(error)}") from error
 
 
-def typed(key: str, value: Any, hint: Any, field: dataclasses.Field[Any]) -> Any:
+def accepted(key: str, value: Any, hint: Any, field: dataclasses.Field[Any]) -> Any:
     """The value as the type `hint`: an integer for a number or a text, or a text that spells a number (as an
-    environment variable does), is converted. Raises ConfigError for any other type, numbers that are not finite or
-    that float32 cannot hold, and text that is empty or cannot be encoded."""
-    wanted, origin = hint, get_origin(hint)
-    if origin in (Union, types.UnionType):
-        if value is None and type(None) in get_args(hint):
-            return None
-        options = [entry for entry in get_args(hint) if entry is not type(None)]
-        lists = [entry for entry in options if get_origin(entry) is list]
-        wanted = lists[0] if lists and isinstance(value, list) else options[0]
-        origin = get_origin(wanted)
-    if origin is list and isinstance(value, list):
-        return [typed(key, entry, get_args(wanted)[0], field) for entry in value]
-    if (origin is dict and isinstance(value, dict)) or wanted is Any:
+    environment variable does), is converted. Raises ConfigError for any other type, for what is outside the field's
+    bounds, numbers that are not finite or that float32 cannot hold, and text that is empty or cannot be encoded."""
+    kinds = kinds_of(hint)
+    if value is None and types.NoneType in kinds:
+        return None
+    if hint is Any or (isinstance(value, dict) and any(get_origin(kind) is dict for kind in kinds)):
         refuse_odd_numbers(key, value)
         return value
-    if origin not in (list, dict) and wanted not in SCALARS:
-        return value
-    found = SCALARS[wanted](value) if wanted in SCALARS else None
-    if found is None:
-        raise ConfigError(f"{key}={shown(value)} is not allowed: it must be {describe(field)}")
+    lists = [kind for kind in kinds if get_origin(kind) is list]
+    if lists and isinstance(value, list):
+        (of_entry,) = get_args(lists[0])
+        return [accepted(key, entry, of_entry, field) for entry in value]
+    found = SCALARS[kinds[0]](value) if kinds[0] in SCALARS else None
+    if found is None or not within(found, field):
+        raise ConfigError(f"{key}={shown(value if found is None else found)} is not allowed: it must be "
+                          f"{describe(field)}")  # fmt: skip
     return found
+
+
+def kinds_of(hint: Any) -> tuple[Any, ...]:
+    """The types of a union, or the type itself."""
+    return get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
 
 
 def _integer(value: Any) -> int | None:
@@ -168,11 +167,9 @@ def _number(value: Any) -> float | None:
 
 
 def _truth(value: Any) -> bool | None:
-    return {"true": True, "false": False}.get(value.lower()) if isinstance(value, str) else _only(bool, value)
-
-
-def _only(kind: type, value: Any) -> Any:
-    return value if isinstance(value, kind) else None
+    if isinstance(value, str):
+        return {"true": True, "false": False}.get(value.lower())
+    return value if isinstance(value, bool) else None
 
 
 def _text(value: Any) -> str | None:
@@ -185,7 +182,7 @@ def _text(value: Any) -> str | None:
     return None if any("\ud800" <= character <= "\udfff" for character in value) else value
 
 
-SCALARS: dict[Any, Any] = {int: _integer, float: _number, bool: _truth, str: _text}
+SCALARS: dict[Any, Callable[[Any], Any]] = {int: _integer, float: _number, bool: _truth, str: _text}
 
 
 def refuse_odd_numbers(key: str, value: Any) -> None:
@@ -193,47 +190,31 @@ def refuse_odd_numbers(key: str, value: Any) -> None:
     if isinstance(value, dict | list):
         for name, entry in value.items() if isinstance(value, dict) else enumerate(value):
             refuse_odd_numbers(f"{key}.{shown(name)}", entry)
-    elif (isinstance(value, float) and not math.isfinite(value)) or (
-        isinstance(value, int) and not isinstance(value, bool) and _integer(value) is None
-    ):
+    elif isinstance(value, int | float) and not (math.isfinite(value) if isinstance(value, float) else
+                                                 abs(value) <= LARGEST_INTEGER):  # fmt: skip
         raise ConfigError(f"{key}={shown(value)} is not allowed: numbers must be finite, integers below 2^63")
 
 
-def check_bounds(key: str, value: Any, field: dataclasses.Field[Any]) -> None:
-    """Raises ConfigError if the value, or an entry of a list, is outside the field's bounds."""
+def within(value: Any, field: dataclasses.Field[Any]) -> bool:
+    """Whether the value, or an entry of a list, is inside the field's bounds."""
     limits = field.metadata
-    if isinstance(value, list):
-        for entry in value:
-            check_bounds(key, entry, field)
-        return
-    if value is None or (limits.get("zero") and value == 0):
-        return
     if limits.get("choices"):
-        inside = value in limits["choices"]
-    elif isinstance(value, str | bool | dict):
-        return
-    else:
-        inside = ((limits.get("ge") is None or value >= limits["ge"])
-                  and (limits.get("gt") is None or value > limits["gt"])
-                  and (limits.get("le") is None or value <= limits["le"]))  # fmt: skip
-    if not inside:
-        raise ConfigError(f"{key}={shown(value)} is not allowed: it must be {describe(field)}")
+        return value in limits["choices"]
+    if isinstance(value, str | bool) or (limits.get("zero") and value == 0):
+        return True
+    return all(BOUNDS[name][1](value, bound) for name, bound in limits.get("bounds", {}).items())
 
 
 def describe(field: dataclasses.Field[Any]) -> str:
     """What a field accepts, in words: "an integer >= 1"."""
-    limits = field.metadata
-    name = field.type if isinstance(field.type, str) else getattr(field.type, "__name__", str(field.type))
-    name = str(field.type) if get_origin(field.type) else name
-    null = " or null" if name.endswith(" | None") else ""
+    limits, kinds = field.metadata, kinds_of(field.type)
+    null = " or null" if types.NoneType in kinds else ""
     if limits.get("choices"):
         return "one of " + ", ".join(map(str, limits["choices"])) + null
-    words = WORDS.get(name.removesuffix(" | None"), name.removesuffix(" | None"))
-    bounds = [f"{sign} {limits[key]:{'' if isinstance(limits[key], int) else 'g'}}"
-              for key, sign in (("ge", ">="), ("gt", ">"), ("le", "<=")) if limits.get(key) is not None]  # fmt: skip
-    if words in ("text", "a list of texts"):
-        bounds.append("that is not empty" if words == "text" else "that are not empty")
-    return ("0 or " if limits.get("zero") else "") + " ".join([words, " and ".join(bounds)]).strip() + null
+    words = " or ".join(WORDS[kind] for kind in kinds if kind in WORDS)
+    bounds = " and ".join(f"{BOUNDS[name][0]} {bound:{'' if isinstance(bound, int) else 'g'}}"
+                          for name, bound in limits.get("bounds", {}).items())  # fmt: skip
+    return ("0 or " if limits.get("zero") else "") + f"{words} {bounds}".strip() + null
 
 
 # Bounds within which float32 logits stay finite and keep their order, for `setting`.
