@@ -60,6 +60,7 @@ GROUPS = {
     "logger": SettingGroup("specbench.results.loggers.base.Logger", Role.LABEL),
 }
 METRICS = "metrics"  # of the group `metric`, several may be chosen: metric=[a,b]
+METRIC = "specbench.stats.metrics.base.Metric"  # their base class
 OTHERS = {METRICS: Role.DRAFTING | Role.POOLED, "metric": Role.NONE, "experiment": Role.LABEL, "hydra": Role.NONE}
 MOST_STOPS, LONGEST_STOP = 64, 1000  # strings, and characters of one: all are searched after every round
 

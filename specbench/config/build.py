@@ -9,28 +9,26 @@ from typing import Any
 
 import numpy as np
 
-from specbench.config.components import Components, segment_size, timed_gammas, warm_up_tokens
+from specbench.component import from_ring
+from specbench.config.components import Components
 from specbench.config.devices import pick_device, pick_dtype
-from specbench.config.memory import refuse_states_that_do_not_fit
-from specbench.config.memory_estimate import memory_budget, spare_columns
+from specbench.config.memory import size
+from specbench.config.memory_estimate import memory_budget
 from specbench.config.validate import ValidatedConfig
-from specbench.data.prompts import Data, Prompt, Request, load
-from specbench.decoding import processes
+from specbench.data.prompts import Prompt, Request, load
 from specbench.decoding.drafter import Drafter
-from specbench.decoding.executor import Executor
-from specbench.decoding.gamma_policy import GammaPolicy
 from specbench.decoding.model import Model
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.verifier import Verifier
 from specbench.errors import ConfigError, first_line
+from specbench.executors.machine import free_bytes
 from specbench.models.context import Context
 from specbench.models.language_model import LanguageModel
-from specbench.policies.workload.base import Workload
 from specbench.run_config import Role, with_role
 
 log = logging.getLogger(__name__)
-LONGEST_WAIT = 24 * 3600  # seconds until the last request arrives
-MOST_WARM_UP_TOKENS = 500_000  # a row
+# Scalars that components hold.
+FROM_ROOT = ("name", "max_new_tokens", "batch_size", "prefill_chunk", "seed", "verdict_tokens", "stop_strings")
 
 
 class Targets:
@@ -59,8 +57,7 @@ class Targets:
 
 
 def _key(checked: ValidatedConfig) -> str:
-    settings: dict[str, Any] = {key: checked.resolved.get(key) for key in with_role(Role.LOADED)}
-    return json.dumps(settings, sort_keys=True, default=str)
+    return json.dumps([checked.resolved.get(key) for key in with_role(Role.LOADED)], sort_keys=True, default=str)
 
 
 def build(
@@ -74,28 +71,30 @@ def build(
     Raises ConfigError."""
     root, chosen, targets = checked.root, checked.choices, targets or Targets()
     chosen["baseline"].kind.reach(chosen["baseline"].settings)
-    refuse_missing_processes(chosen["target"].settings.processes())
-    data = _make(checked, "data")
+    if (ranks := chosen["target"].settings.processes()) > 1:
+        from_ring("tensor_parallel.rules.refuse_missing_ranks")(ranks)
+    data, policy = _make(checked, "data"), _make(checked, "gamma_policy")
     prompts = in_seeded_order(load(data), root.order)
-    policy = _make(checked, "gamma_policy")
-    context = model_context(checked, policy.largest)
-    workload = make_workload(checked, prompts)
-    spare = spare_columns(checked, policy.largest)
+    context = _context(checked, policy.largest)
+    workload = _make(checked, "workload", root.seed)
+    workload.refuse(prompts, root.batch_size)
+    choice = chosen["decoding"]
+    spare = choice.kind.spare(choice.settings, checked.nodes(policy.largest), policy.largest, root.max_new_tokens)
     rendered: dict[Prompt, Request] = {}
-    budget = memory_budget(checked, prompts, context, spare, data, rendered, targets.has(checked), beside)
-    announce(str(budget))
+    announce(str(memory_budget(checked, prompts, context, spare, data, rendered, targets.has(checked), beside)))
     # Lenience at temperature 0 compares the target's probabilities before argmax; drafters keep theirs.
     scored = dataclasses.replace(context.sampling, before_argmax=chosen.lenience < 1)
-    lenience = _make(checked, "lenience_policy", root.lenience)
-    verifier = lenience.verifier(partial(_make, checked, "verifier", scored))
-    refuse_long_warm_up(checked, policy, context.executor, budget.columns, len(verifier.levels))
+    verifier = _make(checked, "lenience_policy", root.lenience).verifier(partial(_make, checked, "verifier", scored))
     target = targets.get(checked, dataclasses.replace(context, sampling=scored), partial(_make, checked, "target"))
-    drafter = build_drafter(checked, context, target, data)
+    drafter = _make(checked, "drafter", context, target)
+    data.prepare(target, drafter.models)
+    refuse_unfit(target, drafter, policy.largest)
+    refuse_states_that_do_not_fit([target, *drafter.models], root.batch_size, policy.largest)
     decoding = _make(checked, "decoding")
     decoding.refuse_target(target)
     first_model = drafter.models[0] if drafter.models else None
     return Components(
-        name=root.name,
+        **{key: getattr(root, key) for key in FROM_ROOT},
         config=checked.resolved,
         choices={group: choice.name for group, choice in chosen.groups.items()},
         target=target,
@@ -107,19 +106,13 @@ def build(
         rendered=rendered,
         peers=_make(checked, "baseline", context, target, first_model, root.gamma).by_name(),
         workload=workload,
-        max_new_tokens=root.max_new_tokens,
-        batch_size=root.batch_size,
         spare=spare,
-        prefill_chunk=root.prefill_chunk,
-        seed=root.seed,
-        verdict_tokens=root.verdict_tokens,
         metrics={name: choice.kind.from_settings(choice.settings) for name, choice in checked.metrics.items()},
-        stop_strings=root.stop_strings,
         notes=notes_on_models(target, drafter, verifier, decoding.generate_settings),
     )
 
 
-def model_context(checked: ValidatedConfig, gamma: int) -> Context:
+def _context(checked: ValidatedConfig, gamma: int) -> Context:
     """What all models of the run have in common; `gamma` is the largest of its policy. Raises ConfigError."""
     root, chosen = checked.root, checked.choices
     device = pick_device(root.device)
@@ -134,32 +127,6 @@ def model_context(checked: ValidatedConfig, gamma: int) -> Context:
         attention=root.attention,
         stop_strings=root.stop_strings,
     )
-
-
-def make_workload(checked: ValidatedConfig, prompts: Sequence[Prompt]) -> Workload:
-    """When requests arrive. Raises ConfigError if that cannot be with these prompts."""
-    workload: Workload = _make(checked, "workload", checked.root.seed)
-    refuse_slow_arrivals(workload, sum(len(prompt.turns) for prompt in prompts))
-    refuse_few_for_rates(workload, len(prompts), checked.root.batch_size)
-    return workload
-
-
-def build_drafter(checked: ValidatedConfig, context: Context, target: LanguageModel, data: Data) -> Drafter:
-    """The drafter, with its models loaded. Raises ConfigError if it does not fit the target or the memory."""
-    drafter: Drafter = _make(checked, "drafter", context, target)
-    data.prepare(target, drafter.models)
-    refuse_unfit(target, drafter, context.gamma)
-    refuse_states_that_do_not_fit([target, *drafter.models], checked.root.batch_size, context.gamma)
-    return drafter
-
-
-def refuse_missing_processes(wanted: int) -> None:
-    """Raises ConfigError if so many processes shall share the target, and this one is not one of them."""
-    if wanted > 1 and processes.current.size != wanted:
-        raise ConfigError(
-            f"target.tensor_parallel={wanted} is not possible here, in {processes.current.size} process: python -m "
-            "specbench starts so many, or give 1"
-        )
 
 
 def in_seeded_order(prompts: list[Prompt], order: int) -> list[Prompt]:
@@ -181,62 +148,21 @@ def _make(checked: ValidatedConfig, group: str, *arguments: Any) -> Any:
         ) from error
 
 
-def refuse_slow_arrivals(workload: Workload, requests: int) -> None:
-    """Raises ConfigError if the last of the requests would arrive after more than a day."""
-    seconds = max((workload.arrivals(requests, rate) or [0.0])[-1] for rate in range(max(1, len(workload.rates))))
-    if not seconds <= LONGEST_WAIT:
-        raise ConfigError(
-            f"the workload's last request of {requests} would arrive after {seconds / 3600:,.0f} hours: it must be "
-            f"{LONGEST_WAIT // 3600} at most, so choose a higher workload.rate or workload.spike, or a lower data.limit"
-        )
-
-
-def refuse_few_for_rates(workload: Workload, prompts: int, rows: int) -> None:
-    """Raises ConfigError if a workload of several rates has too few prompts for a segment of each."""
-    rates, size = len(workload.rates), segment_size(rows, workload)
-    if rates > 1 and prompts < rates * size:
-        raise ConfigError(
-            f"workload.rate has {rates} rates, each of which needs a segment of {size} requests, and there are "
-            f"{prompts}: choose more prompts, fewer rates, or a lower batch_size or workload.segment"
-        )
-
-
-def refuse_long_warm_up(
-    checked: ValidatedConfig, policy: GammaPolicy, executor: Executor, columns: int, levels: int
-) -> None:
-    """Raises ConfigError if warm-up would read more than `MOST_WARM_UP_TOKENS` tokens a row."""
-    drafter = checked.choices["drafter"]
-    nodes = partial(drafter.kind.nodes, drafter.settings)
-    gammas = timed_gammas(policy, executor.fixed_shapes)
-    tokens = warm_up_tokens([nodes(gamma) for gamma in gammas], gammas, len(executor.lengths(columns)), levels)
-    if tokens > MOST_WARM_UP_TOKENS:
-        raise ConfigError(
-            f"gamma={policy.largest} with up to {nodes(policy.largest):,} guesses a round is not possible: warm-up "
-            f"alone would read up to {tokens:,} tokens a row, more than {MOST_WARM_UP_TOKENS:,}; choose a smaller "
-            "gamma, gamma_policy.largest or drafter"
-        )
-
-
 def notes_on_models(target: LanguageModel, drafter: Drafter, verifier: Verifier, applied: Sequence[str]) -> list[str]:
     """Sentences that a reader of the numbers must know, such as that a model has random weights. `applied` are settings
     of a generation_config that are applied."""
-    models = (("target", target), *(("drafter", model) for model in drafter.models))
-    found = [
-        f"{role} has random weights: its times are real, its text and alpha are not"
-        for role, model in models
-        if model.random_weights
-    ]
-    for role, model in models:
+    found = []
+    for role, model in (("target", target), *(("drafter", model) for model in drafter.models)):
+        if model.random_weights:
+            found.append(f"{role} has random weights: its times are real, its text and alpha are not")
         if model.unchecked:
             found.append(f"the divided {role}'s logits were not compared with the whole model's: {model.unchecked}")
-        asked = [setting for setting in model.unlike_generate if setting not in applied]
-        if asked:
+        if asked := [setting for setting in model.unlike_generate if setting not in applied]:
             found.append(
                 f"the {role}'s generation_config asks for {', '.join(asked)}, which is not applied: "
                 "p is the model's own"
             )
-    for model in drafter.models:
-        if model.shared_tokens is not None:
+        if role == "drafter" and model.shared_tokens is not None:
             found.append(
                 f"{model.name} has {model.shared_tokens:,} of the target's {target.vocab_size:,} tokens, and guesses "
                 "no others (drafter.vocabulary=intersection): alpha is at most p's share of them"
@@ -278,4 +204,17 @@ def refuse_different_tokenizers(target: Model, drafter: Model) -> None:
             f"target.path={target.name} and drafter.path={drafter.name} have different tokenizers "
             f"({len(theirs)} and {len(ours)} tokens, {differing} of the drafter's differ): they must share one, or "
             "drafter.vocabulary=intersection lets drafter=model or tree guess the tokens that both have"
+        )
+
+
+def refuse_states_that_do_not_fit(models: Sequence[Model], rows: int, gamma: int) -> None:
+    """Raises ConfigError if the device has no room for the states that are kept: one for each token that a round reads,
+    one from before it, and one that a prompt beside it is read into."""
+    kept = gamma + 3
+    needed = sum(int(model.state_bytes) for model in models) * rows * kept
+    free = free_bytes(models[0].device)
+    if needed > free:
+        raise ConfigError(
+            f"the run needs {size(needed)} for recurrent states, {kept} of each of {rows} rows, but {size(free)} "
+            "are free: use a smaller batch_size or gamma"
         )

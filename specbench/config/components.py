@@ -63,7 +63,7 @@ class Components:
 
 
 def timed_gammas(policy: GammaPolicy, fixed_shapes: bool) -> list[int]:
-    """The gammas of `Parts.gammas`. Costs between two of them are interpolated."""
+    """The gammas of `Components.gammas`. Costs between two of them are interpolated."""
     if fixed_shapes:
         return [*policy.widths]
     gammas = [*range(1, min(policy.largest, EVERY_GAMMA) + 1)] or [0]
@@ -80,13 +80,3 @@ def segment_size(rows: int, workload: Workload) -> int:
 def new_tokens(gamma: int) -> tuple[int, ...]:
     """Tokens of the jobs of a warm-up with this gamma."""
     return max(WARM_UP_TOKENS, gamma + SHORT), SHORT, gamma, 1
-
-
-def warm_up_tokens(nodes: Sequence[int], gammas: Sequence[int], lengths: int, levels: int) -> int:
-    """The most tokens, besides prompts, that the target reads in each row during warm-up and calibration, when every
-    guess is rejected. nodes[i] is the number of guesses in a draft of gammas[i] levels, `lengths` the number of text
-    lengths, 0 without buckets, `levels` the number of verifiers."""
-    rounds = [sum(new_tokens(gamma)) for gamma in gammas]
-    once = sum(count * (guesses + 1) for count, guesses in zip(rounds, nodes, strict=True))
-    calibration = 2 * CALIBRATION_TOKENS * sum(guesses + 1 for guesses in nodes)
-    return once * 2 * max(1, lengths) * levels + calibration

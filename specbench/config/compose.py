@@ -16,7 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 from specbench.config.paths import conf_dir
 from specbench.decoding.component import Component
 from specbench.errors import ConfigError, first_line, shown, unknown
-from specbench.run_config import GROUPS, RunConfig
+from specbench.run_config import GROUPS, METRIC, METRICS, RunConfig
 
 
 def compose(overrides: Sequence[str]) -> DictConfig:
@@ -96,7 +96,7 @@ def known_keys(overrides: Sequence[str]) -> list[str]:
 
 
 def base_of(group: str) -> type[Component]:
-    """The base class of what can be chosen in a group."""
-    module, _, name = GROUPS[group].base.rpartition(".")
+    """The base class of what can be chosen in a group, or of metrics."""
+    module, _, name = (METRIC if group == METRICS else GROUPS[group].base).rpartition(".")
     found: type[Component] = getattr(import_module(module), name)
     return found

@@ -1,4 +1,4 @@
-"""Estimates the memory of a run from model shapes before anything loads, and compares it with what is free."""
+"""Memory: what models of given shapes take, compared with what is free, and what the process has in use."""
 
 import gc
 import resource
@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 import torch
 
-from specbench.decoding.model import Model
 from specbench.errors import ConfigError
 from specbench.executors.machine import free_bytes
 from specbench.models.architecture import ModelSize
@@ -35,25 +34,25 @@ class Budget:
     @staticmethod
     def of(
         models: Sequence[ModelSize],
-        copies: int,
-        doubled: int,
-        laws: int,
+        *,
         rows: int,
         columns: int,
         held: int,
         tokens: int,
         prefill_chunk: int,
         read_again: int,
-        graphs: bool,
         dtype: torch.dtype,
         device: torch.device,
+        copies: int = 1,
+        doubled: int = 0,
+        laws: int = 0,
         inputs: int = 0,
+        graphs: bool = False,
         processes: int = 1,
     ) -> "Budget":
-        """`copies` of all weights and `doubled` bytes of them once more, `laws` bytes of kept probabilities, `held`
-        cache columns in all rows together, encoder's inputs of at most `inputs` tokens, and forwards of `tokens` tokens
-        per row. Betas along texts are computed of `read_again` tokens at a time. `graphs` says whether calls are
-        captured."""
+        """`held` cache columns in all rows together, forwards of `tokens` tokens per row, betas along texts computed of
+        `read_again` tokens at a time; `copies` of all weights and `doubled` bytes of them once more, `laws` bytes of
+        kept probabilities, encoder's inputs of at most `inputs` tokens; `graphs` if calls are captured."""
         chunk = min(prefill_chunk, rows * columns)
         reading = max(chunk * (m.widest * dtype.itemsize + columns) for m in models)
         encoding = max(inputs * (m.widest + m.heads * inputs) * dtype.itemsize for m in models)
@@ -89,24 +88,13 @@ class Budget:
     def check(self) -> None:
         """Raises ConfigError if the run does not fit."""
         if self.needed > self.free:
-            change = "a smaller model, dtype=bfloat16, executor=eager, which holds weights once, another device, or "
-            change += "several with target.tensor_parallel (python -m specbench.plan --devices says how many)"
-            if self.weights < self.free:
-                change = "a smaller batch_size or max_new_tokens, or fewer cache.blocks with cache=paged"
+            change = "a smaller batch_size or max_new_tokens, or fewer cache.blocks with cache=paged"
+            if self.weights >= self.free:
+                change = (
+                    "a smaller model, dtype=bfloat16, executor=eager, which holds weights once, another device, or "
+                    "several with target.tensor_parallel (python -m specbench.plan --devices says how many)"
+                )
             raise ConfigError(f"the run needs {size(self.needed)} but does not have it ({self}): use {change}")
-
-
-def refuse_states_that_do_not_fit(models: Sequence[Model], rows: int, gamma: int) -> None:
-    """Raises ConfigError if the device has no room for the states that are kept: one for each token that a round reads,
-    one from before it, and one that a prompt beside it is read into."""
-    kept = gamma + 3
-    needed = sum(int(model.state_bytes) for model in models) * rows * kept
-    free = free_bytes(models[0].device)
-    if needed > free:
-        raise ConfigError(
-            f"the run needs {size(needed)} for recurrent states, {kept} of each of {rows} rows, but {size(free)} "
-            "are free: use a smaller batch_size or gamma"
-        )
 
 
 def reset_peak(device: torch.device) -> None:

@@ -23,14 +23,6 @@ from specbench.stats.verdict_records import LAW_BYTES
 MOST_START_TOKENS = 4  # of an encoder-decoder's text: the start, a language, a task, and that no times are wanted
 
 
-def spare_columns(checked: ValidatedConfig, gamma: int) -> int:
-    """The columns that a request may need beyond its limit, with rounds of at most `gamma` levels of guesses."""
-    drafter, choice = checked.choices["drafter"], checked.choices["decoding"]
-    nodes = drafter.kind.nodes(drafter.settings, gamma)
-    spare: int = choice.kind.spare(choice.settings, nodes, gamma, checked.root.max_new_tokens)
-    return spare
-
-
 def memory_budget(
     checked: ValidatedConfig,
     prompts: Sequence[Prompt],
@@ -44,39 +36,37 @@ def memory_budget(
     """The most memory that the run will need, besides the target's weights if they are `loaded`; `spare` is as in
     `Components`, `prompts` are those of `data`, `rendered` and `beside` as in `longest_text` and `build`. Raises
     ConfigError if the device has less."""
-    root, chosen = checked.root, checked.choices
-    footprints = checked_sizes(checked, context, data)
-    longest = footprints[0].heard or longest_text(checked, prompts, rendered)
-    inputs = longest if footprints[0].crossing else 0
-    columns = min((MOST_START_TOKENS if inputs else longest) + root.max_new_tokens, footprints[0].context) + spare
-    drafter, decoding = chosen["drafter"], chosen["decoding"]
-    nodes = drafter.kind.nodes(drafter.settings, context.gamma)
-    executor, cache = context.executor, chosen["cache"]
-    in_all = cache.kind.columns_in_all(cache.settings, root.batch_size, executor.columns(columns))
+    root, chosen, executor = checked.root, checked.choices, context.executor
+    models = checked_sizes(checked, context, data)
+    target, cache, decoding = models[0], chosen["cache"], chosen["decoding"]
+    longest = target.heard or longest_text(checked, prompts, rendered)
+    inputs = longest if target.crossing else 0
+    columns = min((MOST_START_TOKENS if inputs else longest) + root.max_new_tokens, target.context) + spare
     peers = chosen["baseline"].kind.loads_models and executor.changes_modules
     verdict = root.verdict_tokens > 0 and executor.changes_modules and not peers  # its stock target
-    copies = footprints[0].weights * (drafter.kind.target_copies + (verdict and not loaded))
+    doubled = target.weights * (chosen["drafter"].kind.target_copies + (verdict and not loaded))
     if loaded:
-        footprints[0] = dataclasses.replace(footprints[0], weights=0, tied=0)
-    doubled = sum(executor.doubles(f.weights, f.tied, context.device, context.dtype) for f in footprints)
+        models[0] = dataclasses.replace(target, weights=0, tied=0)
+    doubled += sum(executor.doubles(m.weights, m.tied, context.device, context.dtype) for m in models)
+    ranks = chosen["target"].settings.processes()
     budget = Budget.of(
-        footprints,
+        models,
         copies=2 if peers else 1,
-        doubled=doubled + copies,
-        laws=_laws(root, footprints[0].vocab_size),
+        doubled=doubled,
+        laws=_laws(root, target.vocab_size),
         rows=root.batch_size,
         columns=columns,
-        held=in_all,
-        tokens=decoding.kind.target_tokens(decoding.settings, nodes, context.gamma),
+        held=cache.kind.columns_in_all(cache.settings, root.batch_size, executor.columns(columns)),
+        tokens=decoding.kind.target_tokens(decoding.settings, checked.nodes(context.gamma), context.gamma),
         prefill_chunk=root.prefill_chunk,
         read_again=CHUNK,
         graphs=executor.captures_graphs,
         dtype=context.dtype,
         device=context.device,
         inputs=inputs,
-        processes=max(beside, chosen["target"].settings.processes()),
+        processes=max(beside, ranks),
     )
-    if chosen["target"].settings.divided() and not chosen["target"].settings.processes() > 1:  # on all GPUs
+    if chosen["target"].settings.divided() and ranks == 1:  # on all GPUs
         devices = [torch.device("cuda", number) for number in range(torch.cuda.device_count())]
         budget = dataclasses.replace(budget, free=sum(map(free_bytes, devices)))
     budget.check()
@@ -138,9 +128,10 @@ def refuse_more_than_the_target_has(checked: ValidatedConfig, largest: int, targ
 
 def refuse_encoders(checked: ValidatedConfig, models: Sequence[ModelSize]) -> None:
     """Raises ConfigError if one of the models, the target's first, has an encoder that another choice cannot use."""
-    chosen, target = checked.choices, models[0]
-    drafter, path = chosen["drafter"], chosen["target"].settings.path
-    if not target.crossing:
+    chosen = checked.choices
+    drafter, executor, baseline = chosen["drafter"], chosen["executor"], chosen["baseline"]
+    path, attention = chosen["target"].settings.path, checked.root.attention
+    if not models[0].crossing:
         if any(model.crossing for model in models):
             raise ConfigError(
                 f"drafter={drafter.name} is an encoder-decoder, but target.path={path} is not, so its encoder would "
@@ -148,7 +139,6 @@ def refuse_encoders(checked: ValidatedConfig, models: Sequence[ModelSize]) -> No
             )
         return
     drafts = drafter.kind.drafts_with_encoders(drafter.settings)
-    attention, executor, baseline = checked.root.attention, chosen["executor"], chosen["baseline"]
     for key, value, possible, others in (
         ("drafter", drafter.name, drafts, "model, tree, ngram or prompt_lookup"),
         ("executor", executor.name, executor.kind.runs_encoders, "auto, eager, prepacked or compiled"),

@@ -12,7 +12,6 @@ from omegaconf.errors import OmegaConfBaseException
 from specbench.component import Selection, Selections, chosen_class, from_ring
 from specbench.config.compose import base_of
 from specbench.config.paths import inside_outputs
-from specbench.decoding.component import Component
 from specbench.errors import ConfigError, first_line, shown
 from specbench.results.fingerprint import Identity, of_code, of_libraries, of_module
 from specbench.run_config import GROUPS, METRICS, OTHERS, Role, RunConfig, with_role
@@ -39,6 +38,11 @@ class ValidatedConfig:
     def _settings(self) -> dict[str, Any]:
         return {key: value for key, value in self.resolved.items() if key not in with_role(Role.LABEL)}
 
+    def nodes(self, gamma: int) -> int:
+        """The most guesses of a draft of `gamma` levels."""
+        drafter = self.choices["drafter"]
+        return int(drafter.kind.nodes(drafter.settings, gamma))
+
     def traced(self) -> str:
         """A hash of all that compiled code may depend on, besides shapes: settings, checkpoints, code and machine."""
         import torch
@@ -60,18 +64,15 @@ class ValidatedConfig:
 
         named = {group: choice for group, choice in self.choices.groups.items() if group not in with_role(Role.LABEL)}
         named |= {f"{METRICS}.{name}": choice for name, choice in self.metrics.items()}
-        sources = {
-            f"{key}.{name}": version
-            for key, choice in named.items()
-            for name, version in choice.settings.sources().items()
-        }
-        modules = {choice.kind.__module__ for choice in named.values()}
-        plugins = {module: of_module(module) for module in modules if not module.startswith("specbench.")}
-        machine = {}
+        sources, code, machine = {}, {"specbench": of_code(), **of_libraries()}, {}
+        for key, choice in named.items():
+            sources |= {f"{key}.{name}": version for name, version in choice.settings.sources().items()}
+            module = choice.kind.__module__
+            if not module.startswith("specbench."):
+                code[module] = of_module(module)
         if here and not _on_cluster(self.root):
             device = pick_device(self.root.device)
             machine = {"device": device_name(device), "dtype": str(pick_dtype(self.root.dtype, device))}
-        code = {"specbench": of_code(), **of_libraries(), **plugins}
         return Identity(self.digest, self._settings, sources, code, machine)
 
 
@@ -85,10 +86,10 @@ def check(config: DictConfig, names: Mapping[str, str] | None = None, here: bool
     from specbench.config.devices import named_device, pick_device
 
     device = pick_device(root.device) if here and not _on_cluster(root) else named_device(root.device)
-    groups = {group: early.get(group) or choose(config, group, base_of(group), names.get(group)) for group in GROUPS}
+    groups = {group: early.get(group) or choose(config, group, names.get(group)) for group in GROUPS}
+    target, drafter, policy = groups["target"].settings, groups["drafter"].settings, groups["lenience_policy"]
     if here and root.workers > 1:
-        from_ring("ray.rules.refuse_workers")(root, device.type, groups["target"].settings.processes())
-    policy = groups["lenience_policy"]
+        from_ring("ray.rules.refuse_workers")(root, device.type, target.processes())
     lowest = policy.kind.lowest(policy.settings, root.lenience)
     choices = Selections(groups, root.temperature, lowest, str(device), vars(root))
     metrics = choose_metrics(config)
@@ -98,11 +99,10 @@ def check(config: DictConfig, names: Mapping[str, str] | None = None, here: bool
     if root.beams > 1 and groups["decoding"].name == "sampling":
         only = "it must be 1, or use decoding=beam"
         raise ConfigError(f"beams={root.beams} is not possible with decoding=sampling: {only}")
-    if groups["target"].settings.divided() or any(model.divided() for model in groups["drafter"].settings.models()):
+    if any(model.divided() for model in (target, *drafter.models())):
         from_ring("tensor_parallel.rules.refuse_divided")(choices)
-    resolved: Any = OmegaConf.to_container(
-        OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"]), resolve=True
-    )
+    own = OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
+    resolved: Any = OmegaConf.to_container(own, resolve=True)
     return ValidatedConfig(root, choices, metrics, resolved)
 
 
@@ -114,7 +114,7 @@ def check_early(config: DictConfig, names: Mapping[str, str] | None = None) -> t
     scalars._set_parent(config)
     root = validate(RunConfig, scalars)
     inside_outputs(root.name)
-    return root, {group: choose(config, group, base_of(group), names.get(group)) for group in WITHOUT_TORCH}
+    return root, {group: choose(config, group, names.get(group)) for group in WITHOUT_TORCH}
 
 
 def _on_cluster(root: RunConfig) -> bool:
@@ -129,15 +129,13 @@ def choose_metrics(config: DictConfig) -> dict[str, Selection]:
         return {}
     if not isinstance(chosen, DictConfig):
         raise ConfigError(f"{METRICS}={shown(chosen)} is not allowed: choose metrics with metric=[NAME,NAME]")
-    from specbench.stats.metrics.base import Metric
-
-    return {str(name): choose(config, METRICS, Metric, str(name)) for name in chosen}
+    return {str(name): choose(config, METRICS, str(name)) for name in chosen}
 
 
-def choose(config: DictConfig, group: str, base: type[Component], name: str | None) -> Selection:
-    """The class, a subclass of `base`, and the validated settings of a group, or of the metric `name`. Raises
-    ConfigError."""
+def choose(config: DictConfig, group: str, name: str | None) -> Selection:
+    """The class and the validated settings of a group, or of the metric `name`. Raises ConfigError."""
     key, how = (f"{METRICS}.{name}", f"metric=[{name}]") if group == METRICS else (group, f"{group}=NAME")
+    base = base_of(group)
     try:
         node = OmegaConf.select(config, key)
     except OmegaConfBaseException as error:

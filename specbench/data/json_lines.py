@@ -19,17 +19,20 @@ LINES = "a file of JSON objects, one a line (.jsonl or .jsonl.gz)"
 def need_file(path: str, key: str, what: str = LINES) -> None:
     """Raises ConfigError if the path is no regular file, or one that is empty or cannot be read. `key` is the setting
     that names it."""
+    reason = ""
     try:
         found = os.stat(path)
         if not stat.S_ISREG(found.st_mode):
-            raise ConfigError(f"{key}={path} is not a file: it must be {what}")
-        with open(path, "rb"):
-            pass
+            reason = "is not a file"
+        else:
+            with open(path, "rb"):
+                reason = "" if found.st_size else "is empty"
+    except FileNotFoundError:
+        reason = "is not a file"
     except OSError as error:
-        reason = "is not a file" if isinstance(error, FileNotFoundError) else f"cannot be read ({error.strerror})"
-        raise ConfigError(f"{key}={path} {reason}: it must be {what}") from error
-    if found.st_size == 0:
-        raise ConfigError(f"{key}={path} is empty: it must be {what}")
+        reason = f"cannot be read ({error.strerror})"
+    if reason:
+        raise ConfigError(f"{key}={path} {reason}: it must be {what}")
 
 
 def read_json_lines(path: str) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -46,10 +49,10 @@ def read_json_lines(path: str) -> Iterator[tuple[int, dict[str, Any]]]:
                 where = f"data.path={path} line {number}"
                 if len(line) > LONGEST_LINE:
                     raise ConfigError(f"{where} is longer than {LONGEST_LINE // 2**20} MiB: it must be one JSON object")
-                text = _text(line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line, where)
-                if text.strip():
+                line = line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line
+                if line.strip():
                     found = True
-                    yield number, _record(text, where)
+                    yield number, _record(line, where)
     except (OSError, EOFError, zlib.error) as error:  # of gzip too
         raise ConfigError(
             f"data.path={path} cannot be read after line {number} ({first_line(error)}): the file is damaged or not "
@@ -59,26 +62,20 @@ def read_json_lines(path: str) -> Iterator[tuple[int, dict[str, Any]]]:
         raise ConfigError(f"data.path={path} holds only blank lines: it must be {LINES}")
 
 
-def _text(line: bytes, where: str) -> str:
+def _record(line: bytes, where: str) -> dict[str, Any]:
     try:
-        return line.decode("utf-8")
+        record = json.loads(line.decode("utf-8"), parse_int=_integer, parse_constant=_refuse_constant)
     except UnicodeDecodeError as error:
         raise ConfigError(
             f"{where} is not UTF-8 (byte {error.start + 1}): save the file as UTF-8, plain or gzipped"
         ) from error
-
-
-def _record(text: str, where: str) -> dict[str, Any]:
-    try:
-        record = json.loads(text, parse_int=_integer, parse_constant=_refuse_constant)
     except json.JSONDecodeError as error:
         raise ConfigError(
             f"{where} is not JSON ({error.msg} at column {error.colno}): it must hold one JSON object per line"
         ) from error
-    except ValueError as error:
-        raise ConfigError(f"{where} is not allowed: {error}") from error
-    except RecursionError as error:
-        raise ConfigError(f"{where} is not allowed: its values are nested too deeply") from error
+    except (ValueError, RecursionError) as error:
+        why = "its values are nested too deeply" if isinstance(error, RecursionError) else error
+        raise ConfigError(f"{where} is not allowed: {why}") from error
     if not isinstance(record, dict):
         raise ConfigError(f"{where} is not a JSON object: it must be one per line")
     return record

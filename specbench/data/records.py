@@ -1,7 +1,10 @@
-"""Prompts from records: local JSON lines, question files (Spec-Bench, MT-bench), and data sets of the hub."""
+"""Prompts from records: local or published files of JSON lines, question files, and data sets of the hub."""
 
+import functools
+import logging
+import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -12,22 +15,67 @@ from specbench.data.template import check_template, fill
 from specbench.errors import ConfigError, first_line, shown, visible
 from specbench.settings import BaseSettings, file_hash, setting
 
+log = logging.getLogger(__name__)
 LONGEST_NAME = 200  # characters of an id or a category
+SHA256 = re.compile("[0-9a-fA-F]{64}")
+MT_BENCH = ("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities")
 
 
 @dataclass
-class RecordSettings(BaseSettings):
-    """Where the records are, and how one becomes a prompt."""
+class FileSettings(BaseSettings):
+    """A file of JSON lines. With a `url` it is a local copy of a published one: a copy with another sha256 is a warning
+    or, with `verify`, refused."""
 
-    path: str = setting(required="a file of JSON lines, or for data=hub the id of a data set")
-    field: str = setting()
-    template: str | None = setting()
-    category_field: str | None = setting()
+    path: str | None = setting(required="a file of JSON lines, or a question file")
     limit: int | None = setting(ge=1)
+    url: str | None = setting(default=None)
+    sha256: str | None = setting(default=None)  # None: not known
+    verify: bool = setting(default=False)
 
     def check(self, prefix: str) -> None:
-        if self.template is not None:
-            check_template(self.template, f"{prefix}template")
+        if self.url is not None:
+            self._check_address(prefix)
+        need_file(self.file, f"{prefix}path")
+        if self.url is not None:
+            self._compare(prefix, file_hash(self.file))
+
+    def _check_address(self, prefix: str) -> None:
+        if not str(self.url).startswith("https://"):
+            raise ConfigError(f"{prefix}url={shown(self.url)} is not allowed: it must be an address, https://...")
+        if self.sha256 is not None and not SHA256.fullmatch(self.sha256):
+            raise ConfigError(
+                f"{prefix}sha256={shown(self.sha256)} is not allowed: it must be 64 hexadecimal digits, or null"
+            )
+        if self.path is None or not Path(self.path).exists():
+            said = f"{prefix}path is not set" if self.path is None else f"{prefix}path={self.path} is not there"
+            raise ConfigError(f"{said}: fetch {self.url} and give its place with {prefix}path=FILE")
+
+    def _compare(self, prefix: str, found: str) -> None:
+        """Warns, or with `verify` raises ConfigError, if the file is another one than the published."""
+        if self.sha256 is None:
+            if self.verify:
+                raise ConfigError(f"{prefix}verify=true is not possible: set {prefix}sha256 to the hash that is wanted")
+        elif found != self.sha256.lower():
+            told = f"{prefix}path={self.path} has the sha256 {found}, and {self.url} had {self.sha256}"
+            if self.verify:
+                raise ConfigError(f"{told}: fetch it again, or use {prefix}verify=false")
+            _warn(f"{told}: numbers may not compare with those of others")
+
+    @property
+    def file(self) -> str:
+        """The path. Raises ConfigError if it is null."""
+        if self.path is None:
+            raise ConfigError("data.path=null is not allowed: it must be a file")
+        return self.path
+
+    def sources(self) -> Mapping[str, str]:
+        return {"path": file_hash(self.file)}
+
+
+@functools.cache
+def _warn(text: str) -> None:
+    """Once in a process: a configuration is checked more than once."""
+    log.warning("%s", text)
 
 
 def text_of(value: Any, what: str, blank: bool = False) -> str:
@@ -60,24 +108,6 @@ def kind_of(value: Any) -> str:
     return "null" if value is None else kinds.get(type(value), f"a {type(value).__name__}")
 
 
-def record_prompt(
-    number: int, record: Mapping[str, Any], path: str, own: str, template: str | None, category_field: str | None
-) -> Prompt:
-    """The prompt of a record: its field `own`, or the template filled with its fields. Raises ConfigError if a field is
-    missing or no text."""
-    where = f"data.path={path} record {number}"
-
-    def field(name: str) -> str:
-        value = field_of(record, name, "data.field or data.template", where)
-        return text_of(value, f"{where} field {name!r}", blank=template is not None)
-
-    text = field(own) if template is None else text_of(fill(template, field), f"{where} as data.template")
-    category = None if category_field is None else field_of(record, category_field, "data.category_field", where)
-    if category is None:
-        return Prompt(str(number), (text,))
-    return Prompt(str(number), (text,), label_of(category, f"{where} field {category_field!r}"))
-
-
 def field_of(record: Mapping[str, Any], name: str, keys: str, where: str) -> Any:
     """A field of a record. Raises ConfigError that names `where` the record is and the settings `keys`."""
     if name not in record:
@@ -86,76 +116,102 @@ def field_of(record: Mapping[str, Any], name: str, keys: str, where: str) -> Any
     return record[name]
 
 
+def record_prompt(number: int, record: Mapping[str, Any], settings: Any) -> Prompt:
+    """The prompt of a record: its `field`, or the `template` filled with its fields. Raises ConfigError if a field is
+    missing or no text."""
+    where, template, category = f"data.path={settings.path} record {number}", settings.template, settings.category_field
+
+    def field(name: str) -> str:
+        value = field_of(record, name, "data.field or data.template", where)
+        return text_of(value, f"{where} field {name!r}", blank=template is not None)
+
+    text = field(settings.field) if template is None else text_of(fill(template, field), f"{where} as data.template")
+    own = None if category is None else field_of(record, category, "data.category_field", where)
+    return Prompt(str(number), (text,), "" if own is None else label_of(own, f"{where} field {category!r}"))
+
+
 class JsonlData(StoredData):
-    """Any local file of JSON objects, one a line, plain or gzipped."""
+    """A file of JSON objects, one a line, plain or gzipped: a field is the prompt, or the template filled with
+    fields."""
 
     @dataclass
-    class Settings(RecordSettings):
-        def check(self, prefix: str) -> None:
-            super().check(prefix)
-            need_file(self.path, f"{prefix}path")
+    class Settings(FileSettings):
+        field: str = setting()
+        template: str | None = setting()
+        category_field: str | None = setting(default=None)
 
-        def sources(self) -> Mapping[str, str]:
-            return {"path": file_hash(self.path)}
+        def check(self, prefix: str) -> None:
+            check_template(self.template, f"{prefix}template")
+            super().check(prefix)
 
     def prompts(self) -> Iterator[Prompt]:
-        s = self.settings
-        for number, record in read_json_lines(s.path):
-            yield record_prompt(number, record, s.path, s.field, s.template, s.category_field)
+        for number, record in read_json_lines(self.settings.file):
+            yield record_prompt(number, record, self.settings)
 
 
 class QuestionsData(StoredData):
-    """Question files in the format of Spec-Bench and MT-bench: `question_id`, `category`, `turns`."""
+    """Question files in the format of Spec-Bench and MT-bench: `question_id`, `category`, `turns`. With `grouping:
+    spec_bench`, the eight categories of MT-bench are one, `mt_bench`, as in Spec-Bench's table."""
 
     stratified: ClassVar[bool] = True
 
     @dataclass
-    class Settings(BaseSettings):
-        path: str = setting(required="a question file in the Spec-Bench or MT-bench format")
+    class Settings(FileSettings):
         category: str | None = setting()
+        grouping: str = setting(choices=("spec_bench", "own"), default="own")
         turns: int | None = setting(ge=1)
-        limit: int | None = setting(ge=1)
-
-        def check(self, prefix: str) -> None:
-            need_file(self.path, f"{prefix}path")
-
-        def sources(self) -> Mapping[str, str]:
-            return {"path": file_hash(self.path)}
 
     def prompts(self) -> Iterator[Prompt]:
-        yield from read_questions(self.settings.path, self.settings.category, self.settings.turns)
+        """The questions, those of one category if it is given, with their first `turns` turns."""
+        s = self.settings
+        grouped = s.grouping == "spec_bench"
+        seen: set[str] = set()
+        lines: dict[str, int] = {}  # by id
+        for number, prompt in read_questions(s.file, s.turns):
+            if grouped and prompt.category in MT_BENCH:
+                prompt = replace(prompt, category="mt_bench")
+            seen.add(prompt.category)
+            if s.category not in (None, prompt.category):
+                continue
+            if lines.setdefault(prompt.id, number) != number:
+                where = f"data.path={s.file} line {number}"
+                raise ConfigError(
+                    f"{where} and line {lines[prompt.id]} are two prompts with the id {prompt.id}: change one"
+                )
+            yield prompt
+        if s.category is not None and s.category not in seen:
+            has = shown(", ".join(sorted(seen)) or "none")
+            raise ConfigError(f"data.category={shown(s.category)} is not in {s.file}: it has {has}")
 
 
-def read_questions(path: str, category: str | None, turns: int | None) -> Iterator[Prompt]:
-    """The questions of a file, those of one category if it is given, with their first `turns` turns. Raises
-    ConfigError."""
-    seen: set[str] = set()
-    lines: dict[str, int] = {}  # by id
+def read_questions(path: str, turns: int | None) -> Iterator[tuple[int, Prompt]]:
+    """(line number, question) of each line. Raises ConfigError."""
     for number, record in read_json_lines(path):
         where = f"data.path={path} line {number}"
         found = record.get("turns")
         if not isinstance(found, list) or not found:
             raise ConfigError(f"{where} has no list of turns: it is not a question file")
         texts = tuple(text_of(turn, f"{where} turn {place}") for place, turn in enumerate(found, 1))
-        own = label_of(record["category"], f"{where} category") if "category" in record else ""
-        seen.add(own)
-        if category is None or own == category:
-            name = label_of(record.get("question_id", number), f"{where} question_id")
-            if lines.setdefault(name, number) != number:
-                raise ConfigError(f"{where} and line {lines[name]} are two prompts with the id {name}: change one")
-            yield Prompt(name, texts[:turns], own)
-    if category is not None and category not in seen:
-        has = shown(", ".join(sorted(seen)) or "none")
-        raise ConfigError(f"data.category={shown(category)} is not in {path}: it has {has}")
+        name = label_of(record.get("question_id", number), f"{where} question_id")
+        category = label_of(record["category"], f"{where} category") if "category" in record else ""
+        yield number, Prompt(name, texts[:turns], category)
 
 
 class HubData(StoredData):
     """Any data set that `datasets.load_dataset` opens: a hub id, or a local folder."""
 
     @dataclass
-    class Settings(RecordSettings):
+    class Settings(BaseSettings):
+        path: str = setting(required="the id of a data set of the hub, or a folder")
         name: str | None = setting()
         split: str = setting()
+        field: str = setting()
+        template: str | None = setting()
+        category_field: str | None = setting()
+        limit: int | None = setting(ge=1)
+
+        def check(self, prefix: str) -> None:
+            check_template(self.template, f"{prefix}template")
 
         def sources(self) -> Mapping[str, str]:
             return {"path": version_of(self.path)}
@@ -163,7 +219,7 @@ class HubData(StoredData):
     def prompts(self) -> Iterator[Prompt]:
         s = self.settings
         for number, record in numbered(load_rows(s.path, s.name, s.split, "data=jsonl"), s.path):
-            yield record_prompt(number, record, s.path, s.field, s.template, s.category_field)
+            yield record_prompt(number, record, s)
 
 
 def version_of(path: str) -> str:
@@ -192,17 +248,15 @@ def load_rows(path: str, name: str | None, split: str, instead: str) -> Any:
 def numbered(rows: Any, path: str) -> Iterator[tuple[int, dict[str, Any]]]:
     """The records of `load_rows`, from 0 on. Raises ConfigError if one cannot be decoded."""
     number, records = 0, iter(rows)
-    while record := _next(records, number, path):
+    while True:
+        try:
+            record = next(records, None)
+        except Exception as error:  # of the backend
+            raise ConfigError(
+                f"data.path={path} record {number} could not be read ({first_line(error)}): mend the data set, or use "
+                "data=jsonl with a local file"
+            ) from error
+        if not record:
+            return
         yield number, record
         number += 1
-
-
-def _next(records: Iterator[Any], number: int, path: str) -> dict[str, Any] | None:
-    """The record of this number, None after the last. Raises ConfigError if it cannot be decoded."""
-    try:
-        return next(records, None)
-    except Exception as error:  # of the backend
-        raise ConfigError(
-            f"data.path={path} record {number} could not be read ({first_line(error)}): mend the data set, or use "
-            "data=jsonl with a local file"
-        ) from error

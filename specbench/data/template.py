@@ -2,37 +2,32 @@
 
 import re
 from collections.abc import Callable
+from string import Formatter
 
-from specbench.errors import ConfigError, shown
+from specbench.errors import ConfigError, first_line, shown
 
-PIECE = re.compile(r"\{\{|\}\}|\{([^{}]*)\}|([{}])")
-SYNTAX = re.compile(r"[.\[\]!:]")  # what str.format would read as an attribute, an index, a conversion or a format
+SYNTAX = re.compile(r"[.\[\]!:{}]")  # what str.format would read as an attribute, an index, a conversion or a format
 LARGEST_TEMPLATE = 100_000  # characters
 
 
-def check_template(template: str, key: str) -> None:
-    """Raises ConfigError unless every brace of the template belongs to `{field}`, `{{` or `}}`."""
+def check_template(template: str | None, key: str) -> None:
+    """Raises ConfigError unless every brace of the template belongs to `{field}`, `{{` or `}}`. None is no template."""
+    if template is None:
+        return
     named = f"{key}={shown(template)} is not allowed"
-    fields = 0
-    for piece in PIECE.finditer(template):
-        name, brace = piece.groups()
-        if brace is not None:
-            raise ConfigError(f"{named}: a {brace} in it has no other half, write {brace * 2} for a brace of the text")
-        if name is None:
-            continue
-        if not name.strip() or name.isdigit() or SYNTAX.search(name):
-            raise ConfigError(f"{named}: {{{shown(name)}}} must be the name of a field alone, as in {{question}}")
-        fields += 1
-    if not fields:
-        raise ConfigError(f"{named}: without a {{field}} every prompt would be the same")
     if len(template) > LARGEST_TEMPLATE:
         raise ConfigError(f"{named}: it must have at most {LARGEST_TEMPLATE:,} characters")
+    try:
+        fields = [found for found in Formatter().parse(template) if found[1] is not None]
+    except ValueError as error:
+        raise ConfigError(f"{named}: {first_line(error)}, write {{{{ or }}}} for a brace of the text") from error
+    if not fields:
+        raise ConfigError(f"{named}: without a {{field}} every prompt would be the same")
+    for _, name, form, conversion in fields:
+        if form or conversion or not str(name).strip() or str(name).isdigit() or SYNTAX.search(str(name)):
+            raise ConfigError(f"{named}: {{{shown(name)}}} must be the name of a field alone, as in {{question}}")
 
 
 def fill(template: str, field: Callable[[str], str]) -> str:
     """The template with field(name) in place of each `{name}`."""
-
-    def replaced(piece: re.Match[str]) -> str:
-        return piece[0][0] if piece[1] is None else field(piece[1])
-
-    return PIECE.sub(replaced, template)
+    return "".join(text + ("" if name is None else field(name)) for text, name, *_ in Formatter().parse(template))

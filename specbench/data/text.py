@@ -1,4 +1,4 @@
-"""Plain text as prompts: windows of text files, and lines of aligned ones."""
+"""Plain text as prompts: windows of text files."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -8,7 +8,6 @@ from specbench.data.json_lines import need_file
 from specbench.data.prompts import Prompt, StoredData
 from specbench.data.records import label_of
 from specbench.data.sources import of_folder, place_of
-from specbench.data.template import check_template, fill
 from specbench.data.text_file import TEXT, read_text
 from specbench.errors import ConfigError, first_line, shown
 from specbench.settings import BaseSettings, file_hash, setting
@@ -53,84 +52,30 @@ class TextData(StoredData):
         files = s.files()
         for path in files:
             text = read_text(str(path), "data.path")
-            places = [*range(len(text) + 1)] if s.unit == "characters" else self._token_ends(text)
+            places = [*range(len(text) + 1)] if s.unit == "characters" else [0, *token_ends(text, s.tokenizer)]
             for begin, end in windows(len(places) - 1, s.window, s.stride or s.window):
                 part = text[places[begin] : places[end]]
                 if part.strip():
                     yield Prompt(f"{path.name}:{begin}", (part,), path.name if len(files) > 1 else "")
 
-    def _token_ends(self, text: str) -> list[int]:
-        """Where tokens end in the text, with 0 before. Raises ConfigError."""
-        from transformers import AutoTokenizer
 
-        name = self.settings.tokenizer
-        try:
-            tokenizer = AutoTokenizer.from_pretrained(place_of(name))
-            found = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
-            ends = [end for _, end in found["offset_mapping"]]
-        except Exception as error:  # of any tokenizer
-            raise ConfigError(
-                f"data.tokenizer={shown(name)} is not possible ({first_line(error)}): give a model with a fast "
-                "tokenizer, or use data.unit=characters"
-            ) from error
-        return [0, *ends]
+def token_ends(text: str, name: str) -> list[int]:
+    """Where tokens of the model `name` end in the text. Raises ConfigError."""
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(place_of(name))
+        found = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+        return [end for _, end in found["offset_mapping"]]
+    except Exception as error:  # of any tokenizer
+        raise ConfigError(
+            f"data.tokenizer={shown(name)} is not possible ({first_line(error)}): give a model with a fast tokenizer, "
+            "or use data.unit=characters"
+        ) from error
 
 
-def windows(length: int, window: int, stride: int) -> Iterator[tuple[int, int]]:
+def windows(length: int, window: int, stride: int) -> list[tuple[int, int]]:
     """(begin, end) of the whole windows in a text of this length; the text itself if it is shorter than one."""
     if length <= window:
-        yield 0, length
-        return
-    for begin in range(0, length - window + 1, stride):
-        yield begin, begin + window
-
-
-class ParallelData(StoredData):
-    """Two aligned text files, a sentence a line: the line of `path` is the prompt, or the template with {source} and
-    {reference} in it. A line that is blank in one of them is left out."""
-
-    @dataclass
-    class Settings(BaseSettings):
-        path: str = setting(required="a text file, one sentence a line")
-        reference: str = setting(required="the text file whose lines belong to those of data.path")
-        template: str | None = setting()
-        limit: int | None = setting(ge=1)
-
-        def check(self, prefix: str) -> None:
-            for key in ("path", "reference"):
-                need_file(place_of(getattr(self, key)), f"{prefix}{key}", TEXT)
-            if self.template is not None:
-                check_template(self.template, f"{prefix}template")
-
-        def sources(self) -> Mapping[str, str]:
-            return {
-                key: file_hash(place_of(path)) for key, path in (("path", self.path), ("reference", self.reference))
-            }
-
-    def prompts(self) -> Iterator[Prompt]:
-        s = self.settings
-        sources, references = (_lines_of(path, key) for path, key in ((s.path, "path"), (s.reference, "reference")))
-        if len(sources) != len(references):
-            raise ConfigError(
-                f"data.reference={s.reference} has {len(references)} lines, and data.path={s.path} {len(sources)}: "
-                "they must be aligned, line by line"
-            )
-        for number, (source, reference) in enumerate(zip(sources, references, strict=True), 1):
-            if source.strip() and reference.strip():
-                fields = {"source": source.strip(), "reference": reference.strip()}
-                yield Prompt(str(number), (fields["source"] if s.template is None else _filled(s.template, fields),))
-
-
-def _lines_of(path: str, key: str) -> list[str]:
-    """The lines of a text file; only line feeds end one, as in the tools that made the files. Raises ConfigError."""
-    lines = read_text(place_of(path), f"data.{key}").split("\n")
-    return lines[:-1] if not lines[-1] else lines
-
-
-def _filled(template: str, fields: Mapping[str, str]) -> str:
-    def field(name: str) -> str:
-        if name not in fields:
-            raise ConfigError(f"data.template has {{{shown(name)}}}: it must be {{source}} or {{reference}}")
-        return fields[name]
-
-    return fill(template, field)
+        return [(0, length)]
+    return [(begin, begin + window) for begin in range(0, length - window + 1, stride)]

@@ -5,7 +5,7 @@ from dataclasses import asdict
 
 import numpy as np
 
-from specbench.data.named import MT_BENCH
+from specbench.data.records import MT_BENCH
 from specbench.errors import ConfigError, shown
 from specbench.results.category_tables import Entry, overall_numbers
 from specbench.results.comparability import SAME_WORK, TASK, differences

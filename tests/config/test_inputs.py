@@ -28,7 +28,59 @@ from specbench.results.report.style import save_figure
 from specbench.results.report.sweep_figures import heat_maps
 from specbench.results.terminal import show
 
-REFUSED = {  # an override: what the sentence begins with
+REFUSED = {  # overrides: what the sentence holds
+    "gama=5": "gama is not a setting. Did you mean gamma?",
+    "drafter=ngram drafter.windw=3": "Did you mean drafter.window?",
+    "drafter=lama1b": "Did you mean drafter=llama1b? Available: drafter=bigram",
+    "drafters=ngram": "drafters is not a setting. Did you mean drafter?",
+    "+drafter.depth=3": "drafter.depth is not a setting",
+    "gamma=2.5": "gamma=2.5 is not allowed: it must be an integer >= 0",
+    "lenience=0": "lenience=0.0 is not allowed: it must be a number >= 1e-06 and <= 1",
+    "dtype=int8": "dtype=int8 is not allowed: it must be one of auto, float32",
+    "drafter=ngram drafter.min_order=5": "drafter.min_order=5 is not allowed",
+    "drafter=model": "drafter.path is not set: give a local folder or a hub id",
+    "drafter=model drafter.path=a=b": 'needs quotes: \'drafter.path="a=b"\'',
+    "drafter=model drafter.path=./nowhere": "drafter.path=./nowhere is not a model",
+    "target=model target.path=nobody/nothing": "target.weights=random",
+    "target.chat_template=always": "has no chat template",
+    "data=jsonl data.path=missing.jsonl": "data.path=missing.jsonl is not a file",
+    "data=jsonl data.path={empty.jsonl}": "empty.jsonl is empty: it must be a file of",
+    "data=jsonl data.path={long.jsonl} data.field=text": "has no field 'text'",
+    "data=jsonl data.path={long.jsonl} data.template='{q}'": "has no field 'q'",
+    "data=questions data.path={turns.jsonl} data.category=art": "it has math",
+    "data=questions data.path={long.jsonl}": "has no list of turns",
+    "data=jsonl data.path={long.jsonl} logger=none": "no prompt fits",
+    "-m gamma=1,many": "gamma=many is not allowed",
+    "executor=cudagraph device=cpu": "needs CUDA, use executor=compiled",
+    "executor=compiled cache=dynamic": "use cache=static or cache=paged",
+    "batch_size=1000000": "use a smaller batch_size or max_new_tokens",
+    "drafter=llama8b target=llama70b target.weights=random drafter.weights=random dtype=float32":
+        "use a smaller model, dtype=bfloat16, executor=eager",
+    "cache=paged cache.blocks=2 data.limit=1": "cache.blocks holds in all",
+    "drafter=tree verifier=block":
+        "verifier=block is not possible with drafter=tree, which drafts trees: use verifier=iterative",
+    "drafter=prompt_lookup verifier=rejection": "guesses have no law",
+    "drafter=medusa verifier=greedy_tree":
+        "verifier=greedy_tree is not possible with temperature=1: it must be 0, or use verifier=iterative",
+    "lenience=0.5 verifier=block": "use verifier=speculative",
+    "lenience=0.5 verifier=synthetic":
+        "verifier=synthetic is not possible with lenience below 1: use verifier=speculative",
+    "lenience_policy=load drafter=tree": "use verifier=speculative",
+    "drafter=blockwise gamma=6": "trained for at most 4 guesses",
+    "drafter=medusa drafter.heads=./nowhere": "python -m specbench.train",
+    "drafter=hierarchical drafter@drafter.below=tree":
+        "drafter.below._target_=specbench.drafters.tree.TreeDrafter is not possible: it must be a drafter of chains",
+    "drafter=hierarchical drafter.below.window=0": "drafter.below.window=0 is not allowed",
+    "drafter=multi_draft drafter.paths=[]": "drafter.paths=[] is not allowed",
+    "drafter=tree drafter.branching=[2,0]": "drafter.branching=0 is not allowed",
+    "drafter=early_exit drafter.layers=3 drafter.head=null": "drafter.layers=3 is not allowed: it must be from 1 to 2",
+    "drafter=early_exit drafter.layers=2": "it was trained for 1 layers",
+    "drafter=tree gamma_policy=entropy": "needs a drafter that is a model",
+    "gamma=[1": "gamma=[1",
+    "metrics=calibration": "choose metrics with metric=[NAME,NAME]",
+    "verifier._target_=specbench.drafters.random.RandomDrafter": "it must be a subclass of Verifier",
+    "verifier.alpha=.5": "not a setting of the chosen verifier. Available: none.",
+    "metric=[calibration,nothing]": "metric=nothing is not a choice",
     "name=../../esc": "name=../../esc is not allowed: it must be the name of a folder inside outputs/",
     "name=/tmp/esc": "name=/tmp/esc is not allowed",
     "name=a/../../b": "name=a/../../b is not allowed",
@@ -36,16 +88,14 @@ REFUSED = {  # an override: what the sentence begins with
     "name=.": "name=. is not allowed",
     "name='a\nb'": "name=a\\nb is not allowed",
     "name=" + "x" * 300: "name=xxxx",
+    "gamma=" + "9" * 5000: "gamma=9999",
     "name=${nope}": "name=${nope} is not possible: Interpolation key 'nope' not found",
     "gamma=${gamma}": "gamma=${gamma} is not possible: Recursive interpolation",
     "gamma=${oc.env:SPECBENCH_NOT_SET}": "gamma=${oc.env:SPECBENCH_NOT_SET} is not possible: KeyError",
     "gamma='${'": "gamma='${' is not possible",
-    "gamma=" + "9" * 5000: "gamma=9999",
     "gamma=[1]": "gamma=[1] is not allowed: it must be an integer",
-    "gamma=null": "gamma=null is not allowed",
     "gamma=20000": "gamma=20000 is not allowed: it must be an integer >= 0 and <= 1000",
     "gamma=600": "gamma=600 is not possible: the target's context is 512 tokens",
-    "gamma=300": "gamma=300 with up to 300 guesses a round is not possible: warm-up alone would read",
     "force=2": "force=2 is not allowed: it must be true or false",
     "stop=['']": "stop='' is not allowed",
     "stop=[null]": "stop=null is not allowed",
@@ -56,17 +106,14 @@ REFUSED = {  # an override: what the sentence begins with
     "drafter._target_=null": "drafter._target_ is not set",
     "drafter._target_=[a]": "drafter._target_=['a'] is not allowed: it must be the name of a class",
     "drafter._target_=specbench.decoding.drafter.Drafter": "drafter._target_=specbench.decoding.drafter.Drafter is not",
-    "verifier._target_=specbench.contrib.traffic.lenience.VerifierUnderLoad": "verifier._target_=specbench.contrib.traffic",  # noqa: E501
-    "metrics=5": "metrics=5 is not allowed",
+    "verifier._target_=specbench.contrib.traffic.lenience.VerifierUnderLoad":
+        "verifier._target_=specbench.contrib.traffic",
     "data.count=100000": "data.count=100000 is not possible: this Python's standard library has",
     "device=cpu:1": "device=cpu:1 is not allowed",
     "logger.project=a/b": "logger.project=a/b is not allowed",
     "logger.tags=[a,a]": "logger.tags=['a', 'a'] is not allowed",
-}
-REFUSED_TOGETHER = {  # overrides that only together are wrong, or that need a group
     "executor=eager executor._target_=specbench.decoding.executor.Executor": "Executor is not allowed: choose",
     "workload=poisson workload.rate=1e-6": "the workload's last request of 32 would arrive after",
-    "drafter=tree drafter.branching=[1000]": "gamma=4 with up to 4,000 guesses a round is not possible",
     "drafter=tree drafter.branching=[11,10,10]": "drafter.branching=[11, 10, 10] is not allowed: the product",
     "drafter=tree drafter.branching=[[1]]": "drafter.branching=[1] is not allowed: it must be a list of integers",
     "drafter=hierarchical drafter.below=null": "drafter.below is not set",
@@ -75,17 +122,31 @@ REFUSED_TOGETHER = {  # overrides that only together are wrong, or that need a g
     "drafter=bigram drafter.path=/": "drafter.path=/ is not a file: it must be a text file in UTF-8",
     "-m gamma=1,${nope}": "gamma=${nope} is not allowed: Interpolation key 'nope' not found",
     "-m name=a,../../esc": "name=../../esc is not allowed",
-}
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("arguments", [*([one] for one in REFUSED), *(both.split() for both in REFUSED_TOGETHER)])
-def test_one_sentence_names_the_key_and_the_value(arguments, monkeypatch, capsys, tmp_path):
-    folder = tmp_path / "here" / "below"
+@pytest.fixture(scope="module")
+def files(tmp_path_factory) -> dict[str, Path]:
+    """The files that the overrides above name."""
+    folder = tmp_path_factory.mktemp("files")
+    texts = {"empty.jsonl": "", "long.jsonl": json.dumps({"prompt": "x = 1\n" * 600}),
+             "turns.jsonl": json.dumps({"question_id": 1, "category": "math", "turns": ["1 + 1"]})}  # fmt: skip
+    for name, text in texts.items():
+        (folder / name).write_text(text)
+    return {name: folder / name for name in texts}
+
+
+@pytest.mark.parametrize("overrides", REFUSED)
+def test_one_sentence_names_the_key_and_the_value(overrides, files, monkeypatch, capsys, tmp_path):
+    """Exit code 2, and nothing is left behind."""
+    folder, words = tmp_path / "here" / "below", overrides
     folder.mkdir(parents=True)
-    code, err = run_main(arguments, monkeypatch, capsys, folder)
+    for name, path in files.items():
+        words = words.replace(f"{{{name}}}", str(path))
+    code, err = run_main(words.split(" "), monkeypatch, capsys, folder)
     told = [line for line in err.splitlines() if line.startswith("specbench:")]
     assert code == 2 and len(told) == 1 and "Traceback" not in err, err
-    assert {**REFUSED, **REFUSED_TOGETHER}[" ".join(arguments)] in told[0] and len(told[0]) < 2100
+    assert REFUSED[overrides] in told[0] and len(told[0]) < 2100
     assert os.listdir(tmp_path) == ["here"] and not (tmp_path / "here" / "esc").exists()
     assert set(os.listdir(folder)) <= {"outputs", "multirun"}
 
@@ -114,6 +175,8 @@ FILES = {  # bytes of a data file: what the sentence holds
     prompt(5): "is a number, not text",
     prompt(" \n"): "is empty: a prompt must be text that is not blank",
     b" \n\n": "holds only blank lines",
+    prompt("a") + b'\n{"prompt": \n': "line 2 is not JSON",
+    b"[1, 2]\n": "line 1 is not a JSON object",
 }
 
 
@@ -121,7 +184,7 @@ FILES = {  # bytes of a data file: what the sentence holds
 def test_a_data_file_is_read_or_told_by_line(content, tmp_path):
     path = tmp_path / "file.gz"
     path.write_bytes(content)
-    settings = JsonlData.Settings(str(path), "prompt", None, None, None)
+    settings = JsonlData.Settings(path=str(path), field="prompt", template=None, limit=None)
     if FILES[content] is None:
         assert [p.turns for p in load(JsonlData(settings))] == [("a",)]
         return
@@ -157,30 +220,6 @@ def test_what_is_no_file_is_refused_before_it_is_opened(kind, tmp_path):
     )(path)
     with pytest.raises(ConfigError, match=r"data\.path=.* (is not a file|cannot be read)"):
         check(composed("data=jsonl", f"data.path={path}"))
-
-
-TRAINING = {
-    "+nonsense=1": "nonsense is not a setting",
-    "method._target_=specbench.drafters.random.RandomDrafter": "must be a subclass of Student",
-    "method.learning_rate=inf": "method.learning_rate=inf is not allowed",
-    "epochs=1e-320": "epochs=1e-320 is not allowed",
-    "row=100000": "row=100000 is not possible: the context of shipped:target is 512 tokens",
-    "tokens=${row}": None,
-}
-
-
-@pytest.mark.parametrize("override", TRAINING)
-def test_training_is_checked_as_runs_are(override):
-    from small_runs import training
-
-    from specbench.contrib.training.trainer import checked_settings as check_training
-
-    if TRAINING[override] is None:
-        assert check_training(training(override))[0].tokens == 256
-        return
-    with pytest.raises(ConfigError) as told:
-        check_training(training(override))
-    assert TRAINING[override] in str(told.value)
 
 
 def test_large_gammas_are_timed_on_a_thin_grid():

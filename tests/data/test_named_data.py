@@ -14,8 +14,8 @@ from small_runs import composed, parts_of
 
 from specbench.config.paths import conf_dir
 from specbench.config.validate import check
-from specbench.data.named import MT_BENCH
 from specbench.data.prompts import Prompt, load, stratify
+from specbench.data.records import MT_BENCH
 from specbench.data.text import windows
 from specbench.errors import ConfigError
 from specbench.run.run import run
@@ -119,6 +119,23 @@ def test_records_of_the_named_sets(tmp_path):
     math.write_text(json.dumps({"question": "1 + 1?", "answer": "2"}))
     assert [p.turns for p in prompts_of("data=humaneval", f"data.path={human}")] == [("def f():",)]
     assert [p.turns for p in prompts_of("data=gsm8k", f"data.path={math}")] == [("Question: 1 + 1?\nAnswer:",)]
+
+
+def test_gzipped_lines_templates_and_categories(tmp_path):
+    path = tmp_path / "rows.jsonl.gz"
+    path.write_bytes(gzip.compress("\n".join(f'{{"question": "{n}?", "kind": "k"}}' for n in range(3)).encode()))
+    words = ["data.template='Q: {question}'", "data.category_field=kind", "data.limit=2"]
+    found = prompts_of("data=jsonl", f"data.path={path}", *words)
+    assert [(p.turns[0], p.category) for p in found] == [("Q: 0?", "k"), ("Q: 1?", "k")]
+
+
+def test_a_local_hub_data_set(tmp_path):
+    (tmp_path / "set").mkdir()
+    (tmp_path / "set" / "test.jsonl").write_text('{"q": "one"}\n{"q": "two"}\n')
+    words = ["data=hub", "data.field=q"]
+    assert [p.turns[0] for p in prompts_of(*words, f"data.path={tmp_path / 'set'}")] == ["one", "two"]
+    with pytest.raises(ConfigError, match=r"data\.path=.*could not be loaded"):
+        prompts_of(*words, f"data.path={tmp_path / 'none'}")
 
 
 def test_text_comes_in_windows(tmp_path):

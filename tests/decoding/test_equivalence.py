@@ -66,7 +66,7 @@ def verifier_of(sampling: Sampling, name: str) -> Verifier:
 @cache
 def requests() -> tuple:
     """Short prompts, so that compiled programs are needed for one bucket of columns only."""
-    settings = JsonlData.Settings(short_prompts(), "prompt", template=None, category_field=None, limit=PROMPTS)
+    settings = JsonlData.Settings(path=short_prompts(), field="prompt", template=None, limit=PROMPTS)
     tokenizer = shipped("target").tokenizer
     return tuple(render(prompt, [], tokenizer, chat=False) for prompt in load(JsonlData(settings)))
 

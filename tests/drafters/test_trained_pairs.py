@@ -17,7 +17,7 @@ from specbench.errors import ConfigError
 from specbench.run.run import run
 
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
-DATA = {"ende": "specbench.data.text", "unconditional": "specbench.contrib.paper.unconditional"}
+DATA = {"ende": "specbench.contrib.paper.aligned_text", "unconditional": "specbench.contrib.paper.unconditional"}
 TASKS = {"ende": "ende", "bytes": "unconditional"}
 SHAPE = dict(d_model=8, d_kv=4, num_heads=2, d_ff=8, num_layers=1, num_decoder_layers=1)
 PAIRS = [([3, 4, 5, 1], [6, 7, 1]), ([8, 1], [9, 10, 11, 1]), ([5, 6, 7, 8, 1], [3, 1]), ([9, 3, 1], [4, 4, 1])]

@@ -98,8 +98,8 @@ def memory_rows() -> list[Row]:
     """The design's table of memory, each line beside ours."""
     small, large = (footprints()[name] for name in ("1B", "3B"))
     ours = Budget.of(
-        [large, small], copies=1, doubled=0, laws=0, rows=ROWS, columns=COLUMNS, held=ROWS * COLUMNS, tokens=K + 1,
-        prefill_chunk=PREFILL_CHUNK, read_again=CHUNK, graphs=False, dtype=torch.bfloat16, device=torch.device("cpu"),
+        [large, small], rows=ROWS, columns=COLUMNS, held=ROWS * COLUMNS, tokens=K + 1, prefill_chunk=PREFILL_CHUNK,
+        read_again=CHUNK, dtype=torch.bfloat16, device=torch.device("cpu"),
     )  # fmt: skip
     kv = {name: COLUMNS * model.column for name, model in (("1B", small), ("3B", large))}
     lines = [

@@ -84,9 +84,8 @@ def _smallest(
 def _needed(models: Sequence[ModelSize], run: Selections, columns: int, gamma: int, dtype: torch.dtype) -> int:
     """Bytes on each device."""
     budget = Budget.of(
-        models, copies=1, doubled=0, laws=0, rows=run.batch_size, columns=columns, held=run.batch_size * columns,
-        tokens=gamma + 1, prefill_chunk=int(run.scalars["prefill_chunk"]), read_again=READ_AGAIN, graphs=False,
-        dtype=dtype, device=torch.device("cpu"),
+        models, rows=run.batch_size, columns=columns, held=run.batch_size * columns, tokens=gamma + 1,
+        prefill_chunk=int(run.scalars["prefill_chunk"]), read_again=READ_AGAIN, dtype=dtype, device=torch.device("cpu"),
     )  # fmt: skip
     return budget.needed
 

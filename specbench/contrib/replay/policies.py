@@ -39,7 +39,7 @@ def refuse_more_than_was_measured(largest: int, trace: Trace) -> None:
 
 def build_policy(config: DictConfig, trace: Trace) -> GammaPolicy:
     """The policy of a composed configuration. Raises ConfigError."""
-    choice = choose(config, "gamma_policy", GammaPolicy, None)
+    choice = choose(config, "gamma_policy", None)
     policy: GammaPolicy = choice.kind.from_settings(choice.settings)
     if policy.largest > trace.largest and policy.constant is None:
         policy = choice.kind.from_settings(replace(choice.settings, largest=trace.largest))

@@ -8,6 +8,7 @@ import transformers
 
 from specbench.component import Selections
 from specbench.contrib.planning.gpu_sizing import divisors, sizes_of
+from specbench.decoding import processes
 from specbench.errors import ConfigError
 from specbench.models.architecture import NO_FAMILY, family_of, without_memory
 from specbench.models.flops import chosen_by_token
@@ -98,3 +99,12 @@ def divides_unevenly() -> bool:
     """Whether this transformers divides an output matrix whose tokens do not divide: 5.17 does not, 5.23 does."""
     found = tuple(int(part) for part in transformers.__version__.split(".")[:2])
     return found >= UNEVEN
+
+
+def refuse_missing_ranks(wanted: int) -> None:
+    """Raises ConfigError if so many processes shall share the target, and this one is not one of them."""
+    if processes.current.size != wanted:
+        raise ConfigError(
+            f"target.tensor_parallel={wanted} is not possible here, in {processes.current.size} process: python -m "
+            "specbench starts so many, or give 1"
+        )

@@ -6,9 +6,12 @@ from typing import Any
 
 import numpy as np
 
+from specbench.data.prompts import Prompt
 from specbench.errors import ConfigError
 from specbench.policies.workload.base import Limits, Workload
 from specbench.settings import BaseSettings, setting
+
+LONGEST_WAIT = 24 * 3600  # seconds until the last request arrives
 
 
 class Poisson(Workload):
@@ -53,6 +56,24 @@ class Poisson(Workload):
     @classmethod
     def from_settings(cls, settings: Any, seed: int) -> "Poisson":
         return cls(seed, **vars(settings))
+
+    def refuse(self, prompts: Sequence[Prompt], rows: int) -> None:
+        from specbench.config.components import segment_size  # which loads torch
+
+        requests = sum(len(prompt.turns) for prompt in prompts)
+        seconds = max(self.arrivals(requests, segment)[-1] for segment in range(len(self.rates)))
+        if not seconds <= LONGEST_WAIT:
+            raise ConfigError(
+                f"the workload's last request of {requests} would arrive after {seconds / 3600:,.0f} hours: it must be "
+                f"{LONGEST_WAIT // 3600} at most, so choose a higher workload.rate or workload.spike, or a lower "
+                "data.limit"
+            )
+        needed = segment_size(rows, self)
+        if len(self.rates) > 1 and len(prompts) < len(self.rates) * needed:
+            raise ConfigError(
+                f"workload.rate has {len(self.rates)} rates, each of which needs a segment of {needed} requests, and "
+                f"there are {len(prompts)}: choose more prompts, fewer rates, or a lower batch_size or workload.segment"
+            )
 
     def arrivals(self, requests: int, segment: int = 0) -> list[float]:
         rates = np.full(requests, self.rate(segment))

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from specbench.component import Selections
+from specbench.data.prompts import Prompt
 from specbench.decoding.component import Component
 
 
@@ -37,6 +38,9 @@ class Workload(Component, ABC):
         if cls.over_time and run.workers > 1:
             return f"with workers={run.workers}: its requests wait in one queue, use workload=all_at_once"
         return None
+
+    def refuse(self, prompts: Sequence[Prompt], rows: int) -> None:
+        """Raises ConfigError if the requests of these prompts cannot arrive so, with a batch of so many rows."""
 
     @abstractmethod
     def arrivals(self, requests: int, segment: int = 0) -> list[float] | None:

@@ -128,6 +128,10 @@ def test_untrained_heads_are_the_models_own():
         ("row=8 method.heads=8", "row=8 is not possible with 8 guesses ahead"),
         ("method.heads=0", "method.heads=0 is not allowed: it must be an integer >= 1"),
         ("target.path=/nowhere", "target.path=/nowhere is not a model"),
+        ("+nonsense=1", "nonsense is not a setting"),
+        ("method._target_=specbench.drafters.random.RandomDrafter", "must be a subclass of Student"),
+        ("epochs=1e-320", "epochs=1e-320 is not allowed"),
+        ("row=100000", "row=100000 is not possible: the context of shipped:target is 512 tokens"),
     ],
 )
 def test_mistakes_are_told_before_anything_loads(override, told, tmp_path):
