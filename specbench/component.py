@@ -72,8 +72,7 @@ def chosen_class(node: Any, key: str, base: type[Component], how: str) -> tuple[
 
 
 def from_ring(name: str) -> Any:
-    """What `specbench.contrib` has under this name, as "ray.run.run_workers"; the core imports nothing of it unless a
-    setting asks for it."""
+    """What `specbench.contrib` has under this name, as "ray.run.run_workers", for a setting that asks for it."""
     return hydra.utils.get_object(f"specbench.contrib.{name}")
 
 

@@ -27,13 +27,9 @@ LONGEST_SENTENCE = 2000  # characters
 
 
 def visible(text: str, layout: bool = False) -> str:
-    """The text with every hidden or control character as its escape, `\\x1b`. With `layout`, line breaks and tabs
-    stay."""
-    return HIDDEN.sub(lambda found: _escape(found[0], "\n\t" if layout else ""), text)
-
-
-def _escape(character: str, kept: str) -> str:
-    return character if character in kept else character.encode("unicode_escape").decode()
+    """The text with hidden and control characters as escapes; with `layout`, line breaks and tabs stay."""
+    kept = "\n\t" if layout else ""
+    return HIDDEN.sub(lambda c: c[0] if c[0] in kept else c[0].encode("unicode_escape").decode(), text)
 
 
 def shown(value: Any) -> str:

@@ -43,8 +43,7 @@ class BaseSettings:
         return ()
 
     def divided(self) -> str:
-        """The setting that divides the component's model among processes or devices, as "tensor_parallel=2"; empty if
-        none does."""
+        """The setting that divides the model among processes or devices, as "tensor_parallel=2", or ""."""
         return ""
 
     def processes(self) -> int:
@@ -84,11 +83,7 @@ Schema = TypeVar("Schema", bound=BaseSettings)
 
 
 def validate(schema: type[Schema], node: DictConfig, prefix: str = "") -> Schema:
-    """The node as an instance of the schema. `prefix` is the group, "drafter.".
-
-    Raises ConfigError for an unknown key, an interpolation that cannot be resolved, a wrong type, a value out of
-    bounds, or what `check` refuses.
-    """
+    """The node of a group ("drafter." is its prefix) as an instance of the schema. Raises ConfigError."""
     fields = {field.name: field for field in dataclasses.fields(schema)}
     hints = get_type_hints(schema)
     values: dict[str, Any] = {}
@@ -109,8 +104,7 @@ def validate(schema: type[Schema], node: DictConfig, prefix: str = "") -> Schema
 
 
 def resolved(node: DictConfig, name: str, key: str) -> Any:
-    """The value of a node's key in plain Python, with its interpolations resolved; "???" if it is missing. Raises
-    ConfigError, naming the value, if that is not possible."""
+    """A key's value in plain Python, interpolations resolved; "???" if it is missing. Raises ConfigError."""
     if OmegaConf.is_missing(node, name):
         return MISSING
     try:

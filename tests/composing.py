@@ -23,7 +23,6 @@ def parsed(text: str):
 
 
 def load_yaml(file):
-    """`OmegaConf.load`."""
     if not hasattr(file, "read"):
         return read_yaml(file)
     try:
@@ -34,7 +33,6 @@ def load_yaml(file):
 
 
 def get_mode(hydra, config_name, overrides):
-    """`Hydra.get_mode`."""
     key = (config_name, *(word for word in overrides if word.startswith(DECIDE)))
     if key not in modes:
         modes[key] = find_mode(hydra, config_name, overrides)

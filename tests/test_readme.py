@@ -15,10 +15,9 @@ from typing import get_args, get_type_hints
 import pytest
 import yaml
 from choosing import slow_unless
-from hydra import compose, initialize_config_dir
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from small_runs import given_by, little, short_prompts
+from small_runs import composed, given_by, little, short_prompts, training
 
 import specbench.contrib.planning.command as plan
 import specbench.contrib.replay.command as replay
@@ -96,9 +95,9 @@ COMPOSED = [c for c in BY_WORDS.values() if c.module in ("", ".train") and "--he
 SHOWN = {*commands_of_a_page(README), *commands_of_help()}  # in the README and in --help
 RUNS = [c for c in COMMANDS if c.module == "" and c.is_run]
 ARGPARSE = (".compare", ".plan")
-PARSED = [c for c in COMMANDS if c.module in ARGPARSE]
-ON_A_RUN = [c for c in COMMANDS if c.module in (".replay", ".report") and c.is_run]
-TABLES = [c for c in COMMANDS if c.module == ".table"]
+COMMANDS_ON_A_RUN = {".replay": (replay.main, "replay.json"), ".report": (report.main, "report.html"),
+                     ".table": (table.main, "")}  # fmt: skip
+ON_A_RUN = [c for c in COMMANDS if c.module in COMMANDS_ON_A_RUN and (c.is_run or c.module == ".table")]
 
 
 def titled() -> dict[str, str]:
@@ -139,11 +138,10 @@ def apart(words: list[str]) -> tuple[list[str], list[str]]:
     return words[place : place + 2], words[:place] + words[place + 2 :]
 
 
-def composed(flags: list[str], overrides: list[str], config: str = "config"):
+def composed_with(flags: list[str], overrides: list[str]):
     """The configuration that the command line would compose."""
     more = [f"hydra.searchpath=[file://{Path(flags[1]).resolve()}]"] if flags else []
-    with initialize_config_dir(str(conf_dir()), version_base="1.3"):
-        return compose(config, overrides=[*overrides, *more], return_hydra_config=True)
+    return composed(*overrides, *more)
 
 
 def jobs_of(flags: list[str], overrides: list[str]) -> list[list[str]]:
@@ -153,13 +151,9 @@ def jobs_of(flags: list[str], overrides: list[str]) -> list[list[str]]:
         return BasicSweeper.split_arguments(OverridesParser.create().parse_overrides(words), None)[0]
 
     if any(word.startswith("experiment=") for word in overrides):
-        params = composed(flags, split(overrides)[0]).hydra.sweeper.params
+        params = composed_with(flags, split(overrides)[0]).hydra.sweeper.params
         return split([*(f"{key}={value}" for key, value in params.items()), *overrides])
     return split(overrides)
-
-
-def ids(found: Command) -> str:
-    return str(found)
 
 
 def with_new_keys(commands: list[Command]) -> Iterator[Command]:
@@ -175,24 +169,24 @@ def with_new_keys(commands: list[Command]) -> Iterator[Command]:
 FIRST = {*with_new_keys(COMPOSED)}
 
 
-@pytest.mark.parametrize("found", [slow_unless(found in FIRST, found) for found in COMPOSED], ids=ids)
+@pytest.mark.parametrize("found", [slow_unless(found in FIRST, found) for found in COMPOSED], ids=str)
 def test_every_command_composes(found, here):
     flags, overrides = apart(filled(found.words, here))
     if found.module == ".train":  # tests/contrib/training runs every method
-        assert composed(flags, overrides, "train").method._target_.startswith("specbench.contrib.training.")
+        assert training(*overrides).method._target_.startswith("specbench.contrib.training.")
         return
     for job in jobs_of(flags, overrides):
-        check(composed(flags, job))
+        check(composed_with(flags, job))
 
 
-@pytest.mark.parametrize("found", PARSED, ids=ids)
+@pytest.mark.parametrize("found", [c for c in COMMANDS if c.module in ARGPARSE], ids=str)
 def test_every_comparison_and_plan_composes(found, here):
     parser = {".compare": compare.comparison_parser, ".plan": plan.plan_parser}[found.module]()
     args = parser.parse_intermixed_args(found.words)
-    if found.module == ".compare" and RUN not in found.words:
-        assert len(compare.expected(args.inputs, args.also)[1].jobs) > 1
-    elif found.module == ".plan":
+    if found.module == ".plan":
         plan.refuse_impossible(args.overrides)
+    elif RUN not in found.words:
+        assert len(compare.expected(args.inputs, args.also)[1].jobs) > 1
 
 
 @pytest.fixture(scope="module")
@@ -220,25 +214,20 @@ def run_small(here):
     return run
 
 
-@pytest.mark.parametrize("found", [slow_unless(found in SHOWN, found) for found in RUNS], ids=ids)
+@pytest.mark.parametrize("found", [slow_unless(found in SHOWN, found) for found in RUNS], ids=str)
 def test_every_command_runs(found, run_small):
     folder = run_small(found.words)
     assert {"results.json", "rounds.parquet", "prompts.jsonl"} <= {path.name for path in folder.iterdir()}
 
 
-@pytest.mark.parametrize("found", ON_A_RUN, ids=ids)
-def test_every_command_on_a_finished_run_runs(found, run_small):
+@pytest.mark.parametrize("found", ON_A_RUN, ids=str)
+def test_every_command_on_a_finished_run_runs(found, run_small, capsys):
+    main, left = COMMANDS_ON_A_RUN[found.module]
     folder = run_small(())
-    main, left = {".replay": (replay.main, "replay.json"), ".report": (report.main, "report.html")}[found.module]
     (folder / left).unlink(missing_ok=True)
     main([str(folder) if word == RUN else word for word in found.words])
-    assert (folder / left).stat().st_size > 0
-
-
-@pytest.mark.parametrize("found", TABLES, ids=ids)
-def test_every_table_is_printed(found, run_small, capsys):
-    table.main([str(run_small(())) if word == RUN else word for word in found.words])
-    assert "MAT" in (told := capsys.readouterr().out) or "accepted" in told
+    told = capsys.readouterr().out
+    assert (folder / left).stat().st_size > 0 if left else "MAT" in told or "accepted" in told
 
 
 def test_no_command_is_missed():
@@ -248,7 +237,7 @@ def test_no_command_is_missed():
         assert len(re.findall(r"python -m specbench\b", shell)) == len([*commands_of_a_page(page)])
     told = [" ".join(found.words) for found in commands_of_help()]
     assert set(NOT_RUN_OF_HELP) <= set(told)
-    known = {"", ".train", ".replay", ".report", ".gpu_check", ".table", ".collect", *ARGPARSE}  # tests/contrib/cluster
+    known = {"", ".train", ".gpu_check", ".collect", *ARGPARSE, *COMMANDS_ON_A_RUN}  # the others: tests/contrib
     assert {found.module for found in FOUND} <= known
 
 

@@ -135,8 +135,7 @@ def in_seeded_order(prompts: list[Prompt], order: int) -> list[Prompt]:
 
 
 def _make(checked: ValidatedConfig, group: str, *arguments: Any) -> Any:
-    """The component that was chosen in a group. The group's base class documents the other arguments of
-    `from_settings`. Raises ConfigError."""
+    """The component chosen in a group, from its settings and what `from_settings` of its base class also takes."""
     choice = checked.choices[group]
     try:
         return choice.kind.from_settings(choice.settings, *arguments)
@@ -149,8 +148,7 @@ def _make(checked: ValidatedConfig, group: str, *arguments: Any) -> Any:
 
 
 def notes_on_models(target: LanguageModel, drafter: Drafter, verifier: Verifier, applied: Sequence[str]) -> list[str]:
-    """Sentences that a reader of the numbers must know, such as that a model has random weights. `applied` are settings
-    of a generation_config that are applied."""
+    """Sentences that a reader of the numbers must know; `applied` are settings of a generation_config."""
     found = []
     for role, model in (("target", target), *(("drafter", model) for model in drafter.models)):
         if model.random_weights:
@@ -208,8 +206,7 @@ def refuse_different_tokenizers(target: Model, drafter: Model) -> None:
 
 
 def refuse_states_that_do_not_fit(models: Sequence[Model], rows: int, gamma: int) -> None:
-    """Raises ConfigError if the device has no room for the states that are kept: one for each token that a round reads,
-    one from before it, and one that a prompt beside it is read into."""
+    """Raises ConfigError without room for states of each token of a round, of before it, and of a prompt beside it."""
     kept = gamma + 3
     needed = sum(int(model.state_bytes) for model in models) * rows * kept
     free = free_bytes(models[0].device)

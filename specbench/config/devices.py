@@ -33,8 +33,7 @@ def pick_device(name: str) -> torch.device:
 
 
 def pick_dtype(name: str, device: torch.device) -> torch.dtype:
-    """The dtype that the setting names; `auto` is float32 on a CPU, where 16 bits gain nothing, and bfloat16 on
-    CUDA."""
+    """The dtype that the setting names; `auto` is float32 on a CPU, where 16 bits gain nothing, bfloat16 on CUDA."""
     if name == "auto":
         return torch.bfloat16 if device.type == "cuda" else torch.float32
     return {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[name]

@@ -105,8 +105,7 @@ def longest_text(checked: ValidatedConfig, prompts: Sequence[Prompt], rendered: 
 
 
 def _laws(root: RunConfig, vocab_size: int) -> int:
-    """Bytes of the target's probabilities that are kept until texts were read, at most: of speculated texts, rejected
-    guesses included, and of plain decoding's."""
+    """Bytes of p that are kept until texts were read, at most: speculated with rejected guesses, and plain."""
     if not root.temperature:
         return 0
     plain = 4 * MOST * root.batch_size * root.max_new_tokens * vocab_size

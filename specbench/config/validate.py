@@ -64,7 +64,8 @@ class ValidatedConfig:
 
         named = {group: choice for group, choice in self.choices.groups.items() if group not in with_role(Role.LABEL)}
         named |= {f"{METRICS}.{name}": choice for name, choice in self.metrics.items()}
-        sources, code, machine = {}, {"specbench": of_code(), **of_libraries()}, {}
+        sources: dict[str, str] = {}
+        code, machine = {"specbench": of_code(), **of_libraries()}, {}
         for key, choice in named.items():
             sources |= {f"{key}.{name}": version for name, version in choice.settings.sources().items()}
             module = choice.kind.__module__
@@ -107,8 +108,7 @@ def check(config: DictConfig, names: Mapping[str, str] | None = None, here: bool
 
 
 def check_early(config: DictConfig, names: Mapping[str, str] | None = None) -> tuple[RunConfig, dict[str, Selection]]:
-    """The part of `check` that does not load torch: the scalars, and the choices of WITHOUT_TORCH. Raises
-    ConfigError."""
+    """The part of `check` that does not load torch: scalars, and choices of WITHOUT_TORCH. Raises ConfigError."""
     names = names or hydra_choices(config)
     scalars = OmegaConf.masked_copy(config, [str(key) for key in config if key not in (*GROUPS, *OTHERS)])
     scalars._set_parent(config)

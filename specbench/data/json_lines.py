@@ -17,8 +17,7 @@ LINES = "a file of JSON objects, one a line (.jsonl or .jsonl.gz)"
 
 
 def need_file(path: str, key: str, what: str = LINES) -> None:
-    """Raises ConfigError if the path is no regular file, or one that is empty or cannot be read. `key` is the setting
-    that names it."""
+    """Raises ConfigError, naming the setting `key`, unless the path is a regular file with content to be read."""
     reason = ""
     try:
         found = os.stat(path)

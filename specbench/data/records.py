@@ -79,8 +79,7 @@ def _warn(text: str) -> None:
 
 
 def text_of(value: Any, what: str, blank: bool = False) -> str:
-    """The value itself, if it is text; with `blank`, text that is blank too. `what` names file, line and field. Raises
-    ConfigError."""
+    """The value, if it is text (`blank`: blank text too). `what` names file, line and field. Raises ConfigError."""
     if not isinstance(value, str):
         hint = ", and data=questions reads lists of turns" if isinstance(value, list) else ""
         raise ConfigError(f"{what} is {kind_of(value)}, not text: a prompt must be text{hint}")
@@ -117,8 +116,7 @@ def field_of(record: Mapping[str, Any], name: str, keys: str, where: str) -> Any
 
 
 def record_prompt(number: int, record: Mapping[str, Any], settings: Any) -> Prompt:
-    """The prompt of a record: its `field`, or the `template` filled with its fields. Raises ConfigError if a field is
-    missing or no text."""
+    """The prompt of a record: its `field`, or the `template` filled with its fields. Raises ConfigError."""
     where, template, category = f"data.path={settings.path} record {number}", settings.template, settings.category_field
 
     def field(name: str) -> str:
@@ -131,8 +129,7 @@ def record_prompt(number: int, record: Mapping[str, Any], settings: Any) -> Prom
 
 
 class JsonlData(StoredData):
-    """A file of JSON objects, one a line, plain or gzipped: a field is the prompt, or the template filled with
-    fields."""
+    """A file of JSON objects, one a line, plain or gzipped: a field is the prompt, or fields fill the template."""
 
     @dataclass
     class Settings(FileSettings):
@@ -166,26 +163,19 @@ class QuestionsData(StoredData):
         s = self.settings
         grouped = s.grouping == "spec_bench"
         seen: set[str] = set()
-        lines: dict[str, int] = {}  # by id
-        for number, prompt in read_questions(s.file, s.turns):
+        for prompt in read_questions(s.file, s.turns):
             if grouped and prompt.category in MT_BENCH:
                 prompt = replace(prompt, category="mt_bench")
             seen.add(prompt.category)
-            if s.category not in (None, prompt.category):
-                continue
-            if lines.setdefault(prompt.id, number) != number:
-                where = f"data.path={s.file} line {number}"
-                raise ConfigError(
-                    f"{where} and line {lines[prompt.id]} are two prompts with the id {prompt.id}: change one"
-                )
-            yield prompt
+            if s.category in (None, prompt.category):
+                yield prompt
         if s.category is not None and s.category not in seen:
             has = shown(", ".join(sorted(seen)) or "none")
             raise ConfigError(f"data.category={shown(s.category)} is not in {s.file}: it has {has}")
 
 
-def read_questions(path: str, turns: int | None) -> Iterator[tuple[int, Prompt]]:
-    """(line number, question) of each line. Raises ConfigError."""
+def read_questions(path: str, turns: int | None) -> Iterator[Prompt]:
+    """The questions of a file, with their first `turns` turns. Raises ConfigError."""
     for number, record in read_json_lines(path):
         where = f"data.path={path} line {number}"
         found = record.get("turns")
@@ -194,7 +184,7 @@ def read_questions(path: str, turns: int | None) -> Iterator[tuple[int, Prompt]]
         texts = tuple(text_of(turn, f"{where} turn {place}") for place, turn in enumerate(found, 1))
         name = label_of(record.get("question_id", number), f"{where} question_id")
         category = label_of(record["category"], f"{where} category") if "category" in record else ""
-        yield number, Prompt(name, texts[:turns], category)
+        yield Prompt(name, texts[:turns], category)
 
 
 class HubData(StoredData):
@@ -229,8 +219,7 @@ def version_of(path: str) -> str:
 
 
 def load_rows(path: str, name: str | None, split: str, instead: str) -> Any:
-    """The split of a data set, as `datasets` loads it. `instead` is an option that reads local files. Raises
-    ConfigError."""
+    """The split of a data set, as `datasets` loads it; option `instead` reads local files. Raises ConfigError."""
     import datasets
 
     try:

@@ -11,11 +11,9 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-# Tests are not library code; the other two are tables and manual pages, not Python.
-EXCLUDED_FOLDERS = {
-    "test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__",
-    "encodings", "pydoc_data",
-}  # fmt: skip
+# Tests are not library code; the last two are tables and manual pages, not Python.
+EXCLUDED_FOLDERS = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
+EXCLUDED_FOLDERS |= {"encodings", "pydoc_data"}
 HELD_OUT_ONE_IN = 16
 
 
@@ -27,10 +25,8 @@ def is_held_out(module: str) -> bool:
 
 @cache
 def read_modules(*, held_out: bool) -> dict[str, str]:
-    """Source text by module path (posix, relative to the library), sorted by path; read once per process.
-
-    `held_out=False` is the training text, `held_out=True` what prompts and perplexity come from.
-    """
+    """Source text by module path (posix, relative to the library), sorted by path: the training text, or what prompts
+    and perplexity come from."""
     root = Path(sysconfig.get_paths()["stdlib"])
     modules = {}
     for path in sorted(_files(root)):

@@ -7,8 +7,7 @@ TEXT = "a text file in UTF-8"
 
 
 def read_text(path: str, key: str) -> str:
-    """The text of a file, without a byte order mark. `key` is the setting that names it. Raises ConfigError, also if
-    the text is blank."""
+    """The text of a file that the setting `key` names, without a byte order mark. Raises ConfigError if it is blank."""
     need_file(path, key, TEXT)
     try:
         with open(path, encoding="utf-8-sig", newline="") as file:

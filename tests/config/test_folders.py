@@ -13,7 +13,8 @@ from hydra.types import RunMode
 from small_runs import call
 
 from specbench.config.paths import conf_dir
-from specbench.data.prompts import Data, Prompt, load
+from specbench.data.prompts import load
+from specbench.data.stdlib import StdlibData
 from specbench.results import console as told
 from specbench.results.completion import FILES, RESULTS, keep_other, keep_others, make_room
 from specbench.results.console import Pace
@@ -44,18 +45,6 @@ def test_an_earlier_run_is_kept_with_all_its_files(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["earlier-1", "earlier-2", "run.log"]
 
 
-def test_a_page_gets_the_number_of_the_comparison_it_was_made_from(tmp_path):
-    table, page, figures = tmp_path / "comparison.csv", tmp_path / "report.html", tmp_path / "figures"
-    table.write_text("old")
-    page.write_text("a page")
-    figures.mkdir()
-    (tmp_path / "report-1.html").write_text("another")
-    assert keep_others({table: "old"}, [page, figures]) == [] and page.exists()
-    kept = keep_others({table: "new"}, [page, figures])
-    assert [path.name for path in kept] == ["comparison-2.csv", "report-2.html", "figures-2"]
-    assert kept[1].read_text() == "a page" and (tmp_path / "report-1.html").read_text() == "another"
-
-
 @pytest.mark.parametrize("renamed", range(len(FILES) + 1))
 def test_a_run_that_is_half_moved_aside_is_not_lost(renamed, monkeypatch, tmp_path):
     """The process ends after some of the renames; the next one finds every file of the run, in whichever folder."""
@@ -78,27 +67,22 @@ def test_files_of_a_run_that_has_no_results_are_no_run(tmp_path):
     assert make_room(tmp_path) is None and not [*tmp_path.iterdir()]
 
 
-def test_a_file_with_another_text_is_kept_under_a_number(tmp_path):
-    path = tmp_path / "replay.json"
-    kept = []
-    for text in ("a", "a", "b", "c"):
-        kept.append(keep_other(path, text))
-        path.write_text(text)
-    assert kept == [None, None, tmp_path / "replay-1.json", tmp_path / "replay-2.json"]
-    assert files(tmp_path) == {"replay.json": "c", "replay-1.json": "a", "replay-2.json": "b"}
-
-
 def test_files_that_belong_together_have_one_number(tmp_path):
-    one, two = tmp_path / "c.json", tmp_path / "c.csv"
+    one, two, page, figures = (tmp_path / name for name in ("c.json", "c.csv", "report.html", "figures"))
     (tmp_path / "c-1.csv").write_text("in the way")
     kept = []
     for texts in (("a", "x"), ("a", "x"), ("b", "x"), ("b", "y")):
-        kept.append([path.name for path in keep_others({one: texts[0], two: texts[1]})])
+        kept.append([path.name for path in keep_others({one: texts[0], two: texts[1]}, [page, figures])])
         one.write_text(texts[0])
         two.write_text(texts[1])
-    assert kept == [[], [], ["c-2.json", "c-2.csv"], ["c-3.json", "c-3.csv"]]
+        if texts[0] == "b":
+            page.write_text("a page")  # made from these files: it gets their number
+            figures.mkdir(exist_ok=True)
+    assert kept == [[], [], ["c-2.json", "c-2.csv"], ["c-3.json", "c-3.csv", "report-3.html", "figures-3"]]
     assert files(tmp_path) == {"c.json": "b", "c.csv": "y", "c-1.csv": "in the way", "c-2.json": "a", "c-2.csv": "x",
-                               "c-3.json": "b", "c-3.csv": "x"}  # fmt: skip
+                               "c-3.json": "b", "c-3.csv": "x", "report-3.html": "a page", "report.html": "a page",
+                               }  # fmt: skip
+    assert keep_other(one, "b") is None and keep_other(one, "z") == tmp_path / "c-1.json"
 
 
 def hydras(folder):
@@ -127,15 +111,12 @@ def test_the_working_folder_stays(place, monkeypatch, tmp_path):
     assert work.is_dir() and not [*work.iterdir()]
 
 
-@pytest.mark.parametrize("why", ["files", "lock"])
-def test_a_folder_that_is_used_stays(why, tmp_path):
+def test_a_folder_that_is_used_stays(tmp_path):
     folder = hydras(tmp_path / "outputs" / "default")
-    if why == "files":
-        (folder / "prompts.jsonl.part").write_text("")
+    with locked(folder):
         remove_if_empty(folder)
-    else:
-        with locked(folder):
-            remove_if_empty(folder)
+    (folder / "prompts.jsonl.part").write_text("")
+    remove_if_empty(folder)
     assert (folder / ".hydra" / "config.yaml").exists()
 
 
@@ -184,22 +165,14 @@ def test_a_run_in_short():
     assert told.one_line(result) == "1.36x (1.30 to 1.41), failed, not steady"
 
 
-class Three(Data):
-    """Three prompts."""
-
-    def __init__(self, limit):
-        self.limit = limit
-
-    def prompts(self):
-        return iter(Prompt(str(number), ("text",)) for number in range(3))
-
-
 def test_data_smaller_than_the_limit_are_told(caplog):
-    assert len(load(Three(40))) == 3
+    def count(limit):
+        return len(load(StdlibData(limit=limit, count=3, kind="python")))
+
+    assert count(40) == 3
     assert "data has 3 prompts, fewer than data.limit=40: all of them are used" in caplog.text
     caplog.clear()
-    assert [len(load(Three(limit))) for limit in (2, 3, None)] == [2, 3, 3]
-    assert not caplog.text
+    assert [count(limit) for limit in (2, 3, None)] == [2, 3, 3] and not caplog.text
 
 
 def test_the_console_script_finds_modules_beside_the_user(monkeypatch, tmp_path):

@@ -199,7 +199,7 @@ QUESTIONS = {
     '{"turns": ["a", ""]}': "line 1 turn 2 is empty",
     '{"turns": [["a"]]}': "line 1 turn 1 is a list",
     '{"turns": ["a"], "category": {}}': "line 1 category is an object",
-    '{"question_id": 1, "turns": ["a"]}\n{"question_id": "1", "turns": ["b"]}': "line 2 and line 1 are two prompts",
+    '{"question_id": 1, "turns": ["a"]}\n{"question_id": "1", "turns": ["b"]}': "two prompts with the id 1",
 }
 
 
@@ -247,21 +247,15 @@ def test_hostile_text_reaches_neither_terminal_nor_page(monkeypatch, capsys, tmp
     assert "v2[/b] \\x1b[31m\\x9b2J\\u202e$" in (out / "report.html").read_text()
 
 
-def test_a_table_shows_markup_and_escapes_as_text(capsys):
+def test_tables_logs_and_errors_show_escapes_as_text(capsys):
     table = Table(title=HOSTILE)
     table.add_column("[/i]\x1b]0;x\x07")
     table.add_row("[/b]\x1b[2J")
     show(table)
     out = capsys.readouterr().out
     assert "[/b]\\x1b[2J" in out and "[/i]\\x1b]0;x" in out and "\x1b" not in out
-
-
-def test_a_log_record_is_one_line():
     record = logging.LogRecord("a", logging.INFO, "", 0, "%s", ("x\n[forged]\x1b[2J",), None)
     assert VisibleFormatter("%(message)s").format(record) == "x\\n[forged]\\x1b[2J"
-
-
-def test_words_of_errors_are_short_and_visible():
     assert visible("a\tb\u2028\ud800é") == "a\\tb\\u2028\\ud800é" and visible("a\tb\nc\r", layout=True) == "a\tb\nc\\r"
     assert len(shown("x" * 10000)) < 200 and shown(10**5000) == "a number of thousands of digits"
     assert first_line(ValueError("\n\n a. \nb")) == "a" and first_line(KeyError()) == "KeyError"
