@@ -66,6 +66,7 @@ FIELDS = {field.name: field for field in (
     Field("plain_experts", "experts/plain", 1, "by a plain call"),
     Field("weights_v", "experts/weights_v", 2, "weights read, call of a round / plain call"),
     Field("of peak", "bandwidth/target_share_of_peak", 2, about="bytes that a target step reads / the measured peak"),
+    Field("operations", "operations_factor", 2, "operations, predicted", "of plain decoding's (Theorem 3.11)"),
     Field("draft_acceptance_rate", "draft_acceptance_rate", heading="draft acceptance rate (not alpha)"),
     Field("drift", "drift/tv", heading="drift, total variation"),
     Field("drift_kl", "drift/kl", heading="drift, KL in nats"),

@@ -23,7 +23,7 @@ from specbench.data.records import JsonlData
 from specbench.errors import ConfigError, VisibleFormatter, first_line, shown, visible
 from specbench.policies.gamma.fixed import FixedGamma
 from specbench.results.reader import StoredRun
-from specbench.results.report.html_page import Report
+from specbench.results.report.html_page import Drawing, FigureFolder
 from specbench.results.report.style import save_figure
 from specbench.results.report.sweep_figures import heat_maps
 from specbench.results.terminal import show
@@ -262,10 +262,10 @@ def test_tables_logs_and_errors_show_escapes_as_text(capsys):
 
 
 def test_figures_of_dotted_keys_do_not_overwrite_each_other(tmp_path):
-    drawn = Report(tmp_path, [])
+    figures = FigureFolder(tmp_path)
     for name in ("heat_drafter.path_data.path", "heat_drafter.path_data.limit", "heat_a/b", "heat_a_b"):
-        drawn.figure(name, "", plt.figure)
-    assert {path.name for path in (tmp_path / "figures").glob("*.png")} == {
+        figures.draw(Drawing(name, "", plt.figure))
+    assert {path.name for path in tmp_path.glob("*.png")} == {
         "heat_drafter.path_data.path.png", "heat_drafter.path_data.limit.png", "heat_a_b.png", "heat_a_b-2.png",
     }  # fmt: skip
 

@@ -25,14 +25,8 @@ from specbench.run.run import run
 
 def few(good: Path) -> list[str]:
     """Overrides of the smallest run."""
-    return [
-        "temperature=0",
-        "verdict_tokens=0",
-        "executor=eager",
-        "drafter=random",
-        "max_new_tokens=6",
-        f"target.path={good}",
-    ]
+    return ["temperature=0", "verdict_tokens=0", "executor=eager", "drafter=random", "max_new_tokens=6",
+            f"target.path={good}"]  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
@@ -44,27 +38,25 @@ def records(folder: Path) -> list[WandbRecord]:
     """What the one W&B run of a folder wrote. W&B's own process may end its file after `finish` has returned."""
     [path] = folder.glob("wandb/offline-run-*/run-*.wandb")
     for _ in range(100):
-        if "exit" in kinds(found := parsed(path)):
+        if "exit" in kinds(found := parsed(path.read_bytes())):
             break
         time.sleep(0.1)
     return found
 
 
-def parsed(path: Path) -> list[WandbRecord]:
+def parsed(data: bytes) -> list[WandbRecord]:
     """The records in the log format of a file: blocks of 32 KiB, pieces with 7 bytes of checksum, length and kind (1
     whole, 2 first, 3 middle, 4 last)."""
-    data, at, piece, found = path.read_bytes(), 7, b"", []
+    at, piece, found = 7, b"", []
     while at + 7 <= len(data):
         if (room := 32768 - at % 32768) < 7:
             at += room
             continue
         _, size, kind = struct.unpack("<IHB", data[at : at + 7])
-        piece += data[at + 7 : at + 7 + size]
         at += 7 + size
+        piece += data[at - size : at]
         if kind in (1, 4):
-            record = WandbRecord()
-            record.ParseFromString(piece)
-            found.append(record)
+            found.append(WandbRecord.FromString(piece))
             piece = b""
     return found
 
@@ -91,9 +83,13 @@ def kinds(found: list[WandbRecord]) -> list[str]:
 
 
 def opened(found: list[WandbRecord]):
-    """The run's record, and its configuration."""
+    """Group and kind of the run, and its configuration."""
     [run] = [r.run for r in found if r.WhichOneof("record_type") == "run"]
-    return run, {key_of(item): json.loads(item.value_json) for item in run.config.update}
+    return (run.run_group, run.job_type), {key_of(item): json.loads(item.value_json) for item in run.config.update}
+
+
+def exit_codes(found: list[WandbRecord]) -> list[int]:
+    return [r.exit.exit_code for r in found if r.WhichOneof("record_type") == "exit"]
 
 
 def test_a_run_is_followed_while_it_decodes(good, monkeypatch, tmp_path):
@@ -110,8 +106,8 @@ def test_a_run_is_followed_while_it_decodes(good, monkeypatch, tmp_path):
     order = kinds(found)
     assert order.count("run") == order.count("exit") == 1 and "stats" in order  # the machine's use
 
-    run, config = opened(found)
-    assert (run.run_group, run.job_type) == ("mine", "run")
+    names, config = opened(found)
+    assert names == ("mine", "run")
     assert config["drafter"] == "random" and config["temperature"] == 0 and config["gamma_policy"] == "fixed"
     assert not any("_target_" in str(key) or "specbench." in str(value) for key, value in config.items())
 
@@ -124,8 +120,7 @@ def test_an_interrupted_run_and_one_that_fails_are_marked(good, monkeypatch, tmp
     interrupt_the_second_group(monkeypatch)
     assert call(small(*few(good), "hydra.run.dir=cut"), monkeypatch, tmp_path) == 130
     found = records(tmp_path / "cut")
-    assert summary(found)["status"] == "interrupted"
-    assert [r.exit.exit_code for r in found if r.WhichOneof("record_type") == "exit"] == [130]
+    assert summary(found)["status"] == "interrupted" and exit_codes(found) == [130]
     assert [line["progress/prompts"] for line in history(found) if "progress/prompts" in line] == [1]
     monkeypatch.undo()
 
@@ -135,22 +130,19 @@ def test_an_interrupted_run_and_one_that_fails_are_marked(good, monkeypatch, tmp
     monkeypatch.setattr("specbench.run.execute.write_result", full)
     assert call(small(*few(good), "hydra.run.dir=bad"), monkeypatch, tmp_path) == 2
     found = records(tmp_path / "bad")
-    assert summary(found)["status"] == "failed" and len(history(found)) == 2
-    assert [r.exit.exit_code for r in found if r.WhichOneof("record_type") == "exit"] == [1]
+    assert summary(found)["status"] == "failed" and len(history(found)) == 2 and exit_codes(found) == [1]
 
 
 def test_a_sweep_has_a_run_for_its_table(good, monkeypatch, tmp_path):
     words = ["-m", *small(*few(good), "gamma=1,2", "name=two", "data.limit=1")]
     assert call(words, monkeypatch, tmp_path) == 0
     sweep = tmp_path / "outputs" / "two"
-    run, _ = opened(records(sweep))
-    assert (run.run_group, run.job_type) == ("two", "sweep")
+    assert opened(records(sweep))[0] == ("two", "sweep")
     [line] = [line for line in history(records(sweep)) if any(key.startswith("media/jobs") for key in line)]
     [table] = sweep.glob("wandb/offline-run-*/files/media/table/media/jobs_*.json")
     stored = json.loads(table.read_text())
     assert len(stored["data"]) == 2 and stored["columns"][0] == "gamma" and line
-    jobs = [opened(records(folder))[0] for folder in sweep.glob("*gamma*")]
-    assert {job.job_type for job in jobs} == {"job"} and {job.run_group for job in jobs} == {"two"}
+    assert {opened(records(folder))[0] for folder in sweep.glob("*gamma*")} == {("two", "job")}
     assert call(words, monkeypatch, tmp_path) == 0  # every job is skipped: the sweep is not logged again
     assert len([*sweep.glob("wandb/offline-run-*")]) == 1
 
@@ -165,8 +157,8 @@ def test_repeats_have_a_run_for_all_processes(good, monkeypatch, tmp_path):
     choices = {group: chosen.name for group, chosen in checked.choices.groups.items()}
     opening = Opening("mine", checked.resolved, choices, folder, "repeats")
     WandbLogger(settings).log_repeats(opening, result, rows)
-    run, config = opened(records(folder))
-    assert (run.run_group, run.job_type) == ("mine", "repeats") and config["drafter"] == "random"
+    names, config = opened(records(folder))
+    assert names == ("mine", "repeats") and config["drafter"] == "random"
     last = summary(records(folder))
     assert last["speedup/measured"] == result["speedup"]["measured"] and last["processes"] == 2
     [table] = folder.glob("wandb/offline-run-*/files/media/table/media/processes_*.json")
@@ -213,9 +205,7 @@ def test_running_numbers_are_sums_over_groups(good, tmp_path):
 
 def test_intervals_are_in_the_summary_and_missing_ones_are_not(good, tmp_path):
     result, _ = run(parts_of(*few(good)), tmp_path)
-    assert not [
-        key for key in summary_of(result.as_dict()) if key.startswith("speedup/ci95")
-    ]  # of two prompts there is none
+    assert not [key for key in summary_of(result.as_dict()) if key.startswith("speedup/ci95")]  # of two prompts
     cost = replace(result.cost, ci95={"c": (0.1, 0.3), "v": None})
     changed = replace(result, cost=cost, speedup=replace(result.speedup, ci95=(1.25, 1.5)))
     told = summary_of(changed.as_dict())

@@ -19,8 +19,12 @@ from specbench.results.terminal import broken, show
 from specbench.stats.comparison import Compared, Comparison, Pair
 from specbench.stats.replay import Replayed, Trace
 
-WIDTHS = (80, 60)
 KEYS = ("temperature", "gamma_policy.largest", "repetition_penalty")
+
+
+@pytest.fixture(params=(80, 60))
+def width(request):
+    return request.param
 
 
 def rendered(width, *renderables):
@@ -36,21 +40,17 @@ def whole(text, width, cells):
     return all(re.search(rf"(?<![\w.]){re.escape(cell)}(?![\w.])", text) for cell in cells)
 
 
-def jobs(count, keys=KEYS, peers=()):
-    rows = []
-    for number in range(count):
-        row = {key: f"0.{number}5" for key in keys}
-        row |= {heading: 0.123456 + number for heading in SUMMARY}
-        row |= {"low": 0.987 + number, "high": 10.25 + number, "processes": None, "sd": None, "lossless": "yes"}
-        rows.append(row | {f"{OVER}{peer}": 1.5 for peer in peers})
-    rows.append({key: "0.95" for key in keys} | {"lossless": "no result"})
-    return rows
+def jobs(peers=()):
+    """Rows of three jobs, and of one without a result."""
+    known = [{**{key: f"0.{n}5" for key in KEYS}, **{heading: 0.123456 + n for heading in SUMMARY}, "low": 0.987 + n,
+              "high": 10.25 + n, "processes": None, "sd": None, "lossless": "yes",
+              **{f"{OVER}{peer}": 1.5 for peer in peers}} for n in range(3)]  # fmt: skip
+    return [*known, {key: "0.95" for key in KEYS} | {"lossless": "no result"}]
 
 
-@pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("peers", [(), ("assisted", "prompt_lookup")])
 def test_the_table_of_a_sweep(width, peers):
-    found = rendered(width, *multirun_tables(jobs(3, peers=peers), "4 jobs, written to x", "summary.csv"))
+    found = rendered(width, *multirun_tables(jobs(peers), "4 jobs, written to x", "summary.csv"))
     listed = re.findall(r"not shown, in summary.csv: ([^\n]*(?:\n[^\n]+)*)", found)
     left_out = [name for text in listed for name in re.split(r",\s+", text.strip().replace("\n", " "))]
     assert left_out and set(left_out) <= {*SUMMARY, *(f"{OVER}{peer}" for peer in peers)} and "lossless" not in left_out
@@ -58,25 +58,19 @@ def test_the_table_of_a_sweep(width, peers):
     assert "tempera" not in found.replace("temperature", "") and "no result" in found
 
 
-def as_it_was(rows):
-    """A table of Rich's own, which cuts what does not fit."""
-    table = Grid()
+def test_a_table_that_cuts_is_found():
+    """The negative control: a table of Rich's own, which cuts what does not fit."""
+    rows, table = jobs(), Grid()
     for heading in rows[0]:
         table.add_column(heading, no_wrap=True)
     for row in rows:
         table.add_row(*(str(row.get(heading)) for heading in rows[0]))
-    return table
-
-
-def test_a_table_that_cuts_is_found():
-    """The negative control."""
-    found = rendered(80, as_it_was(jobs(3)))
+    found = rendered(80, table)
     with pytest.raises(AssertionError):
         whole(found, 80, ["0.05"])
     assert not whole(found.replace("…", ""), 80, ["temperature"])
 
 
-@pytest.mark.parametrize("width", WIDTHS)
 def test_columns_continue_in_further_tables_and_long_names_are_numbered(width):
     rows = [{"drafter.path": "/a/very/long/" + "folder/" * 12 + str(n), "k": "v"} for n in range(3)]
     rows = [row | {f"number {c}": f"{n}.{c}0125" for c in range(15)} for n, row in enumerate(rows)]
@@ -92,7 +86,6 @@ def test_headings_are_broken_at_their_joints():
     assert broken("temperature") == "temperature" and broken("plain tokens/s") == "plain\ntokens/s"
 
 
-@pytest.mark.parametrize("width", WIDTHS)
 def test_the_rows_of_a_run(width):
     rows = [("alpha (accepted / tested)", "0.623 +- 0.012", "over 12,345 tested guesses with executor=compiled"),
             ("c", "0.123", "0.101 to 0.145; drafter step / target step of 12.34 ms")]  # fmt: skip
@@ -108,7 +101,6 @@ def compared(count):
     return Comparison("tokens_per_second", 32, 32, "way 0", runs, [Pair("way 0", "way 1", 0.8, None, 0.01, 0.02)])
 
 
-@pytest.mark.parametrize("width", WIDTHS)
 def test_a_ranking(width):
     names = {f"way {n}": {"drafter": "non_autoregressive", "temperature": f"0.{n}"} for n in range(3)}
     found = rendered(width, *tables(compared(3), names, ""))
@@ -116,7 +108,6 @@ def test_a_ranking(width):
     assert whole(found, width, [*expected, "x0.77", "x1.50", "x0.50", "x1.25"])
 
 
-@pytest.mark.parametrize("width", WIDTHS)
 def test_a_plan_a_replay_and_waiting_times(width):
     plans = [Plan(1, 4000, 512, 0.01234, 3600.0), Plan(5, 800, 64, 0.015, 360.0)]
     found = rendered(width, plan.plan_table(plans, "+- 2 % of the speedup", 100))
@@ -136,11 +127,9 @@ def test_a_plan_a_replay_and_waiting_times(width):
 
 
 def test_a_file_gets_as_many_columns_as_asked_for(monkeypatch, capsys):
-    rows = jobs(3)
-    monkeypatch.delenv("COLUMNS", raising=False)
-    show(*multirun_tables(rows, "", "summary.csv"))
-    wide = capsys.readouterr().out
-    monkeypatch.setenv("COLUMNS", "60")
-    show(*multirun_tables(rows, "", "summary.csv"))
-    narrow = capsys.readouterr().out
-    assert max(map(len, narrow.splitlines())) <= 60 < max(map(len, wide.splitlines()))
+    def widest(columns):
+        monkeypatch.setenv("COLUMNS", columns) if columns else monkeypatch.delenv("COLUMNS", raising=False)
+        show(*multirun_tables(jobs(), "", "summary.csv"))
+        return max(map(len, capsys.readouterr().out.splitlines()))
+
+    assert widest("60") <= 60 < widest("")

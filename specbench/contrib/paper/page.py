@@ -10,10 +10,10 @@ from matplotlib.figure import Figure
 from specbench.contrib.paper.measured import OURS, our_rows
 from specbench.contrib.paper.notes import BANDS, NOTES
 from specbench.contrib.paper.published import CLAIMS, ELSEWHERE, Claim
+from specbench.contrib.paper.theory_figures import figure_2, figure_3, figure_4
 from specbench.results.fields import at
 from specbench.results.reader import StoredRun
 from specbench.results.report.style import HALF, INK, MARKERS, MEASURED, OTHER, SERIES, THEORY, style
-from specbench.results.report.theory_figures import figure_2, figure_3, figure_4
 
 FIGURES = {"figure2": figure_2, "figure3": figure_3, "figure4": figure_4, "table1": figure_4}
 CALLS = 12  # of a text, in Figures 1 and 5

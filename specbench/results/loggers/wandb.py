@@ -12,7 +12,6 @@ from specbench.results.table import Table
 from specbench.settings import BaseSettings, setting
 
 if TYPE_CHECKING:
-    from specbench.results.reader import StoredRun
     from specbench.results.schema import RunResult
     from specbench.stats.records import Group, RunRecord
 
@@ -25,8 +24,7 @@ EXIT_CODES = {"complete": 0, "interrupted": 130, "failed": 1}
 
 class WandbLogger(Logger):
     """One W&B run for each run, opened before it decodes: running numbers once a group of prompts and, at the end,
-    rounds, summary, tables and figures. A sweep has one more W&B run, with its table, and so have the processes of
-    `repeats`, with their pooled results."""
+    rounds, summary, tables and figures. A sweep has one more W&B run, and so have the processes of `repeats`."""
 
     @dataclass
     class Settings(BaseSettings):
@@ -57,32 +55,26 @@ class WandbLogger(Logger):
 
     def open(self, opening: Opening) -> None:
         """Opens the W&B run, which also records the machine's use from here on."""
-        found = columns(opening.config, opening.choices)
-        name = f"{opening.name}/{opening.out_dir.name}"
-        self._run = self._init(opening.out_dir, name, opening.name, opening.kind, found)
+        self._run = self._opened(opening, f"{opening.name}/{opening.out_dir.name}")
         for keys, step in STEPS.items():
             self._run.define_metric(step, summary="none")
             self._run.define_metric(keys, step_metric=step, summary="none")
 
-    def _init(self, folder: Path, name: str, group: str, job_type: str, config: Mapping[str, Any]) -> Any:
+    def _opened(self, opening: Opening, name: str) -> Any:
         """A W&B run beside others that may be open in this process. Ways of a comparison leave the machine's use to
         itself: each would watch it while the others decode."""
         import wandb
 
-        folder.mkdir(parents=True, exist_ok=True)
-        s = self.settings
+        opening.out_dir.mkdir(parents=True, exist_ok=True)
         run = wandb.init(
-            dir=str(folder.resolve()),  # the process that writes was started in some other folder
-            mode=s.mode,  # type: ignore[arg-type]
-            project=s.project,
-            entity=s.entity,
-            tags=s.tags,
-            group=group,
-            job_type=job_type,
+            **vars(self.settings),
+            dir=str(opening.out_dir.resolve()),  # the process that writes was started in some other folder
+            group=opening.name,
+            job_type=opening.kind,
             name=name,
-            config=dict(config),
+            config=columns(opening.config, opening.choices),
             reinit="create_new",
-            settings=wandb.Settings(silent=True, console="off", x_disable_stats=job_type == "way"),
+            settings=wandb.Settings(silent=True, console="off", x_disable_stats=opening.kind == "way"),
         )
         for keys in MEDIA:  # of an image or a table the summary would hold its size and its path
             run.define_metric(keys, summary="none")
@@ -94,17 +86,13 @@ class WandbLogger(Logger):
 
     def log(self, result: "RunResult", record: "RunRecord", out_dir: Path) -> None:
         """Adds what is in the files in `out_dir`, draws the page there, and closes the W&B run."""
-        from specbench.results.reader import load_runs
-        from specbench.results.report.page import write_report
-
         run, self._run = self._run, None
         code = EXIT_CODES["failed"]
         try:
-            stored = load_runs(out_dir)
-            write_report(out_dir, stored)
+            found = media(out_dir)
             for entry in history(record):
                 run.log(entry)
-            run.log(media(stored[0], out_dir))
+            run.log(found)
             run.summary.update(summary(result.as_dict()))
             code = EXIT_CODES[result.status]
         finally:
@@ -119,21 +107,15 @@ class WandbLogger(Logger):
 
     def log_sweep(self, name: str, rows: Sequence[Mapping[str, Any]], folder: Path) -> None:
         """A W&B run of its own in the sweep's group, whose table has a row for each job."""
-        with self._init(folder, f"{name} (sweep)", name, "sweep", {}) as run:
+        with self._opened(Opening(name, {}, {}, folder, "sweep"), f"{name} (sweep)") as run:
             run.log({"media/jobs": rows_table(rows)})
             run.summary.update({"jobs": len(rows)})
 
     def log_repeats(self, opening: Opening, result: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> None:
         """A W&B run of its own beside those of the processes: the summary of all of them, their table and the page."""
-        from specbench.results.reader import load_run
-        from specbench.results.report.page import write_report
-
-        folder, name = opening.out_dir, f"{opening.name}/{opening.out_dir.name}"
-        found = columns(opening.config, opening.choices)
-        with self._init(folder, f"{name} ({len(rows)} processes)", opening.name, "repeats", found) as run:
-            stored = load_run(folder)
-            write_report(folder, [stored])
-            run.log({"media/processes": rows_table(rows), **media(stored, folder)})
+        name = f"{opening.name}/{opening.out_dir.name} ({len(rows)} processes)"
+        with self._opened(opening, name) as run:
+            run.log({"media/processes": rows_table(rows), **media(opening.out_dir)})
             run.summary.update(summary(result) | {"processes": len(rows)})
 
 
@@ -145,16 +127,19 @@ def rows_table(rows: Sequence[Mapping[str, Any]]) -> Any:
     return wandb.Table(columns=list(table.headings), data=table.rows, allow_mixed_types=True)
 
 
-def media(stored: "StoredRun", out_dir: Path) -> dict[str, Any]:
-    """The tables, the figures and the page of a run."""
+def media(folder: Path) -> dict[str, Any]:
+    """Draws the page of a run into its folder; the tables, the figures and the page for W&B."""
     import wandb
 
-    prompts = wandb.Table(columns=list(TABLE_COLUMNS))
-    for prompt in stored.prompts:
-        prompts.add_data(*(prompt.get(column) for column in TABLE_COLUMNS))
-    sweep = wandb.Table(columns=["gamma", "speedup"])
-    for predicted in stored.result["gamma_sweep"]:
-        sweep.add_data(predicted["gamma"], predicted["speedup"])
-    figures = {f"figures/{path.stem}": wandb.Image(str(path)) for path in (out_dir / "figures").glob("*.png")}
-    report = wandb.Html(str(out_dir / "report.html"))
-    return {"media/prompts": prompts, "media/gamma_sweep": sweep, "media/report": report, **figures}
+    from specbench.results.reader import load_run
+    from specbench.results.report.page import write_report
+
+    stored = load_run(folder)
+    write_report(folder, [stored])
+    found = {
+        "media/prompts": rows_table([{name: prompt.get(name) for name in TABLE_COLUMNS} for prompt in stored.prompts])
+    }
+    if gammas := [{name: entry[name] for name in ("gamma", "speedup")} for entry in stored.result["gamma_sweep"]]:
+        found["media/gamma_sweep"] = rows_table(gammas)
+    found["media/report"] = wandb.Html(str(folder / "report.html"))
+    return found | {f"figures/{path.stem}": wandb.Image(str(path)) for path in (folder / "figures").glob("*.png")}

@@ -1,7 +1,7 @@
 """What the W&B logger writes of a run: its configuration as columns, running numbers, rounds, and the summary."""
 
+from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from specbench.errors import visible
@@ -20,67 +20,53 @@ def columns(config: Mapping[str, Any], choices: Mapping[str, str]) -> dict[str, 
     found: dict[str, Any] = {}
     for key, value in config.items():
         if isinstance(value, Mapping):
-            if key in choices:
-                found[key] = choices[key]
+            found |= {key: choices[key]} if key in choices else {}
             found |= {f"{key}.{name}": entry for name, entry in value.items() if name != "_target_"}
         else:
             found[key] = value
     return found
 
 
-@dataclass
 class Running:
     """Sums over the groups so far."""
 
-    prompts: int = 0
-    rounds: int = 0
-    tokens: int = 0
-    plain_tokens: int = 0
-    betas: float = 0.0
-    tested: int = 0
-    seconds: float = 0.0
-    plain_seconds: float = 0.0
+    def __init__(self) -> None:
+        self.sums: Counter[str] = Counter()
 
     def add(self, group: "Group") -> dict[str, float]:
         """Adds a group, and returns its numbers and those of all groups so far as keys of W&B: seconds are of decoding
         alone, without prefill."""
-        rounds = [r for result in group.results for r in result.speculative.rounds]
-        tokens, seconds = sum(r.tokens for r in rounds), group.speculative.decode_seconds
-        self.prompts += len(group.results)
-        self.rounds += len(rounds)
-        self.tokens += tokens
-        self.plain_tokens += sum(len(result.baseline.tokens) for result in group.results)
-        self.betas += sum(sum(r.beta) for r in rounds)
-        self.tested += sum(r.tested for r in rounds)
-        self.seconds += seconds
-        self.plain_seconds += group.baseline.decode_seconds
-        found = {
-            "prompts": self.prompts,
-            "rounds": self.rounds,
-            "tokens": self.tokens,
-            "tokens_a_round": self.tokens / self.rounds if self.rounds else None,
-            "alpha": self.betas / self.tested if self.tested else None,
-            "speedup": self.speedup(),
-            "last_tokens_a_round": tokens / len(rounds) if rounds else None,
-            "last_tokens_per_second": tokens / seconds if seconds else None,
-        }
-        return {f"progress/{key}": value for key, value in found.items() if value is not None}
-
-    def speedup(self) -> float | None:
-        """Seconds a token of plain decoding over those of speculative decoding; None before there are any."""
-        if not (self.tokens and self.plain_tokens and self.seconds):
-            return None
         from specbench.stats.formulas import speedup_of
 
-        return float(speedup_of(vars(self)))
+        rounds = [r for result in group.results for r in result.speculative.rounds]
+        own: dict[str, Any] = {
+            "prompts": len(group.results),
+            "rounds": len(rounds),
+            "tokens": sum(r.tokens for r in rounds),
+            "plain_tokens": sum(len(result.baseline.tokens) for result in group.results),
+            "beta": sum(sum(r.beta) for r in rounds),
+            "tested": sum(r.tested for r in rounds),
+            "seconds": group.speculative.decode_seconds,
+            "plain_seconds": group.baseline.decode_seconds,
+        }
+        self.sums.update(own)
+        s = self.sums
+        found: dict[str, float] = {f"progress/{name}": s[name] for name in ("prompts", "rounds", "tokens")}
+        ratios = {"tokens_a_round": (s, "tokens", "rounds"), "alpha": (s, "beta", "tested"),
+                  "last_tokens_a_round": (own, "tokens", "rounds"),
+                  "last_tokens_per_second": (own, "tokens", "seconds")}  # fmt: skip
+        found |= {f"progress/{name}": sums[a] / sums[b] for name, (sums, a, b) in ratios.items() if sums[b]}
+        if s["tokens"] and s["plain_tokens"] and s["seconds"]:
+            found["progress/speedup"] = float(speedup_of(s))
+        return found
 
 
 def history(record: "RunRecord") -> list[dict[str, Any]]:
     """The rounds in the order of decoding, as W&B's flat records; times in milliseconds."""
     from specbench.decoding.timer import DECODING
 
+    rounds = [r for group in record.groups for r in group.speculative.rounds]
     every = -(-sum(len(result.speculative.rounds) for result in record.results) // MOST_ROUNDS) or 1
-    rounds = (r for group in record.groups for r in group.speculative.rounds)
     return [
         {
             "round/number": number,
@@ -99,14 +85,11 @@ def summary(tree: Mapping[str, Any]) -> dict[str, object]:
     """What results.json holds as flat keys, `alpha` and `c` among them, without numbers that do not exist. An
     interval is two keys, as in `speedup/ci95/low` and `speedup/ci95/high`."""
     keys: dict[str, Any] = {name: at(tree, path) for name, path in LOGGED.items()}
-    for name in LOGGED_WHOLE:
-        keys |= flatten({name: tree[name]})
-    for name, numbers in tree["by_category"].items():
-        keys |= flatten({f"by_category/{visible(name)}": numbers})
-    if tree["acceptance"]:
-        for what in ("conditional", "joint"):
-            means = (entry["mean"] for entry in tree["acceptance"][what])
-            keys |= {f"acceptance/{what}/{place}": mean for place, mean in enumerate(means, 1)}
+    keys |= flatten({name: tree[name] for name in LOGGED_WHOLE})
+    keys |= flatten({f"by_category/{visible(name)}": numbers for name, numbers in tree["by_category"].items()})
+    for what in ("conditional", "joint") if tree["acceptance"] else ():
+        means = (entry["mean"] for entry in tree["acceptance"][what])
+        keys |= {f"acceptance/{what}/{place}": mean for place, mean in enumerate(means, 1)}
     found: dict[str, object] = {}
     for key, value in keys.items():
         if "ci95" in key.rpartition("/")[2] or "ci95/" in key:

@@ -1,15 +1,17 @@
-"""A report being written: its sections, and the folder of its figures."""
+"""The sections of a page, and how they become one HTML file and its figures."""
 
-import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
+from jinja2 import Environment, FileSystemLoader
+from markupsafe import Markup
 from matplotlib.figure import Figure
 
-from specbench.results.reader import StoredRun
+from specbench.errors import visible
+from specbench.results.atomic_files import write_text
 from specbench.results.report.style import save_figure
 from specbench.results.table import Table
 
@@ -17,48 +19,54 @@ LONGEST_NAME = 60  # characters of a figure's file name
 PAGE = "report.html"
 
 
-class Report:
-    """The sections of a page, and the folder of its figures."""
+@dataclass(frozen=True)
+class Drawing:
+    """A figure of a page: the name of its files, what stands below it, and the function that makes it."""
 
-    def __init__(self, folder: Path, runs: Sequence[StoredRun]):
-        self.folder, self.runs = folder, runs
-        self.sections: list[dict[str, Any]] = []
-        self.names: list[str] = []  # of figures
-        (folder / "figures").mkdir(parents=True, exist_ok=True)
+    name: str
+    caption: str
+    make: Callable[[], Figure]
 
-    def figure(self, name: str, caption: str, make: Callable[[], Figure]) -> dict[str, str]:
-        """Draws a figure into figures/; a name that another figure has, or that no file can have, is changed."""
-        name = re.sub(r"[^\w.-]", "_", name)[:LONGEST_NAME]
+
+@dataclass
+class Section:
+    """A heading, and what stands below it: texts, figures (`grid`: side by side), tables, and texts whose tokens are
+    marked."""
+
+    title: str
+    texts: Sequence[str] = ()
+    figures: Sequence[Drawing] = ()
+    tables: Sequence[Table] = ()
+    samples: Sequence[dict[str, Any]] = ()
+    grid: bool = False
+
+
+@dataclass
+class FigureFolder:
+    """Draws figures into a folder; a name that another figure has, or that no file can have, is changed."""
+
+    folder: Path
+    names: list[str] = field(default_factory=list)
+
+    def draw(self, drawing: Drawing) -> str:
+        """Writes a figure's files, and returns its SVG element."""
+        name = re.sub(r"[^\w.-]", "_", drawing.name)[:LONGEST_NAME]
         self.names.append(name)
         if (again := self.names.count(name)) > 1:
             name = f"{name}-{again}"
-        return {"svg": save_figure(make, self.folder / "figures" / name), "caption": caption}
-
-    def section(
-        self,
-        title: str,
-        *,
-        texts: Sequence[str] = (),
-        figures: Sequence[Mapping[str, str]] = (),
-        tables: Sequence[Table] = (),
-        samples: Sequence[dict[str, Any]] = (),
-        grid: bool = False,
-    ) -> None:
-        """Adds a section, without tables that have no rows and columns that have no values; `grid`: its figures stand
-        side by side."""
-        kept = [table.to_read() for table in tables if table.rows]
-        self.sections.append({"title": title, "texts": texts, "figures": figures, "tables": kept, "samples": samples,
-                              "grid": grid})  # fmt: skip
-
-    def link(self, run: StoredRun) -> str:
-        """The address of a run's own page from this one; "" where there is none."""
-        page = run.folder / PAGE
-        return quote(os.path.relpath(page, self.folder).replace(os.sep, "/")) if page.is_file() else ""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        return save_figure(drawing.make, self.folder / name)
 
 
-def cut(run: StoredRun) -> str:
-    """How many rounds were read, where it is not all of them."""
-    rounds, whole = len(run.rounds), run.counts["rounds"]
-    if rounds == whole:
-        return ""
-    return f"Times of rounds and the coloured text are of the first {rounds:,} of {whole:,} rounds; numbers are of all."
+def write_page(folder: Path, **contents: Any) -> Path:
+    """Writes the page with this title, leads, subtitle, notes, facts, commands, configuration, cards and sections, and
+    its figures; returns its path."""
+    templates = FileSystemLoader(Path(__file__).parent)
+    page = Environment(loader=templates, autoescape=True, finalize=_printable).get_template("page.html")
+    write_text(folder / PAGE, page.render(draw=FigureFolder(folder / "figures").draw, **contents))
+    return folder / PAGE
+
+
+def _printable(value: Any) -> Any:
+    """A text of the page without control characters, before it is escaped; an SVG element as it is."""
+    return visible(value, layout=True) if isinstance(value, str) and not isinstance(value, Markup) else value

@@ -2,31 +2,18 @@
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
-from jinja2 import Environment, FileSystemLoader
-from markupsafe import Markup
-
-from specbench.errors import visible
-from specbench.results.atomic_files import write_text
 from specbench.results.comparison_tables import ranking
 from specbench.results.reader import StoredRun
 from specbench.results.recommendation import verdict_sentence
-from specbench.results.report import run_description as facts
-from specbench.results.report.comparison_sections import add_rankings, comparisons
-from specbench.results.report.html_page import PAGE, Report, cut
-from specbench.results.report.run_sections import add_run, cards
-from specbench.results.report.sweep_sections import add_runs
+from specbench.results.report import run_description as description
+from specbench.results.report.comparison_sections import comparisons, ranking_sections
+from specbench.results.report.html_page import write_page
+from specbench.results.report.run_sections import cards, run_sections
+from specbench.results.report.sweep_sections import sweep_sections
 from specbench.results.wording import unsteady, verdict_text, word
 
 MOST_NAMES = 3  # of runs that a note names
-LEGEND = {  # of the marked text: the class of a token, and what it is
-    "a": "an accepted guess",
-    "r": "a rejected guess, not in the text",
-    "o": "the target's own token in its place",
-    "b": "the bonus token, after a round without a rejection",
-    "prompt": "the end of the prompt",
-}
 ORDER = (
     "Runs of a sweep come one after the other, and the machine changes meanwhile: python -m specbench.compare decodes "
     "every prompt in all ways in turn, and tests the differences."
@@ -36,57 +23,46 @@ ORDER = (
 def write_report(folder: Path, runs: Sequence[StoredRun]) -> Path:
     """Writes report.html and figures/ into the folder; returns the page's path. Of a comparison's folder the ranking
     comes first. Raises ConfigError."""
-    report, one = Report(folder, runs), len(runs) == 1
+    one, results = len(runs) == 1, [run.result for run in runs]
     compared = [] if one else comparisons(folder, runs)
     if one:
-        add_run(report)
-        leads = [verdict_sentence(runs[0].result)]
+        leads, sections = [verdict_sentence(results[0])], [*run_sections(runs[0])]
     else:
-        add_rankings(report, compared)
-        add_runs(report, compared=bool(compared))
-        leads = [ranking(found) for found in compared] or facts.fastest(runs)
-    results, first = [run.result for run in runs], runs[0].result
-    whole = "The whole configuration" if one else "The configuration that all of them share"
-    html = rendered(
-        title=f"{first['name']}: {folder.name}" if one else f"{first['name']}: {len(runs)} runs",
+        leads = [ranking(found) for found in compared] or description.fastest(runs)
+        sections = [*ranking_sections(compared, folder), *sweep_sections(runs, folder, heat_maps=not compared)]
+    return write_page(
+        folder,
+        title=f"{results[0]['name']}: {folder.name if one else f'{len(runs)} runs'}",
         leads=leads,
         subtitle="" if one or compared else ORDER,
-        facts=facts.facts(results),
-        commands=facts.commands(runs, together=not one),
-        folded={whole: facts.configuration(results)},
-        cards=cards(first) if one else [],
-        notes=_notes(runs),
-        sections=report.sections,
+        facts=description.facts(results),
+        commands=description.commands(runs, together=not one),
+        shared=not one,
+        configuration=description.configuration(results),
+        cards=cards(results[0]) if one else [],
+        notes=notes(runs),
+        sections=sections,
     )
-    write_text(folder / PAGE, html)
-    return folder / PAGE
 
 
-def rendered(**contents: Any) -> str:
-    """The page with this title, leads, subtitle, facts, commands, folded texts, cards, notes and sections."""
-    templates = FileSystemLoader(Path(__file__).parent)
-    page = Environment(loader=templates, autoescape=True, finalize=_printable).get_template("page.html")
-    empty: dict[str, Any] = {"leads": [], "facts": {}, "commands": [], "folded": {}, "legend": LEGEND}
-    return page.render(**empty | contents)
-
-
-def _printable(value: Any) -> Any:
-    """A text of the page without control characters, before it is escaped; an SVG element as it is."""
-    return visible(value, layout=True) if isinstance(value, str) and not isinstance(value, Markup) else value
-
-
-def _notes(runs: Sequence[StoredRun]) -> list[dict[str, str]]:
-    """Warnings of the runs, and what they do not have in common."""
+def notes(runs: Sequence[StoredRun]) -> list[tuple[str, str]]:
+    """Kind ("good", "bad" or "dim") and text of warnings: what the runs do not have in common, and what is to be known
+    of each."""
     found: dict[tuple[str, str], list[str]] = {}  # kind and text: the runs that it is said of
     for run in runs:
-        for kind, text in _of_run(run, len(runs) == 1):
-            found.setdefault((kind, text), []).append(run.label)
-    common = [{"kind": "bad", "text": told} for told in facts.unlike([run.result for run in runs])]
-    return common + [{"kind": kind, "text": _whose(names, len(runs)) + text} for (kind, text), names in found.items()]
+        for note in _of_run(run, len(runs) == 1):
+            found.setdefault(note, []).append(run.label)
+    common = [("bad", told) for told in description.unlike([run.result for run in runs])]
+    if len(runs) == 1:
+        return [*common, *found]
+    for (kind, text), names in found.items():
+        whose = "; ".join(names) if len(names) <= MOST_NAMES else f"{len(names)} of {len(runs)} runs"
+        common.append((kind, f"{'all runs' if len(names) == len(runs) else whose}: {text}"))
+    return common
 
 
 def _of_run(run: StoredRun, alone: bool) -> Iterator[tuple[str, str]]:
-    """Kind and text of each note on a run; that its verdict is good is said of one that stands alone."""
+    """The notes on a run; that its verdict is good is said of one that stands alone."""
     result, judged = run.result, word(run.result["lossless"])
     if judged != "passed" or alone:
         kind = {"passed": "good", "lossy": "dim"}.get(judged, "bad")
@@ -97,14 +73,7 @@ def _of_run(run: StoredRun, alone: bool) -> Iterator[tuple[str, str]]:
         yield "bad", note
     if result["status"] != "complete":
         yield "bad", f"{result['status']}: these are the requests that were finished"
-    if told := cut(run):
-        yield "dim", told
-
-
-def _whose(names: Sequence[str], runs: int) -> str:
-    """Of which runs a note is, before its text."""
-    if runs == 1:
-        return ""
-    if len(names) == runs:
-        return "all runs: "
-    return f"{'; '.join(names) if len(names) <= MOST_NAMES else f'{len(names)} of {runs} runs'}: "
+    rounds, whole = len(run.rounds), run.counts["rounds"]
+    if rounds < whole:
+        told = f"the first {rounds:,} of {whole:,} rounds; numbers are of all."
+        yield "dim", f"Times of rounds and the coloured text are of {told}"

@@ -1,19 +1,19 @@
-"""The sections of one run's page."""
+"""The sections of one run's page, and those that pages of many runs have too."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
-from specbench.results.category_tables import overall_numbers
+from specbench.results.acceptance_tables import check_of, classes_table
+from specbench.results.category_tables import Entry, entry_table, overall_numbers
 from specbench.results.fields import FIELDS, OF_DRAFTS, RUN_PAGE, at, metrics
-from specbench.results.latency_table import served_rows
+from specbench.results.latency_table import load_table
 from specbench.results.reader import StoredRun
-from specbench.results.report import figures
-from specbench.results.report.acceptance_sections import add_acceptance
-from specbench.results.report.html_page import Report
-from specbench.results.report.theory_figures import figure_2, figure_3, figure_4, table_1
+from specbench.results.report import acceptance_figures, figures, sweep_figures
+from specbench.results.report.html_page import Drawing, Section
 from specbench.results.table import Cell, Table
 from specbench.results.token_trace import samples
-from specbench.results.wording import account, estimate, interval, number, speedup_text, word
+from specbench.results.wording import account, estimate, number, speedup_text, word
 
 MOST_REQUESTS = 500  # in the table of requests
 PROMPT_CHARACTERS = 1500  # of a prompt's end in that table
@@ -31,40 +31,177 @@ BEAM = {  # of runs by beam search: name, path in results.json below `beam`
 }
 
 
-def add_run(report: Report) -> None:
-    """Adds the sections of a run."""
-    run = report.runs[0]
-    beam_search(report)
-    drafted = run.result["counts"]["drafted"]
-    _accounting(report, run)
+def run_sections(run: StoredRun) -> Iterator[Section]:
+    """The sections of a run."""
+    result, drafted = run.result, run.result["counts"]["drafted"]
+    yield from beam_search([run])
+    if result["speedup"]["accounting"]:
+        caption = "Each factor with its 95 % interval; they multiply to the measured speedup."
+        told = account(result).replace("->", "\N{RIGHTWARDS ARROW}")
+        drawing = Drawing("accounting", caption, partial(figures.accounting_waterfall, run))
+        yield Section("Why the gain is not Theorem 3.8's", [told], [drawing])
     if drafted:
-        _which_gamma(report, run)
-    _categories(report, run)
-    _times(report, run)
-    experts(report, run)
-    if run.result["beta_by_position"]:
-        caption = "Theorem 3.8 takes all of them to be alpha."
-        figure = report.figure("beta_by_position", caption, lambda: figures.beta_figure(run))
-        report.section("Beta by position", figures=[figure])
-    add_acceptance(report, run)
-    under_load(report)
-    _prompts(report, run)
+        replayed = (
+            "Replay evaluates every constant gamma on this run's text, with the measured time of a round of that many "
+            "tokens; the band is a 95 % interval."
+        )
+        none = f"No other gamma is evaluated on this run: {result['no_replay']}."
+        yield which_gamma({"": [run]}, replayed if result["gamma_sweep"] else none)
+    if result["by_category"]:
+        caption = "Speedup: ratio of total times over the category's requests. MAT: tokens per target call."
+        table = entry_table(Entry({}, overall_numbers(result), result["by_category"]), caption)
+        yield Section("By category", tables=[table])
+    trace = "Figure 5 of the paper from this run's trace; the number is the tokens that a round kept."
+    timeline = Drawing("timeline", trace, partial(figures.timeline, run))
+    times = times_of_rounds([run], "A mean round, and the single step of plain decoding.")
+    yield Section(times.title, figures=[*times.figures, timeline])
+    yield from _experts(result)
+    yield from beta_by_position({"": [run]}, "Theorem 3.8 takes all of them to be alpha.")
+    yield from acceptance(result)
+    yield from waiting_times([run])
+    yield _requests(run)
     if drafted:
-        report.section("The text as it came about", samples=samples(run))
-    report.section("All numbers", tables=[all_numbers(run.result)])
-    if drafted:
-        of_the_paper(report)
-    if seconds := phases(run.result):
-        report.section("Time of the whole run", texts=[seconds])
+        yield Section("The text as it came about", samples=samples(run))
+    yield Section("All numbers", tables=[_all_numbers(result)])
+    if seconds := phases(result):
+        yield Section("Time of the whole run", [seconds])
 
 
-def all_numbers(result: Mapping[str, Any]) -> Table:
+def which_gamma(groups: sweep_figures.RunGroups, caption: str) -> Section:
+    """Speedup by gamma."""
+    return Section(
+        "Which gamma", figures=[Drawing("speedup_by_gamma", caption, partial(sweep_figures.speedup_by_gamma, groups))]
+    )
+
+
+def beta_by_position(groups: sweep_figures.RunGroups, caption: str) -> Iterator[Section]:
+    """Beta by position, if anything was drafted."""
+    if any(run.result["beta_by_position"] for runs in groups.values() for run in runs):
+        make = partial(sweep_figures.beta_by_position, groups)
+        yield Section("Beta by position", figures=[Drawing("beta_by_position", caption, make)])
+
+
+def times_of_rounds(runs: Sequence[StoredRun], caption: str) -> Section:
+    """The time of a round."""
+    drawing = Drawing("round_times", caption, partial(figures.round_times, runs))
+    return Section("Where the time goes", figures=[drawing])
+
+
+def beam_search(runs: Sequence[StoredRun]) -> Iterator[Section]:
+    """What the beam searches of runs took (A.4), if they are some."""
+    rows = [{"run": run.label, **{name: estimate(at(run.result, f"beam/{path}")) for name, path in BEAM.items()}}
+            for run in runs if run.result["beam"]]  # fmt: skip
+    told = "Levels of the search stand where tokens stand elsewhere; a run is the reading of one token by one model."
+    if rows:
+        yield Section("Beam search", [told], tables=[Table.of(rows)])
+
+
+def waiting_times(runs: Sequence[StoredRun]) -> Iterator[Section]:
+    """How requests that arrived over time were served."""
+    tables = []
+    for run in runs:
+        if table := load_table(run.result):
+            table.title = f"{run.label}: {table.title}" if len(runs) > 1 else table.title
+            tables.append(table)
+    if tables:
+        yield Section("Waiting times", tables=tables)
+
+
+def acceptance(result: Mapping[str, Any]) -> Iterator[Section]:
+    """Which guesses are accepted; nothing where nothing was drafted."""
+    found = result["acceptance"]
+    if not found or not found["conditional"]:
+        return
+    alpha, told = at(result, "alpha/mean"), "Theorem 3.8 takes each guess to be accepted with probability alpha."
+    drawn = [
+        Drawing("accepted_lengths", "Rounds by length; the numbers count them.",
+                partial(acceptance_figures.lengths_figure, found)),
+        Drawing("acceptance_by_position", f"With 95 % intervals. {told}",
+                partial(acceptance_figures.positions_figure, found, alpha)),
+    ]  # fmt: skip
+    if found["by_entropy"]:
+        caption = "Where a model is sure, and where it is not; with 95 % intervals."
+        drawn.append(Drawing("alpha_by_entropy", caption, partial(acceptance_figures.entropy_figure, found)))
+    if found["calibration"]:
+        error = found["calibration"]["error"]
+        caption = f"Calibration of the drafter: the expected error is {error:.3f}, along the target's own text."
+        drawn.append(Drawing("calibration", caption, partial(acceptance_figures.calibration_figure, found)))
+    kinds = classes_table(result)
+    texts = [f"{told}." for told in check_of(result)]
+    yield Section("Which guesses are accepted", texts, drawn, [kinds] if kinds else [], grid=True)
+
+
+def _experts(result: Mapping[str, Any]) -> Iterator[Section]:
+    """How many experts the calls of a mixture-of-experts target woke."""
+    found = result["experts"]
+    if not found:
+        return
+    told = (
+        f"Each token is routed to {found['chosen']} of {found['experts']} experts in each of {found['layers']} layers. "
+        "A call reads the weights of every expert that one of its tokens needs: the more tokens it verifies, the more "
+        f"bytes. In all, the call of a round reads {found['weights_v']:.2f} times the weights that a plain call reads."
+    )
+    headings = {"way": "call", "tokens": "tokens", "calls": "calls", "woken": "distinct experts of a layer",
+                "expected": "if routed independently"}  # fmt: skip
+    rows = [{heading: estimate(row[name]) for name, heading in headings.items()} for row in found["by_tokens"]]
+    yield Section("Experts that a call wakes", [told], tables=[Table.of(rows)])
+
+
+def _requests(run: StoredRun) -> Section:
+    """A row for each request."""
+    left_out = () if run.result["counts"]["drafted"] else [FIELDS[name].head for name in OF_DRAFTS]
+    rows = [{heading: cell for heading, cell in _request(record).items() if heading not in left_out}
+            for record in run.prompts[:MOST_REQUESTS]]  # fmt: skip
+    caption = (
+        "Speedup: plain decoding's seconds per token over speculative decoding's, without prefill. One request's is "
+        "noisy: a pattern over many requests is worth more than an extreme."
+    )
+    if len(run.prompts) > MOST_REQUESTS:
+        caption += f" The first {MOST_REQUESTS:,} of {len(run.prompts):,} requests."
+    return Section("By request", tables=[Table.of(rows, caption, sorts=True)])
+
+
+def _request(record: Mapping[str, Any]) -> dict[str, Any]:
+    """A row of the table of requests, from a line of prompts.jsonl."""
+    prompt = record["prompt"]
+    end = prompt if len(prompt) <= PROMPT_CHARACTERS else f"... {prompt[-PROMPT_CHARACTERS:]}"
+    row: dict[str, Any] = {"request": record["id"], "category": record["category"] or "-"}
+    texts = {"the end of the prompt": end}
+    if "error" in record:
+        folded = {"error": record["error"], **texts}
+        return row | {"tokens": Cell("failed", kind="bad"), "text": Cell("failed", folded=folded)}
+    ours, plain = record["output"], record["baseline_output"]
+    texts |= {"speculative": _start(ours), "plain": "the same" if ours == plain else _start(plain)}
+    return row | {
+        "tokens": str(record["tokens"]),
+        "block efficiency": number(record["block_efficiency"], 2),
+        "alpha": number(record["alpha"], 3),
+        "speedup": _speedup(record),
+        "text": Cell("show", folded=texts),
+    }
+
+
+def _speedup(record: Mapping[str, Any]) -> str:
+    """Plain decoding's seconds per token over speculative decoding's, of a line of prompts.jsonl."""
+    ours, plain = record["decode_seconds"], record["baseline_decode_seconds"]
+    if not (ours and plain and record["tokens"] and record["baseline_tokens"]):
+        return "-"
+    return f"{(plain / record['baseline_tokens']) / (ours / record['tokens']):.2f}x"
+
+
+def _start(text: str) -> str:
+    return text if len(text) <= TEXT_CHARACTERS else f"{text[:TEXT_CHARACTERS]} ... ({len(text):,} characters)"
+
+
+def _all_numbers(result: Mapping[str, Any]) -> Table:
     """The numbers of a run, with standard errors; where nothing was drafted without those that say nothing then."""
-    names = [name for name in RUN_PAGE if result["counts"]["drafted"] or name not in OF_DRAFTS]
-    found = {FIELDS[name].head: at(result, FIELDS[name].path.removesuffix("/mean"))
-             if "geometric" not in name else FIELDS[name].of(result) for name in names}  # fmt: skip
-    told = {name: text for name, value in (found | metrics(result)).items() if (text := estimate(value)) != "-"}
-    return Table.of([{"number": name, "value": text} for name, text in told.items()])
+    found = {}
+    for name in RUN_PAGE:
+        if result["counts"]["drafted"] or name not in OF_DRAFTS:
+            path = FIELDS[name].path  # without "/mean" it is an estimate with its standard error
+            found[FIELDS[name].head] = at(result, path if "geometric" in name else path.removesuffix("/mean"))
+    told = {name: estimate(value) for name, value in (found | metrics(result)).items()}
+    return Table.of([{"number": name, "value": text} for name, text in told.items() if text != "-"])
 
 
 def phases(result: Mapping[str, Any]) -> str:
@@ -73,178 +210,9 @@ def phases(result: Mapping[str, Any]) -> str:
     return f"Seconds until the results were written: {told}." if told else ""
 
 
-def beam_search(report: Report) -> None:
-    """Adds what the beam searches of runs took (A.4), if they are some."""
-    rows = [{"run": run.label, **{name: estimate(at(run.result, f"beam/{path}")) for name, path in BEAM.items()}}
-            for run in report.runs if run.result["beam"]]  # fmt: skip
-    if rows:
-        told = (
-            "Levels of the search stand where tokens stand elsewhere; a run is the reading of one token by one model."
-        )
-        report.section("Beam search", texts=[told], tables=[Table.of(rows)])
-
-
-def experts(report: Report, run: StoredRun) -> None:
-    """Adds how many experts the calls of a mixture-of-experts target woke."""
-    found = run.result["experts"]
-    if not found:
-        return
-    told = (
-        f"Each token is routed to {found['chosen']} of {found['experts']} experts in each of {found['layers']} layers. "
-        "A call reads the weights of every expert that one of its tokens needs: the more tokens it verifies, the more "
-        f"bytes. In all, the call of a round reads {found['weights_v']:.2f} times the weights that a plain call reads."
-    )
-    rows = [
-        {"call": row["way"], "tokens": estimate(row["tokens"]), "calls": estimate(row["calls"]),
-         "distinct experts of a layer": estimate(row["woken"]), "if routed independently": estimate(row["expected"])}
-        for row in found["by_tokens"]
-    ]  # fmt: skip
-    report.section("Experts that a call wakes", texts=[told], tables=[Table.of(rows)])
-
-
-def _accounting(report: Report, run: StoredRun) -> None:
-    if not run.result["speedup"]["accounting"]:
-        return
-    caption = "Each factor with its 95 % interval; they multiply to the measured speedup."
-    figure = report.figure("accounting", caption, lambda: figures.accounting_waterfall(run))
-    told = account(run.result).replace("->", "\N{RIGHTWARDS ARROW}")
-    report.section("Why the gain is not Theorem 3.8's", texts=[told], figures=[figure])
-
-
-def _which_gamma(report: Report, run: StoredRun) -> None:
-    caption = (
-        "Replay evaluates every constant gamma on this run's text, with the measured time of a round of that many "
-        "tokens; the band is a 95 % interval."
-        if run.result["gamma_sweep"]
-        else f"No other gamma is evaluated on this run: {run.result['no_replay']}."
-    )
-    figure = report.figure("speedup_by_gamma", caption, lambda: figures.gamma_figure(run))
-    report.section("Which gamma", figures=[figure])
-
-
-def _times(report: Report, run: StoredRun) -> None:
-    mean = "A mean round, and the single step of plain decoding."
-    trace = "Figure 5 of the paper from this run's trace; the number is the tokens that a round kept."
-    drawn = [
-        report.figure("round_times", mean, lambda: figures.round_times([run])),
-        report.figure("timeline", trace, lambda: figures.timeline(run)),
-    ]
-    report.section("Where the time goes", figures=drawn)
-
-
-def _categories(report: Report, run: StoredRun) -> None:
-    """Numbers by category, of runs that have them, and of all prompts."""
-    result = run.result
-    if not result["by_category"]:
-        return
-    rows = [
-        _category(name, own) for name, own in [*result["by_category"].items(), ("overall", overall_numbers(result))]
-    ]
-    caption = "Block efficiency: tokens per target call. " if result["counts"]["drafted"] else ""
-    caption += "Speedup: ratio of total times over the category's requests."
-    if (mean := at(result, "speedup/geometric_mean/mean")) is not None:
-        ends = at(result, "speedup/geometric_mean/ci95")
-        told = f" ({interval(ends)})" if ends else ""
-        caption += f" The geometric mean of the requests' speedups is {mean:.2f}x{told}."
-    report.section("By category", tables=[Table.of(_drafted(rows, result), caption)])
-
-
-def _category(name: str, numbers: Mapping[str, Any]) -> dict[str, Any]:
-    speedup = numbers["speedup"]
-    return {
-        "category": name,
-        "requests": str(numbers["prompts"]),
-        "block efficiency": estimate(numbers["block_efficiency"]),
-        "alpha": estimate(numbers["alpha"]),
-        "speedup": f"{speedup['measured']:.2f}x",
-        "95 %": speedup["ci95"] and interval(speedup["ci95"]),
-        "tokens/s": number(numbers["tokens_per_second"], 1),
-    }
-
-
-def _drafted(rows: Sequence[dict[str, Any]], result: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The rows of a table; where nothing was drafted without the numbers that say nothing then."""
-    left_out = () if result["counts"]["drafted"] else [FIELDS[name].head for name in OF_DRAFTS]
-    return [{heading: cell for heading, cell in row.items() if heading not in left_out} for row in rows]
-
-
-def _prompts(report: Report, run: StoredRun) -> None:
-    records = run.prompts
-    rows = _drafted([_prompt(record) for record in records[:MOST_REQUESTS]], run.result)
-    caption = (
-        "Speedup: plain decoding's seconds per token over speculative decoding's, without prefill. One request's is "
-        "noisy: a pattern over many requests is worth more than an extreme."
-    )
-    if len(records) > MOST_REQUESTS:
-        caption += f" The first {MOST_REQUESTS:,} of {len(records):,} requests."
-    report.section("By request", tables=[Table.of(rows, caption, sorts=True)])
-
-
-def _prompt(record: Mapping[str, Any]) -> dict[str, Any]:
-    """A row of the table of requests, from a line of prompts.jsonl."""
-    texts = {"the end of the prompt": _end(record["prompt"], PROMPT_CHARACTERS)}
-    row: dict[str, Any] = {"request": record["id"], "category": record["category"] or "-"}
-    if "error" in record:
-        folded = {"error": record["error"], **texts}
-        return row | {"tokens": Cell("failed", kind="bad"), "text": Cell("failed", folded=folded)}
-    same, speedup = record["baseline_output"] == record["output"], prompt_speedup(record)
-    texts["speculative"] = _start(record["output"], TEXT_CHARACTERS)
-    texts["plain"] = "the same" if same else _start(record["baseline_output"], TEXT_CHARACTERS)
-    row |= {"tokens": str(record["tokens"]), "block efficiency": number(record["block_efficiency"], 2)}
-    row |= {"alpha": number(record["alpha"], 3), "speedup": speedup and f"{speedup:.2f}x"}
-    return row | {"text": Cell("show", folded=texts)}
-
-
-def prompt_speedup(record: Mapping[str, Any]) -> float | None:
-    """Plain decoding's seconds per token over speculative decoding's, of a line of prompts.jsonl."""
-    ours, plain = record["decode_seconds"], record["baseline_decode_seconds"]
-    if not (ours and plain and record["tokens"] and record["baseline_tokens"]):
-        return None
-    return float((plain / record["baseline_tokens"]) / (ours / record["tokens"]))
-
-
-def _end(text: str, most: int) -> str:
-    return text if len(text) <= most else f"... {text[-most:]}"
-
-
-def _start(text: str, most: int) -> str:
-    return text if len(text) <= most else f"{text[:most]} ... ({len(text):,} characters)"
-
-
-def under_load(report: Report) -> None:
-    """Sections that only some runs have: lenience that was swept, requests that arrived over time."""
-    runs = report.runs
-    if len({run.result["config"]["lenience"] for run in runs}) > 1:
-        caption = "Drift is the mean total variation between a tested position's output law and the target's."
-        report.section("Lenience", figures=[report.figure("lenience", caption, lambda: figures.lenience_figure(runs))])
-    if any(True for run in runs for _ in served_rows(run.result)):
-        caption = (
-            "Blue, filled: speculative decoding; orange, hollow: plain decoding of the same arrivals. A percentile is "
-            "left out if fewer than five requests are beyond it."
-        )
-        report.section(
-            "Waiting times", figures=[report.figure("latency", caption, lambda: figures.latency_figure(runs))]
-        )
-
-
-def of_the_paper(report: Report) -> None:
-    """The paper's figures and Table 1, with the runs on them."""
-    runs = report.runs
-    report.section(
-        "The paper's figures, with what was measured",
-        figures=[
-            report.figure("paper_2", "Figure 2: tokens a round (equation 1).", lambda: figure_2(runs)),
-            report.figure("paper_3", "Figure 3: the best gamma.", lambda: figure_3(runs)),
-            report.figure("paper_4", "Figure 4: speed and operations for c = 0.", lambda: figure_4(runs)),
-        ],
-        tables=[Table.of(table_1(runs), "Table 1, for c = c_hat = 0, and the measured runs.")],
-        grid=True,
-    )
-
-
-def cards(result: dict[str, Any]) -> list[dict[str, str]]:
-    """The main numbers of a run."""
-    speedup, alpha = result["speedup"], result["alpha"]
+def cards(result: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+    """The main numbers of a run: name, value and a note."""
+    speedup, alpha, lossless = result["speedup"], result["alpha"], result["lossless"]
     found = [("speedup, measured", f"{speedup['measured']:.2f}x", speedup_text(result))]
     if speedup["theorem_3_8"] is not None:
         found.append(("Theorem 3.8", f"{speedup['theorem_3_8']:.2f}x", "from alpha, gamma and c"))
@@ -252,5 +220,4 @@ def cards(result: dict[str, Any]) -> list[dict[str, str]]:
         found.append(("alpha", f"{alpha['mean']:.3f}", error))
     if result["counts"]["drafted"]:
         found.append(("block efficiency", f"{result['block_efficiency']['mean']:.2f}", "tokens per target call (tau)"))
-    found.append(("lossless", word(result["lossless"]), result["lossless"]["method"].replace("_", " ")))
-    return [{"name": name, "value": value, "note": note} for name, value, note in found]
+    return [*found, ("lossless", word(lossless), lossless["method"].replace("_", " "))]

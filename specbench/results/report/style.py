@@ -2,18 +2,18 @@
 
 import io
 import re
+import textwrap
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import matplotlib
+import numpy as np
 from cycler import cycler
 
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
@@ -28,6 +28,7 @@ INK = "#24292f"
 PAGE_INK = "#24292e"  # stands for the page's text colour: as INK to the eye, and no other colour of a figure
 HALF = (5.6, 3.6)  # inches of a figure that shares a line of a page with another
 GROWTH, MOST_GROWTHS = 1.4, 6  # of a figure whose labels leave its axes no room
+MOST_PANELS, PANELS_ACROSS = 12, 3  # of a figure
 NARROWEST = 600  # pixels of a figure on a page; narrower screens scroll it
 
 
@@ -43,29 +44,67 @@ def style(ink: str) -> Any:
     }  # fmt: skip
 
 
-def finish(figure: Figure, axes: Any, x: str = "", y: str = "", *, low: float | None = None,
-           high: float | None = None, whole: bool = False, grid: str = "both",
-           legend: str = "outside upper left", **looks: Any) -> Figure:  # fmt: skip
-    """Names both axes, limits the upright one, and draws a grid and the legend, whose looks are arguments of
-    matplotlib's; `whole`: the other axis counts. Returns the figure."""
-    axes.set_xlabel(x)
-    axes.set_ylabel(y)
-    if low is not None or high is not None:
-        axes.set_ylim(low, high)
-    if whole:
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    if grid:
-        axes.grid(axis=grid)
-    if legend:
-        options: Any = {"loc": legend, **looks}
-        figure.legend(**options)
+def finish(figure: Figure, x: str = "", y: str = "", *, low: float | None = None, high: float | None = None,
+           whole: bool = False, grid: str = "both", ncols: int = 4) -> Figure:  # fmt: skip
+    """Names both axes, limits the upright one, and draws grids and a legend, in which each label stands once; `whole`:
+    the other axis counts. Returns the figure."""
+    labels: dict[str, Any] = {}
+    for axes in figure.axes:
+        if low is not None or high is not None:
+            axes.set_ylim(low, high)
+        if whole:
+            axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        if grid:
+            axes.grid(axis=grid)  # type: ignore[arg-type]
+        labels |= {label: handle for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
+    if len(figure.axes) == 1:
+        figure.axes[0].set(xlabel=x, ylabel=y)
+    else:
+        figure.supxlabel(x, fontsize=10)
+        figure.supylabel(y, fontsize=10)
+    if labels:
+        figure.legend(labels.values(), labels.keys(), loc="outside upper left", ncols=ncols, fontsize=8)
     return figure
 
 
-def name_rows(axes: Any, names: Sequence[str]) -> None:
-    """A row of the figure for each name, the first one on top."""
+def draw_rows(names: Sequence[str], width: float = 8) -> tuple[Figure, Any]:
+    """A figure with a row for each name, the first one on top."""
+    figure, axes = plt.subplots(figsize=(width, 1.4 + 0.36 * len(names)))
     axes.set_yticks(range(len(names)), names)
     axes.set_ylim(len(names) - 0.5, -0.5)
+    return figure, axes
+
+
+def draw_panels(parts: Mapping[str, Any], width: float, height: float, across: int = PANELS_ACROSS,
+                **shared: Any) -> tuple[Figure, list[tuple[Any, Any]]]:  # fmt: skip
+    """A figure with a panel for each of the first parts, of this size in inches; returns each part with its axes."""
+    shown = list(parts.items())[:MOST_PANELS]
+    across = min(across, len(shown))
+    down = -(-len(shown) // across)
+    size = (max(6.0, 0.6 + width * across), 0.9 + height * down)
+    figure, axes = plt.subplots(down, across, figsize=size, squeeze=False, **shared)
+    for panel, (name, _) in zip(axes.flat, shown, strict=False):
+        panel.set_title(textwrap.fill(name, 38), fontsize=9)
+    for empty in axes.flat[len(shown) :]:
+        empty.remove()
+    return figure, [(part, panel) for (_, part), panel in zip(shown, axes.flat, strict=False)]
+
+
+def draw_value(axes: Any, value: float, ci95: Sequence[float] | None, **looks: Any) -> None:
+    """A point with its interval at (x, y), of which `looks` has one; without an interval if there were too few
+    prompts."""
+    errors = np.abs(np.array(ci95 or (value, value))[:, None] - value)
+    across = {"x": value, "xerr": errors} if "y" in looks else {"y": value, "yerr": errors}
+    axes.errorbar(**across, **{"capsize": 3, "markersize": 6} | looks)
+
+
+def draw_estimates(axes: Any, places: Iterable[float], estimates: Iterable[Mapping[str, Any]], look: str, colour: str,
+                   label: str) -> None:  # fmt: skip
+    """Means with 95 % intervals, of the estimates that have a mean."""
+    known = [(x, own) for x, own in zip(places, estimates, strict=False) if own["mean"] is not None]
+    axes.errorbar([x for x, _ in known], [own["mean"] for _, own in known],
+                  yerr=[1.96 * (own["stderr"] or 0) for _, own in known], fmt=look, color=colour, label=label,
+                  markersize=5, capsize=2, linewidth=1.2)  # fmt: skip
 
 
 def save_figure(make: Callable[[], Figure], path: Path) -> str:
@@ -73,7 +112,8 @@ def save_figure(make: Callable[[], Figure], path: Path) -> str:
     with plt.rc_context(style(PAGE_INK)):
         figure, stream = make(), io.StringIO()
         _lay_out(figure)
-        _draw(figure, path.with_name(f"{path.name}.png"), stream)
+        figure.savefig(f"{path}.png", dpi=130)
+        figure.savefig(stream, format="svg", transparent=True)
         plt.close(figure)
     svg = stream.getvalue()
     opening = svg.index(">", svg.index("<svg")) + 1
@@ -96,16 +136,6 @@ def _lay_out(figure: Figure) -> None:
             except UserWarning:
                 figure.set_size_inches(*(GROWTH * figure.get_size_inches()))
     figure.set_layout_engine("none")
-
-
-def _draw(figure: Figure, png: Path, svg: io.StringIO) -> None:
-    """Draws both files by the canvases themselves: `savefig` would lay each out and draw it twice."""
-    FigureCanvasAgg(figure)
-    figure.set_dpi(130)
-    figure.canvas.print_png(png)  # type: ignore[attr-defined]
-    for patch in (figure.patch, *(axes.patch for axes in figure.axes)):
-        patch.set(facecolor="none", edgecolor="none")
-    FigureCanvasSVG(figure).print_svg(svg)
 
 
 def embed(svg: str, name: str) -> str:

@@ -1,24 +1,32 @@
-"""Small multiples of many runs: a panel for each setting, instead of many lines in one plot."""
+"""Figures with a panel for each setting of runs, instead of many lines in one plot."""
 
-import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 
+from specbench import theory
 from specbench.errors import visible
 from specbench.results.fields import at
 from specbench.results.reader import StoredRun
-from specbench.results.report.figures import draw_beta, draw_by_gamma
-from specbench.results.report.style import MEASURED, THEORY
+from specbench.results.report.style import (
+    GOOD,
+    MARKERS,
+    MEASURED,
+    OTHER,
+    SERIES,
+    THEORY,
+    draw_estimates,
+    draw_panels,
+    draw_value,
+    finish,
+)
 from specbench.results.wording import label
 
 NIGHT = "#111111"  # text on a light cell, in a dark page too; black itself would become the page's text colour
-MOST = 12  # panels of a figure
-COLUMNS = 3
+OF_LENIENCE = {"alpha": "alpha/mean", "speedup": "speedup/measured", "drift: total variation": "drift/tv"}
+ALONE = {"across": 1, "width": 8, "height": 3.2}  # of a figure with one panel
 RunGroups = Mapping[str, Sequence[StoredRun]]
 
 
@@ -31,97 +39,118 @@ def group_runs(runs: Sequence[StoredRun], but: Sequence[str]) -> dict[str, list[
     return found
 
 
-def _grid(groups: RunGroups, height: float, **shared: Any) -> tuple[Figure, list[tuple[str, Sequence[StoredRun], Any]]]:
-    """A figure and its panels: title, runs and axes of each."""
-    shown = list(groups.items())[:MOST]
-    columns = min(COLUMNS, len(shown))
-    rows = -(-len(shown) // columns)
-    figure, axes = plt.subplots(rows, columns, figsize=(max(5.0, 3.1 * columns), 0.7 + height * rows), squeeze=False,
-                                **shared)  # fmt: skip
-    for empty in axes.flat[len(shown) :]:
-        empty.set_visible(False)
-    found = [(name, runs, panel) for (name, runs), panel in zip(shown, axes.flat, strict=False)]
-    for name, _, panel in found:
-        panel.set_title(textwrap.fill(name, 38), fontsize=9)
-    return figure, found
+def _of_settings(groups: RunGroups) -> tuple[Figure, list[tuple[Any, Any]]]:
+    """A panel for each group of runs; all have the same axes."""
+    size: dict[str, Any] = ALONE if len(groups) == 1 else {"width": 3.1, "height": 2.3}
+    return draw_panels(groups, **size, sharex=True, sharey=True)
 
 
-def gamma_panels(groups: RunGroups) -> Figure:
-    """Speedup by gamma, in each panel: replay and Theorem 3.8 as a line for each run, measured runs as points."""
-    figure, panels = _grid(groups, 2.3, sharex=True, sharey=True)
-    every = [entry["gamma"] for runs in groups.values() for run in runs for entry in run.result["gamma_sweep"]]
-    for _, runs, axes in panels:
-        for run in runs:
-            draw_by_gamma(axes, run, np.arange(max(every, default=8) + 2), alone=False)
-    panels[0][2].set_ylim(bottom=0)  # of all, once everything is drawn
-    figure.supxlabel("gamma, tokens drafted a round", fontsize=10)
-    figure.supylabel("speedup over plain decoding", fontsize=10)
-    handles = [
-        Line2D([], [], color=MEASURED, marker="o", linestyle="", label="measured, 95 % interval"),
-        Line2D([], [], color=MEASURED, linewidth=1, label="replay of a run"),
-        Line2D([], [], color=THEORY, linestyle="--", linewidth=1, label="Theorem 3.8"),
-    ]
-    figure.legend(handles=handles, loc="outside upper left", ncols=3, fontsize=9)
-    return figure
+def speedup_by_gamma(groups: RunGroups) -> Figure:
+    """Speedup by gamma, in each panel: replay and Theorem 3.8 as lines for each run, and the run as a point at its
+    gamma, or at the mean of gammas that a policy varied. Of a run alone with the interval of replay and the best gamma
+    of each line."""
+    figure, panels = _of_settings(groups)
+    runs = [run for group in groups.values() for run in group]
+    last = max((entry["gamma"] for run in runs for entry in run.result["gamma_sweep"]), default=8)
+    for group, axes in panels:
+        for run in group:
+            _draw_prediction(axes, run, np.arange(last + 2), len(runs) == 1)
+            _draw_replay(axes, run.result["gamma_sweep"], len(runs) == 1)
+            counts, gamma, speedup = run.result["counts"], run.result["gamma"], run.result["speedup"]
+            gamma = counts["drafted"] / counts["rounds"] if gamma is None else gamma
+            draw_value(axes, speedup["measured"], speedup["ci95"], x=gamma, fmt="o", color=MEASURED,
+                       label="measured, 95 % interval")  # fmt: skip
+        axes.axhline(1, color=OTHER, linewidth=1, linestyle=":")
+    return finish(figure, "gamma, tokens drafted a round", "speedup over plain decoding", low=0, whole=True, ncols=5)
 
 
-def beta_panels(groups: RunGroups) -> Figure:
-    """Mean beta by the place of the guess in its round, in each panel, with a line for each run."""
-    figure, panels = _grid(groups, 2.1, sharex=True, sharey=True)
-    for _, runs, axes in panels:
-        for run in runs:
-            draw_beta(axes, run, markersize=4)
-    figure.supxlabel("place of the guess in its round", fontsize=10)
-    figure.supylabel("mean beta", fontsize=10)
-    return figure
+def _draw_prediction(axes: Any, run: StoredRun, gammas: Any, alone: bool) -> None:
+    """Theorem 3.8 at these gammas."""
+    alpha, c = run.result["alpha"]["mean"], run.result["cost"]["c"]
+    if alpha is None or c is None:
+        return
+    curve = [theory.walltime_improvement(alpha, gamma, c) for gamma in gammas]
+    axes.plot(gammas, curve, "--", color=THEORY, linewidth=1, label="Theorem 3.8")
+    if alone:
+        best = int(np.argmax(curve))
+        axes.plot(best, curve[best], "*", color=THEORY, markersize=12, label="gamma* of Theorem 3.8")
 
 
-def largest_cell(runs: Sequence[StoredRun], x: str, y: str) -> int:
-    """The most runs that share a cell of a map over two keys."""
-    cells = [(run.keys.get(x), run.keys.get(y)) for run in runs]
-    return max(cells.count(cell) for cell in cells)
+def _draw_replay(axes: Any, sweep: Sequence[Mapping[str, Any]], alone: bool) -> None:
+    """What replay expects of each gamma."""
+    if not sweep:
+        return
+    x, y = [entry["gamma"] for entry in sweep], [entry["speedup"] for entry in sweep]
+    axes.plot(x, y, color=MEASURED, linewidth=1.5 if alone else 1, label="replay of a run")
+    if alone:
+        low, high = np.array([entry["ci95"] or [entry["speedup"]] * 2 for entry in sweep]).T
+        axes.fill_between(x, low, high, color=MEASURED, alpha=0.15, linewidth=0)
+        best = int(np.argmax(y))
+        axes.plot(x[best], y[best], "s", color=MEASURED, markersize=9, mfc="none", label="best by replay")
+
+
+def beta_by_position(groups: RunGroups) -> Figure:
+    """Mean beta by the place of the guess in its round, in each panel, with a line for each run; beside a run alone its
+    alphas."""
+    figure, panels = _of_settings(groups)
+    for group, axes in panels:
+        for run in group:
+            betas = run.result["beta_by_position"]
+            draw_estimates(axes, range(1, len(betas) + 1), betas, "o-", MEASURED, "tested positions, 95 % interval")
+    if len(panels) == len(panels[0][0]) == 1:
+        result = panels[0][0][0].result
+        for alpha, colour, dashes, name in (
+            (result["alpha"]["mean"], THEORY, "--", "alpha"),
+            (result["alpha_on_target_text"]["mean"], GOOD, "-.", "alpha on the target's own text"),
+        ):
+            if alpha is not None:
+                panels[0][1].axhline(alpha, color=colour, linestyle=dashes, linewidth=1, label=name)
+    return finish(figure, "place of the guess in its round", "mean beta", low=0, high=1.02, whole=True, grid="y")
+
+
+def lenience_figure(runs: Sequence[StoredRun]) -> Figure:
+    """Alpha, speedup and drift by lenience (A.5), with a line for each setting of the other swept keys."""
+    figure, panels = draw_panels(OF_LENIENCE, 3.2, 3)
+    lines = zip(group_runs(runs, ("lenience",)).items(), SERIES, MARKERS, strict=False)  # as many as colours
+    ticks = sorted({run.result["config"]["lenience"] for run in runs})
+    for (name, group), colour, marker in lines:
+        results = sorted((run.result for run in group), key=lambda result: result["config"]["lenience"])
+        x = [result["config"]["lenience"] for result in results]
+        for path, axes in panels:
+            axes.plot(x, [at(result, path) for result in results], marker=marker, color=colour, label=name)
+    for _, axes in panels:
+        axes.set_xscale("log")
+        axes.set_xticks(ticks, [f"{value:g}" for value in ticks])
+        axes.minorticks_off()
+    return finish(figure, "lenience l", low=0, ncols=3)
 
 
 def heat_maps(runs: Sequence[StoredRun], x: str, y: str, value: str, title: str) -> Figure:
     """A number of the results, a path like "speedup/measured", over two swept keys, with a map for each setting of the
     others. A cell of several runs with the same settings has their mean, and says of how many."""
     columns, rows = (list(dict.fromkeys(run.keys.get(key, "-") for run in runs)) for key in (x, y))
-    shown = list(group_runs(runs, (x, y)).items())[:MOST]
-    across = min(len(shown), max(1, int(9 / (1.6 + 0.85 * len(columns)))))
-    down = -(-len(shown) // across)
-    size = (2.2 + (0.5 + 0.85 * len(columns)) * across, 1.0 + (0.8 + 0.45 * len(rows)) * down)
-    figure, axes = plt.subplots(down, across, figsize=size, squeeze=False)
+    width = 0.5 + 0.85 * len(columns)
+    figure, panels = draw_panels(
+        group_runs(runs, (x, y)), width, 0.8 + 0.45 * len(rows), max(1, int(9 / (width + 1.1)))
+    )
     numbers = [found for run in runs if (found := at(run.result, value)) is not None]
     low, high = min(numbers, default=0.0), max(numbers, default=1.0)
-    for empty in axes.flat[len(shown) :]:
-        empty.set_visible(False)
-    for (name, group), panel in zip(shown, axes.flat, strict=False):
-        image = _heat_map(panel, group, (x, y), (columns, rows), value, (low, high))
-        panel.set_title(textwrap.fill(name, 38), fontsize=9)
-        panel.set_xlabel(visible(x))
-        panel.set_ylabel(visible(y))
+    for group, axes in panels:
+        cells: dict[tuple[int, int], list[float]] = {}
+        for run in group:
+            if (found := at(run.result, value)) is not None:
+                place = rows.index(run.keys.get(y, "-")), columns.index(run.keys.get(x, "-"))
+                cells.setdefault(place, []).append(found)
+        grid = np.full((len(rows), len(columns)), np.nan)
+        for (row, column), values in cells.items():
+            mean = grid[row, column] = np.mean(values)
+            told = f"{mean:.2f}" + (f"\nn {len(values)}" if len(values) > 1 else "")
+            colour = "white" if mean <= (low + high) / 2 else NIGHT
+            axes.text(column, row, told, ha="center", va="center", color=colour)
+        image = axes.imshow(grid, cmap="cividis", aspect="auto", vmin=low, vmax=high)
+        axes.set_xticks(range(len(columns)), map(visible, columns))
+        axes.set_yticks(range(len(rows)), map(visible, rows))
     figure.suptitle(title, x=0.01, ha="left", fontsize=11)
-    figure.colorbar(image, ax=axes)
+    finish(figure, visible(x), visible(y), grid="")
+    figure.colorbar(image, ax=[axes for _, axes in panels])
     return figure
-
-
-def _heat_map(axes: Any, runs: Sequence[StoredRun], keys: tuple[str, str], places: tuple[list[str], list[str]],
-              value: str, ends: tuple[float, float]) -> Any:  # fmt: skip
-    """Draws one map; returns its image."""
-    columns, rows = places
-    cells: dict[tuple[int, int], list[float]] = {}
-    for run in runs:
-        if (found := at(run.result, value)) is not None:
-            place = rows.index(run.keys.get(keys[1], "-")), columns.index(run.keys.get(keys[0], "-"))
-            cells.setdefault(place, []).append(found)
-    grid = np.full((len(rows), len(columns)), np.nan)
-    for place, values in cells.items():
-        grid[place] = np.mean(values)
-    image = axes.imshow(grid, cmap="cividis", aspect="auto", vmin=ends[0], vmax=ends[1])
-    for (row, column), values in cells.items():
-        colour = "white" if grid[row, column] <= sum(ends) / 2 else NIGHT
-        told = f"{grid[row, column]:.2f}" + (f"\nn {len(values)}" if len(values) > 1 else "")
-        axes.text(column, row, told, ha="center", va="center", color=colour)
-    axes.set_xticks(range(len(columns)), map(visible, columns))
-    axes.set_yticks(range(len(rows)), map(visible, rows))
-    return image
