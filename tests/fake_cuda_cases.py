@@ -151,8 +151,7 @@ WAITS = {
         None,
         "no lap hides behind what came before it",
     ),
-    "run.recorder.Recorder._rounds": Allowed("after the last round", None, "numbers of each round are read"),
-    "run.recorder.Recorder.evidence": Allowed("after the last round", None, "evidence of each round is read"),
+    "run.recorder.Recorder._rows": Allowed("after the last round", None, "numbers of each round are read"),
 }
 
 

@@ -56,3 +56,7 @@ class Decoding(Component):
     def pooled_numbers(cls, found: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
         """The field `beam` of several processes on the same prompts, from that of each."""
         return None
+
+
+class SamplingDecoding(Decoding):
+    """Algorithm 1; plain decoding draws one token per target call."""

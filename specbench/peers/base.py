@@ -14,19 +14,6 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Streamed:
-    """An answer that came piece by piece. Seconds count from the moment when the request was sent."""
-
-    text: str
-    arrivals: tuple[float, ...]  # of the first piece of each round; of each piece, where rounds are not known
-    last: float  # when the last token had come
-    seconds: float  # until the end
-    counts: Any  # of the server's own speculative decoding
-    own_tokens: int | None = None  # after the first one, by the server's own count
-    own_seconds: float | None = None  # of these, by its own clock
-
-
-@dataclass(frozen=True)
 class PeerOutput:
     """One prompt, decoded by a peer. `decoded` and `decode_seconds` leave out the first step, which reads the
     prompt."""
@@ -35,7 +22,7 @@ class PeerOutput:
     decoded: int  # tokens after the first step
     decode_seconds: float  # without the first step; of several that are decoded at once, its share
     first: int = 1  # tokens of the first step
-    streamed: Streamed | None = None  # of a server
+    streamed: Any = None  # how the text of a server came, piece by piece
 
     @property
     def count(self) -> int:

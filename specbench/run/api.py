@@ -57,7 +57,7 @@ class Evaluation(Fields):
 
     def __repr__(self) -> str:
         """The table that the command prints."""
-        return self._printed().file.getvalue()  # type: ignore[attr-defined, no-any-return]
+        return self._printed().export_text()
 
     def _repr_html_(self) -> str:
         """The table for a notebook."""
@@ -82,9 +82,12 @@ def _width() -> int:
 
 def evaluate(*overrides: str | Mapping[str, Any], **settings: Any) -> Evaluation:
     """See `specbench.evaluate`."""
+    from specbench.results.console import log_result
     from specbench.results.empty_dirs import remove_if_empty
+    from specbench.results.reader import read_result
+    from specbench.run.execute import claimed, execute_one
 
-    words, call = words_of(overrides, settings), call_of(overrides, settings)
+    words = words_of(overrides, settings)
     config = compose(words)
     with explained(words):
         folder = Path(config.hydra.run.dir).absolute()
@@ -93,11 +96,14 @@ def evaluate(*overrides: str | Mapping[str, Any], **settings: Any) -> Evaluation
     job = RunJob(list(config.hydra.overrides.task), folder, check(config))
     if job.checked.root.repeats > 1:
         raise ConfigError(f"repeats={job.checked.root.repeats} is not possible from Python: use the command line")
-    known = folder.exists()
+    known, call = folder.exists(), f"specbench.evaluate({', '.join(map(repr, words))})"
+    log, written = logging.getLogger(__name__), partial(log_result, folder=folder)
     try:
         with warnings.catch_warnings():  # of a module that would draw bars in a notebook, and is not used
             warnings.filterwarnings("ignore", message="IProgress not found")
-            return _run(config, job, call)
+            with claimed(job), _files_of_hydra(config, job, call):
+                execute_one(job, announce=log.info, written=written, call=call)
+                return Evaluation(read_result(folder), folder)
     except ConfigError:
         if not known:
             remove_if_empty(folder)
@@ -134,37 +140,6 @@ def spelled(value: Any) -> str:
         return f"[{','.join(map(spelled, value))}]"
     bare = (isinstance(value, int | float) and not isinstance(value, str)) or BARE.fullmatch(str(value))
     return str(value) if bare else QuotedString(text=str(value), quote=Quote.single).with_quotes()
-
-
-def call_of(overrides: Sequence[str | Mapping[str, Any]], settings: Mapping[str, Any]) -> str:
-    """The call of `specbench.evaluate` with these arguments, as Python."""
-    given = [*map(_python, overrides)]
-    given += [f"{key}={_python(value)}" for key, value in settings.items() if key.isidentifier()]
-    if others := {key: value for key, value in settings.items() if not key.isidentifier()}:
-        given.append(f"**{_python(others)}")
-    return f"specbench.evaluate({', '.join(given)})"
-
-
-def _python(value: Any) -> str:
-    """A value as a Python literal: what is none of these, as a Path, is its text."""
-    if isinstance(value, Mapping):
-        return f"{{{', '.join(f'{str(key)!r}: {_python(entry)}' for key, entry in value.items())}}}"
-    if isinstance(value, list | tuple):
-        return f"[{', '.join(map(_python, value))}]"
-    plain = value is None or type(value) in (bool, int, float, str)
-    return repr(value) if plain else repr(str(value))
-
-
-def _run(config: DictConfig, job: RunJob, call: str) -> Evaluation:
-    """Builds, decodes and writes. Raises ConfigError, VerdictError or KeyboardInterrupt."""
-    from specbench.results.console import log_result
-    from specbench.results.reader import read_result
-    from specbench.run.execute import claimed, execute_one
-
-    log = logging.getLogger(__name__)
-    with claimed(job), _files_of_hydra(config, job, call):
-        execute_one(job, announce=log.info, written=partial(log_result, folder=job.folder), call=call)
-        return Evaluation(read_result(job.folder), job.folder)
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 from specbench.config.components import FEWEST, MOST, Components, segment_size
 from specbench.data.prompts import Prompt, Request, render, with_features
@@ -17,33 +18,14 @@ GROUPS = 8  # of a turn, if there are enough requests: so often both ways of dec
 
 @dataclass(frozen=True)
 class Batch:
-    """A group of requests to decode, and the cache columns that the longest request of its turn needs."""
+    """A group of requests to decode, and what the longest request of its turn needs."""
 
-    requests: list[Request]
-    columns: int
+    number: int  # of the group, in the run
+    requests: Sequence[Request]
+    columns: int  # of the cache
     arrivals: list[float] | None = None  # second of each, if they arrive over time
     rate: float | None = None  # requests per second, if the workload has rates
-    longest_input: EncoderInput | None = None  # of an encoder, among the requests of its turn
-
-    def probes(self, rows: int) -> int:
-        """How many probes of costs the group is worth."""
-        return max(1, len(self.requests) // (FEWEST * rows))
-
-
-@dataclass(frozen=True)
-class TurnPlan:
-    """The requests of one turn of all prompts, before any of them is decoded."""
-
-    waiting: Sequence[Request]  # in order
-    cuts: Sequence[int]  # where groups begin, and the end of the last one
-    first: int  # the number of its first group
-    columns: int  # of the cache, that the longest request needs
-    longest_input: EncoderInput | None  # of an encoder
-
-    @property
-    def groups(self) -> range:
-        """The numbers of its groups."""
-        return range(self.first, self.first + max(0, len(self.cuts) - 1))
+    longest_input: EncoderInput | None = None  # of an encoder
 
 
 class Requests:
@@ -53,80 +35,58 @@ class Requests:
         """`spare` cache columns take the guesses beyond a row's limit: those of the run unless given."""
         self.parts, self.spare = parts, parts.spare if spare is None else spare
         self.answers: dict[str, list[str]] = {prompt.id: [] for prompt in parts.prompts}
-        self.turns = {prompt.id: len(prompt.turns) for prompt in parts.prompts}
+        self.total = sum(len(prompt.turns) for prompt in parts.prompts)
+        self.turns = max(len(prompt.turns) for prompt in parts.prompts)
         self.too_long: list[int] = []  # tokens of each turn that does not fit, and of those that would follow it
-
-    @property
-    def total(self) -> int:
-        """The number of turns of all prompts."""
-        return sum(len(prompt.turns) for prompt in self.parts.prompts)
-
-    def limit(self, request: Request) -> int:
-        """The length in tokens, prompt included, at which a request ends."""
-        return min(len(request.tokens) + self.parts.max_new_tokens, self.parts.target.context)
 
     def remember(self, result: Result) -> None:
         """Keeps the baseline's answer as the history of the next turn, for both decoders."""
-        answers = self.answers[result.request.prompt_id]
-        last = len(answers) + 1 == self.turns[result.request.prompt_id]
-        decode = self.parts.target.tokenizer.decode
-        answers.append("" if last else decode(result.baseline.tokens, skip_special_tokens=True))
-
-    @property
-    def turns_in_all(self) -> int:
-        """The number of turns of the prompt that has the most."""
-        return max(self.turns.values())
+        answer = self.parts.target.tokenizer.decode(result.baseline.tokens, skip_special_tokens=True)
+        self.answers[result.request.prompt_id].append(answer)
 
     def groups(self) -> Iterator[Batch]:
         """Groups of all first turns, then of the second turns, and so on. Raises ConfigError if no prompt fits the
         context, or if one is empty."""
         first = 0
-        for number in range(self.turns_in_all):
-            turn = self.open(number, first)
-            for group in turn.groups:
-                yield self.wanted(turn, group)
-            first = turn.groups.stop
+        for turn in range(self.turns):
+            batches = self.open(turn, first)
+            yield from batches
+            first += len(batches)
 
-    def open(self, number: int, first: int) -> TurnPlan:
-        """A turn, whose groups are numbered from `first` on. All answers of the turns before it are known, and it is
+    def open(self, turn: int, first: int) -> list[Batch]:
+        """The groups of a turn, numbered from `first` on. All answers of the turns before it are known, and it is
         opened once. Raises ConfigError if no prompt fits the context, or if one is empty."""
         parts, before = self.parts, len(self.too_long)
-        waiting = self._turn(number)
-        if number == 0 and not waiting:
-            raise ConfigError(
-                f"no prompt fits: the shortest has {parts.target.length(min(self.too_long))}, "
-                f"and {parts.target.name} reads at most {parts.target.length(parts.longest_prompt)}"
-            )
-        if len(self.too_long) > before:
-            log.warning("%s", self._left_out(number, len(self.too_long) - before, waiting))
+        waiting = self._turn(turn)
+        if left_out := len(self.too_long) - before:
+            if turn == 0 and not waiting:
+                raise ConfigError(
+                    f"no prompt fits: the shortest has {parts.target.length(min(self.too_long))}, "
+                    f"and {parts.target.name} reads at most {parts.target.length(parts.longest_prompt)}"
+                )
+            self._warn(turn, left_out, {request.category for request in waiting})
         longest = max((len(request.tokens) for request in waiting), default=0)
         columns = min(longest + parts.max_new_tokens, parts.target.context) + self.spare
         inputs = [request.encoder_input for request in waiting if request.encoder_input is not None]
-        return TurnPlan(waiting, self._cuts(len(waiting)), first, columns, max(inputs, key=len, default=None))
+        longest_input, workload = max(inputs, key=len, default=None), parts.workload
+        batches = []
+        for number, (begin, end) in enumerate(pairwise(self._cuts(len(waiting))), first):
+            arrivals, rate = workload.arrivals(end - begin, number), workload.rate(number)
+            batches.append(Batch(number, waiting[begin:end], columns, arrivals, rate, longest_input))
+        return batches
 
-    def wanted(self, turn: TurnPlan, number: int) -> Batch:
-        """The group of this number."""
-        begin, end = turn.cuts[number - turn.first], turn.cuts[number - turn.first + 1]
-        asked, workload = list(turn.waiting[begin:end]), self.parts.workload
-        for request in asked:
-            request.prepare()
-        arrivals, rate = workload.arrivals(len(asked), number), workload.rate(number)
-        return Batch(asked, turn.columns, arrivals, rate, turn.longest_input)
-
-    def _left_out(self, turn: int, count: int, waiting: Sequence[Request]) -> str:
-        """That requests are left out from this turn on, and of which categories none is left."""
+    def _warn(self, turn: int, count: int, left: set[str]) -> None:
+        """Warns of requests that are left out from this turn on; `left` are the categories of those that are not."""
         length = self.parts.target.length
         text = f"{count} request{'s do' if count > 1 else ' does'} not fit the "
         text += f"{length(self.parts.longest_prompt)} that can be read"
-        text += f", or would follow one that does not, from turn {turn + 1} on" if max(self.turns.values()) > 1 else ""
+        text += f", or would follow one that does not, from turn {turn + 1} on" if self.turns > 1 else ""
         text += f", and {'are' if count > 1 else 'is'} left out: the longest has {length(max(self.too_long))}"
-        left = {request.category for request in waiting}
         lost = dict.fromkeys(p.category for p in self.parts.prompts if p.category not in left) if turn == 0 else {}
-        names = [name for name in lost if name]
-        return text + (f"; none is left of {', '.join(names)}" if names else "")
+        log.warning("%s", text + (f"; none is left of {', '.join(lost)}" if any(lost) else ""))
 
     def _cuts(self, requests: int) -> list[int]:
-        """Where the groups of a turn begin and end."""
+        """Where the groups of a turn begin, and the end of the last one."""
         rows, workload = self.parts.batch_size, self.parts.workload
         if not workload.over_time:
             return [*range(0, requests, group_size(requests, rows)), requests]

@@ -34,14 +34,14 @@ def run_process(words: Sequence[str]) -> int:
 def child_overrides(folder: Path, own: Mapping[str, Any] | None = None) -> list[str]:
     """What stands behind `python -m specbench` for this job in `folder`: its overrides, with `own` values of some
     keys."""
-    job, own = HydraConfig.get(), own or {}
-    sources = {source.provider: str(source.path) for source in HydraConfig.get().runtime.config_sources}
+    hydra, own = HydraConfig.get(), own or {}
+    sources = {source.provider: str(source.path) for source in hydra.runtime.config_sources}
     quoted = str(folder.resolve()).replace("\\", "\\\\").replace("'", "\\'")
     return [
-        *("--config-path", sources.get("main", str(conf_dir())), "--config-name", job.job.config_name or "config"),
+        *("--config-path", sources.get("main", str(conf_dir())), "--config-name", hydra.job.config_name or "config"),
         *(("--config-dir", sources["command-line"]) if "command-line" in sources else ()),
-        *(override for override in job.overrides.task if _key(override) not in own),
-        *(override for override in job.overrides.hydra if _key(override).startswith("hydra.searchpath")),
+        *(override for override in hydra.overrides.task if _key(override) not in own),
+        *(override for override in hydra.overrides.hydra if _key(override).startswith("hydra.searchpath")),
         *(f"{key}={value}" for key, value in own.items()),
         f"hydra.run.dir='{quoted}'",
     ]

@@ -9,7 +9,7 @@ import time
 import warnings
 from functools import partial
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
@@ -17,10 +17,14 @@ from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
-from specbench import BEGUN
+from specbench import BEGUN, __version__
+from specbench.component import from_ring
 from specbench.config.paths import conf_dir
 from specbench.errors import ConfigError, IncompleteError, VerdictError, answering, comes_from, stop
 from specbench.run.signals import exit_code, handled
+
+if TYPE_CHECKING:
+    from specbench.run.sweep import Sweep
 
 log = logging.getLogger("specbench")
 WAIT = 7 * 86400.0  # seconds that a job waits for another process that runs the same one, if several run at a time
@@ -37,8 +41,6 @@ def main() -> None:
     if str(Path.cwd()) not in sys.path:  # the console script has not what `python -m` has: modules beside the user
         sys.path.append(str(Path.cwd()))
     if "--version" in sys.argv[1:]:  # Hydra would print its own
-        from specbench import __version__
-
         print(f"specbench {__version__}")
         return
     try:
@@ -94,10 +96,8 @@ def job(config: DictConfig) -> float | None:
         one_run(config)
     except ConfigError as error:  # before Hydra adds a line of its own
         refused(error)
-    except VerdictError as error:
-        stop(str(error), 3)
-    except IncompleteError as error:
-        stop(str(error), 1)
+    except (VerdictError, IncompleteError) as error:
+        stop(str(error), 3 if isinstance(error, VerdictError) else 1)
     return None
 
 
@@ -115,7 +115,6 @@ def refused(error: ConfigError) -> NoReturn:
 def job_of_sweep(config: DictConfig) -> float | None:
     """Runs a job and prints its line. Returns the measured speedup, for Hydra's optimisers, or None if it failed."""
     from specbench.config.memory import give_back
-    from specbench.run.signals import preemption_signal
     from specbench.run.sweep import Sweep
 
     sweep = Sweep.current or Sweep()
@@ -123,9 +122,9 @@ def job_of_sweep(config: DictConfig) -> float | None:
         _begun.clear()  # another process has, by its own clock
     ran, failed = True, ""
     try:
-        with preemption_signal(), sweep.running(config):
+        with sweep.running(config):
             give_back()  # of the job before
-            ran = one_run(config, skip_finished=True)
+            ran = one_run(config, sweep)
     except (ConfigError, VerdictError, IncompleteError) as error:
         log.error("%s", error)
         failed = str(error)
@@ -136,18 +135,16 @@ def job_of_sweep(config: DictConfig) -> float | None:
     return None if result is None else float(result["speedup"]["measured"])
 
 
-def one_run(config: DictConfig, skip_finished: bool = False) -> bool:
-    """Runs the composed configuration; with `skip_finished` not if its folder holds the results. Returns whether it
-    ran. Raises ConfigError, VerdictError with strict=true, or IncompleteError with repeats."""
+def one_run(config: DictConfig, sweep: "Sweep | None" = None) -> bool:
+    """Runs the composed configuration; as a job of a sweep not if its folder holds the results. Returns whether it ran.
+    Raises ConfigError, VerdictError with strict=true, or IncompleteError with repeats."""
     from specbench.config.validate import check
 
     begun, hydra_config = _begun.pop() if _begun else time.perf_counter(), HydraConfig.get()
     out_dir = Path(hydra_config.runtime.output_dir)
     checked = check(config, hydra_config.runtime.choices)
     if checked.choices["target"].settings.processes() > 1:
-        from specbench.component import from_ring
-
-        ran = from_ring("tensor_parallel.launcher.run_elsewhere")(checked, out_dir, skip_finished)
+        ran = from_ring("tensor_parallel.launcher.run_elsewhere")(checked, out_dir, sweep is not None)
         if ran is not None:
             gc.enable()
             return bool(ran)
@@ -155,29 +152,27 @@ def one_run(config: DictConfig, skip_finished: bool = False) -> bool:
     from specbench.results.console import in_parallel, info, place_of_job, print_result
     from specbench.run.execute import claimed, execute_one
     from specbench.run.jobs import RunJob
-    from specbench.run.sweep import Sweep
 
     log.info("%s", shlex.join(sys.argv))
     job = RunJob(list(hydra_config.overrides.task), out_dir, checked)
-    placement = (Sweep.current or Sweep()).placement
+    placement = sweep.placement if sweep is not None else lambda: None
     with claimed(job, WAIT if in_parallel() else 0) as earlier:
-        if earlier.finished and skip_finished and not checked.root.force:
+        if sweep is not None and earlier.finished and not checked.root.force:
             return False
-        if skip_finished and earlier.again and not earlier.corrupt:
+        if sweep is not None and earlier.again and not earlier.corrupt:
             log.warning("%s is run again: %s", out_dir, earlier.again)
-        elif earlier.finished and not skip_finished and checked.root.repeats == 1:
-            info("This run is in its folder already: it is measured again, and the earlier results are kept beside it.")
         if checked.root.repeats > 1:
             from specbench.run.repeats import run_repeats
 
             gc.enable()
             run_repeats(config, job, placement)
-        else:
-            import specbench.config.build
-            import specbench.run.run  # noqa: F401
+            return True
+        if sweep is None and earlier.finished:
+            info("This run is in its folder already: it is measured again, and the earlier results are kept beside it.")
+        import specbench.config.build
+        import specbench.run.run  # noqa: F401
 
-            gc.enable()
-            kind, written = "job" if skip_finished else "run", partial(print_result, folder=out_dir)
-            execute_one(job, kind, announce=info, place=place_of_job(), written=written, begun=begun,
-                        placement=placement)  # fmt: skip
+        gc.enable()
+        kind, written = "run" if sweep is None else "job", partial(print_result, folder=out_dir)
+        execute_one(job, kind, announce=info, place=place_of_job(), written=written, begun=begun, placement=placement)
     return True

@@ -1,4 +1,4 @@
-"""Compares jobs whose prompts were decoded in turn: whether they are done, running them, and what is shown of them."""
+"""Compares runs: jobs whose prompts are decoded in turn in this process, or finished runs in their folders."""
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -12,7 +12,7 @@ from rich.text import Text
 from specbench.errors import ConfigError, first_line
 from specbench.results.atomic_files import as_json, write_text
 from specbench.results.comparability import TASK
-from specbench.results.comparison_tables import ranking, rows, tables
+from specbench.results.comparison_tables import ranking, rows, sentence, tables
 from specbench.results.completion import examine, keep_others
 from specbench.results.folder_lock import locked
 from specbench.results.reader import StoredRun, load_runs, read_result
@@ -21,23 +21,28 @@ from specbench.results.sweep_table import own_words
 from specbench.results.table import Table, to_csv
 from specbench.results.terminal import show
 from specbench.results.wording import word
-from specbench.run.execute import Outcome, execute
+from specbench.run.execute import execute
 from specbench.run.jobs import RunJob, jobs_of_one_task, labels_of
 from specbench.run.sweep_summary import SUMMARIES
-from specbench.stats.comparison import TOKENS_PER_SECOND, compare
+from specbench.stats.comparison import SPEEDUP, TOKENS_PER_SECOND, Comparison, compare
 
 log = logging.getLogger(__name__)
 FILES = ("comparison.json", "comparison.csv")
 DRAWN = ("report.html", "figures")  # from FILES
+RunsByLabel = Mapping[str, StoredRun]
 
 
 def is_finished(jobs: Sequence[RunJob]) -> bool:
     """Whether every job's folder holds its finished run, all of them of one comparison."""
     earlier = [examine(job.folder, job.checked.identity()) for job in jobs]
-    if any(run.result is None or not run.finished for run in earlier):
-        return False
-    ways = [(run.result or {}).get("in_turn") for run in earlier]
-    return ways[0] is not None and all(way == ways[0] for way in ways) and len(ways[0]["runs"]) == len(jobs)
+    results = [run.result for run in earlier if run.result is not None and run.finished]
+    return len(results) == len(jobs) and decoded_in_turn(results) and len(results[0]["in_turn"]["runs"]) == len(jobs)
+
+
+def decoded_in_turn(results: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether these runs are of one comparison in one process."""
+    first = results[0].get("in_turn")
+    return bool(first) and all(result.get("in_turn") == first for result in results)
 
 
 def run_jobs(jobs: Sequence[RunJob], announce: Callable[[str], None]) -> str:
@@ -48,101 +53,108 @@ def run_jobs(jobs: Sequence[RunJob], announce: Callable[[str], None]) -> str:
             locks.enter_context(locked(job.folder))
         outcomes = execute(jobs, "way", announce=announce)
     for outcome in outcomes:
-        if outcome.error is not None:
-            log.error("%s", in_words(outcome))
+        if isinstance(outcome.error, RuntimeError):  # of decoding
+            log.error("%s: %s", " ".join(outcome.job.overrides), first_line(outcome.error))
+        elif outcome.error is not None:
+            log.error("%s", outcome.error)
     if kept := [outcome.kept for outcome in outcomes if outcome.kept is not None]:
-        announce(
-            f"earlier runs of {len(kept)} of {len(jobs)} ways are now in {kept[0]}" + " and the like" * (len(kept) > 1)
-        )
+        more = " and the like" * (len(kept) > 1)
+        announce(f"earlier runs of {len(kept)} of {len(jobs)} ways are now in {kept[0]}{more}")
     statuses = {"incomplete" if outcome.result is None else outcome.result.status for outcome in outcomes}
     return next((status for status in ("interrupted", "incomplete") if status in statuses), "complete")
 
 
-def in_words(outcome: Outcome) -> str:
-    """What went wrong with a job."""
-    error = outcome.error
-    if isinstance(error, RuntimeError):  # of decoding
-        return f"{' '.join(outcome.job.overrides)}: {first_line(error)}"
-    return str(error)
-
-
-def differences_in_work(runs: Mapping[str, StoredRun]) -> list[str]:
-    """In what the runs differ that is no part of a way of decoding, in sentences. Raises ConfigError if prompts of the
-    same id are not the same."""
-    first, *others = runs
-    texts = {record["id"]: record.get("prompt") for record in runs[first].prompts}
-    for label in others:
-        for record in runs[label].prompts:
-            if texts.get(record["id"], record.get("prompt")) != record.get("prompt"):
-                raise ConfigError(f"{label} cannot be compared with {first}: their prompts {record['id']} differ")
-    results = {label: run.result for label, run in runs.items()}
-    configs = [result["config"] for result in results.values()]
-    keys = [key for key in TASK if key != "data" and any(config.get(key) != configs[0].get(key) for config in configs)]
-    notes = [f"the runs differ in {', '.join(keys)}: they did not do the same work"] if keys else []
-    machines = {result["provenance"]["device"] for result in results.values()}
-    notes += [f"the runs are of different machines: {', '.join(sorted(machines))}"] if len(machines) > 1 else []
-    bad = [label for label, result in results.items() if result["lossless"].get("verdict") in ("failed", "lossy")]
-    notes += [f"not lossless: {', '.join(bad)}"] if bad else []
-    pooled = [label for label, result in results.items() if result.get("repeats")]
-    return notes + ([f"how processes differ is no part of the intervals of {', '.join(pooled)}"] if pooled else [])
-
-
-def notes_on_comparison(jobs: Sequence[RunJob]) -> list[str]:
-    """What a reader of a ranking must know, in sentences: verdicts, the machine, engines that differ."""
-    done = [job for job in jobs if (job.folder / "results.json").exists()]
-    names = labels_of(own_words([list(job.overrides) for job in jobs]))
-    results = {names[jobs.index(job)]: read_result(job.folder) for job in done}
-    notes = []
-    for verdict in ("failed", "lossy", "inconclusive", "untested"):
-        if those := [name for name, result in results.items() if word(result["lossless"]) == verdict]:
-            notes.append(f"the verdict is {verdict} of {', '.join(those)}")
-    unsteady = [result["machine"]["reasons"] for result in results.values() if not result["machine"]["steady"]]
-    notes += [f"the machine was not steady: {'; '.join(unsteady[0])}"] if unsteady else []
-    used = [result.get("executor", {}).get("programs", {}).get("used") for result in results.values()]
-    if len({use for use in used if use is not None}) > 1:
-        there = sum(map(bool, used))
-        notes.append(f"compiled programs were there for {there} of {len(used)} ways: executor=compiled makes them")
-    return notes
+def compare_folders(folders: Sequence[str]) -> None:
+    """Compares finished runs with the first one. Raises ConfigError."""
+    stored = list({run.folder: run for folder in folders for run in load_runs(Path(folder))}.values())
+    if len(stored) < 2:
+        raise ConfigError(f"{folders[0]} holds one run: give two or more folders")
+    words = own_words([run.result.get("overrides") or [] for run in stored])
+    if len({*labels_of(words)}) < len(stored):
+        words = [{"run": str(run.folder)} for run in stored]
+    runs = dict(zip(labels_of(words), stored, strict=True))
+    texts: dict[str, Any] = {}
+    for label, run in runs.items():
+        for record in run.prompts:
+            if texts.setdefault(record["id"], record.get("prompt")) != record.get("prompt"):
+                raise ConfigError(f"{label} cannot be compared with others: their prompts {record['id']} differ")
+    by = TOKENS_PER_SECOND if decoded_in_turn([run.result for run in stored]) else SPEEDUP
+    compared = show_ranking(runs, words, {}, by, labels_of(words)[0])
+    show(*(Text(f"note: {note}") for note in notes_on(runs)))
+    if len(runs) == 2:
+        show(Text(sentence(compared)))
 
 
 def show_comparison(folder: Path, jobs: Sequence[RunJob]) -> None:
     """Prints the comparison of each task's jobs, and writes FILES into the sweep's folder. Raises ConfigError."""
-    table, written = [], []
-    words = dict(zip((job.folder for job in jobs), own_words([list(job.overrides) for job in jobs]), strict=True))
+    table: list[dict[str, Any]] = []
+    written, notes = [], dict[str, None]()
+    every = dict(zip((job.folder for job in jobs), own_words([list(job.overrides) for job in jobs]), strict=True))
     for task in jobs_of_one_task(jobs):
-        done = [job for job in task if (job.folder / "results.json").exists()]
+        done = [job.folder for job in task if (job.folder / "results.json").exists()]
         if len(done) < 2:
             continue
-        common = {k: v for k, v in words[done[0].folder].items() if k in TASK}
-        own = [{k: v for k, v in words[job.folder].items() if k not in common} for job in done]
-        labels = labels_of(own)
-        names, folders = (
-            dict(zip(labels, own, strict=True)),
-            dict(zip(labels, (job.folder for job in done), strict=True)),
-        )
-        compared = compare({label: load_sums(folders[label]) for label in labels}, TOKENS_PER_SECOND)
-        title = ", ".join(f"{key} {value}" for key, value in common.items())
-        table += rows(compared, names, common)
-        runs = [{"folder": folders[run.label].name, **asdict(run)} for run in compared.runs]
-        written.append({"task": common, **asdict(compared), "runs": runs})
-        results = {label: read_result(folders[label]) for label in labels}
-        show(lead(written[-1], results), *tables(compared, names, f"{title}: " if title else ""))
-    if not written:
-        return
-    texts = {folder / FILES[0]: as_json({"comparisons": written}), folder / FILES[1]: to_csv(Table.of(table))}
-    if kept := keep_others(texts, [folder / name for name in DRAWN]):
-        moved = ", ".join(path.name for path in kept)
-        show(f"the earlier comparison is now {moved}; its summary is in {SUMMARIES}/")
-    for path, text in texts.items():
-        write_text(path, text)
-    files = [*FILES, *page_of(folder, [job.folder for job in jobs]), "summary.csv"]
-    show(f"written to {folder}: {', '.join(files)}, and a folder for each way")
+        common = {key: value for key, value in every[done[0]].items() if key in TASK}
+        words = [{key: value for key, value in every[way].items() if key not in common} for way in done]
+        runs = {label: StoredRun(way, read_result(way)) for label, way in zip(labels_of(words), done, strict=True)}
+        compared = show_ranking(runs, words, common, TOKENS_PER_SECOND)
+        table += rows(compared, dict(zip(runs, words, strict=True)), common)
+        named = [{"folder": runs[run.label].folder.name, **asdict(run)} for run in compared.runs]
+        written.append({"task": common, **asdict(compared), "runs": named})
+        notes |= dict.fromkeys(notes_on(runs))
+    if written:
+        texts = {folder / FILES[0]: as_json({"comparisons": written}), folder / FILES[1]: to_csv(Table.of(table))}
+        if kept := keep_others(texts, [folder / name for name in DRAWN]):
+            moved = ", ".join(path.name for path in kept)
+            show(f"the earlier comparison is now {moved}; its summary is in {SUMMARIES}/")
+        for path, text in texts.items():
+            write_text(path, text)
+        files = [*FILES, *page_of(folder, [job.folder for job in jobs]), "summary.csv"]
+        show(f"written to {folder}: {', '.join(files)}, and a folder for each way")
+    show(*(Text(f"note: {note}") for note in notes))
 
 
-def lead(entry: Mapping[str, Any], results: Mapping[str, Mapping[str, Any]]) -> Text:
-    """Which way is fastest, before the table, from an entry of comparison.json and the results by label."""
-    runs = [run | {"result": results[run["label"]]} for run in entry["runs"]]
-    return Text(f"\n{ranking({**entry, 'runs': runs})}", style="bold")
+def show_ranking(
+    runs: RunsByLabel,
+    words: Sequence[Mapping[str, str]],
+    task: Mapping[str, str],
+    by: str,
+    reference: str | None = None,
+) -> Comparison:
+    """Compares runs, whose own overrides are `words`, and prints which is fastest and why. Raises ConfigError."""
+    compared = compare({label: load_sums(run.folder) for label, run in runs.items()}, by, reference)
+    entry = {"task": task, **asdict(compared)}
+    entry["runs"] = [run | {"result": runs[run["label"]].result} for run in entry["runs"]]
+    title = ", ".join(f"{key} {value}" for key, value in task.items())
+    names = dict(zip(runs, words, strict=True))
+    show(Text(f"\n{ranking(entry)}", style="bold"), *tables(compared, names, f"{title}: " if title else ""))
+    return compared
+
+
+def notes_on(runs: RunsByLabel) -> list[str]:
+    """What a reader of a ranking must know, in sentences: work and machines that differ, verdicts, the machine, engines
+    that differ."""
+    results = {label: run.result for label, run in runs.items()}
+    every = list(results.values())
+    first = every[0]["config"]
+    keys = [key for key in TASK if key != "data" and any(r["config"].get(key) != first.get(key) for r in every)]
+    notes = [f"the runs differ in {', '.join(keys)}: they did not do the same work"] if keys else []
+    machines = {result["provenance"]["device"] for result in every}
+    notes += [f"the runs are of different machines: {', '.join(sorted(machines))}"] if len(machines) > 1 else []
+    for verdict in ("failed", "lossy", "inconclusive", "untested"):
+        if those := [label for label, result in results.items() if word(result["lossless"]) == verdict]:
+            notes.append(f"the verdict is {verdict} of {', '.join(those)}")
+    if pooled := [label for label, result in results.items() if result.get("repeats")]:
+        notes.append(f"how processes differ is no part of the intervals of {', '.join(pooled)}")
+    unsteady = [
+        result["machine"]["reasons"] for result in every if result["machine"] and not result["machine"]["steady"]
+    ]
+    notes += [f"the machine was not steady: {'; '.join(unsteady[0])}"] if unsteady else []
+    used = [result.get("executor", {}).get("programs", {}).get("used") for result in every]
+    if len({use for use in used if use is not None}) > 1:
+        there = sum(map(bool, used))
+        notes.append(f"compiled programs were there for {there} of {len(used)} ways: executor=compiled makes them")
+    return notes
 
 
 def page_of(folder: Path, ways: Sequence[Path]) -> list[str]:

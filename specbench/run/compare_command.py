@@ -6,13 +6,11 @@ each prompt decoded in all ways before the next one. With folders, finished runs
 
 import argparse
 import shlex
-import sys
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from specbench.errors import ConfigError, stop, visible
+from specbench.errors import ConfigError, answering, stop
 from specbench.run.signals import exit_code, handled
 
 if TYPE_CHECKING:
@@ -35,59 +33,27 @@ def comparison_parser() -> argparse.ArgumentParser:
 def main(arguments: list[str] | None = None) -> None:
     """Runs the command; a mistake of the user's becomes one sentence and exit code 2."""
     args = comparison_parser().parse_intermixed_args(arguments)
-    inputs = args.inputs
+    folders = [entry for entry in args.inputs if Path(entry).is_dir()]
     try:
-        with handled():
-            of_folders = any(Path(i).is_dir() for i in inputs)
-            if missing := [i for i in inputs if of_folders and not Path(i).is_dir()]:
+        with answering(), handled():
+            if not folders:
+                compare_sweep(args.inputs, args.also)
+                return
+            if missing := [entry for entry in args.inputs if entry not in folders]:
                 raise ConfigError(f"{missing[0]} is no folder: give folders of finished runs alone, or overrides alone")
-            if of_folders and args.also:
+            if args.also:
                 raise ConfigError("--also cannot apply to runs that are over: leave it out")
-            code = compare_folders(inputs) if of_folders else compare_sweep(inputs, args.also)
-    except ConfigError as error:
-        stop(str(error), 2)
+            from specbench.run.compare import compare_folders
+
+            compare_folders(folders)
     except KeyboardInterrupt as error:
         stop(f"interrupted: {error}" if error.args else "interrupted before anything was finished", exit_code())
-    sys.exit(code)
 
 
-def compare_folders(folders: Sequence[str]) -> int:
-    """Compares finished runs with the first one. Raises ConfigError."""
-    from specbench.results.comparison_tables import sentence, tables
-    from specbench.results.reader import load_runs
-    from specbench.results.sums_file import load_sums
-    from specbench.results.sweep_table import own_words
-    from specbench.results.terminal import show
-    from specbench.run.compare import differences_in_work, lead
-    from specbench.run.jobs import labels_of
-    from specbench.stats.comparison import SPEEDUP, TOKENS_PER_SECOND, compare
-
-    stored = {run.folder: run for folder in folders for run in load_runs(Path(folder))}
-    if len(stored) < 2:
-        raise ConfigError(f"{folders[0]} holds one run: give two or more folders")
-    words = own_words([run.result.get("overrides") or [] for run in stored.values()])
-    labels = labels_of(words)
-    if len({*labels}) < len(labels):
-        words, labels = [{"run": str(folder)} for folder in stored], [str(folder) for folder in stored]
-    runs = dict(zip(labels, stored.values(), strict=True))
-    together = [run.result.get("in_turn") for run in runs.values()]
-    by = TOKENS_PER_SECOND if together[0] and all(way == together[0] for way in together) else SPEEDUP
-    compared = compare({label: load_sums(run.folder) for label, run in runs.items()}, by, labels[0])
-    show(lead({"task": {}, **asdict(compared)}, {label: run.result for label, run in runs.items()}))
-    show(*tables(compared, dict(zip(labels, words, strict=True)), ""))
-    for warning in differences_in_work(runs):
-        print(visible(f"note: {warning}"))
-    if len(runs) == 2:
-        print(visible(sentence(compared)))
-    return 0
-
-
-def compare_sweep(overrides: Sequence[str], also: Sequence[str] = ()) -> int:
-    """Runs the jobs of a sweep in turn and compares them; `also` are overrides of further ones. Returns the exit code.
-    Raises ConfigError."""
+def compare_sweep(overrides: Sequence[str], also: Sequence[str] = ()) -> None:
+    """Runs the jobs of a sweep in turn and compares them; `also` are overrides of further ones. Raises ConfigError."""
     from hydra.core.utils import configure_log
     from omegaconf import open_dict
-    from rich.text import Text
 
     config, sweep = expected(overrides, also)
     jobs = sweep.jobs
@@ -101,23 +67,20 @@ def compare_sweep(overrides: Sequence[str], also: Sequence[str] = ()) -> int:
         config.hydra.runtime.output_dir = str(sweep.folder)
     configure_log(config.hydra.job_logging, False)
 
-    from specbench.results.terminal import show
-    from specbench.run.compare import is_finished, notes_on_comparison, run_jobs, show_comparison
+    from specbench.results.console import info
+    from specbench.run.compare import is_finished, run_jobs, show_comparison
 
     status = "complete"
     if is_finished(jobs) and not any(job.checked.root.force for job in jobs):
-        show(Text("finished before: the files are compared again (force=true decodes again)", style="dim"))
+        info("finished before: the files are compared again (force=true decodes again)")
     else:
-        status = run_jobs(jobs, lambda text: show(Text(text, style="dim")))
+        status = run_jobs(jobs, info)
     summary, code = sweep.summarise(printed=False, page=False)
     show_comparison(sweep.folder, jobs)
-    for warning in notes_on_comparison(jobs):
-        show(Text(f"note: {warning}"))
     if status == "interrupted":
         raise KeyboardInterrupt(f"what was finished is in {sweep.folder}")
     if code or status == "incomplete":
         stop(summary if code else "a way has no results: see run.log", code or 1)
-    return 0
 
 
 def expected(overrides: Sequence[str], also: Sequence[str] = ()) -> tuple[Any, "Sweep"]:

@@ -85,18 +85,17 @@ class Session:
         """Joins what queue, clock and recorder know of each request."""
         laps = clock.rounds()
         calls: list[Any] = [lap for lap in laps if Lap.VERIFY in lap]
-        rounds_of_calls = recorder.rounds(calls)
-        # A call that served no row was launched before the host knew that all texts had ended.
-        calls = [lap for lap, its in zip(calls, rounds_of_calls, strict=True) if its]
-        rounds = [r for its in rounds_of_calls for r in its]
         own: list[list[Round]] = [[] for _ in queue.outputs]
-        for r in rounds:
-            own[r.row].append(r)
+        served = []  # a call that served no row was launched before the host knew that all texts had ended
+        for lap, rounds in zip(calls, recorder.rounds(calls), strict=True):
+            served += [lap] if rounds else []
+            for r in rounds:
+                own[r.row].append(r)
         outputs = zip(queue.outputs, own, strict=True)
         return DecodeResult(
             requests=[DecodedRequest(output.tokens, its, output.times) for output, its in outputs],
-            calls=len(calls),
-            laps={lap: sum(each.get(lap, 0.0) for each in calls) for lap in Lap},
+            calls=len(served),
+            laps={lap: sum(each.get(lap, 0.0) for each in served) for lap in Lap},
             prefill_seconds=sum(lap.get(name, 0.0) for lap in laps for name in READING),
             drafter_prefill_seconds=sum(lap.get(Lap.DRAFTER_PREFILL, 0.0) for lap in laps),
             kv_bytes=sum(model.cache_bytes() for model in models),
@@ -127,37 +126,23 @@ def untimed(executor: Executor, hook: RoundHook, after: Callable[[], None] = lam
 def stride(parts: Components, policy: GammaPolicy | None, verifier: Verifier, longest: int, over_time: bool) -> int:
     """`State.stride` for texts of up to `longest` tokens, decoded with this policy (None: plainly), whose requests
     arrive at once or `over_time`. It is 0 if the host has to read every round before it launches the next one."""
-    reason, decoder, gamma = obstacle(parts, verifier, over_time), "plain", 0
-    if policy is not None:
-        reason = reason or obstacle_of_drafts(parts, policy, longest)
-        decoder, gamma = "speculative", policy.constant or 0
-    return gamma + 1 if parts.target.executor.runs_ahead(decoder, reason) else 0
-
-
-def obstacle(parts: Components, verifier: Verifier, over_time: bool) -> str | None:
-    """Why the host has to read every round of either decoder; None if it has not."""
-    return first({
+    obstacles = {
         "stop strings are searched on the host": bool(parts.stop_strings),
         "lenience follows the load": len(verifier.levels) > 1,
         "requests arrive over time": over_time,
         "the cache hands out columns as rows grow": not parts.target.cache.in_place,
-    })  # fmt: skip
-
-
-def obstacle_of_drafts(parts: Components, policy: GammaPolicy, longest: int) -> str | None:
-    """Why drafts with this policy need the host; None if they do not. The run's own policy counts too, so that a probe
-    costs what the run's rounds cost."""
-    return first({
-        "gamma follows what was kept": policy.constant is None or parts.policy.constant is None,
-        "the gamma policy decides after each guess": policy.stop is not None,
-        "the drafter reads the text or waits on the host": not works_on_device(parts.drafter),
-        "texts may outgrow the drafter's context": longest > parts.drafter.context,
-    })  # fmt: skip
-
-
-def first(obstacles: dict[str, bool]) -> str | None:
-    """The first obstacle that is there."""
-    return next((reason for reason, there in obstacles.items() if there), None)
+    }
+    if policy is not None:
+        obstacles |= {
+            # The run's own policy counts too, so that a probe costs what the run's rounds cost.
+            "gamma follows what was kept": policy.constant is None or parts.policy.constant is None,
+            "the gamma policy decides after each guess": policy.stop is not None,
+            "the drafter reads the text or waits on the host": not works_on_device(parts.drafter),
+            "texts may outgrow the drafter's context": longest > parts.drafter.context,
+        }
+    reason = next((reason for reason, there in obstacles.items() if there), None)
+    ahead = parts.target.executor.runs_ahead("plain" if policy is None else "speculative", reason)
+    return ahead * (1 + ((policy.constant or 0) if policy is not None else 0))
 
 
 def works_on_device(drafter: Drafter) -> bool:

@@ -3,20 +3,20 @@
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from specbench.component import from_ring
-from specbench.errors import ConfigError
+from specbench.errors import ConfigError, first_line
 from specbench.results.completion import PriorRun, examine, make_room, move_aside
 from specbench.results.folder_lock import locked
+from specbench.results.loggers.base import Logger, Opening
 from specbench.results.progress import ProgressFn, decoding_progress
 from specbench.results.schema import RunResult
 from specbench.results.schema_parts import Placement
 from specbench.results.writer import write_config, write_result
 from specbench.run.jobs import RunJob, jobs_that_share_decoding
-from specbench.run.logger_guard import logged
 from specbench.run.phase_timer import Phases
 from specbench.run.signals import defer_signals
 from specbench.run.strict_verdict import refuse_verdict
@@ -83,12 +83,13 @@ def execute(
     began; `call` is the Python expression that asked for the run, if no command did. Raises ConfigError if a job is not
     possible or its logger cannot be opened, IncompleteError if all workers die, or KeyboardInterrupt after a signal."""
     phases, folder, outcomes = Phases(begun), jobs[0].folder, list[Outcome]()
-    jobs = [job for sharing in jobs_that_share_decoding(jobs) for job in sharing]
+    sharing = jobs_that_share_decoding(jobs)
+    jobs = [job for together in sharing for job in together]
     with ExitStack() as stack:
         with phases("load"):
-            decode = stack.enter_context(decoder_of(jobs, announce))
+            decode = stack.enter_context(decoder_of(sharing, announce))
         with phases("logger"):
-            loggers = [stack.enter_context(logged(job.checked, job.folder, job.overrides, kind)) for job in jobs]
+            loggers = [stack.enter_context(logged(job, kind)) for job in jobs]
         try:
             with defer_signals():  # between the end of decoding and that of writing a signal waits
                 followed = [(job.folder, logger.progress) for job, logger in zip(jobs, loggers, strict=True)]
@@ -111,26 +112,26 @@ def execute(
 
 
 @contextmanager
-def decoder_of(jobs: Sequence[RunJob], announce: Callable[[str], None]) -> Iterator[Decode]:
-    """What decodes and measures the jobs, with their models loaded: this process, or the workers of a single job, which
-    end with the context. Raises ConfigError, or IncompleteError if all workers die."""
-    if jobs[0].checked.root.workers > 1:
-        with from_ring("ray.run.on_workers")(jobs[0].checked, announce) as decode_on_workers:
+def decoder_of(sharing: Sequence[Sequence[RunJob]], announce: Callable[[str], None]) -> Iterator[Decode]:
+    """What decodes and measures jobs, those together that share plain decoding, with their models loaded: this process,
+    or the workers of a single job, which end with the context. Raises ConfigError, or IncompleteError if all workers
+    die."""
+    if (first := sharing[0][0].checked).root.workers > 1:
+        with from_ring("ray.run.on_workers")(first, announce) as decode_on_workers:
             yield decode_on_workers
         return
     from specbench.config.build import Targets, build
     from specbench.run.run import run_in_turn
 
-    targets, sharing = Targets(), jobs_that_share_decoding(jobs)
-    groups = [[build(job.checked, announce, targets) for job in group] for group in sharing]
+    targets = Targets()
+    groups = [[build(job.checked, announce, targets) for job in together] for together in sharing]
     every = [parts for group in groups for parts in group]
-    if len(jobs) > 1:
-        announce(f"{len(jobs)} ways of decoding in turn, {len(groups)} with plain decoding")
+    if len(every) > 1:
+        announce(f"{len(every)} ways of decoding in turn, {len(groups)} with plain decoding")
 
     def decode(followed: Sequence[Followed], progress: ProgressFn, phases: Phases) -> list[Decoded]:
         rest = iter(followed)
-        runs = [[(parts, *next(rest)) for parts in group] for group in groups]
-        finished = run_in_turn(runs, progress, phases)
+        finished = run_in_turn([[(parts, *next(rest)) for parts in group] for group in groups], progress, phases)
         return [(*one, parts.target.tokenizer) for one, parts in zip(finished, every, strict=True)]
 
     yield decode
@@ -141,21 +142,20 @@ def _save_all(
 ) -> list[Outcome]:
     """Writes the results of each job; one that has none, or cannot be written, leaves the others as they are."""
     started = next((result.provenance["started"] for result, _, _ in decoded if isinstance(result, RunResult)), None)
-    outcomes = []
-    for job, (result, record, tokenizer) in zip(jobs, decoded, strict=True):
-        outcomes.append(outcome := Outcome(job))
+    outcomes = [Outcome(job) for job in jobs]
+    for outcome, (result, record, tokenizer) in zip(outcomes, decoded, strict=True):
         try:
             if not isinstance(result, RunResult):
                 outcome.error = result
                 if len(jobs) > 1:
-                    outcome.kept = make_room(job.folder)  # what stood there is of another comparison
+                    outcome.kept = make_room(outcome.job.folder)  # what stood there is of another comparison
                 continue
             if len(jobs) > 1:
                 result.in_turn = {"started": started, "runs": [job.checked.digest for job in jobs]}
-            attach_placement(result, placement)
+            attach_placement(vars(result), vars(result.machine) if result.machine else None, placement)
             if call:
                 result.provenance["call"] = call
-            outcome.kept = save(job, tokenizer, result, record)
+            outcome.kept = save(outcome.job, tokenizer, result, record)
             outcome.result = result
         except ConfigError as error:
             outcome.error = error
@@ -172,28 +172,76 @@ def save(job: RunJob, tokenizer: Any, result: RunResult, record: RunRecord) -> P
     return kept
 
 
-def attach_placement(result: RunResult, placement: Placement | None) -> None:
-    """Puts into the results what the job had of its machine, where several jobs may run at a time."""
-    result.placement = placement
+def attach_placement(result: dict[str, Any], machine: dict[str, Any] | None, placement: Placement | None) -> None:
+    """Puts into the fields of results, and of their machine, what the job had of it, if others ran at the same time."""
     if placement is None:
         return
-    result.notes += notes_on_placement(placement)
-    if placement.shared and result.machine is not None:
-        result.machine.steady = False
-        result.machine.reasons += placement.shared
+    result["placement"] = placement
+    if placement.beside:
+        beside = f"other jobs ran on other cores of the machine ({placement.beside}): they share its memory"
+        result["notes"] = [*result["notes"], beside]
+    if placement.shared and machine is not None:
+        machine |= {"steady": False, "reasons": [*machine["reasons"], *placement.shared]}
 
 
-def attach_placement_of_several(result: dict[str, Any], placement: Placement | None) -> None:
-    """The same for the results of several processes that one job has started, as results.json holds them."""
-    if placement is None:
-        return
-    result |= {"placement": asdict(placement), "notes": [*result["notes"], *notes_on_placement(placement)]}
-    if placement.shared and result["machine"] is not None:
-        reasons = [*result["machine"]["reasons"], *placement.shared]
-        result["machine"] = result["machine"] | {"steady": False, "reasons": reasons}
+class LoggerGuard:
+    """The logger of a run: opened before decoding, told of each group of prompts, and given the results."""
+
+    def __init__(self, job: RunJob, kind: str):
+        """`kind` is that of `Opening`."""
+        choice, groups = job.checked.choices["logger"], job.checked.choices.groups
+        choices = {group: chosen.name for group, chosen in groups.items()}
+        self.name, self.folder = choice.name, job.folder
+        self.logger: Logger = choice.kind.from_settings(choice.settings)
+        self.opening = Opening(job.checked.root.name, job.checked.resolved, choices, job.folder, kind, job.overrides)
+        self.well, self.done = True, False
+
+    def progress(self, group: Group) -> None:
+        """Tells the logger of a group. An error is logged once, and the run goes on."""
+        if not self.well:
+            return
+        try:
+            self.logger.progress(group)
+        except Exception as error:
+            self.well = False
+            log.warning("logger=%s is not told of further requests (%s)", self.name, first_line(error))
+            log.info("the logger failed", exc_info=error)
+
+    def finish(self, result: RunResult, record: RunRecord) -> None:
+        """Gives the logger a run that is saved. Raises ConfigError if that fails."""
+        self.done = True
+        try:
+            self.logger.log(result, record, self.folder)
+        except Exception as error:
+            log.info("the logger failed", exc_info=error)
+            failed = f"logger={self.name} failed ({first_line(error)}): the results are in {self.folder}"
+            raise ConfigError(failed) from error
+
+    def abandon(self, status: str) -> None:
+        """Tells the logger that there will be no results."""
+        try:
+            self.logger.abandon(status)
+        except Exception as error:
+            log.info("the logger failed", exc_info=error)
 
 
-def notes_on_placement(placement: Placement) -> list[str]:
-    """What is to be noted of a job that had cores of its own."""
-    beside = f"other jobs ran on other cores of the machine ({placement.beside}): they share its memory"
-    return [beside] if placement.beside else []
+@contextmanager
+def logged(job: RunJob, kind: str = "run") -> Iterator[LoggerGuard]:
+    """The logger of a run, opened; if the context is left without `finish`, it is told so. Raises ConfigError if it
+    cannot be opened."""
+    guard, status = LoggerGuard(job, kind), "failed"
+    try:
+        guard.logger.open(guard.opening)
+    except Exception as error:
+        log.info("the logger could not be opened", exc_info=error)
+        raise ConfigError(
+            f"logger={guard.name} could not be opened ({first_line(error)}): nothing was decoded, use logger=none"
+        ) from error
+    try:
+        yield guard
+    except KeyboardInterrupt:
+        status = "interrupted"
+        raise
+    finally:
+        if not guard.done:
+            guard.abandon(status)

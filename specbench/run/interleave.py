@@ -1,27 +1,164 @@
-"""Runs that share requests and plain decoding: each request is decoded in all ways before the next one begins."""
+"""Runs that are decoded in turn: each group of requests is decoded in all ways before the next one begins."""
 
+import logging
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
+from specbench.config.components import FEWEST, Components
 from specbench.decoding import processes
 from specbench.decoding.noise import prompt_key
 from specbench.decoding.state import Job
 from specbench.decoding.verifier import Verifier
 from specbench.errors import first_line
 from specbench.peers.base import Peer, PeerOutput
+from specbench.results.writer import PromptsFile, failure_records, prompt_records
 from specbench.run.batching import Batch, Requests
+from specbench.run.decoder import Session
 from specbench.run.machine_watch import MachineWatch
-from specbench.run.method_run import MethodRun
 from specbench.run.phase_timer import Phases
+from specbench.run.reference_scores import ends_where_it_should, read
 from specbench.run.signals import allow_signals
-from specbench.stats.records import Failure
+from specbench.run.warm_up import calibrate, pays_to_compile, probe_costs, warm_up
+from specbench.stats.position_stats import LIMIT, DecodedText, read_texts
+from specbench.stats.records import DecodeResult, Failure, Group, Result, RunRecord
+from specbench.stats.verdict_records import LAW_BYTES, ReferenceScore
 
+log = logging.getLogger(__name__)
 PROBED, PROBED_LATER = 128, 32  # costs are probed on so many groups, and then on every 32nd
+GroupHook = Callable[[Group], None]
 Way = tuple[Any, str]  # the member, or None for plain decoding, and the peer's name or ""
 Tell = Callable[[str], None]  # what is going on
+
+
+class MethodRun:
+    """One of the runs: its session, and what it has decoded. `prompts.jsonl.part` in its folder grows with every
+    finished group, and `on_group` is called with each; a worker's run has no folder."""
+
+    def __init__(self, parts: Components, out_dir: Path | None, on_group: GroupHook, phases: Phases):
+        """Raises ConfigError if the folder cannot be written."""
+        self.parts, self.session, self.on_group, self.phases = parts, Session(parts), on_group, phases
+        self.record = RunRecord(columns={name: metric.columns for name, metric in parts.metrics.items()})
+        self.saved = None if out_dir is None else PromptsFile(out_dir)
+        self._probes = 0
+
+    def warm_up(self, wanted: Batch, first: bool, requests: int = 0) -> None:
+        """Warm-up for a turn's requests and, the first time, calibration. Programs may then be compiled for a run of so
+        many requests."""
+        begun = time.perf_counter()
+        warm_up(self.session, wanted)
+        seconds = time.perf_counter() - begun
+        if first and requests and pays_to_compile(self.session, wanted, requests, seconds):
+            warm_up(self.session, wanted)
+        if first and self.parts.policy.calibrated:
+            calibrate(self.session, wanted)
+
+    def probe_costs(self, wanted: Batch) -> None:
+        """Short decodes, each with another constant gamma, whose rounds are timed. The gamma of the run's own rounds
+        has more of them than probes could add, and is left out."""
+        for _ in range(max(1, len(wanted.requests) // (FEWEST * self.parts.batch_size))):
+            gamma = self.parts.gammas[self._probes % len(self.parts.gammas)]
+            self._probes += 1
+            if gamma != self.parts.policy.constant:
+                probe_costs(self.session, wanted.requests, wanted.columns, gamma)
+
+    @property
+    def reads_texts(self) -> bool:
+        """Whether betas along the next texts will be read: those of about the first LIMIT tokens of a run."""
+        parts = self.parts
+        possible = parts.decoding.samples and parts.verifier.judges_by_law and parts.drafter.reads_text
+        return possible and self.session.text_tokens < LIMIT
+
+    def decode(self, jobs: Sequence[Job], wanted: Batch, speculative: bool, betas: bool) -> DecodeResult:
+        """The jobs of a group, decoded speculatively or plainly. If `betas` will be read along their texts, p of all
+        tokens is kept for it, if there is room even if every call keeps one token."""
+        target, evidence = self.parts.target, self.session.to_read > 0
+        read = 1 + speculative * self.parts.policy.largest  # positions a call: p of rejected guesses is stored too
+        size = 4 * target.vocab_size * read * sum(job.limit - len(job.tokens) for job in jobs)
+        laws = betas and size <= LAW_BYTES
+        return self.session.decode(jobs, speculative, wanted.columns, wanted.arrivals, evidence=evidence, laws=laws)
+
+    def add(self, group: Group) -> None:
+        """Writes a group that was decoded in all ways, then reads its texts."""
+        if self.saved is not None:
+            self.saved.append(prompt_records(group, self.parts.target.tokenizer))
+        self.record.groups.append(group)
+        self.session.costs.add(group.speculative.rounds)
+        for row in range(len(group.results)):
+            with allow_signals(), self.phases("betas"):
+                self._read_texts(group, row)
+        with allow_signals(), self.phases("verdict"):
+            read_again(self.session, self.record, group)
+        with self.phases("logger"):
+            self.on_group(group)
+
+    def _read_texts(self, group: Group, row: int) -> None:
+        """Reads betas along both texts of a result (one text if they are equal)."""
+        parts, result, wanted = self.parts, group.results[row], self.reads_texts
+        (ours, theirs), request = result.both, result.request
+        self.session.text_tokens += len(ours.tokens)
+        if not wanted:
+            return
+        texts = [DecodedText(ours.tokens, ours.lenience(), kept_law(group.speculative, row))]
+        if ours.tokens != theirs.tokens or set(texts[0].lenience) != {1.0}:
+            texts.append(DecodedText(theirs.tokens, [1.0] * len(theirs.tokens), kept_law(group.baseline, row)))
+        try:
+            laws, *others = read_texts(parts.target, parts.drafter, request.tokens, texts, request.encoder_input)
+        except RuntimeError as error:  # out of memory: the run goes on without these betas
+            processes.current.fail_if_distributed(error)
+            log.warning("no betas along the text of %s: %s", request.id, first_line(error))
+            return
+        result.speculative_laws, result.baseline_laws = laws, others[0] if others else laws
+
+    def fail(self, failure: Failure) -> None:
+        """Writes that requests could not be decoded."""
+        log.warning("requests %s failed: %s", ", ".join(r.id for r in failure.requests), failure.error)
+        if self.saved is not None:
+            self.saved.append(failure_records(failure))
+        self.record.failures.append(failure)
+
+
+def kept_law(decoded: DecodeResult, row: int) -> Tensor | None:
+    """p [T, V] of the text of a request, if it was kept."""
+    return decoded.evidence[row].whole_law(len(decoded.requests[row].tokens)) if decoded.evidence else None
+
+
+def read_again(session: Session, record: RunRecord, group: Group) -> None:
+    """Reads the group's texts with the stock module, for the verdict, while tokens may still be read. At temperature 0
+    also every sampled text that differs from plain decoding's."""
+    parts = session.parts
+    for row, result in enumerate(group.results):
+        differs = parts.target.sampling.greedy and result.speculative.tokens != result.baseline.tokens
+        if session.to_read <= 0 and not (differs and parts.decoding.samples):
+            record.unread = f"more than verdict_tokens={parts.verdict_tokens} tokens"
+            continue
+        try:
+            if parts.decoding.samples:
+                result.reading = _read_text(parts, group, row)
+            else:
+                result.reading = parts.decoding.score(parts.target, result)
+        except (MemoryError, RuntimeError, AssertionError) as error:  # the run goes on, but its verdict is not "passed"
+            processes.current.fail_if_distributed(error)
+            record.unread, record.unreadable = f"{type(error).__name__}: {first_line(error)}", True
+            log.warning("the text of %s is not read again: %s", result.request.id, record.unread)
+            continue
+        session.to_read -= result.request.columns + result.reading.tokens
+
+
+def _read_text(parts: Components, group: Group, row: int) -> ReferenceScore:
+    """What the stock module says of a sampled text."""
+    result, evidence = group.results[row], group.speculative.evidence
+    prompt, new, own = result.request.tokens, result.speculative.tokens, evidence[row] if evidence else None
+    found = read(parts.target, prompt, new, own, result.baseline.tokens, result.request.encoder_input)
+    found.tested = sum(r.tested for r in result.speculative.rounds)
+    decode, stops = parts.target.tokenizer.decode, parts.target.stop_tokens
+    found.ended = ends_where_it_should(new, result.limit, stops, parts.stop_strings, decode)
+    return found
 
 
 class InterleavedGroup:
@@ -37,23 +174,34 @@ class InterleavedGroup:
         self.done = 0  # requests
         self.warm, self.inputs = 0, 0  # columns, and tokens of an encoder's input, that were warmed up
 
-    def steps(self, tell: Tell) -> Iterator[int]:
-        """Decodes one group after the other; yields its number of requests."""
-        for number, wanted in enumerate(self.requests.groups()):
-            self.step(wanted, number, tell)
-            yield len(wanted.requests)
+    def steps(self, tell: Tell) -> Iterator[Batch]:
+        """Decodes one group after the other; yields each."""
+        for wanted in self.requests.groups():
+            self.step(wanted, wanted.number, tell)
+            yield wanted
 
     def step(self, wanted: Batch, number: int, tell: Tell) -> None:
-        """Decodes a group; `number` counts those that this process has decoded before."""
+        """Decodes a group in all ways and gives each member its part; `number` counts the groups that this process has
+        decoded before."""
+        probed = number < PROBED or number % PROBED_LATER == 0
         with allow_signals():
+            for request in wanted.requests:
+                request.prepare()
             for member in self.members:
                 member.session.costs.source = wanted.requests[0].prompt_id
             self.prepare(wanted, tell)
-            probed = number < PROBED or number % PROBED_LATER == 0
             if probed:
                 with self.phases("probes"):
                     self.watch()
-        self._decode(wanted, number, probed)
+            jobs = self._jobs(wanted)
+            decoded = self.decode_all_ways(wanted, jobs, number)
+        try:
+            with allow_signals():
+                for member in self.members if probed else ():  # while its prompt is in the cache
+                    with self.phases("probes"):
+                        member.probe_costs(wanted)
+        finally:  # also if the probes are interrupted: the group is decoded
+            self._add(wanted, jobs, decoded)
 
     def prepare(self, wanted: Batch, tell: Tell) -> None:
         """Warms up for a group, if it needs more columns, or a longer input, than those before it."""
@@ -67,36 +215,6 @@ class InterleavedGroup:
                 member.warm_up(wanted, not self.warm, self.requests.total if self.alone else 0)
         self.warm, self.inputs = max(self.warm, wanted.columns), max(self.inputs, longer)
 
-    def _decode(self, wanted: Batch, number: int, probed: bool) -> None:
-        """Decodes a group in all ways and gives each member its part; costs are probed on it if it is `probed`."""
-        with allow_signals():
-            jobs = self._jobs(wanted)
-            decoded = self.decode_all_ways(wanted, jobs, number)
-        try:
-            with allow_signals():
-                for member in self.members if probed else ():  # while its prompt is in the cache
-                    with self.phases("probes"):
-                        member.probe_costs(wanted)
-        finally:  # also if the probes are interrupted: the group is decoded
-            self._add(wanted, jobs, decoded)
-
-    def _add(self, wanted: Batch, jobs: Sequence[Job], decoded: dict[Way, Any]) -> None:
-        """Gives each member its part of a decoded group."""
-        self.done += len(wanted.requests)
-        plain = decoded[None, ""]
-        groups = []
-        for member in self.members:
-            own = {name: decoded[member, name] for name in ("", *member.parts.peers)}
-            failures = [found for found in (plain, *own.values()) if isinstance(found, Failure)]
-            if failures:
-                member.fail(failures[0])
-                continue
-            groups.append(member.add(wanted, jobs, own.pop(""), plain, own))
-        for result in groups[0].results if groups else ():
-            self.requests.remember(result)
-        for group in groups:
-            group.compact()
-
     def decode_all_ways(self, wanted: Batch, jobs: Sequence[Job], number: int) -> dict[Way, Any]:
         """What was decoded each way, in an order that turns with the number of the group."""
         ways: list[Way] = [(None, ""), *((member, "") for member in self.members)]
@@ -104,8 +222,12 @@ class InterleavedGroup:
         return {way: self._one_way(way, wanted, jobs) for way in order_of_ways(ways, number)}
 
     def _jobs(self, wanted: Batch) -> list[Job]:
-        seed, limit = self.members[0].parts.seed, self.requests.limit
-        return [Job(r.tokens, limit(r), prompt_key(seed, r.id), r.encoder_input) for r in wanted.requests]
+        parts = self.members[0].parts
+        ends = [min(len(r.tokens) + parts.max_new_tokens, parts.target.context) for r in wanted.requests]
+        return [
+            Job(request.tokens, end, prompt_key(parts.seed, request.id), request.encoder_input)
+            for request, end in zip(wanted.requests, ends, strict=True)
+        ]
 
     def _one_way(self, way: Way, wanted: Batch, jobs: Sequence[Job]) -> Any:
         """What was decoded one way. An error of the device, as when memory runs out, is a failure of these requests,
@@ -125,6 +247,28 @@ class InterleavedGroup:
         """The work of a server on this machine is not that of others."""
         with self.watch.elsewhere() if peer.elsewhere else nullcontext():
             return peer.decode_all(jobs, rows)
+
+    def _add(self, wanted: Batch, jobs: Sequence[Job], decoded: dict[Way, Any]) -> None:
+        """Gives each member its part of a decoded group."""
+        self.done += len(wanted.requests)
+        plain, groups = decoded[None, ""], []
+        for member in self.members:
+            ours, peers = decoded[member, ""], {name: decoded[member, name] for name in member.parts.peers}
+            failures = [found for found in (plain, ours, *peers.values()) if isinstance(found, Failure)]
+            if failures:
+                member.fail(failures[0])
+                continue
+            results = []
+            for row, (request, job) in enumerate(zip(wanted.requests, jobs, strict=True)):
+                by_peers = {name: outputs[row] for name, outputs in peers.items()}
+                limit = job.limit - len(job.tokens)
+                results.append(Result(request, limit, ours.requests[row], plain.requests[row], by_peers))
+            groups.append(Group(results, ours, plain, wanted.rate))
+            member.add(groups[-1])
+        for result in groups[0].results if groups else ():
+            self.requests.remember(result)
+        for group in groups:
+            group.compact()
 
 
 def order_of_ways(ways: Sequence[Way], number: int) -> list[Way]:

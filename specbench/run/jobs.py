@@ -1,9 +1,8 @@
 """Jobs of a command: runs that are checked and not yet executed."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from specbench.config.validate import ValidatedConfig
 from specbench.run_config import Role, with_role
@@ -18,23 +17,23 @@ class RunJob:
     checked: ValidatedConfig
 
 
-def grouped_jobs(jobs: Sequence[RunJob], key: Callable[[RunJob], Any]) -> list[list[RunJob]]:
-    """Jobs with the same key, in order."""
-    groups: dict[str, list[RunJob]] = {}
-    for job in jobs:
-        groups.setdefault(repr(key(job)), []).append(job)
-    return list(groups.values())
-
-
 def jobs_that_share_decoding(jobs: Sequence[RunJob]) -> list[list[RunJob]]:
     """Jobs that differ only in settings which plain decoding does not depend on, together."""
-    ignored = with_role(Role.LABEL | Role.DRAFTING)
-    return grouped_jobs(jobs, lambda job: [(k, v) for k, v in job.checked.resolved.items() if k not in ignored])
+    keys = dict.fromkeys(key for job in jobs for key in job.checked.resolved)
+    return _grouped(jobs, [*keys.keys() - {*with_role(Role.LABEL | Role.DRAFTING)}])
 
 
 def jobs_of_one_task(jobs: Sequence[RunJob]) -> list[list[RunJob]]:
     """Jobs that decode the same prompts in the same way, whichever engine does it, together."""
-    return grouped_jobs(jobs, lambda job: [job.checked.resolved.get(key) for key in with_role(Role.TASK)])
+    return _grouped(jobs, with_role(Role.TASK))
+
+
+def _grouped(jobs: Sequence[RunJob], keys: Sequence[str]) -> list[list[RunJob]]:
+    """Jobs with the same settings of these keys, in order."""
+    groups: dict[str, list[RunJob]] = {}
+    for job in jobs:
+        groups.setdefault(repr([job.checked.resolved.get(key) for key in keys]), []).append(job)
+    return list(groups.values())
 
 
 def labels_of(words: Sequence[Mapping[str, str]]) -> list[str]:

@@ -1,21 +1,80 @@
-"""Measures the machine during a run: short probes of memory and compute, and the use of the cores."""
+"""Measures the machine during a run: probes of memory bandwidth, which limits how fast a decoding step can be, and of
+compute, and the use of the cores."""
 
 import os
+import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import torch
 
 from specbench.decoding import processes
-from specbench.run.bandwidth import BandwidthProbe
-from specbench.stats.estimates import Machine
+from specbench.executors.machine import free_bytes
 from specbench.stats.machine_noise import Probes, Roofs, Use
-from specbench.stats.records import Group
 
 SIZE, PRODUCTS = 384, 3  # of the compute probe: matrices, and how many products are timed; a few milliseconds
 TICKS = 8  # of a line of /proc/stat: user, nice, system, idle, iowait, irq, softirq, steal; guests are in user
+CPU_BYTES = 2**26  # the buffer: more than a core's share of the caches
+CUDA_BYTES = 2**30  # shorter reads show less than the full rate
+CALLS = 10  # reads, and copies, timed as one on CUDA
+
+Seconds = Callable[[Callable[[], object], torch.device], float]  # of one call, repeated
+
+
+class BandwidthProbe:
+    """Reads a buffer far larger than the caches. On a CPU once per call: the calls are spread over a run, since other
+    work on the machine changes the bandwidth that is left. On CUDA once, when it is made, and the buffer is freed."""
+
+    def __init__(self, device: torch.device):
+        self.reads: list[float] = []
+        self.copy: float | None = None
+        self.buffer = None if device.type == "cuda" else torch.ones(CPU_BYTES // 4)
+        if self.buffer is None:
+            read, self.copy = cuda_roofs(device)
+            self.reads = [read]
+
+    def __call__(self) -> None:
+        """Measures once on a CPU."""
+        if self.buffer is not None:
+            start = time.perf_counter()
+            self.buffer.sum()
+            self.reads.append(self.buffer.nbytes / (time.perf_counter() - start))
+
+    @property
+    def roofs(self) -> Roofs:
+        """The median of the reads."""
+        return Roofs(statistics.median(self.reads), self.copy)
+
+
+def cuda_roofs(device: torch.device, seconds: Seconds | None = None) -> Roofs:
+    """Ten reads of 1 GiB, and ten copies of its first half to its second; of a quarter of the free memory if that is
+    less. The memory is given back. `seconds` is `cuda_seconds` unless given."""
+    seconds = seconds or cuda_seconds
+    buffer = torch.ones(2, min(CUDA_BYTES, free_bytes(device) // 4) // 8, device=device)
+    read = seconds(buffer.sum, device)
+    copy = seconds(partial(buffer[1].copy_, buffer[0]), device)
+    roofs = Roofs(buffer.nbytes / read, buffer.nbytes / copy)
+    del buffer
+    torch.cuda.empty_cache()
+    return roofs
+
+
+def cuda_seconds(call: Callable[[], object], device: torch.device) -> float:
+    """Seconds of one of `CALLS` calls, one after the other, after three that are not timed."""
+    for _ in range(3):
+        call()
+    stream = torch.cuda.current_stream(device)
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record(stream)
+    for _ in range(CALLS):
+        call()
+    end.record(stream)
+    torch.cuda.synchronize(device)
+    seconds: float = start.elapsed_time(end) / 1e3 / CALLS
+    return seconds
 
 
 class MachineWatch:
@@ -31,7 +90,7 @@ class MachineWatch:
         self.bandwidth = BandwidthProbe(device)
         self.clock, self.use = clock, use or core_use
         self.matrix = torch.ones(SIZE, SIZE) if device.type == "cpu" else None
-        self.probes = self._empty()
+        self.probes = Probes(self.bandwidth.reads, copy=self.bandwidth.copy)
 
     def __call__(self) -> None:
         """Measures once; of ranks that share a target, rank 0 alone."""
@@ -58,23 +117,11 @@ class MachineWatch:
             if before is not None and after is not None:
                 self.probes.left_out.append((before, after))
 
-    @property
-    def roofs(self) -> Roofs:
-        """The memory's bandwidth."""
-        return self.bandwidth.roofs
-
-    def judge(self, groups: Sequence[Group]) -> Machine:
-        """What is known of the machine at the end of a run; `groups` in the order of decoding."""
-        return self.probes.judge(groups)
-
     def take(self) -> Probes:
         """What was measured since the last time."""
         found, self.bandwidth.reads = self.probes, []
-        self.probes = self._empty()
+        self.probes = Probes(self.bandwidth.reads, copy=self.bandwidth.copy)
         return found
-
-    def _empty(self) -> Probes:
-        return Probes(self.bandwidth.reads, copy=self.bandwidth.copy)
 
 
 def core_use() -> Use | None:

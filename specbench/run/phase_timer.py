@@ -11,10 +11,9 @@ class Phases:
 
     def __init__(self, begun: float | None = None):
         """`begun`, by `time.perf_counter`, is when the phase `start` began."""
-        now = time.perf_counter()
-        self.seconds: dict[str, float] = {} if begun is None else {"start": now - begun}
         self._open: list[str] = []
-        self._since = now
+        self._since = time.perf_counter()
+        self.seconds: dict[str, float] = {} if begun is None else {"start": self._since - begun}
 
     @contextmanager
     def __call__(self, name: str) -> Iterator[None]:

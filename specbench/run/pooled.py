@@ -9,7 +9,7 @@ import numpy as np
 
 from specbench.decoding.search import Decoding
 from specbench.peers.base import Peers
-from specbench.stats.derive import Derived, Load, RunFacts, derive
+from specbench.stats.derive import Load, RunFacts, derive
 from specbench.stats.estimates import Counts, Repeats
 from specbench.stats.formulas import cost_ratios, rates, speedup_of
 from specbench.stats.two_way_bootstrap import TwoWaySums, relative_sd
@@ -27,32 +27,33 @@ def pooled(
     `peers` and `decoding` are the chosen classes. What needs texts and rounds stays the first process'."""
     first, facts = results[0], _facts(results)
     found = derive(load, TwoWaySums.of, facts)
+    own = asdict(found)
     seconds = dict.fromkeys(name for result in results for name in result["seconds"])
     servers = {name: [result["servers"].get(name) for result in results] for name in first["servers"]}
-    return (
-        first
-        | asdict(found)
-        | {
-            "status": "complete",
-            "provenance": first["provenance"] | {"seconds": sum(r["provenance"]["seconds"] for r in results)},
-            "cost": asdict(found.cost) | {name: first["cost"][name] for name in OF_ROUNDS},
-            "operations_factor": mean([result["operations_factor"] for result in results]),
-            "gamma": facts.gamma,
-            "lossless": _worst([result["lossless"] for result in results]),
-            "acceptance": asdict(found.acceptance) | {"check": first["acceptance"]["check"]},
-            "bandwidth": asdict(found.bandwidth)
-            | {"copy_bytes_per_second": first["bandwidth"]["copy_bytes_per_second"]},
-            "drift": _drift(found, results),
-            "latency": means([result["latency"] for result in results]),
-            "servers": {name: peers.pooled_numbers(own) for name, own in servers.items() if all(own)},
-            "memory": {name: max(result["memory"][name] for result in results) for name in first["memory"]},
-            "beam": decoding.pooled_numbers([result["beam"] for result in results if result["beam"]]),
-            "machine": worst_machine({f"process {n}": result["machine"] for n, result in enumerate(results, 1)}),
-            "metrics": means([result["metrics"] for result in results]),
-            "seconds": {name: sum(result["seconds"].get(name, 0.0) for result in results) for name in seconds},
-            "notes": list(dict.fromkeys(note for result in results for note in result["notes"])),
-        }
-    )
+    copied = first["bandwidth"]["copy_bytes_per_second"]
+    texts = means([{n: v for n, v in result["drift"].items() if n not in ("ci95", "bound")} for result in results])
+    bounds = [result["drift"]["bound"] for result in results if result["drift"]["bound"] is not None]
+    return {
+        **first,
+        **own,
+        "status": "complete",
+        "provenance": first["provenance"] | {"seconds": sum(r["provenance"]["seconds"] for r in results)},
+        "cost": own["cost"] | {name: first["cost"][name] for name in OF_ROUNDS},
+        "operations_factor": mean([result["operations_factor"] for result in results]),
+        "gamma": facts.gamma,
+        "lossless": _worst([result["lossless"] for result in results]),
+        "acceptance": own["acceptance"] | {"check": first["acceptance"]["check"]},
+        "bandwidth": own["bandwidth"] | {"copy_bytes_per_second": copied},
+        "drift": texts | {"bound": max(bounds, default=None)} | found.drift,
+        "latency": means([result["latency"] for result in results]),
+        "servers": {name: peers.pooled_numbers(own) for name, own in servers.items() if all(own)},
+        "memory": {name: max(result["memory"][name] for result in results) for name in first["memory"]},
+        "beam": decoding.pooled_numbers([result["beam"] for result in results if result["beam"]]),
+        "machine": worst_machine({f"process {n}": result["machine"] for n, result in enumerate(results, 1)}),
+        "metrics": means([result["metrics"] for result in results]),
+        "seconds": {name: sum(result["seconds"].get(name, 0.0) for result in results) for name in seconds},
+        "notes": list(dict.fromkeys(note for result in results for note in result["notes"])),
+    }
 
 
 def _facts(results: Sequence[ResultTree]) -> RunFacts:
@@ -61,12 +62,6 @@ def _facts(results: Sequence[ResultTree]) -> RunFacts:
     failed, too_long = (sum(result["counts"][name] for result in results) for name in ("failed", "too_long"))
     peaks = [result["bandwidth"]["measured_peak_bytes_per_second"] for result in results]
     return RunFacts(results[0]["gamma"] if len(gammas) == 1 else None, False, float(np.median(peaks)), failed, too_long)
-
-
-def _drift(found: Derived, results: Sequence[ResultTree]) -> ResultTree:
-    texts = means([{name: value for name, value in result["drift"].items() if name != "ci95"} for result in results])
-    bounds = [result["drift"]["bound"] for result in results if result["drift"]["bound"] is not None]
-    return texts | {"bound": max(bounds, default=None)} | found.drift
 
 
 def repeats_of(results: Sequence[ResultTree], load: Load, vary: str, failed: int) -> ResultTree:
@@ -78,11 +73,10 @@ def repeats_of(results: Sequence[ResultTree], load: Load, vary: str, failed: int
 
 def _worst(verdicts: Sequence[ResultTree]) -> ResultTree:
     """The worst verdict, with the number of its process in its reason."""
-    place = min(range(len(verdicts)), key=lambda i: WORST.index(verdicts[i]["verdict"]))
-    found = verdicts[place]
+    number, found = min(enumerate(verdicts, 1), key=lambda numbered: WORST.index(numbered[1]["verdict"]))
     if found["verdict"] == "passed" or len({verdict["verdict"] for verdict in verdicts}) == 1:
         return found
-    return found | {"reason": f"process {place + 1}: {found['reason']}" if found["reason"] else f"process {place + 1}"}
+    return found | {"reason": f"process {number}: {found['reason']}" if found["reason"] else f"process {number}"}
 
 
 def worst_machine(machines: Mapping[str, ResultTree]) -> ResultTree:
@@ -108,7 +102,7 @@ def mean(values: Sequence[float | None]) -> float | None:
 
 
 def means(trees: Sequence[ResultTree]) -> ResultTree:
-    """ResultTrees of numbers of the same shape: the mean at each place."""
+    """Trees of numbers of the same shape: the mean at each place."""
     return {
         name: means([tree[name] for tree in trees if name in tree])
         if isinstance(value, dict)

@@ -1,7 +1,7 @@
 """Records each round as raw numbers, one record per round and row, computed outside the timed laps."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -13,11 +13,15 @@ from specbench.decoding.state import State
 from specbench.decoding.timer import Laps
 from specbench.decoding.verifier import Verifier
 from specbench.decoding.verify_tree import accepted_path
+from specbench.stats.estimates import Floats
 from specbench.stats.metrics.base import Metric, Path
 from specbench.stats.records import Round
 from specbench.stats.verdict_records import LAW_BYTES, DrawnFrom, evidence_numbers, width
 
 Beta = Callable[[Tensor, Draft, Verdict], Tensor]  # `Verifier.beta`
+ActiveRow = tuple[
+    int, int, int, Floats
+]  # its number, that of its request, its new tokens before the round, numbers [K]
 
 
 class RoundCounts(NamedTuple):
@@ -82,61 +86,58 @@ class Recorder:
         round. The list is empty if no row was: such a round was launched before the host knew that all texts had
         ended, and has no number."""
         found: list[list[Round]] = []
-        number, lengths = 0, Counter[int]()  # by request, the tokens that it has
-        for call, seconds in zip(self._calls, laps, strict=True):
-            found.append(self._rounds(number, call, seconds, lengths))
-            number += bool(found[-1])
+        served = 0
+        for (call, rows), seconds in zip(self._rows(), laps, strict=True):
+            shared: dict[str, Any] = {"seconds": seconds, "rows": len(rows), "steps": call.drawn, "width": call.width}
+            shared |= {"lenience": call.lenience, "call": served}
+            found.append([self._round(owner, at, numbers.tolist(), shared) for _, owner, at, numbers in rows])
+            served += bool(rows)
         return found
 
     def evidence(self, requests: int) -> list[DrawnFrom]:
         """What stood behind the tokens of each of so many requests."""
         found = [DrawnFrom(self.verifier.keeps_guess) for _ in range(requests)]
-        lengths = Counter[int]()
-        for call in self._calls:
-            table = call.numbers.cpu().numpy()
-            for row, (owner, numbers) in enumerate(zip(call.owners, table, strict=True)):
+        for call, rows in self._rows():
+            for row, owner, position, numbers in rows:
                 counts = RoundCounts(*map(int, numbers[: len(RoundCounts._fields)]))
-                if not counts.kept:
-                    continue
                 if self._evidence:
-                    found[owner].add(lengths[owner], counts.kept, counts.tested, numbers[-width(call.steps) :])
+                    found[owner].add(position, counts.kept, counts.tested, numbers[-width(call.steps) :])
                 if call.law is not None:
-                    found[owner].laws.append((lengths[owner], call.law[row, : counts.kept]))
-                lengths[owner] += counts.kept
+                    found[owner].laws.append((position, call.law[row, : counts.kept]))
         return found
 
-    def _rounds(self, number: int, call: Call, seconds: Laps, lengths: Counter[int]) -> list[Round]:
-        """The records of a call; adds what it kept to the `lengths` of the requests. The lengths that the host knows
-        during the round may be a round late."""
-        numbers = call.numbers[:, : -width(call.steps)] if self._evidence else call.numbers
-        rows = zip(call.owners, numbers.tolist(), strict=True)
-        active = [(owner, lengths[owner], numbers) for owner, numbers in rows if numbers[0] > 0]
-        for owner, _, (kept, *_) in active:
-            lengths[owner] += int(kept)
-        shared: dict[str, Any] = {"seconds": seconds, "rows": len(active), "steps": call.drawn, "width": call.width}
-        shared |= {"lenience": call.lenience, "call": number}
-        return [self._round(*row, shared) for row in active]
+    def _rows(self) -> Iterator[tuple[Call, list[ActiveRow]]]:
+        """Each round with the rows that kept tokens. The lengths that the host knew during a round may be late, so they
+        are counted here."""
+        lengths = Counter[int]()  # by request, the tokens that it has
+        for call in self._calls:
+            active = []
+            for row, (owner, numbers) in enumerate(zip(call.owners, call.numbers.cpu().numpy(), strict=True)):
+                if (kept := int(numbers[0])) > 0:
+                    active.append((row, owner, lengths[owner], numbers))
+                    lengths[owner] += kept
+            yield call, active
 
     def _round(self, owner: int, position: int, numbers: list[float], shared: dict[str, Any]) -> Round:
-        counts = RoundCounts(*map(int, numbers[: len(RoundCounts._fields)]))
-        kept, n, rest = counts.kept, counts.accepted, len(RoundCounts._fields)
-        found = {}
+        rest = len(RoundCounts._fields)
+        counts, found = RoundCounts(*map(int, numbers[:rest])), {}
         for name, metric in self.metrics.items():
             found[name] = tuple(numbers[rest : rest + len(metric.columns)])
             rest += len(metric.columns)
-        own_token = kept == n + 1
+        own_token = counts.kept == counts.accepted + 1
+        rejected = counts.accepted < counts.judged
         return Round(
             row=owner,
             position=position,
             gamma=counts.gamma,
-            accepted=min(n, kept),
+            accepted=min(counts.accepted, counts.kept),
             tested=counts.tested,
-            tokens=kept,
-            recovered=int(own_token and n < counts.judged),
-            bonus=int(own_token and n == counts.judged),
-            accepted_before_stop=n,
+            tokens=counts.kept,
+            recovered=int(own_token and rejected),
+            bonus=int(own_token and counts.accepted == counts.judged),
+            accepted_before_stop=counts.accepted,
             beta=numbers[rest : rest + counts.tested],
-            rejected=counts.next_guess if n < counts.judged else None,
+            rejected=counts.next_guess if rejected else None,
             numbers=found,
             **shared,
         )

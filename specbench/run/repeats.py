@@ -4,8 +4,8 @@ import copy
 import logging
 import shutil
 import sys
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,45 +27,44 @@ from specbench.results.table import Table, to_csv
 from specbench.results.wording import word
 from specbench.results.writer import write_config
 from specbench.run.child_command import child_overrides, run_process
-from specbench.run.execute import PlacementFn, attach_placement_of_several
+from specbench.run.execute import LoggerGuard, PlacementFn, attach_placement
 from specbench.run.jobs import RunJob
-from specbench.run.logger_guard import logger_of
 from specbench.run.pooled import pooled, repeats_of
 from specbench.run.signals import defer_signals
 from specbench.run.strict_verdict import refuse_verdict
-from specbench.stats.records import PerRequestSums
 
 log = logging.getLogger(__name__)
 COPIED = ("prompts.jsonl", "rounds.parquet", "positions.parquet")  # of the first process
 
 
-def run_repeats(config: DictConfig, job: RunJob, placement: PlacementFn = lambda: None) -> None:
+def run_repeats(config: DictConfig, job: RunJob, placement: PlacementFn) -> None:
     """Runs the processes that are not finished, pools all into the job's folder, which is locked, and shows the result.
     Raises ConfigError, IncompleteError if a process has no result, VerdictError with strict=true, or KeyboardInterrupt;
     what is finished is pooled before."""
-    checked, out_dir = job.checked, job.folder
-    wanted = [of_process(config, checked, number) for number in range(checked.root.repeats)]
-    folders = [out_dir / f"repeat={number}" for number in range(len(wanted))]
-    done, interrupted, fresh, result, kept = [], False, False, None, None
+    out_dir, count = job.folder, job.checked.root.repeats
+    wanted = {out_dir / f"repeat={number}": of_process(config, job.checked, number) for number in range(count)}
+    done: list[Path] = []
+    interrupted, fresh, result, kept = False, False, None, None
+    pace = Pace(count, "process", silent=in_sweep())
     try:
         with defer_signals():  # a signal waits while results are written
             try:
-                pace = Pace(len(folders), "process", silent=in_sweep())
-                for number, (one, folder) in enumerate(zip(wanted, folders, strict=True)):
-                    _run_one(one, folder, number, pace)
+                for folder, checked in wanted.items():
+                    _run_one(checked, folder, pace)
             except KeyboardInterrupt:
                 interrupted = True
-            done = [f for f, one in zip(folders, wanted, strict=True) if examine(f, one.identity()).finished]
-            before = examine(out_dir, checked.identity())
-            if not pace.seconds and before.finished and len(done) == len(folders):
+            done = [folder for folder, checked in wanted.items() if examine(folder, checked.identity()).finished]
+            before = examine(out_dir, job.checked.identity())
+            if not pace.seconds and before.finished and len(done) == count:
                 result = before.result  # nothing is new
                 info("All processes were finished before: these are their results (force=true measures again).")
             elif done:
-                result, kept = write_pooled(job, done, len(folders) - len(done), interrupted, placement())
+                status = "interrupted" if interrupted else "incomplete" if len(done) < count else "complete"
+                result, kept = write_pooled(job, done, status, placement())
                 fresh = True
     except KeyboardInterrupt:
         interrupted = True
-    sentence = f"{len(done)} of {len(folders)} processes are finished, in {out_dir}"
+    sentence = f"{len(done)} of {count} processes are finished, in {out_dir}"
     if interrupted:
         raise KeyboardInterrupt(f"{sentence}; the same command goes on from there")
     if result is None:
@@ -73,9 +72,9 @@ def run_repeats(config: DictConfig, job: RunJob, placement: PlacementFn = lambda
     print_result(result, kept, out_dir)
     if fresh:
         log_pooled(job, result, done)
-    if len(done) < len(folders):
+    if len(done) < count:
         raise IncompleteError(f"{sentence}: the same command runs the others again")
-    refuse_verdict(checked.root.strict, result, out_dir)
+    refuse_verdict(job.checked.root.strict, result, out_dir)
 
 
 def of_process(config: DictConfig, checked: ValidatedConfig, number: int) -> ValidatedConfig:
@@ -86,16 +85,17 @@ def of_process(config: DictConfig, checked: ValidatedConfig, number: int) -> Val
     return check(own, HydraConfig.get().runtime.choices)
 
 
-def _run_one(wanted: ValidatedConfig, folder: Path, number: int, pace: Pace) -> None:
+def _run_one(wanted: ValidatedConfig, folder: Path, pace: Pace) -> None:
     """Runs a process to its end, if its folder does not hold its results. Raises ConfigError if the first one says that
     the configuration is not possible, or KeyboardInterrupt when the process has ended after a signal."""
-    place = f"process {number + 1} of {pace.jobs}"
+    place, root = f"process {pace.over + 1} of {pace.jobs}", wanted.root
     earlier = examine(folder, wanted.identity())
-    if earlier.result is not None and earlier.finished and not wanted.root.force:
+    if earlier.result is not None and earlier.finished and not root.force:
         pace.end(f"finished before: {one_line(earlier.result)}", ran=False)
         return
-    code = run_process(command(wanted, folder))
-    if code == 2 and number == 0:
+    own = {"repeats": 1, "repeats_vary": "none", "seed": root.seed, "order": root.order}
+    code = run_process([sys.executable, "-m", "specbench", *child_overrides(folder, own)])
+    if code == 2 and pace.over == 0:
         raise ConfigError(f"{place} could not run: its own sentence is above, or in {folder / 'run.log'}")
     left = examine(folder, wanted.identity())
     if code not in (0, 3):  # 3: its verdict, which the pooled result shows
@@ -105,40 +105,33 @@ def _run_one(wanted: ValidatedConfig, folder: Path, number: int, pace: Pace) -> 
     pace.end(one_line(left.result) if left.result is not None and left.finished else "no result")
 
 
-def command(wanted: ValidatedConfig, folder: Path) -> list[str]:
-    """The command of one process: the overrides of this one, without those that several processes change."""
-    root = wanted.root
-    own = {"repeats": 1, "repeats_vary": "none", "seed": root.seed, "order": root.order}
-    return [sys.executable, "-m", "specbench", *child_overrides(folder, own)]
-
-
 def write_pooled(
-    job: RunJob, folders: Sequence[Path], missing: int, interrupted: bool, placement: Placement | None
+    job: RunJob, folders: Sequence[Path], status: str, placement: Placement | None
 ) -> tuple[dict[str, Any], Path | None]:
     """Writes the files of the pooled results of the processes in `folders`, and returns what results.json holds, and
     where the files of an earlier run went. Raises ConfigError."""
-    checked, out_dir = job.checked, job.folder
+    checked, root, out_dir, load = job.checked, job.checked.root, job.folder, partial(map, load_sums, folders)
     results = [read_result(folder) for folder in folders]
-    kinds = (checked.choices[group].kind for group in ("baseline", "decoding"))
-    result = pooled(results, partial(map, load_sums, folders), *kinds)
+    result = pooled(results, load, checked.choices["baseline"].kind, checked.choices["decoding"].kind)
     result |= {
-        "name": checked.root.name,
+        "name": root.name,
         "config": checked.resolved,
-        "status": "interrupted" if interrupted else "incomplete" if missing else "complete",
-        "repeats": repeats_of(results, partial(map, load_sums, folders), checked.root.repeats_vary, missing),
+        "status": status,
+        "repeats": repeats_of(results, load, root.repeats_vary, root.repeats - len(folders)),
         "config_digest": checked.digest,
         "overrides": list(job.overrides),
     }
     result["provenance"] |= {"argv": sys.argv}
-    attach_placement_of_several(result, placement)
+    attach_placement(result, result["machine"], placement)
+    result["placement"] = placement and asdict(placement)
     kept = make_room(out_dir)
     write_config(checked.resolved, out_dir)
     for name in COPIED:
         with replacing(out_dir / name) as temporary:
             shutil.copyfile(folders[0] / name, temporary)
-    names = list(dict.fromkeys(name for sums in map(load_sums, folders) for name in sums.columns))
-    write_all_sums(out_dir, _numbered(folders), names)
-    write_text(out_dir / "repeats.csv", to_csv(Table.of([_row(f, r) for f, r in zip(folders, results, strict=True)])))
+    numbered = (replace(sums, processes=[number] * len(sums.requests)) for number, sums in enumerate(load()))
+    write_all_sums(out_dir, numbered, list(dict.fromkeys(name for sums in load() for name in sums.columns)))
+    write_text(out_dir / "repeats.csv", to_csv(Table.of(rows_of(folders))))
     files = {name: contents(out_dir / name) for name in FILES}
     result["identity"] = {**checked.identity().as_dict(), "files": files}
     write_json(out_dir / RESULTS, plain(result))
@@ -147,22 +140,15 @@ def write_pooled(
 
 def log_pooled(job: RunJob, result: dict[str, Any], folders: Sequence[Path]) -> None:
     """Gives the pooled results to the logger. That it fails is logged: the files are there."""
-    logger, opening = logger_of(job.checked, job.folder, job.overrides, "repeats")
-    rows = [_row(folder, read_result(folder)) for folder in folders]
+    guard = LoggerGuard(job, "repeats")
     try:
-        logger.log_repeats(opening, result, rows)
+        guard.logger.log_repeats(guard.opening, result, rows_of(folders))
     except Exception as error:
-        log.warning("logger=%s has no pooled results (%s)", job.checked.choices["logger"].name, first_line(error))
+        log.warning("logger=%s has no pooled results (%s)", guard.name, first_line(error))
         log.info("the logger failed", exc_info=error)
 
 
-def _numbered(folders: Sequence[Path]) -> Iterator[PerRequestSums]:
-    """The sums of every process, with its number."""
-    for number, sums in enumerate(map(load_sums, folders)):
-        yield replace(sums, processes=[number] * len(sums.requests))
-
-
-def _row(folder: Path, result: dict[str, Any]) -> dict[str, Any]:
-    """A line of repeats.csv."""
-    numbers = values(result, REPEATS)
-    return {"process": folder.name, **numbers, "lossless": word(result["lossless"])}
+def rows_of(folders: Sequence[Path]) -> list[dict[str, Any]]:
+    """The lines of repeats.csv."""
+    results = {folder.name: read_result(folder) for folder in folders}
+    return [{"process": n, **values(r, REPEATS), "lossless": word(r["lossless"])} for n, r in results.items()]

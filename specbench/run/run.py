@@ -5,7 +5,6 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -14,11 +13,11 @@ from specbench.config.memory import reset_peak
 from specbench.decoding import processes
 from specbench.results.provenance import provenance
 from specbench.results.schema import RunResult
-from specbench.run.interleave import InterleavedGroup
+from specbench.run.interleave import GroupHook, InterleavedGroup, MethodRun
 from specbench.run.machine_watch import MachineWatch
-from specbench.run.method_run import GroupHook, MethodRun
 from specbench.run.phase_timer import Phases
 from specbench.run.signals import defer_signals
+from specbench.run.summary import run_result
 from specbench.stats.records import RunRecord
 
 log = logging.getLogger(__name__)
@@ -31,80 +30,76 @@ def run(
     parts: Components,
     out_dir: Path,
     progress: Progress = lambda done, total, what: None,
-    told: GroupHook = lambda group: None,
-    phases: Phases | None = None,
+    on_group: GroupHook = lambda group: None,
 ) -> tuple[RunResult, RunRecord]:
-    """Decodes all prompts and measures. Every finished group is appended to `prompts.jsonl.part` in `out_dir`, so that
-    an interrupted run keeps what it has: a signal ends the decoding, and what is finished is measured. `told` is called
-    with each group when it is written, outside of all that is timed; `phases` has what came before. Raises
-    KeyboardInterrupt if nothing is, ConfigError if no prompt fits the context or the folder cannot be written,
-    RuntimeError if every prompt failed."""
-    [(result, record)] = run_in_turn([[(parts, out_dir, told)]], progress, phases)
+    """One run, as `run_in_turn`. Raises RuntimeError if every prompt failed."""
+    [(result, record)] = run_in_turn([[(parts, out_dir, on_group)]], progress)
     if isinstance(result, RuntimeError):
         raise result
     return result, record
 
 
 def run_in_turn(cohorts: Sequence[Runs], progress: Progress, phases: Phases | None = None) -> list[Finished]:
-    """Several runs, each with its folder and its `told`, as `run`: each group of prompts is decoded by all of them
-    before the next one begins. Those in one cohort share plain decoding. Returns what `run` does, in their order;
-    nothing on ranks other than 0, whose requests are over then."""
+    """Several runs: each group of prompts is decoded by all of them before the next one begins. Those in one cohort
+    share plain decoding. `phases` has what came before. Returns what was measured in the order of the runs; nothing on
+    ranks other than 0, whose requests are over then.
+
+    Every finished group is appended to `prompts.jsonl.part` in its folder, so that an interrupted run keeps what it
+    has: a signal ends the decoding, and what is finished is measured. Raises KeyboardInterrupt if nothing is,
+    ConfigError if no prompt fits the context or a folder cannot be written."""
     phases = phases or Phases()
     started, clock, status = datetime.datetime.now(datetime.UTC), time.perf_counter(), "complete"
     device = cohorts[0][0][0].target.device
     with defer_signals(), torch.inference_mode():
         members: list[MethodRun] = []
         try:
-            watch = MachineWatch(device)
+            watch, groups = MachineWatch(device), []
             reset_peak(device)
-            made = []
             for runs in cohorts:
-                own = [MethodRun(parts, out_dir, told, phases) for parts, out_dir, told in runs]
+                own = [MethodRun(parts, out_dir, on_group, phases) for parts, out_dir, on_group in runs]
                 members += own
-                made.append(InterleavedGroup(own, watch, phases, alone=len(cohorts) == 1))
+                groups.append(InterleavedGroup(own, watch, phases, alone=len(cohorts) == 1))
             try:
-                _decode_in_turn(made, progress)
+                _decode_in_turn(groups, progress)
             except KeyboardInterrupt:
                 if not any(member.record.groups for member in members):
                     raise
-                done, total = (sum(n) for n in zip(*((c.done, c.requests.total) for c in made), strict=True))
+                done, total = sum(group.done for group in groups), sum(group.requests.total for group in groups)
                 log.warning("interrupted after %d of %d requests: measuring what is there", done, total)
                 status = "interrupted"
             if not processes.current.is_first_rank:  # rank 0 measures and writes
                 return []
             watch()
-            facts = provenance(device)
-            facts |= {"started": started.isoformat(timespec="seconds"), "seconds": time.perf_counter() - clock}
-            for cohort in made:
-                for member in cohort.members:
-                    member.record.too_long = len(cohort.requests.too_long)
-            return [(_measured(member, status, facts, watch, phases), member.record) for member in members]
+            facts = provenance(device) | {"started": started.isoformat(timespec="seconds")}
+            facts["seconds"] = time.perf_counter() - clock
+            probes = watch.take()
+            finished: list[Finished] = []
+            for group in groups:
+                for member in group.members:
+                    member.record.too_long = len(group.requests.too_long)
+                    try:
+                        with phases("statistics"):
+                            result = run_result(member.session, member.record, status, facts, probes)
+                        result.seconds = dict(phases.seconds)
+                        finished.append((result, member.record))
+                    except RuntimeError as error:
+                        finished.append((error, member.record))
+            return finished
         finally:
             for member in members:
-                member.saved.close()
+                if member.saved is not None:
+                    member.saved.close()
 
 
-def _decode_in_turn(cohorts: Sequence[InterleavedGroup], progress: Progress) -> None:
-    """A group of each cohort, then the next one of each, until all are done."""
-    total = sum(len(cohort.members) * cohort.requests.total for cohort in cohorts)
+def _decode_in_turn(groups: Sequence[InterleavedGroup], progress: Progress) -> None:
+    """A batch of each group of runs, then the next one of each, until all are done."""
+    total = sum(len(group.members) * group.requests.total for group in groups)
 
     def tell(what: str) -> None:
-        done = sum(len(c.members) * (c.done + len(c.requests.too_long)) for c in cohorts)
+        done = sum(len(group.members) * (group.done + len(group.requests.too_long)) for group in groups)
         progress(done, total, what)
 
-    waiting = [cohort.steps(tell) for cohort in cohorts]
+    waiting = [group.steps(tell) for group in groups]
     while waiting:
         waiting = [steps for steps in waiting if next(steps, None) is not None]
         tell("decoding")
-
-
-def _measured(
-    member: MethodRun, status: str, facts: dict[str, Any], watch: MachineWatch, phases: Phases
-) -> RunResult | RuntimeError:
-    try:
-        with phases("statistics"):
-            result = member.measure(status, facts, watch)
-    except RuntimeError as error:
-        return error
-    result.seconds = dict(phases.seconds)
-    return result

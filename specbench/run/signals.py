@@ -1,9 +1,8 @@
-"""SIGINT and SIGTERM, and a scheduler's warning: they end a run at once while it decodes, and wait while it writes.
+"""SIGINT and SIGTERM: they end a run at once while it decodes, and wait while it writes.
 
 The state is the process's, as signals are.
 """
 
-import os
 import signal
 import threading
 from collections.abc import Iterator
@@ -12,10 +11,8 @@ from types import FrameType
 from typing import NoReturn
 
 from specbench.decoding import processes
-from specbench.errors import IncompleteError, first_line
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
-WARNING = "SUBMITIT_PREEMPT_SIGNAL"  # of the environment: the name of submitit's signal, if not USR2
 
 
 class _State:
@@ -48,29 +45,9 @@ def raise_waiting() -> None:
 
 
 @contextmanager
-def handled(*more: int) -> Iterator[None]:
-    """Inside, SIGTERM and `more` signals raise KeyboardInterrupt as SIGINT does. A signal that the process was started
-    to ignore stays ignored. Outside the main thread nothing changes."""
-    if _state.installed or threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = {number: signal.getsignal(number) for number in (*SIGNALS, *more)}
-    before = {number: handler for number, handler in before.items() if handler is not signal.SIG_IGN}
-    _state.installed, _state.first, _state.waiting, _state.seen = True, None, False, frozenset()
-    try:
-        for number in before:
-            signal.signal(number, _note)
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-        _state.installed = False
-
-
-@contextmanager
 def restored(*more: int) -> Iterator[None]:
-    """Inside, a library may set handlers of SIGINT, SIGTERM and `more` signals; afterwards those from before are back.
-    Outside the main thread nothing changes."""
+    """Inside, handlers of SIGINT, SIGTERM and `more` signals may be set, as by a library; afterwards those from before
+    are back. Outside the main thread nothing changes."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -83,27 +60,21 @@ def restored(*more: int) -> Iterator[None]:
 
 
 @contextmanager
-def preemption_signal() -> Iterator[None]:
-    """Inside of a job of submitit's, the signal by which Slurm warns it, of the time limit or of a preemption, raises
-    KeyboardInterrupt too. Submitit's own handler, which may raise what decoding takes for an error of the device, is
-    called when the run has ended: it queues the job again, and ends the process, or says why not. Raises
-    IncompleteError with that. In other processes nothing changes."""
-    number = getattr(signal, f"SIG{os.environ.get(WARNING, 'USR2')}", None)
-    handler = number and signal.getsignal(number)
-    if number is None or not callable(handler):
+def handled(*more: int) -> Iterator[None]:
+    """Inside, SIGTERM and `more` signals raise KeyboardInterrupt as SIGINT does. A signal that the process was started
+    to ignore stays ignored. Outside the main thread nothing changes."""
+    if _state.installed or threading.current_thread() is not threading.main_thread():
         yield
         return
-    try:
-        with handled(number):
-            yield
-    except KeyboardInterrupt:
-        if number not in _state.seen:
-            raise
+    with restored(*more):
+        _state.installed, _state.first, _state.waiting, _state.seen = True, None, False, frozenset()
         try:
-            handler(number, None)
-        except Exception as error:
-            raise IncompleteError(f"ended by its scheduler: {first_line(error)}") from error
-        raise
+            for number in (*SIGNALS, *more):
+                if signal.getsignal(number) is not signal.SIG_IGN:
+                    signal.signal(number, _note)
+            yield
+        finally:
+            _state.installed = False
 
 
 @contextmanager
@@ -141,6 +112,11 @@ def interrupt() -> NoReturn:
     """Raises KeyboardInterrupt, whether a signal waits here or in another process of the run."""
     _state.waiting, _state.deferred = False, _state.depth > 0
     raise KeyboardInterrupt
+
+
+def was_seen(number: int) -> bool:
+    """Whether this signal has come since the handlers were installed."""
+    return number in _state.seen
 
 
 def exit_code() -> int:

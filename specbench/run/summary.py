@@ -29,7 +29,7 @@ from specbench.stats.round_sums import Tokens
 
 
 class Watch(Protocol):
-    """What is known of the machine, or the machines, of a run."""
+    """What was measured of the machine, or the machines, of a run: `Probes`, or those of workers."""
 
     @property
     def roofs(self) -> Roofs: ...
@@ -38,7 +38,7 @@ class Watch(Protocol):
 
 
 def run_result(session: Session, record: RunRecord, status: str, provenance: dict[str, Any], watch: Watch) -> RunResult:
-    """All estimates of a run; `watch` has measured the machine. Raises RuntimeError if every prompt failed."""
+    """All estimates of a run. Raises RuntimeError if every prompt failed."""
     parts, results = session.parts, record.results
     if not results:
         raise RuntimeError(f"every prompt failed, the first with {record.failures[0].error}")

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -65,12 +65,11 @@ class Sweep(Callback):
         try:
             sentence, code = self.summarise()
         except ConfigError as error:
-            stop(str(error), 2)
+            sentence, code = str(error), 2
         except Exception as error:  # Hydra would only warn of it
             log.exception("no summary")
-            stop(
-                f"{self.folder / 'summary.csv'} could not be made ({first_line(error)}): the jobs have their results", 1
-            )
+            path = self.folder / "summary.csv"
+            sentence, code = f"{path} could not be made ({first_line(error)}): the jobs have their results", 1
         if code:
             stop(sentence, code)
 
@@ -100,19 +99,20 @@ class Sweep(Callback):
         not as it should."""
         from specbench.results.reader import read_result
 
-        result = None
-        try:
+        result, text = None, "no result"
+        with suppress(ConfigError):
             result = read_result(folder)
             text = one_line(result)
-        except ConfigError:
-            text = "no result"
         if failed:
-            text = f"failed, see {folder / 'run.log'}"
+            result, text = None, f"failed, see {folder / 'run.log'}"
         elif not ran:
             text = f"finished before, skipped (force=true redoes it): {text}"
         job = HydraConfig.get()
-        self.pace.end(f"{self.name_of(job.job.num, list(job.overrides.task))}: {text}", ran)
-        return None if failed else result
+        known = self.all_overrides()
+        words = list(job.overrides.task) if job.job.num >= len(known) else own_words(known)[job.job.num]
+        named = [f"{key}={value}" for key, value in words.items()] if isinstance(words, dict) else words
+        self.pace.end(f"{', '.join(named) or 'without overrides'}: {text}", ran)
+        return result
 
     def planned(self) -> SweepJobs:
         """The jobs that are known, with what they are made of as it is now."""
@@ -158,25 +158,16 @@ class Sweep(Callback):
                 job = loader.load_sweep_config(config, list(overrides))
                 with open_dict(job):
                     job.hydra.job.id = job.hydra.job.num = number
-                root, _ = check_early(job)  # all of them before torch is loaded
-                self.refuse(root)
-                jobs.append((job, list(overrides), Path(job.hydra.sweep.dir) / str(job.hydra.sweep.subdir)))
-            for expected in jobs:
-                self._expect(*expected)
+                self.refuse(check_early(job)[0])  # all of them before torch is loaded
+                jobs.append((job, list(overrides)))
+            for job, overrides in jobs:
+                self._expect(job, overrides, Path(job.hydra.sweep.dir) / str(job.hydra.sweep.subdir))
 
     def _expect(self, config: DictConfig, overrides: list[str], folder: Path) -> None:
         """Notes a job. Raises ConfigError if it is not possible."""
         checked = check(config, here=self.here)
         refuse_blocked(folder)
         self.jobs.append(RunJob(overrides, folder, checked))
-
-    def name_of(self, number: int, overrides: list[str]) -> str:
-        """What tells a job from the others, in words."""
-        known = self.all_overrides()
-        if number >= len(known):
-            return " ".join(overrides) or "without overrides"
-        words = own_words(known)[number]
-        return ", ".join(f"{key}={value}" for key, value in words.items()) or "without overrides"
 
     def summarise(self, printed: bool = True, page: bool = True) -> tuple[str, int]:
         """Makes the summary of the jobs that are finished, as `specbench.run.sweep_summary` does. Returns a sentence

@@ -10,12 +10,11 @@ from specbench.decoding import processes
 from specbench.decoding.encoder_input import EncoderInput
 from specbench.decoding.noise import prompt_key
 from specbench.decoding.state import Job
-from specbench.decoding.verifier import Verifier
 from specbench.errors import first_line
 from specbench.policies.gamma.fixed import WatchedGamma
-from specbench.run.bandwidth import BandwidthProbe
 from specbench.run.batching import Batch
 from specbench.run.decoder import Session
+from specbench.run.machine_watch import BandwidthProbe
 from specbench.stats.records import DecodeResult
 
 log = logging.getLogger(__name__)
@@ -28,42 +27,31 @@ def warm_up(session: Session, wanted: Batch) -> None:
     """Makes the first calls, which pay for allocation, thread pools and compilation, outside the measurement: at least
     one at every text length at which the executor uses other shapes."""
     parts, columns, first = session.parts, wanted.columns, list(wanted.requests[0].tokens)
-    read = wanted.longest_input  # room for it is made once
-    end, largest = columns - parts.spare, parts.policy.largest
+    end, rows = columns - parts.spare, parts.batch_size
     lengths = parts.target.executor.lengths(columns) or [len(first)]
     # A length close to the end of the columns is tried once more with room for a whole draft.
-    lengths = list(dict.fromkeys(max(1, min(length, end - 1 - room)) for length in lengths for room in (0, largest)))
+    rooms = (0, parts.policy.largest)
+    lengths = list(dict.fromkeys(max(1, min(length, end - 1 - room)) for length in lengths for room in rooms))
     jobs: list[Job] = []
     parts.target.executor.prepare()
     for length in lengths:
         prompt = (first * length)[:length]
-        jobs = _jobs(prompt, SHORT, end, parts.batch_size, read)
+        jobs = _jobs(prompt, SHORT, end, rows, wanted.longest_input)  # room for the longest input is made once
+        # Texts that are not read again leave less behind, which is once the same for all lengths.
+        evidences = {session.to_read > 0, length != lengths[-1] and session.to_read > 0}
         with going_on(f"warm-up at {length} tokens"):
             for level in parts.verifier.levels:
                 session.decode(jobs, False, columns, verifier=level)
                 for gamma in reversed(parts.gammas):  # the largest first: smaller drafts use its memory
-                    # Texts that are not read again leave less behind, which is once the same for all lengths.
-                    for evidence in {session.to_read > 0, length != lengths[-1] and session.to_read > 0}:
-                        _warm_up_rounds(session, prompt, gamma, columns, level, evidence, read)
+                    policy = WatchedGamma(gamma, parts.policy.signal)
+                    drafted = _jobs(prompt, gamma, end, rows, wanted.longest_input)
+                    for evidence in evidences:
+                        session.decode(drafted, True, columns, policy=policy, verifier=level, evidence=evidence,
+                                       again=True)  # fmt: skip
     parts.target.executor.ready()
     for name, peer in parts.peers.items():
         with going_on(f"warm-up of {name}"):
             peer.decode(jobs[0])
-
-
-def _warm_up_rounds(
-    session: Session,
-    prompt: list[int],
-    gamma: int,
-    columns: int,
-    level: Verifier,
-    evidence: bool,
-    encoder_input: EncoderInput | None,
-) -> None:
-    """Decodes behind a prompt, and an encoder's input if there is one, with a constant gamma and this verifier."""
-    parts, policy = session.parts, WatchedGamma(gamma, session.parts.policy.signal)
-    jobs = _jobs(prompt, gamma, columns - parts.spare, parts.batch_size, encoder_input)
-    session.decode(jobs, True, columns, policy=policy, verifier=level, evidence=evidence, again=True)
 
 
 @contextmanager
@@ -127,9 +115,8 @@ def pays_to_compile(session: Session, wanted: Batch, requests: int, warm_up_seco
     gamma = max(1, parts.policy.largest // 2) if constant is None else constant
     with going_on("a probe before compiling"):
         jobs, policy = probe_jobs(parts, wanted.requests, TRIAL_TOKENS), WatchedGamma(gamma, parts.policy.signal)
-        plain, drafted = (
-            session.decode(jobs, drafts, wanted.columns, policy=policy, again=True) for drafts in (False, True)
-        )
+        plain = session.decode(jobs, False, wanted.columns, policy=policy, again=True)
+        drafted = session.decode(jobs, True, wanted.columns, policy=policy, again=True)
         bandwidth = BandwidthProbe(parts.target.device)
         for _ in range(TRIAL_READS):
             bandwidth()

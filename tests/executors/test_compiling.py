@@ -9,7 +9,7 @@ from small_runs import parts_of
 import specbench.executors.compile_cache
 from specbench.executors.auto import AutoExecutor
 from specbench.executors.compile_cache import SAVED, SECONDS, CompileTimes, Programs, decide
-from specbench.run.method_run import MethodRun
+from specbench.run.interleave import MethodRun
 from specbench.run.run import run, run_in_turn
 from specbench.run.warm_up import predicted_seconds, weights_of_programs
 

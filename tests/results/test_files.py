@@ -22,7 +22,7 @@ from small_runs import composed, parts_of, small
 import specbench.contrib.replay.command as replay
 import specbench.models.pretrained
 import specbench.results.report.command as report
-import specbench.run.method_run
+import specbench.run.run
 from specbench.config.validate import check
 from specbench.data.prompts import Data, Prompt, load
 from specbench.decoding.sampling import Sampling
@@ -380,7 +380,7 @@ def signals(monkeypatch):
     """Sends real signals to this process: one while the second group decodes, the others while results are made."""
 
     def send(while_decoding, *while_summarising):
-        decode, summarise = InterleavedGroup.decode_all_ways, specbench.run.method_run.run_result
+        decode, summarise = InterleavedGroup.decode_all_ways, specbench.run.run.run_result
 
         def decoding(self, wanted, jobs, number):
             if number == 1:
@@ -393,7 +393,7 @@ def signals(monkeypatch):
             return summarise(*arguments)
 
         monkeypatch.setattr(InterleavedGroup, "decode_all_ways", decoding)
-        monkeypatch.setattr(specbench.run.method_run, "run_result", summarising)
+        monkeypatch.setattr(specbench.run.run, "run_result", summarising)
 
     return send
 

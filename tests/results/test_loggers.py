@@ -19,7 +19,8 @@ from specbench.results.loggers.wandb import WandbLogger
 from specbench.results.loggers.wandb_records import Running, columns
 from specbench.results.loggers.wandb_records import summary as summary_of
 from specbench.results.reader import read_result
-from specbench.run.logger_guard import logged
+from specbench.run.execute import logged
+from specbench.run.jobs import RunJob
 from specbench.run.run import run
 
 
@@ -175,8 +176,8 @@ def test_a_logger_that_fails_is_told_no_more_and_the_run_goes_on(good, monkeypat
 
     monkeypatch.setattr(NoLogger, "progress", fails)
     checked = check(composed(*small(*few(good), "logger=none")))
-    with logged(checked, tmp_path) as run_log:
-        result, record = run(parts_of(*few(good)), tmp_path, told=run_log.progress)
+    with logged(RunJob([], tmp_path, checked)) as run_log:
+        result, record = run(parts_of(*few(good)), tmp_path, on_group=run_log.progress)
         run_log.finish(result, record)
     assert result.counts.prompts == 2 and len(told) == 1
     warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
@@ -189,14 +190,14 @@ def test_a_logger_that_cannot_be_opened_stops_the_run_before_it_decodes(monkeypa
 
     monkeypatch.setattr(NoLogger, "open", fails)
     with pytest.raises(ConfigError, match=r"logger=none could not be opened \(log in first\)"):  # noqa: SIM117
-        with logged(check(composed(*small("logger=none"))), tmp_path):
+        with logged(RunJob([], tmp_path, check(composed(*small("logger=none"))))):
             raise AssertionError("it decoded")
 
 
 def test_running_numbers_are_sums_over_groups(good, tmp_path):
     """Against the record of the whole run."""
     lines, running = [], Running()
-    result, record = run(parts_of(*few(good)), tmp_path, told=lambda group: lines.append(running.add(group)))
+    result, record = run(parts_of(*few(good)), tmp_path, on_group=lambda group: lines.append(running.add(group)))
     assert lines[0] != lines[1] and lines[0]["progress/prompts"] == 1
     assert lines[1]["progress/rounds"] == result.counts.rounds and lines[1]["progress/tokens"] == result.counts.tokens
     assert lines[1]["progress/tokens_a_round"] == pytest.approx(result.block_efficiency.mean)

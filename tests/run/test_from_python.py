@@ -24,7 +24,7 @@ from specbench.results.reader import StoredRun
 from specbench.results.recommendation import verdict_sentence
 from specbench.results.report.run_description import commands
 from specbench.run import api as from_python
-from specbench.run.api import Evaluation, call_of, spelled, words_of
+from specbench.run.api import Evaluation, spelled, words_of
 
 OPTIONS = small("temperature=0", "executor=eager", "drafter=random", "logger=none", "max_new_tokens=4")
 
@@ -45,6 +45,8 @@ def test_a_run_from_python_leaves_what_the_command_leaves(good, monkeypatch, tmp
     written = json.loads((result.folder / "results.json").read_text())
     typed = json.loads((tmp_path / "typed" / "results.json").read_text())
     assert written["provenance"]["call"].startswith("specbench.evaluate('") and "call" not in typed["provenance"]
+    told = SimpleNamespace(evaluate=lambda *overrides: words_of(overrides, {}))
+    assert eval(written["provenance"]["call"], {"specbench": told})[:-1] == words  # Python that makes the call again
     assert commands([StoredRun(result.folder, written)], together=False)[0].endswith(written["provenance"]["call"])
     assert written["config_digest"] == typed["config_digest"] and written["counts"] == typed["counts"]
     for name in ("config.yaml", ".hydra/config.yaml", "rounds.parquet"):
@@ -140,17 +142,6 @@ def test_the_version_is_one_everywhere(monkeypatch, tmp_path, capsys):
 def test_an_evaluation_is_a_mapping(tmp_path):
     made = Evaluation({"a": {"b": [{"c": 1}]}, "keys": 2}, tmp_path)
     assert made.a.b[0].c == 1 and dict(made)["keys"] == 2 and len(made) == 2
-
-
-def test_a_call_is_python_that_makes_it_again():
-    given = ("gamma=2", {"data": {"limit": 3}, "stop": ("a", 'b"')})
-    keys = {"temperature": 0.5, "strict": True, "target": {"path": Path("x y")}, "hydra.run.dir": "D"}
-    told = call_of(given, keys)
-
-    def evaluate(*overrides, **settings):
-        return words_of(overrides, settings)
-
-    assert eval(told, {"specbench": SimpleNamespace(evaluate=evaluate)}) == words_of(given, keys)
 
 
 def test_a_table_is_as_wide_as_what_shows_it(monkeypatch, tmp_path):

@@ -18,7 +18,7 @@ from specbench.decoding.state import Job
 from specbench.models.language_model import LanguageModel
 from specbench.policies.gamma.fixed import FixedGamma
 from specbench.results.report.run_sections import phases as in_words
-from specbench.run import method_run as member
+from specbench.run import interleave as member
 from specbench.run import phase_timer as clock
 from specbench.run import recorder
 from specbench.run.decoder import Session

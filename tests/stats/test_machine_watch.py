@@ -101,7 +101,7 @@ def test_probes_that_vary_are_told_and_one_outlier_is_not(seconds, steady, monke
     for _ in seconds:
         watch()
     assert watch.probes.seconds == pytest.approx(seconds)
-    found = watch.judge([])
+    found = watch.probes.judge([])
     assert found.steady is steady and bool(found.reasons) is not steady and found.others is None
     assert steady or "probes of compute vary by" in found.reasons[0]
     assert variation([1.0] * (machine_noise.FEWEST_PROBES - 1)) is None

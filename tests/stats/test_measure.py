@@ -10,7 +10,7 @@ from specbench.decoding.speculative import decode_speculative
 from specbench.decoding.state import Job, State
 from specbench.decoding.timer import Lap, Timer
 from specbench.policies.gamma.fixed import FixedGamma
-from specbench.run import bandwidth
+from specbench.run import machine_watch as bandwidth
 from specbench.run.recorder import Recorder
 from specbench.stats.bootstrap import ratio, speedup_interval
 from specbench.verifiers.speculative import SpeculativeVerifier

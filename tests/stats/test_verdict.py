@@ -13,7 +13,7 @@ from decoder_cases import DRAFTERS, TREES, V, make_drafter, spare_of, tabular_mo
 from law_cases import AcceptEverything, ForgetsOrder, ResidualFromTarget, TooSmallM
 from small_runs import call, parts_of, small
 
-import specbench.run.method_run
+import specbench.run.interleave
 from specbench.cache.static import StaticCache
 from specbench.data.prompts import Request
 from specbench.decoding.noise import sibling_bits
@@ -454,7 +454,7 @@ def test_an_error_while_reading_is_not_passed(tmp_path, monkeypatch):
             raise RuntimeError("out of memory")
         return read(*arguments)
 
-    monkeypatch.setattr(specbench.run.method_run, "read", fails_once)
+    monkeypatch.setattr(specbench.run.interleave, "read", fails_once)
     found = run(parts_of("temperature=0"), tmp_path)[0].lossless
     assert found.verdict == "inconclusive" and "out of memory" in found.reason and found.reread.texts == 1
 

@@ -14,6 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 from specbench.config.validate import ValidatedConfig, check
 from specbench.contrib.cluster import cpu_affinity, launchers
 from specbench.contrib.cluster.job_list import SERIAL, JobList, read_list
+from specbench.contrib.cluster.preemption import preemption_signal
 from specbench.errors import ConfigError, first_line
 from specbench.results.console import Pace, info
 from specbench.results.fingerprint import Identity, NotedIdentity
@@ -89,7 +90,7 @@ class ClusterSweep(Sweep):
         refuse_workers_of_jobs(int(config.workers), name)
         cores = launchers.cores_of(name, settings_of_launcher(hydra))
         device = launchers.needs_device(name, str(config.device))
-        with cpu_affinity.pin_cores(name, cores, device, info):
+        with preemption_signal(), cpu_affinity.pin_cores(name, cores, device, info):
             yield
 
     def placement(self) -> Placement | None:

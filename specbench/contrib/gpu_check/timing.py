@@ -12,8 +12,8 @@ from specbench.decoding.draft import Draft
 from specbench.decoding.speculative import RoundHook, decode_speculative, ignore
 from specbench.decoding.state import State
 from specbench.decoding.timer import Clock, Lap, Timer, decoding_seconds
-from specbench.run.bandwidth import cuda_roofs
 from specbench.run.decoder import untimed
+from specbench.run.machine_watch import cuda_roofs
 from specbench.run.recorder import Recorder, round_numbers
 
 # Llama 3.2 1B drafts for 3B: real shapes, random weights, guesses accepted at a given rate.

@@ -13,12 +13,12 @@ from specbench.config.memory import peak_bytes, reset_peak
 from specbench.contrib.ray.merge import GroupLimits, Piece, joined_costs, probes_by_worker, roofs_of
 from specbench.results.provenance import provenance
 from specbench.results.schema import RunResult
-from specbench.run.batching import TurnPlan
-from specbench.run.interleave import InterleavedGroup
+from specbench.run.batching import Batch
+from specbench.run.interleave import InterleavedGroup, MethodRun
 from specbench.run.machine_watch import MachineWatch
-from specbench.run.method_run import MethodRun
 from specbench.run.phase_timer import Phases
 from specbench.run.pooled import worst_machine
+from specbench.run.summary import run_result
 from specbench.stats.costs import CostTable
 from specbench.stats.estimates import Machine
 from specbench.stats.machine_noise import Probes, Roofs
@@ -58,12 +58,12 @@ class Shard:
         self.watch = MachineWatch(device)
         self.member = MethodRun(parts, None, lambda group: None, Phases())
         self.cohort = InterleavedGroup([self.member], self.watch, Phases())
-        self.turns: list[TurnPlan] = []
+        self.turns: list[list[Batch]] = []  # their groups
 
     def opened(self) -> Opened:
         parts, requests = self.parts, self.cohort.requests
         different = parts.target.sampling.greedy and parts.decoding.samples
-        return Opened(requests.total, requests.turns_in_all, self.member.record.columns, different)
+        return Opened(requests.total, requests.turns, self.member.record.columns, different)
 
     def open(self, number: int, answers: Mapping[str, Sequence[str]]) -> Groups:
         """Opens the turns up to this one, and warms up for each. `answers` are those of plain decoding, by prompt; they
@@ -72,12 +72,12 @@ class Shard:
         while len(self.turns) <= number:
             turn = len(self.turns)
             requests.answers = {prompt: [*answers.get(prompt, ())][:turn] for prompt in requests.answers}
-            self.turns.append(requests.open(turn, self.turns[-1].groups.stop if self.turns else 0))
-            if self.turns[-1].groups:
-                self.cohort.prepare(requests.wanted(self.turns[-1], self.turns[-1].first), lambda what: None)
-        turn_of_all = self.turns[number]
-        digest = zlib.crc32(repr([(request.id, request.text) for request in turn_of_all.waiting]).encode())
-        return Groups(turn_of_all.groups, len(requests.too_long), digest)
+            self.turns.append(requests.open(turn, sum(map(len, self.turns))))
+            if self.turns[-1]:
+                self.cohort.prepare(self.turns[-1][0], lambda what: None)
+        batches, first = self.turns[number], sum(map(len, self.turns[:number]))
+        texts = [(request.id, request.text) for batch in batches for request in batch.requests]
+        return Groups(range(first, first + len(batches)), len(requests.too_long), zlib.crc32(repr(texts).encode()))
 
     def decode(self, number: int, limits: GroupLimits) -> Piece:
         """Decodes a group of the last turn that was opened, in all ways, and reads its texts. `limits` are those of a
@@ -86,7 +86,7 @@ class Shard:
         member.record = record = RunRecord(columns=member.record.columns)
         session.costs, session.to_read, session.text_tokens = CostTable(), limits.to_read, limits.text_tokens
         with said() as warnings:
-            self.cohort.step(self.cohort.requests.wanted(self.turns[-1], number), self.decoded, lambda what: None)
+            self.cohort.step(self._batch(number), self.decoded, lambda what: None)
         self.decoded += 1
         return Piece(
             number=number,
@@ -105,8 +105,12 @@ class Shard:
 
     def fail(self, number: int, error: str) -> Piece:
         """A group of the last turn that nobody could decode."""
-        requests = self.cohort.requests.wanted(self.turns[-1], number).requests
-        return Piece(number, self.number, None, Failure(requests, error), {}, CostTable(), Probes())
+        failure = Failure(self._batch(number).requests, error)
+        return Piece(number, self.number, None, failure, {}, CostTable(), Probes())
+
+    def _batch(self, number: int) -> Batch:
+        """The group of this number, of the last turn that was opened."""
+        return next(batch for batch in self.turns[-1] if batch.number == number)
 
     def measure(
         self, record: RunRecord, pieces: Sequence[Piece], status: str, facts: Mapping[str, Any]
@@ -115,7 +119,7 @@ class Shard:
         without their groups. `facts` are added to its provenance. Raises RuntimeError if every prompt failed."""
         self.member.record, self.member.session.costs = record, joined_costs(pieces)
         found = {**provenance(self.parts.target.device), **facts}
-        result = self.member.measure(status, found, Machines(pieces))
+        result = run_result(self.member.session, record, status, found, Machines(pieces))
         result.memory.peak_bytes = max(piece.peak_bytes for piece in pieces)
         return result, record.sums
 

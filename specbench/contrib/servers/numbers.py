@@ -1,6 +1,7 @@
 """What is known of a server among the peers: its waiting times, its own acceptance, and whether its texts are ours."""
 
 from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
 from statistics import harmonic_mean
 from typing import Any
 
@@ -8,7 +9,7 @@ import numpy as np
 
 from specbench.contrib.servers.answer import AnswerAcceptance
 from specbench.contrib.servers.lookup import Server
-from specbench.peers.base import PeerOutput, Streamed
+from specbench.peers.base import PeerOutput
 from specbench.results.schema_parts import EqualTexts, FirstDifference, ServerNumbers
 from specbench.run.pooled import means
 from specbench.stats.bootstrap import prompt_clusters, ratio
@@ -20,6 +21,21 @@ NOTHING = "the server drafted nothing"
 UNFINISHED = "\ufffd"  # stands for a character whose bytes are not all there
 AROUND = 40  # characters of both texts from their first difference on
 NO_TEXTS = "texts are compared at temperature 0 only"
+
+
+@dataclass(frozen=True)
+class Streamed:
+    """An answer that came piece by piece. Seconds count from the moment when the request was sent."""
+
+    text: str
+    arrivals: tuple[float, ...]  # of the first piece of each round; of each piece, where rounds are not known
+    last: float  # when the last token had come
+    seconds: float  # until the end
+    counts: Any  # of the server's own speculative decoding
+    own_tokens: int | None = None  # after the first one, by the server's own count
+    own_seconds: float | None = None  # of these, by its own clock
+
+
 Answers = Sequence[tuple[PeerOutput, Streamed]]
 
 

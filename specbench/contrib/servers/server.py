@@ -16,12 +16,12 @@ from specbench.contrib.servers.answer import Answer, AnswerAcceptance, read_answ
 from specbench.contrib.servers.dialects import DIALECTS
 from specbench.contrib.servers.endpoint import ServerError, split
 from specbench.contrib.servers.lookup import AUTO, COMPLETIONS, SHORT, Server, find_server
-from specbench.contrib.servers.numbers import pooled_server, server_notes, server_numbers
+from specbench.contrib.servers.numbers import Streamed, pooled_server, server_notes, server_numbers
 from specbench.decoding.state import Job
 from specbench.errors import ConfigError, shown
 from specbench.models.context import Context
 from specbench.models.language_model import LanguageModel
-from specbench.peers.base import Peer, PeerOutput, Peers, Streamed
+from specbench.peers.base import Peer, PeerOutput, Peers
 from specbench.results.schema_parts import ServerNumbers
 from specbench.settings import BaseSettings, setting
 from specbench.stats.records import Result

@@ -26,6 +26,7 @@ from specbench.config.validate import check
 from specbench.contrib.cluster import collect, launchers
 from specbench.contrib.cluster import cpu_affinity as cores
 from specbench.contrib.cluster.job_list import LIST, JobList, lists_in, read_list
+from specbench.contrib.cluster.preemption import preemption_signal
 from specbench.contrib.cluster.sweep import ClusterSweep
 from specbench.contrib.ray.rules import FORWARDED
 from specbench.errors import ConfigError, IncompleteError
@@ -35,7 +36,7 @@ from specbench.results.loggers.none import NoLogger
 from specbench.run import signals as interrupts
 from specbench.run import sweep_summary as summary
 from specbench.run.interleave import InterleavedGroup
-from specbench.run.signals import allow_signals, defer_signals, preemption_signal
+from specbench.run.signals import allow_signals, defer_signals
 from specbench.run.sweep import Sweep
 from specbench.run.sweep_summary import PLACE, PlannedJob, summarise
 

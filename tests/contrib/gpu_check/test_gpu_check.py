@@ -26,7 +26,7 @@ from specbench.contrib.gpu_check.bench import (
 from specbench.contrib.gpu_check.command import CHECKS, Check, measure_into, numbers_file
 from specbench.kernels import ops
 from specbench.models import pretrained
-from specbench.run.bandwidth import Roofs
+from specbench.run.machine_watch import Roofs
 
 SMALL = {
     "target=llama3b": {"vocab_size": 4096, "hidden_size": 48, "intermediate_size": 64, "num_hidden_layers": 1,

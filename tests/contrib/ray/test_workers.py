@@ -188,7 +188,7 @@ def test_workers_give_what_one_process_gives(case, good, tmp_path, monkeypatch):
     monkeypatch.setattr(requests, "FEWEST", 1)  # so that few prompts make several groups of rows
     turns = 2 if "turns" in CASES[case] else 1
     if turns == 2:  # betas are read along the first texts only
-        for module in (merge, text_laws, sys.modules["specbench.run.method_run"]):
+        for module in (merge, text_laws, sys.modules["specbench.run.interleave"]):
             monkeypatch.setattr(module, "LIMIT", 30)
     checked = checked_for(good, prompts(tmp_path, 7 if turns == 1 else 4, turns), *CASES[case][turns - 1 :])
     dying, lost = {"decode", "measure"} if case == "sampled" else set(), []
