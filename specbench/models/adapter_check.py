@@ -48,7 +48,7 @@ def _difference(model: LanguageModel, tree: Tree | None, paths: Sequence[Sequenc
     except Exception as error:  # of a module that is called as it was not meant to be
         return first_line(error)
     finally:
-        model.cache, model.cached = None, []
+        model.free()
         model.encoder = None if model.encoder is None else model.encoder.shared()
     # In 16 bits rounding may turn a single token to other experts, which changes its logits and no others' before it.
     exact = model.dtype == torch.float32

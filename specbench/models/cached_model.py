@@ -7,9 +7,9 @@ H hidden.
 
 import copy
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from functools import cached_property
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 import torch
 from torch import Tensor, nn
@@ -24,18 +24,47 @@ from specbench.decoding.state import Job
 from specbench.decoding.token_tree import Tree
 from specbench.models import kernel_attention
 from specbench.models.architecture import context_of, family_of
-from specbench.models.attention_mask import AttentionMask, refuse_unknown_kinds
+from specbench.models.attention_mask import AttentionMask, TokenPlaces, refuse_unknown_kinds
 from specbench.models.encoder_decoder import Encoder, not_applied
 from specbench.models.flops import chosen_by_token, expert_layers, per_token
-from specbench.models.forward_args import Decoder
-from specbench.models.head_input import Listener
+from specbench.models.positions import Decoder
 from specbench.models.vocabulary import VocabMap
+
+
+class Listener(Protocol):
+    """Hears of the last hidden states of prompts when a target reads them."""
+
+    def hear(self, row: int | None, begin: int, hidden: Tensor) -> None:
+        """Hidden states [b, n, H] of the tokens from position `begin` on, of one row or of all (None)."""
+
+    def forget(self) -> None:
+        """The target's cache was emptied: no prompt that was heard of is read on."""
+
+
+@contextmanager
+def head_inputs(module: PreTrainedModel, select: Callable[[Tensor], Tensor] | None = None) -> Iterator[list[Tensor]]:
+    """Yields a list to which each forward inside this context appends the inputs [B, N, H] of the model's output
+    matrix: its last hidden states. With `select` the matrix multiplies only what it returns of them, [B, K, H], unless
+    the executor computes all logits in one program."""
+    found: list[Tensor] = []
+
+    def note(_: Any, given: tuple[Tensor, ...]) -> tuple[Tensor] | None:
+        found.append(given[0])
+        return None if select is None else (select(given[0]),)
+
+    head: Any = module.get_output_embeddings()
+    hook = head.register_forward_pre_hook(note)
+    try:
+        yield found
+    finally:
+        hook.remove()
 
 
 class CachedModel(Target):
     """A model of transformers, its tokenizer, its sampling, and a cache with rows that requests enter and leave."""
 
     quantization: str | None = None  # the kind that its weights were rounded to when it was loaded
+    cache: SlotCache  # from `allocate` on
 
     def __init__(
         self,
@@ -76,19 +105,8 @@ class CachedModel(Target):
         self.weight_bytes = executor.stored(self.module).held
         self.weight_count = sum(1 for each in (self.module.parameters(), self.module.buffers()) for _ in each)
         self.operations_per_token, self.step_bytes = per_token(self.module, executor)
-        self._cache: SlotCache | None = None
         self.cached: list[int] = []
         self.listener: Listener | None = None
-
-    @property
-    def cache(self) -> SlotCache:
-        """The cache that `allocate` made."""
-        assert self._cache is not None, "allocate comes first"
-        return self._cache
-
-    @cache.setter
-    def cache(self, cache: SlotCache | None) -> None:
-        self._cache = cache
 
     @property
     def description(self) -> tuple[Any, ...]:
@@ -97,25 +115,33 @@ class CachedModel(Target):
         return self.name, self.sampling, self.vocabulary.description, str(self.dtype), self.kernel, begin
 
     def cache_tensors(self) -> list[Tensor]:
-        """See `HasCache.cache_tensors`; shapes of `SlotCache.tensors` and `EncoderInputs.tensors`."""
+        """See `HasCache.cache_tensors`."""
         own = self.cache.tensors()
         return own if self.encoder is None or not own else own + self.encoder.inputs.tensors()
 
     @contextmanager
     def on_cache(self, tensors: Sequence[Tensor]) -> Iterator[None]:
-        """See `HasCache.on_cache`; shapes of `cache_tensors`."""
-        own = len(self.cache.tensors())
-        with self.cache.bound(tensors[:own]), ExitStack() as stack:
-            if self.encoder is not None:
-                stack.enter_context(self.encoder.inputs.bound(tensors[own:]))
+        """See `HasCache.on_cache`."""
+        own = self.cache_tensors()
+        self._hold(tensors)
+        try:
             yield
+        finally:
+            self._hold(own)
+
+    def _hold(self, tensors: Sequence[Tensor]) -> None:
+        count = len(self.cache.tensors())
+        self.cache.hold(tensors[:count])
+        if self.encoder is not None:
+            self.encoder.inputs.hold(tensors[count:])
 
     def shared(self, sampling: Sampling, new_cache: Callable[[int, int], SlotCache], executor: Executor) -> Self:
         """A model of the same weights with its own sampling and cache. `executor` must be of the same kind and settings
         as the one that loaded them, and know of it (`Executor.share`)."""
         model = copy.copy(self)
         model.sampling, model.new_cache, model.executor = sampling, new_cache, executor
-        model._cache, model.cached, model.listener = None, [], None
+        model.free()
+        model.listener = None
         model.encoder = None if self.encoder is None else self.encoder.shared()
         return model
 
@@ -124,7 +150,7 @@ class CachedModel(Target):
         return self._stock
 
     def own_module(self) -> PreTrainedModel:
-        """Another module with the same weights, which the caller may change."""
+        """Another module with the same weights, to be changed."""
         return copy.deepcopy(self.stock_module())
 
     @property
@@ -195,20 +221,20 @@ class CachedModel(Target):
         return self.cache.column_bytes()
 
     def allocate(self, rows: int, columns: int) -> None:
-        """Makes an empty cache of at least `columns` positions for each of `rows` rows. A present one that fits is
-        emptied and used again, at the same addresses."""
         self._open(rows, columns, again=False)
 
     def reopen(self, rows: int, columns: int) -> None:
         self._open(rows, columns, again=True)
 
     def _open(self, rows: int, columns: int, again: bool) -> None:
-        cache = self._cache
+        """A present cache that fits is emptied and used again, at the same addresses."""
+        cache = getattr(self, "cache", None)
         if cache is None or cache.rows != rows or cache.capacity < columns or not cache.fixed_shapes:
-            self._cache = None  # frees its memory before the next one is made
+            cache = None
+            self.free()  # its memory, before the next one is made
             made = self.new_cache(rows, self.executor.columns(columns))
             made.contiguous = self.decoder.contiguous
-            self._cache = made if self.recurrence is None else self.recurrence.cache(made)
+            self.cache = made if self.recurrence is None else self.recurrence.cache(made)
         elif again:
             cache.reopen()
         else:
@@ -218,6 +244,11 @@ class CachedModel(Target):
             self.listener.forget()
         if self.encoder is not None:
             self.encoder.allocate(rows, self.executor.columns, self.executor.fixed_shapes)
+
+    def free(self) -> None:
+        """Forgets its cache, which another model may use on."""
+        vars(self).pop("cache", None)
+        self.cached = []
 
     def may_admit(self, job: Job, columns: int) -> bool:
         return self.cache.may_admit(self._sharable(job.tokens), columns)
@@ -277,10 +308,7 @@ class CachedModel(Target):
         """Logits [b, N, V] (only the last `keep_logits` if not 0) of tokens [b, N], or of their embeddings [b, N, H],
         at positions first[b], first[b] + 1, ... or, in a tree, by depth; first [b]. Tokens at negative positions must
         be the one at position 0, which is then read several times. Unless `suppressing`, they are the module's own,
-        also of tokens that generate() never draws.
-
-        Only tensor operations: an executor may compile it, or capture it in a CUDA graph.
-        """
+        also of tokens that generate() never draws. Only tensor operations: an executor may compile or capture it."""
         slots = (first[:, None] + torch.arange(tokens.shape[1], device=tokens.device)).clamp(min=0)
         self.cache.place(slots, visible, row, in_blocks=self.kernel)
         root = first if tree is None else first - (tree.sees.shape[2] - tokens.shape[1])  # column of entry 0
@@ -291,14 +319,13 @@ class CachedModel(Target):
         if self.recurrence is not None:
             assert tree is None, "a recurrent model reads chains"
             return self.vocabulary.fit(self.recurrence.logits(self, words, slots, positions, visible, row, keep_logits))
+        places = TokenPlaces(slots, positions, root, visible, tree)
         if self.encoder is not None:
-            call = (positions, root, visible, tree, row, self.cache, self.mask, slots)
-            logits = self.encoder.logits(self.module, words, *call)
+            logits = self.encoder.logits(self.module, words, places, self.mask, row, self.cache)
             return self.vocabulary.fit(self.suppress(logits, positions) if suppressing else logits)
         if self.kernel:
             seen = kernel_attention.arguments(self, tokens, first, tree)
         else:
-            seen = {"attention_mask": self.mask(slots, root, visible, tree)}
-        seen |= {"past_key_values": self.cache}
-        logits = self.decoder.logits(self.module, words, positions, root, visible, tree, keep_logits, seen)
-        return self.vocabulary.fit(logits)
+            seen = {"attention_mask": self.mask(places)}
+        seen["past_key_values"] = self.cache
+        return self.vocabulary.fit(self.decoder.logits(self.module, words, places, seen, keep_logits))

@@ -18,7 +18,7 @@ from specbench.cache.static import StaticCache
 from specbench.decoding.token_tree import Tree, static_tree
 from specbench.errors import ConfigError, first_line
 from specbench.kernels import has_triton
-from specbench.models.attention_mask import recurrent_kinds, seen_columns
+from specbench.models.attention_mask import TokenPlaces, recurrent_kinds
 
 log = logging.getLogger(__name__)
 NAME = "specbench"  # of the attention function in transformers
@@ -109,10 +109,10 @@ def plain_attention(
     slots = (seen.first[:, None] + torch.arange(N, device=query.device)).clamp(min=0)
     tree = None if seen.sees is None or seen.depth is None else Tree(seen.depth, seen.sees)
     root = seen.first if tree is None else seen.first - (tree.sees.shape[2] - N)
-    mask = seen_columns(slots, root, k.shape[2], tree)
+    positions = slots if tree is None else root[:, None] + tree.depth
+    mask = TokenPlaces(slots, positions, root, k.shape[2], tree).seen
     if window is not None:
-        places = slots if tree is None else root[:, None] + tree.depth
-        mask = mask & (torch.arange(k.shape[2], device=query.device) > places[:, :, None] - window)
+        mask = mask & (torch.arange(k.shape[2], device=query.device) > positions[:, :, None] - window)
     scores = (query.float() @ k.mT * scale).masked_fill(~mask[:, None], -torch.inf)
     return (scores.softmax(-1) @ v).transpose(1, 2)
 
@@ -186,7 +186,8 @@ def worst_error(model: Any) -> float:
                 model.forward(ids[:, begin:end], first, ids.shape[1], tree=shape, keep_logits=1)
             return float(torch.stack(model.kernel_errors).max())
     finally:
-        model.cache, model.kernel_errors = None, None
+        model.free()
+        model.kernel_errors = None
 
 
 def _kept(attention: str, name: str, reason: str | None) -> bool:

@@ -17,8 +17,7 @@ from specbench.decoding.rows import Rows, all_rows, seen_tokens
 from specbench.decoding.state import Job, State
 from specbench.decoding.token_tree import Levels, Tree, pack, static_tree, tree_of
 from specbench.decoding.transfers import constant, upload
-from specbench.models.cached_model import CachedModel
-from specbench.models.head_input import head_inputs
+from specbench.models.cached_model import CachedModel, head_inputs
 
 
 class LanguageModel(CachedModel):

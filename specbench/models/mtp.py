@@ -18,7 +18,7 @@ from specbench.decoding.model import READ_CHUNK
 from specbench.decoding.rows import Rows
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.state import Job, State
-from specbench.models.head_input import head_inputs
+from specbench.models.cached_model import head_inputs
 from specbench.models.language_model import LanguageModel
 
 

@@ -43,7 +43,7 @@ class BorrowedCache(LanguageModel):
         """Takes the owner's cache in its present state."""
         self.cache, self.cached = self.owner.cache, list(self.owner.cached)
         if self.encoder is not None and self.owner.encoder is not None:
-            self.encoder.borrow(self.owner.encoder)
+            self.encoder.inputs = self.owner.encoder.inputs
 
 
 def first_layers(module: PreTrainedModel, count: int) -> PreTrainedModel:
