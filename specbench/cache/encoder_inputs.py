@@ -80,8 +80,7 @@ class EncoderInputs(Cache):
         self.seen[row, :length] = True
 
     def place(self, count: int, row: int | None) -> Tensor:
-        """Chooses the rows of the next forward: the first `count`, or only `row`. Returns the columns that each sees,
-        [b, visible] bool."""
+        """Chooses a forward's rows: the first `count`, or only `row`. Returns the columns that they see [b, visible]."""
         self.span = slice(0, count) if row is None else slice(row, row + 1)
         return self.seen[self.span, : self.visible]
 
@@ -97,8 +96,7 @@ class EncoderInputs(Cache):
         return sum(stored.nbytes for stored in self.stored)
 
     def tensors(self) -> list[Tensor]:
-        """The keys and values [B, heads, S, head size] of each layer, and what is seen [B, S]; empty before the first
-        input."""
+        """Keys and values [B, heads, S, head size] by layer, and what is seen [B, S]; empty before the first input."""
         return [*self.stored, self.seen] if self.stored else []
 
     def hold(self, tensors: Sequence[Tensor]) -> None:

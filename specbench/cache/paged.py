@@ -47,8 +47,7 @@ class Blocks:
         return block
 
     def drop(self, block: int) -> None:
-        """Removes a reference; the last one frees the block, but its content can still be found. Raises RuntimeError if
-        nothing refers to it."""
+        """Removes a reference; the last one frees the block. Raises RuntimeError if nothing refers to it."""
         if self.holders[block] <= 0:
             raise RuntimeError(f"cache block {block} was freed twice")
         self.holders[block] -= 1
@@ -67,8 +66,7 @@ class Blocks:
 
 
 def full_blocks(tokens: Sequence[int], size: int) -> Iterator[bytes]:
-    """The digest of the prompt up to the end of each full block of `size` tokens, without the last token, which is
-    never cached."""
+    """The digest of the prompt up to the end of each full block, without the last token, which is never cached."""
     digest = hashlib.sha256()
     for begin in range(0, len(tokens) - size, size):
         digest.update(array("q", tokens[begin : begin + size]).tobytes())

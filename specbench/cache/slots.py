@@ -83,15 +83,13 @@ class SlotCache(Component, Cache):
         return self.numbers.setdefault(part, len(self.numbers))
 
     def stored(self, layer_idx: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """A layer's tensors of keys and values, in the backend's own shapes, made for the new keys and values [b,
-        heads, n, head size] if they are not there: head sizes are known only then."""
+        """A layer's tensors, made for new keys and values [b, heads, n, head size], whose sizes are known only then."""
         if 2 * layer_idx == len(self.pools):
             self.pools += [self.empty(new) for new in (keys, values)]
         return self.pools[2 * layer_idx], self.pools[2 * layer_idx + 1]
 
     def empty(self, new: Tensor) -> Tensor:
-        """A layer's keys or values for all rows, with the heads, head size and dtype of new ones [b, heads, n, head
-        size]."""
+        """A layer's keys or values for all rows, with heads, head size and dtype of new [b, heads, n, head size]."""
         return new.new_zeros(self.rows, new.shape[1], self.capacity, new.shape[3])
 
     def tensors(self) -> list[Tensor]:
@@ -166,16 +164,14 @@ class SlotCache(Component, Cache):
         """Frees a row: its request has ended."""
 
     def keep(self, every: bool) -> None:
-        """Called when rows may be rolled back to what they hold now or, if `every`, after any of the next forwards.
-        Columns can always be."""
+        """Rows may be rolled back to what they hold now or, if `every`, after any next forward; columns always may."""
 
     def point_before(self, row: int, length: int) -> int:
         """The largest length up to `length` to which `truncate` can cut a row."""
         return length
 
     def reopen(self) -> None:
-        """Frees all rows, as `clear`, but a request with a prompt that is still there may find it (`admit`). Backends
-        that cannot tell forget everything."""
+        """As `clear`, but a backend may let a request with a prompt that is still there find it (`admit`)."""
         self.clear()
 
     def clear(self) -> None:

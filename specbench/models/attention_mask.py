@@ -1,5 +1,4 @@
-"""Attention masks: which cache columns each new token of a forward sees (ragged rows, trees, sliding windows,
-chunks).
+"""Attention masks: which cache columns each new token of a forward sees (ragged rows, trees, windows, chunks).
 
 b rows, N new tokens, T columns that they see, M entries of a tree.
 """
@@ -78,15 +77,13 @@ class AttentionMask:
         return masks if len(masks) > 1 else next(iter(masks.values()))
 
     def by_kind(self, slots: Tensor, visible: int) -> dict[str, Any]:
-        """The mask [b, 1, N, visible] of each kind of layer that attends, for new tokens of chains in columns slots
-        [b, N]."""
+        """The mask [b, 1, N, visible] of each kind of attending layer, for tokens of chains in columns slots [b, N]."""
         columns, positions = torch.arange(visible, device=slots.device), slots[:, :, None]
         masks = self._of_kinds({*ATTENDING.values()}, columns <= positions, columns, positions)
         return {kind: masks[own] for kind, own in ATTENDING.items()}
 
     def _of_kinds(self, kinds: set[str], seen: Tensor, there: Tensor, positions: Tensor) -> dict[str, Any]:
-        """The mask of layers of each kind for tokens at positions [b, N, 1], which see columns seen [b, N, T] at
-        positions `there` as far as distance does not decide it."""
+        """The mask of each kind for tokens at positions [b, N, 1]: of columns seen [b, N, T] the near ones."""
         found = {}
         for kind in kinds:
             near = seen
@@ -138,16 +135,10 @@ def sliding_window(config: PretrainedConfig) -> int | None:
     return window if uses else None
 
 
-def recurrent_kinds(config: PretrainedConfig) -> set[str]:
-    """The kinds of a model's layers that carry a state."""
-    return RECURRENT & set(getattr(config, "layer_types", None) or [])
-
-
 def refuse_unknown_kinds(config: PretrainedConfig, name: str) -> None:
     """Raises ConfigError if a model has layers of a kind that is neither attention nor known to keep a state."""
     own = config if config.is_encoder_decoder else config.get_text_config()
     unknown = set(getattr(own, "layer_types", None) or []) - {*ATTENTION, *ATTENDING, *RECURRENT, *OTHERS}
     if unknown:
-        raise ConfigError(
-            f"{name} has layers of kind {', '.join(sorted(unknown))}, which are not known: give another model"
-        )
+        kinds = ", ".join(sorted(unknown))
+        raise ConfigError(f"{name} has layers of kind {kinds}, which are not known: give another model")

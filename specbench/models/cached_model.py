@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import Any, Protocol, Self
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel
 
 from specbench.cache.slots import SlotCache
@@ -23,7 +23,7 @@ from specbench.decoding.sampling import Sampling
 from specbench.decoding.state import Job
 from specbench.decoding.token_tree import Tree
 from specbench.models import kernel_attention
-from specbench.models.architecture import context_of, family_of
+from specbench.models.architecture import context_of, family_of, stops_of
 from specbench.models.attention_mask import AttentionMask, TokenPlaces, refuse_unknown_kinds
 from specbench.models.encoder_decoder import Encoder, not_applied
 from specbench.models.flops import chosen_by_token, expert_layers, per_token
@@ -41,25 +41,6 @@ class Listener(Protocol):
         """The target's cache was emptied: no prompt that was heard of is read on."""
 
 
-@contextmanager
-def head_inputs(module: PreTrainedModel, select: Callable[[Tensor], Tensor] | None = None) -> Iterator[list[Tensor]]:
-    """Yields a list to which each forward inside this context appends the inputs [B, N, H] of the model's output
-    matrix: its last hidden states. With `select` the matrix multiplies only what it returns of them, [B, K, H], unless
-    the executor computes all logits in one program."""
-    found: list[Tensor] = []
-
-    def note(_: Any, given: tuple[Tensor, ...]) -> tuple[Tensor] | None:
-        found.append(given[0])
-        return None if select is None else (select(given[0]),)
-
-    head: Any = module.get_output_embeddings()
-    hook = head.register_forward_pre_hook(note)
-    try:
-        yield found
-    finally:
-        hook.remove()
-
-
 class CachedModel(Target):
     """A model of transformers, its tokenizer, its sampling, and a cache with rows that requests enter and leave."""
 
@@ -67,23 +48,13 @@ class CachedModel(Target):
     cache: SlotCache  # from `allocate` on
 
     def __init__(
-        self,
-        module: PreTrainedModel,
-        tokenizer: Any,
-        *,
-        name: str,
-        sampling: Sampling,
-        new_cache: Callable[[int, int], SlotCache],
-        executor: Executor,
-        chat_template: bool = False,
-        vocab_size: int | None = None,
-        exact: bool = True,
-        attention: str = "auto",
+        self, module: PreTrainedModel, tokenizer: Any, *, name: str, sampling: Sampling,
+        new_cache: Callable[[int, int], SlotCache], executor: Executor, chat_template: bool = False,
+        vocab_size: int | None = None, exact: bool = True, attention: str = "auto",
         new_encoder: Callable[[Any, str], Encoder] | None = None,
-    ):
-        """`vocab_size` is V if it is not the module's: the target's, for a drafter's model. `exact` is for the
-        executor, see `Executor.load`; `attention` is one of `kernel_attention.CHOICES`; `new_encoder` is
-        given if the encoder does not read text, see `Family.encoder`."""
+    ):  # fmt: skip
+        """`vocab_size` is V if it is not the module's: the target's, for a drafter's model. `exact` is that of
+        `Executor.load`, `attention` one of `kernel_attention.CHOICES`, `new_encoder` that of `Family.encoder`."""
         self.tokenizer, self.name = tokenizer, name
         self.sampling, self.new_cache, self.chat_template = sampling, new_cache, chat_template
         self.config: PretrainedConfig = module.config.get_text_config()
@@ -105,6 +76,8 @@ class CachedModel(Target):
         self.weight_bytes = executor.stored(self.module).held
         self.weight_count = sum(1 for each in (self.module.parameters(), self.module.buffers()) for _ in each)
         self.operations_per_token, self.step_bytes = per_token(self.module, executor)
+        self.expert_layers = expert_layers(self.module)  # of a mixture of experts
+        self.experts_by_token = chosen_by_token(self.config)  # of a layer; None without experts
         self.cached: list[int] = []
         self.listener: Listener | None = None
 
@@ -136,8 +109,7 @@ class CachedModel(Target):
             self.encoder.inputs.hold(tensors[count:])
 
     def shared(self, sampling: Sampling, new_cache: Callable[[int, int], SlotCache], executor: Executor) -> Self:
-        """A model of the same weights with its own sampling and cache. `executor` must be of the same kind and settings
-        as the one that loaded them, and know of it (`Executor.share`)."""
+        """A model of the same weights with its own sampling and cache, run by an `executor` that shares them."""
         model = copy.copy(self)
         model.sampling, model.new_cache, model.executor = sampling, new_cache, executor
         model.free()
@@ -176,11 +148,11 @@ class CachedModel(Target):
         return 0 if self.encoder is None else self.encoder.forced
 
     def features(self, source: Any) -> Features | None:
-        """What its encoder reads of a prompt that is no text, `Prompt.sound`; None if it reads tokens."""
+        """See `Encoder.features`."""
         return None if self.encoder is None else self.encoder.features(source)
 
     def length(self, positions: int) -> str:
-        """The length of a prompt in words, from the number of its tokens or of its encoder's positions."""
+        """See `Encoder.length`."""
         return f"{positions} tokens" if self.encoder is None else self.encoder.length(positions)
 
     def suppress(self, logits: Tensor, positions: Tensor) -> Tensor:
@@ -195,24 +167,11 @@ class CachedModel(Target):
     def input_context(self) -> int:
         return 0 if self.encoder is None else self.encoder.context
 
-    @property
-    def expert_layers(self) -> Sequence[nn.Module]:
-        """The layers of experts of a mixture-of-experts model; none of others."""
-        return expert_layers(self.module)
-
-    @property
-    def experts_by_token(self) -> int | None:
-        """How many experts of a layer each token has; None without experts."""
-        return chosen_by_token(self.config)
-
     @cached_property
     def stop_tokens(self) -> list[int]:
         """End-of-sequence ids of the generation config, the config and the tokenizer."""
-        ids: set[int] = set()
-        for source in (getattr(self.module, "generation_config", None), self.config, self.tokenizer):
-            found = getattr(source, "eos_token_id", None)
-            ids.update(found if isinstance(found, list) else [] if found is None else [found])
-        return sorted(ids)
+        sources = (getattr(self.module, "generation_config", None), self.config, self.tokenizer)
+        return sorted({token for source in sources for token in stops_of(source)})
 
     def cache_bytes(self) -> int:
         return self.cache.bytes() + (0 if self.encoder is None else self.encoder.inputs.bytes())
@@ -257,8 +216,8 @@ class CachedModel(Target):
         self.cached[row] = self.cache.admit(row, self._sharable(job.tokens), columns)
 
     def _sharable(self, prompt: Sequence[int]) -> Sequence[int]:
-        """The tokens of a prompt whose keys and values a row with the same beginning may use too. Those of a decoder
-        depend on the encoder's input; and a listener has to hear of every token."""
+        """The tokens of a prompt whose keys and values other rows may use too. Those of a decoder depend on the
+        encoder's input, and a listener has to hear of every token."""
         return prompt if self.encoder is None and self.listener is None else prompt[:1]
 
     def encode(self, row: int, job: Job) -> bool:
@@ -278,8 +237,7 @@ class CachedModel(Target):
             self.encoder.inputs.release(row)
 
     def make_room(self, starts: Sequence[int], width: int, active: Sequence[bool] | None = None) -> int:
-        """Rolls the cache back to `starts`, so that `width` tokens can follow in the active rows. Returns the number of
-        columns that attention sees."""
+        """Rolls back to `starts`, so that `width` tokens can follow in active rows; returns the columns seen."""
         on = active or [True] * len(starts)
         self.cached = [max(0, s) if a else c for s, c, a in zip(starts, self.cached, on, strict=True)]
         self.cache.truncate(self.cached)
@@ -288,23 +246,24 @@ class CachedModel(Target):
         self.cached = [s + width if a else c for s, c, a in zip(starts, self.cached, on, strict=True)]
         return self.columns_seen(max(starts) + width)
 
+    def make_row(self, row: int, begin: int, end: int) -> int:
+        """Rolls one row back to `begin`, so that tokens up to end - 1 can follow; returns the columns that are seen."""
+        self.cached[row] = begin
+        self.cache.truncate(self.cached)
+        self.cache.reserve([end if other == row else 0 for other in range(self.cache.rows)])
+        return self.columns_seen(end)
+
     def columns_seen(self, needed: int) -> int:
-        """The number of leading columns that a forward is told of, if `needed` are filled. The kernel reads on the
-        device how many there are, so it is told of all: one shape serves every length."""
+        """The number of leading columns that a forward is told of, if `needed` are filled: all, for the kernel, which
+        reads on the device how many there are, so that one shape serves every length."""
         if self.kernel and self.cache.fixed_shapes:
             return self.cache.capacity
         return self.executor.columns(needed, self.cache.capacity)
 
     def forward(
-        self,
-        tokens: Tensor,
-        first: Tensor,
-        visible: int,
-        row: int | None = None,
-        tree: Tree | None = None,
-        keep_logits: int = 0,
-        suppressing: bool = True,
-    ) -> Tensor:
+        self, tokens: Tensor, first: Tensor, visible: int, row: int | None = None, tree: Tree | None = None,
+        keep_logits: int = 0, suppressing: bool = True,
+    ) -> Tensor:  # fmt: skip
         """Logits [b, N, V] (only the last `keep_logits` if not 0) of tokens [b, N], or of their embeddings [b, N, H],
         at positions first[b], first[b] + 1, ... or, in a tree, by depth; first [b]. Tokens at negative positions must
         be the one at position 0, which is then read several times. Unless `suppressing`, they are the module's own,

@@ -12,9 +12,8 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
-from transformers import Cache, DynamicCache, EncoderDecoderCache, PretrainedConfig, PreTrainedModel
+from transformers import Cache, DynamicCache, EncoderDecoderCache, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput
-from transformers.models.auto.modeling_auto import MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES
 
 from specbench.cache.encoder_inputs import EncoderInputs
 from specbench.decoding.encoder_input import EncoderInput, Features
@@ -76,8 +75,7 @@ class Encoder:
         self.suppressed = suppressed_by(self.module, len(start))
 
     def allocate(self, rows: int, columns: Callable[[int], int], fixed_shapes: bool) -> None:
-        """Makes room for the inputs of `rows` rows, and forgets those that were read. `columns` rounds up how many
-        columns are stored."""
+        """Makes room for inputs, and forgets those that were read. `columns` rounds up how many are stored."""
         inputs = getattr(self, "inputs", None)  # an executor that compiles after its warm-up fixes shapes then
         if inputs is None or inputs.rows != rows or not fixed_shapes or not inputs.fixed_shapes:
             columns = columns if self.pads_inputs else int
@@ -118,8 +116,7 @@ class Encoder:
 
 
 def encoder_words(module: PreTrainedModel, read: EncoderInput, rows: int = 1) -> dict[str, Tensor]:
-    """What the encoder of a module is called with, to read an input in each of `rows` rows: ids [rows, S], or features
-    [rows, F, frames]."""
+    """What an encoder is called with to read an input in `rows` rows: ids [rows, S], or features [rows, F, frames]."""
     if isinstance(read, Features):
         values = torch.from_numpy(read.values).to(module.device, module.dtype)
         return {"input_features": values.expand(rows, -1, -1)}
@@ -127,8 +124,7 @@ def encoder_words(module: PreTrainedModel, read: EncoderInput, rows: int = 1) ->
 
 
 def refuse_decoder(module: Any, name: str) -> None:
-    """Raises ConfigError if a token's law depends on more than its text and input, or if the decoder has positions of a
-    kind that cannot be set for each row."""
+    """Raises ConfigError if a token's law depends on more than text and input, or positions cannot be set by row."""
     config = module.config
     if getattr(config, "expert_capacity", None) is not None:
         raise ConfigError(
@@ -169,8 +165,7 @@ def impossible(logits: Tensor, tokens: Sequence[int]) -> Tensor:
 
 
 def start_of(module: Any, name: str) -> list[int]:
-    """The tokens that the decoder's text begins with: the start token, and the token that generate() forces after it.
-    Raises ConfigError."""
+    """The start token, and the token that generate() forces after it. Raises ConfigError."""
     options = module.generation_config
     start = options.decoder_start_token_id
     start = options.bos_token_id if start is None else start
@@ -202,8 +197,3 @@ def not_applied(module: Any) -> list[str]:
              if getattr(options, key, None) not in plain]  # fmt: skip
     longer = [words for words in options.bad_words_ids or [] if len(words) > 1]
     return found + [f"bad_words_ids={longer}"] * bool(longer)
-
-
-def reads_text(config: PretrainedConfig) -> bool:
-    """Whether transformers has an encoder-decoder of text with this configuration."""
-    return config.model_type in MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES

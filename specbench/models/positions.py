@@ -91,8 +91,7 @@ class Decoder:
         self.patched = counted if self.counts_positions else given
 
     def obstacle(self, executor: Executor) -> str | None:
-        """Why an executor cannot run the module: what it has traced does not change with positions that are not
-        arguments."""
+        """Why an executor cannot run it: what is traced does not change with positions that are no arguments."""
         possible = executor.runs_encoders and not (executor.compiles and self.counts_positions)
         if self.patched is not None and not possible:
             return "its positions are no arguments of its forward: choose executor=auto or eager"
