@@ -80,7 +80,7 @@ class EncoderInputs(Cache):
         self.seen[row, :length] = True
 
     def place(self, count: int, row: int | None) -> Tensor:
-        """Chooses a forward's rows: the first `count`, or only `row`. Returns the columns that they see [b, visible]."""
+        """Chooses a forward's rows: the first `count`, or only `row`. Returns the columns they see [b, visible]."""
         self.span = slice(0, count) if row is None else slice(row, row + 1)
         return self.seen[self.span, : self.visible]
 
