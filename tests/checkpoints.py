@@ -30,14 +30,23 @@ def checkpoint(folder: Path, **changes) -> Path:
     return folder
 
 
+def edited(name, change):
+    """Replaces the values in a JSON file by what a function makes of them, or leaves in place."""
+
+    def edit(folder):
+        values = json.loads((folder / name).read_text())
+        (folder / name).write_text(json.dumps(change(values) or values))
+
+    return edit
+
+
 def config(**changes):
     """Changes values of config.json; a value of ... is taken out."""
+    return edited("config.json", lambda values: {k: v for k, v in (values | changes).items() if v is not ...})
 
-    def change(folder):
-        values = json.loads((folder / "config.json").read_text()) | changes
-        (folder / "config.json").write_text(json.dumps({k: v for k, v in values.items() if v is not ...}))
 
-    return change
+def edit_tokenizer(change):
+    return edited("tokenizer.json", change)
 
 
 def tensors(change, file=WEIGHTS):
@@ -51,30 +60,35 @@ def tensors(change, file=WEIGHTS):
     return changed
 
 
+def pop(name):
+    return tensors(lambda state: state.pop(name))
+
+
+def put(name, index, value):
+    return tensors(lambda state: state[name].view(-1)[index].fill_(value))
+
+
 def content(name, text):
     """Writes a file."""
-
-    def write(folder):
-        (folder / name).write_bytes(text if isinstance(text, bytes) else text.encode())
-
-    return write
+    return lambda folder: (folder / name).write_bytes(text if isinstance(text, bytes) else text.encode())
 
 
 def cut(name, share):
     """Keeps the first part of a file."""
 
     def shorten(folder):
-        (folder / name).write_bytes((folder / name).read_bytes()[: int(share * (folder / name).stat().st_size)])
+        whole = (folder / name).read_bytes()
+        (folder / name).write_bytes(whole[: int(share * len(whole))])
 
     return shorten
 
 
 def without(*names):
-    def remove(folder):
-        for name in names:
-            (folder / name).unlink()
+    return lambda folder: [(folder / name).unlink() for name in names]
 
-    return remove
+
+def then(*changes):
+    return lambda folder: [change(folder) for change in changes]
 
 
 def other(**shape):
@@ -103,30 +117,6 @@ def binary(change=lambda state: state):
         torch.save(state, folder / "pytorch_model.bin")
 
     return write
-
-
-def then(*changes):
-    return lambda folder: [change(folder) for change in changes]
-
-
-def pop(name):
-    return tensors(lambda state: state.pop(name))
-
-
-def put(name, index, value):
-    def change(state):
-        state[name].view(-1)[index] = value
-
-    return tensors(change)
-
-
-def edit_tokenizer(change):
-    def edit(folder):
-        values = json.loads((folder / "tokenizer.json").read_text())
-        change(values)
-        (folder / "tokenizer.json").write_text(json.dumps(values))
-
-    return edit
 
 
 class Harmful:

@@ -181,7 +181,7 @@ def another(model: LanguageModel) -> LanguageModel:
     """A copy that makes a cache of its own. It has the same weights, but a tabular model's has another table, so that
     q's that stand at each other's place are seen."""
     twin = copy(model)
-    twin._cache = None
+    twin.free()
     if isinstance(model.module, TabularMarkov):
         table = model.module.output.weight.unflatten(0, (-1, model.own_vocab_size))
         other = by_class(random_table(model.own_vocab_size, seed=6)).to(table.device)

@@ -16,6 +16,9 @@ class DynamicCache(SlotCache):
     fixed_shapes = False
     layers: list[Any]
 
+    def __len__(self) -> int:
+        return len(self.layers)
+
     def stored(self, layer_idx: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         if layer_idx == len(self.layers):
             self.layers.append(DynamicLayer())

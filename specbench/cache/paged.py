@@ -47,8 +47,7 @@ class Blocks:
         return block
 
     def drop(self, block: int) -> None:
-        """Removes a reference; the last one frees the block, but its content can still be found. Raises RuntimeError if
-        nothing refers to it."""
+        """Removes a reference; the last one frees the block. Raises RuntimeError if nothing refers to it."""
         if self.holders[block] <= 0:
             raise RuntimeError(f"cache block {block} was freed twice")
         self.holders[block] -= 1
@@ -67,8 +66,7 @@ class Blocks:
 
 
 def full_blocks(tokens: Sequence[int], size: int) -> Iterator[bytes]:
-    """The digest of the prompt up to the end of each full block of `size` tokens, without the last token, which is
-    never cached."""
+    """The digest of the prompt up to the end of each full block, without the last token, which is never cached."""
     digest = hashlib.sha256()
     for begin in range(0, len(tokens) - size, size):
         digest.update(array("q", tokens[begin : begin + size]).tobytes())
@@ -94,7 +92,6 @@ class PagedCache(SlotCache):
         self.blocks = Blocks(blocks or rows * self.width)
         self.held: list[list[int]] = [[] for _ in range(rows)]
         self.promised = [0] * rows  # the most blocks that each admitted row will hold
-        self.pools: list[Tensor] = []
         self.table = torch.full((rows, self.width), NOBODY)
 
     @classmethod
@@ -104,9 +101,6 @@ class PagedCache(SlotCache):
     @classmethod
     def columns_in_all(cls, settings: Settings, rows: int, columns: int) -> int:
         return ((settings.blocks or rows * -(-columns // settings.block_size)) + 1) * settings.block_size
-
-    def __len__(self) -> int:
-        return len(self.pools) // 2
 
     # -- Accounting, on the host ----------------------------------------------------------------
 
@@ -147,8 +141,7 @@ class PagedCache(SlotCache):
                 self._own_last(row)
 
     def _own_last(self, row: int) -> None:
-        """Gives the row a copy of its partly filled last block if other rows share it, because it will be written
-        to."""
+        """Gives the row a copy of its partly filled last block, which will be written to, if other rows share it."""
         block = self.held[row][-1]
         if self.blocks.holders[block] > 1:
             own = self.held[row][-1] = self.blocks.take()
@@ -173,11 +166,9 @@ class PagedCache(SlotCache):
 
     def _cut(self, row: int, keep: int) -> None:
         """Drops the row's blocks after the first `keep`."""
-        surplus = self.held[row][keep:]
-        if surplus:
-            self.held[row] = self.held[row][:keep]
-            for block in reversed(surplus):
-                self.blocks.drop(block)
+        if len(self.held[row]) > keep:
+            while len(self.held[row]) > keep:
+                self.blocks.drop(self.held[row].pop())
             self._write_table(row)
 
     def _write_table(self, row: int) -> None:
@@ -197,7 +188,7 @@ class PagedCache(SlotCache):
             self.columns = self._where(table, columns.expand(len(table), -1))  # [b, visible], indices into the pool
 
     def block_table(self) -> Tensor:
-        return self.table[: len(self.slots)] if self.row is None else self.table[self.row : self.row + 1]
+        return self.table[self.span]
 
     def blocks_of(self, stored: Tensor) -> Tensor:
         """A view [blocks, heads, block size, head size] of stored [(blocks + 1) * block size, heads, head size]."""
@@ -208,13 +199,8 @@ class PagedCache(SlotCache):
         block = table.gather(1, (columns // self.block_size).clamp(max=self.width - 1))
         return block * self.block_size + columns % self.block_size
 
-    def stored(self, layer_idx: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        if 2 * layer_idx == len(self.pools):  # head sizes are known only now
-            for new in (keys, values):
-                shape = ((self.blocks.count + 1) * self.block_size, new.shape[1], new.shape[3])
-                self.pools.append(new.new_zeros(shape))
-        found, values_found = self.pools[2 * layer_idx : 2 * layer_idx + 2]
-        return found, values_found
+    def empty(self, new: Tensor) -> Tensor:
+        return new.new_zeros((self.blocks.count + 1) * self.block_size, new.shape[1], new.shape[3])
 
     def write(self, stored: Tensor, new: Tensor) -> None:
         stored.index_copy_(0, self.targets.flatten(), new.transpose(1, 2).flatten(0, 1))
@@ -222,9 +208,6 @@ class PagedCache(SlotCache):
     def read(self, stored: Tensor) -> Tensor:
         found = stored[self.columns].transpose(1, 2)  # [b, heads, visible, head size]
         return found.contiguous() if self.contiguous else found
-
-    def bytes(self) -> int:
-        return sum(pool.nbytes for pool in self.pools)
 
     def column_bytes(self) -> float:
         return sum(pool[:1].nbytes for pool in self.pools)

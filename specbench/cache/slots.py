@@ -7,8 +7,7 @@ would have taken. B rows, b of them in a forward, N new tokens, T columns.
 """
 
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -30,7 +29,8 @@ class SlotCache(Component, Cache):
         self.rows, self.capacity = rows, columns
         self.slots = torch.empty(0)  # [b, N], columns of the tokens being forwarded
         self.visible = 0  # columns that attention reads
-        self.row: int | None = None  # the only row being forwarded, or None for the first b
+        self.span = slice(0, 0)  # the rows of the forward
+        self.pools: list[Tensor] = []  # keys and values of each layer in turn, in the backend's own shapes
         self.numbers: dict[Any, int] = {}  # of the parts of the model that store something
         self.contiguous = False  # whether the model's attention needs the visible columns in one piece
         self.in_blocks = False  # whether `update` returns blocks of columns instead of the visible ones
@@ -45,20 +45,25 @@ class SlotCache(Component, Cache):
         """The number of columns that such a cache has memory for, all rows together."""
         return rows * columns
 
+    def __len__(self) -> int:
+        return len(self.pools) // 2
+
+    # -- A forward ------------------------------------------------------------------------------
+
     def place(self, slots: Tensor, visible: int, row: int | None = None, in_blocks: bool = False) -> None:
         """Sets the columns slots [b, N] that the next forward writes, and the number `visible` of leading columns that
         it sees; `row` is the only row of the forward, None for the first b. With `in_blocks` attention reads the
         columns where they are stored, through `block_table`. Raises ValueError if they are too many."""
         if not torch.compiler.is_compiling() and visible > self.capacity:
             raise ValueError(f"the cache holds {self.capacity} columns, {visible} are needed")
-        self.slots, self.visible, self.row, self.in_blocks = slots, visible, row, in_blocks
+        self.slots, self.visible, self.in_blocks = slots, visible, in_blocks
+        self.span = slice(0, len(slots)) if row is None else slice(row, row + 1)
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        """Stores a layer's new keys [b, heads, N, head size] and values [b, heads, N, head size]; returns all visible
-        keys [b, heads, visible, head size] and values [b, heads, visible, head size] or, `in_blocks`, all that there
-        are in the layer, [blocks, heads, block size, head size]."""
+        """Stores a layer's new keys and values [b, heads, N, head size]; returns all visible ones [b, heads, visible,
+        head size] or, `in_blocks`, all that there are in the layer, [blocks, heads, block size, head size]."""
         keys, values = self.stored(self._number(layer_idx), key_states, value_states)
         self.write(keys, key_states)
         self.write(values, value_states)
@@ -77,20 +82,37 @@ class SlotCache(Component, Cache):
         """Where the tensors of a part of the model are stored: parts are numbered in the order of their first calls."""
         return self.numbers.setdefault(part, len(self.numbers))
 
-    @abstractmethod
     def stored(self, layer_idx: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """A layer's tensors of keys and values, in the backend's own shapes. Makes them, and the columns that are
-        missing, with the heads, head size and dtype of the new keys [b, heads, n, head size] and values [b, heads, n,
-        head size]."""
+        """A layer's tensors, made for new keys and values [b, heads, n, head size], whose sizes are known only then."""
+        if 2 * layer_idx == len(self.pools):
+            self.pools += [self.empty(new) for new in (keys, values)]
+        return self.pools[2 * layer_idx], self.pools[2 * layer_idx + 1]
+
+    def empty(self, new: Tensor) -> Tensor:
+        """A layer's keys or values for all rows, with heads, head size and dtype of new [b, heads, n, head size]."""
+        return new.new_zeros(self.rows, new.shape[1], self.capacity, new.shape[3])
+
+    def tensors(self) -> list[Tensor]:
+        """Every tensor that a forward reads or writes, in a fixed order, in the backend's own shapes."""
+        return list(self.pools)
+
+    def hold(self, tensors: Sequence[Tensor]) -> None:
+        """Uses these tensors, with the order and shapes of `tensors()`, in place of the present ones."""
+        self.pools = list(tensors)
 
     def write(self, stored: Tensor, new: Tensor) -> None:
         """Writes new [b, heads, N, head size] into stored [B, heads, T, head size] at the placed columns."""
         slots = self.slots if self.slots.device == stored.device else self.slots.to(stored.device)  # device_map=auto
-        write_columns(self._rows(stored), slots, new)
+        own = stored[self.span]
+        if own.shape[0] == 1:
+            own.index_copy_(2, slots[0], new)
+        else:
+            rows, heads = (torch.arange(n, device=slots.device) for n in own.shape[:2])
+            own[rows[:, None, None], heads[None, :, None], slots[:, None, :]] = new
 
     def read(self, stored: Tensor) -> Tensor:
         """The visible columns [b, heads, visible, head size] of stored [B, heads, T, head size]."""
-        return self._rows(stored)[:, :, : self.visible]
+        return stored[self.span, :, : self.visible]
 
     def blocks_of(self, stored: Tensor) -> Tensor:
         """A view [blocks, heads, block size, head size] of stored [B, heads, T, head size]: a block for each row."""
@@ -98,45 +120,31 @@ class SlotCache(Component, Cache):
 
     def block_table(self) -> Tensor:
         """[b, width]: for each row of the forward, the numbers of the blocks that hold its columns, in order."""
-        rows = (0, len(self.slots)) if self.row is None else (self.row, self.row + 1)
-        return constant(torch.arange)(*rows, device=self.slots.device)[:, None]
-
-    def _rows(self, stored: Tensor) -> Tensor:
-        return stored[: len(self.slots)] if self.row is None else stored[self.row : self.row + 1]
-
-    @abstractmethod
-    def truncate(self, lengths: Sequence[int]) -> None:
-        """Forgets everything at and beyond column lengths[b] in row b."""
-
-    def bytes(self) -> int:
-        """Bytes that keys and values occupy now."""
-        return sum(t.nbytes for t in self.tensors())
-
-    def column_bytes(self) -> float:
-        """Bytes of one column of one row, all layers."""
-        return sum(t[:1, :, :1].nbytes for t in self.tensors())
-
-    @abstractmethod
-    def tensors(self) -> list[Tensor]:
-        """Every tensor that a forward reads or writes, in a fixed order. Their shape depends on the backend:
-        [B, heads, T, head size] or a pool."""
-
-    @abstractmethod
-    def hold(self, tensors: Sequence[Tensor]) -> None:
-        """Uses these tensors, with the order and shapes of `tensors()`, in place of the present ones."""
+        return constant(torch.arange)(self.span.start, self.span.stop, device=self.slots.device)[:, None]
 
     def commit(self, path: Tensor, base: Tensor) -> None:
-        """Moves the accepted path of a tree to consecutive columns.
-
-        path [B, P] holds the node indices of the path in order, base [B] the column of node 0. A path shorter than P
-        repeats any node, since everything beyond a row's length is forgotten.
-        """
+        """Moves the accepted path of a tree to consecutive columns: path [B, P] holds its node indices in order, base
+        [B] the column of node 0. A shorter path repeats any node: columns beyond a row's length are forgotten."""
         source = base[:, None] + path
         target = base[:, None] + torch.arange(path.shape[1], device=path.device)
         for stored in self.tensors():
             shape = (-1, stored.shape[1], -1, stored.shape[3])
             moved = stored.gather(2, source[:, None, :, None].expand(shape))
             stored.scatter_(2, target[:, None, :, None].expand(shape), moved)
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        return self.visible - self.slots.shape[1]
+
+    get_query_offset = get_seq_length
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
+        return self.visible, 0
+
+    # -- Rows -----------------------------------------------------------------------------------
+
+    @abstractmethod
+    def truncate(self, lengths: Sequence[int]) -> None:
+        """Forgets everything at and beyond column lengths[b] in row b."""
 
     def reserve(self, lengths: Sequence[int]) -> None:
         """Makes sure that columns up to lengths[b] - 1 of row b can be written; 0 leaves a row out."""
@@ -156,16 +164,14 @@ class SlotCache(Component, Cache):
         """Frees a row: its request has ended."""
 
     def keep(self, every: bool) -> None:
-        """Called when rows may be rolled back to what they hold now or, if `every`, after any of the next forwards.
-        Columns can always be."""
+        """Rows may be rolled back to what they hold now or, if `every`, after any next forward; columns always may."""
 
     def point_before(self, row: int, length: int) -> int:
         """The largest length up to `length` to which `truncate` can cut a row."""
         return length
 
     def reopen(self) -> None:
-        """Frees all rows, as `clear`, but a request with a prompt that is still there may find it (`admit`). Backends
-        that cannot tell forget everything."""
+        """As `clear`, but a backend may let a request with a prompt that is still there find it (`admit`)."""
         self.clear()
 
     def clear(self) -> None:
@@ -173,31 +179,10 @@ class SlotCache(Component, Cache):
         for row in range(self.rows):
             self.release(row)
 
-    @contextmanager
-    def bound(self, tensors: Sequence[Tensor]) -> Iterator[None]:
-        """Inside this context the cache holds these tensors, with the order and shapes of `tensors()`; a compiler
-        traces with them."""
-        own = self.tensors()
-        self.hold(tensors)
-        try:
-            yield
-        finally:
-            self.hold(own)
+    def bytes(self) -> int:
+        """Bytes that keys and values occupy now."""
+        return sum(t.nbytes for t in self.tensors())
 
-    def get_seq_length(self, layer_idx: int = 0) -> int:
-        return self.visible - self.slots.shape[1]
-
-    def get_query_offset(self, layer_idx: int = 0) -> int:
-        return self.visible - self.slots.shape[1]
-
-    def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
-        return self.visible, 0
-
-
-def write_columns(stored: Tensor, slots: Tensor, new: Tensor) -> None:
-    """Writes new [b, heads, N, head size] into stored [b, heads, T, head size] at columns slots [b, N]."""
-    if stored.shape[0] == 1:
-        stored.index_copy_(2, slots[0], new)
-    else:
-        rows, heads = (torch.arange(n, device=slots.device) for n in stored.shape[:2])
-        stored[rows[:, None, None], heads[None, :, None], slots[:, None, :]] = new
+    def column_bytes(self) -> float:
+        """Bytes of one column of one row, all layers."""
+        return sum(t[:1, :, :1].nbytes for t in self.tensors())

@@ -3,8 +3,6 @@
 from collections.abc import Sequence
 from itertools import takewhile
 
-from torch import Tensor
-
 from specbench.cache.slots import SlotCache
 
 
@@ -15,19 +13,8 @@ class StaticCache(SlotCache):
 
     def __init__(self, rows: int, columns: int):
         super().__init__(rows, columns)
-        self.keys: list[Tensor] = []  # per layer [B, heads, T, head size]
-        self.values: list[Tensor] = []
         self._prompt: list[int] = []  # tokens whose columns the only row still holds; of several rows nothing is known
         self._reopened = False
-
-    def __len__(self) -> int:
-        return len(self.keys)
-
-    def stored(self, layer_idx: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        if layer_idx == len(self.keys):  # head sizes are known only now
-            for own, new in ((self.keys, keys), (self.values, values)):
-                own.append(new.new_zeros(self.rows, new.shape[1], self.capacity, new.shape[3]))
-        return self.keys[layer_idx], self.values[layer_idx]
 
     def admit(self, row: int, tokens: Sequence[int], columns: int) -> int:
         known = self._prompt if self._reopened else []
@@ -48,10 +35,3 @@ class StaticCache(SlotCache):
 
     def truncate(self, lengths: Sequence[int]) -> None:
         """Does nothing: columns beyond a row's length are overwritten before they can be seen."""
-
-    def tensors(self) -> list[Tensor]:
-        return [*self.keys, *self.values]
-
-    def hold(self, tensors: Sequence[Tensor]) -> None:
-        half = len(tensors) // 2
-        self.keys, self.values = list(tensors[:half]), list(tensors[half:])

@@ -35,6 +35,37 @@ def share(
 
 
 @triton.jit
+def stored_at(
+    table, row, table_row, column, there, block, start, block_stride, head, head_stride, column_stride,
+    ONE_BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Where a row's columns of a key head begin in the tensor at `start`."""
+    if ONE_BLOCK:
+        number, within = tl.load(table + row * table_row).to(tl.int64) + column * 0, column
+    else:
+        number = tl.load(table + row * table_row + column // block, mask=there, other=0).to(tl.int64)
+        within = column % block
+    return start + number * block_stride + head * head_stride + within * column_stride
+
+
+@triton.jit
+def sees_columns(
+    column, there, own, place, real, n, row, first, sees, sees_row, sees_token, N, M, TREE: tl.constexpr,
+    WINDOW: tl.constexpr,
+):  # fmt: skip
+    """[BM, BN]: which columns each query row sees, of a token in column own [BM], at position place [BM]."""
+    seen = (column[None, :] <= own[:, None]) & there[None, :]
+    if TREE:
+        entry = column - (first + N - M)
+        asked = real[:, None] & (entry >= 0)[None, :] & (entry < M)[None, :]
+        at_sees = sees + row * sees_row + n[:, None] * sees_token + entry[None, :]
+        seen = seen & ((entry < 0)[None, :] | (tl.load(at_sees, mask=asked, other=0) != 0))
+    if WINDOW:
+        seen = seen & (column[None, :] > place[:, None] - WINDOW)
+    return seen
+
+
+@triton.jit
 def attend_split(
     q, keys, values, table, first, sees, depth, out, partial, weight,
     q_row, q_head, q_token, k_block, k_head, k_column, v_block, v_head, v_column,
@@ -74,29 +105,21 @@ def attend_split(
     for i in range(begin, stop):
         column = i * BN + tl.arange(0, BN)
         there = column < end
-        if ONE_BLOCK:
-            number, within = tl.load(table + row * table_row).to(tl.int64) + column * 0, column
-        else:
-            number = tl.load(table + row * table_row + column // block, mask=there, other=0).to(tl.int64)
-            within = column % block
-        at_k = keys + number * k_block + head * k_head + within * k_column
+        at_k = stored_at(table, row, table_row, column, there, block, keys, k_block, head, k_head, k_column, ONE_BLOCK)
         k = tl.load(at_k[None, :] + d[:, None], mask=there[None, :] & (d < D)[:, None], other=0.0)  # [BD, BN]
         if WIDEN:
             k = k.to(tl.float32)
         score = tl.dot(x, k, input_precision=PRECISION) * scale  # [BM, BN]
-        seen = (column[None, :] <= own[:, None]) & there[None, :]
-        if TREE:
-            entry = column - (start + N - M)
-            asked = real[:, None] & (entry >= 0)[None, :] & (entry < M)[None, :]
-            at_sees = sees + row * sees_row + n[:, None] * sees_token + entry[None, :]
-            seen = seen & ((entry < 0)[None, :] | (tl.load(at_sees, mask=asked, other=0) != 0))
-        if WINDOW:
-            seen = seen & (column[None, :] > place[:, None] - WINDOW)
+        seen = sees_columns(
+            column, there, own, place, real, n, row, start, sees, sees_row, sees_token, N, M, TREE, WINDOW
+        )
         score = tl.where(seen, score, float("-inf"))
         highest = tl.maximum(most, tl.max(score, 1))
         level = tl.where(highest == float("-inf"), 0.0, highest)  # a row that sees none of the columns so far
         shrink, p = tl.exp2(most - level), tl.exp2(score - level[:, None])
-        at_v = values + number * v_block + head * v_head + within * v_column
+        at_v = stored_at(
+            table, row, table_row, column, there, block, values, v_block, head, v_head, v_column, ONE_BLOCK
+        )
         v = tl.load(at_v[:, None] + e[None, :], mask=there[:, None] & (e < E)[None, :], other=0.0)  # [BN, BE]
         total = total * shrink + tl.sum(p, 1)
         p = p.to(v.dtype)

@@ -74,8 +74,7 @@ def tile_tokens(C: tl.constexpr):
 
 @triton.jit
 def exponential(bits, token):
-    """`decoding.noise.exponentials`: a standard exponential of each token [1, C] from the row's bits [R, 1] int64:
-    [R, C] float64."""
+    """`decoding.noise.exponentials` [R, C] float64: of each token [1, C] from the row's bits [R, 1] int64."""
     x = (bits ^ _mix(_mix(token.to(tl.int64) - 0x61C8864680B583EB))) * -0x40A7B892E31B1A47
     x = (x ^ (x >> 32)) * -0x6B2FB644ECCEEE15
     uniform = (_logical_shift(x, 12).to(tl.float64) + 0.5) * 2.0**-52

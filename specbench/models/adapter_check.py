@@ -1,15 +1,11 @@
 """What is checked once of every loaded model: that ragged rows and trees have the logits of its stock module.
-
-transformers adds architectures with every release, each with masks, positions and caches of its own. A model that the
-adapter does not call rightly is refused here, before anything is decoded.
-"""
+transformers adds architectures with every release: one that the adapter does not call rightly is refused here."""
 
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from specbench.decoding.encoder_input import EncoderInput
 from specbench.decoding.state import Job
 from specbench.decoding.token_tree import Tree, static_tree
 from specbench.errors import ConfigError, IncompleteError, first_line
@@ -39,8 +35,7 @@ def reads_trees(model: LanguageModel, key: str) -> bool:
 
 
 def _difference(model: LanguageModel, tree: Tree | None, paths: Sequence[Sequence[int]]) -> str | None:
-    """How the logits of entries on these paths differ from the stock module's, or the error that they end with; None
-    if rounding may explain it."""
+    """How logits on these paths differ from the stock module's, or why there are none; None if by rounding."""
     try:
         errors = _errors(model, tree, paths)
     except IncompleteError:
@@ -48,7 +43,7 @@ def _difference(model: LanguageModel, tree: Tree | None, paths: Sequence[Sequenc
     except Exception as error:  # of a module that is called as it was not meant to be
         return first_line(error)
     finally:
-        model.cache, model.cached = None, []
+        model.free()
         model.encoder = None if model.encoder is None else model.encoder.shared()
     # In 16 bits rounding may turn a single token to other experts, which changes its logits and no others' before it.
     exact = model.dtype == torch.float32
@@ -57,8 +52,7 @@ def _difference(model: LanguageModel, tree: Tree | None, paths: Sequence[Sequenc
 
 
 def _errors(model: LanguageModel, tree: Tree | None, paths: Sequence[Sequence[int]]) -> Tensor:
-    """[2, entries]: for two rows, the distance of the logits from the stock module's, as a share of the largest, of all
-    entries of all paths."""
+    """[2, entries]: distances from the stock module's logits, as shares of the largest, for two rows and all paths."""
     unplaced = None if model.encoder is None else model.encoder.positions.no_position
     ids = [token % model.own_vocab_size for token in range(2, 3 + TEXT) if token != unplaced][:TEXT]
     text = torch.tensor([ids], device=model.device)
@@ -74,17 +68,11 @@ def _errors(model: LanguageModel, tree: Tree | None, paths: Sequence[Sequence[in
     errors = []
     for row, start in enumerate(STARTS):
         alone = torch.tensor([[*ids[:start], *(ids[entry] for entry in path)] for path in paths], device=model.device)
-        stock = _stock(model, alone, inputs[row])[:, start:].float()  # [paths, entries, V]
+        words = {"input_ids": alone}
+        if model.encoder is not None:  # tokens that generate() never draws have finite logits here
+            words = encoder_words(model.module, inputs[row], len(alone)) | {"decoder_input_ids": alone}
+        stock = model.module(**words, use_cache=False).logits[:, start:].float()  # [paths, entries, V]
         ours = found[row, torch.tensor(paths, device=model.device), : stock.shape[-1]]
         distance = torch.where(ours.isfinite(), (ours - stock).abs(), 0 if model.encoder else torch.inf)
         errors.append((distance.amax(-1) / stock.abs().max()).flatten())
     return torch.cat(errors).view(len(STARTS), -1)
-
-
-def _stock(model: LanguageModel, text: Tensor, read: EncoderInput) -> Tensor:
-    """Logits [n, T, V] of texts [n, T], each after an encoder's input if there is an encoder, without a cache."""
-    words = {"input_ids": text}
-    if model.encoder is not None:  # tokens that generate() never draws have finite logits here
-        words = encoder_words(model.module, read, len(text)) | {"decoder_input_ids": text}
-    found: Tensor = model.module(**words, use_cache=False).logits
-    return found

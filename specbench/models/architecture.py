@@ -34,8 +34,7 @@ DIVIDING = ("colwise", "rowwise", "embedding")  # in the names of plans that div
 
 
 class LayerState(ABC):
-    """The state that the layers of a recurrent or hybrid model carry from token to token; such a model reads chains
-    only."""
+    """The state that layers of a recurrent or hybrid model carry from token to token; it reads chains only."""
 
     state_bytes: float  # of one row
     one_by_one: bool  # whether every token behind a state has a forward of its own
@@ -55,8 +54,7 @@ class LayerState(ABC):
 
     @abstractmethod
     def read_rows(self, model: Any, state: State, begins: Sequence[int], ends: Sequence[int], chunk: int) -> None:
-        """Has a `LanguageModel` read the committed tokens begins[b] .. ends[b] - 1 of each row b, at most `chunk` of it
-        at a time where that is possible."""
+        """Has a `LanguageModel` read tokens begins[b] .. ends[b] - 1 of each row b, `chunk` at a time if possible."""
 
     @abstractmethod
     def recover(self, model: Any, state: State, width: int) -> int:
@@ -74,8 +72,7 @@ class Family:
         return size
 
     def encoder(self, settings: Any, role: str, config: PretrainedConfig) -> Callable[[Any, str], Any] | None:
-        """Makes the `Encoder` of a module with a name, for the settings of a `PretrainedModel`; None: that of text.
-        Raises ConfigError."""
+        """Makes the `Encoder` of a module with a name; None: that of text. Raises ConfigError."""
         return None
 
     def probe(self, config: PretrainedConfig, number: int, tokens: Sequence[int]) -> EncoderInput:
@@ -95,8 +92,7 @@ class Family:
         return None
 
     def refuse(self, run: Selections, models: Sequence["ModelSize"], data: Any) -> None:
-        """Raises ConfigError if one of the models, the target's first, is of this family, and another choice or the
-        prompts of `data` do not go with it."""
+        """Raises ConfigError if a model, the target first, is of this family, and another choice does not go."""
 
 
 NO_FAMILY = Family()
@@ -135,22 +131,33 @@ class ModelSize:
     divisible: int = 0  # bytes of the weights that ranks would share
 
     @staticmethod
-    def of(config: PretrainedConfig, dtype: torch.dtype, module: Any) -> "ModelSize":
+    def of(config: Any, dtype: torch.dtype, module: Any) -> "ModelSize":
         """From the shape alone, and its `module` that was built without memory."""
         if config.is_encoder_decoder:
-            return ModelSize._of_encoder_decoder(config, module, dtype)
-        text = config.get_text_config()
-        inner = size_of(text, "intermediate_size") or 4 * text.hidden_size
+            layers = getattr(config, "num_decoder_layers", None) or config.decoder_layers
+            hidden = getattr(config, "d_model", None) or config.hidden_size
+            inner = max(getattr(config, name, 0) for name in ("d_ff", "encoder_ffn_dim", "decoder_ffn_dim"))
+            values = layers * (config.num_heads * config.d_kv if hasattr(config, "d_kv") else hidden)
+            crossing, heads, divisible = values, config.num_attention_heads, 0
+        else:
+            config = config.get_text_config()
+            layers, hidden = config.num_hidden_layers, config.hidden_size
+            inner = size_of(config, "intermediate_size") or 4 * hidden
+            inner = max(inner) if isinstance(inner, list) else inner
+            values = sum(map(_values_per_column, layers_of(config)))
+            crossing, heads, divisible = 0, 1, _divisible(module)
         head, inputs = module.get_output_embeddings(), module.get_input_embeddings()
         return ModelSize(
-            tied=head.weight.nbytes if head is not None and head.weight is inputs.weight else 0,
             weights=sum(t.nbytes for t in (*module.parameters(), *module.buffers())),
-            column=2 * sum(map(_values_per_column, layers_of(text))) * dtype.itemsize,
-            layers=text.num_hidden_layers,
-            context=context_of(text, "decoder"),
-            vocab_size=text.vocab_size,
-            widest=2 * (max(inner) if isinstance(inner, list) else inner) + 4 * text.hidden_size,
-            divisible=_divisible(module),
+            tied=head.weight.nbytes if head is not None and head.weight is inputs.weight else 0,
+            column=2 * values * dtype.itemsize,
+            layers=layers,
+            context=context_of(config, "decoder"),
+            vocab_size=config.vocab_size,
+            widest=2 * inner + 4 * hidden,
+            crossing=2 * crossing * dtype.itemsize,
+            heads=heads,
+            divisible=divisible,
         )
 
     def share(self, processes: int) -> "ModelSize":
@@ -159,25 +166,6 @@ class ModelSize:
             return self
         weights = self.weights - self.divisible + -(-self.divisible // processes)
         return replace(self, weights=weights, tied=0, column=-(-self.column // processes), divisible=0)
-
-    @staticmethod
-    def _of_encoder_decoder(config: Any, module: Any, dtype: torch.dtype) -> "ModelSize":
-        layers = getattr(config, "num_decoder_layers", None) or config.decoder_layers
-        hidden = getattr(config, "d_model", None) or config.hidden_size
-        width = config.num_heads * config.d_kv if hasattr(config, "d_kv") else hidden
-        inner = max(getattr(config, name, 0) for name in ("d_ff", "encoder_ffn_dim", "decoder_ffn_dim"))
-        head, inputs = module.get_output_embeddings(), module.get_input_embeddings()
-        return ModelSize(
-            tied=head.weight.nbytes if head.weight is inputs.weight else 0,
-            weights=sum(t.nbytes for t in (*module.parameters(), *module.buffers())),
-            column=2 * layers * width * dtype.itemsize,
-            layers=layers,
-            context=context_of(config, "decoder"),
-            vocab_size=config.vocab_size,
-            widest=2 * inner + 4 * hidden,
-            crossing=2 * layers * width * dtype.itemsize,
-            heads=config.num_attention_heads,
-        )
 
 
 def _divisible(module: Any) -> int:
@@ -214,6 +202,12 @@ def context_of(config: PretrainedConfig, side: str) -> int:
     of_sounds = {"encoder": "max_source_positions", "decoder": "max_target_positions"}[side]
     names = (f"max_{side}_position_embeddings", "max_position_embeddings", "max_seq_len", of_sounds)
     return int(next((found for name in names if (found := getattr(config, name, None))), UNLIMITED_CONTEXT))
+
+
+def stops_of(source: Any) -> list[Any]:
+    """The ids that end a text, by a configuration or a tokenizer."""
+    found = getattr(source, "eos_token_id", None)
+    return found if isinstance(found, list) else [] if found is None else [found]
 
 
 def loader_of(config: PretrainedConfig) -> str:

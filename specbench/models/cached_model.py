@@ -7,12 +7,12 @@ H hidden.
 
 import copy
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from functools import cached_property
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel
 
 from specbench.cache.slots import SlotCache
@@ -23,38 +23,38 @@ from specbench.decoding.sampling import Sampling
 from specbench.decoding.state import Job
 from specbench.decoding.token_tree import Tree
 from specbench.models import kernel_attention
-from specbench.models.architecture import context_of, family_of
-from specbench.models.attention_mask import AttentionMask, refuse_unknown_kinds
+from specbench.models.architecture import context_of, family_of, stops_of
+from specbench.models.attention_mask import AttentionMask, TokenPlaces, refuse_unknown_kinds
 from specbench.models.encoder_decoder import Encoder, not_applied
 from specbench.models.flops import chosen_by_token, expert_layers, per_token
-from specbench.models.forward_args import Decoder
-from specbench.models.head_input import Listener
+from specbench.models.positions import Decoder
 from specbench.models.vocabulary import VocabMap
+
+
+class Listener(Protocol):
+    """Hears of the last hidden states of prompts when a target reads them."""
+
+    def hear(self, row: int | None, begin: int, hidden: Tensor) -> None:
+        """Hidden states [b, n, H] of the tokens from position `begin` on, of one row or of all (None)."""
+
+    def forget(self) -> None:
+        """The target's cache was emptied: no prompt that was heard of is read on."""
 
 
 class CachedModel(Target):
     """A model of transformers, its tokenizer, its sampling, and a cache with rows that requests enter and leave."""
 
     quantization: str | None = None  # the kind that its weights were rounded to when it was loaded
+    cache: SlotCache  # from `allocate` on
 
     def __init__(
-        self,
-        module: PreTrainedModel,
-        tokenizer: Any,
-        *,
-        name: str,
-        sampling: Sampling,
-        new_cache: Callable[[int, int], SlotCache],
-        executor: Executor,
-        chat_template: bool = False,
-        vocab_size: int | None = None,
-        exact: bool = True,
-        attention: str = "auto",
+        self, module: PreTrainedModel, tokenizer: Any, *, name: str, sampling: Sampling,
+        new_cache: Callable[[int, int], SlotCache], executor: Executor, chat_template: bool = False,
+        vocab_size: int | None = None, exact: bool = True, attention: str = "auto",
         new_encoder: Callable[[Any, str], Encoder] | None = None,
-    ):
-        """`vocab_size` is V if it is not the module's: the target's, for a drafter's model. `exact` is for the
-        executor, see `Executor.load`; `attention` is one of `kernel_attention.CHOICES`; `new_encoder` is
-        given if the encoder does not read text, see `Family.encoder`."""
+    ):  # fmt: skip
+        """`vocab_size` is V if it is not the module's: the target's, for a drafter's model. `exact` is that of
+        `Executor.load`, `attention` one of `kernel_attention.CHOICES`, `new_encoder` that of `Family.encoder`."""
         self.tokenizer, self.name = tokenizer, name
         self.sampling, self.new_cache, self.chat_template = sampling, new_cache, chat_template
         self.config: PretrainedConfig = module.config.get_text_config()
@@ -76,19 +76,10 @@ class CachedModel(Target):
         self.weight_bytes = executor.stored(self.module).held
         self.weight_count = sum(1 for each in (self.module.parameters(), self.module.buffers()) for _ in each)
         self.operations_per_token, self.step_bytes = per_token(self.module, executor)
-        self._cache: SlotCache | None = None
+        self.expert_layers = expert_layers(self.module)  # of a mixture of experts
+        self.experts_by_token = chosen_by_token(self.config)  # of a layer; None without experts
         self.cached: list[int] = []
         self.listener: Listener | None = None
-
-    @property
-    def cache(self) -> SlotCache:
-        """The cache that `allocate` made."""
-        assert self._cache is not None, "allocate comes first"
-        return self._cache
-
-    @cache.setter
-    def cache(self, cache: SlotCache | None) -> None:
-        self._cache = cache
 
     @property
     def description(self) -> tuple[Any, ...]:
@@ -97,25 +88,32 @@ class CachedModel(Target):
         return self.name, self.sampling, self.vocabulary.description, str(self.dtype), self.kernel, begin
 
     def cache_tensors(self) -> list[Tensor]:
-        """See `HasCache.cache_tensors`; shapes of `SlotCache.tensors` and `EncoderInputs.tensors`."""
+        """See `HasCache.cache_tensors`."""
         own = self.cache.tensors()
         return own if self.encoder is None or not own else own + self.encoder.inputs.tensors()
 
     @contextmanager
     def on_cache(self, tensors: Sequence[Tensor]) -> Iterator[None]:
-        """See `HasCache.on_cache`; shapes of `cache_tensors`."""
-        own = len(self.cache.tensors())
-        with self.cache.bound(tensors[:own]), ExitStack() as stack:
-            if self.encoder is not None:
-                stack.enter_context(self.encoder.inputs.bound(tensors[own:]))
+        """See `HasCache.on_cache`."""
+        own = self.cache_tensors()
+        self._hold(tensors)
+        try:
             yield
+        finally:
+            self._hold(own)
+
+    def _hold(self, tensors: Sequence[Tensor]) -> None:
+        count = len(self.cache.tensors())
+        self.cache.hold(tensors[:count])
+        if self.encoder is not None:
+            self.encoder.inputs.hold(tensors[count:])
 
     def shared(self, sampling: Sampling, new_cache: Callable[[int, int], SlotCache], executor: Executor) -> Self:
-        """A model of the same weights with its own sampling and cache. `executor` must be of the same kind and settings
-        as the one that loaded them, and know of it (`Executor.share`)."""
+        """A model of the same weights with its own sampling and cache, run by an `executor` that shares them."""
         model = copy.copy(self)
         model.sampling, model.new_cache, model.executor = sampling, new_cache, executor
-        model._cache, model.cached, model.listener = None, [], None
+        model.free()
+        model.listener = None
         model.encoder = None if self.encoder is None else self.encoder.shared()
         return model
 
@@ -124,7 +122,7 @@ class CachedModel(Target):
         return self._stock
 
     def own_module(self) -> PreTrainedModel:
-        """Another module with the same weights, which the caller may change."""
+        """Another module with the same weights, to be changed."""
         return copy.deepcopy(self.stock_module())
 
     @property
@@ -150,11 +148,11 @@ class CachedModel(Target):
         return 0 if self.encoder is None else self.encoder.forced
 
     def features(self, source: Any) -> Features | None:
-        """What its encoder reads of a prompt that is no text, `Prompt.sound`; None if it reads tokens."""
+        """See `Encoder.features`."""
         return None if self.encoder is None else self.encoder.features(source)
 
     def length(self, positions: int) -> str:
-        """The length of a prompt in words, from the number of its tokens or of its encoder's positions."""
+        """See `Encoder.length`."""
         return f"{positions} tokens" if self.encoder is None else self.encoder.length(positions)
 
     def suppress(self, logits: Tensor, positions: Tensor) -> Tensor:
@@ -169,24 +167,11 @@ class CachedModel(Target):
     def input_context(self) -> int:
         return 0 if self.encoder is None else self.encoder.context
 
-    @property
-    def expert_layers(self) -> Sequence[nn.Module]:
-        """The layers of experts of a mixture-of-experts model; none of others."""
-        return expert_layers(self.module)
-
-    @property
-    def experts_by_token(self) -> int | None:
-        """How many experts of a layer each token has; None without experts."""
-        return chosen_by_token(self.config)
-
     @cached_property
     def stop_tokens(self) -> list[int]:
         """End-of-sequence ids of the generation config, the config and the tokenizer."""
-        ids: set[int] = set()
-        for source in (getattr(self.module, "generation_config", None), self.config, self.tokenizer):
-            found = getattr(source, "eos_token_id", None)
-            ids.update(found if isinstance(found, list) else [] if found is None else [found])
-        return sorted(ids)
+        sources = (getattr(self.module, "generation_config", None), self.config, self.tokenizer)
+        return sorted({token for source in sources for token in stops_of(source)})
 
     def cache_bytes(self) -> int:
         return self.cache.bytes() + (0 if self.encoder is None else self.encoder.inputs.bytes())
@@ -195,20 +180,20 @@ class CachedModel(Target):
         return self.cache.column_bytes()
 
     def allocate(self, rows: int, columns: int) -> None:
-        """Makes an empty cache of at least `columns` positions for each of `rows` rows. A present one that fits is
-        emptied and used again, at the same addresses."""
         self._open(rows, columns, again=False)
 
     def reopen(self, rows: int, columns: int) -> None:
         self._open(rows, columns, again=True)
 
     def _open(self, rows: int, columns: int, again: bool) -> None:
-        cache = self._cache
+        """A present cache that fits is emptied and used again, at the same addresses."""
+        cache = getattr(self, "cache", None)
         if cache is None or cache.rows != rows or cache.capacity < columns or not cache.fixed_shapes:
-            self._cache = None  # frees its memory before the next one is made
+            cache = None
+            self.free()  # its memory, before the next one is made
             made = self.new_cache(rows, self.executor.columns(columns))
             made.contiguous = self.decoder.contiguous
-            self._cache = made if self.recurrence is None else self.recurrence.cache(made)
+            self.cache = made if self.recurrence is None else self.recurrence.cache(made)
         elif again:
             cache.reopen()
         else:
@@ -219,6 +204,11 @@ class CachedModel(Target):
         if self.encoder is not None:
             self.encoder.allocate(rows, self.executor.columns, self.executor.fixed_shapes)
 
+    def free(self) -> None:
+        """Forgets its cache, which another model may use on."""
+        vars(self).pop("cache", None)
+        self.cached = []
+
     def may_admit(self, job: Job, columns: int) -> bool:
         return self.cache.may_admit(self._sharable(job.tokens), columns)
 
@@ -226,8 +216,8 @@ class CachedModel(Target):
         self.cached[row] = self.cache.admit(row, self._sharable(job.tokens), columns)
 
     def _sharable(self, prompt: Sequence[int]) -> Sequence[int]:
-        """The tokens of a prompt whose keys and values a row with the same beginning may use too. Those of a decoder
-        depend on the encoder's input; and a listener has to hear of every token."""
+        """The tokens of a prompt whose keys and values other rows may use too. Those of a decoder depend on the
+        encoder's input, and a listener has to hear of every token."""
         return prompt if self.encoder is None and self.listener is None else prompt[:1]
 
     def encode(self, row: int, job: Job) -> bool:
@@ -247,8 +237,7 @@ class CachedModel(Target):
             self.encoder.inputs.release(row)
 
     def make_room(self, starts: Sequence[int], width: int, active: Sequence[bool] | None = None) -> int:
-        """Rolls the cache back to `starts`, so that `width` tokens can follow in the active rows. Returns the number of
-        columns that attention sees."""
+        """Rolls back to `starts`, so that `width` tokens can follow in active rows; returns the columns seen."""
         on = active or [True] * len(starts)
         self.cached = [max(0, s) if a else c for s, c, a in zip(starts, self.cached, on, strict=True)]
         self.cache.truncate(self.cached)
@@ -257,30 +246,28 @@ class CachedModel(Target):
         self.cached = [s + width if a else c for s, c, a in zip(starts, self.cached, on, strict=True)]
         return self.columns_seen(max(starts) + width)
 
+    def make_row(self, row: int, begin: int, end: int) -> int:
+        """Rolls one row back to `begin`, so that tokens up to end - 1 can follow; returns the columns that are seen."""
+        self.cached[row] = begin
+        self.cache.truncate(self.cached)
+        self.cache.reserve([end if other == row else 0 for other in range(self.cache.rows)])
+        return self.columns_seen(end)
+
     def columns_seen(self, needed: int) -> int:
-        """The number of leading columns that a forward is told of, if `needed` are filled. The kernel reads on the
-        device how many there are, so it is told of all: one shape serves every length."""
+        """The number of leading columns that a forward is told of, if `needed` are filled: all, for the kernel, which
+        reads on the device how many there are, so that one shape serves every length."""
         if self.kernel and self.cache.fixed_shapes:
             return self.cache.capacity
         return self.executor.columns(needed, self.cache.capacity)
 
     def forward(
-        self,
-        tokens: Tensor,
-        first: Tensor,
-        visible: int,
-        row: int | None = None,
-        tree: Tree | None = None,
-        keep_logits: int = 0,
-        suppressing: bool = True,
-    ) -> Tensor:
+        self, tokens: Tensor, first: Tensor, visible: int, row: int | None = None, tree: Tree | None = None,
+        keep_logits: int = 0, suppressing: bool = True,
+    ) -> Tensor:  # fmt: skip
         """Logits [b, N, V] (only the last `keep_logits` if not 0) of tokens [b, N], or of their embeddings [b, N, H],
         at positions first[b], first[b] + 1, ... or, in a tree, by depth; first [b]. Tokens at negative positions must
         be the one at position 0, which is then read several times. Unless `suppressing`, they are the module's own,
-        also of tokens that generate() never draws.
-
-        Only tensor operations: an executor may compile it, or capture it in a CUDA graph.
-        """
+        also of tokens that generate() never draws. Only tensor operations: an executor may compile or capture it."""
         slots = (first[:, None] + torch.arange(tokens.shape[1], device=tokens.device)).clamp(min=0)
         self.cache.place(slots, visible, row, in_blocks=self.kernel)
         root = first if tree is None else first - (tree.sees.shape[2] - tokens.shape[1])  # column of entry 0
@@ -291,14 +278,13 @@ class CachedModel(Target):
         if self.recurrence is not None:
             assert tree is None, "a recurrent model reads chains"
             return self.vocabulary.fit(self.recurrence.logits(self, words, slots, positions, visible, row, keep_logits))
+        places = TokenPlaces(slots, positions, root, visible, tree)
         if self.encoder is not None:
-            call = (positions, root, visible, tree, row, self.cache, self.mask, slots)
-            logits = self.encoder.logits(self.module, words, *call)
+            logits = self.encoder.logits(self.module, words, places, self.mask, row, self.cache)
             return self.vocabulary.fit(self.suppress(logits, positions) if suppressing else logits)
         if self.kernel:
             seen = kernel_attention.arguments(self, tokens, first, tree)
         else:
-            seen = {"attention_mask": self.mask(slots, root, visible, tree)}
-        seen |= {"past_key_values": self.cache}
-        logits = self.decoder.logits(self.module, words, positions, root, visible, tree, keep_logits, seen)
-        return self.vocabulary.fit(logits)
+            seen = {"attention_mask": self.mask(places)}
+        seen["past_key_values"] = self.cache
+        return self.vocabulary.fit(self.decoder.logits(self.module, words, places, seen, keep_logits))

@@ -45,22 +45,23 @@ def source_of(path: str) -> str:
 def check_path(key: str, path: str, revision: str | None = None, must: str = MODEL) -> None:
     """Raises ConfigError, before anything loads, if the path can be neither a folder with a config.json nor a hub id,
     or if a folder is given with a revision. `must` says what is wanted."""
-    folder = local_path(path)
+    folder, why = local_path(path), None
     looks_local = path.startswith((".", "/", "~", "shipped:")) or path.count("/") > 1
     try:
-        is_folder, is_file = folder.is_dir() and path != "", folder.is_file()
-        has_config = is_folder and (folder / "config.json").is_file()
-        if not is_folder and not is_file and not looks_local:
+        if path and folder.is_dir():
+            if not (folder / "config.json").is_file():
+                why = f"it has no config.json, only {names_in(folder)}"
+        elif folder.is_file():
+            why = "it is a file, give its folder"
+        elif looks_local:
+            why = "there is no such folder"
+        else:
             validate_repo_id(path)
     except (OSError, ValueError) as error:  # no name of a file, or no hub id
-        raise ConfigError(f"{key}={shown(path)} is not {must}: {short_message(error)}") from error
-    if is_file:
-        raise ConfigError(f"{key}={shown(path)} is not {must}: it is a file, give its folder")
-    if is_folder and not has_config:
-        raise ConfigError(f"{key}={shown(path)} is not {must}: it has no config.json, only {names_in(folder)}")
-    if not is_folder and looks_local:
-        raise ConfigError(f"{key}={shown(path)} is not {must}: there is no such folder")
-    if is_folder and revision is not None:
+        why = short_message(error)
+    if why is not None:
+        raise ConfigError(f"{key}={shown(path)} is not {must}: {why}")
+    if revision is not None and folder.is_dir():
         setting = f"{key.rpartition('.')[0]}.revision"
         raise ConfigError(f"{setting}={revision} is not possible: {key}={path} is a folder, which has no revisions")
 
@@ -68,8 +69,8 @@ def check_path(key: str, path: str, revision: str | None = None, must: str = MOD
 @contextmanager
 def reading(key: str, path: str, what: str, advice: str | None = None, trusts: bool = False) -> Iterator[None]:
     """Turns whatever a library raises inside this context into a ConfigError that names the key, the path, `what` is
-    read of it and the reason, and ends with `advice`. `trusts` says whether the checkpoint's own code may run. The
-    libraries' warnings are not shown: what they warn of is refused or harmless."""
+    read of it and the reason, and ends with `advice`. `trusts` says whether the checkpoint's own code may run. What
+    the libraries warn of is refused or harmless, and not shown."""
     verbosity = transformers.utils.logging.get_verbosity()
     transformers.utils.logging.set_verbosity_error()
     try:
@@ -91,18 +92,14 @@ def _sentence(error: BaseException, key: str, path: str, what: str, advice: str 
     if "trust_remote_code" in str(error) and not trusts:
         setting = f"{key.rpartition('.')[0]}.trust_remote_code"
         return f"{key}={path} needs Python code of its own: {setting}=true runs it, if you trust its authors"
-    return f"{key}={path} could not be loaded ({what}: {reason}): {advice or advice_for(key, path)}"
-
-
-def advice_for(key: str, path: str) -> str:
-    """What to do about a checkpoint that cannot be loaded."""
     role = key.rpartition(".")[0]
-    if local_path(path).is_dir():
-        return f"repair the files in that folder, or give another {key}"
-    return (
+    if advice is None and local_path(path).is_dir():
+        advice = f"repair the files in that folder, or give another {key}"
+    advice = advice or (
         f"either log in with `hf auth login` to an account that has been granted access, or download the model and "
         f"give {key}=FOLDER, or time its real shape without weights with {role}.weights=random"
     )
+    return f"{key}={path} could not be loaded ({what}: {reason}): {advice}"
 
 
 def short_message(error: BaseException) -> str:
@@ -153,16 +150,14 @@ def check_weights(folder: Path, quantized: bool) -> None:
         if start == LFS_POINTER:
             raise ValueError(f"{name} is a pointer of Git LFS: fetch the weights with git lfs pull")
         try:
-            floats = _floats_of_pickle(file) if name.endswith(".bin") else _floats_of_header(file)
-        except Exception as error:
-            # What torch says of a pickle advises to run it.
+            floats = _are_floats(file)
+        except Exception as error:  # what torch says of a pickle advises to run it
             pickled = "it is no pickle of tensors alone, and was not run"
-            raise ValueError(
-                f"{name} is damaged: {pickled if name.endswith('.bin') else short_message(error)}"
-            ) from error
-        for tensor, is_float in floats.items():
-            if tensor.endswith("weight") and not is_float and not quantized:
-                raise ValueError(f"{tensor} in {name} is not of floating point, but config.json has no quantization")
+            why = pickled if name.endswith(".bin") else short_message(error)
+            raise ValueError(f"{name} is damaged: {why}") from error
+        whole = [tensor for tensor, is_float in floats.items() if tensor.endswith("weight") and not is_float]
+        if whole and not quantized:
+            raise ValueError(f"{whole[0]} in {name} is not of floating point, but config.json has no quantization")
 
 
 def weight_files(folder: Path) -> list[str]:
@@ -178,13 +173,10 @@ def weight_files(folder: Path) -> list[str]:
     raise ValueError(f"it has no weights, {' or '.join(INDEX)}: it holds {names_in(folder)}")
 
 
-def _floats_of_header(file: Path) -> dict[str, bool]:
-    """Whether each tensor is of floating point; reads the header of the file only."""
+def _are_floats(file: Path) -> dict[str, bool]:
+    """Whether each tensor of a file is of floating point; reads no values, and runs nothing of a pickle."""
+    if file.suffix == ".bin":
+        state = torch.load(file, map_location="meta", weights_only=True)
+        return {name: tensor.is_floating_point() for name, tensor in state.items()}
     with safe_open(file, framework="pt") as tensors:
         return {name: tensors.get_slice(name).get_dtype() in FLOATS for name in tensors.keys()}  # noqa: SIM118
-
-
-def _floats_of_pickle(file: Path) -> dict[str, bool]:
-    """Whether each tensor is of floating point; reads no values, and runs nothing of the pickle."""
-    state = torch.load(file, map_location="meta", weights_only=True)
-    return {name: tensor.is_floating_point() for name, tensor in state.items()}

@@ -1,7 +1,5 @@
-"""What is checked once of every loaded model: complete, finite, causal, and within its tokenizer's range.
-
-B rows, T tokens, V vocabulary.
-"""
+"""What is checked once of every loaded model: complete, finite, causal, and within its tokenizer's range. T tokens, V
+vocabulary."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -9,11 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel
+from transformers.models.auto.modeling_auto import MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES as OF_TEXT
 
 from specbench.decoding import processes
 from specbench.errors import ConfigError
-from specbench.models.architecture import NO_FAMILY, family_of, size_of
-from specbench.models.encoder_decoder import KINDS, encoder_words, reads_text
+from specbench.models.architecture import NO_FAMILY, family_of, size_of, stops_of
+from specbench.models.encoder_decoder import KINDS, encoder_words
 from specbench.models.encoder_decoder import SIZES as ENCODER_DECODER_SIZES
 
 OUTSIDE = ("cpu", "disk", "meta")  # where layers are put that no GPU has room for
@@ -32,19 +31,22 @@ WORDS = "The quick brown fox, or def f(x): return 1"
 def refuse_bad_sizes(config: PretrainedConfig, where: str) -> None:
     """Raises ConfigError if a size of the model is missing, no integer, or not positive, or if its encoder reads no
     text. `where` comes before the name of the size: "target.path=FOLDER has "."""
-    if config.is_encoder_decoder and not reads_text(config) and family_of(config) is NO_FAMILY:
-        raise ConfigError(
-            f"{where}model_type={config.model_type} in its config, whose encoder reads no text: give a model without "
-            f"one, an encoder-decoder of text, {KINDS}, or one that hears, which is whisper"
-        )
-    if config.is_encoder_decoder and isinstance(getattr(config, "decoder", None), PretrainedConfig):
-        raise ConfigError(
-            f"{where}model_type={config.model_type} in its config, which has one configuration for the encoder and "
-            f"another for the decoder: give an encoder-decoder with one for both, {KINDS}"
-        )
-    text = config if config.is_encoder_decoder else config.get_text_config()
-    needed = (*SIZES, "num_attention_heads") if config.is_encoder_decoder else SIZES
-    optional = ENCODER_DECODER_SIZES if config.is_encoder_decoder else OPTIONAL_SIZES
+    paired = config.is_encoder_decoder
+    text = config if paired else config.get_text_config()
+    needed = (*SIZES, "num_attention_heads") if paired else SIZES
+    optional = ENCODER_DECODER_SIZES if paired else OPTIONAL_SIZES
+    if paired:
+        named = f"{where}model_type={config.model_type} in its config, "
+        if config.model_type not in OF_TEXT and family_of(config) is NO_FAMILY:
+            raise ConfigError(
+                f"{named}whose encoder reads no text: give a model without one, an encoder-decoder of text, {KINDS}, "
+                "or one that hears, which is whisper"
+            )
+        if isinstance(getattr(config, "decoder", None), PretrainedConfig):
+            raise ConfigError(
+                f"{named}which has one configuration for the encoder and another for the decoder: give an "
+                f"encoder-decoder with one for both, {KINDS}"
+            )
     for name in (*needed, *(name for name in optional if size_of(text, name) is not None)):
         value = size_of(text, name)
         value = max(value, default=0) if isinstance(value, list) and all(isinstance(v, int) for v in value) else value
@@ -55,14 +57,12 @@ def refuse_bad_sizes(config: PretrainedConfig, where: str) -> None:
 
 
 def refuse_incomplete(info: Mapping[str, Any], key: str) -> None:
-    """Raises ConfigError if transformers found tensors that are missing, unexpected or of another shape. `info` is its
-    loading info."""
+    """Raises ConfigError if tensors are missing, unexpected or of another shape, by transformers' loading info."""
+    others = [f"{name} {list(stored)} for {list(wanted)}" for name, stored, wanted in info["mismatched_keys"]]
     wrong = {
         "lacks": info["missing_keys"],
         "holds what its config has no place for:": info["unexpected_keys"],
-        "has other shapes than its config says:": [
-            f"{name} {list(stored)} for {list(wanted)}" for name, stored, wanted in info["mismatched_keys"]
-        ],
+        "has other shapes than its config says:": others,
     }
     found = [f"{what} {few(names)}" for what, names in wrong.items() if names]
     found += [str(message) for message in info["error_msgs"]]
@@ -78,25 +78,18 @@ def few(names: Iterable[str]) -> str:
 
 
 def refuse_not_finite(module: PreTrainedModel, key: str, dtype: torch.dtype) -> None:
-    """Raises ConfigError if a weight is NaN or infinite in the run's dtype. Each tensor is read once, and a device is
-    waited for once."""
-    state = module.state_dict(keep_vars=True)
-    tensors = {id(t): (name, t.detach()) for name, t in state.items() if t.is_floating_point() and t.numel()}
-    if not tensors:
-        return
-    finite = torch.stack(
-        [_all_finite(processes.current.local_shard(tensor)).to(module.device) for _, tensor in tensors.values()]
-    ).tolist()
-    bad = [name for (name, _), good in zip(tensors.values(), finite, strict=True) if not good]
-    if bad:
+    """Raises ConfigError if a weight is NaN or infinite in the run's dtype. A device is waited for once."""
+    names, finite = {}, []
+    for name, weight in module.state_dict(keep_vars=True).items():
+        if weight.is_floating_point() and weight.numel() and id(weight) not in names:
+            names[id(weight)] = name
+            own = processes.current.local_shard(weight.detach())
+            ends = torch.stack((own.float() if own.element_size() == 1 else own).aminmax())  # carry NaN and infinity
+            finite.append(ends.isfinite().all().to(module.device))
+    good = torch.stack(finite).tolist() if finite else []
+    if bad := [name for name, whole in zip(names.values(), good, strict=True) if not whole]:
         advice = "repair it" if dtype == torch.float32 else "use dtype=float32, or repair it"
         raise ConfigError(f"{key} has weights that are not finite in {_name(dtype)}, in {few(bad)}: {advice}")
-
-
-def _all_finite(tensor: Tensor) -> Tensor:
-    """A bool scalar: the smallest and the largest value carry every NaN and infinity."""
-    low, high = (tensor.float() if tensor.element_size() == 1 else tensor).aminmax()
-    return low.isfinite() & high.isfinite()
 
 
 @torch.no_grad()
@@ -137,8 +130,7 @@ def _probe_ids(config: Any) -> list[int]:
 def refuse_bad_stops(module: PreTrainedModel, key: str) -> None:
     """Raises ConfigError if the ids that end a text are no integers of 64 bits."""
     for source in (module.config.get_text_config(), module.generation_config):
-        found = getattr(source, "eos_token_id", None)
-        for token in found if isinstance(found, list) else [] if found is None else [found]:
+        for token in (found := stops_of(source)):
             if not isinstance(token, int) or abs(token) >= 2**63:
                 raise ConfigError(f"{key} has eos_token_id={found} in its configuration: it must be token ids")
 
@@ -147,10 +139,8 @@ def refuse_more_ids(tokenizer: Any, key: str, vocabulary: int) -> None:
     """Raises ConfigError if the tokenizer has ids that the model has no embedding for."""
     largest = max(tokenizer.get_vocab().values())
     if largest >= vocabulary:
-        raise ConfigError(
-            f"{key} has a tokenizer with ids up to {largest}, but the model has {vocabulary} tokens: "
-            "give the tokenizer that the model was trained with"
-        )
+        few_tokens = f"{key} has a tokenizer with ids up to {largest}, but the model has {vocabulary} tokens"
+        raise ConfigError(f"{few_tokens}: give the tokenizer that the model was trained with")
 
 
 def refuse_no_text(tokenizer: Any, key: str) -> None:
@@ -169,8 +159,7 @@ def _name(dtype: torch.dtype) -> str:
 
 
 def refuse_offloaded(module: PreTrainedModel, key: str) -> None:
-    """Raises ConfigError if layers of a model that was put on several devices are not on a GPU: each step would wait
-    for their weights to be copied."""
+    """Raises ConfigError if layers are not on a GPU: each step would wait for their weights to be copied."""
     places = {str(place) for place in (getattr(module, "hf_device_map", None) or {}).values()}
     places |= {weight.device.type for weight in module.parameters()}
     if outside := sorted(places.intersection(OUTSIDE)):

@@ -1,8 +1,8 @@
 """The encoder of an encoder-decoder, and how its decoder is called (the paper's T5, section 4).
 
 A prompt is the encoder's input, which each model reads once: `read` fills the keys and values that cross-attention
-needs. The decoder's text begins with start tokens, and everything else is as for a model without an encoder. The
-modules are those of transformers. B rows, b of them in a forward, N new tokens, S tokens of an input, V vocabulary.
+needs. The decoder's text begins with start tokens, and everything else is as for a model without an encoder. b rows of
+a forward, N new tokens, S tokens of an input, V vocabulary.
 """
 
 import copy
@@ -12,16 +12,14 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
-from transformers import Cache, DynamicCache, EncoderDecoderCache, PretrainedConfig, PreTrainedModel
+from transformers import Cache, DynamicCache, EncoderDecoderCache, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput
-from transformers.models.auto.modeling_auto import MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES
 
 from specbench.cache.encoder_inputs import EncoderInputs
 from specbench.decoding.encoder_input import EncoderInput, Features
-from specbench.decoding.token_tree import Tree
 from specbench.errors import ConfigError
 from specbench.models.architecture import context_of
-from specbench.models.attention_mask import AttentionMask
+from specbench.models.attention_mask import AttentionMask, TokenPlaces
 from specbench.models.positions import Positions
 
 SIZES = ("vocab_size", "d_model", "num_heads", "d_kv", "d_ff", "num_layers", "num_decoder_layers", "encoder_layers",
@@ -39,10 +37,11 @@ OTHER_LAWS: dict[str, tuple[Any, ...]] = {
 
 
 class Encoder:
-    """The encoder of a module, what its decoder's text begins with, and the rows' inputs, `inputs`."""
+    """The encoder of a module, what its decoder's text begins with, and the rows' inputs."""
 
     pads_inputs: ClassVar[bool] = True  # whether an executor may have an input stored in more columns than it has
     assisted_refusal: ClassVar[str] = ""  # what makes assisted generation of transformers another law
+    inputs: EncoderInputs  # from `allocate` on
 
     def __init__(self, module: PreTrainedModel, name: str):
         """Raises ConfigError if the decoder's positions cannot be set, or its text has no start."""
@@ -55,26 +54,19 @@ class Encoder:
         self.forced = len(self.start_tokens) - 1  # of them, those that generate() counts as new
         self.suppressed = suppressed_by(module, len(self.start_tokens))
         self.context = context_of(module.config, "encoder")
-        self._inputs: EncoderInputs | None = None
-
-    @property
-    def inputs(self) -> EncoderInputs:
-        """The inputs that `allocate` made."""
-        assert self._inputs is not None, "allocate comes first"
-        return self._inputs
 
     def shared(self) -> "Encoder":
         """An encoder of the same module with inputs of its own."""
         other = copy.copy(self)
-        other._inputs = None
+        vars(other).pop("inputs", None)
         return other
 
     def features(self, source: Any) -> Features | None:
-        """See `Model.features`."""
+        """What it reads of a prompt that is no text, `Prompt.sound`; None if it reads tokens."""
         return None
 
     def length(self, positions: int) -> str:
-        """See `Model.length`."""
+        """The length of a prompt in words, from the number of its positions."""
         return f"{positions} tokens"
 
     def begin_with(self, start: Sequence[int]) -> None:
@@ -82,17 +74,12 @@ class Encoder:
         self.start_tokens, self.forced = list(start), 0
         self.suppressed = suppressed_by(self.module, len(start))
 
-    def borrow(self, owner: "Encoder") -> None:
-        """Uses the inputs of another model, which has read them."""
-        self._inputs = owner._inputs
-
     def allocate(self, rows: int, columns: Callable[[int], int], fixed_shapes: bool) -> None:
-        """Makes room for the inputs of `rows` rows, and forgets those that were read. `columns` rounds up how many
-        columns are stored."""
-        columns = columns if self.pads_inputs else int
-        inputs = self._inputs  # an executor that compiles after its warm-up fixes shapes then
+        """Makes room for inputs, and forgets those that were read. `columns` rounds up how many are stored."""
+        inputs = getattr(self, "inputs", None)  # an executor that compiles after its warm-up fixes shapes then
         if inputs is None or inputs.rows != rows or not fixed_shapes or not inputs.fixed_shapes:
-            self._inputs = inputs = EncoderInputs(rows, columns, fixed_shapes, self.module.device)
+            columns = columns if self.pads_inputs else int
+            self.inputs = inputs = EncoderInputs(rows, columns, fixed_shapes, self.module.device)
         inputs.clear()
 
     def read(self, row: int, given: EncoderInput) -> None:
@@ -109,39 +96,27 @@ class Encoder:
         self.inputs.write(row, [(layer.keys, layer.values) for layer in layers])
 
     def logits(
-        self,
-        module: Any,
-        words: dict[str, Tensor],
-        positions: Tensor,
-        root: Tensor,
-        visible: int,
-        tree: Tree | None,
-        row: int | None,
+        self, module: Any, words: dict[str, Tensor], places: TokenPlaces, mask: AttentionMask, row: int | None,
         cache: Cache,
-        mask: AttentionMask,
-        slots: Tensor,
-    ) -> Tensor:
-        """The module's logits [b, N, V] of new tokens at positions [b, N], `words` being their ids or embeddings, which
-        take columns slots [b, N] of the decoder's own `cache` and see `visible` of them. `row` is the only row of the
-        forward, None for the first b; root [b] is the column of entry 0 of their tree."""
-        read = self.inputs.place(len(positions), row)[:, None, None]  # [b, 1, 1, S]
-        seen = mask.as_bias(read.expand(-1, -1, positions.shape[1], -1))  # [b, 1, N, S]: LED and MVP broadcast nothing
-        with self.positions.at(positions, root, visible, tree):
-            output = module(
+    ) -> Tensor:  # fmt: skip
+        """The module's logits [b, N, V] of new tokens, `words` being their ids or embeddings, whose keys and values go
+        to `cache`. `row` is the only row of the forward, None for the first b."""
+        b, N = places.slots.shape
+        read = self.inputs.place(b, row)[:, None, None]  # [b, 1, 1, S]
+        with self.positions.at(places):
+            found: Tensor = module(
                 **{f"decoder_{name}": value for name, value in words.items()},
-                decoder_attention_mask=mask(slots, root, visible, tree),
+                decoder_attention_mask=mask(places),
                 encoder_outputs=BaseModelOutput(last_hidden_state=read),  # of which nothing is read any more
-                attention_mask=seen,
+                attention_mask=mask.as_bias(read.expand(-1, -1, N, -1)),  # [b, 1, N, S]: LED and MVP broadcast nothing
                 past_key_values=EncoderDecoderCache(cache, self.inputs),
                 use_cache=True,
-            )
-        found: Tensor = output.logits
+            ).logits
         return found
 
 
 def encoder_words(module: PreTrainedModel, read: EncoderInput, rows: int = 1) -> dict[str, Tensor]:
-    """What the encoder of a module is called with, to read an input in each of `rows` rows: ids [rows, S], or features
-    [rows, F, frames]."""
+    """What an encoder is called with to read an input in `rows` rows: ids [rows, S], or features [rows, F, frames]."""
     if isinstance(read, Features):
         values = torch.from_numpy(read.values).to(module.device, module.dtype)
         return {"input_features": values.expand(rows, -1, -1)}
@@ -149,8 +124,7 @@ def encoder_words(module: PreTrainedModel, read: EncoderInput, rows: int = 1) ->
 
 
 def refuse_decoder(module: Any, name: str) -> None:
-    """Raises ConfigError if a token's law depends on more than its text and input, or if the decoder has positions of a
-    kind that cannot be set for each row."""
+    """Raises ConfigError if a token's law depends on more than text and input, or positions cannot be set by row."""
     config = module.config
     if getattr(config, "expert_capacity", None) is not None:
         raise ConfigError(
@@ -191,8 +165,7 @@ def impossible(logits: Tensor, tokens: Sequence[int]) -> Tensor:
 
 
 def start_of(module: Any, name: str) -> list[int]:
-    """The tokens that the decoder's text begins with: the start token, and the token that generate() forces after it.
-    Raises ConfigError."""
+    """The start token, and the token that generate() forces after it. Raises ConfigError."""
     options = module.generation_config
     start = options.decoder_start_token_id
     start = options.bos_token_id if start is None else start
@@ -224,8 +197,3 @@ def not_applied(module: Any) -> list[str]:
              if getattr(options, key, None) not in plain]  # fmt: skip
     longer = [words for words in options.bad_words_ids or [] if len(words) > 1]
     return found + [f"bad_words_ids={longer}"] * bool(longer)
-
-
-def reads_text(config: PretrainedConfig) -> bool:
-    """Whether transformers has an encoder-decoder of text with this configuration."""
-    return config.model_type in MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES

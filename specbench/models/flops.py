@@ -23,11 +23,9 @@ def per_token(module: PreTrainedModel, executor: Executor) -> tuple[int, int]:
     embedding: Any = module.get_input_embeddings()
     stored = executor.stored(module)
     numbers, held = idle_experts(module)
-    if not any(weight is embedding.weight for weight in head.parameters()):
-        numbers, held = (
-            numbers + embedding.weight.numel(),
-            held + processes.current.local_shard(embedding.weight).nbytes,
-        )
+    if all(weight is not embedding.weight for weight in head.parameters()):
+        numbers += embedding.weight.numel()
+        held += processes.current.local_shard(embedding.weight).nbytes
     return round(stored.numbers - numbers), round(stored.read - held)
 
 

@@ -1,8 +1,8 @@
 """Attention by the Triton kernel of specbench/kernels, in models of transformers that run unmodified.
 
 transformers calls the attention function that `config._attn_implementation` names, and hands it all keyword arguments
-of the model's call. So one of them, `SeenColumns`, says where keys and values are stored and what each token sees.
-Calls without it run as under the name sdpa. b rows, N new tokens, M entries of a tree, T columns.
+of the model's call. One of them, `SeenColumns`, says where keys and values are stored and what each token sees; calls
+without it run as under the name sdpa. b rows, N new tokens, M entries of a tree, T columns.
 """
 
 import logging
@@ -18,22 +18,21 @@ from specbench.cache.static import StaticCache
 from specbench.decoding.token_tree import Tree, static_tree
 from specbench.errors import ConfigError, first_line
 from specbench.kernels import has_triton
-from specbench.models.attention_mask import recurrent_kinds, seen_columns
+from specbench.models.attention_mask import RECURRENT, TokenPlaces
 
 log = logging.getLogger(__name__)
 NAME = "specbench"  # of the attention function in transformers
 CHOICES = ("auto", "sdpa", "triton")
-# What attention functions are handed by some models and the kernel cannot compute: soft caps, sinks, biases, and
-# columns that a layer chooses.
+# What some models hand to attention and the kernel cannot compute: soft caps, sinks, biases, chosen columns.
 UNUSUAL = ("softcap", "s_aux", "sinks", "position_bias", "indices", "block_indices")
+PLAIN = {"full_attention", "sliding_attention"}  # kinds of layers
 TEXT = 40  # tokens of the text on which the kernel is checked
 TOLERANCE = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 4e-2}  # of the largest value
 
 
 @dataclass
 class SeenColumns:
-    """Where the columns of each row are stored, and which of them its new tokens see; see `attend` of
-    specbench/kernels/attention.py."""
+    """Where the columns of each row are stored, and which of them its new tokens see: arguments of `attend`."""
 
     table: Tensor  # [b, width]
     first: Tensor  # [b]
@@ -48,7 +47,7 @@ def attend_op(
     q: Tensor, keys: Tensor, values: Tensor, table: Tensor, first: Tensor, sees: Tensor | None, depth: Tensor | None,
     scale: float, window: int | None,
 ) -> Tensor:  # fmt: skip
-    """The operator through which compilers and fake devices see the kernel: see specbench/kernels/attention.py."""
+    """`attend` of specbench/kernels/attention.py as an operator, for compilers and fake devices."""
     from specbench.kernels.attention import attend
 
     return attend(q, keys, values, table, first, sees, depth, scale, window)
@@ -56,7 +55,6 @@ def attend_op(
 
 @attend_op.register_fake
 def _shape_of_attend(q: Tensor, keys: Tensor, values: Tensor, *others: Any) -> Tensor:
-    """Tells compilers and fake devices the result [b, N, heads, head size]."""
     b, heads, N, _ = q.shape
     return q.new_empty(b, N, heads, values.shape[3])
 
@@ -67,18 +65,17 @@ def _attention(
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     """The attention function of transformers: query [b, heads, N, head size]; key and value are what the cache's
     `update` returned. Returns [b, N, heads, head size]. Raises RuntimeError for attention that is not plain."""
-    if specbench_seen is None:
+    seen = specbench_seen
+    if seen is None:
         if attention_mask is not None and not attention_mask.shape[-1]:
             raise RuntimeError(f"{type(module).__name__} is not handed its caller's keyword arguments")
-        result: tuple[Tensor, Tensor | None] = AttentionInterface()["sdpa"](
-            module, query, key, value, attention_mask, scaling=scaling, **others
-        )
+        plain: Any = AttentionInterface()["sdpa"]
+        result: tuple[Tensor, None] = plain(module, query, key, value, attention_mask, scaling=scaling, **others)
         return result
-    found = [name for name in UNUSUAL if others.get(name) is not None]
-    if found:
+    if found := [name for name in UNUSUAL if others.get(name) is not None]:
         raise RuntimeError(f"{type(module).__name__} computes attention with {', '.join(found)}")
-    seen, layer = specbench_seen, int(module.layer_idx)  # type: ignore[arg-type]
-    scale, window = query.shape[-1] ** -0.5 if scaling is None else scaling, seen.window_of(layer)
+    window = seen.window_of(int(module.layer_idx))  # type: ignore[arg-type]
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     output = attend_op(query, key, value, seen.table, seen.first, seen.sees, seen.depth, scale, window)
     if seen.errors is not None:
         right = plain_attention(query, key, value, seen, scale, window)
@@ -91,9 +88,8 @@ AttentionMaskInterface.register(NAME, AttentionMaskInterface()["sdpa"])
 
 
 def arguments(model: Any, tokens: Tensor, first: Tensor, tree: Tree | None) -> dict[str, Any]:
-    """The keyword arguments that say what the tokens [b, N], or their embeddings [b, N, hidden], see, of which the
-    first are at columns first [b]. transformers passes on a mask with four dimensions as it is; this one has no
-    columns, so that no other attention function takes it."""
+    """The keyword arguments that say what the tokens [b, N], or their embeddings [b, N, hidden], see, the first of them
+    at columns first [b]. The mask has no columns, so that no other attention function takes it."""
     b, N = tokens.shape[:2]
     sees, depth = (None, None) if tree is None else (tree.sees, tree.depth)
     seen = SeenColumns(model.cache.block_table(), first, sees, depth, model.mask.window_of, model.kernel_errors)
@@ -105,23 +101,17 @@ def plain_attention(
 ) -> Tensor:
     """What the kernel computes, with a mask, copies and float32: [b, N, heads, head size]."""
     heads, N = query.shape[1:3]
-    k, v = (_columns(stored, seen.table, heads) for stored in (keys, values))
+    blocks = (stored[seen.table].transpose(1, 2).flatten(2, 3).float() for stored in (keys, values))
+    k, v = (found.repeat_interleave(heads // found.shape[1], 1) for found in blocks)  # [b, heads, T, head size]
     slots = (seen.first[:, None] + torch.arange(N, device=query.device)).clamp(min=0)
     tree = None if seen.sees is None or seen.depth is None else Tree(seen.depth, seen.sees)
     root = seen.first if tree is None else seen.first - (tree.sees.shape[2] - N)
-    mask = seen_columns(slots, root, k.shape[2], tree)
+    positions = slots if tree is None else root[:, None] + tree.depth
+    mask = TokenPlaces(slots, positions, root, k.shape[2], tree).seen
     if window is not None:
-        places = slots if tree is None else root[:, None] + tree.depth
-        mask = mask & (torch.arange(k.shape[2], device=query.device) > places[:, :, None] - window)
+        mask = mask & (torch.arange(k.shape[2], device=query.device) > positions[:, :, None] - window)
     scores = (query.float() @ k.mT * scale).masked_fill(~mask[:, None], -torch.inf)
     return (scores.softmax(-1) @ v).transpose(1, 2)
-
-
-def _columns(stored: Tensor, table: Tensor, heads: int) -> Tensor:
-    """All columns [b, heads, T, head size] of the rows with block table [b, width], of stored blocks [blocks, key
-    heads, block size, head size], in float32."""
-    found = stored[table].transpose(1, 2).flatten(2, 3).float()
-    return found.repeat_interleave(heads // found.shape[1], 1)
 
 
 def choose_kernel(attention: str, module: Any, device: torch.device, name: str) -> bool:
@@ -144,26 +134,23 @@ def refusal(module: Any, device: torch.device) -> str | None:
 
     if device.type != "cuda" and not knobs.runtime.interpret:
         return "it needs CUDA (or Triton's interpreter, TRITON_INTERPRET=1)"
+    name = type(module).__name__
     if not isinstance(module, PreTrainedModel) or not module.is_backend_compatible():
-        return f"{type(module).__name__} does not pass keyword arguments on to its attention"
-    if module.config.is_encoder_decoder:
-        return f"{type(module).__name__} attends to an encoder's outputs"
+        return f"{name} does not pass keyword arguments on to its attention"
     config = module.config.get_text_config()
-    if recurrent_kinds(config):
-        return f"{type(module).__name__} has a recurrent state"
-    if getattr(config, "attn_logit_softcapping", None) is not None:
-        return f"{type(module).__name__} has a soft cap"
-    if config._attn_implementation == "eager":
-        return f"{type(module).__name__} has no SDPA in transformers, to which other calls would fall back"
-    other = set(getattr(config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
-    if other:
-        return f"{type(module).__name__} has layers of kind {', '.join(sorted(other))}"
-    return None
+    kinds = set(getattr(config, "layer_types", None) or ())
+    reasons = {
+        "attends to an encoder's outputs": module.config.is_encoder_decoder,
+        "has a recurrent state": kinds & RECURRENT,
+        "has a soft cap": getattr(config, "attn_logit_softcapping", None) is not None,
+        "has no SDPA in transformers, to which other calls would fall back": config._attn_implementation == "eager",
+        f"has layers of kind {', '.join(sorted(kinds - PLAIN))}": kinds - PLAIN,
+    }
+    return next((f"{name} {reason}" for reason, holds in reasons.items() if holds), None)
 
 
 def check_kernel(attention: str, model: Any) -> bool:
-    """Whether the kernel, on the model's device, computes what plain attention does. Raises ConfigError if it does not
-    and must be used."""
+    """Whether the kernel computes what plain attention does. Raises ConfigError if it does not and must be used."""
     try:
         worst, allowed = worst_error(model), TOLERANCE[model.dtype]
         reason = None if worst <= allowed else f"it differs from plain attention by {worst:.1g} (allowed: {allowed})"
@@ -174,7 +161,7 @@ def check_kernel(attention: str, model: Any) -> bool:
 
 def worst_error(model: Any) -> float:
     """The largest distance of the kernel from plain attention in any layer, as a share of the layer's largest value, on
-    a text and on a tree that follows it. The model, which uses the kernel, must have no cache yet."""
+    a text and on a tree that follows it. The model must have no cache yet."""
     device = model.device
     tree = static_tree((-1, -1, 0, 0, 1), device)
     ids = torch.arange(TEXT + len(tree.sees[0]), device=device)[None] % model.own_vocab_size
@@ -186,7 +173,8 @@ def worst_error(model: Any) -> float:
                 model.forward(ids[:, begin:end], first, ids.shape[1], tree=shape, keep_logits=1)
             return float(torch.stack(model.kernel_errors).max())
     finally:
-        model.cache, model.kernel_errors = None, None
+        model.free()
+        model.kernel_errors = None
 
 
 def _kept(attention: str, name: str, reason: str | None) -> bool:

@@ -3,12 +3,14 @@
 B rows, N new tokens, D levels, T columns, V vocabulary, H hidden.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from transformers import PreTrainedModel
 
 from specbench.decoding.draft import Draft, Verdict
 from specbench.decoding.encoder_input import EncoderInput
@@ -18,7 +20,25 @@ from specbench.decoding.state import Job, State
 from specbench.decoding.token_tree import Levels, Tree, pack, static_tree, tree_of
 from specbench.decoding.transfers import constant, upload
 from specbench.models.cached_model import CachedModel
-from specbench.models.head_input import head_inputs
+
+
+@contextmanager
+def head_inputs(module: PreTrainedModel, select: Callable[[Tensor], Tensor] | None = None) -> Iterator[list[Tensor]]:
+    """Yields a list to which each forward inside this context appends the inputs [B, N, H] of the model's output
+    matrix: its last hidden states. With `select` the matrix multiplies only what it returns of them, [B, K, H], unless
+    the executor computes all logits in one program."""
+    found: list[Tensor] = []
+
+    def note(_: Any, given: tuple[Tensor, ...]) -> tuple[Tensor] | None:
+        found.append(given[0])
+        return None if select is None else (select(given[0]),)
+
+    head: Any = module.get_output_embeddings()
+    hook = head.register_forward_pre_hook(note)
+    try:
+        yield found
+    finally:
+        hook.remove()
 
 
 class LanguageModel(CachedModel):
@@ -75,12 +95,7 @@ class LanguageModel(CachedModel):
     def read_row(self, text: Tensor, row: int, begin: int, end: int, keep_logits: int = 0) -> Tensor:
         """Reads the tokens begin .. end - 1 of a text [1, T] into one row of the cache. Returns logits
         [1, end - begin, V], or only the last `keep_logits` of them."""
-        self.cached[row] = begin
-        self.cache.truncate(self.cached)
-        wanted = [0] * self.cache.rows
-        wanted[row] = end
-        self.cache.reserve(wanted)
-        visible = self.columns_seen(end)
+        visible = self.make_row(row, begin, end)
         first = torch.full((1,), begin, device=self.device)
         logits = self.forward(text[:, begin:end], first, visible, row=row, keep_logits=keep_logits)
         self.cached[row] = end
@@ -133,16 +148,14 @@ class LanguageModel(CachedModel):
     def _score_draft(
         self, rows: Rows, guesses: Tensor, visible: int, levels: Levels, parent: Tensor | None, keep_hidden: bool
     ) -> tuple[Tensor, Tensor | None]:
-        """`_score` of the guesses [B, N] of a draft, by its levels and parent [1 or B, N] (None: a chain): p
-        [B, N + 1, V] and hidden states [B, N + 1, H] or None."""
+        """`_score` of the guesses [B, N] of a draft, by its levels and parent [1 or B, N] (None: a chain)."""
         tree = None if parent is None else tree_of(levels, parent)
         return self._score(rows, guesses, visible, tree, keep_hidden)
 
     def _score(
         self, rows: Rows, guesses: Tensor, visible: int, tree: Tree | None, keep_hidden: bool
     ) -> tuple[Tensor, Tensor | None]:
-        """p [B, N + 1, V] after the last committed token and each of the guesses [B, N], and the last hidden states
-        [B, N + 1, H] if `keep_hidden`, else None."""
+        """p [B, N + 1, V] after the last committed token and each guess [B, N], and hidden [B, N + 1, H] if kept."""
         text, length = rows.tokens, rows.length
         last = text.gather(1, length[:, None] - 1)
         x = torch.cat([last, guesses], 1)
@@ -158,8 +171,7 @@ class LanguageModel(CachedModel):
         return self.sampling.probabilities(logits, seen), hidden
 
     def settle(self, state: State, draft: Draft, verdict: Verdict, scores: Scores, base: Tensor) -> None:
-        """Moves the keys and values of a tree's accepted path to the columns of a chain. base [B] is the column of node
-        0."""
+        """Moves keys and values of a tree's accepted path to the columns of a chain. base [B] is node 0's column."""
         if verdict.path is not None and not draft.is_chain:
             # Nodes that a row has not got are not read: the path of accepted guesses ends before them.
             self.keep_path(verdict.path[:, : scores.width - 1], base, scores.place)

@@ -18,8 +18,7 @@ from specbench.decoding.model import READ_CHUNK
 from specbench.decoding.rows import Rows
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.state import Job, State
-from specbench.models.head_input import head_inputs
-from specbench.models.language_model import LanguageModel
+from specbench.models.language_model import LanguageModel, head_inputs
 
 
 class PairInput(nn.Module):
@@ -46,15 +45,10 @@ class MtpModel(LanguageModel):
     def __init__(self, module: PreTrainedModel, target: LanguageModel, name: str, sampling: Sampling, gamma: int):
         """`gamma` is the largest of any round. The target tells what it reads of prompts from now on."""
         super().__init__(
-            module,
-            target.tokenizer,
-            name=name,
-            sampling=sampling,
-            new_cache=target.new_cache,
-            executor=target.executor,
-            vocab_size=target.vocab_size,
+            module, target.tokenizer, name=name, sampling=sampling, new_cache=target.new_cache,
+            executor=target.executor, vocab_size=target.vocab_size,
             attention=target.attention if target.kernel else "sdpa",
-        )
+        )  # fmt: skip
         self.pair_input: Any = self.module.pair_input
         embedding, head = self.module.get_input_embeddings(), self.module.get_output_embeddings()
         shared = [weight for part in (embedding, head) for weight in part.parameters()]  # the target's
@@ -106,11 +100,7 @@ class MtpModel(LanguageModel):
         heard = torch.cat(self.heard.pop(row), 1)  # [1, end - begin, H]
         whole = end >= state.lengths[row] - 1
         if (count := end - begin - whole) > 0:
-            self.cached[row] = begin
-            self.cache.truncate(self.cached)
-            wanted = [0] * self.cache.rows
-            wanted[row] = begin + count
-            self.cache.reserve(wanted)
+            self.make_row(row, begin, begin + count)
             self._read_pairs(state.tokens[row : row + 1], row, begin, heard[:, :count])
         self.cached[row] = begin + max(0, count)
         if whole:
@@ -118,8 +108,7 @@ class MtpModel(LanguageModel):
 
     def _read_pairs(self, text: Tensor, row: int | None, begin: int, hidden: Tensor) -> None:
         """Reads the pairs of hidden states [b, n, H] of the tokens of text [b, T] from position `begin` on."""
-        end = begin + hidden.shape[1]
-        width = hidden.shape[1]
+        width, end = hidden.shape[1], begin + hidden.shape[1]
         visible = self.columns_seen(end) if row is not None else self.make_room([begin] * len(self.cached), width)
         first = torch.full((len(hidden),), begin, device=self.device)
         x = self.join(text[:, begin + 1 : end + 1], hidden)
@@ -128,8 +117,7 @@ class MtpModel(LanguageModel):
     # -- Rounds ---------------------------------------------------------------------------------
 
     def make_room_for(self, state: State, steps: int) -> int:
-        """Rolls the cache back to each row's first pending pair, and makes room for the pending ones and for `steps`
-        guesses. Returns the number of columns that attention sees."""
+        """Rolls back to the first pending pairs, makes room for them and `steps` guesses; returns the columns seen."""
         rows = list(zip(self.cached, state.lengths, state.active, strict=True))
         ends = [max((c if on else n - 2) + self.width, n - 2 + steps) for c, n, on in rows]
         self.cache.truncate(self.cached)

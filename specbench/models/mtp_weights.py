@@ -17,12 +17,12 @@ from transformers import PretrainedConfig, PreTrainedModel
 from transformers.utils.hub import cached_file
 
 from specbench.errors import ConfigError
-from specbench.models.checkpoint import INDEX, check_files, local_path, read_json, reading, source_of
+from specbench.models.checkpoint import INDEX, WHOLE, check_files, local_path, read_json, reading, source_of
 from specbench.models.checkpoint_checks import refuse_incomplete, refuse_not_finite
 from specbench.models.language_model import LanguageModel
 from specbench.models.mtp import PairInput
 
-WHOLE = "model.safetensors"
+SINGLE = "model.safetensors"
 PARTS = ("embedding_norm", "hidden_norm", "projection", "norm")
 LAYER = {"enorm": "embedding_norm", "hnorm": "hidden_norm", "eh_proj": "projection", "shared_head.norm": "norm"}
 OWN = {"pre_fc_norm_embedding": "embedding_norm", "pre_fc_norm_hidden": "hidden_norm", "fc": "projection",
@@ -77,25 +77,22 @@ def load_mtp(path: str, key: str, target: LanguageModel) -> PreTrainedModel:
     target's embedding and output matrix, and a `pair_input`. Raises ConfigError if there is none, or none for this
     target."""
     stock: Any = target.module
-    with reading(key, path, "multi-token-prediction module"):
+    named, part = f"{key}={path}", "multi-token-prediction module"
+    with reading(key, path, part):
         source = source_of(path)
         if Path(source).is_dir():
             check_files(Path(source))
         config = type(stock.config).from_pretrained(source).get_text_config()
         parts = _read(source, config.num_hidden_layers)
-    named = f"{key}={path}"
-    if not parts:
-        raise ConfigError(f"{named} holds no multi-token-prediction module: {ADVICE}")
-    if config.hidden_size != target.config.hidden_size:
-        sizes = f"{config.hidden_size}, but {target.name} has {target.config.hidden_size}"
-        raise ConfigError(f"{named} has a multi-token-prediction module for hidden states of {sizes}")
-    stored = {tensor.dtype for tensor in parts.values()}
-    if not all(dtype.is_floating_point and dtype.itemsize > 1 for dtype in stored):
-        names = ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in stored))
-        raise ConfigError(
-            f"{named} holds its multi-token-prediction module in {names}: only 16 and 32 bits can be read"
-        )
-    with reading(key, path, "multi-token-prediction module"):
+        if not parts:
+            raise ConfigError(f"{named} holds no {part}: {ADVICE}")
+        if config.hidden_size != target.config.hidden_size:
+            sizes = f"{config.hidden_size}, but {target.name} has {target.config.hidden_size}"
+            raise ConfigError(f"{named} has a {part} for hidden states of {sizes}")
+        stored = {tensor.dtype for tensor in parts.values()}
+        if not all(dtype.is_floating_point and dtype.itemsize > 1 for dtype in stored):
+            names = ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in stored))
+            raise ConfigError(f"{named} holds its {part} in {names}: only 16 and 32 bits can be read")
         module = _built(parts, config, target, named)
     refuse_not_finite(module, named, target.dtype)
     module.set_input_embeddings(stock.get_input_embeddings())
@@ -106,12 +103,12 @@ def load_mtp(path: str, key: str, target: LanguageModel) -> PreTrainedModel:
 def _files(path: str) -> dict[str, str]:
     """The file of each tensor of a checkpoint: from its index or, of a single file, its header. Raises OSError."""
     source = source_of(path)
-    index = cached_file(source, INDEX[WHOLE], _raise_exceptions_for_missing_entries=False)
+    index = cached_file(source, INDEX[SINGLE], _raise_exceptions_for_missing_entries=False)
     if index is not None:
         shards: dict[str, str] = read_json(Path(index))["weight_map"]
         return shards
-    with safe_open(cached_file(source, WHOLE), framework="pt") as tensors:
-        return dict.fromkeys(tensors.keys(), WHOLE)
+    with safe_open(cached_file(source, SINGLE), framework="pt") as tensors:
+        return dict.fromkeys(tensors.keys(), SINGLE)
 
 
 def _read(source: str, layers: int) -> dict[str, Tensor]:
@@ -147,15 +144,8 @@ def _built(parts: Mapping[str, Tensor], config: PretrainedConfig, target: Langua
     state = {f"model.layers.0.{place.removeprefix('layer.')}": t for place, t in parts.items() if "layer." in place[:6]}
     state |= {f"model.{place}": tensor for place, tensor in parts.items() if place.startswith("norm.")}
     own = one_layer(config, experts=any(".experts." in place for place in parts))
-    module, info = kind.from_pretrained(
-        None,
-        config=own,
-        state_dict=state,
-        dtype=target.dtype,
-        attn_implementation="sdpa",
-        output_loading_info=True,
-        ignore_mismatched_sizes=True,
-    )
+    options: Any = {"config": own, "state_dict": state, "dtype": target.dtype, "attn_implementation": "sdpa"}
+    module, info = kind.from_pretrained(None, **options, **WHOLE)
     shared = {"model.embed_tokens.weight", "lm_head.weight"}
     lacking = {f"{part}.weight" for part in PARTS} - parts.keys()
     refuse_incomplete(info | {"missing_keys": (set(info["missing_keys"]) - shared) | lacking}, named)

@@ -1,43 +1,29 @@
-"""Positions of new tokens in decoders that take none as an argument: what each kind of decoder has changed for them.
+"""How decoders of transformers are given a position for each new token of each row.
 
-Such decoders of transformers count positions from the length of the cache, which is one number for all rows, where
-every row and every tree has its own. Inside `Positions.at` what a decoder makes of positions is made of those of the
-forward: an embedding (BART, Pegasus, Marian, M2M-100), a bias by distance (T5), ALiBi (Bloom, MPT, Falcon), local
-windows (GPT-Neo). Outside of it the module is as transformers made it. b rows, N new tokens, T columns, H hidden.
+Most causal modules take positions. The others count them from the length of the cache, one number for all rows. Inside
+`Positions.at` what such a decoder makes of positions is made of those of the forward: an embedding (BART, Pegasus,
+Marian, M2M-100), a bias by distance (T5), ALiBi (Bloom, MPT, Falcon), local windows (GPT-Neo). Outside of it the module
+is as transformers made it. b rows, N new tokens, T columns, H hidden, V vocabulary.
 """
 
 import inspect
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from transformers import PreTrainedModel
 
-from specbench.decoding.token_tree import Tree
-from specbench.models.attention_mask import positions_of_columns
+from specbench.decoding.executor import Executor
+from specbench.models.attention_mask import TokenPlaces
 from specbench.settings import UNLIMITED_CONTEXT
 
 BY_MASK = "build_alibi_tensor"  # of an attention mask [b, T]: a method of Bloom's decoder, a function beside Falcon's
 BY_LENGTH = "build_mpt_alibi_tensor"  # of a number of columns: a method of MPT's decoder
-
-
-class TokenPlaces(NamedTuple):
-    """Where the new tokens of a forward stand."""
-
-    positions: Tensor  # [b, N]
-    root: Tensor  # [b], the column of entry 0 of their tree, if they are one
-    visible: int  # columns that they see
-    tree: Tree | None
-
-    @property
-    def of_columns(self) -> Tensor:
-        """The position of each column [b or 1, T]; only columns that are seen count."""
-        return positions_of_columns(self.root, self.visible, self.tree)
-
 
 Change = tuple[dict[str, Any], str, Any]  # names of a module or an object, one of them, and what it stands for
 Patch = Callable[[TokenPlaces], list[Change]]
@@ -64,13 +50,13 @@ class Positions:
         return UNLIMITED_CONTEXT if table is None else len(table) - first
 
     @contextmanager
-    def at(self, positions: Tensor, root: Tensor, visible: int, tree: Tree | None) -> Iterator[None]:
-        """Inside this context the decoder\'s new tokens stand there, see `TokenPlaces`. Raises ValueError for a tree if
-        a bias is one for all rows."""
-        place, before = TokenPlaces(positions, root, visible, tree), []
+    def at(self, places: TokenPlaces) -> Iterator[None]:
+        """Inside this context the decoder's new tokens stand there. Raises ValueError for a tree if a bias is one for
+        all rows."""
+        before: list[Change] = []
         try:
             for patch in self.patches:
-                for names, name, value in patch(place):
+                for names, name, value in patch(places):
                     before.append((names, name, names.get(name)))
                     names[name] = value
             yield
@@ -82,12 +68,63 @@ class Positions:
                     names[name] = value
 
 
+class Decoder:
+    """How a causal module without an encoder is called."""
+
+    def __init__(self, stock: PreTrainedModel, module: Any, places: bool = True):
+        """`module` is the one that is called: `stock` as transformers made it, or what an executor made of it. Without
+        `places` it has no positions but those of its arguments."""
+        accepted = inspect.signature(stock.forward).parameters
+        inner = inspect.signature(_decoder_of(stock).forward).parameters
+        self.skips_logits = "logits_to_keep" in accepted
+        self.takes_positions = "position_ids" in accepted or ("kwargs" in accepted and "position_ids" in inner)
+        # RoBERTa and its kin count a text's positions from the one behind their padding's.
+        parts: Iterable[Any] = stock.modules()
+        padded = (part for part in parts if hasattr(part, "create_position_ids_from_input_ids"))
+        self.first = next((int(part.padding_idx) + 1 for part in padded), 0)
+        # The attention functions of transformers take any strides; attention that a model writes itself may not.
+        self.contiguous = not (isinstance(stock, PreTrainedModel) and stock.is_backend_compatible())
+        decoder = _decoder_of(module)
+        counted = Positions(decoder, COUNTED)
+        self.counts_positions = bool(counted.patches)
+        given = None if self.takes_positions or not places else Positions(decoder)
+        self.patched = counted if self.counts_positions else given
+
+    def obstacle(self, executor: Executor) -> str | None:
+        """Why an executor cannot run it: what is traced does not change with positions that are no arguments."""
+        possible = executor.runs_encoders and not (executor.compiles and self.counts_positions)
+        if self.patched is not None and not possible:
+            return "its positions are no arguments of its forward: choose executor=auto or eager"
+        return None
+
+    def logits(
+        self, module: Any, words: dict[str, Tensor], places: TokenPlaces, seen: dict[str, Any], keep_logits: int
+    ) -> Tensor:
+        """Logits [b, N, V] (only the last `keep_logits` if not 0) of new tokens, `words` being their ids or embeddings,
+        as the module computes them. `seen` is the cache, and what says which of its columns they see."""
+        if self.takes_positions:
+            seen["position_ids"] = places.positions + self.first
+        if self.skips_logits:
+            seen["logits_to_keep"] = keep_logits
+        with nullcontext() if self.patched is None else self.patched.at(places):
+            found: Tensor = module(**words, **seen, use_cache=True).logits
+        return found
+
+
+def _decoder_of(module: Any) -> Any:
+    """The part of a module that reads tokens, or the module itself."""
+    return module.get_decoder() if hasattr(module, "get_decoder") else module
+
+
+# -- The kinds of patches ---------------------------------------------------------------------------
+
+
 def embedding_of_positions(decoder: Any) -> Patch | None:
     """Learned or computed embeddings of positions."""
     embedding = getattr(decoder, "embed_positions", None)
     if not _embeds(embedding):
         return None
-    return lambda place: [(vars(embedding), "forward", partial(_embedded, embedding, place.positions))]
+    return lambda places: [(vars(embedding), "forward", partial(_embedded, embedding, places.positions))]
 
 
 def bias_by_distance(decoder: Any) -> Patch | None:
@@ -95,8 +132,8 @@ def bias_by_distance(decoder: Any) -> Patch | None:
     parts = [part for part in decoder.modules()
              if getattr(part, "has_relative_attention_bias", False) and hasattr(part, "compute_bias")]  # fmt: skip
 
-    def patch(place: TokenPlaces) -> list[Change]:
-        distance = place.of_columns[:, None] - place.positions[:, :, None]  # [b, N, T]
+    def patch(places: TokenPlaces) -> list[Change]:
+        distance = places.of_columns[:, None] - places.positions[:, :, None]  # [b, N, T]
         return [(vars(part), "compute_bias", partial(_bias, part, distance)) for part in parts]
 
     return patch if parts else None
@@ -109,8 +146,8 @@ def alibi_of_mask(decoder: Any) -> Patch | None:
     if method is None and not (getattr(decoder, "use_alibi", False) and BY_MASK in names):
         return None
 
-    def patch(place: TokenPlaces) -> list[Change]:
-        there = place.of_columns.expand(len(place.positions), -1)  # [b, T]
+    def patch(places: TokenPlaces) -> list[Change]:
+        there = places.of_columns.expand(len(places.positions), -1)  # [b, T]
         make = getattr(decoder, BY_MASK, None) or names[BY_MASK]
         return [(names, BY_MASK, partial(_alibi_by_row, make, there))]
 
@@ -122,17 +159,11 @@ def alibi_of_length(decoder: Any) -> Patch | None:
     if not hasattr(decoder, BY_LENGTH):
         return None
 
-    def patch(place: TokenPlaces) -> list[Change]:
-        if place.tree is not None:
+    def patch(places: TokenPlaces) -> list[Change]:
+        if places.tree is not None:
             raise ValueError("its ALiBi bias is one for all rows, so that it cannot read trees")
-        make = getattr(decoder, BY_LENGTH)
-
-        def build(heads: int, length: int, **options: Any) -> Tensor:
-            """The bias [heads, 1, T] of all visible columns."""
-            found: Tensor = make(heads, max(length, place.visible), **options)
-            return found
-
-        return [(vars(decoder), BY_LENGTH, build)]
+        make = getattr(decoder, BY_LENGTH)  # of heads and a length: [heads, 1, T]
+        return [(vars(decoder), BY_LENGTH, lambda heads, length, **o: make(heads, max(length, places.visible), **o))]
 
     return patch
 
@@ -141,8 +172,8 @@ def local_windows(decoder: Any) -> Patch | None:
     """GPT-Neo's local layers, which hide columns by their distance."""
     parts = [p for p in decoder.modules() if getattr(p, "attention_type", None) == "local" and hasattr(p, "bias")]
 
-    def patch(place: TokenPlaces) -> list[Change]:
-        there, positions = place.of_columns[:, None], place.positions[:, :, None]
+    def patch(places: TokenPlaces) -> list[Change]:
+        there, positions = places.of_columns[:, None], places.positions[:, :, None]
         near = [there > positions - part.config.window_size for part in parts]  # [b, N, T]
         return [(vars(part), "bias", _AnyPart(seen[:, None])) for part, seen in zip(parts, near, strict=True)]
 
@@ -175,6 +206,13 @@ def _skips_padding(embedding: Any) -> bool:
     return hasattr(embedding, "create_position_ids_from_input_ids") or hasattr(embedding, "make_positions")
 
 
+def _table(embedding: Any) -> tuple[Tensor | None, int]:
+    """The table [rows, H] of an embedding and the row of position 0; no table if each position is computed."""
+    if _skips_padding(embedding):
+        return embedding.weight if isinstance(embedding, nn.Embedding) else embedding.weights, embedding.padding_idx + 1
+    return getattr(embedding, "weight", None), getattr(embedding, "offset", 0)
+
+
 def _embedded(embedding: Any, positions: Tensor, *given: Any, **others: Any) -> Tensor:
     """[b, N, H]: the embedding of positions [b, N], whatever the decoder asks for. Some skip the first rows."""
     table, first = _table(embedding)
@@ -188,20 +226,10 @@ def _embedded(embedding: Any, positions: Tensor, *given: Any, **others: Any) -> 
     return F.embedding(rows, table)
 
 
-def _table(embedding: Any) -> tuple[Tensor | None, int]:
-    """The table [rows, H] of an embedding and the row of position 0; no table if each position is computed."""
-    if _skips_padding(embedding):
-        return embedding.weight if isinstance(embedding, nn.Embedding) else embedding.weights, embedding.padding_idx + 1
-    return getattr(embedding, "weight", None), getattr(embedding, "offset", 0)
-
-
 def _bias(attention: Any, distance: Tensor, *given: Any, **others: Any) -> Tensor:
     """[b, heads, N, T]: the bias of each new token at each column, by their distance [b, N, T]."""
-    known = {
-        "bidirectional": False,
-        "num_buckets": attention.relative_attention_num_buckets,
-        "max_distance": attention.relative_attention_max_distance,
-    }
+    known = {"bidirectional": False, "num_buckets": attention.relative_attention_num_buckets,
+             "max_distance": attention.relative_attention_max_distance}  # fmt: skip
     taken = inspect.signature(attention._relative_position_bucket).parameters  # UMT5's takes the distance only
     buckets = attention._relative_position_bucket(distance, **{k: v for k, v in known.items() if k in taken})
     found: Tensor = attention.relative_attention_bias(buckets).permute(0, 3, 1, 2)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import transformers
 from huggingface_hub.utils.tqdm import enable_progress_bars
-from transformers import PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
 from transformers.quantizers.auto import AutoHfQuantizer
 
 from specbench.cache.static import StaticCache
@@ -22,26 +22,17 @@ from specbench.decoding import processes
 from specbench.errors import ConfigError, unknown
 from specbench.executors.eager import EagerExecutor
 from specbench.executors.quant_grids import GRIDS
+from specbench.models import checkpoint_checks as checks
 from specbench.models import kernel_attention
 from specbench.models.adapter_check import reads_trees
 from specbench.models.architecture import ModelSize, family_of, loader_of, without_memory
 from specbench.models.attention_mask import refuse_unknown_kinds
 from specbench.models.checkpoint import WHOLE, check_files, check_path, check_weights, local_path, reading, source_of
-from specbench.models.checkpoint_checks import (
-    refuse_bad_sizes,
-    refuse_bad_stops,
-    refuse_incomplete,
-    refuse_more_ids,
-    refuse_no_text,
-    refuse_not_causal,
-    refuse_not_finite,
-    refuse_offloaded,
-)
 from specbench.models.context import Context
 from specbench.models.encoder_decoder import refuse_decoder
 from specbench.models.language_model import LanguageModel
 from specbench.models.mtp_weights import without_modules
-from specbench.models.quantization import quantise, refuse_quantised
+from specbench.models.quantization import quantise
 from specbench.settings import MOST_RANKS, BaseSettings, setting
 
 # Of a shape, which transformers reads but has no field for.
@@ -90,37 +81,38 @@ class PretrainedModel(LanguageModel):
     def __init__(self, settings: Settings, context: Context, role: str, vocab_size: int | None = None):
         """A drafter is given the target's `vocab_size`."""
         tokenizer, config = load_tokenizer(settings, role), load_config(settings, role)
-        refuse_more_ids(tokenizer, f"{role}.path={settings.path}", config.get_text_config().vocab_size)
-        new_encoder = family_of(config).encoder(settings, role, config)
+        key = f"{role}.path={settings.path}"
+        checks.refuse_more_ids(tokenizer, key, config.get_text_config().vocab_size)
         self.load_again = partial(load_module, settings, role, context.device, context.dtype, context.seed)
         self._second_module = functools.cache(lambda: self.load_again())  # one for all that share the weights
         self.random_weights, self.quantization = settings.weights == "random", settings.quantization
-        module, key = self.load_again(), f"{role}.path={settings.path}"
+        module = self.load_again()
         if settings.tensor_parallel > 1:
             whole = dataclasses.replace(settings, tensor_parallel=1)
             load_whole = partial(load_module, whole, role, context.device, context.dtype, context.seed)
             if not processes.current.agrees_with_whole(module, load_whole, key):
                 self.unchecked = "it has no room beside it"
-        plain = LanguageModel(module, tokenizer, name=settings.path, sampling=context.sampling, new_cache=StaticCache,
-                              executor=EagerExecutor(), attention="sdpa", new_encoder=new_encoder)  # fmt: skip
-        obstacle = plain.decoder.obstacle(context.executor) if plain.encoder is None else None
-        if obstacle is not None:
-            raise ConfigError(f"{key} is not possible with this executor: {obstacle}")
-        if plain.encoder is None and plain.decoder.counts_positions:  # nor is what executor=auto may compile later
-            context.executor.without_programs()
+        new_encoder = family_of(config).encoder(settings, role, config)
+        shared: Any = {"name": settings.path, "sampling": context.sampling, "new_encoder": new_encoder}
+        plain = LanguageModel(
+            module, tokenizer, new_cache=StaticCache, executor=EagerExecutor(), attention="sdpa", **shared
+        )
+        if plain.encoder is None:
+            if (obstacle := plain.decoder.obstacle(context.executor)) is not None:
+                raise ConfigError(f"{key} is not possible with this executor: {obstacle}")
+            if plain.decoder.counts_positions:  # nor is what executor=auto may compile later
+                context.executor.without_programs()
         trees = reads_trees(plain, key)
         super().__init__(
             module,
             tokenizer,
-            name=settings.path,
-            sampling=context.sampling,
             new_cache=context.new_cache,
             executor=context.executor,
             chat_template=uses_template(settings, tokenizer, role),
             vocab_size=vocab_size,
             exact=role == "target" or settings.quantization is None,
             attention=context.attention,
-            new_encoder=new_encoder,
+            **shared,
         )
         self.trees = trees
         self.kernel = self.kernel and kernel_attention.check_kernel(self.attention, self)
@@ -145,33 +137,34 @@ def uses_template(settings: PretrainedModel.Settings, tokenizer: Any, role: str)
 
 
 def load_tokenizer(settings: PretrainedModel.Settings, role: str) -> Any:
-    """The model's own tokenizer, or the shipped one for the shipped models and for random weights without a tokenizer
-    at hand. Raises ConfigError."""
+    """The model's tokenizer; the shipped one for shipped models, and random weights without one. Raises ConfigError."""
     source = source_of(settings.path)
     shares = settings.weights == "random" or settings.path.startswith("shipped:")
     if shares and not (Path(source) / "tokenizer_config.json").is_file():
         source = str((Path(source).parent if settings.path.startswith("shipped:") else SHIPPED) / "target")
     with reading_of(settings, role, "tokenizer"):
         tokenizer: Any = transformers.AutoTokenizer.from_pretrained(source, **options_of(settings))
-        refuse_no_text(tokenizer, f"{role}.path={settings.path}")
+        checks.refuse_no_text(tokenizer, f"{role}.path={settings.path}")
     return tokenizer
 
 
-def load_config(settings: PretrainedModel.Settings, role: str) -> transformers.PretrainedConfig:
+def load_config(settings: PretrainedModel.Settings, role: str) -> PretrainedConfig:
     """The model's shape: that of the checkpoint or, for random weights, of the settings. Raises ConfigError."""
     source = Path(source_of(settings.path))
+    config: PretrainedConfig
     if settings.weights == "random" and not (source / "config.json").is_file():
-        return _config_of_shape(settings, role)
-    config: transformers.PretrainedConfig
-    with reading_of(settings, role, "config"):
-        if source.is_dir():
-            check_files(source)
-        config = transformers.AutoConfig.from_pretrained(str(source), **options_of(settings))
-    refuse_bad_sizes(config, f"{role}.path={settings.path} has ")
+        where, config = f"{role}.shape.", _config_of_shape(settings, role)
+    else:
+        where = f"{role}.path={settings.path} has "
+        with reading_of(settings, role, "config"):
+            if source.is_dir():
+                check_files(source)
+            config = transformers.AutoConfig.from_pretrained(str(source), **options_of(settings))
+    checks.refuse_bad_sizes(config, where)
     return config
 
 
-def _config_of_shape(settings: PretrainedModel.Settings, role: str) -> transformers.PretrainedConfig:
+def _config_of_shape(settings: PretrainedModel.Settings, role: str) -> PretrainedConfig:
     """The shape in the settings. Raises ConfigError."""
     if not settings.shape:
         raise ConfigError(
@@ -188,8 +181,7 @@ def _config_of_shape(settings: PretrainedModel.Settings, role: str) -> transform
         if name not in names:
             raise unknown(f"{role}.shape.{name}", (f"{role}.shape.{known}" for known in names), "setting")
     with reading(f"{role}.shape", str(settings.shape), "config", advice="change it"):
-        config: transformers.PretrainedConfig = kind(**shape)
-    refuse_bad_sizes(config, f"{role}.shape.")
+        config: PretrainedConfig = kind(**shape)
     return config
 
 
@@ -214,47 +206,50 @@ def load_module(
     if sys.stderr.isatty():
         enable_progress_bars()
     config, key = load_config(settings, role), f"{role}.path={settings.path}"
-    refuse_quantised(config, settings.quantization, role, settings.path)
-    classes: Any = transformers
-    loader = getattr(classes, loader_of(config))
+    if settings.quantization is not None and getattr(config, "quantization_config", None) is not None:
+        named = f"{role}.quantization={settings.quantization} is not possible: {settings.path}"
+        raise ConfigError(f"{named} is quantised already, use {role}.quantization=null")
+    loader: Any = getattr(transformers, loader_of(config))
     options = {"dtype": dtype, "trust_remote_code": settings.trust_remote_code}
-    module: Any
     with reading_of(settings, role, "weights"):
         if settings.weights == "random":
             torch.manual_seed(seed)
             with torch.device(device):
-                module = loader.from_config(config, **options)
+                module: Any = loader.from_config(config, **options)
         else:
-            source = source_of(settings.path)
-            quantized = getattr(config, "quantization_config", None)
-            if quantized is not None and not AutoHfQuantizer.supports_quant_method(quantized):
-                raise ValueError(f"quantization_config={quantized} in its config is not of a kind that can be read")
-            if Path(source).is_dir():
-                check_weights(Path(source), quantized is not None)
-            options |= device_options(settings)
-            module, info = loader.from_pretrained(source, revision=settings.revision, **WHOLE, **options)
-            layers = getattr(config.get_text_config(), "num_hidden_layers", 0)
-            refuse_incomplete(info | {"unexpected_keys": without_modules(info["unexpected_keys"], layers)}, key)
+            module = _read_weights(settings, config, loader, options, key)
         loaded: PreTrainedModel = (module if settings.divided() else module.to(device)).eval()
         if loaded.config._attn_implementation not in ATTENTION:  # what the checkpoint asks for
             loaded.set_attn_implementation(ATTENTION[0] if loaded._supports_sdpa else ATTENTION[1])
         if settings.quantization is not None:
             quantise(loaded, settings.quantization, role, settings.path)
         if settings.device_map is not None:
-            refuse_offloaded(loaded, key)
-        refuse_bad_stops(loaded, key)
-        refuse_not_finite(loaded, key, dtype)
-        refuse_not_causal(loaded, key, dtype)
+            checks.refuse_offloaded(loaded, key)
+        checks.refuse_bad_stops(loaded, key)
+        checks.refuse_not_finite(loaded, key, dtype)
+        checks.refuse_not_causal(loaded, key, dtype)
     return loaded
 
 
-def device_options(settings: PretrainedModel.Settings) -> dict[str, Any]:
-    """What `from_pretrained` is told of processes or devices that share the weights; nothing if none do."""
+def _read_weights(
+    settings: PretrainedModel.Settings, config: PretrainedConfig, loader: Any, options: dict[str, Any], key: str
+) -> Any:
+    """The module of a checkpoint, whose tensors and shapes are those of its config."""
+    source, quantized = source_of(settings.path), getattr(config, "quantization_config", None)
+    if quantized is not None and not AutoHfQuantizer.supports_quant_method(quantized):
+        raise ValueError(f"quantization_config={quantized} in its config is not of a kind that can be read")
+    if Path(source).is_dir():
+        check_weights(Path(source), quantized is not None)
     if settings.tensor_parallel > 1:
         from transformers.distributed.configuration_utils import DistributedConfig
 
-        return {"distributed_config": DistributedConfig(tp_size=settings.tensor_parallel)}
-    return {} if settings.device_map is None else {"device_map": settings.device_map}
+        options["distributed_config"] = DistributedConfig(tp_size=settings.tensor_parallel)
+    elif settings.device_map is not None:
+        options["device_map"] = settings.device_map
+    module, info = loader.from_pretrained(source, revision=settings.revision, **WHOLE, **options)
+    layers = getattr(config.get_text_config(), "num_hidden_layers", 0)
+    checks.refuse_incomplete(info | {"unexpected_keys": without_modules(info["unexpected_keys"], layers)}, key)
+    return module
 
 
 def options_of(settings: PretrainedModel.Settings) -> dict[str, Any]:

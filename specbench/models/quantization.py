@@ -5,20 +5,12 @@ executors find out by themselves that the weights can be stored in fewer bits.
 """
 
 from torch import nn
-from transformers import PretrainedConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
 from specbench.errors import ConfigError
 from specbench.executors.quant_grids import GRIDS
 
 LEAST = 0.5  # of the weights besides the embedding must be in linear layers
-
-
-def refuse_quantised(config: PretrainedConfig, kind: str | None, role: str, path: str) -> None:
-    """Raises ConfigError if a checkpoint that shall be quantised is quantised already."""
-    if kind is not None and getattr(config, "quantization_config", None) is not None:
-        raise ConfigError(
-            f"{role}.quantization={kind} is not possible: {path} is quantised already, use {role}.quantization=null"
-        )
 
 
 def quantise(module: PreTrainedModel, kind: str, role: str, name: str) -> None:

@@ -16,11 +16,7 @@ from specbench.models.positions import Positions
 
 
 def stock_logits(
-    model: LanguageModel,
-    text: Tensor,
-    begin: int,
-    encoder_input: EncoderInput | None = None,
-    suppressing: bool = True,
+    model: LanguageModel, text: Tensor, begin: int, encoder_input: EncoderInput | None = None, suppressing: bool = True
 ) -> Tensor:
     """Logits [T - begin, V] that predict the tokens begin .. T - 1 of a text [1, T] after an encoder's input, if there
     is one, from one forward without a cache, with the masks and positions that transformers makes itself and its eager
@@ -32,9 +28,8 @@ def stock_logits(
         return _suppressed(module, text, own, len(model.start_tokens)) if suppressing else own
     kept = {"logits_to_keep": text.shape[1] - begin} if model.decoder.skips_logits else {}
     with eager_attention(module):
-        output = module(input_ids=text[:, :-1], use_cache=False, **kept)
-    logits: Tensor = output.logits[0, begin - text.shape[1] :]
-    return logits
+        logits: Tensor = module(input_ids=text[:, :-1], use_cache=False, **kept).logits
+    return logits[0, begin - text.shape[1] :]
 
 
 def _of_encoder_decoder(module: Any, text: Tensor, begin: int, encoder_input: EncoderInput) -> Tensor:

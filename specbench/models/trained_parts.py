@@ -1,8 +1,6 @@
-"""Parts that are trained for a model: heads on its last hidden states, and look-ahead embeddings.
-
-Nothing of the model is copied: a head changes the hidden state, and the model's own output matrix turns it into logits
-(Medusa, blockwise parallel decoding, early exits). K heads, H hidden, V vocabulary.
-"""
+"""Parts that are trained for a model: heads on its last hidden states (Medusa, blockwise parallel decoding, early
+exits), whose outputs its own output matrix turns into logits, and look-ahead embeddings. K heads, H hidden, V
+vocabulary."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,16 +13,8 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from specbench.data.sources import of_checkpoint
 from specbench.errors import ConfigError
-from specbench.models.checkpoint import (
-    TRAINED,
-    WHOLE,
-    check_files,
-    check_path,
-    check_weights,
-    local_path,
-    reading,
-    source_of,
-)
+from specbench.models import checkpoint
+from specbench.models.checkpoint import TRAINED, local_path
 from specbench.models.checkpoint_checks import refuse_incomplete, refuse_not_finite
 from specbench.models.language_model import LanguageModel
 from specbench.settings import BaseSettings
@@ -43,7 +33,7 @@ class PartSettings(BaseSettings):
         super().check(prefix)
         path = getattr(self, self.part)
         if path is not None:
-            check_path(f"{prefix}{self.part}", path, must=self.must)
+            checkpoint.check_path(f"{prefix}{self.part}", path, must=self.must)
 
     def sources(self) -> Mapping[str, str]:
         path = getattr(self, self.part)
@@ -55,48 +45,41 @@ class PartConfig(PretrainedConfig):
     """The configuration of such a part; `hidden_size` is H of the model that it is for."""
 
     sizes: ClassVar[tuple[str, ...]]  # names of integers >= 1
-    optional: ClassVar[tuple[str, ...]] = ()  # of them, those that may be None
+    optional: ClassVar[tuple[str, ...]] = ()  # of others that may be None
 
     def check(self) -> None:
         """Raises ValueError if a value is not possible."""
-        for name in self.sizes:
+        given = (name for name in self.optional if getattr(self, name) is not None)
+        for name in (*self.sizes, *given):
             value = getattr(self, name)
-            if not (value is None and name in self.optional) and (not isinstance(value, int) or value < 1):
+            if not isinstance(value, int) or value < 1:
                 raise ValueError(f"{name}={value} in its config.json, which must be an integer >= 1")
 
 
 class HeadsConfig(PartConfig):
-    """`inner` is the width of a bottleneck; None is one square matrix, as in Medusa. `accuracy[k][i]` is how often the
-    i-th best token of head k was the target's argmax."""
+    """`inner` is the width of a bottleneck; None is one square matrix, as in Medusa. `layers` is how many of the
+    target's first layers they follow; None is all. `accuracy[k][i]` is how often the i-th best token of head k was the
+    target's argmax."""
 
     model_type = "specbench_heads"
-    sizes = ("hidden_size", "heads", "inner", "layers")
+    sizes = ("hidden_size", "heads")
     optional = ("inner", "layers")
 
     def __init__(
-        self,
-        hidden_size: int = 0,
-        heads: int = 1,
-        inner: int | None = None,
-        layers: int | None = None,
-        accuracy: list[list[float]] | None = None,
-        **more: Any,
-    ):
+        self, hidden_size: int = 0, heads: int = 1, inner: int | None = None, layers: int | None = None,
+        accuracy: list[list[float]] | None = None, **more: Any,
+    ):  # fmt: skip
         super().__init__(**more)
-        self.hidden_size, self.heads, self.inner = hidden_size, heads, inner
-        self.layers = layers  # how many of the target's first layers they follow; None is all
+        self.hidden_size, self.heads, self.inner, self.layers = hidden_size, heads, inner, layers
         self.accuracy = accuracy or []
 
     def check(self) -> None:
-        """Raises ValueError if a value is not possible."""
         super().check()
         rows = self.accuracy
-        if not isinstance(rows, list) or len(rows) not in (0, self.heads) or not all(map(_shares, rows)):
+        listed = isinstance(rows, list) and all(isinstance(row, list) and row for row in rows)
+        shares = listed and all(isinstance(x, (int, float)) and 0 <= x <= 1 for row in rows for x in row)
+        if not shares or len(rows) not in (0, self.heads):
             raise ValueError("accuracy in its config.json must be a list of numbers from 0 to 1 for each head")
-
-
-def _shares(row: Any) -> bool:
-    return isinstance(row, list) and row != [] and all(isinstance(x, (int, float)) and 0 <= x <= 1 for x in row)
 
 
 class Heads(PreTrainedModel):
@@ -149,8 +132,8 @@ class LookAheadConfig(PartConfig):
 
 
 class LookAhead(PreTrainedModel):
-    """K embeddings [K, H] that stand behind a text in place of tokens that are not known yet (PaSS). The logits at the
-    k-th of them predict the token k + 1 positions after the last one."""
+    """K embeddings [K, H] that stand behind a text in place of tokens that are not known yet (PaSS): the logits at the
+    k-th predict the token k + 1 positions after the last one."""
 
     config_class = LookAheadConfig
 
@@ -164,19 +147,18 @@ class LookAhead(PreTrainedModel):
 
 
 def load_part(kind: type[_Part], path: str, key: str, model: LanguageModel) -> _Part:
-    """Heads or look-ahead embeddings that were trained for a model: `shipped:NAME`, a folder or a hub id. Raises
-    ConfigError if they are missing, incomplete, not finite or for another hidden size."""
-    source = source_of(path)
-    with reading(key, path, "weights", advice="train it with python -m specbench.train and give its folder"):
+    """Heads or embeddings trained for a model. Raises ConfigError if broken or for another hidden size."""
+    source = checkpoint.source_of(path)
+    with checkpoint.reading(key, path, "weights", advice="train it with python -m specbench.train and give its folder"):
         if Path(source).is_dir():
-            check_files(Path(source))
-            check_weights(Path(source), quantized=False)
+            checkpoint.check_files(Path(source))
+            checkpoint.check_weights(Path(source), quantized=False)
         loader: Any = kind
         config = loader.config_class.from_pretrained(source)
         if config.model_type != loader.config_class.model_type:
             raise ValueError(f"its model_type is {config.model_type}, not {loader.config_class.model_type}")
         config.check()
-        part, info = loader.from_pretrained(source, config=config, dtype=model.dtype, **WHOLE)
+        part, info = loader.from_pretrained(source, config=config, dtype=model.dtype, **checkpoint.WHOLE)
         refuse_incomplete(info, f"{key}={path}")
         loaded: _Part = part.to(model.device).eval()
         refuse_not_finite(loaded, f"{key}={path}", model.dtype)

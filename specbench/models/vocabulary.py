@@ -1,8 +1,7 @@
 """How a drafter's model reads the target's tokens, and its logits as those of the target's tokens.
 
-Families pad one vocabulary to different sizes (`Padded`). Tokenizers that differ share some tokens (`Intersection`,
-token-level intersection of Timor et al. 2025). Either way q is a law over the target's tokens, from which guesses are
-drawn, so the output distribution stays the target's.
+Families pad one vocabulary to different sizes. Tokenizers that differ share some tokens (token-level intersection of
+Timor et al. 2025). Either way q is a law over the target's tokens, so the output distribution stays the target's.
 """
 
 import hashlib
@@ -30,13 +29,11 @@ class VocabMap:
         return f"{self.own} of {self.wanted}"
 
     def read(self, tokens: Tensor) -> Tensor:
-        """The model's tokens for the target's [b, N]: the last one that has an embedding for any beyond it. This
-        changes q, never the law."""
+        """The model's tokens for the target's [b, N]: the last one that has an embedding for any beyond it."""
         return tokens if self.own >= self.wanted else tokens.clamp(max=self.own - 1)
 
     def fit(self, logits: Tensor) -> Tensor:
-        """The model's logits [..., V'] as those of the target's tokens [..., V]: missing ones get -inf, surplus ones
-        are cut off, so that softmax renormalises."""
+        """Logits [..., V'] as those of the target's [..., V]: missing ones get -inf, surplus ones are cut off."""
         missing = self.wanted - logits.shape[-1]
         if missing == 0:
             return logits
@@ -67,9 +64,8 @@ class Intersection(VocabMap):
 
 
 def intersection(target: Any, drafter: Any, wanted: int, own: int, device: torch.device) -> Intersection:
-    """The intersection of two tokenizers' vocabularies: tokens that are spelt alike, and the ends of a text. The target
-    has `wanted` rows and the drafter `own`. For a token that the drafter lacks it reads the last one of its spelling of
-    the same text."""
+    """The intersection of two vocabularies, of `wanted` and `own` rows: tokens that are spelt alike, and the ends of a
+    text. For a token that the drafter lacks it reads the last one of its spelling of the same text."""
     known = {word: index for index, word in reversed(spelt(drafter.get_vocab()))}  # the first of several spelt alike
     ends = (target.eos_token_id, drafter.eos_token_id)
     paired = None not in ends
@@ -94,9 +90,5 @@ def intersection(target: Any, drafter: Any, wanted: int, own: int, device: torch
 
 def spelt(vocabulary: Mapping[str, int]) -> list[tuple[int, str]]:
     """The tokens of a vocabulary in their order: number, and spelling, with a space for every sign of one."""
-    found = []
-    for token, index in sorted(vocabulary.items(), key=lambda entry: entry[1]):
-        for sign in SPACES:
-            token = token.replace(sign, " ")
-        found.append((index, token))
-    return found
+    ordered = sorted(vocabulary.items(), key=lambda entry: entry[1])
+    return [(index, token.translate(dict.fromkeys(map(ord, SPACES), " "))) for token, index in ordered]

@@ -1,8 +1,9 @@
-"""Every causal architecture that transformers lists: its own drafter, exactly; or refused by a sentence."""
+"""Every causal architecture that transformers lists: its own drafter, exactly; or refused by a sentence. Families."""
 
 from functools import cache
 from itertools import product
 
+import hydra
 import pytest
 import torch
 from architectures import LISTED, tiny_config, write
@@ -10,6 +11,7 @@ from architectures_page import is_of_this_release, loaded, outcome, rows
 from choosing import slow_unless
 from decoder_cases import CACHES, VERIFIERS, another, make_drafter, spare_of, verifier_of
 from small_runs import parts_of
+from transformers import LlamaConfig, MambaConfig, T5Config, WhisperConfig
 
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.speculative import decode_speculative
@@ -18,6 +20,7 @@ from specbench.decoding.timer import Timer
 from specbench.errors import ConfigError
 from specbench.models import pretrained
 from specbench.models.adapter_check import reads_trees
+from specbench.models.architecture import DECODERS, ENCODER_DECODERS, NO_FAMILY, Family, family_of, loader_of
 from specbench.models.pretrained import PretrainedModel, load_tokenizer
 from specbench.policies.gamma.fixed import FixedGamma
 
@@ -158,3 +161,18 @@ def test_a_tree_is_refused_for_a_model_of_chains(tmp_path):
     with pytest.raises(ConfigError, match="drafter trees are not possible with"):
         parts_of("target=model", "drafter=tree", *given)
     assert parts_of("target=model", "drafter=model", *given).target.trees is False
+
+
+@pytest.mark.parametrize("name", sorted({*DECODERS.values(), *ENCODER_DECODERS.values()}))
+def test_a_named_family_is_a_class(name):
+    assert issubclass(hydra.utils.get_class(name), Family)
+
+
+def test_a_family_follows_from_the_configuration():
+    assert family_of(LlamaConfig()) is family_of(T5Config()) is NO_FAMILY
+    whisper, hybrid = family_of(WhisperConfig()), family_of(LlamaConfig(layer_types=["linear_attention"] * 32))
+    assert NO_FAMILY not in (whisper, hybrid) and whisper is not hybrid
+    assert family_of(WhisperConfig(d_model=8)) is whisper  # one for all models
+    assert family_of(MambaConfig()) is hybrid
+    loaders = [loader_of(config) for config in (WhisperConfig(), T5Config())]
+    assert loaders == ["AutoModelForSpeechSeq2Seq", "AutoModelForSeq2SeqLM"]

@@ -55,7 +55,6 @@ BROKEN = {
     "biases that the weights lack": (config(attention_bias=True), "lacks model.layers.0.self_attn"),
     "another vocabulary": (config(vocab_size=4100), "[4160, 16] for [4100, 16]"),
     "another width": (config(hidden_size=32), "other shapes"),
-    "another number of key heads": (config(num_key_value_heads=4), "other shapes"),
     "a tensor of another shape": (tensors(lambda s: s.update({NORM: torch.ones(17)})), f"{NORM} [17] for [16]"),
     "Llama declared as BERT": (content("config.json", json.dumps(BERT)), "lacks"),
     "Llama declared as GPT-2": (config(model_type="gpt2", architectures=["GPT2LMHeadModel"]),
@@ -63,7 +62,6 @@ BROKEN = {
     "weights of whole numbers": (tensors(lambda s: s.update({NORM: torch.ones(16, dtype=torch.int8)})), "of floating"),
     # not finite, not causal
     "NaN in a weight": (put(LAYER_1, 7, torch.nan), f"not finite in float32, in {LAYER_1}"),
-    "infinity in the embedding": (put(EMBED, -1, -torch.inf), f"in {EMBED}"),
     "NaN in a pickle": (then(put(NORM, 3, torch.nan), binary()), f"in {NORM}"),
     "logits overflow": (tensors(lambda s: s.update({HEAD: s[HEAD] * (3e38 / s[HEAD].abs().max())})), "logits"),
     "BERT": (other(**BERT), "is not causal"),
@@ -71,13 +69,9 @@ BROKEN = {
     # weight files
     "no weights": (without(WEIGHTS), "no weights"),
     "only GGUF": (then(without(WEIGHTS), content("model.gguf", b"GGUF")), "model.gguf"),
-    "only ONNX": (then(without(WEIGHTS), content("model.onnx", b"onnx")), "no weights"),
-    "only TensorFlow": (then(without(WEIGHTS), content("tf_model.h5", b"h5")), "no weights"),
     "weights of no bytes": (content(WEIGHTS, b""), f"{WEIGHTS} is empty"),
     "weights cut in half": (cut(WEIGHTS, 0.5), f"{WEIGHTS} is damaged"),
-    "weights cut in their header": (cut(WEIGHTS, 0.001), f"{WEIGHTS} is damaged"),
     "weights are garbage": (content(WEIGHTS, b"\x07" * 999), f"{WEIGHTS} is damaged"),
-    "a huge header": (content(WEIGHTS, (2**62).to_bytes(8, "little") + b"{}"), f"{WEIGHTS} is damaged"),
     "a pointer of Git LFS": (content(WEIGHTS, b"version https://git-lfs.github.com/spec/v1\n"), "git lfs pull"),
     "a folder named like weights": (then(without(WEIGHTS), lambda f: (f / WEIGHTS).mkdir()), WEIGHTS),
     "a shard is missing": (shards(without(SHARD)), f"{SHARD} is not there"),
@@ -89,15 +83,12 @@ BROKEN = {
     "a pickle cut in half": (then(binary(), cut("pytorch_model.bin", 0.5)), "pytorch_model.bin is damaged"),
     "a pickled list": (binary(lambda state: list(state.values())), "pytorch_model.bin is damaged"),
     "a pickle of whole numbers": (binary(lambda state: {n: t.to(torch.int8) for n, t in state.items()}), "floating"),
-    "a pickle of no bytes": (then(without(WEIGHTS), content("pytorch_model.bin", b"")), "pytorch_model.bin is empty"),
     "an adapter only": (then(without(WEIGHTS, "config.json"), content("adapter_config.json", "{}")), "adapter_config"),
     "an adapter beside weights": (content("adapter_config.json", '{"peft_type": "LORA"}'), "merge it"),
     # config.json
     "no config.json": (without("config.json"), "no config.json"),
     "config.json is no JSON": (content("config.json", "{'model_type': llama"), "config.json is not JSON"),
-    "config.json is empty": (content("config.json", ""), "config.json is not JSON"),
     "config.json is a list": (content("config.json", "[1]"), "config.json holds list"),
-    "config.json is null": (content("config.json", "null"), "config.json holds NoneType"),
     "config.json is UTF-16": (content("config.json", '{"model_type": "llama"}'.encode("utf-16")), "config.json"),
     "config.json is nested deeply": (content("config.json", '{"a":' * 100_000), "config.json is not JSON"),
     "no model type": (config(model_type=...), "names no model_type"),
@@ -105,7 +96,6 @@ BROKEN = {
     "text for a number": (config(hidden_size="large"), "hidden_size"),
     "null for a number": (config(num_hidden_layers=None), "num_hidden_layers"),
     "a fraction": (config(num_attention_heads=2.5), "num_attention_heads"),
-    "no layers": (config(num_hidden_layers=0), "num_hidden_layers=0"),
     "-1 layers": (config(num_hidden_layers=-1), "num_hidden_layers=-1"),
     "a billion layers": (config(num_hidden_layers=10**9), "num_hidden_layers=1000000000"),
     "a vocabulary of 0": (config(vocab_size=0), "vocab_size=0"),
@@ -128,7 +118,6 @@ BROKEN = {
     "no tokenizer": (without("tokenizer.json", "tokenizer_config.json"), "could not be loaded"),
     "tokenizer.json is cut": (cut("tokenizer.json", 0.5), "could not be loaded"),
     "tokenizer.json is a list": (content("tokenizer.json", "[]"), "could not be loaded"),
-    "tokenizer.json is empty": (content("tokenizer.json", "{}"), "could not be loaded"),
     "tokenizer_config.json is a list": (content("tokenizer_config.json", "[]"), "tokenizer_config.json holds list"),
     "a tokenizer without its vocabulary": (
         then(without("tokenizer.json"), content("tokenizer_config.json", '{"tokenizer_class": "LlamaTokenizer"}')),
@@ -163,12 +152,22 @@ def refusal(*overrides: str, **paths: Path) -> str:
     return sentence
 
 
+@pytest.fixture
+def changed(good, tmp_path):
+    """A function that makes a copy of the good checkpoint, or of another folder, and changes it."""
+
+    def make(change, source=good):
+        folder = Path(shutil.copytree(source, tmp_path / "model"))
+        change(folder)
+        return folder
+
+    return make
+
+
 @pytest.mark.parametrize("name", BROKEN)
-def test_a_broken_target_is_refused(name, good, tmp_path):
+def test_a_broken_target_is_refused(name, changed):
     change, expected = BROKEN[name]
-    folder = tmp_path / "model"
-    shutil.copytree(good, folder)
-    change(folder)
+    folder = changed(change)
     sentence = refusal("target=model", "drafter=random", target=folder)
     assert sentence.startswith("target.") and str(folder) in sentence and expected in sentence, sentence
     assert "hf auth" not in sentence and not (folder / "ran").exists()
@@ -180,11 +179,9 @@ AS_DRAFTER = ("a tensor is missing", "fewer layers than weights", "another vocab
 
 
 @pytest.mark.parametrize("kind, name", [*(("model", name) for name in AS_DRAFTER), ("multi_draft", AS_DRAFTER[0])])
-def test_a_broken_drafter_is_refused(kind, name, good, tmp_path):
+def test_a_broken_drafter_is_refused(kind, name, good, changed):
     change, expected = BROKEN[name]
-    folder = tmp_path / "model"
-    shutil.copytree(good, folder)
-    change(folder)
+    folder = changed(change)
     if kind == "model":
         sentence = refusal("target=model", "drafter=model", target=good, drafter=folder)
     else:
@@ -214,10 +211,8 @@ FINE = {
 
 
 @pytest.mark.parametrize("name", FINE)
-def test_a_whole_checkpoint_is_loaded(name, good, tmp_path):
-    folder = tmp_path / "model"
-    shutil.copytree(good, folder)
-    FINE[name](folder)
+def test_a_whole_checkpoint_is_loaded(name, changed):
+    folder = changed(FINE[name])
     parts = parts_of("target=model", f"target.path={folder}/", "drafter=model", f"drafter.path={folder}")
     assert parts.target.vocab_size == 4160
 
@@ -267,31 +262,24 @@ SHAPES = {
 def test_a_shape_that_no_model_has_is_refused(value):
     key = value.lstrip("+~")
     mark = value[: len(value) - len(key)]
-    tiny = (
-        "hidden_size=16,intermediate_size=32,num_hidden_layers=1,num_attention_heads=4,num_key_value_heads=2,head_dim=4"
-    )
-    small_shape = [f"target.shape.{size}" for size in tiny.split(",")]
+    tiny = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4,
+            "num_key_value_heads": 2, "head_dim": 4}  # fmt: skip
+    small_shape = [f"target.shape.{name}={size}" for name, size in tiny.items()]
     sentence = refusal("target=llama3b", "target.chat_template=auto", "target.weights=random", "drafter=random",
                        *small_shape, f"{mark}target.shape.{key}")  # fmt: skip
     assert SHAPES[value] in sentence, sentence
 
 
-def test_weights_that_overflow_in_the_run_s_dtype_are_refused(good, tmp_path):
-    folder = tmp_path / "model"
-    shutil.copytree(good, folder)
-    put(NORM, 3, 1e5)(folder)
-    sentence = refusal("target=model", "drafter=random", "dtype=float16", target=folder)
+def test_weights_that_overflow_in_the_run_s_dtype_are_refused(changed):
+    sentence = refusal("target=model", "drafter=random", "dtype=float16", target=changed(put(NORM, 3, 1e5)))
     assert f"not finite in float16, in {NORM}: use dtype=float32" in sentence
 
 
 @pytest.mark.parametrize(
     "template", ["{{ raise_exception('no') }}", "{% if %}", "{{ messages[9].content }}", "{{ 1/0 }}"]
 )
-def test_a_chat_template_that_fails_is_refused_before_models_load(template, good, tmp_path):
-    folder = tmp_path / "model"
-    shutil.copytree(good, folder)
-    content("chat_template.jinja", template)(folder)
-    content(WEIGHTS, "")(folder)
+def test_a_chat_template_that_fails_is_refused_before_models_load(template, changed):
+    folder = changed(then(content("chat_template.jinja", template), content(WEIGHTS, "")))
     sentence = refusal("target=model", "drafter=random", target=folder)
     assert sentence.startswith("target.chat_template") and "target.chat_template=never" in sentence
 
@@ -310,10 +298,8 @@ EXTRAS = {
 
 
 @pytest.mark.parametrize("name", [slow_unless(place < 3, name) for place, name in enumerate(EXTRAS)])
-def test_broken_heads_are_refused(name, tmp_path):
+def test_broken_heads_are_refused(name, changed):
     change, expected = EXTRAS[name]
-    folder = tmp_path / "heads"
-    shutil.copytree(SHIPPED / "medusa", folder)
-    change(folder)
+    folder = changed(change, SHIPPED / "medusa")
     sentence = refusal("drafter=medusa", f"drafter.heads={folder}")
     assert sentence.startswith(f"drafter.heads={folder}") and expected in sentence, sentence

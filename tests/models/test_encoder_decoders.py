@@ -46,8 +46,8 @@ from specbench.models.reference_forward import stock_logits
 from specbench.run.reference_scores import read
 from specbench.run.run import run
 
-COMPILED = partial(CompiledExecutor, ["half"])
-EXECUTORS = {"eager": EagerExecutor, "half": partial(AutoExecutor, ["half"]), "compiled": COMPILED, "traced": COMPILED}
+EXECUTORS = {"eager": EagerExecutor, "half": partial(AutoExecutor, ["half"]),
+             "compiled": partial(CompiledExecutor, ["half"])}  # fmt: skip
 
 
 @cache
@@ -110,18 +110,6 @@ def test_other_products_keep_the_tokens(kind):
     for temperature in (0, 1):
         sampling = Sampling(temperature=temperature)
         assert decode(kind, sampling, "model", executor="half") == decode(kind, sampling, "model")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("kind", "drafts", "cache_name"), [
-    ("t5", None, "static"), ("t5", "model", "paged"), ("bart", None, "paged"), ("bart", "tree_best", "static"),
-])  # fmt: skip
-def test_traced_programs_keep_the_tokens(kind, drafts, cache_name, monkeypatch):
-    """Everything of `executor=compiled` but the compiler: a program is the traced graph."""
-    monkeypatch.setattr(torch._inductor, "standalone_compile", lambda graph, inputs: graph)
-    target, sampling = model(kind, Sampling(temperature=1), executor="traced"), Sampling(temperature=1)
-    assert decode(kind, sampling, drafts, cache_name, executor="traced") == decode(kind, sampling, drafts)
-    assert sum(len(leaf.programs) for leaf in target.executor.leaves.values()) > 0
 
 
 @pytest.mark.slow
@@ -205,9 +193,7 @@ def test_a_forced_token_and_suppressed_ones_are_those_of_generate():
                            new_cache=CACHES["static"], executor=EagerExecutor())  # fmt: skip
     assert target.start_tokens == [2, 4]
     ids = torch.tensor([INPUTS[0]])
-    expected = module.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=NEW, do_sample=False)[
-        0
-    ].tolist()
+    [expected] = module.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=NEW, do_sample=False).tolist()
     job = Job([2, 4], len(expected), 0, INPUTS[0])
     state = State.idle(1, len(expected) + 1, target.stop_tokens, target.device)
     target.allocate(1, len(expected) + 1)
@@ -267,9 +253,8 @@ def test_a_number_of_beams_is_noted_unless_it_is_searched_for():
                              unchecked="")  # fmt: skip
     searches = (BeamDecoding(BeamRules(width, 2 * width, 1.0, False)) for width in (4, 3))
     applied = ((), *(search.generate_settings for search in searches))
-    told = [
-        " ".join(notes_on_models(target, SimpleNamespace(models=[]), SimpleNamespace(note=None), of)) for of in applied
-    ]
+    nothing = SimpleNamespace(models=[]), SimpleNamespace(note=None)
+    told = [" ".join(notes_on_models(target, *nothing, of)) for of in applied]
     assert ["num_beams=3" in text for text in told] == [True, True, False]
     assert all("min_length=5" in text for text in told)
 
@@ -285,15 +270,11 @@ def test_a_whole_run_is_compiled(pair, tmp_path):
     assert programs["used"] and not programs["missed"] and programs["made"] + programs["found"]
 
 
-@pytest.mark.parametrize(("choice", "told"), [
-    ("drafter=early_exit", "drafter=early_exit is not possible with target.path"),
-    ("drafter=medusa", "drafter=medusa is not possible with target.path"),
-    ("attention=triton", "attention=triton is not possible with target.path"),
-])  # fmt: skip
-def test_what_is_not_possible_is_said_before_a_model_loads(choice, told, pair, monkeypatch):
+@pytest.mark.parametrize("choice", ["drafter=early_exit", "drafter=medusa", "attention=triton"])
+def test_what_is_not_possible_is_said_before_a_model_loads(choice, pair, monkeypatch):
     monkeypatch.setattr("specbench.models.pretrained.load_module", partial(pytest.fail, "a model was loaded"))
     others = ("drafter=ngram",) if choice.startswith("attention") else ()
-    with pytest.raises(ConfigError, match=told):
+    with pytest.raises(ConfigError, match=f"{choice} is not possible with target.path"):
         parts_of("target=model", f"target.path={pair[0]}", choice, *others)
 
 

@@ -1,48 +1,28 @@
-"""Cache rollback, token trees, the model drafter's q, and the standardization of logits."""
+"""The model drafter's q and cache, the standardization of logits, and the end of the context."""
 
 import torch
 from decoder_cases import V, make_drafter, tabular_model
-from transformers.generation.logits_process import (
-    RepetitionPenaltyLogitsProcessor,
-    TopKLogitsWarper,
-    TopPLogitsWarper,
-)
+from transformers.generation.logits_process import RepetitionPenaltyLogitsProcessor, TopKLogitsWarper, TopPLogitsWarper
 
-from specbench.cache.static import StaticCache
 from specbench.decoding.draft import Draft, Verdict
 from specbench.decoding.noise import PROPOSAL
 from specbench.decoding.rows import window
 from specbench.decoding.sampling import Sampling, draw
+from specbench.decoding.speculative import decode_speculative
 from specbench.decoding.state import Job, State
 from specbench.decoding.timer import Timer
-from specbench.executors.eager import EagerExecutor
-from specbench.models.language_model import LanguageModel
+from specbench.policies.gamma.fixed import FixedGamma
+from specbench.verifiers.speculative import SpeculativeVerifier
 
 
-def fresh_logits(model: LanguageModel, tokens: torch.Tensor) -> torch.Tensor:
-    return model.module(input_ids=tokens).logits
-
-
-def test_a_sliding_window_is_kept():
-    from transformers import MistralConfig, MistralForCausalLM
-
-    torch.manual_seed(0)
-    module = MistralForCausalLM(MistralConfig(
-        vocab_size=V, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, max_position_embeddings=64, sliding_window=4, initializer_range=0.5)).eval()  # fmt: skip
-    model = LanguageModel(module, None, name="mistral", sampling=Sampling(),
-                          new_cache=StaticCache,
-                          executor=EagerExecutor())  # fmt: skip
-    text = torch.randint(V, (1, 14), generator=torch.Generator().manual_seed(1))
-    model.allocate(1, 16)
-    model.logits(text[:, :9], [0])
-    assert torch.allclose(model.logits(text[:, 9:], [9]), fresh_logits(model, text)[:, 9:], atol=1e-4)
+def pair(tables, sampling: Sampling):
+    target = tabular_model(tables.target, sampling)
+    return target, make_drafter("model", target, "", tabular_model(tables.similar, sampling))
 
 
 def test_q_is_the_tensor_that_the_guesses_were_drawn_from(tables):
     sampling = Sampling(temperature=0.7, top_k=5)
-    target = tabular_model(tables.target, sampling)
-    drafter = make_drafter("model", target, "", tabular_model(tables.similar, sampling))
+    target, drafter = pair(tables, sampling)
     state = State.start([Job([1, 2, 3], 20, 11), Job([4, 5], 20, 12)], [], 6, target.device)
     drafter.begin(state)
     draft = drafter.propose(state, [4, 4])
@@ -60,8 +40,7 @@ def test_q_is_the_tensor_that_the_guesses_were_drawn_from(tables):
 def test_the_drafter_cache_is_right_after_full_and_partial_acceptance(tables):
     """The last guess is not in the cache when all were kept: the classic off-by-one."""
     sampling = Sampling(temperature=0)
-    target = tabular_model(tables.target, sampling)
-    drafter = make_drafter("model", target, "", tabular_model(tables.similar, sampling))
+    target, drafter = pair(tables, sampling)
     state = State.start([Job([1, 2, 3], 40, 1), Job([4], 40, 2)], [], 6, target.device)
     drafter.begin(state)
     for accepted, gamma in (((3, 0), 3), ((0, 3), 3), ((0, 0), 0), ((2, 1), 4), ((1, 1), 1)):
@@ -76,12 +55,6 @@ def test_the_drafter_cache_is_right_after_full_and_partial_acceptance(tables):
         n = torch.tensor(accepted)
         tokens = torch.cat([draft.tokens, own], 1).scatter(1, n[:, None], own)
         state.append(Verdict(tokens, n), draft)
-
-
-def clock() -> Timer:
-    watch = Timer(torch.device("cpu"))
-    watch.start()
-    return watch
 
 
 def test_standardization_is_that_of_transformers():
@@ -113,23 +86,19 @@ def test_the_penalty_sees_each_guess_on_the_path(tables):
 
 def test_guesses_stop_where_the_context_ends(tables):
     """gamma shrinks to what fits, then plain steps, and the row ends at the context."""
-    from specbench.decoding.speculative import decode_speculative
-    from specbench.policies.gamma.fixed import FixedGamma
-    from specbench.verifiers.speculative import SpeculativeVerifier
-
     sampling, drafted = Sampling(), []
     target = tabular_model(tables.target, sampling, context=16)
     drafter = make_drafter("model", target, "", tabular_model(tables.similar, sampling, context=12))
     state = State.start([Job([1, 2, 3], 16, 1)], [], 6, target.device)
     target.allocate(1, state.tokens.shape[1])
     target.prefill(state)
-    verifier = SpeculativeVerifier(sampling)
+    clock = Timer(target.device)
+    clock.start()
 
     def note(state, scores, draft, verdict, kept):
         drafted.append((state.lengths[0] - int(kept[0]), draft.tokens.shape[1]))
 
-    policy = FixedGamma(5)
-    decode_speculative(state, target, drafter, policy, verifier, clock(), note)
+    decode_speculative(state, target, drafter, FixedGamma(5), SpeculativeVerifier(sampling), clock, note)
     assert state.lengths == [16]
     assert all(length + guesses < 12 for length, guesses in drafted if guesses)
     assert drafted[-1][1] == 0

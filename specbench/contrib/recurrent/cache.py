@@ -84,7 +84,7 @@ class RecurrentCache(SlotCache):
         return all(any(other.read[row] == read for other in others) for row, read in enumerate(kept.read))
 
     def _rows_of_forward(self) -> range:
-        return range(len(self.slots)) if self.row is None else range(self.row, self.row + 1)
+        return range(self.span.start, self.span.stop)
 
     def _nothing(self, like: States, rows: int) -> dict[str, Tensor]:
         """A state of so many rows that has read nothing, with the shapes of `like` [b, ...]."""

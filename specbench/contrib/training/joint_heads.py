@@ -16,7 +16,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from specbench.contrib.training.heads import HeadsStudent
 from specbench.contrib.training.losses import distances, overlap
 from specbench.contrib.training.student import quoted
-from specbench.models.head_input import head_inputs
+from specbench.models.language_model import head_inputs
 from specbench.settings import setting
 
 ANCHORS = ("text", "target")

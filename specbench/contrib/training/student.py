@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from specbench.contrib.training.losses import distances, overlap
 from specbench.decoding.component import Component
-from specbench.models.head_input import head_inputs
+from specbench.models.language_model import head_inputs
 from specbench.settings import BaseSettings, setting
 
 BEST = 10  # tokens of each head whose accuracy is measured

@@ -342,7 +342,7 @@ def test_parts_of_the_model_have_columns_of_their_own():
         found.update(new, -new, layer)
         found.update_indexer(10 * new[:, 0], layer)
     stored = [float(tensor[:, :, :2].mean()) for tensor in found.tensors() if tensor.numel()]
-    assert stored == [1, 10, 3, 30, -1, -3]
+    assert stored == [1, -1, 10, 3, -3, 30]
 
 
 @pytest.mark.parametrize(

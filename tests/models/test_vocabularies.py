@@ -1,4 +1,4 @@
-"""A drafter with another tokenizer than the target's: refused, or restricted to the tokens that both have."""
+"""A drafter whose vocabulary is not the target's: padded to another size, of another tokenizer, or refused."""
 
 import shutil
 from dataclasses import replace
@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from checkpoints import EMBED, HEAD, checkpoint, edit_tokenizer, tensors
+from choosing import slow_unless
 from decoder_cases import V
 from law_cases import FEW, Law, decode, worst_excess
 from small_runs import parts_of
@@ -112,6 +113,30 @@ def test_a_drafter_with_fewer_tokens_leaves_the_text_as_it_is(kind, unpadded, sm
     assert result.lossless.passed and result.counts.failed == 0
 
 
+@pytest.fixture(scope="session")
+def wider(tmp_path_factory) -> Path:
+    """As `good`, with 64 more rows of padding, whose tokens it writes often."""
+    folder = checkpoint(tmp_path_factory.mktemp("wider"), vocab_size=4224)
+    tensors(lambda state: state[HEAD][4160:].mul_(2))(folder)
+    return folder
+
+
+@pytest.mark.parametrize("drafter_is, kind, batch_size", [
+    ("wider", "model", 1), ("wider", "tree", 3), ("narrower", "model", 3), ("narrower", "hierarchical", 1),
+    ("narrower", "multi_draft", 3),
+])  # fmt: skip
+def test_padded_vocabularies_leave_the_text_as_it_is(drafter_is, kind, batch_size, good, wider, tmp_path):
+    target, drafter = (good, wider) if drafter_is == "wider" else (wider, good)
+    path = f"drafter.paths=[{drafter}]" if kind == "multi_draft" else f"drafter.path={drafter}"
+    parts = parts_of("target=model", f"target.path={target}", f"drafter={kind}", path, f"batch_size={batch_size}",
+                     "data.limit=3", "max_new_tokens=8", "gamma=2", "temperature=0",
+                     "repetition_penalty=1.2")  # fmt: skip
+    result, record = run(parts, tmp_path)
+    assert result.lossless.passed and result.counts.failed == 0
+    padding = [t >= 4160 for group in record.groups for found in group.results for t in found.speculative.tokens]
+    assert any(padding) == (drafter_is == "narrower")
+
+
 @cache
 def shared(own: int) -> Intersection:
     """Eleven of the target's tokens are among a model's `own`, at other numbers; five are read as another."""
@@ -120,7 +145,25 @@ def shared(own: int) -> Intersection:
     return Intersection(own_of, torch.arange(V) % 3 != 1, own)
 
 
-BY_KIND = {"model": SpeculativeVerifier, "tree_independent": IterativeVerifier, "tree_distinct": IterativeVerifier}
+BY_KIND = {"model": SpeculativeVerifier, "non_autoregressive": SpeculativeVerifier, "under_model": SpeculativeVerifier,
+           "tree_independent": IterativeVerifier, "tree_distinct": IterativeVerifier,
+           "multi_draft_two": IterativeVerifier}  # fmt: skip
+BOTH = ("model", "tree_distinct")  # the others have one of the two in turn
+
+
+def texts_by(tables, own: int, kind: str = "model", **more):
+    """Texts of a drafter's model with `own` tokens."""
+    return decode(
+        tables, None, kind, verifier=BY_KIND[kind], drafter_table=random_table(own, seed=4), trials=FEW, **more
+    )
+
+
+@pytest.mark.parametrize(("kind", "rows"), [
+    slow_unless(kind in BOTH or (place + wider) % 2, kind, rows)
+    for place, kind in enumerate(BY_KIND) for wider, rows in enumerate((V - 5, V + 5))
+])  # fmt: skip
+def test_a_drafter_of_a_padded_vocabulary_leaves_the_law_as_it_is(kind, rows, few_contexts):
+    assert worst_excess(texts_by(few_contexts, rows, kind), Law(few_contexts.target)) < 1
 
 
 @pytest.mark.parametrize(("kind", "own"), [
@@ -128,22 +171,24 @@ BY_KIND = {"model": SpeculativeVerifier, "tree_independent": IterativeVerifier, 
     pytest.param("tree_independent", V - 4, marks=pytest.mark.slow),
 ])  # fmt: skip
 def test_shared_tokens_leave_the_law_as_it_is(kind, own, few_contexts):
-    outputs = decode(few_contexts, None, kind, verifier=BY_KIND[kind], drafter_table=random_table(own, seed=4),
-                     trials=FEW, vocabulary=shared(own))  # fmt: skip
-    assert worst_excess(outputs, Law(few_contexts.target)) < 1
+    assert worst_excess(texts_by(few_contexts, own, kind, vocabulary=shared(own)), Law(few_contexts.target)) < 1
 
 
-def test_q_of_all_tokens_changes_the_law(few_contexts):
-    """Negative control: guesses of shared tokens, judged by a q that has mass on the others too."""
+def not_renormalised(draft):
+    """q as the wider drafter has it, without the mass of the tokens that were cut off."""
+    return draft if draft.probs is None else replace(draft, probs=draft.probs * V / (V + 5))
 
-    def spoil(draft):
-        if draft.probs is None:
-            return draft
-        return replace(draft, probs=0.7 * draft.probs + 0.3 / V)
 
-    outputs = decode(few_contexts, None, drafter_table=random_table(V + 5, seed=4), spoil=spoil, trials=FEW,
-                     vocabulary=shared(V + 5))  # fmt: skip
-    assert worst_excess(outputs, Law(few_contexts.target)) > 1
+def of_all_tokens(draft):
+    """Guesses of shared tokens, judged by a q that has mass on the others too."""
+    return draft if draft.probs is None else replace(draft, probs=0.7 * draft.probs + 0.3 / V)
+
+
+@pytest.mark.parametrize("spoil", [not_renormalised, of_all_tokens])
+def test_another_q_changes_the_law(spoil, few_contexts):
+    """Negative controls."""
+    more = {"vocabulary": shared(V + 5)} if spoil is of_all_tokens else {}
+    assert worst_excess(texts_by(few_contexts, V + 5, spoil=spoil, **more), Law(few_contexts.target)) > 1
 
 
 class Words:
