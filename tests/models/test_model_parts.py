@@ -11,7 +11,7 @@ from transformers.generation.logits_process import (
 from specbench.cache.static import StaticCache
 from specbench.decoding.draft import Draft, Verdict
 from specbench.decoding.noise import PROPOSAL
-from specbench.decoding.rows import window
+from specbench.decoding.rows import commit_tokens, summary_of, window
 from specbench.decoding.sampling import Sampling, draw
 from specbench.decoding.state import Job, State
 from specbench.decoding.timer import Timer
@@ -75,7 +75,9 @@ def test_the_drafter_cache_is_right_after_full_and_partial_acceptance(tables):
         own = torch.tensor([[9], [8]])
         n = torch.tensor(accepted)
         tokens = torch.cat([draft.tokens, own], 1).scatter(1, n[:, None], own)
-        state.append(Verdict(tokens, n), draft)
+        verdict = Verdict(tokens, n)
+        commit_tokens(state.rows, verdict)
+        state.synchronise(summary_of(state.rows, verdict, draft))
 
 
 def clock() -> Timer:
