@@ -21,17 +21,15 @@ from specbench.decoding.state import Job
 from specbench.decoding.token_tree import MISSING, ROOT, branching_tree
 from specbench.decoding.transfers import upload
 from specbench.decoding.verifier import Verifier
-from specbench.drafters.blockwise import BlockwiseDrafter
+from specbench.drafters.blockwise import BlockwiseDrafter, MedusaDrafter
 from specbench.drafters.early_exit import EarlyExitDrafter
 from specbench.drafters.hierarchical import HierarchicalDrafter
-from specbench.drafters.medusa import MedusaDrafter
 from specbench.drafters.model import ModelDrafter
 from specbench.drafters.mtp import MtpDrafter
 from specbench.drafters.multi_draft import MultiDrafter
 from specbench.drafters.ngram import NgramDrafter
 from specbench.drafters.ngram_lm import BigramDrafter, UnigramDrafter, training_tokens
-from specbench.drafters.non_autoregressive import NonAutoregressiveDrafter
-from specbench.drafters.pass_embeddings import PassDrafter
+from specbench.drafters.non_autoregressive import NonAutoregressiveDrafter, PassDrafter
 from specbench.drafters.prompt_lookup import PromptLookupDrafter
 from specbench.drafters.random import RandomDrafter
 from specbench.drafters.self_quantized import SelfQuantizedDrafter

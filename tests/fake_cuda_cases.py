@@ -123,7 +123,7 @@ WAITS = {
         lambda case: int(case.executor == "cudagraph"),
         "the same, of the round before, while the device is busy with this one",
     ),
-    "decoding.state.State._find_stop_strings": Allowed(
+    "decoding.state.State.find_stop_strings": Allowed(
         "one more a round with `stop_strings`", lambda case: int(case.stop), "strings are searched before the commit"
     ),
     "drafters.model.ModelDrafter._chain_until": Allowed(

@@ -6,15 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from specbench.decoding.token_tree import (
-    ROOT,
-    Levels,
-    chain_levels,
-    chain_parent,
-    depth_of_entries,
-    levels_of,
-    static_parent,
-)
+from specbench.decoding.token_tree import ROOT, Levels, depth_of_entries, levels_of, static_parent
 from specbench.decoding.transfers import constant
 
 
@@ -38,7 +30,7 @@ class Draft:
     @staticmethod
     def chain(tokens: Tensor, probs: Tensor | None, count: Tensor) -> "Draft":
         """A chain of guesses [B, N], with q [B, N, V] (None: point masses); the first count[b] exist, count [B]."""
-        return Draft(tokens, chain_levels(tokens.shape[1]), None, probs, count)
+        return Draft(tokens, (1,) * tokens.shape[1], None, probs, count)
 
     @staticmethod
     def tree(
@@ -68,7 +60,7 @@ class Draft:
     def parents(self) -> Tensor:
         """Parents [1 or B, N] of the nodes, for a chain too."""
         if self.parent is None:
-            return constant(chain_parent)(self.tokens.shape[1], self.tokens.device)
+            return constant(static_parent)(tuple(range(-1, self.tokens.shape[1] - 1)), self.tokens.device)
         return self.parent
 
     def exists(self) -> Tensor:

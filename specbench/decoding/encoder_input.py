@@ -17,7 +17,7 @@ class Features:
         return self.positions
 
     def __getstate__(self) -> dict[str, Any]:
-        """What another process gets of it: the length, since the sound may not be there."""
+        """What another process gets: the length, since the sound may not be there."""
         return {"positions": self.positions, "_make": _not_here}
 
     @cached_property

@@ -74,9 +74,9 @@ class Executor(Component):
 
     def stored(self, module: nn.Module) -> Stored:
         """The weights of a module that `load` returned; bytes are those that this process holds."""
-        sizes = [(weight.numel(), processes.current.local_shard(weight).nbytes) for weight in module.parameters()]
-        numbers, held = sum(n for n, _ in sizes), sum(b for _, b in sizes)
-        return Stored(numbers, held, held)
+        weights = list(module.parameters())
+        held = sum(processes.current.local_shard(weight).nbytes for weight in weights)
+        return Stored(sum(weight.numel() for weight in weights), held, held)
 
     def leaf(self, function: Callable[..., Any], model: HasCache | None = None) -> Callable[..., Any]:
         """Returns a faster version of a function of tensors. `model` is the model whose cache it changes."""

@@ -3,8 +3,6 @@
 So a prompt's tokens depend neither on the batch it is decoded in nor on the order of rounds, and a decode can be
 replayed. The proposal, the acceptance and the residual draw of a position use three separate streams. The bits behind a
 rejected guess are used again, unless the verdict or a later gamma may depend on them: then `renew` replaces them.
-
-B rows, N nodes, D levels, T columns, V vocabulary.
 """
 
 import hashlib
@@ -13,9 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from specbench.decoding.draft import Draft
-from specbench.decoding.rows import Rows, window
-from specbench.decoding.token_tree import Levels, depths, siblings
+from specbench.decoding.rows import window
+from specbench.decoding.token_tree import Levels, depths
 from specbench.decoding.transfers import constant, upload
 
 PROPOSAL, ACCEPTANCE, RESIDUAL = 0, 1, 2
@@ -74,11 +71,6 @@ class Noise:
     length: Tensor  # [B], committed tokens
     levels: Levels
 
-    @staticmethod
-    def of(rows: Rows, draft: Draft) -> "Noise":
-        """The noise of a draft that follows the committed text of these rows."""
-        return Noise(rows.noise, rows.length, draft.levels)
-
     @property
     def r(self) -> Tensor:
         """[B, N] uniforms r_i of Algorithm 1, one for each guess, from the bits of the position that it would take.
@@ -102,7 +94,7 @@ def node_bits(bits: Tensor, length: Tensor, levels: Levels, stream: int = 0) -> 
 
 def places_of(levels: Levels, device: torch.device) -> Tensor:
     """[2, N]: the depth of each node, and how many nodes of that depth stand before it."""
-    return upload([depths(levels), siblings(levels)], device)
+    return upload([depths(levels), [i for width in levels for i in range(width)]], device)
 
 
 def _mix(x: Tensor) -> Tensor:

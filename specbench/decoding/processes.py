@@ -1,7 +1,4 @@
-"""The hook for processes that decode the same rows together. Without them `current` does nothing.
-
-A group of processes replaces `current` by a `SyncPolicy` of its own when it is joined (contrib/tensor_parallel).
-"""
+"""The hook for processes that decode the same rows together: they replace `current` (contrib/tensor_parallel)."""
 
 from collections.abc import Sequence
 from typing import Any, TypeVar
@@ -22,7 +19,7 @@ class SyncPolicy:
         return self.rank == 0
 
     def broadcast(self, value: Value) -> Value:
-        """Rank 0's value, on every rank: for what is measured, such as times, which must not lead ranks apart."""
+        """Rank 0's value, on every rank: for measured values, such as times, which must not lead ranks apart."""
         return value
 
     def all_reduce_min(self, value: int) -> int:
@@ -34,8 +31,7 @@ class SyncPolicy:
         return weight
 
     def end_round(self, summary: Sequence[Sequence[int]]) -> None:
-        """Called with what a round has kept (`summary_of`). Raises if the ranks differ, and KeyboardInterrupt on all of
-        them if a signal waits on any."""
+        """Called with the `summary_of` a round. Raises if ranks differ, and KeyboardInterrupt if a signal waits."""
 
     def fail_if_distributed(self, error: BaseException) -> None:
         """Raises an error that is one request's if there are other ranks, which may not have met it."""

@@ -18,7 +18,6 @@ class Decoding(Component):
 
     @classmethod
     def from_settings(cls, settings: Any) -> "Decoding":
-        """Builds it; by default the settings are the constructor's arguments."""
         return cls(**vars(settings))
 
     @classmethod

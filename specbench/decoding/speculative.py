@@ -43,17 +43,15 @@ def decode_speculative(
     feed: Feed = any_active,
     begin: bool = True,
 ) -> State:
-    """Repeats Algorithm 1 until `feed` returns False; returns the state. `feed` may admit new rows before each round.
-    With `begin=False` the drafter keeps what it knows of the rows.
-
-    For every active row, the target's cache must hold all committed tokens but the last.
-    """
+    """Repeats Algorithm 1 until `feed`, which may admit rows, returns False; returns the state. For every active row
+    the target's cache must hold all committed tokens but the last. Without `begin` the drafter keeps what it knows."""
     drafter.widths = sorted(policy.widths) if target.executor.fixed_shapes else ()
     if begin:
         drafter.begin(state, policy.stop)
     clock.start()
     while feed(state, clock):
-        gamma = clip_gamma(policy.next_gamma(state), state, drafter)
+        room = state.remaining(drafter.context)  # of max_new_tokens and the contexts of both models
+        gamma = [min(wanted, left) for wanted, left in zip(policy.next_gamma(state), room, strict=True)]
         draft = propose(drafter, state, gamma)  # sample x_1 .. x_gamma from M_q autoregressively
         clock.lap(Lap.DRAFT)
         if target.read_again(state):
@@ -83,25 +81,33 @@ def accept_and_append(
     state: State, p: Tensor, draft: Draft, verifier: Verifier, executor: Executor
 ) -> tuple[Verdict, Tensor]:
     """Judges a draft and commits its tokens; returns the verdict and the tokens kept [B]. p [B, N + 1, V]."""
-    if state.stop_strings is not None:  # stop strings are searched on the host, outside the leaf
-        verdict = verifier.accept(p, draft, Noise.of(state.rows, draft))
-        kept = state.append(verdict, draft)
-        if verifier.looks_ahead:
-            renew(state.noise, state.rows.done)
-        return verdict, kept
-    verdict, kept, summary = executor.leaf(accept_and_commit)(verifier, p, draft, state.rows)
+    if state.stop_strings is None:
+        verdict, kept, summary = executor.leaf(accept_and_commit)(verifier, p, draft, state.rows)
+    else:  # stop strings are searched on the host, outside the leaf
+        verdict, kept, summary = accept_and_commit(verifier, p, draft, state.rows, state.find_stop_strings)
     state.synchronise(summary)
     return verdict, kept
 
 
-def accept_and_commit(verifier: Verifier, p: Tensor, draft: Draft, rows: Rows) -> tuple[Verdict, Tensor, Tensor]:
+def accept_and_commit(
+    verifier: Verifier, p: Tensor, draft: Draft, rows: Rows, find_cuts: Callable[[Verdict], Tensor] | None = None
+) -> tuple[Verdict, Tensor, Tensor]:
     """`Verifier.accept` and `commit_tokens` as one function of tensors, for executors: returns the verdict, the number
-    of tokens kept [B], and `summary_of` the round [3 + D + 1, B]. p [B, N + 1, V]."""
-    verdict = verifier.accept(p, draft, Noise.of(rows, draft))
-    kept = commit_tokens(rows, verdict)
+    of tokens kept [B], and `summary_of` the round [3 + D + 1, B]. p [B, N + 1, V]; `find_cuts` finds stop strings."""
+    verdict = verifier.accept(p, draft, Noise(rows.noise, rows.length, draft.levels))
+    kept = commit_tokens(rows, verdict, None if find_cuts is None else find_cuts(verdict))
     if verifier.looks_ahead:
         renew(rows.noise, rows.done)
     return verdict, kept, summary_of(rows, verdict, draft)
+
+
+def rollback(
+    state: State, draft: Draft, verdict: Verdict, scores: Scores, kept: Tensor, target: Target, drafter: Drafter
+) -> None:
+    """Both models keep the accepted guesses in their caches and forget the others. kept [B] is tokens of each row."""
+    base = state.length - kept
+    target.settle(state, draft, verdict, scores, base)
+    drafter.settle(state, draft, verdict, scores, base)
 
 
 def end_round(
@@ -115,17 +121,3 @@ def end_round(
     ahead = bool(state.flights) and state.may_leave
     clock.start(wait=not ahead)
     state.read(leave=int(ahead))
-
-
-def rollback(
-    state: State, draft: Draft, verdict: Verdict, scores: Scores, kept: Tensor, target: Target, drafter: Drafter
-) -> None:
-    """Both models keep the accepted guesses in their caches and forget the others. kept [B] is tokens of each row."""
-    base = state.length - kept
-    target.settle(state, draft, verdict, scores, base)
-    drafter.settle(state, draft, verdict, scores, base)
-
-
-def clip_gamma(gamma: list[int], state: State, drafter: Drafter) -> list[int]:
-    """gamma per row, cut to the number of guesses that max_new_tokens and the contexts of both models still allow."""
-    return [min(wanted, room) for wanted, room in zip(gamma, state.remaining(drafter.context), strict=True)]

@@ -2,15 +2,15 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from specbench.decoding import processes
-from specbench.decoding.draft import Draft, Verdict
+from specbench.decoding.draft import Verdict
 from specbench.decoding.noise import STREAMS, noise_bits
-from specbench.decoding.rows import Rows, commit_tokens, summary_of
+from specbench.decoding.rows import Rows
 from specbench.decoding.transfers import Arriving, upload
 
 
@@ -42,13 +42,6 @@ class Job:
     encoder_input: Any = None  # what an encoder reads, if there is one: tokens, or features that have a length
 
 
-class InFlightRound(NamedTuple):
-    """A round that the device was given, and that the host has not read."""
-
-    summary: Arriving  # `summary_of` it
-    active: list[bool]  # the rows that were active when it was launched, as far as the host knew
-
-
 @dataclass
 class State:
     """Committed tokens of B ragged rows. The last token of each row is not in any cache yet.
@@ -69,20 +62,14 @@ class State:
 
     @staticmethod
     def idle(
-        rows: int,
-        width: int,
-        stop_tokens: Sequence[int],
-        device: torch.device,
-        stop_strings: StopStrings | None = None,
+        rows: int, width: int, stop_tokens: Sequence[int], device: torch.device, stop_strings: StopStrings | None = None
     ) -> "State":
         """A state of `rows` idle rows of `width` columns, without requests."""
-
-        def zeros(*shape: int, dtype: torch.dtype = torch.long) -> Tensor:
-            return torch.zeros(*shape, dtype=dtype, device=device)
-
+        tokens = torch.zeros(rows, width, dtype=torch.long, device=device)
+        length, done = tokens.new_zeros(rows), tokens.new_zeros(rows, dtype=torch.bool)
         stops = upload(list(stop_tokens), device, torch.long)
-        done, noise = zeros(rows, dtype=torch.bool), zeros(STREAMS, rows, width)
-        return State(Rows(zeros(rows, width), zeros(rows), zeros(rows), done, noise, stops), stop_strings)
+        noise = tokens.new_zeros(STREAMS, rows, width)
+        return State(Rows(tokens, length, length.clone(), done, noise, stops), stop_strings)
 
     def clear(self) -> None:
         """Makes all rows idle, in the same tensors."""
@@ -102,7 +89,8 @@ class State:
         self.waiting = 0  # requests that have arrived and have no row yet
         self.drawn = 0  # the depth to which the round's draft was drawn, before it was padded
         self.stride = 0  # the most tokens that a round adds to a row, if the next may be launched before it is read
-        self.flights: list[InFlightRound] = []  # rounds that the host has not read, in order
+        # Rounds that the host has not read, in order: `summary_of` each, and the rows that were active at its launch.
+        self.flights: list[tuple[Arriving, list[bool]]] = []
 
     def admit(self, jobs: Sequence[Job], rows: Sequence[int], owners: Sequence[int]) -> None:
         """Writes prompt, limit and noise of each job into one of `rows`; `owners` are the numbers of the requests. The
@@ -137,12 +125,9 @@ class State:
 
     @staticmethod
     def start(
-        jobs: Sequence[Job],
-        stop_tokens: Sequence[int],
-        spare: int,
-        device: torch.device,
+        jobs: Sequence[Job], stop_tokens: Sequence[int], spare: int, device: torch.device,
         stop_strings: StopStrings | None = None,
-    ) -> "State":
+    ) -> "State":  # fmt: skip
         """A state in which every job has a row and decodes at once. `spare` columns beyond the longest limit take the
         guesses of rows that are done."""
         rows = range(len(jobs))
@@ -188,8 +173,8 @@ class State:
     def reach(self) -> list[int]:
         """By row, the most tokens that it can have by now: `lengths`, and all that unread rounds may have kept."""
         reach = list(self.lengths)
-        for flight in self.flights:
-            reach = [length + self.stride * on for length, on in zip(reach, flight.active, strict=True)]
+        for _, active in self.flights:
+            reach = [length + self.stride * on for length, on in zip(reach, active, strict=True)]
         return reach
 
     @property
@@ -200,18 +185,11 @@ class State:
         whole = all(reach + 2 * self.stride <= limit for on, reach, limit in rows if on)
         return self.stride > 0 and not self.waiting and any(self.active) and whole
 
-    def append(self, verdict: Verdict, draft: Draft) -> Tensor:
-        """Commits x_1 .. x_n, t of each row up to the first stop; returns the number of tokens kept by row, [B]."""
-        cuts = None if self.stop_strings is None else self._find_stop_strings(verdict)
-        kept = commit_tokens(self.rows, verdict, cuts)
-        self.synchronise(summary_of(self.rows, verdict, draft))
-        return kept
-
     def synchronise(self, summary: Tensor) -> None:
         """The one host synchronisation of a round: copies a `summary_of` it, [3 + D + 1, B], to the host, or sends it
         on its way, to be read a round later."""
         if self.may_leave:
-            self.flights.append(InFlightRound(Arriving(summary), list(self.active)))
+            self.flights.append((Arriving(summary), list(self.active)))
             return
         self.read(leave=0)
         self._learn(summary.tolist(), self.active)
@@ -219,8 +197,8 @@ class State:
     def read(self, leave: int) -> None:
         """Waits for all rounds that are unread but for the last `leave`, and reads them."""
         while len(self.flights) > leave:
-            flight = self.flights.pop(0)
-            self._learn(flight.summary.tolist(), flight.active)
+            summary, launched = self.flights.pop(0)
+            self._learn(summary.tolist(), launched)
 
     def _learn(self, summary: list[list[int]], launched: list[bool]) -> None:
         """Takes over what a round did to the rows that were active when it was `launched`; one that has ended since
@@ -235,7 +213,7 @@ class State:
         self.lengths = [was + kept for was, kept in zip(self.lengths, self.kept, strict=True)]
         self.active = [not done[row] if changed[row] else on for row, on in enumerate(self.active)]
 
-    def _find_stop_strings(self, verdict: Verdict) -> Tensor:
+    def find_stop_strings(self, verdict: Verdict) -> Tensor:
         """[B]: the number of the round's tokens up to the one that completes a stop string, or more than there are if
         none does. Costs a host synchronisation of its own."""
         assert self.stop_strings is not None

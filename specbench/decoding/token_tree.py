@@ -7,6 +7,7 @@ and entry i + 1 is node i. B rows, N nodes.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -26,27 +27,14 @@ class Tree:
     sees: Tensor  # [1 or B, N, M], the entries on the path to each new token, itself included
 
 
-def chain_levels(length: int) -> Levels:
-    """The levels of a chain of `length` nodes: one node at each depth."""
-    return (1,) * length
-
-
 def level_ranges(levels: Levels) -> list[range]:
     """The node indices of each depth."""
-    ends = [0]
-    for width in levels:
-        ends.append(ends[-1] + width)
-    return [range(begin, begin + width) for begin, width in zip(ends, levels, strict=False)]
+    return [range(end - width, end) for end, width in zip(accumulate(levels), levels, strict=True)]
 
 
 def depths(levels: Levels) -> list[int]:
     """The depth of each node; nodes without a parent node have depth 1."""
     return [depth for depth, width in enumerate(levels, 1) for _ in range(width)]
-
-
-def siblings(levels: Levels) -> list[int]:
-    """For each node, the number of nodes of the same depth before it."""
-    return [i for width in levels for i in range(width)]
 
 
 def levels_of(parent: Sequence[int]) -> Levels:
@@ -77,11 +65,6 @@ def static_parent(parent: tuple[int, ...], device: torch.device) -> Tensor:
     return upload([parent], device, torch.long)
 
 
-def chain_parent(length: int, device: torch.device) -> Tensor:
-    """[1, N]: the parents of a chain, in which each node's parent is the node before it."""
-    return static_parent(tuple(range(-1, length - 1)), device)
-
-
 def depth_of_entries(levels: Levels, device: torch.device) -> Tensor:
     """[N + 1]: 0 for entry 0, then the depth of each node."""
     return upload([0, *depths(levels)], device)
@@ -108,13 +91,6 @@ def newest(parent: tuple[int, ...], count: int, device: torch.device) -> Tree:
     """The `Tree` of the last `count` nodes of a static tree, for a cache that holds the entries before them."""
     whole = constant(static_tree)(parent, device)
     return Tree(whole.depth[:, -count:], whole.sees[:, -count:])
-
-
-def shuffled_places(levels: Levels, bits: Tensor) -> Tensor:
-    """Places [B, N] of nodes in a random order, from random bits [B, N]: column i has the node that moves to i. Nodes
-    keep their depth, and every order of the nodes of one depth is as likely as another."""
-    starts = level_ranges(levels)
-    return torch.cat([bits[:, a.start : a.stop].argsort(dim=1) + a.start for a in starts], 1)
 
 
 @dataclass(frozen=True)

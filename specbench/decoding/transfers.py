@@ -30,8 +30,7 @@ def move(tensor: Tensor, device: torch.device) -> Tensor:
 
 
 class Arriving:
-    """A tensor on its way to the host, which waits for it only when it reads it. The copy is made when the device gets
-    there, into pinned memory, so the tensor may be overwritten by what the device does later."""
+    """A tensor on its way to the host, in pinned memory: it may be overwritten by what the device does later."""
 
     def __init__(self, tensor: Tensor):
         self._here, self._event = tensor.to("cpu", non_blocking=True, copy=True), None

@@ -4,7 +4,7 @@ B rows, N nodes, D levels, V vocabulary. Entry 0 is the last committed token and
 may spell the same text; a walk that reaches one of them stands on all of them.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
@@ -47,6 +47,12 @@ class Walk:
         """Passes a level at which no row has a child to try."""
         self.path.append((self.entry - 1).clamp(min=0))
 
+    def along(self, verdict: Verdict) -> Iterator[tuple[int, range]]:
+        """Each depth and level of the tree, on the way down the accepted path."""
+        for depth, level in enumerate(level_ranges(self.draft.levels)):
+            yield depth, level
+            self.step(level, torch.where(depth < verdict.accepted, verdict.tokens[:, depth], -1))
+
     def verdict(self, tokens: Tensor) -> Verdict:
         """The verdict of the finished walk; tokens [B, D + 1] are x_1 .. x_n, t of each row."""
         return Verdict(tokens, self.n, torch.stack(self.path, 1) if self.path else tokens[:, :0])
@@ -57,14 +63,13 @@ def accepted_path(draft: Draft, verdict: Verdict) -> tuple[Tensor, Tensor, Tenso
     committed token; i + 1: node i), the first guess that was tried at each step as a node [B, D], and the number of
     steps at which there was a guess to try [B]."""
     walk = Walk(draft)
-    entries, first, steps = [walk.entry], [], torch.zeros_like(walk.n)
-    for depth, level in enumerate(level_ranges(draft.levels)):
+    entries, first, steps = [], [], torch.zeros_like(walk.n)
+    for _, level in walk.along(verdict):
         can_try = walk.children(level)
+        entries.append(walk.entry)
         first.append(can_try.int().argmax(1) + level.start)
         steps = steps + can_try.any(1)
-        walk.step(level, torch.where(depth < verdict.accepted, verdict.tokens[:, depth], -1))
-        entries.append(walk.entry)
-    return torch.stack(entries, 1), torch.stack(first, 1), steps
+    return torch.stack([*entries, walk.entry], 1), torch.stack(first, 1), steps
 
 
 def nobody(mask: Tensor) -> bool:
@@ -153,7 +158,7 @@ def iterative_beta(p: Tensor, draft: Draft, verdict: Verdict) -> Tensor:
     steps that are taken: the tree's alpha (Theorem 3.5 for one child). p [B, N + 1, V]."""
     walk = Walk(draft)
     steps: list[Tensor] = []
-    for depth, level in enumerate(level_ranges(draft.levels)):
+    for _, level in walk.along(verdict):
         law = at_row(p, walk.entry)
         beta, alive = torch.zeros_like(law[:, 0]), torch.ones_like(law[:, 0])
         for i, there in zip(level, walk.children(level).T, strict=True):
@@ -167,7 +172,6 @@ def iterative_beta(p: Tensor, draft: Draft, verdict: Verdict) -> Tensor:
             mass = rest.sum(-1, keepdim=True)
             law = torch.where(there[:, None] & (mass > 0), rest / mass, law)
         steps.append(beta)
-        walk.step(level, torch.where(depth < verdict.accepted, verdict.tokens[:, depth], -1))
     return torch.stack(steps, 1) if steps else p.new_zeros(len(p), 0)
 
 
@@ -175,7 +179,7 @@ def match_beta(p: Tensor, draft: Draft, verdict: Verdict) -> Tensor:
     """[B, D]: the probability that a draw from p is one of the guesses, at each step of the path. p [B, N + 1, V]."""
     walk = Walk(draft)
     steps: list[Tensor] = []
-    for depth, level in enumerate(level_ranges(draft.levels)):
+    for depth, level in walk.along(verdict):
         law = at_row(p, walk.entry)
         if draft.probs is None or not draft.is_chain:
             there = walk.children(level)
@@ -185,7 +189,6 @@ def match_beta(p: Tensor, draft: Draft, verdict: Verdict) -> Tensor:
             steps.append((law * hit).sum(-1))
         else:  # averaged over the draw of the guess from q
             steps.append((law * draft.probs[:, depth]).sum(-1))
-        walk.step(level, torch.where(depth < verdict.accepted, verdict.tokens[:, depth], -1))
     return torch.stack(steps, 1) if steps else p.new_zeros(len(p), 0)
 
 

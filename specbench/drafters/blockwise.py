@@ -1,5 +1,7 @@
-"""Blockwise parallel decoding (Stern et al. 2018; sections 3.6 and 5): heads on the target's hidden state draft."""
+"""Heads on the target's hidden state draft: blockwise parallel decoding (Stern et al. 2018; sections 3.6 and 5), and
+Medusa's tree of their most probable tokens (Cai et al. 2024)."""
 
+import heapq
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,9 +13,11 @@ from specbench.decoding.gamma_policy import GammaPolicy
 from specbench.decoding.model import Scores
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.state import State
-from specbench.decoding.transfers import upload
+from specbench.decoding.token_tree import depths, levels_of
+from specbench.decoding.transfers import constant, counts, upload
 from specbench.drafters.non_autoregressive import ParallelDrafter
 from specbench.drafters.sampling_overrides import OwnSampling
+from specbench.errors import ConfigError
 from specbench.models.context import Context
 from specbench.models.language_model import LanguageModel
 from specbench.models.trained_parts import Heads, PartSettings, load_part
@@ -38,14 +42,13 @@ class BlockwiseDrafter(ParallelDrafter):
     def __init__(self, target: LanguageModel, heads: Heads, sampling: Sampling):
         self.target, self.heads, self.sampling = target, heads, sampling
         self.vocab_size, self.longest = target.vocab_size, heads.config.heads
-        self.operations_per_token = (
-            sum(p.numel() for p in heads.parameters()) / self.longest + heads.config.hidden_size * target.vocab_size
-        )
+        weights = sum(p.numel() for p in heads.parameters())
+        self.operations_per_token = weights / self.longest + heads.config.hidden_size * target.vocab_size
 
     @classmethod
     def from_settings(cls, settings: Any, context: Context, target: LanguageModel) -> "BlockwiseDrafter":
         heads = load_part(Heads, settings.heads, "drafter.heads", target)
-        return cls(target, heads, settings.sampling_of(context.sampling))
+        return cls(target, heads, settings.own(context).sampling)
 
     def begin(self, state: State, stop: GammaPolicy | None = None) -> None:
         self.hidden: Tensor | None = None  # [B, H], from which each row's last committed token was drawn
@@ -53,6 +56,7 @@ class BlockwiseDrafter(ParallelDrafter):
         self.was_active: list[bool] = []  # by row, when the last draft was made
 
     def can_guess(self, state: State) -> list[bool]:
+        self.was_active = list(state.active)
         rows = range(state.batch_size)
         return [self.hidden is not None and self.known.get(row) == state.serials.get(row) for row in rows]
 
@@ -67,6 +71,69 @@ class BlockwiseDrafter(ParallelDrafter):
         self.hidden = new.clone() if self.hidden is None else torch.where(moved, new, self.hidden)
         self.known |= {row: state.serials[row] for row, on in enumerate(self.was_active) if on}
 
-    def propose(self, state: State, gamma: list[int]) -> Draft:
-        self.was_active = list(state.active)
-        return super().propose(state, gamma)
+
+class MedusaDrafter(BlockwiseDrafter):
+    """Drafts the tree of `size` guesses that is most likely to contain the target's tokens, judged by the heads'
+    accuracy on held-out text. Guesses are point masses at every temperature."""
+
+    trees = True
+    on_device = True
+
+    @dataclass
+    class Settings(BlockwiseDrafter.Settings):
+        size: int = setting(ge=1, le=10_000)
+
+    @classmethod
+    def point_masses(cls, settings: Settings) -> bool:
+        return True
+
+    @classmethod
+    def nodes(cls, settings: Settings, gamma: int) -> int:
+        return settings.size
+
+    def __init__(self, target: LanguageModel, heads: Heads, sampling: Sampling, size: int, gamma: int):
+        """`gamma` is the usual depth of a draft. The heads' config must hold their accuracy."""
+        super().__init__(target, heads, sampling)
+        accuracy = heads.config.accuracy
+        self.usual = min(gamma, self.longest)
+        self.trees_by_depth = {depth: chosen_tree(accuracy[:depth], size) for depth in range(1, len(accuracy) + 1)}
+
+    @classmethod
+    def from_settings(cls, settings: Any, context: Context, target: LanguageModel) -> "MedusaDrafter":
+        heads = load_part(Heads, settings.heads, "drafter.heads", target)
+        if not heads.config.accuracy:
+            raise ConfigError(
+                f"drafter.heads={settings.heads} has no accuracy of its heads, which the tree is chosen by"
+            )
+        return cls(target, heads, settings.own(context).sampling, settings.size, context.gamma)
+
+    def guesses(self, state: State, gamma: list[int]) -> Draft:
+        # Near the end of a text the usual tree too, cut by count, so that few shapes occur.
+        parent, rank = self.trees_by_depth[max(max(gamma), self.usual)]
+        depth = depths(levels_of(parent))
+        logits = self.sampling.penalize(self.logits(state, depth[-1]), self.seen(state))  # [B, depth, V]
+        best = logits.topk(max(rank) + 1, dim=-1).indices  # [B, depth, ranks]
+        head, place = constant(upload)((tuple(d - 1 for d in depth), rank), best.device)
+        ends = tuple(sum(d <= g for d in depth) for g in gamma)
+        return Draft.tree(best[:, head, place], parent, None, counts(ends, best.device))
+
+
+def chosen_tree(accuracy: list[list[float]], size: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Medusa's sparse tree: the `size` nodes with the largest product of accuracies along their path. Returns the
+    parent and the rank of each node; a node of rank i at depth d is the i-th best token of head d - 1. accuracy[k][i]
+    is how often the i-th best token of head k was right; made falling in i, so that parents are chosen first."""
+    falling = [[max(row[i:]) for i in range(len(row))] for row in accuracy]
+    waiting: list[tuple[float, tuple[int, ...]]] = [(-falling[0][0], (0,))]
+    chosen: list[tuple[int, ...]] = []
+    while waiting and len(chosen) < size:
+        score, path = heapq.heappop(waiting)
+        chosen.append(path)
+        depth, rank = len(path), path[-1]
+        own = falling[depth - 1]
+        if rank + 1 < len(own) and own[rank] > 0:
+            heapq.heappush(waiting, (score / own[rank] * own[rank + 1], (*path[:-1], rank + 1)))
+        if depth < len(falling):
+            heapq.heappush(waiting, (score * falling[depth][0], (*path, 0)))
+    chosen.sort(key=lambda path: (len(path), path))
+    place = {path: i for i, path in enumerate(chosen)}
+    return tuple(place.get(path[:-1], -1) for path in chosen), tuple(path[-1] for path in chosen)

@@ -3,8 +3,6 @@
 from dataclasses import dataclass
 from typing import Any
 
-from torch import nn
-
 from specbench.drafters.model import ModelDrafter
 from specbench.drafters.sampling_overrides import OwnSampling
 from specbench.errors import ConfigError
@@ -43,11 +41,8 @@ class EarlyExitDrafter(ModelDrafter):
                     f"it was trained for {head.config.layers} layers"
                 )
             output: Any = module.get_output_embeddings()  # the target's matrix, which stays as it is
-            module._modules[_name_of(module, output)] = ExitHead(head, output)
+            own = next(name for name, child in module.named_children() if child is output)
+            module._modules[own] = ExitHead(head, output)
         name = f"the first {settings.layers} layers"
-        model = BorrowedCache(module, target, name, settings.sampling_of(context.sampling))
+        model = BorrowedCache(module, target, name, settings.own(context).sampling)
         return cls(model, target.vocab_size, context.gamma)
-
-
-def _name_of(module: nn.Module, child: nn.Module) -> str:
-    return next(name for name, found in module.named_children() if found is child)

@@ -21,6 +21,15 @@ def committed(state: State) -> list[list[int]]:
     return [text[:length] for text, length in zip(state.texts, state.lengths, strict=True)]
 
 
+def point_mass_chain(guesses: Sequence[Sequence[int]], state: State) -> Draft:
+    """A chain of each row's guesses, whose q are point masses."""
+    width, device = max(map(len, guesses)), state.tokens.device
+    if width == 0:
+        return Draft.empty(state.batch_size, device)
+    tokens = upload([[*row, *[0] * (width - len(row))] for row in guesses], device)
+    return Draft.chain(tokens, None, counts(tuple(map(len, guesses)), device))
+
+
 class PointMassDrafter(Drafter):
     """Drafts guesses without probabilities: q is a point mass on each."""
 
@@ -29,20 +38,12 @@ class PointMassDrafter(Drafter):
         return True
 
     def propose(self, state: State, gamma: list[int]) -> Draft:
-        return self.propose_after(committed(state), state, gamma)
+        rows = enumerate(zip(self.texts(state), gamma, strict=True))
+        return point_mass_chain([self.guess(row, text, g) if g else [] for row, (text, g) in rows], state)
 
-    def propose_after(self, texts: list[list[int]], state: State, gamma: list[int]) -> Draft:
-        """`propose`, for committed texts that are known already."""
-        guesses = [
-            self.guess(row, text, wanted) if wanted else []
-            for row, (text, wanted) in enumerate(zip(texts, gamma, strict=True))
-        ]
-        width = max(map(len, guesses))
-        device = state.tokens.device
-        if width == 0:
-            return Draft.empty(state.batch_size, device)
-        tokens = upload([row + [0] * (width - len(row)) for row in guesses], device)
-        return Draft.chain(tokens, None, counts(tuple(map(len, guesses)), device))
+    def texts(self, state: State) -> list[list[int]]:
+        """By row, the tokens that `guess` reads."""
+        return committed(state)
 
     @abstractmethod
     def guess(self, row: int, tokens: Sequence[int], gamma: int) -> list[int]:
@@ -65,13 +66,13 @@ class CountDrafter(Drafter):
         count = [0] * len(texts)
         tokens: list[Tensor] = []
         probs: list[Tensor] = []
+        anything = torch.ones(self.vocab_size)  # for rows that have no further guess
         for i in range(max(gamma)):
             weights = [
                 self.weights(row, text) if count[row] == i < gamma[row] else None for row, text in enumerate(texts)
             ]
             if all(w is None for w in weights):
                 break
-            anything = torch.ones(self.vocab_size)  # for rows that have no further guess
             law = self.sampling.probabilities(torch.stack([anything if w is None else w for w in weights]).log(), seen)
             guess = draw(law, noise[:, i])
             if seen is not None:

@@ -24,9 +24,6 @@ from specbench.models.shared_cache import BorrowedCache
 from specbench.models.vocabulary import intersection
 from specbench.settings import setting
 
-# A function that makes one step, and the arguments of the first one: see `ModelDrafter._first_step`.
-ChainStart = tuple[Callable[..., Any], Tensor, Tensor, Tensor, Tensor | None]
-
 
 @dataclass
 class ModelSettings(PretrainedModel.Settings, OwnSampling):
@@ -43,26 +40,20 @@ class VocabularySettings(ModelSettings):
 def load_drafter(
     settings: ModelSettings, context: Context, target: LanguageModel, vocabulary: str = "same"
 ) -> PretrainedModel:
-    """Loads the checkpoint, with the drafter's own sampling and the target's V. Raises ConfigError."""
+    """Loads the checkpoint, with the drafter's own sampling and the target's V; `vocabulary` "intersection" restricts
+    it to the tokens that it shares with the target. Raises ConfigError."""
     model = PretrainedModel(settings, settings.own(context), role="drafter", vocab_size=target.vocab_size)
-    if vocabulary == "intersection" and model.tokenizer.get_vocab() != target.tokenizer.get_vocab():
-        share_tokens(target, model)
-    return model
-
-
-def share_tokens(target: LanguageModel, model: LanguageModel) -> None:
-    """Restricts a drafter's model to the tokens that it shares with the target. Raises ConfigError if they share none,
-    or the model has an encoder."""
-    why = "an encoder reads the target's tokens as they are" if model.encoder is not None else None
+    if vocabulary == "same" or model.tokenizer.get_vocab() == target.tokenizer.get_vocab():
+        return model
     found = intersection(target.tokenizer, model.tokenizer, target.vocab_size, model.own_vocab_size, model.device)
-    if why is None and not found.shared:
-        why = "the tokenizers have no token in common"
-    if why is not None:
+    if model.encoder is not None or not found.shared:
+        has_encoder = "an encoder reads the target's tokens as they are"
         raise ConfigError(
             f"drafter.vocabulary=intersection is not possible with target.path={target.name} and drafter.path="
-            f"{model.name}: {why}"
+            f"{model.name}: {has_encoder if model.encoder is not None else 'the tokenizers have no token in common'}"
         )
     model.vocabulary = found
+    return model
 
 
 class ModelDrafter(Drafter):
@@ -98,29 +89,33 @@ class ModelDrafter(Drafter):
     def propose(self, state: State, gamma: list[int]) -> Draft:
         steps = self.steps(gamma)
         if steps == 0:
-            if self.model.recurrence is not None:  # kept states of rejected guesses would be taken for read tokens
-                self._catch_up(state)
+            self.draft_nothing(state)
             return Draft.empty(state.batch_size, state.tokens.device)
-        width = self._catch_up(state)
-        starts = [length - width for length in state.reach]
-        visible = self.model.make_room(starts, width + steps - 1, state.active)
+        given, visible = self.prepare(state, steps)
         if self.stop is not None:
-            begun = self._first_step(self.model.rows_of(state), width, max(gamma))
-            tokens, q, gamma = self._chain_until(begun, self.stop, state, gamma, visible)
+            tokens, q, gamma = self._chain_until(given, self.stop, state, gamma, visible)
         else:
             phase = self.model.executor.phase(self._draft, self.model, usual=steps == self.gamma)
-            tokens, q = phase(self.model.rows_of(state), width, steps, visible)
+            tokens, q = phase(self.model.rows_of(state), given, steps, visible)
         B = state.batch_size
         q = None if q is None else all_rows(q, B)
         return Draft.chain(all_rows(tokens, B), q, counts(tuple(gamma), tokens.device))
 
-    def _draft(self, rows: Rows, width: int, steps: int, visible: int) -> tuple[Tensor, Tensor | None]:
-        """Guesses x_1 .. x_steps [B, steps] and their q [B, steps, V], None at temperature 0 (Algorithm 1)."""
-        return self._chain(self._first_step(rows, width, steps), rows, steps, visible)
+    def draft_nothing(self, state: State) -> None:
+        """Called in place of `prepare` in a round without guesses."""
+        if self.model.recurrence is not None:  # kept states of rejected guesses would be taken for read tokens
+            self.catch_up(state)
 
-    def _chain(self, begun: ChainStart, rows: Rows, steps: int, visible: int) -> tuple[Tensor, Tensor | None]:
-        """As `_draft`, from the first step on."""
-        step, x, first, bits, seen = begun
+    def prepare(self, state: State, steps: int) -> tuple[tuple[Any, ...], int]:
+        """Makes the cache ready for so many steps; returns what `first_step` is given, and the columns to attend to."""
+        width = self.catch_up(state)
+        starts = [length - width for length in state.reach]
+        return (width,), self.model.make_room(starts, width + steps - 1, state.active)
+
+    def _draft(self, rows: Rows, given: tuple[Any, ...], steps: int, visible: int) -> tuple[Tensor, Tensor | None]:
+        """Guesses x_1 .. x_steps [B, steps] and their q [B, steps, V], None at temperature 0 (Algorithm 1)."""
+        step, x, first = self.first_step(rows, *given)
+        bits, seen = self._bits_and_seen(rows, steps)
         guesses, laws = [], []
         for i in range(steps):
             x_i, q_i, _ = step(x, first, bits[i], seen, visible, None)
@@ -131,25 +126,24 @@ class ModelDrafter(Drafter):
             x, first = x_i[:, None], rows.length + i
         return torch.stack(guesses, 1), None if self.model.sampling.greedy else torch.stack(laws, 1)
 
-    def _first_step(self, rows: Rows, width: int, steps: int) -> ChainStart:
-        """The step function, and the arguments of the first step: tokens [B, width], their first position [B], random
-        bits of every step [steps, B], and the tokens that the repetition penalty applies to, [B, V] bool or None."""
-        x, first = last_tokens(rows, width)
-        return self.model.executor.leaf(self._step, self.model), x, first, *self._bits_and_seen(rows, steps)
+    def first_step(self, rows: Rows, *given: Any) -> tuple[Callable[..., Any], Tensor, Tensor]:
+        """The function that makes one step, and its first arguments: tokens [B, width], and the first position [B]."""
+        return self.model.executor.leaf(self._step, self.model), *last_tokens(rows, *given)
 
     def _bits_and_seen(self, rows: Rows, steps: int) -> tuple[Tensor, Tensor | None]:
-        """Of `_first_step`: random bits [steps, B], and tokens [B, V] bool or None."""
+        """Random bits of every step [steps, B], and the tokens of the repetition penalty [B, V] bool or None."""
         text, length = rows.tokens, rows.length
         seen = None if self.model.sampling.repetition_penalty == 1 else seen_tokens(text, length, self.vocab_size)
         return window(rows.noise[PROPOSAL], length, steps).T.clone(memory_format=torch.contiguous_format), seen
 
     def _chain_until(
-        self, begun: ChainStart, stop: GammaPolicy, state: State, gamma: list[int], visible: int
+        self, given: tuple[Any, ...], stop: GammaPolicy, state: State, gamma: list[int], visible: int
     ) -> tuple[Tensor, Tensor | None, list[int]]:
-        """As `_chain`, but `stop` may end a row's draft after any of its guesses; returns the number of guesses of each
+        """As `_draft`, but `stop` may end a row's draft after any of its guesses; returns the number of guesses of each
         row too. It decides from q and guesses that stay in the draft, so the output distribution does not change."""
         rows = self.model.rows_of(state)
-        step, x, first, bits, seen = begun
+        step, x, first = self.first_step(rows, *given)
+        bits, seen = self._bits_and_seen(rows, max(gamma))
         guesses: list[Tensor] = []
         laws: list[Tensor] = []
         count, going = [0] * len(gamma), [wanted > 0 for wanted in gamma]
@@ -174,9 +168,9 @@ class ModelDrafter(Drafter):
         """One drafter step after the tokens x [B, n], the first at position first [B], with bits [B] and seen [B, V]
         bool or None: a guess x_i [B], the q_i [B, V] that it was drawn from (None at temperature 0), and its signal [B]
         for a gamma policy, or None."""
-        return self._guess(self.model.forward(x, first, visible, keep_logits=1)[:, -1], bits, seen, signal)
+        return self.guess(self.model.forward(x, first, visible, keep_logits=1)[:, -1], bits, seen, signal)
 
-    def _guess(
+    def guess(
         self, logits: Tensor, bits: Tensor, seen: Tensor | None, signal: Signal | None
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """What `_step` returns, from logits [B, V]."""
@@ -189,7 +183,7 @@ class ModelDrafter(Drafter):
         x_i = draw(q_i, bits)
         return x_i, q_i, None if signal is None else signal(q_i, x_i)
 
-    def _catch_up(self, state: State) -> int:
+    def catch_up(self, state: State) -> int:
         """Reads each row's committed tokens into the cache but for the last `reread` or fewer. Returns how many the
         first step reads."""
         width = self.reread if self.model.recurrence is None else 1

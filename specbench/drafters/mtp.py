@@ -10,10 +10,10 @@ from specbench.component import Selections
 from specbench.decoding.draft import Draft, Verdict
 from specbench.decoding.gamma_policy import Signal
 from specbench.decoding.model import Scores
-from specbench.decoding.rows import Rows, all_rows
+from specbench.decoding.rows import Rows
 from specbench.decoding.state import State
-from specbench.decoding.transfers import counts, upload
-from specbench.drafters.model import ChainStart, ModelDrafter
+from specbench.decoding.transfers import upload
+from specbench.drafters.model import ModelDrafter
 from specbench.drafters.sampling_overrides import OwnSampling
 from specbench.models.checkpoint import MODEL
 from specbench.models.context import Context
@@ -58,32 +58,24 @@ class MtpDrafter(ModelDrafter):
         key = "target.path" if settings.path is None else "drafter.path"
         path = settings.path or target.name
         module = load_mtp(path, key, target)
-        model = MtpModel(module, target, f"{path}'s MTP module", settings.sampling_of(context.sampling), context.gamma)
+        model = MtpModel(module, target, f"{path}'s MTP module", settings.own(context).sampling, context.gamma)
         return cls(model, target.vocab_size, context.gamma)
 
     def propose(self, state: State, gamma: list[int]) -> Draft:
-        """Reads the pending pairs in every round, so that they do not pile up when nothing is drafted."""
         self.was_active = list(state.active)
-        pairs = self.pairs
-        if None in pairs.heard:
-            pairs.prefill(state)
-        gamma = [g if length > 1 else 0 for g, length in zip(gamma, state.lengths, strict=True)]
-        steps = self.steps(gamma)
-        visible = pairs.make_room_for(state, steps)
-        rows = pairs.rows_of(state)
-        given = (pairs.pending[: len(rows.length)], pairs.behind[: len(rows.length)])
-        if steps == 0:
-            pairs.executor.leaf(self._read, pairs)(rows, *given, visible)
-            return Draft.empty(state.batch_size, state.tokens.device)
-        if self.stop is not None:
-            tokens, q, gamma = self._chain_until(
-                self._first_pair(rows, *given, steps), self.stop, state, gamma, visible
-            )
-        else:
-            phase = pairs.executor.phase(self._draft_pairs, pairs, usual=steps == self.gamma)
-            tokens, q = phase(rows, *given, steps, visible)
-        q = None if q is None else all_rows(q, state.batch_size)
-        return Draft.chain(all_rows(tokens, state.batch_size), q, counts(tuple(gamma), tokens.device))
+        if None in self.pairs.heard:
+            self.pairs.prefill(state)
+        return super().propose(state, [g if n > 1 else 0 for g, n in zip(gamma, state.lengths, strict=True)])
+
+    def draft_nothing(self, state: State) -> None:
+        """Reads the pending pairs all the same, so that they do not pile up."""
+        given, visible = self.prepare(state, 0)
+        self.pairs.executor.leaf(self._read, self.pairs)(self.pairs.rows_of(state), *given, visible)
+
+    def prepare(self, state: State, steps: int) -> tuple[tuple[Any, ...], int]:
+        visible = self.pairs.make_room_for(state, steps)
+        B = len(self.pairs.rows_of(state).length)
+        return (self.pairs.pending[:B], self.pairs.behind[:B]), visible
 
     def settle(self, state: State, draft: Draft, verdict: Verdict, scores: Scores, base: Tensor) -> None:
         assert scores.hidden is not None
@@ -94,17 +86,11 @@ class MtpDrafter(ModelDrafter):
         tokens, first = self.pairs.first_pairs(rows, behind)
         return self.pairs.predict(tokens, pending, first, behind, visible)[0]
 
-    def _draft_pairs(
-        self, rows: Rows, pending: Tensor, behind: Tensor, steps: int, visible: int
-    ) -> tuple[Tensor, Tensor | None]:
-        """`_draft` after the pending pairs, hidden states [B, n, H] and behind [B]."""
-        return self._chain(self._first_pair(rows, pending, behind, steps), rows, steps, visible)
-
-    def _first_pair(self, rows: Rows, pending: Tensor, behind: Tensor, steps: int) -> ChainStart:
-        """`_first_step` for pairs. Each step needs the hidden state of the one before, which the step function keeps:
-        first pending [B, n, H], up to pair behind [B]."""
+    def first_step(self, rows: Rows, *given: Tensor) -> tuple[Callable[..., Any], Tensor, Tensor]:
+        """As that of the base class, for pairs. Each step needs the hidden state of the one before, which the function
+        keeps: first pending [B, n, H], up to pair behind [B]."""
         leaf: Callable[..., Any] = self.pairs.executor.leaf(self._pair_step, self.pairs)
-        hidden: Tensor = pending
+        hidden, behind = given
         last: Tensor | None = behind
 
         def step(
@@ -116,21 +102,13 @@ class MtpDrafter(ModelDrafter):
             hidden, last = after[:, None].clone(), None  # a CUDA graph overwrites its outputs in the next step
             return x_i, q_i, found
 
-        tokens, first = self.pairs.first_pairs(rows, behind)
-        return step, tokens, first, *self._bits_and_seen(rows, steps)
+        return step, *self.pairs.first_pairs(rows, behind)
 
     def _pair_step(
-        self,
-        x: Tensor,
-        hidden: Tensor,
-        first: Tensor,
-        last: Tensor | None,
-        bits: Tensor,
-        seen: Tensor | None,
-        visible: int,
-        signal: Signal | None,
-    ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor]:
+        self, x: Tensor, hidden: Tensor, first: Tensor, last: Tensor | None, bits: Tensor, seen: Tensor | None,
+        visible: int, signal: Signal | None,
+    ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor]:  # fmt: skip
         """`_step` for pairs of tokens x [B, n] and hidden states [B, n, H], after pair last [B] (None: the last one),
         and the module's hidden state there, [B, H]. first [B], bits [B], seen [B, V] bool or None."""
         logits, after = self.pairs.predict(x, hidden, first, last, visible)
-        return *self._guess(logits, bits, seen, signal), after
+        return *self.guess(logits, bits, seen, signal), after

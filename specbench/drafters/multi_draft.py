@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from specbench.decoding.gamma_policy import GammaPolicy
 from specbench.decoding.model import Scores
 from specbench.decoding.noise import PROPOSAL, node_bits
 from specbench.decoding.state import State
-from specbench.decoding.token_tree import level_ranges, shuffled_places
+from specbench.decoding.token_tree import depths, level_ranges
 from specbench.decoding.transfers import constant, upload
 from specbench.decoding.verify_tree import follow
 from specbench.drafters.sampling_overrides import OwnSampling
@@ -120,26 +121,15 @@ def join_drafts(drafts: Sequence[Draft]) -> Draft:
     """Joins drafts of the same rows and depth to one tree; at each depth the first draft's guesses come first."""
     if len(drafts) == 1 or not drafts[0].tokens.shape[1]:
         return drafts[0]
-    order = sorted(
-        (depth, which, node)
-        for which, draft in enumerate(drafts)
-        for depth, level in enumerate(level_ranges(draft.levels))
-        for node in level
-    )
-    place = {(which, node): i for i, (_, which, node) in enumerate(order)}
-    begins = [0]
-    for draft in drafts:
-        begins.append(begins[-1] + draft.tokens.shape[1])
-    device = drafts[0].tokens.device
-    index = constant(upload)(tuple(begins[which] + node for _, which, node in order), device)
-    new = [
-        constant(upload)(tuple(place[which, node] for node in range(draft.tokens.shape[1])), device)
-        for which, draft in enumerate(drafts)
-    ]
-    B = len(drafts[0].tokens)
+    depth = [depth for draft in drafts for depth in depths(draft.levels)]
+    order = sorted(range(len(depth)), key=depth.__getitem__)  # by new node the old one
+    B, device = len(drafts[0].tokens), drafts[0].tokens.device
+    index = constant(upload)(tuple(order), device)
+    place = constant(upload)(tuple(sorted(range(len(order)), key=order.__getitem__)), device)  # by old node the new one
+    begins = accumulate([0, *(draft.tokens.shape[1] for draft in drafts[:-1])])
     parents = [
-        torch.where(draft.parents < 0, draft.parents, places[draft.parents.clamp(min=0)]).expand(B, -1)
-        for draft, places in zip(drafts, new, strict=True)
+        torch.where(draft.parents < 0, draft.parents, place[draft.parents.clamp(min=0) + begin]).expand(B, -1)
+        for draft, begin in zip(drafts, begins, strict=True)
     ]
     probs = [draft.probs for draft in drafts if draft.probs is not None]
     return dataclasses.replace(
@@ -156,7 +146,10 @@ def join_drafts(drafts: Sequence[Draft]) -> Draft:
 def shuffled(draft: Draft, bits: Tensor) -> Draft:
     """The same tree with the nodes of each depth in a random order, by random bits [B, N] that no guess depends on.
     Each node keeps its text and its q. In each row, all nodes of a depth must exist or none."""
-    place = shuffled_places(draft.levels, bits)  # [B, N], by new node the old one
+    levels = level_ranges(draft.levels)
+    place = torch.cat(
+        [bits[:, a.start : a.stop].argsort(dim=1) + a.start for a in levels], 1
+    )  # by new node the old one
     new = place.argsort(dim=1)  # by old node the new one
     old_parent = draft.parents.expand_as(place).gather(1, place)
     parent = torch.where(old_parent < 0, old_parent, new.gather(1, old_parent.clamp(min=0)))

@@ -9,11 +9,10 @@ import torch
 from torch import Tensor
 
 from specbench.decoding.draft import Draft
-from specbench.decoding.drafter import Drafter
 from specbench.decoding.gamma_policy import GammaPolicy
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.state import State
-from specbench.drafters.lookup_base import CountDrafter, PointMassDrafter, committed
+from specbench.drafters.lookup_base import CountDrafter, committed, point_mass_chain
 from specbench.drafters.sampling_overrides import OwnSampling
 from specbench.errors import ConfigError
 from specbench.models.context import Context
@@ -22,10 +21,8 @@ from specbench.settings import setting
 
 
 class NgramTable:
-    """Counts, for each context among the last `window` tokens of one row, the tokens that followed it.
-
-    An n-gram of order k is a context of k - 1 tokens and the token that followed it.
-    """
+    """Counts, for each context among the last `window` tokens of one row, the tokens that followed it. An n-gram of
+    order k is a context of k - 1 tokens and the token that followed it."""
 
     def __init__(self, min_order: int, max_order: int, window: int):
         # Longest context first; n-grams longer than the window cannot occur in it.
@@ -75,14 +72,12 @@ class NgramTable:
     def following(self, tokens: Sequence[int]) -> dict[int, int] | None:
         """How often each token followed the longest known context at the end of `tokens`; None if none is known."""
         for order in self.orders:
-            if len(tokens) >= order - 1:
-                counts = self.followers.get(tuple(tokens[len(tokens) - order + 1 :]))
-                if counts:
-                    return counts
+            if len(tokens) >= order - 1 and (counts := self.followers.get(tuple(tokens[len(tokens) - order + 1 :]))):
+                return counts
         return None
 
 
-class NgramDrafter(Drafter):
+class NgramDrafter(CountDrafter):
     """Guesses the most frequent continuation of the longest known context, chained on its own guesses (section 3.6).
     With `sample` a guess is drawn from the counts instead, which then serve as q."""
 
@@ -111,58 +106,38 @@ class NgramDrafter(Drafter):
         self, min_order: int, max_order: int, window: int, sampled_as: Sampling | None = None, vocab_size: int = 0
     ):
         """`sampled_as` says how guesses are drawn from the counts; None takes the most frequent token."""
-        self.orders, self.window = (min_order, max_order), window
-        self.tables: list[NgramTable] = []
-        self.guesser: PointMassDrafter | CountDrafter = (
-            _MostFrequent(self.tables) if sampled_as is None else _Sampling(self.tables, vocab_size, sampled_as)
-        )
+        super().__init__(vocab_size, sampled_as or Sampling(temperature=0))
+        self.samples, self.limits = sampled_as is not None, (min_order, max_order, window)
 
     @classmethod
     def from_settings(cls, settings: Any, context: Context, target: LanguageModel) -> "NgramDrafter":
-        sampling = settings.sampling_of(context.sampling)
+        sampling = settings.own(context).sampling
         sampled_as = sampling if settings.sample and not sampling.greedy else None
         return cls(settings.min_order, settings.max_order, settings.window, sampled_as, target.vocab_size)
 
     def begin(self, state: State, stop: GammaPolicy | None = None) -> None:
-        self.tables[:] = [self._table() for _ in range(state.batch_size)]
+        self.tables = [NgramTable(*self.limits) for _ in range(state.batch_size)]
         self.owners = list(state.owners)
-
-    def _table(self) -> NgramTable:
-        return NgramTable(*self.orders, self.window)
 
     def propose(self, state: State, gamma: list[int]) -> Draft:
         texts = committed(state)
         for row, text in enumerate(texts):
             if state.owners[row] != self.owners[row]:  # another request has the row now
-                self.tables[row] = self._table()
+                self.tables[row] = NgramTable(*self.limits)
             if state.active[row]:
                 self.tables[row].read(text)
         self.owners = list(state.owners)
-        return self.guesser.propose_after(texts, state, gamma)
+        if self.samples:
+            return self.propose_after(texts, state, gamma)
+        rows = enumerate(zip(texts, gamma, strict=True))
+        return point_mass_chain([self._most_frequent(row, text, wanted) for row, (text, wanted) in rows], state)
 
-
-class _MostFrequent(PointMassDrafter):
-    """Guesses the most frequent continuation; of equally frequent ones the most recent."""
-
-    def __init__(self, tables: list[NgramTable]):
-        self.tables = tables
-
-    def guess(self, row: int, tokens: Sequence[int], gamma: int) -> list[int]:
+    def _most_frequent(self, row: int, tokens: list[int], gamma: int) -> list[int]:
+        """The most frequent continuation; of equally frequent ones the most recent, which stands last."""
         text = list(tokens)
-        for _ in range(gamma):
-            counts = self.tables[row].following(text)
-            if counts is None:
-                break
-            text.append(max(reversed(counts), key=counts.__getitem__))  # the most recent one stands last
+        while len(text) < len(tokens) + gamma and (counts := self.tables[row].following(text)):
+            text.append(max(reversed(counts), key=counts.__getitem__))
         return text[len(tokens) :]
-
-
-class _Sampling(CountDrafter):
-    """Draws guesses from the counts of the longest known context."""
-
-    def __init__(self, tables: list[NgramTable], vocab_size: int, sampling: Sampling):
-        super().__init__(vocab_size, sampling)
-        self.tables = tables
 
     def weights(self, row: int, tokens: Sequence[int]) -> Tensor | None:
         counts = self.tables[row].following(tokens)

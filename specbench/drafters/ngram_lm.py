@@ -35,16 +35,13 @@ class UnigramDrafter(CountDrafter):
     def __init__(self, tokens: Tensor, vocab_size: int, sampling: Sampling):
         """Fits the counts on tokens [n]."""
         super().__init__(vocab_size, sampling)
-        self.fit(tokens)
+        self.unigram = torch.bincount(tokens, minlength=vocab_size)[:vocab_size].float() + 1
 
     @classmethod
     def from_settings(cls, settings: Any, context: Context, target: LanguageModel) -> "UnigramDrafter":
         tokens = training_tokens(settings.path, target.tokenizer, by_line=target.encoder is not None)
-        return cls(tokens, target.vocab_size, settings.sampling_of(context.sampling))
-
-    def fit(self, tokens: Tensor) -> None:
-        """Counts the tokens [n] of a text."""
-        self.unigram = torch.bincount(tokens, minlength=self.vocab_size)[: self.vocab_size].float() + 1
+        own = {"smoothing": settings.smoothing} if isinstance(settings, BigramDrafter.Settings) else {}
+        return cls(tokens, target.vocab_size, settings.own(context).sampling, **own)
 
     def weights(self, row: int, tokens: Sequence[int]) -> Tensor:
         return self.unigram
@@ -60,21 +57,12 @@ class BigramDrafter(UnigramDrafter):
         smoothing: float = setting(ge=1e-6, le=1e9)
 
     def __init__(self, tokens: Tensor, vocab_size: int, sampling: Sampling, smoothing: float):
-        self.smoothing = smoothing
         super().__init__(tokens, vocab_size, sampling)
-
-    @classmethod
-    def from_settings(cls, settings: Any, context: Context, target: LanguageModel) -> "BigramDrafter":
-        tokens = training_tokens(settings.path, target.tokenizer, by_line=target.encoder is not None)
-        return cls(tokens, target.vocab_size, settings.sampling_of(context.sampling), settings.smoothing)
-
-    def fit(self, tokens: Tensor) -> None:
-        super().fit(tokens)
-        pairs, counts = (tokens[:-1] * self.vocab_size + tokens[1:]).unique(return_counts=True)
-        self.followers, self.counts = pairs % self.vocab_size, counts.float()
-        first = torch.arange(self.vocab_size + 1) * self.vocab_size
+        pairs, counts = (tokens[:-1] * vocab_size + tokens[1:]).unique(return_counts=True)
+        self.followers, self.counts = pairs % vocab_size, counts.float()
+        first = torch.arange(vocab_size + 1) * vocab_size
         self.begins = torch.searchsorted(pairs, first)  # [V + 1]; pairs of context y: begins[y] .. begins[y + 1] - 1
-        self.backoff = self.unigram * (self.smoothing / self.unigram.sum())
+        self.backoff = self.unigram * (smoothing / self.unigram.sum())
 
     def weights(self, row: int, tokens: Sequence[int]) -> Tensor:
         begin, end = self.begins[tokens[-1]], self.begins[tokens[-1] + 1]

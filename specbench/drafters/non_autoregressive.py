@@ -16,6 +16,7 @@ from specbench.decoding.sampling import Sampling, draw
 from specbench.decoding.state import State
 from specbench.decoding.transfers import counts
 from specbench.drafters.model import ModelSettings, load_drafter
+from specbench.drafters.sampling_overrides import OwnSampling
 from specbench.models.context import Context
 from specbench.models.language_model import LanguageModel
 from specbench.models.shared_cache import BorrowedCache
@@ -32,13 +33,14 @@ class ParallelDrafter(Drafter):
     vocab_size: int  # the target's
     longest: int
 
-    def fewest(self) -> int:
-        """The fewest guesses that `logits` is asked for."""
-        return 0
-
     @abstractmethod
     def logits(self, state: State, steps: int) -> Tensor:
         """Logits [B, steps, V] of the guesses x_1 .. x_steps."""
+
+    @property
+    def fewest(self) -> int:
+        """The fewest guesses that `logits` is asked for."""
+        return 0
 
     def can_guess(self, state: State) -> list[bool]:
         """Which rows have the inputs that a draft needs; the others draft nothing in this round."""
@@ -46,22 +48,19 @@ class ParallelDrafter(Drafter):
 
     def propose(self, state: State, gamma: list[int]) -> Draft:
         gamma = [min(g, self.longest) if able else 0 for g, able in zip(gamma, self.can_guess(state), strict=True)]
-        if max(gamma) == 0:
-            return Draft.empty(state.batch_size, state.tokens.device)
+        return self.guesses(state, gamma) if max(gamma) else Draft.empty(state.batch_size, state.tokens.device)
+
+    def guesses(self, state: State, gamma: list[int]) -> Draft:
+        """The draft of gamma[b] guesses for row b, one of which is not 0."""
         # Near the end of a text the usual number too, so that few shapes are compiled.
-        steps = max(max(gamma), self.fewest())
-        logits = self.logits(state, steps)[:, : max(gamma)]
-        tokens, q = self._draw(logits, state.rows, self._seen(state))
-        return Draft.chain(tokens, q, counts(tuple(gamma), tokens.device))
-
-    def _draw(self, logits: Tensor, rows: Rows, seen: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """Guesses [B, N] and their q [B, N, V], None at temperature 0, from logits [B, N, V]; seen [B, 1, V] bool."""
+        logits, seen = self.logits(state, max(*gamma, self.fewest))[:, : max(gamma)], self.seen(state)
+        count = counts(tuple(gamma), logits.device)
         if self.sampling.greedy:
-            return self.sampling.penalize(logits, seen).argmax(-1), None
+            return Draft.chain(self.sampling.penalize(logits, seen).argmax(-1), None, count)
         q = self.sampling.probabilities(logits, seen)
-        return draw(q, window(rows.noise[PROPOSAL], rows.length, logits.shape[1])), q
+        return Draft.chain(draw(q, window(state.noise[PROPOSAL], state.length, q.shape[1])), q, count)
 
-    def _seen(self, state: State) -> Tensor | None:
+    def seen(self, state: State) -> Tensor | None:
         """[B, 1, V] bool: the tokens that the repetition penalty applies to, without the round's guesses."""
         if self.sampling.repetition_penalty == 1:
             return None
@@ -87,11 +86,12 @@ class NonAutoregressiveDrafter(ParallelDrafter):
         self.model, self.lookahead, self.sampling = model, lookahead, model.sampling
         self.vocab_size, self.context = vocab_size, model.context
         self.longest, self.gamma = lookahead.config.count + 1, gamma
+        self.text_width = self.longest + 1  # committed tokens that a draft reads: what a round adds at most
         self.operations_per_token = model.operations_per_token * self.reads
-        self.models = [] if isinstance(model, BorrowedCache) else [model]
+        self.models = [model]
 
-    def fewest(self) -> int:
-        """As many as gamma where shapes are fixed, as an executor may do after its warm-up."""
+    @property
+    def fewest(self) -> int:  # an executor may have fixed shapes after its warm-up only
         return min(self.gamma, self.longest) if self.model.executor.fixed_shapes else 0
 
     @classmethod
@@ -104,7 +104,7 @@ class NonAutoregressiveDrafter(ParallelDrafter):
         self.model.allocate(state.batch_size, state.tokens.shape[1])
 
     def logits(self, state: State, steps: int) -> Tensor:
-        width = self.text_width()
+        width = self.text_width
         self.model.catch_up(state, width)
         starts = [length - width for length in state.reach]
         visible = self.model.make_room(starts, width + steps - 1, state.active)
@@ -122,6 +122,27 @@ class NonAutoregressiveDrafter(ParallelDrafter):
         x = torch.cat([text, ahead.expand(len(text), -1, -1).to(text.dtype)], 1)
         return self.model.forward(x, first, visible)[:, width - 1 :].float()
 
-    def text_width(self) -> int:
-        """The number of committed tokens that a draft reads: what a round adds at most."""
-        return self.longest + 1
+
+class PassDrafter(NonAutoregressiveDrafter):
+    """PaSS (Monea et al. 2023): the target guesses its own next tokens in one more pass per round, with look-ahead
+    embeddings, on its own weights and cache. Its first guess is drawn from p itself."""
+
+    reads = 1
+    with_states = False
+    on_device = True
+
+    @dataclass
+    class Settings(PartSettings, OwnSampling):
+        part = "lookahead"
+        lookahead: str = setting(required="a folder of look-ahead embeddings")
+
+    def __init__(self, model: BorrowedCache, lookahead: LookAhead, vocab_size: int, gamma: int):
+        super().__init__(model, lookahead, vocab_size, gamma)
+        self.text_width, self.models = 1, []  # in the target's cache only the last committed token is missing
+
+    @classmethod
+    def from_settings(cls, settings: Any, context: Context, target: LanguageModel) -> "PassDrafter":
+        name = f"{target.name} with look-ahead tokens"
+        model = BorrowedCache(target.module, target, name, settings.own(context).sampling)
+        lookahead = load_part(LookAhead, settings.lookahead, "drafter.lookahead", model)
+        return cls(model, lookahead, model.vocab_size, context.gamma)

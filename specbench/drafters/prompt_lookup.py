@@ -6,7 +6,6 @@ The paper's copying from the context (section 3.6), for summaries, edits and cha
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from specbench.decoding.draft import Draft
 from specbench.decoding.state import State
 from specbench.drafters.lookup_base import PointMassDrafter, committed
 from specbench.errors import ConfigError
@@ -35,10 +34,9 @@ class PromptLookupDrafter(PointMassDrafter):
     def __init__(self, max_match: int, min_match: int):
         self.max_match, self.min_match = max_match, min_match
 
-    def propose(self, state: State, gamma: list[int]) -> Draft:
+    def texts(self, state: State) -> list[list[int]]:
         """Of an encoder-decoder the input comes before the text."""
-        texts = [[*read, *text] for read, text in zip(state.inputs, committed(state), strict=True)]
-        return self.propose_after(texts, state, gamma)
+        return [[*read, *text] for read, text in zip(state.inputs, committed(state), strict=True)]
 
     def guess(self, row: int, tokens: Sequence[int], gamma: int) -> list[int]:
         last, most = len(tokens) - 1, self.max_match

@@ -3,7 +3,6 @@
 import dataclasses
 from dataclasses import dataclass
 
-from specbench.decoding.sampling import Sampling
 from specbench.models.context import Context
 from specbench.settings import TEMPERATURE, TOP_K, TOP_P, BaseSettings, setting
 
@@ -16,12 +15,9 @@ class OwnSampling(BaseSettings):
     top_k: int | None = setting(**TOP_K, default=None)
     top_p: float | None = setting(**TOP_P, default=None)
 
-    def sampling_of(self, target: Sampling) -> Sampling:
-        """How the drafter's logits become q, given how the target's become p. The output distribution stays p, because
-        guesses are drawn from this q."""
-        own = {f.name: getattr(self, f.name) for f in dataclasses.fields(OwnSampling)}
-        return dataclasses.replace(target, **{name: value for name, value in own.items() if value is not None})
-
     def own(self, context: Context) -> Context:
-        """The run's context with the drafter's own sampling: what its model is built from."""
-        return dataclasses.replace(context, sampling=self.sampling_of(context.sampling))
+        """The run's context with the drafter's own sampling. The output distribution stays p, because guesses are drawn
+        from this q."""
+        own = {f.name: getattr(self, f.name) for f in dataclasses.fields(OwnSampling)}
+        changed = {name: value for name, value in own.items() if value is not None}
+        return dataclasses.replace(context, sampling=dataclasses.replace(context.sampling, **changed))

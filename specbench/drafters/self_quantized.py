@@ -35,6 +35,6 @@ class SelfQuantizedDrafter(EarlyExitDrafter):
         module = target.own_module()
         quantise(module, settings.quantization, "drafter", target.name)
         module.set_input_embeddings(target.module.get_input_embeddings())
-        name, sampling = f"{target.name} in {settings.quantization}", settings.sampling_of(context.sampling)
+        name, sampling = f"{target.name} in {settings.quantization}", settings.own(context).sampling
         model = BorrowedCache(module, target, name, sampling, exact=False)
         return cls(model, target.vocab_size, context.gamma)

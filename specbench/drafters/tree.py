@@ -84,7 +84,7 @@ class TreeDrafter(ModelDrafter):
             return Draft.empty(state.batch_size, state.tokens.device)
         parent = branching_tree(widths(self.branching, depth))
         levels = level_ranges(levels_of(parent))
-        width = self._catch_up(state)
+        width = self.catch_up(state)
         starts = [length - width for length in state.reach]
         visible = self.model.make_room(starts, width + levels[-1].start, state.active)
         usual = depth == self.gamma

@@ -16,15 +16,22 @@ from torch import Tensor, nn
 from specbench.component import Selections
 from specbench.decoding.executor import Executor, HasCache, Module, Stored
 from specbench.executors import autotune
-from specbench.executors.autotune import LIMITS, ROWS, ProductTable, choice, offered, shape_of, shape_of_group
-from specbench.executors.compile_cache import CompileTimes, Programs, decide
+from specbench.executors.autotune import LIMITS, ROWS, ProductTable, choice, offered, shape_of
+from specbench.executors.compile_cache import Programs, decide
 from specbench.executors.compiled_function import Leaf
 from specbench.executors.eager import EagerExecutor
-from specbench.executors.linear_kernels import KINDS, HalfWeight, Plain, Product, scale_of
+from specbench.executors.linear_kernels import KINDS, QUANTIZED, HalfWeight, Plain, Product, scale_of
 from specbench.executors.machine import free_bytes, machine_name
-from specbench.executors.packed_linear import LinearGroup, PackedLinear, linear_groups, packed, replace, stacked
+from specbench.executors.packed_linear import (
+    LinearGroup,
+    PackedLinear,
+    linear_groups,
+    linear_layers,
+    packed,
+    replace,
+    stacked,
+)
 from specbench.executors.pytree import Columns, bucket, refuse_growing_cache
-from specbench.executors.quantized_kernels import QUANTIZED
 from specbench.settings import BaseSettings, file_hash, setting
 
 log = logging.getLogger(__name__)
@@ -76,7 +83,7 @@ class AutoExecutor(Executor):
             return EagerExecutor()
         keeps = settings.programs and run["cache"].kind.fixed_shapes
         machine = machine_name(device)
-        programs = Programs.stored(identity, CompileTimes.of(machine)) if keeps else Programs(None)
+        programs = Programs.stored(identity, machine) if keeps else Programs(None)
         known = device.type == "cpu"  # what programs save
         makes = settings.compile if known or settings.compile != "auto" else "false"
         return cls(settings.products, ProductTable.of(settings.choices, machine), programs, makes)
@@ -119,11 +126,11 @@ class AutoExecutor(Executor):
 
     def compile_seconds(self, weights: int) -> float | None:
         open_question = self.may_compile and self.decided and not self.fixed_shapes
-        return weights * self.programs.times.seconds_per_weight if open_question else None
+        return weights * self.programs.seconds_per_weight if open_question else None
 
     def decide(self, seconds: float, least: float, weights: int) -> bool:
         self.may_compile = False
-        pays, self.decision = decide(seconds, least, weights * self.programs.times.seconds_per_weight)
+        pays, self.decision = decide(seconds, least, weights * self.programs.seconds_per_weight)
         log.info("executor.compile=auto: %s", self.decision)
         if pays:
             self.compiles = self.fixed_shapes = True
@@ -182,7 +189,7 @@ class AutoExecutor(Executor):
         found: list[tuple[Tensor, Tensor | None]] = []
         wanted: dict[str, bool] = {}
         for group in groups:
-            shape = shape_of_group(group)
+            shape = shape_of(*(layer.weight for layer in linear_layers(group)))
             enough = sum(weight.nbytes for weight, _ in found) > autotune.SAMPLE_BYTES
             if shape in wanted and (enough or not wanted[shape]):
                 continue

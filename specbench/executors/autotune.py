@@ -9,15 +9,13 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from specbench.errors import ConfigError
 from specbench.executors.linear_kernels import KINDS, Product, scale_of
-from specbench.executors.machine import cache_file, read_json, write_json
-from specbench.executors.packed_linear import LinearGroup, linear_layers
+from specbench.executors.machine import cache_file, write_json
 
 ROWS = (1, 5, 16, 64)  # rows of x that are timed
 LIMITS = (1, 8, 32, math.inf)  # the most rows that each of them stands for
@@ -60,15 +58,10 @@ def offered(weight: Tensor, kinds: Sequence[type[Product]] = KINDS, exact: bool 
     return [kind for kind in kinds if kind.offers(weight) or kind in rounded]
 
 
-def shape_of_group(group: LinearGroup) -> str:
-    """The name of the shape that the stacked weights of these layers have."""
-    weights = [layer.weight.to("meta") for layer in linear_layers(group)]
-    return shape_of(torch.cat(weights))
-
-
-def shape_of(weight: Tensor) -> str:
-    """The name of a weight's shape and dtype: "1920x640 float32"."""
-    return f"{weight.shape[0]}x{weight.shape[1]} {str(weight.dtype).removeprefix('torch.')}"
+def shape_of(*weights: Tensor) -> str:
+    """The name of the shape and dtype of weights [out, in], one below the other: "1920x640 float32"."""
+    dtype = str(weights[0].dtype).removeprefix("torch.")
+    return f"{sum(len(weight) for weight in weights)}x{weights[0].shape[1]} {dtype}"
 
 
 class ProductTable:
@@ -77,15 +70,13 @@ class ProductTable:
     def __init__(self, path: Path | None, machine: str, pinned: bool = False):
         """`pinned` files are only read: the results.json of a run. Raises ConfigError if such a file has no times."""
         self.path, self.machine, self.pinned = path, machine, pinned
-        stored = self._stored()
-        self.shapes: dict[str, ProductTimes] = stored["microseconds"] if pinned or stored["machine"] == machine else {}
+        self.shapes = self._stored()
 
     @classmethod
     def of(cls, choices: str | None, machine: str) -> "ProductTable":
         """What was measured on this machine, or the file that the setting names. Raises ConfigError."""
-        if choices is not None:
-            return cls(Path(choices).expanduser(), machine, pinned=True)
-        return cls(cache_file("products", machine), machine)
+        path = cache_file("products", machine) if choices is None else Path(choices).expanduser()
+        return cls(path, machine, pinned=choices is not None)
 
     def times(self, weight: Tensor) -> ProductTimes:
         """What was measured for weights of this shape and dtype."""
@@ -93,30 +84,26 @@ class ProductTable:
 
     def add(self, found: Mapping[str, ProductTimes]) -> None:
         """Adds measurements, and writes the file."""
-        if not found:
-            return
-        stored = self._stored()["microseconds"]  # another process may have added to them
+        stored = self._stored()  # another process may have added to them
         for shape in {**found, **stored}:
             self.shapes[shape] = found.get(shape, {}) | stored.get(shape, {}) | self.shapes.get(shape, {})
-        content = {"machine": self.machine, "rows": ROWS, "microseconds": self.shapes}
-        if self.path is not None and not write_json(self.path, content):
-            self.path = None
+        write_json(self.path, {"machine": self.machine, "rows": ROWS, "microseconds": self.shapes})
 
-    def _stored(self) -> dict[str, Any]:
-        """The stored table, or that in a run's results.json; empty if there is none. Raises ConfigError if a pinned one
-        is not of this form."""
+    def _stored(self) -> dict[str, ProductTimes]:
+        """The stored table, or that in a run's results.json; empty if there is none of this machine. Raises ConfigError
+        if a pinned one is not of this form."""
         try:
-            found = json.loads(self.path.read_text()) if self.pinned and self.path else read_json(self.path)
+            found = json.loads(self.path.read_text()) if self.path is not None else {}
             found = found.get("executor", found)
-            shapes = found.get("microseconds", {})
+            shapes: dict[str, ProductTimes] = found.get("microseconds", {})
             if not all(len(row) == len(ROWS) and min(row) > 0 for times in shapes.values() for row in times.values()):
                 raise ValueError("it is of another version")
             if self.pinned and not shapes:
                 raise ValueError("it holds no times of products")
-            return {"machine": found.get("machine"), "microseconds": shapes}
+            return shapes if self.pinned or found.get("machine") == self.machine else {}
         except (OSError, ValueError, AttributeError, TypeError) as error:
             if not self.pinned:
-                return {"machine": None, "microseconds": {}}
+                return {}
             wanted = "give the results.json of a run with executor=auto"
             raise ConfigError(f"executor.choices={self.path} cannot be used ({error}): {wanted}") from error
 
@@ -141,17 +128,17 @@ def _time(
 ) -> dict[str, float]:
     """Least seconds by shape of products with `rows` rows, one after the other as in a forward; before each pass
     `other` is read, of any shape."""
-    seconds: dict[str, list[float]] = {}
+    seconds: dict[str, float] = {}
     end = time.perf_counter() + SECONDS / len(ROWS)
     for number in range(WARM_UP + PASSES):
         other.sum()
         for weight, product in products:
-            x = inputs[weight.shape[1], rows]
+            x, shape = inputs[weight.shape[1], rows], shape_of(weight)
             began = time.perf_counter()
             product(x)
             taken = time.perf_counter() - began
             if number >= WARM_UP:
-                seconds.setdefault(shape_of(weight), []).append(taken)
+                seconds[shape] = min(taken, seconds.get(shape, taken))
         if number >= WARM_UP and time.perf_counter() > end:
             break
-    return {shape: min(times) for shape, times in seconds.items()}
+    return seconds

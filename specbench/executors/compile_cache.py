@@ -3,10 +3,12 @@
 A program is kept under the identity of the run (its settings, checkpoints, code and machine) and of the call.
 """
 
+import contextlib
 import dataclasses
 import enum
 import functools
 import hashlib
+import json
 import logging
 import os
 import pickle
@@ -24,7 +26,7 @@ from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 from torch._inductor.standalone_compile import CompiledArtifact
 
 from specbench.errors import first_line
-from specbench.executors.machine import cache_dir, cache_file, read_json, write_json
+from specbench.executors.machine import cache_dir, cache_file, write_json
 
 log = logging.getLogger(__name__)
 INDUCTOR = "TORCHINDUCTOR_CACHE_DIR"
@@ -47,38 +49,6 @@ def decide(seconds: float, least: float, taken: float) -> tuple[bool, str]:
     return False, f"compiling would take about {taken:.0f} s and save {saved:.0f} s of {seconds:.0f}"
 
 
-class CompileTimes:
-    """Seconds that programs took to make on this machine, in a file of the user's cache unless `path` is None."""
-
-    def __init__(self, path: Path | None):
-        self.path = path
-
-    @classmethod
-    def of(cls, machine: str) -> "CompileTimes":
-        """Those of the machine of this description."""
-        return cls(cache_file("compiling", machine))
-
-    @property
-    def seconds_per_weight(self) -> float:
-        """Seconds of all programs over the number of their weights."""
-        seconds, weights = self._stored()
-        return seconds / weights if weights else SECONDS
-
-    def add(self, seconds: float, weights: int) -> None:
-        """Adds a program that was just made, with so many weights."""
-        before, counted = self._stored()
-        if self.path is not None:
-            write_json(self.path, {"seconds": before + seconds, "weights": counted + weights})
-
-    def _stored(self) -> tuple[float, int]:
-        """Seconds and weights; zeros if there is no such file."""
-        try:
-            found = read_json(self.path)
-            return float(found["seconds"]), int(found["weights"])
-        except (ValueError, KeyError, TypeError):
-            return 0.0, 0
-
-
 @dataclass(frozen=True)
 class CompiledProgram:
     """Compiled code: `code` takes tensors and returns tensors, and `result` is the description of pytree.py that
@@ -91,18 +61,31 @@ class CompiledProgram:
 class Programs:
     """The programs of one identity: a folder, or nothing that is kept if that is None."""
 
-    def __init__(self, folder: Path | None, times: CompileTimes | None = None):
-        """`times` are kept of how long programs take to make."""
-        self.folder, self.times = folder, times or CompileTimes(None)
+    def __init__(self, folder: Path | None, times: Path | None = None):
+        """`times` is the file of how long programs take to make on this machine, None if that is not kept."""
+        self.folder, self.times = folder, times
         self.found, self.made, self.seconds = 0, 0, 0.0  # seconds of those made
         self.tell: Callable[[str], None] = lambda what: None
 
     @classmethod
-    def stored(cls, identity: str, times: CompileTimes | None = None) -> "Programs":
-        """Those of a run with this identity, which are kept for later runs."""
+    def stored(cls, identity: str, machine: str | None = None) -> "Programs":
+        """Those of a run with this identity, and times on the machine of this description, kept for later runs."""
         if os.environ.get(INDUCTOR, default_cache_dir()) == default_cache_dir():  # PyTorch sets it when it is imported
             os.environ[INDUCTOR] = str(cache_dir() / "inductor")
-        return cls(cache_dir() / "programs" / identity, times)
+        return cls(cache_dir() / "programs" / identity, machine and cache_file("compiling", machine))
+
+    @property
+    def seconds_per_weight(self) -> float:
+        """Seconds to make all programs so far on this machine, over the number of their weights."""
+        seconds, weights = self._stored_times()
+        return seconds / weights if weights else SECONDS
+
+    def _stored_times(self) -> tuple[float, int]:
+        """Seconds and weights; zeros if none are stored."""
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            found = json.loads(self.times.read_text()) if self.times is not None else {}
+            return float(found["seconds"]), int(found["weights"])
+        return 0.0, 0
 
     @property
     def any(self) -> bool:
@@ -132,7 +115,8 @@ class Programs:
         yield
         seconds = clock() - begun
         self.seconds += seconds
-        self.times.add(seconds, weights)
+        before, counted = self._stored_times()
+        write_json(self.times, {"seconds": before + seconds, "weights": counted + weights})
 
     def keep(self, name: str | None, artifact: CompiledArtifact, result: Any) -> None:
         """Stores a program that was just made."""
@@ -165,10 +149,8 @@ def described(value: Any, depth: int = 8) -> Any:
         return (type(value).__name__, repr(value))
     if depth == 0 or isinstance(value, Tensor | torch.nn.Module):
         raise NotDescribedError(f"it depends on a {type(value).__name__}")
-    if isinstance(value, type):
-        return _of_code(value)
-    if isinstance(value, types.FunctionType | types.BuiltinFunctionType | types.MethodType):
-        return _of_function(value, depth)
+    if isinstance(value, type | types.FunctionType | types.BuiltinFunctionType | types.MethodType):
+        return _of_code(value, depth)
     if isinstance(value, tuple | list):
         return [described(entry, depth - 1) for entry in value]
     if isinstance(value, Mapping):
@@ -180,17 +162,12 @@ def described(value: Any, depth: int = 8) -> Any:
     raise NotDescribedError(f"it depends on a {type(value).__name__}")
 
 
-def _of_function(function: Any, depth: int) -> Any:
-    """The name of a function that the code's version determines, and the object that a method belongs to."""
-    if getattr(function, "__closure__", None):
-        raise NotDescribedError(f"it depends on {function.__qualname__}, a function with variables of its own")
-    owner = getattr(function, "__self__", None)
-    own = [] if owner is None or isinstance(owner, types.ModuleType) else [described(owner, depth - 1)]
-    return [*_of_code(function), *own]
-
-
-def _of_code(value: Any) -> list[str]:
-    """The name of a class or function, of whose code the identity of the run knows the version."""
-    if value.__module__.partition(".")[0] not in KNOWN or "<lambda>" in value.__qualname__:
+def _of_code(value: Any, depth: int) -> list[Any]:
+    """The name of a class or function, of whose code the identity of the run knows the version, and the object that a
+    method belongs to."""
+    known = value.__module__.partition(".")[0] in KNOWN and "<lambda>" not in value.__qualname__
+    if not known or getattr(value, "__closure__", None):  # a function with variables of its own
         raise NotDescribedError(f"it depends on {value.__module__}.{value.__qualname__}")
-    return [value.__module__, value.__qualname__]
+    owner = getattr(value, "__self__", None)
+    own = [] if owner is None or isinstance(owner, types.ModuleType) else [described(owner, depth - 1)]
+    return [value.__module__, value.__qualname__, *own]

@@ -4,19 +4,24 @@ import functools
 import math
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from specbench.executors.quant_grids import INT4, INT8, QuantGrid
+
+INT4_ROWS = 16  # the layout of the kernel for 4 bits needs a multiple of so many outputs
 ONEDNN_ROWS = 16  # rows of x that oneDNN's layout is made for: the fastest, or equal, for 1 to 512 rows
 HALF_EXPONENT = 15  # of the largest weight in float16, after scaling
 
 _onednn: Callable[..., Tensor] = torch.ops.mkldnn._linear_pointwise.default
 _fbgemm: Callable[..., Tensor] = torch.ops.quantized.linear_dynamic_fp16.default
+_int8: Callable[..., Tensor] = torch.ops.aten._weight_int8pack_mm.default
+_pack_int4: Callable[..., Tensor] = torch.ops.aten._convert_weight_to_int4pack_for_cpu.default
+_int4: Callable[..., Tensor] = torch.ops.aten._weight_int4pack_mm_for_cpu.default
 
 
 class Product(ABC):
@@ -25,6 +30,7 @@ class Product(ABC):
     name: ClassVar[str]
     rounds_inputs: ClassVar[bool] = False  # whether it may serve a drafter by rounding x to bfloat16
     bytes: int  # of the weight that one product reads
+    bias: Tensor | None
 
     @abstractmethod
     def __init__(self, weight: Tensor, bias: Tensor | None):
@@ -108,7 +114,7 @@ class HalfWeightSerial(HalfWeight):
     name = "half_serial"
 
     def __init__(self, weight: Tensor, bias: Tensor | None):
-        with _deprecated():
+        with warnings.catch_warnings(action="ignore"):  # PyTorch calls the operator deprecated
             self.packed = torch.fbgemm_pack_gemm_matrix_fp16(weight)
         self.bias, self.bytes = bias, weight.nbytes // 2
 
@@ -124,20 +130,12 @@ class HalfWeightSerial(HalfWeight):
 def has_serial() -> bool:
     """Whether this version of PyTorch has the operators of HalfWeightSerial, which warn at their first call."""
     try:
-        with _deprecated():
+        with warnings.catch_warnings(action="ignore"):
             packed = torch.fbgemm_pack_gemm_matrix_fp16(torch.zeros(8, 8))
             torch.fbgemm_linear_fp16_weight_fp32_activation(torch.zeros(1, 8), packed, None)
     except (AttributeError, TypeError, RuntimeError):
         return False
     return True
-
-
-@contextmanager
-def _deprecated() -> Iterator[None]:
-    """Without the warnings of operators that PyTorch calls deprecated."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
 
 
 def scale_of(weight: Tensor) -> float:
@@ -149,9 +147,61 @@ def scale_of(weight: Tensor) -> float:
     return 2.0 ** (HALF_EXPONENT - math.frexp(largest)[1])
 
 
-KINDS: Sequence[type[Product]] = (
-    HalfWeight,
-    HalfWeightSerial,
-    OneDnn,
-    Plain,
-)  # of two that are as fast, the first is taken
+class Quantized(Product):
+    """A weight on a grid, as integers and scales, times x in bfloat16, by PyTorch's own kernels. The sums are kept in
+    float32. A weight in float32 is taken too; then the result differs by more than the rounding of float32: in float32
+    the same kernels are loops without vector instructions, far slower than `half`."""
+
+    grid: ClassVar[QuantGrid]
+    rounds_inputs = True
+
+    @classmethod
+    def offers(cls, weight: Tensor) -> bool:
+        packs = cls.grid.group is None or len(weight) % INT4_ROWS == 0 and cls.grid.fits(weight.shape[1])
+        return weight.dtype == torch.bfloat16 and packs and cls.grid.holds(weight)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        rows = x.reshape(-1, x.shape[-1]).to(torch.bfloat16).contiguous()  # some kernels take no other layout
+        y = self.product(rows)
+        y = y.view(*x.shape[:-1], y.shape[-1]).to(x.dtype)
+        return y if self.bias is None else y.add_(self.bias)
+
+    @abstractmethod
+    def product(self, rows: Tensor) -> Tensor:
+        """rows [n, in] to [n, out], both in bfloat16, without the bias."""
+
+
+class Int8(Quantized):
+    """8 bits, and one scale for each row of the weight."""
+
+    name, grid = "int8", INT8
+
+    def __init__(self, weight: Tensor, bias: Tensor | None):
+        self.integers, scale = self.grid.parts(weight)
+        self.scale, self.bias = scale[:, 0].to(torch.bfloat16), bias
+        self.bytes = self.integers.nbytes + self.scale.nbytes
+
+    def product(self, rows: Tensor) -> Tensor:
+        return _int8(rows, self.integers, self.scale)
+
+
+class Int4(Quantized):
+    """4 bits, and one scale for each group of 32 inputs."""
+
+    name, grid = "int4", INT4
+
+    def __init__(self, weight: Tensor, bias: Tensor | None):
+        # The kernel's integers are from 0 to 15, of which it subtracts 8; each scale comes with an offset, here 0.
+        integers, scale = self.grid.parts(weight)
+        self.packed, self.bias = _pack_int4(integers.int() + 8, 1), bias
+        scales = torch.stack([scale.T, torch.zeros_like(scale.T)], -1)  # [groups, out, 2]
+        self.scales = scales.to(torch.bfloat16).contiguous()
+        self.bytes = self.packed.nbytes + self.scales.nbytes
+
+    def product(self, rows: Tensor) -> Tensor:
+        return _int4(rows, self.packed, self.grid.group, self.scales)
+
+
+# Of two that are as fast, the first is taken.
+QUANTIZED: Sequence[type[Product]] = (Int4, Int8)
+KINDS: Sequence[type[Product]] = (HalfWeight, HalfWeightSerial, OneDnn, Plain)

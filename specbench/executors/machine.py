@@ -22,22 +22,15 @@ def cache_file(kind: str, machine: str) -> Path:
     return cache_dir() / f"{kind}-{hashlib.sha256(machine.encode()).hexdigest()[:12]}.json"
 
 
-def read_json(path: Path | None) -> Any:
-    """The content of a file; an empty dict if there is none, or it is damaged."""
-    with contextlib.suppress(OSError, ValueError):
-        return json.loads(path.read_text()) if path is not None else {}
-    return {}
-
-
-def write_json(path: Path, content: Any) -> bool:
-    """Replaces a file in one step. Returns whether it could be written."""
+def write_json(path: Path | None, content: Any) -> None:
+    """Replaces a file, if it is one, in one step. A cache that cannot be written costs time only."""
+    if path is None:
+        return
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    with contextlib.suppress(OSError):  # a cache that cannot be written costs time only
+    with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary.write_text(json.dumps(content, indent=1))
         os.replace(temporary, path)
-        return True
-    return False
 
 
 def machine_name(device: torch.device) -> str:
@@ -48,7 +41,7 @@ def machine_name(device: torch.device) -> str:
 def cpu_features() -> str:
     """What compiled code and products depend on of a processor, besides its name: torch's vector width, and a hash of
     the instructions that the system lists."""
-    flags = _cpu_line("flags", "Features") or platform.machine()
+    flags = _system_line("/proc/cpuinfo", "flags", "Features") or platform.machine()
     return f"{torch.backends.cpu.get_cpu_capability()}, {hashlib.sha256(flags.encode()).hexdigest()[:8]}"
 
 
@@ -56,38 +49,25 @@ def device_name(device: torch.device) -> str:
     """The name of the GPU, or of the processor."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
-    return (_cpu_line("model name") or platform.processor() or platform.machine()).strip()
-
-
-def _cpu_line(*names: str) -> str | None:
-    """The value of the first of these entries that /proc/cpuinfo has."""
-    with contextlib.suppress(OSError, StopIteration):
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        return next(line.split(":", 1)[1] for line in lines if line.startswith(names))
-    return None
+    return (_system_line("/proc/cpuinfo", "model name") or platform.processor() or platform.machine()).strip()
 
 
 def free_bytes(device: torch.device) -> int:
-    """Bytes that can still be allocated: of the GPU, or of the machine and its control group."""
+    """Bytes that can still be allocated: of the GPU, or of the machine and its control group. Very many where the
+    system does not say."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
-    free = [_available()]
-    limit, used = (_number(Path("/sys/fs/cgroup") / name) for name in ("memory.max", "memory.current"))
-    if limit is not None and used is not None:
-        free.append(limit - used)
-    return min(free)
+    available = _system_line("/proc/meminfo", "MemAvailable")
+    free = 2**62 if available is None else int(available.split()[0]) * 1024
+    with contextlib.suppress(OSError, ValueError):  # no control group, or one without a limit
+        limit, used = (int(Path("/sys/fs/cgroup", name).read_text()) for name in ("memory.max", "memory.current"))
+        free = min(free, limit - used)
+    return free
 
 
-def _available() -> int:
-    """Bytes of the machine's memory that programs can still have; very many where the system does not say."""
+def _system_line(path: str, *names: str) -> str | None:
+    """The value of the first of these entries that a file of the system has."""
     with contextlib.suppress(OSError, StopIteration):
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
-    return 2**62
-
-
-def _number(path: Path) -> int | None:
-    """The number in a file; None if there is none, as where a control group has no limit."""
-    with contextlib.suppress(OSError, ValueError):
-        return int(path.read_text())
+        lines = Path(path).read_text().splitlines()
+        return next(line.split(":", 1)[1] for line in lines if line.startswith(names))
     return None

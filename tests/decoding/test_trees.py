@@ -20,7 +20,7 @@ from specbench.decoding.state import Job, State
 from specbench.decoding.token_tree import MISSING, branching_tree, levels_of, pack, static_parent
 from specbench.decoding.verify import block_verification, rejection_sampling, speculative_sampling
 from specbench.decoding.verify_tree import iterative_beta, iterative_sampling, longest_path, match
-from specbench.drafters.medusa import chosen_tree
+from specbench.drafters.blockwise import chosen_tree
 from specbench.drafters.multi_draft import join_drafts
 from specbench.drafters.tree import without_replacement
 from specbench.verifiers.iterative import IterativeVerifier

@@ -8,7 +8,7 @@ from small_runs import parts_of
 
 import specbench.executors.compile_cache
 from specbench.executors.auto import AutoExecutor
-from specbench.executors.compile_cache import SAVED, SECONDS, CompileTimes, Programs, decide
+from specbench.executors.compile_cache import SAVED, SECONDS, Programs, decide
 from specbench.run.interleave import MethodRun
 from specbench.run.run import run, run_in_turn
 from specbench.run.warm_up import predicted_seconds, weights_of_programs
@@ -26,25 +26,20 @@ def test_compiling_pays_where_it_takes_less_than_it_saves():
 def test_a_machine_learns_how_long_programs_take(tmp_path, monkeypatch):
     path = tmp_path / "new" / "compiling.json"
     ticks = iter([10.0, 30.0, 100.0, 104.0])
-    programs, told = Programs(None, CompileTimes(path)), []
+    programs, told = Programs(None, path), []
     programs.tell = told.append
-    assert programs.times.seconds_per_weight == SECONDS
+    assert programs.seconds_per_weight == SECONDS
     for weights in (36, 0):
         with programs.making(weights, lambda: next(ticks)):
             programs.made += 1
-    assert programs.seconds == 24 and told == ["compiling program 1", "compiling program 2"]
-    assert CompileTimes(path).seconds_per_weight == pytest.approx(24 / 36)  # in another process
-    path.write_text("{")
-    assert CompileTimes(path).seconds_per_weight == SECONDS
-    monkeypatch.setenv("SPECBENCH_CACHE", str(tmp_path))
-    assert CompileTimes.of("a machine").path != CompileTimes.of("another").path
-
-
-def test_a_program_that_cannot_be_made_is_not_timed(tmp_path):
-    times = CompileTimes(tmp_path / "compiling.json")
-    with pytest.raises(RuntimeError), Programs(None, times).making(3):
+    with pytest.raises(RuntimeError), programs.making(3):  # a program that cannot be made is not timed
         raise RuntimeError("no compiler")
-    assert times.seconds_per_weight == SECONDS
+    assert programs.seconds == 24 and told == [f"compiling program {number}" for number in (1, 2, 3)]
+    assert Programs(None, path).seconds_per_weight == pytest.approx(24 / 36)  # in another process
+    path.write_text("{")
+    assert Programs(None, path).seconds_per_weight == SECONDS
+    monkeypatch.setenv("SPECBENCH_CACHE", str(tmp_path))
+    assert Programs.stored("run", "a machine").times != Programs.stored("run", "another").times
 
 
 @pytest.mark.parametrize(("compile", "asked"), [("auto", True), ("false", False), ("true", False)])

@@ -6,7 +6,7 @@ from transformers.generation.logits_process import RepetitionPenaltyLogitsProces
 
 from specbench.decoding.draft import Draft, Verdict
 from specbench.decoding.noise import PROPOSAL
-from specbench.decoding.rows import window
+from specbench.decoding.rows import commit_tokens, summary_of, window
 from specbench.decoding.sampling import Sampling, draw
 from specbench.decoding.speculative import decode_speculative
 from specbench.decoding.state import Job, State
@@ -54,7 +54,9 @@ def test_the_drafter_cache_is_right_after_full_and_partial_acceptance(tables):
         own = torch.tensor([[9], [8]])
         n = torch.tensor(accepted)
         tokens = torch.cat([draft.tokens, own], 1).scatter(1, n[:, None], own)
-        state.append(Verdict(tokens, n), draft)
+        verdict = Verdict(tokens, n)
+        commit_tokens(state.rows, verdict)
+        state.synchronise(summary_of(state.rows, verdict, draft))
 
 
 def test_standardization_is_that_of_transformers():

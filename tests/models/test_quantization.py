@@ -12,10 +12,9 @@ from specbench.config.memory import size
 from specbench.config.validate import check
 from specbench.errors import ConfigError
 from specbench.executors.autotune import offered
-from specbench.executors.linear_kernels import KINDS
+from specbench.executors.linear_kernels import KINDS, QUANTIZED
 from specbench.executors.packed_linear import PackedLinear
 from specbench.executors.quant_grids import GRIDS, INT4, INT8
-from specbench.executors.quantized_kernels import QUANTIZED
 from specbench.run.run import run
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
