@@ -10,7 +10,7 @@ from specbench.config.validate import choose
 from specbench.decoding.gamma_policy import GammaPolicy
 from specbench.errors import ConfigError
 from specbench.results.replay_table import BEST
-from specbench.stats.replay import Replayed, Trace, TracedCosts, picked_rounds, priced, replay, sweep_rounds
+from specbench.stats.replay import Replayed, Trace, TracedCosts, pick, priced, replay, sweep_rounds
 
 
 def policies(trace: Trace, names: Sequence[str], overrides: list[str]) -> Iterator[tuple[str, GammaPolicy]]:
@@ -52,6 +52,5 @@ def replay_all(trace: Trace, chosen: Sequence[tuple[str, GammaPolicy]]) -> tuple
     """Replays every constant gamma, the best of them, and the chosen policies; and what each half took for the best."""
     rounds = sweep_rounds(trace)
     found = {f"gamma {g}": priced(trace, of_gamma) for g, of_gamma in rounds.items()}
-    picked, of_best = picked_rounds(trace, rounds)
-    found[BEST] = priced(trace, of_best)
+    picked, found[BEST] = pick(trace, rounds)
     return found | {name: replay(trace, policy) for name, policy in chosen}, picked
