@@ -3,8 +3,6 @@
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict
 
-import numpy as np
-
 from specbench.data.records import MT_BENCH
 from specbench.errors import ConfigError, shown
 from specbench.results.category_tables import Entry, overall_numbers
@@ -83,7 +81,7 @@ def _value(run: StoredRun, key: str) -> str:
 def _entry(names: Mapping[str, str], runs: Sequence[StoredRun], folds: Folds) -> Entry:
     if len(runs) == 1 and not folds:
         return Entry(names, overall_numbers(runs[0].result), runs[0].result["by_category"])
-    processes = [process for run in runs for process in _processes(run)]
+    processes = [process for run in runs for process in load_sums(run.folder).by_process()]
     folded = {member: name for name, members in folds.items() for member in members}
     as_named = [[folded.get(category, category) for category in process.categories] for process in processes]
     categories = dict.fromkeys(name for own in as_named for name in own if name)
@@ -98,13 +96,6 @@ def _entry(names: Mapping[str, str], runs: Sequence[StoredRun], folds: Folds) ->
 
 def _source(processes: Sequence[PerRequestSums]) -> Estimator:
     return BootstrapSums.of(processes[0]) if len(processes) == 1 else TwoWaySums.of(lambda: processes)
-
-
-def _processes(run: StoredRun) -> Iterator[PerRequestSums]:
-    """The sums of each process of a run."""
-    sums = load_sums(run.folder)
-    for number in sorted({*sums.processes}):
-        yield sums.only(np.flatnonzero(np.array(sums.processes) == number).tolist())
 
 
 def table_notes(runs: Sequence[StoredRun], told: Collection[str]) -> Iterator[str]:

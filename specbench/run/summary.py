@@ -24,8 +24,7 @@ from specbench.stats.losslessness import judge
 from specbench.stats.machine_noise import Roofs
 from specbench.stats.records import Group, PerRequestSums, Result, RunRecord
 from specbench.stats.replay import Swept, gamma_sweep
-from specbench.stats.request_sums import request_sums
-from specbench.stats.round_sums import Tokens
+from specbench.stats.request_sums import Tokens, request_sums
 
 
 class Watch(Protocol):

@@ -1,13 +1,14 @@
 """Sums over the requests of one process: ratios with standard errors, and intervals of a bootstrap over clusters, which
 are requests that have something in common beside the settings."""
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
-from specbench.stats.estimates import Estimate, Floats, Interval
+from specbench.stats.estimates import Estimate, Floats, Integers, Interval
+from specbench.stats.formulas import speedup_of
 from specbench.stats.records import PerRequestSums, Result, RunRecord
 
 BOOTSTRAP_SAMPLES = 10_000
@@ -34,11 +35,6 @@ class BootstrapSums:
         """From what sums.parquet holds."""
         return BootstrapSums(sums.columns, sums.clusters, sums.prompts)
 
-    @staticmethod
-    def of_rows(rows: Sequence[Mapping[str, float]], clusters: Sequence[Hashable] = ()) -> "BootstrapSums":
-        """From the sums of each request, all with the same names."""
-        return BootstrapSums({name: np.array([row[name] for row in rows], float) for name in rows[0]}, clusters)
-
     @cached_property
     def _by_cluster(self) -> Floats:
         return by_cluster(np.stack([*self.columns.values()]), self._clusters)
@@ -60,18 +56,13 @@ class BootstrapSums:
         return self.columns, self._clusters or range(len(next(iter(self.columns.values()))))
 
     def estimate(self, numerator: SumNames, denominator: SumNames, counted: str = "") -> Estimate:
-        """The ratio of two sums, with prompts as clusters."""
-        above, below, prompts = self._total(numerator), self._total(denominator), self._prompts
-        if counted:
-            kept = self._total(counted) != 0
-            above, below = above[kept], below[kept]
-            prompts = [prompt for prompt, known in zip(prompts, kept, strict=True) if known]
-        return ratio(above, below, prompts)
-
-    def _total(self, names: SumNames) -> Floats:
+        """The ratio of two sums, with prompts as clusters; of the requests alone whose sum `counted` is not 0."""
         nothing = np.zeros(len(next(iter(self.columns.values()))))
-        chosen = [names] if isinstance(names, str) else names
-        return sum((self.columns.get(name, nothing) for name in chosen), nothing)
+        above, below = (nothing + added(self.columns, names) for names in (numerator, denominator))
+        if not counted:
+            return ratio(above, below, self._prompts)
+        kept = np.flatnonzero(self.columns.get(counted, nothing))
+        return ratio(above[kept], below[kept], [self._prompts[i] for i in kept] if self._prompts else ())
 
     def intervals(self, formulas: Formulas, *others: "BootstrapSums") -> dict[str, Interval]:
         """The 95 % interval of each of several formulas; with `others`, over the same clusters, of these sums and
@@ -84,28 +75,38 @@ class BootstrapSums:
         return _stderr(samples, self.clusters)
 
 
+def added(columns: Mapping[str, Any], names: SumNames) -> Any:
+    """The sum of these columns; one that is not there is 0."""
+    return sum(columns.get(name, 0.0) for name in ([names] if isinstance(names, str) else names))
+
+
 def intervals_of(
     formulas: Formulas, points: Sequence[Mapping[str, Any]], samples: Sequence[Mapping[str, Floats] | None], count: int
 ) -> dict[str, Interval]:
-    """The 95 % interval of each of several formulas, from their arguments over everything, the same arguments
-    resampled, [samples] each, and the number of what was resampled; None where there are no samples."""
+    """Student's interval of each of several formulas with the bootstrap's standard error, of the logarithm where all
+    samples are above 0: from their arguments over everything, the same arguments resampled, [samples] each, and the
+    number of what was resampled; None where there are no samples. Percentiles of the samples would be too narrow: by a
+    factor of 1.6 with five clusters."""
     with np.errstate(divide="ignore", invalid="ignore"):  # a sample may hold none of what a formula counts
         found = formulas(*points)
         if any(one is None for one in samples):
             return dict.fromkeys(found)
         resampled = formulas(*samples)
-    return {name: _interval(float(value), np.asarray(resampled[name]), count) for name, value in found.items()}
+    intervals: dict[str, Interval] = {}
+    for name, point in found.items():
+        known = np.asarray(resampled[name])
+        known = known[np.isfinite(known)]
+        of_log = bool(point > 0 and (known > 0).all())
+        error = _stderr(np.log(known) if of_log else known, count) if len(known) else np.nan
+        intervals[name] = interval_around(float(point), student(count - 1) * error, of_log)
+    return intervals
 
 
-def _interval(point: float, samples: Floats, count: int) -> Interval:
-    """Student's interval around a point with the bootstrap's standard error, of the logarithm where all samples are
-    above 0. Percentiles of the samples would be too narrow: by a factor of 1.6 with five clusters."""
-    samples = samples[np.isfinite(samples)]
-    if not (np.isfinite(point) and len(samples)):
+def interval_around(point: float, half: float, of_log: bool) -> Interval:
+    """The interval around a number, or around its logarithm, with this half; None if one is not finite."""
+    if not (np.isfinite(point) and np.isfinite(half)):
         return None
-    of_log = point > 0 and bool((samples > 0).all())
-    half = student(count - 1) * _stderr(np.log(samples) if of_log else samples, count)
-    low, high = (point * np.exp([-half, half])) if of_log else (point - half, point + half)
+    low, high = point * np.exp([-half, half]) if of_log else (point - half, point + half)
     return float(low), float(high)
 
 
@@ -126,8 +127,7 @@ def ratio(
     mean = a.sum() / total
     if (b > 0).sum() < FEWEST:
         return Estimate(float(mean), None, int(total))
-    residuals = a - mean * b
-    stderr = np.sqrt(count / (count - 1) * (residuals**2).sum()) / total
+    stderr = np.sqrt(count / (count - 1) * ((a - mean * b) ** 2).sum()) / total
     return Estimate(float(mean), float(stderr), int(total))
 
 
@@ -140,24 +140,24 @@ def speedup_interval(
 ) -> tuple[float, Interval]:
     """Baseline seconds per token / our seconds per token, with its 95 % interval from a paired bootstrap over clusters.
     With equal token counts it is the ratio of total times."""
-    names = ("baseline", "baseline_tokens", "ours", "our_tokens")
-    table = (baseline, baseline_tokens, ours, our_tokens)
-    sums = BootstrapSums(dict(zip(names, (np.array(column, float) for column in table), strict=True)), clusters)
-
-    def formulas(s: Mapping[str, Any]) -> dict[str, Any]:
-        return {"speedup": (s["baseline"] / s["baseline_tokens"]) / (s["ours"] / s["our_tokens"])}
-
+    columns = {"plain_seconds": baseline, "plain_tokens": baseline_tokens, "seconds": ours, "tokens": our_tokens}
+    sums = BootstrapSums({name: np.array(column, float) for name, column in columns.items()}, clusters)
     with np.errstate(divide="ignore", invalid="ignore"):
-        return float(formulas(sums.point)["speedup"]), sums.intervals(formulas)["speedup"]
+        return float(speedup_of(sums.point)), sums.intervals(lambda s: {"speedup": speedup_of(s)})["speedup"]
 
 
 def by_cluster(data: Floats, clusters: Sequence[Hashable]) -> Floats:
     """The sums [columns, clusters] of a table [columns, requests]; clusters [requests], or none if each is its own."""
     if not clusters:
         return data
-    numbers = {name: number for number, name in enumerate(dict.fromkeys(clusters))}
-    where = [numbers[name] for name in clusters]
+    where = numbered(clusters)
     return np.stack([np.bincount(where, row) for row in data])
+
+
+def numbered(names: Sequence[Hashable]) -> list[int]:
+    """The number of each name, in the order in which they come first."""
+    numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
+    return [numbers[name] for name in names]
 
 
 def joined(data: Floats) -> Floats:
@@ -171,27 +171,28 @@ def joined(data: Floats) -> Floats:
     return np.stack([np.add.reduceat(column[order], begins) for column in data])
 
 
+def cluster_weights(clusters: int, samples: int = BOOTSTRAP_SAMPLES) -> Iterator[Integers]:
+    """How often each cluster is in each sample, drawn with replacement: [some of the samples, clusters] after each
+    other. Every call draws the same."""
+    generator, at_a_time = np.random.default_rng(0), max(1, MOST_PICKS // clusters)
+    for begin in range(0, samples, at_a_time):
+        size = min(at_a_time, samples - begin)
+        picks = generator.integers(clusters, size=(size, clusters)) + clusters * np.arange(size)[:, None]
+        yield np.bincount(picks.ravel(), minlength=size * clusters).reshape(size, clusters)
+
+
 def resampled_sums(data: Floats) -> Floats:
     """Sums [columns, samples] of a table [columns, clusters] over clusters (of many, joined ones) drawn with
-    replacement: the paired bootstrap, of which every call draws the same clusters."""
+    replacement: the paired bootstrap."""
     data = joined(data)
-    clusters, generator = data.shape[1], np.random.default_rng(0)
-    at_a_time = max(1, MOST_PICKS // clusters)
-    sums = []
-    for begin in range(0, BOOTSTRAP_SAMPLES, at_a_time):
-        samples = min(at_a_time, BOOTSTRAP_SAMPLES - begin)
-        picks = generator.integers(clusters, size=(samples, clusters)) + clusters * np.arange(samples)[:, None]
-        weights = np.bincount(picks.ravel(), minlength=samples * clusters).reshape(samples, clusters)
-        sums.append(data @ weights.T.astype(float))
-    return np.concatenate(sums, 1)
+    return np.concatenate([data @ weights.T.astype(float) for weights in cluster_weights(data.shape[1])], 1)
 
 
 def student(freedom: float) -> float:
     """The .975 quantile of Student's distribution: below 4 degrees of freedom by integrating its density, else by its
     expansion around the normal one (Abramowitz and Stegun, 26.7.5), within .3 %."""
     if freedom < 4:
-        angle = np.linspace(0, np.pi / 2, 20_001)  # t = sqrt(freedom) tan(angle)
-        density = np.cos(angle) ** (freedom - 1)
+        angle, density = _student_density(freedom)
         below = np.concatenate([[0.0], np.cumsum(density[1:] + density[:-1])])
         return float(np.sqrt(freedom) * np.tan(np.interp(0.95, below / below[-1], angle)))
     z = 1.959964
@@ -204,12 +205,15 @@ def student(freedom: float) -> float:
 
 
 def student_tail(t: float, freedom: float) -> float:
-    """The probability that Student's t is farther from 0 than this one: the integral of its density, in which t is
-    sqrt(freedom) tan(angle), so that the range is finite."""
-    angles = np.linspace(0, np.pi / 2, 20_001)
-    density = np.cos(angles) ** (freedom - 1)
-    beyond = angles >= np.arctan(t / np.sqrt(freedom))
-    return float(density[beyond].sum() / density.sum())
+    """The probability that Student's t is farther from 0 than this one."""
+    angle, density = _student_density(freedom)
+    return float(density[angle >= np.arctan(t / np.sqrt(freedom))].sum() / density.sum())
+
+
+def _student_density(freedom: float) -> tuple[Floats, Floats]:
+    """Angles and Student's density there, with t = sqrt(freedom) tan(angle), so that the range is finite."""
+    angle = np.linspace(0, np.pi / 2, 20_001)
+    return angle, np.cos(angle) ** (freedom - 1)
 
 
 def prompt_clusters(results: Sequence[Result]) -> list[Hashable]:

@@ -10,14 +10,18 @@ import numpy as np
 from specbench.errors import ConfigError
 from specbench.stats.bootstrap import BootstrapSums, student_tail
 from specbench.stats.estimates import Floats, Interval
-from specbench.stats.formulas import cost_ratios, drafting_of, rates, speedup_of
+from specbench.stats.formulas import cost_ratios, rates, round_costs, speedup_of
 from specbench.stats.records import PerRequestSums
+from specbench.stats.two_way_bootstrap import places
 from specbench.theory import expected_tokens
 
 LEVEL = 0.05  # of all tests of one comparison together
 TOKENS_PER_SECOND, SPEEDUP = "tokens_per_second", "speedup"
-PLAIN_RATE = "baseline_tokens_per_second"
-SumFormula = Callable[[Mapping[str, Any]], Any]
+Sums = Mapping[str, Any]
+FORMULAS: dict[str, Callable[[Sums], Any]] = {  # of what runs are ranked by
+    TOKENS_PER_SECOND: lambda s: rates(s)["speculative_tokens_per_second"],
+    SPEEDUP: speedup_of,
+}
 
 
 @dataclass
@@ -71,15 +75,12 @@ def compare(runs: Mapping[str, PerRequestSums], by: str, reference: str | None =
         raise ConfigError(f"{' and '.join(runs)} share no request: runs are compared on the same prompts")
     clusters = joined_clusters(runs, shared)
     sums = {label: BootstrapSums(columns_of(run, shared), clusters) for label, run in runs.items()}
-    ranked = FORMULAS[by]
-    values = {label: float(ranked(s.point)) for label, s in sums.items()}
-    order = sorted(sums, key=lambda label: -values[label])
-    base = reference or order[0]
-    pairs = holm([_pair(a, b, sums, ranked) for a, b in combinations(order, 2)])
+    order = sorted(sums, key=lambda label: -float(FORMULAS[by](sums[label].point)))
+    pairs = holm([_pair(a, b, sums, by) for a, b in combinations(order, 2)])
     if any(len({*run.processes}) > 1 for run in runs.values()):
         pairs = [replace(pair, p_value=None, corrected=None) for pair in pairs]
-    slower = {label: sum(beats(pair, label) for pair in pairs) for label in order}
-    found = [_compared(label, base, sums, by, 1 + slower[label], pairs) for label in order]
+    base = reference or order[0]
+    found = [_compared(label, base, sums, by, pairs) for label in order]
     return Comparison(by, len(shared), len({*clusters}), base, found, pairs)
 
 
@@ -102,26 +103,11 @@ def joined_clusters(runs: Mapping[str, PerRequestSums], requests: Sequence[str])
 
     for run in runs.values():
         first: dict[Hashable, str] = {}
-        for request, belongs in zip(run.requests, _belongings(run), strict=True):
+        _, cluster_of = places(run.by_process())
+        for request, prompt in zip(run.requests, run.prompts, strict=True):
             if request in parent:
-                for group in belongs:
-                    parent[root(request)] = root(first.setdefault(group, request))
+                parent[root(request)] = root(first.setdefault(cluster_of[prompt], request))
     return [root(request) for request in requests]
-
-
-def _belongings(run: PerRequestSums) -> list[tuple[Hashable, ...]]:
-    """What each request of a run shares with others: its prompt and its cluster. Several processes have requests in
-    common; where they put other rows together, as in another order, only prompts count."""
-    clusters: dict[int, dict[int, list[str]]] = {}
-    processes = run.processes or [0] * len(run.requests)
-    for process, cluster, request in zip(processes, run.clusters, run.requests, strict=True):
-        clusters.setdefault(process, {}).setdefault(cluster, []).append(request)
-    apart = [{frozenset(group) for group in each.values()} for each in clusters.values()]
-    alike = all(groups == apart[0] for groups in apart)
-    return [
-        (("prompt", prompt), ("cluster", frozenset(clusters[process][cluster]))) if alike else (("prompt", prompt),)
-        for prompt, process, cluster in zip(run.prompts, processes, run.clusters, strict=True)
-    ]
 
 
 def holm(pairs: list[Pair]) -> list[Pair]:
@@ -141,22 +127,25 @@ def beats(pair: Pair, label: str) -> bool:
     return label == (pair.second if pair.ratio > 1 else pair.first)
 
 
-def causes(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, Any]:
+def causes(a: Sums, b: Sums) -> dict[str, Any]:
     """The factors of a's speedup over b's, from sums over the same requests. Times of a round are split by their
     logarithmic mean, so that the factors' product is exact whichever run is named first."""
-    costs = [cost_ratios(s) for s in (a, b)]  # a round is drafting, verifying and the rest
-    parts = [{"c": drafting_of(s), "v": cost["v"], "o": cost["o"]} for s, cost in zip((a, b), costs, strict=True)]
+    parts = [round_costs(s) for s in (a, b)]
     alphas = [np.minimum(s["beta"] / np.maximum(s["tested"], 1), 1 - 1e-12) for s in (a, b)]  # 0 if nothing was tested
     gammas = [s["drafted"] / s["rounds"] for s in (a, b)]
     of_alpha = np.sqrt(np.prod([expected_tokens(alphas[0], g) / expected_tokens(alphas[1], g) for g in gammas], 0))
     of_gamma = np.sqrt(np.prod([expected_tokens(x, gammas[0]) / expected_tokens(x, gammas[1]) for x in alphas], 0))
     tokens = (a["tokens"] / a["rounds"]) / (b["tokens"] / b["rounds"])
     mean = _logarithmic_mean(*(sum(p.values()) for p in parts))
-    found = {"alpha": of_alpha, "gamma": of_gamma, "other_tokens": tokens / of_alpha / of_gamma}
-    found |= {name: np.exp((parts[1][name] - parts[0][name]) / mean) for name in parts[0]}
     others = [s["plain_seconds"] / s["plain_step_seconds"] * (s["rounds"] / s["calls"]) for s in (a, b)]
     rows = [s["plain_tokens"] / s["plain_calls"] for s in (a, b)]
-    return found | {"plain_rest": (others[0] / rows[0]) / (others[1] / rows[1])}
+    return {
+        "alpha": of_alpha,
+        "gamma": of_gamma,
+        "other_tokens": tokens / of_alpha / of_gamma,
+        **{name: np.exp((parts[1][name] - parts[0][name]) / mean) for name in parts[0]},
+        "plain_rest": (others[0] / rows[0]) / (others[1] / rows[1]),
+    }
 
 
 def _logarithmic_mean(x: Any, y: Any) -> Any:
@@ -166,65 +155,61 @@ def _logarithmic_mean(x: Any, y: Any) -> Any:
     return np.where(small, x, (x - y) / np.where(small, 1, ratio))
 
 
-def text_alpha(s: Mapping[str, Any]) -> Any:
-    """Corollary 3.6: mean beta along plain decoding's text; nan where it was not read."""
-    return s["text_beta"] / np.where(s["text_tested"] > 0, s["text_tested"], np.nan)
+def _share(s: Sums, numerator: str, denominator: str) -> Any:
+    """A ratio of two sums; not a number where there is nothing to share."""
+    return s[numerator] / np.where(s[denominator] > 0, s[denominator], np.nan)
 
 
-FORMULAS: dict[str, SumFormula] = {
-    TOKENS_PER_SECOND: lambda s: rates(s)["speculative_tokens_per_second"],
-    SPEEDUP: speedup_of,
-}
-
-
-def _numbers(s: Mapping[str, Any]) -> dict[str, Any]:
-    tested = np.where(s["tested"] > 0, s["tested"], np.nan)
+def _numbers(s: Sums) -> dict[str, Any]:
     found = {name: formula(s) for name, formula in FORMULAS.items()}
-    found |= {"alpha": s["beta"] / tested, "alpha_on_target_text": text_alpha(s), "tau": s["tokens"] / s["rounds"]}
+    found |= {
+        "alpha": _share(s, "beta", "tested"),
+        "alpha_on_target_text": _share(s, "text_beta", "text_tested"),  # Corollary 3.6
+        "tau": s["tokens"] / s["rounds"],
+    }
     return found | {name: value for name, value in cost_ratios(s).items() if name in ("c", "v", "o")}
 
 
-def _pair(a: str, b: str, sums: Mapping[str, BootstrapSums], formula: SumFormula) -> Pair:
+def _pair(a: str, b: str, sums: Mapping[str, BootstrapSums], by: str) -> Pair:
     """The first over the second. Two runs with the same numbers differ with probability 1 by nothing."""
-    ratio, ci95, spread = _ratio(sums[a], sums[b], formula)
-    if spread is None or not np.isfinite(spread):
-        return Pair(a, b, ratio, ci95, None, None)
-    deviation = abs(np.log(ratio))
-    p_value = float(deviation == 0) if spread == 0 else student_tail(deviation / spread, sums[a].clusters - 1)
-    return Pair(a, b, ratio, ci95, p_value, None)
+    ours, theirs, formula = sums[a], sums[b], FORMULAS[by]
+    pair = Pair(a, b, *_ratio(ours, theirs, by), None, None)
+    if ours.samples is not None and theirs.samples is not None:
+        spread = ours.stderr(np.log(formula(ours.samples) / formula(theirs.samples)))
+        deviation = abs(np.log(pair.ratio))
+        if spread == 0:
+            pair.p_value = float(deviation == 0)
+        elif np.isfinite(spread):
+            pair.p_value = student_tail(deviation / spread, ours.clusters - 1)
+    return pair
 
 
-def _ratio(a: BootstrapSums, b: BootstrapSums, formula: SumFormula) -> tuple[float, Interval, float | None]:
-    """The ratio of a formula, its interval and the standard error of its logarithm."""
-    point = float(formula(a.point) / formula(b.point))
-    if a.samples is None or b.samples is None:
-        return point, None, None
-    interval = a.intervals(lambda s, t: {"ratio": formula(s) / formula(t)}, b)["ratio"]
-    return point, interval, a.stderr(np.log(formula(a.samples) / formula(b.samples)))
+def _ratio(a: BootstrapSums, b: BootstrapSums, by: str) -> tuple[float, Interval]:
+    """The ratio of what runs are ranked by, and its interval."""
+    formula = FORMULAS[by]
+    return float(formula(a.point) / formula(b.point)), a.intervals(lambda s, t: {"": formula(s) / formula(t)}, b)[""]
 
 
-def _compared(
-    label: str, base: str, sums: Mapping[str, BootstrapSums], by: str, rank: int, pairs: Sequence[Pair]
-) -> Compared:
+def _compared(label: str, base: str, sums: Mapping[str, BootstrapSums], by: str, pairs: Sequence[Pair]) -> Compared:
     own, reference = sums[label], sums[base]
 
-    def against(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, Any]:
-        found = causes(a, b)
-        return found | {"plain": rates(a)[PLAIN_RATE] / rates(b)[PLAIN_RATE]} if by == TOKENS_PER_SECOND else found
+    def against(a: Sums, b: Sums) -> dict[str, Any]:
+        plain = [rates(s)["baseline_tokens_per_second"] for s in (a, b)]
+        return causes(a, b) | ({"plain": plain[0] / plain[1]} if by == TOKENS_PER_SECOND else {})
 
-    def difference(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, Any]:
-        return {"alpha": text_alpha(a) - text_alpha(b)}
+    def difference(a: Sums, b: Sums) -> dict[str, Any]:
+        return {"alpha": _numbers(a)["alpha_on_target_text"] - _numbers(b)["alpha_on_target_text"]}
 
     with np.errstate(divide="ignore", invalid="ignore"):
         numbers = {name: float(value) for name, value in _numbers(own.point).items()}
-        ratio, ci95, _ = _ratio(own, reference, FORMULAS[by])
         factors = {name: float(value) for name, value in against(own.point, reference.point).items()}
         alpha = float(difference(own.point, reference.point)["alpha"])
+        ratio, ci95 = _ratio(own, reference, by)
     tests = [pair.corrected for pair in pairs if {pair.first, pair.second} == {label, base}]
     same = label == base
     return Compared(
         label=label,
-        rank=rank,
+        rank=1 + sum(beats(pair, label) for pair in pairs),
         numbers={name: value if np.isfinite(value) else None for name, value in numbers.items()},
         ci95=own.intervals(_numbers),
         ratio=ratio,

@@ -8,15 +8,11 @@ from functools import partial
 import numpy as np
 
 from specbench.decoding.timer import Lap
-from specbench.stats.bootstrap import FEWEST, halves
+from specbench.stats.bootstrap import FEWEST, cluster_weights, halves
 from specbench.stats.estimates import Floats, HalfCosts, Integers, RoundCost
 from specbench.stats.records import Result, Round
 
 COST_SAMPLES = 200  # of the bootstrap of costs
-
-
-def _floats() -> "array[float]":
-    return array("d")
 
 
 class CostTable:
@@ -25,7 +21,7 @@ class CostTable:
 
     def __init__(self) -> None:
         self.source = ""
-        self.laps: dict[int, array[float]] = defaultdict(_floats)  # five numbers a round
+        self.laps: dict[int, array[float]] = defaultdict(partial(array, "d"))  # by gamma, five numbers a round
         self._sources: dict[str, int] = {}  # a number for each source
         self._source_of: dict[int, array[int]] = defaultdict(partial(array, "i"))  # by gamma, the source of a round
         self.acceptance: tuple[float, int] = (0.0, 0)  # sum of betas, tested positions
@@ -42,9 +38,7 @@ class CostTable:
 
     def join(self, other: "CostTable") -> None:
         """Adds the rounds of another table, behind those that are here."""
-        numbers = {
-            number: self._sources.setdefault(name, len(self._sources)) for name, number in other._sources.items()
-        }
+        numbers = [self._sources.setdefault(name, len(self._sources)) for name in other._sources]
         for gamma, laps in other.laps.items():
             self.laps[gamma].extend(laps)
             self._source_of[gamma].extend(numbers[source] for source in other._source_of[gamma])
@@ -73,17 +67,14 @@ class CostTable:
 
     def summary_of(self, sources: Collection[str]) -> list[RoundCost]:
         """The same from the rounds of these sources alone; empty if they have none."""
-        tables = {g: table[of >= 0] for g, (table, of) in self._by_source([[name] for name in sources]).items()}
+        tables = {g: table[of >= 0] for g, (table, of) in self._by_source([sources]).items()}
         return _summary({g: table for g, table in tables.items() if len(table)})
 
     def covariance(self, clusters: Sequence[Collection[str]], gammas: Sequence[int]) -> Floats:
         """The covariance [G, G] of `summary_of(all of these sources)` at these gammas, in seconds of a row's share
         squared: of a bootstrap over clusters of sources."""
-        count, generator = len(clusters), np.random.default_rng(0)
-        weights = np.array(
-            [np.bincount(generator.integers(count, size=count), minlength=count) for _ in range(COST_SAMPLES)]
-        )
-        tables = self._by_source(clusters)
+        count, tables = len(clusters), self._by_source(clusters)
+        weights = np.concatenate([*cluster_weights(count, COST_SAMPLES)])
         samples = _resampled_shares({g: (tables[g][0][:, 3], tables[g][1]) for g in gammas}, weights)
         return np.atleast_2d(np.cov(samples.T)) * count / (count - 1)
 
@@ -96,15 +87,12 @@ class CostTable:
 
 
 def _summary(tables: Mapping[int, Floats]) -> list[RoundCost]:
-    """From tables [rounds, 5] by gamma."""
+    """From tables [rounds, 5] by gamma: medians, all scaled to the level of the mean."""
     medians = {g: np.median(laps, axis=0) for g, laps in tables.items()}
     total = sum(laps[:, 3].sum() for laps in tables.values())
     predicted = sum(medians[g][3] * len(laps) for g, laps in tables.items())
-    found = []
-    for g, m in medians.items():
-        draft, verify, other, share = map(float, m[:4] * (total / predicted))
-        found.append(RoundCost(g, draft, verify, other, share, rounds=len(tables[g])))
-    return found
+    scale = total / predicted if tables else 1.0
+    return [RoundCost(g, *map(float, m[:4] * scale), rounds=len(tables[g])) for g, m in medians.items()]
 
 
 def _resampled_shares(shares: Mapping[int, tuple[Floats, Integers]], weights: Integers) -> Floats:
@@ -114,8 +102,8 @@ def _resampled_shares(shares: Mapping[int, tuple[Floats, Integers]], weights: In
     medians = np.full((len(weights), len(gammas)), np.nan)
     totals, counts = np.zeros_like(medians), np.zeros_like(medians)
     for place, (share, cluster) in enumerate(shares.values()):
-        share, cluster = share[cluster >= 0], cluster[cluster >= 0]
         order = np.argsort(share)
+        order = order[cluster[order] >= 0]
         share, cluster = share[order], cluster[order]
         for sample, weight in enumerate(weights):
             times = weight[cluster].cumsum()
@@ -125,7 +113,7 @@ def _resampled_shares(shares: Mapping[int, tuple[Floats, Integers]], weights: In
     there = counts.any(1)  # samples with a round
     medians, totals, counts = medians[there], totals[there], counts[there]
     for row in medians:
-        known = [place for place, value in enumerate(row) if np.isfinite(value)]
+        known = np.flatnonzero(np.isfinite(row))
         row[:] = extend([gammas[place] for place in known], row[known], gammas[-1])[gammas]
     found: Floats = medians * (totals.sum(1) / (medians * counts).sum(1))[:, None]
     return found
@@ -136,10 +124,9 @@ def extend(gammas: Sequence[int], values: Sequence[float] | Floats, largest: int
     wanted = np.arange(largest + 1)
     found = np.interp(wanted, gammas, values)
     if len(gammas) > 1:
-        for beyond, (a, b) in ((wanted < gammas[0], (0, 1)), (wanted > gammas[-1], (-2, -1))):
-            slope = (values[b] - values[a]) / (gammas[b] - gammas[a])
-            anchor = a if a == 0 else b
-            found = np.where(beyond, values[anchor] + slope * (wanted - gammas[anchor]), found)
+        for beyond, end, inner in ((wanted < gammas[0], 0, 1), (wanted > gammas[-1], -1, -2)):
+            slope = (values[inner] - values[end]) / (gammas[inner] - gammas[end])
+            found = np.where(beyond, values[end] + slope * (wanted - gammas[end]), found)
     return found
 
 

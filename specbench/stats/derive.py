@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from typing import Any
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from specbench import theory
 from specbench.stats import formulas
-from specbench.stats.bootstrap import BootstrapSums, student
+from specbench.stats.bootstrap import BootstrapSums, interval_around, student
 from specbench.stats.breakdown import acceptance_of, by_rows, category_numbers, speedup_of_some
 from specbench.stats.estimates import (
     Acceptance,
@@ -28,12 +28,9 @@ from specbench.stats.estimates import (
     SpeedupOver,
 )
 from specbench.stats.records import PerRequestSums
-from specbench.stats.request_sums import BETA_AT, TESTED_AT
 from specbench.stats.two_way_bootstrap import Estimator
 
 Load = Callable[[], Iterable[PerRequestSums]]  # the sums of each process, anew at each call
-COUNTED = ("rounds", "tokens", "drafted", "tested", "accepted", "recovered", "bonus", "accepted_before_stop",
-           "verified")  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -84,30 +81,34 @@ def derive(load: Load, estimator: Callable[[Load], Estimator], facts: RunFacts) 
     """Every number that the sums of a run's processes give. `estimator` is `of_one_process` or `TwoWaySums.of`."""
     with np.errstate(divide="ignore", invalid="ignore"):
         source = estimator(load)
-        s, alpha, cost = source.point, source.estimate("beta", "tested"), _cost(source)
+        s, alpha = source.point, source.estimate("beta", "tested")
+        cost = Cost(**_known(formulas.all_costs(s)), by_gamma=[], ci95=source.intervals(formulas.cost_ratios))
         categories = by_category(load, estimator)
-        places = sorted(int(name.removeprefix(TESTED_AT)) for name in s if name.startswith(TESTED_AT))
+        places = sorted(int(name.removeprefix(formulas.TESTED_AT)) for name in s if name.startswith(formulas.TESTED_AT))
         peers = {f"{name}_tokens_per_second": rate for name, rate in formulas.peer_rates(s).items()}
-        drift, over = formulas.drifts(s), source.intervals(formulas.speedups_over)
+        throughput, over = formulas.rates(s) | peers | formulas.user_rates(s), source.intervals(formulas.speedups_over)
         known = cost.c is not None and alpha.mean is not None and np.isfinite(alpha.mean)
+        shares = _known({"drafted": s["accepted"] / s["drafted"], "recording": s["record_seconds"] / s["seconds"]})
         return Derived(
             alpha=alpha,
             alpha_counted=source.estimate("accepted", "tested"),
             alpha_on_target_text=source.estimate("text_beta", "text_tested", counted="text_tested"),
-            beta_by_position=[source.estimate(f"{BETA_AT}{place}", f"{TESTED_AT}{place}") for place in places],
+            beta_by_position=[
+                source.estimate(f"{formulas.BETA_AT}{place}", f"{formulas.TESTED_AT}{place}") for place in places
+            ],
             alpha_by_category={name: found.alpha for name, found in categories.items()},
-            draft_acceptance_rate=_known(s["accepted"] / s["drafted"]),
+            draft_acceptance_rate=shares["drafted"],
             block_efficiency=source.estimate("tokens", "rounds"),
             cost=cost,
             speedup=_speedup(source, facts.gamma, cost, alpha.mean if known else None),
             optimal_gamma=theory.optimal_gamma(alpha.mean or 0.0, cost.c or 0.0) if known else None,
-            throughput={n: float(rate) for n, rate in (formulas.rates(s) | peers | formulas.user_rates(s)).items()},
-            throughput_ci95=source.intervals(formulas.rates) | source.intervals(formulas.user_rates),
+            throughput={name: float(rate) for name, rate in throughput.items()},
+            throughput_ci95=source.intervals(lambda s: formulas.rates(s) | formulas.user_rates(s)),
             throughput_by_rows=by_rows(source),
             speedup_over={n: SpeedupOver(float(x), over[n]) for n, x in formulas.speedups_over(s).items()},
             bandwidth=_bandwidth(source, facts.peak),
-            recording=_known(s["record_seconds"] / s["seconds"]),
-            drift={n: _known(value) for n, value in drift.items()} | {"ci95": source.intervals(formulas.drifts)},
+            recording=shares["recording"],
+            drift=_known(formulas.drifts(s)) | {"ci95": source.intervals(formulas.drifts)},
             counts=_counts(s, facts),
             by_category=categories,
             acceptance=acceptance_of(source, facts.by_beta),
@@ -132,14 +133,8 @@ def accounting(source: Estimator, gamma: int | None) -> dict[str, Factor]:
     point = formulas.factors(source.point, gamma)
     if not np.isfinite([*point.values()]).all():
         return {}
-    intervals = source.intervals(lambda s: formulas.factors(s, gamma))
+    intervals = source.intervals(partial(formulas.factors, gamma=gamma))
     return {name: Factor(float(value), intervals[name]) for name, value in point.items()}
-
-
-def _cost(source: Estimator) -> Cost:
-    """c, v and o: means over all rounds, in steps of the baseline's single-token target calls."""
-    known: dict[str, Any] = {name: _known(value) for name, value in formulas.all_costs(source.point).items()}
-    return Cost(**known, by_gamma=[], ci95=source.intervals(formulas.cost_ratios))
 
 
 def _speedup(source: Estimator, gamma: int | None, cost: Cost, alpha: float | None) -> Speedup:
@@ -150,8 +145,7 @@ def _speedup(source: Estimator, gamma: int | None, cost: Cost, alpha: float | No
     if alpha is not None and cost.c is not None:
         theorem = theory.walltime_improvement(alpha, drafted if gamma is None else gamma, cost.c)
     if cost.v is not None and cost.o is not None:
-        rest = float(s["plain_seconds"] / s["plain_step_seconds"])
-        efficiency = float(s["tokens"] / s["rounds"])
+        rest, efficiency = float(s["plain_seconds"] / s["plain_step_seconds"]), float(s["tokens"] / s["rounds"])
         corrected = rest * theory.corrected_improvement(efficiency, drafted, cost.c or 0.0, cost.v, cost.o)
     return Speedup(
         **vars(speedup_of_some(source)),
@@ -181,15 +175,14 @@ def prediction(columns: Mapping[str, Floats], clusters: Sequence[Hashable]) -> P
         # What is measured deviates by the error of the pilot and by that of as many other prompts.
         errors = [pilot.stderr(np.log(formulas.speedup_of(pilot.samples, name))) for name in ("expected", "tokens")]
     spread = np.hypot(errors[0], errors[1] * np.sqrt(pilot.clusters / rest.clusters))
-    low, high = (value * np.exp(sign * student(pilot.clusters - 1) * spread) for sign in (-1, 1))
-    if not np.isfinite([value, low, high, measured]).all():
+    interval = interval_around(float(value), student(pilot.clusters - 1) * spread, of_log=True)
+    if interval is None or not np.isfinite([*interval, measured]).all():
         return None
-    return Prediction(float(value), (float(low), float(high)), float(measured), len(halves[1]))
+    return Prediction(float(value), interval, float(measured), len(halves[1]))
 
 
 def _bandwidth(source: Estimator, peak: float) -> Bandwidth:
-    """What one step has to read, weights and the keys and values of every row, over its time."""
-    found = {name: _known(value) for name, value in formulas.bandwidths(source.point).items()}
+    found = _known(formulas.bandwidths(source.point))
     target = found["target_bytes_per_second"]
     return Bandwidth(
         target_bytes_per_second=target,
@@ -201,16 +194,16 @@ def _bandwidth(source: Estimator, peak: float) -> Bandwidth:
 
 
 def _counts(s: Mapping[str, Any], facts: RunFacts) -> Counts:
-    """Raw counts over all finished requests."""
+    """Raw counts over all finished requests: a field of `Counts` is the sum of its name, but for four."""
     return Counts(
-        prompts=round(float(s["requests"])),
-        **{name: round(float(s[name])) for name in COUNTED},
-        baseline_tokens=round(float(s["plain_tokens"])),
+        prompts=round(s["requests"]),
+        baseline_tokens=round(s["plain_tokens"]),
         failed=facts.failed,
         too_long=facts.too_long,
+        **{each.name: round(s[each.name]) for each in fields(Counts) if each.name in s},
     )
 
 
-def _known(value: Any) -> float | None:
-    """The number, if it is finite."""
-    return float(value) if np.isfinite(value) else None
+def _known(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The numbers; None where one is not finite."""
+    return {name: float(value) if np.isfinite(value) else None for name, value in values.items()}

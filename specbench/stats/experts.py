@@ -55,16 +55,18 @@ def woken_experts(target: Any, groups: Sequence[Group]) -> Experts | None:
     """What calls of plain decoding by `target`, a `LanguageModel`, and the target calls of rounds woke; None if nothing
     was heard, or a round has several target calls, because a recurrent state is moved on token by token."""
     layers, chosen = target.expert_layers, target.experts_by_token
-    ways = [_together([getattr(g, way).woken for g in groups]) for way in ("baseline", "speculative")]
-    if chosen is None or target.one_by_one or not all(ways):
+    ways = {name: _together([getattr(group, way).woken for group in groups])
+            for name, way in (("plain", "baseline"), ("verify", "speculative"))}  # fmt: skip
+    if chosen is None or target.one_by_one or not all(ways.values()):
         return None
     experts: Any = layers[0].num_experts
     held = sum(p.nbytes for layer in layers for p in layer.parameters(recurse=False)) / experts  # one of every layer
     rest = target.step_bytes - chosen * held
-    one, many = (w / calls / len(layers) for calls, w in (map(sum, zip(*way.values(), strict=True)) for way in ways))
+    one, many = (sum(w for _, w in way.values()) / sum(calls for calls, _ in way.values()) / len(layers)
+                 for way in ways.values())  # fmt: skip
     rows = [
         WokenExperts(way, tokens, calls, woken / calls / len(layers), distinct_experts(experts, chosen, tokens))
-        for way, found in zip(("plain", "verify"), ways, strict=True)
+        for way, found in ways.items()
         for tokens, (calls, woken) in sorted(found.items())
     ]
     return Experts(len(layers), experts, chosen, one, many, (rest + many * held) / (rest + one * held), rows)
@@ -72,5 +74,8 @@ def woken_experts(target: Any, groups: Sequence[Group]) -> Experts | None:
 
 def _together(parts: Sequence[Woken]) -> Woken:
     """The sums of several counts."""
-    sizes = {tokens for part in parts for tokens in part}
-    return {n: (sum(p[n][0] for p in parts if n in p), sum(p[n][1] for p in parts if n in p)) for n in sizes}
+    found: Woken = {}
+    for tokens, (calls, woken) in (entry for part in parts for entry in part.items()):
+        before = found.get(tokens, (0, 0))
+        found[tokens] = before[0] + calls, before[1] + woken
+    return found

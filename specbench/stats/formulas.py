@@ -1,4 +1,7 @@
-"""Every rate of a run as a formula of its sums over requests, which are numbers or arrays [samples] by name."""
+"""Every rate of a run as a formula of its sums over requests, which are numbers or arrays [samples] by name.
+
+Names of columns that end in what they count are here too.
+"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -9,6 +12,8 @@ from specbench.theory import expected_tokens
 
 Sums = Mapping[str, Any]
 DRAFTS = "drafts of "  # and a number of guesses: how many drafts had so many
+ACCEPTED_OF = "accepted of "  # rounds that accepted so many guesses
+BETA_AT, TESTED_AT = "beta at ", "tested at "  # and a place in the round, counted from 0
 SECONDS_OF, TOKENS_OF = "seconds of ", "tokens of "  # and a peer
 
 
@@ -17,15 +22,14 @@ def speedup_of(s: Sums, tokens: str = "tokens") -> Any:
     return (s["plain_seconds"] / s["plain_tokens"]) / (s["seconds"] / s[tokens])
 
 
-def measured_speedup(s: Sums) -> dict[str, Any]:
-    """`speedup_of`, and the same with prefill."""
+def speedups(s: Sums) -> dict[str, Any]:
+    """`speedup_of`, the same with prefill, and the geometric mean over requests."""
     plain = (s["plain_seconds"] + s["plain_prefill_seconds"]) / s["plain_tokens"]
-    return {"measured": speedup_of(s), "end_to_end": plain / ((s["seconds"] + s["prefill_seconds"]) / s["tokens"])}
-
-
-def geometric_mean(s: Sums) -> dict[str, Any]:
-    """The geometric mean of the speedup of each request."""
-    return {"geometric_mean": np.exp(s["log_speedup"] / s["requests"])}
+    return {
+        "measured": speedup_of(s),
+        "end_to_end": plain / ((s["seconds"] + s["prefill_seconds"]) / s["tokens"]),
+        "geometric_mean": np.exp(s["log_speedup"] / s["requests"]),
+    }
 
 
 def wall_speedup(s: Sums) -> Any:
@@ -61,11 +65,11 @@ def speedups_over(s: Sums) -> dict[str, Any]:
 
 
 def cost_ratios(s: Sums) -> dict[str, Any]:
-    """c, v and o, and the seconds of a single-token target step."""
+    """c, v and o, and the seconds of a single-token target step; c is not a number without a drafter step."""
     step = s["plain_step_seconds"] / s["plain_calls"]
     rest = s["seconds"] - s["draft_seconds"] - s["verify_seconds"]
     return {
-        "c": drafter_step_seconds(s) / step,
+        "c": _drafter_step_seconds(s) / step,
         "v": s["verify_seconds"] / s["calls"] / step,
         "o": rest / s["calls"] / step,
         "target_step_seconds": step,
@@ -79,21 +83,21 @@ def all_costs(s: Sums) -> dict[str, Any]:
     others = s["wall_seconds"] - s["draft_seconds"] - s["verify_seconds"]
     prefill = ("prefill_seconds", "drafter_prefill_seconds", "plain_prefill_seconds")
     return found | {
-        "drafter_step_seconds": drafter_step_seconds(s),
+        "drafter_step_seconds": _drafter_step_seconds(s),
         "verify_seconds": s["verify_seconds"] / s["calls"],
         "o_wall": others / s["calls"] / found["target_step_seconds"],
         **{name: s[name] / s["requests"] for name in prefill},
     }
 
 
-def drafter_step_seconds(s: Sums) -> Any:
-    """Seconds of a drafter step; not a number without one."""
+def _drafter_step_seconds(s: Sums) -> Any:
     return s["draft_seconds"] / np.where(s["steps"] > 0, s["steps"], np.nan)
 
 
-def drafting_of(s: Sums) -> Any:
-    """The drafting of a round, in target steps."""
-    return s["draft_seconds"] / s["calls"] / cost_ratios(s)["target_step_seconds"]
+def round_costs(s: Sums) -> dict[str, Any]:
+    """A round's drafting, verifying and the rest, in target steps: g c, v and o."""
+    cost = cost_ratios(s)
+    return {"c": s["draft_seconds"] / s["calls"] / cost["target_step_seconds"], "v": cost["v"], "o": cost["o"]}
 
 
 def drifts(s: Sums) -> dict[str, Any]:
@@ -102,10 +106,11 @@ def drifts(s: Sums) -> dict[str, Any]:
 
 
 def bandwidths(s: Sums) -> dict[str, Any]:
-    """Bytes that a step of plain decoding reads over its time, and of the drafter's step, if its bytes are known."""
+    """Bytes that a step of plain decoding reads, weights and the keys and values of every row, over its time, and of
+    the drafter's step, if its bytes are known."""
     found = {"target_bytes_per_second": s["plain_bytes"] / s["plain_step_seconds"]}
     if "drafter_bytes" in s:
-        found["drafter_bytes_per_second"] = s["drafter_bytes"] / s["plain_calls"] / drafter_step_seconds(s)
+        found["drafter_bytes_per_second"] = s["drafter_bytes"] / s["plain_calls"] / _drafter_step_seconds(s)
     return found
 
 
@@ -115,23 +120,22 @@ def factors(s: Sums, gamma: int | None) -> dict[str, Any]:
     docs/trusting_numbers.md."""
     g = s["drafted"] / s["rounds"] if gamma is None else gamma
     alpha = np.minimum(s["beta"] / s["tested"], 1 - 1e-12)  # equation 1 is continuous at 1
-    cost = cost_ratios(s)
-    drafting = drafting_of(s)
+    drafting, v, o = round_costs(s).values()
+    predicted_round = g * cost_ratios(s)["c"] + 1
     whole = expected_tokens(alpha, g)
     lengths = {name: int(name.removeprefix(DRAFTS)) for name in s if name.startswith(DRAFTS)}
     actual = sum(s[name] * expected_tokens(alpha, guesses) for name, guesses in lengths.items())
     going_on = alpha * (1 - s["stops"] / s["tokens"])  # an accepted guess that does not end the text
     stopped = sum(s[name] * expected_tokens(going_on, guesses) for name, guesses in lengths.items())
-    rows, plain_rows = s["rounds"] / s["calls"], s["plain_tokens"] / s["plain_calls"]
     return {
-        "theorem_3_8": whole / (g * cost["c"] + 1),
+        "theorem_3_8": whole / predicted_round,
         "short_drafts": actual / s["rounds"] / whole,
         "stops": stopped / actual,
         "dependence": s["expected"] / stopped,
         "luck": s["tokens"] / s["expected"],
-        "drafting": (g * cost["c"] + 1) / (drafting + 1),
-        "verify": (drafting + 1) / (drafting + cost["v"]),
-        "rest": (drafting + cost["v"]) / (drafting + cost["v"] + cost["o"]),
+        "drafting": predicted_round / (drafting + 1),
+        "verify": (drafting + 1) / (drafting + v),
+        "rest": (drafting + v) / (drafting + v + o),
         "plain_rest": s["plain_seconds"] / s["plain_step_seconds"],
-        "rows": rows / plain_rows,
+        "rows": (s["rounds"] / s["calls"]) / (s["plain_tokens"] / s["plain_calls"]),
     }

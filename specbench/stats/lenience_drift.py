@@ -11,18 +11,10 @@ from specbench.stats.records import Result
 def drift(results: Sequence[Result], tv: float | None, kl: float | None, ci95: dict[str, Interval]) -> Drift:
     """The given total variation and KL, with the bound of A.5 over tested positions (others have the target's own
     distribution), and repetition in the texts of both decoders."""
-    table = np.concatenate([drift_table(result) for result in results], 1)
+    bounds = np.concatenate([drift_table(result)[2] for result in results])
     ours, theirs = ([result.both[way].tokens for result in results] for way in (0, 1))
-    return Drift(
-        tv=tv,
-        kl=kl,
-        bound=float(table[2].max()) if table.shape[1] else None,
-        repetition=repetition(ours),
-        distinct_2=distinct(ours),
-        baseline_repetition=repetition(theirs),
-        baseline_distinct_2=distinct(theirs),
-        ci95=ci95,
-    )
+    return Drift(tv, kl, float(bounds.max()) if len(bounds) else None, repetition(ours), distinct(ours),
+                 repetition(theirs), distinct(theirs), ci95)  # fmt: skip
 
 
 def drift_table(result: Result) -> Floats:

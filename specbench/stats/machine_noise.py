@@ -3,7 +3,7 @@ plain decoding's steps in their order, and what other processes took of the core
 
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -50,10 +50,8 @@ class Probes:
 
     def join(self, later: "Probes") -> None:
         """Adds what was measured after these."""
-        self.reads += later.reads
-        self.seconds += later.seconds
-        self.uses += later.uses
-        self.left_out += later.left_out
+        for name in ("reads", "seconds", "uses", "left_out"):
+            vars(self)[name] += vars(later)[name]
         self.copy = later.copy if self.copy is None else self.copy
 
     @property
@@ -67,9 +65,8 @@ class Probes:
         others, steal = shares(self.uses, self.left_out)
         found = Machine(True, [], drift, error, halves, variation(self.seconds), variation(self.reads), others, steal,
                         len(self.reads))  # fmt: skip
-        found.reasons = reasons(found)
-        found.steady = not found.reasons
-        return found
+        told = reasons(found)
+        return replace(found, steady=not told, reasons=told)
 
 
 def reasons(found: Machine) -> list[str]:
@@ -79,14 +76,13 @@ def reasons(found: Machine) -> list[str]:
     if drift is not None and error is not None and abs(drift) > max(DRIFT_LIMIT, ERRORS * error):
         way = "slower" if drift > 0 else "faster"
         told.append(f"plain decoding's step became {abs(drift):.0%} {way} over the run (+- {error:.0%})")
-    for what, value in (("compute", found.compute_variation), ("bandwidth", found.bandwidth_variation)):
-        if value is not None and value > PROBE_LIMIT:
-            told.append(f"probes of {what} vary by {value:.0%}")
-    if found.others is not None and found.others > OTHERS_LIMIT:
-        told.append(f"other processes used {found.others:.0%} of the cores")
-    if found.steal is not None and found.steal > STEAL_LIMIT:
-        told.append(f"the host gave {found.steal:.0%} of the cores to other machines")
-    return told
+    limits = (
+        (found.compute_variation, PROBE_LIMIT, "probes of compute vary by {:.0%}"),
+        (found.bandwidth_variation, PROBE_LIMIT, "probes of bandwidth vary by {:.0%}"),
+        (found.others, OTHERS_LIMIT, "other processes used {:.0%} of the cores"),
+        (found.steal, STEAL_LIMIT, "the host gave {:.0%} of the cores to other machines"),
+    )
+    return told + [sentence.format(value) for value, limit, sentence in limits if value is not None and value > limit]
 
 
 def step_times(groups: Sequence[Group]) -> tuple[Floats, Floats]:
@@ -106,15 +102,13 @@ def step_drift(seconds: Floats, columns: Floats) -> tuple[float | None, float | 
     count = len(seconds)
     if count < FEWEST_GROUPS or not (seconds > 0).all():
         return None, None, None
-    order = np.linspace(-0.5, 0.5, count)
-    terms = [np.ones(count), order]
+    terms = [np.ones(count), np.linspace(-0.5, 0.5, count)]
     if np.ptp(columns) > 0:
         terms.append((columns - columns.mean()) / np.ptp(columns))
     table, logs = np.stack(terms, 1), np.log(seconds)
     inverse = np.linalg.pinv(table.T @ table)
     fitted = inverse @ table.T @ logs
-    rest = logs - table @ fitted
-    error = np.sqrt(inverse[1, 1] * (rest**2).sum() / (count - len(terms)))
+    error = np.sqrt(inverse[1, 1] * ((logs - table @ fitted) ** 2).sum() / (count - len(terms)))
     halves = np.median(seconds[count // 2 :]) / np.median(seconds[: count // 2]) - 1
     return float(np.expm1(fitted[1])), float(error), float(halves)
 

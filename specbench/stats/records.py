@@ -1,6 +1,6 @@
 """Records of what was decoded: raw counts and times, by round, by request and by group of requests."""
 
-import math
+import pickle
 import zlib
 from array import array
 from collections.abc import Iterator, Sequence
@@ -13,7 +13,7 @@ import numpy as np
 from specbench.data.prompts import Request
 from specbench.decoding.encoder_input import Features
 from specbench.decoding.queue import RequestTimes
-from specbench.decoding.timer import DECODING, KEPT, READING, Lap, Laps, decoding_seconds
+from specbench.decoding.timer import DECODING, KEPT, READING, Laps, decoding_seconds
 from specbench.stats.estimates import Floats
 from specbench.stats.verdict_records import DrawnFrom
 
@@ -44,34 +44,16 @@ class Round:
     call: int = 0  # number of the target's call among those of its group
 
 
-INTEGERS = ("row", "position", "gamma", "accepted", "tested", "tokens", "recovered", "bonus", "accepted_before_stop",
-            "rejected", "rows", "steps", "width", "call")  # fmt: skip
-
-
 class Rounds(Sequence[Round]):
-    """The rounds of one request, stored in arrays: a run may have millions of them. Of the seconds only
-    `KEPT` are stored."""
+    """The rounds of one request, compressed: a run may have millions of them. Of the seconds only `KEPT` are stored."""
 
     def __init__(self, rounds: Sequence[Round]):
-        table = [[-1 if (value := vars(r)[name]) is None else value for name in INTEGERS] for r in rounds]
         self._count = len(rounds)
-        self._integers = zlib.compress(np.array(table, "i4").tobytes(), 1)
-        self._betas = np.array([beta for r in rounds for beta in r.beta])
-        self._laps = tuple(lap for lap in KEPT if any(lap in r.seconds for r in rounds))
-        self._seconds = np.array([[r.seconds.get(lap, np.nan) for lap in self._laps] for r in rounds])
-        lenience = {r.lenience for r in rounds}
-        self._lenience = [r.lenience for r in rounds] if len(lenience) > 1 else [*lenience]
-        names = rounds[0].numbers if rounds else ()
-        self._numbers = {name: np.array([r.numbers[name] for r in rounds]) for name in names}
+        kept = [vars(r) | {"seconds": {lap: s for lap, s in r.seconds.items() if lap in KEPT}} for r in rounds]
+        self._packed = zlib.compress(pickle.dumps([tuple(values.values()) for values in kept]), 1)
 
     def __len__(self) -> int:
         return self._count
-
-    def call_seconds(self) -> Floats:
-        """`call_seconds` of these rounds."""
-        chosen = [place for place, lap in enumerate(self._laps) if lap in WAITED]
-        found: Floats = np.nansum(self._seconds[:, chosen], 1) if self._count else np.zeros(0)
-        return found
 
     @overload
     def __getitem__(self, index: int) -> Round: ...
@@ -81,27 +63,11 @@ class Rounds(Sequence[Round]):
         return list(self)[index]
 
     def __iter__(self) -> Iterator[Round]:
-        integers = np.frombuffer(zlib.decompress(self._integers), "i4").reshape(self._count, -1).tolist()
-        betas, end = self._betas.tolist(), 0
-        lenience = self._lenience if len(self._lenience) > 1 else self._lenience * self._count
-        for number, (values, seconds) in enumerate(zip(integers, self._seconds.tolist(), strict=True)):
-            named = dict(zip(INTEGERS, values, strict=True))
-            rejected = named.pop("rejected")
-            begin, end = end, end + named["tested"]
-            yield Round(
-                **named,
-                beta=betas[begin:end],
-                rejected=None if rejected < 0 else rejected,
-                numbers={name: tuple(table[number].tolist()) for name, table in self._numbers.items()},
-                seconds={lap: s for lap, s in zip(self._laps, seconds, strict=True) if not math.isnan(s)},
-                lenience=lenience[number],
-            )
+        return (Round(*values) for values in pickle.loads(zlib.decompress(self._packed)))
 
 
 def call_seconds(rounds: Sequence[Round]) -> Floats:
     """Seconds of the whole call of each round, and of the prompts that were read before it: [rounds]."""
-    if isinstance(rounds, Rounds):
-        return rounds.call_seconds()
     return np.array([sum(s for lap, s in r.seconds.items() if lap in WAITED) for r in rounds], float)
 
 
@@ -154,15 +120,6 @@ class DecodeResult:
     @property
     def decode_seconds(self) -> float:
         return decoding_seconds(self.laps)
-
-    @property
-    def wall_seconds(self) -> float:
-        """`decode_seconds` by the host's clock."""
-        return self.laps[Lap.WALL]
-
-    @property
-    def record_seconds(self) -> float:
-        return self.laps[Lap.RECORD]
 
 
 @dataclass(frozen=True)
@@ -237,8 +194,13 @@ class PerRequestSums:
 
     def only(self, where: Sequence[int]) -> "PerRequestSums":
         """The sums of the requests with these numbers."""
-        lists: dict[str, Any] = {n: [own[i] for i in where] for n, own in vars(self).items() if n != "columns"}
+        lists: dict[str, Any] = {n: [own[i] for i in where] for n, own in vars(self).items() if n != "columns" and own}
         return PerRequestSums(**lists, columns={n: column[list(where)] for n, column in self.columns.items()})
+
+    def by_process(self) -> "list[PerRequestSums]":
+        """The sums of each process."""
+        return [self.only([i for i, own in enumerate(self.processes) if own == number])
+                for number in sorted({*self.processes})] or [self]  # fmt: skip
 
 
 @dataclass

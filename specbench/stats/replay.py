@@ -10,8 +10,9 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from specbench.decoding.gamma_policy import GammaPolicy, RowsSeen
+from specbench.decoding.gamma_policy import GammaPolicy
 from specbench.errors import ConfigError
+from specbench.policies.gamma.fixed import FixedGamma
 from specbench.stats.bootstrap import speedup_interval, student
 from specbench.stats.costs import extend
 from specbench.stats.estimates import Cost, Floats, GammaPick, GammaSpeedup, HalfCosts, Interval, RoundCost
@@ -68,9 +69,11 @@ class Trace:
         """The largest gamma whose cost was measured."""
         return len(self.seconds) - 1
 
-    def charged(self, half: int) -> Floats:
-        """The seconds [largest + 1] that texts of this half are charged."""
-        return self.halves[1 - half].seconds if self.halves else self.seconds
+    def charged(self, rounds: Floats) -> Floats:
+        """Seconds [texts] of rounds [texts, largest + 1]."""
+        by_half = [half.seconds for half in reversed(self.halves)] or [self.seconds]
+        found: Floats = (rounds * np.array([by_half[text.half] for text in self.texts])).sum(1)
+        return found
 
 
 class TracedCosts:
@@ -106,8 +109,24 @@ class Replayed:
 def trace_of(
     results: Sequence[Result], costs: Sequence[RoundCost], speedup: float, halves: Sequence[HalfCosts] = ()
 ) -> Trace:
-    """The trace of what was just decoded."""
-    return traced([text for text in map(_text, results) if text is not None], costs, speedup, halves)
+    """The trace of what was just decoded: of the texts whose betas were read."""
+    texts = []
+    for result in results:
+        if (laws := result.speculative_laws) is not None:
+            texts.append(Text(
+                prompt=result.request.id,
+                prompt_tokens=result.request.prompt_tokens,
+                limit=result.limit,
+                baseline_seconds=result.baseline.seconds,
+                baseline_tokens=len(result.baseline.tokens),
+                outcome=np.array([np.nan if o is None else o for o in result.speculative.outcomes()], float),
+                beta=laws.beta,
+                acceptance=laws.acceptance,
+                root_entropy=np.sqrt(laws.relative_entropy),
+                confidence=laws.confidence,
+                cluster=result.request.prompt_id,
+            ))  # fmt: skip
+    return traced(texts, costs, speedup, halves)
 
 
 def traced(
@@ -120,41 +139,11 @@ def traced(
     return Trace(placed, seconds, speedup, [HalfOfPrompts.of(half, len(seconds) - 1) for half in halves])
 
 
-def _text(result: Result) -> Text | None:
-    """A request's text; None if its betas were not read."""
-    laws = result.speculative_laws
-    if laws is None:
-        return None
-    return Text(
-        prompt=result.request.id,
-        prompt_tokens=result.request.prompt_tokens,
-        limit=result.limit,
-        baseline_seconds=result.baseline.seconds,
-        baseline_tokens=len(result.baseline.tokens),
-        outcome=np.array([np.nan if o is None else o for o in result.speculative.outcomes()], float),
-        beta=laws.beta,
-        acceptance=laws.acceptance,
-        root_entropy=np.sqrt(laws.relative_entropy),
-        confidence=laws.confidence,
-        cluster=result.request.prompt_id,
-    )
-
-
 def seconds_by_gamma(costs: Sequence[RoundCost], largest: int | None = None) -> Floats:
     """Seconds of a row's share of a round, by drafted tokens, [largest + 1]; up to the largest in `costs` unless
     given."""
     gammas = [cost.gamma for cost in costs]
     return extend(gammas, [cost.share for cost in costs], max(gammas) if largest is None else largest)
-
-
-class _ConstantGamma(GammaPolicy):
-    """Drafts the same number of tokens in every round."""
-
-    def __init__(self, gamma: int):
-        self.constant = self.largest = gamma
-
-    def next_gamma(self, state: RowsSeen) -> list[int]:
-        return [self.largest]
 
 
 def sweep(trace: Trace, draws: int = 3) -> dict[int, Replayed]:
@@ -164,26 +153,19 @@ def sweep(trace: Trace, draws: int = 3) -> dict[int, Replayed]:
 
 def sweep_rounds(trace: Trace, draws: int = 3) -> dict[int, Floats]:
     """The rounds [texts, largest + 1] of every constant gamma whose cost was measured: see `rounds_of`."""
-    return {g: rounds_of(trace, _ConstantGamma(g), draws) for g in range(trace.largest + 1)}
+    return {g: rounds_of(trace, FixedGamma(g), draws) for g in range(trace.largest + 1)}
 
 
-def pick(trace: Trace, swept: Mapping[int, Floats]) -> GammaPick:
-    """What the best constant gamma of `sweep_rounds` gives: each half of the prompts chooses for the other."""
-    gammas, rounds = picked_rounds(trace, swept)
-    found = priced(trace, rounds)
-    return GammaPick(gammas, found.speedup, found.ci95, in_sample=not trace.halves)
-
-
-def picked_rounds(trace: Trace, swept: Mapping[int, Floats]) -> tuple[list[int], Floats]:
-    """The best gamma on each half, and the rounds [texts, largest + 1] of every text with the other half's choice;
-    without halves the best on all texts."""
-    own = np.array([text.half for text in trace.texts])
-    seconds = {g: _seconds(trace, rounds) for g, rounds in swept.items()}
+def pick(trace: Trace, swept: Mapping[int, Floats]) -> tuple[list[int], Replayed]:
+    """The best constant gamma of `sweep_rounds` on each half of the prompts, and what every text gives with the other
+    half's choice; without halves the best on all texts, and what it gives."""
+    seconds = {g: trace.charged(rounds) for g, rounds in swept.items()}
     if not trace.halves:
         best = min(seconds, key=lambda g: float(seconds[g].sum()))
-        return [best], swept[best]
+        return [best], priced(trace, swept[best])
+    own = np.array([text.half for text in trace.texts])
     first, second = (min(seconds, key=lambda g: float(seconds[g][own == half].sum())) for half in (0, 1))
-    return [first, second], np.where((own == 0)[:, None], swept[second], swept[first])
+    return [first, second], priced(trace, np.where((own == 0)[:, None], swept[second], swept[first]))
 
 
 @dataclass(frozen=True)
@@ -201,9 +183,12 @@ def gamma_sweep(results: Sequence[Result], cost: Cost, measured: float, chosen: 
     trace = trace_of(results, cost.by_gamma, measured, cost.halves)
     rounds = sweep_rounds(trace)
     found = {gamma: priced(trace, of_gamma) for gamma, of_gamma in rounds.items()}
-    best = pick(trace, rounds)
-    regret = best.speedup / found[chosen].speedup - 1 if chosen in found else None
-    return Swept([GammaSpeedup(gamma, r.speedup, r.ci95) for gamma, r in found.items()], best, regret)
+    gammas, best = pick(trace, rounds)
+    return Swept(
+        [GammaSpeedup(gamma, each.speedup, each.ci95) for gamma, each in found.items()],
+        GammaPick(gammas, best.speedup, best.ci95, in_sample=not trace.halves),
+        best.speedup / found[chosen].speedup - 1 if chosen in found else None,
+    )
 
 
 def replay(trace: Trace, policy: GammaPolicy, draws: int = 20, seed: int = 0) -> Replayed:
@@ -235,7 +220,7 @@ def rounds_of(trace: Trace, policy: GammaPolicy, draws: int, seed: int = 0) -> F
 def priced(trace: Trace, rounds: Floats) -> Replayed:
     """What these rounds [texts, largest + 1] cost, and yield. With halves the interval has the error of the costs too;
     there is none where these may be 0 (Fieller, 1954)."""
-    seconds = _seconds(trace, rounds)
+    seconds = trace.charged(rounds)
     clusters = [t.cluster or t.prompt for t in trace.texts]
     speedup, ci95 = speedup_interval(
         [t.baseline_seconds for t in trace.texts],
@@ -246,21 +231,15 @@ def priced(trace: Trace, rounds: Floats) -> Replayed:
     )
     if ci95 is not None and trace.halves:
         own, variance = np.array([t.half for t in trace.texts]), 0.0
-        for half in (0, 1):
+        for half, other in enumerate(reversed(trace.halves)):
             of_half = rounds[own == half].sum(0)
-            variance += of_half @ trace.halves[1 - half].covariance @ of_half
+            variance += of_half @ other.covariance @ of_half
         error = student(len({*clusters}) - 2) * np.sqrt(variance) / seconds.sum()  # of the logarithm
         low, high = (float(speedup * np.exp(s * np.hypot(np.log(end / speedup), error)))
                      for s, end in zip((-1, 1), ci95, strict=True))  # fmt: skip
         ci95 = (low, high) if error < 1 else None
     drafted = rounds.sum(0) @ np.arange(trace.largest + 1)
     return Replayed(speedup, ci95, float(rounds.sum()), float(drafted), sum(map(len, trace.texts)))
-
-
-def _seconds(trace: Trace, rounds: Floats) -> Floats:
-    """Seconds [texts] of rounds [texts, largest + 1]."""
-    found: Floats = (rounds * np.array([trace.charged(text.half) for text in trace.texts])).sum(1)
-    return found
 
 
 @dataclass

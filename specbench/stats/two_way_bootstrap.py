@@ -11,7 +11,18 @@ from typing import Any
 
 import numpy as np
 
-from specbench.stats.bootstrap import FEWEST, MOST_CLUSTERS, BootstrapSums, Formulas, SumNames, Unit, student
+from specbench.stats.bootstrap import (
+    FEWEST,
+    MOST_CLUSTERS,
+    BootstrapSums,
+    Formulas,
+    SumNames,
+    Unit,
+    added,
+    interval_around,
+    numbered,
+    student,
+)
 from specbench.stats.estimates import Estimate, Floats, Interval
 from specbench.stats.records import PerRequestSums
 
@@ -41,17 +52,16 @@ class TwoWaySums:
     def of(load: Callable[[], Iterable[PerRequestSums]]) -> "TwoWaySums":
         """From the sums of each process, which `load` gives anew at each call, one after the other: those of many
         prompts need not be in memory together. More than MOST_CLUSTERS clusters are joined by lot."""
-        names, cluster_of = _places(load())
-        places = {name: place for place, name in enumerate(dict.fromkeys(cluster_of.values()))}
-        lots = np.arange(len(places))
-        if len(places) > MOST_CLUSTERS:
-            lots = np.random.default_rng(0).permutation(len(places)) % MOST_CLUSTERS
+        names, cluster_of = places(load())
+        place_of = dict(zip(cluster_of, numbered([*cluster_of.values()]), strict=True))
+        lots = np.arange(max(place_of.values()) + 1)
+        if len(lots) > MOST_CLUSTERS:
+            lots = np.random.default_rng(0).permutation(len(lots)) % MOST_CLUSTERS
         tables = []
         for sums in load():
-            where = lots[[places[cluster_of[prompt]] for prompt in sums.prompts]]
-            nothing = np.zeros(len(where))
-            weights = [sums.columns.get(name, nothing) for name in names]
-            tables.append([np.bincount(where, column, minlength=lots.max() + 1) for column in weights])
+            where = lots[[place_of[prompt] for prompt in sums.prompts]]
+            columns = [sums.columns.get(name, np.zeros(len(where))) for name in names]
+            tables.append([np.bincount(where, column, minlength=lots.max() + 1) for column in columns])
         table = np.array(tables).swapaxes(0, 1)
         return TwoWaySums(dict(zip(names, table.sum((1, 2)), strict=True)), table)
 
@@ -78,54 +88,37 @@ class TwoWaySums:
     def estimate(self, numerator: SumNames, denominator: SumNames, counted: str = "") -> Estimate:
         """The ratio of two sums, each of one name or of several that are added, with its standard error, which is None
         with too few processes or clusters. What is `counted` makes no difference."""
-
-        def total(s: Mapping[str, Any], names: SumNames) -> Any:
-            return sum(s.get(name, 0.0) for name in ([names] if isinstance(names, str) else names))
-
-        above, below = (total(self.point, names) for names in (numerator, denominator))
+        above, below = (added(self.point, names) for names in (numerator, denominator))
         if not below > 0:
             return Estimate(None, None, 0)
-        if not self._has_intervals:
-            return Estimate(float(above / below), None, int(below))
-        with np.errstate(invalid="ignore"):
-            slopes = self._slopes(lambda s: {"ratio": total(s, numerator) / total(s, denominator)})["ratio"]
-            error = float(np.sqrt(sum(self._variances(slopes))))
-        return Estimate(float(above / below), error if np.isfinite(error) else None, int(below))
+        error = np.nan
+        if self._has_intervals:
+            with np.errstate(invalid="ignore"):
+                slopes = self._slopes(lambda s: {"ratio": added(s, numerator) / added(s, denominator)})["ratio"]
+                error = np.sqrt(sum(self._variances(slopes)))
+        return Estimate(float(above / below), float(error) if np.isfinite(error) else None, int(below))
 
     @property
     def _has_intervals(self) -> bool:
         processes, clusters = self.table.shape[1:]
         return bool(processes >= FEWEST_PROCESSES and clusters >= FEWEST)
 
-    def components(self, formulas: Formulas) -> dict[str, "VarianceParts"]:
+    def components(self, formulas: Formulas) -> dict[str, VarianceParts]:
         """The variance of each formula by its sources, for one process and one cluster of prompts; of the logarithm, if
         the formula's value is above 0."""
         with np.errstate(divide="ignore", invalid="ignore"):
             points = {name: float(value) for name, value in formulas(self.point).items()}
             slopes = self._slopes(formulas)
-        return {name: self._components(slopes[name] / (abs(points[name]) or 1)) for name in points}
-
-    def _components(self, slopes: Floats) -> "VarianceParts":
-        cells = self._cells(slopes)
-        processes, clusters = cells.shape
-        cells = (cells - cells.mean()) * cells.size
-        if processes == 1:
-            return VarianceParts(None, float(cells.var(ddof=1)), 0.0)
-        rows, columns = cells.mean(1), cells.mean(0)
-        rest = cells - rows[:, None] - columns
-        cell = float((rest**2).sum() / ((processes - 1) * (clusters - 1)))
-        return VarianceParts(
-            process=max(0.0, float(rows.var(ddof=1)) - cell / clusters),
-            prompt=max(0.0, float(columns.var(ddof=1)) - cell / processes),
-            cell=cell,
-        )
-
-    def _cells(self, slopes: Floats) -> Floats:
-        """What each process and cluster adds to a formula with these slopes [sums]: [processes, clusters]."""
-        used = slopes != 0
-        totals = self.table[used].sum((1, 2))
-        cells: Floats = np.einsum("s,spc->pc", slopes[used] / totals, self.table[used])
-        return cells
+        processes, clusters = self.table.shape[1:]
+        found = {}
+        for name, point in points.items():
+            of_process, of_prompt, cell = self._mean_squares(slopes[name] / (abs(point) or 1))
+            if processes == 1:
+                found[name] = VarianceParts(None, of_prompt, 0.0)
+                continue
+            parts = max(0.0, of_process - cell / clusters), max(0.0, of_prompt - cell / processes)
+            found[name] = VarianceParts(*parts, cell)
+        return found
 
     def _slopes(self, formulas: Formulas) -> dict[str, Floats]:
         """By formula, [sums]: its change with the logarithm of each sum."""
@@ -137,17 +130,26 @@ class TwoWaySums:
             ends.append({name: np.broadcast_to(value, count) for name, value in found.items()})
         return {name: (ends[0][name] - ends[1][name]) / (2 * CHANGE) for name in ends[0]}
 
+    def _mean_squares(self, slopes: Floats) -> tuple[float, float, float]:
+        """From what each process and cluster adds to a formula with these slopes [sums]: the variances of the means of
+        processes and of clusters, and of what is left of a cell, which is 0 with one process."""
+        used = slopes != 0
+        totals = self.table[used].sum((1, 2))
+        cells: Floats = np.einsum("s,spc->pc", slopes[used] / totals, self.table[used])
+        processes, clusters = cells.shape
+        cells = (cells - cells.mean()) * cells.size
+        rows, columns = cells.mean(1), cells.mean(0)
+        if processes == 1:
+            return 0.0, float(columns.var(ddof=1)), 0.0
+        rest = cells - rows[:, None] - columns
+        cell = float((rest**2).sum() / ((processes - 1) * (clusters - 1)))
+        return float(rows.var(ddof=1)), float(columns.var(ddof=1)), cell
+
     def _variances(self, slopes: Floats) -> tuple[float, float]:
         """The variance of a formula from processes, with all that varies within one, and that from prompts alone."""
-        cells = self._cells(slopes)
-        processes, clusters = cells.shape
-        cells = cells - cells.mean()
-        rows, columns = cells.sum(1), cells.sum(0)
-        rest = cells - rows[:, None] / clusters - columns / processes
-        of_processes = processes / (processes - 1) * (rows**2).sum()
-        of_clusters = clusters / (clusters - 1) * (columns**2).sum()
-        within = processes * clusters / ((processes - 1) * (clusters - 1)) * (rest**2).sum()
-        return float(of_processes), float(max(of_clusters - within, 0.0))
+        processes, clusters = self.table.shape[1:]
+        of_process, of_prompt, cell = self._mean_squares(slopes)
+        return of_process / processes, max(of_prompt / clusters - cell / (processes * clusters), 0.0)
 
     def _interval(self, point: float, slopes: Floats) -> Interval:
         """Half of it is sqrt(t_P^2 V_P + t_C^2 V_C)."""
@@ -156,30 +158,25 @@ class TwoWaySums:
         variances = self._variances(slopes / point if point > 0 else slopes)
         quantiles = [student(size - 1) for size in self.table.shape[1:]]
         half = float(np.sqrt(sum(t**2 * variance for t, variance in zip(quantiles, variances, strict=True))))
-        if not np.isfinite(half):
-            return None
-        low, high = (point * np.exp([-half, half])) if point > 0 else (point - half, point + half)
-        return float(low), float(high)
+        return interval_around(point, half, of_log=point > 0)
 
 
 Estimator = BootstrapSums | TwoWaySums
 
 
-def _places(processes: Iterable[PerRequestSums]) -> tuple[list[str], dict[str, Hashable]]:
+def places(processes: Iterable[PerRequestSums]) -> tuple[list[str], dict[str, Hashable]]:
     """The names of all sums, and the cluster of each prompt. If the processes joined the prompts in different ways, as
     where another order puts other rows together, each prompt is a cluster."""
     names: dict[str, None] = {}
-    found: list[dict[str, str]] = []
+    together: dict[str, Hashable] = {}
+    alike = True
     for sums in processes:
         names |= dict.fromkeys(sums.columns)
-        first: dict[int, str] = {}
+        first: dict[int, str] = {}  # the least prompt of each cluster
         for prompt, cluster in zip(sums.prompts, sums.clusters, strict=True):
             first[cluster] = min(first.get(cluster, prompt), prompt)
-        found.append({p: first[cluster] for p, cluster in zip(sums.prompts, sums.clusters, strict=True)})
-    together: dict[str, Hashable] = {}
-    for clusters in found:
-        together |= clusters
-    alike = all(together[prompt] == cluster for clusters in found for prompt, cluster in clusters.items())
+        for prompt, cluster in zip(sums.prompts, sums.clusters, strict=True):
+            alike = together.setdefault(prompt, first[cluster]) == first[cluster] and alike
     return list(names), together if alike else {prompt: prompt for prompt in together}
 
 

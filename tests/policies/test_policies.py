@@ -11,12 +11,12 @@ from specbench.policies.gamma.confidence import ConfidenceGamma
 from specbench.policies.gamma.entropy import EntropyGamma, confidence, root_entropy
 from specbench.policies.gamma.fixed import FixedGamma
 from specbench.policies.gamma.heuristic import HeuristicGamma
-from specbench.policies.gamma.optimal import OptimalGamma, best_gamma, tokens_by_gamma
+from specbench.policies.gamma.optimal import OptimalGamma, best_gamma
 from specbench.policies.gamma.oracle import KnownBetas, OracleGamma
 from specbench.stats.costs import CostTable, extend
 from specbench.stats.records import Round
 from specbench.stats.replay import Text, Trace, replay, sweep
-from specbench.theory import optimal_gamma, oracle_improvement, walltime_improvement
+from specbench.theory import expected_tokens, optimal_gamma, oracle_improvement, walltime_improvement
 
 LARGEST, C = 10, 0.1
 
@@ -148,7 +148,7 @@ def test_adaptive_chooses_one_gamma_for_what_all_active_rows_gain():
         made.observe([4, 4], [4, 1])  # one row accepts three of four guesses, the other none
     betas = [accepted / tested for accepted, tested in (made.rows[row][1] for row in (0, 1))]
     assert betas == pytest.approx([0.75, 0], abs=0.02)
-    tokens = [tokens_by_gamma(beta, LARGEST) for beta in betas]
+    tokens = [expected_tokens(beta, np.arange(LARGEST + 1)) for beta in betas]
     together, alone = ([int(np.argmax(each / made.seconds))] * 2 for each in (tokens[0] + tokens[1], tokens[0]))
     assert made.next_gamma(rows) == together
     rows.active = [True, False]

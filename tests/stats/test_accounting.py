@@ -22,8 +22,8 @@ from specbench.stats.bootstrap import (
 )
 from specbench.stats.derive import accounting, prediction
 from specbench.stats.formulas import cost_ratios
-from specbench.stats.records import DecodedRequest, DecodeResult, Group, Result, Round, RunRecord
-from specbench.stats.request_sums import sums_of
+from specbench.stats.records import DecodedRequest, Group, Result, Round, RunRecord
+from specbench.stats.request_sums import columns_of_rows, sums_of
 
 STEP, C, V, REST, PLAIN_REST = 0.01, 0.2, 1.3, 0.1, 0.05  # seconds of a target step, and costs in such steps
 
@@ -73,20 +73,18 @@ def run(betas_of, requests=400, seed=0, **options):
     return [request(rng, betas_of, name=f"p{i}", **options) for i in range(requests)]
 
 
-def factors_of(results, gamma=4):
-    return accounting(BootstrapSums.of_rows(sums_of(results)), gamma)
+def columns_of(results, by_beta=True):
+    return columns_of_rows([sums_of(result, by_beta) for result in results], len(results))
 
 
-def columns_of(results):
-    rows = sums_of(results)
-    return {name: np.array([row[name] for row in rows], float) for name in rows[0]}
+def factors_of(results, gamma=4, by_beta=True):
+    return accounting(BootstrapSums(columns_of(results, by_beta)), gamma)
 
 
 def test_independent_betas_leave_only_the_cuts_at_the_limit():
     found = factors_of(run(constant(0.66)))
     assert found["dependence"].factor == pytest.approx(1, abs=0.004)
-    low, high = found["luck"].ci95
-    assert low < 1 < high
+    assert found["luck"].ci95[0] < 1 < found["luck"].ci95[1]
     # Of 64 tokens the last draft is cut: by a simulation of the rounds alone.
     expected = [1 - 0.66 ** (g + 1) for g in range(5)]
     rng, values = np.random.default_rng(1), []
@@ -113,13 +111,13 @@ def test_a_verifier_that_accepts_more_than_beta_has_no_luck():
         for r in result.speculative.rounds:
             r.beta = [beta / 2 for beta in r.beta]
     assert factors_of(results)["luck"].factor > 1.2  # of one that accepts with probability beta it would be luck
-    without = accounting(BootstrapSums.of_rows(sums_of(results, by_beta=False)), 4)
-    assert without["luck"].factor == 1
+    assert factors_of(results, by_beta=False)["luck"].factor == 1
 
 
-def test_requests_without_a_draft_leave_c_its_interval():
-    results = run(constant(0.6), 4) + run(constant(0.6), 28, gamma=0)
-    assert BootstrapSums.of_rows(sums_of(results)).intervals(cost_ratios)["c"] is not None
+def test_requests_without_a_draft_leave_c_its_interval_and_have_no_factors():
+    none = run(constant(0.6), 28, gamma=0)
+    assert BootstrapSums(columns_of(run(constant(0.6), 4) + none)).intervals(cost_ratios)["c"] is not None
+    assert factors_of(none, 0) == {}
 
 
 def test_betas_of_one_round_that_are_alike_are_found():
@@ -130,7 +128,7 @@ def test_betas_of_one_round_that_are_alike_are_found():
 
 
 def test_costs_are_those_of_the_simulation():
-    sums = BootstrapSums.of_rows(sums_of(run(constant(0.7), spread=0.2)))
+    sums = BootstrapSums(columns_of(run(constant(0.7), spread=0.2)))
     cost, ranges = cost_ratios(sums.point), sums.intervals(cost_ratios)
     assert cost["c"] == pytest.approx(C, rel=5e-3) and cost["o"] == pytest.approx(REST, rel=5e-3)
     assert 1 < cost["v"] <= V  # some rounds draft nothing
@@ -148,45 +146,30 @@ def test_the_factors_multiply_to_the_ratio_of_total_times(rows):
     assert product == pytest.approx(seconds[0] / seconds[1], rel=1e-9)
 
 
-def test_nothing_drafted_has_no_factors():
-    assert factors_of(run(constant(0.5), 6, gamma=0), 0) == {}
-
-
 def test_an_interval_of_costs_covers_the_truth():
     """With a machine whose speed differs by request, the true ratio of two noisy times is inside."""
-    rng, hits, times = np.random.default_rng(0), 0, 300
-    for _ in range(times):
-        draft, step = rng.gamma(20, 1, 30), rng.gamma(20, 1, 30)
-        names = ("draft_seconds", "steps", "plain_step_seconds", "plain_calls", "verify_seconds", "calls", "seconds")
-        rows = [dict(zip(names, (d, 20, s, 20, 1, 1, 1), strict=True)) for d, s in zip(draft, step, strict=True)]
-        low, high = BootstrapSums.of_rows(rows).intervals(cost_ratios)["c"]
+    rng, hits = np.random.default_rng(0), 0
+    same = {name: np.ones(30) for name in ("verify_seconds", "calls", "seconds", "steps", "plain_calls")}
+    for _ in range(300):
+        times = {name: rng.gamma(20, 1, 30) for name in ("draft_seconds", "plain_step_seconds")}
+        low, high = BootstrapSums(same | times).intervals(cost_ratios)["c"]
         hits += low < 1 < high
-    assert 0.92 < hits / times < 0.98
+    assert 0.92 < hits / 300 < 0.98
 
 
 @pytest.mark.parametrize("clusters", [5, 8, 30])
 def test_intervals_of_few_clusters_cover_the_truth(clusters):
-    rng, hits, times = np.random.default_rng(0), 0, 400
-    for _ in range(times):
-        plain, ours = rng.lognormal(0, 0.3, (2, clusters))
+    rng, hits = np.random.default_rng(0), 0
+    for plain, ours in (rng.lognormal(0, 0.3, (2, clusters)) for _ in range(400)):
         _, (low, high) = speedup_interval(plain, [1] * clusters, ours, [1] * clusters)
         hits += low < 1 < high
-    assert 0.9 < hits / times < 0.985
+    assert 0.9 < hits / 400 < 0.985
 
 
 def test_the_quantile_is_students():
     """Against the tables of Student's distribution."""
-    for freedom, quantile in (
-        (1, 12.706),
-        (2, 4.303),
-        (3, 3.182),
-        (4, 2.776),
-        (5, 2.571),
-        (10, 2.228),
-        (30, 2.042),
-        (10_000, 1.960),
-    ):
-        assert student(freedom) == pytest.approx(quantile, rel=3e-3)
+    quantiles = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 10: 2.228, 30: 2.042, 10_000: 1.960}
+    assert {freedom: student(freedom) for freedom in quantiles} == pytest.approx(quantiles, rel=3e-3)
 
 
 def test_many_clusters_are_resampled_in_little_memory_with_the_same_error():
@@ -208,10 +191,10 @@ def test_many_clusters_are_resampled_in_little_memory_with_the_same_error():
 
 
 def test_few_clusters_are_not_joined():
-    table = np.random.default_rng(0).random((3, MOST_CLUSTERS))
-    assert joined(table) is table
     more = np.random.default_rng(0).random((3, MOST_CLUSTERS + 7))
     assert joined(more).shape == (3, MOST_CLUSTERS) and np.allclose(joined(more).sum(1), more.sum(1))
+    few = more[:, :MOST_CLUSTERS]
+    assert joined(few) is few
 
 
 @pytest.mark.parametrize("clusters", [12, 40])
@@ -220,12 +203,10 @@ def test_the_prediction_has_the_error_of_few_prompts(clusters):
     half that is predicted is what the pilot says."""
     results = run(constant(0.66), clusters, spread=0.02, limit=400)
     found = prediction(columns_of(results), prompt_clusters(results))
-    pilot = sums_of(results)[::2]
-    n, variance = len(pilot), 0.0
+    pilot = {name: column[::2] for name, column in columns_of(results).items()}
+    n, variance = clusters // 2, 0.0
     for tokens in ("expected", "tokens"):
-        parts = np.array(
-            [[row[name] for row in pilot] for name in ("plain_seconds", "plain_tokens", "seconds", tokens)]
-        )
+        parts = np.array([pilot[name] for name in ("plain_seconds", "plain_tokens", "seconds", tokens)])
         relative = np.array([1, -1, -1, 1]) @ (parts / parts.mean(1, keepdims=True))  # influence on the logarithm
         variance += relative.var(ddof=1) / n
     half = math.log(found.ci95[1] / found.ci95[0]) / 2
@@ -242,12 +223,8 @@ def test_too_few_prompts_have_no_interval():
 
 def test_turns_of_a_prompt_and_rows_of_a_batch_are_one_cluster():
     rng = np.random.default_rng(0)
-    groups = []
-    for names in (["a/1", "b/1"], ["c/1", "d/1"], ["b/2", "e/1"]):
-        results = [request(rng, constant(0.6), name=name) for name in names]
-        nothing = DecodeResult([], 0, {}, 0.0, 0)
-        groups.append(Group(results, nothing, nothing))
-    record = RunRecord(groups=groups)
+    record = RunRecord([Group([request(rng, constant(0.6), name=name) for name in names], None, None)
+                        for names in (["a/1", "b/1"], ["c/1", "d/1"], ["b/2", "e/1"])])  # fmt: skip
     assert prompt_clusters(record.results) == ["a", "b", "c", "d", "b", "e"]
     assert time_clusters(record, 1) == prompt_clusters(record.results)
     found = time_clusters(record, 2)  # the second turn of b joins the first and the last group

@@ -23,11 +23,10 @@ FROM_ROUNDS = ("by_gamma", "halves", "read_again", "communication")  # costs tha
 def stored(name):
     """What results.json said, the sums of each process, and what is known beside them."""
     result, sums = json.loads((STORED / name / "results.json").read_text()), load_sums(STORED / name)
-    processes = [sums.only(np.flatnonzero(np.array(sums.processes) == n).tolist()) for n in sorted({*sums.processes})]
     peak = result["bandwidth"]["measured_peak_bytes_per_second"]
     by_beta = result["acceptance"].get("check") is not None
     facts = RunFacts(result["gamma"], by_beta, peak, result["counts"]["failed"], result["counts"]["too_long"])
-    return result, processes, facts
+    return result, sums.by_process(), facts
 
 
 def leaves(value, where=""):

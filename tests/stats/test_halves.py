@@ -12,7 +12,7 @@ from specbench.stats.bootstrap import group_clusters, halves
 from specbench.stats.costs import CostTable, half_costs
 from specbench.stats.estimates import HalfCosts
 from specbench.stats.records import Group, Round, RunRecord
-from specbench.stats.replay import HalfOfPrompts, Text, Trace, pick, priced, replay, sweep_rounds
+from specbench.stats.replay import HalfOfPrompts, Text, Trace, TracedCosts, pick, priced, replay, sweep_rounds
 
 ALPHA, TOKENS, PROMPTS, LARGEST, EXPERIMENTS = 0.6, 30, 20, 4, 25
 NOISE = 0.3  # standard deviation of the logarithm of what a probe sees
@@ -68,7 +68,7 @@ def mean_and_error(values):
 
 def test_the_regret_of_a_gamma_as_good_as_all_others_is_0(experiments):
     def regret(trace, swept):
-        return np.log(pick(trace, swept).speedup / priced(trace, swept[OWN]).speedup)
+        return np.log(pick(trace, swept)[1].speedup / priced(trace, swept[OWN]).speedup)
 
     crossed, error = mean_and_error([regret(crossed, swept) for crossed, _, swept in experiments])
     assert abs(crossed) < 3 * error < 0.08
@@ -76,24 +76,12 @@ def test_the_regret_of_a_gamma_as_good_as_all_others_is_0(experiments):
     assert within > 4 * error  # negative control: chosen and judged by the same prompts
 
 
-class Seen:
-    """The costs of a trace without halves."""
-
-    alpha = ALPHA
-
-    def __init__(self, trace):
-        self.trace = trace
-
-    def seconds(self, largest):
-        return self.trace.seconds
-
-
 def test_a_policy_that_chooses_by_cost_is_not_judged_by_these_costs(experiments):
     crossed, within = [], []
     for trace, in_sample, swept in experiments:
         policy = OptimalGamma(LARGEST)
         crossed.append(np.log(replay(trace, policy, draws=1).speedup / priced(trace, swept[OWN]).speedup))
-        policy.calibrate(Seen(in_sample))
+        policy.calibrate(TracedCosts(in_sample))
         best = priced(in_sample, swept[policy.constant]).speedup
         within.append(np.log(best / priced(in_sample, swept[OWN]).speedup))
     crossed, error = mean_and_error(crossed)
@@ -118,13 +106,11 @@ def test_a_text_is_charged_the_costs_of_the_other_half():
     generator = np.random.default_rng(1)
     texts = [Text(**vars(text(generator, f"p{half}")) | {"half": half}) for half in (0, 1)]
     seconds = [np.full(LARGEST + 1, value) for value in (1.0, 100.0)]
-    trace = Trace(
-        texts, seconds[0], 1.0, [HalfOfPrompts(each, np.zeros((LARGEST + 1, LARGEST + 1))) for each in seconds]
-    )
-    rounds = sweep_rounds(trace, draws=1)[2].sum(1)
-    assert priced(trace, sweep_rounds(trace, draws=1)[2]).speedup == pytest.approx(
-        2 * TOKENS / (100 * rounds[0] + rounds[1])
-    )
+    exact = np.zeros((LARGEST + 1, LARGEST + 1))
+    trace = Trace(texts, seconds[0], 1.0, [HalfOfPrompts(each, exact) for each in seconds])
+    rounds = sweep_rounds(trace, draws=1)[2]
+    first, second = rounds.sum(1)
+    assert priced(trace, rounds).speedup == pytest.approx(2 * TOKENS / (100 * first + second))
 
 
 def test_halves_are_even_and_alias_with_nothing_that_turns():
@@ -152,17 +138,14 @@ def test_a_covariance_is_that_of_repeated_experiments():
     assert one == pytest.approx(many, rel=0.5) and many[0, 1] > 0.3 * np.sqrt(many[0, 0] * many[1, 1])
 
 
-def result(name, replayable):
+def result(name, replayable=True):
     return SimpleNamespace(request=SimpleNamespace(id=name, prompt_id=name), speculative_laws=replayable or None)
 
 
 def test_no_cluster_divides_a_group_whose_rounds_were_counted_together():
     """One row and several requests a group, as with requests over time: rounds are known by the first prompt."""
     names = [[f"p{number}", f"q{number}"] for number in range(10)]
-    results = [
-        [SimpleNamespace(request=SimpleNamespace(id=n, prompt_id=n), speculative_laws=n) for n in g] for g in names
-    ]
-    record, table = RunRecord([Group(each, None, None) for each in results]), CostTable()
+    record, table = RunRecord([Group([*map(result, each)], None, None) for each in names]), CostTable()
     for number, (first, _) in enumerate(names):
         table.source = first
         table.add([round_of(2, 1.0 + number % 3)])

@@ -2,6 +2,7 @@
 
 import csv
 from io import StringIO
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -81,23 +82,15 @@ def test_a_busy_neighbour_is_told_and_this_process_is_not():
     assert parse_use("intr 5", {0}, (1.0,), 100) is None and parse_use("cpu0 1 2 3", {0}, (1.0,), 100) is None
 
 
-class FakeClock:
-    """Each probe takes the next of these seconds."""
-
-    def __init__(self, seconds):
-        self.times = [0.0, *np.cumsum([part for s in seconds for part in (s, 1.0)])]
-
-    def __call__(self):
-        return self.times.pop(0)
-
-
 @pytest.mark.parametrize(("seconds", "steady"), [([0.004, 0.0041, 0.0039, 0.004] * 5, True),
                                                  ([0.004] * 15 + [0.008] * 5, False),
                                                  ([0.004, 0.009] * 10, False),
                                                  ([0.004] * 19 + [0.1], True)])  # fmt: skip
 def test_probes_that_vary_are_told_and_one_outlier_is_not(seconds, steady, monkeypatch):
-    monkeypatch.setattr(machine_watch, "BandwidthProbe", lambda device: Bandwidth())
-    watch = MachineWatch(torch.device("cpu"), FakeClock(seconds), lambda: None)
+    bandwidth = mock.Mock(reads=(9e9, 9.1e9) * 5, copy=None)
+    monkeypatch.setattr(machine_watch, "BandwidthProbe", lambda device: bandwidth)
+    times = iter([0.0, *np.cumsum([part for s in seconds for part in (s, 1.0)])])  # each probe takes the next seconds
+    watch = MachineWatch(torch.device("cpu"), lambda: next(times), lambda: None)
     for _ in seconds:
         watch()
     assert watch.probes.seconds == pytest.approx(seconds)
@@ -107,19 +100,11 @@ def test_probes_that_vary_are_told_and_one_outlier_is_not(seconds, steady, monke
     assert variation([1.0] * (machine_noise.FEWEST_PROBES - 1)) is None
 
 
-class Bandwidth:
-    reads, copy = (9e9, 9.1e9) * 5, None
-
-    def __call__(self):
-        pass
-
-
 def test_what_this_process_started_is_its_own(tmp_path):
     def process(number, parent, *ticks):
         (tmp_path / str(number)).mkdir()
-        (tmp_path / str(number) / "stat").write_text(
-            f"{number} (a (b) c) S {parent}" + " 0" * 9 + f" {' '.join(ticks)}"
-        )
+        line = f"{number} (a (b) c) S {parent}" + " 0" * 9 + f" {' '.join(ticks)}"
+        (tmp_path / str(number) / "stat").write_text(line)
 
     process(1, 0, "900", "0", "0", "0")
     process(10, 1, "500", "0", "0", "0")  # this process, whose own time os.times has
@@ -131,10 +116,7 @@ def test_what_this_process_started_is_its_own(tmp_path):
 
 
 def test_without_proc_nothing_is_known_of_others(monkeypatch):
-    def missing(*rest, **others):
-        raise FileNotFoundError
-
-    monkeypatch.setattr(machine_watch.Path, "read_text", missing)
+    monkeypatch.setattr(machine_watch.Path, "read_text", mock.Mock(side_effect=FileNotFoundError))
     assert machine_watch.core_use() is None
 
 

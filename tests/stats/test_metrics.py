@@ -31,15 +31,21 @@ from specbench.verifiers.iterative import IterativeVerifier
 from specbench.verifiers.speculative import SpeculativeVerifier
 
 
+def started(target, jobs):
+    """A state whose prompts were read."""
+    state = State.start(jobs, [], 40, target.device)
+    target.allocate(len(jobs), state.tokens.shape[1])
+    target.prefill(state)
+    return state
+
+
 def calibration(tables, text, kind, verifier=SpeculativeVerifier, drafter_table=None, bins=5):
     """The metric's numbers, the rounds, and q(x) of each guess that the verifier tried, found on the way."""
     sampling, rows = Sampling(), 50
     target = tabular_model(tables.target, sampling)
     helper = tabular_model(tables.similar if drafter_table is None else drafter_table, sampling)
     drafter = make_drafter(kind, target, text, helper)
-    state = State.start([Job([3, 7, row % V], 30, row) for row in range(rows)], [], 40, target.device)
-    target.allocate(rows, state.tokens.shape[1])
-    target.prefill(state)
+    state = started(target, [Job([3, 7, row % V], 30, row) for row in range(rows)])
     metric, judge, clock, tried = Calibration(bins), verifier_of(verifier, sampling), Timer(target.device), []
     recorder = Recorder(judge, {"calibration": metric})
 
@@ -68,15 +74,12 @@ def test_a_drafter_that_is_the_target_is_underconfident(tables):
     """Every guess is accepted, however small its q: the error is 1 - mean q."""
     found, _, _ = calibration(tables, "", "model", drafter_table=tables.target)
     assert found["accepted"] == 1 and found["error"] == pytest.approx(1 - found["mean_q"])
+    assert Calibration(3).of_run([[(0.0,) * 9]]) == dict.fromkeys(found)  # nothing was drafted
 
 
 def test_a_tree_is_counted_along_its_path(tables):
     found, rounds, _ = calibration(tables, "", "tree_distinct", IterativeVerifier)
     assert found["accepted"] == pytest.approx(sum(r.accepted for r in rounds) / sum(r.tested for r in rounds))
-
-
-def test_nothing_drafted_has_no_numbers():
-    assert Calibration(3).of_run([[(0.0,) * 9]]) == {"mean_q": None, "accepted": None, "error": None}
 
 
 def test_a_metric_is_in_every_file_and_table(tmp_path):
@@ -134,9 +137,7 @@ class OneColumn(Calibration):
 
 def test_a_metric_with_more_numbers_than_columns_is_refused(tables):
     target = tabular_model(tables.target, Sampling())
-    state = State.start([Job([3, 7, 1], 9, 0)], [], 4, target.device)
-    target.allocate(1, state.tokens.shape[1])
-    target.prefill(state)
+    state = started(target, [Job([3, 7, 1], 9, 0)])
     judge = verifier_of(SpeculativeVerifier, Sampling())
     drafter = make_drafter("random", target, "")
     recorder = Recorder(judge, {"one": OneColumn(2)})

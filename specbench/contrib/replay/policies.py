@@ -52,6 +52,5 @@ def replay_all(trace: Trace, chosen: Sequence[tuple[str, GammaPolicy]]) -> tuple
     """Replays every constant gamma, the best of them, and the chosen policies; and what each half took for the best."""
     rounds = sweep_rounds(trace)
     found = {f"gamma {g}": priced(trace, of_gamma) for g, of_gamma in rounds.items()}
-    picked, of_best = picked_rounds(trace, rounds)
-    found[BEST] = priced(trace, of_best)
+    picked, found[BEST] = pick(trace, rounds)
     return found | {name: replay(trace, policy) for name, policy in chosen}, picked

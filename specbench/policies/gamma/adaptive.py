@@ -5,9 +5,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from specbench.decoding.gamma_policy import Costs, GammaPolicy, RowsSeen
-from specbench.policies.gamma.optimal import tokens_by_gamma
 from specbench.policies.gamma.per_request_state import PerRow
 from specbench.settings import LARGEST_GAMMA, BaseSettings, setting
+from specbench.theory import expected_tokens
 
 
 class AdaptiveGamma(GammaPolicy):
@@ -41,7 +41,7 @@ class AdaptiveGamma(GammaPolicy):
         tokens = np.zeros(self.largest + 1)
         for row in (row for row, on in enumerate(state.active) if on):
             accepted, tested = self.rows.of(state, row, (self._mean() * self.prior, self.prior))
-            tokens += tokens_by_gamma(accepted / tested, self.largest)
+            tokens += expected_tokens(accepted / tested, np.arange(self.largest + 1))
         return [int(np.argmax(tokens / self.seconds))] * state.batch_size
 
     def observe(self, drafted: list[int], kept: list[int]) -> None:

@@ -7,17 +7,13 @@ import numpy.typing as npt
 
 from specbench.decoding.gamma_policy import Costs, GammaPolicy, RowsSeen
 from specbench.settings import LARGEST_GAMMA, BaseSettings, setting
-
-
-def tokens_by_gamma(alpha: float, largest: int) -> npt.NDArray[np.float64]:
-    """Equation 1 for gamma = 0 .. largest: expected tokens of a round, [largest + 1]."""
-    return np.cumsum(np.power(alpha, np.arange(largest + 1)))
+from specbench.theory import expected_tokens
 
 
 def best_gamma(alpha: float, seconds: npt.NDArray[np.float64]) -> int:
     """The gamma that maximises equation 1 divided by the measured seconds of such a round, seconds [largest + 1]
     (section 3.5)."""
-    return int(np.argmax(tokens_by_gamma(alpha, len(seconds) - 1) / seconds))
+    return int(np.argmax(expected_tokens(alpha, np.arange(len(seconds))) / seconds))
 
 
 class OptimalGamma(GammaPolicy):
