@@ -19,6 +19,7 @@ from specbench.models.architecture import size_of
 from specbench.models.language_model import LanguageModel
 from specbench.models.reference_forward import stock_logits
 from specbench.stats.estimates import Floats
+from specbench.stats.losslessness import first_difference
 from specbench.stats.reference_distribution import counted, largest_tv, law, penalised, tolerance
 from specbench.stats.verdict_records import LOG_FLOOR, DrawnFrom, Events, MartingaleSums, ReferenceScore
 
@@ -71,9 +72,8 @@ def _greedy(logits: Tensor, tokens: Tensor, tolerance: Tensor, plain: Sequence[i
     short = best[:, 0] - logits.gather(-1, tokens[:, None])[:, 0].double()
     gap = best[:, 0] - best[:, 1]
     reading = ReferenceScore(len(tokens), 0.0, gap=_host(gap), short=_host(short), tolerance=_host(tolerance))
-    ours = tokens.tolist()
-    place = next((i for i, (x, y) in enumerate(zip(ours, plain, strict=False)) if x != y), None)
-    if place is not None:
+    place = first_difference(tokens.tolist(), plain)
+    if place < min(len(tokens), len(plain)):
         reading.plain_short = float(best[place, 0] - logits[place, plain[place]])
     return reading
 

@@ -24,8 +24,8 @@ MEAN_SHARE = 0.25  # of what rounding explains at most, the mean may reach this
 
 @dataclass(frozen=True)
 class TestOutcome:
-    """What one test found: "passed", "failed", "untested" or "inconclusive", and why if not passed. A `fault` fails a
-    run that is not lossless by choice, too."""
+    """What a test found: "passed", "failed", "untested" or "inconclusive", and why if not passed. A `fault` fails a run
+    that is not lossless by choice, too."""
 
     verdict: str
     reason: str = ""
@@ -42,27 +42,27 @@ def judge(record: RunRecord, expected: bool, greedy: bool) -> Lossless:
     detail: dict[str, Any] = {"tokens": reread.tokens}
     if processes.current.size > 1:
         detail["p"] = f"of the target as {processes.current.size} processes compute it, not of the whole model"
-    faults = _faults(readings, tv)
     if not readings:
-        finding = TestOutcome("untested", record.unread or "no text was read again")
+        found = TestOutcome("untested", record.unread or "no text was read again")
     elif greedy:
-        finding = equality(record.results, detail)
+        found = equality(record.results, detail)
     else:
         statistics = Statistics.of(readings)
         detectable = Detectable(statistics.detectable_tv(), statistics.detectable_lenience())
-        detail |= {f"z_{name}": value for name, value in statistics.z().items()}
-        detail |= {"tested": len(statistics.leak), "impossible": sum(len(r.impossible) for r in readings)}
-        finding = martingale(statistics, detectable, detail)
-    finding = faults or _restricted(finding, record, readings)
-    lossy = not expected and not finding.fault and finding.verdict != "untested"
+        found = martingale(statistics, detectable, sum(len(r.impossible) for r in readings), detail)
+    found = _faults(readings, tv) or found
+    if found.verdict == "passed" and not sum(reading.tested for reading in readings):
+        found = replace(found, verdict="untested", reason="no guess was tested, only plain steps were made")
+    elif found.verdict == "passed" and record.unreadable:
+        found = replace(found, verdict="inconclusive", reason=f"a text could not be read again ({record.unread})")
     return Lossless(
         expected=expected,
-        passed={"passed": True, "failed": False}.get(finding.verdict),
-        verdict="lossy" if lossy else finding.verdict,
-        reason=finding.reason,
+        passed={"passed": True, "failed": False}.get(found.verdict),
+        verdict=found.verdict if expected or found.fault or found.verdict == "untested" else "lossy",
+        reason=found.reason,
         method="top_1" if greedy else "martingale",
-        statistic=finding.statistic,
-        threshold=finding.threshold,
+        statistic=found.statistic,
+        threshold=found.threshold,
         detail=detail,
         decoder_tv=tv,
         detectable=detectable,
@@ -82,17 +82,6 @@ def _faults(readings: Sequence[ReferenceScore], tv: DecoderTV | None) -> TestOut
     return None
 
 
-def _restricted(finding: TestOutcome, record: RunRecord, readings: Sequence[ReferenceScore]) -> TestOutcome:
-    """The finding, unless it is "passed" and something was not tested."""
-    if finding.verdict != "passed":
-        return finding
-    if not sum(reading.tested for reading in readings):
-        return replace(finding, verdict="untested", reason="no guess was tested, only plain steps were made")
-    if record.unreadable:
-        return replace(finding, verdict="inconclusive", reason=f"a text could not be read again ({record.unread})")
-    return finding
-
-
 def decoder_tv(readings: Sequence[ReferenceScore]) -> DecoderTV | None:
     """The decoder's p against the stock module's, where it was kept; None if it was kept nowhere."""
     tv, rounding = (np.concatenate([getattr(r, name) for r in readings] or [[]]) for name in ("tv", "rounding"))
@@ -103,48 +92,49 @@ def decoder_tv(readings: Sequence[ReferenceScore]) -> DecoderTV | None:
     return DecoderTV(float(tv.mean()), float(tv.max()), *limits, len(tv), within)
 
 
-def martingale(statistics: Statistics, detectable: Detectable, detail: dict[str, Any]) -> TestOutcome:
-    """The test above temperature 0. Its statistic is a bound on the probability that one of an exact run's statistics
-    deviates as much as the worst one does."""
-    bounds = statistics.bounds()
+def martingale(statistics: Statistics, detectable: Detectable, impossible: int, detail: dict[str, Any]) -> TestOutcome:
+    """The test above temperature 0; `impossible` tokens have probability 0. Its statistic is a bound on the probability
+    that one of an exact run's statistics deviates as much as the worst one does."""
+    tested, bounds = len(statistics.leak), statistics.bounds()
+    detail |= {f"z_{name}": value for name, value in statistics.z().items()}
+    detail |= {"tested": tested, "impossible": impossible}
     worst = min(bounds, key=lambda name: bounds[name])
-    shown = min(1.0, TESTS * bounds[worst]), VERDICT_LEVEL
-    if detail["impossible"]:
-        return TestOutcome("failed", f"{detail['impossible']} tokens have probability 0", *shown)
-    if TESTS * bounds[worst] < VERDICT_LEVEL:
-        return TestOutcome("failed", f"the statistic {worst} deviates more than by chance", *shown)
-    if statistics.log_p.variance < LEAST_VARIANCE:
-        return TestOutcome("inconclusive", "the target's distributions leave too little to chance", *shown)
-    if detectable.tv is not None and detectable.tv > MOST_TV:
-        return TestOutcome(
-            "inconclusive", f"{len(statistics.leak)} tested guesses are too few to show anything", *shown
-        )
-    return TestOutcome("passed", "", *shown)
+    verdict, reason = "passed", ""
+    if impossible:
+        verdict, reason = "failed", f"{impossible} tokens have probability 0"
+    elif TESTS * bounds[worst] < VERDICT_LEVEL:
+        verdict, reason = "failed", f"the statistic {worst} deviates more than by chance"
+    elif statistics.log_p.variance < LEAST_VARIANCE:
+        verdict, reason = "inconclusive", "the target's distributions leave too little to chance"
+    elif detectable.tv is not None and detectable.tv > MOST_TV:
+        verdict, reason = "inconclusive", f"{tested} tested guesses are too few to show anything"
+    return TestOutcome(verdict, reason, min(1.0, TESTS * bounds[worst]), VERDICT_LEVEL)
 
 
 def equality(results: Sequence[Result], detail: dict[str, Any]) -> TestOutcome:
     """The test at temperature 0: every token has the largest logit of the stock module, and the text is plain
     decoding's. A difference is a tie if rounding explains it."""
-    wrong, ties, divergences = 0, 0, []
-    for index, result in enumerate(results):
-        reading = result.reading
-        if reading is not None:
-            right = reading.short <= reading.tolerance  # false if one is not a number
-            wrong, ties = wrong + int((~right).sum()), ties + int((right & (reading.short > 0)).sum())
-        if list(result.speculative.tokens) != list(result.baseline.tokens):
-            divergences.append(_divergence(index, result))
+    readings = [result.reading for result in results if result.reading is not None]
+    right = [reading.short <= reading.tolerance for reading in readings]  # false if one is not a number
+    wrong = sum(int((~own).sum()) for own in right)
+    ties = sum(int((own & (reading.short > 0)).sum()) for own, reading in zip(right, readings, strict=True))
+    divergences = [
+        _divergence(index, result)
+        for index, result in enumerate(results)
+        if list(result.speculative.tokens) != list(result.baseline.tokens)
+    ]
     kinds = [found["kind"] for found in divergences]
+    bugs, unknown = kinds.count("bug"), kinds.count("unknown")
     detail |= {"requests": len(results), "equal": len(results) - len(divergences), "wrong": wrong}
     detail |= {"ties": kinds.count("tie"), "ties_of_tokens": ties, "divergences": divergences[:20]}
-    worst = float(wrong + kinds.count("bug"))
     if wrong:
-        return TestOutcome("failed", f"{wrong} tokens do not have the largest logit of the stock module", worst)
-    if worst:
-        return TestOutcome("failed", f"{kinds.count('bug')} outputs differ from plain decoding's", worst)
-    if unknown := kinds.count("unknown"):
-        return TestOutcome(
-            "inconclusive", f"{unknown} outputs differ from plain decoding's where they were not read again"
-        )
+        reason = f"{wrong} tokens do not have the largest logit of the stock module"
+        return TestOutcome("failed", reason, float(wrong + bugs))
+    if bugs:
+        return TestOutcome("failed", f"{bugs} outputs differ from plain decoding's", float(bugs))
+    if unknown:
+        reason = f"{unknown} outputs differ from plain decoding's where they were not read again"
+        return TestOutcome("inconclusive", reason)
     return TestOutcome("passed")
 
 
@@ -152,14 +142,18 @@ def _divergence(index: int, result: Result) -> dict[str, Any]:
     """Where the two texts of a request differ first, and whether rounding alone explains it ("tie"): both tokens must
     be as good as the best."""
     ours, plain = (list(decoded.tokens) for decoded in result.both)
-    place = next((i for i, (x, y) in enumerate(zip(ours, plain, strict=False)) if x != y), min(len(ours), len(plain)))
+    place, reading = first_difference(ours, plain), result.reading
     found: dict[str, Any] = {"request": index, "position": place, "kind": "unknown"}
-    reading = result.reading
     if reading is None or (place >= reading.tokens and place < len(ours)):
         return found
     if reading.plain_short is None:  # one of them has ended, with the same tokens
         return found | {"kind": "bug"}
     tolerance = float(reading.tolerance[place])
-    found |= {"gap": float(reading.gap[place]), "tolerance": tolerance}
     tie = max(float(reading.short[place]), reading.plain_short) <= tolerance
-    return found | {"kind": "tie" if tie else "bug"}
+    return found | {"gap": float(reading.gap[place]), "tolerance": tolerance, "kind": "tie" if tie else "bug"}
+
+
+def first_difference(ours: Sequence[int], plain: Sequence[int]) -> int:
+    """The first position where two texts differ: if one begins with the other, its length."""
+    places = (i for i, (x, y) in enumerate(zip(ours, plain, strict=False)) if x != y)
+    return next(places, min(len(ours), len(plain)))

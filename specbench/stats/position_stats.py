@@ -8,14 +8,13 @@ T tokens of a text, n of them read at a time, V vocabulary.
 
 import dataclasses
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from specbench.decoding.draft import Draft
 from specbench.decoding.drafter import Drafter
 from specbench.decoding.encoder_input import EncoderInput
 from specbench.decoding.model import Model
@@ -46,64 +45,68 @@ def read_texts(
 ) -> list[PositionStats]:
     """Scores the tokens of texts after one prompt, and after an encoder's input if there is one, which are read once,
     with target and drafter; the target reads none of the texts whose p was kept. Returns arrays [T] of each text."""
-    read = [torch.tensor([[*prompt, *text.new]], device=target.device) for text in texts]
-    begin, longest = len(prompt), min(max(text.shape[1] for text in read), drafter.context)
+    tokens = [torch.tensor([[*prompt, *text.new]], device=target.device) for text in texts]
+    begin, longest = len(prompt), min(max(text.shape[1] for text in tokens), drafter.context)
     models = [*([target] if any(text.p is None for text in texts) else []), *drafter.models[:1]]
     for model in models:
-        model.open_text(read[0], begin, longest, encoder_input)
-    found = [
-        _read_text(target, drafter, own, begin, text, encoder_input) for own, text in zip(read, texts, strict=True)
-    ]
+        model.open_text(tokens[0], begin, longest, encoder_input)
+    found = [_read_text(target, drafter, *one, begin, encoder_input) for one in zip(tokens, texts, strict=True)]
     for model in models:
         model.release(0)
     return found
 
 
 def _read_text(
-    target: Model, drafter: Drafter, text: Tensor, begin: int, known_of: DecodedText, encoder_input: EncoderInput | None
+    target: Model, drafter: Drafter, text: Tensor, known: DecodedText, begin: int, encoder_input: EncoderInput | None
 ) -> PositionStats:
     """Scores the tokens of text [1, T] from `begin` on, with models that have read those before."""
-    end, kept = min(text.shape[1], drafter.context), known_of.p
-    laws = _model_laws(target, text, begin, end)
-    if kept is not None:
-        chunks = zip(range(begin, end, CHUNK), kept[: end - begin].split(CHUNK), strict=False)
-        laws = ((first, p, p) for first, p in chunks)
-    drafted = _drafter_laws(drafter, target.vocab_size, text, begin, end, encoder_input)
-    columns = []
-    for (first, p, sure), (q, known, certain) in zip(laws, drafted, strict=True):
-        x = text[0, first : first + len(p)]
-        lenience = known_of.lenience[first - begin :][: len(p)]
-        lenient = torch.tensor(lenience, dtype=torch.double, device=p.device)[:, None]
-        columns.append(_numbers(p, q, x, lenient, target.sampling.greedy, certain, known, sure))
-    table = torch.cat(columns, 1).cpu().numpy() if columns else np.zeros((len(dataclasses.fields(PositionStats)), 0))
+    end = min(text.shape[1], drafter.context)
+    if not drafter.models:
+        state = State.start([Job(text[0].tolist(), text.shape[1] + 1, 0, encoder_input)], [], 2, text.device)
+        drafter.begin(state)
+    columns = [np.zeros((len(dataclasses.fields(PositionStats)), 0))]
+    for first in range(begin, end, CHUNK):
+        last = min(first + CHUNK, end)
+        here = slice(first - begin, last - begin)
+        p, sure = _law(target, text, first, last) if known.p is None else (known.p[here], known.p[here])
+        if drafter.models:
+            q, certain = _law(drafter.models[0], text, first, last)
+            guessed = torch.ones(len(q), dtype=torch.bool, device=q.device)
+        else:
+            q, guessed = _asked(drafter, target.vocab_size, state, first, last)
+            certain = q
+        lenience = torch.tensor(known.lenience[here], dtype=torch.double, device=p.device)[:, None]
+        numbers = _numbers(p, q, text[0, first:last], lenience, target.sampling.greedy, certain, guessed, sure)
+        columns.append(numbers.cpu().numpy())
+    table = np.concatenate(columns, 1)
     missing = text.shape[1] - begin - table.shape[1]
     return PositionStats(*np.pad(table, ((0, 0), (0, missing)), constant_values=np.nan))
 
 
 def _numbers(
-    p: Tensor, q: Tensor, x: Tensor, lenience: Tensor, greedy: bool, certain: Tensor, known: Tensor, sure: Tensor
+    p: Tensor, q: Tensor, x: Tensor, lenience: Tensor, greedy: bool, certain: Tensor, guessed: Tensor, sure: Tensor
 ) -> Tensor:
     """The columns of PositionStats for n positions, [9, n]: p [n, V], q [n, V], tokens x [n], lenience [n, 1], certain
-    and sure [n, V] (q and p before argmax), known [n] bool (whether there is a guess)."""
+    and sure [n, V] (q and p before argmax), guessed [n] bool (whether there is a guess)."""
     p, q = (law.double() / law.double().sum(-1, keepdim=True).clamp(min=1e-300) for law in (p, q))
     law, kept = output_law(p, q, lenience, greedy)
     own = law.gather(-1, x[:, None])[:, 0]
     accepted = torch.where(own > 0, kept.gather(-1, x[:, None])[:, 0] / own, 0.0).clamp(max=1)
+    positive = p.clamp(min=1e-300)
     if greedy:
-        best = p.argmax(-1, keepdim=True)
+        best, most = p.max(-1, keepdim=True).indices, p.amax(-1, keepdim=True)
         tv = 1 - law.gather(-1, best)[:, 0]
-        kl = (law * (p.gather(-1, best).log() - p.clamp(min=1e-300).log())).sum(-1)
-        bound = (law * lenience * p.gather(-1, best) / p.clamp(min=1e-300)).amax(-1)
+        kl = (law * (most.log() - positive.log())).sum(-1)
+        bound = (law * lenience * most / positive).amax(-1)
     else:
         tv = 0.5 * (law - p).abs().sum(-1)
-        kl = (torch.xlogy(law, law) - torch.xlogy(law, p.clamp(min=1e-300))).sum(-1)
-        bound = (law * lenience / p.clamp(min=1e-300)).amax(-1)
+        kl = (torch.xlogy(law, law) - torch.xlogy(law, positive)).sum(-1)
+        bound = (law * lenience / positive).amax(-1)
     confidence, favourite = certain.max(-1)
-    agreement = p.gather(-1, favourite[:, None])[:, 0]
-    if greedy:  # p may be the one before argmax
-        agreement = (p.argmax(-1) == favourite).double()
+    # At temperature 0 p may be the one before argmax.
+    agreement = (p.argmax(-1) == favourite).double() if greedy else p.gather(-1, favourite[:, None])[:, 0]
     rows = [kept.sum(-1), accepted, _entropy(certain), confidence.double(), tv, kl.clamp(min=0), bound, agreement]
-    return torch.cat([torch.where(known, torch.stack(rows), torch.nan), _entropy(sure)[None]])
+    return torch.cat([torch.where(guessed, torch.stack(rows), torch.nan), _entropy(sure)[None]])
 
 
 def _entropy(law: Tensor) -> Tensor:
@@ -112,44 +115,30 @@ def _entropy(law: Tensor) -> Tensor:
     return entropy
 
 
-def _model_laws(model: Model, text: Tensor, begin: int, end: int) -> Iterator[tuple[int, Tensor, Tensor]]:
-    """Chunks of (first position, distributions [n, V], distributions before argmax [n, V]) of the tokens
-    begin .. end - 1 of text [1, T], read through row 0 of the model's cache, uncompiled."""
+def _law(model: Model, text: Tensor, begin: int, end: int) -> tuple[Tensor, Tensor]:
+    """Distributions [n, V] of the tokens begin .. end - 1 of text [1, T], and those before argmax [n, V], read through
+    row 0 of the model's cache, uncompiled."""
     sampling = model.sampling
-    confident = dataclasses.replace(sampling, before_argmax=True)
-    for first in range(begin, end, CHUNK):
-        last = min(first + CHUNK, end)
-        logits = model.read_text(text, first, last)
-        seen = None if sampling.repetition_penalty == 1 else _seen(text, first, last, model.vocab_size)
-        p = sampling.probabilities(logits, seen)[0]
-        yield first, p, confident.probabilities(logits, seen)[0] if sampling.greedy else p
+    logits = model.read_text(text, begin, end)
+    seen = None if sampling.repetition_penalty == 1 else _seen(text, begin, end, model.vocab_size)
+    p = sampling.probabilities(logits, seen)[0]
+    if not sampling.greedy:
+        return p, p
+    return p, dataclasses.replace(sampling, before_argmax=True).probabilities(logits, seen)[0]
 
 
-def _drafter_laws(
-    drafter: Drafter, vocab_size: int, text: Tensor, begin: int, end: int, encoder_input: EncoderInput | None
-) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """For the same chunks of text [1, T]: q [n, V], whether there is a guess [n], and q before argmax [n, V]."""
-    if drafter.models:
-        for _, q, certain in _model_laws(drafter.models[0], text, begin, end):
-            yield q, torch.ones(len(q), dtype=torch.bool, device=q.device), certain
-        return
-    state = State.start([Job(text[0].tolist(), text.shape[1] + 1, 0, encoder_input)], [], 2, text.device)
-    drafter.begin(state)
-    for first in range(begin, end, CHUNK):
-        drafts = []
-        for position in range(first, min(first + CHUNK, end)):
-            state.rows.length.fill_(position)
-            state.lengths = [position]
-            drafts.append(drafter.propose(state, [1]))
-        q = torch.cat([_first_law(draft, vocab_size) for draft in drafts])
-        yield q, torch.tensor([draft.tokens.shape[1] > 0 for draft in drafts], device=q.device), q
-
-
-def _first_law(draft: Draft, vocab_size: int) -> Tensor:
-    """q [1, V] of a draft's first guess; zeros if there is none."""
-    if not draft.tokens.shape[1]:
-        return torch.zeros(1, vocab_size, device=draft.tokens.device)
-    return dense(draft, vocab_size)[:, 0]
+def _asked(drafter: Drafter, vocab_size: int, state: State, begin: int, end: int) -> tuple[Tensor, Tensor]:
+    """For the same tokens, of the text of a state: q [n, V] of a drafter without models, and whether it has a guess
+    [n]."""
+    laws, guessed = [], []
+    for position in range(begin, end):
+        state.rows.length.fill_(position)
+        state.lengths = [position]
+        draft = drafter.propose(state, [1])
+        guessed.append(draft.tokens.shape[1] > 0)
+        none = torch.zeros(1, vocab_size, device=draft.tokens.device)
+        laws.append(dense(draft, vocab_size)[:, 0] if guessed[-1] else none)
+    return torch.cat(laws), torch.tensor(guessed, device=laws[0].device)
 
 
 def _seen(text: Tensor, first: int, last: int, vocab_size: int) -> Tensor:
