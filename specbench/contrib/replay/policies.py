@@ -10,7 +10,7 @@ from specbench.config.validate import choose
 from specbench.contrib.replay.table import BEST
 from specbench.decoding.gamma_policy import GammaPolicy
 from specbench.errors import ConfigError
-from specbench.stats.replay import Replayed, Trace, TracedCosts, picked_rounds, priced, replay, sweep_rounds
+from specbench.stats.replay import Replayed, Trace, TracedCosts, pick, priced, replay, sweep_rounds
 
 
 def policies(trace: Trace, names: Sequence[str], overrides: list[str]) -> Iterator[tuple[str, GammaPolicy]]:
