@@ -35,3 +35,10 @@ def _not_here() -> Any:
 
 
 EncoderInput = Sequence[int] | Features  # tokens, or features
+# Names that transformers gives to the attention to an encoder's outputs, whose keys and values have not the input of q.
+CROSS_ATTENTION = ("encoder_attn", "EncDecAttention", "crossattention")
+
+
+def is_cross_attention(path: str) -> bool:
+    """Whether the module at a path attends to the outputs of an encoder."""
+    return path.rpartition(".")[2] in CROSS_ATTENTION

@@ -13,13 +13,12 @@ from weakref import WeakValueDictionary
 import torch
 from torch import Tensor, nn
 
+from specbench.decoding.encoder_input import is_cross_attention
 from specbench.decoding.executor import Module
 from specbench.executors.linear_kernels import Product
 
 # Names that transformers gives to linear layers of one module with the same input, in the order of their calls.
 SIBLINGS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
-# Names that it gives to the attention to an encoder's outputs, whose keys and values have another input than q.
-CROSS_ATTENTION = ("encoder_attn", "EncDecAttention", "crossattention")
 # Layers of state-space models that are not called: others read their weight and bias.
 READ_DIRECTLY = ("dt_proj",)
 
@@ -122,11 +121,6 @@ def linear_groups(module: nn.Module) -> Iterator[LinearGroup]:
                 yield parent, siblings
                 names = [name for name in names if name not in siblings]
         yield from ((parent, (name,)) for name in names)
-
-
-def is_cross_attention(path: str) -> bool:
-    """Whether the module at a path attends to the outputs of an encoder."""
-    return path.rpartition(".")[2] in CROSS_ATTENTION
 
 
 def _input_of(layer: nn.Linear) -> tuple[int, bool]:

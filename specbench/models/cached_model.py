@@ -22,7 +22,6 @@ from specbench.decoding.model import Target
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.state import Job
 from specbench.decoding.token_tree import Tree
-from specbench.models import kernel_attention
 from specbench.models.architecture import context_of, family_of, stops_of
 from specbench.models.attention_mask import AttentionMask, TokenPlaces, refuse_unknown_kinds
 from specbench.models.encoder_decoder import Encoder, not_applied
@@ -72,7 +71,12 @@ class CachedModel(Target):
         self.one_by_one = self.recurrence is not None and self.recurrence.one_by_one
         self.decoder = Decoder(module, self.module, self.recurrence is None)
         self.kernel_errors: list[Tensor] | None = None  # what each layer adds to when the kernel is checked
-        self.kernel = kernel_attention.choose_kernel(attention, self.module, self.device, name)  # else SDPA
+        self.kernel = False  # else the kernel attends, not SDPA
+        if attention == "triton" or (attention == "auto" and self.device.type == "cuda"):
+            from specbench.models import kernel_attention
+
+            self.kernel = kernel_attention.choose_kernel(attention, self.module, name)
+            self.kernel_arguments = kernel_attention.arguments
         self.weight_bytes = executor.stored(self.module).held
         self.weight_count = sum(1 for each in (self.module.parameters(), self.module.buffers()) for _ in each)
         self.operations_per_token, self.step_bytes = per_token(self.module, executor)
@@ -283,7 +287,7 @@ class CachedModel(Target):
             logits = self.encoder.logits(self.module, words, places, self.mask, row, self.cache)
             return self.vocabulary.fit(self.suppress(logits, positions) if suppressing else logits)
         if self.kernel:
-            seen = kernel_attention.arguments(self, tokens, first, tree)
+            seen = self.kernel_arguments(self, tokens, first, tree)
         else:
             seen = {"attention_mask": self.mask(places)}
         seen["past_key_values"] = self.cache

@@ -6,8 +6,8 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from specbench.decoding import processes
+from specbench.decoding.encoder_input import is_cross_attention
 from specbench.decoding.executor import Executor
-from specbench.executors.packed_linear import is_cross_attention
 
 CHOSEN = ("num_experts_per_tok", "num_experts_per_token", "moe_k", "moe_top_k", "top_k_experts")  # names in configs
 INPUT_SIDE = ("k", "v", "k_proj", "v_proj")  # what makes keys and values of an encoder's outputs, once a request

@@ -23,7 +23,6 @@ from specbench.errors import ConfigError, unknown
 from specbench.executors.eager import EagerExecutor
 from specbench.executors.quant_grids import GRIDS
 from specbench.models import checkpoint_checks as checks
-from specbench.models import kernel_attention
 from specbench.models.adapter_check import reads_trees
 from specbench.models.architecture import ModelSize, family_of, loader_of, without_memory
 from specbench.models.attention_mask import refuse_unknown_kinds
@@ -31,7 +30,6 @@ from specbench.models.checkpoint import WHOLE, check_files, check_path, check_we
 from specbench.models.context import Context
 from specbench.models.encoder_decoder import refuse_decoder
 from specbench.models.language_model import LanguageModel
-from specbench.models.mtp_weights import without_modules
 from specbench.models.quantization import quantise
 from specbench.settings import MOST_RANKS, BaseSettings, setting
 
@@ -115,7 +113,10 @@ class PretrainedModel(LanguageModel):
             **shared,
         )
         self.trees = trees
-        self.kernel = self.kernel and kernel_attention.check_kernel(self.attention, self)
+        if self.kernel:
+            from specbench.models.kernel_attention import check_kernel
+
+            self.kernel = check_kernel(self.attention, self)
 
     def own_module(self) -> PreTrainedModel:
         return self.load_again()
@@ -247,8 +248,12 @@ def _read_weights(
     elif settings.device_map is not None:
         options["device_map"] = settings.device_map
     module, info = loader.from_pretrained(source, revision=settings.revision, **WHOLE, **options)
-    layers = getattr(config.get_text_config(), "num_hidden_layers", 0)
-    checks.refuse_incomplete(info | {"unexpected_keys": without_modules(info["unexpected_keys"], layers)}, key)
+    if info["unexpected_keys"]:  # some may be those of modules for multi-token prediction
+        from specbench.models.mtp_weights import without_modules
+
+        layers = getattr(config.get_text_config(), "num_hidden_layers", 0)
+        info["unexpected_keys"] = without_modules(info["unexpected_keys"], layers)
+    checks.refuse_incomplete(info, key)
     return module
 
 

@@ -57,22 +57,27 @@ def ignore_schema_warning() -> None:
 
 
 def _main() -> None:
-    from specbench.run.sweep import Sweep
-
     try:
         job()
     except (ConfigError, BrokenPipeError):
         raise
     except KeyboardInterrupt:
-        if Sweep.current is None:
+        if (sweep := current_sweep()) is None:
             raise
-        raise KeyboardInterrupt(Sweep.current.interrupted()) from None
+        raise KeyboardInterrupt(sweep.interrupted()) from None
     except Exception as error:
         if comes_from(one_run, error):
             raise
-        if Sweep.current is not None and (sentence := Sweep.current.ended_early(error)):
+        if (sweep := current_sweep()) is not None and (sentence := sweep.ended_early(error)):
             stop(sentence, 1)
         refused_by_hydra(error)
+
+
+def current_sweep() -> "Sweep | None":
+    """The sweep that this process runs, until its summary is written."""
+    from specbench.run.sweep import Sweep
+
+    return Sweep.current
 
 
 def refused_by_hydra(error: Exception) -> NoReturn:

@@ -12,7 +12,6 @@ from specbench.decoding.model import Scores
 from specbench.decoding.state import State
 from specbench.decoding.timer import Laps
 from specbench.decoding.verifier import Verifier
-from specbench.decoding.verify_tree import accepted_path
 from specbench.stats.estimates import Floats
 from specbench.stats.metrics.base import Metric, Path
 from specbench.stats.records import Round
@@ -179,6 +178,8 @@ def numbers_of(metric: Metric, path: Path) -> Tensor:
 def chosen_path(p: Tensor, draft: Draft, verdict: Verdict, kept: Tensor) -> Path:
     """p along the path that was taken, and the first guess of each step as a chain. p [B, N + 1, V], kept [B]."""
     if verdict.path is not None and not draft.is_chain:
+        from specbench.decoding.verify_tree import accepted_path
+
         entries, first, judged = accepted_path(draft, verdict)
         rows = torch.arange(len(entries), device=p.device)[:, None]
         q = None if draft.probs is None else draft.probs[rows, first]
