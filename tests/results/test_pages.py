@@ -20,11 +20,10 @@ from specbench.results.comparison_tables import ranking
 from specbench.results.override_diff import differing_overrides
 from specbench.results.reader import StoredRun, load_runs
 from specbench.results.recommendation import verdict_sentence
-from specbench.results.report import acceptance_figures, html_page, run_description, style, sweep_figures
-from specbench.results.report.comparison_sections import comparisons
+from specbench.results.report import figures, html_page, run_description, style, sweep_figures
 from specbench.results.report.page import notes, write_report
 from specbench.results.report.run_sections import acceptance
-from specbench.results.report.sweep_sections import maps_of
+from specbench.results.report.sweep_sections import comparisons, maps_of
 from specbench.results.table import Cell, Table
 from specbench.results.writer import write_result
 from specbench.run.compare import page_of
@@ -154,10 +153,10 @@ def test_later_numbers_are_shown_where_they_are_there(made, tmp_path):
 
 
 def test_figures_of_acceptance_have_the_numbers():
-    (axes,) = acceptance_figures.positions_figure(ACCEPTANCE, 0.7).axes
+    (axes,) = figures.positions_figure(ACCEPTANCE, 0.7).axes
     drawn = {line.get_label(): list(line.get_ydata()) for line in axes.get_lines()}
     assert drawn["alpha to that power"] == pytest.approx([0.7, 0.49])
-    (bars,) = acceptance_figures.lengths_figure(ACCEPTANCE).axes[0].containers
+    (bars,) = figures.lengths_figure(ACCEPTANCE).axes[0].containers
     assert [bar.get_height() for bar in bars] == pytest.approx([50, 100 / 3, 50 / 3])
 
 
@@ -198,9 +197,8 @@ def test_runs_that_are_not_alike_are_told(made):
 
 
 def test_a_page_of_many_runs_links_to_each(made, tmp_path):
-    names = {"gamma=3": 3, "gamma=5": 5}
-    for name, gamma in names.items():
-        copy(made, tmp_path / name, lambda result, g=gamma: result.update(overrides=[f"gamma={g}"]))
+    for name in ("gamma=3", "gamma=5"):
+        copy(made, tmp_path / name, lambda result, name=name: result.update(overrides=[name]))
     (tmp_path / "gamma=3" / "report.html").write_text("a page")
     write_report(tmp_path, load_runs(tmp_path))
     found = Page.of(tmp_path)
@@ -218,17 +216,15 @@ def way(label, rank, ratio, speedup):
     return Compared(label, rank, numbers, {"speedup": (1.0, 2.0)}, ratio, *error, None, None, *causes)
 
 
-def good(result, name):
-    """Makes the results those of a drafter that passed, on a steady machine."""
-    result["overrides"] = [f"drafter={name}"]
-    result["lossless"] |= {"verdict": "passed", "passed": True}
-    result["machine"] |= {"steady": True, "reasons": []}
-
-
 @pytest.fixture
 def compared(made, tmp_path):
+    """A comparison of two drafters that passed, on a steady machine."""
     for name in "ab":
-        copy(made, tmp_path / name, lambda result, n=name: good(result, n))
+        result = results(copy(made, tmp_path / name, lambda result: None))
+        result["overrides"] = [f"drafter={name}"]
+        result["lossless"] |= {"verdict": "passed", "passed": True}
+        result["machine"] |= {"steady": True, "reasons": []}
+        (tmp_path / name / "results.json").write_text(json.dumps(result))
     found = Comparison("tokens_per_second", 8, 8, "a", [way("a", 1, 1.0, 1.5), way("b", 2, 0.75, 1.1)],
                        [Pair("a", "b", 4 / 3, (1.1, 2.0), 0.01, 0.01)])  # fmt: skip
     entry = asdict(found)
@@ -241,11 +237,8 @@ def compared(made, tmp_path):
 def test_a_comparison_has_its_ranking(compared):
     write_report(compared, load_runs(compared))
     found = Page.of(compared)
-    assert (
-        found.texts["p"][0]
-        == "At temperature 0: a is the fastest of 2 ways: 1.50x plain decoding's speed (1.00 to 2.00)."
-    )
-    assert found.texts["h2"][1:3] == ["Ranking at temperature 0", "Why at temperature 0"]
+    lead = "At temperature 0: a is the fastest of 2 ways: 1.50x plain decoding's speed (1.00 to 2.00)."
+    assert found.texts["p"][0] == lead and found.headings[1:3] == ["Ranking at temperature 0", "Why at temperature 0"]
     rows = found.table("way")
     assert [(row["way"], row["rank"], row["of a"]) for row in rows] == [("a", "1", "1.000"), ("b", "2", "0.750")]
     assert found.table("ratio")[0]["alpha"] == "x0.75*"
