@@ -29,6 +29,7 @@ from specbench.results.report.style import (
 from specbench.results.wording import interval
 from specbench.stats.comparison import LEVEL
 
+MOST_CALLS = 8  # of a text, in its timeline
 LAP_NAMES = {"draft": "drafting", "verify": "the target's call", "accept": "accepting", "host": "the host"}
 
 
@@ -122,25 +123,30 @@ def round_times(runs: Sequence[StoredRun]) -> Figure:
     return finish(figure, "milliseconds", grid="", ncols=5)
 
 
-def timeline(run: StoredRun) -> Figure:
-    """The paper's Figure 5 from a real trace: the first rounds over time, in milliseconds, and plain decoding of as
-    many tokens."""
-    first = run.rounds[0]["prompt"]
-    rounds = [r for r in run.rounds if r["prompt"] == first][:8]
-    tokens = sum(r["tokens"] for r in rounds)
-    figure, axes = draw_rows([f"speculative,\n{len(rounds)} rounds", f"plain,\n{tokens} steps"], width=9)
-    now = 0.0
-    for r in rounds:
-        for _ in range(r["steps"]):
-            now = _draw_lap(axes, 0, now, r["draft_seconds"] * 1e3 / r["steps"], "draft")
-        for lap in ("verify", "accept", "host"):
-            now = _draw_lap(axes, 0, now, r[f"{lap}_seconds"] * 1e3, lap)
-        axes.annotate(f"+{r['tokens']}", (now, -0.3), (-2, 3), textcoords="offset points", ha="right", fontsize=8)
+def timeline(runs: Sequence[StoredRun]) -> Figure:
+    """The paper's Figure 5 from real traces: the first rounds of each run's first text over time, in milliseconds, and
+    plain decoding of as many tokens."""
+    traces = [[r for r in run.rounds if r["prompt"] == run.rounds[0]["prompt"]][:MOST_CALLS] for run in runs]
+    tokens = max((sum(r["tokens"] for r in rounds) for rounds in traces), default=0)
+    names = [f"{run.label if len(runs) > 1 else 'speculative'},\n{len(rounds)} rounds"
+             for run, rounds in zip(runs, traces, strict=True)]  # fmt: skip
+    figure, axes = draw_rows([*names, f"plain,\n{tokens} steps"], width=9)
+    for y, rounds in enumerate(traces):
+        end = 0.0
+        for r in rounds:
+            for _ in range(r["steps"]):
+                end = _draw_lap(axes, y, end, r["draft_seconds"] * 1e3 / r["steps"], "draft")
+            for lap in ("verify", "accept", "host"):
+                end = _draw_lap(axes, y, end, r[f"{lap}_seconds"] * 1e3, lap)
+            axes.annotate(
+                f"+{r['tokens']}", (end, y - 0.3), (-2, 3), textcoords="offset points", ha="right", fontsize=8
+            )
     end = 0.0
     for _ in range(tokens):
-        end = _draw_lap(axes, 1, end, run.result["cost"]["target_step_seconds"] * 1e3, "verify")
-    told = f"milliseconds; {tokens} tokens of {visible(first)}; a plain step at its mean time"
-    return finish(figure, told, low=1.5, high=-0.75, grid="")
+        end = _draw_lap(axes, len(runs), end, runs[0].result["cost"]["target_step_seconds"] * 1e3, "verify")
+    of = f"; {tokens} tokens of {visible(traces[0][0]['prompt'])}" if len(runs) == 1 else ""
+    told = f"milliseconds{of}; a plain step at its mean time"
+    return finish(figure, told, low=len(runs) + 0.5, high=-0.75, grid="")
 
 
 def lengths_figure(found: ResultDict) -> Figure:

@@ -45,7 +45,7 @@ def run_sections(run: StoredRun) -> Iterator[Section]:
         table = entry_table(Entry({}, overall_numbers(result), result["by_category"]), caption)
         yield Section("By category", tables=[table])
     trace = "Figure 5 of the paper from this run's trace; the number is the tokens that a round kept."
-    timeline = Drawing("timeline", trace, partial(figures.timeline, run))
+    timeline = Drawing("timeline", trace, partial(figures.timeline, [run]))
     yield times_of_rounds([run], "A mean round, and the single step of plain decoding.", timeline)
     yield from _experts(result)
     yield from beta_by_position({"": [run]}, "Theorem 3.8 takes all of them to be alpha.")
