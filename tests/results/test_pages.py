@@ -20,11 +20,11 @@ from specbench.results.comparison_tables import ranking
 from specbench.results.override_diff import differing_overrides
 from specbench.results.reader import StoredRun, load_runs
 from specbench.results.recommendation import verdict_sentence
-from specbench.results.report import acceptance_figures, html_page, run_description, style, sweep_figures
-from specbench.results.report.comparison_sections import comparisons
+from specbench.results.report import figures, html_page, style, sweep_figures
 from specbench.results.report.page import notes, write_report
+from specbench.results.report.run_description import commands, fastest, unlike
 from specbench.results.report.run_sections import acceptance
-from specbench.results.report.sweep_sections import maps_of
+from specbench.results.report.sweep_sections import comparisons, maps_of
 from specbench.results.table import Cell, Table
 from specbench.results.writer import write_result
 from specbench.run.compare import page_of
@@ -154,10 +154,10 @@ def test_later_numbers_are_shown_where_they_are_there(made, tmp_path):
 
 
 def test_figures_of_acceptance_have_the_numbers():
-    (axes,) = acceptance_figures.positions_figure(ACCEPTANCE, 0.7).axes
+    (axes,) = figures.positions_figure(ACCEPTANCE, 0.7).axes
     drawn = {line.get_label(): list(line.get_ydata()) for line in axes.get_lines()}
     assert drawn["alpha to that power"] == pytest.approx([0.7, 0.49])
-    (bars,) = acceptance_figures.lengths_figure(ACCEPTANCE).axes[0].containers
+    (bars,) = figures.lengths_figure(ACCEPTANCE).axes[0].containers
     assert [bar.get_height() for bar in bars] == pytest.approx([50, 100 / 3, 50 / 3])
 
 
@@ -191,16 +191,15 @@ def test_a_default_is_the_same_as_its_override():
 def test_runs_that_are_not_alike_are_told(made):
     result = results(made)
     other = json.loads(json.dumps(result))
-    assert not list(run_description.unlike([result, other]))
+    assert not list(unlike([result, other]))
     other["provenance"]["git_sha"] = "0123456789"
-    (told,) = run_description.unlike([result, other])
+    (told,) = unlike([result, other])
     assert "2 commits" in told and "0123456" in told
 
 
 def test_a_page_of_many_runs_links_to_each(made, tmp_path):
-    names = {"gamma=3": 3, "gamma=5": 5}
-    for name, gamma in names.items():
-        copy(made, tmp_path / name, lambda result, g=gamma: result.update(overrides=[f"gamma={g}"]))
+    for name in ("gamma=3", "gamma=5"):
+        copy(made, tmp_path / name, lambda result, name=name: result.update(overrides=[name]))
     (tmp_path / "gamma=3" / "report.html").write_text("a page")
     write_report(tmp_path, load_runs(tmp_path))
     found = Page.of(tmp_path)
@@ -218,17 +217,15 @@ def way(label, rank, ratio, speedup):
     return Compared(label, rank, numbers, {"speedup": (1.0, 2.0)}, ratio, *error, None, None, *causes)
 
 
-def good(result, name):
-    """Makes the results those of a drafter that passed, on a steady machine."""
-    result["overrides"] = [f"drafter={name}"]
-    result["lossless"] |= {"verdict": "passed", "passed": True}
-    result["machine"] |= {"steady": True, "reasons": []}
-
-
 @pytest.fixture
 def compared(made, tmp_path):
+    """A comparison of two drafters that passed, on a steady machine."""
     for name in "ab":
-        copy(made, tmp_path / name, lambda result, n=name: good(result, n))
+        result = results(copy(made, tmp_path / name, lambda result: None))
+        result["overrides"] = [f"drafter={name}"]
+        result["lossless"] |= {"verdict": "passed", "passed": True}
+        result["machine"] |= {"steady": True, "reasons": []}
+        (tmp_path / name / "results.json").write_text(json.dumps(result))
     found = Comparison("tokens_per_second", 8, 8, "a", [way("a", 1, 1.0, 1.5), way("b", 2, 0.75, 1.1)],
                        [Pair("a", "b", 4 / 3, (1.1, 2.0), 0.01, 0.01)])  # fmt: skip
     entry = asdict(found)
@@ -241,11 +238,8 @@ def compared(made, tmp_path):
 def test_a_comparison_has_its_ranking(compared):
     write_report(compared, load_runs(compared))
     found = Page.of(compared)
-    assert (
-        found.texts["p"][0]
-        == "At temperature 0: a is the fastest of 2 ways: 1.50x plain decoding's speed (1.00 to 2.00)."
-    )
-    assert found.texts["h2"][1:3] == ["Ranking at temperature 0", "Why at temperature 0"]
+    lead = "At temperature 0: a is the fastest of 2 ways: 1.50x plain decoding's speed (1.00 to 2.00)."
+    assert found.texts["p"][0] == lead and found.headings[1:3] == ["Ranking at temperature 0", "Why at temperature 0"]
     rows = found.table("way")
     assert [(row["way"], row["rank"], row["of a"]) for row in rows] == [("a", "1", "1.000"), ("b", "2", "0.750")]
     assert found.table("ratio")[0]["alpha"] == "x0.75*"
@@ -347,9 +341,9 @@ EVALUATED = ["/opt/lib/ipykernel_launcher.py", "-f", "/run/k.json", "--config-di
 ])  # fmt: skip
 def test_a_command_is_one_of_this_program(argv, together):
     run = StoredRun(Path("x"), {"provenance": {"argv": argv}, "overrides": ["gamma=3"]}, {})
-    assert run_description.commands([run, run], together=True) == [together]
+    assert commands([run, run], together=True) == [together]
     folder = " --config-dir /own" if argv and "--config-dir=/own" in argv else ""
-    assert run_description.commands([run], together=False) == [f"python -m specbench{folder} gamma=3"]
+    assert commands([run], together=False) == [f"python -m specbench{folder} gamma=3"]
 
 
 PASSED, FAILED, LOSSY, UNTESTED = ({"verdict": verdict} for verdict in ("passed", "failed", "lossy", "untested"))
@@ -382,7 +376,7 @@ SLOW_RUN, FAST_RUN = ("a", 1.2, PASSED, None), ("b", 1.9, PASSED, None)
      "the machine was not steady in 2 of 2 runs."),
 ])  # fmt: skip
 def test_the_fastest_run_has_the_target_s_output(runs, expected):
-    (told,) = run_description.fastest(swept(*runs))
+    (told,) = fastest(swept(*runs))
     assert told.startswith(expected)
 
 
@@ -392,27 +386,23 @@ def test_only_runs_of_the_same_work_on_one_machine_are_ranked():
     for one, work in zip(runs, works, strict=True):
         one.result["config"] = work
         one.keys |= {key: f"{value:g}" for key, value in work.items()}
-    opening, first, second = run_description.fastest(runs)
+    opening, first, second = fastest(runs)
     assert opening == "Ranked in 2 groups, each of the same work on one machine: they differ in temperature."
-    assert first.startswith("At temperature 1: fastest of 2: drafter b, 1.90x") and second.startswith(
-        "At temperature 0: drafter c: 3.00x"
-    )
+    assert first.startswith("At temperature 1: fastest of 2: drafter b, 1.90x")
+    assert second.startswith("At temperature 0: drafter c: 3.00x")
     runs[0].result["provenance"] = {"device": "another CPU", "threads": 2}
-    assert (
-        "differ in temperature, machine" in run_description.fastest(runs)[0] and len(run_description.fastest(runs)) == 4
-    )
+    assert "differ in temperature, machine" in fastest(runs)[0] and len(fastest(runs)) == 4
 
 
 def test_a_lead_of_many_bad_runs_is_short():
     runs = [(f"drafter{n}", 1 + n / 99, (FAILED, UNTESTED, LOSSY)[n % 3], UNSTEADY) for n in range(60)]
-    (told,) = run_description.fastest(swept(*runs))
+    (told,) = fastest(swept(*runs))
     assert "of 40 (20 more FAILED" in told and "not steady in 60 of 60 runs" in told and len(told) < 240
 
 
 def test_a_ranking_leaves_out_what_failed(compared):
     (entry,) = comparisons(compared, load_runs(compared))
     first, second = entry["runs"]
-    assert ranking(entry).startswith("At temperature 0: a is the fastest of 2 ways: 1.50x")
     first["result"]["lossless"] = FAILED
     assert ranking(entry) == (
         "At temperature 0: b is the fastest of 1 way (1 more FAILED the losslessness test): "

@@ -13,11 +13,11 @@ from specbench.contrib.paper.published import CLAIMS, ELSEWHERE, Claim
 from specbench.contrib.paper.theory_figures import figure_2, figure_3, figure_4
 from specbench.results.fields import at
 from specbench.results.reader import StoredRun
+from specbench.results.report.figures import timeline
 from specbench.results.report.style import HALF, INK, MARKERS, MEASURED, OTHER, SERIES, THEORY, style
 
 FIGURES = {"figure2": figure_2, "figure3": figure_3, "figure4": figure_4, "table1": figure_4}
-CALLS = 12  # of a text, in Figures 1 and 5
-COLOURS = {"draft": OTHER, "verify": MEASURED, "accept": THEORY, "host": THEORY}
+CALLS = 12  # of a text, in Figure 1
 MARKS = "(kept guesses)[correction]{rejected guess}"
 
 
@@ -101,41 +101,10 @@ def figure(name: str, runs: Sequence[StoredRun]) -> Figure:
     mine = [run for run in runs if OURS[name].takes(run.result)]
     with plt.rc_context(style(INK)):
         if name in ("figure1", "figure5"):
-            return trace_diagram(mine)
+            return timeline(mine)
         if name == "ngram_chapter":
             return by_content(mine)
         return FIGURES[name](mine) if name in FIGURES else predicted(name, mine)
-
-
-def trace_diagram(runs: Sequence[StoredRun]) -> Figure:
-    """Figure 5: the first calls of a text in time, a row for each gamma, and one of plain decoding's steps."""
-    shown, axes = plt.subplots(figsize=(9, 1.2 + 0.6 * (len(runs) + 1)))
-    names, longest = [], 0.0
-    for row, run in enumerate(runs):
-        now = 0.0
-        for r in _first_text(run):
-            for lap in ("draft", "verify", "accept", "host"):
-                steps = int(str(r["steps"])) if lap == "draft" else 1
-                for _ in range(steps):
-                    width = float(str(r[f"{lap}_seconds"])) * 1e3 / steps
-                    axes.broken_barh([(now, width)], (row - 0.3, 0.6), facecolor=COLOURS[lap], edgecolor="white",
-                                     linewidth=0.5)  # fmt: skip
-                    now += width
-        tokens = sum(int(str(r["tokens"])) for r in _first_text(run))
-        axes.text(now, row, f" {tokens} tokens", va="center", fontsize=8)
-        names.append(run.label)
-        longest = max(longest, now)
-    if runs:
-        step = runs[0].result["cost"]["target_step_seconds"] * 1e3
-        for number in range(int(longest / step)):
-            axes.broken_barh([(number * step, step)], (len(runs) - 0.3, 0.6), facecolor=MEASURED, edgecolor="white")
-        axes.text(int(longest / step) * step, len(runs), f" {int(longest / step)} tokens", va="center", fontsize=8)
-        names.append("plain (mean step)")
-    axes.set_yticks(range(len(names)), names)
-    axes.invert_yaxis()
-    axes.set_xlabel("milliseconds of decoding; grey: drafter steps, coloured: target calls")
-    axes.margins(x=0.12)
-    return shown
 
 
 def by_content(runs: Sequence[StoredRun]) -> Figure:

@@ -66,7 +66,7 @@ def history(record: "RunRecord") -> list[dict[str, Any]]:
     from specbench.decoding.timer import DECODING
 
     rounds = [r for group in record.groups for r in group.speculative.rounds]
-    every = -(-sum(len(result.speculative.rounds) for result in record.results) // MOST_ROUNDS) or 1
+    every = -(-len(rounds) // MOST_ROUNDS) or 1
     return [
         {
             "round/number": number,
@@ -76,8 +76,7 @@ def history(record: "RunRecord") -> list[dict[str, Any]]:
             **({"round/beta": sum(r.beta) / len(r.beta)} if r.beta else {}),
             **{f"round/{lap}_ms": r.seconds[lap] * 1e3 for lap in DECODING},
         }
-        for number, r in enumerate(rounds)
-        if number % every == 0
+        for number, r in [*enumerate(rounds)][::every]
     ]
 
 

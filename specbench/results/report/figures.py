@@ -1,4 +1,4 @@
-"""Figures of measured runs: each function takes stored runs and returns a matplotlib figure."""
+"""Figures of measured runs: each function takes stored runs, a comparison, or `acceptance` of results.json."""
 
 import textwrap
 from collections.abc import Sequence
@@ -10,16 +10,18 @@ from matplotlib.figure import Figure
 
 from specbench.errors import visible
 from specbench.results.comparison_tables import ComparisonDict
-from specbench.results.fields import FACTORS, UNITS
+from specbench.results.fields import FACTORS, UNITS, ResultDict
 from specbench.results.reader import StoredRun
 from specbench.results.report.style import (
     BAD,
     GOOD,
+    HALF,
     HATCHES,
     LAPS,
     MEASURED,
     OTHER,
     THEORY,
+    draw_estimates,
     draw_rows,
     draw_value,
     finish,
@@ -27,6 +29,7 @@ from specbench.results.report.style import (
 from specbench.results.wording import interval
 from specbench.stats.comparison import LEVEL
 
+MOST_CALLS = 8  # of a text, in its timeline
 LAP_NAMES = {"draft": "drafting", "verify": "the target's call", "accept": "accepting", "host": "the host"}
 
 
@@ -120,22 +123,82 @@ def round_times(runs: Sequence[StoredRun]) -> Figure:
     return finish(figure, "milliseconds", grid="", ncols=5)
 
 
-def timeline(run: StoredRun) -> Figure:
-    """The paper's Figure 5 from a real trace: the first rounds over time, in milliseconds, and plain decoding of as
-    many tokens."""
-    first = run.rounds[0]["prompt"]
-    rounds = [r for r in run.rounds if r["prompt"] == first][:8]
-    tokens = sum(r["tokens"] for r in rounds)
-    figure, axes = draw_rows([f"speculative,\n{len(rounds)} rounds", f"plain,\n{tokens} steps"], width=9)
-    now = 0.0
-    for r in rounds:
-        for _ in range(r["steps"]):
-            now = _draw_lap(axes, 0, now, r["draft_seconds"] * 1e3 / r["steps"], "draft")
-        for lap in ("verify", "accept", "host"):
-            now = _draw_lap(axes, 0, now, r[f"{lap}_seconds"] * 1e3, lap)
-        axes.annotate(f"+{r['tokens']}", (now, -0.3), (-2, 3), textcoords="offset points", ha="right", fontsize=8)
+def timeline(runs: Sequence[StoredRun]) -> Figure:
+    """The paper's Figure 5 from real traces: the first rounds of each run's first text over time, in milliseconds, and
+    plain decoding of as many tokens."""
+    traces = [[r for r in run.rounds if r["prompt"] == run.rounds[0]["prompt"]][:MOST_CALLS] for run in runs]
+    tokens = max((sum(r["tokens"] for r in rounds) for rounds in traces), default=0)
+    names = [f"{run.label if len(runs) > 1 else 'speculative'},\n{len(rounds)} rounds"
+             for run, rounds in zip(runs, traces, strict=True)]  # fmt: skip
+    figure, axes = draw_rows([*names, f"plain,\n{tokens} steps"], width=9)
+    for y, rounds in enumerate(traces):
+        end = 0.0
+        for r in rounds:
+            for _ in range(r["steps"]):
+                end = _draw_lap(axes, y, end, r["draft_seconds"] * 1e3 / r["steps"], "draft")
+            for lap in ("verify", "accept", "host"):
+                end = _draw_lap(axes, y, end, r[f"{lap}_seconds"] * 1e3, lap)
+            axes.annotate(
+                f"+{r['tokens']}", (end, y - 0.3), (-2, 3), textcoords="offset points", ha="right", fontsize=8
+            )
     end = 0.0
     for _ in range(tokens):
-        end = _draw_lap(axes, 1, end, run.result["cost"]["target_step_seconds"] * 1e3, "verify")
-    told = f"milliseconds; {tokens} tokens of {visible(first)}; a plain step at its mean time"
-    return finish(figure, told, low=1.5, high=-0.75, grid="")
+        end = _draw_lap(axes, len(runs), end, runs[0].result["cost"]["target_step_seconds"] * 1e3, "verify")
+    of = f"; {tokens} tokens of {visible(traces[0][0]['prompt'])}" if len(runs) == 1 else ""
+    told = f"milliseconds{of}; a plain step at its mean time"
+    return finish(figure, told, low=len(runs) + 0.5, high=-0.75, grid="")
+
+
+def lengths_figure(found: ResultDict) -> Figure:
+    """Rounds by the number of guesses that they accepted."""
+    figure, axes = plt.subplots(figsize=HALF)
+    total = max(1, sum(found["lengths"]))
+    bars = axes.bar(
+        range(len(found["lengths"])), [100 * count / total for count in found["lengths"]], color=MEASURED, width=0.7
+    )
+    axes.bar_label(bars, [f"{count:,}" for count in found["lengths"]], padding=3, fontsize=8)
+    axes.margins(y=0.12)
+    return finish(figure, "accepted guesses of a round", "% of rounds", whole=True, grid="")
+
+
+def positions_figure(found: ResultDict, alpha: float | None) -> Figure:
+    """The probability that a guess is accepted, given that those before it were, and together with them."""
+    figure, axes = plt.subplots(figsize=HALF)
+    places = range(1, len(found["joint"]) + 1)
+    draw_estimates(axes, places, found["conditional"], "o-", MEASURED, "accepted, if those before were")
+    draw_estimates(axes, places, found["joint"], "s--", GOOD, "accepted with all before")
+    if alpha is not None and places:
+        axes.plot(places, [alpha**place for place in places], ":", color=THEORY, label="alpha to that power")
+    return finish(figure, "place of the guess in its round", "probability", low=0, high=1.02, whole=True, grid="y",
+                  ncols=2)  # fmt: skip
+
+
+def entropy_figure(found: ResultDict) -> Figure:
+    """Alpha where the entropy of the drafter's, or of the target's distribution is in a bin."""
+    bins_of = found["by_entropy"]
+    edges = sorted({(own["low"], own["high"]) for bins in bins_of.values() for own in bins}, key=lambda edge: edge[0])
+    places = {low: place for place, (low, _) in enumerate(edges)}
+    figure, axes = plt.subplots(figsize=HALF)
+    looks = {"drafter": ("o-", MEASURED, -0.06), "target": ("s--", THEORY, 0.06)}
+    for model, bins in bins_of.items():
+        look, colour, aside = looks.get(model, ("^:", OTHER, 0.0))
+        beside = [places[own["low"]] + aside for own in bins]
+        draw_estimates(axes, beside, [own["alpha"] for own in bins], look, colour, f"of the {model}")
+    names = [f"{low:g}+" if high is None else f"{low:g}-{high:g}" for low, high in edges]
+    axes.set_xticks(range(len(edges)), names, fontsize=8)
+    return finish(figure, "entropy, nats", "alpha", low=0, high=1.02, grid="y")
+
+
+def calibration_figure(found: ResultDict) -> Figure:
+    """The target's probability of the drafter's most likely token, and how often guesses are accepted there, by the
+    drafter's own probability of that token."""
+    figure, axes = plt.subplots(figsize=HALF)
+    bins = found["calibration"]["bins"]
+    known = [own for own in bins if own["positions"] and own["agreement"] is not None]
+    axes.plot([0, 1], [0, 1], ":", color=OTHER, label="calibrated")
+    axes.plot([own["confidence"] for own in known], [own["agreement"] for own in known], "o-", color=MEASURED,
+              markersize=5, label="p of that token")  # fmt: skip
+    middles = [(own["low"] + own["high"]) / 2 for own in bins]
+    draw_estimates(axes, middles, [own["accepted"] for own in bins], "s--", THEORY, "accepted / tested")
+    axes.set_xlim(0, 1.02)
+    return finish(figure, "largest q", low=0, high=1.02)

@@ -7,10 +7,9 @@ from specbench.results.comparison_tables import ranking
 from specbench.results.reader import StoredRun
 from specbench.results.recommendation import verdict_sentence
 from specbench.results.report import run_description as description
-from specbench.results.report.comparison_sections import comparisons, ranking_sections
 from specbench.results.report.html_page import write_page
 from specbench.results.report.run_sections import cards, run_sections
-from specbench.results.report.sweep_sections import sweep_sections
+from specbench.results.report.sweep_sections import comparisons, ranking_sections, sweep_sections
 from specbench.results.wording import unsteady, verdict_text, word
 
 MOST_NAMES = 3  # of runs that a note names

@@ -9,7 +9,7 @@ from specbench.results.category_tables import Entry, entry_table, overall_number
 from specbench.results.fields import FIELDS, OF_DRAFTS, RUN_PAGE, at, metrics
 from specbench.results.latency_table import load_table
 from specbench.results.reader import StoredRun
-from specbench.results.report import acceptance_figures, figures, sweep_figures
+from specbench.results.report import figures, sweep_figures
 from specbench.results.report.html_page import Drawing, Section
 from specbench.results.table import Cell, Table
 from specbench.results.token_trace import samples
@@ -18,17 +18,10 @@ from specbench.results.wording import account, estimate, number, speedup_text, w
 MOST_REQUESTS = 500  # in the table of requests
 PROMPT_CHARACTERS = 1500  # of a prompt's end in that table
 TEXT_CHARACTERS = 4000  # of an output
-BEAM = {  # of runs by beam search: name, path in results.json below `beam`
-    "w": "beams",
-    "u": "drafter_beams",
-    "levels": "levels",
-    "calls": "calls",
-    "target runs a call": "target_runs_a_call",
-    "w + u gamma": "most_target_runs_a_call",
-    "operations": "operations_factor",
-    "requests with equal beams": "equal",
-    "of": "requests",
-}
+BEAM = {"w": "beams", "u": "drafter_beams", "levels": "levels", "calls": "calls",
+        "target runs a call": "target_runs_a_call", "w + u gamma": "most_target_runs_a_call",
+        "operations": "operations_factor", "requests with equal beams": "equal",
+        "of": "requests"}  # of runs by beam search: name, path in results.json below `beam`  # fmt: skip
 
 
 def run_sections(run: StoredRun) -> Iterator[Section]:
@@ -52,9 +45,8 @@ def run_sections(run: StoredRun) -> Iterator[Section]:
         table = entry_table(Entry({}, overall_numbers(result), result["by_category"]), caption)
         yield Section("By category", tables=[table])
     trace = "Figure 5 of the paper from this run's trace; the number is the tokens that a round kept."
-    timeline = Drawing("timeline", trace, partial(figures.timeline, run))
-    times = times_of_rounds([run], "A mean round, and the single step of plain decoding.")
-    yield Section(times.title, figures=[*times.figures, timeline])
+    timeline = Drawing("timeline", trace, partial(figures.timeline, [run]))
+    yield times_of_rounds([run], "A mean round, and the single step of plain decoding.", timeline)
     yield from _experts(result)
     yield from beta_by_position({"": [run]}, "Theorem 3.8 takes all of them to be alpha.")
     yield from acceptance(result)
@@ -81,10 +73,10 @@ def beta_by_position(groups: sweep_figures.RunGroups, caption: str) -> Iterator[
         yield Section("Beta by position", figures=[Drawing("beta_by_position", caption, make)])
 
 
-def times_of_rounds(runs: Sequence[StoredRun], caption: str) -> Section:
+def times_of_rounds(runs: Sequence[StoredRun], caption: str, *more: Drawing) -> Section:
     """The time of a round."""
     drawing = Drawing("round_times", caption, partial(figures.round_times, runs))
-    return Section("Where the time goes", figures=[drawing])
+    return Section("Where the time goes", figures=[drawing, *more])
 
 
 def beam_search(runs: Sequence[StoredRun]) -> Iterator[Section]:
@@ -115,17 +107,17 @@ def acceptance(result: Mapping[str, Any]) -> Iterator[Section]:
     alpha, told = at(result, "alpha/mean"), "Theorem 3.8 takes each guess to be accepted with probability alpha."
     drawn = [
         Drawing("accepted_lengths", "Rounds by length; the numbers count them.",
-                partial(acceptance_figures.lengths_figure, found)),
+                partial(figures.lengths_figure, found)),
         Drawing("acceptance_by_position", f"With 95 % intervals. {told}",
-                partial(acceptance_figures.positions_figure, found, alpha)),
+                partial(figures.positions_figure, found, alpha)),
     ]  # fmt: skip
     if found["by_entropy"]:
         caption = "Where a model is sure, and where it is not; with 95 % intervals."
-        drawn.append(Drawing("alpha_by_entropy", caption, partial(acceptance_figures.entropy_figure, found)))
+        drawn.append(Drawing("alpha_by_entropy", caption, partial(figures.entropy_figure, found)))
     if found["calibration"]:
         error = found["calibration"]["error"]
         caption = f"Calibration of the drafter: the expected error is {error:.3f}, along the target's own text."
-        drawn.append(Drawing("calibration", caption, partial(acceptance_figures.calibration_figure, found)))
+        drawn.append(Drawing("calibration", caption, partial(figures.calibration_figure, found)))
     kinds = classes_table(result)
     texts = [f"{told}." for told in check_of(result)]
     yield Section("Which guesses are accepted", texts, drawn, [kinds] if kinds else [], grid=True)

@@ -142,9 +142,7 @@ def embed(svg: str, name: str) -> str:
     """An SVG file as an element of a page; `name` makes its ids unique there."""
     svg = svg[svg.index("<svg") :].replace(PAGE_INK, "currentColor")
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.S)
-    svg = re.sub(r'\bid="([^"]+)"', rf'id="{name}-\1"', svg)
-    svg = re.sub(r"url\(#([^)]+)\)", rf"url(#{name}-\1)", svg)
-    svg = re.sub(r'href="#([^"]+)"', rf'href="#{name}-\1"', svg)
+    svg = re.sub(r'(\bid="|url\(#|href="#)', rf"\1{name}-", svg)
     tag = svg[: svg.index(">") + 1]
     width = float(re.findall(r'width="([\d.]+)pt"', tag)[0]) * 1.25
     fluid = re.sub(r' (width|height)="[^"]*"', "", tag)
