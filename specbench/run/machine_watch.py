@@ -139,22 +139,22 @@ def core_use() -> Use | None:
 def living(process: int, ticks: int, folder: Path = Path("/proc")) -> float:
     """Seconds of the processes that this one has started, itself or through others, and that have not ended: those that
     have are in `os.times`."""
-    parents, seconds = {}, {}
+    children: dict[int, list[int]] = {}
+    seconds: dict[int, float] = {}
     for path in folder.glob("[0-9]*/stat"):
         try:
             words = path.read_text(errors="replace").rpartition(")")[2].split()  # after the name, which may hold spaces
-            number = int(path.parent.name)
-            parents[number], seconds[number] = int(words[1]), sum(map(int, words[11:15])) / ticks
+            number, parent, used = int(path.parent.name), int(words[1]), sum(map(int, words[11:15])) / ticks
         except (OSError, ValueError, IndexError):  # it has ended meanwhile
             continue
-
-    def is_own(number: int) -> bool:
-        while (number := parents.get(number, 0)) != process:
-            if number == 0:
-                return False
-        return True
-
-    return sum(seconds[number] for number in parents if is_own(number))
+        children.setdefault(parent, []).append(number)
+        seconds[number] = used
+    own, waiting = 0.0, list(children.get(process, ()))
+    while waiting:
+        number = waiting.pop()
+        own += seconds[number]
+        waiting += children.get(number, ())
+    return own
 
 
 def parse_use(text: str, cores: set[int], own: Sequence[float], ticks: int) -> Use | None:

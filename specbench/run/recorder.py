@@ -65,8 +65,7 @@ class Recorder:
 
     def __call__(self, state: State, scores: Scores, draft: Draft, verdict: Verdict, kept: Tensor) -> None:
         """Stores the numbers [B, K] of a round; kept [B] is the number of tokens that each row kept."""
-        judge = self.verifier.under(state)
-        metrics = tuple(self.metrics.values())
+        judge, metrics = self.verifier.under(state), tuple(self.metrics.values())
         numbers = self.reduce(scores.p, draft, verdict, kept, judge.beta, metrics, self._evidence)
         law = self._law(scores.p, draft, verdict, kept)
         # A CUDA graph overwrites its outputs in the next round.

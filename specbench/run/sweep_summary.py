@@ -3,6 +3,7 @@
 import json
 import logging
 from collections.abc import Callable, Mapping, Sequence, Set
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -89,8 +90,12 @@ def summarise(jobs: SweepJobs, printed: bool = True, page: bool = True, redraw: 
 
 
 def _once(jobs: SweepJobs, what: str, results: dict[str, str], make: Callable[[], bool], again: bool = False) -> None:
-    """Makes what shows the results, unless that was made of these before, or `again`; it is noted if it succeeds."""
-    noted = _mirrored(jobs)
+    """Makes what shows the results, unless that was made of these before, or `again`. If it succeeds, it is noted when
+    the results were measured, by job, of which the last page is ("page"), or the last table of the logger."""
+    noted: Any = None
+    with suppress(OSError, ValueError):
+        noted = json.loads((jobs.place / MIRRORED).read_text(encoding="utf-8"))
+    noted = noted if isinstance(noted, dict) else {}
     if (again or noted.get(what) != results) and make():
         jobs.place.mkdir(parents=True, exist_ok=True)  # a comparison has no list of jobs there
         write_json(jobs.place / MIRRORED, noted | {what: results})
@@ -134,13 +139,3 @@ def draw_page(jobs: SweepJobs, folders: Sequence[Path]) -> bool:
         log.warning("the sweep has no page (%s)", first_line(error))
         return False
     return True
-
-
-def _mirrored(jobs: SweepJobs) -> dict[str, Any]:
-    """When the results were measured, by job, of which the last page is ("page") and the last table of the logger
-    ("logger"), if there are any."""
-    try:
-        noted = json.loads((jobs.place / MIRRORED).read_text(encoding="utf-8"))
-        return noted if isinstance(noted, dict) else {}
-    except (OSError, ValueError):
-        return {}
