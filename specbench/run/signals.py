@@ -29,8 +29,7 @@ _state = _State()
 
 
 def _note(number: int, frame: FrameType | None) -> None:
-    """The handler. After a signal has raised inside of `defer_signals`, the next one waits again: it must not disturb
-    what follows the first."""
+    """The handler."""
     _state.came, _state.waiting = (*_state.came, number), True
     raise_waiting()
 
@@ -43,8 +42,7 @@ def raise_waiting() -> None:
 
 @contextmanager
 def restored(*more: int) -> Iterator[None]:
-    """Inside, handlers of SIGINT, SIGTERM and `more` signals may be set, as by a library; afterwards those from before
-    are back. Outside the main thread nothing changes."""
+    """Handlers that are set inside, as by a library, are gone afterwards. Outside the main thread nothing changes."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -106,7 +104,8 @@ def is_waiting() -> bool:
 
 
 def interrupt() -> NoReturn:
-    """Raises KeyboardInterrupt, whether a signal waits here or in another process of the run."""
+    """Raises KeyboardInterrupt, whether a signal waits here or in another process of the run. Inside of `defer_signals`
+    the next signal waits again: it must not disturb what follows the first."""
     _state.waiting, _state.deferred = False, _state.depth > 0
     raise KeyboardInterrupt
 

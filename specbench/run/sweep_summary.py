@@ -61,11 +61,10 @@ class SweepJobs:
 
 
 def summarise(jobs: SweepJobs, printed: bool = True, page: bool = True, redraw: bool = False) -> tuple[str, int]:
-    """Writes summary.csv, and the same into a file of this command's, and, unless `printed` is False, prints the table,
-    from the jobs that are finished now or were before. Where results are new since the last page, or with `redraw`, the
-    sweep's page is drawn, if `page` and if runs have pages; where they are new since its logger had the table, it gets
-    it. Returns a sentence and the exit code: 1 if a job has no result, 3 if the verdict of one with strict=true is not
-    good. Raises ConfigError if summary.csv cannot be written."""
+    """Writes summary.csv, and the same into a file of this command's, from the jobs that are finished, and prints the
+    table if it shall be `printed`. Where results are new, or with `redraw`, the sweep's page is drawn, if `page` and if
+    runs have pages, and its logger gets the table. Returns a sentence and the exit code: 1 if a job has no result, 3 if
+    the verdict of one with strict=true is not good. Raises ConfigError if summary.csv cannot be written."""
     from specbench.results.completion import examine  # loads pyarrow
 
     with writing(jobs.folder):
@@ -114,8 +113,7 @@ def closing_sentence(jobs: SweepJobs, examined: Sequence[tuple[PlannedJob, Any]]
 
 
 def log_table(jobs: SweepJobs, rows: Sequence[dict[str, Any]]) -> bool:
-    """Gives the table of a sweep to the logger of its jobs. That it fails is logged: the files are there. Returns
-    whether it did not."""
+    """Gives the table of a sweep to the logger of its jobs. Returns whether it did: the files are there in any case."""
     try:
         kind, settings = chosen_class(OmegaConf.create(dict(jobs.logger)), "logger", Logger, "logger=NAME")
         kind.from_settings(settings).log_sweep(jobs.name, rows, jobs.folder)
@@ -126,8 +124,7 @@ def log_table(jobs: SweepJobs, rows: Sequence[dict[str, Any]]) -> bool:
 
 
 def draw_page(jobs: SweepJobs, folders: Sequence[Path]) -> bool:
-    """Writes the page of a sweep, where its jobs have pages. That it fails is logged: the files are there. Returns
-    whether it did not."""
+    """Writes the page of a sweep, where its jobs have pages. Returns False if that fails, which is logged."""
     from specbench.results.reader import load_runs
     from specbench.results.report.page import write_report
 

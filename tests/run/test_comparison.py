@@ -6,7 +6,7 @@ from itertools import count
 
 import numpy as np
 import pytest
-from small_runs import composed, interrupt_the_second_group, small
+from small_runs import composed, fail_where, interrupt_the_second_group, small
 
 import specbench.models.pretrained as pretrained
 import specbench.run.compare_command as command
@@ -200,17 +200,13 @@ def test_verifiers_share_plain_decoding_that_none_of_them_changes(good, tmp_path
 
 
 def test_a_prompt_that_fails_one_way_is_there_in_the_others(good, monkeypatch, tmp_path):
-    targets, decode = Targets(), Session.decode
+    targets, failed = Targets(), []
     made = [build(check(composed(*few(good, words))), targets=targets) for words in PAIR]
-    failed = []
 
-    def failing(self, jobs, speculative, columns, arrivals=None, **options):
-        if self.parts is made[1] and speculative and "policy" not in options and not failed:
-            failed.append(1)
-            raise RuntimeError("out of memory")
-        return decode(self, jobs, speculative, columns, arrivals, **options)
+    def first_of_the_second_way(session, jobs):
+        return session.parts is made[1] and not failed and not failed.append(1)
 
-    monkeypatch.setattr(Session, "decode", failing)
+    fail_where(monkeypatch, first_of_the_second_way)
     found = in_turn_of([made], tmp_path)
     assert [(result.counts.prompts, result.counts.failed) for result, _ in found] == [(2, 0), (1, 1)]
 
@@ -244,14 +240,8 @@ def test_the_command_compares_a_sweep_and_then_its_folders(good, monkeypatch, tm
         assert called(sweep, tmp_path, monkeypatch) == 0  # finished: nothing is decoded
     assert "finished before" in capsys.readouterr().out
 
-    decode = Session.decode  # a way without results leaves the others, and no old ones
-
-    def failing(self, jobs, speculative, columns, arrivals=None, **options):
-        if self.parts.choices["drafter"] == "random" and speculative and "policy" not in options:
-            raise RuntimeError("out of memory")
-        return decode(self, jobs, speculative, columns, arrivals, **options)
-
-    monkeypatch.setattr(Session, "decode", failing)
+    # A way without results leaves the others, and no old ones.
+    fail_where(monkeypatch, lambda session, jobs: session.parts.choices["drafter"] == "random")
     assert called([*sweep, "force=true"], tmp_path, monkeypatch) == 1
     (left,) = folder.glob("*/results.json")
     assert "prompt_lookup" in left.parent.name and "out of memory" in (folder / "run.log").read_text()

@@ -9,7 +9,7 @@ import pytest
 import torch
 import yaml
 from choosing import slow_unless
-from small_runs import call, composed, interrupt_the_second_group, parts_of, small
+from small_runs import call, composed, fail_where, interrupt_the_second_group, parts_of, small
 
 from specbench.config.build import build
 from specbench.config.memory import Budget, give_back, size
@@ -137,15 +137,8 @@ def test_a_multirun_skips_finished_jobs_and_writes_a_table(no_figures, monkeypat
 
 def test_a_failed_prompt_is_recorded_and_the_rest_is_measured(monkeypatch, tmp_path):
     parts = parts_of("data.limit=3", "temperature=0")
-    doomed = list(parts.prompts)[1].id
-    plain = Session.decode
-
-    def decode(self, jobs, speculative, *others, **options):
-        if jobs[0].key == prompt_key(0, doomed) and speculative:
-            raise RuntimeError("out of memory")
-        return plain(self, jobs, speculative, *others, **options)
-
-    monkeypatch.setattr(Session, "decode", decode)
+    doomed = prompt_key(0, list(parts.prompts)[1].id)
+    fail_where(monkeypatch, lambda session, jobs: jobs[0].key == doomed)
     result, _ = run(parts, tmp_path)
     assert result.counts.failed == 1 and result.counts.prompts == 2 and result.counts.tokens == 24
     lines = [json.loads(line) for line in (tmp_path / "prompts.jsonl.part").read_text().splitlines()]
