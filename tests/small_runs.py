@@ -16,6 +16,7 @@ from specbench.config.paths import conf_dir
 from specbench.config.validate import check
 from specbench.data.stdlib import StdlibData
 from specbench.results.writer import write_result
+from specbench.run.decoder import Session
 from specbench.run.interleave import InterleavedGroup
 from specbench.run.run import run
 
@@ -119,6 +120,18 @@ def interrupt_the_second_group(monkeypatch) -> None:
         return plain(self, wanted, jobs, number)
 
     monkeypatch.setattr(InterleavedGroup, "decode_all_ways", interrupted)
+
+
+def fail_where(monkeypatch, fails) -> None:
+    """Speculative decoding, but for warm-up and probes, raises an error of the device where `fails(session, jobs)`."""
+    plain = Session.decode
+
+    def decode(self, jobs, speculative, *others, **options):
+        if speculative and "policy" not in options and fails(self, jobs):
+            raise RuntimeError("out of memory")
+        return plain(self, jobs, speculative, *others, **options)
+
+    monkeypatch.setattr(Session, "decode", decode)
 
 
 def run_main(arguments, monkeypatch, capsys, tmp_path) -> tuple[int, str]:

@@ -54,8 +54,8 @@ class Requests:
             first += len(batches)
 
     def open(self, turn: int, first: int) -> list[Batch]:
-        """The groups of a turn, numbered from `first` on. All answers of the turns before it are known, and it is
-        opened once. Raises ConfigError if no prompt fits the context, or if one is empty."""
+        """The groups of a turn, numbered from `first` on; all answers of the turns before it are known. Raises
+        ConfigError as `groups`."""
         parts, before = self.parts, len(self.too_long)
         waiting = self._turn(turn)
         if left_out := len(self.too_long) - before:
@@ -123,8 +123,8 @@ class Requests:
 
 
 def group_size(requests: int, rows: int) -> int:
-    """The number of requests in each group but the last, which may be smaller, of so many that go through `rows` rows.
-    Groups are as equal as can be, since the rows of a small one are idle for most of it."""
+    """The number of requests in each group but the last, of so many that go through `rows` rows. Groups are as equal as
+    can be, since the rows of a small one are idle for most of it."""
     if rows == 1:
         return 1
     groups = max(min(GROUPS, requests // (FEWEST * rows)), -(-requests // (MOST * rows)), 1)

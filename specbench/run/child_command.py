@@ -16,8 +16,8 @@ LOOK = 0.2  # seconds between two looks at a process: a signal just before a wai
 
 
 def run_process(words: Sequence[str]) -> int:
-    """Runs a command to its end, without its table, and returns its exit code. It is in a session of its own, so a
-    signal reaches it once, from here: then it is asked to end, and KeyboardInterrupt raised when it has ended."""
+    """Runs a command to its end, without its table, and returns its exit code. It has a session of its own: a signal
+    reaches it once, from here, and KeyboardInterrupt is raised when it has ended."""
     with defer_signals():
         process = subprocess.Popen(words, stdout=subprocess.DEVNULL, start_new_session=True)
         try:
@@ -32,8 +32,7 @@ def run_process(words: Sequence[str]) -> int:
 
 
 def child_overrides(folder: Path, own: Mapping[str, Any] | None = None) -> list[str]:
-    """What stands behind `python -m specbench` for this job in `folder`: its overrides, with `own` values of some
-    keys."""
+    """What stands behind `python -m specbench` for this job in `folder`: its overrides, but for `own` values."""
     hydra, own = HydraConfig.get(), own or {}
     sources = {source.provider: str(source.path) for source in hydra.runtime.config_sources}
     quoted = str(folder.resolve()).replace("\\", "\\\\").replace("'", "\\'")

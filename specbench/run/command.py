@@ -93,17 +93,17 @@ def refused_by_hydra(error: Exception) -> NoReturn:
 
 
 @hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name="config")
-def job(config: DictConfig) -> float | None:
+def job(config: DictConfig) -> None:
     """Runs one job of Hydra's. In a multirun a job that fails is logged, and the next one starts."""
     if HydraConfig.get().mode == RunMode.MULTIRUN:
-        return job_of_sweep(config)
+        job_of_sweep(config)
+        return
     try:
         one_run(config)
     except ConfigError as error:  # before Hydra adds a line of its own
         refused(error)
     except (VerdictError, IncompleteError) as error:
         stop(str(error), 3 if isinstance(error, VerdictError) else 1)
-    return None
 
 
 def refused(error: ConfigError) -> NoReturn:
@@ -117,8 +117,8 @@ def refused(error: ConfigError) -> NoReturn:
     stop(str(error), 2)
 
 
-def job_of_sweep(config: DictConfig) -> float | None:
-    """Runs a job and prints its line. Returns the measured speedup, for Hydra's optimisers, or None if it failed."""
+def job_of_sweep(config: DictConfig) -> None:
+    """Runs a job and prints its line."""
     from specbench.config.memory import give_back
     from specbench.run.sweep import Sweep
 
@@ -136,8 +136,7 @@ def job_of_sweep(config: DictConfig) -> float | None:
     except Exception as error:
         log.exception("the job failed")
         failed = type(error).__name__
-    result = sweep.end(config, Path(HydraConfig.get().runtime.output_dir), ran, failed)
-    return None if result is None else float(result["speedup"]["measured"])
+    sweep.end(Path(HydraConfig.get().runtime.output_dir), ran, failed)
 
 
 def one_run(config: DictConfig, sweep: "Sweep | None" = None) -> bool:

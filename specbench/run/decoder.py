@@ -45,9 +45,8 @@ class Session:
         again: bool = False,
     ) -> DecodeResult:
         """Decodes `jobs` one way through `batch_size` rows of `columns` columns; `arrivals` in seconds. Policy and
-        verifier are the run's own unless given. With `evidence`, what speculated tokens were drawn from is kept, with
-        `laws` only p of all tokens; neither at temperature 0. With `again` the target does not read prompts that its
-        cache still holds: such a decode is not timed as a whole."""
+        verifier are the run's own unless given. Above temperature 0, `evidence` keeps what speculated tokens were drawn
+        from, `laws` only p of all tokens. With `again` the target does not read prompts that its cache still holds."""
         parts = self.parts
         if not parts.decoding.samples:
             chosen = (policy or parts.policy) if speculative else None

@@ -31,19 +31,18 @@ PlacementFn = Callable[[], Placement | None]  # what the process has of its mach
 
 @dataclass
 class Outcome:
-    """What became of a job. `error` says why it has no result, or, if it has one, why its logger has not got it; `kept`
-    is the folder into which the files of an earlier run went, if there were any."""
+    """What became of a job: `error` says why it has no result, or why its logger has not got it."""
 
     job: RunJob
     result: RunResult | None = None
-    kept: Path | None = None
+    kept: Path | None = None  # the folder into which the files of an earlier run went
     error: Exception | None = None
 
 
 @contextmanager
 def claimed(job: RunJob, wait: float = 0.0) -> Iterator[PriorRun]:
-    """Inside, no other process writes into the job's folder. Yields what an earlier run has left there; what cannot be
-    used is moved aside. Raises ConfigError if another process holds the folder for longer than `wait` seconds."""
+    """Locks the job's folder, and yields what an earlier run has left there; what cannot be used is moved aside. Raises
+    ConfigError if another process holds the folder for longer than `wait` seconds."""
     with locked(job.folder, wait):
         earlier = examine(job.folder, job.checked.identity())
         if earlier.corrupt:
@@ -52,8 +51,7 @@ def claimed(job: RunJob, wait: float = 0.0) -> Iterator[PriorRun]:
 
 
 def execute_one(job: RunJob, kind: str = "run", **given: Any) -> None:
-    """Executes a single run, as `execute` does. Raises ConfigError, VerdictError with strict=true, IncompleteError if
-    all workers die, RuntimeError if every prompt failed, or KeyboardInterrupt after a signal."""
+    """A single run, as `execute`. Raises VerdictError with strict=true and RuntimeError if every prompt failed, too."""
     [outcome] = execute([job], kind, **given)
     if outcome.error is not None:
         raise outcome.error
@@ -75,13 +73,12 @@ def execute(
     placement: PlacementFn = lambda: None,
 ) -> list[Outcome]:
     """Decodes every prompt by all jobs before the next one begins, and writes the results into their folders, which are
-    locked; what stood there before stays until they are there. Those of a comparison that share plain decoding follow
-    each other in what is returned.
+    locked; what stood there before stays until they are there.
 
     `kind` is what the loggers are told, `place` stands before the progress, and `written` gets what each `results.json`
-    holds, and where the run went that was there before. `begun`, by `time.perf_counter`, is when the program or the job
-    began; `call` is the Python expression that asked for the run, if no command did. Raises ConfigError if a job is not
-    possible or its logger cannot be opened, IncompleteError if all workers die, or KeyboardInterrupt after a signal."""
+    holds, and where the run went that was there before. `begun`, by `time.perf_counter`, is when the program began;
+    `call` is the Python expression that asked for the run. Raises ConfigError if a job is not possible or its logger
+    cannot be opened, IncompleteError if all workers die, or KeyboardInterrupt after a signal."""
     phases, folder, outcomes = Phases(begun), jobs[0].folder, list[Outcome]()
     sharing = jobs_that_share_decoding(jobs)
     jobs = [job for together in sharing for job in together]
@@ -114,8 +111,7 @@ def execute(
 @contextmanager
 def decoder_of(sharing: Sequence[Sequence[RunJob]], announce: Callable[[str], None]) -> Iterator[Decode]:
     """What decodes and measures jobs, those together that share plain decoding, with their models loaded: this process,
-    or the workers of a single job, which end with the context. Raises ConfigError, or IncompleteError if all workers
-    die."""
+    or the workers of a single job. Raises ConfigError, or IncompleteError if all workers die."""
     if (first := sharing[0][0].checked).root.workers > 1:
         with from_ring("ray.run.on_workers")(first, announce) as decode_on_workers:
             yield decode_on_workers
@@ -163,8 +159,7 @@ def _save_all(
 
 
 def save(job: RunJob, tokenizer: Any, result: RunResult, record: RunRecord) -> Path | None:
-    """Writes the files of a run into its folder, which is locked. Returns the folder into which those of an earlier run
-    went, if there were any. Raises ConfigError."""
+    """Writes the files of a run. Returns where those of an earlier run went, if there were any. Raises ConfigError."""
     kept = make_room(job.folder)
     write_config(job.checked.resolved, job.folder)
     identity = job.checked.identity().as_dict()  # a checkpoint of the hub has its commit now that it is there
@@ -198,31 +193,33 @@ class LoggerGuard:
 
     def progress(self, group: Group) -> None:
         """Tells the logger of a group. An error is logged once, and the run goes on."""
-        if not self.well:
-            return
-        try:
-            self.logger.progress(group)
-        except Exception as error:
+        if self.well and (error := self._error_of(self.logger.progress, group)):
             self.well = False
             log.warning("logger=%s is not told of further requests (%s)", self.name, first_line(error))
-            log.info("the logger failed", exc_info=error)
 
     def finish(self, result: RunResult, record: RunRecord) -> None:
         """Gives the logger a run that is saved. Raises ConfigError if that fails."""
         self.done = True
-        try:
-            self.logger.log(result, record, self.folder)
-        except Exception as error:
-            log.info("the logger failed", exc_info=error)
+        if error := self._error_of(self.logger.log, result, record, self.folder):
             failed = f"logger={self.name} failed ({first_line(error)}): the results are in {self.folder}"
             raise ConfigError(failed) from error
 
+    def pool(self, result: dict[str, Any], rows: list[dict[str, Any]]) -> None:
+        """Gives the logger the results of several processes. That it fails is logged: the files are there."""
+        if error := self._error_of(self.logger.log_repeats, self.opening, result, rows):
+            log.warning("logger=%s has no pooled results (%s)", self.name, first_line(error))
+
     def abandon(self, status: str) -> None:
         """Tells the logger that there will be no results."""
+        self._error_of(self.logger.abandon, status)
+
+    def _error_of(self, call: Callable[..., None], *arguments: Any) -> Exception | None:
         try:
-            self.logger.abandon(status)
+            call(*arguments)
         except Exception as error:
             log.info("the logger failed", exc_info=error)
+            return error
+        return None
 
 
 @contextmanager
@@ -230,10 +227,7 @@ def logged(job: RunJob, kind: str = "run") -> Iterator[LoggerGuard]:
     """The logger of a run, opened; if the context is left without `finish`, it is told so. Raises ConfigError if it
     cannot be opened."""
     guard, status = LoggerGuard(job, kind), "failed"
-    try:
-        guard.logger.open(guard.opening)
-    except Exception as error:
-        log.info("the logger could not be opened", exc_info=error)
+    if error := guard._error_of(guard.logger.open, guard.opening):
         raise ConfigError(
             f"logger={guard.name} could not be opened ({first_line(error)}): nothing was decoded, use logger=none"
         ) from error

@@ -59,8 +59,7 @@ class MethodRun:
             calibrate(self.session, wanted)
 
     def probe_costs(self, wanted: Batch) -> None:
-        """Short decodes, each with another constant gamma, whose rounds are timed. The gamma of the run's own rounds
-        has more of them than probes could add, and is left out."""
+        """Times rounds of constant gammas other than the run's own, which has more of them than probes could add."""
         for _ in range(max(1, len(wanted.requests) // (FEWEST * self.parts.batch_size))):
             gamma = self.parts.gammas[self._probes % len(self.parts.gammas)]
             self._probes += 1
@@ -75,8 +74,8 @@ class MethodRun:
         return possible and self.session.text_tokens < LIMIT
 
     def decode(self, jobs: Sequence[Job], wanted: Batch, speculative: bool, betas: bool) -> DecodeResult:
-        """The jobs of a group, decoded speculatively or plainly. If `betas` will be read along their texts, p of all
-        tokens is kept for it, if there is room even if every call keeps one token."""
+        """The jobs of a group, decoded speculatively or plainly. For `betas` along their texts p of all tokens is kept,
+        if there is room even if every call keeps one token."""
         target, evidence = self.parts.target, self.session.to_read > 0
         read = 1 + speculative * self.parts.policy.largest  # positions a call: p of rejected guesses is stored too
         size = 4 * target.vocab_size * read * sum(job.limit - len(job.tokens) for job in jobs)
@@ -181,8 +180,7 @@ class InterleavedGroup:
             yield wanted
 
     def step(self, wanted: Batch, number: int, tell: Tell) -> None:
-        """Decodes a group in all ways and gives each member its part; `number` counts the groups that this process has
-        decoded before."""
+        """Decodes a group in all ways, the one after `number` others of this process, for all members."""
         probed = number < PROBED or number % PROBED_LATER == 0
         with allow_signals():
             for request in wanted.requests:
@@ -230,8 +228,7 @@ class InterleavedGroup:
         ]
 
     def _one_way(self, way: Way, wanted: Batch, jobs: Sequence[Job]) -> Any:
-        """What was decoded one way. An error of the device, as when memory runs out, is a failure of these requests,
-        and the run goes on without them."""
+        """What was decoded one way; an error of the device, as when memory runs out, is a failure of these requests."""
         member, peer = way
         try:
             with self.phases("peers" if peer else "speculative" if member else "plain"):
@@ -272,8 +269,7 @@ class InterleavedGroup:
 
 
 def order_of_ways(ways: Sequence[Way], number: int) -> list[Way]:
-    """The order of the ways for one group: two take turns, more are shuffled by the group's number, so that none is
-    always first, or always behind the same other one."""
+    """The order for one group: two ways take turns; more are shuffled, so that none is always behind the same one."""
     if len(ways) == 2:
         return [*ways[number % 2 :], *ways[: number % 2]]
     return [ways[place] for place in np.random.default_rng(number).permutation(len(ways))]

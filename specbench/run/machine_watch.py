@@ -25,8 +25,8 @@ Seconds = Callable[[Callable[[], object], torch.device], float]  # of one call, 
 
 
 class BandwidthProbe:
-    """Reads a buffer far larger than the caches. On a CPU once per call: the calls are spread over a run, since other
-    work on the machine changes the bandwidth that is left. On CUDA once, when it is made, and the buffer is freed."""
+    """Reads a buffer far larger than the caches: on a CPU at each call, since other work on the machine changes the
+    bandwidth that is left; on CUDA once, when it is made."""
 
     def __init__(self, device: torch.device):
         self.reads: list[float] = []
@@ -50,8 +50,8 @@ class BandwidthProbe:
 
 
 def cuda_roofs(device: torch.device, seconds: Seconds | None = None) -> Roofs:
-    """Ten reads of 1 GiB, and ten copies of its first half to its second; of a quarter of the free memory if that is
-    less. The memory is given back. `seconds` is `cuda_seconds` unless given."""
+    """Reads of 1 GiB, and copies of its first half to its second; of a quarter of the free memory if that is less. The
+    memory is given back. `seconds` is `cuda_seconds` unless given."""
     seconds = seconds or cuda_seconds
     buffer = torch.ones(2, min(CUDA_BYTES, free_bytes(device) // 4) // 8, device=device)
     read = seconds(buffer.sum, device)
@@ -78,8 +78,7 @@ def cuda_seconds(call: Callable[[], object], device: torch.device) -> float:
 
 
 class MachineWatch:
-    """Measures memory bandwidth and, on a CPU, compute by the same work at each call, and notes the use of the cores.
-    On CUDA the device is not probed again, and its clocks are left as they are."""
+    """Measures bandwidth and, on a CPU, compute by the same work at each call, and notes the use of the cores."""
 
     def __init__(
         self,
@@ -139,27 +138,27 @@ def core_use() -> Use | None:
 def living(process: int, ticks: int, folder: Path = Path("/proc")) -> float:
     """Seconds of the processes that this one has started, itself or through others, and that have not ended: those that
     have are in `os.times`."""
-    parents, seconds = {}, {}
+    children: dict[int, list[int]] = {}
+    seconds: dict[int, float] = {}
     for path in folder.glob("[0-9]*/stat"):
         try:
             words = path.read_text(errors="replace").rpartition(")")[2].split()  # after the name, which may hold spaces
-            number = int(path.parent.name)
-            parents[number], seconds[number] = int(words[1]), sum(map(int, words[11:15])) / ticks
+            number, parent, used = int(path.parent.name), int(words[1]), sum(map(int, words[11:15])) / ticks
         except (OSError, ValueError, IndexError):  # it has ended meanwhile
             continue
-
-    def is_own(number: int) -> bool:
-        while (number := parents.get(number, 0)) != process:
-            if number == 0:
-                return False
-        return True
-
-    return sum(seconds[number] for number in parents if is_own(number))
+        children.setdefault(parent, []).append(number)
+        seconds[number] = used
+    own, waiting = 0.0, list(children.get(process, ()))
+    while waiting:
+        number = waiting.pop()
+        own += seconds[number]
+        waiting += children.get(number, ())
+    return own
 
 
 def parse_use(text: str, cores: set[int], own: Sequence[float], ticks: int) -> Use | None:
-    """From the text of /proc/stat, the numbers of the cores that this process may use, the seconds that it and those it
-    started used, and ticks per second; None if the text has no such cores."""
+    """From the text of /proc/stat, the cores that this process may use, the seconds that it and those it started used,
+    and ticks per second; None if the text has no such cores."""
     names = {f"cpu{core}" for core in cores}
     lines = [line.split() for line in text.splitlines() if line.startswith("cpu")]
     rows = [[int(word) for word in words[1 : TICKS + 1]] for words in lines if words[0] in names]

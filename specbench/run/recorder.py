@@ -64,8 +64,7 @@ class Recorder:
 
     def __call__(self, state: State, scores: Scores, draft: Draft, verdict: Verdict, kept: Tensor) -> None:
         """Stores the numbers [B, K] of a round; kept [B] is the number of tokens that each row kept."""
-        judge = self.verifier.under(state)
-        metrics = tuple(self.metrics.values())
+        judge, metrics = self.verifier.under(state), tuple(self.metrics.values())
         numbers = self.reduce(scores.p, draft, verdict, kept, judge.beta, metrics, self._evidence)
         law = self._law(scores.p, draft, verdict, kept)
         # A CUDA graph overwrites its outputs in the next round.
@@ -81,9 +80,8 @@ class Recorder:
         return law if self._room >= 0 else None
 
     def rounds(self, laps: Sequence[Laps]) -> list[list[Round]]:
-        """One list of records per round, a record for each row that was active in it; `laps` are the seconds of each
-        round. The list is empty if no row was: such a round was launched before the host knew that all texts had
-        ended, and has no number."""
+        """A record of each row that was active, by round; `laps` are the seconds of each. Where no row was, the round
+        was launched before the host knew that all texts had ended, and has no number."""
         found: list[list[Round]] = []
         served = 0
         for (call, rows), seconds in zip(self._rows(), laps, strict=True):
@@ -151,8 +149,8 @@ def round_numbers(
     metrics: tuple[Metric, ...],
     evidence: bool = False,
 ) -> Tensor:
-    """A round as K float64 numbers per row, [B, K]: `Counts`, the numbers of the metrics, beta of every step, and with
-    `evidence` those of `evidence_numbers`. p [B, N + 1, V], kept [B]."""
+    """A round as float64 numbers per row, [B, K]: `RoundCounts`, metrics, beta of every step, and with `evidence` those
+    of `evidence_numbers`. p [B, N + 1, V], kept [B]."""
     beta, gamma = beta_of(p, draft, verdict).double(), draft.steps()
     path = chosen_path(p, draft, verdict, kept)
     judged, D = path.draft.count, path.draft.tokens.shape[1]

@@ -14,7 +14,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
 from specbench.config.validate import ValidatedConfig, check
-from specbench.errors import ConfigError, IncompleteError, first_line
+from specbench.errors import ConfigError, IncompleteError
 from specbench.results.atomic_files import replacing, write_json, write_text
 from specbench.results.completion import FILES, RESULTS, contents, examine, make_room
 from specbench.results.console import Pace, in_sweep, info, one_line, print_result
@@ -39,8 +39,7 @@ COPIED = ("prompts.jsonl", "rounds.parquet", "positions.parquet")  # of the firs
 
 def run_repeats(config: DictConfig, job: RunJob, placement: PlacementFn) -> None:
     """Runs the processes that are not finished, pools all into the job's folder, which is locked, and shows the result.
-    Raises ConfigError, IncompleteError if a process has no result, VerdictError with strict=true, or KeyboardInterrupt;
-    what is finished is pooled before."""
+    Raises ConfigError, IncompleteError, VerdictError or KeyboardInterrupt; what is finished is pooled before."""
     out_dir, count = job.folder, job.checked.root.repeats
     wanted = {out_dir / f"repeat={number}": of_process(config, job.checked, number) for number in range(count)}
     done: list[Path] = []
@@ -71,7 +70,7 @@ def run_repeats(config: DictConfig, job: RunJob, placement: PlacementFn) -> None
         raise IncompleteError(f"{sentence}: see run.log in its folders")
     print_result(result, kept, out_dir)
     if fresh:
-        log_pooled(job, result, done)
+        LoggerGuard(job, "repeats").pool(result, rows_of(done))
     if len(done) < count:
         raise IncompleteError(f"{sentence}: the same command runs the others again")
     refuse_verdict(job.checked.root.strict, result, out_dir)
@@ -86,8 +85,8 @@ def of_process(config: DictConfig, checked: ValidatedConfig, number: int) -> Val
 
 
 def _run_one(wanted: ValidatedConfig, folder: Path, pace: Pace) -> None:
-    """Runs a process to its end, if its folder does not hold its results. Raises ConfigError if the first one says that
-    the configuration is not possible, or KeyboardInterrupt when the process has ended after a signal."""
+    """Runs a process to its end, if its folder does not hold its results. Raises ConfigError if the first one refuses
+    its configuration, or KeyboardInterrupt when the process has ended after a signal."""
     place, root = f"process {pace.over + 1} of {pace.jobs}", wanted.root
     earlier = examine(folder, wanted.identity())
     if earlier.result is not None and earlier.finished and not root.force:
@@ -108,8 +107,8 @@ def _run_one(wanted: ValidatedConfig, folder: Path, pace: Pace) -> None:
 def write_pooled(
     job: RunJob, folders: Sequence[Path], status: str, placement: Placement | None
 ) -> tuple[dict[str, Any], Path | None]:
-    """Writes the files of the pooled results of the processes in `folders`, and returns what results.json holds, and
-    where the files of an earlier run went. Raises ConfigError."""
+    """Writes the files of the processes in `folders`, pooled. Returns what results.json holds, and where those of an
+    earlier run went. Raises ConfigError."""
     checked, root, out_dir, load = job.checked, job.checked.root, job.folder, partial(map, load_sums, folders)
     results = [read_result(folder) for folder in folders]
     result = pooled(results, load, checked.choices["baseline"].kind, checked.choices["decoding"].kind)
@@ -136,16 +135,6 @@ def write_pooled(
     result["identity"] = {**checked.identity().as_dict(), "files": files}
     write_json(out_dir / RESULTS, plain(result))
     return read_result(out_dir), kept
-
-
-def log_pooled(job: RunJob, result: dict[str, Any], folders: Sequence[Path]) -> None:
-    """Gives the pooled results to the logger. That it fails is logged: the files are there."""
-    guard = LoggerGuard(job, "repeats")
-    try:
-        guard.logger.log_repeats(guard.opening, result, rows_of(folders))
-    except Exception as error:
-        log.warning("logger=%s has no pooled results (%s)", guard.name, first_line(error))
-        log.info("the logger failed", exc_info=error)
 
 
 def rows_of(folders: Sequence[Path]) -> list[dict[str, Any]]:

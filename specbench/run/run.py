@@ -41,12 +41,9 @@ def run(
 
 def run_in_turn(cohorts: Sequence[Runs], progress: Progress, phases: Phases | None = None) -> list[Finished]:
     """Several runs: each group of prompts is decoded by all of them before the next one begins. Those in one cohort
-    share plain decoding. `phases` has what came before. Returns what was measured in the order of the runs; nothing on
-    ranks other than 0, whose requests are over then.
-
-    Every finished group is appended to `prompts.jsonl.part` in its folder, so that an interrupted run keeps what it
-    has: a signal ends the decoding, and what is finished is measured. Raises KeyboardInterrupt if nothing is,
-    ConfigError if no prompt fits the context or a folder cannot be written."""
+    share plain decoding. `phases` has what came before. Returns what was measured, on rank 0 alone. A signal ends the
+    decoding, and what is finished is measured. Raises KeyboardInterrupt if nothing is, ConfigError if no prompt fits
+    the context or a folder cannot be written."""
     phases = phases or Phases()
     started, clock, status = datetime.datetime.now(datetime.UTC), time.perf_counter(), "complete"
     device = cohorts[0][0][0].target.device

@@ -22,19 +22,15 @@ class _State:
     depth = 0  # of `defer_signals`, one inside another
     deferred = False  # whether a signal has to wait
     waiting = False  # whether one does
-    first: int | None = None  # the first signal since the handlers were installed
-    seen: frozenset[int] = frozenset()  # all of them
+    came: tuple[int, ...] = ()  # the signals since the handlers were installed
 
 
 _state = _State()
 
 
 def _note(number: int, frame: FrameType | None) -> None:
-    """The handler. After a signal has raised inside of `defer_signals`, the next one waits again: it must not disturb
-    what follows the first."""
-    _state.first = _state.first or number
-    _state.seen |= {number}
-    _state.waiting = True
+    """The handler."""
+    _state.came, _state.waiting = (*_state.came, number), True
     raise_waiting()
 
 
@@ -46,8 +42,7 @@ def raise_waiting() -> None:
 
 @contextmanager
 def restored(*more: int) -> Iterator[None]:
-    """Inside, handlers of SIGINT, SIGTERM and `more` signals may be set, as by a library; afterwards those from before
-    are back. Outside the main thread nothing changes."""
+    """Handlers that are set inside, as by a library, are gone afterwards. Outside the main thread nothing changes."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -67,7 +62,7 @@ def handled(*more: int) -> Iterator[None]:
         yield
         return
     with restored(*more):
-        _state.installed, _state.first, _state.waiting, _state.seen = True, None, False, frozenset()
+        _state.installed, _state.waiting, _state.came = True, False, ()
         try:
             for number in (*SIGNALS, *more):
                 if signal.getsignal(number) is not signal.SIG_IGN:
@@ -109,16 +104,17 @@ def is_waiting() -> bool:
 
 
 def interrupt() -> NoReturn:
-    """Raises KeyboardInterrupt, whether a signal waits here or in another process of the run."""
+    """Raises KeyboardInterrupt, whether a signal waits here or in another process of the run. Inside of `defer_signals`
+    the next signal waits again: it must not disturb what follows the first."""
     _state.waiting, _state.deferred = False, _state.depth > 0
     raise KeyboardInterrupt
 
 
 def was_seen(number: int) -> bool:
     """Whether this signal has come since the handlers were installed."""
-    return number in _state.seen
+    return number in _state.came
 
 
 def exit_code() -> int:
     """130 after SIGINT, 143 after SIGTERM."""
-    return 128 + (_state.first or signal.SIGINT)
+    return 128 + next(iter(_state.came), signal.SIGINT)

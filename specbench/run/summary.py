@@ -38,20 +38,22 @@ class Watch(Protocol):
 
 def run_result(session: Session, record: RunRecord, status: str, provenance: dict[str, Any], watch: Watch) -> RunResult:
     """All estimates of a run. Raises RuntimeError if every prompt failed."""
-    parts, results = session.parts, record.results
+    parts, results, gamma = session.parts, record.results, session.parts.policy.constant
     if not results:
         raise RuntimeError(f"every prompt failed, the first with {record.failures[0].error}")
-    record.sums = sums_of_run(parts, record)
-    found = derive(lambda: [record.sums], of_one_process, facts_of(parts, record, watch))
+    record.sums, roofs, by_beta = sums_of_run(parts, record), watch.roofs, parts.verifier.accepts_with_beta
+    failed = sum(len(failure.requests) for failure in record.failures)
+    facts = RunFacts(gamma, by_beta, roofs.read, failed, record.too_long)
+    found = derive(lambda: [record.sums], of_one_process, facts)
     no_replay = why_no_replay(parts, results)
     cost = full_cost(session, record, found.cost, no_replay)
-    swept = Swept() if no_replay else gamma_sweep(results, cost, found.speedup.measured, parts.policy.constant)
+    swept = Swept() if no_replay else gamma_sweep(results, cost, found.speedup.measured, gamma)
     c_hat = parts.drafter.operations_per_token / parts.target.operations_per_token
     metrics, notes = of_metrics(parts, results)
     servers = {name: peer.numbers(name, results, parts.batch_size) for name, peer in parts.peers.items()}
     measured = vars(found) | {
         "cost": cost,
-        "bandwidth": replace(found.bandwidth, copy_bytes_per_second=watch.roofs.copy),
+        "bandwidth": replace(found.bandwidth, copy_bytes_per_second=roofs.copy),
         "drift": drift(results, **found.drift),
     }
     return RunResult(
@@ -64,7 +66,7 @@ def run_result(session: Session, record: RunRecord, status: str, provenance: dic
         **measured,
         operations_factor=chain_operations(parts, found, c_hat),
         c_hat=c_hat,
-        gamma=parts.policy.constant,
+        gamma=gamma,
         no_replay=no_replay,
         **vars(swept),
         lossless=parts.decoding.judge(record) or judge(record, parts.verifier.lossless, parts.target.sampling.greedy),
@@ -88,26 +90,15 @@ def run_result(session: Session, record: RunRecord, status: str, provenance: dic
 
 def sums_of_run(parts: Components, record: RunRecord) -> PerRequestSums:
     """The sums over each request, for sums.parquet."""
-    target, *drafters = (partial(_bytes, model) for model in (parts.target, *parts.drafter.models))
+
+    def bytes_of(model: Model, calls: float, columns: float) -> float:
+        """Bytes that so many one-token calls read, whose rows have so many columns in all."""
+        return calls * model.step_bytes + columns * model.column_bytes()
+
+    target, *drafters = (partial(bytes_of, model) for model in (parts.target, *parts.drafter.models))
     drafter = drafters[0] if len(drafters) == 1 else None
     tokens = Tokens(parts.target.tokenizer, parts.target.vocab_size)
     return request_sums(record, parts.batch_size, parts.verifier.accepts_with_beta, target, drafter, tokens)
-
-
-def _bytes(model: Model, calls: float, columns: float) -> float:
-    """Bytes that so many one-token calls read, whose rows have so many columns in all."""
-    return calls * model.step_bytes + columns * model.column_bytes()
-
-
-def facts_of(parts: Components, record: RunRecord, watch: Watch) -> RunFacts:
-    """What `derive` must know beside the sums."""
-    return RunFacts(
-        gamma=parts.policy.constant,
-        by_beta=parts.verifier.accepts_with_beta,
-        peak=watch.roofs.read,
-        failed=sum(len(failure.requests) for failure in record.failures),
-        too_long=record.too_long,
-    )
 
 
 def chain_operations(parts: Components, found: Derived, c_hat: float) -> float | None:

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -40,9 +40,7 @@ class Sweep(Callback):
         self.jobs: list[RunJob] = []
         self.folder = Path()
         self.command = "default"  # its overrides, as the name of a file
-        self.whole = False  # whether `jobs` are all of them, before they start
         self.pace = Pace(0)
-        self.config: DictConfig | None = None  # of the sweep
 
     # -- Hydra's events -------------------------------------------------------------------------
 
@@ -56,10 +54,6 @@ class Sweep(Callback):
             log.info("the sweep was not begun", exc_info=error)
             stop(explain(error, keys=()), 2)
         Sweep.current, self.pace = self, Pace(len(self.jobs))
-
-    def on_job_start(self, config: DictConfig, **kwargs: Any) -> None:
-        if Sweep.current is self and not self.whole:  # a job that an optimiser has chosen
-            self._expect(config, list(config.hydra.overrides.task), Path(config.hydra.runtime.output_dir))
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
         try:
@@ -77,10 +71,10 @@ class Sweep(Callback):
 
     def begin(self, config: DictConfig) -> None:
         """Checks the sweep before its first job. Raises ConfigError."""
-        self.config, self.folder, self.command = config, Path(config.hydra.sweep.dir), name_of_command(config)
-        self.whole = config.hydra.sweeper._target_.endswith(".BasicSweeper")
-        if self.whole:  # otherwise an optimiser chooses each job after the one before
-            self.expect_all(config)
+        if not config.hydra.sweeper._target_.endswith(".BasicSweeper"):
+            raise ConfigError("hydra/sweeper must be basic: a sweep knows all of its jobs before the first one begins")
+        self.command = name_of_command(config)
+        self.expect_all(config)
 
     def refuse(self, root: RunConfig) -> None:
         """Raises ConfigError if a job with these scalars cannot run beside the others."""
@@ -94,25 +88,24 @@ class Sweep(Callback):
         """What the job that runs has of its machine, if others run beside it."""
         return None
 
-    def end(self, config: DictConfig, folder: Path, ran: bool, failed: str) -> dict[str, Any] | None:
-        """Prints the line of a job that is over, and returns its results if it has any. `failed` says why it ended, if
-        not as it should."""
+    def end(self, folder: Path, ran: bool, failed: str) -> None:
+        """Prints the line of a job that is over. `failed` says why it ended, if not as it should."""
         from specbench.results.reader import read_result
 
-        result, text = None, "no result"
-        with suppress(ConfigError):
-            result = read_result(folder)
-            text = one_line(result)
+        try:
+            text = one_line(read_result(folder))
+        except ConfigError:
+            text = "no result"
         if failed:
-            result, text = None, f"failed, see {folder / 'run.log'}"
+            text = f"failed, see {folder / 'run.log'}"
         elif not ran:
             text = f"finished before, skipped (force=true redoes it): {text}"
-        job = HydraConfig.get()
-        known = self.all_overrides()
-        words = list(job.overrides.task) if job.job.num >= len(known) else own_words(known)[job.job.num]
-        named = [f"{key}={value}" for key, value in words.items()] if isinstance(words, dict) else words
-        self.pace.end(f"{', '.join(named) or 'without overrides'}: {text}", ran)
-        return result
+        job, known = HydraConfig.get(), self.all_overrides()
+        words = (
+            own_words(known)[job.job.num] if known else dict(o.split("=", 1) for o in job.overrides.task if "=" in o)
+        )
+        name = ", ".join(f"{key}={value}" for key, value in words.items()) or "without overrides"
+        self.pace.end(f"{name}: {text}", ran)
 
     def planned(self) -> SweepJobs:
         """The jobs that are known, with what they are made of as it is now."""
@@ -120,9 +113,8 @@ class Sweep(Callback):
             PlannedJob(number, list(job.overrides), job.folder, self.identity_of(job.checked), job.checked.root.strict)
             for number, job in enumerate(self.jobs)
         ]
-        config: Any = self.jobs[0].checked.resolved if self.jobs else self.config
-        logger: Any = OmegaConf.to_container(OmegaConf.create(config["logger"]), resolve=True)
-        return SweepJobs(self.folder, self.command, str(config["name"]), logger, planned)
+        config = self.jobs[0].checked.resolved
+        return SweepJobs(self.folder, self.command, config["name"], config["logger"], planned)
 
     def identity_of(self, checked: ValidatedConfig) -> Identity:
         """What a job is made of, as far as this machine knows it."""
@@ -161,13 +153,10 @@ class Sweep(Callback):
                 self.refuse(check_early(job)[0])  # all of them before torch is loaded
                 jobs.append((job, list(overrides)))
             for job, overrides in jobs:
-                self._expect(job, overrides, Path(job.hydra.sweep.dir) / str(job.hydra.sweep.subdir))
-
-    def _expect(self, config: DictConfig, overrides: list[str], folder: Path) -> None:
-        """Notes a job. Raises ConfigError if it is not possible."""
-        checked = check(config, here=self.here)
-        refuse_blocked(folder)
-        self.jobs.append(RunJob(overrides, folder, checked))
+                folder = self.folder / str(job.hydra.sweep.subdir)
+                checked = check(job, here=self.here)
+                refuse_blocked(folder)
+                self.jobs.append(RunJob(overrides, folder, checked))
 
     def summarise(self, printed: bool = True, page: bool = True) -> tuple[str, int]:
         """Makes the summary of the jobs that are finished, as `specbench.run.sweep_summary` does. Returns a sentence

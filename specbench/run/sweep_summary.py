@@ -3,6 +3,7 @@
 import json
 import logging
 from collections.abc import Callable, Mapping, Sequence, Set
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -60,11 +61,10 @@ class SweepJobs:
 
 
 def summarise(jobs: SweepJobs, printed: bool = True, page: bool = True, redraw: bool = False) -> tuple[str, int]:
-    """Writes summary.csv, and the same into a file of this command's, and, unless `printed` is False, prints the table,
-    from the jobs that are finished now or were before. Where results are new since the last page, or with `redraw`, the
-    sweep's page is drawn, if `page` and if runs have pages; where they are new since its logger had the table, it gets
-    it. Returns a sentence and the exit code: 1 if a job has no result, 3 if the verdict of one with strict=true is not
-    good. Raises ConfigError if summary.csv cannot be written."""
+    """Writes summary.csv, and the same into a file of this command's, from the jobs that are finished, and prints the
+    table if it shall be `printed`. Where results are new, or with `redraw`, the sweep's page is drawn, if `page` and if
+    runs have pages, and its logger gets the table. Returns a sentence and the exit code: 1 if a job has no result, 3 if
+    the verdict of one with strict=true is not good. Raises ConfigError if summary.csv cannot be written."""
     from specbench.results.completion import examine  # loads pyarrow
 
     with writing(jobs.folder):
@@ -89,8 +89,12 @@ def summarise(jobs: SweepJobs, printed: bool = True, page: bool = True, redraw: 
 
 
 def _once(jobs: SweepJobs, what: str, results: dict[str, str], make: Callable[[], bool], again: bool = False) -> None:
-    """Makes what shows the results, unless that was made of these before, or `again`; it is noted if it succeeds."""
-    noted = _mirrored(jobs)
+    """Makes what shows the results, unless that was made of these before, or `again`. If it succeeds, it is noted when
+    the results were measured, by job, of which the last page is ("page"), or the last table of the logger."""
+    noted: Any = None
+    with suppress(OSError, ValueError):
+        noted = json.loads((jobs.place / MIRRORED).read_text(encoding="utf-8"))
+    noted = noted if isinstance(noted, dict) else {}
     if (again or noted.get(what) != results) and make():
         jobs.place.mkdir(parents=True, exist_ok=True)  # a comparison has no list of jobs there
         write_json(jobs.place / MIRRORED, noted | {what: results})
@@ -109,8 +113,7 @@ def closing_sentence(jobs: SweepJobs, examined: Sequence[tuple[PlannedJob, Any]]
 
 
 def log_table(jobs: SweepJobs, rows: Sequence[dict[str, Any]]) -> bool:
-    """Gives the table of a sweep to the logger of its jobs. That it fails is logged: the files are there. Returns
-    whether it did not."""
+    """Gives the table of a sweep to the logger of its jobs. Returns whether it did: the files are there in any case."""
     try:
         kind, settings = chosen_class(OmegaConf.create(dict(jobs.logger)), "logger", Logger, "logger=NAME")
         kind.from_settings(settings).log_sweep(jobs.name, rows, jobs.folder)
@@ -121,8 +124,7 @@ def log_table(jobs: SweepJobs, rows: Sequence[dict[str, Any]]) -> bool:
 
 
 def draw_page(jobs: SweepJobs, folders: Sequence[Path]) -> bool:
-    """Writes the page of a sweep, where its jobs have pages. That it fails is logged: the files are there. Returns
-    whether it did not."""
+    """Writes the page of a sweep, where its jobs have pages. Returns False if that fails, which is logged."""
     from specbench.results.reader import load_runs
     from specbench.results.report.page import write_report
 
@@ -134,13 +136,3 @@ def draw_page(jobs: SweepJobs, folders: Sequence[Path]) -> bool:
         log.warning("the sweep has no page (%s)", first_line(error))
         return False
     return True
-
-
-def _mirrored(jobs: SweepJobs) -> dict[str, Any]:
-    """When the results were measured, by job, of which the last page is ("page") and the last table of the logger
-    ("logger"), if there are any."""
-    try:
-        noted = json.loads((jobs.place / MIRRORED).read_text(encoding="utf-8"))
-        return noted if isinstance(noted, dict) else {}
-    except (OSError, ValueError):
-        return {}

@@ -24,8 +24,8 @@ TRIAL_TOKENS, TRIAL_READS = 16, 3  # of a trial before compiling: tokens of each
 
 
 def warm_up(session: Session, wanted: Batch) -> None:
-    """Makes the first calls, which pay for allocation, thread pools and compilation, outside the measurement: at least
-    one at every text length at which the executor uses other shapes."""
+    """Makes the first calls, which pay for allocation, thread pools and compilation: at least one at every text length
+    at which the executor uses other shapes."""
     parts, columns, first = session.parts, wanted.columns, list(wanted.requests[0].tokens)
     end, rows = columns - parts.spare, parts.batch_size
     lengths = parts.target.executor.lengths(columns) or [len(first)]
@@ -56,8 +56,7 @@ def warm_up(session: Session, wanted: Batch) -> None:
 
 @contextmanager
 def going_on(what: str) -> Iterator[None]:
-    """Inside this context an error of the device is logged, and the run goes on: if it is not the only one, a prompt
-    will fail too, and be recorded."""
+    """Inside, an error of the device is logged, and the run goes on: a prompt will fail too, and be recorded."""
     try:
         yield
     except RuntimeError as error:
@@ -82,8 +81,8 @@ def calibrate(session: Session, wanted: Batch) -> None:
 
 
 def probe_costs(session: Session, requests: Sequence[Request], columns: int, gamma: int, tokens: int = 0) -> None:
-    """Decodes `tokens` tokens (0: enough for a whole draft) with a constant gamma, in each row of the first requests
-    that there are, and adds the times of the rounds to the session's costs."""
+    """Decodes `tokens` tokens (0: enough for a whole draft) of the first requests with a constant gamma, and adds the
+    times of the rounds to the session's costs."""
     jobs = probe_jobs(session.parts, requests, tokens or max(PROBE_TOKENS, gamma + ROOM))
     policy = WatchedGamma(gamma, session.parts.policy.signal)
     with going_on(f"a probe of gamma={gamma}"):

@@ -110,23 +110,11 @@ def state(*owners: int) -> State:
 
 
 def test_heuristic_is_plus_two_minus_one_in_each_row():
-    made = HeuristicGamma(4, 7)
-    rows = state(0, 1)
-    assert made.next_gamma(rows) == [4, 4]
-    made.observe([4, 4], [5, 3])
-    assert made.next_gamma(rows) == [6, 3]
-    made.observe([6, 3], [7, 1])
-    assert made.next_gamma(rows) == [7, 2]
-    made.observe([7, 2], [0, 1])
-    assert made.next_gamma(rows) == [7, 1]
-    made.observe([7, 1], [0, 1])
-    assert made.next_gamma(rows) == [7, 1]
+    made, rows = HeuristicGamma(4, 7), state(0, 1)
+    for chosen, kept in [([4, 4], [5, 3]), ([6, 3], [7, 1]), ([7, 2], [0, 1]), ([7, 1], [0, 1]), ([7, 1], [0, 0])]:
+        assert made.next_gamma(rows) == chosen
+        made.observe(chosen, kept)
     assert made.next_gamma(state(0, 2)) == [7, 4]  # another request begins anew
-
-
-def test_confidence_keeps_the_guess_that_it_stops_at():
-    made = ConfidenceGamma(6, 0.4)
-    assert made.go_on(state(0, 1), [1, 1], [0.39, 0.4]) == [False, True]
 
 
 def test_adaptive_forgets_the_row_with_its_request():
@@ -157,7 +145,8 @@ def test_adaptive_chooses_one_gamma_for_what_all_active_rows_gain():
     assert made.next_gamma(rows) == [0, 0]
 
 
-def test_a_fixed_policy_does_not_change():
+def test_confidence_keeps_the_guess_that_it_stops_at_and_fixed_does_not_change():
+    assert ConfidenceGamma(6, 0.4).go_on(state(0, 1), [1, 1], [0.39, 0.4]) == [False, True]
     made = FixedGamma(3)
     made.observe([3], [1])
     assert made.next_gamma(state(0, 1)) == [3, 3] and made.widths == (3,) and made.constant == 3
@@ -182,6 +171,5 @@ def test_costs_lie_on_a_line_between_and_beyond_what_was_measured():
 def test_costs_are_of_calls_that_serve_all_rows():
     """At the end of a group a call serves fewer rows and is faster: no gamma is cheaper for having been timed there."""
     table = CostTable()
-    table.add(rounds_with(1, 2.0, 8, rows=8) + rounds_with(1, 0.5, 30, rows=1))
-    table.add(rounds_with(3, 4.0, 8, rows=8))
+    table.add(rounds_with(1, 2.0, 8, rows=8) + rounds_with(1, 0.5, 30, rows=1) + rounds_with(3, 4.0, 8, rows=8))
     assert table.seconds(3).tolist() == pytest.approx([1, 2, 3, 4])

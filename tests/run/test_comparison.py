@@ -2,10 +2,11 @@
 
 import json
 import math
+from itertools import count
 
 import numpy as np
 import pytest
-from small_runs import composed, interrupt_the_second_group, small
+from small_runs import composed, fail_where, interrupt_the_second_group, small
 
 import specbench.models.pretrained as pretrained
 import specbench.run.compare_command as command
@@ -25,12 +26,11 @@ from specbench.stats.records import PerRequestSums
 PAIR = ["drafter=random", "drafter=prompt_lookup"]
 
 
-def nobody(group):
-    """Who is told of no group."""
-
-
-def silent(done, total, what):
-    """No progress."""
+def in_turn_of(cohorts, folder):
+    """`run_in_turn` of parts that share plain decoding, each list its own."""
+    numbers = count()
+    runs = [[(parts, folder / str(next(numbers)), lambda group: None) for parts in own] for own in cohorts]
+    return run_in_turn(runs, lambda done, total, what: None)
 
 
 def few(good, *overrides) -> list[str]:
@@ -146,10 +146,8 @@ def test_the_order_of_ways_is_balanced():
 
 
 def jobs_of(tmp_path, *sweep):
-    checked = [check(composed("logger=none", *words.split())) for words in sweep]
-    return [
-        RunJob(words.split(), tmp_path / str(n), c) for n, (words, c) in enumerate(zip(sweep, checked, strict=True))
-    ]
+    checked = {words: check(composed("logger=none", *words.split())) for words in sweep}
+    return [RunJob(words.split(), tmp_path / str(n), found) for n, (words, found) in enumerate(checked.items())]
 
 
 def test_jobs_share_plain_decoding_where_they_can(tmp_path):
@@ -167,16 +165,16 @@ def test_in_turn_gives_what_each_gives_alone(good, monkeypatch, tmp_path):
     targets, made = Targets(), []
     for words in PAIR:
         checked = check(composed(*few(good, words)))
-        made.append((build(checked, targets=targets), tmp_path / f"{words} in turn", nobody))
-    assert len(loaded) == 3 and made[0][0].target is not made[1][0].target
-    assert made[0][0].target.module is made[1][0].target.module
+        made.append(build(checked, targets=targets))
+    assert len(loaded) == 3 and made[0].target is not made[1].target
+    assert made[0].target.module is made[1].target.module
 
     def counted(self, jobs, speculative, columns, *further, verifier=None, **named):
         plain.append(not speculative and verifier is None)
         return decode(self, jobs, speculative, columns, *further, verifier=verifier, **named)
 
     monkeypatch.setattr(Session, "decode", counted)
-    found = run_in_turn([made], silent)
+    found = in_turn_of([made], tmp_path)
     assert sum(plain) == 2  # each prompt once, for both
     for (result, record), wanted in zip(found, alone, strict=True):
         assert result.status == "complete" and result.counts.prompts == 2
@@ -192,9 +190,7 @@ def test_verifiers_share_plain_decoding_that_none_of_them_changes(good, tmp_path
     words = [["verifier=block"], ["verifier=match"]]
     targets = Targets()
     made = [build(check(composed(*few(good, "drafter=random", "temperature=1", *w))), targets=targets) for w in words]
-    found = run_in_turn(
-        [[(parts, tmp_path / str(n), nobody) for n, parts in enumerate(made)]], lambda done, total, what: None
-    )
+    found = in_turn_of([made], tmp_path)
     for result in found[1][1].results:
         assert result.speculative.tokens == result.baseline.tokens
     alone = run(build(check(composed(*few(good, "drafter=random", "temperature=1", *words[0])))), tmp_path / "alone")[1]
@@ -204,20 +200,14 @@ def test_verifiers_share_plain_decoding_that_none_of_them_changes(good, tmp_path
 
 
 def test_a_prompt_that_fails_one_way_is_there_in_the_others(good, monkeypatch, tmp_path):
-    targets, decode = Targets(), Session.decode
+    targets, failed = Targets(), []
     made = [build(check(composed(*few(good, words))), targets=targets) for words in PAIR]
-    failed = []
 
-    def failing(self, jobs, speculative, columns, arrivals=None, **options):
-        if self.parts is made[1] and speculative and "policy" not in options and not failed:
-            failed.append(1)
-            raise RuntimeError("out of memory")
-        return decode(self, jobs, speculative, columns, arrivals, **options)
+    def first_of_the_second_way(session, jobs):
+        return session.parts is made[1] and not failed and not failed.append(1)
 
-    monkeypatch.setattr(Session, "decode", failing)
-    found = run_in_turn(
-        [[(parts, tmp_path / str(n), nobody) for n, parts in enumerate(made)]], lambda done, total, what: None
-    )
+    fail_where(monkeypatch, first_of_the_second_way)
+    found = in_turn_of([made], tmp_path)
     assert [(result.counts.prompts, result.counts.failed) for result, _ in found] == [(2, 0), (1, 1)]
 
 
@@ -233,10 +223,10 @@ def called(arguments, folder, monkeypatch) -> int:
 def test_the_command_compares_a_sweep_and_then_its_folders(good, monkeypatch, tmp_path, capsys):
     sweep = few(good, "temperature=0", "drafter=random,prompt_lookup")
     assert called(sweep, tmp_path, monkeypatch) == 0
-    out = capsys.readouterr().out
-    before = " ".join(out.partition("requests")[0].split())  # the table
-    assert "Too few prompts to say which of 2 ways is the fastest; " in before
-    assert "prompt_lookup" in out and "too few prompts" in out and "verdict is untested" in out
+    first = capsys.readouterr().out
+    before = " ".join(first.partition("requests")[0].split())  # the table
+    assert "Too few prompts to say which of 2 ways is the fastest; " in before and "earlier runs" not in first
+    assert "prompt_lookup" in first and "too few prompts" in first and "verdict is untested" in first
     folder = tmp_path / "outputs" / "compare"
     [found] = json.loads((folder / "comparison.json").read_text())["comparisons"]
     assert found["by"] == "tokens_per_second" and found["requests"] == 2 and {r["rank"] for r in found["runs"]} == {1}
@@ -245,31 +235,18 @@ def test_the_command_compares_a_sweep_and_then_its_folders(good, monkeypatch, tm
     runs = sorted(str(path.parent) for path in folder.glob("*/results.json"))
     assert called(runs, tmp_path, monkeypatch) == 0
     assert "has" in capsys.readouterr().out
-    monkeypatch.setattr(in_turn, "run_jobs", None)
-    assert called(sweep, tmp_path, monkeypatch) == 0  # finished: nothing is decoded
+    with monkeypatch.context() as patch:
+        patch.setattr(in_turn, "run_jobs", None)
+        assert called(sweep, tmp_path, monkeypatch) == 0  # finished: nothing is decoded
     assert "finished before" in capsys.readouterr().out
 
-
-def test_a_way_without_results_leaves_the_others_and_no_old_ones(good, monkeypatch, tmp_path, capsys):
-    sweep = few(good, "temperature=0", "drafter=random,prompt_lookup")
-    assert called(sweep, tmp_path, monkeypatch) == 0
-    first = capsys.readouterr().out
-    folder, decode = tmp_path / "outputs" / "compare", Session.decode
-
-    def failing(self, jobs, speculative, columns, arrivals=None, **options):
-        if self.parts.choices["drafter"] == "random" and speculative and "policy" not in options:
-            raise RuntimeError("out of memory")
-        return decode(self, jobs, speculative, columns, arrivals, **options)
-
-    monkeypatch.setattr(Session, "decode", failing)
+    # A way without results leaves the others, and no old ones.
+    fail_where(monkeypatch, lambda session, jobs: session.parts.choices["drafter"] == "random")
     assert called([*sweep, "force=true"], tmp_path, monkeypatch) == 1
-    assert [path.parent.name for path in folder.glob("*/results.json")] == [
-        path.name for path in folder.glob("*prompt_lookup*")
-    ]
-    assert "out of memory" in (folder / "run.log").read_text()
+    (left,) = folder.glob("*/results.json")
+    assert "prompt_lookup" in left.parent.name and "out of memory" in (folder / "run.log").read_text()
     out = " ".join(capsys.readouterr().out.split())
     assert "earlier runs of 2 of 2 ways are now in" in out and len([*folder.glob("*/earlier-1/results.json")]) == 2
-    assert "earlier runs" not in first
 
 
 def test_an_interrupted_comparison_keeps_what_was_finished(good, monkeypatch, tmp_path, capsys):

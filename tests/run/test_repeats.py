@@ -13,7 +13,6 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as parquet
 import pytest
-from rich.console import Console
 from small_runs import call, composed, small
 
 import specbench.run.repeats as repeats
@@ -26,10 +25,8 @@ from specbench.errors import ConfigError
 from specbench.results.completion import contents, examine
 from specbench.results.loggers.none import NoLogger
 from specbench.results.reader import load_run
-from specbench.results.run_table import run_table
 from specbench.results.schema_parts import Placement
 from specbench.results.sums_file import load_sums
-from specbench.results.wording import speedup_text
 from specbench.run.pooled import worst_machine
 from specbench.stats import two_way_bootstrap as crossed
 from specbench.stats.bootstrap import student
@@ -122,11 +119,11 @@ def test_many_prompts_are_joined_and_the_interval_stays(monkeypatch):
     assert widths[0] == pytest.approx(widths[1], rel=0.1)
 
 
-def test_too_few_processes_or_prompts_have_no_interval():
+@pytest.mark.parametrize(("processes", "prompts"), [(2, 9), (9, 4)])
+def test_too_few_processes_or_prompts_have_no_interval(processes, prompts):
     rng = np.random.default_rng(0)
-    assert of(*(requests(rng, 9) for _ in range(2))).intervals(speedup) == {"speedup": None}
-    assert of(*(requests(rng, 4) for _ in range(9))).intervals(speedup) == {"speedup": None}
-    assert of(*(requests(rng, 4) for _ in range(9))).estimate("tokens", "seconds").stderr is None
+    few = of(*(requests(rng, prompts) for _ in range(processes)))
+    assert few.intervals(speedup) == {"speedup": None} and few.estimate("tokens", "seconds").stderr is None
     assert of(*(requests(rng, 5) for _ in range(3))).intervals(speedup)["speedup"] is not None
 
 
@@ -205,15 +202,15 @@ def test_the_pooled_result_is_that_of_all_processes(one, processes, monkeypatch,
         assert result["counts"][name] == 3 * alone["counts"][name]
     for name in ("alpha", "block_efficiency", "alpha_on_target_text"):
         assert result[name]["mean"] == pytest.approx(alone[name]["mean"])
-    assert result["cost"]["target_step_seconds"] == pytest.approx(alone["cost"]["target_step_seconds"])
-    assert result["cost"]["v"] == pytest.approx(alone["cost"]["v"] * np.mean(SLOWER))
+    cost, of_one, acceptance = result["cost"], alone["cost"], result["acceptance"]
+    assert cost["target_step_seconds"] == pytest.approx(of_one["target_step_seconds"])
+    assert cost["v"] == pytest.approx(of_one["v"] * np.mean(SLOWER))
     assert result["throughput_ci95"]["speculative_tokens_per_second"] is not None
-    product = np.prod([entry["factor"] for entry in result["speedup"]["accounting"].values()])
-    assert product == pytest.approx(expected)
-    assert result["acceptance"]["lengths"] == [3 * count for count in alone["acceptance"]["lengths"]]
-    assert result["acceptance"]["check"] == alone["acceptance"]["check"]  # the same draws again are no evidence
+    assert np.prod([entry["factor"] for entry in result["speedup"]["accounting"].values()]) == pytest.approx(expected)
+    assert acceptance["lengths"] == [3 * count for count in alone["acceptance"]["lengths"]]
+    assert acceptance["check"] == alone["acceptance"]["check"]  # the same draws again are no evidence
     for name in ("conditional", "joint"):
-        for own, one_of_three in zip(result["acceptance"][name], alone["acceptance"][name], strict=True):
+        for own, one_of_three in zip(acceptance[name], alone["acceptance"][name], strict=True):
             assert own["n"] == 3 * one_of_three["n"] and own["mean"] == pytest.approx(one_of_three["mean"])
     assert result["throughput"]["user_tokens_per_second"] > 0 and result["speedup"]["geometric_mean"]["ci95"]
     assert result["status"] == "complete" and result["repeats"]["processes"] == 3
@@ -296,23 +293,27 @@ def test_an_interrupt_keeps_what_is_finished(finished, processes, monkeypatch, t
     assert load_run(tmp_path / "D").result["status"] == "complete"
 
 
-def test_a_process_that_fails_is_told_and_the_others_count(processes, monkeypatch, tmp_path, capsys):
-    processes.ends = {1: 1}
-    assert call([*ASKED, "hydra.run.dir=D"], monkeypatch, tmp_path) == 1
+@pytest.mark.parametrize(("ends", "code", "sentence", "left"), [
+    ({1: 1}, 1, "process 2 of 3 failed (exit code 1)", 2),
+    ({0: 2}, 2, "process 1 of 3 could not run", 0),
+])  # fmt: skip
+def test_a_process_that_fails_is_told_and_the_others_count(
+    ends, code, sentence, left, processes, monkeypatch, tmp_path, capsys
+):
+    processes.ends = ends
+    assert call([*ASKED, "hydra.run.dir=D"], monkeypatch, tmp_path) == code
     err = " ".join(capsys.readouterr().err.split())
-    assert "process 2 of 3 failed (exit code 1)" in err and "2 of 3 processes are finished" in err
-    result = load_run(tmp_path / "D").result
-    assert result["status"] == "incomplete" and result["repeats"]["failed"] == 1
-    assert result["repeats"]["processes"] == 2 and len(processes.commands) == 3
-
-
-def test_a_configuration_that_is_not_possible_ends_at_the_first_process(processes, monkeypatch, tmp_path, capsys):
-    processes.ends = {0: 2}
-    assert call([*ASKED, "hydra.run.dir=D"], monkeypatch, tmp_path) == 2
-    assert len(processes.commands) == 1 and "process 1 of 3 could not run" in capsys.readouterr().err
+    assert sentence in err and len(processes.commands) == (3 if left else 1)
+    if left:
+        result = load_run(tmp_path / "D").result
+        assert f"{left} of 3 processes are finished" in err and result["status"] == "incomplete"
+        assert (result["repeats"]["failed"], result["repeats"]["processes"]) == (3 - left, left)
 
 
 def test_a_sweep_repeats_each_job_and_has_the_pooled_numbers(processes, monkeypatch, tmp_path, capsys):
+    """Of a job that shared its cores too: its processes know nothing of other jobs."""
+    shared = Placement("submitit_slurm", "h", [0], 1, True, None, 2, ["another job has core 0 too"])
+    monkeypatch.setattr(cpu_affinity, "placement", lambda: shared)
     asked = ["-m", *ASKED, "name=s"]
     assert call(asked, monkeypatch, tmp_path) == 0
     (folder,) = (tmp_path / "outputs" / "s").glob("*gamma=1*")
@@ -320,20 +321,11 @@ def test_a_sweep_repeats_each_job_and_has_the_pooled_numbers(processes, monkeypa
     result = load_run(folder).result
     assert float(row["speedup"]) == result["speedup"]["measured"] and row["processes"] == "3"
     assert float(row["sd"]) == result["repeats"]["sd"]["speedup"] and len(processes.commands) == 3
+    assert result["placement"] == asdict(shared) and result["notes"][-1].startswith("other jobs ran on other cores")
+    assert not result["machine"]["steady"] and result["machine"]["reasons"][-1] == shared.shared[0]
     capsys.readouterr()
     assert call(asked, monkeypatch, tmp_path) == 0
     assert len(processes.commands) == 3 and "finished before, skipped" in capsys.readouterr().out
-
-
-def test_a_job_that_shared_its_cores_is_not_steady(processes, monkeypatch, tmp_path):
-    """Its processes know nothing of other jobs."""
-    found = Placement("submitit_slurm", "h", [0], 1, True, None, 2, ["another job has core 0 too"])
-    monkeypatch.setattr(cpu_affinity, "placement", lambda: found)
-    assert call(["-m", *ASKED, "name=s"], monkeypatch, tmp_path) == 0
-    (folder,) = (tmp_path / "outputs" / "s").glob("*gamma=1*")
-    result = load_run(folder).result
-    assert result["placement"] == asdict(found) and result["notes"][-1].startswith("other jobs ran on other cores")
-    assert not result["machine"]["steady"] and result["machine"]["reasons"][-1] == found.shared[0]
 
 
 def test_the_verdict_and_the_machine_are_the_worst_ones(processes, monkeypatch, tmp_path):
@@ -358,23 +350,15 @@ def test_the_verdict_and_the_machine_are_the_worst_ones(processes, monkeypatch, 
 
 
 def test_reasons_of_several_processes_are_one_each():
-    def machine(*reasons, others):
+    def machine(others, *reasons):
         return {"steady": not reasons, "reasons": [*reasons], "others": others, "steal": None}
 
-    every = [machine(others=0.01), machine("x is 34%", "y", others=0.5), machine("x is 9%", others=0.2)]
-    found = worst_machine({f"process {number}": found for number, found in enumerate(every, 1)})
-    assert not found["steady"] and found["reasons"] == ["process 2: x is 34% (and 1 more)", "process 2: y"]
-    assert found["others"] == 0.5 and found["steal"] is None
-    steady = worst_machine({"process 1": machine(others=0.01), "process 2": machine(others=None)})
+    several = enumerate([machine(0.01), machine(0.5, "x is 34%", "y"), machine(0.2, "x is 9%")], 1)
+    reasons = ["process 2: x is 34% (and 1 more)", "process 2: y"]
+    found = worst_machine({f"process {number}": own for number, own in several})
+    assert found == {"steady": False, "reasons": reasons, "others": 0.5, "steal": None}
+    steady = worst_machine({"process 1": machine(0.01), "process 2": machine(None)})
     assert steady == {"steady": True, "reasons": [], "others": 0.01, "steal": None}
-
-
-def test_one_process_is_called_one_process(one):
-    result = load_run(one).result
-    console = Console(width=200)
-    with console.capture() as captured:
-        console.print(run_table(result, one))
-    assert "; one process" in captured.get() and speedup_text(result).endswith("; one process")
 
 
 def test_what_varies_is_the_order_or_the_seed_and_never_the_first_process():
@@ -384,10 +368,8 @@ def test_what_varies_is_the_order_or_the_seed_and_never_the_first_process():
     with pytest.raises(ConfigError, match="the last process would have"):
         check(composed(*small("repeats=3", "repeats_vary=seed", f"seed={2**32 - 2}")))
     prompts = [Prompt(str(i), ("x",)) for i in range(20)]
-    assert in_seeded_order(prompts, 0) == prompts
-    assert in_seeded_order(prompts, 1) != in_seeded_order(prompts, 2) != prompts and set(
-        in_seeded_order(prompts, 1)
-    ) == set(prompts)
+    same, one, two = (in_seeded_order(prompts, order) for order in range(3))
+    assert same == prompts != one != two != prompts and {*one} == {*two} == {*prompts}
 
 
 CHILD = """
@@ -423,10 +405,6 @@ def test_a_signal_ends_the_process_once_and_waits_for_it(sent, tmp_path):
     parent.send_signal(sent)
     assert parent.wait() == 128 + sent, parent.stderr.read()
     assert (tmp_path / "got").read_text() == "TERM"
-
-
-def test_a_process_gives_its_exit_code():
-    assert repeats.run_process([sys.executable, "-c", "raise SystemExit(3)"]) == 3
 
 
 @pytest.mark.slow

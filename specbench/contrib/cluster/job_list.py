@@ -21,11 +21,9 @@ LIST, OVER = "jobs.json", "over"  # in the folder of a command
 
 @dataclass(frozen=True)
 class JobList(SweepJobs):
-    """The jobs of one command, as they are listed in the sweep's folder. `whole` is False if jobs are chosen one after
-    the other; then those are listed that are over."""
+    """The jobs of one command, as they are listed in the sweep's folder."""
 
     launcher: str
-    whole: bool
     id: str = field(default_factory=lambda: uuid.uuid4().hex)  # of this start of the command
     started: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
 
@@ -34,7 +32,7 @@ class JobList(SweepJobs):
         with writing(self.place):
             (self.place / OVER).mkdir(parents=True, exist_ok=True)
         own: dict[str, Any] = {"id": self.id, "started": self.started, "command": self.command, "name": self.name}
-        own |= {"launcher": self.launcher, "logger": dict(self.logger), "whole": self.whole}
+        own |= {"launcher": self.launcher, "logger": dict(self.logger)}
         write_json(self.place / LIST, own | {"jobs": [self._entry(job) for job in self.jobs]})
 
     def _entry(self, job: PlannedJob) -> dict[str, Any]:
@@ -49,14 +47,10 @@ class JobList(SweepJobs):
         wanted = os.path.realpath(folder)
         return next((job.number for job in self.jobs if os.path.realpath(job.folder) == wanted), None)
 
-    def end(self, job: PlannedJob | int, failed: str = "") -> None:
-        """Notes that a job is over; `failed` says why it has no result. Of a list that is not whole, the job is noted
-        with it. Raises ConfigError."""
-        number = job if isinstance(job, int) else job.number
+    def end(self, number: int, failed: str = "") -> None:
+        """Notes that a job is over; `failed` says why it has no result. Raises ConfigError."""
         noted: dict[str, Any] = {"id": self.id, "failed": failed, "host": socket.gethostname(), "process": os.getpid()}
         noted["ended"] = datetime.now(UTC).isoformat(timespec="seconds")
-        if isinstance(job, PlannedJob):
-            noted["job"] = self._entry(job)
         with writing(self.place):
             (self.place / OVER).mkdir(parents=True, exist_ok=True)
         write_json(self.place / OVER / f"{number}.json", noted)
@@ -69,8 +63,8 @@ class JobList(SweepJobs):
         return {job.number for job in self.jobs} - {*self.over()} if self.launcher != SERIAL else frozenset()
 
     def all_over(self) -> bool:
-        """Whether every job of a list that is whole is over."""
-        return self.whole and {job.number for job in self.jobs} <= {*self.over()}
+        """Whether every job is over."""
+        return {job.number for job in self.jobs} <= {*self.over()}
 
 
 def read_list(place: Path) -> JobList:
@@ -79,10 +73,7 @@ def read_list(place: Path) -> JobList:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
         jobs = [_job(entry, folder) for entry in found["jobs"]]
-        if not found["whole"]:
-            noted = _noted(place, found["id"])
-            jobs += [_job(noted[number]["job"], folder) for number in sorted(noted)]
-        start = found["launcher"], found["whole"], found["id"], found["started"]
+        start = found["launcher"], found["id"], found["started"]
         return JobList(folder, place.name, found["name"], found["logger"], jobs, *start)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(f"{path} cannot be used ({first_line(error)}): repeat the sweep's command") from error

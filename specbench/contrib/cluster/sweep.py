@@ -11,7 +11,7 @@ from typing import Any
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
-from specbench.config.validate import ValidatedConfig, check
+from specbench.config.validate import ValidatedConfig
 from specbench.contrib.cluster import cpu_affinity, launchers
 from specbench.contrib.cluster.job_list import SERIAL, JobList, read_list
 from specbench.contrib.cluster.preemption import preemption_signal
@@ -20,11 +20,10 @@ from specbench.results.console import Pace, info
 from specbench.results.fingerprint import Identity, NotedIdentity
 from specbench.results.schema_parts import Placement
 from specbench.run.sweep import Sweep
-from specbench.run.sweep_summary import PlannedJob, summarise
+from specbench.run.sweep_summary import summarise
 from specbench.run_config import RunConfig
 
 log = logging.getLogger(__name__)
-NOTHING = Identity("", {}, {}, {}, {})  # of a job that was refused
 
 
 class ClusterSweep(Sweep):
@@ -76,8 +75,6 @@ class ClusterSweep(Sweep):
         if self.of_job:
             Sweep.current, self.pace = self, Pace(0, alone=False)
             sys.argv = self.argv or sys.argv  # what was asked for, and not how the launcher started this process
-        else:
-            super().on_job_start(config, **kwargs)
 
     @contextmanager
     def running(self, config: DictConfig) -> Iterator[None]:
@@ -97,9 +94,11 @@ class ClusterSweep(Sweep):
         return cpu_affinity.placement()
 
     def planned(self) -> JobList:
+        if self.place is not None:  # in the process of a job
+            return read_list(self.place)
         jobs = super().planned()
         start: dict[str, Any] = {} if self.list is None else {"id": self.list.id, "started": self.list.started}
-        return JobList(**vars(jobs), launcher=self.launcher, whole=self.whole, **start)
+        return JobList(**vars(jobs), launcher=self.launcher, **start)
 
     def identity_of(self, checked: ValidatedConfig) -> Identity:
         identity = checked.identity(self.here)
@@ -108,45 +107,21 @@ class ClusterSweep(Sweep):
     def all_overrides(self) -> list[list[str]]:
         return super().all_overrides() or [job.overrides for job in (self.list.jobs if self.list else ())]
 
-    def summarise(self, printed: bool = True, page: bool = True) -> tuple[str, int]:
-        """As of any sweep. Jobs that an optimiser has chosen for other processes are those that have ended."""
-        if not self.jobs and self.list is not None:
-            summary = summarise(read_list(self.list.place), printed, page)
-            Sweep.current = None
-            return summary
-        return super().summarise(printed, page)
-
-    def end(self, config: DictConfig, folder: Path, ran: bool, failed: str) -> dict[str, Any] | None:
+    def end(self, folder: Path, ran: bool, failed: str) -> None:
         """As of any sweep. Where no process waits for all jobs, the last one makes the summary."""
         try:
-            self.note_end(config, folder, failed)
+            if self.place is not None:
+                self.list = read_list(self.place)
+            number = None if self.list is None else self.list.number_of(folder)
+            if self.list is not None and number is not None:
+                self.list.end(number, failed)
         except ConfigError as error:
             log.warning("%s", error)
         if self.of_job and self.list is not None:
             self.pace.jobs, self.pace.over = len(self.list.jobs), len(self.list.over()) - 1
-        result = super().end(config, folder, ran, failed)
+        super().end(folder, ran, failed)
         if self.of_job and self.list is not None and self.list.all_over():
             last_job(self.list)
-        return result
-
-    def note_end(self, config: DictConfig, folder: Path, failed: str) -> None:
-        """Notes in the list that this process's job is over; `failed` says why it has no result. Raises ConfigError."""
-        job = HydraConfig.get()
-        if self.place is not None:
-            self.list = read_list(self.place)
-        if self.list is None:
-            return
-        if self.list.whole:
-            number = self.list.number_of(folder)
-            if number is not None:
-                self.list.end(number, failed)
-            return
-        try:
-            checked = check(config, job.runtime.choices)
-            identity, strict = checked.identity(self.here), checked.root.strict
-        except ConfigError:
-            identity, strict = NOTHING, False
-        self.list.end(PlannedJob(job.job.num, list(job.overrides.task), folder, identity, strict), failed)
 
     def interrupted(self) -> str:
         return super().interrupted() + launchers.go_on(self.launcher, self.folder)

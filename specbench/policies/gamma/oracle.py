@@ -27,7 +27,8 @@ class OracleGamma(GammaPolicy):
         self.outcomes, self.betas = outcomes, np.nan_to_num(betas)
 
     def next_gamma(self, state: RowsSeen) -> list[int]:
-        ahead = self.outcomes[_place(state) :][: self.largest]
+        place = state.lengths[0] - state.prompt_lengths[0]  # in the text
+        ahead = self.outcomes[place:][: self.largest]
         return [int(np.cumprod(ahead).sum())]
 
 
@@ -42,15 +43,11 @@ class KnownBetas(OracleGamma):
         self.tokens, self.time = 1.0, float(self.seconds[0])
 
     def next_gamma(self, state: RowsSeen) -> list[int]:
-        ahead = self.betas[_place(state) :][: self.largest]
+        place = state.lengths[0] - state.prompt_lengths[0]
+        ahead = self.betas[place:][: self.largest]
         gain = np.concatenate([[0.0], np.cumsum(np.cumprod(ahead))])
         return [int(np.argmax(gain - self.seconds[: len(gain)] * self.tokens / self.time))]
 
     def observe(self, drafted: list[int], kept: list[int]) -> None:
         self.tokens += kept[0]
         self.time += float(self.seconds[drafted[0]])
-
-
-def _place(state: RowsSeen) -> int:
-    """The number of generated tokens: the position in the text."""
-    return state.lengths[0] - state.prompt_lengths[0]

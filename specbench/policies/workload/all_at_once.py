@@ -5,6 +5,3 @@ from specbench.policies.workload.base import Workload
 
 class AllAtOnce(Workload):
     """Requests are decoded as fast as rows become free."""
-
-    def arrivals(self, requests: int, segment: int = 0) -> list[float] | None:
-        return None

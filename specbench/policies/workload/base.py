@@ -1,6 +1,5 @@
 """Base class of workloads: when requests arrive."""
 
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +17,7 @@ class Limits:
     per_token: float = 0.0  # mean over the tokens after its first round
 
 
-class Workload(Component, ABC):
+class Workload(Component):
     """The arrival times of requests. `over_time` says whether requests arrive while others are decoded. Then a run's
     requests are decoded in segments, each of which begins with an empty queue, and both decoders take turns from one
     segment to the next."""
@@ -42,10 +41,10 @@ class Workload(Component, ABC):
     def refuse(self, prompts: Sequence[Prompt], rows: int) -> None:
         """Raises ConfigError if the requests of these prompts cannot arrive so, with a batch of so many rows."""
 
-    @abstractmethod
     def arrivals(self, requests: int, segment: int = 0) -> list[float] | None:
         """The second, from the start of this segment (counted from 0), at which each of its requests arrives, in
         order; None if all are there at once."""
+        return None
 
     def rate(self, segment: int) -> float | None:
         """The rate of a segment, None if there are none. From one pass through the rates to the next their order is

@@ -57,10 +57,10 @@ def rows_of(folder):
 # The list of jobs
 
 
-def a_list(folder, jobs=3, whole=True, **more) -> JobList:
+def a_list(folder, jobs=3, **more) -> JobList:
     planned = [PlannedJob(n, [f"gamma={n + 1}"], folder / f"gamma={n + 1}", NOTHING, False) for n in range(jobs)]
     given = {"name": "s", "launcher": "ray", "logger": {"_target_": "specbench.results.loggers.none.NoLogger"}, **more}
-    return JobList(folder, "gamma=1,2", whole=whole, jobs=planned, **given)
+    return JobList(folder, "gamma=1,2", jobs=planned, **given)
 
 
 def test_jobs_say_that_they_are_over(tmp_path):
@@ -84,17 +84,6 @@ def test_the_folder_of_a_sweep_can_be_moved(tmp_path):
     (moved,) = lists_in(tmp_path / "there")
     assert [job.folder for job in moved.jobs] == [tmp_path / "there" / f"gamma={n}" for n in (1, 2, 3)]
     assert moved.command == jobs.command and moved.jobs[1].overrides == ["gamma=2"]
-
-
-def test_jobs_that_an_optimiser_chooses_are_listed_when_they_end(tmp_path):
-    jobs = a_list(tmp_path, jobs=0, whole=False)
-    jobs.write()
-    for number in (1, 0):
-        jobs.end(PlannedJob(number, [f"gamma={number}"], tmp_path / str(number), NOTHING, True))
-    found = read_list(jobs.place)
-    assert [(job.number, job.overrides, job.strict) for job in found.jobs] == [(0, ["gamma=0"], True),
-                                                                             (1, ["gamma=1"], True)]  # fmt: skip
-    assert not found.all_over()  # nobody knows whether there are more
 
 
 def test_the_last_command_of_a_folder_comes_last(tmp_path):

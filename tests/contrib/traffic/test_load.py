@@ -28,49 +28,46 @@ from specbench.stats.lenience_drift import distinct, repetition
 from specbench.verifiers.speculative import SpeculativeVerifier
 
 
-def poisson(seed=0, **changes):
-    settings = dict(rate=5.0) | changes
-    return Poisson(seed, **settings)
-
-
 def test_arrivals_are_seeded_and_come_at_the_rate():
-    times = poisson().arrivals(4000)
-    assert times == poisson().arrivals(4000) and times != poisson(seed=1).arrivals(4000)
+    times = Poisson(0, 5.0).arrivals(4000)
+    assert times == Poisson(0, 5.0).arrivals(4000) and times != Poisson(1, 5.0).arrivals(4000)
     assert times == sorted(times) and times[-1] == pytest.approx(800, rel=0.05)
     gaps = np.diff(times)
     assert gaps.std() == pytest.approx(gaps.mean(), rel=0.05)  # exponential
 
 
 def test_a_spike_is_a_spike():
-    gaps = np.diff([0.0, *poisson(spike=8.0, spike_from=1000, spike_length=1000).arrivals(3000)])
+    gaps = np.diff([0.0, *Poisson(0, 5.0, spike=8.0, spike_from=1000, spike_length=1000).arrivals(3000)])
     assert gaps[1000:2000].mean() == pytest.approx(1 / 40, rel=0.15)
     assert gaps[:1000].mean() == pytest.approx(1 / 5, rel=0.15) == pytest.approx(gaps[2000:].mean(), rel=0.2)
 
 
-def decode_arrivals(tables, arrivals, verifier=None, rows=2):
-    target = tabular_model(tables.target, Sampling())
-    verifier = verifier or SpeculativeVerifier(Sampling())
-    drafter = make_drafter("model", target, "", tabular_model(tables.similar, Sampling()))
-    state = State.idle(rows, COLUMNS, [], target.device)
-    target.allocate(rows, COLUMNS)
-    queue = Queue(jobs(), [target, drafter.model], 5, GAMMA + 1, arrivals)
-    clock, recorder = Timer(target.device), Recorder(verifier, {})
-    policy = FixedGamma(GAMMA)
-    decode_speculative(state, target, drafter, policy, verifier, clock, recorder, queue)
-    laps = clock.rounds()
-    return queue, [r for call in recorder.rounds([lap for lap in laps if "verify" in lap]) for r in call], laps
+def decode_arrivals(tables, arrivals, verifier=None, kind="model", clock=None, record=None) -> Queue:
+    """The queue of requests that were decoded through two rows, plainly without a `kind` of drafter."""
+    target, similar = (tabular_model(logits, Sampling()) for logits in (tables.target, tables.similar))
+    verifier, clock = verifier or SpeculativeVerifier(Sampling()), clock or Timer(target.device)
+    state = State.idle(2, COLUMNS, [], target.device)
+    target.allocate(2, COLUMNS)
+    drafter = kind and make_drafter(kind, target, "", similar)
+    queue = Queue(jobs(), [target, *(drafter.models if drafter else [])], 5, GAMMA + 1, arrivals)
+    record = record or Recorder(verifier, {})
+    if drafter:
+        decode_speculative(state, target, drafter, FixedGamma(GAMMA), verifier, clock, record, queue)
+    else:
+        decode_autoregressive(state, target, verifier, clock, record, queue)
+    return queue
 
 
 def test_arrivals_change_no_token_and_every_wait_is_counted(tables):
-    at_once, _, _ = decode_arrivals(tables, None)
+    at_once, clock = decode_arrivals(tables, None), Timer(torch.device("cpu"))
     arrivals = [0.0, 0.0, 0.0, 0.001, 0.002, 0.3, 0.3, 0.3, 0.31, 0.32, 0.33]
-    queue, _, laps = decode_arrivals(tables, arrivals)
+    queue = decode_arrivals(tables, arrivals, clock=clock)
     assert [o.tokens for o in queue.outputs] == [o.tokens for o in at_once.outputs]
     assert all(o.times is None for o in at_once.outputs)
     times = [o.times for o in queue.outputs]
     for arrived, seen in zip(arrivals, times, strict=True):
         assert arrived == seen.arrived <= seen.admitted <= seen.first_token <= seen.finished
-    assert sum(lap.get("idle", 0.0) for lap in laps) > 0.05  # nothing to do until .3
+    assert sum(lap.get("idle", 0.0) for lap in clock.rounds()) > 0.05  # nothing to do until .3
     assert max(seen.admitted - seen.arrived for seen in times[:3]) > 0  # the third one had to wait
 
 
@@ -87,8 +84,10 @@ def test_lenience_follows_the_queue_within_its_levels(tables):
         found.append(verifier.under(state).lenience)
     assert found == [1.0, 1.0, 0.5, 0.5, 0.25, 0.25, 0.5, 1.0]
     assert not verifier.lossless and levels(1.0).lossless
-    _, rounds, _ = decode_arrivals(tables, [0.0] * 11, verifier)
-    seen = [r.lenience for r in rounds]
+    clock, recorder = Timer(torch.device("cpu")), Recorder(verifier, {})
+    decode_arrivals(tables, [0.0] * 11, verifier, clock=clock, record=recorder)
+    laps = [lap for lap in clock.rounds() if "verify" in lap]
+    seen = [r.lenience for call in recorder.rounds(laps) for r in call]
     assert seen[0] == 0.25 and seen[-1] == 1.0 and set(seen) == {0.25, 0.5, 1.0}
 
 
@@ -145,23 +144,10 @@ def test_waiting_times_are_those_of_a_run_that_records_nothing(kind, tables, mon
     monkeypatch.setattr(LanguageModel, "score", slow)
 
     def times(recording, clock):
-        sampling = Sampling()
-        target = tabular_model(tables.target, sampling)
-        state = State.idle(2, COLUMNS, [], target.device)
-        target.allocate(2, COLUMNS)
-        drafter = kind and make_drafter(kind, target, "", tabular_model(tables.similar, sampling))
-        queue = Queue(
-            jobs(), [target, *(drafter.models if drafter else [])], 500, GAMMA + 1, [0.5 * k for k in range(11)]
-        )
-        verifier = SpeculativeVerifier(sampling)
-
         def record(*of_round):
             now[0] += recording
 
-        if drafter:
-            decode_speculative(state, target, drafter, FixedGamma(GAMMA), verifier, clock, record, queue)
-        else:
-            decode_autoregressive(state, target, verifier, clock, record, queue)
+        queue = decode_arrivals(tables, [0.5 * k for k in range(11)], kind=kind, clock=clock, record=record)
         return [vars(output.times) for output in queue.outputs]
 
     expected, found = (times(recording, Timer(torch.device("cpu"))) for recording in (0.0, 5.0))
