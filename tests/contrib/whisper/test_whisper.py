@@ -19,7 +19,7 @@ from specbench.decoding.encoder_input import Features
 from specbench.decoding.sampling import Sampling
 from specbench.executors.eager import EagerExecutor
 from specbench.models import encoder_decoder
-from specbench.models.adapter_check import reads_trees
+from specbench.models.checkpoint_checks import reads_trees
 from specbench.models.encoder_decoder import Suppressed, suppressed_by
 from specbench.models.language_model import LanguageModel
 from specbench.models.reference_forward import stock_logits
