@@ -13,8 +13,8 @@ from specbench.cache.static import StaticCache
 from specbench.decoding.sampling import Sampling
 from specbench.errors import ConfigError
 from specbench.executors.eager import EagerExecutor
-from specbench.models.adapter_check import reads_trees
 from specbench.models.architecture import family_of
+from specbench.models.checkpoint_checks import reads_trees
 from specbench.models.context import Context
 from specbench.models.pretrained import PretrainedModel, footprint
 

@@ -74,11 +74,8 @@ def full_blocks(tokens: Sequence[int], size: int) -> Iterator[bytes]:
 
 
 class PagedCache(SlotCache):
-    """Keys and values in a pool [(blocks + 1) * block_size, heads, head size] per layer.
-
-    Attention reads a gathered copy of the visible columns, which every attention function of transformers accepts, or
-    the pool itself through the block table.
-    """
+    """Keys and values in a pool [(blocks + 1) * block_size, heads, head size] per layer. Attention reads a copy of the
+    visible columns or, through the block table, the pool itself."""
 
     @dataclass
     class Settings(BaseSettings):
@@ -143,15 +140,15 @@ class PagedCache(SlotCache):
     def _own_last(self, row: int) -> None:
         """Gives the row a copy of its partly filled last block, which will be written to, if other rows share it."""
         block = self.held[row][-1]
-        if self.blocks.holders[block] > 1:
-            own = self.held[row][-1] = self.blocks.take()
-            for pool in self.pools:
-                old, new = (slice(b * self.block_size, (b + 1) * self.block_size) for b in (block, own))
-                pool[new] = pool[old]
-            self.blocks.drop(block)
-            self._write_table(row)
-        else:
+        if self.blocks.holders[block] == 1:
             self.blocks.forget(block)
+            return
+        own = self.held[row][-1] = self.blocks.take()
+        for pool in self.pools:
+            blocks = pool.view(-1, self.block_size, *pool.shape[1:])
+            blocks[own] = blocks[block]
+        self.blocks.drop(block)
+        self._write_table(row)
 
     def reserve(self, lengths: Sequence[int]) -> None:
         for row, length in enumerate(lengths):
@@ -219,8 +216,7 @@ class PagedCache(SlotCache):
         *self.pools, self.table = tensors
 
     def commit(self, path: Tensor, base: Tensor) -> None:
-        offsets = torch.arange(path.shape[1], device=path.device)
         source = self._where(self.table, base[:, None] + path)
-        target = self._where(self.table, base[:, None] + offsets)
+        target = self._where(self.table, base[:, None] + torch.arange(path.shape[1], device=path.device))
         for pool in self.pools:
             pool[target] = pool[source]

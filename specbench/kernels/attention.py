@@ -23,8 +23,7 @@ def share(
     tile, first, N, M, size, BM: tl.constexpr, BN: tl.constexpr, G: tl.constexpr, TREE: tl.constexpr,
     WINDOW: tl.constexpr, SPLITS: tl.constexpr,
 ):  # fmt: skip
-    """What the query rows of a tile see: the number of the first tile of BN columns, the number of such tiles of each
-    split, and the end of the last column."""
+    """What a tile of query rows sees: its first tile of BN columns, tiles of each split, the end of the last column."""
     end = tl.minimum(first + tl.minimum(((tile + 1) * BM - 1) // G + 1, N), size)
     end = tl.maximum(end, 1)  # a token before column 0 stands for the one there
     begin = first * 0

@@ -286,9 +286,6 @@ class CachedModel(Target):
         if self.encoder is not None:
             logits = self.encoder.logits(self.module, words, places, self.mask, row, self.cache)
             return self.vocabulary.fit(self.suppress(logits, positions) if suppressing else logits)
-        if self.kernel:
-            seen = self.kernel_arguments(self, tokens, first, tree)
-        else:
-            seen = {"attention_mask": self.mask(places)}
+        seen = self.kernel_arguments(self, first, places) if self.kernel else {"attention_mask": self.mask(places)}
         seen["past_key_values"] = self.cache
         return self.vocabulary.fit(self.decoder.logits(self.module, words, places, seen, keep_logits))

@@ -1,7 +1,7 @@
-"""What is checked once of every loaded model: complete, finite, causal, and within its tokenizer's range. T tokens, V
-vocabulary."""
+"""What is checked once of every loaded model: complete, finite, causal, within its tokenizer's range, and with the
+logits of its stock module on ragged rows and trees. T tokens, V vocabulary."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -10,10 +10,14 @@ from transformers import PretrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES as OF_TEXT
 
 from specbench.decoding import processes
-from specbench.errors import ConfigError
+from specbench.decoding.encoder_input import EncoderInput
+from specbench.decoding.state import Job
+from specbench.decoding.token_tree import Tree, static_tree
+from specbench.errors import ConfigError, IncompleteError, first_line
 from specbench.models.architecture import NO_FAMILY, family_of, size_of, stops_of
 from specbench.models.encoder_decoder import KINDS, encoder_words
 from specbench.models.encoder_decoder import SIZES as ENCODER_DECODER_SIZES
+from specbench.models.language_model import LanguageModel
 
 OUTSIDE = ("cpu", "disk", "meta")  # where layers are put that no GPU has room for
 NAMED = 3  # tensors that an error names
@@ -24,6 +28,11 @@ OPTIONAL_SIZES = ("num_attention_heads", "max_position_embeddings", "num_key_val
 PROBE = 8  # tokens of the texts that show whether a model is causal
 # Of the largest logit: far above what two texts in one forward differ by through rounding.
 ROUNDING = {torch.float32: 1e-5, torch.float16: 5e-4, torch.bfloat16: 2e-3}
+TEXT = 8  # tokens, within the shortest context that decodes anything
+PARENT, PATHS = (-1, -1, 0, 0, 1), ((0, 2, 5), (0, 1, 3), (0, 1, 4))  # a tree, and entries on its paths
+CHAIN = (tuple(range(len(PARENT) + 1)),)
+STARTS = (1, 2)  # where each of two rows goes on
+PLACED, PLACED_16_BIT = 1e-3, 0.1  # of the largest logit: what rounding may explain there
 WORDS_OF_ITS_OWN = 100
 WORDS = "The quick brown fox, or def f(x): return 1"
 
@@ -100,11 +109,7 @@ def refuse_not_causal(module: PreTrainedModel, key: str, dtype: torch.dtype) -> 
     vocabulary, ids = int(config.vocab_size), _probe_ids(config)
     *text, _ = probe_text(module)
     texts = torch.tensor([[*text, ids[-1]], [*text, ids[-2:][0]]], device=module.device)  # [2, T]
-    words = {"input_ids": texts}
-    if module.config.is_encoder_decoder:
-        read = family_of(module.config).probe(config, 0, text)
-        words = encoder_words(module, read, len(texts)) | {"decoder_input_ids": texts}
-    logits: Tensor = module(**words, use_cache=False).logits.float()  # [2, T, V]
+    logits = _plain_logits(module, texts, family_of(module.config).probe(config, 0, text))  # [2, T, V]
     if logits.shape[-1] != vocabulary:
         raise ConfigError(f"{key} has logits of {logits.shape[-1]} tokens, but vocab_size={vocabulary} in its config")
     before = logits[:, :-1]
@@ -112,6 +117,16 @@ def refuse_not_causal(module: PreTrainedModel, key: str, dtype: torch.dtype) -> 
         raise ConfigError(f"{key} has logits that are not finite in {_name(dtype)}: use another dtype or model")
     if text and float((before[0] - before[1]).abs().max()) > ROUNDING[dtype] * float(before.abs().max()):
         raise ConfigError(f"{key} is not causal: its logits at a token change with later tokens, give a causal model")
+
+
+def _plain_logits(module: Any, texts: Tensor, read: EncoderInput) -> Tensor:
+    """Logits [n, T, V] of texts [n, T], each after an encoder's input if there is an encoder, without a cache; those of
+    tokens that generate() never draws are finite."""
+    words = {"input_ids": texts}
+    if module.config.is_encoder_decoder:
+        words = encoder_words(module, read, len(texts)) | {"decoder_input_ids": texts}
+    found: Tensor = module(**words, use_cache=False).logits.float()
+    return found
 
 
 def probe_text(module: PreTrainedModel) -> list[int]:
@@ -167,3 +182,61 @@ def refuse_offloaded(module: PreTrainedModel, key: str) -> None:
             f"{key} does not fit the GPUs that are visible: device_map=auto puts layers on {' and '.join(outside)}, "
             "where every step would wait for them; give more GPUs, or choose a smaller model or tensor_parallel"
         )
+
+
+# -- The adapter: an architecture that it does not call rightly is refused ---------------------------
+
+
+@torch.inference_mode()
+def reads_trees(model: LanguageModel, key: str) -> bool:
+    """Whether trees behind two rows of unequal lengths have the logits that their paths have in the module as
+    transformers calls it. Raises ConfigError if chains have not. `model` has static caches, and runs eagerly."""
+    reason = _difference(model, None, CHAIN)
+    if reason is not None:
+        kind = "encoder-decoder" if model.encoder else "model"
+        raise ConfigError(
+            f"{key} is a {type(model.module).__name__}, whose decoder does not follow the positions and masks that it "
+            f"is given ({reason}): give another {kind}"
+        )
+    return model.recurrence is None and _difference(model, static_tree(PARENT, model.device), PATHS) is None
+
+
+def _difference(model: LanguageModel, tree: Tree | None, paths: Sequence[Sequence[int]]) -> str | None:
+    """How logits on these paths differ from the stock module's, or why there are none; None if by rounding."""
+    try:
+        errors = _errors(model, tree, paths)
+    except IncompleteError:
+        raise
+    except Exception as error:  # of a module that is called as it was not meant to be
+        return first_line(error)
+    finally:
+        model.free()
+        model.encoder = None if model.encoder is None else model.encoder.shared()
+    # In 16 bits rounding may turn a single token to other experts, which changes its logits and no others' before it.
+    exact = model.dtype == torch.float32
+    worst = float((errors.amax(1) if exact else errors.median(1).values).max())
+    return None if worst <= (PLACED if exact else PLACED_16_BIT) else f"logits differ by {worst:.1g}"
+
+
+def _errors(model: LanguageModel, tree: Tree | None, paths: Sequence[Sequence[int]]) -> Tensor:
+    """[2, entries]: distances from the stock module's logits, as shares of the largest, for two rows and all paths."""
+    unplaced = None if model.encoder is None else model.encoder.positions.no_position
+    ids = [token % model.own_vocab_size for token in range(2, 3 + TEXT) if token != unplaced][:TEXT]
+    text = torch.tensor([ids], device=model.device)
+    probe = family_of(model.module.config).probe
+    inputs = [probe(model.config, number, tokens) for number, tokens in enumerate((ids[:3], ids[2:]))]  # of an encoder
+    model.allocate(len(STARTS), TEXT)
+    for row, start in enumerate(STARTS):
+        model.encode(row, Job([], 0, 0, inputs[row]))
+        model.read_row(text, row, 0, start)
+    first = torch.tensor(STARTS, device=model.device)
+    model.cache.reserve([TEXT] * len(STARTS))
+    found = model.forward(text[:, : len(PARENT) + 1].expand(2, -1), first, TEXT, tree=tree).float()  # [2, entries, V]
+    errors = []
+    for row, start in enumerate(STARTS):
+        alone = torch.tensor([[*ids[:start], *(ids[entry] for entry in path)] for path in paths], device=model.device)
+        stock = _plain_logits(model.module, alone, inputs[row])[:, start:]  # [paths, entries, V]
+        ours = found[row, torch.tensor(paths, device=model.device), : stock.shape[-1]]
+        distance = torch.where(ours.isfinite(), (ours - stock).abs(), 0 if model.encoder else torch.inf)
+        errors.append((distance.amax(-1) / stock.abs().max()).flatten())
+    return torch.cat(errors).view(len(STARTS), -1)

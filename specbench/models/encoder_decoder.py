@@ -191,9 +191,7 @@ def suppressed_by(module: Any, begin: int) -> Suppressed:
 def not_applied(module: Any) -> list[str]:
     """Settings of generation_config that ask for another law than the model's own, as "min_length=56"."""
     options = getattr(module, "generation_config", None)
-    if options is None:
-        return []
-    found = [f"{key}={getattr(options, key)}" for key, plain in OTHER_LAWS.items()
-             if getattr(options, key, None) not in plain]  # fmt: skip
-    longer = [words for words in options.bad_words_ids or [] if len(words) > 1]
+    values = {key: getattr(options, key, None) for key in OTHER_LAWS}
+    found = [f"{key}={value}" for key, value in values.items() if value not in OTHER_LAWS[key]]
+    longer = [words for words in getattr(options, "bad_words_ids", None) or [] if len(words) > 1]
     return found + [f"bad_words_ids={longer}"] * bool(longer)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
 from specbench.cache.static import StaticCache
-from specbench.decoding.token_tree import Tree, static_tree
+from specbench.decoding.token_tree import static_tree
 from specbench.errors import ConfigError, first_line
 from specbench.kernels import has_triton
 from specbench.models.attention_mask import RECURRENT, TokenPlaces
@@ -35,9 +35,8 @@ class SeenColumns:
     """Where the columns of each row are stored, and which of them its new tokens see: arguments of `attend`."""
 
     table: Tensor  # [b, width]
-    first: Tensor  # [b]
-    sees: Tensor | None  # [1 or b, N, M] bool, in a tree
-    depth: Tensor | None  # [1 or b, N], in a tree
+    first: Tensor  # [b], the column of the first new token; below 0 if it stands before the text
+    places: TokenPlaces
     window_of: Callable[[int], int | None]  # the sliding window of a layer
     errors: list[Tensor] | None = None  # if a list, each layer adds its distance from plain attention
 
@@ -76,7 +75,9 @@ def _attention(
         raise RuntimeError(f"{type(module).__name__} computes attention with {', '.join(found)}")
     window = seen.window_of(int(module.layer_idx))  # type: ignore[arg-type]
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    output = attend_op(query, key, value, seen.table, seen.first, seen.sees, seen.depth, scale, window)
+    tree = seen.places.tree
+    sees, depth = (None, None) if tree is None else (tree.sees, tree.depth)
+    output = attend_op(query, key, value, seen.table, seen.first, sees, depth, scale, window)
     if seen.errors is not None:
         right = plain_attention(query, key, value, seen, scale, window)
         seen.errors.append((output - right).abs().max() / right.abs().max())
@@ -87,29 +88,25 @@ AttentionInterface.register(NAME, _attention)
 AttentionMaskInterface.register(NAME, AttentionMaskInterface()["sdpa"])
 
 
-def arguments(model: Any, tokens: Tensor, first: Tensor, tree: Tree | None) -> dict[str, Any]:
-    """The keyword arguments that say what the tokens [b, N], or their embeddings [b, N, hidden], see, the first of them
-    at columns first [b]. The mask has no columns, so that no other attention function takes it."""
-    b, N = tokens.shape[:2]
-    sees, depth = (None, None) if tree is None else (tree.sees, tree.depth)
-    seen = SeenColumns(model.cache.block_table(), first, sees, depth, model.mask.window_of, model.kernel_errors)
-    return {"attention_mask": tokens.new_empty((b, 1, N, 0), dtype=torch.bool), "specbench_seen": seen}
+def arguments(model: Any, first: Tensor, places: TokenPlaces) -> dict[str, Any]:
+    """The keyword arguments that say what new tokens see, the first of them in columns first [b]. The mask has no
+    columns, so that no other attention function takes it."""
+    b, N = places.slots.shape
+    seen = SeenColumns(model.cache.block_table(), first, places, model.mask.window_of, model.kernel_errors)
+    return {"attention_mask": first.new_empty((b, 1, N, 0), dtype=torch.bool), "specbench_seen": seen}
 
 
 def plain_attention(
     query: Tensor, keys: Tensor, values: Tensor, seen: SeenColumns, scale: float, window: int | None
 ) -> Tensor:
     """What the kernel computes, with a mask, copies and float32: [b, N, heads, head size]."""
-    heads, N = query.shape[1:3]
+    heads = query.shape[1]
     blocks = (stored[seen.table].transpose(1, 2).flatten(2, 3).float() for stored in (keys, values))
     k, v = (found.repeat_interleave(heads // found.shape[1], 1) for found in blocks)  # [b, heads, T, head size]
-    slots = (seen.first[:, None] + torch.arange(N, device=query.device)).clamp(min=0)
-    tree = None if seen.sees is None or seen.depth is None else Tree(seen.depth, seen.sees)
-    root = seen.first if tree is None else seen.first - (tree.sees.shape[2] - N)
-    positions = slots if tree is None else root[:, None] + tree.depth
-    mask = TokenPlaces(slots, positions, root, k.shape[2], tree).seen
+    places = seen.places._replace(visible=k.shape[2])
+    mask = places.seen
     if window is not None:
-        mask = mask & (torch.arange(k.shape[2], device=query.device) > positions[:, :, None] - window)
+        mask = mask & (torch.arange(k.shape[2], device=query.device) > places.positions[:, :, None] - window)
     scores = (query.float() @ k.mT * scale).masked_fill(~mask[:, None], -torch.inf)
     return (scores.softmax(-1) @ v).transpose(1, 2)
 

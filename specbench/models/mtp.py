@@ -36,11 +36,8 @@ class PairInput(nn.Module):
 
 class MtpModel(LanguageModel):
     """The module of a target: `module` is a model of the target's class with one layer, the target's embedding and
-    output matrix, and a `pair_input`.
-
-    The first cached[b] pairs of row b are in the cache. Those behind them, whose hidden states the target's last call
-    gave, are pending: the next draft begins with them.
-    """
+    output matrix, and a `pair_input`. The first cached[b] pairs of row b are in the cache. Those behind them, whose
+    hidden states the target's last call gave, are pending: the next draft begins with them."""
 
     def __init__(self, module: PreTrainedModel, target: LanguageModel, name: str, sampling: Sampling, gamma: int):
         """`gamma` is the largest of any round. The target tells what it reads of prompts from now on."""
@@ -100,7 +97,6 @@ class MtpModel(LanguageModel):
         heard = torch.cat(self.heard.pop(row), 1)  # [1, end - begin, H]
         whole = end >= state.lengths[row] - 1
         if (count := end - begin - whole) > 0:
-            self.make_row(row, begin, begin + count)
             self._read_pairs(state.tokens[row : row + 1], row, begin, heard[:, :count])
         self.cached[row] = begin + max(0, count)
         if whole:
@@ -109,7 +105,8 @@ class MtpModel(LanguageModel):
     def _read_pairs(self, text: Tensor, row: int | None, begin: int, hidden: Tensor) -> None:
         """Reads the pairs of hidden states [b, n, H] of the tokens of text [b, T] from position `begin` on."""
         width, end = hidden.shape[1], begin + hidden.shape[1]
-        visible = self.columns_seen(end) if row is not None else self.make_room([begin] * len(self.cached), width)
+        starts = [begin] * len(self.cached)
+        visible = self.make_room(starts, width) if row is None else self.make_row(row, begin, end)
         first = torch.full((len(hidden),), begin, device=self.device)
         x = self.join(text[:, begin + 1 : end + 1], hidden)
         self.forward(x, first, visible, row=row, keep_logits=1)

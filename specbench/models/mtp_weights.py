@@ -60,8 +60,8 @@ def without_modules(names: Iterable[str], layers: int) -> list[str]:
 
 
 def missing_in(path: str, key: str) -> str | None:
-    """Why no module can be read from a local folder, as `Component.refuses` says it; None for hub ids, of which nothing
-    is known before they are loaded, and for folders that cannot be read, which another check refuses."""
+    """Why no module can be read from a local folder, as `Component.refuses` says it; None for hub ids, and for folders
+    that cannot be read, which another check refuses."""
     folder = local_path(path)
     try:
         config = read_json(folder / "config.json")
@@ -73,9 +73,8 @@ def missing_in(path: str, key: str) -> str | None:
 
 
 def load_mtp(path: str, key: str, target: LanguageModel) -> PreTrainedModel:
-    """The first module of a checkpoint, a folder or a hub id, as a model of the target's class with one layer, the
-    target's embedding and output matrix, and a `pair_input`. Raises ConfigError if there is none, or none for this
-    target."""
+    """The first module of a checkpoint as a model of the target's class with one layer, the target's embedding and
+    output matrix, and a `pair_input`. Raises ConfigError if there is none for this target."""
     stock: Any = target.module
     named, part = f"{key}={path}", "multi-token-prediction module"
     with reading(key, path, part):
@@ -113,15 +112,12 @@ def _files(path: str) -> dict[str, str]:
 
 def _read(source: str, layers: int) -> dict[str, Tensor]:
     """The tensors of the first module by their places; only the files that hold some are fetched."""
-    wanted: dict[str, dict[str, str]] = {}  # places by names, by file
-    for name, file in _files(source).items():
-        place = mtp_place(name, layers)
-        if place is not None and place[0] == 0 and place[1]:
-            wanted.setdefault(file, {})[name] = place[1]
+    files = _files(source)
+    places = {name: place[1] for name in files if (place := mtp_place(name, layers)) and place[0] == 0 and place[1]}
     found: dict[str, Tensor] = {}
-    for file, places in wanted.items():
+    for file in {files[name] for name in places}:
         with safe_open(cached_file(source, file), framework="pt") as tensors:
-            found |= {place: tensors.get_tensor(name) for name, place in places.items()}
+            found |= {places[name]: tensors.get_tensor(name) for name in places if files[name] == file}
     return found
 
 

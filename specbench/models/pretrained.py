@@ -23,7 +23,6 @@ from specbench.errors import ConfigError, unknown
 from specbench.executors.eager import EagerExecutor
 from specbench.executors.quant_grids import GRIDS
 from specbench.models import checkpoint_checks as checks
-from specbench.models.adapter_check import reads_trees
 from specbench.models.architecture import ModelSize, family_of, loader_of, without_memory
 from specbench.models.attention_mask import refuse_unknown_kinds
 from specbench.models.checkpoint import WHOLE, check_files, check_path, check_weights, local_path, reading, source_of
@@ -100,7 +99,7 @@ class PretrainedModel(LanguageModel):
                 raise ConfigError(f"{key} is not possible with this executor: {obstacle}")
             if plain.decoder.counts_positions:  # nor is what executor=auto may compile later
                 context.executor.without_programs()
-        trees = reads_trees(plain, key)
+        trees = checks.reads_trees(plain, key)
         super().__init__(
             module,
             tokenizer,

@@ -19,8 +19,8 @@ from specbench.decoding.state import Job, State
 from specbench.decoding.timer import Timer
 from specbench.errors import ConfigError
 from specbench.models import pretrained
-from specbench.models.adapter_check import reads_trees
 from specbench.models.architecture import DECODERS, ENCODER_DECODERS, NO_FAMILY, Family, family_of, loader_of
+from specbench.models.checkpoint_checks import reads_trees
 from specbench.models.pretrained import PretrainedModel, load_tokenizer
 from specbench.policies.gamma.fixed import FixedGamma
 

@@ -15,8 +15,7 @@ from specbench.data.sources import SHIPPED
 from specbench.decoding.sampling import Sampling
 from specbench.errors import ConfigError
 from specbench.executors.eager import EagerExecutor
-from specbench.models.adapter_check import reads_trees
-from specbench.models.checkpoint_checks import refuse_not_causal
+from specbench.models.checkpoint_checks import reads_trees, refuse_not_causal
 from specbench.models.encoder_decoder import refuse_decoder
 from specbench.models.language_model import LanguageModel
 from specbench.models.reference_forward import stock_logits

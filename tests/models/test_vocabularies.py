@@ -192,25 +192,29 @@ def test_another_q_changes_the_law(spoil, few_contexts):
 
 
 class Words:
-    """A tokenizer of a list of words."""
+    """A tokenizer of words with numbers, which reads a text as a word or else letter by letter."""
 
-    def __init__(self, *words: str, end: int | None = None):
-        self.words, self.eos_token_id = list(words), end
+    def __init__(self, end: int | None, *words: str):
+        self.vocabulary, self.eos_token_id = {word: index for index, word in enumerate(words)}, end
 
     def get_vocab(self):
-        return {word: index for index, word in enumerate(self.words)}
+        return self.vocabulary
 
     def decode(self, tokens):
-        return "".join(self.words[token] for token in tokens).replace("\u0120", " ")
+        return next(word for word, index in self.vocabulary.items() if index == tokens[0]).replace("\u0120", " ")
 
     def __call__(self, texts, **options):
-        return {"input_ids": [[self.words.index(letter) for letter in text if letter in self.words] for text in texts]}
+        known = {word.replace("\u2581", " "): index for word, index in reversed(self.vocabulary.items())}
+        words = [[text] if text in known else text for text in texts]
+        return {"input_ids": [[known[word] for word in text if word in known] for text in words]}
+
+
+def shared_by(target: Words, drafter: Words, wanted: int, own: int) -> Intersection:
+    return intersection(target, drafter, wanted, own, torch.device("cpu"))
 
 
 def test_tokens_that_are_spelt_alike_are_shared():
-    target = Words("\u0120a", "b", "ab", "<end>", "zz", end=3)
-    drafter = Words("b", "\u2581a", "a", "</s>", end=3)
-    found = intersection(target, drafter, wanted=6, own=4, device=torch.device("cpu"))
+    found = shared_by(Words(3, "\u0120a", "b", "ab", "<end>", "zz"), Words(3, "b", "\u2581a", "a", "</s>"), 6, 4)
     assert found.own_of.tolist() == [1, 0, 0, 3, 0, 0]  # ab is read as its last letter, zz and padding as token 0
     assert found.is_shared.tolist() == [True, True, False, True, False, False] and found.shared == 3
     q = found.fit(torch.tensor([1.0, 2.0, 3.0, 4.0])).softmax(-1)
@@ -220,23 +224,8 @@ def test_tokens_that_are_spelt_alike_are_shared():
 def test_two_tokens_of_the_target_never_share_one_of_the_drafter():
     """The end of a text pairs the tokenizers' own ends, whatever else is spelt as they are; and of two tokens of the
     target that are spelt alike the second is not shared, but read as its text."""
-
-    class Words:
-        def __init__(self, vocabulary, end):
-            self.vocabulary, self.eos_token_id = vocabulary, end
-
-        def get_vocab(self):
-            return self.vocabulary
-
-        def decode(self, tokens):
-            return next(word for word, index in self.vocabulary.items() if index == tokens[0])
-
-        def __call__(self, texts, **options):
-            known = {word.replace("▁", " "): index for word, index in reversed(self.vocabulary.items())}
-            return {"input_ids": [[known[text]] for text in texts]}
-
-    words = {"a": 0, "<|im_end|>": 1, "<|endoftext|>": 2}
-    found = intersection(Words(words, 1), Words(words, 2), 3, 3, torch.device("cpu"))
+    words = ("a", "<|im_end|>", "<|endoftext|>")
+    found = shared_by(Words(1, *words), Words(2, *words), 3, 3)
     assert found.own_of.tolist() == [0, 2, 2] and found.is_shared.tolist() == [True, True, False]
-    alike = intersection(Words({"▁a": 0, " a": 1}, None), Words({" a": 0}, None), 2, 1, torch.device("cpu"))
+    alike = shared_by(Words(None, "\u2581a", " a"), Words(None, " a"), 2, 1)
     assert alike.own_of.tolist() == [0, 0] and alike.is_shared.tolist() == [True, False]

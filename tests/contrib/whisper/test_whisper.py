@@ -19,7 +19,7 @@ from specbench.decoding.encoder_input import Features
 from specbench.decoding.sampling import Sampling
 from specbench.executors.eager import EagerExecutor
 from specbench.models import encoder_decoder
-from specbench.models.adapter_check import reads_trees
+from specbench.models.checkpoint_checks import reads_trees
 from specbench.models.encoder_decoder import Suppressed, suppressed_by
 from specbench.models.language_model import LanguageModel
 from specbench.models.reference_forward import stock_logits
@@ -166,7 +166,7 @@ def test_every_position_of_the_encoder_is_read_and_no_other():
 def test_a_small_drafter_has_an_encoder_of_its_own():
     target, own = models = [model(1, seed=seed, small=seed == 1) for seed in (0, 1)]
     decoded_by(models, "model", 2, which=inputs())
-    widths = [m.encoder.inputs.layers[0].stored_keys.shape for m in models]
+    widths = [m.encoder.inputs.stored[0].shape for m in models]
     assert len(target.encoder.inputs.layers) == 2 and len(own.encoder.inputs.layers) == 1 and widths[0] != widths[1]
 
 
