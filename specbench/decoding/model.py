@@ -32,8 +32,7 @@ class Scores:
     def hidden_after(self, verdict: Verdict) -> Tensor:
         """[B, H]: the hidden state from which t was drawn, that of the last accepted guess or committed token."""
         assert self.hidden is not None
-        n = verdict.accepted
-        entry = n
+        n = entry = verdict.accepted
         if verdict.path is not None and verdict.path.shape[1]:
             node = verdict.path.gather(1, (n - 1).clamp(min=0)[:, None])[:, 0]
             entry = torch.where(n > 0, node + 1, 0)

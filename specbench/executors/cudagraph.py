@@ -152,8 +152,7 @@ class CudaGraphExecutor(Executor):
 
     def side_stream(self) -> Any:
         """A stream of the current device, the same one each time."""
-        if self.stream is None:
-            self.stream = torch.cuda.Stream()
+        self.stream = self.stream or torch.cuda.Stream()
         return self.stream
 
     def warm_up(self, function: Callable[[], Any]) -> Any:

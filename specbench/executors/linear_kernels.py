@@ -157,7 +157,7 @@ class Quantized(Product):
 
     @classmethod
     def offers(cls, weight: Tensor) -> bool:
-        packs = cls.grid.group is None or len(weight) % INT4_ROWS == 0 and cls.grid.fits(weight.shape[1])
+        packs = cls.grid.group is None or (len(weight) % INT4_ROWS == 0 and cls.grid.fits(weight.shape[1]))
         return weight.dtype == torch.bfloat16 and packs and cls.grid.holds(weight)
 
     def __call__(self, x: Tensor) -> Tensor:

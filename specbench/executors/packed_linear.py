@@ -37,11 +37,9 @@ def _product(x: Tensor, number: Tensor, features: int) -> Tensor:
     return _by_number[int(number)].multiply(x)
 
 
+@torch.library.register_fake("specbench::product")
 def _shape(x: Tensor, number: Tensor, features: int) -> Tensor:
     return x.new_empty(*x.shape[:-1], features)
-
-
-torch.library.register_fake("specbench::product", _shape)
 
 
 class PackedLinear(nn.Module):
@@ -118,7 +116,8 @@ def linear_groups(module: nn.Module) -> Iterator[LinearGroup]:
         names = [name for name, child in linear.items() if type(child.weight) is nn.Parameter]
         names = [name for name in names if name not in READ_DIRECTLY]
         for siblings in () if is_cross_attention(path) else SIBLINGS:
-            if set(siblings) <= {*names} and len({_input_of(linear[name]) for name in siblings}) == 1:
+            alike = {(linear[name].in_features, linear[name].bias is None) for name in siblings if name in names}
+            if set(siblings) <= {*names} and len(alike) == 1:
                 yield parent, siblings
                 names = [name for name in names if name not in siblings]
         yield from ((parent, (name,)) for name in names)
@@ -127,11 +126,6 @@ def linear_groups(module: nn.Module) -> Iterator[LinearGroup]:
 def is_cross_attention(path: str) -> bool:
     """Whether the module at a path attends to the outputs of an encoder."""
     return path.rpartition(".")[2] in CROSS_ATTENTION
-
-
-def _input_of(layer: nn.Linear) -> tuple[int, bool]:
-    """In what weights must be alike to be stacked: the width of the input, and whether there is a bias."""
-    return layer.in_features, layer.bias is None
 
 
 def linear_layers(group: LinearGroup) -> list[nn.Linear]:
