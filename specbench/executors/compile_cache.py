@@ -72,7 +72,7 @@ class Programs:
         """Those of a run with this identity, and times on the machine of this description, kept for later runs."""
         if os.environ.get(INDUCTOR, default_cache_dir()) == default_cache_dir():  # PyTorch sets it when it is imported
             os.environ[INDUCTOR] = str(cache_dir() / "inductor")
-        return cls(cache_dir() / "programs" / identity, machine and cache_file("compiling", machine))
+        return cls(cache_dir() / "programs" / identity, None if machine is None else cache_file("compiling", machine))
 
     @property
     def seconds_per_weight(self) -> float:
