@@ -16,13 +16,11 @@ UNLIMITED = 2**63 - 1  # tokens: the context of a drafter without a limit of its
 
 
 class Drafter(Component, ABC):
-    """Proposes guesses for every row of a state (the first step of Algorithm 1; kinds of M_q: section 3.6).
-
-    `context` is the longest text that it can read, in tokens. `longest` is the largest gamma that it can draft, None if
-    there is no limit. `operations_per_token` is multiply-adds per guess (for c_hat, Definition 3.10). `models` are its
-    language models with caches of their own. `own_bytes` is bytes of weights that are not theirs or the target's.
-    With fixed shapes, the decoder sets `widths` to the depths that drafts should have.
-    """
+    """Proposes guesses for every row of a state (the first step of Algorithm 1; kinds of M_q: section 3.6). `context`
+    is the longest text that it can read, in tokens. `longest` is the largest gamma that it can draft, None if there is
+    no limit. `operations_per_token` is multiply-adds per guess (for c_hat, Definition 3.10). `models` are its language
+    models with caches of their own. `own_bytes` is bytes of weights that are not theirs or the target's. With fixed
+    shapes, the decoder sets `widths` to the depths that drafts should have."""
 
     trees: ClassVar[bool] = False  # whether its drafts may branch
     # Whether it is one model that reads text, which may have a recurrent state and (not inherited) a beam search (A.4).

@@ -39,12 +39,10 @@ class Costs(Protocol):
 
 
 class GammaPolicy(Component, ABC):
-    """Chooses gamma for every row and round.
-
-    `largest` is the most tokens that it drafts. `widths` are the draft lengths that it uses, to which executors with
-    fixed shapes pad. `constant` is gamma if it never changes, else None. Unless it is constant, what it knows may
-    depend on guesses that were discarded, so after each round the decoder renews the noise of the next guesses.
-    """
+    """Chooses gamma for every row and round. `largest` is the most tokens that it drafts. `widths` are the draft
+    lengths that it uses, to which executors with fixed shapes pad. `constant` is gamma if it never changes, else None.
+    Unless it is constant, what it knows may depend on guesses that were discarded, so after each round the decoder
+    renews the noise of the next guesses."""
 
     replay_only: ClassVar[bool] = False  # whether it needs `foresee`, so that only replay can run it
     calibrated: ClassVar[bool] = False  # whether it needs `calibrate`

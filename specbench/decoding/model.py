@@ -42,11 +42,8 @@ class Scores:
 
 
 class Model(Component, ABC):
-    """A language model with a cache, for rows that requests enter and leave.
-
-    The first cached[b] tokens of row b are in the cache. A forward that begins at position s forgets everything at and
-    beyond s: this is the rollback.
-    """
+    """A language model with a cache, for rows that requests enter and leave. The first cached[b] tokens of row b are in
+    the cache. A forward that begins at position s forgets everything at and beyond s: this is the rollback."""
 
     name: str
     tokenizer: Any

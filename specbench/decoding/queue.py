@@ -37,13 +37,11 @@ class Output:
 
 
 class Queue:
-    """The `feed` of both decoding loops; `outputs` holds what was decoded.
-
-    `models` are those with a cache: the target, and the drafter's if it has one. Before each round at most about
-    `prefill_chunk` prompt tokens are read. `spare` cache columns beyond a job's limit take the guesses of its last
-    round. `arrivals`, in seconds from the first call and in order, says when each job arrives. Without it all jobs are
-    there at once, and the longest go first, so that rows beside each other are alike.
-    """
+    """The `feed` of both decoding loops; `outputs` holds what was decoded. `models` are those with a cache: the target,
+    and the drafter's if it has one. Before each round at most about `prefill_chunk` prompt tokens are read. `spare`
+    cache columns beyond a job's limit take the guesses of its last round. `arrivals`, in seconds from the first call
+    and in order, says when each job arrives. Without it all jobs are there at once, and the longest go first, so that
+    rows beside each other are alike."""
 
     def __init__(
         self, jobs: Sequence[Job], models: Sequence[Model], prefill_chunk: int, spare: int,

@@ -29,11 +29,9 @@ CHILDREN = ("independent", "distinct", "best")
 
 class TreeDrafter(ModelDrafter):
     """Drafts the tree in which every node of depth d - 1 has branching[d - 1] children; one child beyond the list.
-
     `children` says how they are chosen: "independent" draws from q; "distinct" draws without replacement, where q of
     the second child excludes the first; "best", the most probable tokens by q, as point masses. Temperature 0 always
-    uses "best".
-    """
+    uses "best"."""
 
     trees = True
     on_device = True
