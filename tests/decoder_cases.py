@@ -22,7 +22,7 @@ from specbench.decoding.token_tree import MISSING, ROOT, branching_tree
 from specbench.decoding.transfers import upload
 from specbench.decoding.verifier import Verifier
 from specbench.drafters.blockwise import BlockwiseDrafter, MedusaDrafter
-from specbench.drafters.early_exit import EarlyExitDrafter
+from specbench.drafters.early_exit import EarlyExitDrafter, SelfQuantizedDrafter
 from specbench.drafters.hierarchical import HierarchicalDrafter
 from specbench.drafters.model import ModelDrafter
 from specbench.drafters.mtp import MtpDrafter
@@ -32,7 +32,6 @@ from specbench.drafters.ngram_lm import BigramDrafter, UnigramDrafter, training_
 from specbench.drafters.non_autoregressive import NonAutoregressiveDrafter, PassDrafter
 from specbench.drafters.prompt_lookup import PromptLookupDrafter
 from specbench.drafters.random import RandomDrafter
-from specbench.drafters.self_quantized import SelfQuantizedDrafter
 from specbench.drafters.tree import TreeDrafter, widths
 from specbench.executors.eager import EagerExecutor
 from specbench.models.language_model import LanguageModel

@@ -35,9 +35,8 @@ from specbench.run import decoder as session
 from specbench.run.decoder import Session
 from specbench.stats.metrics.calibration import Calibration
 from specbench.verifiers.block import BlockVerifier
-from specbench.verifiers.greedy_tree import GreedyTreeVerifier
 from specbench.verifiers.iterative import IterativeVerifier
-from specbench.verifiers.match import MatchVerifier
+from specbench.verifiers.match import GreedyTreeVerifier, MatchVerifier
 from specbench.verifiers.rejection import RejectionVerifier
 from specbench.verifiers.speculative import SpeculativeVerifier
 from specbench.verifiers.synthetic import SyntheticVerifier

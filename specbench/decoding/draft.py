@@ -12,13 +12,11 @@ from specbench.decoding.transfers import constant
 
 @dataclass(frozen=True)
 class Draft:
-    """Drafted tokens (guesses) as a token tree. In a chain, each node's parent is the node before it.
-
-    `probs` is q, the tensor that the tokens were drawn from; None means that q is a point mass on each token. Nodes
-    stand in order of depth, and the children of one node in the order in which a verifier tries them. Rows are ragged:
-    node i exists in row b if i < count[b] and its parent is not MISSING. Whoever makes parents [B, N] by row gives
-    every node of depth d a parent of depth d - 1 that exists, or MISSING.
-    """
+    """Drafted tokens (guesses) as a token tree. In a chain, each node's parent is the node before it. `probs` is q, the
+    tensor that the tokens were drawn from; None means that q is a point mass on each token. Nodes stand in order of
+    depth, and the children of one node in the order in which a verifier tries them. Rows are ragged: node i exists in
+    row b if i < count[b] and its parent is not MISSING. Whoever makes parents [B, N] by row gives every node of depth d
+    a parent of depth d - 1 that exists, or MISSING."""
 
     tokens: Tensor  # [B, N]
     levels: Levels  # number of nodes at each depth

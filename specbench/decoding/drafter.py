@@ -16,30 +16,25 @@ UNLIMITED = 2**63 - 1  # tokens: the context of a drafter without a limit of its
 
 
 class Drafter(Component, ABC):
-    """Proposes guesses for every row of a state (the first step of Algorithm 1; kinds of M_q: section 3.6).
-
-    `context` is the longest text that it can read, in tokens. `longest` is the largest gamma that it can draft, None if
-    there is no limit. `operations_per_token` is multiply-adds per guess (for c_hat, Definition 3.10). `models` are its
-    language models with caches of their own. `own_bytes` is bytes of weights that are not theirs or the target's.
-    With fixed shapes, the decoder sets `widths` to the depths that drafts should have.
-    """
+    """Proposes guesses for every row of a state (the first step of Algorithm 1; kinds of M_q: section 3.6). `context`
+    is the longest text that it can read, in tokens. `longest` is the largest gamma that it can draft, None if there is
+    no limit. `operations_per_token` is multiply-adds per guess (for c_hat, Definition 3.10). `models` are its language
+    models with caches of their own. `own_bytes` is bytes of weights that are not theirs or the target's. With fixed
+    shapes, the decoder sets `widths` to the depths that drafts should have."""
 
     trees: ClassVar[bool] = False  # whether its drafts may branch
-    # Whether it is one model that reads text, which may have a recurrent state and a beam search of its own (A.4); a
-    # subclass does not inherit the latter.
+    # Whether it is one model that reads text, which may have a recurrent state and (not inherited) a beam search (A.4).
     searches: ClassVar[bool] = False
     ends_early: ClassVar[bool] = False  # whether a gamma policy may stop a draft after any guess
     reads_text: ClassVar[bool] = True  # whether q at a position depends only on the text before it
-    # Whether the guesses of a round are looked up in the text before it: a round that began elsewhere has others.
-    fixed_in_round: ClassVar[bool] = False
+    fixed_in_round: ClassVar[bool] = False  # whether a round's guesses are looked up in the text before the round
     needs_hidden: ClassVar[bool] = False  # whether `settle` reads the target's hidden states
     listens: ClassVar[bool] = False  # whether it needs the hidden states of whole prompts, as the target reads them
     with_encoders: ClassVar[bool] = True  # whether it can draft for an encoder-decoder
     with_states: ClassVar[bool] = True  # whether it can draft for a target with a recurrent state
     beside_ranks: ClassVar[bool] = False  # whether it can draft for a target that several processes share
-    # Whether it works on the state's tensors alone: of what the host knows of the rows it reads only `reach`, `active`
-    # and `serials`, and it waits for nothing. Then the host may launch a draft before it has read the last round.
-    # A subclass does not inherit this.
+    # Whether the host may launch a draft before it has read the last round (not inherited): it waits for nothing, and
+    # of what the host knows of the rows it reads only `reach`, `active` and `serials`.
     on_device: ClassVar[bool] = False
     target_copies: ClassVar[int] = 0  # how many times it holds the target's weights once more
 

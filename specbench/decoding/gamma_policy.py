@@ -39,12 +39,10 @@ class Costs(Protocol):
 
 
 class GammaPolicy(Component, ABC):
-    """Chooses gamma for every row and round.
-
-    `largest` is the most tokens that it drafts. `widths` are the draft lengths that it uses, to which executors with
-    fixed shapes pad. `constant` is gamma if it never changes, else None. Unless it is constant, what it knows may
-    depend on guesses that were discarded, so after each round the decoder renews the noise of the next guesses.
-    """
+    """Chooses gamma for every row and round. `largest` is the most tokens that it drafts. `widths` are the draft
+    lengths that it uses, to which executors with fixed shapes pad. `constant` is gamma if it never changes, else None.
+    Unless it is constant, what it knows may depend on guesses that were discarded, so after each round the decoder
+    renews the noise of the next guesses."""
 
     replay_only: ClassVar[bool] = False  # whether it needs `foresee`, so that only replay can run it
     calibrated: ClassVar[bool] = False  # whether it needs `calibrate`
@@ -59,7 +57,6 @@ class GammaPolicy(Component, ABC):
 
     @classmethod
     def from_settings(cls, settings: Any) -> "GammaPolicy":
-        """Builds the policy; by default the settings are the constructor's arguments."""
         return cls(**vars(settings))
 
     @classmethod
@@ -67,15 +64,13 @@ class GammaPolicy(Component, ABC):
         if cls.replay_only:
             return "in a run, since it knows the future: use python -m specbench.replay outputs/RUN"
         if cls.calibrated and run.workers > 1:
+            why = "it learns from measured times, and each worker would learn something else"
             return (
-                f"with workers={run.workers}: it learns from measured times, and each worker would learn something "
-                "else; choose workers=1, or gamma_policy=fixed, confidence or heuristic"
+                f"with workers={run.workers}: {why}; choose workers=1, or gamma_policy=fixed, confidence or heuristic"
             )
-        drafter = run["drafter"]
-        if cls.watches and not drafter.kind.ends_early:
-            return (
-                f"with drafter={drafter.name}: it needs a drafter that is a model, use drafter=stdlib or drafter=model"
-            )
+        if cls.watches and not run["drafter"].kind.ends_early:
+            needs = "it needs a drafter that is a model, use drafter=stdlib or drafter=model"
+            return f"with drafter={run['drafter'].name}: {needs}"
         return None
 
     @property

@@ -32,8 +32,7 @@ class Scores:
     def hidden_after(self, verdict: Verdict) -> Tensor:
         """[B, H]: the hidden state from which t was drawn, that of the last accepted guess or committed token."""
         assert self.hidden is not None
-        n = verdict.accepted
-        entry = n
+        n = entry = verdict.accepted
         if verdict.path is not None and verdict.path.shape[1]:
             node = verdict.path.gather(1, (n - 1).clamp(min=0)[:, None])[:, 0]
             entry = torch.where(n > 0, node + 1, 0)
@@ -43,11 +42,8 @@ class Scores:
 
 
 class Model(Component, ABC):
-    """A language model with a cache, for rows that requests enter and leave.
-
-    The first cached[b] tokens of row b are in the cache. A forward that begins at position s forgets everything at and
-    beyond s: this is the rollback.
-    """
+    """A language model with a cache, for rows that requests enter and leave. The first cached[b] tokens of row b are in
+    the cache. A forward that begins at position s forgets everything at and beyond s: this is the rollback."""
 
     name: str
     tokenizer: Any

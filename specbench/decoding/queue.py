@@ -37,22 +37,16 @@ class Output:
 
 
 class Queue:
-    """The `feed` of both decoding loops; `outputs` holds what was decoded.
-
-    `models` are those with a cache: the target, and the drafter's if it has one. Before each round at most about
-    `prefill_chunk` prompt tokens are read. `spare` cache columns beyond a job's limit take the guesses of its last
-    round. `arrivals`, in seconds from the first call and in order, says when each job arrives. Without it all jobs are
-    there at once, and the longest go first, so that rows beside each other are alike.
-    """
+    """The `feed` of both decoding loops; `outputs` holds what was decoded. `models` are those with a cache: the target,
+    and the drafter's if it has one. Before each round at most about `prefill_chunk` prompt tokens are read. `spare`
+    cache columns beyond a job's limit take the guesses of its last round. `arrivals`, in seconds from the first call
+    and in order, says when each job arrives. Without it all jobs are there at once, and the longest go first, so that
+    rows beside each other are alike."""
 
     def __init__(
-        self,
-        jobs: Sequence[Job],
-        models: Sequence[Model],
-        prefill_chunk: int,
-        spare: int,
+        self, jobs: Sequence[Job], models: Sequence[Model], prefill_chunk: int, spare: int,
         arrivals: Sequence[float] | None = None,
-    ):
+    ):  # fmt: skip
         self.jobs, self.models, self.prefill_chunk, self.spare = jobs, models, prefill_chunk, spare
         self.arrivals = arrivals
         self.outputs = [Output(times=RequestTimes(when)) for when in arrivals] if arrivals else [Output() for _ in jobs]
@@ -110,11 +104,8 @@ class Queue:
 
     def _collect(self, state: State) -> None:
         """Stores the tokens of rows that ended, and frees these rows."""
-        ended = [
-            row
-            for row, owner in enumerate(state.owners)
-            if owner >= 0 and not state.active[row] and row not in self.reading
-        ]
+        idle = [row for row, owner in enumerate(state.owners) if owner >= 0 and not state.active[row]]
+        ended = [row for row in idle if row not in self.reading]
         if not ended:
             return
         rows = state.new_tokens()
@@ -127,32 +118,26 @@ class Queue:
     def _admit(self, state: State, clock: Clock) -> None:
         """Gives free rows to waiting requests, in order, while they fit into every cache."""
         free = [row for row, owner in enumerate(state.owners) if owner < 0]
-        rows: list[int] = []
-        owners: list[int] = []
+        taken: dict[int, int] = {}  # by row, the number of its request
         for row in free:
-            if not self.waiting or not self._fits(self.jobs[self.waiting[0]]):
+            job = self.jobs[self.waiting[0]] if self.waiting else None
+            if job is None or not all(model.may_admit(job, job.limit + self.spare) for model in self.models):
                 break
-            owner = self.waiting.pop(0)
-            job = self.jobs[owner]
+            taken[row] = self.waiting.pop(0)
             for model in self.models:
                 model.admit(row, job, job.limit + self.spare)
-            times = self.outputs[owner].times
+            times = self.outputs[taken[row]].times
             if times is not None:
                 times.admitted = self._now(clock)
-            rows.append(row)
-            owners.append(owner)
-        if rows:
-            state.admit([self.jobs[owner] for owner in owners], rows, owners)
-            self.reading += rows
+        if taken:
+            state.admit([self.jobs[owner] for owner in taken.values()], [*taken], [*taken.values()])
+            self.reading += taken
         elif len(free) == state.batch_size:
             job = self.jobs[self.waiting[0]]
             raise CacheTooSmallError(
                 f"a request of {len(job.tokens)} prompt tokens needs {job.limit + self.spare} cache columns, more than "
                 "cache.blocks holds in all: raise it, or lower max_new_tokens"
             )
-
-    def _fits(self, job: Job) -> bool:
-        return all(model.may_admit(job, job.limit + self.spare) for model in self.models)
 
     def _read(self, state: State, clock: Clock) -> None:
         """Reads at most about `prefill_chunk` prompt tokens; for all rows together if they all begin."""

@@ -28,11 +28,8 @@ class Rows:
 
 
 def commit_tokens(rows: Rows, verdict: Verdict, cuts: Tensor | None = None) -> Tensor:
-    """Writes the verdict's tokens behind the text of each row, and updates length and done, all in place.
-
-    Of the n + 1 new tokens, those up to the first stop token, to cuts[b] and to the limit are kept; cuts [B]. Returns
-    kept [B].
-    """
+    """Writes the verdict's tokens behind the text of each row, and updates length and done, all in place. Of the n + 1
+    new tokens, those up to the first stop token, to cuts[b] and to the limit are kept; cuts [B]. Returns kept [B]."""
     new, length, done = verdict.tokens, rows.length, rows.done
     offsets = torch.arange(new.shape[1], device=new.device)
     rows.tokens.scatter_(1, length[:, None] + offsets, new)

@@ -17,10 +17,8 @@ kernels: Any = None  # fused `softmax`, `draw` and `speculative_sampling`, which
 
 @dataclass(frozen=True)
 class Sampling:
-    """How logits become probabilities. top_k = 0, top_p = 1 and repetition_penalty = 1 are off.
-
-    `before_argmax` leaves out the argmax of temperature 0, because lenience compares probabilities before it (A.5).
-    """
+    """How logits become probabilities. top_k = 0, top_p = 1 and repetition_penalty = 1 are off. `before_argmax` leaves
+    out the argmax of temperature 0, because lenience compares probabilities before it (A.5)."""
 
     temperature: float = 1.0
     top_k: int = 0
@@ -33,10 +31,8 @@ class Sampling:
         return self.temperature == 0
 
     def probabilities(self, logits: Tensor, seen: Tensor | None = None) -> Tensor:
-        """Logits [..., V] to float32 probabilities [..., V] (section 2.2); one-hot at temperature 0.
-
-        `seen` [..., V] marks the tokens of the context for the repetition penalty.
-        """
+        """Logits [..., V] to float32 probabilities [..., V] (section 2.2); one-hot at temperature 0. `seen` [..., V]
+        marks the tokens of the context for the repetition penalty."""
         logits = self.penalize(logits.float(), seen)
         if self.greedy and self.before_argmax:
             return softmax(logits)
@@ -80,12 +76,10 @@ def softmax(logits: Tensor) -> Tensor:
 
 
 def draw(weights: Tensor, bits: Tensor) -> Tensor:
-    """Samples one token from each of the unnormalised weights [..., V], with random bits [...]: tokens [...].
-
-    An exponential race: token x finishes at E_x / w_x, and the first one wins with probability proportional to w_x.
-    Unlike the inverse of a cumulative sum, whose thousands of boundaries all move when a sum is rounded differently, it
-    gives the same token in a batch of any size.
-    """
+    """Samples one token from each of the unnormalised weights [..., V], with random bits [...]: tokens [...]. An
+    exponential race: token x finishes at E_x / w_x, and the first one wins with probability proportional to w_x. Unlike
+    the inverse of a cumulative sum, whose thousands of boundaries all move when a sum is rounded differently, it gives
+    the same token in a batch of any size."""
     if fused(weights.device):
         tokens: Tensor = kernels.race(weights, bits)
         return tokens

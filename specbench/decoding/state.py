@@ -44,13 +44,9 @@ class Job:
 
 @dataclass
 class State:
-    """Committed tokens of B ragged rows. The last token of each row is not in any cache yet.
-
-    A row is idle (`done`, and not `active`) before its prompt is read and after its text has ended.
-
-    With a `stride` the host may launch a round before it has read the last one. All host copies are then a round late,
-    and `reach` says how long rows may be.
-    """
+    """Committed tokens of B ragged rows. The last token of each row is not in any cache yet. A row is idle (`done`, and
+    not `active`) before its prompt is read and after its text has ended. With a `stride` the host may launch a round
+    before it has read the last one. All host copies are then a round late, and `reach` says how long rows may be."""
 
     rows: Rows
     stop_strings: StopStrings | None = None

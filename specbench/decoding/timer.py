@@ -72,12 +72,9 @@ class Mark(NamedTuple):
 
 
 class Timer(Clock):
-    """Measures the laps of one round after another, in seconds.
-
-    On CUDA an event is recorded at each lap and read only in `rounds`, so no lap waits. Recording and prefill
-    have to be done before the next lap begins, unless the host launches rounds ahead. WALL is what a round took by the
-    slower of host and device.
-    """
+    """Measures the laps of one round after another, in seconds. On CUDA an event is recorded at each lap and read only
+    in `rounds`, so no lap waits. Recording and prefill have to be done before the next lap begins, unless the host
+    launches rounds ahead."""
 
     def __init__(self, device: torch.device):
         self._device, self._cuda = device, device.type == "cuda"
@@ -86,7 +83,6 @@ class Timer(Clock):
         self._recorded = 0.0  # seconds of the host's clock that recording has taken
 
     def start(self, wait: bool = True) -> None:
-        """Begins a new round, with `wait` when the device has done what came before."""
         if wait:
             self._wait()
         last = self._rounds[-1] if self._rounds else []
@@ -97,8 +93,7 @@ class Timer(Clock):
         self._launched = False
 
     def lap(self, name: Lap, more: bool = False) -> None:
-        """Adds the time since the last mark to lap `name` of this round. Prompts are read to the end before the next
-        lap begins, unless `more` are read in it."""
+        """As in the base class. Prompts are read to the end before the next lap begins, unless `more` are read."""
         if name in READING and not more:
             self._wait()
         self._mark(name)

@@ -31,21 +31,22 @@ class Verifier(Component, ABC):
     lenience: float = 1.0
     note: str | None = None  # a warning to print with the results
 
+    def __init__(self, greedy: bool):
+        """`greedy` means temperature 0."""
+        self.greedy = greedy
+
     @classmethod
     def from_settings(cls, settings: Any, sampling: Sampling, lenience: float) -> "Verifier":
-        """Builds the verifier for a target with this sampling; by default from the settings as arguments."""
-        return cls(**vars(settings))
+        """Builds the verifier for a target with this sampling; by default its settings are further arguments."""
+        return cls(sampling.greedy, **vars(settings))
 
     @classmethod
     def refuses(cls, settings: Any, run: Any) -> str | None:
-        drafter = run["drafter"]
+        drafter, named = run["drafter"], f"with drafter={run['drafter'].name}"
         if drafter.kind.trees and not cls.trees:
-            return f"with drafter={drafter.name}, which drafts trees: use verifier=iterative, match or greedy_tree"
+            return f"{named}, which drafts trees: use verifier=iterative, match or greedy_tree"
         if cls.needs_law and drafter.kind.point_masses(drafter.settings) and run.temperature > 0:
-            return (
-                f"with drafter={drafter.name}, whose guesses have no law: nothing would be accepted, "
-                "use verifier=speculative"
-            )
+            return f"{named}, whose guesses have no law: nothing would be accepted, use verifier=speculative"
         if cls.only_greedy and run.temperature > 0:
             return f"with temperature={run.temperature:g}: it must be 0, or use verifier=iterative"
         if run.lenience < 1 and not cls.takes_lenience:

@@ -14,11 +14,9 @@ from specbench.decoding.sampling import draw
 
 
 def speculative_sampling(p: Tensor, draft: Draft, r: Tensor, bits: Tensor, lenience: float = 1.0) -> Verdict:
-    """Algorithm 1 (section 2.3) with lenience l (A.5): accept x_i when r_i * l * q_i(x_i) < p_i(x_i).
-
-    p [B, N+1, V]; r [B, N] uniforms in (0, 1); bits [B, N+1] random bits of a stream of their own. The token t is drawn
-    from norm(max(0, p_{n+1} - q_{n+1})), with q_{n+1} = 0 if every guess was accepted.
-    """
+    """Algorithm 1 (section 2.3) with lenience l (A.5): accept x_i when r_i * l * q_i(x_i) < p_i(x_i). p [B, N+1, V]; r
+    [B, N] uniforms in (0, 1); bits [B, N+1] random bits of a stream of their own. The token t is drawn from norm(max(0,
+    p_{n+1} - q_{n+1})), with q_{n+1} = 0 if every guess was accepted."""
     x, q = draft.tokens, draft.probs
     if sampling.fused(p.device):
         return Verdict(*sampling.kernels.chain_verdict(p, q, x, r * lenience, bits, draft.count))
@@ -34,11 +32,9 @@ def speculative_sampling(p: Tensor, draft: Draft, r: Tensor, bits: Tensor, lenie
 
 
 def greedy_matching(p: Tensor, draft: Draft, lenience: float = 1.0) -> Verdict:
-    """Temperature 0: accept x_i when p_i(x_i) >= l * max p_i (A.5, which prints <=); then t = argmax p_{n+1}.
-
-    p [B, N+1, V] is one-hot for lenience 1 (so that x_i must be the argmax itself) and the distribution before argmax
-    for lenience < 1.
-    """
+    """Temperature 0: accept x_i when p_i(x_i) >= l * max p_i (A.5, which prints <=); then t = argmax p_{n+1}. p [B,
+    N+1, V] is one-hot for lenience 1 (so that x_i must be the argmax itself) and the distribution before argmax for
+    lenience < 1."""
     x = draft.tokens
     n = leading(_at(p[:, :-1], x) >= lenience * p[:, :-1].amax(-1), draft.count)
     t = at_row(p, n).argmax(-1)
@@ -47,11 +43,9 @@ def greedy_matching(p: Tensor, draft: Draft, lenience: float = 1.0) -> Verdict:
 
 def block_verification(p: Tensor, draft: Draft, r: Tensor, bits: Tensor) -> Verdict:
     """Block verification (Sun et al. 2024): n is the largest i with r_i < h_i, even if an earlier test failed. The
-    output distribution is p, and the expected n is at least that of `speculative_sampling`.
-
-    p [B, N+1, V]; r [B, N] uniforms in (0, 1); bits [B, N+1]. With w_i = min(1, w_{i-1} p_i(x_i) / q_i(x_i)), w_0 = 1
-    and S_i = sum_x max(0, w_i p_{i+1}(x) - q_{i+1}(x)), h_i = S_i / (S_i + 1 - w_i) for i < N and h_N = w_N.
-    """
+    output distribution is p, and the expected n is at least that of `speculative_sampling`. p [B, N+1, V]; r [B, N]
+    uniforms in (0, 1); bits [B, N+1]. With w_i = min(1, w_{i-1} p_i(x_i) / q_i(x_i)), w_0 = 1 and S_i = sum_x max(0,
+    w_i p_{i+1}(x) - q_{i+1}(x)), h_i = S_i / (S_i + 1 - w_i) for i < N and h_N = w_N."""
     x, N = draft.tokens, draft.tokens.shape[1]
     q = dense(draft, p.shape[-1])
     ratio = _at(p[:, :-1], x) / _at(q, x)  # [B, N]

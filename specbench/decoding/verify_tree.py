@@ -106,11 +106,9 @@ def match(p: Tensor, draft: Draft, bits: Tensor | None) -> Verdict:
 
 def iterative_sampling(p: Tensor, draft: Draft, r: Tensor, bits: Tensor) -> Verdict:
     """Iterative speculative sampling (SpecInfer): at each node the children are tried in order, and x is accepted when
-    r q(x) < p(x); after each rejection p becomes norm(max(0, p - q)). t is drawn from the p that is left.
-
-    p [B, N+1, V]; r [B, N] uniforms; bits [B, D+1] of a stream of their own. A token that was drafted twice is tried
-    twice, because the residual is correct only then.
-    """
+    r q(x) < p(x); after each rejection p becomes norm(max(0, p - q)). t is drawn from the p that is left. p [B, N+1,
+    V]; r [B, N] uniforms; bits [B, D+1] of a stream of their own. A token that was drafted twice is tried twice,
+    because the residual is correct only then."""
     walk = Walk(draft)
     tokens: list[Tensor] = []
     law, left = p[:, 0], torch.ones(len(p), dtype=r.dtype, device=r.device)  # unnormalised, and its sum

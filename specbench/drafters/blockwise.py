@@ -25,11 +25,9 @@ from specbench.settings import setting
 
 
 class BlockwiseDrafter(ParallelDrafter):
-    """Draws guess k from the logits of head k on the hidden state from which the last round drew its last token.
-
-    A draft costs no forward pass of any model. In a row's first round there is no hidden state yet, and nothing is
-    drafted.
-    """
+    """Draws guess k from the logits of head k on the hidden state from which the last round drew its last token. A
+    draft costs no forward pass of any model. In a row's first round there is no hidden state yet, and nothing is
+    drafted."""
 
     needs_hidden = True
     on_device = True

@@ -57,12 +57,9 @@ def load_drafter(
 
 
 class ModelDrafter(Drafter):
-    """Samples gamma guesses from M_q autoregressively (Algorithm 1, first step).
-
-    The first step of a round reads the last two committed tokens: if the last round accepted every guess, the last
-    guess is not in the cache yet, and reading two in every round keeps the shape fixed. Rows whose cache lacks more
-    than these two are read first.
-    """
+    """Samples gamma guesses from M_q autoregressively (Algorithm 1, first step). The first step of a round reads the
+    last two committed tokens: if the last round accepted every guess, the last guess is not in the cache yet, and
+    reading two in every round keeps the shape fixed. Rows whose cache lacks more than these two are read first."""
 
     Settings = VocabularySettings
     searches = True

@@ -32,12 +32,10 @@ ORDERS = ("fixed", "random")
 
 class MultiDrafter(Drafter):
     """Draws `samples` independent chains from each model. The target reads them as one prefix tree, in which guesses
-    that spell the same text share a place (SpecInfer).
-
-    A verifier tries the guesses that follow one text in the order of `paths` or, with `order` "random", in a new random
-    order each time, as SpecInfer's verification has it. The guesses are independent draws, each from the q that stays
-    with it, and the order does not depend on them, so the output distribution is the target's either way.
-    """
+    that spell the same text share a place (SpecInfer). A verifier tries the guesses that follow one text in the order
+    of `paths` or, with `order` "random", in a new random order each time, as SpecInfer's verification has it. The
+    guesses are independent draws, each from the q that stays with it, and the order does not depend on them, so the
+    output distribution is the target's either way."""
 
     trees = True
 

@@ -70,10 +70,9 @@ class BigramDrafter(UnigramDrafter):
 
 
 def training_tokens(path: str | None, tokenizer: Any, *, by_line: bool = False) -> Tensor:
-    """Token ids [n] of a text file or, if `path` is None, of the text that the shipped pair was trained on.
-
-    With `by_line`, which is for the texts of an encoder-decoder, each line is a text of its own, with the tokens that
-    the tokenizer gives an output (its end); else a file is one text, without an end."""
+    """Token ids [n] of a text file or, if `path` is None, of the text that the shipped pair was trained on. With
+    `by_line`, which is for the texts of an encoder-decoder, each line is a text of its own, with the tokens that the
+    tokenizer gives an output (its end); else a file is one text, without an end."""
     texts = list(read_modules(held_out=False).values()) if path is None else [read_text(place_of(path), "drafter.path")]
     if by_line:
         lines = [line for text in texts for line in text.split("\n") if line.strip()]

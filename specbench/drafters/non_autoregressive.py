@@ -68,10 +68,8 @@ class ParallelDrafter(Drafter):
 
 
 class NonAutoregressiveDrafter(ParallelDrafter):
-    """A model with trained look-ahead embeddings after the text (`python -m specbench.train method=pass`).
-
-    One forward reads the committed tokens of the last round and the embeddings together, so a draft costs one call.
-    """
+    """A model with trained look-ahead embeddings after the text (`python -m specbench.train method=pass`). One forward
+    reads the committed tokens of the last round and the embeddings together, so a draft costs one call."""
 
     reads = 2  # tokens that the model reads per guess, for `operations_per_token`
     on_device = True

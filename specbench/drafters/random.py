@@ -16,10 +16,8 @@ from specbench.models.language_model import LanguageModel
 
 
 class RandomDrafter(Drafter):
-    """Draws every guess uniformly from the vocabulary: q(x) = 1 / V.
-
-    At temperature 0 the guess is random too, and a point mass like all guesses there.
-    """
+    """Draws every guess uniformly from the vocabulary: q(x) = 1 / V. At temperature 0 the guess is random too, and a
+    point mass like all guesses there."""
 
     on_device = True
 

@@ -29,11 +29,9 @@ CHILDREN = ("independent", "distinct", "best")
 
 class TreeDrafter(ModelDrafter):
     """Drafts the tree in which every node of depth d - 1 has branching[d - 1] children; one child beyond the list.
-
     `children` says how they are chosen: "independent" draws from q; "distinct" draws without replacement, where q of
     the second child excludes the first; "best", the most probable tokens by q, as point masses. Temperature 0 always
-    uses "best".
-    """
+    uses "best"."""
 
     trees = True
     on_device = True
@@ -84,12 +82,9 @@ class TreeDrafter(ModelDrafter):
             return Draft.empty(state.batch_size, state.tokens.device)
         parent = branching_tree(widths(self.branching, depth))
         levels = level_ranges(levels_of(parent))
-        width = self.catch_up(state)
-        starts = [length - width for length in state.reach]
-        visible = self.model.make_room(starts, width + levels[-1].start, state.active)
-        usual = depth == self.gamma
-        phase = self.model.executor.phase(self._draft_tree, self.model, usual=usual)
-        tokens, q = phase(state.rows, width, parent, visible)
+        given, visible = self.prepare(state, levels[-1].start + 1)
+        phase = self.model.executor.phase(self._draft_tree, self.model, usual=depth == self.gamma)
+        tokens, q = phase(state.rows, *given, parent, visible)
         # Of each path the cache will hold all guesses but the last.
         rows = zip(self.model.cached, state.reach, state.active, strict=True)
         self.model.cached = [length + depth - 1 if on else cached for cached, length, on in rows]

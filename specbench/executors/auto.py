@@ -242,11 +242,9 @@ class AutoExecutor(Executor):
 
 
 class CompiledExecutor(AutoExecutor):
-    """Compiles the programs that are not there yet, and always runs them.
-
-    A leaf is traced with `torch.export` and compiled ahead of its first call, so a call runs no Python of the model. A
-    second process, and `executor=auto`, take the programs from the disk.
-    """
+    """Compiles the programs that are not there yet, and always runs them. A leaf is traced with `torch.export` and
+    compiled ahead of its first call, so a call runs no Python of the model. A second process, and `executor=auto`, take
+    the programs from the disk."""
 
     compiles = True
     runs_recurrent = False

@@ -16,7 +16,6 @@ import time
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +35,10 @@ SECONDS = 0.9  # to make a program, for each of its weights, until this machine 
 PLAIN = (type(None), bool, int, float, str, bytes, enum.Enum, torch.dtype, torch.device)
 
 
+# Code that takes tensors and returns tensors, and the description of pytree.py that rebuilds a leaf's result from them.
+CompiledProgram = tuple[Callable[..., Sequence[Tensor]], Any]
+
+
 class NotDescribedError(Exception):
     """A value that has no description which another process would find again."""
 
@@ -47,15 +50,6 @@ def decide(seconds: float, least: float, taken: float) -> tuple[bool, str]:
     if saved > taken:
         return True, f"compiles for about {taken:.0f} s: it saves about {saved:.0f} s of {seconds:.0f}"
     return False, f"compiling would take about {taken:.0f} s and save {saved:.0f} s of {seconds:.0f}"
-
-
-@dataclass(frozen=True)
-class CompiledProgram:
-    """Compiled code: `code` takes tensors and returns tensors, and `result` is the description of pytree.py that
-    rebuilds what the leaf returned from them."""
-
-    code: Callable[..., Sequence[Tensor]]
-    result: Any
 
 
 class Programs:
@@ -72,7 +66,7 @@ class Programs:
         """Those of a run with this identity, and times on the machine of this description, kept for later runs."""
         if os.environ.get(INDUCTOR, default_cache_dir()) == default_cache_dir():  # PyTorch sets it when it is imported
             os.environ[INDUCTOR] = str(cache_dir() / "inductor")
-        return cls(cache_dir() / "programs" / identity, machine and cache_file("compiling", machine))
+        return cls(cache_dir() / "programs" / identity, None if machine is None else cache_file("compiling", machine))
 
     @property
     def seconds_per_weight(self) -> float:
@@ -105,7 +99,7 @@ class Programs:
             log.info("program %s cannot be used: %s", name, first_line(error))
             return None
         self.found += 1
-        return CompiledProgram(code, result)
+        return code, result
 
     @contextmanager
     def making(self, weights: int, clock: Callable[[], float] = time.perf_counter) -> Iterator[None]:

@@ -47,7 +47,8 @@ class Leaf:
             self.missed += 1
             return self.function(*arguments)
         inputs = [t.tensor() if type(t) is Columns else t for t in tensors]
-        return rebuild(program.result, program.code(*inputs, *stored, *self.weights.values()))
+        code, result = program
+        return rebuild(result, code(*inputs, *stored, *self.weights.values()))
 
     def _find(self, key: Any, spec: Any, tensors: Sequence[Any], stored: Sequence[Tensor]) -> CompiledProgram | None:
         """The program for a key: from the disk, or compiled."""
@@ -85,7 +86,7 @@ class Leaf:
         with torch._inductor.config.patch(UNCHECKED | OPTIONS.get(device.type, {})):
             artifact = torch._inductor.standalone_compile(exported.graph_module, [*held, *inputs])
         self.kept.keep(None if held else name, artifact, result)
-        return CompiledProgram((lambda *given: artifact(*held, *given)) if held else artifact, result)
+        return (lambda *given: artifact(*held, *given)) if held else artifact, result
 
     def trace(
         self, spec: Any, tensors: Sequence[Any], stored: Sequence[Tensor]

@@ -4,14 +4,10 @@ A graph is keyed by the constants and shapes of its call (the bucket of cache co
 that it uses in place: those of the state's rows, of the caches, and of what other captured functions returned. All else
 is copied into buffers of its own before each replay. Nothing inside a graph waits for the host.
 
-**Memory.** All graphs share one memory pool, and a replay overwrites what graphs captured later have put there
-(docs.pytorch.org, notes/cuda.html, "Graph memory management"). So the last nodes of each graph copy its results into
-buffers outside the pool, which serve a function's graphs of all shapes, and which the next graph reads.
-
-**Programs.** With `compile`, a graph records a program of TorchInductor wherever a leaf has one.
-
-**Captures change nothing.** The calls before a capture, in which CUDA chooses algorithms and loads kernels, run on
-copies of the rows and on a stand-in for the cache.
+All graphs share one memory pool, and a replay overwrites what graphs captured later have put there (docs.pytorch.org,
+notes/cuda.html, "Graph memory management"). So the last nodes of each graph copy its results into buffers outside the
+pool, which serve a function's graphs of all shapes, and which the next graph reads. The calls before a capture, in
+which CUDA chooses algorithms and loads kernels, run on copies of the rows and on a stand-in for the cache.
 """
 
 import gc
@@ -152,8 +148,7 @@ class CudaGraphExecutor(Executor):
 
     def side_stream(self) -> Any:
         """A stream of the current device, the same one each time."""
-        if self.stream is None:
-            self.stream = torch.cuda.Stream()
+        self.stream = self.stream or torch.cuda.Stream()
         return self.stream
 
     def warm_up(self, function: Callable[[], Any]) -> Any:

@@ -117,15 +117,11 @@ def linear_groups(module: nn.Module) -> Iterator[LinearGroup]:
         names = [name for name, child in linear.items() if type(child.weight) is nn.Parameter]
         names = [name for name in names if name not in READ_DIRECTLY]
         for siblings in () if is_cross_attention(path) else SIBLINGS:
-            if set(siblings) <= {*names} and len({_input_of(linear[name]) for name in siblings}) == 1:
+            alike = {(linear[name].in_features, linear[name].bias is None) for name in siblings if name in names}
+            if set(siblings) <= {*names} and len(alike) == 1:
                 yield parent, siblings
                 names = [name for name in names if name not in siblings]
         yield from ((parent, (name,)) for name in names)
-
-
-def _input_of(layer: nn.Linear) -> tuple[int, bool]:
-    """In what weights must be alike to be stacked: the width of the input, and whether there is a bias."""
-    return layer.in_features, layer.bias is None
 
 
 def linear_layers(group: LinearGroup) -> list[nn.Linear]:

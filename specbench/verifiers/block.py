@@ -4,16 +4,15 @@ from torch import Tensor
 
 from specbench.decoding.draft import Draft, Verdict
 from specbench.decoding.noise import Noise
+from specbench.decoding.verifier import Verifier
 from specbench.decoding.verify import acceptance_probability, block_verification, greedy_matching
-from specbench.verifiers.simple import SimpleVerifier
 
 
-class BlockVerifier(SimpleVerifier):
+class BlockVerifier(Verifier):
     """Exact for chains. A verdict depends on guesses after the accepted ones too, so every round renews the noise."""
 
     looks_ahead = True
     accepts_with_beta = False
-    trees = False
 
     def accept(self, p: Tensor, draft: Draft, noise: Noise) -> Verdict:
         if self.greedy:

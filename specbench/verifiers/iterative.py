@@ -9,14 +9,15 @@ from torch import Tensor
 
 from specbench.decoding.draft import Draft, Verdict
 from specbench.decoding.noise import Noise
+from specbench.decoding.verifier import Verifier
 from specbench.decoding.verify_tree import iterative_beta, iterative_sampling, match, match_beta
-from specbench.verifiers.simple import SimpleVerifier
 
 
-class IterativeVerifier(SimpleVerifier):
+class IterativeVerifier(Verifier):
     """Exact for trees and chains; on a chain it is Algorithm 1. Point masses, and at temperature 0 all guesses, are
     accepted if a draw from p is one of them, which has the same acceptance probability and output distribution."""
 
+    trees = True
     keeps_guess = "p / q"
 
     def accept(self, p: Tensor, draft: Draft, noise: Noise) -> Verdict:

@@ -4,15 +4,14 @@ from torch import Tensor
 
 from specbench.decoding.draft import Draft, Verdict
 from specbench.decoding.noise import Noise
+from specbench.decoding.verifier import Verifier
 from specbench.decoding.verify import acceptance_probability, greedy_matching, rejection_rate, rejection_sampling
-from specbench.verifiers.simple import SimpleVerifier
 
 
-class RejectionVerifier(SimpleVerifier):
+class RejectionVerifier(Verifier):
     """Accepts with probability p(x) / (M q(x)), M = max p / q (A.2). Needs a q that is no point mass: there M is
     infinite, and nothing would be accepted."""
 
-    trees = False
     needs_law = True
 
     def accept(self, p: Tensor, draft: Draft, noise: Noise) -> Verdict:

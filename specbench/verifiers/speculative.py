@@ -19,16 +19,17 @@ class SpeculativeVerifier(Verifier):
     keeps_guess = "p / q"
 
     def __init__(self, sampling: Sampling, lenience: float = 1.0):
-        self.sampling, self.lenience, self.lossless = sampling, lenience, lenience == 1
+        super().__init__(sampling.greedy)
+        self.lenience, self.lossless = lenience, lenience == 1
 
     @classmethod
     def from_settings(cls, settings: Any, sampling: Sampling, lenience: float) -> "SpeculativeVerifier":
         return cls(sampling, lenience)
 
     def accept(self, p: Tensor, draft: Draft, noise: Noise) -> Verdict:
-        if self.sampling.greedy:
+        if self.greedy:
             return greedy_matching(p, draft, self.lenience)
         return speculative_sampling(p, draft, noise.r, noise.bits, self.lenience)
 
     def beta(self, p: Tensor, draft: Draft, verdict: Verdict) -> Tensor:
-        return acceptance_probability(p[:, :-1], draft, self.lenience, self.sampling.greedy)
+        return acceptance_probability(p[:, :-1], draft, self.lenience, self.greedy)

@@ -8,16 +8,15 @@ from torch import Tensor
 from specbench.decoding.draft import Draft, Verdict
 from specbench.decoding.noise import Noise
 from specbench.decoding.sampling import draw
+from specbench.decoding.verifier import Verifier
 from specbench.decoding.verify import at_row, leading, verdict
 from specbench.settings import BaseSettings, setting
-from specbench.verifiers.simple import SimpleVerifier
 
 
-class SyntheticVerifier(SimpleVerifier):
+class SyntheticVerifier(Verifier):
     """Accepts each guess with probability `alpha`, then adds a token drawn from p. Never lossless."""
 
     lossless = False
-    trees = False
 
     @dataclass
     class Settings(BaseSettings):

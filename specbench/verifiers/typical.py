@@ -8,15 +8,16 @@ from torch import Tensor
 from specbench.decoding.draft import Draft, Verdict
 from specbench.decoding.noise import Noise
 from specbench.decoding.sampling import draw
+from specbench.decoding.verifier import Verifier
 from specbench.decoding.verify_tree import longest_path
 from specbench.settings import BaseSettings, setting
-from specbench.verifiers.simple import SimpleVerifier
 
 
-class TypicalVerifier(SimpleVerifier):
+class TypicalVerifier(Verifier):
     """Accepts x where p(x) >= min(epsilon, delta exp(-H(p))), and keeps the longest path (Medusa). Exact at temperature
     0, where p is one-hot."""
 
+    trees = True
     lossless = False
     note = "typical acceptance is not exact: the text is not drawn from the target's law"
 
