@@ -19,8 +19,8 @@ from specbench.stats.bootstrap import (
     SumNames,
     Unit,
     added,
-    interval_around,
     cluster_numbers,
+    interval_around,
     student,
 )
 from specbench.stats.estimates import Estimate, Floats, Interval
