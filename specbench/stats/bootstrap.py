@@ -61,7 +61,7 @@ class BootstrapSums:
         above, below = (nothing + added(self.columns, names) for names in (numerator, denominator))
         if not counted:
             return ratio(above, below, self._prompts)
-        kept = np.flatnonzero(self.columns.get(counted, nothing))
+        kept = np.flatnonzero(self.columns.get(counted, nothing)).tolist()
         return ratio(above[kept], below[kept], [self._prompts[i] for i in kept] if self._prompts else ())
 
     def intervals(self, formulas: Formulas, *others: "BootstrapSums") -> dict[str, Interval]:
@@ -150,11 +150,11 @@ def by_cluster(data: Floats, clusters: Sequence[Hashable]) -> Floats:
     """The sums [columns, clusters] of a table [columns, requests]; clusters [requests], or none if each is its own."""
     if not clusters:
         return data
-    where = numbered(clusters)
+    where = cluster_numbers(clusters)
     return np.stack([np.bincount(where, row) for row in data])
 
 
-def numbered(names: Sequence[Hashable]) -> list[int]:
+def cluster_numbers(names: Sequence[Hashable]) -> list[int]:
     """The number of each name, in the order in which they come first."""
     numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
     return [numbers[name] for name in names]

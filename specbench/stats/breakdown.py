@@ -18,7 +18,7 @@ CHECKED_VARIANCE = 9.0  # of the number of accepted guesses, for its distance to
 
 def speedup_of_some(source: Estimator) -> estimates.SpeedupOfSome:
     """The speedup of the requests in these sums, with its intervals."""
-    value, ci95 = formulas.speedups(source.point), source.intervals(formulas.speedups)
+    value, ci95 = formulas.speedup_ratios(source.point), source.intervals(formulas.speedup_ratios)
     return estimates.SpeedupOfSome(
         measured=float(value["measured"]),
         ci95=ci95["measured"],
@@ -47,7 +47,7 @@ def category_numbers(source: Estimator) -> estimates.CategoryNumbers:
 def acceptance_of(source: Estimator, with_beta: bool) -> estimates.Acceptance:
     """Which guesses are accepted. `with_beta`: whether the verifier accepts with probability beta."""
     s = source.point
-    lengths, drafts = counted(s, ACCEPTED_OF), counted(s, DRAFTS)
+    lengths, drafts = numbers_behind(s, ACCEPTED_OF), numbers_behind(s, DRAFTS)
 
     def accepted(least: int) -> list[str]:
         """The names of the rounds that accepted so many guesses, or more."""
@@ -56,7 +56,8 @@ def acceptance_of(source: Estimator, with_beta: bool) -> estimates.Acceptance:
     return estimates.Acceptance(
         lengths=[round(s.get(f"{ACCEPTED_OF}{n}", 0)) for n in range(max(lengths, default=0) + 1)],
         conditional=[
-            source.estimate(accepted(place + 1), f"{TESTED_AT}{place}") for place in range(len(counted(s, TESTED_AT)))
+            source.estimate(accepted(place + 1), f"{TESTED_AT}{place}")
+            for place in range(len(numbers_behind(s, TESTED_AT)))
         ],
         joint=[
             source.estimate(accepted(n), [f"{DRAFTS}{number}" for number in drafts if number >= n])
@@ -86,7 +87,7 @@ def acceptance_check(s: Mapping[str, Any]) -> estimates.AcceptanceCheck | None:
 def by_rows(source: Estimator) -> list[estimates.RowsRate]:
     """Rates by the rows that a call served; empty if no call served several."""
     s = source.point
-    upto = sorted({most for way in WAYS for most in counted(s, f"{way}tokens rows ")})
+    upto = sorted({most for way in WAYS for most in numbers_behind(s, f"{way}tokens rows ")})
     if max(upto, default=1) == 1:
         return []
     return [estimates.RowsRate(most // 2 + 1, most, *(_rate(s, way, most) for way in WAYS)) for most in upto]
@@ -131,6 +132,6 @@ def _calibration(source: Estimator) -> estimates.DrafterCalibration | None:
     return estimates.DrafterCalibration(calibration_error(*table), confidence, agreement, round(total), bins)
 
 
-def counted(s: Mapping[str, Any], prefix: str) -> Sequence[int]:
+def numbers_behind(s: Mapping[str, Any], prefix: str) -> Sequence[int]:
     """The numbers at the ends of names that begin so and whose sums are not 0, in order."""
     return sorted(int(name.removeprefix(prefix)) for name, value in s.items() if name.startswith(prefix) and value)

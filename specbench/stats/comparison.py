@@ -10,14 +10,13 @@ import numpy as np
 from specbench.errors import ConfigError
 from specbench.stats.bootstrap import BootstrapSums, student_tail
 from specbench.stats.estimates import Floats, Interval
-from specbench.stats.formulas import cost_ratios, rates, round_costs, speedup_of
+from specbench.stats.formulas import Sums, cost_ratios, rates, round_costs, speedup_of
 from specbench.stats.records import PerRequestSums
 from specbench.stats.two_way_bootstrap import places
 from specbench.theory import expected_tokens
 
 LEVEL = 0.05  # of all tests of one comparison together
 TOKENS_PER_SECOND, SPEEDUP = "tokens_per_second", "speedup"
-Sums = Mapping[str, Any]
 FORMULAS: dict[str, Callable[[Sums], Any]] = {  # of what runs are ranked by
     TOKENS_PER_SECOND: lambda s: rates(s)["speculative_tokens_per_second"],
     SPEEDUP: speedup_of,

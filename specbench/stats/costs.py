@@ -15,13 +15,17 @@ from specbench.stats.records import Result, Round
 COST_SAMPLES = 200  # of the bootstrap of costs
 
 
+def _floats() -> "array[float]":
+    return array("d")
+
+
 class CostTable:
     """Seconds of rounds by gamma and prompt, `source`, which policies may read while the run goes on; gammas are
     compared by medians, which interruptions do not move."""
 
     def __init__(self) -> None:
         self.source = ""
-        self.laps: dict[int, array[float]] = defaultdict(partial(array, "d"))  # by gamma, five numbers a round
+        self.laps: dict[int, array[float]] = defaultdict(_floats)  # by gamma, five numbers a round
         self._sources: dict[str, int] = {}  # a number for each source
         self._source_of: dict[int, array[int]] = defaultdict(partial(array, "i"))  # by gamma, the source of a round
         self.acceptance: tuple[float, int] = (0.0, 0)  # sum of betas, tested positions
@@ -91,8 +95,11 @@ def _summary(tables: Mapping[int, Floats]) -> list[RoundCost]:
     medians = {g: np.median(laps, axis=0) for g, laps in tables.items()}
     total = sum(laps[:, 3].sum() for laps in tables.values())
     predicted = sum(medians[g][3] * len(laps) for g, laps in tables.items())
-    scale = total / predicted if tables else 1.0
-    return [RoundCost(g, *map(float, m[:4] * scale), rounds=len(tables[g])) for g, m in medians.items()]
+    found = []
+    for g, m in medians.items():
+        draft, verify, other, share = map(float, m[:4] * (total / predicted))
+        found.append(RoundCost(g, draft, verify, other, share, rounds=len(tables[g])))
+    return found
 
 
 def _resampled_shares(shares: Mapping[int, tuple[Floats, Integers]], weights: Integers) -> Floats:

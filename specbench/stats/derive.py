@@ -11,7 +11,7 @@ import numpy as np
 from specbench import theory
 from specbench.stats import formulas
 from specbench.stats.bootstrap import BootstrapSums, interval_around, student
-from specbench.stats.breakdown import acceptance_of, by_rows, category_numbers, speedup_of_some
+from specbench.stats.breakdown import acceptance_of, by_rows, category_numbers, numbers_behind, speedup_of_some
 from specbench.stats.estimates import (
     Acceptance,
     Bandwidth,
@@ -84,7 +84,6 @@ def derive(load: Load, estimator: Callable[[Load], Estimator], facts: RunFacts) 
         s, alpha = source.point, source.estimate("beta", "tested")
         cost = Cost(**_known(formulas.all_costs(s)), by_gamma=[], ci95=source.intervals(formulas.cost_ratios))
         categories = by_category(load, estimator)
-        places = sorted(int(name.removeprefix(formulas.TESTED_AT)) for name in s if name.startswith(formulas.TESTED_AT))
         peers = {f"{name}_tokens_per_second": rate for name, rate in formulas.peer_rates(s).items()}
         throughput, over = formulas.rates(s) | peers | formulas.user_rates(s), source.intervals(formulas.speedups_over)
         known = cost.c is not None and alpha.mean is not None and np.isfinite(alpha.mean)
@@ -94,7 +93,8 @@ def derive(load: Load, estimator: Callable[[Load], Estimator], facts: RunFacts) 
             alpha_counted=source.estimate("accepted", "tested"),
             alpha_on_target_text=source.estimate("text_beta", "text_tested", counted="text_tested"),
             beta_by_position=[
-                source.estimate(f"{formulas.BETA_AT}{place}", f"{formulas.TESTED_AT}{place}") for place in places
+                source.estimate(f"{formulas.BETA_AT}{place}", f"{formulas.TESTED_AT}{place}")
+                for place in numbers_behind(s, formulas.TESTED_AT)
             ],
             alpha_by_category={name: found.alpha for name, found in categories.items()},
             draft_acceptance_rate=shares["drafted"],

@@ -22,7 +22,7 @@ def speedup_of(s: Sums, tokens: str = "tokens") -> Any:
     return (s["plain_seconds"] / s["plain_tokens"]) / (s["seconds"] / s[tokens])
 
 
-def speedups(s: Sums) -> dict[str, Any]:
+def speedup_ratios(s: Sums) -> dict[str, Any]:
     """`speedup_of`, the same with prefill, and the geometric mean over requests."""
     plain = (s["plain_seconds"] + s["plain_prefill_seconds"]) / s["plain_tokens"]
     return {

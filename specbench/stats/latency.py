@@ -21,7 +21,7 @@ SEGMENT_SAMPLES = 400
 DELAYS = ("queue", "first_token", "per_token")
 FIRST_TOKEN, PER_TOKEN, TOKENS, ARRIVED, FINISHED, LATER = 1, 2, 3, 4, 5, 6  # columns of a table, behind "queue"
 DECODERS = ("speculative", "baseline")
-NAMES = [(delay, f"p{percentile}") for delay in DELAYS for percentile in PERCENTILES]
+DELAY_NAMES = [(delay, f"p{percentile}") for delay in DELAYS for percentile in PERCENTILES]
 
 
 class WaitLimits(Protocol):
@@ -53,7 +53,7 @@ def _latency_of(groups: Sequence[Sequence[DecodedRequest]]) -> Latency:
     requests = [request for group in groups for request in group]
     seconds = [call_seconds(request.rounds) for request in requests]
     if all(request.times is not None for request in requests):
-        delays = np.array([_row(request)[: len(DELAYS)] for request in requests]).T
+        delays = [*np.array([_row(request)[: len(DELAYS)] for request in requests]).T]
     else:
         alone = all(len(group) == 1 for group in groups)
         later = [own[1:].sum() / (len(request.tokens) - first_tokens(request))
@@ -138,13 +138,13 @@ def _at_rate(rate: float | None, groups: Sequence[Group], rows: int, limits: Wai
     served = {
         way: Served(
             _latency_of(requests[way]),
-            _nested({(delay, p): interval(f"{way} {delay}", p) for delay, p in NAMES}),
+            _nested({(delay, p): interval(f"{way} {delay}", p) for delay, p in DELAY_NAMES}),
             _goodput(way, point, intervals) if limits.first_token or limits.per_token else None,
             *_speeds(tables),
         )
         for way, tables in segments.items()
     }
-    return RateLatency(rate, len(groups), counted, served, _nested({name: ratio(*name) for name in NAMES}))
+    return RateLatency(rate, len(groups), counted, served, _nested({name: ratio(*name) for name in DELAY_NAMES}))
 
 
 def _speeds(tables: Sequence[Floats]) -> tuple[float, float | None]:
@@ -198,7 +198,7 @@ def _numbers(segments: Segments, times: Sequence[int] | Any, limits: WaitLimits)
         numbers[f"{way} share"] = float(within.mean())
         numbers[f"{way} tokens_per_second"] = table[within, TOKENS].sum() / _duration(tables)
     with np.errstate(divide="ignore", invalid="ignore"):
-        for delay, p in NAMES:
+        for delay, p in DELAY_NAMES:
             ours, plain = (numbers[f"{way} {delay} {p}"] for way in DECODERS)
             numbers[f"ratio {delay} {p}"] = np.divide(ours, plain)
     return numbers

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from specbench.decoding.timer import Lap, decoding_seconds
-from specbench.stats.bootstrap import numbered, time_clusters
+from specbench.stats.bootstrap import cluster_numbers, time_clusters
 from specbench.stats.estimates import Floats, Integers
 from specbench.stats.formulas import ACCEPTED_OF, BETA_AT, DRAFTS, SECONDS_OF, TESTED_AT, TOKENS_OF
 from specbench.stats.lenience_drift import drift_table
@@ -97,7 +97,7 @@ def request_sums(
         [request.id for request in requests],
         [request.prompt_id for request in requests],
         [request.category for request in requests],
-        numbered(time_clusters(record, batch_size)),
+        cluster_numbers(time_clusters(record, batch_size)),
         [0] * len(requests),
         columns_of_rows(rows(), len(requests)),
     )
@@ -113,7 +113,7 @@ def columns_of_rows(rows: Iterable[Mapping[str, float]], count: int) -> dict[str
 
 
 def _of_group(group: Group, result: Result, calls: float, target: Bytes, drafter: Bytes | None) -> dict[str, float]:
-    """A request's even share of what its group took, the bytes that its `calls` of plain decoding read, and peers."""
+    """A request's share of what its group took, its texts, the bytes that its `calls` of plain decoding read, peers."""
     ours, plain = group.speculative, group.baseline
     whole = {
         "prefill_seconds": ours.prefill_seconds,
@@ -123,7 +123,7 @@ def _of_group(group: Group, result: Result, calls: float, target: Bytes, drafter
         "plain_prefill_seconds": plain.prefill_seconds,
         "plain_wall_seconds": plain.laps[Lap.WALL],
     }
-    found = {name: seconds / len(group.results) for name, seconds in whole.items()}
+    found = {name: seconds / len(group.results) for name, seconds in whole.items()} | _of_texts(result)
     columns = float(sum(r.position + result.request.columns for r in result.baseline.rounds))
     found["plain_bytes"] = target(calls, columns)
     if drafter is not None:  # of as many steps of the drafter
@@ -161,8 +161,8 @@ def sums_of(
         for place, beta in enumerate(r.beta):
             found[f"{BETA_AT}{place}"] += beta
             found[f"{TESTED_AT}{place}"] += 1
-    kinds = (_of_calls(result, alone), _of_texts(result), _of_classes(result, rounds, tokens),
-             _by_entropy(result, rounds, tokens), _by_confidence(result, rounds))  # fmt: skip
+    kinds = (_of_calls(result, alone), _of_classes(result, rounds, tokens), _by_entropy(result, rounds, tokens),
+             _by_confidence(result, rounds))  # fmt: skip
     for name, value in chain(*kinds):
         found[name] += value
     return dict(found)
@@ -205,13 +205,13 @@ def _of_classes(result: Result, rounds: list[Round], tokens: Tokens | None) -> A
                 yield f"accepted class {name}", accepted
 
 
-def _of_texts(result: Result) -> Added:
+def _of_texts(result: Result) -> dict[str, float]:
     """Betas along plain decoding's text, and drift at tested positions of ours: 0 where the texts were not read."""
     beta = np.zeros(0) if result.baseline_laws is None else result.baseline_laws.beta
     beta = beta[np.isfinite(beta)]
     tv, kl, _ = table = drift_table(result)
-    yield from (("text_beta", float(beta.sum())), ("text_tested", len(beta)))
-    yield from (("drift_tv", float(tv.sum())), ("drift_kl", float(kl.sum())), ("drift_tested", table.shape[1]))
+    found = {"text_beta": beta.sum(), "text_tested": len(beta)}
+    return found | {"drift_tv": tv.sum(), "drift_kl": kl.sum(), "drift_tested": table.shape[1]}
 
 
 def _tested(rounds: list[Round]) -> tuple[Integers, npt.NDArray[np.bool_]]:

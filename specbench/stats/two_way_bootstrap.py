@@ -19,8 +19,8 @@ from specbench.stats.bootstrap import (
     SumNames,
     Unit,
     added,
+    cluster_numbers,
     interval_around,
-    numbered,
     student,
 )
 from specbench.stats.estimates import Estimate, Floats, Interval
@@ -53,7 +53,7 @@ class TwoWaySums:
         """From the sums of each process, which `load` gives anew at each call, one after the other: those of many
         prompts need not be in memory together. More than MOST_CLUSTERS clusters are joined by lot."""
         names, cluster_of = places(load())
-        place_of = dict(zip(cluster_of, numbered([*cluster_of.values()]), strict=True))
+        place_of = dict(zip(cluster_of, cluster_numbers([*cluster_of.values()]), strict=True))
         lots = np.arange(max(place_of.values()) + 1)
         if len(lots) > MOST_CLUSTERS:
             lots = np.random.default_rng(0).permutation(len(lots)) % MOST_CLUSTERS

@@ -16,7 +16,7 @@ from specbench.run.run import run
 from specbench.stats.bootstrap import BootstrapSums
 from specbench.stats.breakdown import acceptance_check, acceptance_of, by_rows
 from specbench.stats.derive import by_category, of_one_process
-from specbench.stats.formulas import speedups, user_rates
+from specbench.stats.formulas import speedup_ratios, user_rates
 from specbench.stats.records import DecodedRequest, PerRequestSums, PositionStats, Result, Round
 from specbench.stats.request_sums import Tokens, class_of_text, columns_of_rows, confidence_bin, sums_of
 from specbench.stats.two_way_bootstrap import TwoWaySums
@@ -69,7 +69,7 @@ def accepted_in(result, tokens=None):
 
 
 def geometric_mean(source):
-    return speedups(source.point)["geometric_mean"]
+    return speedup_ratios(source.point)["geometric_mean"]
 
 
 TWO = [round_of(0, 3, 1, [0.9, 0.5]), round_of(2, 3, 3, [0.8, 0.7, 0.6]), round_of(6, 1, 0, [0.25])]
