@@ -169,7 +169,7 @@ FILES = {  # bytes of a data file: what the sentence holds
     b'{"prompt": "\\ud800"}': "record 1 field 'prompt' holds half of a surrogate pair",
     b'{"prompt": NaN}': "line 1 is not allowed: NaN is not a number",
     prompt("a") + b"\n\n" + prompt(None): "record 3 field 'prompt' is null, not text",
-    prompt(["a"]): "is a list, not text",
+    prompt(["a"]): "is a list, not text: a prompt must be text, and data=questions reads lists of turns",
     prompt({"a": "b"}): "is an object, not text",
     prompt(True): "is true or false, not text",
     prompt(5): "is a number, not text",

@@ -73,19 +73,17 @@ def test_another_file_is_a_warning_or_an_error_with_both_hashes(questions, caplo
         check(composed(*words, "data.verify=true", "data.sha256=null"))
 
 
-@pytest.mark.parametrize("name", ["questions", "spec_bench", "mt_bench"])
-def test_a_limit_takes_as_many_of_each_category(name, questions):
-    found = prompts_of(f"data={name}", f"data.path={questions}", "data.limit=4", *OWN[name])
+@pytest.mark.parametrize("words", ["data=questions", "data=spec_bench data.grouping=own", "data=mt_bench"])
+def test_a_limit_takes_as_many_of_each_category(words, questions):
+    words = [*words.split(), f"data.path={questions}"]
+    found = prompts_of(*words, "data.limit=4")
     assert [prompt.id for prompt in found] == ["0", "3", "6", "9"]  # the first would be 0, 1, 2, 3
-    found = prompts_of(f"data={name}", f"data.path={questions}", "data.limit=6", *OWN[name])
+    found = prompts_of(*words, "data.limit=6")
     assert Counter(prompt.category for prompt in found) == {"writing": 2, "math": 2, "qa": 1, "rag": 1}
     assert [prompt.id for prompt in found] == ["0", "1", "3", "4", "6", "9"]
-    assert len(prompts_of(f"data={name}", f"data.path={questions}", "data.limit=99", *OWN[name])) == 12
-    first = prompts_of(f"data={name}", f"data.path={questions}", "data.limit=2", "data.category=rag", *OWN[name])
+    assert len(prompts_of(*words, "data.limit=99")) == 12
+    first = prompts_of(*words, "data.limit=2", "data.category=rag")
     assert [(prompt.id, len(prompt.turns)) for prompt in first] == [("9", 2), ("10", 2)]
-
-
-OWN = {"questions": [], "spec_bench": ["data.grouping=own"], "mt_bench": []}
 
 
 def test_mt_bench_is_one_category_of_spec_bench(questions):
@@ -99,11 +97,6 @@ def test_stratified_choices_are_those_of_a_count_by_hand():
     made = [Prompt(str(n), ("x",), category) for n, category in enumerate("aaaabbc")]
     for limit, wanted in {1: "a", 2: "ab", 3: "abc", 5: "aabbc", 6: "aaabbc", 7: "aaaabbc"}.items():
         assert "".join(prompt.category for prompt in stratify(made, limit)) == wanted
-
-
-def test_records_with_categories_are_the_first_ones(questions):
-    words = ["data=jsonl", f"data.path={questions}", "data.template='{category}'", "data.category_field=category"]
-    assert [p.category for p in prompts_of(*words, "data.limit=4")] == ["writing"] * 3 + ["math"]
 
 
 def test_a_limit_of_many_categories_is_fast():
@@ -150,16 +143,11 @@ def test_text_comes_in_windows(tmp_path):
     both = prompts_of("data=text", f"data.path={tmp_path}")
     assert [(p.category, p.turns[0]) for p in both] == [("a.txt", "abcdefghij"), ("b.md", "\n\nstory\n\nmore of it\n")]
     assert [*windows(10, 4, 3)] == [(0, 4), (3, 7), (6, 10)] and [*windows(9, 4, 5)] == [(0, 4), (5, 9)]
+    (tmp_path / "a.md").write_text("x")  # files of one stem are two categories
+    assert [p.category for p in prompts_of("data=text", f"data.path={tmp_path}")] == ["a.md", "a.txt", "b.md"]
     (tmp_path / "none").mkdir()
     with pytest.raises(ConfigError, match="has no text files"):
         prompts_of("data=text", f"data.path={tmp_path / 'none'}")
-
-
-def test_files_of_one_stem_are_two_categories(tmp_path):
-    for name in ("a.txt", "a.md"):
-        (tmp_path / name).write_text(name)
-    assert [(p.id, p.category) for p in prompts_of("data=text", f"data.path={tmp_path}")] == [
-        ("a.md:0", "a.md"), ("a.txt:0", "a.txt")]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", [b"a\x1b[2J.txt", b"a\xff.txt", b"x" * 210 + b".txt"])
@@ -201,11 +189,6 @@ def test_aligned_text(tmp_path):
     reference.write_text("eins\n")
     with pytest.raises(ConfigError, match="has 1 lines, and data"):
         prompts_of(*words)
-
-
-def test_a_field_that_is_a_list_is_refused(questions):
-    with pytest.raises(ConfigError, match="is a list, not text: a prompt must be text, and data=questions reads"):
-        prompts_of("data=jsonl", f"data.path={questions}", "data.field=turns")
 
 
 def test_prompts_that_do_not_fit_are_told_of_and_counted(good, tmp_path, caplog):

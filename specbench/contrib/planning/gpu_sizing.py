@@ -1,7 +1,7 @@
 """How many devices of which size the models of a run need, from their configurations alone, without weights."""
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -9,7 +9,7 @@ import torch
 from specbench.component import Selections
 from specbench.config.memory import Budget, size
 from specbench.errors import ConfigError
-from specbench.models.architecture import ModelSize, layers_of, size_of
+from specbench.models.architecture import layers_of, size_of
 from specbench.models.pretrained import footprint, load_config
 
 SIZES = (24, 40, 48, 80, 141)  # GiB, as devices are sold
@@ -20,33 +20,32 @@ READ_AGAIN = 64  # positions of a text that are read at a time
 NUMBERS = {1: "one", 2: "two", 3: "three", 4: "four", 5: "five", 6: "six", 7: "seven", 8: "eight"}
 
 
-@dataclass(frozen=True)
-class SizedModel:
-    """One model of the run: its footprint, and the sizes that processes have to share evenly."""
-
-    footprint: ModelSize
-    sizes: dict[str, int]
-
-
 def devices_needed(run: Selections, gamma: int) -> str:
     """A sentence for every size of device: how many of them, with the drafter whole on each and divided too, and what
     one then needs. Raises ConfigError if a model cannot be divided."""
     dtype = {"float32": torch.float32, "float16": torch.float16}.get(run.scalars["dtype"], torch.bfloat16)
-    target, *drafters = [
-        SizedModel(footprint(shape, role, dtype), sizes_of(load_config(shape, role).get_text_config()))
-        for role in ("target", "drafter")
-        for shape in map(_shape, run[role].settings.models())
-    ]
-    if target.footprint.crossing or target.footprint.recurrent:
+    named = [(role, _shape(model)) for role in ("target", "drafter") for model in run[role].settings.models()]
+    models = [footprint(model, role, dtype) for role, model in named]
+    sizes = [sizes_of(load_config(model, role).get_text_config()) for role, model in named]
+    if models[0].crossing or models[0].recurrent:
         raise ConfigError("the devices of an encoder-decoder, or a model with a recurrent state, are not counted")
-    columns = min(PROMPT + int(run.scalars["max_new_tokens"]), target.footprint.context) + gamma
-    weights = " and ".join(size(model.footprint.weights) for model in (target, *drafters))
+    columns = min(PROMPT + int(run.scalars["max_new_tokens"]), models[0].context) + gamma
+
+    def needed(shares: Sequence[int]) -> int:
+        """Bytes on each device, if so many of them share the weights of each model."""
+        shared = [model.share(count) for model, count in zip(models, shares, strict=True)]
+        return Budget.of(
+            shared, rows=run.batch_size, columns=columns, held=run.batch_size * columns, tokens=gamma + 1,
+            prefill_chunk=int(run.scalars["prefill_chunk"]), read_again=READ_AGAIN, dtype=dtype,
+            device=torch.device("cpu"),
+        ).needed  # fmt: skip
+
+    weights = " and ".join(size(model.weights) for model in models)
     rows = f"{run.batch_size} row{'s' * (run.batch_size > 1)} of {columns:,} tokens"
     kind = str(dtype).removeprefix("torch.")
     lines = [f"weights of {weights} in {kind}, {rows} (prompts of {PROMPT:,} tokens):"]
     for gigabytes in SIZES:
-        room = int(gigabytes * 2**30 * USABLE)
-        found = [*_smallest(target, drafters, room, run, columns, gamma, dtype)]
+        found = [*_fewest(sizes, needed, int(gigabytes * 2**30 * USABLE))]
         lines.append(f"{' or '.join(found) or f'more than {MOST}'} of {gigabytes} GB")
     return "\n".join(lines)
 
@@ -56,38 +55,21 @@ def _shape(settings: Any) -> Any:
     return replace(settings, weights="random") if settings.shape else settings
 
 
-def _smallest(
-    target: SizedModel,
-    drafters: Sequence[SizedModel],
-    room: int,
-    run: Selections,
-    columns: int,
-    gamma: int,
-    dtype: torch.dtype,
-) -> Iterator[str]:
-    """The fewest devices with so much room: with the drafter whole on each, then, if they are fewer, divided."""
-    before = MOST + 1
+def _fewest(sizes: Sequence[dict[str, int]], needed: Callable[[Sequence[int]], int], room: int) -> Iterator[str]:
+    """The fewest devices with so much room: with the drafter whole on each, then, if they are fewer, divided. `sizes`
+    are what devices have to share evenly of each model, the target's first."""
+    before, drafters = MOST + 1, len(sizes) - 1
     for divided in (False, True) if drafters else (False,):
-        shared = [target, *(drafters if divided else [])]
-        for count in [1, *(n for n in divisors(target.sizes) if n <= MOST)]:
-            if count >= before or any(n % count for model in shared for n in model.sizes.values()):
+        shared = sizes if divided else sizes[:1]
+        for count in [1, *(n for n in divisors(sizes[0]) if n < before)]:
+            if count >= before or any(n % count for model in shared for n in model.values()):
                 continue
-            models = [m.footprint.share(count if m in shared else 1) for m in (target, *drafters)]
-            needed = _needed(models, run, columns, gamma, dtype)
-            if needed <= room:
+            each = needed([count] + [count if divided else 1] * drafters)
+            if each <= room:
                 how = f" with target.tensor_parallel={count}{f' drafter.tensor_parallel={count}' * divided}"
-                yield f"{NUMBERS.get(count, str(count))} ({size(needed)} each{how * (count > 1)})"
+                yield f"{NUMBERS.get(count, str(count))} ({size(each)} each{how * (count > 1)})"
                 before = count
                 break
-
-
-def _needed(models: Sequence[ModelSize], run: Selections, columns: int, gamma: int, dtype: torch.dtype) -> int:
-    """Bytes on each device."""
-    budget = Budget.of(
-        models, rows=run.batch_size, columns=columns, held=run.batch_size * columns, tokens=gamma + 1,
-        prefill_chunk=int(run.scalars["prefill_chunk"]), read_again=READ_AGAIN, dtype=dtype, device=torch.device("cpu"),
-    )  # fmt: skip
-    return budget.needed
 
 
 def sizes_of(text: Any) -> dict[str, int]:

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from rich.text import Text
 
@@ -39,33 +38,34 @@ def plan(folder: Path, speedup: float, alpha: float) -> None:
     if run.result["in_turn"]:
         raise ConfigError(f"{folder} cannot be a pilot: its times are of all ways that were decoded in turn with it")
     sums = crossed(folder)
-    if sums.table.shape[2] < FEWEST or not sums.point["tested"]:
+    processes, prompts = sums.table.shape[1:]
+    if prompts < FEWEST or not sums.point["tested"]:
         raise ConfigError(
             f"{folder} cannot be a pilot: it needs {FEWEST} prompts at least, and guesses that were tested"
         )
-    seconds, tokens = times_of(run, sums), tokens_of(run)
-    found: dict[str, Any] = {}
-    too_few = sums.table.shape[1] < FEWEST_PROCESSES  # to tell how processes differ
-    for name, target, spread in (("speedup", speedup / 100, of_speedup(run, sums)),
-                                 ("alpha", alpha, of_alpha(run, sums))):  # fmt: skip
-        relative = target if name == "speedup" else target / (run.result["alpha"]["mean"] or 1.0)
-        known = [
-            p
-            for p in plans(spread, relative, tokens, seconds, longest_of(run, sums))
-            if name == "alpha" or p.processes > 1
-        ]
-        known = known if not too_few or name == "alpha" else []
-        told = f"+- {speedup:g} % of the speedup" if name == "speedup" else f"+- {alpha:g} of alpha"
-        if not known:
-            why = "its pilot has too few processes" if too_few else "no plan reaches it"
-            show(Text(f"{told}: {why}"))
-        else:
-            show(plan_table(known, told, 100 if name == "speedup" else run.result["alpha"]["mean"]))
-        found[name] = {"target": target, **asdict(spread), "plans": [asdict(p) for p in known]}
-    processes, clusters = sums.table.shape[1:]
-    told = f"a guess from {clusters} prompts in {processes} process{'es' * (processes > 1)}"
+    # Of a prompt in a process, with everything that is done for it but loading.
+    seconds = float(run.result["provenance"]["seconds"] / processes / prompts)
+    tokens, mean = int(run.result["config"]["max_new_tokens"]), run.result["alpha"]["mean"] or 1.0
+    # Texts are not made longer where most of them end before max_new_tokens.
+    longest = 1.0 if sums.point["stops"] > MOSTLY * run.result["counts"]["prompts"] else LONGER[-1]
+    few = processes < FEWEST_PROCESSES  # to tell how processes differ
+    spread = of_speedup(run, sums)
+    ways = plans(spread, speedup / 100, tokens, seconds, longest)
+    ways = [] if few else [way for way in ways if way.processes > 1]
+    told = f"+- {speedup:g} % of the speedup"
+    if ways:
+        show(plan_table(ways, told, 100))
+    else:
+        show(Text(f"{told}: {'its pilot has too few processes' if few else 'no plan reaches it'}"))
+    found = {"speedup": {"target": speedup / 100, **asdict(spread), "plans": [asdict(way) for way in ways]}}
+    spread = of_alpha(run, sums)
+    ways = plans(spread, alpha / mean, tokens, seconds, longest)
+    told = f"+- {alpha:g} of alpha"
+    show(plan_table(ways, told, mean) if ways else Text(f"{told}: no plan reaches it"))
+    found["alpha"] = {"target": alpha, **asdict(spread), "plans": [asdict(way) for way in ways]}
+    told = f"a guess from {prompts} prompts in {processes} process{'es' * (processes > 1)}"
     show(Text(f"{told}; data may have fewer prompts than data.limit says, see data.count"))
-    text = as_json(found | {"seconds_of_a_prompt": seconds})
+    text = as_json({**found, "seconds_of_a_prompt": seconds})
     kept = keep_other(folder / FILE, text)
     write_text(folder / FILE, text)
     before = f", the earlier one is now {kept.name}" if kept else ""
@@ -91,22 +91,6 @@ def of_alpha(run: StoredRun, sums: TwoWaySums) -> Spread:
     """Of the logarithm of alpha."""
     halves = halves_of_alpha(run.rounds, [record["id"] for record in run.prompts if "error" not in record])
     return Spread(sums.components(lambda s: {"alpha": s["beta"] / s["tested"]})["alpha"], share_within(halves))
-
-
-def tokens_of(run: StoredRun) -> int:
-    """The most new tokens of a prompt."""
-    return int(run.result["config"]["max_new_tokens"])
-
-
-def times_of(run: StoredRun, sums: TwoWaySums) -> float:
-    """Seconds of a prompt in a process, with everything that is done for it but loading."""
-    processes, prompts = sums.table.shape[1:]
-    return float(run.result["provenance"]["seconds"] / processes / prompts)
-
-
-def longest_of(run: StoredRun, sums: TwoWaySums) -> float:
-    """How many times as long texts may be made: not at all where most of them end before max_new_tokens."""
-    return 1.0 if sums.point["stops"] > MOSTLY * run.result["counts"]["prompts"] else LONGER[-1]
 
 
 def plan_table(found: Sequence[Plan], title: str, scale: float) -> Table:
