@@ -82,7 +82,7 @@ def _width() -> int:
 
 def evaluate(*overrides: str | Mapping[str, Any], **settings: Any) -> Evaluation:
     """See `specbench.evaluate`."""
-    from specbench.results.empty_dirs import remove_if_empty
+    from specbench.results.folder_lock import remove_if_empty
 
     words, call = words_of(overrides, settings), call_of(overrides, settings)
     config = compose(words)

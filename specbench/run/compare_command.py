@@ -54,8 +54,8 @@ def main(arguments: list[str] | None = None) -> None:
 def compare_folders(folders: Sequence[str]) -> int:
     """Compares finished runs with the first one. Raises ConfigError."""
     from specbench.results.comparison_tables import sentence, tables
+    from specbench.results.parquet import load_sums
     from specbench.results.reader import load_runs
-    from specbench.results.sums_file import load_sums
     from specbench.results.sweep_table import own_words
     from specbench.results.terminal import show
     from specbench.run.compare import differences_in_work, lead

@@ -24,11 +24,11 @@ from specbench.data.prompts import Prompt
 from specbench.errors import ConfigError
 from specbench.results.completion import contents, examine
 from specbench.results.loggers.none import NoLogger
+from specbench.results.parquet import load_sums
 from specbench.results.reader import load_run
 from specbench.results.replay_trace import load_trace
 from specbench.results.run_table import run_table
-from specbench.results.schema_parts import Placement
-from specbench.results.sums_file import load_sums
+from specbench.results.schema import Placement
 from specbench.results.wording import speedup_text
 from specbench.run.pooled import worst_machine
 from specbench.stats import two_way_bootstrap as crossed

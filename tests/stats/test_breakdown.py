@@ -12,7 +12,7 @@ from small_runs import parts_of
 
 from specbench.data.prompts import Request
 from specbench.decoding.timer import Lap
-from specbench.results.sums_file import load_sums
+from specbench.results.parquet import load_sums
 from specbench.results.writer import write_result
 from specbench.run.run import run
 from specbench.stats.bootstrap import BootstrapSums

@@ -11,10 +11,10 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from specbench.errors import ConfigError, visible
+from specbench.results.atomic_files import file_text, parse_json
 from specbench.results.comparison_tables import ComparisonDict, about, causes_table, pairs_table, ranking_table
 from specbench.results.fields import UNITS
-from specbench.results.json_files import check_kind, file_text, parse_json
-from specbench.results.reader import StoredRun
+from specbench.results.reader import StoredRun, check_kind
 from specbench.results.report.html_page import Report
 from specbench.results.report.style import BAD, GOOD, OTHER, finish, name_rows
 from specbench.results.table import Cell
