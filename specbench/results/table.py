@@ -99,13 +99,8 @@ class Table:
         headings = dict.fromkeys(heading for row in rows for heading in row)
         order = sorted(headings, key=lambda heading: heading not in names)
         values: list[list[CellValue]] = [[row.get(heading) for heading in order] for row in rows]
-        return cls(
-            title,
-            table_columns(*((heading, "text") for heading in order)),
-            values,
-            names=len(headings.keys() & {*names}),
-            **more,
-        )
+        columns = table_columns(*((heading, "text") for heading in order))
+        return cls(title, columns, values, names=len(headings.keys() & {*names}), **more)
 
     @property
     def headings(self) -> list[str]:
@@ -134,9 +129,8 @@ class Table:
         table = self.to_read()
         yield Text("")
         yield Text(table.title, style="bold")
-        shown = [
-            [Text(cell.text, "bold red" if cell.kind == "bad" else "") for _, cell in row] for row in table.page_rows()
-        ]
+        cells = ([cell for _, cell in row] for row in table.page_rows())
+        shown = [[Text(cell.text, "bold red" if cell.kind == "bad" else "") for cell in row] for row in cells]
         columns = {heading: [row[number] for row in shown] for number, heading in enumerate(table.headings)}
         names = {heading: columns.pop(heading) for heading in table.headings[: table.names]}
         if width_of(console, names) > NAMES_SHARE * options.max_width:
