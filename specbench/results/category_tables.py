@@ -17,7 +17,7 @@ from specbench.results.wording import unsteady, word
 from specbench.stats.bootstrap import BootstrapSums
 from specbench.stats.breakdown import category_numbers
 from specbench.stats.records import PerRequestSums
-from specbench.stats.two_way_bootstrap import TwoWaySums
+from specbench.stats.two_way_bootstrap import Estimator, TwoWaySums
 
 OVERALL = "overall"
 SPEEDUPS = {"measured": "speedup", "end_to_end": "speedup with prefill", "geometric_mean": "geometric mean of speedups"}
@@ -159,7 +159,7 @@ def _entry(names: Mapping[str, str], runs: Sequence[StoredRun], folds: Folds) ->
 
 
 def _numbers(processes: Sequence[PerRequestSums]) -> CategoryDict:
-    sums = BootstrapSums.of(processes[0]) if len(processes) == 1 else TwoWaySums.of(lambda: processes)
+    sums: Estimator = BootstrapSums.of(processes[0]) if len(processes) == 1 else TwoWaySums.of(lambda: processes)
     return asdict(category_numbers(sums))
 
 

@@ -109,7 +109,7 @@ def position_rows(record: RunRecord) -> Iterator[dict[str, Any]]:
     for result in record.results:
         if (laws := result.speculative_laws) is None:
             continue
-        columns = {"outcome": result.speculative.outcomes(), "token": result.speculative.tokens}
+        columns: dict[str, Any] = {"outcome": result.speculative.outcomes(), "token": result.speculative.tokens}
         columns |= {name: values.tolist() for name, values in vars(laws).items()}
         for position in range(len(laws.beta)):
             found = {name: values[position] for name, values in columns.items()}
