@@ -19,9 +19,9 @@ from figures import by_temperature, legend
 
 from specbench.errors import ConfigError
 from specbench.results.fields import at
+from specbench.results.parquet import load_sums
 from specbench.results.reader import read_result
 from specbench.results.report.style import MEASURED, OTHER
-from specbench.results.sums_file import load_sums
 from specbench.stats.bootstrap import student
 from specbench.stats.formulas import cost_ratios, speedup_of
 from specbench.stats.two_way_bootstrap import TwoWaySums

@@ -24,9 +24,9 @@ from matplotlib.figure import Figure
 from parts import FOLDER, PARTS, measure
 
 from specbench.errors import ConfigError
+from specbench.results.parquet import load_sums
 from specbench.results.reader import StoredRun, load_runs
 from specbench.results.report.style import MEASURED, OTHER, THEORY
-from specbench.results.sums_file import load_sums
 from specbench.stats.bootstrap import student
 from specbench.stats.comparison import TOKENS_PER_SECOND, compare
 

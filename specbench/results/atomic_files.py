@@ -1,4 +1,4 @@
-"""Writes files so that a reader never sees half of one, and errors are sentences."""
+"""Reads files, and writes them so that a reader never sees half of one; errors are sentences."""
 
 import json
 import os
@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from specbench.errors import ConfigError
+from specbench.errors import ConfigError, first_line
 
 EARLIER = "earlier-"  # begins the names of folders of earlier runs, inside of a run's folder
 ASIDE = "corrupt-"  # likewise of files that cannot be used
@@ -72,3 +72,24 @@ def write_json(path: Path, value: Any) -> None:
 def as_json(value: Any) -> str:
     """A value as a file holds it."""
     return json.dumps(value, indent=2, ensure_ascii=False) + "\n"
+
+
+def file_text(path: Path) -> str:
+    """A file's text. Raises ConfigError."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} cannot be read ({reason(error)})") from error
+
+
+def reason(error: Exception) -> str:
+    """Why a file could not be used, without its path."""
+    return str(getattr(error, "strerror", None) or first_line(error))
+
+
+def parse_json(text: str, where: str) -> Any:
+    """The value of a JSON text. Raises ConfigError."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{where} is not JSON ({reason(error)})") from error

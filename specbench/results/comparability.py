@@ -1,6 +1,7 @@
-"""Which settings say what work a run did, and in which ones runs differ."""
+"""In which settings runs differ: what tells one run from the others, and whether they did the same work."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from specbench.results.schema import flatten
@@ -13,7 +14,59 @@ SAME_WORK = with_role(Role.LABEL | Role.POOLED)  # settings in which runs may di
 def differences(results: Iterable[Mapping[str, Any]], but: Iterable[str] = SAME_WORK) -> list[str]:
     """The settings in which results differ, by the first part of their keys."""
     configs = [flatten(result["config"]) for result in results]
-    left_out = {*but}
-    keys = dict.fromkeys(key for config in configs for key in config if key.partition("/")[0] not in left_out)
+    keys = dict.fromkeys(key for config in configs for key in config)
     found = [key for key in keys if any(config.get(key) != configs[0].get(key) for config in configs)]
-    return list(dict.fromkeys(key.partition("/")[0] for key in found))
+    left_out = {*but}
+    return [key for key in dict.fromkeys(key.partition("/")[0] for key in found) if key not in left_out]
+
+
+def differing_overrides(runs: Sequence[tuple[Path, Mapping[str, Any]]]) -> list[dict[str, str]]:
+    """Of each run (its folder and results) the keys that have not the same value in all, as {"gamma": "5"}. A run
+    without an override that others have has the value of its configuration: without gamma=4 it has the same gamma as
+    one with it. Numbers are written alike, and all runs have the same order."""
+    overrides = [_overrides(folder, result) for folder, result in runs]
+    names = dict.fromkeys(key for own in overrides for key in own)
+    every = []
+    for (_, result), own in zip(runs, overrides, strict=True):
+        values = {key: own.get(key, setting_of(result, key)) for key in names}
+        every.append({key: alike(value) for key, value in values.items() if value is not None})
+    same = {key for key in names if len({own.get(key) for own in every}) == 1}
+    return [{key: value for key, value in own.items() if key not in same} for own in every]
+
+
+def _overrides(folder: Path, result: Mapping[str, Any]) -> dict[str, str]:
+    """{"gamma": "5", ...}: the overrides that results.json has, or else those in the folder's name."""
+    words = result.get("overrides")
+    if not isinstance(words, list):
+        words = folder.name.split(",")
+    return dict(word.split("=", 1) for word in words if "=" in word)
+
+
+def setting_of(result: Mapping[str, Any], key: str) -> str | None:
+    """The option or the value of a setting of a run as an override has it; None if it is not there, or no scalar."""
+    if key in result["choices"]:
+        return str(result["choices"][key])
+    value: Any = result["config"]
+    for part in key.split("."):
+        if not isinstance(value, dict) or part not in value:
+            return None
+        value = value[part]
+    if isinstance(value, dict | list):
+        return None
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def alike(value: str) -> str:
+    """1.0 and 1 as the same text."""
+    try:
+        return f"{float(value):g}" if float(value) == float(f"{float(value):g}") else value
+    except ValueError:
+        return value
+
+
+def sortable(value: str) -> tuple[int, float, str]:
+    """What a value is sorted by: numbers first, by size."""
+    try:
+        return 0, float(value), ""
+    except ValueError:
+        return 1, 0.0, value

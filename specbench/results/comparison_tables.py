@@ -5,9 +5,9 @@ from dataclasses import asdict
 from typing import Any
 
 from specbench.results.fields import CAUSES, UNITS
-from specbench.results.table import Cell, CellValue, Column, Table
+from specbench.results.table import Cell, CellValue, Column, Table, table_columns
 from specbench.results.wording import doubts, interval, label, left_out, none_left, word
-from specbench.stats.comparison import LEVEL, Compared, Comparison
+from specbench.stats.comparison import LEVEL, Comparison
 from specbench.stats.estimates import Interval
 
 MOST_NAMES = 4  # of ways in a sentence
@@ -51,38 +51,33 @@ def about(found: ComparisonDict) -> str:
 
 def tables(compared: Comparison, names: KeysByLabel, title: str) -> list[Table]:
     """The ranking, and the causes of the distances, for a terminal."""
-    found = asdict(compared)
-    few = [] if compared.runs[0].ci95["speedup"] else ["too few prompts for intervals and tests"]
-    against = f"of {'the fastest' if compared.reference == compared.runs[0].label else compared.reference}"
-    first = ranking_table(found, names, against)
-    first.title = "; ".join([f"{title}{about(found)}", *few])
+    found, reference = asdict(compared), compared.reference
+    few = "" if compared.runs[0].ci95["speedup"] else "; too few prompts for intervals and tests"
+    first = ranking_table(found, names, f"of {'the fastest' if reference == compared.runs[0].label else reference}")
+    first.title = f"{title}{about(found)}{few}"
     why = causes_table(found, names)
-    why.title = f"factors that make up the distance from {_named(names[compared.reference]) or compared.reference}"
+    named = " ".join(map(str, names[reference].values())) or reference
+    why.title = f"factors that make up the distance from {named}"
     return [first, why] if len(why.columns) > why.names + 1 else [first]
-
-
-def _named(own: Mapping[str, str | Cell]) -> str:
-    return " ".join(map(str, own.values()))
 
 
 def _keys(names: KeysByLabel) -> list[str]:
     """The keys in which the runs differ."""
-    return [*dict.fromkeys(key for own in names.values() for key in own)]
+    return list(dict.fromkeys(key for own in names.values() for key in own))
 
 
 def ranking_table(found: ComparisonDict, names: KeysByLabel, against: str) -> Table:
     """A row for each run, fastest first; `against` is the heading of its ratio to the reference."""
-    keys = _keys(names)
-    columns = [Column(key, digits=None) for key in ("rank", *keys)]
-    columns += [Column("tokens/s", digits=1), Column(against, digits=3), Column("95 %", digits=3, ends=True)]
-    columns += [Column("p", digits=None), *(Column(head, digits=digits) for head, digits in NUMBERS.values())]
-    rows = []
+    keys, tested = _keys(names), was_tested(found)
+    columns = table_columns(*((key, "text") for key in ("rank", *keys)), ("tokens/s", 1), (against, 3))
+    columns += [Column("95 %", digits=3, ends=True), *table_columns(("p", "text"), *NUMBERS.values())]
+    rows: list[list[CellValue]] = []
     for run in found["runs"]:
-        n = run["numbers"]
-        row: list[CellValue] = [str(run["rank"]) if was_tested(found) else "-"]
-        row += [names[run["label"]].get(key) for key in keys]
-        row += [n["tokens_per_second"], run["ratio"], run["ratio_ci95"], p_value(run["p_value"])]
-        rows.append(row + [n[name] for name in NUMBERS])
+        own, n = names[run["label"]], run["numbers"]
+        rows.append([
+            str(run["rank"]) if tested else "-", *(own.get(key) for key in keys), n["tokens_per_second"], run["ratio"],
+            run["ratio_ci95"], p_value(run["p_value"]), *(n[name] for name in NUMBERS),
+        ])  # fmt: skip
     return Table("", columns, rows, names=1 + len(keys))
 
 
@@ -91,23 +86,25 @@ def causes_table(found: ComparisonDict, names: KeysByLabel, marked: bool = False
     star marks those whose interval excludes 1."""
     others, keys = [run for run in found["runs"] if run["causes"]], _keys(names)
     shown = [name for name in CAUSES if any(abs(run["causes"].get(name, 1.0) - 1) >= 0.005 for run in others)]
-    told = {name: f"factor of {CAUSES[name]}" if CAUSES[name] in keys else CAUSES[name] for name in shown}
-    columns = [*(Column(key, digits=None) for key in keys), Column("ratio", digits=3)]
-    columns += [Column(told[name], digits=None) for name in shown]
-    rows = [[*(names[run["label"]].get(key) for key in keys), run["ratio"], *(_factor(run, n, marked) for n in shown)]
-            for run in others]  # fmt: skip
+    told = [f"factor of {CAUSES[name]}" if CAUSES[name] in keys else CAUSES[name] for name in shown]
+    columns = table_columns(*((key, "text") for key in keys), ("ratio", 3), *((head, "text") for head in told))
+    rows: list[list[CellValue]] = []
+    for run in others:
+        stars = {name: "*" * (marked and excludes_1(run["causes_ci95"].get(name))) for name in shown}
+        factors = (f"x{run['causes'].get(name, 1.0):.2f}{stars[name]}" for name in shown)
+        rows.append([*(names[run["label"]].get(key) for key in keys), run["ratio"], *factors])
     return Table("", columns, rows, names=len(keys))
 
 
-def _factor(run: ComparisonDict, name: str, marked: bool) -> str:
-    ci95 = run["causes_ci95"].get(name)
-    return f"x{run['causes'].get(name, 1.0):.2f}" + ("*" if marked and ci95 and not ci95[0] <= 1 <= ci95[1] else "")
+def excludes_1(ci95: Interval) -> bool:
+    """Whether there is an interval, and it lies beside 1."""
+    return ci95 is not None and not ci95[0] <= 1 <= ci95[1]
 
 
 def pairs_table(found: ComparisonDict) -> Table:
     """Every pair of runs, the first over the second."""
-    columns = [Column("first", digits=None), Column("second", digits=None), Column("first / second", digits=3)]
-    columns += [Column("95 %", digits=3, ends=True), Column("p", digits=None), Column("p, corrected", digits=None)]
+    columns = table_columns(("first", "text"), ("second", "text"), ("first / second", 3))
+    columns += [Column("95 %", digits=3, ends=True), *table_columns(("p", "text"), ("p, corrected", "text"))]
     rows: list[list[CellValue]] = [
         [pair["first"], pair["second"], pair["ratio"], pair["ci95"], p_value(pair["p_value"]),
          p_value(pair["corrected"])] for pair in found["pairs"][:MOST_PAIRS]
@@ -120,20 +117,17 @@ def pairs_table(found: ComparisonDict) -> Table:
 def sentence(found: Comparison) -> str:
     """The comparison of two runs in words, with the factors whose intervals exclude 1."""
     run = next(run for run in found.runs if run.label != found.reference)
-    pair, ci95 = found.pairs[0], run.ratio_ci95
-    error = f" ({ci95[0]:.3f}-{ci95[1]:.3f})" if ci95 else " (too few prompts for an interval)"
-    moved = [f"{CAUSES[name]} x{value:.2f}" for name, value in _moved(run)]
-    why = f"; what moved: {', '.join(moved)}" if moved else "; no factor moved by more than its error"
-    sure = "" if pair.corrected is None else f", p {p_value(pair.corrected)}"
-    judged = "" if pair.corrected is None else ", a difference" if pair.corrected < LEVEL else ", no sure difference"
-    told = f"{run.label} has {run.ratio:.2f}x{error} the {UNITS[found.by]} of {found.reference}{sure}{judged}"
-    return told + (why if ci95 else "")
-
-
-def _moved(run: Compared) -> list[tuple[str, float]]:
-    found = [(name, value) for name, value in run.causes.items()
-             if (ci95 := run.causes_ci95.get(name)) and not ci95[0] <= 1 <= ci95[1]]  # fmt: skip
-    return sorted(found, key=lambda entry: -abs(entry[1] - 1))
+    p, ci95 = found.pairs[0].corrected, run.ratio_ci95
+    error = f"{ci95[0]:.3f}-{ci95[1]:.3f}" if ci95 else "too few prompts for an interval"
+    told = f"{run.label} has {run.ratio:.2f}x ({error}) the {UNITS[found.by]} of {found.reference}"
+    if p is not None:
+        told += f", p {p_value(p)}, {'a difference' if p < LEVEL else 'no sure difference'}"
+    moved = [name for name in run.causes if excludes_1(run.causes_ci95.get(name))]
+    moved.sort(key=lambda name: -abs(run.causes[name] - 1))
+    why = ", ".join(f"{CAUSES[name]} x{run.causes[name]:.2f}" for name in moved)
+    return (
+        told if not ci95 else f"{told}; " + (f"what moved: {why}" if why else "no factor moved by more than its error")
+    )
 
 
 def rows(found: Comparison, names: Mapping[str, Mapping[str, str]], more: Mapping[str, str]) -> list[dict[str, Any]]:

@@ -2,8 +2,9 @@
 
 import hashlib
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +14,7 @@ from specbench.results.fingerprint import Identity
 from specbench.results.reader import read_result
 
 RESULTS = "results.json"
-FILES = (
-    "config.yaml",
-    "prompts.jsonl",
-    "rounds.parquet",
-    "positions.parquet",
-    "sums.parquet",
-)  # results.json names them
+FILES = ("config.yaml", "prompts.jsonl", "rounds.parquet", "positions.parquet", "sums.parquet")  # results.json has them
 OTHERS = ("report.html", "replay.json", "plan.json", "repeats.csv")  # of the run before, if a folder is used again
 MORE = ("figures", "replay-*.json", "plan-*.json")  # likewise
 
@@ -51,9 +46,6 @@ class PriorRun:
 
 def examine(folder: Path, wanted: Identity) -> PriorRun:
     """What an earlier run has left, compared with the run that is wanted. Reads all files of it."""
-    for path in (folder / name for name in (RESULTS, *FILES, *OTHERS)):
-        if path.exists() and not path.is_file():
-            return PriorRun(corrupt=f"{path.name} is not a file")
     if not (folder / RESULTS).exists():
         return PriorRun()
     try:
@@ -78,40 +70,35 @@ def contents(path: Path) -> dict[str, Any] | None:
         return None
 
 
-def clear(folder: Path) -> None:
-    """Removes the files of an earlier run, results.json first: while it is there, the others are too. Raises
-    ConfigError."""
-    with writing(folder):
-        (folder / RESULTS).unlink(missing_ok=True)
-        synchronise(folder)
-        for name in (*FILES, *OTHERS):
-            (folder / name).unlink(missing_ok=True)
-
-
 def make_room(folder: Path) -> Path | None:
     """Moves the results of an earlier run, with all its files, into a new sub-folder, and returns that; removes files
     of one that has no results. Raises ConfigError."""
     if (folder / RESULTS).exists():
         return move_aside(folder, EARLIER)
-    clear(folder)
+    with writing(folder):
+        for name in (*FILES, *OTHERS):
+            (folder / name).unlink(missing_ok=True)
     return None
 
 
 def move_aside(folder: Path, name: str = ASIDE) -> Path:
     """Moves the files of an earlier run into a new sub-folder, and returns it. results.json comes last: if the process
     ends before, it is there without the others, so what is left is moved aside and not removed. Raises ConfigError."""
-    numbers = (folder / f"{name}{number}" for number in range(1, 10**6))
-    aside = next(path for path in numbers if not path.exists())
+    aside = next(path for number in count(1) if not (path := folder / f"{name}{number}").exists())
     with writing(aside):
         aside.mkdir()
-        more = (path for name in MORE for path in sorted(folder.glob(name)))
-        for path in _there([*(folder / name for name in (*FILES, *OTHERS)), *more]):
-            path.rename(aside / path.name)
-        synchronise(folder)
-        for path in _there([folder / RESULTS]):
-            path.rename(aside / path.name)
+        more = [path for pattern in MORE for path in sorted(folder.glob(pattern))]
+        for path in (*(folder / name for name in (*FILES, *OTHERS)), *more, folder / RESULTS):
+            if path.name == RESULTS:
+                synchronise(folder)
+            if _is_there(path):
+                path.rename(aside / path.name)
         synchronise(folder)
     return aside
+
+
+def _is_there(path: Path) -> bool:
+    return path.exists() or path.is_symlink()
 
 
 def keep_other(path: Path, text: str) -> Path | None:
@@ -125,21 +112,10 @@ def keep_others(texts: Mapping[Path, str], also: Sequence[Path] = ()) -> list[Pa
     them get the same number, which none of them had before, and so do `also`, files or folders that were made with
     them. Returns the new names. Raises ConfigError."""
     found = [path for path in texts if path.is_file()]
-    for path in found:
-        with writing(path):
-            if path.read_text(encoding="utf-8", errors="replace") != texts[path]:
-                break
-    else:
-        return []
-    every = [*texts, *also]
-    numbered = ({path: path.with_stem(f"{path.stem}-{number}") for path in every} for number in range(1, 10**6))
-    others = next(names for names in numbered if not any(name.exists() for name in names.values()))
-    found += _there(also)
-    for path in found:
-        with writing(path):
-            path.rename(others[path])
-    return [others[path] for path in found]
-
-
-def _there(paths: Iterable[Path]) -> list[Path]:
-    return [path for path in paths if path.exists() or path.is_symlink()]
+    with writing(found[0] if found else Path()):
+        if all(path.read_text(encoding="utf-8", errors="replace") == texts[path] for path in found):
+            return []
+        every = [*texts, *also]
+        numbered = ({path: path.with_stem(f"{path.stem}-{number}") for path in every} for number in count(1))
+        others = next(names for names in numbered if not any(name.exists() for name in names.values()))
+        return [path.rename(others[path]) for path in (*found, *filter(_is_there, also))]

@@ -1,20 +1,26 @@
-"""What a command prints of its runs: everything of a single one, and one line of each in a sweep. run.log has both."""
+"""What a command prints of its runs: progress, then everything of a single one, and one line of each in a sweep."""
 
 import logging
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.text import Text
 
 from specbench.results.recommendation import verdict_sentence
 from specbench.results.terminal import show
-from specbench.results.wording import duration, verdict_text, word
+from specbench.results.wording import duration, steady, verdict_text, within, word
 
 log = logging.getLogger(__name__)
+ProgressFn = Callable[[int, int, str], None]  # progress(done, total, what)
+WHAT = "requests"  # are counted
 
 
 def in_sweep() -> bool:
@@ -63,13 +69,11 @@ def print_result(result: dict[str, Any], kept: Path | None, folder: Path) -> Non
 
 def one_line(result: dict[str, Any]) -> str:
     """The results of a run in a few words."""
-    speedup, ci95, alpha = result["speedup"]["measured"], result["speedup"]["ci95"], result["alpha"]["mean"]
-    text = f"{speedup:.2f}x"
-    text += "" if ci95 is None else f" ({ci95[0]:.2f} to {ci95[1]:.2f})"
-    text += "" if alpha is None else f", alpha {alpha:.2f}"
-    text += "" if (label := word(result["lossless"])) == "passed" else f", {label}"
-    steady = not result["machine"] or result["machine"]["steady"]
-    return text if steady else f"{text}, not steady"
+    speedup, alpha, label = result["speedup"], result["alpha"]["mean"], word(result["lossless"])
+    told = [f"{speedup['measured']:.2f}x{within(speedup['ci95'])}"]
+    told += [] if alpha is None else [f"alpha {alpha:.2f}"]
+    told += [] if label == "passed" else [label]
+    return ", ".join([*told, *["not steady"] * (not steady(result))])
 
 
 @dataclass
@@ -94,15 +98,53 @@ class Pace:
         self._begun = now
         if left := self.left():
             text += f"; {left} left"
-        place = f"{self.kind} {self.over} of {self.jobs}: " if self.kind else f"{self.over}/{self.jobs} "
+        if self.jobs > 1:
+            place = f"{self.kind} {self.over} of {self.jobs}: " if self.kind else f"{self.over}/{self.jobs} "
+            text = place + text
         if not self.silent:
-            show(Text(f"{place if self.jobs > 1 else ''}{text}"))
+            show(Text(text))
 
     def left(self) -> str:
         """What the other jobs will take, if they take as long as those that ran; "" if that is not known."""
         remaining = self.jobs - self.over
-        return (
-            duration(remaining * sum(self.seconds) / len(self.seconds))
-            if remaining > 0 and self.seconds and self.alone
-            else ""
-        )
+        known = remaining > 0 and self.seconds and self.alone
+        return duration(remaining * sum(self.seconds) / len(self.seconds)) if known else ""
+
+
+@contextmanager
+def decoding_progress(place: str = "") -> Iterator[ProgressFn]:
+    """Yields a function progress(done, total, what), which counts requests; `place` says of which job. It is shown in a
+    terminal or a notebook alone."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn(WHAT),
+               TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())  # fmt: skip
+    console = Console(stderr=True)
+    if console.is_jupyter:  # where Rich needs widgets
+        with _in_notebook(place) as show:
+            yield show
+        return
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task(f"{place}loading", total=None)
+        yield lambda done, total, what: bar.update(task, completed=done, total=total, description=f"{place}{what}")
+
+
+@contextmanager
+def _in_notebook(place: str) -> Iterator[ProgressFn]:
+    """A line of text below the cell, which goes when all is over."""
+    from IPython.display import display  # type: ignore[import-not-found]  # there, since this is a notebook
+
+    begun = time.monotonic()
+
+    def line(text: str) -> dict[str, str]:
+        return {"text/plain": text}
+
+    shown: Any = display(line(f"{place}loading"), raw=True, display_id=True)
+
+    def progress(done: int, total: int, what: str) -> None:
+        seconds = time.monotonic() - begun
+        left = f", about {seconds * (total - done) / done:.0f} s left" if done else ""
+        shown.update(line(f"{place}{what}: {done} of {total} {WHAT}, {seconds:.0f} s{left}"), raw=True)
+
+    try:
+        yield progress
+    finally:
+        shown.update(line(""), raw=True)

@@ -1,6 +1,6 @@
 """The numbers of results.json that tables, pages, CSV files and loggers show: name, place, heading and form.
 
-The fields themselves are declared, and described, in `schema.py` and `schema_parts.py`.
+The fields themselves are declared, and described, in `schema.py`.
 """
 
 from collections.abc import Mapping

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from specbench.data.sources import UNKNOWN, digest_of
+from specbench.data.sources import digest_of
 from specbench.settings import file_hash
 
 
@@ -28,39 +28,27 @@ class Identity:
 
     def as_dict(self) -> dict[str, Any]:
         """The field `identity` of results.json; the settings stand in its field `config`."""
-        found = {"sources": self.sources, "code": self.code, "device": self.device}
-        return {"config": self.digest, **{name: dict(versions) for name, versions in found.items()}}
+        return {"config": self.digest, "sources": dict(self.sources), "code": dict(self.code),
+                "device": dict(self.device)}  # fmt: skip
 
     def differs_from(self, stored: Mapping[str, Any], config: Mapping[str, Any]) -> list[str]:
         """What a stored identity and its configuration have otherwise, in words; empty if they agree."""
         found = []
         if stored.get("config") != self.digest:
-            theirs, ours = flat({key: config.get(key) for key in self.settings}), flat(self.settings)
-            found = sorted(key for key in {*theirs, *ours} if theirs.get(key) != ours.get(key)) or ["the configuration"]
+            theirs, ours = _flat({key: config.get(key) for key in self.settings}), _flat(self.settings)
+            found = sorted({key for key, _ in theirs.items() ^ ours.items()}) or ["the configuration"]
         for field, what in (("sources", "the contents of {}"), ("code", "the code of {}"), ("device", "the {}")):
-            noted, now = stored.get(field), getattr(self, field)
-            noted = noted if isinstance(noted, dict) else {}
+            noted, now = stored.get(field) or {}, getattr(self, field)
             found += [what.format(key) for key in sorted({*noted, *now}) if noted.get(key) != now.get(key)]
         return found
 
 
-class NotedIdentity(Identity):
-    """An identity that was noted before the run began, maybe on another machine: which device it is, if none is noted,
-    and which commit of a hub id, were not known then."""
-
-    def differs_from(self, stored: Mapping[str, Any], config: Mapping[str, Any]) -> list[str]:
-        known = stored.get("sources")
-        known = known if isinstance(known, dict) else {}
-        sources = {key: known.get(key, was) if was.startswith(UNKNOWN) else was for key, was in self.sources.items()}
-        device = self.device or stored.get("device") or {}
-        return Identity(self.digest, self.settings, sources, self.code, device).differs_from(stored, config)
-
-
-def flat(tree: Any, key: str = "") -> dict[str, str]:
+def _flat(tree: Any, key: str = "") -> dict[str, str]:
     """{"data": {"limit": 3}} as {"data.limit": "3"}."""
     if not isinstance(tree, Mapping) or not tree:
         return {key: str(tree)}
-    return {k: v for name, value in tree.items() for k, v in flat(value, f"{key}.{name}" if key else str(name)).items()}
+    below = (_flat(value, f"{key}.{name}".removeprefix(".")) for name, value in tree.items())
+    return {name: text for own in below for name, text in own.items()}
 
 
 def of_libraries() -> dict[str, str]:

@@ -42,19 +42,21 @@ def served_rows(result: dict[str, Any]) -> Iterator[ServedRow]:
 
 def load_table(result: dict[str, Any]) -> Table | None:
     """p50, p90 and p99 of each delay and, with limits, the goodput, by rate and decoder; None without such requests."""
-    rows = [*served_rows(result)]
+    rows = []
+    for served in served_rows(result):
+        row = {"decoder": served.label, "requests": str(served.requests)}
+        for delay, (_, scale) in DELAYS.items():
+            row[f"{delay.replace('_', ' ')}, {'ms' if scale > 1 else 's'}"] = _delay(served, delay)
+        if found := served.served["goodput"]:
+            share, rate = found["ci95"]["share"], found["ci95"]["tokens_per_second"]
+            row["within limits"] = f"{found['share']:.0%}" + (f" ({share[0]:.0%} to {share[1]:.0%})" if share else "")
+            row["tokens/s within"] = f"{found['tokens_per_second']:.0f}" + (f" ({interval(rate, 0)})" if rate else "")
+        rows.append(row)
     if not rows:
         return None
-    title = "waiting times, p50 / p90 / p99"
-    if any("too few" in _delay(row, delay) for row in rows for delay in DELAYS):
-        title += "; too few: fewer than five requests are beyond it"
-    goodput = any(row.served["goodput"] for row in rows)
-    headings = [f"{name.replace('_', ' ')}, {'ms' if scale > 1 else 's'}" for name, (_, scale) in DELAYS.items()]
-    names = ["decoder", "requests"]
-    headings = [*names, *headings, *(("within limits", "tokens/s within") if goodput else ())]
-    cells = [(row.label, str(row.requests), *(_delay(row, delay) for delay in DELAYS),
-              *(_goodput(row.served["goodput"]) if goodput else ())) for row in rows]  # fmt: skip
-    return Table.of([dict(zip(headings, own, strict=True)) for own in cells], title, names)
+    few = any("too few" in cell for row in rows for cell in row.values())
+    title = "waiting times, p50 / p90 / p99" + "; too few: fewer than five requests are beyond it" * few
+    return Table.of(rows, title, ["decoder", "requests"])
 
 
 def _delay(row: ServedRow, delay: str) -> str:
@@ -63,12 +65,3 @@ def _delay(row: ServedRow, delay: str) -> str:
     if not any(found):
         return "too few"
     return " / ".join("too few" if value is None else f"{value * scale:.{digits}f}" for value in found)
-
-
-def _goodput(found: dict[str, Any] | None) -> tuple[str, str]:
-    if found is None:
-        return "-", "-"
-    share, rate = found["ci95"]["share"], found["ci95"]["tokens_per_second"]
-    of_share = "" if share is None else f" ({share[0]:.0%} to {share[1]:.0%})"
-    of_rate = "" if rate is None else f" ({interval(rate, 0)})"
-    return f"{found['share']:.0%}{of_share}", f"{found['tokens_per_second']:.0f}{of_rate}"

@@ -1,33 +1,29 @@
 """Reads the files of finished runs, for reports and replay. What cannot be used is a ConfigError of one sentence."""
 
+import functools
+import json
 import logging
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import pyarrow
 import pyarrow.parquet as parquet
-from pyarrow import types
-from pydantic import create_model
+from pydantic import TypeAdapter, ValidationError, create_model
 
-from specbench.decoding.timer import DECODING
 from specbench.errors import ConfigError, visible
-from specbench.results.atomic_files import ASIDE, EARLIER, refuse_no_run
-from specbench.results.json_files import check_kind, file_text, parse_json, reason
-from specbench.results.override_diff import differing_overrides, sortable
+from specbench.results.atomic_files import ASIDE, EARLIER, file_text, parse_json, refuse_no_run
+from specbench.results.comparability import differing_overrides, sortable
+from specbench.results.parquet import POSITIONS, ROUNDS, read_table
 from specbench.results.schema import SCHEMA_VERSION, RunResult
+from specbench.results.wording import label
 
 log = logging.getLogger(__name__)
 LARGEST_GAMMA = 100_000  # of a measured round; beyond it a file is not a run's
-ROUNDS = {"prompt": "text", "accepted_text": "text", "own_text": "text", "rejected_text": "text", "rows": "integer",
-          "tokens": "integer", "steps": "integer", "bonus": "integer"}  # fmt: skip
-ROUNDS |= {f"{lap}_seconds": "number" for lap in DECODING}
-POSITIONS = {"prompt": "text", "outcome": "number or null", "beta": "number or null", "acceptance": "number or null",
-             "relative_entropy": "number or null", "confidence": "number or null"}  # fmt: skip
 MOST_ROUNDS = 20_000  # that pages and figures read
-KINDS = {"text": types.is_string, "integer": types.is_integer, "number": types.is_floating}
+WORDS = {"dict": "an object", "dataclass": "an object", "model": "an object", "list": "a list", "tuple": "a list",
+         "int": "an integer", "float": "a finite number", "finite": "a finite number", "string": "text",
+         "bool": "true or false"}  # fmt: skip
 
 
 def _record(**fields: Any) -> Any:
@@ -39,17 +35,10 @@ def _record(**fields: Any) -> Any:
 PROVENANCE = _record(git_sha=str | None, dirty=bool | None, versions=dict[str, str], device=str, threads=int,
                      started=str)  # fmt: skip
 CONFIG = _record(temperature=float, lenience=float)
-DETAILS = {  # of `lossless.detail`, by method
-    "token_equality": _record(equal=int, requests=int, ties=int),
-    "beams": _record(equal=int, requests=int, scored_again=int, wrong_scores=int),
-}
-TOP_ONE = _record(tokens=int, wrong=int, equal=int, requests=int, ties=int)  # likewise, where it counts wrong tokens
 PROMPT = _record(id=str, category=str | None, prompt=str, prompt_tokens=int, limit=int, tokens=int, baseline_tokens=int,
                  rounds=int, alpha=float | None, block_efficiency=float, decode_seconds=float,
                  baseline_decode_seconds=float, output=str, baseline_output=str)  # fmt: skip
-FAILED = _record(
-    id=str, category=str | None, prompt=str, error=str
-)  # a line of prompts.jsonl that could not be decoded
+FAILED = _record(id=str, category=str | None, prompt=str, error=str)  # a line of a prompt that was not decoded
 
 
 @dataclass
@@ -63,14 +52,12 @@ class StoredRun:
     @property
     def label(self) -> str:
         """A short name that tells the run from the others."""
-        name = ", ".join(f"{key.split('.')[-1]} {value}" for key, value in self.keys.items()) or self.folder.name
-        return visible(name)
+        return visible(label(self.keys) or self.folder.name)
 
     @property
     def counts(self) -> dict[str, int]:
         """The counts of what prompts.jsonl and rounds.parquet hold: of several processes the first one's."""
-        pooled = self.result["repeats"]
-        found: dict[str, int] = pooled["counts"] if pooled else self.result["counts"]
+        found: dict[str, int] = (self.result["repeats"] or self.result)["counts"]
         return found
 
     @cached_property
@@ -78,9 +65,8 @@ class StoredRun:
         """One record per round and prompt, from rounds.parquet; of long runs the first MOST_ROUNDS. Raises
         ConfigError."""
         path = self.folder / "rounds.parquet"
-        table = read_table(path, ROUNDS, MOST_ROUNDS)
+        rows: list[dict[str, Any]] = read_table(path, ROUNDS, MOST_ROUNDS).to_pylist()
         _agree(path, parquet.read_metadata(path).num_rows, self.counts["rounds"], "rounds")
-        rows: list[dict[str, Any]] = table.to_pylist()
         return rows
 
     @cached_property
@@ -92,14 +78,14 @@ class StoredRun:
     @cached_property
     def prompts(self) -> list[dict[str, Any]]:
         """The lines of prompts.jsonl. Raises ConfigError."""
-        path, counts = self.folder / "prompts.jsonl", self.counts
-        found = []
+        path, found = self.folder / "prompts.jsonl", []
         for number, line in enumerate(file_text(path).removesuffix("\n").split("\n"), 1):
-            record, what = parse_json(line, f"{path} line {number}"), f"{path} line {number}"
+            where = f"{path} line {number}"
+            record = parse_json(line, where)
             failed = isinstance(record, dict) and "error" in record
-            found.append(check_kind(record, FAILED if failed else PROMPT, what))
-        _agree(path, len(found), counts["prompts"] + counts["failed"], "lines")
-        _agree(path, sum("error" in record for record in found), counts["failed"], "errors")
+            found.append(check_kind(record, FAILED if failed else PROMPT, where))
+        _agree(path, len(found), self.counts["prompts"] + self.counts["failed"], "lines")
+        _agree(path, sum("error" in record for record in found), self.counts["failed"], "errors")
         return found
 
 
@@ -153,10 +139,6 @@ def read_result(folder: Path) -> dict[str, Any]:
     found: dict[str, Any] = check_kind(result, RunResult, str(path))
     check_kind(found["provenance"], PROVENANCE, str(path), "provenance")
     check_kind(found["config"], CONFIG, str(path), "config")
-    lossless = found["lossless"]
-    kinds = [DETAILS[lossless["method"]]] if lossless["method"] in DETAILS else []
-    for kind in [*kinds, TOP_ONE] if "wrong" in lossless["detail"] else kinds:
-        check_kind(lossless["detail"], kind, str(path), "lossless.detail")
     if why := _impossible(found):
         raise ConfigError(f"{path} cannot be used: {why}")
     return found
@@ -165,54 +147,50 @@ def read_result(folder: Path) -> dict[str, Any]:
 def _impossible(result: dict[str, Any]) -> str:
     """What no run writes, in words."""
     counts, cost, speedup = result["counts"], result["cost"], result["speedup"]
-    factors, drafted = speedup["accounting"], speedup["theorem_3_8"] is not None
-    if result["schema_version"] != SCHEMA_VERSION:
-        return f"its schema_version is {result['schema_version']}, not {SCHEMA_VERSION}"
     needed = {"block_efficiency.mean": result["block_efficiency"]["mean"]}
     needed |= {f"cost.{name}": cost[name] for name in ("v", "o", "target_step_seconds")}
-    needed |= {"alpha.mean": result["alpha"]["mean"], "cost.c": cost["c"]} if drafted or factors else {}
-    if null := sorted(name for name, value in needed.items() if value is None):
+    if speedup["theorem_3_8"] is not None or speedup["accounting"]:
+        needed |= {"alpha.mean": result["alpha"]["mean"], "cost.c": cost["c"]}
+    if null := [name for name, value in needed.items() if value is None]:
         return f"{null[0]} is null"
-    if factors and (missing := {"theorem_3_8", "verify"} - {*factors}):
-        return f"speedup.accounting has no {min(missing)}"
-    for way, times in result["latency"].items():
-        for what, found in times.items():
-            if missing := {"p50", "p90", "p99"} - {*found}:
-                return f"latency.{way}.{what} has no {min(missing)}"
+    if speedup["accounting"] and not {"theorem_3_8", "verify"} <= {*speedup["accounting"]}:
+        return "speedup.accounting is not that of a run"
     if min(counts["prompts"], counts["rounds"]) < 1 or min(counts.values()) < 0:
         return "its counts are not those of a run"
-    if any((entry["stderr"] or 0) < 0 for entry in result["beta_by_position"]):
-        return "a standard error of beta_by_position is below 0"
     gammas = [entry["gamma"] for entry in cost["by_gamma"]]
     if not gammas or gammas != sorted({*gammas}) or gammas[0] < 0 or gammas[-1] > LARGEST_GAMMA:
         return "cost.by_gamma is not that of a run"
     return ""
 
 
-def read_table(path: Path, columns: Mapping[str, str], most: int | None = None) -> pyarrow.Table:
-    """A parquet file that has at least these columns, of these kinds, or about its first `most` rows. Raises
-    ConfigError."""
-    try:
-        with parquet.ParquetFile(path) as file:
-            groups, rows = 0, 0
-            while groups < file.num_row_groups and (most is None or rows < most):
-                rows, groups = rows + file.metadata.row_group(groups).num_rows, groups + 1
-            table = file.read_row_groups(range(groups))
-    except (OSError, pyarrow.ArrowException) as error:
-        raise ConfigError(f"{path} cannot be read ({reason(error)})") from error
-    for name, kind in columns.items():
-        if name not in table.column_names:
-            raise ConfigError(f"{path} cannot be used: it has no column {name}")
-        found, nullable = table.schema.field(name).type, kind.endswith(" or null")
-        plain = kind.removesuffix(" or null")
-        fits = KINDS[plain](found) or (plain == "number" and types.is_integer(found))
-        if not (fits or (plain == "text" and types.is_large_string(found)) or (nullable and types.is_null(found))):
-            raise ConfigError(f"{path} cannot be used: its column {name} is {found}, not {kind}")
-        if not nullable and table[name].null_count:
-            raise ConfigError(f"{path} cannot be used: its column {name} has empty cells")
-    return table
-
-
 def _agree(path: Path, found: int, counted: int, what: str) -> None:
     if found != counted:
         raise ConfigError(f"{path} cannot be used: it has {found} {what}, and results.json counts {counted}")
+
+
+@functools.cache
+def _adapter(kind: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)
+
+
+def check_kind(value: Any, kind: Any, file: str, where: str = "") -> Any:
+    """A parsed JSON value of this kind (a dataclass, a pydantic model or a plain type) with the defaults of what it
+    leaves out; an object keeps fields that the kind does not have. Raises ConfigError, which names the first field that
+    does not fit, below `where`."""
+    adapter = _adapter(kind)
+    try:
+        checked = adapter.dump_python(adapter.validate_json(json.dumps(value), strict=True), mode="json")
+    except ValidationError as error:
+        raise ConfigError(f"{file} cannot be used: {_sentence(error, where)}") from error
+    return {**value, **checked} if isinstance(value, dict) else checked
+
+
+def _sentence(error: ValidationError, where: str) -> str:
+    """The first field that does not fit, as a.b[0], and why."""
+    first = error.errors(include_url=False)[0]
+    parts = (f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"])
+    name = f"{where}{''.join(parts)}".removeprefix(".")
+    if first["type"] == "missing":
+        return f"it has no {name}"
+    wanted = WORDS.get(first["type"].partition("_")[0])
+    return f"{name or 'it'} is {repr(first['input'])[:40]}, not {wanted}" if wanted else f"{name}: {first['msg']}"

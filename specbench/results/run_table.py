@@ -13,7 +13,7 @@ from rich.text import Text
 
 from specbench.results.latency_table import load_table
 from specbench.results.recommendation import verdict_sentence
-from specbench.results.wording import account, interval, number, speedup_text, unsteady, verdict_text
+from specbench.results.wording import account, interval, number, speedup_text, times, unsteady, verdict_text, within
 from specbench.theory import LARGEST
 
 NARROWEST = 24  # characters of a column of remarks
@@ -22,19 +22,18 @@ RemarkRows = Iterator[tuple[str, str, str]]  # what, its value, a remark
 
 def run_table(result: dict[str, Any], out_dir: Path) -> Group:
     """What to do, then prediction beside measurement, and the verdict. `result` is what results.json holds."""
-    config = result["config"]
-    drafter = f"{_path(result, 'drafter')} drafts for " if result["counts"]["drafted"] else ""
-    title = (
-        f"{drafter}{_path(result, 'target')}\n"
-        f"{_policy(result)}, temperature {config['temperature']:g}, "
-        f"lenience {config['lenience']:g}, batch {config['batch_size']}"
-    )
+    config, gamma, choices = result["config"], result["gamma"], result["choices"]
+    target, drafter = (config[role].get("path") or choices[role] for role in ("target", "drafter"))
+    models = f"{drafter} drafts for {target}" if result["counts"]["drafted"] else target
+    policy = f"gamma by {choices['gamma_policy']}" if gamma is None else f"gamma {gamma}"
+    scalars = f"temperature {config['temperature']:g}, lenience {config['lenience']:g}, batch {config['batch_size']}"
     of_rounds = [*_beams(result), *_acceptance(result), *_costs(result)]
-    of_run = [*_speedups(result), *_workers(result), *_engine(result), *_gammas(result), *_others(result)]
+    of_run = [*_speedups(result), *_servers(result), *_workers(result), *_engine(result), *_gammas(result),
+              *_others(result)]  # fmt: skip
     waits = load_table(result)
     return Group(
         Text(f"\n{verdict_sentence(result)}\n", style="bold"),
-        Text(title, overflow="fold"),
+        Text(f"{models}\n{policy}, {scalars}", overflow="fold"),
         Remarked("measured", [of_rounds, of_run]),
         *([] if waits is None else [waits]),
         *_remarks(result, out_dir),
@@ -46,14 +45,13 @@ class Remarked:
 
     def __init__(self, heading: str, sections: Sequence[Sequence[tuple[str, str, str]]]):
         self.heading, self.sections = heading, sections
-        rows = [row for section in sections for row in section]
-        self.name, self.value = (max(len(row[column]) for row in rows) for column in range(2))
-        self.longest = max(len(word) for row in rows for word in row[2].split() or [""])
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        left = options.max_width - self.name - self.value - 6  # between columns, and at both ends
-        if left < max(self.longest, NARROWEST):
-            yield from self._narrow()
+        rows = [row for section in self.sections for row in section]
+        name, value = (max(len(row[column]) for row in rows) for column in range(2))
+        longest = max(len(word) for row in rows for word in row[2].split() or [""])
+        if options.max_width - name - value - 6 < max(longest, NARROWEST):  # between columns, and at both ends
+            yield from self._narrow(name, value)
             return
         table = Table("", header_style="dim", box=SIMPLE_HEAD)
         table.columns[0].no_wrap = True
@@ -65,27 +63,26 @@ class Remarked:
             table.add_section()
         yield table
 
-    def _narrow(self) -> RenderResult:
+    def _narrow(self, names: int, values: int) -> RenderResult:
         for section in self.sections:
             yield Text("")
             for name, value, remark in section:
-                yield Text(f"{name:<{self.name}} {value:>{self.value}}", overflow="fold")
+                yield Text(f"{name:<{names}} {value:>{values}}", overflow="fold")
                 if remark:
                     yield Padding(Text(remark, style="dim", overflow="fold"), (0, 0, 0, 4))
 
 
 def _beams(result: dict[str, Any]) -> RemarkRows:
     """Of a run by beam search; what is counted as guesses and tokens are then levels of the search."""
-    beam = result["beam"]
-    if beam is None:
+    if not (beam := result["beam"]):
         return
     told = f"u = {beam['drafter_beams']} for the drafter; guesses and tokens below are levels"
     yield "beam search", f"w = {beam['beams']}", told
-    most = beam["most_target_runs_a_call"]
-    yield "  target runs a call", f"{beam['target_runs_a_call']:.1f}", f"at most w + u gamma = {most} (A.4)"
-    yield "  operations, counted", _times(beam["operations_factor"]), "of plain beam search's, both models"
-    places = ", ".join(f"{place['mean']:.2f}" for place in result["beta_by_position"])
-    yield "  levels accepted", places.split(", ")[0] or "-", f"first, second, ... level of a round: {places}"
+    most = f"at most w + u gamma = {beam['most_target_runs_a_call']} (A.4)"
+    yield "  target runs a call", f"{beam['target_runs_a_call']:.1f}", most
+    yield "  operations, counted", times(beam["operations_factor"]), "of plain beam search's, both models"
+    places = [f"{place['mean']:.2f}" for place in result["beta_by_position"]] or ["-"]
+    yield "  levels accepted", places[0], f"first, second, ... level of a round: {', '.join(places)}"
 
 
 def _acceptance(result: dict[str, Any]) -> RemarkRows:
@@ -100,58 +97,47 @@ def _acceptance(result: dict[str, Any]) -> RemarkRows:
 
 
 def _costs(result: dict[str, Any]) -> RemarkRows:
-    cost = result["cost"]
-    step = cost["target_step_seconds"] * 1e3
-    if not result["counts"]["drafted"]:  # the loop's own cost
-        yield "o", number(cost["o"], 3), f"{_range(cost, 'o')}rest of a round / target step of {step:.2f} ms"
+    cost, drafted = result["cost"], result["counts"]["drafted"]
+    step = f"target step of {cost['target_step_seconds'] * 1e3:.2f} ms"
+    o, c, v = (f"{_ends(cost['ci95'].get(name), 3)}" for name in ("o", "c", "v"))
+    if not drafted:  # the loop's own cost
+        yield "o", number(cost["o"], 3), f"{o}rest of a round / {step}"
         return
-    yield "c", number(cost["c"], 3), f"{_range(cost, 'c')}drafter step / target step of {step:.2f} ms"
-    yield "v", number(cost["v"], 3), f"{_range(cost, 'v')}verify call / target step; 3.8 assumes 1"
+    yield "c", number(cost["c"], 3), f"{c}drafter step / {step}"
+    yield "v", number(cost["v"], 3), f"{v}verify call / target step; 3.8 assumes 1"
     if (again := cost["read_again"]) is not None:
         yield "  reading again", number(again, 3), "of v: kept tokens, behind a state from before the round"
-    yield "o", number(cost["o"], 3), f"{_range(cost, 'o')}rest of a round / target step; 3.8 assumes 0"
+    yield "o", number(cost["o"], 3), f"{o}rest of a round / target step; 3.8 assumes 0"
     if (ranks := cost["communication"]) is not None:
-        yield "communication", f"{ranks['share']:.0%}", _communication(ranks)
+        parts = ", ".join(f"{name} {number(ranks[name], 3)}" for name in ("c", "v", "o") if ranks[name])
+        whole = f"of decoding, between {ranks['processes']} ranks ({ranks['backend']}), waiting for the others included"
+        yield "communication", f"{ranks['share']:.0%}", f"{whole}; {ranks['step']:.0%} of a plain step; of {parts}"
 
 
-def _communication(ranks: dict[str, Any]) -> str:
-    """What the share of time in collectives is of, and which part of each cost it is."""
-    parts = ", ".join(f"{name} {number(ranks[name], 3)}" for name in ("c", "v", "o") if ranks[name])
-    whole = f"of decoding, between {ranks['processes']} ranks ({ranks['backend']}), waiting for the others included"
-    return f"{whole}; {ranks['step']:.0%} of a plain step; of {parts}"
-
-
-def _ends(ci95: Sequence[float] | None, digits: int = 2, then: str = "; ") -> str:
+def _ends(ci95: Sequence[float] | None, digits: int = 2) -> str:
     """An interval before a remark; nothing where there is none."""
-    return "" if ci95 is None else f"{interval(ci95, digits)}{then}"
-
-
-def _range(values: dict[str, Any], name: str) -> str:
-    """The interval of one of `values`, before a remark."""
-    return _ends(values["ci95"].get(name), 3)
+    return "" if ci95 is None else f"{interval(ci95, digits)}; "
 
 
 def _speedups(result: dict[str, Any]) -> RemarkRows:
-    speedup, rates = result["speedup"], result["throughput"]
-    yield "speedup", _times(speedup["measured"]), speedup_text(result)
+    speedup, rates, ci95 = result["speedup"], result["throughput"], result["throughput_ci95"]
+    yield "speedup", times(speedup["measured"]), speedup_text(result)
     if reasons := unsteady(result):
         yield "  not steady", "machine", "; ".join(reasons)
     if speedup["theorem_3_8"] is not None:
-        known = speedup["accounting"].get("theorem_3_8", {}).get("ci95")
-        yield "  predicted, Theorem 3.8", _times(speedup["theorem_3_8"]), f"{_ends(known)}from alpha, gamma and c"
+        known = _ends(speedup["accounting"].get("theorem_3_8", {}).get("ci95"))
+        yield "  predicted, Theorem 3.8", times(speedup["theorem_3_8"]), f"{known}from alpha, gamma and c"
     if predicted := speedup["predicted"]:
         told = f"of every second prompt, from the others; {interval(predicted['ci95'])}"
-        yield "  predicted, all costs", _times(predicted["speedup"]), f"{told}; measured {predicted['measured']:.2f}x"
-    yield "  end to end", _times(speedup["end_to_end"]), f"{_ends(speedup['end_to_end_ci95'])}with prefill"
-    ours, plain = (f"{who}_tokens_per_second" for who in ("speculative", "baseline"))
-    own, beside = (_ends(result["throughput_ci95"].get(name), 1, "") for name in (ours, plain))
-    told = f"{own}{'; ' * bool(own)}autoregressive {rates[plain]:.1f}{f' ({beside})' * bool(beside)}"
+        yield "  predicted, all costs", times(predicted["speedup"]), f"{told}; measured {predicted['measured']:.2f}x"
+    yield "  end to end", times(speedup["end_to_end"]), f"{_ends(speedup['end_to_end_ci95'])}with prefill"
+    ours, plain = "speculative_tokens_per_second", "baseline_tokens_per_second"
+    told = f"{_ends(ci95.get(ours), 1)}autoregressive {rates[plain]:.1f}{within(ci95.get(plain), 1)}"
     yield "tokens/s", f"{rates[ours]:.1f}", told
     for peer, over in result["speedup_over"].items():
         few, rate = "too few prompts, or groups of rows, for an interval", rates[f"{peer}_tokens_per_second"]
         told = few if over["ci95"] is None else f"95 % interval {interval(over['ci95'])}"
-        yield f"  over {peer}", _times(over["measured"]), f"{told}; {rate:.1f} tokens/s"
-    yield from _servers(result)
+        yield f"  over {peer}", times(over["measured"]), f"{told}; {rate:.1f} tokens/s"
 
 
 def _servers(result: dict[str, Any]) -> RemarkRows:
@@ -177,10 +163,10 @@ def _servers(result: dict[str, Any]) -> RemarkRows:
 def _workers(result: dict[str, Any]) -> RemarkRows:
     """Of a run on several workers: the speedup of each, and where it ran."""
     for worker in result["workers"]:
-        place = ", ".join(map(str, worker["cores"]))
-        told = f"{worker['requests']} requests on {worker['host']}{f', cores {place}' * bool(place)}"
+        place = f", cores {', '.join(map(str, worker['cores']))}" if worker["cores"] else ""
+        told = f"{worker['requests']} requests on {worker['host']}{place}"
         told += f"; {number(worker['tokens_per_second'], 1)} tokens/s{'; it died' * worker['lost']}"
-        yield f"  worker {worker['worker']}", _times(worker["speedup"]), told
+        yield f"  worker {worker['worker']}", times(worker["speedup"]), told
 
 
 def _engine(result: dict[str, Any]) -> RemarkRows:
@@ -193,21 +179,22 @@ def _engine(result: dict[str, Any]) -> RemarkRows:
         remark = f"of {experts['experts']} in a layer, by the call of a round; {experts['plain']:.1f} by a plain one; "
         yield "experts woken", f"{experts['verify']:.1f}", f"{remark}weights read {experts['weights_v']:.2f}x"
     if result["operations_factor"] is not None:
-        yield "operations, predicted", _times(result["operations_factor"]), "of plain decoding's (Theorem 3.11)"
-    if chosen := result["executor"].get("chosen"):
+        yield "operations, predicted", times(result["operations_factor"]), "of plain decoding's (Theorem 3.11)"
+    if result["executor"].get("chosen"):
         name = result["choices"]["executor"]
-        yield "executor", name, _executor(name, chosen, result["executor"]["programs"])
+        yield "executor", name, _executor(name, result["executor"])
 
 
-def _executor(name: str, chosen: dict[str, list[str]], programs: dict[str, Any]) -> str:
+def _executor(name: str, found: dict[str, Any]) -> str:
     """The products that decoding uses, by the number of weight shapes, and the compiled programs."""
-    kinds = Counter(names[0] for names in chosen.values())
+    programs, kinds = found["programs"], Counter(names[0] for names in found["chosen"].values())
     products = ", ".join(f"{kind} for {count} shapes" for kind, count in kinds.most_common())
-    made = f", {programs['made']} of them made now" if programs["made"] else ""
-    count = programs["found"] + programs["made"]
-    without = "compiled programs are incomplete" if programs["missed"] else "nothing compiled"
-    hint = ": executor=compiled" if name == "auto" else ""
-    used = f"{count} compiled programs{made}" if programs["used"] else without + hint
+    if programs["used"]:
+        made = f", {programs['made']} of them made now" if programs["made"] else ""
+        used = f"{programs['found'] + programs['made']} compiled programs{made}"
+    else:
+        used = "compiled programs are incomplete" if programs["missed"] else "nothing compiled"
+        used += ": executor=compiled" * (name == "auto")
     return f"products: {products}; {used}" + (f" ({decision})" if (decision := programs.get("decision")) else "")
 
 
@@ -218,7 +205,7 @@ def _gammas(result: dict[str, Any]) -> RemarkRows:
         yield "gamma*, predicted", told, "best by Theorem 3.8, this alpha and c"
     if len(result["gamma_sweep"]) > 1:  # there was a choice
         pick = result["gamma_pick"]
-        told = f"expected {pick['speedup']:.2f}x{', in-sample' if pick['in_sample'] else ', by other prompts'}"
+        told = f"expected {pick['speedup']:.2f}x, {'in-sample' if pick['in_sample'] else 'by other prompts'}"
         if (regret := result["regret"]) is not None:
             less = f"{abs(regret):.1%} {'less' if regret < 0 else 'more'} than"
             told += f"; {less if abs(regret) >= 0.0005 else 'as much as'} gamma {result['gamma']}"
@@ -229,7 +216,7 @@ def _others(result: dict[str, Any]) -> RemarkRows:
     """Rows that only some runs have: drift, metrics."""
     drift = result["drift"]
     if not result["lossless"]["expected"] and drift["tv"] is not None:
-        told = f"{_range(drift, 'tv')}a tested position; KL {drift['kl']:.3f} nats"
+        told = f"{_ends(drift['ci95'].get('tv'), 3)}a tested position; KL {drift['kl']:.3f} nats"
         yield "drift (total variation)", f"{drift['tv']:.3f}", told
     for name, numbers in result["metrics"].items():
         for what, value in numbers.items():
@@ -238,17 +225,17 @@ def _others(result: dict[str, Any]) -> RemarkRows:
 
 def _remarks(result: dict[str, Any], out_dir: Path) -> Iterator[Text]:
     """The lines below the table."""
-    counts = result["counts"]
+    counts, status, ci95 = result["counts"], result["status"], result["speedup"]["ci95"]
     if result["speedup"]["accounting"]:
         yield Text(account(result))
     sentence, style = verdict_text(result["lossless"])
     yield Text("lossless: ", style="bold").append(sentence, style=style)
-    if (ci95 := result["speedup"]["ci95"]) is not None and ci95[1] < 1:
+    if ci95 is not None and ci95[1] < 1:
         yield Text("speculative decoding was slower than plain decoding here", style="yellow")
-    long, failed, status = counts["too_long"], counts["failed"], result["status"]
-    notes = [f"{long} request{'s do' if long > 1 else ' does'} not fit the context"] if long else []
-    notes += [f"{failed} request{'s' * (failed > 1)} failed"] if failed else []
-    notes += [f"{status}: these are the requests that were finished"] if status != "complete" else []
+    long, failed = counts["too_long"], counts["failed"]
+    notes = [f"{long} request{'s do' if long > 1 else ' does'} not fit the context"] * bool(long)
+    notes += [f"{failed} request{'s' * (failed > 1)} failed"] * bool(failed)
+    notes += [f"{status}: these are the requests that were finished"] * (status != "complete")
     for note in [*result["notes"], *notes]:
         yield Text(f"note: {note}", style="yellow")
     many = "s" * (counts["prompts"] > 1)
@@ -257,23 +244,6 @@ def _remarks(result: dict[str, Any], out_dir: Path) -> Iterator[Text]:
     yield Text(str(out_dir.relative_to(Path.cwd()) if near else out_dir), style="dim", overflow="fold")
 
 
-def _policy(result: dict[str, Any]) -> str:
-    if result["gamma"] is not None:
-        return f"gamma {result['gamma']}"
-    return f"gamma by {result['choices']['gamma_policy']}"
-
-
-def _path(result: dict[str, Any], role: str) -> str:
-    """The checkpoint, or where there is none the option that was chosen."""
-    return str(result["config"][role].get("path") or result["choices"][role])
-
-
 def _pm(estimate: dict[str, Any]) -> str:
-    if estimate["mean"] is None:
-        return "-"
     error = "" if estimate["stderr"] is None else f" +- {estimate['stderr']:.3f}"
-    return f"{estimate['mean']:.3f}{error}"
-
-
-def _times(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2f}x"
+    return "-" if estimate["mean"] is None else f"{estimate['mean']:.3f}{error}"

@@ -33,9 +33,8 @@ def multirun_rows(jobs: Jobs) -> list[dict[str, Any]]:
             row = {**words, **values(result, SUMMARY), "lossless": WORDS.get(verdict, verdict)}
             if result["machine"]:
                 row["machine"] = "; ".join(unsteady(result)) or STEADY
-            row |= {f"{OVER}{peer}": over["measured"] for peer, over in result["speedup_over"].items()} | metrics(
-                result
-            )
+            row |= {f"{OVER}{peer}": over["measured"] for peer, over in result["speedup_over"].items()}
+            row |= metrics(result)
         rows.append(row)
     return rows
 
@@ -44,25 +43,19 @@ def multirun_tables(rows: Sequence[dict[str, Any]], title: str, file: str) -> li
     """The rows for a terminal: the interval in one column, without the standard errors. Where peers were run, the
     engines have a table of their own. Columns that do not fit are those of the `file` alone."""
     shown = [_for_terminal(row) for row in rows]
-    if all(str(row.get("machine")) != UNSTEADY for row in shown):
-        shown = [{key: cell for key, cell in row.items() if key != "machine"} for row in shown]
-    if any("95 %" in row and row.get("processes", "-") == "-" for row in shown):
+    if any("95 %" in row and row["processes"] == "-" for row in shown):
         title += "; 95 %: of one process"
-    headings = list(dict.fromkeys(key for row in shown for key in row))
-    peers = [heading for heading in headings if heading.startswith(OVER)]
-    engine = [*ENGINE, *peers] if peers else []
     names = [*dict.fromkeys(key for row in rows for key in takewhile(lambda key: key not in SUMMARY, row))]
-    found = [
-        Table.of(_only(shown, [h for h in headings if h not in engine]), title, names, order=FIRST, elsewhere=file)
-    ]
+    peers = list(dict.fromkeys(heading for row in shown for heading in row if heading.startswith(OVER)))
+    left_out = {*ENGINE, *peers} if peers else set()
+    if all(row.get("machine", STEADY) == STEADY for row in shown):
+        left_out.add("machine")
+    own = [{heading: cell for heading, cell in row.items() if heading not in left_out} for row in shown]
+    tables = [Table.of(own, title, names, order=FIRST, elsewhere=file)]
     if peers:
-        engines = _only(shown, [*names, *engine])
-        found.append(Table.of(engines, "engines, tokens per second", names, order=peers, elsewhere=file))
-    return found
-
-
-def _only(rows: Sequence[dict[str, Any]], headings: Sequence[str]) -> list[dict[str, Any]]:
-    return [{heading: row[heading] for heading in headings if heading in row} for row in rows]
+        engines = [{head: row[head] for head in (*names, *ENGINE, *peers) if head in row} for row in shown]
+        tables.append(Table.of(engines, "engines, tokens per second", names, order=peers, elsewhere=file))
+    return tables
 
 
 def _for_terminal(row: dict[str, Any]) -> dict[str, Any]:
@@ -73,7 +66,7 @@ def _for_terminal(row: dict[str, Any]) -> dict[str, Any]:
         elif name == "machine":
             cells[name] = STEADY if value == STEADY else UNSTEADY
         elif name == "lossless":
-            cells[name] = Cell(str(value), kind="" if value in ("yes", "no") else "bad")
+            cells[name] = Cell(value, kind="" if value in ("yes", "no") else "bad")
         elif name not in ("high", "stderr"):
             digits = FIELDS[name].digits if name in FIELDS else 2 if name.startswith(OVER) else 3
             text = number(value, digits) if isinstance(value, float | None) else str(value)
@@ -92,7 +85,6 @@ def page_row(result: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
         "lossless": Cell(WORDS.get(verdict, verdict), kind=kind),
         "machine": Cell(UNSTEADY, kind="bad") if unsteady(result) else STEADY,
     }
-    for name in names:
-        row[FIELDS[name].head] = number(FIELDS[name].of(result), FIELDS[name].digits)
+    row |= {FIELDS[name].head: number(FIELDS[name].of(result), FIELDS[name].digits) for name in names}
     row |= {f"{OVER}{peer}": number(over["measured"], 2) for peer, over in result["speedup_over"].items()}
     return row | {name: number(value, 3) for name, value in metrics(result).items()}

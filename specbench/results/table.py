@@ -2,27 +2,26 @@
 
 import csv
 import math
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from io import StringIO
-from itertools import groupby
+from itertools import compress, groupby
 from typing import Any
 
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
 from specbench.errors import visible
-from specbench.results.terminal import NUMBER, columns_that_fit, drawn, width_of
+from specbench.results.terminal import NUMERIC, columns_that_fit, drawn, width_of
 from specbench.stats.estimates import Interval
 
-NUMERIC = re.compile(r"(x|<|\+|-|< )?\.?\d[\d.,]*(\W|[ex]|$)|-$|too few|unknown")  # how a number, or its lack, begins
 NOTHING = ("None", "-", "")  # of values, as text
-NAMES_SHARE = 0.5  # of a terminal's width, at most, for the columns that name a row
-LATEX = {"\\": r"\textbackslash{}", "{": r"\{", "}": r"\}", "$": r"\$", "&": r"\&", "#": r"\#", "%": r"\%", "_": r"\_",
-         "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}", ">": r"\textgreater{}",
-         "|": r"\textbar{}", '"': r"\textquotedbl{}"}  # fmt: skip
-MARKDOWN = {"\\": "\\\\", "|": "\\|", "*": "\\*", "_": "\\_", "`": "\\`", "<": "&lt;", "[": "\\["}
+NAMES_SHARE = 0.5  # of a terminal's width, at most, for the columns that name a row; wider ones become numbers
+LATEX = str.maketrans({"\\": r"\textbackslash{}", "{": r"\{", "}": r"\}", "$": r"\$", "&": r"\&", "#": r"\#",
+                       "%": r"\%", "_": r"\_", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}",
+                       "<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}",
+                       '"': r"\textquotedbl{}"})  # fmt: skip
+MARKDOWN = str.maketrans({"\\": "\\\\", "|": "\\|", "*": "\\*", "_": "\\_", "`": "\\`", "<": "&lt;", "[": "\\["})
 
 
 @dataclass(frozen=True)
@@ -61,11 +60,22 @@ class Column:
         """A value as text; "-" for none, and `dash` between the ends of an interval."""
         if isinstance(value, (tuple, list)):
             return dash.join(self.text(end) for end in value)
-        if value is None or isinstance(value, (str, Cell)):
-            return "-" if value is None else str(value)
-        if not math.isfinite(value):
+        if isinstance(value, (str, Cell)):
+            return str(value)
+        if value is None or not math.isfinite(value):
             return "-"
         return f"{value * 100 if self.unit == '%' else value:,.{self.digits or 0}f}{self.unit}"
+
+
+_LOOKS: dict[str, dict[str, Any]] = {"text": {"digits": None}, "x": {"unit": "x"}, "%": {"digits": 1, "unit": "%"},
+                                     "interval": {"ends": True}}  # fmt: skip
+
+
+def table_columns(*forms: tuple[str, int | str], group: str = "") -> list[Column]:
+    """Columns by name and form: a number of digits, "text", "x", "%" or "interval"."""
+    return [
+        Column(name, group, **({"digits": form} if isinstance(form, int) else _LOOKS[form])) for name, form in forms
+    ]
 
 
 @dataclass
@@ -87,10 +97,10 @@ class Table:
     def of(cls, rows: Sequence[Mapping[str, Any]], title: str = "", names: Sequence[str] = (), **more: Any) -> "Table":
         """A table of texts by heading, in the order of the headings of all rows; those in `names` come first."""
         headings = dict.fromkeys(heading for row in rows for heading in row)
-        first = [heading for heading in headings if heading in names]
-        order = [*first, *(heading for heading in headings if heading not in names)]
+        order = sorted(headings, key=lambda heading: heading not in names)
         values: list[list[CellValue]] = [[row.get(heading) for heading in order] for row in rows]
-        return cls(title, [Column(heading, digits=None) for heading in order], values, names=len(first), **more)
+        columns = table_columns(*((heading, "text") for heading in order))
+        return cls(title, columns, values, names=len(headings.keys() & {*names}), **more)
 
     @property
     def headings(self) -> list[str]:
@@ -100,53 +110,42 @@ class Table:
     @property
     def words(self) -> set[str]:
         """The headings of columns that hold words, which are aligned to the left."""
-        texts = zip(*self.texts(), strict=True)
-        return {head for head, own in zip(self.headings, texts, strict=False) if not all(map(_numeric, own))}
-
-    def texts(self, dash: str = "-") -> list[list[str]]:
-        """The rows as text."""
-        return [[c.text(value, dash) for value, c in zip(row, self.columns, strict=True)] for row in self.rows]
+        return {column.key for row in self.page_rows() for column, cell in row if not NUMERIC.match(cell.text)}
 
     def to_read(self) -> "Table":
         """Without the columns that have no value in any row."""
-        numbers = range(len(self.columns))
-        kept = [i for i in numbers if i < self.names or any(str(row[i]) not in NOTHING for row in self.rows)]
-        return replace(
-            self, columns=[self.columns[i] for i in kept], rows=[[row[i] for i in kept] for row in self.rows]
-        )
+        kept = [number < self.names or any(str(row[number]) not in NOTHING for row in self.rows)
+                for number in range(len(self.columns))]  # fmt: skip
+        rows = [list(compress(row, kept)) for row in self.rows]
+        return replace(self, columns=list(compress(self.columns, kept)), rows=rows)
 
     def page_rows(self) -> Iterator[list[tuple[Column, Cell]]]:
-        """The column and the cell of each value, for the template of a page."""
-        for row, texts in zip(self.rows, self.texts(), strict=True):
-            cells = (value if isinstance(value, Cell) else Cell(text) for value, text in zip(row, texts, strict=True))
-            yield list(zip(self.columns, cells, strict=True))
+        """The column and the cell of each value."""
+        for row in self.rows:
+            pairs = zip(self.columns, row, strict=True)
+            yield [(column, value if isinstance(value, Cell) else Cell(column.text(value))) for column, value in pairs]
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         table = self.to_read()
         yield Text("")
         yield Text(table.title, style="bold")
-        styles = [["bold red" if isinstance(v, Cell) and v.kind == "bad" else "" for v in row] for row in table.rows]
-        pairs = [list(zip(*both, strict=True)) for both in zip(table.texts(), styles, strict=True)]
-        rows = [dict(zip(table.headings, own, strict=True)) for own in pairs]
-        names, others = table.headings[: table.names], table.headings[table.names :]
-        if width_of(console, names, rows) > NAMES_SHARE * options.max_width:
-            for place, row in enumerate(rows, 1):
-                told = ", ".join(f"{name}={row[name][0]}" for name in names if row[name][0] != "-")
-                yield Text(f"{place}: {told or 'without overrides'}", overflow="fold")
-                row[NUMBER] = (str(place), "")
-            names = [NUMBER]
-        first = sorted(others, key=lambda h: self.order.index(h) if h in self.order else len(self.order))
-        fits = columns_that_fit(console, options.max_width, names, first if self.elsewhere else others, rows,
-                                skips=bool(self.elsewhere))  # fmt: skip
-        for headings in fits[:1] if self.elsewhere else fits:
-            yield drawn([*names, *(heading for heading in others if heading in headings)], rows)
+        cells = ([cell for _, cell in row] for row in table.page_rows())
+        shown = [[Text(cell.text, "bold red" if cell.kind == "bad" else "") for cell in row] for row in cells]
+        columns = {heading: [row[number] for row in shown] for number, heading in enumerate(table.headings)}
+        names = {heading: columns.pop(heading) for heading in table.headings[: table.names]}
+        if width_of(console, names) > NAMES_SHARE * options.max_width:
+            for number, row in enumerate(zip(*names.values(), strict=True), 1):
+                told = ", ".join(f"{name}={text}" for name, text in zip(names, row, strict=True) if text.plain != "-")
+                yield Text(f"{number}: {told or 'without overrides'}", overflow="fold")
+            names = {"#": [Text(str(number)) for number in range(1, len(shown) + 1)]}
+        ranks = {heading: rank for rank, heading in enumerate(self.order)}
+        by_rank = {heading: columns[heading] for heading in sorted(columns, key=lambda h: ranks.get(h, len(ranks)))}
+        fits = columns_that_fit(console, options.max_width, names, by_rank, skips=bool(self.elsewhere))
+        for taken in fits[:1] if self.elsewhere else fits:
+            yield drawn(names | {heading: cells for heading, cells in columns.items() if heading in taken})
         if self.elsewhere and fits[1:]:
-            left = [heading for own in fits[1:] for heading in others if heading in own]
+            left = [heading for taken in fits[1:] for heading in columns if heading in taken]
             yield Text(f"not shown, in {self.elsewhere}: {', '.join(left)}", style="dim")
-
-
-def _numeric(text: str) -> bool:
-    return not text or bool(NUMERIC.match(text))
 
 
 def to_markdown(table: Table) -> str:
@@ -154,12 +153,11 @@ def to_markdown(table: Table) -> str:
     table = table.to_read()
 
     def escaped(text: str) -> str:
-        return _escaped(visible(text), MARKDOWN)
+        return visible(text).translate(MARKDOWN)
 
-    heads = [escaped(heading) for heading in table.headings]
     sides = [":--" if c.digits is None else "--:" for c in table.columns]
-    rows = [[escaped(text) for text in row] for row in table.texts()]
-    lines = [f"| {' | '.join(row)} |" for row in (heads, sides, *rows)]
+    rows = [[escaped(cell.text) for _, cell in row] for row in table.page_rows()]
+    lines = [f"| {' | '.join(row)} |" for row in (map(escaped, table.headings), sides, *rows)]
     title = [f"**{escaped(table.title)}**", ""] if table.title else []
     return "\n".join([*title, *lines, *(f"\n{escaped(note)}" for note in table.notes)])
 
@@ -168,15 +166,16 @@ def to_latex(table: Table) -> str:
     r"""A tabular with booktabs' rules; the title and notes are comments. Groups of columns have a \cmidrule."""
     table = table.to_read()
     sides = "".join("l" if c.digits is None else "r" for c in table.columns)
-    lines = [f"% {visible(note)}" for note in (table.title, *table.notes)]
-    lines += ["% \\usepackage{booktabs}", f"\\begin{{tabular}}{{{sides}}}", "\\toprule"]
-    if any(c.group for c in table.columns):
-        lines += _latex_groups(table)
     heads = [latex(c.name).replace("+-", r"$\pm$") for c in table.columns]
-    lines += [f"{' & '.join(heads)} \\\\", "\\midrule"]
-    for row in table.rows:
-        lines.append(f"{' & '.join(_latex_cell(v, c) for v, c in zip(row, table.columns, strict=True))} \\\\")
-    return "\n".join([*lines, "\\bottomrule", "\\end{tabular}"])
+    rows = [[_latex_cell(v, c) for v, c in zip(row, table.columns, strict=True)] for row in table.rows]
+    return "\n".join([
+        *(f"% {visible(note)}" for note in (table.title, *table.notes)),
+        "% \\usepackage{booktabs}", f"\\begin{{tabular}}{{{sides}}}", "\\toprule",
+        *(_latex_groups(table) if any(c.group for c in table.columns) else ()),
+        f"{' & '.join(heads)} \\\\", "\\midrule",
+        *(f"{' & '.join(row)} \\\\" for row in rows),
+        "\\bottomrule", "\\end{tabular}",
+    ])  # fmt: skip
 
 
 def _latex_groups(table: Table) -> list[str]:
@@ -192,17 +191,15 @@ def _latex_groups(table: Table) -> list[str]:
 
 def latex(text: str) -> str:
     """A text with the characters escaped that LaTeX gives a meaning to; what does not print is shown."""
-    return _escaped(visible(text), LATEX)
+    return visible(text).translate(LATEX)
 
 
 def _latex_cell(value: CellValue, column: Column) -> str:
     if isinstance(value, str):
         return latex(value)
     text = latex(column.text(value, "--"))
-    if text == "-":
-        return "--"
     if text.startswith("-"):
-        text = f"${text}$"
+        text = "--" if text == "-" else f"${text}$"
     return text.replace("x", r"$\times$") if column.unit == "x" else text
 
 
@@ -218,10 +215,6 @@ def to_csv(table: Table) -> str:
             cells += value if isinstance(value, (tuple, list)) else [value] * (2 if column.ends else 1)
         writer.writerow(cells)
     return text.getvalue()
-
-
-def _escaped(text: str, table: dict[str, str]) -> str:
-    return "".join(table.get(character, character) for character in text)
 
 
 FORMATS: dict[str, Callable[[Table], str]] = {"markdown": to_markdown, "latex": to_latex, "csv": to_csv}

@@ -5,17 +5,25 @@ category, and how guesses were accepted, of finished runs, sweeps and comparison
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+from rich.text import Text
 
 from specbench.errors import ConfigError, answering
+from specbench.results.acceptance_tables import TABLES
+from specbench.results.category_tables import (
+    SPEEDUPS,
+    categories_table,
+    entries_of,
+    entries_table,
+    folds_of,
+    names_of_runs,
+    table_notes,
+)
+from specbench.results.reader import StoredRun, load_runs
+from specbench.results.table import FORMATS, Table
+from specbench.results.terminal import show
 
-if TYPE_CHECKING:
-    from specbench.results.reader import StoredRun
-    from specbench.results.table import Table
-
-SHOWN = ("speedup", "positions", "lengths", "classes", "entropy", "calibration", "times", "rows")
-FORMS = ("text", "markdown", "latex", "csv")
-RATIOS = ("measured", "end_to_end", "geometric_mean")
+SHOWN = ("speedup", *TABLES)
 
 
 def table_parser() -> argparse.ArgumentParser:
@@ -23,12 +31,12 @@ def table_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="specbench.table", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
     parser.add_argument("folders", type=Path, nargs="+", help="of runs, sweeps or comparisons")
-    parser.add_argument("--format", choices=FORMS, default="text")
+    parser.add_argument("--format", choices=("text", *FORMATS), default="text")
     parser.add_argument("--by", metavar="KEYS", help="what a row is: run, category, or settings as in drafter,gamma; "
                         "runs with the same settings are pooled")  # fmt: skip
     parser.add_argument("--show", metavar="TABLES", help=f"some of {', '.join(SHOWN)}, or all: the default of one run "
                         "in text, else it is the first")  # fmt: skip
-    parser.add_argument("--speedup", choices=RATIOS, default="measured", help="which one")
+    parser.add_argument("--speedup", choices=SPEEDUPS, default="measured", help="which one")
     parser.add_argument("--fold", metavar="NAME=A,B", action="append", default=[],
                         help="several categories as one; spec_bench folds the eight of MT-bench")  # fmt: skip
     return parser
@@ -40,11 +48,9 @@ def main(arguments: list[str] | None = None) -> None:
     with answering():
         if missing := [folder for folder in args.folders if not folder.is_dir()]:
             raise ConfigError(f"{missing[0]} is no folder: give folders of finished runs")
-        from specbench.results.reader import load_runs  # loads torch
-
         runs = load_runs(*args.folders)
-        shown = names_of(args.show, len(runs), args.format)
-        tables = [table for name in shown for table in tables_of(name, runs, args)]
+        names = names_of(args.show, len(runs), args.format)
+        tables = [table for name in names for table in tables_of(name, runs, args) if table.rows]
         if not tables:
             raise ConfigError(f"{args.folders[0]} has no such numbers")
         print_tables(tables, args.format)
@@ -60,47 +66,28 @@ def names_of(asked: str | None, runs: int, form: str) -> list[str]:
     return names
 
 
-def tables_of(name: str, runs: Sequence["StoredRun"], args: argparse.Namespace) -> list["Table"]:
+def tables_of(name: str, runs: Sequence[StoredRun], args: argparse.Namespace) -> list[Table]:
     """One kind of table, of all runs. Raises ConfigError."""
-    from specbench.results.acceptance_tables import TABLES
-    from specbench.results.table_rows import names_of_runs
-
     if name == "speedup":
         return [speedups(runs, args)]
-    found = []
-    for run, names in zip(runs, names_of_runs(runs), strict=True):
-        if (table := TABLES[name](run.result)) is not None:
-            table.title += f": {' '.join(names.values())}" if len(runs) > 1 else ""
-            found.append(table)
-    return found
+    tables = [TABLES[name](run.result) for run in runs]
+    for table, names in zip(tables, names_of_runs(runs), strict=True):
+        table.title += f": {' '.join(names.values())}" * (len(runs) > 1)
+    return tables
 
 
-def speedups(runs: Sequence["StoredRun"], args: argparse.Namespace) -> "Table":
+def speedups(runs: Sequence[StoredRun], args: argparse.Namespace) -> Table:
     """The table by category. Raises ConfigError."""
-    from specbench.results.category_tables import SPEEDUPS, categories_table, entries_table, entry_table
-    from specbench.results.table_rows import entries_of, folds_of, table_notes
-
     by = args.by or ("category" if len(runs) == 1 else "run")
-    keys = [] if by in ("run", "category") else by.split(",")
-    entries = entries_of(runs, keys, folds_of(args.fold))
+    entries = entries_of(runs, [] if by in ("run", "category") else by.split(","), folds_of(args.fold))
     title = f"{SPEEDUPS[args.speedup]} over plain decoding; MAT: tokens per target call"
-    if by == "category" and len(entries) == 1 and args.speedup == "measured":
-        table = entry_table(entries[0], title)
-    elif by == "category":
-        table = categories_table(entries, title, args.speedup)
-    else:
-        table = entries_table(entries, title, args.speedup)
+    table = (categories_table if by == "category" else entries_table)(entries, title, args.speedup)
     table.notes += table_notes(runs, {key for entry in entries for key in entry.names})
     return table
 
 
-def print_tables(tables: Sequence["Table"], form: str) -> None:
+def print_tables(tables: Sequence[Table], form: str) -> None:
     """Prints tables. Raises ConfigError for several in one CSV."""
-    from rich.text import Text
-
-    from specbench.results.table import FORMATS
-    from specbench.results.terminal import show
-
     if form == "csv" and len(tables) > 1:
         raise ConfigError(f"--format csv has one table, and these are {len(tables)}: choose one with --show")
     if form == "text":

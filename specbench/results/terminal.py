@@ -14,10 +14,9 @@ from rich.text import Text
 from specbench.errors import Visible
 
 WIDTH = 140  # characters, where the output is not a terminal
-NUMBER = "#"  # the heading of rows that are numbered, where their names would take too much room
 LONGEST_WORD = 12  # characters of a heading; a longer one is broken at its dots and underscores
-NUMERIC = re.compile(r"-|[-+<x.]*\d|too few|unknown")  # how a number, an interval or the lack of one begins
-StyledRows = Sequence[Mapping[str, tuple[str, str]]]  # by heading a text and its style
+NUMERIC = re.compile(r"$|(x|<|\+|-|< )?\.?\d[\d.,]*(\W|[ex]|$)|-$|too few|unknown")  # how a number, or its lack, begins
+Columns = Mapping[str, Sequence[Text]]  # cells by heading
 
 
 def show(*renderables: Any) -> None:
@@ -29,42 +28,37 @@ def show(*renderables: Any) -> None:
         console.print(Visible(renderable))
 
 
-def columns_that_fit(console: Console, width: int, names: list[str], headings: Sequence[str], rows: StyledRows,
-                     skips: bool) -> list[list[str]]:  # fmt: skip
+def columns_that_fit(console: Console, width: int, names: Columns, columns: Columns, skips: bool) -> list[Columns]:
     """The columns of as many tables as are needed, all beginning with `names`: one more column at least, however
     narrow the terminal is. With `skips`, a column that does not fit does not end a table."""
-    tables: list[list[str]] = []
-    left = [*headings]
+    tables: list[Columns] = []
+    left = dict(columns)
     while left or not tables:
-        taken: list[str] = []
-        for heading in left:
-            if not taken or width_of(console, [*names, *taken, heading], rows) <= width:
-                taken.append(heading)
+        taken: dict[str, Sequence[Text]] = {}
+        for heading, cells in left.items():
+            if not taken or width_of(console, {**names, **taken, heading: cells}) <= width:
+                taken[heading] = cells
             elif not skips:
                 break
-        left = [heading for heading in left if heading not in taken]
+        left = {heading: cells for heading, cells in left.items() if heading not in taken}
         tables.append(taken)
     return tables
 
 
-def width_of(console: Console, headings: Sequence[str], rows: StyledRows) -> int:
+def width_of(console: Console, columns: Columns) -> int:
     """Characters that a table of these columns takes."""
-    if not headings:
-        return 0
-    return Measurement.get(console, console.options.update(width=10**4), drawn(headings, rows)).maximum
+    return Measurement.get(console, console.options.update(width=10**4), drawn(columns)).maximum if columns else 0
 
 
-def drawn(headings: Sequence[str], rows: StyledRows) -> rich.table.Table:
+def drawn(columns: Columns) -> rich.table.Table:
     """A table of Rich's, whose cells are never cut."""
-    table = rich.table.Table(header_style="dim", box=SIMPLE_HEAD)
-    table.padding, table.pad_edge = (0, 1, 0, 0), False
-    for heading in headings:
-        texts = [row[heading][0] for row in rows]
-        named = not all(NUMERIC.match(text) for text in texts)
-        told = broken(heading, max(map(len, texts), default=0))
-        table.add_column(Text(told), justify="left" if named else "right", vertical="bottom", no_wrap=True)
-    for row in rows:
-        table.add_row(*(Text(row[heading][0], style=row[heading][1]) for heading in headings))
+    table = rich.table.Table(header_style="dim", box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    for heading, cells in columns.items():
+        side: Any = "right" if all(NUMERIC.match(cell.plain) for cell in cells) else "left"
+        lines = broken(heading, max(map(len, cells), default=0))
+        table.add_column(Text(lines), justify=side, vertical="bottom", no_wrap=True)
+    for row in zip(*columns.values(), strict=True):
+        table.add_row(*row)
     return table
 
 
@@ -74,10 +68,8 @@ def broken(heading: str, width: int = 0) -> str:
     words = re.split(r" (?!%)", heading)
     words = [re.sub(r"([._])(?=\w)", r"\1\n", word) if len(word) > LONGEST_WORD else word for word in words]
     width = max(width, *(len(part) for word in words for part in word.split("\n")))
-    lines = words[:1]
+    text = words[0]
     for word in words[1:]:
-        if len(lines[-1].rpartition("\n")[2]) + 1 + len(word.partition("\n")[0]) <= width:
-            lines[-1] += f" {word}"
-        else:
-            lines.append(word)
-    return "\n".join(lines)
+        line = f"{text} {word}".split("\n")[text.count("\n")]
+        text += f" {word}" if len(line) <= width else f"\n{word}"
+    return text

@@ -48,9 +48,9 @@ def _tested(lossless: Mapping[str, Any]) -> Iterator[str]:
 
 def _detectable(lossless: Mapping[str, Any]) -> Iterator[str]:
     """What the run would have found."""
-    found = lossless["detectable"]
-    names = [f"lenience {found['lenience']:.2f}"] if found["lenience"] is not None else []
-    names += [f"a total variation of {found['tv']:.3f}"] if found["tv"] is not None else []
+    lenience, tv = lossless["detectable"]["lenience"], lossless["detectable"]["tv"]
+    names = [] if lenience is None else [f"lenience {lenience:.2f}"]
+    names += [] if tv is None else [f"a total variation of {tv:.3f}"]
     if names:
         yield f"it would have found {' or '.join(names)}"
 
@@ -60,12 +60,26 @@ def account(result: Mapping[str, Any]) -> str:
     out."""
     factors = {name: entry["factor"] for name, entry in result["speedup"]["accounting"].items()}
     counts, cost = result["counts"], result["cost"]
-    told = {name: words for name, (words, _) in FACTORS.items()}
-    told["verify"] = f"verifying {counts['verified'] / counts['rounds']:.1f} tokens costs {cost['v']:.2f} steps"
-    causes = {name: factor for name, factor in factors.items() if name != "theorem_3_8" and abs(factor - 1) >= 0.005}
-    parts = [f"{told[name]} x{factor:.2f}" for name, factor in causes.items()]
-    opening, end = f"3.8 says {factors['theorem_3_8']:.2f}x", f"{result['speedup']['measured']:.2f}x measured"
-    return f"{'; '.join([opening, *parts])} -> {end}"
+    verify = f"verifying {counts['verified'] / counts['rounds']:.1f} tokens costs {cost['v']:.2f} steps"
+    parts = [f"3.8 says {factors.pop('theorem_3_8'):.2f}x"]
+    parts += [f"{verify if name == 'verify' else FACTORS[name][0]} x{factor:.2f}" for name, factor in factors.items()
+              if abs(factor - 1) >= 0.005]  # fmt: skip
+    return f"{'; '.join(parts)} -> {result['speedup']['measured']:.2f}x measured"
+
+
+def within(ci95: Sequence[float] | None, digits: int = 2) -> str:
+    """An interval behind a number; nothing where there is none."""
+    return "" if ci95 is None else f" ({interval(ci95, digits)})"
+
+
+def times(value: float | None) -> str:
+    """A ratio of speeds; "-" for None."""
+    return "-" if value is None else f"{value:.2f}x"
+
+
+def steady(result: Mapping[str, Any]) -> bool:
+    """Whether the machine was the same all through the run, or that is not known."""
+    return not result["machine"] or bool(result["machine"]["steady"])
 
 
 def unsteady(result: Mapping[str, Any]) -> list[str]:

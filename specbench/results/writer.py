@@ -10,9 +10,8 @@ import yaml
 
 from specbench.results.atomic_files import synchronise, write_json, write_text, writing
 from specbench.results.completion import FILES, RESULTS, contents
-from specbench.results.parquet import POSITIONS, position_rows, round_rows, rounds_schema, write_rows
+from specbench.results.parquet import POSITIONS, position_rows, round_rows, rounds_schema, write_all_sums, write_rows
 from specbench.results.schema import RunResult
-from specbench.results.sums_file import write_sums
 from specbench.stats.records import Failure, Group, RunRecord
 
 PART = "prompts.jsonl.part"
@@ -70,7 +69,7 @@ def write_result(
         os.replace(part, out_dir / "prompts.jsonl")
     write_rows(out_dir / "rounds.parquet", round_rows(record, tokenizer), rounds_schema(record))
     write_rows(out_dir / "positions.parquet", position_rows(record), POSITIONS)
-    write_sums(out_dir, record.sums)
+    write_all_sums(out_dir, [record.sums], list(record.sums.columns))
     found: dict[str, Any] = {"config_digest": digest, "overrides": None if overrides is None else list(overrides)}
     if identity is not None:
         found["identity"] = {**identity, "files": {name: contents(out_dir / name) for name in FILES}}

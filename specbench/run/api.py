@@ -83,7 +83,7 @@ def _width() -> int:
 def evaluate(*overrides: str | Mapping[str, Any], **settings: Any) -> Evaluation:
     """See `specbench.evaluate`."""
     from specbench.results.console import log_result
-    from specbench.results.empty_dirs import remove_if_empty
+    from specbench.results.folder_lock import remove_if_empty
     from specbench.results.reader import read_result
     from specbench.run.execute import claimed, execute_one
 

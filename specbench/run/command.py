@@ -108,7 +108,7 @@ def job(config: DictConfig) -> None:
 
 def refused(error: ConfigError) -> NoReturn:
     """Ends the program; a folder that holds nothing but Hydra's files goes, unless the user has named it."""
-    from specbench.results.empty_dirs import remove_if_empty
+    from specbench.results.folder_lock import remove_if_empty
 
     logging.getLogger().error("%s", error)  # in run.log alone, if the folder stays
     keys = {override.lstrip("+").partition("=")[0] for override in HydraConfig.get().overrides.hydra}

@@ -15,8 +15,8 @@ from specbench.results.comparability import TASK
 from specbench.results.comparison_tables import ranking, rows, sentence, tables
 from specbench.results.completion import examine, keep_others
 from specbench.results.folder_lock import locked
+from specbench.results.parquet import load_sums
 from specbench.results.reader import StoredRun, load_runs, read_result
-from specbench.results.sums_file import load_sums
 from specbench.results.sweep_table import own_words
 from specbench.results.table import Table, to_csv
 from specbench.results.terminal import show

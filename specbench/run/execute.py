@@ -10,11 +10,10 @@ from typing import Any
 from specbench.component import from_ring
 from specbench.errors import ConfigError, first_line
 from specbench.results.completion import PriorRun, examine, make_room, move_aside
+from specbench.results.console import ProgressFn, decoding_progress
 from specbench.results.folder_lock import locked
 from specbench.results.loggers.base import Logger, Opening
-from specbench.results.progress import ProgressFn, decoding_progress
-from specbench.results.schema import RunResult
-from specbench.results.schema_parts import Placement
+from specbench.results.schema import Placement, RunResult
 from specbench.results.writer import write_config, write_result
 from specbench.run.jobs import RunJob, jobs_that_share_decoding
 from specbench.run.phase_timer import Phases

@@ -19,10 +19,9 @@ from specbench.results.atomic_files import replacing, write_json, write_text
 from specbench.results.completion import FILES, RESULTS, contents, examine, make_room
 from specbench.results.console import Pace, in_sweep, info, one_line, print_result
 from specbench.results.fields import REPEATS, values
+from specbench.results.parquet import load_sums, write_all_sums
 from specbench.results.reader import read_result
-from specbench.results.schema import plain
-from specbench.results.schema_parts import Placement
-from specbench.results.sums_file import load_sums, write_all_sums
+from specbench.results.schema import Placement, plain
 from specbench.results.table import Table, to_csv
 from specbench.results.wording import word
 from specbench.results.writer import write_config

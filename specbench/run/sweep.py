@@ -19,7 +19,7 @@ from specbench.config.validate import ValidatedConfig, check, check_early
 from specbench.errors import ConfigError, first_line, stop
 from specbench.results.console import Pace, one_line
 from specbench.results.fingerprint import Identity
-from specbench.results.schema_parts import Placement
+from specbench.results.schema import Placement
 from specbench.results.sweep_table import own_words
 from specbench.run.jobs import RunJob
 from specbench.run.sweep_summary import PlannedJob, SweepJobs, summarise

@@ -18,8 +18,7 @@ from specbench.data.stdlib import StdlibData
 from specbench.results import console as told
 from specbench.results.completion import FILES, RESULTS, keep_other, keep_others, make_room
 from specbench.results.console import Pace
-from specbench.results.empty_dirs import remove_if_empty
-from specbench.results.folder_lock import locked
+from specbench.results.folder_lock import locked, remove_if_empty
 from specbench.run.sweep import name_of_command
 from specbench.settings import BaseSettings, describe
 

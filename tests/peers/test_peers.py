@@ -8,7 +8,7 @@ import pytest
 from small_runs import parts_of
 
 from specbench.decoding.state import Job
-from specbench.results.sums_file import load_sums
+from specbench.results.parquet import load_sums
 from specbench.results.writer import write_result
 from specbench.run.pooled import pooled
 from specbench.run.run import run

@@ -16,8 +16,8 @@ from small_runs import call, parts_of, small
 
 from specbench.errors import ConfigError
 from specbench.results import acceptance_tables
+from specbench.results.comparability import differing_overrides
 from specbench.results.comparison_tables import ranking
-from specbench.results.override_diff import differing_overrides
 from specbench.results.reader import StoredRun, load_runs
 from specbench.results.recommendation import verdict_sentence
 from specbench.results.report import figures, html_page, style, sweep_figures

@@ -2,6 +2,7 @@
 
 import copy
 import re
+from itertools import product
 
 import pytest
 
@@ -61,98 +62,57 @@ def picked(gammas, speedup, ci95, in_sample=False):
     return {"gamma_pick": {"gammas": gammas, "speedup": speedup, "ci95": ci95, "in_sample": in_sample}}
 
 
+OWN = "0.81x (0.74 to 0.87) measured in one process"
+OWN_4 = "0.81x (0.74 to 0.87) measured with gamma 4 in one process"
+NOT_HERE = "Do not use this drafter here"
+POLICY = {"gamma": None, "choices/gamma_policy": "adaptive"}
 CASES = {
     "a better gamma": ({}, f"Use gamma 4: {HERE}; {TRY}{LOSS}"),
-    "halves disagree": (
-        picked([3, 2], 1.42, [1.36, 1.48]),
-        f"Use gamma 4: {HERE}; try gamma 3 or 2: 1.42x (1.36 to 1.48) expected",
-    ),
-    "in-sample": (
-        picked([3], 1.44, [1.38, 1.50], True),
-        f"Use gamma 4: {HERE}; 1.44x (1.38 to 1.50) expected (in-sample, so too high) with gamma 3",
-    ),
-    "no better gamma": (
-        picked([4, 4], 1.36, [1.30, 1.40]),
-        f"Use gamma 4: {HERE}; no other gamma up to 4 is expected to be better{LOSS}",
-    ),
-    "hardly better": (
-        picked([3, 3], 1.36, [1.30, 1.40]),
-        "Use gamma 4: 1.36x (1.30 to 1.41) measured in one process; no other gamma up to 4 is",
-    ),
+    "halves disagree": (picked([3, 2], 1.42, [1.36, 1.48]),
+                        f"Use gamma 4: {HERE}; try gamma 3 or 2: 1.42x (1.36 to 1.48) expected"),
+    "in-sample": (picked([3], 1.44, [1.38, 1.50], True),
+                  f"Use gamma 4: {HERE}; 1.44x (1.38 to 1.50) expected (in-sample, so too high) with gamma 3"),
+    "no better gamma": (picked([4, 4], 1.36, [1.30, 1.40]),
+                        f"Use gamma 4: {HERE}; no other gamma up to 4 is expected to be better{LOSS}"),
+    "hardly better": (picked([3, 3], 1.36, [1.30, 1.40]), f"Use gamma 4: {HERE}; no other gamma up to 4 is"),
     "no replay": (NO_REPLAY, f"Use gamma 4: {HERE}{LOSS}"),
     "slower, another gamma may gain": (
         SLOW | picked([1, 1], 1.10, [1.05, 1.15]),
-        "Try gamma 1: 1.10x (1.05 to 1.15) expected, 0.81x (0.74 to 0.87) measured with gamma 4",
-    ),
-    "slower, another gamma is open": (
-        SLOW | picked([1, 1], 1.02, [0.95, 1.10]),
-        "Do not use this drafter here with gamma 4: 0.81x (0.74 to 0.87) measured in one process; "
-        "1.02x (0.95 to 1.10) expected with gamma 1",
-    ),
-    "slower, and so is the best gamma": (
-        SLOW | picked([1, 1], 0.93, [0.90, 0.97]),
-        "Do not use this drafter here: 0.81x (0.74 to 0.87) measured with gamma 4 in one process; "
-        "no gamma up to 4 is expected to gain",
-    ),
-    "slower, by replay with every gamma": (
-        SLOW | picked([0, 0], 0.98, [0.95, 1.01]),
-        "Do not use this drafter here: 0.81x (0.74 to 0.87) measured with gamma 4 in one process; "
-        "no gamma up to 4 is expected to gain",
-    ),
-    "slower, no replay": (
-        SLOW | NO_REPLAY,
-        "Do not use this drafter here with gamma 4: 0.81x (0.74 to 0.87) measured in one process",
-    ),
+        "Try gamma 1: 1.10x (1.05 to 1.15) expected, 0.81x (0.74 to 0.87) measured with gamma 4"),
+    "slower, another gamma is open": (SLOW | picked([1, 1], 1.02, [0.95, 1.10]),
+                                      f"{NOT_HERE} with gamma 4: {OWN}; 1.02x (0.95 to 1.10) expected with gamma 1"),
+    "slower, and so is the best gamma": (SLOW | picked([1, 1], 0.93, [0.90, 0.97]),
+                                         f"{NOT_HERE}: {OWN_4}; no gamma up to 4 is expected to gain"),
+    "slower, by replay with every gamma": (SLOW | picked([0, 0], 0.98, [0.95, 1.01]),
+                                           f"{NOT_HERE}: {OWN_4}; no gamma up to 4 is expected to gain"),
+    "slower, no replay": (SLOW | NO_REPLAY, f"{NOT_HERE} with gamma 4: {OWN}"),
     "slower by Theorem 3.8, with this gamma": (
         SLOW | NO_REPLAY | THEOREM,
-        "Do not use this drafter here with gamma 4: 0.81x (0.74 to 0.87) measured in one process; "
-        "by Theorem 3.8 gamma 4 is too long for alpha 0.62 and c 0.10 (0.90x).",
-    ),
+        f"{NOT_HERE} with gamma 4: {OWN}; by Theorem 3.8 gamma 4 is too long for alpha 0.62 and c 0.10 (0.90x)."),
     "slower by Theorem 3.8, with a policy": (
-        SLOW | NO_REPLAY | THEOREM | {"gamma": None, "choices/gamma_policy": "adaptive"},
-        "Do not use this drafter here with gamma_policy=adaptive: 0.81x (0.74 to 0.87) measured in one process; "
-        "by Theorem 3.8 the policy's gammas are too long for alpha 0.62 and c 0.10 (0.90x).",
-    ),
+        SLOW | NO_REPLAY | THEOREM | POLICY, f"{NOT_HERE} with gamma_policy=adaptive: {OWN}; "
+        "by Theorem 3.8 the policy's gammas are too long for alpha 0.62 and c 0.10 (0.90x)."),
     "slower by Corollary 3.9": (
         SLOW | NO_REPLAY | THEOREM | {"alpha/mean": 0.3, "cost/c": 0.31},
-        "Do not use this drafter here with gamma 4: 0.81x (0.74 to 0.87) measured in one process; "
-        "alpha 0.30 is too low for c 0.31 (Theorem 3.8: 0.90x).",
-    ),
+        f"{NOT_HERE} with gamma 4: {OWN}; alpha 0.30 is too low for c 0.31 (Theorem 3.8: 0.90x)."),
     "1 in the interval": (OPEN | NO_REPLAY, "No gain is shown: 1.02x (0.95 to 1.09) measured with gamma 4"),
     "1 in the interval, another gamma may gain": (OPEN, "Try gamma 3: 1.44x (1.38 to 1.50) expected, 1.02x"),
-    "one prompt": (
-        {"speedup/ci95": None, "counts/prompts": 1} | picked([3], 1.44, None, True),
-        "Too few prompts to say: 1.36x measured with gamma 4 in one process, of one request; "
-        "most of the loss",
-    ),
-    "no loss": (
-        {"speedup/measured": 9.0, "speedup/ci95": None},
-        "Too few prompts to say: 9.00x measured with gamma 4 in one process; 1.44x (1.38 to 1.50) expected with "
-        "gamma 3.",
-    ),
-    "failed": (
-        {"lossless/verdict": "failed", "lossless/reason": "p-value 1e-9"},
-        "Do not use this: the output FAILED the losslessness test (p-value 1e-9): "
-        f"{MEASURED}, of a wrong output.",
-    ),
+    "one prompt": ({"speedup/ci95": None, "counts/prompts": 1} | picked([3], 1.44, None, True),
+                   "Too few prompts to say: 1.36x measured with gamma 4 in one process, of one request; most of the"),
+    "no loss": ({"speedup/measured": 9.0, "speedup/ci95": None},
+                "Too few prompts to say: 9.00x measured with gamma 4 in one process; 1.44x (1.38 to 1.50) expected "
+                "with gamma 3."),
+    "failed": ({"lossless/verdict": "failed", "lossless/reason": "p-value 1e-9"},
+               "Do not use this: the output FAILED the losslessness test (p-value 1e-9): "
+               f"{MEASURED}, of a wrong output."),
     "lossy": ({"lossless/verdict": "lossy"}, f"Not lossless by choice. Use gamma 4: {HERE}; {TRY}"),
-    "a policy is better": (
-        {"gamma": None, "choices/gamma_policy": "adaptive"} | picked([3, 3], 1.30, [1.25, 1.35]),
-        "Use gamma_policy=adaptive: 1.36x (1.30 to 1.41) measured in one process; "
-        "no constant gamma up to 4 is expected to be better",
-    ),
-    "a policy is worse": (
-        {"gamma": None, "choices/gamma_policy": "adaptive"},
-        f"Use gamma_policy=adaptive: {HERE}; {TRY}",
-    ),
-    "pooled": (
-        {"repeats": {"processes": 5}},
-        f"Use gamma 4: 1.36x (1.30 to 1.41) measured in 5 processes; {TRY} (first process)",
-    ),
-    "nothing drafted": (
-        {"gamma": 0, "counts/drafted": 0, "speedup/accounting": {}},
-        "Nothing was drafted: 1.36x (1.30 to 1.41) measured with gamma 0 in one process.",
-    ),
+    "a policy is better": (POLICY | picked([3, 3], 1.30, [1.25, 1.35]), f"Use gamma_policy=adaptive: {HERE}; "
+                           "no constant gamma up to 4 is expected to be better"),
+    "a policy is worse": (POLICY, f"Use gamma_policy=adaptive: {HERE}; {TRY}"),
+    "pooled": ({"repeats": {"processes": 5}},
+               f"Use gamma 4: 1.36x (1.30 to 1.41) measured in 5 processes; {TRY} (first process)"),
+    "nothing drafted": ({"gamma": 0, "counts/drafted": 0, "speedup/accounting": {}},
+                        "Nothing was drafted: 1.36x (1.30 to 1.41) measured with gamma 0 in one process."),
 }  # fmt: skip
 
 
@@ -188,19 +148,15 @@ def test_a_machine_that_was_not_steady_is_no_ground_for_use_or_against():
 
 def test_use_needs_an_interval_above_1_and_every_interval_is_one_of_the_result():
     """Over many made-up results: what is recommended has a gain, and what replay says is called expected."""
-    for measured in (0.7, 0.95, 1.05, 1.4):
-        for width in (0.02, 0.2, None):
-            for expected in (0.9, 1.2, 1.5):
-                for in_sample in (False, True):
-                    ci95 = None if width is None else [measured - width, measured + width]
-                    own = picked([2, 2], expected, [expected - 0.15, expected + 0.15], in_sample)
-                    changes = {"speedup/measured": measured, "speedup/ci95": ci95} | own
-                    found = verdict_sentence(changed(changes))
-                    gained = ci95 is not None and ci95[0] > 1
-                    assert found.startswith("Use") == gained
-                    assert ("Do not use" in found) <= (ci95 is not None and ci95[1] < 1)
-                    told = re.findall(r"(\d\.\d\dx)(?: \([\d. to]+\))? (\w+)", found)
-                    assert all(what == ("measured" if x == f"{measured:.2f}x" else "expected") for x, what in told)
+    for measured, width, expected, in_sample in product((0.7, 0.95, 1.05, 1.4), (0.02, 0.2, None), (0.9, 1.2, 1.5),
+                                                        (False, True)):  # fmt: skip
+        ci95 = None if width is None else [measured - width, measured + width]
+        own = picked([2, 2], expected, [expected - 0.15, expected + 0.15], in_sample)
+        found = verdict_sentence(changed({"speedup/measured": measured, "speedup/ci95": ci95} | own))
+        assert found.startswith("Use") == (ci95 is not None and ci95[0] > 1)
+        assert ("Do not use" in found) <= (ci95 is not None and ci95[1] < 1)
+        told = re.findall(r"(\d\.\d\dx)(?: \([\d. to]+\))? (\w+)", found)
+        assert all(what == ("measured" if x == f"{measured:.2f}x" else "expected") for x, what in told)
 
 
 @pytest.mark.parametrize(
@@ -227,12 +183,10 @@ def test_most_of_the_loss_is_more_than_half_of_all_losses(others, expected):
 
 def test_what_was_never_measured_is_never_used():
     """Whatever replay expects, "use" and "do not use" name the gamma of the run."""
-    for speedup in ({}, SLOW, OPEN):
-        for gammas in ([1, 1], [3, 3], [2, 3], [0, 0]):
-            for expected in (0.9, 1.05, 1.6):
-                for width in (0.01, 0.2):
-                    own = picked(gammas, expected, [expected - width, expected + width])
-                    found = verdict_sentence(changed(speedup | own))
-                    assert re.findall(r"(?:Use|with) (gamma \d)", found)[0] == "gamma 4" or found.startswith("Try")
-                    blunt = found.startswith("Do not use this drafter here:")
-                    assert blunt == (speedup is SLOW and (gammas == [0, 0] or expected + width < 1))
+    for speedup, gammas, expected, width in product(({}, SLOW, OPEN), ([1, 1], [3, 3], [2, 3], [0, 0]),
+                                                    (0.9, 1.05, 1.6), (0.01, 0.2)):  # fmt: skip
+        own = picked(gammas, expected, [expected - width, expected + width])
+        found = verdict_sentence(changed(speedup | own))
+        assert re.findall(r"(?:Use|with) (gamma \d)", found)[0] == "gamma 4" or found.startswith("Try")
+        blunt = found.startswith("Do not use this drafter here:")
+        assert blunt == (speedup is SLOW and (gammas == [0, 0] or expected + width < 1))

@@ -19,7 +19,7 @@ from small_runs import call, small
 import specbench
 from specbench.config.compose import compose as compose_run
 from specbench.config.paths import conf_dir
-from specbench.results.progress import decoding_progress
+from specbench.results.console import decoding_progress
 from specbench.results.reader import StoredRun
 from specbench.results.recommendation import verdict_sentence
 from specbench.results.report.run_description import commands

@@ -24,9 +24,9 @@ from specbench.data.prompts import Prompt
 from specbench.errors import ConfigError
 from specbench.results.completion import contents, examine
 from specbench.results.loggers.none import NoLogger
+from specbench.results.parquet import load_sums
 from specbench.results.reader import load_run
-from specbench.results.schema_parts import Placement
-from specbench.results.sums_file import load_sums
+from specbench.results.schema import Placement
 from specbench.run.pooled import worst_machine
 from specbench.stats import two_way_bootstrap as crossed
 from specbench.stats.bootstrap import student

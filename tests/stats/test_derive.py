@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from specbench.results.parquet import load_sums
 from specbench.results.schema import plain
-from specbench.results.sums_file import load_sums
 from specbench.run.pooled import repeats_of
 from specbench.stats.derive import RunFacts, derive, of_one_process
 from specbench.stats.two_way_bootstrap import TwoWaySums

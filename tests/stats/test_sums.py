@@ -11,7 +11,7 @@ import pytest
 from small_runs import parts_of
 
 from specbench.errors import ConfigError
-from specbench.results.sums_file import FILE, load_sums
+from specbench.results.parquet import FILE, load_sums
 from specbench.results.writer import write_result
 from specbench.run.run import run
 from specbench.stats.bootstrap import BootstrapSums

@@ -14,7 +14,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from specbench.errors import ConfigError
-from specbench.results.schema_parts import Placement
+from specbench.results.schema import Placement
 
 try:
     import fcntl

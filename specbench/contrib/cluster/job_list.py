@@ -10,13 +10,25 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from specbench.data.sources import UNKNOWN
 from specbench.errors import ConfigError, first_line
 from specbench.results.atomic_files import write_json, writing
-from specbench.results.fingerprint import NotedIdentity
+from specbench.results.fingerprint import Identity
 from specbench.run.sweep_summary import PLACE, PlannedJob, SweepJobs
 
 SERIAL = "basic"  # the launcher whose jobs run one after the other, in the command's own process
 LIST, OVER = "jobs.json", "over"  # in the folder of a command
+
+
+class NotedIdentity(Identity):
+    """An identity that was noted before the run began, maybe on another machine: which device it is, if none is noted,
+    and which commit of a hub id, were not known then."""
+
+    def differs_from(self, stored: Mapping[str, Any], config: Mapping[str, Any]) -> list[str]:
+        known = stored.get("sources") or {}
+        sources = {key: known.get(key, was) if was.startswith(UNKNOWN) else was for key, was in self.sources.items()}
+        device = self.device or stored.get("device") or {}
+        return Identity(self.digest, self.settings, sources, self.code, device).differs_from(stored, config)
 
 
 @dataclass(frozen=True)

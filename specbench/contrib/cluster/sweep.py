@@ -13,12 +13,12 @@ from omegaconf import DictConfig, OmegaConf
 
 from specbench.config.validate import ValidatedConfig
 from specbench.contrib.cluster import cpu_affinity, launchers
-from specbench.contrib.cluster.job_list import SERIAL, JobList, read_list
+from specbench.contrib.cluster.job_list import SERIAL, JobList, NotedIdentity, read_list
 from specbench.contrib.cluster.preemption import preemption_signal
 from specbench.errors import ConfigError, first_line
 from specbench.results.console import Pace, info
-from specbench.results.fingerprint import Identity, NotedIdentity
-from specbench.results.schema_parts import Placement
+from specbench.results.fingerprint import Identity
+from specbench.results.schema import Placement
 from specbench.run.sweep import Sweep
 from specbench.run.sweep_summary import summarise
 from specbench.run_config import RunConfig

@@ -19,8 +19,8 @@ from specbench.contrib.planning.plans import (
 from specbench.errors import ConfigError, visible
 from specbench.results.atomic_files import as_json, write_text
 from specbench.results.completion import keep_other
+from specbench.results.parquet import load_sums
 from specbench.results.reader import StoredRun, load_run
-from specbench.results.sums_file import load_sums
 from specbench.results.table import Table
 from specbench.results.terminal import show
 from specbench.results.wording import duration, number

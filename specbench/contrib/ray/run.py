@@ -14,7 +14,7 @@ from specbench.config.validate import ValidatedConfig
 from specbench.contrib.ray.coordinator import Team
 from specbench.contrib.ray.merge import Piece
 from specbench.contrib.ray.pool import RayPool
-from specbench.results.progress import ProgressFn
+from specbench.results.console import ProgressFn
 from specbench.results.schema import RunResult
 from specbench.results.writer import PromptsFile, failure_records, prompt_records
 from specbench.run.execute import Decode, Decoded, Followed

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from specbench.contrib.ray.merge import Piece
 from specbench.contrib.ray.worker_handle import WorkerHandle
-from specbench.results.schema_parts import WorkerNumbers
+from specbench.results.schema import WorkerNumbers
 from specbench.stats.derive import RunFacts, derive, of_one_process
 from specbench.stats.records import RunRecord
 

@@ -10,7 +10,7 @@ import numpy as np
 from specbench.contrib.servers.answer import AnswerAcceptance
 from specbench.contrib.servers.lookup import Server
 from specbench.peers.base import PeerOutput
-from specbench.results.schema_parts import EqualTexts, FirstDifference, ServerNumbers
+from specbench.results.schema import EqualTexts, FirstDifference, ServerNumbers
 from specbench.run.pooled import means
 from specbench.stats.bootstrap import prompt_clusters, ratio
 from specbench.stats.estimates import Estimate, Latency

@@ -22,7 +22,7 @@ from specbench.errors import ConfigError, shown
 from specbench.models.context import Context
 from specbench.models.language_model import LanguageModel
 from specbench.peers.base import Peer, PeerOutput, Peers
-from specbench.results.schema_parts import ServerNumbers
+from specbench.results.schema import ServerNumbers
 from specbench.settings import BaseSettings, setting
 from specbench.stats.records import Result
 

@@ -10,10 +10,10 @@ from typing import Any
 from urllib.parse import quote
 
 from specbench.errors import ConfigError
+from specbench.results.atomic_files import file_text, parse_json
 from specbench.results.comparison_tables import ComparisonDict, about, causes_table, pairs_table, ranking_table
 from specbench.results.fields import FACTORS, FIELDS, SWEEP_PAGE, UNITS
-from specbench.results.json_files import check_kind, file_text, parse_json
-from specbench.results.reader import StoredRun
+from specbench.results.reader import StoredRun, check_kind
 from specbench.results.report import figures, sweep_figures
 from specbench.results.report.html_page import PAGE, Drawing, Section
 from specbench.results.report.run_sections import (

@@ -25,12 +25,12 @@ from sweep_cases import Apart, another_job
 from specbench.config.validate import check
 from specbench.contrib.cluster import collect, launchers
 from specbench.contrib.cluster import cpu_affinity as cores
-from specbench.contrib.cluster.job_list import LIST, JobList, lists_in, read_list
+from specbench.contrib.cluster.job_list import LIST, JobList, NotedIdentity, lists_in, read_list
 from specbench.contrib.cluster.preemption import preemption_signal
 from specbench.contrib.cluster.sweep import ClusterSweep
 from specbench.contrib.ray.rules import FORWARDED
 from specbench.errors import ConfigError, IncompleteError
-from specbench.results.fingerprint import Identity, NotedIdentity
+from specbench.results.fingerprint import Identity
 from specbench.results.folder_lock import locked
 from specbench.results.loggers.none import NoLogger
 from specbench.run import signals as interrupts
