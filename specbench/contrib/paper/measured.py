@@ -96,7 +96,7 @@ KEYS: Cells = {
 }
 ALPHA: Cells = {"alpha": _error("alpha")}
 SPEED: Cells = {"c": _number("cost/c", ".3f"), "Theorem 3.8": _number("speedup/theorem_3_8", unit="x"),
-                "corrected": _number("speedup/corrected", unit="x"), "measured": _speed,
+                "measured": _speed,
                 "lossless": lambda result: str(result["lossless"]["verdict"])}  # fmt: skip
 TOKENS: Cells = {"tokens a call, equation 1": _equation_1, "tokens a call, measured": _error("block_efficiency")}
 OPERATIONS: Cells = {

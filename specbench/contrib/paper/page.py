@@ -7,6 +7,7 @@ from typing import Any
 from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
 
+from specbench.contrib.paper.judgements import judged, memory_lines, oracle_lines
 from specbench.contrib.paper.measured import OURS, our_rows
 from specbench.contrib.paper.notes import BANDS, NOTES
 from specbench.contrib.paper.published import CLAIMS, ELSEWHERE, Claim
@@ -38,6 +39,10 @@ def page(name: str, runs: Sequence[StoredRun]) -> str:
         told += [f"{caption}:\n\n{paper_table(rows)}" for caption, rows in NOTES[name].tables().items()]
     rows = our_rows(name, runs)
     told += ["Ours:\n", paper_table(rows) if rows else "No run of this folder belongs here.\n"]
+    results = [run.result for run in runs if OURS[name].takes(run.result)]
+    if claims_of_ours := judged(name, results):
+        told += ["What our runs say of the paper's claims:\n", paper_table([vars(claim) for claim in claims_of_ours])]
+    told += oracle_lines() if name == "figure3" else memory_lines(results) if name == "table1" else []
     if name == "figure1":
         told += [traces(runs)]
     return "\n".join(told)
