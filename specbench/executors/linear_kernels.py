@@ -85,8 +85,8 @@ class OneDnn(Product):
 
 class HalfWeight(Product):
     """FBGEMM, with the weight stored in float16 and all arithmetic in float32. Offered where the weight survives that
-    unchanged: the values of a checkpoint in 16 bits do, once `scale_of` has brought them into float16's range. The
-    result of a row does not depend on the number of rows."""
+    unchanged: the values of a checkpoint in 16 bits do, once `scale_of` has brought them into float16's range. With
+    AVX-512 the result of a row does not depend on the number of rows; elsewhere its rounding does."""
 
     name = "half"
 
