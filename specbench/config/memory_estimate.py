@@ -115,12 +115,12 @@ def longest_text(checked: ValidatedConfig, prompts: Sequence[Prompt], rendered: 
 
 
 def _laws(root: RunConfig, vocab_size: int) -> int:
-    """Bytes of the target's probabilities that are kept until texts were read, at most: of speculated texts, rejected
-    guesses included, and of plain decoding's."""
+    """Bytes of probabilities that are kept until texts were read, at most: the target's and the drafter's of speculated
+    texts, rejected guesses included, and the target's of plain decoding's."""
     if not root.temperature:
         return 0
     plain = 4 * MOST * root.batch_size * root.max_new_tokens * vocab_size
-    return int(min(LAW_BYTES, 2 * plain) + min(LAW_BYTES, plain))
+    return int(min(LAW_BYTES, 4 * plain) + min(LAW_BYTES, plain))
 
 
 def refuse_more_than_the_target_has(checked: ValidatedConfig, largest: int, target: ModelSize) -> None:
