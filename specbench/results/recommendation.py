@@ -196,6 +196,8 @@ def _warnings(result: dict[str, Any]) -> Iterator[str]:
     found = word(result["lossless"])
     if found in ("untested", "inconclusive"):
         yield f"Losslessness is {found}."
+    if result["lossless"]["alpha_own"]["passed"] is False:
+        yield "Alpha is NOT the drafter's own: alpha and all that follows from it are those of an error."
     if not _steady(result):
         yield "The machine was not steady: measure again."
     if result["status"] != "complete":

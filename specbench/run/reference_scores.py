@@ -5,6 +5,7 @@ n new tokens of a text, V vocabulary, K tested guesses.
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -47,6 +48,7 @@ def read(
     tokens, most = text[0, len(prompt) :], logits.amax(-1)
     if sampling.greedy:
         reading = _greedy(logits, tokens, tolerance(logits, model.dtype, sampling), plain)
+        _compare_logits(reading, model, text, logits, encoder_input)
     else:
         assert evidence is not None and len(evidence.chosen) == len(new), "one record for each token"
         reading = _sampled(logits, tokens, model.dtype, sampling, evidence)
@@ -85,6 +87,23 @@ def _greedy(logits: Tensor, tokens: Tensor, tolerance: Tensor, plain: Sequence[i
     if place < min(len(tokens), len(plain)):
         reading.plain_short = float(best[place, 0] - logits[place, plain[place]])
     return reading
+
+
+def _compare_logits(
+    found: ReferenceScore, model: LanguageModel, text: Tensor, logits: Tensor, encoder_input: EncoderInput | None
+) -> None:
+    """Adds how far the softmax of the stock module's logits [n, V] is from that of the decoder's model, which reads the
+    last n tokens of a text [1, T] through its own cache, masks and executor. Decoding at temperature 0 keeps none."""
+    begin, end, sampling = text.shape[1] - len(logits), text.shape[1], replace(model.sampling, temperature=1.0)
+    model.open_text(text, begin, end, encoder_input)
+    for first in range(begin, end, POSITIONS_AT_A_TIME):
+        last = min(first + POSITIONS_AT_A_TIME, end)
+        own = penalised(model.read_text(text, first, last)[0].float(), text[:, :last], first, sampling)
+        stock = logits[first - begin : last - begin]
+        tv = (own.double().softmax(-1) - stock.double().softmax(-1)).abs().sum(-1) / 2
+        found.tv = np.append(found.tv, host(tv))
+        found.rounding = np.append(found.rounding, host(largest_tv(stock, model.dtype, sampling)))
+    model.release(0)
 
 
 def _sampled(
