@@ -36,6 +36,7 @@ from specbench.stats.test_statistics import (
     SUMS,
     VERDICT_LEVEL,
     classes,
+    columns,
     event_ratios,
     log_ratios,
     p_value,
@@ -277,13 +278,13 @@ def judge(found: Draws, p: Tensor, q: Tensor) -> Array:
             ("untested class", law @ table, table[own.token], free),
             ("recovered class", rest @ table, table[own.token], lost),
         ):
-            for i in OF_KIND[kind]:
-                ratio = event_ratios(i, mean.clamp(0, 1))[0]
-                chosen = torch.where(happened[..., ALTERNATIVES[i].column] > 0, ratio[:, 1:], ratio[:, :1])
+            ratios = event_ratios(kind, mean.clamp(0, 1))[0]
+            for i, column, ratio in zip(OF_KIND[kind], columns(kind), ratios.unbind(1), strict=True):
+                chosen = torch.where(happened[..., column] > 0, ratio[:, 1:], ratio[:, :1])
                 logs[i] += (chosen * where).sum(0)
         mean = own.ratio.clamp(max=1)[own.tested][:, None]
-        for i in OF_KIND["stands"]:
-            ratio = event_ratios(i, mean, own.place[own.tested], own.least[own.tested])[0]
+        ratios = event_ratios("stands", mean, own.place[own.tested], own.least[own.tested])[0]
+        for i, ratio in zip(OF_KIND["stands"], ratios.unbind(1), strict=True):
             chosen = torch.zeros(own.tested.shape, dtype=torch.double)
             chosen[own.tested] = torch.where(own.stands[own.tested], ratio[:, 1], ratio[:, 0])
             logs[i] += chosen.sum(0)

@@ -54,8 +54,9 @@ def memory_budget(
     executor, cache = context.executor, chosen["cache"]
     in_all = cache.kind.columns_in_all(cache.settings, root.batch_size, executor.columns(columns))
     peers = chosen["baseline"].kind.loads_models and executor.changes_modules
-    verdict = root.verdict_tokens > 0 and executor.changes_modules and not peers  # its stock target
+    verdict = root.verdict_tokens > 0 and executor.changes_modules and not peers  # its stock models
     copies = footprints[0].weights * (drafter.kind.target_copies + (verdict and not loaded))
+    copies += verdict * sum(model.weights for model in footprints[1:])
     if loaded:
         footprints[0] = dataclasses.replace(footprints[0], weights=0, tied=0)
     doubled = sum(executor.doubles(f.weights, f.tied, context.device, context.dtype) for f in footprints)

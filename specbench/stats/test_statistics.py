@@ -24,6 +24,7 @@ from specbench.stats.estimates import Floats
 VERDICT_LEVEL = 1 / 200  # the probability that an exact run fails is at most this
 FOUND = 1.28  # standard deviations: a fault whose sum is beyond the limit by this much is found in nine of ten runs
 SMALLEST = math.exp(-10)  # probabilities below it are tilted as this one is
+HEAD = 4096  # tokens of a vocabulary that are told apart
 LEFT = 0.02  # of the law stays in every alternative: no single draw decides against one
 SUMS = 5  # of each alternative: log ratio of what was drawn, its mean and variance under it, total variation, draws
 CLASSES = (*(f"id % 2 = {i}" for i in range(2)), *(f"id % 8 = {i}" for i in range(8)),
@@ -167,42 +168,64 @@ def no_sums() -> Floats:
     return np.zeros((len(ALTERNATIVES), SUMS))
 
 
-def of_tokens(kind: str, law: Tensor, drawn: Tensor, *more: Tensor) -> Floats:
-    """[K, SUMS] of tokens of a kind: laws [k, V], tokens drawn [k]."""
+def of_tokens(kind: str, law: Tensor, drawn: Tensor, *others: Tensor) -> Floats:
+    """[K, SUMS] of tokens of a kind: laws [k, V], tokens drawn [k], and what else its alternatives depend on [k, V]. Of
+    a large vocabulary all but the HEAD likeliest tokens count as one."""
     found = no_sums()
+    if law.shape[-1] > HEAD:
+        ids = law.topk(HEAD).indices
+        here = ids == drawn[:, None]
+        drawn = torch.where(here.any(1), here.long().argmax(1), HEAD)
+        law, others = _with_rest(law, ids), tuple(_with_rest(other, ids) for other in others)
     for i in OF_KIND[kind] if len(law) else ():
-        ratio = log_ratios(ALTERNATIVES[i].change, law, *more)
-        found[i] = _sums(ratio.gather(1, drawn[:, None]), law, ratio)
+        ratio = log_ratios(ALTERNATIVES[i].change, law, *others)
+        few = slice(None, None, 4)  # rows that stand for the others
+        moments = torch.stack(_moments(law[few], ratio[few])) * (len(law) / len(law[few]))
+        found[i] = [float(ratio.gather(1, drawn[:, None]).sum()), *moments.tolist(), len(law)]
     return found
+
+
+def _with_rest(values: Tensor, ids: Tensor) -> Tensor:
+    """values [k, V] of the tokens ids [k, HEAD], and the sum of all others: [k, HEAD + 1]."""
+    kept = values.gather(1, ids)
+    return torch.cat([kept, (values.sum(-1, keepdim=True) - kept.sum(-1, keepdim=True)).clamp(min=0)], 1)
 
 
 def of_events(kind: str, mean: Tensor, happened: Tensor, *more: Tensor) -> Floats:
     """[K, SUMS] of events of a kind, with probabilities mean [k, C] in exact runs and happened [k, C] bool."""
     found = no_sums()
-    for i in OF_KIND[kind] if len(mean) else ():
-        ratio, law = event_ratios(i, mean, *more)
-        found[i] = _sums(
-            torch.where(happened[:, ALTERNATIVES[i].column], ratio[:, 1], ratio[:, 0])[:, None], law, ratio
+    if len(mean):
+        ratio, law = event_ratios(kind, mean, *more)
+        yes = happened[:, columns(kind)]
+        drawn = torch.where(yes, ratio[..., 1], ratio[..., 0])
+        found[OF_KIND[kind]] = torch.stack(
+            [drawn.sum(0), *_moments(law, ratio), torch.full_like(drawn[0], len(mean))], 1
         )
     return found
 
 
-def event_ratios(i: int, mean: Tensor, *more: Tensor) -> tuple[Tensor, Tensor]:
-    """log(alternative / law) [k, 2] that the events of alternative i do not and do happen, and the law [k, 2]; of
-    events with probabilities mean [k, C]."""
-    m = mean[:, ALTERNATIVES[i].column]
-    other = m + (1 - LEFT) * (ALTERNATIVES[i].change(m, *more) - m)
-    law = torch.stack([1 - m, m], 1)
-    return torch.where(law > 0, (torch.stack([1 - other, other], 1) / law).log(), 0.0), law
+def columns(kind: str) -> list[int]:
+    """The classes of tokens that the alternatives of a kind of events are about, [A]."""
+    return [ALTERNATIVES[i].column for i in OF_KIND[kind]]
 
 
-def _sums(drawn: Tensor, law: Tensor, ratio: Tensor) -> Floats:
-    """SUMS over k draws: log ratios [k, 1] of what was drawn, and law and log ratio [k, V] of all that may be."""
+def event_ratios(kind: str, mean: Tensor, *more: Tensor) -> tuple[Tensor, Tensor]:
+    """log(alternative / law) [k, A, 2] that events do not and do happen, for the A alternatives of a kind, and the law
+    [k, A, 2], from probabilities mean [k, C]."""
+    m = mean[:, columns(kind)]
+    changed = [ALTERNATIVES[i].change(own, *more) for i, own in zip(OF_KIND[kind], m.unbind(1), strict=True)]
+    other = m + (1 - LEFT) * (torch.stack(changed, 1) - m)
+    law = torch.stack([1 - m, m], -1)
+    return torch.where(law > 0, (torch.stack([1 - other, other], -1) / law).log(), 0.0), law
+
+
+def _moments(law: Tensor, ratio: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Sums over k draws of mean and variance of a log ratio under an alternative, and of its total variation, from law
+    and ratio [k, ..., V]."""
     other = law * ratio.exp()
-    mean = (other * ratio).sum(-1)
-    variance = (other * ratio.square()).sum(-1) - mean.square()
-    tv = (other - law).abs().sum(-1) / 2
-    return torch.stack([drawn.sum(), mean.sum(), variance.sum(), tv.sum(), mean.new_tensor(len(law))]).cpu().numpy()
+    gain = other * ratio
+    mean, square, tv = gain.sum(-1), (gain * ratio).sum(-1), (other - law).abs().sum(-1) / 2
+    return mean.sum(0), (square - mean.square()).sum(0), tv.sum(0)
 
 
 def p_value(sums: Floats) -> tuple[float, str]:

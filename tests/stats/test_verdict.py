@@ -171,6 +171,8 @@ class Redraws(SpeculativeVerifier):
     def accept(self, p, draft, noise):
         found, rows = super().accept(p, draft, noise), torch.arange(len(p))
         n, kind = found.accepted, type(self)
+        if not draft.tokens.shape[1]:
+            return found
         last = (n - kind.bonus).clamp(min=0, max=draft.tokens.shape[1] - 1)
         t = draw(kind.law(p[rows, n], dense(draft, V)[rows, last]), noise.bits[rows, n])
         tokens = found.tokens.clone()
@@ -229,14 +231,14 @@ def test_every_kind_of_draw_can_fail(name, tables, number_text):
     """The control draws with the same code what it should."""
     base, changes = PLANTED[name]
     faulty = type("Faulty", (base,), {k: v if isinstance(v, bool) else staticmethod(v) for k, v in changes.items()})
-    results = texts(tables, number_text, verifier=faulty, rows=250)
+    results = texts(tables, number_text, verifier=faulty, rows=150)
     found = sampled(results)
     assert found.verdict == "failed" and found.alpha_own.passed is None, found
 
 
 def test_the_control_of_planted_draws_passes(tables, number_text):
     sound = type("Sound", (Redraws,), {"law": staticmethod(lambda p, q: p)})
-    assert sampled(texts(tables, number_text, verifier=sound, rows=250)).verdict == "passed"
+    assert sampled(texts(tables, number_text, verifier=sound, rows=150)).verdict == "passed"
 
 
 @pytest.mark.parametrize("temperature", [0.8, 1.25])
@@ -269,7 +271,7 @@ def test_exact_runs_fail_as_rarely_as_promised():
 
     assert failed(law, 300) <= 3
     assert failed((law**3), 20) == 20
-    assert p_value(no_sums())[0] == 1 and len({one.kind for one in ALTERNATIVES}) == 10
+    assert p_value(no_sums())[0] == pytest.approx(1) and len({one.kind for one in ALTERNATIVES}) == 10
 
 
 @pytest.mark.parametrize("kind", ["model", "ngram"])
@@ -304,6 +306,7 @@ def test_the_detectable_lenience_is_detected_in_nine_of_ten_runs(tables, number_
 
 
 def greedy(prompt, ours, plain, target) -> object:
+    target.allocate(1, 16)
     reading = read(target, prompt, ours, None, plain)
     reading.tested = 1
     results = [Result(Request("r", "r", "", prompt, ""), 9, decoded(ours), decoded(plain), reading=reading)]
@@ -433,6 +436,7 @@ def sixteen_bits(monkeypatch, parts):
 def not_causal(monkeypatch, parts):
     """Every layer of the module looks both ways, as an encoder does: in one forward, later tokens are seen."""
     module = parts.target.stock_module()
+    parts.drafter.models[0].stock_module()  # loaded again, and checked, before the fault is there
     forward = type(module).forward
 
     def both_ways(self, *arguments, **options):
