@@ -255,4 +255,4 @@ def found_tv(kind: str, sums: Floats) -> float | None:
         if mean > 0:
             part = (1 + (LIMITS[i] + FOUND * math.sqrt(max(0.0, variance))) / mean) / 2
             parts.append(part * tv / draws)
-    return min(1.0, min(parts)) if parts else None
+    return float(min(1.0, *parts)) if parts else None

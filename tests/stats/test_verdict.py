@@ -173,7 +173,7 @@ class Redraws(SpeculativeVerifier):
         n, kind = found.accepted, type(self)
         if not draft.tokens.shape[1]:
             return found
-        last = (n - kind.bonus).clamp(min=0, max=draft.tokens.shape[1] - 1)
+        last = (n - int(kind.bonus)).clamp(min=0, max=draft.tokens.shape[1] - 1)
         t = draw(kind.law(p[rows, n], dense(draft, V)[rows, last]), noise.bits[rows, n])
         tokens = found.tokens.clone()
         tokens[rows, n] = torch.where((n == draft.count) == kind.bonus, t, tokens[rows, n])
