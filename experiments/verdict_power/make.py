@@ -193,7 +193,7 @@ def races(q: Tensor, rest: Tensor, runs: int, rng: np.random.Generator) -> tuple
     found: list[tuple[Array, Array]] = []
     with np.errstate(divide="ignore"):
         for one, other in zip(q.numpy().astype(np.float32), rest.numpy().astype(np.float32), strict=True):
-            noise = rng.standard_exponential((runs, len(one)), np.float32)
+            noise = rng.standard_exponential((runs, len(one)), np.float32).clip(min=1e-30)
             found.append(((noise / one).argmin(1), (noise / other).argmin(1)))
     return np.stack([a for a, _ in found]), np.stack([b for _, b in found])
 
@@ -265,6 +265,7 @@ def judge(found: Draws, p: Tensor, q: Tensor) -> Array:
             ("token", law, own.token, every, ()),
             ("untested", law, own.token, free, ()),
             ("bonus", law, own.token, free & torch.from_numpy(before[here]), (last,)),
+            ("own place", law, own.token, free, (other,)),
             ("guess", other, own.guess, own.tested, ()),
             ("recovered", rest, own.token, lost, ()),
             ("after", rest, own.token, lost, (other,)),

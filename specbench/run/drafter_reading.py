@@ -21,6 +21,7 @@ from specbench.stats.draw_sums import normal
 from specbench.stats.position_stats import CHUNK, asked, opened
 from specbench.stats.records import DecodedRequest, Result
 from specbench.stats.reference_distribution import largest_tv, law, penalised, tolerance
+from specbench.stats.test_statistics import of_tokens
 from specbench.stats.verdict_records import DrawnFrom, ReferenceScore, window
 
 ASKED_TWICE = 1e-5  # total variation between two answers of one table, at most
@@ -71,7 +72,9 @@ def read_guesses(
     )
     guesses = _Guesses(evidence, at, tokens, reported)
     if drafter.models:
-        tv, most = _of_module(drafter.models[0], request, new, guesses)
+        whole = _stock_logits(drafter.models[0], request, new)
+        tv, most = _of_module(drafter.models[0], whole, guesses)
+        _add_untested(found, drafter.models[0], whole, evidence, new)
     else:
         tv = _of_table(drafter, target, request, new, guesses)
         most = torch.full_like(tv, ASKED_TWICE)
@@ -103,13 +106,17 @@ def of_rounds(decoded: DecodedRequest) -> DrawnFrom:
     return found
 
 
-def _of_module(model: Any, request: Request, new: Sequence[int], guesses: _Guesses) -> tuple[Tensor, Tensor]:
-    """Total variation [K] of guesses, and the largest that rounding explains, by the stock module of a drafter's
-    `LanguageModel`. At temperature 0 it is 1 for a guess that is not the likeliest token, or a tie."""
+def _stock_logits(model: Any, request: Request, new: Sequence[int]) -> Tensor:
+    """Penalised logits [n, V] of new tokens by the stock module of a drafter's `LanguageModel`."""
     read, begin = request.encoder_input if model.encoder is not None else None, len(request.tokens)
     text = readable(model, request.tokens, new, read)
     whole = model.vocabulary.fit(stock_logits(model, model.vocabulary.read(text), begin, read).float())
-    whole = penalised(whole, text, begin, model.sampling)
+    return penalised(whole, text, begin, model.sampling)
+
+
+def _of_module(model: Any, whole: Tensor, guesses: _Guesses) -> tuple[Tensor, Tensor]:
+    """Total variation [K] of guesses, and the largest that rounding explains, from the stock module's logits [n, V]. At
+    temperature 0 it is 1 for a guess that is not the likeliest token, or a tie."""
     found = []
     for few in guesses.parts():
         logits = whole[few.at]
@@ -121,6 +128,19 @@ def _of_module(model: Any, request: Request, new: Sequence[int], guesses: _Guess
             stock = law(logits, *few.kept(logits), model.dtype, model.sampling)
             found.append((few.distance(stock), largest_tv(logits, model.dtype, model.sampling)))
     return torch.cat([tv for tv, _ in found]), torch.cat([most for _, most in found])
+
+
+def _add_untested(found: ReferenceScore, model: Any, whole: Tensor, evidence: DrawnFrom, new: Sequence[int]) -> None:
+    """Adds tokens where no guess was tested, under the law that they have if q is subtracted there too, from the logits
+    [n, V] of the drafter's stock module."""
+    tokens, free = torch.tensor(new, device=whole.device), torch.ones(len(whole), dtype=torch.bool, device=whole.device)
+    free[[at for at in evidence.at if at < len(whole)]] = False
+    for begin in range(0, len(whole) if evidence.laws else 0, CHUNK):
+        here = slice(begin, begin + CHUNK)
+        p, kept = window(evidence.laws, begin, whole[here])
+        kept &= free[here]
+        q = law(whole[here][kept], p[kept], torch.zeros_like(kept[kept]), model.dtype, model.sampling)
+        found.sums = found.sums + of_tokens("own place", normal(p[kept]), tokens[here][kept], q)
 
 
 def _of_table(

@@ -69,7 +69,7 @@ def without(law: Tensor, q: Tensor) -> Tensor:
 
 def delayed(law: Tensor, q: Tensor) -> Tensor:
     """Drawn with the noise of a guess from q [k, V], which it lost: what q favours lost then, too."""
-    return (-(q / law.clamp(min=1e-300)).clamp(max=4)).exp()
+    return law / (law + q).clamp(min=1e-300)
 
 
 def times(factor: float) -> Change:
@@ -138,7 +138,8 @@ def _of_tokens() -> Iterator[Alternative]:
         yield Alternative("guesses drawn with more or less uniform noise than q", "guess", 4, uniform(x))
     yield Alternative("guesses drawn from the top 50 of q", "guess", 4, of_top(50))
     yield Alternative("recovered tokens drawn with the noise of the guess", "after", 8, delayed)
-    yield Alternative("bonus tokens drawn without the last guess's q", "bonus", 2, without)
+    yield Alternative("bonus tokens drawn from p without the last guess's q", "bonus", 12, without)
+    yield Alternative("bonus tokens drawn from p without their own q", "own place", 4, without)
 
 
 ALTERNATIVES = (*_of_guesses(), *_of_tokens())
