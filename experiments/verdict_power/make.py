@@ -1,18 +1,15 @@
 """The power of the losslessness test: faults planted in simulated runs of the default size, and judged by its sums.
 
-    python experiments/verdict_power/make.py              # about ten minutes on one thread
-    python experiments/verdict_power/make.py --runs 40    # fewer runs of each fault
+    python experiments/verdict_power/make.py
+    python experiments/verdict_power/make.py --stored       # table and figure again, from results.csv
 
-The default run decodes its 32 prompts once. p and q along its texts, by the stock modules, go to
-outputs/verdict_power/laws.npz. A simulated run draws guesses, verdicts and tokens from these laws, with one fault; the
-laws of later positions stay those of the stored text. Each group of faults is stored when it is done, and the same
-command goes on from there. Writes results.csv and table.md.
+It takes about ten minutes on one thread. The default run decodes its 32 prompts once. p and q along its texts, by the
+stock modules, go to outputs/verdict_power/laws.npz. A simulated run draws guesses, verdicts and tokens from these laws,
+with one fault; the laws of later positions stay those of the stored text. Each group of faults is stored when it is
+done, and the same command goes on from there.
 """
 
-import argparse
-import csv
-import platform
-import subprocess
+import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,12 +19,20 @@ from typing import Any
 import numpy as np
 import torch
 from hydra import compose, initialize_config_dir
+from matplotlib import pyplot as plt
+from matplotlib.figure import Figure
 from rich.progress import track
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from common import Measured, Row, Table, commit, machine, make, number, text
+from figures import named
 
 from specbench.config.build import build
 from specbench.config.paths import conf_dir
 from specbench.config.validate import check
+from specbench.errors import ConfigError
 from specbench.models.reference_forward import stock_logits
+from specbench.results.provenance import provenance
 from specbench.run.run import run
 from specbench.stats.draw_sums import SURE
 from specbench.stats.test_statistics import (
@@ -43,7 +48,7 @@ from specbench.stats.test_statistics import (
 )
 from specbench.stats.verdict_records import MARGIN, OVER
 
-HERE = Path(__file__).resolve().parent
+RUNS, EXACT_RUNS = 100, 400  # simulated, with each fault and without one
 STORED = Path("outputs/verdict_power")
 GAMMA, CHUNK = 4, 128
 Array = np.ndarray[Any, Any]
@@ -297,45 +302,40 @@ def judge(found: Draws, p: Tensor, q: Tensor) -> Array:
     return np.where(impossible, 0.0, values)
 
 
-def measure(runs: int, exact: int) -> dict[str, tuple[int, int]]:
-    """By fault, the runs that failed, and all of them."""
+def collect(inputs: list[str]) -> Measured:
+    """By fault, the share of runs that failed."""
+    if inputs:
+        raise ConfigError(f"{inputs[0]} is not a setting of this measurement: it has none")
+    torch.set_grad_enabled(False)
     p, whole, lengths = laws()
-    found: dict[str, tuple[int, int]] = {}
-    for number, (name, (report, faults)) in enumerate(GROUPS.items()):
-        wanted = [(EXACT, exact), *((fault, runs) for fault in faults)] if name == "q" else [(f, runs) for f in faults]
-        path = STORED / f"{name.replace(' ', '_')}_{runs}_{exact}.npz"
+    rows: list[Row] = []
+    for seed, (name, (report, faults)) in enumerate(GROUPS.items()):
+        wanted = [*([(EXACT, EXACT_RUNS)] if name == "q" else []), *((fault, RUNS) for fault in faults)]
+        path = STORED / f"{name.replace(' ', '_')}.npz"
         if not path.is_file():
-            q, rng = report(whole), np.random.default_rng(number)
-            parts = [
-                simulate(fault, p, q, lengths, count, rng) for fault, count in track(wanted, description="simulating")
-            ]
+            q, rng = report(whole), np.random.default_rng(seed)
+            parts = [simulate(fault, p, q, lengths, runs, rng) for fault, runs in track(wanted, "simulating")]
             np.savez(path, values=judge(joined(parts), p, q))
         values, end = np.load(path)["values"], 0
-        for fault, count in wanted:
-            begin, end = end, end + count
-            found[fault.told] = int((values[begin:end] < VERDICT_LEVEL).sum()), count
-    return found
+        for fault, runs in wanted:
+            begin, end = end, end + runs
+            failed = int((values[begin:end] < VERDICT_LEVEL).sum())
+            rows.append({"fault": fault.told, "runs": runs, "failed": failed, "share": failed / runs})
+    facts = provenance(torch.device("cpu"))
+    return Measured(rows, machine(facts, "float32"), commit(facts))
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", type=int, default=100, help="simulated runs of each fault")
-    parser.add_argument("--exact", type=int, default=400, help="simulated runs without one")
-    args = parser.parse_args()
-    torch.set_grad_enabled(False)
-    found = measure(args.runs, args.exact)
-    with (HERE / "results.csv").open("w", newline="", encoding="utf-8") as file:
-        csv.writer(file, lineterminator="\n").writerows(
-            [("fault", "failed", "runs"), *((f, *n) for f, n in found.items())]
-        )
-    commit = subprocess.run(["git", "rev-parse", "--short=7", "HEAD"], cwd=HERE, capture_output=True, text=True).stdout
-    lines = ["| planted fault | found |", "|---|---|"]
-    lines += [f"| {fault} | {failed / runs:.1%} of {runs} |" for fault, (failed, runs) in found.items()]
-    (HERE / "table.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
-    print(
-        "\n".join(lines), f"\nCommit: {commit.strip()}, Python {platform.python_version()}, torch {torch.__version__}"
-    )
+TABLE: Table = {"planted fault": text("fault"), "runs": number("runs", ".0f"), "failed": number("failed", ".0f"),
+                "share": number("share", ".3g")}  # fmt: skip
+
+
+def draw_shares(rows: list[Row]) -> Figure:
+    """A bar for each fault."""
+    figure, axes = plt.subplots(figsize=(8, 0.24 * len(rows) + 1), layout="constrained")
+    axes.barh(range(len(rows)), [row["share"] for row in rows])
+    named(axes, [row["fault"] for row in rows], "share of runs that fail")
+    return figure
 
 
 if __name__ == "__main__":
-    main()
+    make(__file__, __doc__, collect, TABLE, draw_shares)

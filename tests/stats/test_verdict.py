@@ -540,6 +540,15 @@ def test_a_run_without_a_fault_passes(options, tmp_path):
     assert found.reread.texts == 2 and found.reread.seconds > 0
 
 
+def test_at_temperature_0_logits_are_compared(tmp_path, monkeypatch):
+    """Logits that are 2 % too large change no token."""
+    parts = parts_of("max_new_tokens=24", "temperature=0")
+    forward = parts.target.forward
+    monkeypatch.setattr(parts.target, "forward", lambda *arguments, **options: 1.02 * forward(*arguments, **options))
+    found = run(parts, tmp_path)[0].lossless
+    assert found.verdict == "failed" and found.detail["wrong"] == 0 and not found.decoder_tv.within, found
+
+
 WRONG = {  # what a drafter's logits become in decoding steps alone
     "temperature=1": lambda logits: 0.6 * logits,
     "temperature=0": lambda logits: logits.roll(1, -1),
