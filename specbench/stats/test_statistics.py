@@ -129,7 +129,7 @@ def _of_tokens() -> Iterator[Alternative]:
     """Alternatives to the laws of tokens and guesses."""
     for kind, words in NAMES.items():
         for x in TEMPERATURES if kind != "token" else TEMPERATURES[3:-1]:
-            yield Alternative(f"{words} drawn at {x} of the temperature", kind, 4, warmer(x))
+            yield Alternative(f"{words} drawn at {x} of the temperature", kind, 12 if x == 0.9 else 4, warmer(x))
     for kind in ("untested", "recovered"):
         for column, ids in enumerate(CLASSES):
             for x in (LEFT, 0.4):
@@ -137,7 +137,7 @@ def _of_tokens() -> Iterator[Alternative]:
     for x in (0.05, -0.05):
         yield Alternative("guesses drawn with more or less uniform noise than q", "guess", 4, uniform(x))
     yield Alternative("guesses drawn from the top 50 of q", "guess", 4, of_top(50))
-    yield Alternative("recovered tokens drawn with the noise of the guess", "after", 8, delayed)
+    yield Alternative("recovered tokens drawn with the noise of the guess", "after", 24, delayed)
     yield Alternative("bonus tokens drawn from p without the last guess's q", "bonus", 12, without)
     yield Alternative("bonus tokens drawn from p without their own q", "own place", 4, without)
 
