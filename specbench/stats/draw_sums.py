@@ -43,15 +43,14 @@ def add_draws(
     [n], and the decoder's p [n, V], zero where it was not kept."""
     known = [i for i, at in enumerate(evidence.at) if begin <= at < begin + len(tokens)]
     at = [evidence.at[i] - begin for i in known]
-    tested, guess, point = (torch.zeros_like(tokens) for _ in range(3))
-    tested[at], guess[at], point[at] = (
-        torch.tensor(values, dtype=torch.long, device=p.device)
-        for values in ([1] * len(at), [evidence.guess[i] for i in known], [evidence.q[i] == 1 for i in known])
-    )
-    favoured = torch.zeros_like(p, dtype=torch.bool)
+    guess, favoured = torch.zeros_like(tokens), torch.zeros_like(p, dtype=torch.bool)
+    tested, point = (torch.zeros_like(tokens, dtype=torch.bool) for _ in range(2))
+    guess[at] = torch.tensor([evidence.guess[i] for i in known], dtype=torch.long, device=p.device)
+    tested[at] = True
+    point[[place for place, i in zip(at, known, strict=True) if evidence.q[i] == 1]] = True
     for place, i in zip(at, known, strict=True):
         favoured[place, evidence.over[i]] = True
-    free, judged = counts & (tested == 0), counts & (tested == 1)
+    free, judged = counts & ~tested, counts & tested
     f = p[counts].clamp(min=SMALLEST).log()
     mean = (p[counts] * f).sum(-1, keepdim=True)
     _add_deviation(found, LOG_P, f.gather(1, tokens[counts, None]) - mean, p[counts] * (f - mean).square())
@@ -69,7 +68,7 @@ def add_draws(
         + of_tokens("bonus", p[bonus], tokens[bonus], normal(before[bonus]))
     )
     if evidence.rule is not None:
-        _add_recovered(found, evidence, begin, tokens, guess, tested == 1, point == 1, decoder)
+        _add_recovered(found, evidence, begin, tokens, guess, tested, point, decoder)
 
 
 def _add_recovered(
