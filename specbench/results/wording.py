@@ -27,9 +27,9 @@ def verdict_text(lossless: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def alpha_text(own: Mapping[str, Any]) -> str:
-    """Whether alpha is the drafter's own, in words."""
+    """Whether alpha is the drafter's own, in words; empty if no guess was tested."""
     if own["passed"] is None:
-        return f"alpha is not tested: {own['reason']}"
+        return f"alpha is not tested: {own['reason']}" if own["reason"] else ""
     distance = "" if own["largest"] is None else f"q within {own['largest']:.1g} of its own, limit {own['limit']:.1g}"
     if own["passed"]:
         return f"alpha is the drafter's own: {distance}"

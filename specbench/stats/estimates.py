@@ -316,7 +316,7 @@ class AlphaOwn:
     stock module on the same text, or what the drafter says when it is asked again."""
 
     passed: bool | None  # None if it was not tested
-    reason: str = ""
+    reason: str = ""  # why not; empty also if no guess was tested
     total_variation: float | None = None  # mean
     largest: float | None = None
     limit: float | None = None  # of the largest: what rounding explains
@@ -348,7 +348,7 @@ class Lossless:
     decoder_tv: DecoderTV | None = None
     detectable: Detectable = field(default_factory=lambda: Detectable(None, None))
     reread: Reread = field(default_factory=lambda: Reread(0, 0, 0.0))
-    alpha_own: AlphaOwn = field(default_factory=lambda: AlphaOwn(None, "it was not tested"))
+    alpha_own: AlphaOwn = field(default_factory=lambda: AlphaOwn(None))
 
 
 @dataclass

@@ -100,7 +100,7 @@ def alpha_own(readings: Sequence[ReferenceScore]) -> AlphaOwn:
     """Whether the q of tested guesses is the drafter's own."""
     tv = decoder_tv(readings, "q_")
     if tv is None:
-        return AlphaOwn(None, next((r.q_unread for r in readings if r.q_unread), "no guess was read again"))
+        return AlphaOwn(None, next((r.q_unread for r in readings if r.q_unread), ""))
     reason = "" if tv.within else "the drafter's q in decoding is not the one that it has of the same text"
     return AlphaOwn(tv.within, reason, tv.mean, tv.largest, tv.largest_limit, tv.positions)
 

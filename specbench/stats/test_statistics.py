@@ -64,12 +64,12 @@ def of_top(k: int) -> Change:
 
 def without(law: Tensor, q: Tensor) -> Tensor:
     """Drawn from norm(max(0, law - q)), with another q [k, V]."""
-    return LEFT + (law - q).clamp(min=0) / law.clamp(min=1e-300)
+    return LEFT + (law - q).clamp(min=0) / law.clamp(min=1e-30)
 
 
 def delayed(law: Tensor, q: Tensor) -> Tensor:
     """Drawn with the noise of a guess from q [k, V], which it lost: what q favours lost then, too."""
-    return law / (law + q).clamp(min=1e-300)
+    return law / (law + q).clamp(min=1e-30)
 
 
 def times(factor: float) -> Change:
@@ -164,6 +164,12 @@ def log_ratios(change: Change, law: Tensor, *more: Tensor) -> Tensor:
     return torch.where(law > 0, (weights / mass).log(), 0.0)
 
 
+def of_drawn(change: Change, law: Tensor, drawn: Tensor, *more: Tensor) -> Tensor:
+    """`log_ratios` [k] of the tokens drawn [k]."""
+    weights = change(law, *more)
+    return (weights.gather(1, drawn[:, None])[:, 0] / (law * weights).sum(-1)).log()
+
+
 def no_sums() -> Floats:
     """[K, SUMS] of no draws."""
     return np.zeros((len(ALTERNATIVES), SUMS))
@@ -172,17 +178,16 @@ def no_sums() -> Floats:
 def of_tokens(kind: str, law: Tensor, drawn: Tensor, *others: Tensor) -> Floats:
     """[K, SUMS] of tokens of a kind: laws [k, V], tokens drawn [k], and what else its alternatives depend on [k, V]. Of
     a large vocabulary all but the HEAD likeliest tokens count as one."""
-    found = no_sums()
+    found, law, others = no_sums(), law.float(), tuple(other.float() for other in others)
     if law.shape[-1] > HEAD:
         ids = law.topk(HEAD).indices
         here = ids == drawn[:, None]
         drawn = torch.where(here.any(1), here.long().argmax(1), HEAD)
         law, others = _with_rest(law, ids), tuple(_with_rest(other, ids) for other in others)
     for i in OF_KIND[kind] if len(law) else ():
-        ratio = log_ratios(ALTERNATIVES[i].change, law, *others)
-        few = slice(None, None, 4)  # rows that stand for the others
-        moments = torch.stack(_moments(law[few], ratio[few])) * (len(law) / len(law[few]))
-        found[i] = [float(ratio.gather(1, drawn[:, None]).sum()), *moments.tolist(), len(law)]
+        change, few = ALTERNATIVES[i].change, [values[::4] for values in (law, *others)]  # they stand for all rows
+        moments = torch.stack(_moments(few[0], log_ratios(change, *few))) * (len(law) / len(few[0]))
+        found[i] = [float(of_drawn(change, law, drawn, *others).sum()), *moments.tolist(), len(law)]
     return found
 
 
