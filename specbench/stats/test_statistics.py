@@ -238,8 +238,9 @@ def p_value(sums: Floats) -> tuple[float, str]:
     """A bound on the probability that an exact run gives so much evidence, from the sums [K, SUMS] of a run, and the
     alternative that most of it is for."""
     logs = sums[:, 0] + np.log(SHARES)
-    worst = int(logs.argmax())
-    return float(np.exp(-max(0.0, np.logaddexp.reduce(logs)))), ALTERNATIVES[worst].told
+    with np.errstate(invalid="ignore"):  # where a probability is no number
+        total = float(np.logaddexp.reduce(logs))
+    return math.exp(-max(0.0, total)), ALTERNATIVES[int(logs.argmax())].told
 
 
 def found_lenience(sums: Floats) -> float | None:
