@@ -43,8 +43,9 @@ def memory_budget(
     inputs = longest if target.crossing else 0
     columns = min((MOST_START_TOKENS if inputs else longest) + root.max_new_tokens, target.context) + spare
     peers = chosen["baseline"].kind.loads_models and executor.changes_modules
-    verdict = root.verdict_tokens > 0 and executor.changes_modules and not peers  # its stock target
+    verdict = root.verdict_tokens > 0 and executor.changes_modules and not peers  # its stock models
     doubled = target.weights * (chosen["drafter"].kind.target_copies + (verdict and not loaded))
+    doubled += verdict * sum(model.weights for model in models[1:])
     if loaded:
         models[0] = dataclasses.replace(target, weights=0, tied=0)
     doubled += sum(executor.doubles(m.weights, m.tied, context.device, context.dtype) for m in models)
@@ -105,11 +106,12 @@ def longest_text(checked: ValidatedConfig, prompts: Sequence[Prompt], rendered: 
 
 
 def _laws(root: RunConfig, vocab_size: int) -> int:
-    """Bytes of p that are kept until texts were read, at most: speculated with rejected guesses, and plain."""
+    """Bytes of probabilities that are kept until texts were read, at most: the target's and the drafter's of speculated
+    texts, rejected guesses included, and the target's of plain decoding's."""
     if not root.temperature:
         return 0
     plain = 4 * MOST * root.batch_size * root.max_new_tokens * vocab_size
-    return int(min(LAW_BYTES, 2 * plain) + min(LAW_BYTES, plain))
+    return int(min(LAW_BYTES, 4 * plain) + min(LAW_BYTES, plain))
 
 
 def refuse_more_than_the_target_has(checked: ValidatedConfig, largest: int, target: ModelSize) -> None:

@@ -159,6 +159,8 @@ def _warnings(result: dict[str, Any]) -> Iterator[str]:
     verdict, failed = word(result["lossless"]), result["counts"]["failed"]
     if verdict in ("untested", "inconclusive"):
         yield f"Losslessness is {verdict}."
+    if result["lossless"]["alpha_own"]["passed"] is False:
+        yield "Alpha is NOT the drafter's own: alpha and all that follows from it are those of an error."
     if not steady(result):
         yield "The machine was not steady: measure again."
     if result["status"] != "complete":

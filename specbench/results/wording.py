@@ -8,6 +8,7 @@ from specbench.results.fields import FACTORS
 STYLES = {"passed": "green", "lossy": "yellow"}  # of verdicts; others are red
 DOUBTS = {"lossy": "; not lossless by choice", "untested": "; losslessness is untested",
           "inconclusive": "; losslessness is inconclusive"}  # fmt: skip
+DRAWS = {"tested": "at tested positions", "recovered": "in recovered tokens", "bonus": "in bonus tokens"}
 WORDS = {"passed": "yes", "lossy": "no", "failed": "FAILED"}  # in tables
 
 
@@ -17,11 +18,22 @@ def word(lossless: Mapping[str, Any]) -> str:
 
 
 def verdict_text(lossless: Mapping[str, Any]) -> tuple[str, str]:
-    """(sentence, colour) for the losslessness verdict of a result."""
+    """(sentence, colour) for the losslessness verdict of a result, and for that on its alpha."""
     found = word(lossless)
-    told = [lossless["reason"], *_tested(lossless), *_detectable(lossless)]
+    told = [lossless["reason"], *_tested(lossless), *_detectable(lossless), alpha_text(lossless["alpha_own"])]
     opening = {"lossy": "not lossless by choice", "failed": "FAILED"}.get(found, found)
-    return f"{opening}: {'; '.join(part for part in told if part)}", STYLES.get(found, "bold red")
+    wrong = lossless["alpha_own"]["passed"] is False
+    return f"{opening}: {'; '.join(part for part in told if part)}", STYLES.get("" if wrong else found, "bold red")
+
+
+def alpha_text(own: Mapping[str, Any]) -> str:
+    """Whether alpha is the drafter's own, in words; empty if no guess was tested."""
+    if own["passed"] is None:
+        return f"alpha is not tested: {own['reason']}" if own["reason"] else ""
+    distance = "" if own["largest"] is None else f"q within {own['largest']:.1g} of its own, limit {own['limit']:.1g}"
+    if own["passed"]:
+        return f"alpha is the drafter's own: {distance}"
+    return f"ALPHA IS NOT THE DRAFTER'S OWN: {own['reason']} ({distance})"
 
 
 def _tested(lossless: Mapping[str, Any]) -> Iterator[str]:
@@ -48,9 +60,10 @@ def _tested(lossless: Mapping[str, Any]) -> Iterator[str]:
 
 def _detectable(lossless: Mapping[str, Any]) -> Iterator[str]:
     """What the run would have found."""
-    lenience, tv = lossless["detectable"]["lenience"], lossless["detectable"]["tv"]
-    names = [] if lenience is None else [f"lenience {lenience:.2f}"]
-    names += [] if tv is None else [f"a total variation of {tv:.3f}"]
+    found = lossless["detectable"]
+    names = [f"lenience {found['lenience']:.2f}"] if found["lenience"] is not None else []
+    tvs = [f"{tv:.3f} {DRAWS[kind]}" for kind, tv in found["by_kind"].items() if tv is not None and kind in DRAWS]
+    names += [f"a total variation of {', '.join(tvs)}"] if tvs else []
     if names:
         yield f"it would have found {' or '.join(names)}"
 

@@ -20,6 +20,7 @@ from specbench.peers.base import Peer, PeerOutput
 from specbench.results.writer import PromptsFile, failure_records, prompt_records
 from specbench.run.batching import Batch, Requests
 from specbench.run.decoder import Session
+from specbench.run.drafter_reading import read_guesses
 from specbench.run.machine_watch import MachineWatch
 from specbench.run.phase_timer import Phases
 from specbench.run.reference_scores import ends_where_it_should, read
@@ -77,7 +78,8 @@ class MethodRun:
         """The jobs of a group, decoded speculatively or plainly. For `betas` along their texts p of all tokens is kept,
         if there is room even if every call keeps one token."""
         target, evidence = self.parts.target, self.session.to_read > 0
-        read = 1 + speculative * self.parts.policy.largest  # positions a call: p of rejected guesses is stored too
+        # Positions a call: p of rejected guesses is stored too, and q.
+        read = 1 + speculative * (1 + evidence) * self.parts.policy.largest
         size = 4 * target.vocab_size * read * sum(job.limit - len(job.tokens) for job in jobs)
         laws = betas and size <= LAW_BYTES
         return self.session.decode(jobs, speculative, wanted.columns, wanted.arrivals, evidence=evidence, laws=laws)
@@ -154,6 +156,7 @@ def _read_text(parts: Components, group: Group, row: int) -> ReferenceScore:
     result, evidence = group.results[row], group.speculative.evidence
     prompt, new, own = result.request.tokens, result.speculative.tokens, evidence[row] if evidence else None
     found = read(parts.target, prompt, new, own, result.baseline.tokens, result.request.encoder_input)
+    read_guesses(found, parts.drafter, parts.target, result, own)
     found.tested = sum(r.tested for r in result.speculative.rounds)
     decode, stops = parts.target.tokenizer.decode, parts.target.stop_tokens
     found.ended = ends_where_it_should(new, result.limit, stops, parts.stop_strings, decode)

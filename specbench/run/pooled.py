@@ -9,12 +9,14 @@ import numpy as np
 
 from specbench.decoding.search import Decoding
 from specbench.peers.base import Peers
+from specbench.run.strict_verdict import of_several
 from specbench.stats.derive import Load, RunFacts, derive
 from specbench.stats.estimates import Counts, Repeats
 from specbench.stats.formulas import cost_ratios, rates, speedup_of
 from specbench.stats.two_way_bootstrap import TwoWaySums, relative_sd
 
 WORST = ("failed", "inconclusive", "untested", "lossy", "passed")  # verdicts, the worst first
+BAD = (False, None, True)  # `passed` of verdicts on alpha, likewise
 OF_ROUNDS = ("by_gamma", "halves", "read_again", "communication")  # costs that no sums give
 
 ResultTree = dict[str, Any]
@@ -72,9 +74,11 @@ def repeats_of(results: Sequence[ResultTree], load: Load, vary: str, failed: int
 
 
 def _worst(verdicts: Sequence[ResultTree]) -> ResultTree:
-    """The worst verdict, with the number of its process in its reason."""
-    number, found = min(enumerate(verdicts, 1), key=lambda numbered: WORST.index(numbered[1]["verdict"]))
-    if found["verdict"] == "passed" or len({verdict["verdict"] for verdict in verdicts}) == 1:
+    """The worst verdict, with the number of its process in its reason, and the worst on alpha."""
+    judged = [of_several(verdict, len(verdicts)) for verdict in verdicts]
+    number, found = min(enumerate(judged, 1), key=lambda numbered: WORST.index(numbered[1]["verdict"]))
+    found |= {"alpha_own": min((v["alpha_own"] for v in judged), key=lambda own: BAD.index(own["passed"]))}
+    if found["verdict"] == "passed" or len({verdict["verdict"] for verdict in judged}) == 1:
         return found
     return found | {"reason": f"process {number}: {found['reason']}" if found["reason"] else f"process {number}"}
 

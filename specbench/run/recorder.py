@@ -44,6 +44,7 @@ class Call(NamedTuple):
     steps: int  # D
     drawn: int  # drafter steps
     law: Tensor | None  # [B, D + 1, V], the decoder's p along the path, while there is room for it
+    drafts: Tensor | None  # [B, D, V], the drafter's q of the same call, if it has one and the verdict needs it
 
 
 class Recorder:
@@ -66,18 +67,20 @@ class Recorder:
         """Stores the numbers [B, K] of a round; kept [B] is the number of tokens that each row kept."""
         judge, metrics = self.verifier.under(state), tuple(self.metrics.values())
         numbers = self.reduce(scores.p, draft, verdict, kept, judge.beta, metrics, self._evidence)
-        law = self._law(scores.p, draft, verdict, kept)
+        laws = self._laws(scores.p, draft, verdict, kept)
         # A CUDA graph overwrites its outputs in the next round.
-        call = Call(list(state.owners), judge.lenience, scores.width, numbers.clone(), draft.depth, state.drawn, law)
+        call = Call(list(state.owners), judge.lenience, scores.width, numbers.clone(), draft.depth, state.drawn, *laws)
         self._calls.append(call)
 
-    def _law(self, p: Tensor, draft: Draft, verdict: Verdict, kept: Tensor) -> Tensor | None:
-        """A copy of p [B, N + 1, V] along the path [B, D + 1, V]; None if there is no room left for it."""
+    def _laws(self, p: Tensor, draft: Draft, verdict: Verdict, kept: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        """Copies of p [B, N + 1, V] along the path [B, D + 1, V], and of q; None if there is no room left for them."""
         if self._room <= 0:
-            return None
-        law = chosen_path(p, draft, verdict, kept).p.clone()
-        self._room -= law.nbytes
-        return law if self._room >= 0 else None
+            return None, None
+        path = chosen_path(p, draft, verdict, kept)
+        law, q = path.p.clone(), path.draft.probs if self._evidence else None
+        q = None if q is None else q.clone()
+        self._room -= law.nbytes + (0 if q is None else q.nbytes)
+        return (law, q) if self._room >= 0 else (None, None)
 
     def rounds(self, laps: Sequence[Laps]) -> list[list[Round]]:
         """A record of each row that was active, by round; `laps` are the seconds of each. Where no row was, the round
@@ -101,6 +104,8 @@ class Recorder:
                     found[owner].add(position, counts.kept, counts.tested, numbers[-width(call.steps) :])
                 if call.law is not None:
                     found[owner].laws.append((position, call.law[row, : counts.kept]))
+                if call.drafts is not None:
+                    found[owner].drafts.append((position, call.drafts[row, : counts.tested]))
         return found
 
     def _rows(self) -> Iterator[tuple[Call, list[ActiveRow]]]:

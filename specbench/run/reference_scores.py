@@ -1,10 +1,11 @@
-"""Reads finished texts once more, by the stock module, for the losslessness test (`stats/losslessness.py`).
+"""Reads finished texts once more, by the stock module, for the verdict (`stats/losslessness.py`).
 
-n new tokens of a text, V vocabulary.
+n new tokens of a text, V vocabulary, K tested guesses.
 """
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -18,10 +19,12 @@ from specbench.executors.machine import free_bytes
 from specbench.models.architecture import size_of
 from specbench.models.language_model import LanguageModel
 from specbench.models.reference_forward import stock_logits
+from specbench.stats.draw_sums import add_draws, add_guesses
 from specbench.stats.estimates import Floats
 from specbench.stats.losslessness import first_difference
 from specbench.stats.reference_distribution import counted, largest_tv, law, penalised, tolerance
-from specbench.stats.verdict_records import LOG_FLOOR, DrawnFrom, Events, MartingaleSums, ReferenceScore
+from specbench.stats.test_statistics import no_sums
+from specbench.stats.verdict_records import DrawnFrom, ReferenceScore, window
 
 LONGEST = 4096  # tokens of a text that are read, its prompt included: eager attention holds their square
 SHARE_OF_MEMORY = 0.25  # of what is free: more is not taken by one layer's attention
@@ -40,21 +43,29 @@ def read(
     Above temperature 0 it needs `evidence`; at temperature 0 it also looks at the first token of `plain` decoding's
     text that differs. Raises MemoryError or RuntimeError if the device has no room for it."""
     clock = time.perf_counter()
-    text = torch.tensor([[*prompt, *new][:LONGEST]], device=model.device)
-    n, sampling = text.shape[1] - len(prompt), model.sampling
-    if n <= 0:
-        raise MemoryError(f"its prompt has {len(prompt)} tokens, and at most {LONGEST} are read again")
-    refuse_too_long(model, max(text.shape[1], len(encoder_input or ())))
+    text, sampling = readable(model, prompt, new, encoder_input), model.sampling
     logits = penalised(stock_logits(model, text, len(prompt), encoder_input).float(), text, len(prompt), sampling)
     tokens, most = text[0, len(prompt) :], logits.amax(-1)
     if sampling.greedy:
         reading = _greedy(logits, tokens, tolerance(logits, model.dtype, sampling), plain)
+        _compare_logits(reading, model, text, logits, encoder_input)
     else:
         assert evidence is not None and len(evidence.chosen) == len(new), "one record for each token"
         reading = _sampled(logits, tokens, model.dtype, sampling, evidence)
     reading.finite = reading.finite and bool(most.isfinite().all())  # false also if a logit is not a number
     reading.seconds = time.perf_counter() - clock
     return reading
+
+
+def readable(
+    model: LanguageModel, prompt: Sequence[int], new: Sequence[int], encoder_input: EncoderInput | None
+) -> Tensor:
+    """The text [1, T], as much of it as is read. Raises MemoryError if that is none of the new tokens."""
+    text = torch.tensor([[*prompt, *new][:LONGEST]], device=model.device)
+    if text.shape[1] <= len(prompt):
+        raise MemoryError(f"its prompt has {len(prompt)} tokens, and at most {LONGEST} are read again")
+    refuse_too_long(model, max(text.shape[1], len(encoder_input or ())))
+    return text
 
 
 def refuse_too_long(model: LanguageModel, tokens: int) -> None:
@@ -71,79 +82,68 @@ def _greedy(logits: Tensor, tokens: Tensor, tolerance: Tensor, plain: Sequence[i
     best = logits.topk(2).values.double()
     short = best[:, 0] - logits.gather(-1, tokens[:, None])[:, 0].double()
     gap = best[:, 0] - best[:, 1]
-    reading = ReferenceScore(len(tokens), 0.0, gap=_host(gap), short=_host(short), tolerance=_host(tolerance))
+    reading = ReferenceScore(len(tokens), gap=host(gap), short=host(short), tolerance=host(tolerance))
     place = first_difference(tokens.tolist(), plain)
     if place < min(len(tokens), len(plain)):
         reading.plain_short = float(best[place, 0] - logits[place, plain[place]])
     return reading
 
 
+def _compare_logits(
+    found: ReferenceScore, model: LanguageModel, text: Tensor, logits: Tensor, encoder_input: EncoderInput | None
+) -> None:
+    """Adds how far the softmax of the stock module's logits [n, V] is from that of the decoder's model, which reads the
+    last n tokens of a text [1, T] through its own cache, masks and executor. Decoding at temperature 0 keeps none."""
+    begin, end, sampling = text.shape[1] - len(logits), text.shape[1], replace(model.sampling, temperature=1.0)
+    model.open_text(text, begin, end, encoder_input)
+    for first in range(begin, end, POSITIONS_AT_A_TIME):
+        last = min(first + POSITIONS_AT_A_TIME, end)
+        own = penalised(model.read_text(text, first, last)[0].float(), text[:, :last], first, sampling)
+        stock = logits[first - begin : last - begin]
+        tv = (own.double().softmax(-1) - stock.double().softmax(-1)).abs().sum(-1) / 2
+        found.tv = np.append(found.tv, host(tv))
+        found.rounding = np.append(found.rounding, host(largest_tv(stock, model.dtype, sampling)))
+    model.release(0)
+
+
 def _sampled(
     logits: Tensor, tokens: Tensor, dtype: torch.dtype, sampling: Sampling, evidence: DrawnFrom
 ) -> ReferenceScore:
     """The reading above temperature 0, from logits [n, V] and tokens [n]."""
-    guess, ratios = guesses(evidence, tokens.tolist())
-    parts = []
+    found = ReferenceScore(len(tokens), tested=len(evidence.at), sums=no_sums())
+    found.finite = bool(np.isfinite([*evidence.p, *evidence.q]).all())
+    add_guesses(found, evidence, tokens.tolist())
     for begin in range(0, len(tokens), POSITIONS_AT_A_TIME):
         here = slice(begin, begin + POSITIONS_AT_A_TIME)
-        parts.append(_chunk(logits[here], tokens[here], dtype, sampling, evidence, begin))
-    return ReferenceScore(
-        len(tokens),
-        0.0,
-        finite=all(part.finite for part in parts) and bool(np.isfinite([*evidence.p, *evidence.q]).all()),
-        impossible=[at for part in parts for at in part.impossible],
-        tested=len(evidence.at),
-        log_p=sum((part.log_p for part in parts), MartingaleSums()),
-        leak=Events.join([part.leak for part in parts]),
-        guess=guess,
-        ratios=ratios,
-        tv=np.concatenate([part.tv for part in parts]),
-        rounding=np.concatenate([part.rounding for part in parts]),
-    )
+        _add_chunk(found, logits[here], tokens[here], dtype, sampling, evidence, begin)
+    return found
 
 
-def _chunk(
-    logits: Tensor, tokens: Tensor, dtype: torch.dtype, sampling: Sampling, evidence: DrawnFrom, begin: int
-) -> ReferenceScore:
-    """The reading of n tokens from position `begin` on: logits [n, V], tokens [n]."""
-    n, x = len(tokens), tokens[:, None]
-    decoder, kept = evidence.law(begin, n, logits)
+def _add_chunk(
+    found: ReferenceScore,
+    logits: Tensor,
+    tokens: Tensor,
+    dtype: torch.dtype,
+    sampling: Sampling,
+    evidence: DrawnFrom,
+    begin: int,
+) -> None:
+    """Adds what is read of n tokens from position `begin` on: logits [n, V], tokens [n]."""
+    decoder, kept = window(evidence.laws, begin, logits)
     p = law(logits, decoder, kept, dtype, sampling)
-    drawn = torch.tensor(evidence.chosen[begin : begin + n], dtype=torch.double, device=p.device)
-    chosen = p.gather(1, x)[:, 0]
-    tv = (decoder.double() - p).abs().sum(-1)[kept] / 2
-    over, tested = evidence.leaks(begin, n, p)
-    leaked = (p * over).sum(-1).clamp(max=1), over.gather(1, x)[:, 0].double()
     counts = counted(logits, kept, dtype, sampling)
-    f = p[counts].log().clamp(min=LOG_FLOOR)
-    mean = (p[counts] * f).sum(-1, keepdim=True)
-    variance = (p[counts] * (f - mean).square()).sum()
-    return ReferenceScore(
-        n,
-        0.0,
-        finite=bool((drawn + chosen).isfinite().all() and tv.isfinite().all()),
-        impossible=(begin + ((drawn == 0) | ((chosen == 0) & counts)).nonzero()[:, 0]).tolist(),
-        log_p=MartingaleSums(float((f.gather(1, x[counts]) - mean).sum()), float(variance)),
-        leak=Events(*(_host(values[tested & counts]) for values in leaked)),
-        tv=_host(tv),
-        rounding=_host(largest_tv(logits, dtype, sampling)[kept]),
-    )
+    chosen = p.gather(1, tokens[:, None])[:, 0]
+    drawn = torch.tensor(evidence.chosen[begin : begin + len(tokens)], dtype=torch.double, device=p.device)
+    tv = (decoder.double() - p).abs().sum(-1)[kept] / 2
+    found.finite &= bool((drawn + chosen).isfinite().all() and tv.isfinite().all())
+    found.impossible += int(((drawn == 0) | ((chosen == 0) & counts)).sum())
+    found.tv = np.append(found.tv, host(tv))
+    found.rounding = np.append(found.rounding, host(largest_tv(logits, dtype, sampling)[kept]))
+    add_draws(found, evidence, begin, p, tokens, counts, decoder.double() * kept[:, None])
 
 
-def guesses(evidence: DrawnFrom, tokens: Sequence[int]) -> tuple[Events, Floats]:
-    """Whether the first guess of each tested step stands in the text, whose probability follows from the decoder's own
-    p and q; and p / q of these guesses [K], infinite for q = 0, if the verifier uses it."""
-    rule, known = evidence.rule, [i for i, at in enumerate(evidence.at) if at < len(tokens)]
-    p, q = (np.array([values[i] for i in known], float) for values in (evidence.p, evidence.q))
-    with np.errstate(divide="ignore", invalid="ignore"):
-        ratios: Floats = p / q
-    stands = np.array([tokens[evidence.at[i]] == evidence.guess[i] for i in known], float)
-    if rule == "p / q":
-        return Events(np.minimum(ratios, 1), stands), ratios
-    return Events(p, stands) if rule == "p" else Events(), ratios[:0]
-
-
-def _host(values: Tensor) -> Floats:
+def host(values: Tensor) -> Floats:
+    """The values in the host's memory."""
     found: Floats = values.double().cpu().numpy()
     return found
 

@@ -306,6 +306,21 @@ class Detectable:
 
     tv: float | None  # total variation of the output distribution at tested positions, towards the drafter's
     lenience: float | None  # the closest to 1
+    # Total variation per draw, by kind: of recovered and bonus tokens and of guesses, towards another temperature.
+    by_kind: dict[str, float | None] = field(default_factory=dict)
+
+
+@dataclass
+class AlphaOwn:
+    """Whether alpha is the drafter's own: the total variation between the q of tested guesses and that of the drafter's
+    stock module on the same text, or what the drafter says when it is asked again."""
+
+    passed: bool | None  # None if it was not tested
+    reason: str = ""  # why not; empty also if no guess was tested
+    total_variation: float | None = None  # mean
+    largest: float | None = None
+    limit: float | None = None  # of the largest: what rounding explains
+    positions: int = 0
 
 
 @dataclass
@@ -333,6 +348,7 @@ class Lossless:
     decoder_tv: DecoderTV | None = None
     detectable: Detectable = field(default_factory=lambda: Detectable(None, None))
     reread: Reread = field(default_factory=lambda: Reread(0, 0, 0.0))
+    alpha_own: AlphaOwn = field(default_factory=lambda: AlphaOwn(None))
 
 
 @dataclass

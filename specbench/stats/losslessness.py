@@ -1,8 +1,9 @@
 """The losslessness verdict of every run: whether the output distribution is the target's.
 
 Every finished text is compared with the p of the stock module (`run/reference_scores.py`). Temperature 0: every token
-must have the largest logit, up to rounding. Above: the decoder's p must be this p up to rounding, and three sums must
-be as small as they are if tokens are drawn from it (`stats/test_statistics.py`)."""
+must have the largest logit, up to rounding. Above: the decoder's p must be this p up to rounding, and no fault may
+explain far better what was drawn (`stats/test_statistics.py`). Beside it stands whether alpha is the drafter's own:
+whether its q is that of the stock module (`run/drafter_reading.py`)."""
 
 import math
 from collections.abc import Sequence
@@ -12,14 +13,15 @@ from typing import Any
 import numpy as np
 
 from specbench.decoding import processes
-from specbench.stats.estimates import DecoderTV, Detectable, Lossless, Reread
+from specbench.stats.estimates import AlphaOwn, DecoderTV, Detectable, Floats, Lossless, Reread
 from specbench.stats.records import Result, RunRecord
-from specbench.stats.test_statistics import TESTS, VERDICT_LEVEL, Statistics
-from specbench.stats.verdict_records import ReferenceScore
+from specbench.stats.test_statistics import VERDICT_LEVEL, found_lenience, found_tv, no_sums, p_value
+from specbench.stats.verdict_records import DEVIATIONS, ReferenceScore
 
 LEAST_VARIANCE = 1.0  # of log p, nats^2: below it the target leaves nothing to chance that could be tested
 MOST_TV = 0.5  # if only a total variation above this would have been found, nothing was shown
 MEAN_SHARE = 0.25  # of what rounding explains at most, the mean may reach this
+DETECTABLE = {"tested": "favoured", "recovered": "recovered", "bonus": "untested", "guesses": "guess"}
 
 
 @dataclass(frozen=True)
@@ -47,15 +49,16 @@ def judge(record: RunRecord, expected: bool, greedy: bool) -> Lossless:
     elif greedy:
         found = equality(record.results, detail)
     else:
-        statistics = Statistics.of(readings)
-        detectable = Detectable(statistics.detectable_tv(), statistics.detectable_lenience())
-        found = martingale(statistics, detectable, sum(len(r.impossible) for r in readings), detail)
+        sums = sum((reading.sums for reading in readings), no_sums())
+        detectable = detectable_by(sums)
+        found = martingale(readings, sums, detectable, detail)
     found = _faults(readings, tv) or found
     if found.verdict == "passed" and not sum(reading.tested for reading in readings):
         found = replace(found, verdict="untested", reason="no guess was tested, only plain steps were made")
     elif found.verdict == "passed" and record.unreadable:
         found = replace(found, verdict="inconclusive", reason=f"a text could not be read again ({record.unread})")
     return Lossless(
+        alpha_own=alpha_own(readings),
         expected=expected,
         passed={"passed": True, "failed": False}.get(found.verdict),
         verdict=found.verdict if expected or found.fault or found.verdict == "untested" else "lossy",
@@ -82,33 +85,58 @@ def _faults(readings: Sequence[ReferenceScore], tv: DecoderTV | None) -> TestOut
     return None
 
 
-def decoder_tv(readings: Sequence[ReferenceScore]) -> DecoderTV | None:
-    """The decoder's p against the stock module's, where it was kept; None if it was kept nowhere."""
-    tv, rounding = (np.concatenate([getattr(r, name) for r in readings] or [[]]) for name in ("tv", "rounding"))
+def decoder_tv(readings: Sequence[ReferenceScore], prefix: str = "") -> DecoderTV | None:
+    """The decoder's p against the stock module's, where it was kept; None if it was kept nowhere. With the prefix "q_"
+    the same of the drafter's q."""
+    tv, most = (np.concatenate([getattr(r, prefix + name) for r in readings] or [[]]) for name in ("tv", "rounding"))
     if not len(tv):
         return None
-    limits = float(MEAN_SHARE * rounding.mean()), float(rounding.max())
-    within = bool((tv <= rounding).all() and tv.mean() <= limits[0])  # false if one is not finite
+    limits = float(MEAN_SHARE * most.mean()), float(most.max())
+    within = bool((tv <= most).all() and tv.mean() <= limits[0])  # false if one is not finite
     return DecoderTV(float(tv.mean()), float(tv.max()), *limits, len(tv), within)
 
 
-def martingale(statistics: Statistics, detectable: Detectable, impossible: int, detail: dict[str, Any]) -> TestOutcome:
-    """The test above temperature 0; `impossible` tokens have probability 0. Its statistic is a bound on the probability
-    that one of an exact run's statistics deviates as much as the worst one does."""
-    tested, bounds = len(statistics.leak), statistics.bounds()
-    detail |= {f"z_{name}": value for name, value in statistics.z().items()}
+def alpha_own(readings: Sequence[ReferenceScore]) -> AlphaOwn:
+    """Whether the q of tested guesses is the drafter's own."""
+    tv = decoder_tv(readings, "q_")
+    if tv is None:
+        return AlphaOwn(None, next((r.q_unread for r in readings if r.q_unread), ""))
+    reason = "" if tv.within else "the drafter's q in decoding is not the one that it has of the same text"
+    return AlphaOwn(tv.within, reason, tv.mean, tv.largest, tv.largest_limit, tv.positions)
+
+
+def martingale(
+    readings: Sequence[ReferenceScore], sums: Floats, detectable: Detectable, detail: dict[str, Any]
+) -> TestOutcome:
+    """The test above temperature 0, from the sums [K, SUMS] of all texts. Its statistic is a bound on the probability
+    that an exact run gives so much evidence for faults."""
+    statistic, fault = p_value(sums)
+    deviations = sum((reading.deviations for reading in readings), np.zeros((len(DEVIATIONS), 2)))
+    tested, impossible = (sum(getattr(reading, name) for reading in readings) for name in ("tested", "impossible"))
+    detail |= {f"z_{name}": z(*found) for name, found in zip(DEVIATIONS, deviations.tolist(), strict=True)}
     detail |= {"tested": tested, "impossible": impossible}
-    worst = min(bounds, key=lambda name: bounds[name])
     verdict, reason = "passed", ""
     if impossible:
-        verdict, reason = "failed", f"{impossible} tokens have probability 0"
-    elif TESTS * bounds[worst] < VERDICT_LEVEL:
-        verdict, reason = "failed", f"the statistic {worst} deviates more than by chance"
-    elif statistics.log_p.variance < LEAST_VARIANCE:
+        verdict, reason = "failed", f"{impossible} draws have probability 0"
+    elif statistic < VERDICT_LEVEL:
+        verdict, reason = "failed", f"what was drawn is far likelier under another law: {fault}"
+        detail |= {"by_chance": statistic}
+    elif deviations[0, 1] < LEAST_VARIANCE:
         verdict, reason = "inconclusive", "the target's distributions leave too little to chance"
     elif detectable.tv is not None and detectable.tv > MOST_TV:
         verdict, reason = "inconclusive", f"{tested} tested guesses are too few to show anything"
-    return TestOutcome(verdict, reason, min(1.0, TESTS * bounds[worst]), VERDICT_LEVEL)
+    return TestOutcome(verdict, reason, statistic, VERDICT_LEVEL)
+
+
+def detectable_by(sums: Floats) -> Detectable:
+    """What a run with these sums [K, SUMS] would have found."""
+    by_kind = {name: found_tv(kind, sums) for name, kind in DETECTABLE.items()}
+    return Detectable(by_kind["tested"], found_lenience(sums), by_kind)
+
+
+def z(deviation: float, variance: float) -> float:
+    """A sum in standard deviations; 0 if both are 0."""
+    return deviation / math.sqrt(variance) if variance > 0 else math.copysign(math.inf, deviation) if deviation else 0.0
 
 
 def equality(results: Sequence[Result], detail: dict[str, Any]) -> TestOutcome:

@@ -61,19 +61,17 @@ def _read_text(
 ) -> PositionStats:
     """Scores the tokens of text [1, T] from `begin` on, with models that have read those before."""
     end = min(text.shape[1], drafter.context)
-    if not drafter.models:
-        state = State.start([Job(text[0].tolist(), text.shape[1] + 1, 0, encoder_input)], [], 2, text.device)
-        drafter.begin(state)
+    state = None if drafter.models else opened(drafter, text, encoder_input)
     columns = [np.zeros((len(dataclasses.fields(PositionStats)), 0))]
     for first in range(begin, end, CHUNK):
         last = min(first + CHUNK, end)
         here = slice(first - begin, last - begin)
         p, sure = _law(target, text, first, last) if known.p is None else (known.p[here], known.p[here])
-        if drafter.models:
+        if state is None:
             q, certain = _law(drafter.models[0], text, first, last)
             guessed = torch.ones(len(q), dtype=torch.bool, device=q.device)
         else:
-            q, guessed = _asked(drafter, target.vocab_size, state, first, last)
+            q, guessed = asked(drafter, target.vocab_size, state, first, last)
             certain = q
         lenience = torch.tensor(known.lenience[here], dtype=torch.double, device=p.device)[:, None]
         numbers = _numbers(p, q, text[0, first:last], lenience, target.sampling.greedy, certain, guessed, sure)
@@ -127,9 +125,16 @@ def _law(model: Model, text: Tensor, begin: int, end: int) -> tuple[Tensor, Tens
     return p, dataclasses.replace(sampling, before_argmax=True).probabilities(logits, seen)[0]
 
 
-def _asked(drafter: Drafter, vocab_size: int, state: State, begin: int, end: int) -> tuple[Tensor, Tensor]:
-    """For the same tokens, of the text of a state: q [n, V] of a drafter without models, and whether it has a guess
-    [n]."""
+def opened(drafter: Drafter, text: Tensor, encoder_input: EncoderInput | None) -> State:
+    """A state that holds a text [1, T], for a drafter without models."""
+    state = State.start([Job(text[0].tolist(), text.shape[1] + 1, 0, encoder_input)], [], 2, text.device)
+    drafter.begin(state)
+    return state
+
+
+def asked(drafter: Drafter, vocab_size: int, state: State, begin: int, end: int) -> tuple[Tensor, Tensor]:
+    """For the tokens begin .. end - 1 of a state's text: q [n, V] of a drafter without models, and whether there is a
+    guess [n]."""
     laws, guessed = [], []
     for position in range(begin, end):
         state.rows.length.fill_(position)

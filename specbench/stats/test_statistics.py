@@ -1,143 +1,265 @@
-"""The statistics of the losslessness test above temperature 0, and the smallest faults that they would find.
+"""The test of losslessness above temperature 0: what was drawn, under the law it should have and under other laws.
 
-log_p: the sum of log p(x) - E_p log p over all tokens. draft_leak: how many tokens are ones that the drafter proposes
-too often, against their probability under p. guess: how many tested guesses stand in the text, against the probability
-of it, weighted so that lenience shows best. The bounds hold for sums of any size.
+Each draw of a run has a law that is known before it: a guess is drawn from q; it stands with probability
+min(1, p / q); a recovered token is drawn from norm(max(0, p - q)); a bonus token, or that of a plain step, from p. An
+alternative says what a fault would make of one kind of draw. The product over draws of alternative / law is a
+martingale, with mean 1 in an exact run. So is the mean of such products with weights that are fixed before: it exceeds
+1 / a with probability a at most (Ville 1939), for runs of any size and any number of alternatives.
+
+k draws, V vocabulary, K alternatives.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
 
 from specbench.stats.estimates import Floats
-from specbench.stats.verdict_records import LOG_FLOOR, Events, MartingaleSums, ReferenceScore
 
-TESTS = 3  # statistics
-VERDICT_LEVEL = 1 / 200  # the probability that one of them is beyond its limit in an exact run is at most this
-TYPICAL = 0.9  # the lenience that the weights of guesses are made for
-FOUND = 1.28  # standard deviations: a fault that deviates by this much beyond the limit is found in nine of ten runs
-TILTS = np.geomspace(1e-3, 40, 80)  # lambda; every one gives a valid bound, the smallest is taken
+VERDICT_LEVEL = 1 / 200  # the probability that an exact run fails is at most this
+FOUND = 1.28  # standard deviations: a fault whose sum is beyond the limit by this much is found in nine of ten runs
+SMALLEST = math.exp(-10)  # probabilities below it are tilted as this one is
+HEAD = 4096  # tokens of a vocabulary that are told apart
+LEFT = 0.02  # of the law stays in every alternative: no single draw decides against one
+SUMS = 5  # of each alternative: log ratio of what was drawn, its mean and variance under it, total variation, draws
+CLASSES = (*(f"id % 2 = {i}" for i in range(2)), *(f"id % 8 = {i}" for i in range(8)),
+           *(f"ids in eighth {i + 1} of the vocabulary" for i in range(8)))  # fmt: skip
+Change = Callable[..., Tensor]
 
 
 @dataclass(frozen=True)
-class Statistics:
-    """All texts of a run together. K tested guesses."""
+class Alternative:
+    """What a fault would make of the draws of a `kind`. `change` gives weights [k, V] of tokens, from their law [k, V]
+    and what else the fault depends on, or other probabilities of events. `share` is its weight before it is
+    normalised."""
 
-    log_p: MartingaleSums
-    leak: Events  # [K]
-    guess: Events  # [K], empty if the verifier has no rule for a single guess
-    ratios: Floats  # [K], p / q of the guesses; empty if the verifier does not accept with probability min(1, p / q)
+    told: str
+    kind: str
+    share: float
+    change: Change
+    column: int = 0  # of the events: the class of tokens
+    lenience: float | None = None
 
-    @staticmethod
-    def of(readings: Sequence[ReferenceScore]) -> "Statistics":
-        """The sums and events of all texts."""
-        return Statistics(
-            sum((reading.log_p for reading in readings), MartingaleSums()),
-            Events.join([reading.leak for reading in readings]),
-            Events.join([reading.guess for reading in readings]),
-            np.concatenate([reading.ratios for reading in readings]),
+
+def warmer(temperature: float) -> Change:
+    """Drawn at another temperature, relative to the law's."""
+    return lambda law: law.clamp(min=SMALLEST) ** (1 / temperature - 1)
+
+
+def uniform(share: float) -> Change:
+    """A part of the draws is uniform; below 0 the law has such a part, and the draws have not."""
+    most = 1e6 if share > 0 else (1 - LEFT) / -share
+    return lambda law: 1 + share * (1 / (law.shape[-1] * law.clamp(min=1e-12)) - 1).clamp(max=most)
+
+
+def of_top(k: int) -> Change:
+    """Drawn from the k likeliest tokens."""
+    return lambda law: torch.where(law >= law.topk(min(k, law.shape[-1])).values[:, -1:], 1.0, LEFT)
+
+
+def without(law: Tensor, q: Tensor) -> Tensor:
+    """Drawn from norm(max(0, law - q)), with another q [k, V]."""
+    return LEFT + (law - q).clamp(min=0) / law.clamp(min=1e-30)
+
+
+def delayed(law: Tensor, q: Tensor) -> Tensor:
+    """Drawn with the noise of a guess from q [k, V], which it lost: what q favours lost then, too."""
+    return law / (law + q).clamp(min=1e-30)
+
+
+def times(factor: float) -> Change:
+    """An event that is so much likelier, against that it does not happen."""
+    return lambda mean, *more: mean * factor / (mean * factor + 1 - mean)
+
+
+def lenient(lenience: float, place: int = 0) -> Change:
+    """Lenience at every place of a draft, or at one from 1 on; above 1 guesses are accepted too rarely."""
+
+    def change(mean: Tensor, places: Tensor, least: Tensor) -> Tensor:
+        found = (mean / lenience).clamp(max=1)
+        return torch.where(places == place, found, mean) if place else found
+
+    return change
+
+
+def surely(ratio: float) -> Change:
+    """Every guess with a larger p / q is accepted."""
+    return lambda mean, *more: torch.where(mean > ratio, 1.0, mean)
+
+
+def one_number(mean: Tensor, places: Tensor, least: Tensor) -> Tensor:
+    """One uniform number for all guesses of a round, from the `least` probability of those before, [k]."""
+    return (mean / least.clamp(min=1e-12)).clamp(max=1)
+
+
+LENIENCE = (0.98, 0.95, 0.93, 0.9, 0.85, 0.8, 0.7, 0.6, 0.5)
+PLACES = 6  # of a draft, that are looked at alone
+TEMPERATURES = (0.25, 0.5, 0.7, 0.8, 0.9, 1.1, 1.2, 1.5)
+
+
+LENIENCE = (0.98, 0.95, 0.93, 0.9, 0.85, 0.8, 0.7, 0.6, 0.5)
+PLACES = 6  # of a draft, that are looked at alone
+TEMPERATURES = (0.25, 0.5, 0.7, 0.8, 0.9, 1.1, 1.2, 1.5)
+NAMES = {"token": "tokens", "untested": "bonus tokens", "recovered": "recovered tokens", "guess": "guesses"}
+
+
+def _of_guesses() -> Iterator[Alternative]:
+    """Alternatives to how guesses are accepted, and to which tokens stand where they were tested."""
+    for x in LENIENCE:
+        yield Alternative(f"lenience {x}", "stands", 40 if x == 0.9 else 8, lenient(x), lenience=x)
+    yield Alternative("guesses accepted too rarely", "stands", 8, lenient(1.1))
+    yield Alternative("guesses accepted too rarely", "stands", 4, lenient(1.4))
+    for place in range(1, PLACES + 1):
+        for x in (0.8, 0.5, 1.25):
+            yield Alternative(f"lenience {x} at guess {place}", "stands", 2, lenient(x, place))
+    for x in (0.9, 0.8, 0.6):
+        yield Alternative(f"guesses accepted surely above p / q = {x}", "stands", 4, surely(x))
+    yield Alternative("one random number for all guesses of a round", "stands", 4, one_number)
+    for x in (1.1, 1.25, 1.6, 2.5, 10):
+        yield Alternative("tokens that q favours are drawn too often", "favoured", 12, times(x))
+        yield Alternative("tokens that q favours are drawn too rarely", "favoured", 4, times(1 / x))
+
+
+def _of_tokens() -> Iterator[Alternative]:
+    """Alternatives to the laws of tokens and guesses."""
+    for kind, words in NAMES.items():
+        for x in TEMPERATURES if kind != "token" else TEMPERATURES[3:-1]:
+            yield Alternative(f"{words} drawn at {x} of the temperature", kind, 12 if x == 0.9 else 4, warmer(x))
+    for kind in ("untested", "recovered"):
+        for column, ids in enumerate(CLASSES):
+            for x in (LEFT, 0.4):
+                yield Alternative(f"{NAMES[kind]} drawn too rarely with {ids}", f"{kind} class", 0.2, times(x), column)
+    for x in (0.05, -0.05):
+        yield Alternative("guesses drawn with more or less uniform noise than q", "guess", 4, uniform(x))
+    yield Alternative("guesses drawn from the top 50 of q", "guess", 4, of_top(50))
+    yield Alternative("recovered tokens drawn with the noise of the guess", "after", 24, delayed)
+    yield Alternative("bonus tokens drawn from p without the last guess's q", "bonus", 12, without)
+    yield Alternative("bonus tokens drawn from p without their own q", "own place", 4, without)
+
+
+ALTERNATIVES = (*_of_guesses(), *_of_tokens())
+SHARES: Floats = np.array([one.share for one in ALTERNATIVES]) / sum(one.share for one in ALTERNATIVES)
+LIMITS: Floats = -np.log(VERDICT_LEVEL * SHARES)  # of the log ratio of each alternative alone
+OF_KIND = {kind: [i for i, a in enumerate(ALTERNATIVES) if a.kind == kind] for kind in {a.kind for a in ALTERNATIVES}}
+
+
+@cache
+def classes(vocab_size: int, device: torch.device) -> Tensor:
+    """[V, 18] float64: which of the CLASSES each token is in."""
+    ids = torch.arange(vocab_size, device=device)
+    parts = [F.one_hot(of, n) for of, n in ((ids % 2, 2), (ids % 8, 8), (ids * 8 // vocab_size, 8))]
+    return torch.cat(parts, 1).double()
+
+
+def log_ratios(change: Change, law: Tensor, *more: Tensor) -> Tensor:
+    """log(alternative / law) [k, V] of every token, from laws [k, V] and what else `change` depends on; 0 where the law
+    is 0."""
+    weights = change(law, *more)
+    mass = (law * weights).sum(-1, keepdim=True)
+    return torch.where(law > 0, (weights / mass).log(), 0.0)
+
+
+def of_drawn(change: Change, law: Tensor, drawn: Tensor, *more: Tensor) -> Tensor:
+    """`log_ratios` [k] of the tokens drawn [k]."""
+    weights = change(law, *more)
+    return (weights.gather(1, drawn[:, None])[:, 0] / (law * weights).sum(-1)).log()
+
+
+def no_sums() -> Floats:
+    """[K, SUMS] of no draws."""
+    return np.zeros((len(ALTERNATIVES), SUMS))
+
+
+def of_tokens(kind: str, law: Tensor, drawn: Tensor, *others: Tensor) -> Floats:
+    """[K, SUMS] of tokens of a kind: laws [k, V], tokens drawn [k], and what else its alternatives depend on [k, V]. Of
+    a large vocabulary all but the HEAD likeliest tokens count as one."""
+    found, law, others = no_sums(), law.float(), tuple(other.float() for other in others)
+    if law.shape[-1] > HEAD:
+        ids = law.topk(HEAD).indices
+        here = ids == drawn[:, None]
+        drawn = torch.where(here.any(1), here.long().argmax(1), HEAD)
+        law, others = _with_rest(law, ids), tuple(_with_rest(other, ids) for other in others)
+    for i in OF_KIND[kind] if len(law) else ():
+        change, few = ALTERNATIVES[i].change, [values[::4] for values in (law, *others)]  # they stand for all rows
+        moments = torch.stack(_moments(few[0], log_ratios(change, *few))) * (len(law) / len(few[0]))
+        found[i] = [float(of_drawn(change, law, drawn, *others).sum()), *moments.tolist(), len(law)]
+    return found
+
+
+def _with_rest(values: Tensor, ids: Tensor) -> Tensor:
+    """values [k, V] of the tokens ids [k, HEAD], and the sum of all others: [k, HEAD + 1]."""
+    kept = values.gather(1, ids)
+    return torch.cat([kept, (values.sum(-1, keepdim=True) - kept.sum(-1, keepdim=True)).clamp(min=0)], 1)
+
+
+def of_events(kind: str, mean: Tensor, happened: Tensor, *more: Tensor) -> Floats:
+    """[K, SUMS] of events of a kind, with probabilities mean [k, C] in exact runs and happened [k, C] bool."""
+    found = no_sums()
+    if len(mean):
+        ratio, law = event_ratios(kind, mean, *more)
+        yes = happened[:, columns(kind)]
+        drawn = torch.where(yes, ratio[..., 1], ratio[..., 0])
+        found[OF_KIND[kind]] = torch.stack(
+            [drawn.sum(0), *_moments(law, ratio), torch.full_like(drawn[0], len(mean))], 1
         )
-
-    def weights(self) -> tuple[Floats, Floats]:
-        """Weights [K] of `leak` and of `guess`: for a guess, the change of its probability with lenience TYPICAL over
-        its variance."""
-        mean = self.guess.mean
-        if not len(self.ratios):
-            return np.ones(len(self.leak)), np.ones(len(mean))
-        with np.errstate(divide="ignore"):
-            guess = np.minimum((1 / TYPICAL - 1) / (1 - mean), 1 / mean)
-        return np.ones(len(self.leak)), guess
-
-    def bounds(self) -> dict[str, float]:
-        """By statistic, a bound on the probability that an exact run deviates at least as much."""
-        leak, guess = self.weights()
-        return {
-            "log_p": freedman(self.log_p, -LOG_FLOOR),
-            "draft_leak": chernoff(self.leak, leak, deviation(self.leak, leak)),
-            "guess": chernoff(self.guess, guess, deviation(self.guess, guess)),
-        }
-
-    def z(self) -> dict[str, float]:
-        """By statistic, its deviation in standard deviations."""
-        leak, guess = self.weights()
-        return {
-            "log_p": z(self.log_p.deviation, math.sqrt(self.log_p.variance)),
-            "draft_leak": z(deviation(self.leak, leak), weighted_sd(self.leak.mean, leak)),
-            "guess": z(deviation(self.guess, guess), weighted_sd(self.guess.mean, guess)),
-        }
-
-    def detectable_tv(self) -> float | None:
-        """The smallest total variation, at tested positions and towards tokens that the drafter proposes too often,
-        that nine of ten runs of this size would find; None if no guess was tested."""
-        if not len(self.leak):
-            return None
-        weights = self.weights()[0]
-        error = FOUND * weighted_sd(self.leak.mean, weights)
-
-        def found(tv: float) -> bool:
-            return chernoff(self.leak, weights, max(0.0, tv * len(self.leak) - error)) < VERDICT_LEVEL / TESTS
-
-        return smallest(found, 1000) or 1.0
-
-    def detectable_lenience(self) -> float | None:
-        """The lenience closest to 1 that nine of ten runs of this size would find, in steps of .01; None if there is
-        none."""
-        weights = self.weights()[1]
-
-        def found(distance: float) -> bool:
-            mean = np.minimum(self.ratios / (1 - distance), 1)
-            shift = float(((mean - self.guess.mean) * weights).sum()) - FOUND * weighted_sd(mean, weights)
-            return chernoff(self.guess, weights, max(0.0, shift)) < VERDICT_LEVEL / TESTS
-
-        distance = smallest(found, 100) if len(self.ratios) else None
-        return None if distance is None else round(1 - distance, 2)
+    return found
 
 
-def smallest(found: Callable[[float], bool], steps: int) -> float | None:
-    """The smallest k / steps, with k from 1 to steps - 1, at which a fault is found, by bisection; None if none is."""
-    low, high = 0, steps - 1
-    if not found(high / steps):
-        return None
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if found(middle / steps) else (middle, high)
-    return high / steps
+def columns(kind: str) -> list[int]:
+    """The classes of tokens that the alternatives of a kind of events are about, [A]."""
+    return [ALTERNATIVES[i].column for i in OF_KIND[kind]]
 
 
-def freedman(sums: MartingaleSums, largest: float) -> float:
-    """The probability that an exact run deviates at least as much, at most 2 exp(-s^2 / (2 (variance + largest s / 3)))
-    for a deviation s, where no difference exceeds `largest` (Freedman 1975)."""
-    s = abs(sums.deviation)
-    if s == 0:
-        return 1.0
-    return min(1.0, 2 * math.exp(-(s**2) / (2 * (sums.variance + largest * s / 3))))
+def event_ratios(kind: str, mean: Tensor, *more: Tensor) -> tuple[Tensor, Tensor]:
+    """log(alternative / law) [k, A, 2] that events do not and do happen, for the A alternatives of a kind, and the law
+    [k, A, 2], from probabilities mean [k, C]."""
+    m = mean[:, columns(kind)]
+    changed = [ALTERNATIVES[i].change(own, *more) for i, own in zip(OF_KIND[kind], m.unbind(1), strict=True)]
+    other = m + (1 - LEFT) * (torch.stack(changed, 1) - m)
+    law = torch.stack([1 - m, m], -1)
+    return torch.where(law > 0, (torch.stack([1 - other, other], -1) / law).log(), 0.0), law
 
 
-def chernoff(events: Events, weights: Floats, deviation: float) -> float:
-    """The probability that the weighted sum of events [K] minus its mean is at least as far from 0 as `deviation`: at
-    most 2 min over lambda of E exp(lambda (sum - |deviation|)) (Chernoff 1952). weights [K] are not negative."""
-    if deviation == 0 or not len(weights):
-        return 1.0
-    signed = math.copysign(1.0, deviation) * weights
-    centre = float((events.mean * signed).sum()) + abs(deviation)
-    with np.errstate(divide="ignore", invalid="ignore"):  # log 0 of certain events; a mean may be no number
-        no, yes = np.log1p(-events.mean), np.log(events.mean)
-        exponents = [float(np.logaddexp(no, yes + tilt * signed).sum()) - tilt * centre for tilt in TILTS]
-    return min(1.0, 2 * math.exp(min(0.0, *exponents)))
+def _moments(law: Tensor, ratio: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Sums over k draws of mean and variance of a log ratio under an alternative, and of its total variation, from law
+    and ratio [k, ..., V]."""
+    other = law * ratio.exp()
+    gain = other * ratio
+    mean, square, tv = gain.sum(-1), (gain * ratio).sum(-1), (other - law).abs().sum(-1) / 2
+    return mean.sum(0), (square - mean.square()).sum(0), tv.sum(0)
 
 
-def deviation(events: Events, weights: Floats) -> float:
-    """The weighted sum of events [K] minus its mean."""
-    return float(((events.happened - events.mean) * weights).sum())
+def p_value(sums: Floats) -> tuple[float, str]:
+    """A bound on the probability that an exact run gives so much evidence, from the sums [K, SUMS] of a run, and the
+    alternative that most of it is for."""
+    logs = sums[:, 0] + np.log(SHARES)
+    with np.errstate(invalid="ignore"):  # where a probability is no number
+        total = float(np.logaddexp.reduce(logs))
+    return math.exp(-max(0.0, total)), ALTERNATIVES[int(logs.argmax())].told
 
 
-def weighted_sd(mean: Floats, weights: Floats) -> float:
-    """The standard deviation of a weighted sum of events with these probabilities [K]."""
-    return math.sqrt(float((mean * (1 - mean) * weights**2).sum()))
+def found_lenience(sums: Floats) -> float | None:
+    """The lenience closest to 1 that nine of ten runs of this size would find; None if there is none."""
+    for one, limit, (_, mean, variance, _, _) in zip(ALTERNATIVES, LIMITS, sums, strict=True):
+        if one.lenience is not None and mean - FOUND * math.sqrt(max(0.0, variance)) > limit:
+            return one.lenience
+    return None
 
 
-def z(deviation: float, spread: float) -> float:
-    """deviation / spread; 0 if both are 0."""
-    return deviation / spread if spread > 0 else math.copysign(math.inf, deviation) if deviation else 0.0
+def found_tv(kind: str, sums: Floats) -> float | None:
+    """The smallest total variation, per draw of a kind, that nine of ten runs of this size would find, of a fault that
+    lies between the law and an alternative; None if the run has no such draws.
+
+    A fault that goes the part c of the way moves the alternative's sum by 2 c - 1 of its mean."""
+    parts = []
+    for i in OF_KIND[kind]:
+        _, mean, variance, tv, draws = sums[i]
+        if mean > 0:
+            part = (1 + (LIMITS[i] + FOUND * math.sqrt(max(0.0, variance))) / mean) / 2
+            parts.append(part * tv / draws)
+    return float(min(1.0, *parts)) if parts else None

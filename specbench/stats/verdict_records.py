@@ -1,4 +1,4 @@
-"""Records for the losslessness test: what the decoder drew from, and what the stock module says of the same text.
+"""Records for the verdict: what the decoder drew from, and what the stock modules say of the same text.
 
 B rows, V vocabulary, T tokens of a text, K tested guesses, D steps of a round, n tokens that were read.
 """
@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from specbench.stats.estimates import Floats
 from specbench.stats.metrics.base import Path
 
-LOG_FLOOR = -10.0  # nats: log p below it counts as this, so that no difference exceeds 10
+DEVIATIONS = ("log_p", "draft_leak", "guess")
 MARGIN = 1.05  # q / p above which a token is in it: more than rounding in 16 bits
 LAW_BYTES = 256e6  # of the decoder's p that are kept for one group of requests, decoded one way
 OVER = 32  # tokens of the set that the drafter proposes too often
@@ -24,16 +24,18 @@ OVER = 32  # tokens of the set that the drafter proposes too often
 @dataclass
 class DrawnFrom:
     """One text: what stood behind each of its tokens. Positions count from the first generated token. All but `laws` is
-    for the losslessness test."""
+    for the verdict."""
 
     rule: Literal["p / q", "p"] | None = None  # `Verifier.keeps_guess`
     chosen: list[float] = field(default_factory=list)  # [T], the decoder's p of each token; not a number if p is none
     at: list[int] = field(default_factory=list)  # [K], position of each tested guess
+    place: list[int] = field(default_factory=list)  # [K], its place in the round, from 1 on
     guess: list[int] = field(default_factory=list)  # [K], the first guess that was tried there
     p: list[float] = field(default_factory=list)  # [K], the decoder's p of it
     q: list[float] = field(default_factory=list)  # [K], the drafter's q of it
     over: list[list[int]] = field(default_factory=list)  # [K], the tokens with the largest q - p, all with q > p
     laws: list[tuple[int, Tensor]] = field(default_factory=list)  # the decoder's p [n, V] from a position on
+    drafts: list[tuple[int, Tensor]] = field(default_factory=list)  # the drafter's q [n, V] of tested guesses, likewise
 
     def add(self, position: int, kept: int, tested: int, numbers: Floats) -> None:
         """Adds the `evidence_numbers` of a row in a round that began at `position`."""
@@ -41,6 +43,7 @@ class DrawnFrom:
         self.chosen += numbers[: D + 1][:kept].tolist()
         table = numbers[D + 1 :].reshape(3 + OVER, D)[:, :tested]
         self.at += range(position, position + tested)
+        self.place += range(1, tested + 1)
         self.guess += table[0].astype(int).tolist()
         self.p += table[1].tolist()
         self.q += table[2].tolist()
@@ -56,56 +59,23 @@ class DrawnFrom:
             parts.append(p)
         return torch.cat(parts)[:n] if end >= n > 0 else None
 
-    def law(self, begin: int, n: int, like: Tensor) -> tuple[Tensor, Tensor]:
-        """The decoder's p [n, V] of the tokens begin .. begin + n - 1, and for which of them it was kept [n]. `like`
-        [n, V] has the same shape and device."""
-        found, kept = torch.zeros_like(like), torch.zeros(n, dtype=torch.bool, device=like.device)
-        for position, p in self.laws:
-            first, last = max(position, begin), min(position + len(p), begin + n)
-            if first < last:
-                found[first - begin : last - begin] = p[first - position : last - position]
-                kept[first - begin : last - begin] = True
-        return found, kept
 
-    def leaks(self, begin: int, n: int, like: Tensor) -> tuple[Tensor, Tensor]:
-        """For the same tokens, which of V tokens the drafter proposes too often [n, V], and where a guess was tested
-        [n]. `like` [n, V] has the same shape and device."""
-        found = torch.zeros_like(like, dtype=torch.bool)
-        tested = torch.zeros(n, dtype=torch.bool, device=like.device)
-        for at, tokens in zip(self.at, self.over, strict=True):
-            if begin <= at < begin + n:
-                found[at - begin, tokens] = True
-                tested[at - begin] = True
-        return found, tested
+def window(parts: Sequence[tuple[int, Tensor]], begin: int, like: Tensor) -> tuple[Tensor, Tensor]:
+    """Of matrices [m, V] that stand from a position on: the rows of n positions from `begin` on [n, V], and which of
+    them there are [n]. `like` [n, V] has the same shape and device."""
+    n = len(like)
+    found, kept = torch.zeros_like(like), torch.zeros(n, dtype=torch.bool, device=like.device)
+    for position, matrix in parts:
+        first, last = max(position, begin), min(position + len(matrix), begin + n)
+        if first < last:
+            found[first - begin : last - begin] = matrix[first - position : last - position]
+            kept[first - begin : last - begin] = True
+    return found, kept
 
 
-@dataclass(frozen=True)
-class MartingaleSums:
-    """Sums over tokens: of f(x_t) - E_p f, and of Var_p f."""
-
-    deviation: float = 0.0
-    variance: float = 0.0
-
-    def __add__(self, other: "MartingaleSums") -> "MartingaleSums":
-        return MartingaleSums(self.deviation + other.deviation, self.variance + other.variance)
-
-
-@dataclass(frozen=True)
-class Events:
-    """Events whose probability was known before each draw: arrays [K]."""
-
-    mean: Floats = field(default_factory=lambda: np.zeros(0))
-    happened: Floats = field(default_factory=lambda: np.zeros(0))  # 1 or 0
-
-    def __len__(self) -> int:
-        return len(self.mean)
-
-    @staticmethod
-    def join(parts: "Sequence[Events]") -> "Events":
-        """All events of all parts."""
-        if not parts:
-            return Events()
-        return Events(np.concatenate([p.mean for p in parts]), np.concatenate([p.happened for p in parts]))
+def none() -> Floats:
+    """No numbers."""
+    return np.zeros(0)
 
 
 @dataclass
@@ -113,23 +83,24 @@ class ReferenceScore:
     """One text under the stock module's p. Positions count from the first generated token."""
 
     tokens: int  # new tokens that were read
-    seconds: float
+    seconds: float = 0.0
     finite: bool = True  # whether every number is, the decoder's too
-    impossible: list[int] = field(default_factory=list)  # positions of tokens with p(x) = 0, here or in the decoder
+    impossible: int = 0  # draws whose probability is 0
     tested: int = 0  # guesses
     ended: bool = True  # whether the text ends where it should
-    # Above temperature 0: the sums of log p(x); whether x is one that the drafter proposes too often, where a guess was
-    # tested; whether the guess itself stands there, and the decoder's p / q of it.
-    log_p: MartingaleSums = field(default_factory=MartingaleSums)
-    leak: Events = field(default_factory=Events)
-    guess: Events = field(default_factory=Events)
-    ratios: Floats = field(default_factory=lambda: np.zeros(0))
-    tv: Floats = field(default_factory=lambda: np.zeros(0))  # decoder's p against this one, where it was kept
-    rounding: Floats = field(default_factory=lambda: np.zeros(0))  # the largest that rounding explains there
-    gap: Floats = field(default_factory=lambda: np.zeros(0))  # temperature 0: best logit - second best [n]
-    short: Floats = field(default_factory=lambda: np.zeros(0))  # temperature 0: best logit - that of the token [n]
-    tolerance: Floats = field(default_factory=lambda: np.zeros(0))  # of logits, by rounding [n]
+    # Above temperature 0: `SUMS` of every alternative; sum of f - E f and of Var f for each of DEVIATIONS.
+    sums: Floats = field(default_factory=none)
+    deviations: Floats = field(default_factory=lambda: np.zeros((len(DEVIATIONS), 2)))
+    tv: Floats = field(default_factory=none)  # decoder's p against this one, where it was kept
+    rounding: Floats = field(default_factory=none)  # the largest that rounding explains there
+    gap: Floats = field(default_factory=none)  # temperature 0: best logit - second best [n]
+    short: Floats = field(default_factory=none)  # temperature 0: best logit - that of the token [n]
+    tolerance: Floats = field(default_factory=none)  # of logits, by rounding [n]
     plain_short: float | None = None  # best logit - that of plain decoding's token, where the texts differ first
+    # Of tested guesses: the drafter's q against its stock module's, and the largest distance that rounding explains.
+    q_tv: Floats = field(default_factory=none)
+    q_rounding: Floats = field(default_factory=none)
+    q_unread: str = ""  # why q was not read again
 
 
 def width(D: int) -> int:

@@ -29,7 +29,7 @@ RESULT = {
     },
     "gamma_sweep": [{"gamma": g, "speedup": s, "ci95": None} for g, s in enumerate((0.98, 1.2, 1.3, 1.45, 1.35))],
     "gamma_pick": {"gammas": [3, 3], "speedup": 1.44, "ci95": [1.38, 1.50], "in_sample": False},
-    "lossless": {"verdict": "passed", "expected": True, "passed": True, "reason": ""},
+    "lossless": {"verdict": "passed", "expected": True, "passed": True, "reason": "", "alpha_own": {"passed": True}},
     "machine": {"steady": True, "reasons": []},
     "counts": {"prompts": 32, "drafted": 4000, "failed": 0},
     "speedup_over": {},

@@ -293,9 +293,9 @@ def test_memory_is_announced_before_anything_loads():
     parts = build(check(composed(*small(*shipped, "batch_size=3"))), told.append)
     assert len(told) == 1 and "3 rows" in told[0]
     stock = [model.stock_module() for model in (parts.target, parts.drafter.model)]
-    target, drafter = (sum(weight.nbytes for weight in module.parameters()) for module in stock)
-    drafter += parts.drafter.model.module.get_input_embeddings().weight.nbytes  # tied: packed, it exists twice
-    assert f"weights {size(2 * target + drafter)}" in told[0]  # as loaded; the verdict has a target of its own
+    target, again = (sum(weight.nbytes for weight in module.parameters()) for module in stock)
+    drafter = again + parts.drafter.model.module.get_input_embeddings().weight.nbytes  # tied: packed, it exists twice
+    assert f"weights {size(2 * target + drafter + again)}" in told[0]  # as loaded; the verdict has models of its own
     build(check(composed(*small(*shipped, "verdict_tokens=0"))), told.append)
     assert f"weights {size(target + drafter)}" in told[1]
 

@@ -2,11 +2,9 @@
 
 import dataclasses
 import json
-import math
 from dataclasses import replace
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 from decoder_cases import DRAFTERS, TREES, V, make_drafter, spare_of, tabular_model, verifier_of
@@ -16,24 +14,26 @@ from small_runs import call, parts_of, small
 import specbench.run.interleave
 from specbench.cache.static import StaticCache
 from specbench.data.prompts import Request
-from specbench.decoding.noise import sibling_bits
-from specbench.decoding.sampling import Sampling
+from specbench.decoding.noise import PROPOSAL, sibling_bits
+from specbench.decoding.rows import window
+from specbench.decoding.sampling import Sampling, draw
 from specbench.decoding.speculative import decode_speculative
 from specbench.decoding.state import Job, State, StopStrings
 from specbench.decoding.timer import Clock
-from specbench.decoding.verify import block_verification, speculative_sampling
+from specbench.decoding.verify import block_verification, dense, speculative_sampling
 from specbench.decoding.verify_tree import match
+from specbench.drafters.model import ModelDrafter
 from specbench.models.language_model import LanguageModel
 from specbench.policies.gamma.fixed import FixedGamma
 from specbench.results.wording import verdict_text
 from specbench.run.recorder import Recorder
 from specbench.run.reference_scores import ends_where_it_should, read
 from specbench.run.run import run
+from specbench.run.strict_verdict import is_good, of_several
 from specbench.stats.losslessness import judge
 from specbench.stats.records import DecodedRequest, Group, Result, RunRecord
 from specbench.stats.reference_distribution import largest_tv, law
-from specbench.stats.test_statistics import chernoff, freedman
-from specbench.stats.verdict_records import Events, MartingaleSums
+from specbench.stats.test_statistics import ALTERNATIVES, no_sums, of_events, of_tokens, p_value
 from specbench.verifiers.block import BlockVerifier
 from specbench.verifiers.iterative import IterativeVerifier
 from specbench.verifiers.match import MatchVerifier
@@ -162,19 +162,116 @@ def test_hidden_lenience_fails_at_3000_tokens(tables, number_text):
     assert [sampled(hidden[i::runs]).verdict for i in range(runs)].count("failed") >= runs - 1
 
 
-@pytest.mark.parametrize("p", [1e-4, 1e-2, 0.3])
-def test_both_bounds_hold_for_rare_events(p):
-    """A guess that is right once in 100 draws of probability 1e-4 has z = 10, which is no reason to fail. The bounds
-    are no smaller than the true probability, and not much larger."""
-    n, runs = 100, 200_000
-    hits = torch.distributions.Binomial(n, torch.tensor(p, dtype=torch.double)).sample((runs,))
-    events = Events(np.full(n, p), np.zeros(n))
-    for hit in range(1, int(n * p + 8 * math.sqrt(n * p) + 2)):
-        deviation = abs(hit - n * p)
-        true = float(((hits - n * p).abs() >= deviation - 1e-9).double().mean())
-        bounds = chernoff(events, np.ones(n), deviation), freedman(MartingaleSums(deviation, n * p * (1 - p)), 1.0)
-        assert min(bounds) >= true - 5 * math.sqrt(true / runs + 1 / runs**2)
-        assert bounds[0] < 40 * true + 1e-3
+class Redraws(SpeculativeVerifier):
+    """Draws the bonus token, or the recovered one, from another law: a function of p and q, where q is that of the last
+    guess for a bonus token."""
+
+    bonus, law = True, None
+
+    def accept(self, p, draft, noise):
+        found, rows = super().accept(p, draft, noise), torch.arange(len(p))
+        n, kind = found.accepted, type(self)
+        if not draft.tokens.shape[1]:
+            return found
+        last = (n - int(kind.bonus)).clamp(min=0, max=draft.tokens.shape[1] - 1)
+        t = draw(kind.law(p[rows, n], dense(draft, V)[rows, last]), noise.bits[rows, n])
+        tokens = found.tokens.clone()
+        tokens[rows, n] = torch.where((n == draft.count) == kind.bonus, t, tokens[rows, n])
+        return dataclasses.replace(found, tokens=tokens)
+
+
+class Changed(SpeculativeVerifier):
+    """Judges with other random numbers."""
+
+    def accept(self, p, draft, noise):
+        return speculative_sampling(p, draft, *type(self).numbers(p, draft, noise))
+
+
+def lenient_last(p, draft, noise):
+    r = noise.r.clone()
+    r[:, GAMMA - 1 :] *= 0.5
+    return r, noise.bits
+
+
+def surely_accepted(p, draft, noise):
+    ratio = p[:, :-1].gather(-1, draft.tokens[..., None]) / dense(draft, V).gather(-1, draft.tokens[..., None])
+    return torch.where(ratio[..., 0] > 0.6, 0.0, noise.r), noise.bits
+
+
+def noise_of_the_guess(p, draft, noise):
+    return noise.r, window(noise.table[PROPOSAL], noise.length, len(noise.levels) + 1)
+
+
+def one_number(p, draft, noise):
+    return noise.r[:, :1].expand_as(noise.r), noise.bits
+
+
+def rest(p, q):
+    return (p - q).clamp(min=0)
+
+
+IDS = torch.arange(V)
+PLANTED = {
+    "bonus token is the likeliest": (Redraws, {"law": lambda p, q: (p == p.amax(-1, keepdim=True)).float()}),
+    "bonus token at another temperature": (Redraws, {"law": lambda p, q: p**1.5}),
+    "bonus token without the last q": (Redraws, {"law": lambda p, q: rest(p, q) + 1e-9}),
+    "bonus token with an even id": (Redraws, {"law": lambda p, q: p * (IDS % 2 == 0)}),
+    "recovered token at another temperature": (Redraws, {"bonus": False, "law": lambda p, q: rest(p, q) ** 1.3}),
+    "recovered token without some ids":
+        (Redraws, {"bonus": False, "law": lambda p, q: rest(p, q) * (IDS % 8 != 3) + 1e-9 * p}),
+    "lenience at guess 4": (Changed, {"numbers": lenient_last}),
+    "guesses accepted surely": (Changed, {"numbers": surely_accepted}),
+    "one random number": (Changed, {"numbers": one_number}),
+    "noise of the guess": (Changed, {"numbers": noise_of_the_guess}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_every_kind_of_draw_can_fail(name, tables, number_text):
+    """The control draws with the same code what it should."""
+    base, changes = PLANTED[name]
+    faulty = type("Faulty", (base,), {k: v if isinstance(v, bool) else staticmethod(v) for k, v in changes.items()})
+    results = texts(tables, number_text, verifier=faulty, rows=150)
+    found = sampled(results)
+    assert found.verdict == "failed" and found.alpha_own.passed is None, found
+
+
+def test_the_control_of_planted_draws_passes(tables, number_text):
+    sound = type("Sound", (Redraws,), {"law": staticmethod(lambda p, q: p)})
+    assert sampled(texts(tables, number_text, verifier=sound, rows=150)).verdict == "passed"
+
+
+@pytest.mark.parametrize("temperature", [0.8, 1.25])
+def test_guesses_from_another_q_fail(temperature, tables, number_text, monkeypatch):
+    guess = ModelDrafter._guess
+
+    def other(self, logits, bits, *more):
+        _, q, signal = guess(self, logits, bits, *more)
+        return draw(q ** (1 / temperature), bits), q, signal
+
+    monkeypatch.setattr(ModelDrafter, "_guess", other)
+    assert sampled(texts(tables, number_text, rows=100)).verdict == "failed"
+
+
+def test_exact_runs_fail_as_rarely_as_promised():
+    """The weighted mean of the products is 1, so that one run in 200 fails at most; a law that is wrong fails."""
+    generator = torch.Generator().manual_seed(9)
+    law = torch.randn(60, V, generator=generator).mul(1.5).softmax(-1).double()
+    mean = torch.rand(60, 1, generator=generator).double()
+    more = torch.arange(60) % 4 + 1, torch.ones(60).double()
+
+    def failed(other, runs):
+        count = 0
+        for _ in range(runs):
+            drawn = other.multinomial(1, generator=generator)[:, 0]
+            stands = torch.rand(60, 1, generator=generator) < mean
+            sums = of_tokens("recovered", law, drawn) + of_tokens("untested", law, drawn)
+            count += p_value(sums + of_events("stands", mean, stands, *more))[0] < 1 / 200
+        return count
+
+    assert failed(law, 300) <= 3
+    assert failed((law**3), 20) == 20
+    assert p_value(no_sums())[0] == pytest.approx(1) and len({one.kind for one in ALTERNATIVES}) == 11
 
 
 @pytest.mark.parametrize("kind", ["model", "ngram"])
@@ -209,6 +306,7 @@ def test_the_detectable_lenience_is_detected_in_nine_of_ten_runs(tables, number_
 
 
 def greedy(prompt, ours, plain, target) -> object:
+    target.allocate(1, 16)
     reading = read(target, prompt, ours, None, plain)
     reading.tested = 1
     results = [Result(Request("r", "r", "", prompt, ""), 9, decoded(ours), decoded(plain), reading=reading)]
@@ -338,6 +436,7 @@ def sixteen_bits(monkeypatch, parts):
 def not_causal(monkeypatch, parts):
     """Every layer of the module looks both ways, as an encoder does: in one forward, later tokens are seen."""
     module = parts.target.stock_module()
+    parts.drafter.models[0].stock_module()  # loaded again, and checked, before the fault is there
     forward = type(module).forward
 
     def both_ways(self, *arguments, **options):
@@ -439,6 +538,48 @@ def test_a_run_without_a_fault_passes(options, tmp_path):
     found = run(parts_of("max_new_tokens=40", *options), tmp_path)[0].lossless
     assert found.verdict == "passed", found
     assert found.reread.texts == 2 and found.reread.seconds > 0
+
+
+def test_at_temperature_0_logits_are_compared(tmp_path, monkeypatch):
+    """Logits that are 2 % too large change no token."""
+    parts = parts_of("max_new_tokens=24", "temperature=0")
+    forward = parts.target.forward
+    monkeypatch.setattr(parts.target, "forward", lambda *arguments, **options: 1.02 * forward(*arguments, **options))
+    found = run(parts, tmp_path)[0].lossless
+    assert found.verdict == "failed" and found.detail["wrong"] == 0 and not found.decoder_tv.within, found
+
+
+WRONG = {  # what a drafter's logits become in decoding steps alone
+    "temperature=1": lambda logits: 0.6 * logits,
+    "temperature=0": lambda logits: logits.roll(1, -1),
+}
+
+
+@pytest.mark.parametrize("temperature", WRONG)
+@pytest.mark.parametrize("fault", [True, False], ids=["wrong", "sound"])
+def test_a_drafter_that_is_wrong_in_decoding_is_told(fault, temperature, tmp_path, monkeypatch):
+    guess = ModelDrafter._guess
+    if fault:
+        wrong = WRONG[temperature]
+        monkeypatch.setattr(ModelDrafter, "_guess", lambda self, logits, *more: guess(self, wrong(logits), *more))
+    found = run(parts_of("max_new_tokens=24", temperature), tmp_path)[0].lossless
+    assert found.verdict == "passed" and found.alpha_own.passed is not fault and found.alpha_own.positions > 10
+    told, style = verdict_text(dataclasses.asdict(found))
+    assert ("ALPHA IS NOT THE DRAFTER'S OWN" in told) == fault == ("red" in style)
+    assert ("alpha is the drafter's own" in told) != fault
+    assert is_good(dataclasses.asdict(found)) != fault
+
+
+@pytest.mark.parametrize("drafter", ["bigram", "ngram", "tree", "early_exit"])
+def test_which_drafters_are_read_again(drafter, tmp_path):
+    found = run(parts_of("max_new_tokens=24", f"drafter={drafter}"), tmp_path)[0].lossless.alpha_own
+    assert found.passed is (None if drafter == "early_exit" else True), found
+
+
+def test_a_small_p_value_among_several_runs_passes():
+    failed = {"verdict": "failed", "detail": {"by_chance": 0.002}, "threshold": 0.005, "alpha_own": {"passed": None}}
+    assert [of_several(failed, runs)["verdict"] for runs in (1, 2, 3)] == ["failed", "failed", "passed"]
+    assert of_several(failed | {"detail": {}}, 9)["verdict"] == "failed"
 
 
 def test_nothing_tested_is_not_passed(tmp_path):
