@@ -92,7 +92,7 @@ def cuda(monkeypatch):
         return to_cuda(load(settings, role, torch.device("cpu"), dtype, seed))
 
     monkeypatch.setattr(pretrained, "load_module", loaded)
-    monkeypatch.setattr(pretrained, "reads_trees", lambda model, key: True)  # which compares numbers
+    monkeypatch.setattr(pretrained.checks, "reads_trees", lambda model, key: True)  # which compares numbers
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "set_device", lambda index: None)
