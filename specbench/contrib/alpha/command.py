@@ -51,7 +51,8 @@ def measure(run: Path | None, overrides: Sequence[str], file: Path | None) -> in
     refuse_no_models(parts)
     texts = list(of_run(stored, parts) if stored else of_prompts(parts))
     shown = track(texts, "reading texts", console=Console(stderr=True), transient=True)
-    found: TeacherForced = read_alpha(parts.target, parts.drafter.models[0], shown)
+    drafter: Any = parts.drafter.models[0]
+    found: TeacherForced = read_alpha(parts.target, drafter, shown)
     if not found.alpha.positions:
         raise ConfigError("no text can be scored: each needs two tokens at least, behind a prompt that fits")
     numbers = as_dict(found) | {"target": parts.target.name, "drafter": parts.drafter.models[0].name,
