@@ -11,10 +11,22 @@ from specbench.policies.gamma.optimal import OptimalGamma
 from specbench.stats.bootstrap import group_clusters, halves
 from specbench.stats.costs import CostTable, half_costs
 from specbench.stats.estimates import HalfCosts
+from specbench.stats.gamma_sweep import over_own
 from specbench.stats.records import Group, Round, RunRecord
-from specbench.stats.replay import HalfOfPrompts, Text, Trace, TracedCosts, pick, priced, replay, sweep_rounds
+from specbench.stats.replay import (
+    HalfOfPrompts,
+    Text,
+    Trace,
+    TracedCosts,
+    pick,
+    pick_rounds,
+    priced,
+    replay,
+    sweep_rounds,
+    traced,
+)
 
-ALPHA, TOKENS, PROMPTS, LARGEST, EXPERIMENTS = 0.6, 30, 20, 4, 25
+ALPHA, TOKENS, PROMPTS, LARGEST, EXPERIMENTS = 0.6, 30, 20, 4, 32
 NOISE = 0.3  # standard deviation of the logarithm of what a probe sees
 OWN = 3  # the gamma that the run was made with
 
@@ -47,7 +59,8 @@ def experiment(seed, worth):
         own = [name for name, where in of.items() if where == half]
         by_gamma = table.summary_of(own)
         covariance = table.covariance([[name] for name in own], [cost.gamma for cost in by_gamma])
-        both.append(HalfCosts([[name] for name in own], by_gamma, covariance.tolist()))
+        ids, gammas = [[name] for name in own], [cost.gamma for cost in by_gamma]
+        both.append(HalfCosts(ids, by_gamma, covariance.tolist(), table.prompts_of(ids, gammas)))
     in_sample = Trace(texts, np.array([cost.share for cost in table.summary()]), 1.0)
     placed = [Text(**vars(each) | {"half": of[each.prompt]}) for each in texts]
     crossed = Trace(placed, in_sample.seconds, 1.0, [HalfOfPrompts.of(half, LARGEST) for half in both])
@@ -106,8 +119,8 @@ def test_a_text_is_charged_the_costs_of_the_other_half():
     generator = np.random.default_rng(1)
     texts = [Text(**vars(text(generator, f"p{half}")) | {"half": half}) for half in (0, 1)]
     seconds = [np.full(LARGEST + 1, value) for value in (1.0, 100.0)]
-    exact = np.zeros((LARGEST + 1, LARGEST + 1))
-    trace = Trace(texts, seconds[0], 1.0, [HalfOfPrompts(each, exact) for each in seconds])
+    exact, prompts = np.zeros((LARGEST + 1, LARGEST + 1)), np.full(LARGEST + 1, 9.0)
+    trace = Trace(texts, seconds[0], 1.0, [HalfOfPrompts(each, exact, prompts) for each in seconds])
     rounds = sweep_rounds(trace, draws=1)[2]
     first, second = rounds.sum(1)
     assert priced(trace, rounds).speedup == pytest.approx(2 * TOKENS / (100 * first + second))
@@ -163,3 +176,59 @@ def test_few_texts_that_can_be_replayed_make_no_halves():
         table.source = each.request.id
         table.add([round_of(2, 1.0)])
     assert half_costs(table, results, [each.request.id for each in results]) == []
+
+
+POOL, RUN, USED, WITHIN = 300, 32, 4, 8  # texts, prompts of a run, its gamma, and rounds of a probe
+
+
+@pytest.fixture(scope="module")
+def pool():
+    """Texts, their rounds with each gamma, and costs at which all gammas are equal on them."""
+    generator = np.random.default_rng(7)
+    texts = [text(generator, f"t{number}") for number in range(POOL)]
+    rounds = sweep_rounds(Trace(texts, np.ones(LARGEST + 1), 1.0), draws=1)
+    return texts, rounds, np.array([POOL * TOKENS / each.sum() for each in rounds.values()])
+
+
+def as_probed(seed, pool, worth, noise):
+    """A run as they are: its own gamma's rounds in each prompt, one other gamma's probe behind it, whose rounds share a
+    noise. Its trace, and its rounds with each gamma."""
+    texts, rounds, _ = pool
+    generator, table = np.random.default_rng(seed), CostTable()
+    drawn = generator.choice(POOL, RUN, replace=False)
+    others = [gamma for gamma in range(LARGEST + 1) if gamma != USED]
+    for number in range(RUN):
+        table.source = f"p{number}"
+        probed = others[(number + number // len(others)) % len(others)]
+        for gamma, sd in ((USED, 0.03), (probed, noise)):
+            level = worth[gamma] * generator.lognormal(-(sd**2) / 2, sd)
+            table.add([round_of(gamma, level * each) for each in generator.lognormal(0, 0.05, WITHIN)])
+    results = [result(f"p{number}") for number in range(RUN)]
+    costs = half_costs(table, results, [each.request.id for each in results])
+    own = [Text(**vars(texts[place]) | {"prompt": f"p{number}"}) for number, place in enumerate(drawn)]
+    return traced(own, table.summary(), 1.0, costs), {gamma: each[drawn] for gamma, each in rounds.items()}
+
+
+def says(trace, rounds):
+    """Whether another gamma is advised: by the factor over the run's own gamma; and, the negative control, because the
+    pick's speedup is 1 % above it."""
+    gammas, of_pick = pick_rounds(trace, rounds)
+    factor = over_own(trace, of_pick, rounds[USED])
+    other = {*gammas} != {USED}
+    by_point = priced(trace, of_pick).speedup > 1.01 * priced(trace, rounds[USED]).speedup
+    return other and factor.ci95 is not None and factor.ci95[0] > 1, other and by_point
+
+
+@pytest.mark.parametrize(("noise", "runs"), [
+    *((noise, 50) for noise in (0.05, 0.1, 0.2, 0.3)),
+    *(pytest.param(noise, 400, marks=pytest.mark.slow) for noise in (0.05, 0.1, 0.2, 0.3)),
+])  # fmt: skip
+def test_another_gamma_is_seldom_advised_where_all_are_equal(noise, runs, pool):
+    said = np.sum([says(*as_probed(seed, pool, pool[2], noise)) for seed in range(runs)], 0) / runs
+    assert said[0] <= 0.025 and said[1] > 0.1, said
+
+
+def test_a_gamma_that_is_much_better_is_found(pool):
+    better = pool[2] * [1, 1, 1 / 1.2, 1, 1]
+    found = [says(*as_probed(seed, pool, better, 0.03))[0] for seed in range(20)]
+    assert np.mean(found) > 0.8
