@@ -19,6 +19,8 @@ from specbench.stats.costs import FEWEST_ROUNDS, extend, fitted
 from specbench.stats.estimates import Floats, HalfCosts, Interval, RoundCost
 from specbench.stats.records import Result
 
+DRAWS = 5  # of unknown outcomes; all policies meet the same ones, so that none is above the oracle
+
 
 @dataclass
 class Text:
@@ -162,12 +164,12 @@ def traced(
     return Trace(placed, seconds, speedup, [HalfOfPrompts.of(half, len(seconds) - 1) for half in halves])
 
 
-def sweep(trace: Trace, draws: int = 3) -> dict[int, Replayed]:
+def sweep(trace: Trace, draws: int = DRAWS) -> dict[int, Replayed]:
     """Replays every constant gamma whose cost was measured."""
     return {g: priced(trace, rounds) for g, rounds in sweep_rounds(trace, draws).items()}
 
 
-def sweep_rounds(trace: Trace, draws: int = 3) -> dict[int, Floats]:
+def sweep_rounds(trace: Trace, draws: int = DRAWS) -> dict[int, Floats]:
     """The rounds [texts, largest + 1] of every constant gamma whose cost was measured: see `rounds_of`."""
     return {g: rounds_of(trace, FixedGamma(g), draws) for g in range(trace.largest + 1)}
 
@@ -190,7 +192,7 @@ def pick_rounds(trace: Trace, swept: Mapping[int, Floats]) -> tuple[list[int], F
     return [first, second], np.where((own == 0)[:, None], swept[second], swept[first])
 
 
-def replay(trace: Trace, policy: GammaPolicy, draws: int = 20, seed: int = 0) -> Replayed:
+def replay(trace: Trace, policy: GammaPolicy, draws: int = DRAWS, seed: int = 0) -> Replayed:
     """Simulates `policy` on the whole trace, begun anew for each of `draws` completions of the unknown outcomes. Raises
     ConfigError if it may draft more tokens than rounds were measured with."""
     return priced(trace, rounds_of(trace, policy, draws, seed))

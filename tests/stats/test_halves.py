@@ -1,6 +1,7 @@
 """Replay charges a text what rounds of other prompts cost, and the best gamma is judged by prompts that did not choose
 it. The processes are simulated: what each gamma is worth is known."""
 
+from itertools import product
 from types import SimpleNamespace
 
 import numpy as np
@@ -8,10 +9,11 @@ import pytest
 
 from specbench.decoding.timer import Lap
 from specbench.policies.gamma.optimal import OptimalGamma
+from specbench.stats import gamma_sweep
 from specbench.stats.bootstrap import group_clusters, halves
-from specbench.stats.costs import CostTable, half_costs
-from specbench.stats.estimates import HalfCosts
-from specbench.stats.gamma_sweep import over_own
+from specbench.stats.costs import CostTable, half_costs, monotone
+from specbench.stats.estimates import HalfCosts, RoundCost
+from specbench.stats.gamma_sweep import checked, over_own, why_failed
 from specbench.stats.records import Group, Round, RunRecord
 from specbench.stats.replay import (
     HalfOfPrompts,
@@ -232,3 +234,58 @@ def test_a_gamma_that_is_much_better_is_found(pool):
     better = pool[2] * [1, 1, 1 / 1.2, 1, 1]
     found = [says(*as_probed(seed, pool, better, 0.03))[0] for seed in range(20)]
     assert np.mean(found) > 0.8
+
+
+def test_a_monotone_fit_is_the_closest_one_that_does_not_fall():
+    generator = np.random.default_rng(0)
+    for _ in range(20):
+        values, weights = generator.normal(size=4), generator.integers(1, 9, 4)
+        found = monotone(values, weights)
+        assert (np.diff(found) >= -1e-12).all()
+        steps = np.sort(generator.normal(size=(20_000, 4)), 1)
+        assert (weights * (steps - values) ** 2).sum(1).min() >= (weights * (found - values) ** 2).sum()
+        together = monotone(np.stack([values, values]), np.stack([weights, weights]))
+        assert together == pytest.approx(np.stack([found, found]))
+    assert monotone(np.array([1.0, 4, 2]), np.array([5, 100, 1])) == pytest.approx([1, 402 / 101, 402 / 101])
+
+
+def test_a_longer_draft_costs_no_less_and_few_rounds_tell_nothing():
+    def of(*costs):
+        return [RoundCost(gamma, 0, 0, 0, share, rounds) for gamma, share, rounds in costs]
+
+    texts = [Text(**vars(text(np.random.default_rng(1), "p")))]
+    assert traced(texts, of((0, 1, 50), (1, 2, 50), (2, 1, 50)), 1).seconds == pytest.approx([1, 1.5, 1.5])
+    assert traced(texts, of((0, 1, 50), (1, 0.1, 7), (2, 2, 50)), 1).seconds == pytest.approx([1, 1.5, 2])
+    assert traced(texts, of((0, 1, 50), (1, 1.5, 50), (2, 0.1, 7)), 1).largest == 1
+
+
+def test_rounds_that_were_cheaper_in_probes_than_in_the_run_are_found_by_gamma_0(pool):
+    """As with requests that arrive over time: probes serve four rows a call, and rounds of the run one."""
+    worth = np.array([0.25, 0.25, 0.25, 0.25, 1]) * pool[2]
+    passed = []
+    for seed, costs in product(range(12), (worth, pool[2])):
+        trace, rounds = as_probed(seed, pool, costs, 0.05)
+        check = checked(priced(trace, rounds[0]), halves=True)
+        passed.append(check.passed)
+        assert bool(why_failed(check)) is not check.passed
+    assert not any(passed[::2]) and np.mean(passed[1::2]) > 0.7
+    assert pick(trace, rounds)[1].speedup < 1.3 < pick(*as_probed(0, pool, worth, 0.05))[1].speedup  # what it prevents
+
+
+def test_costs_that_are_known_too_badly_judge_no_gamma(pool):
+    checks = [checked(priced(*[(t, r[0]) for t, r in [as_probed(s, pool, pool[2], 0.3)]][0]), True) for s in range(10)]
+    assert not any(check.passed for check in checks) and any("too wide" in why_failed(check) for check in checks)
+
+
+def test_nothing_is_expected_on_a_machine_that_was_not_steady(pool, monkeypatch):
+    trace, rounds = as_probed(0, pool, pool[2], 0.02)
+    monkeypatch.setattr(gamma_sweep, "trace_of", lambda *given: trace)
+    monkeypatch.setattr(gamma_sweep, "sweep_rounds", lambda trace: rounds)
+    cost = SimpleNamespace(by_gamma=None, halves=None)
+    found = gamma_sweep.gamma_sweep([], cost, 1.0, USED)
+    assert len(found.gamma_sweep) == LARGEST + 1 and found.gamma_pick.over_own and found.gamma_check.passed
+    none = gamma_sweep.gamma_sweep([], cost, 1.0, USED, ["it drifted"])
+    assert (none.gamma_sweep, none.gamma_pick, none.regret) == ([], None, None)
+    assert none.no_replay == "the machine was not steady: it drifted" and none.gamma_check.passed
+    varied = gamma_sweep.gamma_sweep([], cost, 1.0, None)
+    assert varied.gamma_pick.over_own is None and varied.regret is None
