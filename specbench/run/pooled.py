@@ -32,13 +32,8 @@ def pooled(
     servers = {name: [result["servers"].get(name) for result in results] for name in first["servers"]}
     copied = first["bandwidth"]["copy_bytes_per_second"]
     machine = worst_machine({f"process {n}": result["machine"] for n, result in enumerate(results, 1)})
-    told = f"the machine was not steady: {machine['reasons'][0]}" if not machine["steady"] else ""
-    nothing: ResultTree = {
-        "gamma_sweep": [],
-        "gamma_pick": None,
-        "regret": None,
-        "no_replay": first["no_replay"] or told,
-    }
+    nothing: ResultTree = {"gamma_sweep": [], "gamma_pick": None, "regret": None}
+    nothing["no_replay"] = first["no_replay"] or f"the machine was not steady: {''.join(machine['reasons'][:1])}"
     texts = means([{n: v for n, v in result["drift"].items() if n not in ("ci95", "bound")} for result in results])
     bounds = [result["drift"]["bound"] for result in results if result["drift"]["bound"] is not None]
     return {

@@ -142,7 +142,7 @@ def monotone(values: Floats, weights: Floats | Integers) -> Floats:
     sums, totals = (
         np.concatenate([np.zeros_like(x[..., :1]), x.cumsum(-1)], -1) for x in (values * weights, weights * 1.0)
     )
-    found = np.empty_like(values)
+    found = np.empty(values.shape)
     for place in range(values.shape[-1]):
         ends, begins = (slice(place + 1, None), None), (None, slice(0, place + 1))
         spans = [(x[..., *ends] - x[..., *begins]) for x in (sums, totals)]  # [..., ends, beginnings]

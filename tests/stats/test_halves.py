@@ -273,7 +273,8 @@ def test_rounds_that_were_cheaper_in_probes_than_in_the_run_are_found_by_gamma_0
 
 
 def test_costs_that_are_known_too_badly_judge_no_gamma(pool):
-    checks = [checked(priced(*[(t, r[0]) for t, r in [as_probed(s, pool, pool[2], 0.3)]][0]), True) for s in range(10)]
+    runs = [as_probed(seed, pool, pool[2], 0.3) for seed in range(10)]
+    checks = [checked(priced(trace, rounds[0]), halves=True) for trace, rounds in runs]
     assert not any(check.passed for check in checks) and any("too wide" in why_failed(check) for check in checks)
 
 
