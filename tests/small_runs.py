@@ -4,6 +4,8 @@ import json
 import sys
 import tempfile
 from collections.abc import Iterable, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -19,6 +21,8 @@ from specbench.results.writer import write_result
 from specbench.run.decoder import Session
 from specbench.run.interleave import InterleavedGroup
 from specbench.run.run import run
+from specbench.stats import costs, gamma_sweep
+from specbench.stats.machine_noise import Probes
 
 
 def composed(*overrides: str):
@@ -82,6 +86,18 @@ def parts_of(*overrides: str):
 MADE = {}  # runs by their overrides
 
 
+@contextmanager
+def steady():
+    """Inside, a machine is taken for steady and the costs of rounds for right, however busy it is and short the run:
+    else there is nothing to replay."""
+    judge, check = Probes.judge, gamma_sweep.checked
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Probes, "judge", lambda self, groups: replace(judge(self, groups), steady=True, reasons=[]))
+        patch.setattr(gamma_sweep, "checked", lambda *found: replace(check(*found), passed=True))
+        patch.setattr(costs, "FEWEST_ROUNDS", 1)
+        yield
+
+
 @pytest.fixture
 def finished(tmp_path_factory):
     """Runs by their overrides, made once in a process: result, record and folder."""
@@ -96,7 +112,8 @@ def finished(tmp_path_factory):
             MADE[overrides] = result, record, folder
         return MADE[overrides]
 
-    return get
+    with steady():
+        yield get
 
 
 def call(arguments, monkeypatch, folder) -> int:

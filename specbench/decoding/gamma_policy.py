@@ -93,5 +93,6 @@ class GammaPolicy(Component, ABC):
         """Receives the finished round: drafted[b] is the number of guesses of row b (`Draft.count`), kept[b] the number
         of tokens that it kept, recovered or bonus token included; 0 in idle rows."""
 
-    def foresee(self, outcomes: Sequence[bool], betas: Any) -> None:
-        """Only in replay: whether a guess would be accepted at each position of the next text, and beta [positions]."""
+    def foresee(self, outcomes: Sequence[bool], betas: Any, seconds: Any) -> None:
+        """Only in replay: whether a guess would be accepted at each position of the next text, beta [positions], and
+        what it will be charged for a round with 0 .. largest drafted tokens, [largest + 1]."""

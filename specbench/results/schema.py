@@ -20,6 +20,7 @@ from specbench.stats.estimates import (
     Drift,
     Estimate,
     Experts,
+    GammaCheck,
     GammaPick,
     GammaSpeedup,
     Interval,
@@ -188,6 +189,7 @@ class RunResult:
     choices: dict[str, str] = field(default_factory=dict)  # the option that was chosen in each group
     in_turn: dict[str, Any] | None = None  # of runs that were decoded in turn: when they started, and their digests
     gamma_pick: GammaPick | None = None
+    gamma_check: GammaCheck | None = None
     latency_by_rate: list[RateLatency] = field(default_factory=list)
     no_replay: str = ""  # why there is no gamma_sweep
     machine: Machine | None = None

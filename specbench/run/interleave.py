@@ -32,6 +32,7 @@ from specbench.stats.verdict_records import LAW_BYTES, ReferenceScore
 
 log = logging.getLogger(__name__)
 PROBED, PROBED_LATER = 128, 32  # costs are probed on so many groups, and then on every 32nd
+GOLDEN = 0.618034  # multiples of it, modulo 1, are spread evenly however many there are
 GroupHook = Callable[[Group], None]
 Way = tuple[Any, str]  # the member, or None for plain decoding, and the peer's name or ""
 Tell = Callable[[str], None]  # what is going on
@@ -59,13 +60,17 @@ class MethodRun:
         if first and self.parts.policy.calibrated:
             calibrate(self.session, wanted)
 
-    def probe_costs(self, wanted: Batch) -> None:
-        """Times rounds of constant gammas other than the run's own, which has more of them than probes could add."""
-        for _ in range(max(1, len(wanted.requests) // (FEWEST * self.parts.batch_size))):
-            gamma = self.parts.gammas[self._probes % len(self.parts.gammas)]
+    def probe_costs(self, wanted: Batch, decoded: DecodeResult) -> None:
+        """Times rounds of constant gammas other than the run's own, which has more of them than probes could add: of
+        all in turn, each time begun one later, since the ways of decoding take turns too, and at all places of the
+        texts that were `decoded`."""
+        gammas = [gamma for gamma in dict.fromkeys((0, *self.parts.gammas)) if gamma != self.parts.policy.constant]
+        for _ in range(max(1, len(wanted.requests) // (FEWEST * self.parts.batch_size)) if gammas else 0):
+            gamma = gammas[(self._probes + self._probes // len(gammas)) % len(gammas)]
             self._probes += 1
-            if gamma != self.parts.policy.constant:
-                probe_costs(self.session, wanted.requests, wanted.columns, gamma)
+            place = self._probes * GOLDEN % 1
+            texts = [(request, own.tokens) for request, own in zip(wanted.requests, decoded.requests, strict=True)]
+            probe_costs(self.session, texts, wanted.columns, gamma, place=place)
 
     @property
     def reads_texts(self) -> bool:
@@ -199,8 +204,9 @@ class InterleavedGroup:
         try:
             with allow_signals():
                 for member in self.members if probed else ():  # while its prompt is in the cache
-                    with self.phases("probes"):
-                        member.probe_costs(wanted)
+                    if isinstance(ours := decoded[member, ""], DecodeResult):
+                        with self.phases("probes"):
+                            member.probe_costs(wanted, ours)
         finally:  # also if the probes are interrupted: the group is decoded
             self._add(wanted, jobs, decoded)
 

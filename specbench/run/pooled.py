@@ -33,6 +33,9 @@ def pooled(
     seconds = dict.fromkeys(name for result in results for name in result["seconds"])
     servers = {name: [result["servers"].get(name) for result in results] for name in first["servers"]}
     copied = first["bandwidth"]["copy_bytes_per_second"]
+    machine = worst_machine({f"process {n}": result["machine"] for n, result in enumerate(results, 1)})
+    nothing: ResultTree = {"gamma_sweep": [], "gamma_pick": None, "regret": None}
+    nothing["no_replay"] = first["no_replay"] or f"the machine was not steady: {''.join(machine['reasons'][:1])}"
     texts = means([{n: v for n, v in result["drift"].items() if n not in ("ci95", "bound")} for result in results])
     bounds = [result["drift"]["bound"] for result in results if result["drift"]["bound"] is not None]
     return {
@@ -51,7 +54,8 @@ def pooled(
         "servers": {name: peers.pooled_numbers(own) for name, own in servers.items() if all(own)},
         "memory": {name: max(result["memory"][name] for result in results) for name in first["memory"]},
         "beam": decoding.pooled_numbers([result["beam"] for result in results if result["beam"]]),
-        "machine": worst_machine({f"process {n}": result["machine"] for n, result in enumerate(results, 1)}),
+        "machine": machine,
+        **({} if machine["steady"] else nothing),
         "metrics": means([result["metrics"] for result in results]),
         "seconds": {name: sum(result["seconds"].get(name, 0.0) for result in results) for name in seconds},
         "notes": list(dict.fromkeys(note for result in results for note in result["notes"])),

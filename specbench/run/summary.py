@@ -18,12 +18,12 @@ from specbench.stats.costs import half_costs
 from specbench.stats.derive import Derived, RunFacts, derive, of_one_process
 from specbench.stats.estimates import Cost, Machine
 from specbench.stats.experts import woken_experts
+from specbench.stats.gamma_sweep import Swept, gamma_sweep
 from specbench.stats.latency import by_rate, latency
 from specbench.stats.lenience_drift import drift
 from specbench.stats.losslessness import judge
 from specbench.stats.machine_noise import Roofs
 from specbench.stats.records import Group, PerRequestSums, Result, RunRecord
-from specbench.stats.replay import Swept, gamma_sweep
 from specbench.stats.request_sums import Tokens, request_sums
 
 
@@ -47,7 +47,8 @@ def run_result(session: Session, record: RunRecord, status: str, provenance: dic
     found = derive(lambda: [record.sums], of_one_process, facts)
     no_replay = why_no_replay(parts, results)
     cost = full_cost(session, record, found.cost, no_replay)
-    swept = Swept() if no_replay else gamma_sweep(results, cost, found.speedup.measured, gamma)
+    machine, speedup = watch.judge(record.groups), found.speedup.measured
+    swept = Swept(no_replay=no_replay) if no_replay else gamma_sweep(results, cost, speedup, gamma, machine.reasons)
     c_hat = parts.drafter.operations_per_token / parts.target.operations_per_token
     metrics, notes = of_metrics(parts, results)
     servers = {name: peer.numbers(name, results, parts.batch_size) for name, peer in parts.peers.items()}
@@ -67,13 +68,12 @@ def run_result(session: Session, record: RunRecord, status: str, provenance: dic
         operations_factor=chain_operations(parts, found, c_hat),
         c_hat=c_hat,
         gamma=gamma,
-        no_replay=no_replay,
         **vars(swept),
         lossless=parts.decoding.judge(record) or judge(record, parts.verifier.lossless, parts.target.sampling.greedy),
         latency=latency(record.groups, parts.batch_size),
         latency_by_rate=by_rate(record.groups, parts.batch_size, parts.workload.limits),
         memory=memory(parts, record),
-        machine=watch.judge(record.groups),
+        machine=machine,
         metrics=metrics,
         experts=woken_experts(parts.target, record.groups),
         servers={name: found for name, found in servers.items() if found is not None},

@@ -18,7 +18,8 @@ from specbench.run.machine_watch import BandwidthProbe
 from specbench.stats.records import DecodeResult
 
 log = logging.getLogger(__name__)
-PROBE_TOKENS = 16  # of a decode that only times rounds with one gamma; its first round is slower than others
+Prefixed = tuple[Request, Sequence[int]]  # a request, and the text that was decoded for it so far
+PROBE_TOKENS = 16  # of a decode that only times rounds with one gamma
 ROOM = 4  # or so many more than its gamma
 TRIAL_TOKENS, TRIAL_READS = 16, 3  # of a trial before compiling: tokens of each row, each way, and memory probes
 
@@ -42,7 +43,7 @@ def warm_up(session: Session, wanted: Batch) -> None:
         with going_on(f"warm-up at {length} tokens"):
             for level in parts.verifier.levels:
                 session.decode(jobs, False, columns, verifier=level)
-                for gamma in reversed(parts.gammas):  # the largest first: smaller drafts use its memory
+                for gamma in dict.fromkeys((*reversed(parts.gammas), 0)):  # the largest first: others use its memory
                     policy = WatchedGamma(gamma, parts.policy.signal)
                     drafted = _jobs(prompt, gamma, end, rows, wanted.longest_input)
                     for evidence in evidences:
@@ -75,28 +76,33 @@ def calibrate(session: Session, wanted: Batch) -> None:
     """Decodes some tokens of the first prompts with every gamma, for a policy that chooses by cost."""
     for index, gamma in enumerate([0, *session.parts.gammas] * 2):
         begin = index * session.parts.batch_size % len(wanted.requests)
-        requests = [*wanted.requests[begin:], *wanted.requests[:begin]]
-        probe_costs(session, requests, wanted.columns, gamma, CALIBRATION_TOKENS)
+        texts: list[Prefixed] = [(r, ()) for r in (*wanted.requests[begin:], *wanted.requests[:begin])]
+        probe_costs(session, texts, wanted.columns, gamma, CALIBRATION_TOKENS)
     session.parts.policy.calibrate(session.costs)
 
 
-def probe_costs(session: Session, requests: Sequence[Request], columns: int, gamma: int, tokens: int = 0) -> None:
-    """Decodes `tokens` tokens (0: enough for a whole draft) of the first requests with a constant gamma, and adds the
-    times of the rounds to the session's costs."""
-    jobs = probe_jobs(session.parts, requests, tokens or max(PROBE_TOKENS, gamma + ROOM))
+def probe_costs(
+    session: Session, texts: Sequence[Prefixed], columns: int, gamma: int, tokens: int = 0, place: float = 0.0
+) -> None:
+    """Decodes `tokens` tokens (0: enough for a whole draft) of the first requests with a constant gamma, from a place
+    in their texts (0: its begin, 1: the last from which so many are left), and adds the times of the rounds to the
+    session's costs, but for each text's first one, which is slower than others."""
+    jobs = probe_jobs(session.parts, texts, tokens or max(PROBE_TOKENS, gamma + ROOM), place)
     policy = WatchedGamma(gamma, session.parts.policy.signal)
     with going_on(f"a probe of gamma={gamma}"):
-        session.costs.add(session.decode(jobs, True, columns, policy=policy, again=True).rounds)
+        decoded = session.decode(jobs, True, columns, policy=policy, again=True)
+        session.costs.add(r for request in decoded.requests for r in request.rounds[1:])
 
 
-def probe_jobs(parts: Components, requests: Sequence[Request], tokens: int) -> list[Job]:
-    """A job of so many tokens for each row, of the first requests that there are."""
+def probe_jobs(parts: Components, texts: Sequence[Prefixed], tokens: int, place: float = 0.0) -> list[Job]:
+    """A job of so many tokens for each row, of the first requests that there are, from a place in their texts."""
     jobs = []
     for row in range(parts.batch_size):
-        request = requests[row % len(requests)]
-        limit = min(len(request.tokens) + min(parts.max_new_tokens, tokens), parts.target.context)
-        key = prompt_key(parts.seed, f"{request.id} probe {row}")
-        jobs.append(Job(request.tokens, limit, key, request.encoder_input))
+        request, own = texts[row % len(texts)]
+        begin = int(place * max(0, len(own) - tokens)) if parts.decoding.samples else 0
+        prompt = [*request.tokens, *own[:begin]]
+        limit = min(len(prompt) + min(parts.max_new_tokens, tokens), parts.target.context)
+        jobs.append(Job(prompt, limit, prompt_key(parts.seed, f"{request.id} probe {row}"), request.encoder_input))
     return jobs
 
 
@@ -113,7 +119,8 @@ def pays_to_compile(session: Session, wanted: Batch, requests: int, warm_up_seco
     constant = parts.policy.constant
     gamma = max(1, parts.policy.largest // 2) if constant is None else constant
     with going_on("a probe before compiling"):
-        jobs, policy = probe_jobs(parts, wanted.requests, TRIAL_TOKENS), WatchedGamma(gamma, parts.policy.signal)
+        texts: list[Prefixed] = [(request, ()) for request in wanted.requests]
+        jobs, policy = probe_jobs(parts, texts, TRIAL_TOKENS), WatchedGamma(gamma, parts.policy.signal)
         plain = session.decode(jobs, False, wanted.columns, policy=policy, again=True)
         drafted = session.decode(jobs, True, wanted.columns, policy=policy, again=True)
         bandwidth = BandwidthProbe(parts.target.device)

@@ -13,6 +13,7 @@ from specbench.stats.estimates import Floats, HalfCosts, Integers, RoundCost
 from specbench.stats.records import Result, Round
 
 COST_SAMPLES = 200  # of the bootstrap of costs
+FEWEST_ROUNDS = 8  # of a gamma: replay does not use the cost of fewer
 
 
 def _floats() -> "array[float]":
@@ -74,13 +75,21 @@ class CostTable:
         tables = {g: table[of >= 0] for g, (table, of) in self._by_source([sources]).items()}
         return _summary({g: table for g, table in tables.items() if len(table)})
 
+    def prompts_of(self, clusters: Sequence[Collection[str]], gammas: Sequence[int]) -> list[int]:
+        """How many of these clusters of sources have rounds with each of these gammas."""
+        tables = self._by_source(clusters)
+        return [len({*tables[g][1].tolist()} - {-1}) for g in gammas]
+
     def covariance(self, clusters: Sequence[Collection[str]], gammas: Sequence[int]) -> Floats:
-        """The covariance [G, G] of `summary_of(all of these sources)` at these gammas, in seconds of a row's share
-        squared: of a bootstrap over clusters of sources."""
-        count, tables = len(clusters), self._by_source(clusters)
-        weights = np.concatenate([*cluster_weights(count, COST_SAMPLES)])
+        """The covariance [G, G] of the `fitted` shares of `summary_of(all of these sources)` at these gammas, in
+        seconds of a row's share squared: of a bootstrap over clusters of sources."""
+        tables = self._by_source(clusters)
+        weights = np.concatenate([*cluster_weights(len(clusters), COST_SAMPLES)])
         samples = _resampled_shares({g: (tables[g][0][:, 3], tables[g][1]) for g in gammas}, weights)
-        return np.atleast_2d(np.cov(samples.T)) * count / (count - 1)
+        counts = np.array(self.prompts_of(clusters, gammas))  # of which a sample's variance is too small by 1 / count
+        scale = np.sqrt(counts / np.maximum(counts - 1, 1))
+        found: Floats = np.atleast_2d(np.cov(samples.T)) * np.outer(scale, scale)
+        return found
 
     def _by_source(self, clusters: Sequence[Collection[str]]) -> dict[int, tuple[Floats, Integers]]:
         """By gamma, the table [rounds, 5] and the number of each round's cluster [rounds], -1 for other sources."""
@@ -103,8 +112,9 @@ def _summary(tables: Mapping[int, Floats]) -> list[RoundCost]:
 
 
 def _resampled_shares(shares: Mapping[int, tuple[Floats, Integers]], weights: Integers) -> Floats:
-    """The shares [samples, gammas] of `_summary` if cluster k occurs weights[:, k] times, from the shares [rounds] and
-    their clusters [rounds] by gamma. A gamma without rounds in a sample is on a line between the others."""
+    """The fitted shares [samples, gammas] of `_summary` if cluster k occurs weights[:, k] times, from the shares
+    [rounds] and their clusters [rounds] by gamma. A gamma without rounds in a sample is on a line between the others.
+    """
     gammas = list(shares)
     medians = np.full((len(weights), len(gammas)), np.nan)
     totals, counts = np.zeros_like(medians), np.zeros_like(medians)
@@ -122,8 +132,30 @@ def _resampled_shares(shares: Mapping[int, tuple[Floats, Integers]], weights: In
     for row in medians:
         known = np.flatnonzero(np.isfinite(row))
         row[:] = extend([gammas[place] for place in known], row[known], gammas[-1])[gammas]
-    found: Floats = medians * (totals.sum(1) / (medians * counts).sum(1))[:, None]
+    return monotone(medians * (totals.sum(1) / (medians * counts).sum(1))[:, None], counts)
+
+
+def monotone(values: Floats, weights: Floats | Integers) -> Floats:
+    """The least squares fit [..., G] of values [..., G] that may not fall from one to the next, by weights: at each
+    place the largest, over beginnings, of the smallest mean from there to an end at or after it."""
+    weights = np.maximum(weights, 1e-9)
+    sums, totals = (
+        np.concatenate([np.zeros_like(x[..., :1]), x.cumsum(-1)], -1) for x in (values * weights, weights * 1.0)
+    )
+    found = np.empty(values.shape)
+    for place in range(values.shape[-1]):
+        ends, begins = (slice(place + 1, None), None), (None, slice(0, place + 1))
+        spans = [(x[..., *ends] - x[..., *begins]) for x in (sums, totals)]  # [..., ends, beginnings]
+        found[..., place] = (spans[0] / spans[1]).min(-2).max(-1)
     return found
+
+
+def fitted(costs: Sequence[RoundCost]) -> tuple[list[int], Floats]:
+    """Gammas with at least FEWEST_ROUNDS rounds, and a row's share of a round with each: a longer draft costs no less,
+    so where one was measured to, both are at their mean."""
+    known = [cost for cost in costs if cost.rounds >= FEWEST_ROUNDS]
+    shares, rounds = np.array([[cost.share, cost.rounds] for cost in known]).reshape(-1, 2).T
+    return [cost.gamma for cost in known], monotone(shares, rounds)
 
 
 def extend(gammas: Sequence[int], values: Sequence[float] | Floats, largest: int) -> Floats:
@@ -151,6 +183,7 @@ def half_costs(table: CostTable, results: Sequence[Result], clusters: Sequence[H
                 if result.speculative_laws is not None:
                     texts.setdefault(cluster, []).append(result.request.id)
         by_gamma = table.summary_of(set[str]().union(*sources.values()))
-        covariance = table.covariance([*sources.values()], [cost.gamma for cost in by_gamma])
-        found.append(HalfCosts([*texts.values()], by_gamma, covariance.tolist()))
+        gammas, every = [cost.gamma for cost in by_gamma], [*sources.values()]
+        covariance = table.covariance(every, gammas).tolist()
+        found.append(HalfCosts([*texts.values()], by_gamma, covariance, table.prompts_of(every, gammas)))
     return found if all(len(half.clusters) >= FEWEST for half in found) else []

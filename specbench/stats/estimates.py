@@ -202,7 +202,8 @@ class HalfCosts:
 
     clusters: list[list[str]]  # ids of this half's requests whose text replay can use; those of a cluster together
     by_gamma: list[RoundCost]
-    covariance: list[list[float]]  # of the shares of `by_gamma`, seconds squared, by a bootstrap over clusters
+    covariance: list[list[float]]  # of the monotone fit to the shares of `by_gamma`, seconds squared, by a bootstrap
+    prompts: list[int] = field(default_factory=list)  # clusters that rounds of each of `by_gamma` are of
 
 
 @dataclass
@@ -260,6 +261,16 @@ class GammaPick:
     speedup: float  # of all prompts, each with the gamma that the other half chose
     ci95: Interval
     in_sample: bool  # whether the same prompts chose and judged, so that the speedup is too high
+    over_own: Factor | None = None  # over the run's own gamma on the same texts and costs; None without halves
+
+
+@dataclass
+class GammaCheck:
+    """Replay of gamma 0, which decodes plainly, so that its speedup is 1 if costs are right."""
+
+    speedup: float
+    ci95: Interval  # with the error of the costs
+    passed: bool  # else there is no `gamma_sweep`: 1 is outside of the interval, or this is too wide to be of use
 
 
 @dataclass

@@ -6,7 +6,8 @@ took on the other half of the prompts, if there are enough for halves. Policies 
 
 import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from itertools import product
 
 import numpy as np
 
@@ -14,9 +15,11 @@ from specbench.decoding.gamma_policy import GammaPolicy
 from specbench.errors import ConfigError
 from specbench.policies.gamma.fixed import FixedGamma
 from specbench.stats.bootstrap import speedup_interval, student
-from specbench.stats.costs import extend
-from specbench.stats.estimates import Cost, Floats, GammaPick, GammaSpeedup, HalfCosts, Interval, RoundCost
+from specbench.stats.costs import FEWEST_ROUNDS, extend, fitted
+from specbench.stats.estimates import Floats, HalfCosts, Interval, RoundCost
 from specbench.stats.records import Result
+
+DRAWS = 5  # of unknown outcomes; all policies meet the same ones, so that none is above the oracle
 
 
 @dataclass
@@ -46,13 +49,26 @@ class HalfOfPrompts:
 
     seconds: Floats  # [largest + 1], a row's share of a round, by drafted tokens
     covariance: Floats  # of `seconds`, [largest + 1, largest + 1]
+    prompts: Floats  # clusters that the rounds are of, [largest + 1]
 
     @staticmethod
     def of(costs: HalfCosts, largest: int) -> "HalfOfPrompts":
         """From what results.json holds."""
-        gammas = [cost.gamma for cost in costs.by_gamma]
+        gammas, shares = fitted(costs.by_gamma)
+        known = [place for place, cost in enumerate(costs.by_gamma) if cost.gamma in gammas]
+        covariance = np.array(costs.covariance)[np.ix_(known, known)]
+        prompts = np.array(costs.prompts or [len(costs.clusters)] * len(costs.by_gamma), float)[known]
         lines = np.array([extend(gammas, row, largest) for row in np.eye(len(gammas))])  # [G, largest + 1]
-        return HalfOfPrompts(seconds_by_gamma(costs.by_gamma, largest), lines.T @ np.array(costs.covariance) @ lines)
+        wanted = np.arange(largest + 1)
+        return HalfOfPrompts(
+            extend(gammas, shares, largest), lines.T @ covariance @ lines, np.interp(wanted, gammas, prompts)
+        )
+
+    def error(self, rounds: Floats) -> tuple[float, float]:
+        """The variance of the seconds of these rounds [largest + 1], and its degrees of freedom (Satterthwaite)."""
+        single = rounds**2 * self.covariance.diagonal()
+        below = (single**2 / np.maximum(self.prompts - 1, 0.5)).sum()
+        return float(rounds @ self.covariance @ rounds), float(single.sum() ** 2 / below) if below else np.inf
 
 
 @dataclass
@@ -71,9 +87,12 @@ class Trace:
 
     def charged(self, rounds: Floats) -> Floats:
         """Seconds [texts] of rounds [texts, largest + 1]."""
-        by_half = [half.seconds for half in reversed(self.halves)] or [self.seconds]
-        found: Floats = (rounds * np.array([by_half[text.half] for text in self.texts])).sum(1)
+        found: Floats = (rounds * np.array([self.seconds_for(text) for text in self.texts])).sum(1)
         return found
+
+    def seconds_for(self, text: Text) -> Floats:
+        """What a text is charged for a round, by drafted tokens, [largest + 1]."""
+        return self.halves[1 - text.half].seconds if self.halves else self.seconds
 
 
 class TracedCosts:
@@ -132,66 +151,48 @@ def trace_of(
 def traced(
     texts: Sequence[Text], costs: Sequence[RoundCost], speedup: float, halves: Sequence[HalfCosts] = ()
 ) -> Trace:
-    """A trace of texts, which get cluster and half from `halves`. Raises KeyError if a text is in neither."""
-    seconds = seconds_by_gamma(costs)
+    """A trace of texts, which get cluster and half from `halves`, up to the largest gamma that all of `costs` and
+    `halves` have enough rounds of. Raises KeyError if a text is in no half, ConfigError if nothing has enough rounds.
+    """
+    known = [fitted(each)[0] for each in (costs, *(half.by_gamma for half in halves))]
+    if not all(known):
+        raise ConfigError(f"no gamma has {FEWEST_ROUNDS} rounds whose time is known")
+    gammas, shares = fitted(costs)
+    seconds = extend(gammas, shares, min(map(max, known)))
     of = {id: (ids[0], number) for number, half in enumerate(halves) for ids in half.clusters for id in ids}
     placed = [replace(t, cluster=of[t.prompt][0], half=of[t.prompt][1]) if of else t for t in texts]
     return Trace(placed, seconds, speedup, [HalfOfPrompts.of(half, len(seconds) - 1) for half in halves])
 
 
-def seconds_by_gamma(costs: Sequence[RoundCost], largest: int | None = None) -> Floats:
-    """Seconds of a row's share of a round, by drafted tokens, [largest + 1]; up to the largest in `costs` unless
-    given."""
-    gammas = [cost.gamma for cost in costs]
-    return extend(gammas, [cost.share for cost in costs], max(gammas) if largest is None else largest)
-
-
-def sweep(trace: Trace, draws: int = 3) -> dict[int, Replayed]:
+def sweep(trace: Trace, draws: int = DRAWS) -> dict[int, Replayed]:
     """Replays every constant gamma whose cost was measured."""
     return {g: priced(trace, rounds) for g, rounds in sweep_rounds(trace, draws).items()}
 
 
-def sweep_rounds(trace: Trace, draws: int = 3) -> dict[int, Floats]:
+def sweep_rounds(trace: Trace, draws: int = DRAWS) -> dict[int, Floats]:
     """The rounds [texts, largest + 1] of every constant gamma whose cost was measured: see `rounds_of`."""
     return {g: rounds_of(trace, FixedGamma(g), draws) for g in range(trace.largest + 1)}
 
 
 def pick(trace: Trace, swept: Mapping[int, Floats]) -> tuple[list[int], Replayed]:
-    """The best constant gamma of `sweep_rounds` on each half of the prompts, and what every text gives with the other
-    half's choice; without halves the best on all texts, and what it gives."""
+    """The gammas of `pick_rounds`, and what they give."""
+    gammas, rounds = pick_rounds(trace, swept)
+    return gammas, priced(trace, rounds)
+
+
+def pick_rounds(trace: Trace, swept: Mapping[int, Floats]) -> tuple[list[int], Floats]:
+    """The best constant gamma of `sweep_rounds` on each half of the prompts, and the rounds of every text with the
+    other half's choice; without halves the best on all texts, and its rounds."""
     seconds = {g: trace.charged(rounds) for g, rounds in swept.items()}
     if not trace.halves:
         best = min(seconds, key=lambda g: float(seconds[g].sum()))
-        return [best], priced(trace, swept[best])
+        return [best], swept[best]
     own = np.array([text.half for text in trace.texts])
     first, second = (min(seconds, key=lambda g: float(seconds[g][own == half].sum())) for half in (0, 1))
-    return [first, second], priced(trace, np.where((own == 0)[:, None], swept[second], swept[first]))
+    return [first, second], np.where((own == 0)[:, None], swept[second], swept[first])
 
 
-@dataclass(frozen=True)
-class Swept:
-    """What constant gammas would have given: the fields of `RunResult` of these names."""
-
-    gamma_sweep: list[GammaSpeedup] = field(default_factory=list)
-    gamma_pick: GammaPick | None = None
-    regret: float | None = None  # of the chosen gamma: 0.05 is 5 %
-
-
-def gamma_sweep(results: Sequence[Result], cost: Cost, measured: float, chosen: int | None) -> Swept:
-    """What every constant gamma up to the largest measured one would have given, what the best of them gives, and the
-    regret of the `chosen` one. `measured` is the run's speedup."""
-    trace = trace_of(results, cost.by_gamma, measured, cost.halves)
-    rounds = sweep_rounds(trace)
-    found = {gamma: priced(trace, of_gamma) for gamma, of_gamma in rounds.items()}
-    gammas, best = pick(trace, rounds)
-    return Swept(
-        [GammaSpeedup(gamma, each.speedup, each.ci95) for gamma, each in found.items()],
-        GammaPick(gammas, best.speedup, best.ci95, in_sample=not trace.halves),
-        best.speedup / found[chosen].speedup - 1 if chosen in found else None,
-    )
-
-
-def replay(trace: Trace, policy: GammaPolicy, draws: int = 20, seed: int = 0) -> Replayed:
+def replay(trace: Trace, policy: GammaPolicy, draws: int = DRAWS, seed: int = 0) -> Replayed:
     """Simulates `policy` on the whole trace, begun anew for each of `draws` completions of the unknown outcomes. Raises
     ConfigError if it may draft more tokens than rounds were measured with."""
     return priced(trace, rounds_of(trace, policy, draws, seed))
@@ -202,8 +203,10 @@ def rounds_of(trace: Trace, policy: GammaPolicy, draws: int, seed: int = 0) -> F
     has halves, a policy that chooses by cost is calibrated for each of them. Raises ConfigError like `replay`."""
     if policy.largest > trace.largest:
         raise ConfigError(f"the policy may draft {policy.largest} tokens, but rounds were measured to {trace.largest}")
-    generator, found = np.random.default_rng(seed), np.zeros((len(trace.texts), trace.largest + 1))
-    for half in (0, 1) * draws if trace.halves and policy.calibrated else (None,) * draws:
+    found = np.zeros((len(trace.texts), trace.largest + 1))
+    by_half = (0, 1) if trace.halves and policy.calibrated else (None,)
+    for draw, half in product(range(draws), by_half):
+        generator = np.random.default_rng((seed, draw))  # all policies meet the same outcomes
         fresh = copy.deepcopy(policy)  # what it learns in one pass must not help it in the next
         if half is not None:
             fresh.calibrate(TracedCosts(trace, half))
@@ -211,7 +214,7 @@ def rounds_of(trace: Trace, policy: GammaPolicy, draws: int, seed: int = 0) -> F
             outcomes = np.where(
                 np.isnan(text.outcome), generator.random(len(text)) < np.nan_to_num(text.acceptance), text.outcome > 0
             )
-            drafted = _walk(text, index, outcomes, fresh)
+            drafted = _walk(text, index, outcomes, fresh, trace.seconds_for(text))
             if half in (None, text.half):
                 found[index] += np.bincount(drafted, minlength=trace.largest + 1)
     return found / draws
@@ -230,11 +233,12 @@ def priced(trace: Trace, rounds: Floats) -> Replayed:
         clusters,
     )
     if ci95 is not None and trace.halves:
-        own, variance = np.array([t.half for t in trace.texts]), 0.0
-        for half, other in enumerate(reversed(trace.halves)):
-            of_half = rounds[own == half].sum(0)
-            variance += of_half @ other.covariance @ of_half
-        error = student(len({*clusters}) - 2) * np.sqrt(variance) / seconds.sum()  # of the logarithm
+        own = np.array([t.half for t in trace.texts])
+        found = [other.error(rounds[own == half].sum(0)) for half, other in enumerate(reversed(trace.halves))]
+        variance = sum(each for each, _ in found)
+        below = sum(each**2 / freedom for each, freedom in found)
+        freedom = min(variance**2 / below if below else np.inf, len({*clusters}) - 2)
+        error = student(freedom) * np.sqrt(variance) / seconds.sum()  # of the logarithm
         low, high = (float(speedup * np.exp(s * np.hypot(np.log(end / speedup), error)))
                      for s, end in zip((-1, 1), ci95, strict=True))  # fmt: skip
         ci95 = (low, high) if error < 1 else None
@@ -253,11 +257,11 @@ class _Place:
     batch_size: int = 1
 
 
-def _walk(text: Text, serial: int, outcomes: Floats, policy: GammaPolicy) -> list[int]:
-    """The tokens that each round of one text drafts; outcomes [tokens]."""
+def _walk(text: Text, serial: int, outcomes: Floats, policy: GammaPolicy, seconds: Floats) -> list[int]:
+    """The tokens that each round of one text drafts; outcomes [tokens], seconds of a round [largest + 1]."""
     position, drafted = 0, []
     place = _Place([text.prompt_tokens], [text.prompt_tokens], {0: serial})
-    policy.foresee(outcomes.tolist(), text.beta)
+    policy.foresee(outcomes.tolist(), text.beta, seconds)
     while position < len(text):
         place.lengths = [text.prompt_tokens + position]
         gamma = min(policy.next_gamma(place)[0], text.limit - position - 1)

@@ -63,6 +63,21 @@ def test_replay_of_constant_betas_is_theorem_3_8(alpha):
     assert oracle.speedup > max(found.speedup for found in constant.values())
 
 
+def test_nothing_is_above_the_oracle_where_drafting_does_not_pay():
+    """A round of two tokens costs as much as two steps, and a longer one more than its tokens are worth."""
+    trace = process(0.8)
+    trace.seconds = np.arange(1, LARGEST + 2) ** 1.3
+    oracle = replay(trace, policy(OracleGamma, trace))
+    others = [*sweep(trace).values(), replay(trace, policy(KnownBetas, trace))]
+    assert oracle.speedup >= max(found.speedup for found in others) == pytest.approx(1)
+
+    class AllThatWillBeAccepted(OracleGamma):  # negative control
+        def foresee(self, outcomes, betas, seconds):
+            super().foresee(outcomes, betas, np.ones(LARGEST + 1))
+
+    assert replay(trace, policy(AllThatWillBeAccepted, trace)).speedup < 0.9
+
+
 @pytest.mark.parametrize("alpha", [0.3, 0.6, 0.8])
 def test_optimal_chooses_the_gamma_of_the_theorem(alpha):
     trace = process(alpha)

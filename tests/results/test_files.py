@@ -17,7 +17,7 @@ import pyarrow
 import pyarrow.parquet as parquet
 import pytest
 from small_runs import call as typed
-from small_runs import composed, parts_of, small
+from small_runs import composed, parts_of, small, steady
 
 import specbench.contrib.replay.command as replay
 import specbench.models.pretrained
@@ -51,7 +51,7 @@ def call(arguments, monkeypatch, folder) -> int:
 def whole(tmp_path_factory) -> Path:
     """A finished run of two prompts."""
     folder = tmp_path_factory.mktemp("whole") / "run"
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch, steady():
         assert call([f"hydra.run.dir={folder}"], patch, folder.parent) == 0
     return folder
 

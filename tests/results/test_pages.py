@@ -12,7 +12,7 @@ import pytest
 import yaml
 from matplotlib import pyplot as plt
 from page_reader import Page
-from small_runs import call, parts_of, small
+from small_runs import call, parts_of, small, steady
 
 from specbench.errors import ConfigError
 from specbench.results import acceptance_tables
@@ -424,7 +424,8 @@ def test_a_run_that_drafts_nothing_says_nothing_of_drafts(gamma, good, monkeypat
     """Of one request: nothing is called slower or faster. With gamma=2 all of the words are there."""
     words = small(f"gamma={gamma}", "temperature=0", "executor=eager", "drafter=random", "logger=none", "data.limit=1",
                   "max_new_tokens=4", f"target.path={good}")  # fmt: skip
-    assert call([*words, "hydra.run.dir=D"], monkeypatch, tmp_path) == 0
+    with steady():
+        assert call([*words, "hydra.run.dir=D"], monkeypatch, tmp_path) == 0
     printed = capsys.readouterr().out
     write_report(tmp_path / "D", load_runs(tmp_path / "D"))
     page = Page.of(tmp_path / "D")

@@ -207,11 +207,13 @@ def test_several_rows_read_their_prompts_again(tables, prefilled):
 def test_a_run_keeps_p_probes_other_gammas_and_stores_its_phases(tmp_path, monkeypatch):
     """One run with the kept p and one that reads all texts: the same betas."""
     probed, own = [], member.probe_costs
-    monkeypatch.setattr(member, "probe_costs", lambda s, r, c, gamma: probed.append(gamma) or own(s, r, c, gamma))
+    monkeypatch.setattr(
+        member, "probe_costs", lambda *given, place: probed.append(given[3]) or own(*given, place=place)
+    )
     words = ("gamma=2", "data.limit=3", "max_new_tokens=12")
     parts = parts_of(*words)
     result, record = run(parts, tmp_path / "kept")
-    assert probed == [1, 1]
+    assert probed == [0, 1, 1]  # all but the run's own, each time begun one later
     assert set(result.seconds) == {"warm_up", "probes", "plain", "speculative", "betas", "verdict", "logger",
                                    "statistics"}  # fmt: skip
     assert all(seconds >= 0 for seconds in result.seconds.values())
@@ -225,15 +227,15 @@ def test_a_run_keeps_p_probes_other_gammas_and_stores_its_phases(tmp_path, monke
             assert np.allclose(columns(getattr(ours, name)), columns(getattr(theirs, name)), atol=1e-4, equal_nan=True)
 
 
-@pytest.mark.parametrize(("probe", "groups"), [(1, 1), (2, 3)])  # every second probe would be of the run's own gamma
+@pytest.mark.parametrize(("probe", "groups"), [(1, 1), (2, 2)])
 def test_a_group_that_is_decoded_outlives_an_interrupt_of_its_probes(probe, groups, tmp_path, monkeypatch, caplog):
     probed, own = [], member.probe_costs
 
-    def interrupted(*arguments):
+    def interrupted(*arguments, **named):
         probed.append(arguments)
         if len(probed) == probe:
             raise KeyboardInterrupt
-        own(*arguments)
+        own(*arguments, **named)
 
     monkeypatch.setattr(member, "probe_costs", interrupted)
     result, record = run(parts_of("gamma=2", "data.limit=5", "max_new_tokens=4"), tmp_path)

@@ -1,6 +1,7 @@
 """Replay charges a text what rounds of other prompts cost, and the best gamma is judged by prompts that did not choose
 it. The processes are simulated: what each gamma is worth is known."""
 
+from itertools import product
 from types import SimpleNamespace
 
 import numpy as np
@@ -8,13 +9,26 @@ import pytest
 
 from specbench.decoding.timer import Lap
 from specbench.policies.gamma.optimal import OptimalGamma
+from specbench.stats import gamma_sweep
 from specbench.stats.bootstrap import group_clusters, halves
-from specbench.stats.costs import CostTable, half_costs
-from specbench.stats.estimates import HalfCosts
+from specbench.stats.costs import CostTable, half_costs, monotone
+from specbench.stats.estimates import HalfCosts, RoundCost
+from specbench.stats.gamma_sweep import checked, over_own, why_failed
 from specbench.stats.records import Group, Round, RunRecord
-from specbench.stats.replay import HalfOfPrompts, Text, Trace, TracedCosts, pick, priced, replay, sweep_rounds
+from specbench.stats.replay import (
+    HalfOfPrompts,
+    Text,
+    Trace,
+    TracedCosts,
+    pick,
+    pick_rounds,
+    priced,
+    replay,
+    sweep_rounds,
+    traced,
+)
 
-ALPHA, TOKENS, PROMPTS, LARGEST, EXPERIMENTS = 0.6, 30, 20, 4, 25
+ALPHA, TOKENS, PROMPTS, LARGEST, EXPERIMENTS = 0.6, 30, 20, 4, 32
 NOISE = 0.3  # standard deviation of the logarithm of what a probe sees
 OWN = 3  # the gamma that the run was made with
 
@@ -47,7 +61,8 @@ def experiment(seed, worth):
         own = [name for name, where in of.items() if where == half]
         by_gamma = table.summary_of(own)
         covariance = table.covariance([[name] for name in own], [cost.gamma for cost in by_gamma])
-        both.append(HalfCosts([[name] for name in own], by_gamma, covariance.tolist()))
+        ids, gammas = [[name] for name in own], [cost.gamma for cost in by_gamma]
+        both.append(HalfCosts(ids, by_gamma, covariance.tolist(), table.prompts_of(ids, gammas)))
     in_sample = Trace(texts, np.array([cost.share for cost in table.summary()]), 1.0)
     placed = [Text(**vars(each) | {"half": of[each.prompt]}) for each in texts]
     crossed = Trace(placed, in_sample.seconds, 1.0, [HalfOfPrompts.of(half, LARGEST) for half in both])
@@ -106,8 +121,8 @@ def test_a_text_is_charged_the_costs_of_the_other_half():
     generator = np.random.default_rng(1)
     texts = [Text(**vars(text(generator, f"p{half}")) | {"half": half}) for half in (0, 1)]
     seconds = [np.full(LARGEST + 1, value) for value in (1.0, 100.0)]
-    exact = np.zeros((LARGEST + 1, LARGEST + 1))
-    trace = Trace(texts, seconds[0], 1.0, [HalfOfPrompts(each, exact) for each in seconds])
+    exact, prompts = np.zeros((LARGEST + 1, LARGEST + 1)), np.full(LARGEST + 1, 9.0)
+    trace = Trace(texts, seconds[0], 1.0, [HalfOfPrompts(each, exact, prompts) for each in seconds])
     rounds = sweep_rounds(trace, draws=1)[2]
     first, second = rounds.sum(1)
     assert priced(trace, rounds).speedup == pytest.approx(2 * TOKENS / (100 * first + second))
@@ -163,3 +178,115 @@ def test_few_texts_that_can_be_replayed_make_no_halves():
         table.source = each.request.id
         table.add([round_of(2, 1.0)])
     assert half_costs(table, results, [each.request.id for each in results]) == []
+
+
+POOL, RUN, USED, WITHIN = 300, 32, 4, 8  # texts, prompts of a run, its gamma, and rounds of a probe
+
+
+@pytest.fixture(scope="module")
+def pool():
+    """Texts, their rounds with each gamma, and costs at which all gammas are equal on them."""
+    generator = np.random.default_rng(7)
+    texts = [text(generator, f"t{number}") for number in range(POOL)]
+    rounds = sweep_rounds(Trace(texts, np.ones(LARGEST + 1), 1.0), draws=1)
+    return texts, rounds, np.array([POOL * TOKENS / each.sum() for each in rounds.values()])
+
+
+def as_probed(seed, pool, worth, noise):
+    """A run as they are: its own gamma's rounds in each prompt, one other gamma's probe behind it, whose rounds share a
+    noise. Its trace, and its rounds with each gamma."""
+    texts, rounds, _ = pool
+    generator, table = np.random.default_rng(seed), CostTable()
+    drawn = generator.choice(POOL, RUN, replace=False)
+    others = [gamma for gamma in range(LARGEST + 1) if gamma != USED]
+    for number in range(RUN):
+        table.source = f"p{number}"
+        probed = others[(number + number // len(others)) % len(others)]
+        for gamma, sd in ((USED, 0.03), (probed, noise)):
+            level = worth[gamma] * generator.lognormal(-(sd**2) / 2, sd)
+            table.add([round_of(gamma, level * each) for each in generator.lognormal(0, 0.05, WITHIN)])
+    results = [result(f"p{number}") for number in range(RUN)]
+    costs = half_costs(table, results, [each.request.id for each in results])
+    own = [Text(**vars(texts[place]) | {"prompt": f"p{number}"}) for number, place in enumerate(drawn)]
+    return traced(own, table.summary(), 1.0, costs), {gamma: each[drawn] for gamma, each in rounds.items()}
+
+
+def says(trace, rounds):
+    """Whether another gamma is advised: by the factor over the run's own gamma; and, the negative control, because the
+    pick's speedup is 1 % above it."""
+    gammas, of_pick = pick_rounds(trace, rounds)
+    factor = over_own(trace, of_pick, rounds[USED])
+    other = {*gammas} != {USED}
+    by_point = priced(trace, of_pick).speedup > 1.01 * priced(trace, rounds[USED]).speedup
+    return other and factor.ci95 is not None and factor.ci95[0] > 1, other and by_point
+
+
+@pytest.mark.parametrize(("noise", "runs"), [
+    *((noise, 50) for noise in (0.05, 0.1, 0.2, 0.3)),
+    *(pytest.param(noise, 400, marks=pytest.mark.slow) for noise in (0.05, 0.1, 0.2, 0.3)),
+])  # fmt: skip
+def test_another_gamma_is_seldom_advised_where_all_are_equal(noise, runs, pool):
+    said = np.sum([says(*as_probed(seed, pool, pool[2], noise)) for seed in range(runs)], 0) / runs
+    assert said[0] <= 0.025 and said[1] > 0.1, said
+
+
+def test_a_gamma_that_is_much_better_is_found(pool):
+    better = pool[2] * [1, 1, 1 / 1.2, 1, 1]
+    found = [says(*as_probed(seed, pool, better, 0.03))[0] for seed in range(20)]
+    assert np.mean(found) > 0.8
+
+
+def test_a_monotone_fit_is_the_closest_one_that_does_not_fall():
+    generator = np.random.default_rng(0)
+    for _ in range(20):
+        values, weights = generator.normal(size=4), generator.integers(1, 9, 4)
+        found = monotone(values, weights)
+        assert (np.diff(found) >= -1e-12).all()
+        steps = np.sort(generator.normal(size=(20_000, 4)), 1)
+        assert (weights * (steps - values) ** 2).sum(1).min() >= (weights * (found - values) ** 2).sum()
+        together = monotone(np.stack([values, values]), np.stack([weights, weights]))
+        assert together == pytest.approx(np.stack([found, found]))
+    assert monotone(np.array([1.0, 4, 2]), np.array([5, 100, 1])) == pytest.approx([1, 402 / 101, 402 / 101])
+
+
+def test_a_longer_draft_costs_no_less_and_few_rounds_tell_nothing():
+    def of(*costs):
+        return [RoundCost(gamma, 0, 0, 0, share, rounds) for gamma, share, rounds in costs]
+
+    texts = [Text(**vars(text(np.random.default_rng(1), "p")))]
+    assert traced(texts, of((0, 1, 50), (1, 2, 50), (2, 1, 50)), 1).seconds == pytest.approx([1, 1.5, 1.5])
+    assert traced(texts, of((0, 1, 50), (1, 0.1, 7), (2, 2, 50)), 1).seconds == pytest.approx([1, 1.5, 2])
+    assert traced(texts, of((0, 1, 50), (1, 1.5, 50), (2, 0.1, 7)), 1).largest == 1
+
+
+def test_rounds_that_were_cheaper_in_probes_than_in_the_run_are_found_by_gamma_0(pool):
+    """As with requests that arrive over time: probes serve four rows a call, and rounds of the run one."""
+    worth = np.array([0.25, 0.25, 0.25, 0.25, 1]) * pool[2]
+    passed = []
+    for seed, costs in product(range(12), (worth, pool[2])):
+        trace, rounds = as_probed(seed, pool, costs, 0.05)
+        check = checked(priced(trace, rounds[0]), halves=True)
+        passed.append(check.passed)
+        assert bool(why_failed(check)) is not check.passed
+    assert not any(passed[::2]) and np.mean(passed[1::2]) > 0.7
+    assert pick(trace, rounds)[1].speedup < 1.3 < pick(*as_probed(0, pool, worth, 0.05))[1].speedup  # what it prevents
+
+
+def test_costs_that_are_known_too_badly_judge_no_gamma(pool):
+    runs = [as_probed(seed, pool, pool[2], 0.3) for seed in range(10)]
+    checks = [checked(priced(trace, rounds[0]), halves=True) for trace, rounds in runs]
+    assert not any(check.passed for check in checks) and any("too wide" in why_failed(check) for check in checks)
+
+
+def test_nothing_is_expected_on_a_machine_that_was_not_steady(pool, monkeypatch):
+    trace, rounds = as_probed(0, pool, pool[2], 0.02)
+    monkeypatch.setattr(gamma_sweep, "trace_of", lambda *given: trace)
+    monkeypatch.setattr(gamma_sweep, "sweep_rounds", lambda trace: rounds)
+    cost = SimpleNamespace(by_gamma=None, halves=None)
+    found = gamma_sweep.gamma_sweep([], cost, 1.0, USED)
+    assert len(found.gamma_sweep) == LARGEST + 1 and found.gamma_pick.over_own and found.gamma_check.passed
+    none = gamma_sweep.gamma_sweep([], cost, 1.0, USED, ["it drifted"])
+    assert (none.gamma_sweep, none.gamma_pick, none.regret) == ([], None, None)
+    assert none.no_replay == "the machine was not steady: it drifted" and none.gamma_check.passed
+    varied = gamma_sweep.gamma_sweep([], cost, 1.0, None)
+    assert varied.gamma_pick.over_own is None and varied.regret is None

@@ -47,7 +47,7 @@ def _half(found: dict[str, Any], folder: Path) -> HalfCosts:
     gammas, count = [cost.gamma for cost in by_gamma], len(by_gamma)
     if not gammas or gammas != sorted({*gammas}) or [len(row) for row in found["covariance"]] != [count] * count:
         raise ConfigError(f"{folder / 'results.json'} cannot be used: cost.halves is not that of a run")
-    return HalfCosts(found["clusters"], by_gamma, found["covariance"])
+    return HalfCosts(found["clusters"], by_gamma, found["covariance"], found.get("prompts", []))
 
 
 def _text(record: dict[str, Any], columns: dict[str, Any]) -> Text:

@@ -60,7 +60,18 @@ OF_TIMES = {
         "bandwidth",
         "recording",
     ),
-    *("latency", "memory", "machine", "seconds", "optimal_gamma", "gamma_sweep", "gamma_pick", "regret"),
+    *(
+        "latency",
+        "memory",
+        "machine",
+        "seconds",
+        "optimal_gamma",
+        "gamma_sweep",
+        "gamma_pick",
+        "gamma_check",
+        "regret",
+        "no_replay",
+    ),
     *("provenance", "identity", "config_digest", "config", "overrides", "workers"),
 }
 OF_CATEGORIES = ("prompts", "tokens", "rounds", "block_efficiency", "alpha")

@@ -26,9 +26,8 @@ def test_the_command_prints_a_table_and_writes_it(finished, monkeypatch, capsys)
     command.main([str(folder), "gamma_policy=oracle"])
     kept = json.loads((folder / "replay-1.json").read_text())
     assert "the earlier one is now replay-1.json" in " ".join(capsys.readouterr().out.split()) and kept == stored
-    # It drafts what will be accepted and no more. That this is the fastest depends on measured costs.
-    assert stored["oracle"]["drafted"] < stored["gamma 3"]["drafted"]
-    assert stored["oracle"]["rounds"] < 1.05 * min(entry["rounds"] for entry in stored.values())
+    assert stored["oracle"]["drafted"] < stored["gamma 3"]["drafted"]  # never what will not be accepted
+    assert stored["oracle"]["speedup"] >= max(entry["speedup"] for entry in stored.values())
 
 
 @pytest.mark.parametrize(

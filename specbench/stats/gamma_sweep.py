@@ -1,0 +1,94 @@
+"""What a run says of other constant gammas, by replay, and when it says nothing."""
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from specbench.errors import ConfigError
+from specbench.stats.bootstrap import by_cluster, student
+from specbench.stats.estimates import Cost, Factor, Floats, GammaCheck, GammaPick, GammaSpeedup
+from specbench.stats.records import Result
+from specbench.stats.replay import Replayed, Trace, pick_rounds, priced, sweep_rounds, trace_of
+
+WIDEST = 1.25  # of the interval of gamma 0: the upper end over the lower one
+CLOSE = 0.05  # to 1, of gamma 0 where there is no interval
+
+
+@dataclass(frozen=True)
+class Swept:
+    """What constant gammas would have given: the fields of `RunResult` of these names."""
+
+    gamma_sweep: list[GammaSpeedup] = field(default_factory=list)
+    gamma_pick: GammaPick | None = None
+    regret: float | None = None  # of the chosen gamma: 0.05 is 5 %
+    gamma_check: GammaCheck | None = None
+    no_replay: str = ""
+
+
+def gamma_sweep(
+    results: Sequence[Result], cost: Cost, measured: float, chosen: int | None, unsteady: Sequence[str] = ()
+) -> Swept:
+    """What every constant gamma up to the largest measured one would have given, what the best of them gives, and the
+    regret of the `chosen` one; nothing if the machine was not steady, for these reasons, or gamma 0 is not as fast as
+    plain decoding. `measured` is the run's speedup."""
+    try:
+        trace = trace_of(results, cost.by_gamma, measured, cost.halves)
+    except ConfigError as error:
+        return Swept(no_replay=str(error))
+    rounds = sweep_rounds(trace)
+    found = {gamma: priced(trace, of_gamma) for gamma, of_gamma in rounds.items()}
+    check = checked(found[0], bool(trace.halves))
+    if reason := f"the machine was not steady: {unsteady[0]}" if unsteady else why_failed(check):
+        return Swept(gamma_check=check, no_replay=reason)
+    gammas, of_pick = pick_rounds(trace, rounds)
+    best, own = priced(trace, of_pick), rounds.get(-1 if chosen is None else chosen)
+    over = None if own is None or not trace.halves else over_own(trace, of_pick, own)
+    return Swept(
+        [GammaSpeedup(gamma, each.speedup, each.ci95) for gamma, each in found.items()],
+        GammaPick(gammas, best.speedup, best.ci95, in_sample=not trace.halves, over_own=over),
+        best.speedup / found[chosen].speedup - 1 if chosen in found else None,
+        check,
+    )
+
+
+def checked(plain: Replayed, halves: bool) -> GammaCheck:
+    """Whether gamma 0 replays as what it is. Without halves the interval lacks the error of the costs, so it is not
+    given, and the speedup must be close to 1."""
+    if not halves:
+        return GammaCheck(plain.speedup, None, abs(plain.speedup - 1) <= CLOSE)
+    ci95 = plain.ci95
+    passed = ci95 is not None and ci95[0] <= 1 <= ci95[1] <= WIDEST * ci95[0]
+    return GammaCheck(plain.speedup, ci95, passed)
+
+
+def why_failed(check: GammaCheck) -> str:
+    """Why nothing is expected of other gammas; empty if the check passed."""
+    told, ci95 = f"gamma 0 decodes plainly, but is replayed as {check.speedup:.2f}x", check.ci95
+    if check.passed:
+        return ""
+    if ci95 is None:
+        return f"{told}, without an interval"
+    return f"{told} ({ci95[0]:.2f} to {ci95[1]:.2f})" + ", which is too wide" * (ci95[0] <= 1 <= ci95[1])
+
+
+def over_own(trace: Trace, pick: Floats, own: Floats) -> Factor:
+    """How much faster the texts are with the rounds of the pick than with those of the run's own gamma, both [texts,
+    largest + 1] and at the same costs. Each half is judged on what the other one chose by, so the errors of the two are
+    not independent: they are added, not their squares."""
+    seconds = [trace.charged(rounds) for rounds in (own, pick)]
+    totals = [float(each.sum()) for each in seconds]
+    by_text = seconds[0] / totals[0] - seconds[1] / totals[1]  # how the logarithm of the factor changes with a text
+    by_round = own / totals[0] - pick / totals[1]  # and with a second that each round takes longer
+    halves, error = np.array([text.half for text in trace.texts]), 0.0
+    for half, costs in enumerate(reversed(trace.halves)):
+        here = np.flatnonzero(halves == half).tolist()
+        clusters: list[Hashable] = [trace.texts[place].cluster or trace.texts[place].prompt for place in here]
+        sums = by_cluster(by_text[here][None], clusters)[0]
+        of_texts, count = len(sums) * float(sums.var(ddof=1)), len(sums)
+        of_costs, freedom = costs.error(by_round[here].sum(0))
+        if variance := of_texts + of_costs:
+            freedom = variance**2 / (of_texts**2 / (count - 1) + of_costs**2 / freedom)
+            error += student(freedom) * variance**0.5
+    factor = totals[0] / totals[1]
+    return Factor(factor, (float(factor * np.exp(-error)), float(factor * np.exp(error))) if error < 1 else None)
