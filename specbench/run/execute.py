@@ -119,7 +119,11 @@ def decoder_of(sharing: Sequence[Sequence[RunJob]], announce: Callable[[str], No
     from specbench.run.run import run_in_turn
 
     targets = Targets()
-    groups = [[build(job.checked, announce, targets) for job in together] for together in sharing]
+    first = sharing[0][0]  # of several ways, whose memory differs in their drafters, one says what it needs
+    groups = [
+        [build(job.checked, announce if job is first else log.info, targets) for job in together]
+        for together in sharing
+    ]
     every = [parts for group in groups for parts in group]
     if len(every) > 1:
         announce(f"{len(every)} ways of decoding in turn, {len(groups)} with plain decoding")

@@ -9,6 +9,7 @@ import numpy as np
 
 from specbench.decoding.search import Decoding
 from specbench.peers.base import Peers
+from specbench.run.strict_verdict import as_one_of
 from specbench.stats.derive import Load, RunFacts, derive
 from specbench.stats.estimates import Counts, Repeats
 from specbench.stats.formulas import cost_ratios, rates, speedup_of
@@ -41,7 +42,7 @@ def pooled(
         "cost": own["cost"] | {name: first["cost"][name] for name in OF_ROUNDS},
         "operations_factor": mean([result["operations_factor"] for result in results]),
         "gamma": facts.gamma,
-        "lossless": _worst([result["lossless"] for result in results]),
+        "lossless": worst_verdict(results),
         "acceptance": own["acceptance"] | {"check": first["acceptance"]["check"]},
         "bandwidth": own["bandwidth"] | {"copy_bytes_per_second": copied},
         "drift": texts | {"bound": max(bounds, default=None)} | found.drift,
@@ -71,8 +72,11 @@ def repeats_of(results: Sequence[ResultTree], load: Load, vary: str, failed: int
     return asdict(Repeats(len(results), failed, vary, sd, Counts(**results[0]["counts"])))
 
 
-def _worst(verdicts: Sequence[ResultTree]) -> ResultTree:
-    """The worst verdict, with the number of its process in its reason."""
+def worst_verdict(results: Sequence[ResultTree]) -> ResultTree:
+    """The worst verdict, with the number of its process in its reason. With another seed a process has texts of its
+    own, and its verdict is one of several tests."""
+    tests = len({result["config"]["seed"] for result in results})
+    verdicts: list[ResultTree] = [{**as_one_of(tests, result["lossless"])} for result in results]
     number, found = min(enumerate(verdicts, 1), key=lambda numbered: WORST.index(numbered[1]["verdict"]))
     if found["verdict"] == "passed" or len({verdict["verdict"] for verdict in verdicts}) == 1:
         return found

@@ -21,7 +21,7 @@ from specbench.results.table import Table, to_csv
 from specbench.results.terminal import show
 from specbench.results.wording import word
 from specbench.run.signals import defer_signals
-from specbench.run.strict_verdict import GOOD
+from specbench.run.strict_verdict import GOOD, as_one_of
 
 log = logging.getLogger(__name__)
 PLACE, MIRRORED = ".sweep", "mirrored.json"  # in the sweep's folder: a folder for each command, with this file
@@ -103,7 +103,11 @@ def _once(jobs: SweepJobs, what: str, results: dict[str, str], make: Callable[[]
 def closing_sentence(jobs: SweepJobs, examined: Sequence[tuple[PlannedJob, Any]]) -> tuple[str, int]:
     """What is to be said of a sweep at its end, and the exit code."""
     missing = [job for job, earlier in examined if not earlier.finished]
-    bad = sum(job.strict and e.result is not None and word(e.result["lossless"]) not in GOOD for job, e in examined)
+    strict = [e.result["lossless"] for job, e in examined if job.strict and e.result is not None]
+    alone = sum(word(lossless) not in GOOD for lossless in strict)
+    bad = sum(word(as_one_of(len(strict), lossless)) not in GOOD for lossless in strict)
+    if alone > bad:
+        log.warning("strict=true: %d verdicts are bad by p-values that %d tests may have", alone - bad, len(strict))
     if bad and not missing:
         return f"strict=true: the verdict of {bad} of {len(examined)} jobs is not passed", 3
     text = f"{len(missing)} of {len(examined)} jobs have no result, see their run.log"
