@@ -28,22 +28,15 @@ def unlike_engines(results: Iterable[Mapping[str, Any]], in_turn: bool) -> str:
     groups: dict[str, list[str]] = {}
     for result in results:
         setting = repr(result["config"].get("executor")) if in_turn else ""
-        groups.setdefault(setting, []).append(_engine(result))
+        programs, engine = result.get("executor", {}).get("programs", {}), result.get("choices", {}).get("executor")
+        amount = "no" if not programs.get("used") else "some" if programs.get("missed") else "all"
+        whose = "" if amount == "all" else f"executor={engine} and "
+        groups.setdefault(setting, []).append(f"{whose}{amount} programs compiled")
     for engines in groups.values():
         if len(counts := Counter(engines)) > 1:
             told = ", ".join(f"{count} of {len(engines)} with {engine}" for engine, count in counts.items())
             return f"they did not run alike ({told}): executor=compiled for all, or executor=eager, makes them so"
     return ""
-
-
-def _engine(result: Mapping[str, Any]) -> str:
-    """The executor of a run and, where that depends on what is stored, whether it used compiled programs."""
-    name = f"executor={result.get('choices', {}).get('executor')}"
-    programs = result.get("executor", {}).get("programs", {})
-    if "used" not in programs:
-        return name
-    amount = "no" if not programs["used"] else "some" if programs.get("missed") else "all"
-    return f"{name} and {amount} programs compiled"
 
 
 def differing_overrides(runs: Sequence[tuple[Path, Mapping[str, Any]]]) -> list[dict[str, str]]:

@@ -6,18 +6,7 @@ from typing import Any
 
 from specbench.results.fields import CAUSES, UNITS
 from specbench.results.table import Cell, CellValue, Column, Table, table_columns
-from specbench.results.wording import (
-    MOST_NAMES,
-    Way,
-    doubts,
-    drafts,
-    label,
-    left_out,
-    no_gain,
-    none_left,
-    slower,
-    word,
-)
+from specbench.results.wording import MOST_NAMES, Way, doubts, label, left_out, no_gain, none_left, slower, word
 from specbench.stats.comparison import LEVEL, Comparison
 from specbench.stats.estimates import Interval
 
@@ -37,12 +26,13 @@ def ranking(found: ComparisonDict) -> str:
     if not ranked:
         return f"{where}{none_left(len(results), 'ways')}."
     (first, *others), failed = ranked, left_out(len(results) - len(ranked))
-    ways = [_way(run) for run in ranked]
+    numbers = ((run["label"], run["numbers"]["speedup"], run["ci95"].get("speedup"), run["result"]) for run in ranked)
+    ways = [Way(*own) for own in numbers]
     of, best = f"{len(ranked)} way{'s' * (len(ranked) > 1)}{failed}", ways[0]
     if found.get("unlike"):
-        return f"{where}{_capital('no way is ranked: ' + found['unlike'], where)}{doubts(results, first['result'])}."
+        return f"{where}No way is ranked: {found['unlike']}{doubts(results, first['result'])}."
     if told := no_gain(ways):
-        told = f"{_capital(told, where)}{failed}"
+        told += failed
     elif not was_tested(found):
         told = f"Too few prompts to say which of {of} is the fastest; {best.name} measured {best.measured}"
     else:
@@ -51,16 +41,6 @@ def ranking(found: ComparisonDict) -> str:
         names = ", ".join(ties) if len(ties) <= MOST_NAMES else f"{len(ties)} others"
         told += f"; not told apart from {names}"
     return f"{where}{told}{slower(ways)}{doubts(results, first['result'])}."
-
-
-def _way(run: Mapping[str, Any]) -> Way:
-    """What a headline says of a way."""
-    return Way(run["label"], run["numbers"]["speedup"], run["ci95"].get("speedup"), drafts(run["result"]))
-
-
-def _capital(told: str, before: str) -> str:
-    """A clause as the beginning of a sentence, unless something stands before it."""
-    return told if before else f"{told[0].upper()}{told[1:]}"
 
 
 def was_tested(found: ComparisonDict) -> bool:

@@ -149,22 +149,22 @@ def left_out(failed: int) -> str:
 
 @dataclass(frozen=True)
 class Way:
-    """One way of decoding in a headline: its name, its speed over plain decoding's, and whether it drafts at all."""
+    """One way of decoding in a headline: its name, its speed over plain decoding's, and its whole result."""
 
     name: str
     speedup: float
     ci95: Sequence[float] | None
-    drafts: bool
+    result: Mapping[str, Any]
+
+    @property
+    def drafts(self) -> bool:
+        """Whether it drafted anything: with gamma 0 it decodes plainly."""
+        return bool(self.result["counts"]["drafted"])
 
     @property
     def measured(self) -> str:
         """Its speedup in words."""
         return f"{self.speedup:.2f}x plain decoding's speed{within(self.ci95)}"
-
-
-def drafts(result: Mapping[str, Any]) -> bool:
-    """Whether a run drafted anything: with gamma 0 it decodes plainly."""
-    return bool(result["counts"]["drafted"])
 
 
 def no_gain(ways: Sequence[Way]) -> str:
@@ -174,10 +174,10 @@ def no_gain(ways: Sequence[Way]) -> str:
     if fastest.drafts and (fastest.ci95 is None or any(way.ci95 and way.ci95[0] > 1 for way in drafting)):
         return ""
     if not drafting:
-        return f"nothing was drafted: {fastest.name} measured {fastest.measured}"
+        return f"Nothing was drafted: {fastest.name} measured {fastest.measured}"
     best = drafting[0]
     unsure = fastest.drafts and best.speedup > 1  # more prompts may show a gain
-    told = "no gain is shown: leave it off, or measure more prompts" if unsure else "none gains: leave it off"
+    told = "No gain is shown: leave it off, or measure more prompts" if unsure else "None gains: leave it off"
     told += f" (best: {best.name}, {best.measured})"
     return told if fastest.drafts else f"{told}; {fastest.name} drafts nothing and measured {fastest.speedup:.2f}x"
 

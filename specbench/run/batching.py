@@ -31,11 +31,10 @@ class Batch:
 class Requests:
     """The prompts of a run as requests. The answers of a turn become the history of the next one."""
 
-    def __init__(self, parts: Components, spare: int | None = None, told: set[str] | None = None):
-        """`spare` cache columns take the guesses beyond a row's limit: those of the run unless given. `told` are
-        warnings that were given, perhaps by requests of other ways."""
+    def __init__(self, parts: Components, spare: int | None = None):
+        """`spare` cache columns take the guesses beyond a row's limit: those of the run unless given."""
         self.parts, self.spare = parts, parts.spare if spare is None else spare
-        self.told = set() if told is None else told
+        self.told: set[str] = set()  # warnings that were given; other ways may share it
         self.answers: dict[str, list[str]] = {prompt.id: [] for prompt in parts.prompts}
         self.total = sum(len(prompt.turns) for prompt in parts.prompts)
         self.turns = max(len(prompt.turns) for prompt in parts.prompts)

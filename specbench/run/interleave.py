@@ -61,12 +61,6 @@ class MethodRun:
             calibrate(self.session, wanted)
         self._calibrated = True
 
-    @property
-    def uses_programs(self) -> bool | None:
-        """Whether it runs compiled programs that were found or made; None if its executor has no such choice."""
-        used: bool | None = self.parts.target.executor.facts().get("programs", {}).get("used")
-        return used
-
     def probe_costs(self, wanted: Batch) -> None:
         """Times rounds of constant gammas other than the run's own, which has more of them than probes could add."""
         for _ in range(max(1, len(wanted.requests) // (FEWEST * self.parts.batch_size))):
@@ -173,18 +167,11 @@ class InterleavedGroup:
     """Members whose settings differ in nothing that plain decoding's law depends on. One of them decodes plainly for
     all: one whose verifier adds nothing to a plain step (no renewal of noise, no lenience), if there is one."""
 
-    def __init__(
-        self,
-        members: Sequence[MethodRun],
-        watch: MachineWatch,
-        phases: Phases,
-        alone: bool = False,
-        told: set[str] | None = None,
-    ):
-        """`alone` says that these members are all that are decoded; `told` is that of `Requests`."""
+    def __init__(self, members: Sequence[MethodRun], watch: MachineWatch, phases: Phases, alone: bool = False):
+        """`alone` says that these members are all that are decoded."""
         self.members, self.watch, self.phases = members, watch, phases
         self.alone = alone and len(members) == 1  # of several, some would be compiled and others not
-        self.requests = Requests(members[0].parts, max(member.parts.spare for member in members), told)
+        self.requests = Requests(members[0].parts, max(member.parts.spare for member in members))
         self.plain = min(members, key=lambda member: extra_work(member.parts.verifier))
         self.done = 0  # requests
         self.warm, self.inputs = 0, 0  # columns, and tokens of an encoder's input, that were warmed up

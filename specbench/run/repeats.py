@@ -42,9 +42,7 @@ def run_repeats(config: DictConfig, job: RunJob, placement: PlacementFn) -> None
     Raises ConfigError, IncompleteError, VerdictError or KeyboardInterrupt; what is finished is pooled before."""
     out_dir, count = job.folder, job.checked.root.repeats
     if count < FEWEST_PROCESSES:
-        log.warning(
-            "repeats=%d gives no interval, not even that of one process: it takes repeats=%d", count, FEWEST_PROCESSES
-        )
+        log.warning("repeats=%d gives no interval, not even of one process: it takes %d", count, FEWEST_PROCESSES)
     wanted = {out_dir / f"repeat={number}": of_process(config, job.checked, number) for number in range(count)}
     done: list[Path] = []
     interrupted, fresh, result, kept = False, False, None, None

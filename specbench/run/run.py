@@ -50,12 +50,13 @@ def run_in_turn(cohorts: Sequence[Runs], progress: Progress, phases: Phases | No
     with defer_signals(), torch.inference_mode():
         members: list[MethodRun] = []
         try:
-            watch, groups, told = MachineWatch(device), [], set[str]()
+            watch, groups = MachineWatch(device), []
             reset_peak(device)
             for runs in cohorts:
                 own = [MethodRun(parts, out_dir, on_group, phases) for parts, out_dir, on_group in runs]
                 members += own
-                groups.append(InterleavedGroup(own, watch, phases, len(cohorts) == 1, told))
+                groups.append(InterleavedGroup(own, watch, phases, len(cohorts) == 1))
+                groups[-1].requests.told = groups[0].requests.told
             try:
                 _decode_in_turn(groups, progress)
             except KeyboardInterrupt:
@@ -107,11 +108,10 @@ def _decode_in_turn(groups: Sequence[InterleavedGroup], progress: Progress) -> N
 def run_alike(groups: Sequence[InterleavedGroup], tell: Callable[[str], None]) -> None:
     """Ways with the same settings of the executor, and plain decoding of each, run compiled programs if all of them
     have theirs. If some lack them, none of these ways uses any."""
-    same: dict[str, list[InterleavedGroup]] = {}
-    for group in groups:
-        same.setdefault(repr(group.members[0].parts.config["executor"]), []).append(group)
-    for alike in same.values():
-        used = [bool(member.uses_programs) for group in alike for member in group.members]
+    for setting in {repr(group.members[0].parts.config["executor"]): "" for group in groups}:
+        alike = [group for group in groups if repr(group.members[0].parts.config["executor"]) == setting]
+        executors = [member.parts.target.executor for group in alike for member in group.members]
+        used = [bool(executor.facts().get("programs", {}).get("used")) for executor in executors]
         if any(used) and not all(used):
             why = f"compiled programs were left out, since {sum(used)} of {len(used)} ways had them"
             for group in alike:

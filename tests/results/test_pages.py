@@ -354,6 +354,7 @@ def swept(*runs):
     """Stored runs with what a lead reads, from (drafter, speedup, verdict, machine)."""
     return [StoredRun(Path(name), {"config": {}, "lossless": lossless, "machine": machine,
                                    "provenance": {"device": "a CPU", "threads": 2},
+                                   "counts": {"drafted": int(name != "none")},
                                    "speedup": {"measured": speedup, "ci95": [speedup - 0.1, speedup + 0.1]}},
                       {"drafter": name}) for name, speedup, lossless, machine in runs]  # fmt: skip
 
@@ -374,6 +375,12 @@ SLOW_RUN, FAST_RUN = ("a", 1.2, PASSED, None), ("b", 1.9, PASSED, None)
     ([("a", 1.2, LOSSY, UNSTEADY), ("b", 1.9, UNTESTED, UNSTEADY)],
      "Fastest of 2: drafter b, 1.90x (1.80 to 2.00); its interval is above all others'; losslessness is untested; "
      "the machine was not steady in 2 of 2 runs."),
+    ([("a", 0.99, PASSED, None), ("b", 0.8, PASSED, None)],
+     "None gains: leave it off (best: drafter a, 0.99x plain decoding's speed (0.89 to 1.09)); slower than plain "
+     "decoding: drafter b."),
+    ([("none", 1.3, PASSED, None), SLOW_RUN],
+     "None gains: leave it off (best: drafter a, 1.20x plain decoding's speed (1.10 to 1.30)); drafter none drafts "
+     "nothing and measured 1.30x."),
 ])  # fmt: skip
 def test_the_fastest_run_has_the_target_s_output(runs, expected):
     (told,) = fastest(swept(*runs))

@@ -12,7 +12,7 @@ from specbench.results.comparability import SAME_WORK, TASK, differences, unlike
 from specbench.results.fields import ResultDict
 from specbench.results.reader import StoredRun
 from specbench.results.schema import flatten
-from specbench.results.wording import Way, doubts, drafts, interval, label, left_out, no_gain, none_left, slower, word
+from specbench.results.wording import Way, doubts, interval, label, left_out, no_gain, none_left, slower, word
 
 MOST_VALUES = 6  # of a fact in which runs differ
 MOST_COMMANDS = 6
@@ -218,18 +218,14 @@ def _fastest(group: Sequence[StoredRun], several: bool) -> str:
     if len(runs) == 1:
         loses = ", slower than plain decoding" if speedup["ci95"] and speedup["ci95"][1] < 1 else ""
         return f"{where}{name}: {measured}{loses}{failed}{doubt}."
-    ways = [_way(run, common) for run in sorted(runs, key=lambda run: -run.result["speedup"]["measured"])]
+    named = ((_name(run, common), run.result["speedup"], run.result) for run in runs)
+    ways = [Way(name, own["measured"], own["ci95"], result) for name, own, result in named]
+    ways.sort(key=lambda way: -way.speedup)
     if told := no_gain(ways):
         return _capital(f"{where}{told}{failed}{slower(ways)}{doubt}.")
     near = sum(run is not best and _overlap(run.result["speedup"], speedup) for run in runs)
     apart = f"; {near} of the others may be as fast" if near else "; its interval is above all others'"
     return _capital(f"{where}fastest of {len(runs)}{failed}: {name}, {measured}{apart}{slower(ways)}{doubt}.")
-
-
-def _way(run: StoredRun, common: Mapping[str, str]) -> Way:
-    """What a headline says of a run, whose name is without the keys in `common`."""
-    speedup = run.result["speedup"]
-    return Way(_name(run, common), speedup["measured"], speedup["ci95"], drafts(run.result))
 
 
 def _name(run: StoredRun, common: Mapping[str, str]) -> str:
