@@ -107,7 +107,7 @@ def closing_sentence(jobs: SweepJobs, examined: Sequence[tuple[PlannedJob, Any]]
     alone = sum(word(lossless) not in GOOD for lossless in strict)
     bad = sum(word(as_one_of(len(strict), lossless)) not in GOOD for lossless in strict)
     if alone > bad:
-        log.warning("strict=true: %d verdicts are bad by p-values that %d tests may have", alone - bad, len(strict))
+        log.warning("strict=true: %d failed by p-values that one of %d tests may have", alone - bad, len(strict))
     if bad and not missing:
         return f"strict=true: the verdict of {bad} of {len(examined)} jobs is not passed", 3
     text = f"{len(missing)} of {len(examined)} jobs have no result, see their run.log"

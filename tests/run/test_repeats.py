@@ -9,6 +9,7 @@ import sys
 import time
 from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pyarrow.parquet as parquet
@@ -28,6 +29,7 @@ from specbench.results.parquet import load_sums
 from specbench.results.reader import load_run
 from specbench.results.schema import Placement
 from specbench.run.pooled import worst_machine, worst_verdict
+from specbench.run.sweep_summary import PlannedJob, SweepJobs, closing_sentence
 from specbench.stats import two_way_bootstrap as crossed
 from specbench.stats.bootstrap import student
 from specbench.stats.formulas import speedup_of
@@ -351,6 +353,21 @@ def test_the_verdict_and_the_machine_are_the_worst_ones(processes, monkeypatch, 
     assert verdict["verdict"] == "failed" and verdict["reason"] == "process 2: a stale cache"
 
 
+def judged(seed, statistic, found, detail):
+    """A result with this p-value."""
+    lossless = {"method": "martingale", "statistic": statistic, "threshold": 0.005, "verdict": found,
+                "passed": found == "passed", "reason": "x", "detail": {"impossible": 0} | detail}  # fmt: skip
+    return {"config": {"seed": seed}, "lossless": lossless}
+
+
+@pytest.mark.parametrize(("p", "jobs", "code"), [(0.002, 3, 0), (0.002, 1, 3), (0.001, 3, 3)])
+def test_a_strict_sweep_corrects_for_its_jobs(p, jobs, code):
+    found = [judged(0, p, "failed", {}), *(judged(0, 0.4, "passed", {}) for _ in range(jobs - 1))]
+    examined = [(PlannedJob(number, [], Path(), None, True), SimpleNamespace(finished=True, result=result))
+                for number, result in enumerate(found)]  # fmt: skip
+    assert closing_sentence(SweepJobs(Path(), "", "", {}, []), examined)[1] == code
+
+
 @pytest.mark.parametrize(("p", "seeds", "detail", "verdict"), [
     (0.002, (0, 1, 2), {}, "passed"),  # .006 of three tests
     (0.001, (0, 1, 2), {}, "failed"),
@@ -359,13 +376,8 @@ def test_the_verdict_and_the_machine_are_the_worst_ones(processes, monkeypatch, 
     (0.0, (0, 1, 2), {}, "failed"),  # a fault
 ])  # fmt: skip
 def test_the_worst_of_several_p_values_is_corrected(p, seeds, detail, verdict):
-    def result(seed, statistic, found):
-        lossless = {"method": "martingale", "statistic": statistic, "threshold": 0.005, "verdict": found,
-                    "passed": found == "passed", "reason": "x", "detail": {"impossible": 0} | detail}  # fmt: skip
-        return {"config": {"seed": seed}, "lossless": lossless}
-
-    rest = [result(seed, 0.4, "passed") for seed in seeds[1:]]
-    found = worst_verdict([result(seeds[0], p, "failed"), *rest])
+    rest = [judged(seed, 0.4, "passed", detail) for seed in seeds[1:]]
+    found = worst_verdict([judged(seeds[0], p, "failed", detail), *rest])
     assert found["verdict"] == verdict and found["passed"] == (verdict == "passed")
     if verdict == "failed":
         assert found["statistic"] == pytest.approx(len({*seeds}) * p)
