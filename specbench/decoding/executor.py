@@ -130,8 +130,9 @@ class Executor(Component):
         takes so many seconds, `least` of them reading weights; a weight counts once for each program that reads it."""
         return False
 
-    def without_programs(self) -> None:
-        """From now on no program is used or made: called before models with a recurrent state are loaded."""
+    def without_programs(self, why: str = "") -> None:
+        """From now on no program is used or made: called before models with a recurrent state are loaded, or, with a
+        sentence `why` for the notes, after a warm-up."""
 
     def telling(self, tell: Callable[[str], None]) -> None:
         """From now on `tell` is called with what is going on while programs are made."""

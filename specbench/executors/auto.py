@@ -74,6 +74,7 @@ class AutoExecutor(Executor):
         self.may_compile = compile == "auto" and self.programs.folder is not None
         self.decided, self.incomplete = False, 0  # calls of the first warm-up that had no program
         self.decision: str | None = None
+        self.left_out: str | None = None  # why programs that were there are not used
         self.fixed_shapes = self.compiles or self.programs.any  # while it is True, leaves look for programs
 
     @classmethod
@@ -137,8 +138,8 @@ class AutoExecutor(Executor):
             self.incomplete, self.leaves, self.programs.found = 0, {}, 0
         return pays
 
-    def without_programs(self) -> None:
-        self.programs = Programs(None)
+    def without_programs(self, why: str = "") -> None:
+        self.programs, self.leaves, self.left_out = Programs(None), {}, why or None
         self.compiles = self.may_compile = self.fixed_shapes = False
 
     def telling(self, tell: Callable[[str], None]) -> None:
@@ -147,7 +148,7 @@ class AutoExecutor(Executor):
     def notes(self) -> list[str]:
         if self.missing and not self.compiles:
             return [f"{self.missing} calls had no compiled program: times mix both, executor=compiled makes them"]
-        return []
+        return [self.left_out] if self.left_out else []
 
     @property
     def missing(self) -> int:
@@ -236,7 +237,8 @@ class AutoExecutor(Executor):
         times = {shape: self.table.shapes[shape] for shape in shapes if shape in self.table.shapes}
         kept = self.programs
         programs = {"used": self.fixed_shapes, "found": kept.found, "made": kept.made, "seconds": kept.seconds,
-                    "decision": self.decision, "missed": self.missing or self.incomplete}  # fmt: skip
+                    "decision": self.decision, "left_out": self.left_out,
+                    "missed": self.missing or self.incomplete}  # fmt: skip
         return {"machine": self.table.machine, "rows": list(ROWS), "microseconds": times, "chosen": self.chosen,
                 "programs": programs}  # fmt: skip
 

@@ -1,5 +1,6 @@
 """In which settings runs differ: what tells one run from the others, and whether they did the same work."""
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,24 @@ def differences(results: Iterable[Mapping[str, Any]], but: Iterable[str] = SAME_
     found = [key for key in keys if any(config.get(key) != configs[0].get(key) for config in configs)]
     left_out = {*but}
     return [key for key in dict.fromkeys(key.partition("/")[0] for key in found) if key not in left_out]
+
+
+def unlike_engines(results: Iterable[Mapping[str, Any]], in_turn: bool) -> str:
+    """Why the speeds of runs are not to be ranked: some used compiled programs, or another executor. Empty if all ran
+    alike. Of runs that were decoded `in_turn` those with other settings of the executor have a plain decoding of their
+    own, and are meant to differ."""
+    groups: dict[str, list[str]] = {}
+    for result in results:
+        setting = repr(result["config"].get("executor")) if in_turn else ""
+        programs, engine = result.get("executor", {}).get("programs", {}), result.get("choices", {}).get("executor")
+        amount = "no" if not programs.get("used") else "some" if programs.get("missed") else "all"
+        whose = "" if amount == "all" else f"executor={engine} and "
+        groups.setdefault(setting, []).append(f"{whose}{amount} programs compiled")
+    for engines in groups.values():
+        if len(counts := Counter(engines)) > 1:
+            told = ", ".join(f"{count} of {len(engines)} with {engine}" for engine, count in counts.items())
+            return f"they did not run alike ({told}): executor=compiled for all, or executor=eager, makes them so"
+    return ""
 
 
 def differing_overrides(runs: Sequence[tuple[Path, Mapping[str, Any]]]) -> list[dict[str, str]]:

@@ -6,11 +6,10 @@ from typing import Any
 
 from specbench.results.fields import CAUSES, UNITS
 from specbench.results.table import Cell, CellValue, Column, Table, table_columns
-from specbench.results.wording import doubts, interval, label, left_out, none_left, word
+from specbench.results.wording import MOST_NAMES, Way, doubts, label, left_out, no_gain, none_left, slower, word
 from specbench.stats.comparison import LEVEL, Comparison
 from specbench.stats.estimates import Interval
 
-MOST_NAMES = 4  # of ways in a sentence
 MOST_PAIRS = 300  # in a table
 NUMBERS = {"speedup": ("speedup", 2), "alpha": ("alpha", 3), "alpha_on_target_text": ("on text", 3),
            "tau": ("block efficiency", 2), "c": ("c", 3), "v": ("v", 2), "o": ("o", 2)}  # fmt: skip
@@ -19,23 +18,29 @@ KeysByLabel = Mapping[str, Mapping[str, str | Cell]]  # by label, what tells the
 
 
 def ranking(found: ComparisonDict) -> str:
-    """Which way is fastest, in a sentence; ways that failed the losslessness test are counted and not ranked."""
+    """Which way is fastest, or that none gains, in a sentence; ways that failed the losslessness test are counted and
+    not ranked, and none is where ways did not run alike."""
     results = [run["result"] for run in found["runs"]]
     where = f"At {label(found['task'])}: " if found["task"] else ""
     ranked = [run for run in found["runs"] if word(run["result"]["lossless"]) != "failed"]
     if not ranked:
         return f"{where}{none_left(len(results), 'ways')}."
     (first, *others), failed = ranked, left_out(len(results) - len(ranked))
-    speedup, ci95 = first["numbers"]["speedup"], first["ci95"].get("speedup")
-    ways = f"{len(ranked)} way{'s' * (len(ranked) > 1)}{failed}"
-    measured = f"{speedup:.2f}x plain decoding's speed" + (f" ({interval(ci95)})" if ci95 else "")
-    told = f"{first['label']} is the fastest of {ways}: {measured}"
-    if not was_tested(found):
-        told = f"Too few prompts to say which of {ways} is the fastest; {first['label']} measured {measured}"
-    elif ties := [run["label"] for run in others if run["rank"] <= first["rank"]]:
+    numbers = ((run["label"], run["numbers"]["speedup"], run["ci95"].get("speedup"), run["result"]) for run in ranked)
+    ways = [Way(*own) for own in numbers]
+    of, best = f"{len(ranked)} way{'s' * (len(ranked) > 1)}{failed}", ways[0]
+    if found.get("unlike"):
+        return f"{where}No way is ranked: {found['unlike']}{doubts(results, first['result'])}."
+    if told := no_gain(ways):
+        told += failed
+    elif not was_tested(found):
+        told = f"Too few prompts to say which of {of} is the fastest; {best.name} measured {best.measured}"
+    else:
+        told = f"{best.name} is the fastest of {of}: {best.measured}"
+    if was_tested(found) and (ties := [run["label"] for run in others if run["rank"] <= first["rank"]]):
         names = ", ".join(ties) if len(ties) <= MOST_NAMES else f"{len(ties)} others"
         told += f"; not told apart from {names}"
-    return f"{where}{told}{doubts(results, first['result'])}."
+    return f"{where}{told}{slower(ways)}{doubts(results, first['result'])}."
 
 
 def was_tested(found: ComparisonDict) -> bool:
@@ -53,11 +58,11 @@ def tables(compared: Comparison, names: KeysByLabel, title: str) -> list[Table]:
     """The ranking, and the causes of the distances, for a terminal."""
     found, reference = asdict(compared), compared.reference
     few = "" if compared.runs[0].ci95["speedup"] else "; too few prompts for intervals and tests"
-    first = ranking_table(found, names, f"of {'the fastest' if reference == compared.runs[0].label else reference}")
+    fastest = reference == compared.runs[0].label and not compared.unlike
+    first = ranking_table(found, names, f"of {'the fastest' if fastest else reference}")
     first.title = f"{title}{about(found)}{few}"
     why = causes_table(found, names)
-    named = " ".join(map(str, names[reference].values())) or reference
-    why.title = f"factors that make up the distance from {named}"
+    why.title = f"factors that make up the distance from {reference}"
     return [first, why] if len(why.columns) > why.names + 1 else [first]
 
 

@@ -1,6 +1,7 @@
 """Results in words: verdicts, intervals, numbers, and the accounting of the speedup."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from specbench.results.fields import FACTORS
@@ -10,6 +11,7 @@ DOUBTS = {"lossy": "; not lossless by choice", "untested": "; losslessness is un
           "inconclusive": "; losslessness is inconclusive"}  # fmt: skip
 DRAWS = {"tested": "at tested positions", "recovered": "in recovered tokens", "bonus": "in bonus tokens"}
 WORDS = {"passed": "yes", "lossy": "no", "failed": "FAILED"}  # in tables
+MOST_NAMES = 4  # of ways in a sentence
 
 
 def word(lossless: Mapping[str, Any]) -> str:
@@ -156,6 +158,50 @@ def none_left(runs: int, what: str) -> str:
 def left_out(failed: int) -> str:
     """How many runs are not ranked, since their output is not the target's."""
     return f" ({failed} more FAILED the losslessness test)" if failed else ""
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way of decoding in a headline: its name, its speed over plain decoding's, and its whole result."""
+
+    name: str
+    speedup: float
+    ci95: Sequence[float] | None
+    result: Mapping[str, Any]
+
+    @property
+    def drafts(self) -> bool:
+        """Whether it drafted anything: with gamma 0 it decodes plainly."""
+        return bool(self.result["counts"]["drafted"])
+
+    @property
+    def measured(self) -> str:
+        """Its speedup in words."""
+        return f"{self.speedup:.2f}x plain decoding's speed{within(self.ci95)}"
+
+
+def no_gain(ways: Sequence[Way]) -> str:
+    """What is said instead of a ranking, if no way has an interval above 1 or the fastest one drafts nothing; empty if
+    one gains, or if nothing is known of that. The fastest way is the first one."""
+    fastest, drafting = ways[0], [way for way in ways if way.drafts]
+    if fastest.drafts and (fastest.ci95 is None or any(way.ci95 and way.ci95[0] > 1 for way in drafting)):
+        return ""
+    if not drafting:
+        return f"Nothing was drafted: {fastest.name} measured {fastest.measured}"
+    best = drafting[0]
+    unsure = fastest.drafts and best.speedup > 1  # more prompts may show a gain
+    told = "No gain is shown: leave it off, or measure more prompts" if unsure else "None gains: leave it off"
+    told += f" (best: {best.name}, {best.measured})"
+    return told if fastest.drafts else f"{told}; {fastest.name} drafts nothing and measured {fastest.speedup:.2f}x"
+
+
+def slower(ways: Sequence[Way]) -> str:
+    """Which ways are slower than plain decoding, by their intervals."""
+    names = [way.name for way in ways if way.ci95 is not None and way.ci95[1] < 1]
+    if not names:
+        return ""
+    whose = "all ways" if len(names) == len(ways) > 1 else f"{len(names)} ways"
+    return f"; slower than plain decoding: {', '.join(names) if len(names) <= MOST_NAMES else whose}"
 
 
 def doubts(results: Sequence[Mapping[str, Any]], best: Mapping[str, Any]) -> str:

@@ -34,6 +34,7 @@ class Requests:
     def __init__(self, parts: Components, spare: int | None = None):
         """`spare` cache columns take the guesses beyond a row's limit: those of the run unless given."""
         self.parts, self.spare = parts, parts.spare if spare is None else spare
+        self.told: set[str] = set()  # warnings that were given; other ways may share it
         self.answers: dict[str, list[str]] = {prompt.id: [] for prompt in parts.prompts}
         self.total = sum(len(prompt.turns) for prompt in parts.prompts)
         self.turns = max(len(prompt.turns) for prompt in parts.prompts)
@@ -83,7 +84,10 @@ class Requests:
         text += f", or would follow one that does not, from turn {turn + 1} on" if self.turns > 1 else ""
         text += f", and {'are' if count > 1 else 'is'} left out: the longest has {length(max(self.too_long))}"
         lost = dict.fromkeys(p.category for p in self.parts.prompts if p.category not in left) if turn == 0 else {}
-        log.warning("%s", text + (f"; none is left of {', '.join(lost)}" if any(lost) else ""))
+        text += f"; none is left of {', '.join(lost)}" if any(lost) else ""
+        if text not in self.told:
+            log.warning("%s", text)
+        self.told.add(text)
 
     def _cuts(self, requests: int) -> list[int]:
         """Where the groups of a turn begin, and the end of the last one."""

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from specbench.errors import ConfigError, first_line
 from specbench.results.atomic_files import as_json, write_text
-from specbench.results.comparability import TASK
+from specbench.results.comparability import TASK, unlike_engines
 from specbench.results.comparison_tables import ranking, rows, sentence, tables
 from specbench.results.completion import examine, keep_others
 from specbench.results.folder_lock import locked
@@ -122,7 +122,8 @@ def show_ranking(
     reference: str | None = None,
 ) -> Comparison:
     """Compares runs, whose own overrides are `words`, and prints which is fastest and why. Raises ConfigError."""
-    compared = compare({label: load_sums(run.folder) for label, run in runs.items()}, by, reference)
+    unlike = unlike_engines([run.result for run in runs.values()], in_turn=by == TOKENS_PER_SECOND)
+    compared = compare({label: load_sums(run.folder) for label, run in runs.items()}, by, reference, unlike)
     entry = {"task": task, **asdict(compared)}
     entry["runs"] = [run | {"result": runs[run["label"]].result} for run in entry["runs"]]
     title = ", ".join(f"{key} {value}" for key, value in task.items())
@@ -150,11 +151,8 @@ def notes_on(runs: RunsByLabel) -> list[str]:
         result["machine"]["reasons"] for result in every if result["machine"] and not result["machine"]["steady"]
     ]
     notes += [f"the machine was not steady: {'; '.join(unsteady[0])}"] if unsteady else []
-    used = [result.get("executor", {}).get("programs", {}).get("used") for result in every]
-    if len({use for use in used if use is not None}) > 1:
-        there = sum(map(bool, used))
-        notes.append(f"compiled programs were there for {there} of {len(used)} ways: executor=compiled makes them")
-    return notes
+    left_out = [result.get("executor", {}).get("programs", {}).get("left_out") for result in every]
+    return notes + list(dict.fromkeys(told for told in left_out if told))
 
 
 def page_of(folder: Path, ways: Sequence[Path]) -> list[str]:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from specbench.run.sweep import Sweep
 
 NAME = "compare"  # of the folder in outputs/, unless a name or an experiment is given
+ALONE = 'Give what one way alone has with that way, as in --also "drafter=model drafter.path=Q".'
 
 
 def comparison_parser() -> argparse.ArgumentParser:
@@ -97,7 +98,7 @@ def expected(overrides: Sequence[str], also: Sequence[str] = ()) -> tuple[Any, "
         for more in ([], *map(shlex.split, also)):
             replaced = {word.partition("=")[0] for word in more}
             configs.append(compose_sweep([*(word for word in words if word.partition("=")[0] not in replaced), *more]))
-            sweep.expect_all(configs[-1])
+            sweep.expect_all(configs[-1], hint=ALONE)
     sweep.command = fields("+".join([name_of_command(configs[0]), *also]))
     sweep.jobs = list({str(job.folder): job for job in sweep.jobs}.values())
     return configs[0], sweep

@@ -4,6 +4,7 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from itertools import chain, repeat
 from pathlib import Path
 from typing import Any
 
@@ -119,7 +120,8 @@ def decoder_of(sharing: Sequence[Sequence[RunJob]], announce: Callable[[str], No
     from specbench.run.run import run_in_turn
 
     targets = Targets()
-    groups = [[build(job.checked, announce, targets) for job in together] for together in sharing]
+    tell = chain([announce], repeat(log.info))  # the memory of the first of several ways
+    groups = [[build(job.checked, next(tell), targets) for job in together] for together in sharing]
     every = [parts for group in groups for parts in group]
     if len(every) > 1:
         announce(f"{len(every)} ways of decoding in turn, {len(groups)} with plain decoding")

@@ -47,18 +47,21 @@ class MethodRun:
         self.parts, self.session, self.on_group, self.phases = parts, Session(parts), on_group, phases
         self.record = RunRecord(columns={name: metric.columns for name, metric in parts.metrics.items()})
         self.saved = None if out_dir is None else PromptsFile(out_dir)
-        self._probes = 0
+        self._probes, self._calibrated = 0, False
 
     def warm_up(self, wanted: Batch, first: bool, requests: int = 0) -> None:
-        """Warm-up for a turn's requests and, the first time, calibration. Programs may then be compiled for a run of so
-        many requests."""
+        """Warm-up for a turn's requests. The first time programs may be compiled for a run of so many requests."""
         begun = time.perf_counter()
         warm_up(self.session, wanted)
         seconds = time.perf_counter() - begun
         if first and requests and pays_to_compile(self.session, wanted, requests, seconds):
             warm_up(self.session, wanted)
-        if first and self.parts.policy.calibrated:
+
+    def calibrate(self, wanted: Batch) -> None:
+        """Calibration, once, of a policy that needs it; how the run is executed is settled by then."""
+        if self.parts.policy.calibrated and not self._calibrated:
             calibrate(self.session, wanted)
+        self._calibrated = True
 
     def probe_costs(self, wanted: Batch, decoded: DecodeResult) -> None:
         """Times rounds of constant gammas other than the run's own, which has more of them than probes could add: of
@@ -180,10 +183,17 @@ class InterleavedGroup:
         self.plain = min(members, key=lambda member: extra_work(member.parts.verifier))
         self.done = 0  # requests
         self.warm, self.inputs = 0, 0  # columns, and tokens of an encoder's input, that were warmed up
+        self.warmed: Batch | None = None  # for what it was warmed up last
 
     def steps(self, tell: Tell) -> Iterator[Batch]:
-        """Decodes one group after the other; yields each."""
+        """Warms up for the first group of requests, then decodes one group after the other; yields each time."""
         for wanted in self.requests.groups():
+            if not self.warm:
+                with allow_signals():
+                    for request in wanted.requests:
+                        request.prepare()
+                    self.warm_up(wanted, tell)
+                yield wanted
             self.step(wanted, wanted.number, tell)
             yield wanted
 
@@ -211,6 +221,21 @@ class InterleavedGroup:
             self._add(wanted, jobs, decoded)
 
     def prepare(self, wanted: Batch, tell: Tell) -> None:
+        """All that comes before a group is decoded."""
+        self.warm_up(wanted, tell)
+        for member in self.members:
+            with self.phases("warm_up"):
+                member.calibrate(wanted)
+
+    def without_programs(self, why: str, tell: Tell) -> None:
+        """Goes on without compiled programs, and warms up again."""
+        for member in self.members:
+            member.parts.target.executor.without_programs(why)
+        if self.warmed is not None:
+            self.warm = self.inputs = 0
+            self.warm_up(self.warmed, tell)
+
+    def warm_up(self, wanted: Batch, tell: Tell) -> None:
         """Warms up for a group, if it needs more columns, or a longer input, than those before it."""
         longer = len(wanted.longest_input or ())
         if wanted.columns <= self.warm and longer <= self.inputs:
@@ -220,7 +245,7 @@ class InterleavedGroup:
             member.parts.target.executor.telling(tell)
             with self.phases("warm_up"):
                 member.warm_up(wanted, not self.warm, self.requests.total if self.alone else 0)
-        self.warm, self.inputs = max(self.warm, wanted.columns), max(self.inputs, longer)
+        self.warm, self.inputs, self.warmed = max(self.warm, wanted.columns), max(self.inputs, longer), wanted
 
     def decode_all_ways(self, wanted: Batch, jobs: Sequence[Job], number: int) -> dict[Way, Any]:
         """What was decoded each way, in an order that turns with the number of the group."""

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from specbench.config.validate import ValidatedConfig
-from specbench.run_config import Role, with_role
+from specbench.run_config import GROUPS, Role, with_role
 
 
 @dataclass(frozen=True)
@@ -37,8 +37,9 @@ def _grouped(jobs: Sequence[RunJob], keys: Sequence[str]) -> list[list[RunJob]]:
 
 
 def labels_of(words: Sequence[Mapping[str, str]]) -> list[str]:
-    """A short name for each job: the values of its own overrides, with their keys where values alone would not do."""
-    values = [" ".join(own.values()) for own in words]
-    if len({*values}) == len(values) and "" not in values:
-        return values
-    return [" ".join(f"{key}={value}" for key, value in own.items()) or "without overrides" for own in words]
+    """A short name for each job: its own overrides in words, or the option alone where all of them choose one of the
+    same group."""
+    options = [value for own in words if own.keys() <= {*GROUPS} for value in own.values()]
+    if len({*options}) == len(words) == len(options) and len({key for own in words for key in own}) == 1:
+        return options
+    return [", ".join(f"{key} {value}" for key, value in own.items()) or "without overrides" for own in words]

@@ -46,7 +46,7 @@ def pooled(
         "cost": own["cost"] | {name: first["cost"][name] for name in OF_ROUNDS},
         "operations_factor": mean([result["operations_factor"] for result in results]),
         "gamma": facts.gamma,
-        "lossless": _worst([result["lossless"] for result in results]),
+        "lossless": worst_verdict(results),
         "acceptance": own["acceptance"] | {"check": first["acceptance"]["check"]},
         "bandwidth": own["bandwidth"] | {"copy_bytes_per_second": copied},
         "drift": texts | {"bound": max(bounds, default=None)} | found.drift,
@@ -77,11 +77,14 @@ def repeats_of(results: Sequence[ResultTree], load: Load, vary: str, failed: int
     return asdict(Repeats(len(results), failed, vary, sd, Counts(**results[0]["counts"])))
 
 
-def _worst(verdicts: Sequence[ResultTree]) -> ResultTree:
-    """The worst verdict, with the number of its process in its reason, and the worst on alpha."""
-    judged = [of_several(verdict, len(verdicts)) for verdict in verdicts]
+def worst_verdict(results: Sequence[ResultTree]) -> ResultTree:
+    """The worst verdict, with the number of its process in its reason, and the worst on alpha. With another seed a
+    process has texts of its own, and its verdict is one of several tests."""
+    tests = len({result["config"]["seed"] for result in results})
+    judged = [of_several(result["lossless"], tests) for result in results]
     number, found = min(enumerate(judged, 1), key=lambda numbered: WORST.index(numbered[1]["verdict"]))
-    found |= {"alpha_own": min((v["alpha_own"] for v in judged), key=lambda own: BAD.index(own["passed"]))}
+    owns = [own for verdict in judged if (own := verdict.get("alpha_own")) is not None]
+    found |= {"alpha_own": min(owns, key=lambda own: BAD.index(own["passed"]), default=None)}
     if found["verdict"] == "passed" or len({verdict["verdict"] for verdict in judged}) == 1:
         return found
     return found | {"reason": f"process {number}: {found['reason']}" if found["reason"] else f"process {number}"}

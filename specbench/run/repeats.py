@@ -31,6 +31,7 @@ from specbench.run.jobs import RunJob
 from specbench.run.pooled import pooled, repeats_of
 from specbench.run.signals import defer_signals
 from specbench.run.strict_verdict import refuse_verdict
+from specbench.stats.two_way_bootstrap import FEWEST_PROCESSES
 
 log = logging.getLogger(__name__)
 COPIED = ("prompts.jsonl", "rounds.parquet", "positions.parquet")  # of the first process
@@ -40,6 +41,8 @@ def run_repeats(config: DictConfig, job: RunJob, placement: PlacementFn) -> None
     """Runs the processes that are not finished, pools all into the job's folder, which is locked, and shows the result.
     Raises ConfigError, IncompleteError, VerdictError or KeyboardInterrupt; what is finished is pooled before."""
     out_dir, count = job.folder, job.checked.root.repeats
+    if count < FEWEST_PROCESSES:
+        log.warning("repeats=%d gives no interval, not even of one process: it takes %d", count, FEWEST_PROCESSES)
     wanted = {out_dir / f"repeat={number}": of_process(config, job.checked, number) for number in range(count)}
     done: list[Path] = []
     interrupted, fresh, result, kept = False, False, None, None

@@ -16,7 +16,7 @@ from specbench.results.schema import RunResult
 from specbench.run.interleave import GroupHook, InterleavedGroup, MethodRun
 from specbench.run.machine_watch import MachineWatch
 from specbench.run.phase_timer import Phases
-from specbench.run.signals import defer_signals
+from specbench.run.signals import allow_signals, defer_signals
 from specbench.run.summary import run_result
 from specbench.stats.records import RunRecord
 
@@ -55,7 +55,8 @@ def run_in_turn(cohorts: Sequence[Runs], progress: Progress, phases: Phases | No
             for runs in cohorts:
                 own = [MethodRun(parts, out_dir, on_group, phases) for parts, out_dir, on_group in runs]
                 members += own
-                groups.append(InterleavedGroup(own, watch, phases, alone=len(cohorts) == 1))
+                groups.append(InterleavedGroup(own, watch, phases, len(cohorts) == 1))
+                groups[-1].requests.told = groups[0].requests.told
             try:
                 _decode_in_turn(groups, progress)
             except KeyboardInterrupt:
@@ -97,6 +98,22 @@ def _decode_in_turn(groups: Sequence[InterleavedGroup], progress: Progress) -> N
         progress(done, total, what)
 
     waiting = [group.steps(tell) for group in groups]
+    waiting = [steps for steps in waiting if next(steps, None) is not None]  # all are warmed up
+    run_alike(groups, tell)
     while waiting:
         waiting = [steps for steps in waiting if next(steps, None) is not None]
         tell("decoding")
+
+
+def run_alike(groups: Sequence[InterleavedGroup], tell: Callable[[str], None]) -> None:
+    """Ways with the same settings of the executor, and plain decoding of each, run compiled programs if all of them
+    have theirs. If some lack them, none of these ways uses any."""
+    for setting in {repr(group.members[0].parts.config["executor"]): "" for group in groups}:
+        alike = [group for group in groups if repr(group.members[0].parts.config["executor"]) == setting]
+        executors = [member.parts.target.executor for group in alike for member in group.members]
+        used = [bool(executor.facts().get("programs", {}).get("used")) for executor in executors]
+        if any(used) and not all(used):
+            why = f"compiled programs were left out, since {sum(used)} of {len(used)} ways had them"
+            for group in alike:
+                with allow_signals():
+                    group.without_programs(f"{why}: executor=compiled makes them for all", tell)

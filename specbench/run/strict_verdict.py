@@ -1,4 +1,4 @@
-"""Which verdicts strict=true accepts, and the verdict on a run that is one of several."""
+"""Which verdicts strict=true accepts, and what a verdict is worth as one of several."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,14 +21,16 @@ def refuse_verdict(strict: bool, result: dict[str, Any], folder: Path) -> None:
 
 def is_good(lossless: Mapping[str, Any]) -> bool:
     """Whether the verdict is good, and that on alpha not bad."""
-    return word(lossless) in GOOD and lossless["alpha_own"]["passed"] is not False
+    return word(lossless) in GOOD and (lossless.get("alpha_own") or {}).get("passed") is not False
 
 
-def of_several(lossless: Mapping[str, Any], runs: int) -> dict[str, Any]:
-    """The verdict on one of several `runs`, of which the worst is looked at: one that failed by its p-value alone has
-    passed if that is not small for the smallest of so many (Bonferroni)."""
-    by_chance = lossless["detail"].get("by_chance")
-    if word(lossless) != "failed" or by_chance is None or by_chance * runs < lossless["threshold"]:
-        return dict(lossless)
-    told = f"a p-value of {by_chance:.2g} is not rare among {runs}"
-    return {**lossless, "verdict": "passed", "passed": True, "reason": told}
+def of_several(lossless: Mapping[str, Any], tests: int) -> dict[str, Any]:
+    """A verdict as one of so many tests, the worst of which counts: by Bonferroni's method its p-value is multiplied by
+    their number. One that failed by its p-value alone has passed if that is not small among so many."""
+    by_chance, found = lossless["detail"].get("by_chance"), dict(lossless)
+    if lossless["method"] == "martingale" and lossless["statistic"] is not None:
+        found["statistic"] = min(1.0, tests * lossless["statistic"])
+    if word(lossless) == "failed" and by_chance is not None and by_chance * tests >= lossless["threshold"]:
+        told = f"its p-value {by_chance:.2g} is no failure as one of {tests} tests"
+        found |= {"verdict": "passed", "passed": True, "reason": told}
+    return found

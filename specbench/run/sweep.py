@@ -137,8 +137,9 @@ class Sweep(Callback):
 
     # -- Its jobs -------------------------------------------------------------------------------
 
-    def expect_all(self, config: DictConfig) -> None:
-        """Notes every job of a sweep. Raises ConfigError if one is not possible."""
+    def expect_all(self, config: DictConfig, hint: str = "") -> None:
+        """Notes every job of a sweep. Raises ConfigError if one is not possible; `hint` is said of a setting that one
+        of several jobs does not have."""
         self.folder = Path(config.hydra.sweep.dir)
         given: Any = OmegaConf.to_container(config.hydra.overrides.task, resolve=False)
         swept = [f"{key}={value}" for key, value in (config.hydra.sweeper.params or {}).items()]
@@ -146,8 +147,16 @@ class Sweep(Callback):
         with explained([*swept, *given]):
             parsed = OverridesParser.create().parse_overrides([*swept, *given])
             jobs = []
-            for number, overrides in enumerate(BasicSweeper.split_arguments(parsed, None)[0]):
-                job = loader.load_sweep_config(config, list(overrides))
+            every = BasicSweeper.split_arguments(parsed, None)[0]
+            for number, overrides in enumerate(every):
+                try:
+                    with explained(overrides):
+                        job = loader.load_sweep_config(config, list(overrides))
+                except ConfigError as error:
+                    own = ", ".join(f"{key}={value}" for key, value in own_words(every)[number].items())
+                    text = f"{own}: {error}" if own else str(error)
+                    lacks = hint and "is not a setting of the chosen" in text
+                    raise ConfigError(f"{text} {hint}" if lacks else text) from error
                 with open_dict(job):
                     job.hydra.job.id = job.hydra.job.num = number
                 self.refuse(check_early(job)[0])  # all of them before torch is loaded

@@ -63,11 +63,13 @@ class Comparison:
     reference: str
     runs: list[Compared]  # fastest first
     pairs: list[Pair] = field(default_factory=list)
+    unlike: str = ""  # why the runs are not ranked; there are no tests then
 
 
-def compare(runs: Mapping[str, PerRequestSums], by: str, reference: str | None = None) -> Comparison:
+def compare(runs: Mapping[str, PerRequestSums], by: str, reference: str | None = None, unlike: str = "") -> Comparison:
     """Compares runs by name; the reference is the fastest unless given. Runs of several processes are not tested, since
-    how processes differ is no part of this interval. Raises ConfigError if the runs share no request."""
+    how processes differ is no part of this interval, nor are those that are `unlike`. Raises ConfigError if the runs
+    share no request."""
     known = set.intersection(*({*run.requests} for run in runs.values()))
     shared = [request for request in next(iter(runs.values())).requests if request in known]
     if not shared:
@@ -76,11 +78,11 @@ def compare(runs: Mapping[str, PerRequestSums], by: str, reference: str | None =
     sums = {label: BootstrapSums(columns_of(run, shared), clusters) for label, run in runs.items()}
     order = sorted(sums, key=lambda label: -float(FORMULAS[by](sums[label].point)))
     pairs = holm([_pair(a, b, sums, by) for a, b in combinations(order, 2)])
-    if any(len({*run.processes}) > 1 for run in runs.values()):
+    if unlike or any(len({*run.processes}) > 1 for run in runs.values()):
         pairs = [replace(pair, p_value=None, corrected=None) for pair in pairs]
     base = reference or order[0]
     found = [_compared(label, base, sums, by, pairs) for label in order]
-    return Comparison(by, len(shared), len({*clusters}), base, found, pairs)
+    return Comparison(by, len(shared), len({*clusters}), base, found, pairs, unlike)
 
 
 def columns_of(run: PerRequestSums, requests: Sequence[str]) -> dict[str, Floats]:

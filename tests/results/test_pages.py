@@ -214,7 +214,7 @@ def way(label, rank, ratio, speedup):
     numbers |= {"tokens_per_second": 10.0, "speedup": speedup}
     error = (None, None) if ratio == 1 else ((0.5, 0.9), 0.01)
     causes = ({}, {}) if ratio == 1 else ({"alpha": ratio}, {"alpha": (0.5, 0.9)})
-    return Compared(label, rank, numbers, {"speedup": (1.0, 2.0)}, ratio, *error, None, None, *causes)
+    return Compared(label, rank, numbers, {"speedup": (1.02, 2.0)}, ratio, *error, None, None, *causes)
 
 
 @pytest.fixture
@@ -238,7 +238,7 @@ def compared(made, tmp_path):
 def test_a_comparison_has_its_ranking(compared):
     write_report(compared, load_runs(compared))
     found = Page.of(compared)
-    lead = "At temperature 0: a is the fastest of 2 ways: 1.50x plain decoding's speed (1.00 to 2.00)."
+    lead = "At temperature 0: a is the fastest of 2 ways: 1.50x plain decoding's speed (1.02 to 2.00)."
     assert found.texts["p"][0] == lead and found.headings[1:3] == ["Ranking at temperature 0", "Why at temperature 0"]
     rows = found.table("way")
     assert [(row["way"], row["rank"], row["of a"]) for row in rows] == [("a", "1", "1.000"), ("b", "2", "0.750")]
@@ -354,6 +354,7 @@ def swept(*runs):
     """Stored runs with what a lead reads, from (drafter, speedup, verdict, machine)."""
     return [StoredRun(Path(name), {"config": {}, "lossless": lossless, "machine": machine,
                                    "provenance": {"device": "a CPU", "threads": 2},
+                                   "counts": {"drafted": int(name != "none")},
                                    "speedup": {"measured": speedup, "ci95": [speedup - 0.1, speedup + 0.1]}},
                       {"drafter": name}) for name, speedup, lossless, machine in runs]  # fmt: skip
 
@@ -374,6 +375,12 @@ SLOW_RUN, FAST_RUN = ("a", 1.2, PASSED, None), ("b", 1.9, PASSED, None)
     ([("a", 1.2, LOSSY, UNSTEADY), ("b", 1.9, UNTESTED, UNSTEADY)],
      "Fastest of 2: drafter b, 1.90x (1.80 to 2.00); its interval is above all others'; losslessness is untested; "
      "the machine was not steady in 2 of 2 runs."),
+    ([("a", 0.99, PASSED, None), ("b", 0.8, PASSED, None)],
+     "None gains: leave it off (best: drafter a, 0.99x plain decoding's speed (0.89 to 1.09)); slower than plain "
+     "decoding: drafter b."),
+    ([("none", 1.3, PASSED, None), SLOW_RUN],
+     "None gains: leave it off (best: drafter a, 1.20x plain decoding's speed (1.10 to 1.30)); drafter none drafts "
+     "nothing and measured 1.30x."),
 ])  # fmt: skip
 def test_the_fastest_run_has_the_target_s_output(runs, expected):
     (told,) = fastest(swept(*runs))
@@ -406,7 +413,7 @@ def test_a_ranking_leaves_out_what_failed(compared):
     first["result"]["lossless"] = FAILED
     assert ranking(entry) == (
         "At temperature 0: b is the fastest of 1 way (1 more FAILED the losslessness test): "
-        "1.10x plain decoding's speed (1.00 to 2.00)."
+        "1.10x plain decoding's speed (1.02 to 2.00)."
     )
     second["result"] |= {"lossless": UNTESTED, "machine": UNSTEADY}
     assert ranking(entry).endswith("; losslessness is untested; the machine was not steady in 1 of 2 runs.")

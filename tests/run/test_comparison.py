@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import asdict
 from itertools import count
 
 import numpy as np
@@ -13,11 +14,14 @@ import specbench.run.compare_command as command
 from specbench.config.build import Targets, build
 from specbench.config.validate import check
 from specbench.errors import ConfigError
+from specbench.results.comparability import unlike_engines
+from specbench.results.comparison_tables import ranking
 from specbench.run import compare as in_turn
 from specbench.run.decoder import Session
 from specbench.run.interleave import order_of_ways
 from specbench.run.jobs import RunJob, jobs_of_one_task, jobs_that_share_decoding, labels_of
 from specbench.run.run import run, run_in_turn
+from specbench.run.warm_up import calibrate
 from specbench.stats.bootstrap import student_tail
 from specbench.stats.comparison import SPEEDUP, TOKENS_PER_SECOND, Pair, compare, holm, joined_clusters
 from specbench.stats.formulas import speedup_of
@@ -258,9 +262,120 @@ def test_an_interrupted_comparison_keeps_what_was_finished(good, monkeypatch, tm
 
 
 def test_no_way_is_lost_to_its_name():
-    assert labels_of([{"a": "x"}, {"a": "y"}]) == ["x", "y"]
+    assert labels_of([{"drafter": "ngram"}, {"drafter": "bigram"}]) == ["ngram", "bigram"]
+    assert labels_of([{"batch_size": "32", "gamma": "1"}, {"batch_size": "8", "gamma": "2"}]) == [
+        "batch_size 32, gamma 1", "batch_size 8, gamma 2"]  # fmt: skip
     assert labels_of([{}, {"lenience": "0.5"}, {"drafter.temperature": "0.5"}]) == [
-        "without overrides", "lenience=0.5", "drafter.temperature=0.5"]  # fmt: skip
+        "without overrides", "lenience 0.5", "drafter.temperature 0.5"]  # fmt: skip
+
+
+# Ways run alike.
+
+
+def ways(*words, stored=()):
+    """Parts with a shared target; those numbered in `stored` find all of their programs, which are the functions."""
+    targets, made = Targets(), []
+    for number, own in enumerate(words):
+        made.append(build(check(composed(*small("logger=none", "verdict_tokens=0", *own.split()))), targets=targets))
+        if number in stored:
+            executor = made[-1].target.executor
+            executor.fixed_shapes, executor.leaf = True, lambda function, model=None: function
+    return made
+
+
+def used(found) -> list[bool]:
+    return [result.executor["programs"]["used"] for result, _ in found]
+
+
+def show_folders(found, folder):
+    """What a comparison of these ways says, and its ranks and p-values."""
+    results = [result.as_dict() for result, _ in found]
+    unlike = unlike_engines(results, in_turn=True)
+    sums = {f"gamma {number}": simulated(12, 0.006 + number / 1000, number) for number in range(len(found))}
+    compared = asdict(compare(sums, TOKENS_PER_SECOND, unlike=unlike))
+    by_label = dict(zip(sums, results, strict=True))
+    compared["runs"] = [run | {"result": by_label[run["label"]]} for run in compared["runs"]]
+    return ranking({"task": {}, **compared}), compared
+
+
+@pytest.mark.parametrize("cohorts", [[2], [1, 1]])
+def test_ways_run_alike_or_are_not_ranked(cohorts, monkeypatch, tmp_path):
+    """One of two ways has stored programs: with a plain decoding that they share, and with one for each. Without the
+    agreement, the negative control, ways that are unlike are decoded, and without the reason they are ranked."""
+    words = ["drafter=random gamma=1", "drafter=random gamma=2"]
+
+    def decoded(folder, stored):
+        rest = iter(ways(*words, stored=stored))
+        return in_turn_of([[next(rest) for _ in range(size)] for size in cohorts], tmp_path / folder)
+
+    found = decoded("alike", [1])
+    assert used(found) == [False, False]
+    (note,) = {note for result, _ in found for note in result.notes if "compiled" in note}
+    assert "since 1 of 2 ways had them" in note and all(note in result.notes for result, _ in found)
+    assert "No way is ranked" not in show_folders(found, tmp_path)[0]
+    assert used(decoded("all", [0, 1])) == [True, True]
+
+    monkeypatch.setattr("specbench.run.run.run_alike", lambda groups, tell: None)
+    found = decoded("unlike", [1])
+    assert used(found) == [False, True]
+    told, compared = show_folders(found, tmp_path)
+    assert told.startswith("No way is ranked: they did not run alike (1 of 2 with") and "fastest" not in told
+    assert {run["rank"] for run in compared["runs"]} == {1} and compared["pairs"][0]["p_value"] is None
+    compared["unlike"] = ""
+    assert "No way is ranked" not in ranking({"task": {}, **compared})
+    sums = {"a": simulated(12, 0.006, 1), "b": simulated(12, 0.009, 2)}
+    assert [run.rank for run in compare(sums, TOKENS_PER_SECOND).runs] == [1, 2]  # as it was
+    assert [run.rank for run in compare(sums, TOKENS_PER_SECOND, unlike="why").runs] == [1, 1]
+
+
+def test_executors_that_are_asked_for_may_differ(tmp_path):
+    made = ways("drafter=random executor=eager", "drafter=random executor=auto", stored=[1])
+    found = in_turn_of([[parts] for parts in made], tmp_path)
+    assert found[1][0].executor["programs"]["used"]
+    results = [result.as_dict() for result, _ in found]
+    assert not unlike_engines(results, in_turn=True)
+    assert "1 of 2 with executor=eager and no programs compiled" in unlike_engines(results, in_turn=False)
+
+
+def test_a_policy_is_calibrated_as_it_will_run(monkeypatch, tmp_path):
+    seen, first = [], ways("drafter=random gamma=2", "drafter=random gamma_policy=adaptive", stored=[1])
+
+    def noted(session, wanted):
+        seen.append(session.parts.target.executor.fixed_shapes)
+        calibrate(session, wanted)
+
+    monkeypatch.setattr("specbench.run.interleave.calibrate", noted)
+    assert first[1].policy.calibrated
+    in_turn_of([first], tmp_path)
+    assert seen == [False]
+
+
+def headline(*numbers):
+    """The first sentence on ways with a speedup, its interval, and whether they draft; the fastest comes first."""
+    runs = [
+        {"label": label, "rank": 1 + (place > 0), "numbers": {"speedup": speedup}, "ci95": {"speedup": ci95},
+         "result": {"lossless": {"verdict": "passed"}, "machine": None, "counts": {"drafted": drafted}}}
+        for place, (label, speedup, ci95, drafted) in enumerate(numbers)
+    ]  # fmt: skip
+    return ranking({"task": {}, "runs": runs, "pairs": [{"p_value": 0.01}]})
+
+
+@pytest.mark.parametrize(("numbers", "told"), [
+    ([("a", 1.3, (1.1, 1.5), 9), ("b", 0.9, (0.8, 0.95), 9)],
+     "a is the fastest of 2 ways: 1.30x plain decoding's speed (1.10 to 1.50); slower than plain decoding: b."),
+    ([("a", 0.99, (0.91, 1.07), 9), ("b", 0.9, (0.8, 1.01), 9)],
+     "None gains: leave it off (best: a, 0.99x plain decoding's speed (0.91 to 1.07))."),
+    ([("a", 0.89, (0.84, 0.95), 9), ("b", 0.8, (0.7, 0.9), 9)],
+     "None gains: leave it off (best: a, 0.89x plain decoding's speed (0.84 to 0.95)); slower than plain decoding: "
+     "a, b."),
+    ([("a", 1.4, (0.98, 2.0), 9), ("b", 0.9, (0.7, 1.1), 9)],
+     "No gain is shown: leave it off, or measure more prompts (best: a, 1.40x plain decoding's speed (0.98 to 2.00))."),
+    ([("gamma 0", 1.07, (1.01, 1.1), 0), ("gamma 1", 1.05, (1.02, 1.08), 9)],
+     "None gains: leave it off (best: gamma 1, 1.05x plain decoding's speed (1.02 to 1.08)); gamma 0 drafts nothing "
+     "and measured 1.07x."),
+])  # fmt: skip
+def test_a_loss_is_called_one(numbers, told):
+    assert headline(*numbers) == told
 
 
 @pytest.mark.parametrize(
@@ -273,6 +388,11 @@ def test_no_way_is_lost_to_its_name():
         (["gamma=1,2", "repeats=2"], "repeats is not possible"),
         (["/", "outputs/nowhere"], "outputs/nowhere is no folder"),
         (["/", "--also", "gamma=1"], "--also cannot apply"),
+        (
+            ["drafter=model,ngram", "drafter.path=Q"],
+            "drafter=ngram: drafter.path is not a setting of the chosen drafter.",
+        ),
+        (["drafter=model,ngram", "drafter.path=Q"], 'as in --also "drafter=model drafter.path=Q"'),
     ],
 )
 def test_mistakes_are_one_sentence(arguments, sentence, monkeypatch, tmp_path, capsys):

@@ -9,6 +9,7 @@ import sys
 import time
 from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pyarrow.parquet as parquet
@@ -27,7 +28,8 @@ from specbench.results.loggers.none import NoLogger
 from specbench.results.parquet import load_sums
 from specbench.results.reader import load_run
 from specbench.results.schema import Placement
-from specbench.run.pooled import worst_machine
+from specbench.run.pooled import worst_machine, worst_verdict
+from specbench.run.sweep_summary import PlannedJob, SweepJobs, closing_sentence
 from specbench.stats import two_way_bootstrap as crossed
 from specbench.stats.bootstrap import student
 from specbench.stats.formulas import speedup_of
@@ -253,11 +255,13 @@ def test_a_process_gets_the_same_overrides(processes, monkeypatch, tmp_path):
 def test_what_is_finished_is_not_run_again(processes, monkeypatch, tmp_path, capsys):
     assert call([*ASKED, "repeats=2", "hydra.run.dir=D"], monkeypatch, tmp_path) == 0
     assert load_run(tmp_path / "D").result["speedup"]["ci95"] is None  # of two processes
-    assert "too few processes or prompts" in capsys.readouterr().out
+    shown = capsys.readouterr()
+    assert "too few processes or prompts" in shown.out and "repeats=2 gives no interval" in shown.err
     processes.commands.clear()
     assert call([*ASKED, "hydra.run.dir=D"], monkeypatch, tmp_path) == 0
     assert [words[-1][-2] for words in processes.commands] == ["2"]
-    assert "process 1 of 3: finished before" in capsys.readouterr().out
+    shown = capsys.readouterr()
+    assert "process 1 of 3: finished before" in shown.out and "gives no interval" not in shown.err
     before = (tmp_path / "D" / "results.json").read_bytes()
     assert call([*ASKED, "hydra.run.dir=D"], monkeypatch, tmp_path) == 0
     shown = capsys.readouterr().out
@@ -347,6 +351,38 @@ def test_the_verdict_and_the_machine_are_the_worst_ones(processes, monkeypatch, 
     assert result["machine"]["others"] == 0.9
     verdict = result["lossless"]
     assert verdict["verdict"] == "failed" and verdict["reason"] == "process 2: a stale cache"
+
+
+def judged(seed, statistic, found, detail):
+    """A result with this p-value; what has none, as a draw of probability 0, fails not by chance."""
+    if statistic and not detail:
+        detail = {"by_chance": statistic}
+    lossless = {"method": "martingale", "statistic": statistic, "threshold": 0.005, "verdict": found,
+                "passed": found == "passed", "reason": "x", "detail": {"impossible": 0} | detail}  # fmt: skip
+    return {"config": {"seed": seed}, "lossless": lossless}
+
+
+@pytest.mark.parametrize(("p", "jobs", "code"), [(0.002, 3, 0), (0.002, 1, 3), (0.001, 3, 3)])
+def test_a_strict_sweep_corrects_for_its_jobs(p, jobs, code):
+    found = [judged(0, p, "failed", {}), *(judged(0, 0.4, "passed", {}) for _ in range(jobs - 1))]
+    examined = [(PlannedJob(number, [], Path(), None, True), SimpleNamespace(finished=True, result=result))
+                for number, result in enumerate(found)]  # fmt: skip
+    assert closing_sentence(SweepJobs(Path(), "", "", {}, []), examined)[1] == code
+
+
+@pytest.mark.parametrize(("p", "seeds", "detail", "verdict"), [
+    (0.002, (0, 1, 2), {}, "passed"),  # .006 of three tests
+    (0.001, (0, 1, 2), {}, "failed"),
+    (0.002, (0, 0, 0), {}, "failed"),  # the same texts again are one test: the control
+    (0.002, (0, 1, 2), {"impossible": 1}, "failed"),
+    (0.0, (0, 1, 2), {}, "failed"),  # a fault
+])  # fmt: skip
+def test_the_worst_of_several_p_values_is_corrected(p, seeds, detail, verdict):
+    rest = [judged(seed, 0.4, "passed", detail) for seed in seeds[1:]]
+    found = worst_verdict([judged(seeds[0], p, "failed", detail), *rest])
+    assert found["verdict"] == verdict and found["passed"] == (verdict == "passed")
+    if verdict == "failed":
+        assert found["statistic"] == pytest.approx(len({*seeds}) * p)
 
 
 def test_reasons_of_several_processes_are_one_each():

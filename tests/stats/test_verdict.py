@@ -577,7 +577,8 @@ def test_which_drafters_are_read_again(drafter, tmp_path):
 
 
 def test_a_small_p_value_among_several_runs_passes():
-    failed = {"verdict": "failed", "detail": {"by_chance": 0.002}, "threshold": 0.005, "alpha_own": {"passed": None}}
+    failed = {"verdict": "failed", "detail": {"by_chance": 0.002}, "threshold": 0.005, "alpha_own": {"passed": None},
+              "method": "martingale", "statistic": 0.002}  # fmt: skip
     assert [of_several(failed, runs)["verdict"] for runs in (1, 2, 3)] == ["failed", "failed", "passed"]
     assert of_several(failed | {"detail": {}}, 9)["verdict"] == "failed"
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import yaml
 
-from specbench.results.comparability import SAME_WORK, TASK, differences
+from specbench.results.comparability import SAME_WORK, TASK, differences, unlike_engines
 from specbench.results.fields import ResultDict
 from specbench.results.reader import StoredRun
 from specbench.results.schema import flatten
-from specbench.results.wording import doubts, interval, label, left_out, none_left, word
+from specbench.results.wording import Way, doubts, interval, label, left_out, no_gain, none_left, slower, word
 
 MOST_VALUES = 6  # of a fact in which runs differ
 MOST_COMMANDS = 6
@@ -196,7 +196,8 @@ def _unlike_work(runs: Sequence[StoredRun]) -> list[str]:
     for part in differences(run.result for run in runs):
         if part in TASK:
             found += [key for key in swept if key.partition(".")[0] == part] or [part]
-    return found + ["machine"] * (len({_machine(run.result) for run in runs}) > 1)
+    found += ["machine"] * (len({_machine(run.result) for run in runs}) > 1)
+    return found + ["compiled programs"] * bool(unlike_engines([run.result for run in runs], in_turn=True))
 
 
 def _fastest(group: Sequence[StoredRun], several: bool) -> str:
@@ -215,11 +216,16 @@ def _fastest(group: Sequence[StoredRun], several: bool) -> str:
     failed, doubt = left_out(len(group) - len(runs)), doubts([run.result for run in group], best.result)
     measured = f"{speedup['measured']:.2f}x{error}"
     if len(runs) == 1:
-        return f"{where}{name}: {measured}{failed}{doubt}."
+        loses = ", slower than plain decoding" if speedup["ci95"] and speedup["ci95"][1] < 1 else ""
+        return f"{where}{name}: {measured}{loses}{failed}{doubt}."
+    named = ((_name(run, common), run.result["speedup"], run.result) for run in runs)
+    ways = [Way(name, own["measured"], own["ci95"], result) for name, own, result in named]
+    ways.sort(key=lambda way: -way.speedup)
+    if told := no_gain(ways):
+        return _capital(f"{where}{told}{failed}{slower(ways)}{doubt}.")
     near = sum(run is not best and _overlap(run.result["speedup"], speedup) for run in runs)
     apart = f"; {near} of the others may be as fast" if near else "; its interval is above all others'"
-    slower = ", slower than plain decoding" if speedup["ci95"] and speedup["ci95"][1] < 1 else ""
-    return _capital(f"{where}fastest of {len(runs)}{failed}: {name}, {measured}{slower}{apart}{doubt}.")
+    return _capital(f"{where}fastest of {len(runs)}{failed}: {name}, {measured}{apart}{slower(ways)}{doubt}.")
 
 
 def _name(run: StoredRun, common: Mapping[str, str]) -> str:
