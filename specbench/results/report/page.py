@@ -28,7 +28,7 @@ def write_report(folder: Path, runs: Sequence[StoredRun]) -> Path:
         leads, sections, first = (
             answer(results[0]).lines,
             [*run_sections(runs[0])],
-            bool(results[0]["counts"]["drafted"]),
+            int(results[0]["counts"]["drafted"] > 0),
         )
     else:
         leads = [ranking(found) for found in compared] or description.fastest(runs)
