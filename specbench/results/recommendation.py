@@ -8,9 +8,8 @@ needs an interval below 1, or that replay expects a gain of no gamma.
 
 import shlex
 from collections.abc import Iterator
-from dataclasses import dataclass
 from math import inf, log
-from typing import Any
+from typing import Any, NamedTuple
 
 from specbench.results.fields import FACTORS
 from specbench.results.report.run_description import command_of
@@ -28,8 +27,7 @@ VERDICTS = {
 }  # by verdict
 
 
-@dataclass(frozen=True)
-class Answer:
+class Answer(NamedTuple):
     """The four lines; `command` is what the last one tells to type, "" if there is nothing or it is not known."""
 
     works: str
@@ -40,8 +38,8 @@ class Answer:
 
     @property
     def lines(self) -> list[str]:
-        """The lines, in the order of the questions that they answer."""
-        return [self.works, self.drafter, self.speed, self.next]
+        """The lines, without the command."""
+        return [*self[:4]]
 
 
 def answer(result: dict[str, Any]) -> Answer:
@@ -149,10 +147,9 @@ def _without_replay(result: dict[str, Any], ci95: list[float]) -> tuple[str, str
 
 def _more_prompts(result: dict[str, Any]) -> tuple[str, str]:
     """What to do where there is no interval: more prompts, if the run has left some out."""
-    told, config = "Next: measure more prompts, for an interval", result.get("config", {})
-    enough = max(32, 8 * config.get("batch_size", 1))
-    if result["counts"]["prompts"] == (config.get("data") or {}).get("limit"):
-        return f"{told}:", _command(result, f"data.limit={enough}")
+    told, config = "Next: measure more prompts, for an interval", result["config"]
+    if result["counts"]["prompts"] == config["data"].get("limit"):
+        return f"{told}:", _command(result, f"data.limit={max(32, 8 * config['batch_size'])}")
     return f"{told}; five or more, or as many groups of rows.", ""
 
 
@@ -175,10 +172,10 @@ def _pick(result: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def _worth_a_try(result: dict[str, Any], pick: dict[str, Any]) -> bool:
-    """Whether replay expects the pick to gain, and to be faster than the run's own gamma, with intervals above 1."""
+    """Whether replay expects the pick to gain, and to be faster than the run's own gamma, by intervals above 1."""
     over = pick.get("over_own")  # of older runs not known
     shown = over is not None and _low(over["ci95"]) > 1 and _low(pick["ci95"]) > 1
-    return shown and 0 not in pick["gammas"] and {*pick["gammas"]} != {result["gamma"]} and steady(result)
+    return shown and 0 not in pick["gammas"] and {*pick["gammas"]} != {result["gamma"]}
 
 
 def _used(result: dict[str, Any]) -> str:

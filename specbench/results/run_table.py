@@ -235,7 +235,7 @@ def _gammas(result: dict[str, Any]) -> RemarkRows:
             less = f"{abs(regret):.1%} {'less' if regret < 0 else 'more'} than"
             told += f"; {less if abs(regret) >= 0.0005 else 'as much as'} gamma {result['gamma']}"
         yield "gamma, best by replay", " or ".join(str(g or "none") for g in dict.fromkeys(pick["gammas"])), told
-    elif gamma is not None and result["no_replay"]:
+    elif gamma is not None and result.get("no_replay"):
         yield "gamma, best by replay", "-", result["no_replay"]
 
 
