@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.text import Text
 
-from specbench.results.recommendation import verdict_sentence
+from specbench.results.recommendation import details, verdict_sentence
 from specbench.results.terminal import show
 from specbench.results.wording import duration, steady, verdict_text, within, word
 
@@ -48,6 +48,8 @@ def info(text: str) -> None:
 def log_result(result: dict[str, Any], kept: Path | None, folder: Path) -> None:
     """What run.log says at the end of a run."""
     log.info("%s", verdict_sentence(result))
+    if told := details(result):
+        log.info("%s", told)
     log.info("lossless: %s", verdict_text(result["lossless"])[0])
     for note in result["notes"]:
         log.info("note: %s", note)
@@ -62,9 +64,9 @@ def print_result(result: dict[str, Any], kept: Path | None, folder: Path) -> Non
     if not in_sweep():
         from specbench.results.run_table import run_table
 
-        show(run_table(result, folder))
         if kept is not None:
             show(Text(f"the run that was there before is in its folder {kept.name}", style="dim"))
+        show(run_table(result, folder))
 
 
 def one_line(result: dict[str, Any]) -> str:

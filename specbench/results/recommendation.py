@@ -1,63 +1,184 @@
-"""The sentence that a run's output begins with: whether to use the drafter, with which gamma, and what limits it.
+"""What a run's output begins with: four lines on whether it works, what the drafter is worth, whether it is faster
+here, and what to do next; and what limits the gain, which stands below.
 
-"Use" and "do not use" need a 95 % interval beside 1, on a steady machine, and are said of what was measured; a gain
-that only replay expects is one to try. Nothing is recommended by a run whose output is not the target's, unless that
-is a setting.
+"Use" is said of what was measured, with a 95 % interval above 1 on a steady machine; "try" of a gamma that replay
+expects to be faster than the run's own, with an interval above 1; "measure" where nothing is claimed. "Leave it off"
+needs an interval below 1, or that replay expects a gain of no gamma.
 """
 
+import shlex
 from collections.abc import Iterator
 from math import inf, log
-from typing import Any
+from typing import Any, NamedTuple
 
 from specbench.results.fields import FACTORS
+from specbench.results.report.run_description import command_of
 from specbench.results.wording import steady, where, within, word
 
 WORTH = 0.01  # smaller gains of another gamma, by replay, are none
 SMALL = 0.02  # smaller losses are not named
+HERE = "On this machine "
+VERDICTS = {
+    "passed": "It works: no change of the output distribution was found (verdict passed{why}).",
+    "failed": "It does not work, do not use it: the output is not the target's (verdict FAILED{why}).",
+    "lossy": "It works; the settings change the output distribution: not lossless by choice (verdict lossy{why}).",
+    "untested": "It ran; whether the output is unchanged was not tested (verdict untested{why}).",
+    "inconclusive": "It ran; whether the output is unchanged is not known (verdict inconclusive{why}).",
+}  # by verdict
+
+
+class Answer(NamedTuple):
+    """The four lines; `command` is what the last one tells to type, "" if there is nothing or it is not known."""
+
+    works: str
+    drafter: str
+    speed: str
+    next: str
+    command: str
+
+    @property
+    def lines(self) -> list[str]:
+        """The lines, without the command."""
+        return [*self[:4]]
+
+
+def answer(result: dict[str, Any]) -> Answer:
+    """The answer of a run, from the contents of results.json."""
+    return Answer(_works(result), _drafter(result), f"{_speed(result)}.", *_next(result))
 
 
 def verdict_sentence(result: dict[str, Any]) -> str:
-    """The answer of a run in one sentence, or a few, from the contents of results.json."""
+    """The answer of a run as one text."""
+    return " ".join(answer(result).lines)
+
+
+def closing(result: dict[str, Any]) -> str:
+    """The speed again, with the verdict: the last line of a terminal."""
+    told, verdict = _speed(result).removeprefix(HERE), word(result["lossless"])
+    return f"{_capital(told)}; verdict {'FAILED' if verdict == 'failed' else verdict}."
+
+
+def details(result: dict[str, Any]) -> str:
+    """What replay expects, what limits the gain, and what else was faster; "" if there is nothing to say."""
+    if word(result["lossless"]) == "failed" or not result["counts"]["drafted"]:
+        return ""
+    pick, parts = _pick(result), [*_limits(result), *_others(result)]
+    if pick is not None and not (result["speedup"]["ci95"] is None and pick["in_sample"]):
+        parts.insert(0, _replayed(result, pick))
+    return _capital(f"{'; '.join(parts)}.") if parts else ""
+
+
+def _works(result: dict[str, Any]) -> str:
+    """Whether it works, and the output is unchanged."""
     verdict, reason = word(result["lossless"]), result["lossless"]["reason"]
-    if verdict == "failed":
-        why = f" ({reason})" if reason else ""
-        failed = f"Do not use this: the output FAILED the losslessness test{why}"
-        parts = [f"{failed}: {_measured(result)}, of a wrong output"]
-    elif not result["counts"]["drafted"]:
-        parts = [f"Nothing was drafted: {_measured(result)}"]
-    else:
-        parts = [*_advice(result), *_limits(result), *_others(result)]
-        parts[0] = "Not lossless by choice. " * (verdict == "lossy") + parts[0]
-    return " ".join([f"{'; '.join(parts)}.", *_warnings(result)])
+    told, failed = VERDICTS[verdict].format(why=f": {reason}" if reason else ""), result["counts"]["failed"]
+    if result["status"] != "complete":
+        return f"{told} The run is {result['status']}."
+    return told + (f" {failed} request{'s' * (failed > 1)} failed." if failed else "")
 
 
-def _advice(result: dict[str, Any]) -> list[str]:
-    """What to do, with its numbers, and what replay says beside it."""
-    ci95, used, pick = result["speedup"]["ci95"], _used(result), result["gamma_pick"] if result["gamma_sweep"] else None
-    measured, with_used = _measured(result, ""), _measured(result)
-    replayed = [] if pick is None else [_replayed(result, pick)]
+def _drafter(result: dict[str, Any]) -> str:
+    """What the drafter is worth on any machine."""
+    if not result["counts"]["drafted"]:
+        return "Nothing was drafted: both ways decode plainly."
+    kept, alpha = result["block_efficiency"]["mean"], result["alpha"]["mean"]
+    unit = "levels" if result["beam"] else "tokens"
+    told = f"{kept:.2f} {unit} per target call: block efficiency (tau)"
+    told = f"{told}." if alpha is None else f"{told}; {alpha:.0%} of tested guesses accepted: alpha {alpha:.2f}."
+    if result["lossless"]["alpha_own"]["passed"] is False:
+        told += " Alpha is NOT the drafter's own: alpha and all that follows from it are those of an error."
+    return told
+
+
+def _speed(result: dict[str, Any]) -> str:
+    """Whether it is faster than plain decoding, with the interval, without a full stop."""
+    ci95, pick = result["speedup"]["ci95"], _pick(result)
+    several = "" if where(result) == "one process" else f" in {where(result)}"
+    value = f"{result['speedup']['measured']:.2f}x{within(ci95)}{several}"
+    if word(result["lossless"]) == "failed":
+        return f"Of a wrong output: speedup {value}"
+    if not steady(result):
+        return f"The machine was not steady, measure again: speedup {value}"
     if ci95 is None:
-        return [f"Too few prompts to say: {with_used}", *([] if pick is None or pick["in_sample"] else replayed)]
-    if pick is not None and _better(result, pick) and _low(pick["ci95"]) > 1 and 0 not in pick["gammas"]:
-        expected = f"{_gammas(pick)}: {_expected(result, pick)}"
-        if ci95[0] <= 1:
-            return [f"Try {expected}, {with_used}"]
-        replayed = replayed if pick["in_sample"] else [f"try {expected}"]
+        return f"Too few prompts to compare it with plain decoding: speedup {value}"
     if ci95[0] > 1:
-        return [f"{'Use' if steady(result) else 'Try'} {used}: {measured}", *replayed]
-    if ci95[1] >= 1 or not steady(result):
-        return [f"No gain is shown: {with_used}", *replayed]
-    if pick is None or not _hopeless(pick):  # another gamma may gain
-        return [f"Do not use this drafter here with {used}: {measured}", *replayed]
-    return [f"Do not use this drafter here: {with_used}", *replayed]
+        return f"{HERE}it is faster than plain decoding: {value}{_prefill(result)}"
+    if pick is not None and _hopeless(pick):
+        gains = "gains" if ci95[1] < 1 else "is shown to gain"
+        slower = "slower than plain decoding, " * (ci95[1] < 1)
+        return f"{HERE}none {gains}, leave it off: {slower}{value} with {_used(result)}; {_replayed(result, pick)}"
+    if ci95[1] < 1:
+        return f"{HERE}it is slower than plain decoding: {value}"
+    return f"{HERE}neither faster nor slower than plain decoding is shown: {value}"
 
 
-def _measured(result: dict[str, Any], used: str | None = None) -> str:
-    """The measured speedup, its interval, and of what it is; `used` is "" where that was said before."""
-    used = f" with {_used(result)}" if used is None else used
-    ci95 = result["speedup"]["ci95"]
-    one = ", of one request" * (ci95 is None and result["counts"]["prompts"] == 1)
-    return f"{result['speedup']['measured']:.2f}x{within(ci95)} measured{used} in {where(result)}{one}"
+def _next(result: dict[str, Any]) -> tuple[str, str]:
+    """What to do next, and a command."""
+    ci95, pick = result["speedup"]["ci95"], _pick(result)
+    if word(result["lossless"]) == "failed":
+        return "Next: find out whether the executor is why:", _command(result, "executor=eager")
+    if result["status"] != "complete":
+        return "Next: measure all requests; the same command begins with the first one:", command_of(result)
+    if not steady(result):
+        return "Next: measure again while nothing else runs:", command_of(result)
+    if not result["counts"]["drafted"]:
+        return "Next: measure with drafts:", _command(result, "gamma=4")
+    if ci95 is None:
+        return _more_prompts(result)
+    if pick is not None and _worth_a_try(result, pick):
+        over, policy = pick["over_own"], result["choices"].get("gamma_policy", "fixed")
+        new = [f"gamma={pick['gammas'][0]}", *(["gamma_policy=fixed"] if policy != "fixed" else [])]
+        expected = f"expected to be {over['factor']:.2f}x as fast as {_used(result)}{within(over['ci95'])}"
+        used = f"use {_used(result)}, or " * (ci95[0] > 1)
+        return f"Next: {used}try {_gammas(pick)}, {expected}:", _command(result, *new)
+    return _without_replay(result, ci95)
+
+
+def _without_replay(result: dict[str, Any], ci95: list[float]) -> tuple[str, str]:
+    """What to do next if no other gamma is to be tried."""
+    pick, used = _pick(result), f"use {_used(result)}" if ci95[0] > 1 else ""
+    if ci95[1] < 1 or (not used and pick is not None and _hopeless(pick)):
+        off = "leave it off" + ("" if pick is not None and _hopeless(pick) else f" with {_used(result)}")
+        if result["choices"].get("drafter") == "ngram":
+            return f"Next: {off}.", ""
+        return f"Next: {off}, or measure a drafter without a model:", _command(result, "drafter=ngram")
+    if result["repeats"] or result["workers"]:
+        return f"Next: {used or 'measure more prompts'}.", ""
+    why = "measure in other processes, which may differ" if used else "measure in more processes"
+    return f"Next: {used}{'; ' * bool(used)}{why}:", _command(result, "repeats=5")
+
+
+def _more_prompts(result: dict[str, Any]) -> tuple[str, str]:
+    """What to do where there is no interval: more prompts, if the run has left some out."""
+    told, config = "Next: measure more prompts, for an interval", result["config"]
+    if result["counts"]["prompts"] == config["data"].get("limit"):
+        return f"{told}:", _command(result, f"data.limit={max(32, 8 * config['batch_size'])}")
+    return f"{told}; five or more, or as many groups of rows.", ""
+
+
+def _command(result: dict[str, Any], *new: str) -> str:
+    """The command of the run with other overrides; "" if it is not known. Another drafter keeps the target, which may
+    follow the drafter, and not the verifier."""
+    words, changed = shlex.split(command_of(result)), [word.split("=")[0] for word in new]
+    keys = [word.lstrip("+~").split("=")[0] for word in words]
+    if "drafter" in changed and "drafter" in keys and "target" not in keys:
+        new = (*new, f"target={result['choices']['target']}")
+    dropped = {*changed, "hydra", *(["verifier"] if "drafter" in changed else [])}
+    kept = [word for word, key in zip(words, keys, strict=True)
+            if "=" not in word or not {key, key.split(".")[0]} & dropped]  # fmt: skip
+    return shlex.join([*kept, *new]) if words else ""
+
+
+def _pick(result: dict[str, Any]) -> dict[str, Any] | None:
+    """What replay chose, where it holds."""
+    return result["gamma_pick"] if result["gamma_sweep"] else None
+
+
+def _worth_a_try(result: dict[str, Any], pick: dict[str, Any]) -> bool:
+    """Whether replay expects the pick to gain, and to be faster than the run's own gamma, by intervals above 1."""
+    over = pick.get("over_own")  # of older runs not known
+    shown = over is not None and _low(over["ci95"]) > 1 and _low(pick["ci95"]) > 1
+    return shown and 0 not in pick["gammas"] and {*pick["gammas"]} != {result["gamma"]}
 
 
 def _used(result: dict[str, Any]) -> str:
@@ -92,7 +213,8 @@ def _replayed(result: dict[str, Any], pick: dict[str, Any]) -> str:
     if _hopeless(pick):
         return f"no {upto} is expected to gain"
     if _better(result, pick):
-        return f"{_expected(result, pick)} with {_gammas(pick)}"
+        alike = (over := pick.get("over_own")) is not None and _low(over["ci95"]) <= 1
+        return f"{_expected(result, pick)} with {_gammas(pick)}" + f", not told apart from {_used(result)}" * alike
     return f"no {'constant' if result['gamma'] is None else 'other'} {upto} is expected to be better"
 
 
@@ -136,12 +258,14 @@ def _too_slow(result: dict[str, Any], factor: float) -> str:
     return f"by Theorem 3.8 {long} too long for alpha {alpha:.2f} and c {c:.2f} ({factor:.2f}x)"
 
 
-def _others(result: dict[str, Any]) -> Iterator[str]:
-    """That prefill takes the gain; peers that were faster; what requests that arrive over time wait for their first
-    token, at the highest rate."""
+def _prefill(result: dict[str, Any]) -> str:
+    """That prefill takes a gain."""
     whole, ci95 = result["speedup"]["end_to_end"], result["speedup"]["end_to_end_ci95"]
-    if _low(result["speedup"]["ci95"]) > 1 and (whole < 1 if ci95 is None else ci95[0] <= 1):
-        yield f"with prefill {whole:.2f}x{within(ci95)}"
+    return f"; with prefill {whole:.2f}x{within(ci95)}" if (whole < 1 if ci95 is None else ci95[0] <= 1) else ""
+
+
+def _others(result: dict[str, Any]) -> Iterator[str]:
+    """Peers that were faster; what requests that arrive over time wait for their first token, at the highest rate."""
     for name, over in result["speedup_over"].items():
         if _high(over["ci95"]) < 1:
             yield f"{name} is faster: {over['measured']:.2f}x{within(over['ci95'])} of it"
@@ -154,16 +278,5 @@ def _others(result: dict[str, Any]) -> Iterator[str]:
             yield f"the median first token{rate} takes {share} of plain decoding's time"
 
 
-def _warnings(result: dict[str, Any]) -> Iterator[str]:
-    """Sentences on what the numbers do not cover."""
-    verdict, failed = word(result["lossless"]), result["counts"]["failed"]
-    if verdict in ("untested", "inconclusive"):
-        yield f"Losslessness is {verdict}."
-    if result["lossless"]["alpha_own"]["passed"] is False:
-        yield "Alpha is NOT the drafter's own: alpha and all that follows from it are those of an error."
-    if not steady(result):
-        yield "The machine was not steady: measure again."
-    if result["status"] != "complete":
-        yield f"The run is {result['status']}."
-    elif failed:
-        yield f"{failed} request{'s' * (failed > 1)} failed."
+def _capital(told: str) -> str:
+    return f"{told[0].upper()}{told[1:]}"

@@ -1,5 +1,6 @@
 """The results of one run as a table for the terminal."""
 
+import shlex
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -12,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from specbench.results.latency_table import load_table
-from specbench.results.recommendation import verdict_sentence
+from specbench.results.recommendation import answer, closing, details
 from specbench.results.wording import account, interval, number, speedup_text, times, unsteady, verdict_text, within
 from specbench.theory import LARGEST
 
@@ -21,7 +22,7 @@ RemarkRows = Iterator[tuple[str, str, str]]  # what, its value, a remark
 
 
 def run_table(result: dict[str, Any], out_dir: Path) -> Group:
-    """What to do, then prediction beside measurement, and the verdict. `result` is what results.json holds."""
+    """The answer, then prediction beside measurement, and the verdict. `result` is what results.json holds."""
     config, gamma, choices = result["config"], result["gamma"], result["choices"]
     target, drafter = (config[role].get("path") or choices[role] for role in ("target", "drafter"))
     models = f"{drafter} drafts for {target}" if result["counts"]["drafted"] else target
@@ -30,14 +31,22 @@ def run_table(result: dict[str, Any], out_dir: Path) -> Group:
     of_rounds = [*_beams(result), *_acceptance(result), *_costs(result)]
     of_run = [*_speedups(result), *_servers(result), *_workers(result), *_engine(result), *_gammas(result),
               *_others(result)]  # fmt: skip
-    waits = load_table(result)
+    waits, found = load_table(result), answer(result)
     return Group(
-        Text(f"\n{verdict_sentence(result)}\n", style="bold"),
+        Text("\n" + "\n".join(found.lines), style="bold"),
+        *([_whole(f"  {found.command}")] if found.command else []),
+        Text(),
         Text(f"{models}\n{policy}, {scalars}", overflow="fold"),
         Remarked("measured", [of_rounds, of_run]),
         *([] if waits is None else [waits]),
         *_remarks(result, out_dir),
+        Text(closing(result), style="bold"),
     )
+
+
+def _whole(text: str) -> Text:
+    """A line to copy, which is not wrapped."""
+    return Text(text, no_wrap=True, overflow="ignore")
 
 
 class Remarked:
@@ -93,7 +102,10 @@ def _acceptance(result: dict[str, Any]) -> RemarkRows:
     own_text = result["alpha_on_target_text"]
     if own_text["mean"] is not None:
         yield "alpha (target's own text)", _pm(own_text), f"over {own_text['n']:,} positions of plain decoding"
-    yield "block efficiency", _pm(result["block_efficiency"]), "tokens per target call"
+    yield "block efficiency", _pm(result["block_efficiency"]), "tau; tokens per target call, of all calls together"
+    counts = result["counts"]
+    told = "by the target, per token emitted; 1 in plain decoding"
+    yield "tokens evaluated", number(counts["verified"] / counts["tokens"], 3), told
 
 
 def _costs(result: dict[str, Any]) -> RemarkRows:
@@ -107,7 +119,8 @@ def _costs(result: dict[str, Any]) -> RemarkRows:
     yield "v", number(cost["v"], 3), f"{v}verify call / target step; 3.8 assumes 1"
     if (again := cost["read_again"]) is not None:
         yield "  reading again", number(again, 3), "of v: kept tokens, behind a state from before the round"
-    yield "o", number(cost["o"], 3), f"{o}rest of a round / target step; 3.8 assumes 0"
+    spent = f"{cost['o'] * cost['target_step_seconds'] * 1e3:.2f} ms; "
+    yield "o", number(cost["o"], 3), f"{o}{spent}rest of a round / target step; 3.8 assumes 0"
     if (ranks := cost["communication"]) is not None:
         parts = ", ".join(f"{name} {number(ranks[name], 3)}" for name in ("c", "v", "o") if ranks[name])
         whole = f"of decoding, between {ranks['processes']} ranks ({ranks['backend']}), waiting for the others included"
@@ -134,10 +147,19 @@ def _speedups(result: dict[str, Any]) -> RemarkRows:
     ours, plain = "speculative_tokens_per_second", "baseline_tokens_per_second"
     told = f"{_ends(ci95.get(ours), 1)}autoregressive {rates[plain]:.1f}{within(ci95.get(plain), 1)}"
     yield "tokens/s", f"{rates[ours]:.1f}", told
+    yield from _worst_category(result)
     for peer, over in result["speedup_over"].items():
         few, rate = "too few prompts, or groups of rows, for an interval", rates[f"{peer}_tokens_per_second"]
         told = few if over["ci95"] is None else f"95 % interval {interval(over['ci95'])}"
         yield f"  over {peer}", times(over["measured"]), f"{told}; {rate:.1f} tokens/s"
+
+
+def _worst_category(result: dict[str, Any]) -> RemarkRows:
+    """The category with the least speedup, if there are several."""
+    found = {name: own["speedup"] for name, own in result["by_category"].items() if own["speedup"] is not None}
+    if len(found) > 1:
+        name = min(found, key=lambda name: found[name]["measured"])
+        yield "  worst category", times(found[name]["measured"]), f"{_ends(found[name]['ci95'])}{name}, of {len(found)}"
 
 
 def _servers(result: dict[str, Any]) -> RemarkRows:
@@ -208,12 +230,17 @@ def _gammas(result: dict[str, Any]) -> RemarkRows:
         told += "" if check["passed"] else ": no other gamma is judged"
         yield "gamma 0, by replay", f"{check['speedup']:.2f}x", f"{_ends(check['ci95'], 2)}{told}"
     if len(result["gamma_sweep"]) > 1:  # there was a choice
-        pick = result["gamma_pick"]
+        pick, upto = result["gamma_pick"], max(entry["gamma"] for entry in result["gamma_sweep"])
+        if not any(pick["gammas"]):
+            yield "gamma, best by replay", "none", f"no gamma up to {upto} is expected to gain"
+            return
         told = f"expected {pick['speedup']:.2f}x, {'in-sample' if pick['in_sample'] else 'by other prompts'}"
         if (regret := result["regret"]) is not None:
             less = f"{abs(regret):.1%} {'less' if regret < 0 else 'more'} than"
             told += f"; {less if abs(regret) >= 0.0005 else 'as much as'} gamma {result['gamma']}"
-        yield "gamma, best by replay", " or ".join(map(str, dict.fromkeys(pick["gammas"]))), told
+        yield "gamma, best by replay", " or ".join(str(g or "none") for g in dict.fromkeys(pick["gammas"])), told
+    elif gamma is not None and result.get("no_replay"):
+        yield "gamma, best by replay", "-", result["no_replay"]
 
 
 def _others(result: dict[str, Any]) -> RemarkRows:
@@ -229,13 +256,13 @@ def _others(result: dict[str, Any]) -> RemarkRows:
 
 def _remarks(result: dict[str, Any], out_dir: Path) -> Iterator[Text]:
     """The lines below the table."""
-    counts, status, ci95 = result["counts"], result["status"], result["speedup"]["ci95"]
+    counts, status = result["counts"], result["status"]
+    if told := details(result):
+        yield Text(told)
     if result["speedup"]["accounting"]:
         yield Text(account(result))
     sentence, style = verdict_text(result["lossless"])
     yield Text("lossless: ", style="bold").append(sentence, style=style)
-    if ci95 is not None and ci95[1] < 1:
-        yield Text("speculative decoding was slower than plain decoding here", style="yellow")
     long, failed = counts["too_long"], counts["failed"]
     notes = [f"{long} request{'s do' if long > 1 else ' does'} not fit the context"] * bool(long)
     notes += [f"{failed} request{'s' * (failed > 1)} failed"] * bool(failed)
@@ -245,7 +272,11 @@ def _remarks(result: dict[str, Any], out_dir: Path) -> Iterator[Text]:
     many = "s" * (counts["prompts"] > 1)
     yield Text(f"{counts['prompts']} request{many}, {counts['tokens']:,} tokens; written to", style="dim")
     near = out_dir.is_absolute() and out_dir.is_relative_to(Path.cwd())
-    yield Text(str(out_dir.relative_to(Path.cwd()) if near else out_dir), style="dim", overflow="fold")
+    folder = out_dir.relative_to(Path.cwd()) if near else out_dir
+    yield _whole(str(folder))
+    for run in sorted((folder / "wandb").glob("offline-run-*"))[-1:]:
+        yield Text("the offline W&B run is uploaded by", style="dim")
+        yield _whole(shlex.join(["wandb", "sync", str(run)]))
 
 
 def _pm(estimate: dict[str, Any]) -> str:

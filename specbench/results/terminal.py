@@ -25,7 +25,7 @@ def show(*renderables: Any) -> None:
     if not console.is_terminal and "COLUMNS" not in os.environ:
         console = Console(markup=False, emoji=False, width=WIDTH)
     for renderable in renderables:
-        console.print(Visible(renderable))
+        console.print(Visible(renderable), crop=False)  # lines to copy are whole
 
 
 def columns_that_fit(console: Console, width: int, names: Columns, columns: Columns, skips: bool) -> list[Columns]:

@@ -69,7 +69,7 @@ class Evaluation(Fields):
 
         console = Console(file=StringIO(), width=_width(), record=True, markup=False, emoji=False,
                           force_jupyter=False)  # else Rich shows it in the notebook at once  # fmt: skip
-        console.print(Visible(run_table(self, self.folder)))
+        console.print(Visible(run_table(self, self.folder)), crop=False)
         return console
 
 

@@ -19,7 +19,7 @@ from specbench.results import acceptance_tables
 from specbench.results.comparability import differing_overrides
 from specbench.results.comparison_tables import ranking
 from specbench.results.reader import StoredRun, load_runs
-from specbench.results.recommendation import verdict_sentence
+from specbench.results.recommendation import answer
 from specbench.results.report import figures, html_page, style, sweep_figures
 from specbench.results.report.page import notes, write_report
 from specbench.results.report.run_description import commands, fastest, unlike
@@ -99,15 +99,16 @@ def copy(made, folder, change):
 
 def test_a_page_begins_with_the_verdict_and_what_was_run(made, page):
     result = results(made)
-    text = (made / "report.html").read_text()
-    lead = re.search(r'<p class="lead">(.*?)</p>', text).start()
-    assert Page(text[lead : text.index("</p>", lead)]).texts["p"] == [verdict_sentence(result)]
-    assert lead < text.index("What was run") < text.index("<svg")
+    text, found = (made / "report.html").read_text(), answer(result)
+    assert page.texts["p"][:4] == found.lines and page.texts["code"][0] == found.command
+    assert text.index(found.next) < text.index('class="card"') < text.index("Which gamma") < text.index("What was run")
+    assert text.index("Which gamma") < text.index("lossless: ") < text.index("What was run")
+    assert text.index("What was run") < text.index("Why the gain is not")
     told = dict(zip(page.texts["dt"], page.texts["dd"], strict=True))
     assert told["gamma"] == "3" and told["temperature"] == f"{result['config']['temperature']:g}"
     assert told["commit"].startswith((result["provenance"]["git_sha"] or "unknown")[:7])
     assert {"target", "drafter", "policy", "verifier", "data", "executor", "cache", "dtype", "machine"} <= {*told}
-    assert shlex.split(page.texts["code"][0]) == ["python", "-m", "specbench", "gamma=3", "name=a b"]
+    assert shlex.split(page.texts["code"][1]) == ["python", "-m", "specbench", "gamma=3", "name=a b"]
 
 
 def test_the_whole_configuration_is_folded(made, page):
@@ -179,6 +180,47 @@ def test_a_map_never_averages_over_a_third_key(tmp_path):
     assert [text.get_text() for text in same.axes[0].texts] == ["0.30\nn 2"]
 
 
+def test_numbers_that_hardly_differ_have_hardly_different_colours():
+    def shades(*alphas):
+        runs = runs_of(*(({"gamma": str(n), "drafter": d}, a) for n, a in enumerate(alphas) for d in "ab"))
+        image = sweep_figures.heat_maps(runs, "gamma", "drafter", "alpha/mean", "alpha").axes[0].images[0]
+        return np.ptp(image.norm(image.get_array()))
+
+    assert shades(0.64, 0.64 + 1e-9) < 0.01 < shades(0.64, 0.65) < 0.1
+    assert shades(0.2, 0.9) == 1  # a range that is there
+
+
+def test_no_line_is_drawn_where_nothing_can_be_estimated():
+    def drawn(*intervals):
+        figure, axes = plt.subplots()
+        sweep = [{"gamma": g, "speedup": 1.0 + g, "ci95": ci95} for g, ci95 in enumerate(intervals)]
+        sweep_figures._draw_replay(axes, sweep, alone=True)
+        plt.close(figure)
+        return {line.get_label(): [*line.get_ydata()] for line in axes.get_lines()}
+
+    known = [0.9, 4.0]
+    found = drawn(known, None, known, None)
+    assert [np.isnan(y) for y in found["replay of a run"]] == [False, True, False, True]
+    assert found["best by replay"] == [3.0] and drawn(None, None) == {}
+    assert drawn(known, known)["replay of a run"] == [1.0, 2.0]
+    assert "best by replay" not in drawn(known, None)  # gamma 0 drafts nothing
+
+
+def test_the_waterfall_fits_a_phone(made):
+    (run,) = load_runs(made)
+    figure = figures.accounting_waterfall(run)
+    figure.canvas.draw()
+    (axes,) = figure.axes
+    told = [text.get_text() for text in axes.texts]
+    factors = [own["factor"] for name, own in run.result["speedup"]["accounting"].items() if name != "rows"]
+    assert figure.get_size_inches()[0] * 96 <= 400 - 2 * 12
+    assert [float(re.search(r"[\d.]+", text)[0]) for text in told] == pytest.approx(
+        [*factors, run.result["speedup"]["measured"]], abs=0.006)  # fmt: skip
+    assert all(text.get_window_extent().x1 <= figure.bbox.x1 for text in axes.texts)
+    ends = [bar.get_x() + bar.get_width() for bar in axes.patches]
+    assert ends[-1] == pytest.approx(run.result["speedup"]["measured"]) == ends[-2]
+
+
 def test_a_default_is_the_same_as_its_override():
     config, stdlib = {"gamma": 4, "temperature": 1.0}, {"drafter": "stdlib"}
     runs = [(Path("x"), {"config": config | more, "choices": choices, "overrides": words}) for more, choices, words in (
@@ -239,7 +281,7 @@ def test_a_comparison_has_its_ranking(compared):
     write_report(compared, load_runs(compared))
     found = Page.of(compared)
     lead = "At temperature 0: a is the fastest of 2 ways: 1.50x plain decoding's speed (1.02 to 2.00)."
-    assert found.texts["p"][0] == lead and found.headings[1:3] == ["Ranking at temperature 0", "Why at temperature 0"]
+    assert found.texts["p"][0] == lead and found.headings[:2] == ["Ranking at temperature 0", "Why at temperature 0"]
     rows = found.table("way")
     assert [(row["way"], row["rank"], row["of a"]) for row in rows] == [("a", "1", "1.000"), ("b", "2", "0.750")]
     assert found.table("ratio")[0]["alpha"] == "x0.75*"

@@ -51,7 +51,7 @@ def several(tmp_path_factory):
 def test_the_page_of_a_run_is_whole_and_needs_no_network(one):
     page, text = Page.of(one), (one / "report.html").read_text()
     assert page.headings == [
-        "What was run", "Why the gain is not Theorem 3.8's", "Which gamma", "Where the time goes", "Beta by position",
+        "Which gamma", "What was run", "Why the gain is not Theorem 3.8's", "Where the time goes", "Beta by position",
         "Which guesses are accepted", "By request", "The text as it came about", "All numbers",
         "Time of the whole run"]  # fmt: skip
     assert all(link.startswith("#") for link in page.links) and "@import" not in text

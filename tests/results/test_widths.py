@@ -5,6 +5,7 @@ import re
 import pytest
 from rich.console import Console
 from rich.table import Table as Grid
+from rich.text import Text
 
 from specbench.contrib.planning import table as plan
 from specbench.contrib.planning.plans import Plan
@@ -12,7 +13,7 @@ from specbench.contrib.replay import table as replay
 from specbench.results.comparison_tables import tables
 from specbench.results.fields import SUMMARY
 from specbench.results.latency_table import load_table
-from specbench.results.run_table import Remarked
+from specbench.results.run_table import Remarked, _remarks, _whole, _worst_category
 from specbench.results.sweep_table import OVER, multirun_tables
 from specbench.results.table import Table
 from specbench.results.terminal import broken, show
@@ -133,3 +134,33 @@ def test_a_file_gets_as_many_columns_as_asked_for(monkeypatch, capsys):
         return max(map(len, capsys.readouterr().out.splitlines()))
 
     assert widest("60") <= 60 < widest("")
+
+
+def test_a_line_to_copy_is_never_broken(monkeypatch, capsys, tmp_path):
+    folder = tmp_path / ("a" * 90) / "drafter.path=x"
+    (folder / "wandb" / "offline-run-1-b").mkdir(parents=True)
+    result = {"counts": {"prompts": 8, "tokens": 9, "too_long": 0, "failed": 0, "drafted": 0}, "status": "complete",
+              "speedup": {"accounting": {}}, "notes": [],
+              "lossless": {"verdict": "untested", "reason": "", "method": "", "detail": {}, "decoder_tv": None,
+                           "detectable": {"lenience": None, "tv": None}}}  # fmt: skip
+    monkeypatch.setenv("COLUMNS", "60")
+    show(*_remarks(result, folder))
+    lines = capsys.readouterr().out.splitlines()
+    assert str(folder) in lines and f"wandb sync {folder}/wandb/offline-run-1-b" in lines
+    (folder / "wandb" / "offline-run-1-b").rmdir()
+    show(*_remarks(result, folder), Text("a" * 90))
+    printed = capsys.readouterr().out
+    assert "wandb" not in printed and "a" * 60 + "\n" in printed  # any other text is wrapped
+    show(_whole("python -m specbench " + "x" * 90))
+    assert capsys.readouterr().out == "python -m specbench " + "x" * 90 + "\n"
+
+
+def test_the_worst_category_is_named():
+    def categories(**speedups):
+        return {"by_category": {name: {"speedup": {"measured": x, "ci95": [x - 0.1, x + 0.1]}}
+                                for name, x in speedups.items()}}  # fmt: skip
+
+    assert [*_worst_category(categories(maths=1.2, code=0.9, qa=1.4))] == [
+        ("  worst category", "0.90x", "0.80 to 1.00; code, of 3")
+    ]
+    assert not [*_worst_category(categories(maths=1.2))]

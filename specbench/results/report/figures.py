@@ -26,9 +26,10 @@ from specbench.results.report.style import (
     draw_value,
     finish,
 )
-from specbench.results.wording import interval
+from specbench.results.wording import within
 from specbench.stats.comparison import LEVEL
 
+PHONE = 3.9  # inches of a figure that a page of 400 pixels shows whole
 MOST_CALLS = 8  # of a text, in its timeline
 LAP_NAMES = {"draft": "drafting", "verify": "the target's call", "accept": "accepting", "host": "the host"}
 
@@ -67,37 +68,36 @@ def forest(found: ComparisonDict) -> Figure:
 
 
 def accounting_waterfall(run: StoredRun) -> Figure:
-    """The factors of the speedup as a waterfall, from Theorem 3.8's prediction to the measurement."""
+    """The factors of the speedup as a waterfall of bars from 1, from Theorem 3.8's prediction to the measurement."""
     speedup = run.result["speedup"]
     factors = {name: speedup["accounting"][name] for name in FACTORS if name in speedup["accounting"]}
     if factors.get("rows", {}).get("factor") == 1:  # one row
         del factors["rows"]
-    figure, axes = plt.subplots(figsize=(1.1 * len(factors) + 1.5, 3.6))
-    level, highest = 0.0, 0.0
-    for x, (name, own) in enumerate(factors.items()):
-        after = own["factor"] * (level if x else 1)
+    names = [textwrap.fill(FACTORS[name][0], 14) for name in factors]
+    figure, axes = draw_rows([*names, "measured"], width=PHONE)
+    level, ends = 1.0, [1.0]
+    for y, (name, own) in enumerate(factors.items()):
+        after = own["factor"] * level
         label, colour, hatch = ("a gain", GOOD, "") if after >= level else ("a loss", BAD, "///")
         if name == "theorem_3_8":
             label, colour = "Theorem 3.8", THEORY
-        else:
-            axes.plot([x - 1.3, x + 0.3], [level, level], color=OTHER, linewidth=0.8)
-        axes.bar(x, after - level, bottom=level, color=colour, hatch=hatch, edgecolor="white", linewidth=0, width=0.6,
-                 label=label)  # fmt: skip
-        told = f"x{own['factor']:.2f}" if x else f"{after:.2f}x"
-        _tell(axes, x, max(level, after), told, own["ci95"])
-        level, highest = after, max(highest, after)
-    axes.bar(len(factors), level, color=MEASURED, width=0.6, label="measured")
-    _tell(axes, len(factors), level, f"{level:.2f}x", speedup["ci95"])
-    words = [textwrap.fill(FACTORS[name][0], 12) for name in factors]
-    axes.set_xticks(range(len(factors) + 1), [*words, "measured"], fontsize=9)
-    axes.axhline(1, color=OTHER, linewidth=1, linestyle=":")
-    return finish(figure, "", "speedup over plain decoding", low=0, high=1.2 * highest, grid="")
+        axes.barh(y, after - level, left=level, color=colour, hatch=hatch, edgecolor="white", linewidth=0, height=0.55,
+                  label=label)  # fmt: skip
+        axes.plot([after, after], [y - 0.3, y + 1.3], color=OTHER, linewidth=0.8)
+        _tell(axes, y, max(level, after), f"x{own['factor']:.2f}" if y else f"{after:.2f}x", own["ci95"])
+        level = after
+        ends.append(level)
+    axes.barh(len(factors), level - 1, left=1, color=MEASURED, height=0.55, label="measured")
+    _tell(axes, len(factors), max(1, level), f"{level:.2f}x", speedup["ci95"])
+    axes.axvline(1, color=OTHER, linewidth=1, linestyle=":")
+    span = max(max(ends) - min(ends), 0.1)
+    axes.set_xlim(min(ends) - 0.1 * span, max(ends) + 0.9 * span)  # with room for the words behind the last bar
+    return finish(figure, "speedup over plain decoding", grid="", ncols=2)
 
 
-def _tell(axes: Any, x: float, y: float, value: str, ci95: Sequence[float] | None) -> None:
-    """A value and its interval above a bar."""
-    text = value if ci95 is None else f"{value}\n{interval(ci95)}"
-    axes.annotate(text, (x, y), (0, 4), textcoords="offset points", ha="center", fontsize=8)
+def _tell(axes: Any, y: float, x: float, value: str, ci95: Sequence[float] | None) -> None:
+    """A value and its interval behind a bar."""
+    axes.annotate(f"{value}{within(ci95)}", (x, y), (5, 0), textcoords="offset points", va="center", fontsize=8)
 
 
 def _draw_lap(axes: Any, y: float, left: float, width: float, lap: str) -> float:

@@ -59,8 +59,8 @@ class FigureFolder:
 
 
 def write_page(folder: Path, **contents: Any) -> Path:
-    """Writes the page with this title, leads, subtitle, notes, facts, commands, configuration, cards and sections, and
-    its figures; returns its path."""
+    """Writes the page with this title, leads, next command, cards, subtitle, notes, facts, commands, configuration and
+    sections, of which the `first` ones stand before what was run, and its figures; returns its path."""
     templates = FileSystemLoader(Path(__file__).parent)
     page = Environment(loader=templates, autoescape=True, finalize=_printable).get_template("page.html")
     write_text(folder / PAGE, page.render(draw=FigureFolder(folder / "figures").draw, **contents))

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from specbench.results.comparison_tables import ranking
 from specbench.results.reader import StoredRun
-from specbench.results.recommendation import verdict_sentence
+from specbench.results.recommendation import answer, details
 from specbench.results.report import run_description as description
 from specbench.results.report.html_page import write_page
 from specbench.results.report.run_sections import cards, run_sections
@@ -25,15 +25,22 @@ def write_report(folder: Path, runs: Sequence[StoredRun]) -> Path:
     one, results = len(runs) == 1, [run.result for run in runs]
     compared = [] if one else comparisons(folder, runs)
     if one:
-        leads, sections = [verdict_sentence(results[0])], [*run_sections(runs[0])]
+        leads, sections, first = (
+            answer(results[0]).lines,
+            [*run_sections(runs[0])],
+            int(results[0]["counts"]["drafted"] > 0),
+        )
     else:
         leads = [ranking(found) for found in compared] or description.fastest(runs)
         sections = [*ranking_sections(compared, folder), *sweep_sections(runs, folder, heat_maps=not compared)]
+        first = 2 * len(compared) or 1
     return write_page(
         folder,
         title=f"{results[0]['name']}: {folder.name if one else f'{len(runs)} runs'}",
         leads=leads,
+        next=answer(results[0]).command if one else "",
         subtitle="" if one or compared else ORDER,
+        first=first,
         facts=description.facts(results),
         commands=description.commands(runs, together=not one),
         shared=not one,
@@ -66,6 +73,8 @@ def _of_run(run: StoredRun, alone: bool) -> Iterator[tuple[str, str]]:
     if judged != "passed" or alone:
         kind = {"passed": "good", "lossy": "dim"}.get(judged, "bad")
         yield kind, f"lossless: {verdict_text(result['lossless'])[0]}"
+    if alone and (told := details(result)):
+        yield "dim", told
     if reasons := unsteady(result):
         yield "bad", f"the machine was not steady{': ' + '; '.join(reasons) if alone else ', see its page'}"
     for note in result["notes"]:

@@ -117,14 +117,14 @@ def commands(runs: Sequence[StoredRun], together: bool) -> list[str]:
     """The command that makes this run again, or `together` those that made all of them, for a shell; before that of a
     run from Python, its call."""
     if together:
-        told = [_typed(run.result["provenance"].get("argv")) or _alone(run.result) for run in runs]
+        told = [_typed(run.result["provenance"].get("argv")) or command_of(run.result) for run in runs]
     else:
         call = runs[0].result["provenance"].get("call")
-        told = [f"import specbench; {call}" if isinstance(call, str) else "", _alone(runs[0].result)]
+        told = [f"import specbench; {call}" if isinstance(call, str) else "", command_of(runs[0].result)]
     return [command for command in dict.fromkeys(told) if command][:MOST_COMMANDS]
 
 
-def _alone(result: ResultDict) -> str:
+def command_of(result: ResultDict) -> str:
     """The command of one run alone, also where it was a job of a sweep or a way of a comparison."""
     overrides, argv = result.get("overrides"), result["provenance"].get("argv")
     if overrides is None:

@@ -18,6 +18,7 @@ from specbench.results.wording import account, estimate, number, speedup_text, w
 MOST_REQUESTS = 500  # in the table of requests
 PROMPT_CHARACTERS = 1500  # of a prompt's end in that table
 TEXT_CHARACTERS = 4000  # of an output
+METHODS = {"top_1": "token by token", "martingale": "a test of the tokens' probabilities", "beams": "beam by beam"}
 BEAM = {"w": "beams", "u": "drafter_beams", "levels": "levels", "calls": "calls",
         "target runs a call": "target_runs_a_call", "w + u gamma": "most_target_runs_a_call",
         "operations": "operations_factor", "requests with equal beams": "equal",
@@ -27,21 +28,21 @@ BEAM = {"w": "beams", "u": "drafter_beams", "levels": "levels", "calls": "calls"
 def run_sections(run: StoredRun) -> Iterator[Section]:
     """The sections of a run."""
     result, drafted = run.result, run.result["counts"]["drafted"]
+    if drafted:
+        replayed = (
+            "Replay evaluates every constant gamma on this run's text, with the measured time of a round of that many "
+            "tokens; the band is a 95 % interval. A gamma without one is not drawn."
+        )
+        none = f"No other gamma is evaluated on this run: {result['no_replay']}."
+        yield which_gamma({"": [run]}, replayed if result["gamma_sweep"] else none)
     yield from beam_search([run])
     if result["speedup"]["accounting"]:
         caption = "Each factor with its 95 % interval; they multiply to the measured speedup."
         told = account(result).replace("->", "\N{RIGHTWARDS ARROW}")
         drawing = Drawing("accounting", caption, partial(figures.accounting_waterfall, run))
         yield Section("Why the gain is not Theorem 3.8's", [told], [drawing])
-    if drafted:
-        replayed = (
-            "Replay evaluates every constant gamma on this run's text, with the measured time of a round of that many "
-            "tokens; the band is a 95 % interval."
-        )
-        none = f"No other gamma is evaluated on this run: {result['no_replay']}."
-        yield which_gamma({"": [run]}, replayed if result["gamma_sweep"] else none)
     if result["by_category"]:
-        caption = "Speedup: ratio of total times over the category's requests. MAT: tokens per target call."
+        caption = "Speedup, and tokens per target call, block efficiency (tau), are ratios of totals over the requests."
         table = categories_table([Entry({}, overall_numbers(result), result["by_category"])], caption, "measured")
         yield Section("By category", tables=[table])
     trace = "Figure 5 of the paper from this run's trace; the number is the tokens that a round kept."
@@ -211,5 +212,5 @@ def cards(result: Mapping[str, Any]) -> list[tuple[str, str, str]]:
         error = "too few prompts for an error" if alpha["stderr"] is None else f"standard error {alpha['stderr']:.3f}"
         found.append(("alpha", f"{alpha['mean']:.3f}", error))
     if result["counts"]["drafted"]:
-        found.append(("block efficiency", f"{result['block_efficiency']['mean']:.2f}", "tokens per target call (tau)"))
-    return [*found, ("lossless", word(lossless), lossless["method"].replace("_", " "))]
+        found.append(("block efficiency (tau)", f"{result['block_efficiency']['mean']:.2f}", "tokens per target call"))
+    return [*found, ("lossless", word(lossless), METHODS.get(lossless["method"], ""))]

@@ -24,6 +24,7 @@ from specbench.results.report.style import (
 )
 from specbench.results.wording import label
 
+LEAST_RANGE = 0.2  # of the colours of a map: numbers that hardly differ look alike
 NIGHT = "#111111"  # text on a light cell, in a dark page too; black itself would become the page's text colour
 OF_LENIENCE = {"alpha": "alpha/mean", "speedup": "speedup/measured", "drift: total variation": "drift/tv"}
 ALONE = {"across": 1, "width": 8, "height": 3.2}  # of a figure with one panel
@@ -77,16 +78,18 @@ def _draw_prediction(axes: Any, run: StoredRun, gammas: Any, alone: bool) -> Non
 
 
 def _draw_replay(axes: Any, sweep: Sequence[Mapping[str, Any]], alone: bool) -> None:
-    """What replay expects of each gamma."""
-    if not sweep:
+    """What replay expects of each gamma that has an interval; no line leads over one that has none."""
+    y = [entry["speedup"] if entry["ci95"] else np.nan for entry in sweep]  # else it cannot be estimated
+    if np.isnan(y).all():
         return
-    x, y = [entry["gamma"] for entry in sweep], [entry["speedup"] for entry in sweep]
+    x = [entry["gamma"] for entry in sweep]
     axes.plot(x, y, color=MEASURED, linewidth=1.5 if alone else 1, label="replay of a run")
     if alone:
-        low, high = np.array([entry["ci95"] or [entry["speedup"]] * 2 for entry in sweep]).T
+        low, high = np.array([entry["ci95"] or [np.nan] * 2 for entry in sweep]).T
         axes.fill_between(x, low, high, color=MEASURED, alpha=0.15, linewidth=0)
-        best = int(np.argmax(y))
-        axes.plot(x[best], y[best], "s", color=MEASURED, markersize=9, mfc="none", label="best by replay")
+        best = int(np.nanargmax(y))
+        if x[best] > 0:  # 0 is plain decoding
+            axes.plot(x[best], y[best], "s", color=MEASURED, markersize=9, mfc="none", label="best by replay")
 
 
 def beta_by_position(groups: RunGroups) -> Figure:
@@ -135,6 +138,8 @@ def heat_maps(runs: Sequence[StoredRun], x: str, y: str, value: str, title: str)
     )
     numbers = [found for run in runs if (found := at(run.result, value)) is not None]
     low, high = min(numbers, default=0.0), max(numbers, default=1.0)
+    if (lack := LEAST_RANGE - (high - low)) > 0:
+        low, high = low - lack / 2, high + lack / 2
     for group, axes in panels:
         cells: dict[tuple[int, int], list[float]] = {}
         for run in group:
