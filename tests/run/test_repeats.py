@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import numpy as np
 import pyarrow.parquet as parquet
 import pytest
-from small_runs import call, composed, small
+from small_runs import call, composed, small, steady
 
 import specbench.run.repeats as repeats
 from specbench.config.build import in_seeded_order
@@ -140,7 +140,7 @@ SLOWER = (1.0, 1.2, 1.5)  # the speculative seconds of each process
 def one(tmp_path_factory):
     """A finished run."""
     folder = tmp_path_factory.mktemp("one") / "run"
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch, steady():
         assert call([*small(*OPTIONS), f"hydra.run.dir={folder}"], patch, folder.parent) == 0
     return folder
 
