@@ -5,7 +5,7 @@ from functools import partial
 from typing import Any
 
 from specbench.results.acceptance_tables import check_of, classes_table
-from specbench.results.category_tables import Entry, categories_table, overall_numbers
+from specbench.results.category_tables import TAU, Entry, categories_table, overall_numbers
 from specbench.results.fields import FIELDS, OF_DRAFTS, RUN_PAGE, at, metrics
 from specbench.results.latency_table import load_table
 from specbench.results.reader import StoredRun
@@ -41,7 +41,7 @@ def run_sections(run: StoredRun) -> Iterator[Section]:
         none = f"No other gamma is evaluated on this run: {result['no_replay']}."
         yield which_gamma({"": [run]}, replayed if result["gamma_sweep"] else none)
     if result["by_category"]:
-        caption = "Speedup: ratio of total times over the category's requests. MAT: tokens per target call."
+        caption = f"Speedup: ratio of total times over the category's requests. Block efficiency: {TAU.about}."
         table = categories_table([Entry({}, overall_numbers(result), result["by_category"])], caption, "measured")
         yield Section("By category", tables=[table])
     trace = "Figure 5 of the paper from this run's trace; the number is the tokens that a round kept."
