@@ -1,5 +1,6 @@
 """Composes configurations as the command line does, and says in one sentence what Hydra does not accept."""
 
+import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -38,7 +39,7 @@ def refuse_no_overrides(words: Sequence[str], options: Iterable[str] = ()) -> No
     """Raises ConfigError for words of a command that Hydra would not explain: no override and none of its `options`, or
     a folder without a name."""
     file = Path(__file__).parents[1] / f"{words[0] if words else ''}.py"
-    if file.is_file() and words[0].isidentifier() and "__main__" in file.read_text():
+    if words and words[0].isidentifier() and os.path.isfile(file) and "__main__" in file.read_text():
         raise ConfigError(f"{words[0]} is a command of its own: python -m specbench.{' '.join(words)}")
     for number, word in enumerate(words):
         key, equals, value = word.partition("=")

@@ -13,8 +13,8 @@ LONGEST, DEEPEST = 120, 8  # bytes of a folder name, folders of a run's name
 
 
 def fields(override_dirname: str) -> str:
-    """The overrides, `gamma=5,temperature=0`, as a folder name; `default` if there are none. Of one that is too long the
-    paths lose their folders, then the end is cut, and a hash of all overrides follows."""
+    """The overrides, `gamma=5,temperature=0`, as a folder name; `default` if there are none. In one that is too long
+    paths lose their folders, and if need be the end is cut; a hash of all overrides follows."""
     name = _as_name(override_dirname)
     if len(name.encode()) > LONGEST:
         digest = hashlib.sha256(override_dirname.encode(errors="replace")).hexdigest()[:8]

@@ -103,7 +103,7 @@ def _sentence(error: BaseException, key: str, path: str, what: str, advice: str 
 
 
 def short_message(error: BaseException) -> str:
-    """A library's message as one line, cut between words, with the class of the error where the text alone says little."""
+    """A library's message as one line, cut between words, with the error's class where the text says little."""
     text = " ".join(str(error).split())
     if not isinstance(error, (OSError, ValueError, ImportError)) or not text:
         text = f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -64,7 +64,7 @@ def _numbers(
         path, ends = error_of(field.path)
         errors = [at(_tree(entry), path) if entry and path else None for entry in entries]
         if any(error is not None for error in errors):
-            yield Column("95 %" if ends else "+-", group, field.digits, ends=ends), errors
+            yield Column(f"{field.head} {'95 %' if ends else '+-'}", group, field.digits, ends=ends), errors
 
 
 def _number(entry: Entry | None, field: Field, path: str) -> Any:
