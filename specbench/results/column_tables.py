@@ -60,21 +60,21 @@ def _numbers(
             continue
         field = FIELDS[name]
         unit = "x" if field.path.startswith("speedup/") else ""
-        yield Column(field.head, group, field.digits, unit), [_number(entry, field, field.path) for entry in entries]
+        yield Column(field.head, group, field.digits, unit), [_number(entry, field) for entry in entries]
         path, ends = error_of(field.path)
         errors = [at(_tree(entry), path) if entry and path else None for entry in entries]
         if any(error is not None for error in errors):
             yield Column(f"{field.head} {'95 %' if ends else '+-'}", group, field.digits, ends=ends), errors
 
 
-def _number(entry: Entry | None, field: Field, path: str) -> Any:
+def _number(entry: Entry | None, field: Field) -> Any:
     """A field of an entry; None if there is none. Raises ConfigError if a row of several runs cannot have it."""
     if entry is None:
         return None
     tree = _tree(entry)
-    if len(entry.runs) > 1 and at(tree, path.split("/")[0]) is None:
+    if len(entry.runs) > 1 and at(tree, field.path.split("/")[0]) is None:
         raise ConfigError(f"--columns {field.name} is not possible for a row of several runs: give --by run")
-    return at(tree, path)
+    return at(tree, field.path)
 
 
 def _tree(entry: Entry) -> Mapping[str, Any]:

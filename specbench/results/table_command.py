@@ -20,7 +20,7 @@ from specbench.results.category_tables import (
     names_of_runs,
     table_notes,
 )
-from specbench.results.column_tables import USUAL, columns_of, columns_table
+from specbench.results.column_tables import USUAL, P, columns_of, columns_table
 from specbench.results.reader import StoredRun, load_runs
 from specbench.results.table import FORMATS, Table
 from specbench.results.terminal import show
@@ -103,7 +103,8 @@ def chosen_columns(runs: Sequence[StoredRun], args: argparse.Namespace) -> Table
         by = [*dict.fromkeys(own or ["drafter"]), args.across]
     entries = entries_of(runs, by, {})
     table = columns_table(entries, names, args.across or "")
-    table.notes += table_notes(runs, {key for entry in entries for key in entry.names})
+    told = {key for entry in entries for key in entry.names if P not in names or key == args.across}
+    table.notes += table_notes(runs, told)
     return table
 
 

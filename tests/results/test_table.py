@@ -292,6 +292,10 @@ def test_values_of_a_setting_across_and_p_of_each_group(one, tmp_path, capsys):
     assert r"\multicolumn{5}{c}{temperature 0} & \multicolumn{5}{c}{temperature 1}" in told
     assert told.count(r"\textless{}.001") == 2 and "no difference from drafter bigram, temperature 1 in speedup" in told
     assert "corrected by Holm's method for all 3 pairs of rows" in told
+    other_work = "the runs differ in temperature: they did not do the same work"
+    assert other_work not in told
+    table.main([str(tmp_path), "--columns", "p"])
+    assert other_work in " ".join(capsys.readouterr().out.split())
     (row,) = rows_of(capsys, tmp_path / "ngram0", tmp_path / "ngram1", "--across", "temperature")
     assert row["drafter"] == "ngram" and "temperature 1 alpha" in row
 
