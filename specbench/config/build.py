@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from specbench.component import from_ring
+from specbench.component import Selections, from_ring
 from specbench.config.components import Components
 from specbench.config.devices import pick_device, pick_dtype
 from specbench.config.memory import size
@@ -24,9 +24,11 @@ from specbench.errors import ConfigError, first_line
 from specbench.executors.machine import free_bytes
 from specbench.models.context import Context
 from specbench.models.language_model import LanguageModel
+from specbench.models.pretrained import load_tokenizer
 from specbench.run_config import Role, with_role
 
 log = logging.getLogger(__name__)
+TARGET, DRAFTER = "shipped:target", "shipped:drafter"  # if none is chosen
 # Scalars that components hold.
 FROM_ROOT = ("name", "max_new_tokens", "batch_size", "prefill_chunk", "seed", "verdict_tokens", "stop_strings")
 
@@ -81,7 +83,9 @@ def build(
     choice = chosen["decoding"]
     spare = choice.kind.spare(choice.settings, checked.nodes(policy.largest), policy.largest, root.max_new_tokens)
     rendered: dict[Prompt, Request] = {}
-    announce(str(memory_budget(checked, prompts, context, spare, data, rendered, targets.has(checked), beside)))
+    budget = memory_budget(checked, prompts, context, spare, data, rendered, targets.has(checked), beside)
+    refuse_shipped_drafter(chosen)
+    announce(str(budget))
     # Lenience at temperature 0 compares the target's probabilities before argmax; drafters keep theirs.
     scored = dataclasses.replace(context.sampling, before_argmax=chosen.lenience < 1)
     verifier = _make(checked, "lenience_policy", root.lenience).verifier(partial(_make, checked, "verifier", scored))
@@ -193,6 +197,21 @@ def refuse_unfit(target: Model, drafter: Drafter, largest: int) -> None:
         )
 
 
+def refuse_shipped_drafter(chosen: Selections) -> None:
+    """Raises ConfigError, before a model is loaded, if the target has other tokens than the drafter, which is the one
+    that is taken if none is chosen."""
+    target, drafter = chosen["target"].settings, chosen["drafter"].settings
+    taken = getattr(drafter, "vocabulary", "") == "same" and drafter.path == DRAFTER
+    if not taken or getattr(target, "path", TARGET) == TARGET:
+        return
+    if load_tokenizer(target, "target").get_vocab() != load_tokenizer(drafter, "drafter").get_vocab():
+        raise ConfigError(
+            f"no drafter that fits target.path={target.path} was given: the default, drafter.path={DRAFTER}, has "
+            "another tokenizer; try drafter=prompt_lookup, drafter=ngram or drafter=self_quantized, which need no "
+            "second checkpoint, or drafter.path=Q, a small model with the target's tokenizer"
+        )
+
+
 def refuse_different_tokenizers(target: Model, drafter: Model) -> None:
     """p and q must be distributions over the same tokens. Raises ConfigError."""
     theirs, ours = target.tokenizer.get_vocab(), drafter.tokenizer.get_vocab()
@@ -201,7 +220,8 @@ def refuse_different_tokenizers(target: Model, drafter: Model) -> None:
         raise ConfigError(
             f"target.path={target.name} and drafter.path={drafter.name} have different tokenizers "
             f"({len(theirs)} and {len(ours)} tokens, {differing} of the drafter's differ): they must share one, or "
-            "drafter.vocabulary=intersection lets drafter=model or tree guess the tokens that both have"
+            f"drafter=model drafter.path={drafter.name} drafter.vocabulary=intersection guesses the tokens that both "
+            "have"
         )
 
 

@@ -1,10 +1,12 @@
 """Composes configurations as the command line does, and says in one sentence what Hydra does not accept."""
 
+import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import hydra
@@ -21,14 +23,35 @@ from specbench.run_config import GROUPS, METRIC, METRICS, RunConfig
 
 def compose(overrides: Sequence[str]) -> DictConfig:
     """The configuration that the command line would compose, with Hydra's own part. Raises ConfigError."""
+    refuse_no_overrides(overrides)
     with own_hydra(), explained(overrides):
         return hydra.compose("config", overrides=list(overrides), return_hydra_config=True)
 
 
 def compose_sweep(overrides: Sequence[str]) -> DictConfig:
     """The configuration of a sweep, as of `-m`, inside of `own_hydra`. Raises ConfigError."""
+    refuse_no_overrides(overrides)
     with explained(overrides):
         return GlobalHydra.instance().config_loader().load_configuration("config", list(overrides), RunMode.MULTIRUN)
+
+
+def refuse_no_overrides(words: Sequence[str], options: Iterable[str] = ()) -> None:
+    """Raises ConfigError for words of a command that Hydra would not explain: no override and none of its `options`, or
+    a folder without a name."""
+    file = Path(__file__).parents[1] / f"{words[0] if words else ''}.py"
+    if words and words[0].isidentifier() and os.path.isfile(file) and "__main__" in file.read_text():
+        raise ConfigError(f"{words[0]} is a command of its own: python -m specbench.{' '.join(words)}")
+    for number, word in enumerate(words):
+        key, equals, value = word.partition("=")
+        if re.fullmatch(r"\+*hydra\.(run|sweep)\.dir", key) and equals and value in ("", "null", "''", '""'):
+            raise ConfigError(f"{key}={shown(value)} is not allowed: it must be the name of a folder")
+        if key.startswith("--") and not any(option.startswith(key) for option in options):
+            name = key[2:].replace("-", "_")
+            if name not in (keys := known_keys(words)):
+                raise unknown(name, keys, "setting (settings are given without --, as gamma=4)")
+            after = words[number + 1] if number + 1 < len(words) else ""
+            value = value or ("..." if "=" in after or after.startswith("-") else after or "...")
+            raise ConfigError(f"{key} is not an option: a setting is given as {name}={value}")
 
 
 @contextmanager
@@ -71,6 +94,11 @@ def explain(error: BaseException, overrides: Sequence[str] = (), keys: Iterable[
         return str(unknown(f"{group}={option}", (f"{group}={name}" for name in options), "choice"))
     if found := re.search(r"Could not load '([^']+)/([^'/]+)'", text):  # of a list of options
         return f"{found[1]}={found[2]} is not a choice (see python -m specbench --help)"
+    if found := re.search(r"Ambiguous value for argument '(.*?)'\n", text):
+        return (
+            f"{shown(found[1])} has several values: python -m specbench -m makes a run of each, python -m "
+            "specbench.compare also compares them"
+        )
     if override := getattr(error, "override", None):
         key, _, value = str(override).partition("=")
         hint = f"; a value with = in it needs quotes: '{key}=\"{value}\"'" if "=" in value else ""

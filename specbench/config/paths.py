@@ -13,12 +13,19 @@ LONGEST, DEEPEST = 120, 8  # bytes of a folder name, folders of a run's name
 
 
 def fields(override_dirname: str) -> str:
-    """The overrides, `gamma=5,temperature=0`, as a folder name; `default` if there are none."""
-    name = re.sub(r"[^\w.,=+-]+", "_", override_dirname)
+    """The overrides, `gamma=5,temperature=0`, as a folder name; `default` if there are none. In one that is too long
+    paths lose their folders, and if need be the end is cut; a hash of all overrides follows."""
+    name = _as_name(override_dirname)
     if len(name.encode()) > LONGEST:
         digest = hashlib.sha256(override_dirname.encode(errors="replace")).hexdigest()[:8]
-        name = f"{name.encode()[:LONGEST].decode(errors='ignore')}-{digest}"
+        short = _as_name(re.sub(r"(?<=[=,\['\"])[^=,\['\"]*/(?=[^=,/])", "", override_dirname))
+        name = f"{short.encode()[:LONGEST].decode(errors='ignore')}-{digest}"
     return name or "default"
+
+
+def _as_name(text: str) -> str:
+    """A text without what the name of a folder should not have."""
+    return re.sub(r"[^\w.,=+-]+", "_", text)
 
 
 def inside_outputs(name: object) -> str:

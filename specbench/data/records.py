@@ -111,6 +111,11 @@ def field_of(record: Mapping[str, Any], name: str, keys: str, where: str) -> Any
     """A field of a record. Raises ConfigError that names `where` the record is and the settings `keys`."""
     if name not in record:
         has = shown(", ".join(sorted(map(str, record))) or "none")
+        if isinstance(record.get("turns"), list):
+            raise ConfigError(
+                f"{where} has no field {name!r} but turns: data=questions reads such a file, data=spec_bench "
+                "Spec-Bench's; both take data.path"
+            )
         raise ConfigError(f"{where} has no field {name!r}: set {keys} to what it has, {has}")
     return record[name]
 

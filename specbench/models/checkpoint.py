@@ -50,7 +50,7 @@ def check_path(key: str, path: str, revision: str | None = None, must: str = MOD
     try:
         if path and folder.is_dir():
             if not (folder / "config.json").is_file():
-                why = f"it has no config.json, only {names_in(folder)}"
+                why = f"it has no config.json, only {found}" if (found := names_in(folder)) else "it is empty"
         elif folder.is_file():
             why = "it is a file, give its folder"
         elif looks_local:
@@ -103,17 +103,19 @@ def _sentence(error: BaseException, key: str, path: str, what: str, advice: str 
 
 
 def short_message(error: BaseException) -> str:
-    """A library's message as one line, cut, with the class of the error where the text alone says little."""
+    """A library's message as one line, cut between words, with the error's class where the text says little."""
     text = " ".join(str(error).split())
     if not isinstance(error, (OSError, ValueError, ImportError)) or not text:
         text = f"{type(error).__name__}: {text}" if text else type(error).__name__
-    return (text if len(text) <= LONGEST_REASON else text[:LONGEST_REASON] + "...").rstrip(".:")
+    if len(text) > LONGEST_REASON:
+        return f"{text[: LONGEST_REASON + 1].rpartition(' ')[0] or text[:LONGEST_REASON]} ..."
+    return text.rstrip(".:")
 
 
 def names_in(folder: Path) -> str:
-    """The names of a folder's files, as text."""
+    """The names of a folder's files, as text; "" if it is empty."""
     names = sorted(entry.name for entry in folder.iterdir())
-    return ", ".join(names[:6]) + (", ..." if len(names) > 6 else "") or "nothing"
+    return ", ".join(names[:6]) + (", ..." if len(names) > 6 else "")
 
 
 def read_json(file: Path) -> dict[str, Any]:

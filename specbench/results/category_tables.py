@@ -1,4 +1,4 @@
-"""Tables of speedup and mean accepted tokens by category of prompts, of runs, or of runs pooled by their settings."""
+"""Tables of speedup and block efficiency by category of prompts, of runs, or of runs pooled by their settings."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -6,18 +6,26 @@ from typing import Any
 
 from specbench.data.records import MT_BENCH
 from specbench.errors import ConfigError, shown
-from specbench.results.comparability import SAME_WORK, TASK, alike, differences, setting_of
-from specbench.results.fields import at
+from specbench.results.comparability import (
+    SAME_WORK,
+    TASK,
+    alike,
+    differences,
+    keys_to_tell_apart,
+    setting_of,
+    short_paths,
+)
+from specbench.results.fields import FIELDS, at
 from specbench.results.parquet import load_sums
 from specbench.results.reader import StoredRun
 from specbench.results.table import CellValue, Column, Table, table_columns
-from specbench.results.wording import unsteady, word
+from specbench.results.wording import label, unsteady, word
 from specbench.stats.bootstrap import BootstrapSums
 from specbench.stats.breakdown import category_numbers
 from specbench.stats.records import PerRequestSums
 from specbench.stats.two_way_bootstrap import Estimator, TwoWaySums
 
-OVERALL = "overall"
+OVERALL, TAU = "overall", FIELDS["tau"]
 SPEEDUPS = {"measured": "speedup", "end_to_end": "speedup with prefill", "geometric_mean": "geometric mean of speedups"}
 PATHS = {"measured": ("speedup/measured", "speedup/ci95"),
          "end_to_end": ("speedup/end_to_end", "speedup/end_to_end_ci95"),
@@ -33,13 +41,14 @@ class Entry:
     names: Mapping[str, str]  # {"drafter": "ngram"}
     overall: CategoryDict
     categories: Mapping[str, CategoryDict] = field(default_factory=dict)
+    runs: Sequence[StoredRun] = ()
 
     def of(self, category: str) -> CategoryDict:
         """The numbers of a category; none if it has none."""
         return self.overall if category == OVERALL else self.categories.get(category, {})
 
     def pair(self, category: str, kind: str) -> list[CellValue]:
-        """Mean accepted tokens and speedup of a category."""
+        """Block efficiency and speedup of a category."""
         return [at(self.of(category), "block_efficiency/mean"), at(self.of(category), PATHS[kind][0])]
 
 
@@ -53,16 +62,16 @@ def overall_numbers(result: Mapping[str, Any]) -> CategoryDict:
 
 
 def _pair_columns(group: str) -> list[Column]:
-    return table_columns(("MAT", 2), ("speedup", "x"), group=group)
+    return table_columns((TAU.head, 2), ("speedup", "x"), group=group)
 
 
 def categories_table(entries: Sequence[Entry], title: str, kind: str) -> Table:
-    """A row for each category: of one entry with all that is known of it, of several with mean accepted tokens and
+    """A row for each category: of one entry with all that is known of it, of several with block efficiency and
     speedup of each."""
     categories = [*dict.fromkeys(name for entry in entries for name in entry.categories), OVERALL]
     columns = table_columns(("category", "text"))
     if len(entries) == 1 and kind == "measured":
-        columns += table_columns(("requests", 0), ("MAT", 2), ("alpha", 3), ("speedup", "x"), ("95 %", "interval"),
+        columns += table_columns(("requests", 0), (TAU.head, 2), ("alpha", 3), ("speedup", "x"), ("95 %", "interval"),
                               ("geo. mean", "x"), ("tokens/s", 1), ("plain", 1))  # fmt: skip
         paths = ("prompts", "block_efficiency/mean", "alpha/mean", *PATHS[kind], PATHS["geometric_mean"][0],
                  "tokens_per_second", "baseline_tokens_per_second")  # fmt: skip
@@ -76,7 +85,7 @@ def categories_table(entries: Sequence[Entry], title: str, kind: str) -> Table:
 
 
 def entries_table(entries: Sequence[Entry], title: str, kind: str) -> Table:
-    """A row for each entry, and for each category its mean accepted tokens and speedup."""
+    """A row for each entry, and for each category its block efficiency and speedup."""
     keys = list(dict.fromkeys(key for entry in entries for key in entry.names))
     categories = [*dict.fromkeys(name for entry in entries for name in entry.categories), OVERALL]
     columns = table_columns(*((key, "text") for key in keys))
@@ -110,10 +119,12 @@ def entries_of(runs: Sequence[StoredRun], by: Sequence[str], folds: Folds) -> li
     would mix runs that did different things."""
     found = []
     for names, own in grouped(runs, by):
-        if mixed := differences([run.result for run in own]):
+        if mixed := differences(results := [run.result for run in own]):
+            keys = [key for part in mixed for key in keys_to_tell_apart(results, part)]
             raise ConfigError(
-                f"the row {' '.join(names.values())} would mix runs that differ in {', '.join(mixed)}: "
-                f"add {mixed[0]} to --by, or leave folders out"
+                f"the row {' '.join(names.values())} would mix runs that differ in {', '.join(keys or mixed)}: "
+                + (f"add {','.join(keys)} to --by, or " if keys else "")
+                + "leave folders out"
             )
         found.append(_entry(names, own, folds))
     if missing := [name for name in folds if not any(name in entry.categories for entry in found)]:
@@ -126,25 +137,32 @@ def grouped(runs: Sequence[StoredRun], by: Sequence[str]) -> list[tuple[dict[str
     if not by:
         return [(names, [run]) for names, run in zip(names_of_runs(runs), runs, strict=True)]
     found: dict[tuple[str, ...], list[StoredRun]] = {}
-    for run in runs:
-        settings = {key: setting_of(run.result, key) for key in by}
-        if missing := [key for key, value in settings.items() if value is None]:
-            raise ConfigError(f"--by {shown(missing[0])} is not possible: {run.folder} has no such setting")
-        found.setdefault(tuple(alike(str(value)) for value in settings.values()), []).append(run)
-    return [(dict(zip(by, values, strict=True)), own) for values, own in found.items()]
+    settings = [[setting_of(run.result, key) or run.keys.get(key) for key in by] for run in runs]
+    if missing := [key for key, *values in zip(by, *settings, strict=True) if not any(values)]:
+        raise ConfigError(f"--by {shown(missing[0])} is not possible: {runs[0].folder} has no such setting")
+    for run, values in zip(runs, settings, strict=True):
+        found.setdefault(tuple("-" if value is None else alike(value) for value in values), []).append(run)
+    names = with_short_paths([dict(zip(by, values, strict=True)) for values in found])
+    return list(zip(names, found.values(), strict=True))
+
+
+def with_short_paths(names: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:
+    """The same, with paths as short as they can be told apart."""
+    short = {key: short_paths([own[key] for own in names]) for key in names[0]}
+    return [{key: short[key].get(value, value) for key, value in own.items()} for own in names]
 
 
 def names_of_runs(runs: Sequence[StoredRun]) -> list[dict[str, str]]:
     """The overrides in which a run differs from the others or, where they do not tell all of them apart, its folder."""
     keys = dict.fromkeys(key for run in runs for key in run.keys)
     if len({tuple(run.keys.items()) for run in runs}) == len(runs) > 1:
-        return [{key: run.keys.get(key, "-") for key in keys} for run in runs]
-    return [{"run": run.folder.name if len(runs) == 1 else str(run.folder)} for run in runs]
+        return with_short_paths([{key: run.keys.get(key, "-") for key in keys} for run in runs])
+    return with_short_paths([{"run": str(run.folder)} for run in runs])
 
 
 def _entry(names: Mapping[str, str], runs: Sequence[StoredRun], folds: Folds) -> Entry:
     if len(runs) == 1 and not folds:
-        return Entry(names, overall_numbers(runs[0].result), runs[0].result["by_category"])
+        return Entry(names, overall_numbers(runs[0].result), runs[0].result["by_category"], runs)
     processes = [process for run in runs for process in load_sums(run.folder).by_process()]
     folded = {member: name for name, members in folds.items() for member in members}
     as_named = [[folded.get(category, category) for category in process.categories] for process in processes]
@@ -153,7 +171,7 @@ def _entry(names: Mapping[str, str], runs: Sequence[StoredRun], folds: Folds) ->
                         for process, own in zip(processes, as_named, strict=True)])
         for name in dict.fromkeys(name for own in as_named for name in own if name)
     }  # fmt: skip
-    return Entry(names, overall_numbers(runs[0].result) if len(runs) == 1 else _numbers(processes), parts)
+    return Entry(names, overall_numbers(runs[0].result) if len(runs) == 1 else _numbers(processes), parts, runs)
 
 
 def _numbers(processes: Sequence[PerRequestSums]) -> CategoryDict:
@@ -165,8 +183,8 @@ def table_notes(runs: Sequence[StoredRun], told: Collection[str]) -> Iterator[st
     """What a reader must know before comparing rows, in sentences; `told` are settings that rows are named by."""
     results, many = [run.result for run in runs], len(runs) > 1
     verdicts: dict[str, list[str]] = {}
-    for run in runs:
-        verdicts.setdefault(word(run.result["lossless"]), []).append(run.label)
+    for run, names in zip(runs, names_of_runs(runs), strict=True):
+        verdicts.setdefault(word(run.result["lossless"]), []).append(label(names))
     for verdict in ("failed", "lossy", "inconclusive", "untested"):
         if found := verdicts.get(verdict):
             yield f"the verdict on losslessness is {verdict}" + f" of {'; '.join(found)}" * (len(verdicts) > 1)

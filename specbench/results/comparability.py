@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from specbench.errors import ConfigError
 from specbench.results.schema import flatten
 from specbench.run_config import Role, with_role
 
@@ -37,6 +38,41 @@ def unlike_engines(results: Iterable[Mapping[str, Any]], in_turn: bool) -> str:
             told = ", ".join(f"{count} of {len(engines)} with {engine}" for engine, count in counts.items())
             return f"they did not run alike ({told}): executor=compiled for all, or executor=eager, makes them so"
     return ""
+
+
+def keys_to_tell_apart(results: Sequence[Mapping[str, Any]], part: str) -> list[str]:
+    """Settings, of those whose first part is this one, by which runs that differ there are told apart."""
+    if len({setting_of(result, part) for result in results}) > 1:
+        return [part]
+    configs = [flatten(result["config"]) for result in results]
+    keys = dict.fromkeys(key for config in configs for key in config if key.startswith(f"{part}/"))
+    differ = (key.replace("/", ".") for key in keys if len({str(config.get(key)) for config in configs}) > 1)
+    return [key for key in differ if any(setting_of(result, key) is not None for result in results)]
+
+
+def decoded_in_turn(results: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether these runs are of one comparison in one process."""
+    first = results[0].get("in_turn")
+    return bool(first) and all(result.get("in_turn") == first for result in results)
+
+
+def refuse_other_prompts(prompts: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
+    """Raises ConfigError if runs, whose lines of prompts.jsonl these are, have different prompts with the same id."""
+    texts: dict[str, Any] = {}
+    for label, records in prompts.items():
+        for record in records:
+            if texts.setdefault(record["id"], record.get("prompt")) != record.get("prompt"):
+                raise ConfigError(f"{label} cannot be compared with others: their prompts {record['id']} differ")
+
+
+def short_paths(values: Iterable[str]) -> dict[str, str]:
+    """The last name of each path among these values, with as many before it as tell all of them apart."""
+    paths = {value: value.rstrip("/").split("/") for value in values if "/" in value.rstrip("/")}
+    for names in range(1, max(map(len, paths.values()), default=0)):
+        short = {value: "/".join(parts[-names:]) for value, parts in paths.items()}
+        if len({*short.values()} | ({*values} - paths.keys())) == len({*values}):
+            return short
+    return {}
 
 
 def differing_overrides(runs: Sequence[tuple[Path, Mapping[str, Any]]]) -> list[dict[str, str]]:

@@ -6,7 +6,18 @@ from typing import Any
 
 from specbench.results.fields import CAUSES, UNITS
 from specbench.results.table import Cell, CellValue, Column, Table, table_columns
-from specbench.results.wording import MOST_NAMES, Way, doubts, label, left_out, no_gain, none_left, slower, word
+from specbench.results.wording import (
+    MOST_NAMES,
+    Way,
+    doubts,
+    label,
+    left_out,
+    no_gain,
+    none_left,
+    p_value,
+    slower,
+    word,
+)
 from specbench.stats.comparison import LEVEL, Comparison
 from specbench.stats.estimates import Interval
 
@@ -154,8 +165,3 @@ def rows(found: Comparison, names: Mapping[str, Mapping[str, str]], more: Mappin
 def _ends(name: str, ci95: Interval) -> dict[str, float | None]:
     low, high = ci95 or (None, None)
     return {f"{name}_low": low, f"{name}_high": high}
-
-
-def p_value(value: float | None) -> str:
-    """A p-value; "-" where there were too few prompts for one."""
-    return "-" if value is None else "<.001" if value < 0.001 else f"{value:.3f}"[0 if value >= 0.9995 else 1 :]

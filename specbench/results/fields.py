@@ -46,7 +46,7 @@ FIELDS = {field.name: field for field in (
     Field("stderr", "alpha/stderr"),
     Field("alpha_counted", "alpha_counted/mean", heading="alpha, accepted / tested"),
     Field("alpha_on_text", "alpha_on_target_text/mean", heading="alpha on the target's own text"),
-    Field("tau", "block_efficiency/mean", heading="block efficiency", about="tokens per target call (tau)"),
+    Field("tau", "block_efficiency/mean", heading="block efficiency", about="tokens per target call (tau, MAT)"),
     Field("c", "cost/c", about="a drafter step / a target step"),
     Field("v", "cost/v", about="a target call of a round / a target step"),
     Field("o", "cost/o", about="the rest of a round / a target step"),
@@ -82,6 +82,7 @@ FIELDS = {field.name: field for field in (
     Field("order", "config/order"),
     Field("started", "provenance/started"),
 )}  # fmt: skip
+ALSO = {"MAT": "tau", "block_efficiency": "tau", "theorem_3_8": "Thm 3.8"}  # other names of fields
 SUMMARY = ("alpha", "stderr", "tau", "c", "v", "o", "speedup", "low", "high", "processes", "sd", "Thm 3.8", "corrected",
            "tokens/s", "plain tokens/s", "of peak", "beside", "lossless")  # columns of summary.csv  # fmt: skip
 REPEATS = ("seed", "order", "speedup", "low", "high", "alpha", "tau", "c", "v", "o", "target step seconds", "tokens/s",

@@ -13,6 +13,7 @@ from rich.text import Text
 
 from specbench.errors import visible
 from specbench.results.terminal import NUMERIC, columns_that_fit, drawn, width_of
+from specbench.results.wording import p_value
 from specbench.stats.estimates import Interval
 
 NOTHING = ("None", "-", "")  # of values, as text
@@ -47,7 +48,7 @@ class Column:
     name: str
     group: str = ""
     digits: int | None = 2
-    unit: str = ""  # "x" or "%" behind each number; "%" also multiplies by 100
+    unit: str = ""  # "x" or "%" behind each number; "%" also multiplies by 100; "p" is none: the number is a p-value
     ends: bool = False  # whether its values are intervals
     about: str = ""  # what the heading means
 
@@ -64,15 +65,17 @@ class Column:
             return str(value)
         if value is None or not math.isfinite(value):
             return "-"
+        if self.unit == "p":
+            return p_value(value)
         return f"{value * 100 if self.unit == '%' else value:,.{self.digits or 0}f}{self.unit}"
 
 
 _LOOKS: dict[str, dict[str, Any]] = {"text": {"digits": None}, "x": {"unit": "x"}, "%": {"digits": 1, "unit": "%"},
-                                     "interval": {"ends": True}}  # fmt: skip
+                                     "interval": {"ends": True}, "p": {"unit": "p"}}  # fmt: skip
 
 
 def table_columns(*forms: tuple[str, int | str], group: str = "") -> list[Column]:
-    """Columns by name and form: a number of digits, "text", "x", "%" or "interval"."""
+    """Columns by name and form: a number of digits, "text", "x", "%", "p" or "interval"."""
     return [
         Column(name, group, **({"digits": form} if isinstance(form, int) else _LOOKS[form])) for name, form in forms
     ]

@@ -214,3 +214,8 @@ def doubts(results: Sequence[Mapping[str, Any]], best: Mapping[str, Any]) -> str
 def label(keys: Mapping[str, str]) -> str:
     """Swept keys with their values, in words."""
     return ", ".join(f"{key.split('.')[-1]} {value}" for key, value in keys.items())
+
+
+def p_value(value: float | None) -> str:
+    """A p-value; "-" where there were too few prompts for one."""
+    return "-" if value is None else "<.001" if value < 0.001 else f"{value:.3f}"[0 if value >= 0.9995 else 1 :]

@@ -1,5 +1,6 @@
 """`specbench.evaluate`: a whole run from Python, with the folder that the command line leaves, and its results."""
 
+import difflib
 import logging
 import os
 import re
@@ -34,8 +35,18 @@ class Fields(dict[str, Any]):
 
     def __getattr__(self, name: str) -> Any:
         if name not in self:
-            raise AttributeError(f"{name!r} is not in results.json here: it has {', '.join(self)}")
+            raise AttributeError(f"{name!r} is not in results.json here{self._meant(name)}: it has {', '.join(self)}")
         return self[name]
+
+    def _meant(self, name: str) -> str:
+        """The entry that a name stands for elsewhere, or one that is spelled nearly so."""
+        from specbench.results.fields import ALSO, FIELDS, at
+
+        field = FIELDS.get(ALSO.get(name, name))
+        if field and at(self, field.path) is not None:
+            return f", did you mean {field.path.replace('/', '.')}?"
+        close = difflib.get_close_matches(name, self, n=1)
+        return f", did you mean {close[0]}?" if close else ""
 
     def __dir__(self) -> list[str]:
         return [*super().__dir__(), *self]
@@ -114,6 +125,11 @@ def words_of(overrides: Sequence[str | Mapping[str, Any]], settings: Mapping[str
     """All overrides as the command line has them. Raises ConfigError."""
     words: list[str] = []
     for entry in (*overrides, settings):
+        if isinstance(entry, str) and entry.startswith("-"):
+            raise ConfigError(
+                f"{entry!r} is an option of the command line and no override: for several runs use python -m "
+                "specbench.compare, or python -m specbench -m"
+            )
         if isinstance(entry, str):
             words.append(entry)
         elif isinstance(entry, Mapping):

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 import hydra
+from hydra._internal.utils import get_args_parser
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
 from hydra.types import RunMode
@@ -57,6 +58,7 @@ def ignore_schema_warning() -> None:
 
 
 def _main() -> None:
+    refuse_words_of_no_run()
     try:
         job()
     except (ConfigError, BrokenPipeError):
@@ -71,6 +73,13 @@ def _main() -> None:
         if (sweep := current_sweep()) is not None and (sentence := sweep.ended_early(error)):
             stop(sentence, 1)
         refused_by_hydra(error)
+
+
+def refuse_words_of_no_run() -> None:
+    """Raises ConfigError for words of the command line that Hydra would misread or not explain."""
+    from specbench.config.compose import refuse_no_overrides
+
+    refuse_no_overrides(sys.argv[1:], get_args_parser()._option_string_actions)
 
 
 def current_sweep() -> "Sweep | None":

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from specbench.errors import ConfigError, first_line
 from specbench.results.atomic_files import as_json, write_text
-from specbench.results.comparability import TASK, unlike_engines
+from specbench.results.comparability import TASK, decoded_in_turn, refuse_other_prompts, unlike_engines
 from specbench.results.comparison_tables import ranking, rows, sentence, tables
 from specbench.results.completion import examine, keep_others
 from specbench.results.folder_lock import locked
@@ -37,12 +37,6 @@ def is_finished(jobs: Sequence[RunJob]) -> bool:
     earlier = [examine(job.folder, job.checked.identity()) for job in jobs]
     results = [run.result for run in earlier if run.result is not None and run.finished]
     return len(results) == len(jobs) and decoded_in_turn(results) and len(results[0]["in_turn"]["runs"]) == len(jobs)
-
-
-def decoded_in_turn(results: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether these runs are of one comparison in one process."""
-    first = results[0].get("in_turn")
-    return bool(first) and all(result.get("in_turn") == first for result in results)
 
 
 def run_jobs(jobs: Sequence[RunJob], announce: Callable[[str], None]) -> str:
@@ -73,11 +67,7 @@ def compare_folders(folders: Sequence[str]) -> None:
     if len({*labels_of(words)}) < len(stored):
         words = [{"run": str(run.folder)} for run in stored]
     runs = dict(zip(labels_of(words), stored, strict=True))
-    texts: dict[str, Any] = {}
-    for label, run in runs.items():
-        for record in run.prompts:
-            if texts.setdefault(record["id"], record.get("prompt")) != record.get("prompt"):
-                raise ConfigError(f"{label} cannot be compared with others: their prompts {record['id']} differ")
+    refuse_other_prompts({label: run.prompts for label, run in runs.items()})
     by = TOKENS_PER_SECOND if decoded_in_turn([run.result for run in stored]) else SPEEDUP
     compared = show_ranking(runs, words, {}, by, labels_of(words)[0])
     show(*(Text(f"note: {note}") for note in notes_on(runs)))

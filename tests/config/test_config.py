@@ -9,12 +9,13 @@ from pathlib import Path
 import pytest
 import torch
 from omegaconf import OmegaConf
-from small_runs import composed, run_main
+from small_runs import composed, run_main, small
 
 from specbench.config.devices import pick_device
-from specbench.config.paths import conf_dir
+from specbench.config.paths import conf_dir, fields
 from specbench.config.validate import check
 from specbench.errors import ConfigError
+from specbench.models.checkpoint import short_message
 from specbench.run_config import GROUPS, Role, with_role
 
 NEEDS = {"target=model": "target.path=gpt2", "drafter=model": "drafter.path=gpt2",
@@ -69,19 +70,62 @@ def test_gamma_is_a_scalar_that_reaches_the_policy():
     assert check(composed("gamma=7")).choices["gamma_policy"].settings.gamma == 7
 
 
-def test_different_tokenizers_are_refused_by_name(monkeypatch, capsys, tmp_path):
+@pytest.fixture(scope="module")
+def other(tmp_path_factory) -> Path:
+    """A model with a tokenizer of its own, some of whose tokens are also the shipped one's."""
     from tokenizers import Tokenizer, models
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-    folder = tmp_path / "other"
-    LlamaForCausalLM(LlamaConfig(vocab_size=8, hidden_size=8, intermediate_size=8, num_hidden_layers=1,
+    folder = tmp_path_factory.mktemp("other")
+    LlamaForCausalLM(LlamaConfig(vocab_size=8, hidden_size=32, intermediate_size=32, num_hidden_layers=1,
                                  num_attention_heads=1)).save_pretrained(folder)  # fmt: skip
     vocabulary = {c: i for i, c in enumerate("abcdefgh")}
     PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.BPE(vocab=vocabulary, merges=[]))).save_pretrained(folder)
-    arguments = ["drafter=model", f"drafter.path={folder}", "logger=none"]
+    return folder
+
+
+def test_different_tokenizers_are_refused_by_name_with_advice_that_works(other, monkeypatch, capsys, tmp_path):
+    arguments = [f"drafter.path={other}", "logger=none", "executor=eager"]
     code, err = run_main(arguments, monkeypatch, capsys, tmp_path)
     assert code == 2
-    assert "target.path=shipped:target" in err and f"drafter.path={folder}" in err and "must share one" in err
+    assert "target.path=shipped:target" in err and f"drafter.path={other}" in err and "must share one" in err
+    advice = f"drafter=model drafter.path={other} drafter.vocabulary=intersection"
+    assert advice in " ".join(err.split())
+    code, err = run_main(small("logger=none", "executor=eager", *advice.split()), monkeypatch, capsys, tmp_path)
+    assert code == 0, err
+
+
+def test_a_target_without_a_drafter_is_told_before_a_model_loads(other, monkeypatch, capsys, tmp_path):
+    """With drafters that the advice names, the same target decodes."""
+    from transformers import PreTrainedModel
+
+    words = [f"target.path={other}", "logger=none", "executor=eager", "data=jsonl", f"data.path={tmp_path / 'a.jsonl'}"]
+    (tmp_path / "a.jsonl").write_text(json.dumps({"prompt": "abcdabcd"}) + "\n")
+    for advised in ("prompt_lookup", "ngram", "self_quantized"):
+        code, err = run_main(small(*words, f"drafter={advised}"), monkeypatch, capsys, tmp_path)
+        assert code == 0, err
+    monkeypatch.setattr(PreTrainedModel, "from_pretrained", None)
+    for chosen in ([], ["drafter=tree"]):
+        code, err = run_main([*words, *chosen], monkeypatch, capsys, tmp_path)
+        told = f"no drafter that fits target.path={other} was given: the default, drafter.path=shipped:drafter, has"
+        assert code == 2 and told in err and "drafter.path=Q" in err and "memory" not in err
+        assert all(f"drafter={advised}" in err for advised in ("prompt_lookup", "ngram", "self_quantized"))
+
+
+def test_folder_names_lose_folders_of_paths_where_they_are_too_long():
+    folder = "/home/someone/" + "models/" * 20
+    words = f"data.limit=12,data.path={folder}question.jsonl,drafter.path={folder}small,gamma=4"
+    name = "data.limit=12,data.path=question.jsonl,drafter.path=small,gamma=4-"
+    assert fields(words).startswith(name) and len(fields(words)) == len(name) + 8
+    assert fields(words) == fields(words) != fields(words.replace("models/", "model/", 1))
+    assert fields("data.path=a/b,gamma=4") == "data.path=a_b,gamma=4"  # as it always was
+
+
+def test_what_a_library_says_is_cut_between_words(tmp_path):
+    told = short_message(ValueError("sentence " * 100))
+    assert len(told) < 250 and told.endswith("sentence ...") and short_message(ValueError("a b.")) == "a b"
+    with pytest.raises(ConfigError, match=r"is not a model.*: it is empty$"):
+        check(composed(f"target.path={tmp_path}"))
 
 
 @pytest.mark.parametrize(("word", "code", "told"), [

@@ -30,6 +30,12 @@ from specbench.results.terminal import show
 
 REFUSED = {  # overrides: what the sentence holds
     "gama=5": "gama is not a setting. Did you mean gamma?",
+    "hydra.run.dir=": "hydra.run.dir='' is not allowed: it must be the name of a folder",
+    "-m gamma=1,2 hydra.sweep.dir=''": "hydra.sweep.dir='' is not allowed",
+    "drafter=ngram,bigram": "several values: python -m specbench -m makes a run of each, python -m specbench.compare",
+    "--gamma 4": "--gamma is not an option: a setting is given as gamma=4",
+    "drafter=ngram --gama=4": "gama is not a setting (settings are given without --, as gamma=4). Did you mean gamma?",
+    "table outputs/run --by drafter": "of its own: python -m specbench.table outputs/run --by drafter",
     "drafter=ngram drafter.windw=3": "Did you mean drafter.window?",
     "drafter=lama1b": "Did you mean drafter=llama1b? Available: drafter=bigram",
     "drafters=ngram": "drafters is not a setting. Did you mean drafter?",
@@ -46,6 +52,7 @@ REFUSED = {  # overrides: what the sentence holds
     "data=jsonl data.path=missing.jsonl": "data.path=missing.jsonl is not a file",
     "data=jsonl data.path={empty.jsonl}": "empty.jsonl is empty: it must be a file of",
     "data=jsonl data.path={long.jsonl} data.field=text": "has no field 'text'",
+    "data=jsonl data.path={turns.jsonl} data.field=question": "has no field 'question' but turns: data=questions reads",
     "data=jsonl data.path={long.jsonl} data.template='{q}'": "has no field 'q'",
     "data=questions data.path={turns.jsonl} data.category=art": "it has math",
     "data=questions data.path={long.jsonl}": "has no list of turns",

@@ -14,6 +14,7 @@ from small_runs import call, small
 
 from specbench.results import table_command as table
 from specbench.results.category_tables import folds_of
+from specbench.results.comparability import short_paths
 from specbench.results.table import Column, Table, latex, to_csv, to_latex, to_markdown
 
 COLUMNS = [Column("drafter", digits=None), Column("MAT", "a_b"), Column("speedup", "a_b", unit="x"),
@@ -151,7 +152,7 @@ def test_the_rows_are_those_of_results_json(one, capsys):
     for row in rows[:-1]:
         own = result["by_category"][row["category"]]
         numbers = (own["speedup"]["measured"], own["block_efficiency"]["mean"])
-        assert (float(row["speedup"]), float(row["MAT"])) == numbers
+        assert (float(row["speedup"]), float(row["block efficiency"])) == numbers
     assert float(rows[-1]["speedup"]) == result["speedup"]["measured"] and int(rows[-1]["requests"]) == 12
     assert float(rows[-1]["95 % low"]) == result["speedup"]["ci95"][0]
     lengths = rows_of(capsys, one, "--show", "lengths")
@@ -165,7 +166,7 @@ def test_rows_are_named_by_what_differs_and_one_is_one_however_it_is_written(one
     for by in ("run", "drafter,temperature"):
         rows = rows_of(capsys, tmp_path, "--by", by)
         assert [(row["drafter"], row["temperature"]) for row in rows] == names
-        assert {"math MAT", "math speedup", "overall 95 % low", "overall tokens/s"} < set(rows[0])
+        assert {"math block efficiency", "math speedup", "overall 95 % low", "overall tokens/s"} < set(rows[0])
     turned = rows_of(capsys, tmp_path, "--by", "category")
     assert [row["category"] for row in turned] == ["coding", "math", "rag", "overall"] and len(turned[0]) == 9
 
@@ -219,10 +220,13 @@ def test_folded_categories_are_one(one, tmp_path, capsys):
     assert set(rows) == {"mt_bench", "rag", "overall"} and int(rows["mt_bench"]["requests"]) == 8
     measured = total["plain_seconds"] / total["plain_tokens"] / (total["seconds"] / total["tokens"])
     assert float(rows["mt_bench"]["speedup"]) == pytest.approx(measured)
-    assert float(rows["mt_bench"]["MAT"]) == pytest.approx(total["tokens"] / total["rounds"])
+    assert float(rows["mt_bench"]["block efficiency"]) == pytest.approx(total["tokens"] / total["rounds"])
     assert rows["mt_bench"]["95 % low"]  # of eight prompts; four are too few
     assert folds_of(["both=math,coding"]) == {"both": ["math", "coding"]}
-    assert rows_of(capsys, one, "--fold", "both=math,coding")[0]["MAT"] == rows["mt_bench"]["MAT"]
+    assert (
+        rows_of(capsys, one, "--fold", "both=math,coding")[0]["block efficiency"]
+        == rows["mt_bench"]["block efficiency"]
+    )
 
 
 def test_a_run_without_some_numbers_shows_what_it_has(one, tmp_path, capsys):
@@ -235,7 +239,71 @@ def test_a_run_without_some_numbers_shows_what_it_has(one, tmp_path, capsys):
     assert "overall" in told and "math" not in told and "acceptance by" not in told and "geo" not in told
 
 
+def test_a_part_that_differs_in_one_setting_is_told_by_it(one, tmp_path, capsys):
+    """Not `drafter`, which tells nothing apart; and with that setting there are two rows, named by the last folders."""
+    for path in ("/a/b/small", "/a/c/small"):
+        folder = copy(one, tmp_path / path.replace("/", "-"))
+        result = json.loads((folder / "results.json").read_text())
+        result["config"]["drafter"]["path"] = path
+        (folder / "results.json").write_text(json.dumps(result))
+    with pytest.raises(SystemExit):
+        table.main([str(tmp_path), "--by", "drafter"])
+    told = " ".join(capsys.readouterr().err.split())
+    assert "runs that differ in drafter.path: add drafter.path to --by, or leave folders out" in told
+    rows = rows_of(capsys, tmp_path, "--by", "drafter,drafter.path")
+    assert [row["drafter.path"] for row in rows] == ["b/small", "c/small"]
+    assert short_paths(["/a/b/q", "org/r", "shipped:x", "-"]) == {"/a/b/q": "q", "org/r": "r"}
+    assert short_paths(["/q", "q"]) == {}  # only the whole path tells it from the other
+
+
+def test_chosen_columns_have_their_errors(one, tmp_path, capsys):
+    result = json.loads((one / "results.json").read_text())
+    (row,) = rows_of(capsys, one, "--columns", "MAT,alpha,speedup,c,lossless")
+    estimate, alpha = result["block_efficiency"], result["alpha"]
+    assert [float(row[name]) for name in ("block efficiency", "alpha")] == [estimate["mean"], alpha["mean"]]
+    assert [*row][:5] == ["run", "block efficiency", "block efficiency +-", "alpha", "alpha +-"]
+    assert float(row["alpha +-"]) == alpha["stderr"]
+    assert float(row["c 95 % low"]) == result["cost"]["ci95"]["c"][0] and row["lossless"] == "untested"
+    table.main([str(one), "--columns", "alpha,tau", "--format", "markdown"])
+    told = capsys.readouterr().out
+    assert "block efficiency: tokens per target call (tau, MAT)" in told and f"| {alpha['mean']:.3f} |" in told
+    for seed in range(2):
+        copy(one, tmp_path / f"s{seed}", seed=seed)
+    (row,) = rows_of(capsys, tmp_path, "--by", "drafter", "--columns", "tau,tokens/s,tokens")
+    assert float(row["tokens"]) == 2 * result["counts"]["tokens"]
+
+
+def test_values_of_a_setting_across_and_p_of_each_group(one, tmp_path, capsys):
+    """Where nothing differs p is 1, where one is twice as slow in every prompt p is below a thousandth."""
+    for drafter, slower in (("bigram", 1.0), ("ngram", 1.0), ("random", 2.0)):
+        for temperature in (0, 1):
+            copy(one, tmp_path / f"{drafter}{temperature}", slower, drafter=drafter, temperature=temperature)
+    asked = [tmp_path, "--columns", "tau,speedup,p", "--across", "temperature"]
+    rows = rows_of(capsys, *asked)
+    assert [row["drafter"] for row in rows] == ["bigram", "ngram", "random"]
+    for group in ("temperature 0", "temperature 1"):
+        p = [row[f"{group} p"] for row in rows]
+        assert p[0] == "" and float(p[1]) == 1 and float(p[2]) < 0.001
+        assert (
+            float(rows[0][f"{group} speedup"]) == json.loads((one / "results.json").read_text())["speedup"]["measured"]
+        )
+    table.main([*map(str, asked), "--format", "latex"])
+    told = capsys.readouterr().out
+    assert r"\multicolumn{5}{c}{temperature 0} & \multicolumn{5}{c}{temperature 1}" in told
+    assert told.count(r"\textless{}.001") == 2 and "no difference from drafter bigram, temperature 1 in speedup" in told
+    assert "corrected by Holm's method for all 3 pairs of rows" in told
+    other_work = "the runs differ in temperature: they did not do the same work"
+    assert other_work not in told
+    table.main([str(tmp_path), "--columns", "p"])
+    assert other_work in " ".join(capsys.readouterr().out.split())
+    (row,) = rows_of(capsys, tmp_path / "ngram0", tmp_path / "ngram1", "--across", "temperature")
+    assert row["drafter"] == "ngram" and "temperature 1 alpha" in row
+
+
 @pytest.mark.parametrize(("arguments", "sentence"), [
+    (["{one}", "--columns", "speedp"], "speedp is not a column. Did you mean speedup?"),
+    (["{one}", "--columns", "tau", "--by", "category"], "--columns and --across are not possible with --by category"),
+    (["{one}", "--across", "gama"], "--by gama is not possible"),
     (["nowhere"], "nowhere is no folder"),
     (["{one}", "--show", "speed"], "--show speed is not allowed: it must be all, or some of speedup"),
     (["{one}", "--by", "gama"], "--by gama is not possible"),

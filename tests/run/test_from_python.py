@@ -58,8 +58,11 @@ def test_a_run_from_python_leaves_what_the_command_leaves(good, monkeypatch, tmp
     assert result.speedup.measured == written["speedup"]["measured"] == result["speedup"]["measured"]
     assert result.cost.by_gamma[0].rounds == written["cost"]["by_gamma"][0]["rounds"]
     assert {"alpha", "folder"} <= set(dir(result)) and "alpha" in result
-    with pytest.raises(AttributeError, match="'speed' is not in"):
-        _ = result.speed
+    for name, meant in {"tau": "block_efficiency.mean", "MAT": "block_efficiency.mean", "speed": "speedup"}.items():
+        with pytest.raises(AttributeError, match=f"here, did you mean {meant}[?]: it has"):
+            getattr(result, name)
+    with pytest.raises(AttributeError, match=r"'nothing' is not in results.json here: it has"):
+        _ = result.nothing
     wrapped = [line for line in repr(result).splitlines() if "python -m specbench" not in line]  # that is to be copied
     assert "block efficiency" in repr(result) and max(map(len, wrapped)) <= 100
     assert result._repr_html_().startswith("<pre") and "block efficiency" in result._repr_html_()
@@ -92,6 +95,11 @@ def test_a_mistake_is_a_sentence(sentence, monkeypatch, tmp_path):
         specbench.evaluate(**MISTAKES[sentence])
     with pytest.raises(specbench.ConfigError, match="7 is not an override"):
         specbench.evaluate(7)
+    for word in ("-m", "--multirun"):
+        with pytest.raises(specbench.ConfigError, match=rf"'{word}' is an option .* use python -m specbench.compare"):
+            specbench.evaluate(word, "gamma=1,2")
+    with pytest.raises(specbench.ConfigError, match=r"hydra\.run\.dir='' is not allowed"):
+        specbench.evaluate({"hydra.run.dir": ""})
     assert not [*tmp_path.iterdir()]
 
 

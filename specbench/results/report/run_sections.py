@@ -5,7 +5,7 @@ from functools import partial
 from typing import Any
 
 from specbench.results.acceptance_tables import check_of, classes_table
-from specbench.results.category_tables import Entry, categories_table, overall_numbers
+from specbench.results.category_tables import TAU, Entry, categories_table, overall_numbers
 from specbench.results.fields import FIELDS, OF_DRAFTS, RUN_PAGE, at, metrics
 from specbench.results.latency_table import load_table
 from specbench.results.reader import StoredRun
@@ -42,7 +42,7 @@ def run_sections(run: StoredRun) -> Iterator[Section]:
         drawing = Drawing("accounting", caption, partial(figures.accounting_waterfall, run))
         yield Section("Why the gain is not Theorem 3.8's", [told], [drawing])
     if result["by_category"]:
-        caption = "Speedup, and tokens per target call, block efficiency (tau), are ratios of totals over the requests."
+        caption = f"Speedup: ratio of total times over the category's requests. Block efficiency: {TAU.about}."
         table = categories_table([Entry({}, overall_numbers(result), result["by_category"])], caption, "measured")
         yield Section("By category", tables=[table])
     trace = "Figure 5 of the paper from this run's trace; the number is the tokens that a round kept."
