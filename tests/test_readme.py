@@ -16,7 +16,7 @@ import yaml
 from choosing import slow_unless
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from small_runs import composed, given_by, little, short_prompts, training
+from small_runs import composed, given_by, little, short_prompts, steady, training
 
 import specbench.contrib.planning.command as plan
 import specbench.contrib.replay.command as replay
@@ -225,6 +225,13 @@ def test_every_command_on_a_finished_run_runs(found, run_small, capsys):
     main([str(folder) if word == RUN else word for word in found.words])
     told = capsys.readouterr().out
     assert (folder / left).stat().st_size > 0 if left else "block efficiency" in told or "accepted" in told
+
+
+@pytest.fixture(scope="module", autouse=True)
+def steady_machine():
+    """Replay needs one, and more rounds than these runs have."""
+    with steady():
+        yield
 
 
 def test_no_command_is_missed():

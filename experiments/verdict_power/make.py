@@ -44,7 +44,7 @@ from specbench.stats.test_statistics import (
     columns,
     event_ratios,
     log_ratios,
-    p_value,
+    p_value_of_sums,
 )
 from specbench.stats.verdict_records import MARGIN, OVER
 
@@ -298,7 +298,7 @@ def judge(found: Draws, p: Tensor, q: Tensor) -> Array:
     values = []
     for column in logs.T.numpy():
         sums[:, 0] = column
-        values.append(p_value(sums)[0])
+        values.append(p_value_of_sums(sums)[0])
     return np.where(impossible, 0.0, values)
 
 

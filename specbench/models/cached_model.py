@@ -75,7 +75,7 @@ class CachedModel(Target):
         if attention == "triton" or (attention == "auto" and self.device.type == "cuda"):
             from specbench.models import kernel_attention
 
-            self.kernel = kernel_attention.choose_kernel(attention, self.module, name)
+            self.kernel = kernel_attention.choose_kernel(attention, self.module, self.device, name)
             self.kernel_arguments = kernel_attention.arguments
         self.weight_bytes = executor.stored(self.module).held
         self.weight_count = sum(1 for each in (self.module.parameters(), self.module.buffers()) for _ in each)

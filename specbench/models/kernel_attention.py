@@ -111,9 +111,9 @@ def plain_attention(
     return (scores.softmax(-1) @ v).transpose(1, 2)
 
 
-def choose_kernel(attention: str, module: Any, name: str) -> bool:
+def choose_kernel(attention: str, module: Any, device: torch.device, name: str) -> bool:
     """Whether the model uses the kernel; if so, the module is told. Raises ConfigError if it cannot and must."""
-    reason = refusal(module, module.device)
+    reason = refusal(module, device)
     if reason is None:
         module.set_attn_implementation(NAME)
         if module.config.get_text_config()._attn_implementation != NAME:

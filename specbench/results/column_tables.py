@@ -19,7 +19,7 @@ INTERVALS = {**dict(PATHS.values()), "speedup/theorem_3_8": "speedup/accounting/
 INTERVALS_OF = {"cost": "cost/ci95", "throughput": "throughput_ci95", "drift": "drift/ci95"}  # by name
 
 
-def columns_of(text: str) -> list[str]:
+def named_columns(text: str) -> list[str]:
     """The names of columns in a text like tau,alpha,p. Raises ConfigError."""
     names = [ALSO.get(name, name) for name in map(str.strip, text.split(","))]
     if wrong := [name for name in names if name not in (*FIELDS, P)]:
@@ -56,7 +56,7 @@ def _numbers(
     for name in names:
         if name == P:
             tests = {run.label: run.p_value for run in compared.runs} if compared else {}
-            yield table_columns((P, "p"), group=group)[0], [tests.get(label_of(entry)) for entry in entries]
+            yield table_columns((P, "p"), group=group)[0], [tests.get(row_label(entry)) for entry in entries]
             continue
         field = FIELDS[name]
         unit = "x" if field.path.startswith("speedup/") else ""
@@ -95,19 +95,19 @@ def error_of(path: str) -> tuple[str, bool]:
     return f"{above}/stderr" * (last == "mean"), False
 
 
-def label_of(entry: Entry | None) -> str:
+def row_label(entry: Entry | None) -> str:
     """What names an entry, in words."""
     return label(entry.names) if entry else ""
 
 
 def compared_with_first(entries: Sequence[Entry]) -> Comparison | None:
     """The rows of one run each, compared with the first row; None if that is not one of them. Raises ConfigError."""
-    runs = {label_of(entry): entry.runs[0] for entry in entries if len(entry.runs) == 1}
+    runs = {row_label(entry): entry.runs[0] for entry in entries if len(entry.runs) == 1}
     if len(runs) < 2 or len(entries[0].runs) > 1:
         return None
     refuse_other_prompts({label: run.prompts for label, run in runs.items()})
     by = TOKENS_PER_SECOND if decoded_in_turn([run.result for run in runs.values()]) else SPEEDUP
-    return compare({label: load_sums(run.folder) for label, run in runs.items()}, by, label_of(entries[0]))
+    return compare({label: load_sums(run.folder) for label, run in runs.items()}, by, row_label(entries[0]))
 
 
 def about_p(found: Comparison | None) -> str:

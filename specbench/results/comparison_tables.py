@@ -8,7 +8,7 @@ from specbench.results.fields import CAUSES, UNITS
 from specbench.results.table import Cell, CellValue, Column, Table, table_columns
 from specbench.results.wording import (
     MOST_NAMES,
-    Way,
+    WayNumbers,
     doubts,
     label,
     left_out,
@@ -38,7 +38,7 @@ def ranking(found: ComparisonDict) -> str:
         return f"{where}{none_left(len(results), 'ways')}."
     (first, *others), failed = ranked, left_out(len(results) - len(ranked))
     numbers = ((run["label"], run["numbers"]["speedup"], run["ci95"].get("speedup"), run["result"]) for run in ranked)
-    ways = [Way(*own) for own in numbers]
+    ways = [WayNumbers(*own) for own in numbers]
     of, best = f"{len(ranked)} way{'s' * (len(ranked) > 1)}{failed}", ways[0]
     if found.get("unlike"):
         return f"{where}No way is ranked: {found['unlike']}{doubts(results, first['result'])}."

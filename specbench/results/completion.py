@@ -46,6 +46,9 @@ class PriorRun:
 
 def examine(folder: Path, wanted: Identity) -> PriorRun:
     """What an earlier run has left, compared with the run that is wanted. Reads all files of it."""
+    for path in (folder / name for name in (RESULTS, *FILES, *OTHERS)):
+        if path.exists() and not path.is_file():
+            return PriorRun(corrupt=f"{path.name} is not a file")
     if not (folder / RESULTS).exists():
         return PriorRun()
     try:

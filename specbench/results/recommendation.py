@@ -12,7 +12,6 @@ from math import inf, log
 from typing import Any, NamedTuple
 
 from specbench.results.fields import FACTORS
-from specbench.results.report.run_description import command_of
 from specbench.results.wording import steady, where, within, word
 
 WORTH = 0.01  # smaller gains of another gamma, by replay, are none
@@ -27,7 +26,7 @@ VERDICTS = {
 }  # by verdict
 
 
-class Answer(NamedTuple):
+class RunAnswer(NamedTuple):
     """The four lines; `command` is what the last one tells to type, "" if there is nothing or it is not known."""
 
     works: str
@@ -42,9 +41,9 @@ class Answer(NamedTuple):
         return [*self[:4]]
 
 
-def answer(result: dict[str, Any]) -> Answer:
+def answer(result: dict[str, Any]) -> RunAnswer:
     """The answer of a run, from the contents of results.json."""
-    return Answer(_works(result), _drafter(result), f"{_speed(result)}.", *_next(result))
+    return RunAnswer(_works(result), _drafter(result), f"{_speed(result)}.", *_next(result))
 
 
 def verdict_sentence(result: dict[str, Any]) -> str:
@@ -99,6 +98,8 @@ def _speed(result: dict[str, Any]) -> str:
         return f"Of a wrong output: speedup {value}"
     if not steady(result):
         return f"The machine was not steady, measure again: speedup {value}"
+    if not result["counts"]["drafted"]:
+        return f"{HERE}both ways are plain decoding: {value}"
     if ci95 is None:
         return f"Too few prompts to compare it with plain decoding: speedup {value}"
     if ci95[0] > 1:
@@ -115,13 +116,17 @@ def _speed(result: dict[str, Any]) -> str:
 def _next(result: dict[str, Any]) -> tuple[str, str]:
     """What to do next, and a command."""
     ci95, pick = result["speedup"]["ci95"], _pick(result)
-    if word(result["lossless"]) == "failed":
+    if word(result["lossless"]) == "failed" or result["lossless"]["alpha_own"]["passed"] is False:
+        if result["choices"].get("executor") == "eager":
+            return "Next: find out which part is wrong, beginning with the drafter and the verifier.", ""
         return "Next: find out whether the executor is why:", _command(result, "executor=eager")
     if result["status"] != "complete":
-        return "Next: measure all requests; the same command begins with the first one:", command_of(result)
+        return "Next: measure all requests; the same command begins with the first one:", _own_command(result)
     if not steady(result):
-        return "Next: measure again while nothing else runs:", command_of(result)
+        return "Next: measure again while nothing else runs:", _own_command(result)
     if not result["counts"]["drafted"]:
+        if result["gamma"] == 4:
+            return "Next: measure with another drafter.", ""
         return "Next: measure with drafts:", _command(result, "gamma=4")
     if ci95 is None:
         return _more_prompts(result)
@@ -156,10 +161,17 @@ def _more_prompts(result: dict[str, Any]) -> tuple[str, str]:
     return f"{told}; five or more, or as many groups of rows.", ""
 
 
+def _own_command(result: dict[str, Any]) -> str:
+    """The command of the run; "" if it is not known."""
+    from specbench.results.report.run_description import command_of  # which loads torch
+
+    return command_of(result)
+
+
 def _command(result: dict[str, Any], *new: str) -> str:
     """The command of the run with other overrides; "" if it is not known. Another drafter keeps the target, which may
     follow the drafter, and not the verifier."""
-    words, changed = shlex.split(command_of(result)), [word.split("=")[0] for word in new]
+    words, changed = shlex.split(_own_command(result)), [word.split("=")[0] for word in new]
     keys = [word.lstrip("+~").split("=")[0] for word in words]
     if "drafter" in changed and "drafter" in keys and "target" not in keys:
         new = (*new, f"target={result['choices']['target']}")

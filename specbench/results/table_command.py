@@ -20,7 +20,7 @@ from specbench.results.category_tables import (
     names_of_runs,
     table_notes,
 )
-from specbench.results.column_tables import USUAL, P, columns_of, columns_table
+from specbench.results.column_tables import USUAL, P, columns_table, named_columns
 from specbench.results.reader import StoredRun, load_runs
 from specbench.results.table import FORMATS, Table
 from specbench.results.terminal import show
@@ -74,7 +74,7 @@ def names_of(asked: str | None, runs: int, form: str, chosen: bool = False) -> l
 def tables_of(name: str, runs: Sequence[StoredRun], args: argparse.Namespace) -> list[Table]:
     """One kind of table, of all runs. Raises ConfigError."""
     if name == "speedup":
-        return [chosen_columns(runs, args) if args.columns or args.across else speedups(runs, args)]
+        return [columns_of(runs, args) if args.columns or args.across else speedups(runs, args)]
     tables = [TABLES[name](run.result) for run in runs]
     for table, names in zip(tables, names_of_runs(runs), strict=True):
         table.title += f": {' '.join(names.values())}" * (len(runs) > 1)
@@ -91,9 +91,9 @@ def speedups(runs: Sequence[StoredRun], args: argparse.Namespace) -> Table:
     return table
 
 
-def chosen_columns(runs: Sequence[StoredRun], args: argparse.Namespace) -> Table:
+def columns_of(runs: Sequence[StoredRun], args: argparse.Namespace) -> Table:
     """The table of `--columns` and `--across`. Raises ConfigError."""
-    names = columns_of(args.columns or USUAL)
+    names = named_columns(args.columns or USUAL)
     if args.by == "category" or args.fold or args.speedup != "measured":
         raise ConfigError("--columns and --across are not possible with --by category, --fold or --speedup: choose "
                           "end_to_end or geometric_mean as a column, or leave them out")  # fmt: skip

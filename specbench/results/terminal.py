@@ -16,7 +16,7 @@ from specbench.errors import Visible
 WIDTH = 140  # characters, where the output is not a terminal
 LONGEST_WORD = 12  # characters of a heading; a longer one is broken at its dots and underscores
 NUMERIC = re.compile(r"$|(x|<|\+|-|< )?\.?\d[\d.,]*(\W|[ex]|$)|-$|too few|unknown")  # how a number, or its lack, begins
-Columns = Mapping[str, Sequence[Text]]  # cells by heading
+ColumnCells = Mapping[str, Sequence[Text]]  # cells by heading
 
 
 def show(*renderables: Any) -> None:
@@ -28,10 +28,12 @@ def show(*renderables: Any) -> None:
         console.print(Visible(renderable), crop=False)  # lines to copy are whole
 
 
-def columns_that_fit(console: Console, width: int, names: Columns, columns: Columns, skips: bool) -> list[Columns]:
+def columns_that_fit(
+    console: Console, width: int, names: ColumnCells, columns: ColumnCells, skips: bool
+) -> list[ColumnCells]:
     """The columns of as many tables as are needed, all beginning with `names`: one more column at least, however
     narrow the terminal is. With `skips`, a column that does not fit does not end a table."""
-    tables: list[Columns] = []
+    tables: list[ColumnCells] = []
     left = dict(columns)
     while left or not tables:
         taken: dict[str, Sequence[Text]] = {}
@@ -45,12 +47,12 @@ def columns_that_fit(console: Console, width: int, names: Columns, columns: Colu
     return tables
 
 
-def width_of(console: Console, columns: Columns) -> int:
+def width_of(console: Console, columns: ColumnCells) -> int:
     """Characters that a table of these columns takes."""
     return Measurement.get(console, console.options.update(width=10**4), drawn(columns)).maximum if columns else 0
 
 
-def drawn(columns: Columns) -> rich.table.Table:
+def drawn(columns: ColumnCells) -> rich.table.Table:
     """A table of Rich's, whose cells are never cut."""
     table = rich.table.Table(header_style="dim", box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     for heading, cells in columns.items():

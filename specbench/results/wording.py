@@ -161,7 +161,7 @@ def left_out(failed: int) -> str:
 
 
 @dataclass(frozen=True)
-class Way:
+class WayNumbers:
     """One way of decoding in a headline: its name, its speed over plain decoding's, and its whole result."""
 
     name: str
@@ -180,7 +180,7 @@ class Way:
         return f"{self.speedup:.2f}x plain decoding's speed{within(self.ci95)}"
 
 
-def no_gain(ways: Sequence[Way]) -> str:
+def no_gain(ways: Sequence[WayNumbers]) -> str:
     """What is said instead of a ranking, if no way has an interval above 1 or the fastest one drafts nothing; empty if
     one gains, or if nothing is known of that. The fastest way is the first one."""
     fastest, drafting = ways[0], [way for way in ways if way.drafts]
@@ -189,13 +189,16 @@ def no_gain(ways: Sequence[Way]) -> str:
     if not drafting:
         return f"Nothing was drafted: {fastest.name} measured {fastest.measured}"
     best = drafting[0]
-    unsure = fastest.drafts and best.speedup > 1  # more prompts may show a gain
+    if not fastest.drafts and (best.ci95 is None or best.ci95[0] > 1):
+        told = f"The fastest way drafts nothing: {fastest.name}, {fastest.speedup:.2f}x"
+        return f"{told}; best of those that draft: {best.name}, {best.measured}"
+    unsure = best.speedup > 1 or (best.ci95 is not None and best.ci95[1] > 1)  # more prompts may show a gain
     told = "No gain is shown: leave it off, or measure more prompts" if unsure else "None gains: leave it off"
     told += f" (best: {best.name}, {best.measured})"
     return told if fastest.drafts else f"{told}; {fastest.name} drafts nothing and measured {fastest.speedup:.2f}x"
 
 
-def slower(ways: Sequence[Way]) -> str:
+def slower(ways: Sequence[WayNumbers]) -> str:
     """Which ways are slower than plain decoding, by their intervals."""
     names = [way.name for way in ways if way.ci95 is not None and way.ci95[1] < 1]
     if not names:

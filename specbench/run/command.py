@@ -84,9 +84,8 @@ def refuse_words_of_no_run() -> None:
 
 def current_sweep() -> "Sweep | None":
     """The sweep that this process runs, until its summary is written."""
-    from specbench.run.sweep import Sweep
-
-    return Sweep.current
+    loaded = sys.modules.get("specbench.run.sweep")  # no mistake waits until it is loaded
+    return None if loaded is None else loaded.Sweep.current
 
 
 def refused_by_hydra(error: Exception) -> NoReturn:

@@ -22,7 +22,7 @@ from specbench.stats.position_stats import CHUNK, asked, opened
 from specbench.stats.records import DecodedRequest, Result
 from specbench.stats.reference_distribution import largest_tv, law, penalised, tolerance
 from specbench.stats.test_statistics import of_tokens
-from specbench.stats.verdict_records import DrawnFrom, ReferenceScore, window
+from specbench.stats.verdict_records import DrawnFrom, ReferenceScore, law_window
 
 ASKED_TWICE = 1e-5  # total variation between two answers of one table, at most
 
@@ -43,7 +43,7 @@ class _Guesses:
 
     def kept(self, like: Tensor) -> tuple[Tensor, Tensor]:
         """The decoder's q [K, V], and where it was kept [K]. `like` has V columns and the same device."""
-        rows = [window(self.evidence.drafts, place, like[:1]) for place in self.at.tolist()]
+        rows = [law_window(self.evidence.drafts, place, like[:1]) for place in self.at.tolist()]
         return torch.cat([q for q, _ in rows]), torch.cat([kept for _, kept in rows])
 
     def distance(self, stock: Tensor) -> Tensor:
@@ -74,7 +74,8 @@ def read_guesses(
     if drafter.models:
         whole = _stock_logits(drafter.models[0], request, new)
         tv, most = _of_module(drafter.models[0], whole, guesses)
-        _add_untested(found, drafter.models[0], whole, evidence, new)
+        if not drafter.models[0].sampling.greedy:
+            _add_untested(found, drafter.models[0], whole, evidence, new)
     else:
         tv = _of_table(drafter, target, request, new, guesses)
         most = torch.full_like(tv, ASKED_TWICE)
@@ -89,7 +90,8 @@ def why_not(drafter: Drafter, target: LanguageModel) -> str:
     if len(drafter.models) > 1:
         return "several models draft"
     if not target.sampling.greedy:
-        return ""
+        points = drafter.trees and getattr(drafter, "children", "") == "best"
+        return "its guesses are the likeliest tokens, without q" if points else ""
     greedy = all(model.sampling.greedy for model in drafter.models)
     return "" if greedy and not drafter.trees else "at temperature 0 it reads chains of likeliest guesses only"
 
@@ -137,7 +139,7 @@ def _add_untested(found: ReferenceScore, model: Any, whole: Tensor, evidence: Dr
     free[[at for at in evidence.at if at < len(whole)]] = False
     for begin in range(0, len(whole) if evidence.laws else 0, CHUNK):
         here = slice(begin, begin + CHUNK)
-        p, kept = window(evidence.laws, begin, whole[here])
+        p, kept = law_window(evidence.laws, begin, whole[here])
         kept &= free[here]
         q = law(whole[here][kept], p[kept], torch.zeros_like(kept[kept]), model.dtype, model.sampling)
         found.sums = found.sums + of_tokens("own place", normal(p[kept]), tokens[here][kept], q)

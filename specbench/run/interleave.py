@@ -67,7 +67,8 @@ class MethodRun:
         """Times rounds of constant gammas other than the run's own, which has more of them than probes could add: of
         all in turn, each time begun one later, since the ways of decoding take turns too, and at all places of the
         texts that were `decoded`."""
-        gammas = [gamma for gamma in dict.fromkeys((0, *self.parts.gammas)) if gamma != self.parts.policy.constant]
+        plain = [0] * self.parts.decoding.samples  # gamma 0, which replay is checked by
+        gammas = [gamma for gamma in dict.fromkeys((*plain, *self.parts.gammas)) if gamma != self.parts.policy.constant]
         for _ in range(max(1, len(wanted.requests) // (FEWEST * self.parts.batch_size)) if gammas else 0):
             gamma = gammas[(self._probes + self._probes // len(gammas)) % len(gammas)]
             self._probes += 1
@@ -164,7 +165,11 @@ def _read_text(parts: Components, group: Group, row: int) -> ReferenceScore:
     result, evidence = group.results[row], group.speculative.evidence
     prompt, new, own = result.request.tokens, result.speculative.tokens, evidence[row] if evidence else None
     found = read(parts.target, prompt, new, own, result.baseline.tokens, result.request.encoder_input)
-    read_guesses(found, parts.drafter, parts.target, result, own)
+    try:
+        read_guesses(found, parts.drafter, parts.target, result, own)
+    except (MemoryError, RuntimeError) as error:  # the target's verdict stands without that on alpha
+        processes.current.fail_if_distributed(error)
+        found.q_unread = f"{type(error).__name__}: {first_line(error)}"
     found.tested = sum(r.tested for r in result.speculative.rounds)
     decode, stops = parts.target.tokenizer.decode, parts.target.stop_tokens
     found.ended = ends_where_it_should(new, result.limit, stops, parts.stop_strings, decode)

@@ -24,7 +24,7 @@ from specbench.stats.estimates import Floats
 from specbench.stats.losslessness import first_difference
 from specbench.stats.reference_distribution import counted, largest_tv, law, penalised, tolerance
 from specbench.stats.test_statistics import no_sums
-from specbench.stats.verdict_records import DrawnFrom, ReferenceScore, window
+from specbench.stats.verdict_records import DrawnFrom, ReferenceScore, law_window
 
 LONGEST = 4096  # tokens of a text that are read, its prompt included: eager attention holds their square
 SHARE_OF_MEMORY = 0.25  # of what is free: more is not taken by one layer's attention
@@ -129,7 +129,7 @@ def _add_chunk(
     begin: int,
 ) -> None:
     """Adds what is read of n tokens from position `begin` on: logits [n, V], tokens [n]."""
-    decoder, kept = window(evidence.laws, begin, logits)
+    decoder, kept = law_window(evidence.laws, begin, logits)
     p = law(logits, decoder, kept, dtype, sampling)
     counts = counted(logits, kept, dtype, sampling)
     chosen = p.gather(1, tokens[:, None])[:, 0]

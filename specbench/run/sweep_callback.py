@@ -6,6 +6,7 @@ from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
 
 from specbench.component import from_ring
+from specbench.errors import first_line, stop
 
 
 class SweepCallback(Callback):
@@ -15,7 +16,10 @@ class SweepCallback(Callback):
         self.sweep: Any = None
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
-        self.sweep = from_ring("cluster.sweep.ClusterSweep")()
+        try:
+            self.sweep = from_ring("cluster.sweep.ClusterSweep")()
+        except Exception as error:  # Hydra would only warn of it, and run the jobs unchecked
+            stop(f"sweeps cannot be loaded ({first_line(error)})", 1)
         self.sweep.on_multirun_start(config, **kwargs)
 
     def on_job_start(self, config: DictConfig, **kwargs: Any) -> None:
@@ -23,4 +27,5 @@ class SweepCallback(Callback):
             self.sweep.on_job_start(config, **kwargs)
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
-        self.sweep.on_multirun_end(config, **kwargs)
+        if self.sweep is not None:
+            self.sweep.on_multirun_end(config, **kwargs)

@@ -43,7 +43,10 @@ def warm_up(session: Session, wanted: Batch) -> None:
         with going_on(f"warm-up at {length} tokens"):
             for level in parts.verifier.levels:
                 session.decode(jobs, False, columns, verifier=level)
-                for gamma in dict.fromkeys((*reversed(parts.gammas), 0)):  # the largest first: others use its memory
+                plain = [0] * parts.decoding.samples
+                for gamma in dict.fromkeys(
+                    (*reversed(parts.gammas), *plain)
+                ):  # the largest first: others use its memory
                     policy = WatchedGamma(gamma, parts.policy.signal)
                     drafted = _jobs(prompt, gamma, end, rows, wanted.longest_input)
                     for evidence in evidences:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from specbench.stats.test_statistics import SMALLEST, classes, of_events, of_tokens
-from specbench.stats.verdict_records import DEVIATIONS, DrawnFrom, ReferenceScore, window
+from specbench.stats.verdict_records import DEVIATIONS, DrawnFrom, ReferenceScore, law_window
 
 LOG_P, LEAK, GUESS = range(len(DEVIATIONS))
 SURE = 1 + 1e-6  # p / q from which a guess is accepted whatever rounding does
@@ -23,8 +23,8 @@ def add_guesses(found: ReferenceScore, evidence: DrawnFrom, tokens: Sequence[int
     if evidence.rule is None or not known:
         return
     p, q = (np.array([values[i] for i in known], float) for values in (evidence.p, evidence.q))
-    with np.errstate(divide="ignore", invalid="ignore"):
-        ratio = p / q if evidence.rule == "p / q" else p
+    ratio = np.divide(p, q, out=np.ones_like(p), where=q > 0) if evidence.rule == "p / q" else p
+    found.impossible += int((q == 0).sum())
     places = [evidence.place[i] for i in known]
     mean, least = torch.from_numpy(ratio).clamp(max=1), list[float]()
     for place, before in zip(places, [1.0, *mean.tolist()], strict=False):
@@ -57,7 +57,7 @@ def add_draws(
     likely = (p * favoured).sum(-1).clamp(max=1)[judged]
     happened = favoured.gather(1, tokens[:, None])[judged]
     _add_deviation(found, LEAK, happened[:, 0].double() - likely, likely * (1 - likely))
-    before, drafted = window(evidence.drafts, begin - 1, p)
+    before, drafted = law_window(evidence.drafts, begin - 1, p)
     bonus = free & drafted
     found.sums = (
         found.sums
@@ -83,7 +83,7 @@ def _add_recovered(
 ) -> None:
     """Adds the guesses [n], and the tokens [n] in place of those that were rejected, where the decoder's p and q are
     known; which positions were `tested` [n], and with a `point` mass [n]."""
-    drafts, drafted = window(evidence.drafts, begin, decoder)
+    drafts, drafted = law_window(evidence.drafts, begin, decoder)
     drafts, x = normal(drafts), guess[:, None]
     found.impossible += int((drafts.gather(1, x)[drafted] == 0).sum())
     lost = tested & (drafted | point) & (decoder.sum(-1) > 0) & (tokens != guess)

@@ -15,7 +15,7 @@ import numpy as np
 from specbench.decoding import processes
 from specbench.stats.estimates import AlphaOwn, DecoderTV, Detectable, Floats, Lossless, Reread
 from specbench.stats.records import Result, RunRecord
-from specbench.stats.test_statistics import VERDICT_LEVEL, found_lenience, found_tv, no_sums, p_value
+from specbench.stats.test_statistics import VERDICT_LEVEL, found_lenience, found_tv, no_sums, p_value_of_sums
 from specbench.stats.verdict_records import DEVIATIONS, ReferenceScore
 
 LEAST_VARIANCE = 1.0  # of log p, nats^2: below it the target leaves nothing to chance that could be tested
@@ -52,7 +52,9 @@ def judge(record: RunRecord, expected: bool, greedy: bool) -> Lossless:
         sums = sum((reading.sums for reading in readings), no_sums())
         detectable = detectable_by(sums)
         found = martingale(readings, sums, detectable, detail)
-    found = _faults(readings, tv) or found
+    if fault := _faults(readings, tv):
+        found = fault
+        detail.pop("by_chance", None)
     if found.verdict == "passed" and not sum(reading.tested for reading in readings):
         found = replace(found, verdict="untested", reason="no guess was tested, only plain steps were made")
     elif found.verdict == "passed" and record.unreadable:
@@ -110,7 +112,7 @@ def martingale(
 ) -> TestOutcome:
     """The test above temperature 0, from the sums [K, SUMS] of all texts. Its statistic is a bound on the probability
     that an exact run gives so much evidence for faults."""
-    statistic, fault = p_value(sums)
+    statistic, fault = p_value_of_sums(sums)
     deviations = sum((reading.deviations for reading in readings), np.zeros((len(DEVIATIONS), 2)))
     tested, impossible = (sum(getattr(reading, name) for reading in readings) for name in ("tested", "impossible"))
     detail |= {f"z_{name}": z(*found) for name, found in zip(DEVIATIONS, deviations.tolist(), strict=True)}
@@ -123,7 +125,7 @@ def martingale(
         detail |= {"by_chance": statistic}
     elif deviations[0, 1] < LEAST_VARIANCE:
         verdict, reason = "inconclusive", "the target's distributions leave too little to chance"
-    elif detectable.tv is not None and detectable.tv > MOST_TV:
+    elif tested and (detectable.tv is None or detectable.tv > MOST_TV):
         verdict, reason = "inconclusive", f"{tested} tested guesses are too few to show anything"
     return TestOutcome(verdict, reason, statistic, VERDICT_LEVEL)
 

@@ -29,7 +29,7 @@ LEFT = 0.02  # of the law stays in every alternative: no single draw decides aga
 SUMS = 5  # of each alternative: log ratio of what was drawn, its mean and variance under it, total variation, draws
 CLASSES = (*(f"id % 2 = {i}" for i in range(2)), *(f"id % 8 = {i}" for i in range(8)),
            *(f"ids in eighth {i + 1} of the vocabulary" for i in range(8)))  # fmt: skip
-Change = Callable[..., Tensor]
+LawChange = Callable[..., Tensor]
 
 
 @dataclass(frozen=True)
@@ -41,23 +41,23 @@ class Alternative:
     told: str
     kind: str
     share: float
-    change: Change
+    change: LawChange
     column: int = 0  # of the events: the class of tokens
     lenience: float | None = None
 
 
-def warmer(temperature: float) -> Change:
+def warmer(temperature: float) -> LawChange:
     """Drawn at another temperature, relative to the law's."""
     return lambda law: law.clamp(min=SMALLEST) ** (1 / temperature - 1)
 
 
-def uniform(share: float) -> Change:
+def uniform(share: float) -> LawChange:
     """A part of the draws is uniform; below 0 the law has such a part, and the draws have not."""
     most = 1e6 if share > 0 else (1 - LEFT) / -share
     return lambda law: 1 + share * (1 / (law.shape[-1] * law.clamp(min=1e-12)) - 1).clamp(max=most)
 
 
-def of_top(k: int) -> Change:
+def of_top(k: int) -> LawChange:
     """Drawn from the k likeliest tokens."""
     return lambda law: torch.where(law >= law.topk(min(k, law.shape[-1])).values[:, -1:], 1.0, LEFT)
 
@@ -72,12 +72,12 @@ def delayed(law: Tensor, q: Tensor) -> Tensor:
     return law / (law + q).clamp(min=1e-30)
 
 
-def times(factor: float) -> Change:
+def times(factor: float) -> LawChange:
     """An event that is so much likelier, against that it does not happen."""
     return lambda mean, *more: mean * factor / (mean * factor + 1 - mean)
 
 
-def lenient(lenience: float, place: int = 0) -> Change:
+def with_lenience(lenience: float, place: int = 0) -> LawChange:
     """Lenience at every place of a draft, or at one from 1 on; above 1 guesses are accepted too rarely."""
 
     def change(mean: Tensor, places: Tensor, least: Tensor) -> Tensor:
@@ -87,7 +87,7 @@ def lenient(lenience: float, place: int = 0) -> Change:
     return change
 
 
-def surely(ratio: float) -> Change:
+def surely(ratio: float) -> LawChange:
     """Every guess with a larger p / q is accepted."""
     return lambda mean, *more: torch.where(mean > ratio, 1.0, mean)
 
@@ -100,23 +100,18 @@ def one_number(mean: Tensor, places: Tensor, least: Tensor) -> Tensor:
 LENIENCE = (0.98, 0.95, 0.93, 0.9, 0.85, 0.8, 0.7, 0.6, 0.5)
 PLACES = 6  # of a draft, that are looked at alone
 TEMPERATURES = (0.25, 0.5, 0.7, 0.8, 0.9, 1.1, 1.2, 1.5)
-
-
-LENIENCE = (0.98, 0.95, 0.93, 0.9, 0.85, 0.8, 0.7, 0.6, 0.5)
-PLACES = 6  # of a draft, that are looked at alone
-TEMPERATURES = (0.25, 0.5, 0.7, 0.8, 0.9, 1.1, 1.2, 1.5)
 NAMES = {"token": "tokens", "untested": "bonus tokens", "recovered": "recovered tokens", "guess": "guesses"}
 
 
 def _of_guesses() -> Iterator[Alternative]:
     """Alternatives to how guesses are accepted, and to which tokens stand where they were tested."""
     for x in LENIENCE:
-        yield Alternative(f"lenience {x}", "stands", 40 if x == 0.9 else 8, lenient(x), lenience=x)
-    yield Alternative("guesses accepted too rarely", "stands", 8, lenient(1.1))
-    yield Alternative("guesses accepted too rarely", "stands", 4, lenient(1.4))
+        yield Alternative(f"lenience {x}", "stands", 40 if x == 0.9 else 8, with_lenience(x), lenience=x)
+    yield Alternative("guesses accepted too rarely", "stands", 8, with_lenience(1.1))
+    yield Alternative("guesses accepted too rarely", "stands", 4, with_lenience(1.4))
     for place in range(1, PLACES + 1):
         for x in (0.8, 0.5, 1.25):
-            yield Alternative(f"lenience {x} at guess {place}", "stands", 2, lenient(x, place))
+            yield Alternative(f"lenience {x} at guess {place}", "stands", 2, with_lenience(x, place))
     for x in (0.9, 0.8, 0.6):
         yield Alternative(f"guesses accepted surely above p / q = {x}", "stands", 4, surely(x))
     yield Alternative("one random number for all guesses of a round", "stands", 4, one_number)
@@ -156,7 +151,7 @@ def classes(vocab_size: int, device: torch.device) -> Tensor:
     return torch.cat(parts, 1).double()
 
 
-def log_ratios(change: Change, law: Tensor, *more: Tensor) -> Tensor:
+def log_ratios(change: LawChange, law: Tensor, *more: Tensor) -> Tensor:
     """log(alternative / law) [k, V] of every token, from laws [k, V] and what else `change` depends on; 0 where the law
     is 0."""
     weights = change(law, *more)
@@ -164,7 +159,7 @@ def log_ratios(change: Change, law: Tensor, *more: Tensor) -> Tensor:
     return torch.where(law > 0, (weights / mass).log(), 0.0)
 
 
-def of_drawn(change: Change, law: Tensor, drawn: Tensor, *more: Tensor) -> Tensor:
+def of_drawn(change: LawChange, law: Tensor, drawn: Tensor, *more: Tensor) -> Tensor:
     """`log_ratios` [k] of the tokens drawn [k]."""
     weights = change(law, *more)
     return (weights.gather(1, drawn[:, None])[:, 0] / (law * weights).sum(-1)).log()
@@ -234,12 +229,13 @@ def _moments(law: Tensor, ratio: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return mean.sum(0), (square - mean.square()).sum(0), tv.sum(0)
 
 
-def p_value(sums: Floats) -> tuple[float, str]:
+def p_value_of_sums(sums: Floats) -> tuple[float, str]:
     """A bound on the probability that an exact run gives so much evidence, from the sums [K, SUMS] of a run, and the
     alternative that most of it is for."""
     logs = sums[:, 0] + np.log(SHARES)
-    with np.errstate(invalid="ignore"):  # where a probability is no number
-        total = float(np.logaddexp.reduce(logs))
+    if np.isnan(logs).any():
+        return 0.0, "a probability that is no number"
+    total = float(np.logaddexp.reduce(logs))
     return math.exp(-max(0.0, total)), ALTERNATIVES[int(logs.argmax())].told
 
 

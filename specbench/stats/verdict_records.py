@@ -60,7 +60,7 @@ class DrawnFrom:
         return torch.cat(parts)[:n] if end >= n > 0 else None
 
 
-def window(parts: Sequence[tuple[int, Tensor]], begin: int, like: Tensor) -> tuple[Tensor, Tensor]:
+def law_window(parts: Sequence[tuple[int, Tensor]], begin: int, like: Tensor) -> tuple[Tensor, Tensor]:
     """Of matrices [m, V] that stand from a position on: the rows of n positions from `begin` on [n, V], and which of
     them there are [n]. `like` [n, V] has the same shape and device."""
     n = len(like)

@@ -68,10 +68,10 @@ class StaleCache(StaticCache):
         self.written = len(PROMPT)
 
     def update(self, key_states, value_states, layer_idx, *args, **kwargs):
-        before = self.keys[layer_idx].clone() if layer_idx < len(self.keys) else None
+        before = self.pools[2 * layer_idx].clone() if layer_idx < len(self) else None
         keys, values = super().update(key_states, value_states, layer_idx)
         if before is not None:
-            self.keys[layer_idx][:, :, : self.written] = before[:, :, : self.written]
+            self.pools[2 * layer_idx][:, :, : self.written] = before[:, :, : self.written]
             self.written = max(self.written, self.visible)
         return keys, values
 

@@ -263,7 +263,8 @@ def test_attention_that_is_not_plain_is_left_to_sdpa(tables):
     from transformers import Gemma2Config, GptOssConfig, GptOssForCausalLM
 
     with pytest.raises(ConfigError, match="attention=triton is not possible for x: TabularMarkov does not pass"):
-        kernel_attention.choose_kernel("triton", tabular_model(tables.target, Sampling()).module, "x")
+        module = tabular_model(tables.target, Sampling()).module
+        kernel_attention.choose_kernel("triton", module, torch.device(DEVICE), "x")
     module = tiny_llama()
     module.config.attn_logit_softcapping = Gemma2Config().attn_logit_softcapping
     assert "soft cap" in kernel_attention.refusal(module, torch.device(DEVICE))

@@ -142,7 +142,8 @@ def test_a_line_to_copy_is_never_broken(monkeypatch, capsys, tmp_path):
     result = {"counts": {"prompts": 8, "tokens": 9, "too_long": 0, "failed": 0, "drafted": 0}, "status": "complete",
               "speedup": {"accounting": {}}, "notes": [],
               "lossless": {"verdict": "untested", "reason": "", "method": "", "detail": {}, "decoder_tv": None,
-                           "detectable": {"lenience": None, "tv": None}}}  # fmt: skip
+                           "alpha_own": {"passed": None, "reason": ""},
+                           "detectable": {"lenience": None, "tv": None, "by_kind": {}}}}  # fmt: skip
     monkeypatch.setenv("COLUMNS", "60")
     show(*_remarks(result, folder))
     lines = capsys.readouterr().out.splitlines()

@@ -33,7 +33,7 @@ from specbench.run.strict_verdict import is_good, of_several
 from specbench.stats.losslessness import judge
 from specbench.stats.records import DecodedRequest, Group, Result, RunRecord
 from specbench.stats.reference_distribution import largest_tv, law
-from specbench.stats.test_statistics import ALTERNATIVES, no_sums, of_events, of_tokens, p_value
+from specbench.stats.test_statistics import ALTERNATIVES, no_sums, of_events, of_tokens, p_value_of_sums
 from specbench.verifiers.block import BlockVerifier
 from specbench.verifiers.iterative import IterativeVerifier
 from specbench.verifiers.match import MatchVerifier
@@ -243,13 +243,13 @@ def test_the_control_of_planted_draws_passes(tables, number_text):
 
 @pytest.mark.parametrize("temperature", [0.8, 1.25])
 def test_guesses_from_another_q_fail(temperature, tables, number_text, monkeypatch):
-    guess = ModelDrafter._guess
+    guess = ModelDrafter.guess
 
     def other(self, logits, bits, *more):
         _, q, signal = guess(self, logits, bits, *more)
         return draw(q ** (1 / temperature), bits), q, signal
 
-    monkeypatch.setattr(ModelDrafter, "_guess", other)
+    monkeypatch.setattr(ModelDrafter, "guess", other)
     assert sampled(texts(tables, number_text, rows=100)).verdict == "failed"
 
 
@@ -266,12 +266,12 @@ def test_exact_runs_fail_as_rarely_as_promised():
             drawn = other.multinomial(1, generator=generator)[:, 0]
             stands = torch.rand(60, 1, generator=generator) < mean
             sums = of_tokens("recovered", law, drawn) + of_tokens("untested", law, drawn)
-            count += p_value(sums + of_events("stands", mean, stands, *more))[0] < 1 / 200
+            count += p_value_of_sums(sums + of_events("stands", mean, stands, *more))[0] < 1 / 200
         return count
 
     assert failed(law, 300) <= 3
     assert failed((law**3), 20) == 20
-    assert p_value(no_sums())[0] == pytest.approx(1) and len({one.kind for one in ALTERNATIVES}) == 11
+    assert p_value_of_sums(no_sums())[0] == pytest.approx(1) and len({one.kind for one in ALTERNATIVES}) == 11
 
 
 @pytest.mark.parametrize("kind", ["model", "ngram"])
@@ -558,10 +558,10 @@ WRONG = {  # what a drafter's logits become in decoding steps alone
 @pytest.mark.parametrize("temperature", WRONG)
 @pytest.mark.parametrize("fault", [True, False], ids=["wrong", "sound"])
 def test_a_drafter_that_is_wrong_in_decoding_is_told(fault, temperature, tmp_path, monkeypatch):
-    guess = ModelDrafter._guess
+    guess = ModelDrafter.guess
     if fault:
         wrong = WRONG[temperature]
-        monkeypatch.setattr(ModelDrafter, "_guess", lambda self, logits, *more: guess(self, wrong(logits), *more))
+        monkeypatch.setattr(ModelDrafter, "guess", lambda self, logits, *more: guess(self, wrong(logits), *more))
     found = run(parts_of("max_new_tokens=24", temperature), tmp_path)[0].lossless
     assert found.verdict == "passed" and found.alpha_own.passed is not fault and found.alpha_own.positions > 10
     told, style = verdict_text(dataclasses.asdict(found))

@@ -61,7 +61,7 @@ def measure(run: Path | None, overrides: Sequence[str], file: Path | None) -> in
     if file is not None:
         write_text(file, as_json(numbers))
         print(visible(f"written to {file}"))
-    return 0 if found.sound else BROKEN
+    return BROKEN if found.sound is False else 0
 
 
 def refuse_no_models(parts: Any) -> None:
@@ -123,7 +123,9 @@ def show_alpha(numbers: dict[str, Any], run: dict[str, Any] | None) -> None:
     title = f"{numbers['target']} and {numbers['drafter']} along {whose}"
     show(Table.of(rows, title, names=[""]))
     show(Text(f"{numbers['positions']:,} positions of {numbers['texts']} texts in {numbers['seconds']:.1f} s"))
-    if not numbers["sound"]:
+    if numbers["sound"] is None:
+        show(Text("One text has no error, so the controls decide nothing: give two texts or more."))
+    elif not numbers["sound"]:
         show(Text("A control does not differ from alpha by three standard errors: do not trust this number."))
 
 

@@ -80,8 +80,10 @@ class TeacherForced:
     seconds: float = 0.0
 
     @property
-    def sound(self) -> bool:
-        """Whether both controls differ from alpha."""
+    def sound(self) -> bool | None:
+        """Whether both controls differ from alpha; None if there is one text, which has no error."""
+        if len(self.alpha.positions) < 2:
+            return None
         return self.shifted.differs_from(self.alpha) and self.unmasked.differs_from(self.alpha)
 
 

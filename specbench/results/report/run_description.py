@@ -12,7 +12,7 @@ from specbench.results.comparability import SAME_WORK, TASK, differences, unlike
 from specbench.results.fields import ResultDict
 from specbench.results.reader import StoredRun
 from specbench.results.schema import flatten
-from specbench.results.wording import Way, doubts, interval, label, left_out, no_gain, none_left, slower, word
+from specbench.results.wording import WayNumbers, doubts, interval, label, left_out, no_gain, none_left, slower, word
 
 MOST_VALUES = 6  # of a fact in which runs differ
 MOST_COMMANDS = 6
@@ -219,7 +219,7 @@ def _fastest(group: Sequence[StoredRun], several: bool) -> str:
         loses = ", slower than plain decoding" if speedup["ci95"] and speedup["ci95"][1] < 1 else ""
         return f"{where}{name}: {measured}{loses}{failed}{doubt}."
     named = ((_name(run, common), run.result["speedup"], run.result) for run in runs)
-    ways = [Way(name, own["measured"], own["ci95"], result) for name, own, result in named]
+    ways = [WayNumbers(name, own["measured"], own["ci95"], result) for name, own, result in named]
     ways.sort(key=lambda way: -way.speedup)
     if told := no_gain(ways):
         return _capital(f"{where}{told}{failed}{slower(ways)}{doubt}.")
