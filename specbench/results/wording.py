@@ -192,7 +192,7 @@ def no_gain(ways: Sequence[WayNumbers]) -> str:
     if not fastest.drafts and (best.ci95 is None or best.ci95[0] > 1):
         told = f"The fastest way drafts nothing: {fastest.name}, {fastest.speedup:.2f}x"
         return f"{told}; best of those that draft: {best.name}, {best.measured}"
-    unsure = best.speedup > 1 or (best.ci95 is not None and best.ci95[1] > 1)  # more prompts may show a gain
+    unsure = fastest.drafts and best.speedup > 1  # more prompts may show a gain
     told = "No gain is shown: leave it off, or measure more prompts" if unsure else "None gains: leave it off"
     told += f" (best: {best.name}, {best.measured})"
     return told if fastest.drafts else f"{told}; {fastest.name} drafts nothing and measured {fastest.speedup:.2f}x"

@@ -125,7 +125,7 @@ def martingale(
         detail |= {"by_chance": statistic}
     elif deviations[0, 1] < LEAST_VARIANCE:
         verdict, reason = "inconclusive", "the target's distributions leave too little to chance"
-    elif tested and (detectable.tv is None or detectable.tv > MOST_TV):
+    elif detectable.tv is not None and detectable.tv > MOST_TV:
         verdict, reason = "inconclusive", f"{tested} tested guesses are too few to show anything"
     return TestOutcome(verdict, reason, statistic, VERDICT_LEVEL)
 

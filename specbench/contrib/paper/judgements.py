@@ -1,8 +1,8 @@
 """What our runs say of the paper's claims: "agrees", "differs" or "cannot tell", and how much they could have told.
 
 A quantity agrees with a formula if its 95 % interval lies within a margin of it, and differs if it lies outside; one
-that does neither tells nothing. A claim that one number is larger than another agrees if their difference is above 0 by 1.96
-standard errors.
+that does neither tells nothing. A claim that one number is larger than another agrees if their difference is above 0 by
+1.96 standard errors.
 """
 
 import math
