@@ -17,6 +17,7 @@ from specbench.stats.replay import priced, sweep_rounds
 
 def test_the_command_prints_a_table_and_writes_it(finished, monkeypatch, capsys):
     _, _, folder = finished("gamma=3")
+    monkeypatch.setenv("COLUMNS", "200")  # a narrow terminal leaves columns out
     command.main([str(folder), "gamma_policy=optimal,oracle"])
     shown = capsys.readouterr().out
     assert "gamma 3" in shown and "oracle" in shown and "100%" in shown and "adaptive" not in shown
