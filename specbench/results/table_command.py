@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rich.text import Text
 
-from specbench.errors import ConfigError, answering
+from specbench.errors import ConfigError, answering, refuse_missing_folders
 from specbench.results.acceptance_tables import TABLES
 from specbench.results.category_tables import (
     SPEEDUPS,
@@ -51,8 +51,7 @@ def main(arguments: list[str] | None = None) -> None:
     """Prints the tables; a mistake of the user's becomes one sentence and exit code 2."""
     args = table_parser().parse_args(arguments)
     with answering():
-        if missing := [folder for folder in args.folders if not folder.is_dir()]:
-            raise ConfigError(f"{missing[0]} is no folder: give folders of finished runs")
+        refuse_missing_folders(map(str, args.folders))
         runs = load_runs(*args.folders)
         names = names_of(args.show, len(runs), args.format, bool(args.columns or args.across))
         tables = [table for name in names for table in tables_of(name, runs, args) if table.rows]

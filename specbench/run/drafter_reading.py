@@ -15,12 +15,11 @@ from torch import Tensor
 from specbench.data.prompts import Request
 from specbench.decoding.drafter import Drafter
 from specbench.models.language_model import LanguageModel
-from specbench.models.reference_forward import stock_logits
 from specbench.run.reference_scores import host, readable
 from specbench.stats.draw_sums import normal
 from specbench.stats.position_stats import CHUNK, asked, opened
 from specbench.stats.records import DecodedRequest, Result
-from specbench.stats.reference_distribution import largest_tv, law, penalised, tolerance
+from specbench.stats.reference_distribution import largest_tv, law, stock_scores, tolerance
 from specbench.stats.test_statistics import of_tokens
 from specbench.stats.verdict_records import DrawnFrom, ReferenceScore, law_window
 
@@ -112,8 +111,7 @@ def _stock_logits(model: Any, request: Request, new: Sequence[int]) -> Tensor:
     """Penalised logits [n, V] of new tokens by the stock module of a drafter's `LanguageModel`."""
     read, begin = request.encoder_input if model.encoder is not None else None, len(request.tokens)
     text = readable(model, request.tokens, new, read)
-    whole = model.vocabulary.fit(stock_logits(model, model.vocabulary.read(text), begin, read).float())
-    return penalised(whole, text, begin, model.sampling)
+    return stock_scores(model, text, begin, read)
 
 
 def _of_module(model: Any, whole: Tensor, guesses: _Guesses) -> tuple[Tensor, Tensor]:

@@ -83,8 +83,7 @@ def worst_verdict(results: Sequence[ResultTree]) -> ResultTree:
     tests = len({result["config"]["seed"] for result in results})
     judged = [of_several(result["lossless"], tests) for result in results]
     number, found = min(enumerate(judged, 1), key=lambda numbered: WORST.index(numbered[1]["verdict"]))
-    owns = [own for verdict in judged if (own := verdict.get("alpha_own")) is not None]
-    found |= {"alpha_own": min(owns, key=lambda own: BAD.index(own["passed"]), default=None)}
+    found |= {"alpha_own": min((v["alpha_own"] for v in judged), key=lambda own: BAD.index(own["passed"]))}
     if found["verdict"] == "passed" or len({verdict["verdict"] for verdict in judged}) == 1:
         return found
     return found | {"reason": f"process {number}: {found['reason']}" if found["reason"] else f"process {number}"}

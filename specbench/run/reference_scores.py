@@ -18,11 +18,10 @@ from specbench.decoding.sampling import Sampling
 from specbench.executors.machine import free_bytes
 from specbench.models.architecture import size_of
 from specbench.models.language_model import LanguageModel
-from specbench.models.reference_forward import stock_logits
 from specbench.stats.draw_sums import add_draws, add_guesses
 from specbench.stats.estimates import Floats
 from specbench.stats.losslessness import first_difference
-from specbench.stats.reference_distribution import counted, largest_tv, law, penalised, tolerance
+from specbench.stats.reference_distribution import counted, largest_tv, law, penalised, stock_scores, tolerance
 from specbench.stats.test_statistics import no_sums
 from specbench.stats.verdict_records import DrawnFrom, ReferenceScore, law_window
 
@@ -44,7 +43,7 @@ def read(
     text that differs. Raises MemoryError or RuntimeError if the device has no room for it."""
     clock = time.perf_counter()
     text, sampling = readable(model, prompt, new, encoder_input), model.sampling
-    logits = penalised(stock_logits(model, text, len(prompt), encoder_input).float(), text, len(prompt), sampling)
+    logits = stock_scores(model, text, len(prompt), encoder_input)
     tokens, most = text[0, len(prompt) :], logits.amax(-1)
     if sampling.greedy:
         reading = _greedy(logits, tokens, tolerance(logits, model.dtype, sampling), plain)

@@ -21,7 +21,7 @@ def refuse_verdict(strict: bool, result: dict[str, Any], folder: Path) -> None:
 
 def is_good(lossless: Mapping[str, Any]) -> bool:
     """Whether the verdict is good, and that on alpha not bad."""
-    return word(lossless) in GOOD and (lossless.get("alpha_own") or {}).get("passed") is not False
+    return word(lossless) in GOOD and lossless["alpha_own"]["passed"] is not False
 
 
 def of_several(lossless: Mapping[str, Any], tests: int) -> dict[str, Any]:

@@ -35,6 +35,8 @@ def warm_up(session: Session, wanted: Batch) -> None:
     lengths = list(dict.fromkeys(max(1, min(length, end - 1 - room)) for length in lengths for room in rooms))
     jobs: list[Job] = []
     parts.target.executor.prepare()
+    plain = [0] * parts.decoding.samples
+    gammas = list(dict.fromkeys((*reversed(parts.gammas), *plain)))  # the largest first: others use its memory
     for length in lengths:
         prompt = (first * length)[:length]
         jobs = _jobs(prompt, SHORT, end, rows, wanted.longest_input)  # room for the longest input is made once
@@ -43,10 +45,7 @@ def warm_up(session: Session, wanted: Batch) -> None:
         with going_on(f"warm-up at {length} tokens"):
             for level in parts.verifier.levels:
                 session.decode(jobs, False, columns, verifier=level)
-                plain = [0] * parts.decoding.samples
-                for gamma in dict.fromkeys(
-                    (*reversed(parts.gammas), *plain)
-                ):  # the largest first: others use its memory
+                for gamma in gammas:
                     policy = WatchedGamma(gamma, parts.policy.signal)
                     drafted = _jobs(prompt, gamma, end, rows, wanted.longest_input)
                     for evidence in evidences:

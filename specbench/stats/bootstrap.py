@@ -121,14 +121,21 @@ def ratio(
     """sum(numerators) / sum(denominators), with one entry per request. The standard error is the linearised one for
     clustered data; it is None with fewer than FEWEST clusters. Without `clusters` each request is one."""
     a, b = by_cluster(np.array([numerators, denominators], float), clusters)
-    total, count = b.sum(), len(b)
+    total = b.sum()
     if total == 0:
         return Estimate(None, None, 0)
     mean = a.sum() / total
     if (b > 0).sum() < FEWEST:
         return Estimate(float(mean), None, int(total))
-    stderr = np.sqrt(count / (count - 1) * ((a - mean * b) ** 2).sum()) / total
-    return Estimate(float(mean), float(stderr), int(total))
+    return Estimate(float(mean), ratio_error(a, b), int(total))
+
+
+def ratio_error(numerators: Floats, denominators: Floats) -> float:
+    """The linearised standard error of sum(numerators) / sum(denominators), with one entry for each of two clusters or
+    more."""
+    total, count = denominators.sum(), len(denominators)
+    residuals = numerators - numerators.sum() / total * denominators
+    return float(np.sqrt(count / (count - 1) * (residuals**2).sum()) / total)
 
 
 def speedup_interval(

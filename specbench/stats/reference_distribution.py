@@ -7,7 +7,10 @@ import torch
 from torch import Tensor
 from transformers.generation.logits_process import RepetitionPenaltyLogitsProcessor
 
+from specbench.decoding.encoder_input import EncoderInput
 from specbench.decoding.sampling import Sampling
+from specbench.models.language_model import LanguageModel
+from specbench.models.reference_forward import stock_logits
 
 # How many roundings of the largest logit two correct forwards may differ by. In 16 bits sums are kept in float32, and
 # results are rounded; in float32 the sums are rounded too.
@@ -23,6 +26,13 @@ def penalised(logits: Tensor, text: Tensor, begin: int, sampling: Sampling) -> T
     processor = RepetitionPenaltyLogitsProcessor(sampling.repetition_penalty)
     rows = [processor(text[:, : begin + i], logits[i : i + 1]) for i in range(len(logits))]
     return torch.cat(rows)
+
+
+def stock_scores(model: LanguageModel, text: Tensor, begin: int, encoder_input: EncoderInput | None = None) -> Tensor:
+    """Logits [n, V] of the target's tokens from `begin` on of a text [1, T], by the stock module of the target or of a
+    drafter, after the repetition penalty."""
+    logits = model.vocabulary.fit(stock_logits(model, model.vocabulary.read(text), begin, encoder_input).float())
+    return penalised(logits, text, begin, model.sampling)
 
 
 def tolerance(logits: Tensor, dtype: torch.dtype, sampling: Sampling) -> Tensor:

@@ -15,12 +15,12 @@ from torch import Tensor
 
 from specbench.decoding.sampling import Sampling
 from specbench.models.language_model import LanguageModel
-from specbench.models.reference_forward import eager_attention, stock_logits
-from specbench.stats.estimates import Floats
-from specbench.stats.reference_distribution import penalised
+from specbench.models.reference_forward import eager_attention
+from specbench.run.reference_scores import LONGEST
+from specbench.stats.bootstrap import ratio_error
+from specbench.stats.position_stats import CHUNK
+from specbench.stats.reference_distribution import penalised, stock_scores
 
-LONGEST = 4096  # tokens of a text that are read, its prompt included: eager attention holds their square
-CHUNK = 64  # positions whose p and q are held at a time
 CLEAR = 3.0  # standard errors by which a control must differ from alpha
 
 
@@ -53,20 +53,14 @@ class BetaSums:
     @property
     def stderr(self) -> float | None:
         """Its standard error, with texts as clusters; None for a single text."""
-        return _error(np.array(self.beta) - self.mean * np.array(self.positions), sum(self.positions))
+        return ratio_error(np.array(self.beta), np.array(self.positions)) if len(self.beta) > 1 else None
 
     def differs_from(self, other: "BetaSums") -> bool:
-        """Whether two means over the same texts differ by more than `CLEAR` standard errors of their difference."""
+        """Whether two means over the same texts, two or more, differ by more than `CLEAR` standard errors of their
+        difference."""
         difference = np.array(self.beta) - np.array(other.beta)
         mean = difference.sum() / sum(self.positions)
-        error = _error(difference - mean * np.array(self.positions), sum(self.positions))
-        return error is not None and bool(abs(mean) > CLEAR * error)
-
-
-def _error(residuals: Floats, positions: int) -> float | None:
-    """The standard error of a ratio of sums from its residuals [texts]."""
-    texts = len(residuals)
-    return float(np.sqrt((residuals**2).sum() * texts / (texts - 1)) / positions) if texts > 1 else None
+        return bool(abs(mean) > CLEAR * ratio_error(difference, np.array(self.positions)))
 
 
 @dataclass
@@ -95,7 +89,8 @@ def read_alpha(target: LanguageModel, drafter: LanguageModel, texts: Iterable[Sc
             text = torch.tensor([list(each.tokens[:LONGEST])], device=target.device)
             if text.shape[1] - each.begin < 2:  # the shifted control needs a next position
                 continue
-            p, q, seeing = _logits(target, text, each.begin), *(_drafter_logits(drafter, text, each.begin))
+            p, q = (stock_scores(model, text, each.begin) for model in (target, drafter))
+            seeing = _without_mask(drafter, text, each.begin)
             pairs = ((found.alpha, p, q), (found.shifted, p.roll(-1, 0), q), (found.unmasked, p, seeing))
             for sums, one, other in pairs:
                 sums.add(_betas(one, other, target.sampling, drafter.sampling))
@@ -103,21 +98,14 @@ def read_alpha(target: LanguageModel, drafter: LanguageModel, texts: Iterable[Sc
     return found
 
 
-def _logits(model: LanguageModel, text: Tensor, begin: int) -> Tensor:
-    """Logits [n, V] of the target after the repetition penalty."""
-    return penalised(stock_logits(model, text, begin).float(), text, begin, model.sampling)
-
-
-def _drafter_logits(model: LanguageModel, text: Tensor, begin: int) -> tuple[Tensor, Tensor]:
-    """Logits [n, V] of the drafter, for the target's tokens, and those of the drafter without a mask."""
+def _without_mask(model: LanguageModel, text: Tensor, begin: int) -> Tensor:
+    """`stock_scores` [n, V] of a drafter that sees the whole text."""
     own, module = model.vocabulary.read(text), model.stock_module()
     length = text.shape[1] - 1
     with eager_attention(module):
         nothing = torch.zeros(1, 1, length, length, dtype=module.dtype, device=text.device)
         seeing = module(input_ids=own[:, :-1], attention_mask=nothing, use_cache=False).logits[0, begin - length - 1 :]
-    both = (model.vocabulary.fit(logits.float()) for logits in (stock_logits(model, own, begin), seeing))
-    first, second = (penalised(logits, text, begin, model.sampling) for logits in both)
-    return first, second
+    return penalised(model.vocabulary.fit(seeing.float()), text, begin, model.sampling)
 
 
 def _betas(p: Tensor, q: Tensor, of_target: Sampling, of_drafter: Sampling) -> Tensor:

@@ -67,9 +67,8 @@ def test_beta_is_that_of_both_distributions(temperature):
 
 
 def test_a_measurement_that_ignores_the_mask_is_not_sound(run, monkeypatch, capsys):
-    """Negative control: the drafter's logits are those without a mask."""
-    plain = teacher_forced._drafter_logits
-    monkeypatch.setattr(teacher_forced, "_drafter_logits", lambda *a: (plain(*a)[1], plain(*a)[1]))
+    """Negative control: what is read "without a mask" has one, so it gives alpha."""
+    monkeypatch.setattr(teacher_forced, "_without_mask", teacher_forced.stock_scores)
     code, printed = measured([run, "--json", run.parent / "broken.json"], monkeypatch, capsys)
     assert code == 3 and "do not trust" in printed
 
