@@ -152,6 +152,15 @@ def jobs_of(flags: list[str], overrides: list[str]) -> list[list[str]]:
     return split(overrides)
 
 
+def with_new_words(jobs: list[list[str]]) -> Iterator[list[str]]:
+    """The jobs of a sweep with a value that none before them has."""
+    seen: set[str] = set()
+    for job in jobs:
+        if not seen or not seen >= set(job):
+            yield job
+        seen |= set(job)
+
+
 def with_new_keys(commands: list[Command]) -> Iterator[Command]:
     """The commands that are shown, and those with a key that none before them has."""
     seen: set[str] = set()
@@ -171,7 +180,7 @@ def test_every_command_composes(found, here):
     if found.module == ".train":  # tests/contrib/training runs every method
         assert training(*overrides).method._target_.startswith("specbench.contrib.training.")
         return
-    for job in jobs_of(flags, overrides):
+    for job in with_new_words(jobs_of(flags, overrides)):
         check(composed_with(flags, job))
 
 
@@ -210,7 +219,12 @@ def run_small(here):
     return run
 
 
-@pytest.mark.parametrize("found", [slow_unless(found in SHOWN, found) for found in RUNS], ids=str)
+def is_short(found: Command) -> bool:
+    """Repeats are processes of their own: tests/run/test_repeats.py has them."""
+    return found in SHOWN and not any(word.startswith("repeats=") for word in found.words)
+
+
+@pytest.mark.parametrize("found", [slow_unless(is_short(found), found) for found in RUNS], ids=str)
 def test_every_command_runs(found, run_small):
     folder = run_small(found.words)
     assert {"results.json", "rounds.parquet", "prompts.jsonl"} <= {path.name for path in folder.iterdir()}
