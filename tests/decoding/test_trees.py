@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import reference
 import torch
+from choosing import in_turn
 from decoder_cases import CACHES, V, make_drafter, tabular_model
 from random_cases import random_bits, random_laws
 from tabular import random_table
@@ -27,8 +28,7 @@ from specbench.verifiers.iterative import IterativeVerifier
 from specbench.verifiers.typical import TypicalVerifier
 
 
-@pytest.mark.parametrize("repeats", [True, False], ids=["independent", "distinct"])
-@pytest.mark.parametrize("name", [*TREES, BY_ROW])
+@pytest.mark.parametrize(("name", "repeats"), in_turn([*TREES, BY_ROW], [(True,), (False,)]))
 def test_a_tree_is_verified_as_the_oracle_does(name, repeats):
     p_table, draft, generator = random_tree(name, 3, repeats)
     N, D = draft.tokens.shape[1], draft.depth

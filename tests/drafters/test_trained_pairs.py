@@ -122,6 +122,7 @@ def test_what_is_summarised_is_held_out():
     assert all(pair.summary not in pair.body and 3 <= len(pair.body.splitlines()) <= 40 for pair in found[:20])
 
 
+@pytest.mark.slow
 def test_what_training_has_seen_is_not_summarised():
     """Of the held-out modules' functions some are in other modules, too."""
     from specbench.data.stdlib_corpus import read_modules
@@ -190,7 +191,8 @@ def test_drafters_of_counts_count_the_ends_of_a_translator_s_texts():
     assert [text.strip() for text in texts[:5]] == [line.strip() for line in lines[:5]]
 
 
-@pytest.mark.parametrize("target", ["ende", pytest.param("bytes", marks=SLOW)])
+@pytest.mark.slow
+@pytest.mark.parametrize("target", ["ende", "bytes"])
 def test_drafters_of_counts_see_the_text_of_the_task(target, tmp_path):
     """A bigram of the target's own kind of text is accepted more often than the unigram, and both sometimes."""
     few = (f"data={TASKS[target]}", "data.limit=2", "max_new_tokens=10", "executor=eager")

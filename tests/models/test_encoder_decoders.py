@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import decoder_cases
 import pytest
 import torch
+from choosing import in_turn, slow_unless
 from decoder_cases import CACHES, VERIFIERS, make_drafter
 from encoder_decoder_cases import (
     HOT,
@@ -83,22 +84,23 @@ def test_temperature_zero_is_generate(kind):
         assert decode(kind, Sampling(temperature=0), "model", rows=rows) == expected
 
 
-@pytest.mark.parametrize("cache_name", CACHES)
-@pytest.mark.parametrize("drafts", ["tree_best", "multi_draft_two", "own_trees", "prompt_lookup", "under_ngram"])
-@pytest.mark.parametrize("kind", ["t5", "bart"])
+@pytest.mark.parametrize(("drafts", "kind", "cache_name"), in_turn(
+    ["tree_best", "multi_draft_two", "own_trees", "prompt_lookup", "under_ngram"],
+    [(kind, cache) for cache in CACHES for kind in ("t5", "bart")],
+))  # fmt: skip
 def test_every_cache_and_kind_of_draft_keeps_the_tokens(kind, drafts, cache_name):
     sampling = Sampling(temperature=0)
     assert decode(kind, sampling, drafts, cache_name, rows=2) == decode(kind, sampling)
 
 
-@pytest.mark.parametrize("drafts", ["model", "tree_distinct", "own_trees"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "drafts"), in_turn([*KINDS], [("tree_distinct",), ("model",), ("own_trees",)]))
 def test_a_batch_is_its_singles_at_temperature_one(kind, drafts):
     sampling = Sampling(temperature=1)
     assert decode(kind, sampling, drafts) == decode(kind, sampling, drafts, rows=1)
 
 
-@pytest.mark.parametrize("judge", ["match", "block", "rejection", "iterative"])
+@pytest.mark.parametrize("judge", [slow_unless(judge in ("match", "block"), judge)
+                                   for judge in ("match", "block", "rejection", "iterative")])  # fmt: skip
 def test_every_verifier_keeps_a_batch(judge):
     sampling = Sampling(temperature=1)
     assert decode("t5", sampling, "model", judge=judge) == decode("t5", sampling, "model", judge=judge, rows=1)
@@ -283,7 +285,8 @@ def test_an_encoder_decoder_needs_a_target_with_an_input(pair):
         parts_of("drafter=model", f"drafter.path={pair[0]}", "target=stdlib")
 
 
-@pytest.mark.parametrize("drafter", ["t5_small", "t5_base", "t5_large", "t5_xl"])
+@pytest.mark.parametrize("drafter", [slow_unless(drafter == "t5_small", drafter)
+                                     for drafter in ("t5_small", "t5_base", "t5_large", "t5_xl")])  # fmt: skip
 def test_the_recipes_run_without_weights(drafter, tmp_path):
     few = [f"{role}.shape.{name}={value}" for role in ("target", "drafter")
            for name, value in (("num_layers", 1), ("num_decoder_layers", 1), ("d_model", 16), ("d_ff", 16),

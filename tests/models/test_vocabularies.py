@@ -87,7 +87,7 @@ def test_other_tokenizers_are_refused_unless_asked_for(unpadded, renumbered):
     assert len(str(caught.value).splitlines()) == 1
 
 
-@pytest.mark.parametrize("temperature", [0, 1])
+@pytest.mark.parametrize("temperature", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_a_model_with_renumbered_tokens_is_its_own_perfect_drafter(temperature, unpadded, renumbered, tmp_path):
     built = parts(unpadded, renumbered, "drafter.vocabulary=intersection", f"temperature={temperature}")
     result, _ = run(built, tmp_path)
@@ -122,8 +122,9 @@ def wider(tmp_path_factory) -> Path:
 
 
 @pytest.mark.parametrize("drafter_is, kind, batch_size", [
-    ("wider", "model", 1), ("wider", "tree", 3), ("narrower", "model", 3), ("narrower", "hierarchical", 1),
-    ("narrower", "multi_draft", 3),
+    ("wider", "tree", 3), ("narrower", "hierarchical", 1),
+    *(pytest.param(*other, marks=pytest.mark.slow) for other in (
+        ("wider", "model", 1), ("narrower", "model", 3), ("narrower", "multi_draft", 3))),
 ])  # fmt: skip
 def test_padded_vocabularies_leave_the_text_as_it_is(drafter_is, kind, batch_size, good, wider, tmp_path):
     target, drafter = (good, wider) if drafter_is == "wider" else (wider, good)
@@ -159,7 +160,7 @@ def texts_by(tables, own: int, kind: str = "model", **more):
 
 
 @pytest.mark.parametrize(("kind", "rows"), [
-    slow_unless(kind in BOTH or (place + wider) % 2, kind, rows)
+    slow_unless((kind in BOTH or (place + wider) % 2) and not kind.startswith("under_"), kind, rows)
     for place, kind in enumerate(BY_KIND) for wider, rows in enumerate((V - 5, V + 5))
 ])  # fmt: skip
 def test_a_drafter_of_a_padded_vocabulary_leaves_the_law_as_it_is(kind, rows, few_contexts):

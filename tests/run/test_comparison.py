@@ -224,7 +224,7 @@ def called(arguments, folder, monkeypatch) -> int:
     return 0
 
 
-def test_the_command_compares_a_sweep_and_then_its_folders(good, monkeypatch, tmp_path, capsys):
+def test_the_command_compares_a_sweep_and_then_its_folders(no_figures, good, monkeypatch, tmp_path, capsys):
     sweep = few(good, "temperature=0", "drafter=random,prompt_lookup")
     assert called(sweep, tmp_path, monkeypatch) == 0
     first = capsys.readouterr().out
@@ -253,7 +253,7 @@ def test_the_command_compares_a_sweep_and_then_its_folders(good, monkeypatch, tm
     assert "earlier runs of 2 of 2 ways are now in" in out and len([*folder.glob("*/earlier-1/results.json")]) == 2
 
 
-def test_an_interrupted_comparison_keeps_what_was_finished(good, monkeypatch, tmp_path, capsys):
+def test_an_interrupted_comparison_keeps_what_was_finished(no_figures, good, monkeypatch, tmp_path, capsys):
     interrupt_the_second_group(monkeypatch)
     assert called(few(good, "temperature=0", "drafter=random,prompt_lookup"), tmp_path, monkeypatch) == 130
     results = [json.loads(path.read_text()) for path in tmp_path.glob("outputs/compare/*/results.json")]
@@ -298,7 +298,7 @@ def show_folders(found, folder):
     return ranking({"task": {}, **compared}), compared
 
 
-@pytest.mark.parametrize("cohorts", [[2], [1, 1]])
+@pytest.mark.parametrize("cohorts", [pytest.param([2], marks=pytest.mark.slow), [1, 1]])
 def test_ways_run_alike_or_are_not_ranked(cohorts, monkeypatch, tmp_path):
     """One of two ways has stored programs: with a plain decoding that they share, and with one for each. Without the
     agreement, the negative control, ways that are unlike are decoded, and without the reason they are ranked."""

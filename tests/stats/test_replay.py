@@ -44,7 +44,8 @@ def test_replay_of_a_policy_that_learns_reproduces_its_trace(finished):
 
 
 @pytest.mark.parametrize("overrides", [
-    ("gamma=3",), ("gamma=3", "temperature=0"), ("gamma=2", "batch_size=2"),
+    ("gamma=3", "temperature=0"), ("gamma=2", "batch_size=2"),
+    pytest.param(("gamma=3",), marks=pytest.mark.slow),
     pytest.param(("drafter=ngram", "temperature=0"), marks=pytest.mark.slow),
     pytest.param(("gamma_policy=adaptive",), marks=pytest.mark.slow),
 ])  # fmt: skip
