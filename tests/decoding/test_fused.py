@@ -129,6 +129,7 @@ def test_graphs_of_programs_change_no_token(cache, temperature, tables, traced):
     assert executor.programs.made == len(traced) > 0 and executor.replays > executor.graphs > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", TREES[:1])
 def test_graphs_of_programs_change_no_token_of_trees(kind, tables, traced, monkeypatch):
     expected = decode(jobs(2), 2, tables, kind=kind, gamma=2)

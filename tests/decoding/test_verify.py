@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import reference
 import torch
+from choosing import in_turn
 from random_cases import ROWS, N, V, chi_square_fits, random_bits, random_laws
 
 from specbench.decoding.draft import Draft
@@ -11,8 +12,7 @@ from specbench.decoding.noise import exponentials
 from specbench.decoding.verify import greedy_matching, speculative_sampling
 
 
-@pytest.mark.parametrize("lenience", [1.0, 0.5, 0.1])
-@pytest.mark.parametrize("point_mass", [False, True])
+@pytest.mark.parametrize(("point_mass", "lenience"), in_turn([False, True], [(1.0,), (0.5,), (0.1,)]))
 def test_equals_the_oracle_with_injected_noise(lenience, point_mass):
     generator = torch.Generator().manual_seed(3)
     p, q = random_laws((ROWS, N + 1), 1), random_laws((ROWS, N), 2)

@@ -25,11 +25,10 @@ from specbench.run.recorder import round_numbers
 from specbench.verifiers.speculative import SpeculativeVerifier
 
 
-@pytest.mark.parametrize("cache", ["static", "paged"])
-@pytest.mark.parametrize("sampling", [
-    Sampling(), Sampling(temperature=0), Sampling(temperature=0.7, top_k=5, top_p=0.9, repetition_penalty=1.3),
-], ids=["sampled", "greedy", "warped"])  # fmt: skip
-@pytest.mark.parametrize("kind", [None, "model"])
+@pytest.mark.parametrize(("sampling", "cache", "kind"), in_turn(
+    [Sampling(), Sampling(temperature=0), Sampling(temperature=0.7, top_k=5, top_p=0.9, repetition_penalty=1.3)],
+    [("static", "model"), ("paged", None), ("paged", "model"), ("static", None)],
+))  # fmt: skip
 def test_graphs_change_no_token_and_never_wait_for_the_host(cache, sampling, kind, tables):
     expected = decode(jobs(), 3, tables, cache, kind, sampling=sampling)
     executor = SimulatedGraphs()

@@ -51,13 +51,18 @@ def combinations() -> list[Case]:
 
 
 def slow(case: Case) -> bool:
-    """Whether the case is left to `-m slow`: a drafter's second one, policies without graphs, and verifiers that the
-    drafters' cases have."""
+    """Whether the case is left to `-m slow`: a drafter's second one, policies without graphs or like others, and
+    verifiers that the drafters' cases have."""
     if case.executor == "eager" and case.policy != "fixed":
         return True
     if case in [Case(verifier=name) for name in VERIFIERS if name not in ("speculative", "greedy_tree")]:
         return True
-    if case.triton and case.cache == "paged":
+    if (case.triton and case.cache == "paged") or (case.stop and case.executor == "cudagraph"):
+        return True
+    if case.drafter == "model" and case.policy in (
+        "heuristic",
+        "entropy",
+    ):  # `confidence` and `adaptive` stand for them
         return True
     return case.temperature == 0 and case.drafter not in (None, "model") and case.verifier != "greedy_tree"
 

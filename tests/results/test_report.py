@@ -80,6 +80,7 @@ def test_the_coloured_text_is_the_output(one):
     assert rejected == sum(r["recovered"] for r in stored.rounds if r["rejected"] is not None)
 
 
+@pytest.mark.slow
 def test_a_multirun_has_every_run_and_a_map(several):
     page, text = Page.of(several), (several / "report.html").read_text()
     assert "Over two keys at a time" in page.headings and page.texts["h1"][0].endswith("6 runs")

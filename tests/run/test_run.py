@@ -243,7 +243,7 @@ def test_rows_of_a_calibration_read_different_prompts(tmp_path, monkeypatch):
     assert result.lossless.passed or (result.gamma == 0 and result.lossless.passed is None)  # nothing was drafted
 
 
-@pytest.mark.parametrize("drafter", ["stdlib", "prompt_lookup"])
+@pytest.mark.parametrize("drafter", ["stdlib", pytest.param("prompt_lookup", marks=pytest.mark.slow)])
 def test_transformers_decodes_the_same_prompts_beside_us(drafter, tmp_path):
     parts = parts_of("baseline=transformers", "temperature=0", f"drafter={drafter}")
     result, record = run(parts, tmp_path)
@@ -269,7 +269,7 @@ def test_peers_run_stock_modules(tmp_path):
 
 
 def test_the_synthetic_rate_is_the_alpha_and_nothing_is_claimed(tmp_path):
-    result, _ = run(parts_of("verifier=synthetic", "verifier.alpha=.7", "data.limit=8", "max_new_tokens=40"), tmp_path)
+    result, _ = run(parts_of("verifier=synthetic", "verifier.alpha=.7", "data.limit=3", "max_new_tokens=40"), tmp_path)
     assert not result.lossless.expected and any("drawn at rate 0.7" in note for note in result.notes)
     assert result.alpha.mean == pytest.approx(0.7)
     assert result.alpha_counted.mean == pytest.approx(0.7, abs=5 * (0.21 / result.alpha.n) ** 0.5)

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from choosing import slow_unless
 from omegaconf import OmegaConf
 
 from specbench.config.compose import base_of, known_keys
@@ -39,7 +40,8 @@ MISTAKES = {
 }
 
 
-@pytest.mark.parametrize("mistake", MISTAKES)
+@pytest.mark.parametrize("mistake", [slow_unless(mistake.startswith(("gama", "-m", "data")), mistake)
+                                     for mistake in MISTAKES])  # fmt: skip
 def test_a_mistake_is_told_before_torch_is_loaded(mistake, tmp_path):
     found, said = loaded(tmp_path, *mistake.split())
     assert MISTAKES[mistake] in said and found == "[]"

@@ -157,7 +157,7 @@ def test_an_interval_of_costs_covers_the_truth():
     assert 0.92 < hits / 300 < 0.98
 
 
-@pytest.mark.parametrize("clusters", [5, 8, 30])
+@pytest.mark.parametrize("clusters", [5, *(pytest.param(more, marks=pytest.mark.slow) for more in (8, 30))])
 def test_intervals_of_few_clusters_cover_the_truth(clusters):
     rng, hits = np.random.default_rng(0), 0
     for plain, ours in (rng.lognormal(0, 0.3, (2, clusters)) for _ in range(400)):

@@ -6,6 +6,7 @@ import math
 import pytest
 import torch
 from beam_cases import assert_equal, enumerated_by
+from choosing import in_turn
 from decoder_cases import CACHES, V, tabular_model
 from small_runs import call, composed, parts_of, small
 from tabular import random_table
@@ -63,8 +64,7 @@ RULES = [BeamRules(1, 2, 1.0, False), BeamRules(3, 5, 1.0, False), BeamRules(3, 
          BeamRules(4, 9, 2.0, False), BeamRules(2, 6, -1.0, True)]  # fmt: skip
 
 
-@pytest.mark.parametrize("rules", RULES, ids=str)
-@pytest.mark.parametrize("cache", CACHES)
+@pytest.mark.parametrize(("rules", "cache"), in_turn(RULES, [(cache,) for cache in CACHES]), ids=str)
 def test_both_searches_find_what_an_enumeration_finds(rules, cache, monkeypatch):
     monkeypatch.setattr(tree_reader, "MOST_UNUSED", 3)
     accepted = rejected = 0
@@ -134,8 +134,7 @@ def hub_model(module, stops) -> LanguageModel:
     return found
 
 
-@pytest.mark.parametrize("penalty", [0.0, 1.0, 2.0])
-@pytest.mark.parametrize("early", [False, True])
+@pytest.mark.parametrize(("penalty", "early"), in_turn([0.0, 1.0, 2.0], [(False,), (True,)]))
 def test_the_beams_and_scores_are_those_of_transformers(penalty, early, good):
     module, other = (AutoModelForCausalLM.from_pretrained(good) for _ in range(2))
     torch.manual_seed(3)

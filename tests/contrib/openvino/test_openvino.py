@@ -59,7 +59,9 @@ def some_logits(model: LanguageModel) -> list[torch.Tensor]:
 
 
 @needs_openvino
-@pytest.mark.parametrize(("kind", "cache"), [("llama", "dynamic"), ("gemma3_text", "static"), ("gpt2", "paged")])
+@pytest.mark.parametrize(("kind", "cache"), [
+    ("gemma3_text", "static"), ("gpt2", "paged"), pytest.param("llama", "dynamic", marks=pytest.mark.slow)
+])  # fmt: skip
 def test_logits_are_those_of_eager_mode(kind, cache):
     module = module_of(kind)
     expected = some_logits(model_of(module, EagerExecutor(), cache))

@@ -33,7 +33,7 @@ from specbench.run.interleave import InterleavedGroup
 from specbench.run.run import run, run_in_turn
 
 
-@pytest.mark.parametrize(("temperature", "drafter"), [(0, "small"), (1, "large")])
+@pytest.mark.parametrize(("temperature", "drafter"), [pytest.param(0, "small", marks=pytest.mark.slow), (1, "large")])
 def test_a_run_on_sounds_is_lossless(here, temperature, drafter, tmp_path):
     more = ("batch_size=2", f"temperature={temperature}", "baseline=transformers" if not temperature else "seed=1")
     parts = parts_of(*of(here, *more, drafter=drafter))
