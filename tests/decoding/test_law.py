@@ -2,10 +2,10 @@
 
 V = 16; 12 tokens after one prompt, so that a text has several rounds. Chi-squares must be below df + 8 sqrt(2 df): of
 the pairs of neighbouring tokens at each position, against their exact law, and of all tokens together, each against its
-law given the text before it. Negative controls must fail the same test. `model`, and one and two
-models whose guesses stand side by side, where a shared noise is the fault that is hardest to see, have 10,000 texts. The others have 5,000: enough
-for lenience .9, whose chi-square is then 1.45 of its limit. At temperature 0 tests/decoding/test_equivalence.py tests
-that tokens are equal.
+law given the text before it. Negative controls must fail the same test. `model`, and one and two models whose guesses
+stand side by side, where a shared noise is the fault that is hardest to see, have 10,000 texts. The others have 5,000:
+enough for lenience .9, whose chi-square is then 1.45 of its limit. At temperature 0 tests/decoding/test_equivalence.py
+tests that tokens are equal.
 """
 
 from copy import deepcopy
@@ -94,8 +94,8 @@ def possible(kind: str, verifier: str) -> bool:
 
 def covering():
     """Every drafter with one verifier that reads q, which take turns as the caches do, and `WITH_ALL` with all of them;
-    the other pairs are left to `-m slow`, and so is a third level of drafters. The text of `match` does not depend on q, so a wrong q passes it. Trees and
-    drafters below drafters have their usual verifier."""
+    the other pairs are left to `-m slow`, and so is a third level of drafters. The text of `match` does not depend on
+    q, so a wrong q passes it. Trees and drafters below drafters have their usual verifier."""
     for place, kind in enumerate(DRAFTERS):
         able = [name for name in VERIFIERS if possible(kind, name)]
         reading, cache = [name for name in able if name != "match"], [*CACHES][place % len(CACHES)]
