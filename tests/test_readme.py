@@ -16,7 +16,7 @@ import yaml
 from choosing import slow_unless
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from small_runs import composed, given_by, little, short_prompts, steady, training
+from small_runs import LITTLE, composed, given_by, little, short_prompts, steady, training
 
 import specbench.contrib.planning.command as plan
 import specbench.contrib.replay.command as replay
@@ -122,7 +122,7 @@ def here(tmp_path_factory) -> Iterator[Path]:
 
 def filled(words: tuple[str, ...], here: Path) -> list[str]:
     """P and Q are models, F is a file of prompts; what Hydra reads of its own stands apart."""
-    values = {"P": "shipped:target", "Q": "shipped:drafter", "F": str(here / "prompts.jsonl")}
+    values = {"P": LITTLE["target.path"], "Q": LITTLE["drafter.path"], "F": str(here / "prompts.jsonl")}
     return [re.sub(r"=([PQF])$", lambda found: f"={values[found[1]]}", word) for word in words]
 
 

@@ -91,7 +91,9 @@ def test_different_tokenizers_are_refused_by_name_with_advice_that_works(other, 
     assert "target.path=shipped:target" in err and f"drafter.path={other}" in err and "must share one" in err
     advice = f"drafter=model drafter.path={other} drafter.vocabulary=intersection"
     assert advice in " ".join(err.split())
-    code, err = run_main(small("logger=none", "executor=eager", *advice.split()), monkeypatch, capsys, tmp_path)
+    code, err = run_main(
+        small("logger=none", "executor=eager", "data.limit=1", *advice.split()), monkeypatch, capsys, tmp_path
+    )
     assert code == 0, err
 
 

@@ -107,15 +107,13 @@ def test_a_sweep_in_one_process_needs_nothing_of_the_ring(monkeypatch, tmp_path)
     assert len((sweep / "summary.csv").read_text().splitlines()) == 3 and not [*sweep.glob(".sweep/*/jobs.json")]
 
 
-def test_a_multirun_skips_finished_jobs_and_writes_a_table(no_figures, monkeypatch, tmp_path, capsys):
-    few = small("gamma=1,3", "name=sweep", "temperature=0", "verdict_tokens=0", "data.limit=1")
+def test_a_multirun_skips_finished_jobs_and_writes_a_table(monkeypatch, tmp_path, capsys):
+    few = small("gamma=1,3", "name=sweep", "temperature=0", "verdict_tokens=0", "data.limit=1", "logger=none")
     arguments, freed = ["-m", *few], []
     monkeypatch.setattr("specbench.config.memory.give_back", lambda: freed.append("memory"))
     assert call(arguments, monkeypatch, tmp_path) == 0 and len(freed) == 2  # before each job
     folders = [path.parent for path in sorted((tmp_path / "outputs" / "sweep").glob("*/results.json"))]
     assert len(folders) == 2
-    assert [len(list(f.glob("wandb/offline-run-*/run-*.wandb"))) for f in folders] == [1, 1]
-    arguments.append("logger=none")
     stamps = [(f / "results.json").stat().st_mtime_ns for f in folders]
     rows = (tmp_path / "outputs" / "sweep" / "summary.csv").read_text().splitlines()
     assert rows[0].startswith("gamma,alpha") and len(rows) == 3

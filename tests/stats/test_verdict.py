@@ -233,7 +233,7 @@ PLANTED = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", PLANTED)
+@pytest.mark.parametrize("name", [slow_unless(place % 2 == 0, name) for place, name in enumerate(PLANTED)])
 def test_every_kind_of_draw_can_fail(name, tables, number_text):
     """The control draws with the same code what it should."""
     base, changes = PLANTED[name]
@@ -504,7 +504,11 @@ FAULTS = {
 }
 
 
-@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
+OTHERS = (shifted_positions, sixteen_bits, impossible_token, not_a_number)  # of a kind that another fault has, or slow
+
+
+@pytest.mark.parametrize("fault", [slow_unless(fault not in OTHERS, fault) for fault in FAULTS],
+                         ids=lambda fault: fault.__name__)  # fmt: skip
 def test_a_planted_fault_fails(fault, tmp_path, monkeypatch):
     parts = parts_of("max_new_tokens=24", "gamma=3", *FAULTS[fault])
     fault(monkeypatch, parts)

@@ -111,9 +111,8 @@ def in_ranks(work, folder: Path, answering: int = 2) -> dict[int, object]:
             process.kill()
 
 
-@pytest.mark.parametrize(
-    "more", [("temperature=1",), pytest.param(("temperature=0", "cache=paged", "batch_size=2"), marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("more", [("temperature=1",), ("temperature=0", "cache=paged", "batch_size=2")])
 def test_two_processes_draw_the_tokens_of_one(pair, tmp_path, more):
     """Sums in another order may turn a near-tie; these seeds have none."""
     plain = decode(checked(pair, "executor=eager", *more), tmp_path)
