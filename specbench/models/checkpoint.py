@@ -63,7 +63,9 @@ def check_path(key: str, path: str, revision: str | None = None, must: str = MOD
         raise ConfigError(f"{key}={shown(path)} is not {must}: {why}")
     if revision is not None and folder.is_dir():
         setting = f"{key.rpartition('.')[0]}.revision"
-        raise ConfigError(f"{setting}={revision} is not possible: {key}={path} is a folder, which has no revisions")
+        raise ConfigError(
+            f"{setting}={shown(revision)} is not possible: {key}={shown(path)} is a folder, which has no revisions"
+        )
 
 
 @contextmanager
