@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 from small_runs import LITTLE
-from small_runs import call as call_here
 
 PLUGIN = Path(__file__).parents[1] / "plugin"
 
@@ -39,9 +38,9 @@ def call(installed: Path, folder: Path, *arguments: str) -> subprocess.Completed
     return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True)
 
 
-def test_an_experiment_with_parts_from_outside_runs(installed, tmp_path, monkeypatch):
-    monkeypatch.syspath_prepend(installed / "site")
-    assert call_here(["--config-dir", str(installed / "conf"), "experiment=mine"], monkeypatch, tmp_path) == 0
+def test_an_experiment_with_parts_from_outside_runs(installed, tmp_path):
+    done = call(installed, tmp_path, "--config-dir", str(installed / "conf"), "experiment=mine")
+    assert done.returncode == 0, done.stderr
     for back in (1, 4):
         out = tmp_path / "outputs" / "mine" / f"drafter.back={back}"
         result = json.loads((out / "results.json").read_text())

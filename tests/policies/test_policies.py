@@ -66,7 +66,7 @@ def test_replay_of_constant_betas_is_theorem_3_8(alpha):
 
 def test_nothing_is_above_the_oracle_where_drafting_does_not_pay():
     """A round of two tokens costs as much as two steps, and a longer one more than its tokens are worth."""
-    trace = process(0.8, texts=20)
+    trace = process(0.8)
     trace.seconds = np.arange(1, LARGEST + 2) ** 1.3
     oracle = replay(trace, policy(OracleGamma, trace))
     others = [*sweep(trace).values(), replay(trace, policy(KnownBetas, trace))]
@@ -101,12 +101,12 @@ def test_adaptive_finds_the_gamma_of_each_text():
 @pytest.mark.parametrize("signal", ["entropy", pytest.param("confidence", marks=pytest.mark.slow)])
 def test_entropy_stops_where_acceptance_is_unlikely(signal):
     betas = np.r_[np.full(200, 0.98), np.full(200, 0.1)]
-    trace = process([betas] * 20, texts=20)
+    trace = process([betas] * 60)
     best_fixed = max(found.speedup for found in sweep(trace, draws=2).values())
     learnt = replay(trace, policy(EntropyGamma, trace, signal=signal), draws=2)
     known = replay(trace, policy(KnownBetas, trace), draws=2)
     assert best_fixed * 1.02 < learnt.speedup <= known.speedup * 1.01
-    deaf = process([betas] * 20, texts=20, signal=0.5)  # negative control: the signal says nothing
+    deaf = process([betas] * 60, signal=0.5)  # negative control: the signal says nothing
     assert replay(deaf, policy(EntropyGamma, deaf, signal=signal), draws=2).speedup < learnt.speedup / 1.02
 
 
