@@ -47,6 +47,8 @@ FIELDS = {field.name: field for field in (
     Field("alpha_counted", "alpha_counted/mean", heading="alpha, accepted / tested"),
     Field("alpha_on_text", "alpha_on_target_text/mean", heading="alpha on the target's own text"),
     Field("tau", "block_efficiency/mean", heading="block efficiency", about="tokens per target call (tau, MAT)"),
+    Field("tau_of_requests", "block_efficiency_of_requests/mean", heading="block efficiency, mean of requests"),
+    Field("recited", "recited", about="share of new tokens that end 8 in a row which stand earlier in prompt or text"),
     Field("c", "cost/c", about="a drafter step / a target step"),
     Field("v", "cost/v", about="a target call of a round / a target step"),
     Field("o", "cost/o", about="the rest of a round / a target step"),

@@ -89,8 +89,7 @@ def why_not(drafter: Drafter, target: LanguageModel) -> str:
     if len(drafter.models) > 1:
         return "several models draft"
     if not target.sampling.greedy:
-        points = drafter.trees and getattr(drafter, "children", "") == "best"
-        return "its guesses are the likeliest tokens, without q" if points else ""
+        return "its guesses are the likeliest tokens, without q" if drafter.only_likeliest else ""
     greedy = all(model.sampling.greedy for model in drafter.models)
     return "" if greedy and not drafter.trees else "at temperature 0 it reads chains of likeliest guesses only"
 
