@@ -92,7 +92,7 @@ REPEATS = ("seed", "order", "speedup", "low", "high", "alpha", "tau", "c", "v", 
 SWEEP_PAGE = ("Thm 3.8", "alpha", "stderr", "tau", "c", "v", "o", "tokens/s", "plain tokens/s", "of peak", "processes")
 RUN_PAGE = [name for name in FIELDS if name not in {
     "stderr", "low", "high", "processes", "sd", "beside", "lossless", "seed", "order", "started"}]  # fmt: skip
-OF_DRAFTS = ("tau", "v")  # numbers that say nothing where nothing was drafted
+OF_DRAFTS = ("tau", "tau_of_requests", "v")  # numbers that say nothing where nothing was drafted
 LOGGED = {"alpha": "alpha/mean", "alpha_stderr": "alpha/stderr", "c": "cost/c", "v": "cost/v", "o": "cost/o",
           "block_efficiency": "block_efficiency/mean"}  # columns of W&B with names of their own  # fmt: skip
 LOGGED_WHOLE = ("speedup", "cost", "lossless", "throughput", "throughput_ci95", "speedup_over", "bandwidth", "drift",

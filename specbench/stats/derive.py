@@ -76,7 +76,7 @@ class Derived:
     counts: Counts
     by_category: dict[str, CategoryNumbers]
     acceptance: Acceptance
-    block_efficiency_of_requests: Estimate
+    block_efficiency_of_requests: Estimate | None  # None of sums of an older version, as `recited`
     recited: float | None
 
 
@@ -121,7 +121,9 @@ def derive(load: Load, estimator: Callable[[Load], Estimator], facts: RunFacts) 
             counts=_counts(s, facts),
             by_category=categories,
             acceptance=acceptance_of(source, facts.by_beta),
-            block_efficiency_of_requests=source.estimate("tokens_per_round", "requests"),
+            block_efficiency_of_requests=(
+                source.estimate("tokens_per_round", "requests") if "tokens_per_round" in s else None
+            ),
             recited=recited_share(s),
         )
 
