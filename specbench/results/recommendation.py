@@ -1,8 +1,8 @@
 """What a run's output begins with: four lines on whether it works, what the drafter is worth, whether it is faster
 here, and what to do next; and what limits the gain, which stands below.
 
-"Use" is said of what was measured, with a 95 % interval above 1 on a steady machine; "do not use" with an interval below
-1; "try" of a gamma that replay expects to be faster than the run's own, with an interval above 1; "leave it off" if the
+"Use" is said of what was measured, with a 95 % interval above 1 on a steady machine; "do not use" if it is below 1;
+"try" of a gamma that replay expects to be faster than the run's own, with an interval above 1; "leave it off" if the
 interval is not above 1 and replay expects a gain of no gamma; "measure" where nothing is claimed.
 """
 
