@@ -138,9 +138,9 @@ class LanguageModel(CachedModel):
         leaf, used, B = self.executor.leaf(self._score_draft, self), self.rows_of(state), state.batch_size
         b, parent = len(used.length), draft.parent
         parent = parent if parent is None or len(parent) == 1 else parent[:b]
-        found = leaf(used, draft.tokens[:b], visible, draft.levels, parent, keep_hidden)
-        p, hidden, logits = (None if values is None else all_rows(values, B) for values in found)
-        return Scores(p, width, hidden, logits=logits)
+        p, *others = leaf(used, draft.tokens[:b], visible, draft.levels, parent, keep_hidden)
+        hidden, logits = (None if values is None else all_rows(values, B) for values in others)
+        return Scores(all_rows(p, B), width, hidden, logits=logits)
 
     def rows_of(self, state: State) -> Rows:
         """The rows that a call reads: those up to the last active one or, with fixed shapes, all."""

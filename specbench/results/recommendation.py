@@ -99,7 +99,7 @@ def _speed(result: dict[str, Any]) -> str:
     if not steady(result):
         return f"The machine was not steady, measure again: speedup {value}"
     if not result["counts"]["drafted"]:
-        return f"{HERE}the loop without drafts has {value} of plain decoding's speed"
+        return f"{HERE}the loop without drafts, against plain decoding: {value}"
     if ci95 is None:
         return f"Too few prompts to say whether it is faster than plain decoding: {value}"
     if ci95[0] > 1:
