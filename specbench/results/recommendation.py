@@ -101,7 +101,7 @@ def _speed(result: dict[str, Any]) -> str:
     if not result["counts"]["drafted"]:
         return f"{HERE}the loop without drafts, against plain decoding: {value}"
     if ci95 is None:
-        return f"Too few prompts to say whether it is faster than plain decoding: {value}"
+        return f"Too few prompts to compare its speed with plain decoding's: {value}"
     if ci95[0] > 1:
         return f"{HERE}it is faster than plain decoding: {value}{_prefill(result)}"
     told = "slower than" if ci95[1] < 1 else "not shown to be faster or slower than"

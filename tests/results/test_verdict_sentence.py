@@ -123,11 +123,11 @@ CASES = {  # of each: what is changed, and the third line, the fourth and its co
     "a policy is worse": (POLICY | {"choices/gamma_policy": "adaptive"}, f"{FASTER}.",
                           "Next: use gamma_policy=adaptive, or try gamma 3, expected to be 1.07x as fast as "
                           "gamma_policy=adaptive (1.02 to 1.12):", f"{RUN} gamma=3 gamma_policy=fixed"),
-    "few prompts": ({"speedup/ci95": None}, "Too few prompts to say whether it is faster than plain decoding: 1.36x.",
+    "few prompts": ({"speedup/ci95": None}, "Too few prompts to compare its speed with plain decoding's: 1.36x.",
                     "Next: measure more prompts, for an interval; five or more, or as many groups of rows.", ""),
     "few prompts of many": (
         {"speedup/ci95": None, "config/data": {"limit": 3}, "counts/prompts": 3},
-        "Too few prompts to say whether it is faster than plain decoding: 1.36x.",
+        "Too few prompts to compare its speed with plain decoding's: 1.36x.",
         "Next: measure more prompts, for an interval:", "python -m specbench gamma=4 data.limit=32"),
     "failed": ({"lossless/verdict": "failed"}, "The output is wrong, so its speed says nothing: 1.36x (1.30 to 1.41).",
                "Next: find out whether the executor is the cause:",
