@@ -111,6 +111,7 @@ def build(
         peers=_make(checked, "baseline", context, target, first_model, root.gamma).by_name(),
         workload=workload,
         spare=spare,
+        acceptance_law=verifier.law_of(chosen["drafter"].kind, chosen["drafter"].settings) if decoding.samples else "",
         metrics={name: choice.kind.from_settings(choice.settings) for name, choice in checked.metrics.items()},
         notes=notes_on_models(target, drafter, verifier, decoding.generate_settings),
     )

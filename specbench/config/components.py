@@ -45,6 +45,7 @@ class Components:
     metrics: Mapping[str, Metric] = field(default_factory=dict)
     stop_strings: Sequence[str] = ()
     rendered: Mapping[Prompt, Request] = field(default_factory=dict)  # of prompts of one turn that were read as texts
+    acceptance_law: str = ""  # `Verifier.law_of`
     notes: Sequence[str] = ()  # warnings to print with the results
 
     @property

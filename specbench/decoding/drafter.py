@@ -42,6 +42,7 @@ class Drafter(Component, ABC):
     longest: int | None = None
     operations_per_token: float = 0
     own_bytes: int = 0
+    only_likeliest: bool = False  # whether its guesses are the likeliest tokens of its model, as point masses
     models: Sequence[Model] = ()
     widths: Sequence[int] = ()
 

@@ -28,6 +28,7 @@ class Scores:
     width: int  # tokens of each row that the call read
     hidden: Tensor | None = None  # [B, width, H], last hidden states (inputs of the output matrix), if asked for
     place: Tensor | None = None  # [B, N + 1], each entry's index among the tokens read, if guesses shared places
+    logits: Tensor | None = None  # [B, N + 1, V] before the argmax of temperature 0, after the repetition penalty
 
     def hidden_after(self, verdict: Verdict) -> Tensor:
         """[B, H]: the hidden state from which t was drawn, that of the last accepted guess or committed token."""

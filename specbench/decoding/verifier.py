@@ -25,6 +25,7 @@ class Verifier(Component, ABC):
     # more. The losslessness test compares it with what happened.
     keeps_guess: Literal["p / q", "p"] | None = None
     accepts_with_beta: ClassVar[bool] = True  # whether `beta` is the probability of what it does, or its outcome
+    law: str = "sum min(p, q)"  # `beta` of a guess that was drawn from q
     looks_ahead: bool = False  # whether a verdict depends on guesses after the first rejected one
 
     lossless: bool = True
@@ -61,6 +62,14 @@ class Verifier(Component, ABC):
     def under(self, state: State) -> "Verifier":
         """The verifier of this round: itself, unless its lenience depends on the load."""
         return self
+
+    def law_of(self, drafts: type[Any], settings: Any) -> str:
+        """`beta` in words, for drafters of a class with these settings."""
+        if self.greedy:
+            return "1 if the target takes the guess, else 0"
+        if drafts.trees:
+            return "the probability that a guess of the step is accepted"
+        return f"p(x){' / l' * (self.lenience < 1)} of the guess x" if drafts.point_masses(settings) else self.law
 
     @abstractmethod
     def accept(self, p: Tensor, draft: Draft, noise: Noise) -> Verdict:

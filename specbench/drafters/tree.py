@@ -66,6 +66,7 @@ class TreeDrafter(ModelDrafter):
         super().__init__(model, vocab_size, gamma)
         self.branching, self.stream = branching, stream
         self.children = "best" if model.sampling.greedy else children
+        self.only_likeliest = self.children == "best"
 
     @classmethod
     def from_settings(cls, settings: Any, context: Context, target: LanguageModel) -> "TreeDrafter":

@@ -130,16 +130,17 @@ class LanguageModel(CachedModel):
             packed = pack(draft.tokens, draft.levels, draft.parents, draft.exists())
             width = packed.tokens.shape[1] + 1
             visible = self.make_room(lengths, width, state.active)
-            p, hidden = self._score(state.rows, packed.tokens, visible, packed.tree, keep_hidden)
-            rows = torch.arange(len(p), device=p.device)[:, None]
-            return Scores(p[rows, packed.place], width, hidden, packed.place)
+            p, hidden, logits = self._score(state.rows, packed.tokens, visible, packed.tree, keep_hidden)
+            at = torch.arange(len(p), device=p.device)[:, None], packed.place
+            return Scores(p[at], width, hidden, packed.place, None if logits is None else logits[at])
         width = draft.tokens.shape[1] + 1
         visible = self.make_room(lengths, width, state.active)
         leaf, used, B = self.executor.leaf(self._score_draft, self), self.rows_of(state), state.batch_size
         b, parent = len(used.length), draft.parent
         parent = parent if parent is None or len(parent) == 1 else parent[:b]
-        p, hidden = leaf(used, draft.tokens[:b], visible, draft.levels, parent, keep_hidden)
-        return Scores(all_rows(p, B), width, None if hidden is None else all_rows(hidden, B))
+        p, *others = leaf(used, draft.tokens[:b], visible, draft.levels, parent, keep_hidden)
+        hidden, logits = (None if values is None else all_rows(values, B) for values in others)
+        return Scores(all_rows(p, B), width, hidden, logits=logits)
 
     def rows_of(self, state: State) -> Rows:
         """The rows that a call reads: those up to the last active one or, with fixed shapes, all."""
@@ -147,15 +148,16 @@ class LanguageModel(CachedModel):
 
     def _score_draft(
         self, rows: Rows, guesses: Tensor, visible: int, levels: Levels, parent: Tensor | None, keep_hidden: bool
-    ) -> tuple[Tensor, Tensor | None]:
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """`_score` of the guesses [B, N] of a draft, by its levels and parent [1 or B, N] (None: a chain)."""
         tree = None if parent is None else tree_of(levels, parent)
         return self._score(rows, guesses, visible, tree, keep_hidden)
 
     def _score(
         self, rows: Rows, guesses: Tensor, visible: int, tree: Tree | None, keep_hidden: bool
-    ) -> tuple[Tensor, Tensor | None]:
-        """p [B, N + 1, V] after the last committed token and each guess [B, N], and hidden [B, N + 1, H] if kept."""
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """p [B, N + 1, V] after the last committed token and each guess [B, N], hidden [B, N + 1, H] if kept, and at
+        temperature 0 the logits [B, N + 1, V]."""
         text, length = rows.tokens, rows.length
         last = text.gather(1, length[:, None] - 1)
         x = torch.cat([last, guesses], 1)
@@ -168,7 +170,8 @@ class LanguageModel(CachedModel):
             logits = self.forward(x, length - 1, visible, tree=tree)
         penalised = self.sampling.repetition_penalty != 1
         seen = self._seen(text, length, guesses, tree) if penalised else None
-        return self.sampling.probabilities(logits, seen), hidden
+        logits = self.sampling.penalize(logits.float(), seen)
+        return self.sampling.probabilities(logits), hidden, logits if self.sampling.greedy else None
 
     def settle(self, state: State, draft: Draft, verdict: Verdict, scores: Scores, base: Tensor) -> None:
         """Moves keys and values of a tree's accepted path to the columns of a chain. base [B] is node 0's column."""

@@ -54,11 +54,11 @@ class Entry:
 
 def overall_numbers(result: Mapping[str, Any]) -> CategoryDict:
     """The numbers of all prompts of a run."""
-    rates, names = result["throughput"], ("block_efficiency", "alpha", "speedup")
+    rates, names = result["throughput"], ("block_efficiency", "alpha", "recited", "speedup")
     found = {name: result["counts"][name] for name in ("prompts", "tokens", "rounds")}
     found |= {"tokens_per_second": rates["speculative_tokens_per_second"]}
     found |= {"baseline_tokens_per_second": rates["baseline_tokens_per_second"]}
-    return found | {name: result[name] for name in names}
+    return found | {name: result.get(name) for name in names}
 
 
 def _pair_columns(group: str) -> list[Column]:
@@ -71,10 +71,10 @@ def categories_table(entries: Sequence[Entry], title: str, kind: str) -> Table:
     categories = [*dict.fromkeys(name for entry in entries for name in entry.categories), OVERALL]
     columns = table_columns(("category", "text"))
     if len(entries) == 1 and kind == "measured":
-        columns += table_columns(("requests", 0), (TAU.head, 2), ("alpha", 3), ("speedup", "x"), ("95 %", "interval"),
-                              ("geo. mean", "x"), ("tokens/s", 1), ("plain", 1))  # fmt: skip
-        paths = ("prompts", "block_efficiency/mean", "alpha/mean", *PATHS[kind], PATHS["geometric_mean"][0],
-                 "tokens_per_second", "baseline_tokens_per_second")  # fmt: skip
+        columns += table_columns(("requests", 0), (TAU.head, 2), ("alpha", 3), ("recited", "%"), ("speedup", "x"),
+                              ("95 %", "interval"), ("geo. mean", "x"), ("tokens/s", 1), ("plain", 1))  # fmt: skip
+        paths = ("prompts", "block_efficiency/mean", "alpha/mean", "recited", *PATHS[kind],
+                 PATHS["geometric_mean"][0], "tokens_per_second", "baseline_tokens_per_second")  # fmt: skip
         return Table(
             title, columns, [[name, *(at(entries[0].of(name), path) for path in paths)] for name in categories]
         )

@@ -47,6 +47,8 @@ FIELDS = {field.name: field for field in (
     Field("alpha_counted", "alpha_counted/mean", heading="alpha, accepted / tested"),
     Field("alpha_on_text", "alpha_on_target_text/mean", heading="alpha on the target's own text"),
     Field("tau", "block_efficiency/mean", heading="block efficiency", about="tokens per target call (tau, MAT)"),
+    Field("tau_of_requests", "block_efficiency_of_requests/mean", heading="block efficiency, mean of requests"),
+    Field("recited", "recited", about="share of new tokens that end 8 in a row which stand earlier in prompt or text"),
     Field("c", "cost/c", about="a drafter step / a target step"),
     Field("v", "cost/v", about="a target call of a round / a target step"),
     Field("o", "cost/o", about="the rest of a round / a target step"),
@@ -90,7 +92,7 @@ REPEATS = ("seed", "order", "speedup", "low", "high", "alpha", "tau", "c", "v", 
 SWEEP_PAGE = ("Thm 3.8", "alpha", "stderr", "tau", "c", "v", "o", "tokens/s", "plain tokens/s", "of peak", "processes")
 RUN_PAGE = [name for name in FIELDS if name not in {
     "stderr", "low", "high", "processes", "sd", "beside", "lossless", "seed", "order", "started"}]  # fmt: skip
-OF_DRAFTS = ("tau", "v")  # numbers that say nothing where nothing was drafted
+OF_DRAFTS = ("tau", "tau_of_requests", "v")  # numbers that say nothing where nothing was drafted
 LOGGED = {"alpha": "alpha/mean", "alpha_stderr": "alpha/stderr", "c": "cost/c", "v": "cost/v", "o": "cost/o",
           "block_efficiency": "block_efficiency/mean"}  # columns of W&B with names of their own  # fmt: skip
 LOGGED_WHOLE = ("speedup", "cost", "lossless", "throughput", "throughput_ci95", "speedup_over", "bandwidth", "drift",

@@ -1,9 +1,9 @@
 """What a run's output begins with: four lines on whether it works, what the drafter is worth, whether it is faster
 here, and what to do next; and what limits the gain, which stands below.
 
-"Use" is said of what was measured, with a 95 % interval above 1 on a steady machine; "try" of a gamma that replay
-expects to be faster than the run's own, with an interval above 1; "measure" where nothing is claimed. "Leave it off"
-needs an interval below 1, or that replay expects a gain of no gamma.
+"Use" is said of what was measured, with a 95 % interval above 1 on a steady machine; "do not use" if it is below 1;
+"try" of a gamma that replay expects to be faster than the run's own, with an interval above 1; "leave it off" if the
+interval is not above 1 and replay expects a gain of no gamma; "measure" where nothing is claimed.
 """
 
 import shlex
@@ -82,7 +82,7 @@ def _drafter(result: dict[str, Any]) -> str:
         return "Nothing was drafted: both ways decode plainly."
     kept, alpha = result["block_efficiency"]["mean"], result["alpha"]["mean"]
     unit = "levels" if result["beam"] else "tokens"
-    told = f"{kept:.2f} {unit} per target call: block efficiency (tau)"
+    told = f"{kept:.2f} {unit} per target call, where plain decoding has 1: block efficiency (tau)"
     told = f"{told}." if alpha is None else f"{told}; {alpha:.0%} of tested guesses accepted: alpha {alpha:.2f}."
     if result["lossless"]["alpha_own"]["passed"] is False:
         told += " Alpha is NOT the drafter's own: alpha and all that follows from it are those of an error."
@@ -95,22 +95,20 @@ def _speed(result: dict[str, Any]) -> str:
     several = "" if where(result) == "one process" else f" in {where(result)}"
     value = f"{result['speedup']['measured']:.2f}x{within(ci95)}{several}"
     if word(result["lossless"]) == "failed":
-        return f"Of a wrong output: speedup {value}"
+        return f"The output is wrong, so its speed says nothing: {value}"
     if not steady(result):
         return f"The machine was not steady, measure again: speedup {value}"
     if not result["counts"]["drafted"]:
-        return f"{HERE}both ways are plain decoding: {value}"
+        return f"{HERE}the loop without drafts, against plain decoding: {value}"
     if ci95 is None:
-        return f"Too few prompts to compare it with plain decoding: speedup {value}"
+        return f"Too few prompts to compare its speed with plain decoding's: {value}"
     if ci95[0] > 1:
         return f"{HERE}it is faster than plain decoding: {value}{_prefill(result)}"
+    told = "slower than" if ci95[1] < 1 else "not shown to be faster or slower than"
+    told = f"{HERE}it is {told} plain decoding: {value}"
     if pick is not None and _hopeless(pick):
-        gains = "gains" if ci95[1] < 1 else "is shown to gain"
-        slower = "slower than plain decoding, " * (ci95[1] < 1)
-        return f"{HERE}none {gains}, leave it off: {slower}{value} with {_used(result)}; {_replayed(result, pick)}"
-    if ci95[1] < 1:
-        return f"{HERE}it is slower than plain decoding: {value}"
-    return f"{HERE}neither faster nor slower than plain decoding is shown: {value}"
+        told += f" with {_used(result)}, and {_replayed(result, pick)}: leave it off"
+    return told
 
 
 def _next(result: dict[str, Any]) -> tuple[str, str]:
@@ -119,7 +117,7 @@ def _next(result: dict[str, Any]) -> tuple[str, str]:
     if word(result["lossless"]) == "failed" or result["lossless"]["alpha_own"]["passed"] is False:
         if result["choices"].get("executor") == "eager":
             return "Next: find out which part is wrong, beginning with the drafter and the verifier.", ""
-        return "Next: find out whether the executor is why:", _command(result, "executor=eager")
+        return "Next: find out whether the executor is the cause:", _command(result, "executor=eager")
     if result["status"] != "complete":
         return "Next: measure all requests; the same command begins with the first one:", _own_command(result)
     if not steady(result):
@@ -143,14 +141,14 @@ def _without_replay(result: dict[str, Any], ci95: list[float]) -> tuple[str, str
     """What to do next if no other gamma is to be tried."""
     pick, used = _pick(result), f"use {_used(result)}" if ci95[0] > 1 else ""
     if ci95[1] < 1 or (not used and pick is not None and _hopeless(pick)):
-        off = "leave it off" + ("" if pick is not None and _hopeless(pick) else f" with {_used(result)}")
+        off = "leave it off" if pick is not None and _hopeless(pick) else f"do not use {_used(result)}"
         if result["choices"].get("drafter") == "ngram":
             return f"Next: {off}.", ""
         return f"Next: {off}, or measure a drafter without a model:", _command(result, "drafter=ngram")
     if result["repeats"] or result["workers"]:
         return f"Next: {used or 'measure more prompts'}.", ""
-    why = "measure in other processes, which may differ" if used else "measure in more processes"
-    return f"Next: {used}{'; ' * bool(used)}{why}:", _command(result, "repeats=5")
+    used += "; for a surer number " * bool(used)
+    return f"Next: {used}measure in five processes, which may differ:", _command(result, "repeats=5")
 
 
 def _more_prompts(result: dict[str, Any]) -> tuple[str, str]:
@@ -273,7 +271,8 @@ def _too_slow(result: dict[str, Any], factor: float) -> str:
 def _prefill(result: dict[str, Any]) -> str:
     """That prefill takes a gain."""
     whole, ci95 = result["speedup"]["end_to_end"], result["speedup"]["end_to_end_ci95"]
-    return f"; with prefill {whole:.2f}x{within(ci95)}" if (whole < 1 if ci95 is None else ci95[0] <= 1) else ""
+    lost = whole < 1 if ci95 is None else ci95[0] <= 1
+    return f"; with reading the prompt (prefill) {whole:.2f}x{within(ci95)}" if lost else ""
 
 
 def _others(result: dict[str, Any]) -> Iterator[str]:

@@ -15,9 +15,11 @@ from rich.text import Text
 from specbench.results.latency_table import load_table
 from specbench.results.recommendation import answer, closing, details
 from specbench.results.wording import account, interval, number, speedup_text, times, unsteady, verdict_text, within
+from specbench.stats.estimates import RECITED
 from specbench.theory import LARGEST
 
 NARROWEST = 24  # characters of a column of remarks
+RECITES = 0.1  # of the new tokens: below it nothing is said
 RemarkRows = Iterator[tuple[str, str, str]]  # what, its value, a remark
 
 
@@ -97,13 +99,18 @@ def _beams(result: dict[str, Any]) -> RemarkRows:
 def _acceptance(result: dict[str, Any]) -> RemarkRows:
     if not result["counts"]["drafted"]:
         return  # there is nothing that was accepted, and a round is a target call
-    yield "alpha (mean beta)", _pm(result["alpha"]), f"over {result['counts']['tested']:,} tested guesses"
+    law = f"; beta is {result['acceptance_law']}" if result.get("acceptance_law") else ""
+    yield "alpha (mean beta)", _pm(result["alpha"]), f"over {result['counts']['tested']:,} tested guesses{law}"
     yield "alpha (accepted / tested)", _pm(result["alpha_counted"]), "cross-check"
     own_text = result["alpha_on_target_text"]
     if own_text["mean"] is not None:
         yield "alpha (target's own text)", _pm(own_text), f"over {own_text['n']:,} positions of plain decoding"
-    yield "block efficiency", _pm(result["block_efficiency"]), "tau; tokens per target call, of all calls together"
-    counts = result["counts"]
+    if (recited := result.get("recited") or 0) >= RECITES:
+        told = f"of new tokens end {RECITED} in a row that stand earlier in prompt or text: easily guessed"
+        yield "  recited", f"{recited:.0%}", told
+    counts, means = result["counts"], result.get("block_efficiency_of_requests")
+    mean = f" (pooled); mean of requests {means['mean']:.3f}" if means and means["mean"] is not None else ""
+    yield "block efficiency", _pm(result["block_efficiency"]), f"tau; tokens per target call, of all calls{mean}"
     told = "by the target, per token emitted; 1 in plain decoding"
     yield "tokens evaluated", number(counts["verified"] / counts["tokens"], 3), told
 

@@ -165,7 +165,7 @@ class RunResult:
     beta_by_position: list[Estimate]  # by place in the round, over tested positions
     alpha_by_category: dict[str, Estimate]
     draft_acceptance_rate: float | None  # accepted / drafted, which is not alpha
-    block_efficiency: Estimate  # tokens per target call
+    block_efficiency: Estimate  # tokens per target call, of all calls together (pooled)
     cost: Cost
     speedup: Speedup
     operations_factor: float | None  # Theorem 3.11
@@ -196,6 +196,9 @@ class RunResult:
     repeats: Repeats | None = None  # None: it is one process
     by_category: dict[str, CategoryNumbers] = field(default_factory=dict)  # if the data name categories
     acceptance: Acceptance | None = None
+    acceptance_law: str = ""  # what beta of a guess is
+    block_efficiency_of_requests: Estimate | None = None  # the mean of each request's tokens per target call
+    recited: float | None = None  # share of new tokens that end 8 tokens in a row which stand earlier in prompt or text
     throughput_by_rows: list[RowsRate] = field(default_factory=list)  # of runs whose rows decode together
     seconds: dict[str, float] = field(default_factory=dict)  # wall-clock seconds of the run's phases
     beam: BeamNumbers | None = None  # of a run by beam search

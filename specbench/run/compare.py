@@ -133,8 +133,13 @@ def notes_on(runs: RunsByLabel) -> list[str]:
     machines = {result["provenance"]["device"] for result in every}
     notes += [f"the runs are of different machines: {', '.join(sorted(machines))}"] if len(machines) > 1 else []
     for verdict in ("failed", "lossy", "inconclusive", "untested"):
-        if those := [label for label, result in results.items() if word(result["lossless"]) == verdict]:
-            notes.append(f"the verdict is {verdict} of {', '.join(those)}")
+        those = [label for label, result in results.items() if word(result["lossless"]) == verdict]
+        if named := [way for way in those if results[way]["gamma"] != 0 or verdict == "failed"]:
+            notes.append(f"the verdict is {verdict} of {', '.join(named)}")
+    laws = {label: result.get("acceptance_law") for label, result in results.items() if result["counts"]["drafted"]}
+    if len({*laws.values()}) > 1:
+        of = {law: ", ".join(way for way in laws if laws[way] == law) for law in laws.values() if law}
+        notes.append(f"alpha is the mean of {'; '.join(f'{law} of {ways}' for law, ways in of.items())}")
     if pooled := [label for label, result in results.items() if result.get("repeats")]:
         notes.append(f"how processes differ is no part of the intervals of {', '.join(pooled)}")
     unsteady = [

@@ -45,8 +45,8 @@ class Session:
         again: bool = False,
     ) -> DecodeResult:
         """Decodes `jobs` one way through `batch_size` rows of `columns` columns; `arrivals` in seconds. Policy and
-        verifier are the run's own unless given. Above temperature 0, `evidence` keeps what speculated tokens were drawn
-        from, `laws` only p of all tokens. With `again` the target does not read prompts that its cache still holds."""
+        verifier are the run's own unless given. `evidence` keeps what speculated tokens were drawn from; `laws`, above
+        temperature 0, p of all tokens. With `again` the target does not read prompts that its cache still holds."""
         parts = self.parts
         if not parts.decoding.samples:
             chosen = (policy or parts.policy) if speculative else None
@@ -58,8 +58,8 @@ class Session:
         models: list[Model] = [target, *drafter.models] if speculative else [target]
         queue = Queue(jobs, models, parts.prefill_chunk, parts.spare, arrivals)
         clock = Timer(target.device)
-        evidence = evidence and speculative and not target.sampling.greedy
-        laws = laws and not target.sampling.greedy
+        evidence, greedy = evidence and speculative, target.sampling.greedy
+        laws, evidence = (evidence, False) if greedy else (laws, evidence)
         recorder = Recorder(verifier, parts.metrics, target.executor.leaf(round_numbers), evidence, laws)
         (target.reopen if again else target.allocate)(parts.batch_size, columns)
         longest = max((job.limit for job in jobs), default=0)

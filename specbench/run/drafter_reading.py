@@ -58,7 +58,7 @@ def read_guesses(
     """Adds to a reading the total variation between the q of tested guesses and that of the drafter's stock module or,
     without one, of the drafter when it is asked again. Raises MemoryError or RuntimeError if the device has no room."""
     clock, request = time.perf_counter(), result.request
-    evidence = of_rounds(result.speculative) if evidence is None else evidence
+    evidence = of_rounds(result.speculative) if evidence is None or target.sampling.greedy else evidence
     found.q_unread = why_not(drafter, target) if evidence.at else ""
     new = result.speculative.tokens[: max(0, drafter.context - len(request.tokens))][: found.tokens]
     firsts = (1,) if drafter.fixed_in_round else evidence.place
@@ -89,8 +89,7 @@ def why_not(drafter: Drafter, target: LanguageModel) -> str:
     if len(drafter.models) > 1:
         return "several models draft"
     if not target.sampling.greedy:
-        points = drafter.trees and getattr(drafter, "children", "") == "best"
-        return "its guesses are the likeliest tokens, without q" if points else ""
+        return "its guesses are the likeliest tokens, without q" if drafter.only_likeliest else ""
     greedy = all(model.sampling.greedy for model in drafter.models)
     return "" if greedy and not drafter.trees else "at temperature 0 it reads chains of likeliest guesses only"
 

@@ -114,16 +114,18 @@ class MethodRun:
         self.session.text_tokens += len(ours.tokens)
         if not wanted:
             return
-        texts = [DecodedText(ours.tokens, ours.lenience(), kept_law(group.speculative, row))]
+        greedy = parts.target.sampling.greedy  # what was kept is p before the argmax
+        laws = [None if greedy else kept_law(decoded, row) for decoded in (group.speculative, group.baseline)]
+        texts = [DecodedText(ours.tokens, ours.lenience(), laws[0])]
         if ours.tokens != theirs.tokens or set(texts[0].lenience) != {1.0}:
-            texts.append(DecodedText(theirs.tokens, [1.0] * len(theirs.tokens), kept_law(group.baseline, row)))
+            texts.append(DecodedText(theirs.tokens, [1.0] * len(theirs.tokens), laws[1]))
         try:
-            laws, *others = read_texts(parts.target, parts.drafter, request.tokens, texts, request.encoder_input)
+            found, *others = read_texts(parts.target, parts.drafter, request.tokens, texts, request.encoder_input)
         except RuntimeError as error:  # out of memory: the run goes on without these betas
             processes.current.fail_if_distributed(error)
             log.warning("no betas along the text of %s: %s", request.id, first_line(error))
             return
-        result.speculative_laws, result.baseline_laws = laws, others[0] if others else laws
+        result.speculative_laws, result.baseline_laws = found, others[0] if others else found
 
     def fail(self, failure: Failure) -> None:
         """Writes that requests could not be decoded."""

@@ -43,7 +43,7 @@ class Call(NamedTuple):
     numbers: Tensor  # [B, K]: counts, metrics, betas, evidence
     steps: int  # D
     drawn: int  # drafter steps
-    law: Tensor | None  # [B, D + 1, V], the decoder's p along the path, while there is room for it
+    law: Tensor | None  # [B, D + 1, V], the decoder's p along the path (`_laws`), while there is room for it
     drafts: Tensor | None  # [B, D, V], the drafter's q of the same call, if it has one and the verdict needs it
 
 
@@ -67,17 +67,21 @@ class Recorder:
         """Stores the numbers [B, K] of a round; kept [B] is the number of tokens that each row kept."""
         judge, metrics = self.verifier.under(state), tuple(self.metrics.values())
         numbers = self.reduce(scores.p, draft, verdict, kept, judge.beta, metrics, self._evidence)
-        laws = self._laws(scores.p, draft, verdict, kept)
+        laws = self._laws(scores, draft, verdict, kept)
         # A CUDA graph overwrites its outputs in the next round.
         call = Call(list(state.owners), judge.lenience, scores.width, numbers.clone(), draft.depth, state.drawn, *laws)
         self._calls.append(call)
 
-    def _laws(self, p: Tensor, draft: Draft, verdict: Verdict, kept: Tensor) -> tuple[Tensor | None, Tensor | None]:
-        """Copies of p [B, N + 1, V] along the path [B, D + 1, V], and of q; None if there is no room left for them."""
+    def _laws(
+        self, scores: Scores, draft: Draft, verdict: Verdict, kept: Tensor
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """Copies of p along the path [B, D + 1, V], at temperature 0 before the argmax, and of q; None if there is no
+        room left for them."""
         if self._room <= 0:
             return None, None
-        path = chosen_path(p, draft, verdict, kept)
-        law, q = path.p.clone(), path.draft.probs if self._evidence else None
+        path = chosen_path(scores.p if scores.logits is None else scores.logits, draft, verdict, kept)
+        law = path.p.clone() if scores.logits is None else path.p.softmax(-1)
+        q = path.draft.probs if self._evidence else None
         q = None if q is None else q.clone()
         self._room -= law.nbytes + (0 if q is None else q.nbytes)
         return (law, q) if self._room >= 0 else (None, None)

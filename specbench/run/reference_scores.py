@@ -21,7 +21,7 @@ from specbench.models.language_model import LanguageModel
 from specbench.stats.draw_sums import add_draws, add_guesses
 from specbench.stats.estimates import Floats
 from specbench.stats.losslessness import first_difference
-from specbench.stats.reference_distribution import counted, largest_tv, law, penalised, stock_scores, tolerance
+from specbench.stats.reference_distribution import counted, largest_tv, law, stock_scores, tolerance
 from specbench.stats.test_statistics import no_sums
 from specbench.stats.verdict_records import DrawnFrom, ReferenceScore, law_window
 
@@ -39,15 +39,17 @@ def read(
     encoder_input: EncoderInput | None = None,
 ) -> ReferenceScore:
     """Reads the tokens `new` after a prompt, and after an encoder's input if there is one, as many as fit LONGEST.
-    Above temperature 0 it needs `evidence`; at temperature 0 it also looks at the first token of `plain` decoding's
-    text that differs. Raises MemoryError or RuntimeError if the device has no room for it."""
+    Above temperature 0 it needs `evidence`; at temperature 0 it compares p before the argmax, which is kept there, and
+    looks at the first token of `plain` decoding's text that differs. Raises MemoryError or RuntimeError if the device
+    has no room for it."""
     clock = time.perf_counter()
     text, sampling = readable(model, prompt, new, encoder_input), model.sampling
     logits = stock_scores(model, text, len(prompt), encoder_input)
     tokens, most = text[0, len(prompt) :], logits.amax(-1)
     if sampling.greedy:
         reading = _greedy(logits, tokens, tolerance(logits, model.dtype, sampling), plain)
-        _compare_logits(reading, model, text, logits, encoder_input)
+        if evidence is not None:
+            _compare_logits(reading, logits, model.dtype, replace(sampling, temperature=1.0), evidence)
     else:
         assert evidence is not None and len(evidence.chosen) == len(new), "one record for each token"
         reading = _sampled(logits, tokens, model.dtype, sampling, evidence)
@@ -89,20 +91,16 @@ def _greedy(logits: Tensor, tokens: Tensor, tolerance: Tensor, plain: Sequence[i
 
 
 def _compare_logits(
-    found: ReferenceScore, model: LanguageModel, text: Tensor, logits: Tensor, encoder_input: EncoderInput | None
+    found: ReferenceScore, logits: Tensor, dtype: torch.dtype, sampling: Sampling, evidence: DrawnFrom
 ) -> None:
-    """Adds how far the softmax of the stock module's logits [n, V] is from that of the decoder's model, which reads the
-    last n tokens of a text [1, T] through its own cache, masks and executor. Decoding at temperature 0 keeps none."""
-    begin, end, sampling = text.shape[1] - len(logits), text.shape[1], replace(model.sampling, temperature=1.0)
-    model.open_text(text, begin, end, encoder_input)
-    for first in range(begin, end, POSITIONS_AT_A_TIME):
-        last = min(first + POSITIONS_AT_A_TIME, end)
-        own = penalised(model.read_text(text, first, last)[0].float(), text[:, :last], first, sampling)
-        stock = logits[first - begin : last - begin]
-        tv = (own.double().softmax(-1) - stock.double().softmax(-1)).abs().sum(-1) / 2
+    """Adds how far the softmax of the stock module's logits [n, V] is from that of the logits that the decoder chose
+    tokens by, in its calls on drafts, where it was kept."""
+    for begin in range(0, len(logits), POSITIONS_AT_A_TIME):
+        stock = logits[begin : begin + POSITIONS_AT_A_TIME]
+        decoder, kept = law_window(evidence.laws, begin, stock)
+        tv = (decoder.double() - stock.double().softmax(-1)).abs().sum(-1)[kept] / 2
         found.tv = np.append(found.tv, host(tv))
-        found.rounding = np.append(found.rounding, host(largest_tv(stock, model.dtype, sampling)))
-    model.release(0)
+        found.rounding = np.append(found.rounding, host(largest_tv(stock, dtype, sampling)[kept]))
 
 
 def _sampled(

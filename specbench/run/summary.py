@@ -66,6 +66,7 @@ def run_result(session: Session, record: RunRecord, status: str, provenance: dic
         provenance=provenance,
         **measured,
         operations_factor=chain_operations(parts, found, c_hat),
+        acceptance_law=parts.acceptance_law,
         c_hat=c_hat,
         gamma=gamma,
         **vars(swept),

@@ -41,7 +41,13 @@ def category_numbers(source: Estimator) -> estimates.CategoryNumbers:
         speedup=speedup_of_some(source),
         tokens_per_second=float(ours),
         baseline_tokens_per_second=float(plain),
+        recited=recited_share(s),
     )
+
+
+def recited_share(s: Mapping[str, Any]) -> float | None:
+    """The share of new tokens that `request_sums.recited` counts; None of sums of an older version."""
+    return float(s["recited"] / s["tokens"]) if "recited" in s else None
 
 
 def acceptance_of(source: Estimator, with_beta: bool) -> estimates.Acceptance:

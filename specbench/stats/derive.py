@@ -11,7 +11,14 @@ import numpy as np
 from specbench import theory
 from specbench.stats import formulas
 from specbench.stats.bootstrap import BootstrapSums, interval_around, student
-from specbench.stats.breakdown import acceptance_of, by_rows, category_numbers, numbers_behind, speedup_of_some
+from specbench.stats.breakdown import (
+    acceptance_of,
+    by_rows,
+    category_numbers,
+    numbers_behind,
+    recited_share,
+    speedup_of_some,
+)
 from specbench.stats.estimates import (
     Acceptance,
     Bandwidth,
@@ -69,6 +76,8 @@ class Derived:
     counts: Counts
     by_category: dict[str, CategoryNumbers]
     acceptance: Acceptance
+    block_efficiency_of_requests: Estimate | None  # None of sums of an older version, as `recited`
+    recited: float | None
 
 
 def of_one_process(load: Load) -> BootstrapSums:
@@ -112,6 +121,10 @@ def derive(load: Load, estimator: Callable[[Load], Estimator], facts: RunFacts) 
             counts=_counts(s, facts),
             by_category=categories,
             acceptance=acceptance_of(source, facts.by_beta),
+            block_efficiency_of_requests=(
+                source.estimate("tokens_per_round", "requests") if "tokens_per_round" in s else None
+            ),
+            recited=recited_share(s),
         )
 
 

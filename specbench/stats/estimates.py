@@ -10,6 +10,7 @@ Floats = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int64]
 Interval = tuple[float, float] | None  # a 95 % interval; None with too few prompts for one
 Percentiles = dict[str, float | None]  # {"p50": .., "p90": .., ..}
+RECITED = 8  # tokens in a row that stand earlier in prompt or text: the last of them is recited
 
 
 @dataclass(frozen=True)
@@ -102,6 +103,7 @@ class CategoryNumbers:
     speedup: SpeedupOfSome
     tokens_per_second: float
     baseline_tokens_per_second: float
+    recited: float | None = None  # share of new tokens that are recited (`RECITED`)
 
 
 @dataclass

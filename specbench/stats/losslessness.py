@@ -1,9 +1,9 @@
 """The losslessness verdict of every run: whether the output distribution is the target's.
 
 Every finished text is compared with the p of the stock module (`run/reference_scores.py`). Temperature 0: every token
-must have the largest logit, up to rounding. Above: the decoder's p must be this p up to rounding, and no fault may
-explain far better what was drawn (`stats/test_statistics.py`). Beside it stands whether alpha is the drafter's own:
-whether its q is that of the stock module (`run/drafter_reading.py`)."""
+must have the largest logit, up to rounding. At any: the decoder's p, before an argmax, must be this p up to rounding.
+Above 0: no fault may explain far better what was drawn (`stats/test_statistics.py`). Beside it stands whether alpha is
+the drafter's own: whether its q is that of the stock module (`run/drafter_reading.py`)."""
 
 import math
 from collections.abc import Sequence

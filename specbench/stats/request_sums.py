@@ -5,7 +5,7 @@ A column's name may end in what it counts: see `stats/formulas.py`.
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from operator import attrgetter
 from typing import Any
@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from specbench.decoding.timer import Lap, decoding_seconds
 from specbench.stats.bootstrap import cluster_numbers, time_clusters
-from specbench.stats.estimates import Floats, Integers
+from specbench.stats.estimates import RECITED, Floats, Integers
 from specbench.stats.formulas import ACCEPTED_OF, BETA_AT, DRAFTS, SECONDS_OF, TESTED_AT, TOKENS_OF
 from specbench.stats.lenience_drift import drift_table
 from specbench.stats.records import Group, PerRequestSums, Result, Round, RunRecord
@@ -147,6 +147,8 @@ def sums_of(
     found |= {
         "requests": 1.0,
         "tokens": decoded,
+        "tokens_per_round": decoded / max(1, len(rounds)),
+        "recited": recited(result.request.tokens, ours.tokens),
         "stops": decoded < result.limit,
         "expected": decoded - found["accepted"] + found["beta" if by_beta else "accepted"],  # tokens, without luck
         "seconds": ours.seconds,
@@ -166,6 +168,15 @@ def sums_of(
     for name, value in chain(*kinds):
         found[name] += value
     return dict(found)
+
+
+def recited(prompt: Sequence[int], new: Sequence[int]) -> int:
+    """How many new tokens are the last of RECITED in a row that stand earlier in prompt or text."""
+    text, found, known = [*prompt, *new], 0, set[tuple[int, ...]]()
+    for end, run in enumerate(zip(*(text[i:] for i in range(RECITED)), strict=False), RECITED):
+        found += end > len(prompt) and run in known
+        known.add(run)
+    return found
 
 
 def log_speedup(result: Result) -> float:

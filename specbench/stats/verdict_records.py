@@ -34,7 +34,8 @@ class DrawnFrom:
     p: list[float] = field(default_factory=list)  # [K], the decoder's p of it
     q: list[float] = field(default_factory=list)  # [K], the drafter's q of it
     over: list[list[int]] = field(default_factory=list)  # [K], the tokens with the largest q - p, all with q > p
-    laws: list[tuple[int, Tensor]] = field(default_factory=list)  # the decoder's p [n, V] from a position on
+    # The decoder's p [n, V] from a position on; at temperature 0 before the argmax.
+    laws: list[tuple[int, Tensor]] = field(default_factory=list)
     drafts: list[tuple[int, Tensor]] = field(default_factory=list)  # the drafter's q [n, V] of tested guesses, likewise
 
     def add(self, position: int, kept: int, tested: int, numbers: Floats) -> None:

@@ -13,6 +13,7 @@ class RejectionVerifier(Verifier):
     infinite, and nothing would be accepted."""
 
     needs_law = True
+    law = "1 / M with M = max p / q"
 
     def accept(self, p: Tensor, draft: Draft, noise: Noise) -> Verdict:
         if self.greedy:

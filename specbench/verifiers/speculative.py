@@ -21,6 +21,7 @@ class SpeculativeVerifier(Verifier):
     def __init__(self, sampling: Sampling, lenience: float = 1.0):
         super().__init__(sampling.greedy)
         self.lenience, self.lossless = lenience, lenience == 1
+        self.law = self.law if lenience == 1 else "sum min(p / l, q)"
 
     @classmethod
     def from_settings(cls, settings: Any, sampling: Sampling, lenience: float) -> "SpeculativeVerifier":

@@ -19,6 +19,7 @@ class TypicalVerifier(Verifier):
 
     trees = True
     lossless = False
+    law = "q of the tokens that pass"
     note = "typical acceptance is not exact: the text is not drawn from the target's law"
 
     @dataclass

@@ -168,9 +168,9 @@ def run_on_stand_ins_and_then_on_the_cache() -> None:
     leaf = Leaf(model._score_draft, model, Programs(None), compiles=True)
     with stand_ins([model]):
         leaf(*call)
-    found, _ = leaf(*call)
+    found, *_ = leaf(*call)
     stored = [t.clone() for t in model.cache_tensors()]
-    expected, _ = model._score_draft(*call)
+    expected, *_ = model._score_draft(*call)
     torch.testing.assert_close([found, *stored], [expected, *model.cache_tensors()])
 
 

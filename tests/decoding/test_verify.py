@@ -7,9 +7,17 @@ import torch
 from choosing import in_turn
 from random_cases import ROWS, N, V, chi_square_fits, random_bits, random_laws
 
-from specbench.decoding.draft import Draft
+from specbench.decoding.draft import Draft, Verdict
 from specbench.decoding.noise import exponentials
+from specbench.decoding.sampling import Sampling
 from specbench.decoding.verify import greedy_matching, speculative_sampling
+from specbench.drafters.model import ModelDrafter
+from specbench.drafters.prompt_lookup import PromptLookupDrafter as PromptLookup
+from specbench.verifiers.block import BlockVerifier
+from specbench.verifiers.iterative import IterativeVerifier
+from specbench.verifiers.match import MatchVerifier
+from specbench.verifiers.rejection import RejectionVerifier
+from specbench.verifiers.speculative import SpeculativeVerifier
 
 
 @pytest.mark.parametrize(("point_mass", "lenience"), in_turn([False, True], [(1.0,), (0.5,), (0.1,)]))
@@ -30,6 +38,38 @@ def test_equals_the_oracle_with_injected_noise(lenience, point_mass):
         )
         assert verdict.accepted[row] == n
         assert verdict.tokens[row, : n + 1].tolist() == [*x[row, :n].tolist(), t]
+
+
+LAWS = {  # of a guess x, from p [V] and q [V]
+    "sum min(p, q)": lambda p, q, x: np.minimum(p, q).sum(),
+    "sum min(p / l, q)": lambda p, q, x: np.minimum(p / 0.5, q).sum(),
+    "sum p q": lambda p, q, x: (p * q).sum(),
+    "1 / M with M = max p / q": lambda p, q, x: 1 / (p / q).max(),
+    "p(x) of the guess x": lambda p, q, x: p[x],
+    "p(x) / l of the guess x": lambda p, q, x: min(1, p[x] / 0.5),
+    "1 if the target takes the guess, else 0": lambda p, q, x: float(p[x] == 1),
+}
+
+
+@pytest.mark.parametrize("points", [False, True])
+@pytest.mark.parametrize("verifier", [
+    SpeculativeVerifier(Sampling()), SpeculativeVerifier(Sampling(), 0.5), IterativeVerifier(greedy=False),
+    MatchVerifier(greedy=False), BlockVerifier(greedy=False), RejectionVerifier(greedy=False),
+    SpeculativeVerifier(Sampling(temperature=0)), MatchVerifier(greedy=True),
+], ids=lambda verifier: f"{type(verifier).__name__} {verifier.law} {verifier.greedy}")  # fmt: skip
+def test_the_law_of_acceptance_in_words_is_beta(verifier, points):
+    if points and verifier.needs_law:
+        pytest.skip("refuses point masses")
+    p, q, noise = random_laws((ROWS, 2), 1), random_laws((ROWS, 1), 2), torch.Generator().manual_seed(3)
+    x = torch.multinomial(q[:, 0], 1, generator=noise)
+    if verifier.greedy:
+        p = torch.nn.functional.one_hot(p.argmax(-1), V).float()
+    draft = Draft.chain(x, None if points or verifier.greedy else q, torch.ones(ROWS, dtype=torch.long))
+    verdict = Verdict(torch.cat([x, x], 1), torch.zeros(ROWS, dtype=torch.long))
+    words = verifier.law_of(PromptLookup if points else ModelDrafter, None)
+    rows = zip(p[:, 0].double().numpy(), q[:, 0].double().numpy(), x[:, 0].tolist(), strict=True)
+    expected = [LAWS[words](*row) for row in rows]
+    assert np.allclose(verifier.beta(p, draft, verdict)[:, 0].numpy(), expected, atol=1e-5)
 
 
 @pytest.mark.parametrize("lenience", [1.0, 0.5, 0.3, 0.1])

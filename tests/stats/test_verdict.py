@@ -549,13 +549,20 @@ def test_a_run_without_a_fault_passes(options, tmp_path):
     found = run(parts_of("max_new_tokens=40", *options), tmp_path)[0].lossless
     assert found.verdict == "passed", found
     assert found.reread.texts == 2 and found.reread.seconds > 0
+    assert found.decoder_tv.positions == found.reread.tokens  # the logits of every kept token, at temperature 0 too
 
 
-def test_at_temperature_0_logits_are_compared(tmp_path, monkeypatch):
-    """Logits that are 2 % too large change no token."""
-    parts = parts_of("max_new_tokens=24", "temperature=0")
+@pytest.mark.parametrize("where", ["all calls", "verification"])
+def test_at_temperature_0_the_logits_of_decoding_are_compared(where, tmp_path, monkeypatch):
+    """Logits that are .2 % too large, in all calls or only in those on a draft, change no token."""
+    parts = parts_of("max_new_tokens=24", "temperature=0", "repetition_penalty=1.1")
     forward = parts.target.forward
-    monkeypatch.setattr(parts.target, "forward", lambda *arguments, **options: 1.02 * forward(*arguments, **options))
+
+    def wrong(tokens, *more, row=None, **options):
+        fault = where == "all calls" or (row is None and tokens.shape[1] > 1)
+        return (1.002 if fault else 1) * forward(tokens, *more, row=row, **options)
+
+    monkeypatch.setattr(parts.target, "forward", wrong)
     found = run(parts, tmp_path)[0].lossless
     assert found.verdict == "failed" and found.detail["wrong"] == 0 and not found.decoder_tv.within, found
 
@@ -581,11 +588,13 @@ def test_a_drafter_that_is_wrong_in_decoding_is_told(fault, temperature, tmp_pat
     assert is_good(dataclasses.asdict(found)) != fault
 
 
-@pytest.mark.parametrize("drafter", [slow_unless(kind != "bigram", kind)
-                                     for kind in ("bigram", "ngram", "tree", "early_exit")])  # fmt: skip
-def test_which_drafters_are_read_again(drafter, tmp_path):
-    found = run(parts_of("max_new_tokens=24", f"drafter={drafter}"), tmp_path)[0].lossless.alpha_own
-    assert found.passed is (None if drafter == "early_exit" else True), found
+@pytest.mark.parametrize(("options", "passed"), [
+    (["drafter=bigram"], True), slow_unless(False, ["drafter=ngram"], True), slow_unless(False, ["drafter=tree"], True),
+    (["drafter=tree", "drafter.children=best"], None), slow_unless(False, ["drafter=early_exit"], None),
+], ids=str)  # fmt: skip
+def test_which_drafters_are_read_again(options, passed, tmp_path):
+    found = run(parts_of("max_new_tokens=24", *options), tmp_path)[0].lossless.alpha_own
+    assert found.passed is passed, found
 
 
 def test_a_small_p_value_among_several_runs_passes():

@@ -102,7 +102,8 @@ def of_prompts(parts: Any) -> Iterator[Any]:
 def as_dict(found: Any) -> dict[str, Any]:
     """The numbers of alpha.json."""
     names = {"alpha": found.alpha, "shifted": found.shifted, "unmasked": found.unmasked}
-    numbers = {name: {"mean": sums.mean, "stderr": sums.stderr} for name, sums in names.items()}
+    numbers = {name: {"mean": sums.mean if sums.positions else None, "stderr": sums.stderr}
+               for name, sums in names.items()}  # fmt: skip
     return numbers | {"positions": sum(found.alpha.positions), "texts": len(found.alpha.positions),
                       "seconds": found.seconds, "sound": found.sound}  # fmt: skip
 
@@ -131,4 +132,6 @@ def show_alpha(numbers: dict[str, Any], run: dict[str, Any] | None) -> None:
 
 def _estimate(value: dict[str, Any]) -> str:
     """A mean with its standard error."""
+    if value["mean"] is None:
+        return "does not apply: the drafter has a recurrent state"
     return f"{value['mean']:.3f}" + ("" if value["stderr"] is None else f" +- {value['stderr']:.3f}")

@@ -66,7 +66,8 @@ class BetaSums:
 @dataclass
 class TeacherForced:
     """What a pass over texts has found. `shifted` compares q with p of the next position, and `unmasked` lets the
-    drafter see the text that it guesses: a measurement that gives alpha in either case is broken."""
+    drafter see the text that it guesses, if it has no recurrent state, which no mask opens: a measurement that gives
+    alpha in either case is broken."""
 
     alpha: BetaSums = field(default_factory=BetaSums)
     shifted: BetaSums = field(default_factory=BetaSums)
@@ -78,7 +79,8 @@ class TeacherForced:
         """Whether both controls differ from alpha; None if there is one text, which has no error."""
         if len(self.alpha.positions) < 2:
             return None
-        return self.shifted.differs_from(self.alpha) and self.unmasked.differs_from(self.alpha)
+        controls = [self.shifted, *([self.unmasked] if self.unmasked.positions else [])]
+        return all(control.differs_from(self.alpha) for control in controls)
 
 
 def read_alpha(target: LanguageModel, drafter: LanguageModel, texts: Iterable[ScoredText]) -> TeacherForced:
@@ -90,8 +92,9 @@ def read_alpha(target: LanguageModel, drafter: LanguageModel, texts: Iterable[Sc
             if text.shape[1] - each.begin < 2:  # the shifted control needs a next position
                 continue
             p, q = (stock_scores(model, text, each.begin) for model in (target, drafter))
-            seeing = _without_mask(drafter, text, each.begin)
-            pairs = ((found.alpha, p, q), (found.shifted, p.roll(-1, 0), q), (found.unmasked, p, seeing))
+            pairs = [(found.alpha, p, q), (found.shifted, p.roll(-1, 0), q)]
+            if drafter.recurrence is None:
+                pairs.append((found.unmasked, p, _without_mask(drafter, text, each.begin)))
             for sums, one, other in pairs:
                 sums.add(_betas(one, other, target.sampling, drafter.sampling))
     found.seconds = time.perf_counter() - clock

@@ -19,6 +19,8 @@ from tabular import RecurrentMarkov
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 from specbench.cache.static import StaticCache
+from specbench.contrib.alpha.command import as_dict, show_alpha
+from specbench.contrib.alpha.teacher_forced import ScoredText, read_alpha
 from specbench.contrib.recurrent.cache import RecurrentCache
 from specbench.decoding.autoregressive import decode_autoregressive
 from specbench.decoding.queue import Queue
@@ -246,6 +248,18 @@ def folders(tmp_path_factory):
     for kind in ("mamba", "qwen3_next"):
         made[kind] = checkpoint(tmp_path_factory.mktemp(kind), model_type=kind, eos_token_id=None, **SHAPES[kind])
     return made
+
+
+def test_alpha_by_teacher_forcing_has_no_control_without_a_mask(folders, capsys):
+    """A state sees no later token, whatever the mask is: that control is left out, and the other one decides."""
+    parts = parts_of("target=model", "drafter=model", f"target.path={folders['qwen3_next']}",
+                     f"drafter.path={folders['mamba']}", "executor=eager")  # fmt: skip
+    texts = [ScoredText(request.id, request.tokens, 1) for request in parts.rendered.values()]
+    found = read_alpha(parts.target, parts.drafter.models[0], texts)
+    assert found.alpha.positions and not found.unmasked.positions
+    assert found.sound is found.shifted.differs_from(found.alpha)
+    show_alpha(as_dict(found) | {"target": "p", "drafter": "q"}, None)
+    assert "does not apply: the drafter has a recurrent state" in capsys.readouterr().out
 
 
 def test_a_run(folders, monkeypatch, tmp_path, capsys):
