@@ -79,7 +79,7 @@ def over_own(trace: Trace, pick: Floats, own: Floats) -> Factor:
     seconds = [trace.charged(rounds) for rounds in (own, pick)]
     totals = [float(each.sum()) for each in seconds]
     by_text = seconds[0] / totals[0] - seconds[1] / totals[1]  # how the logarithm of the factor changes with a text
-    by_round = own / totals[0] - pick / totals[1]  # and with a second that each round takes longer
+    by_round = trace.paced(own) / totals[0] - trace.paced(pick) / totals[1]  # and with a second that rounds take longer
     halves, error = np.array([text.half for text in trace.texts]), 0.0
     for half, costs in enumerate(reversed(trace.halves)):
         here = np.flatnonzero(halves == half).tolist()

@@ -55,12 +55,12 @@ def experiment(seed, worth):
     table = CostTable()
     for each in texts:
         table.source = each.prompt
-        table.add([round_of(g, worth[g] * generator.lognormal(-(NOISE**2) / 2, NOISE)) for g in range(LARGEST + 1)])
+        table.add([round_of(g, worth[g] * generator.lognormal(-(NOISE**2) / 2, NOISE)) for g in range(LARGEST + 1)], 1.0)
     of, both = halves([each.prompt for each in texts]), []
     for half in (0, 1):
         own = [name for name, where in of.items() if where == half]
-        by_gamma = table.summary_of(own)
-        covariance = table.covariance([[name] for name in own], [cost.gamma for cost in by_gamma])
+        by_gamma = table.summary_of(own, 1.0)
+        covariance = table.covariance([[name] for name in own], [cost.gamma for cost in by_gamma], 1.0)
         ids, gammas = [[name] for name in own], [cost.gamma for cost in by_gamma]
         both.append(HalfCosts(ids, by_gamma, covariance.tolist(), table.prompts_of(ids, gammas)))
     in_sample = Trace(texts, np.array([cost.share for cost in table.summary()]), 1.0)
@@ -145,16 +145,17 @@ def test_a_covariance_is_that_of_repeated_experiments():
         for number in range(30):
             table.source, level = str(number), generator.lognormal(0, 0.1)
             for gamma in (1, 3):
-                table.add([round_of(gamma, gamma * level * generator.lognormal(0, 0.1)) for _ in range(6)])
-        return table, [cost.share for cost in table.summary()]
+                table.add([round_of(gamma, gamma * level * generator.lognormal(0, 0.1)) for _ in range(6)], 1.0)
+        return table, [cost.share for cost in table.summary_of([*map(str, range(30))], 1.0)]
 
     many = np.cov(np.array([shares(seed)[1] for seed in range(100)]).T)
-    one = np.mean([shares(seed)[0].covariance([[str(n)] for n in range(30)], [1, 3]) for seed in range(3)], 0)
+    one = np.mean([shares(seed)[0].covariance([[str(n)] for n in range(30)], [1, 3], 1.0) for seed in range(3)], 0)
     assert one == pytest.approx(many, rel=0.5) and many[0, 1] > 0.3 * np.sqrt(many[0, 0] * many[1, 1])
 
 
 def result(name, replayable=True):
-    return SimpleNamespace(request=SimpleNamespace(id=name, prompt_id=name), speculative_laws=replayable or None)
+    request, plain = SimpleNamespace(id=name, prompt_id=name), SimpleNamespace(seconds=float(TOKENS), tokens=TOKENS * [0])
+    return SimpleNamespace(request=request, speculative_laws=replayable or None, baseline=plain)
 
 
 def test_no_cluster_divides_a_group_whose_rounds_were_counted_together():
@@ -163,7 +164,7 @@ def test_no_cluster_divides_a_group_whose_rounds_were_counted_together():
     record, table = RunRecord([Group([*map(result, each)], None, None) for each in names]), CostTable()
     for number, (first, _) in enumerate(names):
         table.source = first
-        table.add([round_of(2, 1.0 + number % 3)])
+        table.add([round_of(2, 1.0 + number % 3)], 1.0)
     found = half_costs(table, record.results, group_clusters(record))
     assert sorted(ids for half in found for ids in half.clusters) == names
     assert [sum(cost.rounds for cost in half.by_gamma) for half in found] == [5, 5]
@@ -176,7 +177,7 @@ def test_few_texts_that_can_be_replayed_make_no_halves():
     table = CostTable()
     for each in results:
         table.source = each.request.id
-        table.add([round_of(2, 1.0)])
+        table.add([round_of(2, 1.0)], 1.0)
     assert half_costs(table, results, [each.request.id for each in results]) == []
 
 
@@ -204,7 +205,7 @@ def as_probed(seed, pool, worth, noise):
         probed = others[(number + number // len(others)) % len(others)]
         for gamma, sd in ((USED, 0.03), (probed, noise)):
             level = worth[gamma] * generator.lognormal(-(sd**2) / 2, sd)
-            table.add([round_of(gamma, level * each) for each in generator.lognormal(0, 0.05, WITHIN)])
+            table.add([round_of(gamma, level * each) for each in generator.lognormal(0, 0.05, WITHIN)], 1.0)
     results = [result(f"p{number}") for number in range(RUN)]
     costs = half_costs(table, results, [each.request.id for each in results])
     own = [Text(**vars(texts[place]) | {"prompt": f"p{number}"}) for number, place in enumerate(drawn)]
