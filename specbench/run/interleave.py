@@ -73,8 +73,9 @@ class MethodRun:
         gammas = [gamma for gamma in dict.fromkeys((*plain, *self.parts.gammas)) if gamma != self.parts.policy.constant]
         texts = [(request, own.tokens) for request, own in zip(wanted.requests, decoded.requests, strict=True)]
         for _ in range(max(1, len(wanted.requests) // (FEWEST * self.parts.batch_size)) if gammas else 0):
+            count = min(PROBES, len(gammas))
+            first = self._probes * count + self._probes * count // len(gammas)
             self._probes += 1
-            first, count = self._probes * PROBES + self._probes, min(PROBES, len(gammas))
             chosen = [gammas[(first + number) % len(gammas)] for number in range(count)]
             probe_costs(self.session, texts, wanted.columns, chosen, place=self._probes * GOLDEN % 1)
 

@@ -93,9 +93,7 @@ class CostTable:
         found: Floats = np.atleast_2d(np.cov(samples.T)) * np.outer(scale, scale)
         return found
 
-    def _by_source(
-        self, clusters: Sequence[Collection[str]], step: float = 1.0
-    ) -> dict[int, tuple[Floats, Integers]]:
+    def _by_source(self, clusters: Sequence[Collection[str]], step: float = 1.0) -> dict[int, tuple[Floats, Integers]]:
         """By gamma, the table [rounds, 6] of rounds whose pace is known, with seconds as if it had been `step`, and the
         number of each round's cluster [rounds], -1 for other sources."""
         cluster_of = np.full(len(self._sources), -1)

@@ -39,7 +39,7 @@ def gamma_sweep(
     rounds = sweep_rounds(trace)
     found = {gamma: priced(trace, of_gamma) for gamma, of_gamma in rounds.items()}
     check = checked(found[0], bool(trace.halves))
-    if reason := f"the machine was not steady: {unsteady[0]}" if unsteady else why_failed(check):
+    if reason := not_steady(unsteady) or why_failed(check):
         return Swept(gamma_check=check, no_replay=reason)
     gammas, of_pick = pick_rounds(trace, rounds)
     best, own = priced(trace, of_pick), rounds.get(-1 if chosen is None else chosen)
@@ -50,6 +50,11 @@ def gamma_sweep(
         best.speedup / found[chosen].speedup - 1 if chosen in found else None,
         check,
     )
+
+
+def not_steady(reasons: Sequence[str]) -> str:
+    """Why nothing is expected of other gammas on a machine that was not steady; empty without reasons."""
+    return f"the machine was not steady: {reasons[0]}" if reasons else ""
 
 
 def checked(plain: Replayed, halves: bool) -> GammaCheck:
