@@ -73,8 +73,8 @@ class HalfOfPrompts:
 
 @dataclass
 class Trace:
-    """What replay needs of a finished run. With `halves`, a text is charged what rounds of the other half cost, scaled by
-    its own plain decoding: costs and text are then compared with the same steps."""
+    """What replay needs of a finished run. With `halves`, a text is charged what rounds of the other half cost, at the
+    pace of its own plain decoding."""
 
     texts: list[Text]
     seconds: Floats  # [largest + 1], a row's share of a round, by drafted tokens
