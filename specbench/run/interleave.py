@@ -26,14 +26,13 @@ from specbench.run.phase_timer import Phases
 from specbench.run.reference_scores import ends_where_it_should, read
 from specbench.run.signals import allow_signals
 from specbench.run.warm_up import calibrate, pays_to_compile, probe_costs, warm_up
-from specbench.stats.costs import pace_of
 from specbench.stats.position_stats import LIMIT, DecodedText, read_texts
 from specbench.stats.records import DecodeResult, Failure, Group, Result, RunRecord
 from specbench.stats.verdict_records import LAW_BYTES, ReferenceScore
 
 log = logging.getLogger(__name__)
 PROBED, PROBED_LATER = 128, 32  # costs are probed on so many groups, and then on every 32nd
-PROBES = 5  # gammas that are probed at a time
+PROBES = 6  # gammas that are probed at a time
 GOLDEN = 0.618034  # multiples of it, modulo 1, are spread evenly however many there are
 GroupHook = Callable[[Group], None]
 Way = tuple[Any, str]  # the member, or None for plain decoding, and the peer's name or ""
@@ -66,13 +65,12 @@ class MethodRun:
         self._calibrated = True
 
     def probe_costs(self, wanted: Batch, decoded: DecodeResult) -> None:
-        """Times rounds of constant gammas other than the run's own, which has more of them than probes could add: of
-        up to PROBES in turn, each time begun one later, beside plain steps of the same tokens, and at all places of
-        the texts that were `decoded`."""
+        """Times rounds of constant gammas, the run's own among them: of up to PROBES in turn, each time begun one
+        later, beside plain steps of the same tokens, and at all places of the texts that were `decoded`."""
         plain = [0] * self.parts.decoding.samples  # gamma 0, which replay is checked by
-        gammas = [gamma for gamma in dict.fromkeys((*plain, *self.parts.gammas)) if gamma != self.parts.policy.constant]
+        gammas = list(dict.fromkeys((*plain, *self.parts.gammas)))
         texts = [(request, own.tokens) for request, own in zip(wanted.requests, decoded.requests, strict=True)]
-        for _ in range(max(1, len(wanted.requests) // (FEWEST * self.parts.batch_size)) if gammas else 0):
+        for _ in range(max(1, len(wanted.requests) // (FEWEST * self.parts.batch_size))):
             count = min(PROBES, len(gammas))
             first = self._probes * count + self._probes * count // len(gammas)
             self._probes += 1
@@ -101,7 +99,7 @@ class MethodRun:
         if self.saved is not None:
             self.saved.append(prompt_records(group, self.parts.target.tokenizer))
         self.record.groups.append(group)
-        self.session.costs.add(group.speculative.rounds, pace_of(group.baseline))
+        self.session.costs.add(group.speculative.rounds)
         for row in range(len(group.results)):
             with allow_signals(), self.phases("betas"):
                 self._read_texts(group, row)

@@ -98,7 +98,7 @@ def probe_costs(
     for number, gamma in enumerate(gammas):
         with going_on(f"a probe of gamma={gamma}"):
             if number == len(gammas) // 2 and parts.decoding.samples:
-                pace = pace_of(session.decode(jobs, False, columns, again=True), 1)
+                pace = pace_of(session.decode(jobs, False, columns, again=True))
             policy = WatchedGamma(gamma, parts.policy.signal)
             found.append(session.decode(jobs, True, columns, policy=policy, again=True))
     for decoded in found:

@@ -33,7 +33,7 @@ class CostTable:
 
     def add(self, rounds: Iterable[Round], pace: float = np.nan) -> None:
         """Adds rounds. A call that served several rows comes once for each of them. `pace` is what a row's share of a
-        plain step took shortly before or after them, in seconds: a machine's pace may change within a second."""
+        plain step took amidst probes, in seconds, since a machine's pace changes within a second."""
         source = self._sources.setdefault(self.source, len(self._sources))
         for r in rounds:
             draft, verify = r.seconds.get(Lap.DRAFT, 0.0), r.seconds[Lap.VERIFY]
@@ -181,7 +181,7 @@ def extend(gammas: Sequence[int], values: Sequence[float] | Floats, largest: int
 
 
 def half_costs(table: CostTable, results: Sequence[Result], clusters: Sequence[Hashable]) -> list[HalfCosts]:
-    """What rounds cost on each half of the prompts; empty if one of them would have fewer than FEWEST clusters whose
+    """What rounds of probes cost on each half of the prompts; empty if one of them would have fewer than FEWEST clusters whose
     text replay can use. `clusters` of each result; rounds are known by their group, so no cluster divides one."""
     half_of, found = halves(clusters), []
     used = [result.baseline for result in results if result.speculative_laws is not None]
@@ -201,7 +201,7 @@ def half_costs(table: CostTable, results: Sequence[Result], clusters: Sequence[H
     return found if all(len(half.clusters) >= FEWEST for half in found) else []
 
 
-def pace_of(plain: DecodeResult, begin: int = 0) -> float:
-    """The median of a row's share of plain decoding's steps, in seconds, from each text's step `begin` on."""
-    steps = [decoding_seconds(r.seconds) / r.rows for each in plain.requests for r in each.rounds[begin:]]
+def pace_of(plain: DecodeResult) -> float:
+    """The median of a row's share of plain decoding's steps, in seconds, without each text's first one."""
+    steps = [decoding_seconds(r.seconds) / r.rows for each in plain.requests for r in each.rounds[1:]]
     return float(np.median(steps)) if steps else np.nan
