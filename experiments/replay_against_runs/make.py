@@ -5,7 +5,7 @@
     python experiments/replay_against_runs/make.py --stored   # table and figure again, from results.csv
 
 Each setting is a comparison of its own, about two minutes on two cores, and is kept in outputs/replay_against_runs. In
-it the run with gamma 4 alone probes costs. A machine that is not steady would give no replay: here it is replayed all
+it the run with gamma 4 alone probes costs and reads texts. A machine that is not steady would give no replay: here it is replayed all
 the same, and the table says so.
 """
 
@@ -32,7 +32,7 @@ from specbench.stats.gamma_sweep import over_own
 from specbench.stats.replay import Trace, priced, sweep_rounds
 
 GAMMAS, OWN = (1, 2, 3, 6), 4
-SHARED = ["gamma=1,2,3,4,6", "verdict_tokens=0", "logger=none", "max_new_tokens=48"]
+SHARED = ["gamma=1,2,3,4,6", "verdict_tokens=0", "logger=none", "max_new_tokens=32"]
 TINY = ["target.path=shipped:drafter", "drafter.path=shipped:drafter_tv"]
 SETTINGS = {
     "stdlib, T 0": ["temperature=0"],
@@ -41,7 +41,7 @@ SETTINGS = {
     "bigram, T 1": ["drafter=bigram"],
     "stdlib_tv, prose, T 0": ["drafter=stdlib_tv", "data.kind=prose", "temperature=0"],
     "stdlib_tv, prose, T 1": ["drafter=stdlib_tv", "data.kind=prose"],
-    "stdlib, 96 tokens, T 0": ["max_new_tokens=96", "temperature=0"],
+    "stdlib, 64 tokens, T 0": ["max_new_tokens=64", "temperature=0"],
     "unigram, T 1": ["drafter=unigram"],
     "tiny pair, T 0": [*TINY, "temperature=0"],
     "tiny pair, T 1": [*TINY],
@@ -69,7 +69,7 @@ def rows_of(setting: str, runs: Sequence[StoredRun]) -> list[Row]:
     found = []
     for gamma in GAMMAS:
         real = results[gamma]["speedup"]["measured"] / results[OWN]["speedup"]["measured"]
-        factor = over_own(replayed, rounds[gamma], rounds[OWN])
+        factor = over_own(replayed, rounds[gamma], rounds[OWN], chosen=False)
         low, high = factor.ci95 or (0.0, np.inf)
         error = real_error(runs, gamma)
         wide = np.hypot(np.log(high / low) / 2, 2 * error) if factor.ci95 else np.inf
@@ -112,13 +112,14 @@ def real_error(runs: Sequence[StoredRun], gamma: int) -> float:
 
 def collect(inputs: list[str]) -> Measured:
     """The rows of every setting that is measured; those that are not are measured first, as many as are asked for."""
-    own = MethodRun.probe_costs
+    own, reads = MethodRun.probe_costs, MethodRun.reads_texts.fget
 
     def only_gamma_4(member: MethodRun, *given: Any) -> None:
         if member.parts.policy.constant == OWN:
             own(member, *given)
 
     MethodRun.probe_costs = only_gamma_4  # type: ignore[method-assign]
+    MethodRun.reads_texts = property(lambda m: m.parts.policy.constant == OWN and reads(m))  # type: ignore
     left = int(inputs[0]) if inputs else len(SETTINGS)
     rows: list[Row] = []
     results: list[dict[str, Any]] = []
