@@ -92,7 +92,8 @@ def probe_costs(
     """Decodes `tokens` tokens (0: enough for a whole draft) of the first requests with constant gammas, from a place
     in their texts (0: its begin, 1: the last from which so many are left), and amidst these plainly, and adds the times
     of the rounds to the session's costs, but for each text's first one, which is slower than others."""
-    parts, found, pace = session.parts, [], np.nan
+    parts, pace = session.parts, np.nan
+    found: list[DecodeResult] = []
     most = tokens or max(PROBE_TOKENS, *(gamma + ROOM for gamma in gammas))
     jobs = probe_jobs(parts, texts, most, place)
     for number, gamma in enumerate(gammas):

@@ -99,7 +99,7 @@ class CostTable:
         cluster_of = np.full(len(self._sources), -1)
         for number, names in enumerate(clusters):
             cluster_of[[self._sources[name] for name in names if name in self._sources]] = number
-        found = {}
+        found: dict[int, tuple[Floats, Integers]] = {}
         for g in sorted(self.laps):
             table, of = self._table(g), cluster_of[np.array(self._source_of[g], int)]
             known = np.isfinite(table[:, 5])

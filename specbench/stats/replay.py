@@ -88,14 +88,16 @@ class Trace:
 
     def charged(self, rounds: Floats) -> Floats:
         """Seconds [texts] of rounds [texts, largest + 1]."""
-        return self.paced(rounds * np.array([self.seconds_for(text) for text in self.texts])).sum(1)
+        found: Floats = self.paced(rounds * np.array([self.seconds_for(text) for text in self.texts])).sum(1)
+        return found
 
     def paced(self, seconds: Floats) -> Floats:
         """Seconds [texts, any] of rounds of the mean pace, at the pace of each text's plain decoding."""
         if not self.halves:
             return seconds
         plain, tokens = np.array([[t.baseline_seconds, t.baseline_tokens] for t in self.texts]).T
-        return seconds * (plain / tokens * tokens.sum() / plain.sum())[:, None]
+        found: Floats = seconds * (plain / tokens * tokens.sum() / plain.sum())[:, None]
+        return found
 
     def seconds_for(self, text: Text) -> Floats:
         """What a text is charged for a round, by drafted tokens, [largest + 1]."""
