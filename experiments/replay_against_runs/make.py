@@ -4,9 +4,9 @@
     python experiments/replay_against_runs/make.py 2          # at most two of them
     python experiments/replay_against_runs/make.py --stored   # table and figure again, from results.csv
 
-Each setting is a comparison of its own, about two minutes on two cores, and is kept in outputs/replay_against_runs. In
-it the run with gamma 4 alone probes costs and reads texts. A machine that is not steady would give no replay: here it is replayed all
-the same, and the table says so.
+Each setting is a comparison of its own, a minute or two on two cores, and is kept in outputs/replay_against_runs. In it
+the run with gamma 4 alone probes costs and reads texts. A machine that is not steady would give no replay: here it is
+replayed all the same, and the table says so.
 """
 
 import json

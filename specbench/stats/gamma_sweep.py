@@ -79,8 +79,8 @@ def why_failed(check: GammaCheck) -> str:
 
 def over_own(trace: Trace, pick: Floats, own: Floats, chosen: bool = True) -> Factor:
     """How much faster the texts are with the rounds of the pick than with those of the run's own gamma, both [texts,
-    largest + 1] and at the same costs. If `pick` was chosen on this trace, each half is judged on what the other one chose
-    by, so the errors of the two are not independent: they are added, not their squares."""
+    largest + 1] and at the same costs. If it was `chosen` on this trace, each half is judged on what the other one
+    chose by, so the errors of the two are not independent: they are added, not their squares."""
     seconds = [trace.charged(rounds) for rounds in (own, pick)]
     totals = [float(each.sum()) for each in seconds]
     by_text = seconds[0] / totals[0] - seconds[1] / totals[1]  # how the logarithm of the factor changes with a text
