@@ -182,7 +182,8 @@ def extend(gammas: Sequence[int], values: Sequence[float] | Floats, largest: int
 
 def half_costs(table: CostTable, results: Sequence[Result], clusters: Sequence[Hashable]) -> list[HalfCosts]:
     """What rounds of probes cost on each half of the prompts; empty if one of them would have fewer than FEWEST
-    clusters whose text replay can use. `clusters` of each result; rounds are known by their group, so no cluster divides one."""
+    clusters whose text replay can use. `clusters` of each result; rounds are known by their group, so no cluster
+    divides one."""
     half_of, found = halves(clusters), []
     used = [result.baseline for result in results if result.speculative_laws is not None]
     step = sum(plain.seconds for plain in used) / max(1, sum(len(plain.tokens) for plain in used))
