@@ -1,7 +1,7 @@
 """Replay of a run with gamma 4 against real runs with gamma 1, 2, 3 and 6, prompt by prompt in one process.
 
-    python experiments/replay_against_runs/make.py            # the settings that are not stored yet
-    python experiments/replay_against_runs/make.py 2          # at most two of them
+    python experiments/replay_against_runs/make.py
+    python experiments/replay_against_runs/make.py 2          # at most two more settings; stored ones are not run again
     python experiments/replay_against_runs/make.py --stored   # table and figure again, from results.csv
 
 Each setting is a comparison of its own, a minute or two on two cores, and is kept in outputs/replay_against_runs. In it
