@@ -303,7 +303,7 @@ def test_nothing_is_expected_on_a_machine_that_was_not_steady(pool, monkeypatch)
     assert varied.gamma_pick.over_own is None and varied.regret is None
 
 
-@pytest.mark.parametrize(("noise", "swing"), [(0.03, 0.05), (0.08, 0.3)])
+@pytest.mark.parametrize(("noise", "swing"), [(0.03, 0.05), pytest.param(0.08, 0.3, marks=pytest.mark.slow)])
 def test_gamma_0_is_one_within_a_narrow_interval_however_the_pace_changes(noise, swing, pool):
     """With all gammas probed in each prompt. Against costs that do not know the pace beside them, the control."""
 
