@@ -186,6 +186,6 @@ class TooSmallM(RejectionVerifier):
 def learning_policy(kind, **settings):
     policy = kind(**settings)
     costs = CostTable()
-    costs.laps = {0: [(0.0, 1.0, 0.0, 1.0, 1)], 3: [(0.6, 1.0, 0.0, 1.6, 1)]}
+    costs.laps = {0: [(0.0, 1.0, 0.0, 1.0, 1, 1.0)], 3: [(0.6, 1.0, 0.0, 1.6, 1, 1.0)]}
     policy.calibrate(costs)
     return policy

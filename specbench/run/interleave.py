@@ -32,6 +32,7 @@ from specbench.stats.verdict_records import LAW_BYTES, ReferenceScore
 
 log = logging.getLogger(__name__)
 PROBED, PROBED_LATER = 128, 32  # costs are probed on so many groups, and then on every 32nd
+PROBES = 6  # gammas that are probed at a time
 GOLDEN = 0.618034  # multiples of it, modulo 1, are spread evenly however many there are
 GroupHook = Callable[[Group], None]
 Way = tuple[Any, str]  # the member, or None for plain decoding, and the peer's name or ""
@@ -64,17 +65,17 @@ class MethodRun:
         self._calibrated = True
 
     def probe_costs(self, wanted: Batch, decoded: DecodeResult) -> None:
-        """Times rounds of constant gammas other than the run's own, which has more of them than probes could add: of
-        all in turn, each time begun one later, since the ways of decoding take turns too, and at all places of the
-        texts that were `decoded`."""
+        """Times rounds of constant gammas, the run's own among them: of up to PROBES in turn, each time begun one
+        later, beside plain steps of the same tokens, and at all places of the texts that were `decoded`."""
         plain = [0] * self.parts.decoding.samples  # gamma 0, which replay is checked by
-        gammas = [gamma for gamma in dict.fromkeys((*plain, *self.parts.gammas)) if gamma != self.parts.policy.constant]
-        for _ in range(max(1, len(wanted.requests) // (FEWEST * self.parts.batch_size)) if gammas else 0):
-            gamma = gammas[(self._probes + self._probes // len(gammas)) % len(gammas)]
+        gammas = list(dict.fromkeys((*plain, *self.parts.gammas)))
+        texts = [(request, own.tokens) for request, own in zip(wanted.requests, decoded.requests, strict=True)]
+        for _ in range(max(1, len(wanted.requests) // (FEWEST * self.parts.batch_size))):
+            count = min(PROBES, len(gammas))
+            first = self._probes * count + self._probes * count // len(gammas)
             self._probes += 1
-            place = self._probes * GOLDEN % 1
-            texts = [(request, own.tokens) for request, own in zip(wanted.requests, decoded.requests, strict=True)]
-            probe_costs(self.session, texts, wanted.columns, gamma, place=place)
+            chosen = [gammas[(first + number) % len(gammas)] for number in range(count)]
+            probe_costs(self.session, texts, wanted.columns, chosen, place=self._probes * GOLDEN % 1)
 
     @property
     def reads_texts(self) -> bool:

@@ -13,6 +13,7 @@ from specbench.run.strict_verdict import of_several
 from specbench.stats.derive import Load, RunFacts, derive
 from specbench.stats.estimates import Counts, Repeats
 from specbench.stats.formulas import cost_ratios, rates, speedup_of
+from specbench.stats.gamma_sweep import not_steady
 from specbench.stats.two_way_bootstrap import TwoWaySums, relative_sd
 
 WORST = ("failed", "inconclusive", "untested", "lossy", "passed")  # verdicts, the worst first
@@ -35,7 +36,7 @@ def pooled(
     copied = first["bandwidth"]["copy_bytes_per_second"]
     machine = worst_machine({f"process {n}": result["machine"] for n, result in enumerate(results, 1)})
     nothing: ResultTree = {"gamma_sweep": [], "gamma_pick": None, "regret": None}
-    nothing["no_replay"] = first["no_replay"] or f"the machine was not steady: {''.join(machine['reasons'][:1])}"
+    nothing["no_replay"] = first["no_replay"] or not_steady(machine["reasons"])
     texts = means([{n: v for n, v in result["drift"].items() if n not in ("ci95", "bound")} for result in results])
     bounds = [result["drift"]["bound"] for result in results if result["drift"]["bound"] is not None]
     return {

@@ -138,6 +138,8 @@ def why_no_replay(parts: Components, results: Sequence[Result]) -> str:
     """Why the text tells nothing of another gamma; empty if it does."""
     if not any(result.speculative_laws is not None for result in results):
         return "there are no betas along its text"
+    if parts.workload.over_time:
+        return "requests arrive over time, and probes serve all rows"
     if parts.drafter.fixed_in_round:
         return "its drafter's later guesses depend on where a round began"
     if any(r.lenience < 1 for result in results for r in result.speculative.rounds):

@@ -4,6 +4,8 @@ import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+import numpy as np
+
 from specbench.config.components import CALIBRATION_TOKENS, SHORT, Components, new_tokens
 from specbench.data.prompts import Request
 from specbench.decoding import processes
@@ -15,6 +17,7 @@ from specbench.policies.gamma.fixed import WatchedGamma
 from specbench.run.batching import Batch
 from specbench.run.decoder import Session
 from specbench.run.machine_watch import BandwidthProbe
+from specbench.stats.costs import pace_of
 from specbench.stats.records import DecodeResult
 
 log = logging.getLogger(__name__)
@@ -79,21 +82,28 @@ def calibrate(session: Session, wanted: Batch) -> None:
     for index, gamma in enumerate([0, *session.parts.gammas] * 2):
         begin = index * session.parts.batch_size % len(wanted.requests)
         texts: list[Prefixed] = [(r, ()) for r in (*wanted.requests[begin:], *wanted.requests[:begin])]
-        probe_costs(session, texts, wanted.columns, gamma, CALIBRATION_TOKENS)
+        probe_costs(session, texts, wanted.columns, [gamma], CALIBRATION_TOKENS)
     session.parts.policy.calibrate(session.costs)
 
 
 def probe_costs(
-    session: Session, texts: Sequence[Prefixed], columns: int, gamma: int, tokens: int = 0, place: float = 0.0
+    session: Session, texts: Sequence[Prefixed], columns: int, gammas: Sequence[int], tokens: int = 0, place: float = 0
 ) -> None:
-    """Decodes `tokens` tokens (0: enough for a whole draft) of the first requests with a constant gamma, from a place
-    in their texts (0: its begin, 1: the last from which so many are left), and adds the times of the rounds to the
-    session's costs, but for each text's first one, which is slower than others."""
-    jobs = probe_jobs(session.parts, texts, tokens or max(PROBE_TOKENS, gamma + ROOM), place)
-    policy = WatchedGamma(gamma, session.parts.policy.signal)
-    with going_on(f"a probe of gamma={gamma}"):
-        decoded = session.decode(jobs, True, columns, policy=policy, again=True)
-        session.costs.add(r for request in decoded.requests for r in request.rounds[1:])
+    """Decodes `tokens` tokens (0: enough for a whole draft) of the first requests with constant gammas, from a place
+    in their texts (0: its begin, 1: the last from which so many are left), and amidst these plainly, and adds the times
+    of the rounds to the session's costs, but for each text's first one, which is slower than others."""
+    parts, pace = session.parts, np.nan
+    found: list[DecodeResult] = []
+    most = tokens or max(PROBE_TOKENS, *(gamma + ROOM for gamma in gammas))
+    jobs = probe_jobs(parts, texts, most, place)
+    for number, gamma in enumerate(gammas):
+        with going_on(f"a probe of gamma={gamma}"):
+            if number == len(gammas) // 2 and parts.decoding.samples:
+                pace = pace_of(session.decode(jobs, False, columns, again=True))
+            policy = WatchedGamma(gamma, parts.policy.signal)
+            found.append(session.decode(jobs, True, columns, policy=policy, again=True))
+    for decoded in found:
+        session.costs.add((r for request in decoded.requests for r in request.rounds[1:]), pace)
 
 
 def probe_jobs(parts: Components, texts: Sequence[Prefixed], tokens: int, place: float = 0.0) -> list[Job]:

@@ -7,10 +7,10 @@ from functools import partial
 
 import numpy as np
 
-from specbench.decoding.timer import Lap
+from specbench.decoding.timer import Lap, decoding_seconds
 from specbench.stats.bootstrap import FEWEST, cluster_weights, halves
 from specbench.stats.estimates import Floats, HalfCosts, Integers, RoundCost
-from specbench.stats.records import Result, Round
+from specbench.stats.records import DecodeResult, Result, Round
 
 COST_SAMPLES = 200  # of the bootstrap of costs
 FEWEST_ROUNDS = 8  # of a gamma: replay does not use the cost of fewer
@@ -26,18 +26,19 @@ class CostTable:
 
     def __init__(self) -> None:
         self.source = ""
-        self.laps: dict[int, array[float]] = defaultdict(_floats)  # by gamma, five numbers a round
+        self.laps: dict[int, array[float]] = defaultdict(_floats)  # by gamma, six numbers a round
         self._sources: dict[str, int] = {}  # a number for each source
         self._source_of: dict[int, array[int]] = defaultdict(partial(array, "i"))  # by gamma, the source of a round
         self.acceptance: tuple[float, int] = (0.0, 0)  # sum of betas, tested positions
 
-    def add(self, rounds: Iterable[Round]) -> None:
-        """Adds rounds. A call that served several rows comes once for each of them."""
+    def add(self, rounds: Iterable[Round], pace: float = np.nan) -> None:
+        """Adds rounds. A call that served several rows comes once for each of them. `pace` is what a row's share of a
+        plain step took amidst probes, in seconds, since a machine's pace changes within a second."""
         source = self._sources.setdefault(self.source, len(self._sources))
         for r in rounds:
             draft, verify = r.seconds.get(Lap.DRAFT, 0.0), r.seconds[Lap.VERIFY]
             other = r.seconds[Lap.ACCEPT] + r.seconds[Lap.HOST]
-            self.laps[r.steps].extend((draft, verify, other, (draft + verify + other) / r.rows, r.rows))
+            self.laps[r.steps].extend((draft, verify, other, (draft + verify + other) / r.rows, r.rows, pace))
             self._source_of[r.steps].append(source)
             self.acceptance = self.acceptance[0] + sum(r.beta), self.acceptance[1] + r.tested
 
@@ -63,27 +64,28 @@ class CostTable:
         return extend(known, [float(np.median(seconds)) for seconds in full], largest)
 
     def _table(self, gamma: int) -> Floats:
-        """[rounds, 5]: seconds of draft, verify, other, a row's share of all three, and the rows of the call."""
-        return np.reshape(self.laps[gamma], (-1, 5))
+        """[rounds, 6]: seconds of draft, verify, other, a row's share of all three, the rows of the call, the pace."""
+        return np.reshape(self.laps[gamma], (-1, 6))
 
     def summary(self) -> list[RoundCost]:
         """Seconds of a round by the number of tokens that it drafts."""
         return _summary({g: self._table(g) for g in sorted(self.laps)})
 
-    def summary_of(self, sources: Collection[str]) -> list[RoundCost]:
-        """The same from the rounds of these sources alone; empty if they have none."""
-        tables = {g: table[of >= 0] for g, (table, of) in self._by_source([sources]).items()}
-        return _summary({g: table for g, table in tables.items() if len(table)})
+    def summary_of(self, sources: Collection[str], step: float) -> list[RoundCost]:
+        """The same from the rounds of these sources alone, as if plain steps had always taken `step` seconds: medians
+        of seconds over the pace beside them. Empty if they have none."""
+        tables = {g: table[of >= 0] for g, (table, of) in self._by_source([sources], step).items()}
+        return [_cost(g, np.median(table, axis=0), len(table)) for g, table in tables.items() if len(table)]
 
     def prompts_of(self, clusters: Sequence[Collection[str]], gammas: Sequence[int]) -> list[int]:
         """How many of these clusters of sources have rounds with each of these gammas."""
         tables = self._by_source(clusters)
         return [len({*tables[g][1].tolist()} - {-1}) for g in gammas]
 
-    def covariance(self, clusters: Sequence[Collection[str]], gammas: Sequence[int]) -> Floats:
+    def covariance(self, clusters: Sequence[Collection[str]], gammas: Sequence[int], step: float) -> Floats:
         """The covariance [G, G] of the `fitted` shares of `summary_of(all of these sources)` at these gammas, in
         seconds of a row's share squared: of a bootstrap over clusters of sources."""
-        tables = self._by_source(clusters)
+        tables = self._by_source(clusters, step)
         weights = np.concatenate([*cluster_weights(len(clusters), COST_SAMPLES)])
         samples = _resampled_shares({g: (tables[g][0][:, 3], tables[g][1]) for g in gammas}, weights)
         counts = np.array(self.prompts_of(clusters, gammas))  # of which a sample's variance is too small by 1 / count
@@ -91,33 +93,42 @@ class CostTable:
         found: Floats = np.atleast_2d(np.cov(samples.T)) * np.outer(scale, scale)
         return found
 
-    def _by_source(self, clusters: Sequence[Collection[str]]) -> dict[int, tuple[Floats, Integers]]:
-        """By gamma, the table [rounds, 5] and the number of each round's cluster [rounds], -1 for other sources."""
+    def _by_source(self, clusters: Sequence[Collection[str]], step: float = 1.0) -> dict[int, tuple[Floats, Integers]]:
+        """By gamma, the table [rounds, 6] of rounds whose pace is known, with seconds as if it had been `step`, and the
+        number of each round's cluster [rounds], -1 for other sources."""
         cluster_of = np.full(len(self._sources), -1)
         for number, names in enumerate(clusters):
             cluster_of[[self._sources[name] for name in names if name in self._sources]] = number
-        return {g: (self._table(g), cluster_of[np.array(self._source_of[g], int)]) for g in sorted(self.laps)}
+        found: dict[int, tuple[Floats, Integers]] = {}
+        for g in sorted(self.laps):
+            table, of = self._table(g), cluster_of[np.array(self._source_of[g], int)]
+            known = np.isfinite(table[:, 5])
+            table, of = table[known], of[known]
+            found[g] = np.hstack([table[:, :4] * step / table[:, 5:], table[:, 4:]]), of
+        return found
 
 
 def _summary(tables: Mapping[int, Floats]) -> list[RoundCost]:
-    """From tables [rounds, 5] by gamma: medians, all scaled to the level of the mean."""
+    """From tables [rounds, 6] by gamma: medians, all scaled to the level of the mean."""
     medians = {g: np.median(laps, axis=0) for g, laps in tables.items()}
     total = sum(laps[:, 3].sum() for laps in tables.values())
     predicted = sum(medians[g][3] * len(laps) for g, laps in tables.items())
-    found = []
-    for g, m in medians.items():
-        draft, verify, other, share = map(float, m[:4] * (total / predicted))
-        found.append(RoundCost(g, draft, verify, other, share, rounds=len(tables[g])))
-    return found
+    return [_cost(g, m * (total / predicted), len(tables[g])) for g, m in medians.items()]
+
+
+def _cost(gamma: int, laps: Floats, rounds: int) -> RoundCost:
+    """From seconds of draft, verify, other, and a row's share of all three."""
+    draft, verify, other, share = map(float, laps[:4])
+    return RoundCost(gamma, draft, verify, other, share, rounds)
 
 
 def _resampled_shares(shares: Mapping[int, tuple[Floats, Integers]], weights: Integers) -> Floats:
-    """The fitted shares [samples, gammas] of `_summary` if cluster k occurs weights[:, k] times, from the shares
+    """The fitted shares [samples, gammas] of `summary_of` if cluster k occurs weights[:, k] times, from the shares
     [rounds] and their clusters [rounds] by gamma. A gamma without rounds in a sample is on a line between the others.
     """
     gammas = list(shares)
     medians = np.full((len(weights), len(gammas)), np.nan)
-    totals, counts = np.zeros_like(medians), np.zeros_like(medians)
+    counts = np.zeros_like(medians)
     for place, (share, cluster) in enumerate(shares.values()):
         order = np.argsort(share)
         order = order[cluster[order] >= 0]
@@ -126,13 +137,13 @@ def _resampled_shares(shares: Mapping[int, tuple[Floats, Integers]], weights: In
             times = weight[cluster].cumsum()
             if len(times) and times[-1]:
                 medians[sample, place] = share[np.searchsorted(times, times[-1] / 2)]
-                totals[sample, place], counts[sample, place] = share @ weight[cluster], times[-1]
+                counts[sample, place] = times[-1]
     there = counts.any(1)  # samples with a round
-    medians, totals, counts = medians[there], totals[there], counts[there]
+    medians, counts = medians[there], counts[there]
     for row in medians:
         known = np.flatnonzero(np.isfinite(row))
         row[:] = extend([gammas[place] for place in known], row[known], gammas[-1])[gammas]
-    return monotone(medians * (totals.sum(1) / (medians * counts).sum(1))[:, None], counts)
+    return monotone(medians, counts)
 
 
 def monotone(values: Floats, weights: Floats | Integers) -> Floats:
@@ -170,10 +181,12 @@ def extend(gammas: Sequence[int], values: Sequence[float] | Floats, largest: int
 
 
 def half_costs(table: CostTable, results: Sequence[Result], clusters: Sequence[Hashable]) -> list[HalfCosts]:
-    """What rounds cost on each half of the prompts; empty if one of them would have fewer than FEWEST clusters whose
-    text replay can use. `clusters` of each result; rounds are known by their group, so no cluster divides one."""
-    half_of = halves(clusters)
-    found = []
+    """What rounds of probes cost on each half of the prompts; empty if one of them would have fewer than FEWEST
+    clusters whose text replay can use. `clusters` of each result; rounds are known by their group, so no cluster
+    divides one."""
+    half_of, found = halves(clusters), []
+    used = [result.baseline for result in results if result.speculative_laws is not None]
+    step = sum(plain.seconds for plain in used) / max(1, sum(len(plain.tokens) for plain in used))
     for half in (0, 1) if half_of else ():
         sources: dict[Hashable, set[str]] = {}  # prompts by cluster
         texts: dict[Hashable, list[str]] = {}
@@ -182,8 +195,14 @@ def half_costs(table: CostTable, results: Sequence[Result], clusters: Sequence[H
                 sources.setdefault(cluster, set()).add(result.request.prompt_id)
                 if result.speculative_laws is not None:
                     texts.setdefault(cluster, []).append(result.request.id)
-        by_gamma = table.summary_of(set[str]().union(*sources.values()))
+        by_gamma = table.summary_of(set[str]().union(*sources.values()), step)
         gammas, every = [cost.gamma for cost in by_gamma], [*sources.values()]
-        covariance = table.covariance(every, gammas).tolist()
+        covariance = table.covariance(every, gammas, step).tolist()
         found.append(HalfCosts([*texts.values()], by_gamma, covariance, table.prompts_of(every, gammas)))
     return found if all(len(half.clusters) >= FEWEST for half in found) else []
+
+
+def pace_of(plain: DecodeResult) -> float:
+    """The median of a row's share of plain decoding's steps, in seconds, without each text's first one."""
+    steps = [decoding_seconds(r.seconds) / r.rows for each in plain.requests for r in each.rounds[1:]]
+    return float(np.median(steps)) if steps else np.nan

@@ -200,7 +200,8 @@ class RoundCost:
 
 @dataclass
 class HalfCosts:
-    """What rounds cost on one half of the prompts. Replay charges it to the texts of the other half."""
+    """What rounds of probes cost on one half of the prompts, at plain decoding's mean pace. Replay charges it to the
+    texts of the other half."""
 
     clusters: list[list[str]]  # ids of this half's requests whose text replay can use; those of a cluster together
     by_gamma: list[RoundCost]

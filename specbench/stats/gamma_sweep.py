@@ -39,7 +39,7 @@ def gamma_sweep(
     rounds = sweep_rounds(trace)
     found = {gamma: priced(trace, of_gamma) for gamma, of_gamma in rounds.items()}
     check = checked(found[0], bool(trace.halves))
-    if reason := f"the machine was not steady: {unsteady[0]}" if unsteady else why_failed(check):
+    if reason := not_steady(unsteady) or why_failed(check):
         return Swept(gamma_check=check, no_replay=reason)
     gammas, of_pick = pick_rounds(trace, rounds)
     best, own = priced(trace, of_pick), rounds.get(-1 if chosen is None else chosen)
@@ -50,6 +50,11 @@ def gamma_sweep(
         best.speedup / found[chosen].speedup - 1 if chosen in found else None,
         check,
     )
+
+
+def not_steady(reasons: Sequence[str]) -> str:
+    """Why nothing is expected of other gammas on a machine that was not steady; empty without reasons."""
+    return f"the machine was not steady: {reasons[0]}" if reasons else ""
 
 
 def checked(plain: Replayed, halves: bool) -> GammaCheck:
@@ -72,15 +77,15 @@ def why_failed(check: GammaCheck) -> str:
     return f"{told} ({ci95[0]:.2f} to {ci95[1]:.2f})" + ", which is too wide" * (ci95[0] <= 1 <= ci95[1])
 
 
-def over_own(trace: Trace, pick: Floats, own: Floats) -> Factor:
+def over_own(trace: Trace, pick: Floats, own: Floats, chosen: bool = True) -> Factor:
     """How much faster the texts are with the rounds of the pick than with those of the run's own gamma, both [texts,
-    largest + 1] and at the same costs. Each half is judged on what the other one chose by, so the errors of the two are
-    not independent: they are added, not their squares."""
+    largest + 1] and at the same costs. If it was `chosen` on this trace, each half is judged on what the other one
+    chose by, so the errors of the two are not independent: they are added, not their squares."""
     seconds = [trace.charged(rounds) for rounds in (own, pick)]
     totals = [float(each.sum()) for each in seconds]
     by_text = seconds[0] / totals[0] - seconds[1] / totals[1]  # how the logarithm of the factor changes with a text
-    by_round = own / totals[0] - pick / totals[1]  # and with a second that each round takes longer
-    halves, error = np.array([text.half for text in trace.texts]), 0.0
+    by_round = trace.paced(own) / totals[0] - trace.paced(pick) / totals[1]  # and with a second that rounds take longer
+    halves, errors = np.array([text.half for text in trace.texts]), [0.0]
     for half, costs in enumerate(reversed(trace.halves)):
         here = np.flatnonzero(halves == half).tolist()
         clusters: list[Hashable] = [trace.texts[place].cluster or trace.texts[place].prompt for place in here]
@@ -89,6 +94,6 @@ def over_own(trace: Trace, pick: Floats, own: Floats) -> Factor:
         of_costs, freedom = costs.error(by_round[here].sum(0))
         if variance := of_texts + of_costs:
             freedom = variance**2 / (of_texts**2 / (count - 1) + of_costs**2 / freedom)
-            error += student(freedom) * variance**0.5
-    factor = totals[0] / totals[1]
+            errors.append(student(freedom) * variance**0.5)
+    factor, error = totals[0] / totals[1], sum(errors) if chosen else float(np.hypot.reduce(errors))
     return Factor(factor, (float(factor * np.exp(-error)), float(factor * np.exp(error))) if error < 1 else None)

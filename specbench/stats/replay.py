@@ -73,7 +73,8 @@ class HalfOfPrompts:
 
 @dataclass
 class Trace:
-    """What replay needs of a finished run. With `halves`, a text is charged what rounds of the other half cost."""
+    """What replay needs of a finished run. With `halves`, a text is charged what rounds of the other half cost, at the
+    pace of its own plain decoding."""
 
     texts: list[Text]
     seconds: Floats  # [largest + 1], a row's share of a round, by drafted tokens
@@ -87,7 +88,15 @@ class Trace:
 
     def charged(self, rounds: Floats) -> Floats:
         """Seconds [texts] of rounds [texts, largest + 1]."""
-        found: Floats = (rounds * np.array([self.seconds_for(text) for text in self.texts])).sum(1)
+        found: Floats = self.paced(rounds * np.array([self.seconds_for(text) for text in self.texts])).sum(1)
+        return found
+
+    def paced(self, seconds: Floats) -> Floats:
+        """Seconds [texts, any] of rounds of the mean pace, at the pace of each text's plain decoding."""
+        if not self.halves:
+            return seconds
+        plain, tokens = np.array([[t.baseline_seconds, t.baseline_tokens] for t in self.texts]).T
+        found: Floats = seconds * (plain / tokens * tokens.sum() / plain.sum())[:, None]
         return found
 
     def seconds_for(self, text: Text) -> Floats:
@@ -234,7 +243,8 @@ def priced(trace: Trace, rounds: Floats) -> Replayed:
     )
     if ci95 is not None and trace.halves:
         own = np.array([t.half for t in trace.texts])
-        found = [other.error(rounds[own == half].sum(0)) for half, other in enumerate(reversed(trace.halves))]
+        paced = trace.paced(rounds)
+        found = [other.error(paced[own == half].sum(0)) for half, other in enumerate(reversed(trace.halves))]
         variance = sum(each for each, _ in found)
         below = sum(each**2 / freedom for each, freedom in found)
         freedom = min(variance**2 / below if below else np.inf, len({*clusters}) - 2)

@@ -55,12 +55,14 @@ def experiment(seed, worth):
     table = CostTable()
     for each in texts:
         table.source = each.prompt
-        table.add([round_of(g, worth[g] * generator.lognormal(-(NOISE**2) / 2, NOISE)) for g in range(LARGEST + 1)])
+        table.add(
+            [round_of(g, worth[g] * generator.lognormal(-(NOISE**2) / 2, NOISE)) for g in range(LARGEST + 1)], 1.0
+        )
     of, both = halves([each.prompt for each in texts]), []
     for half in (0, 1):
         own = [name for name, where in of.items() if where == half]
-        by_gamma = table.summary_of(own)
-        covariance = table.covariance([[name] for name in own], [cost.gamma for cost in by_gamma])
+        by_gamma = table.summary_of(own, 1.0)
+        covariance = table.covariance([[name] for name in own], [cost.gamma for cost in by_gamma], 1.0)
         ids, gammas = [[name] for name in own], [cost.gamma for cost in by_gamma]
         both.append(HalfCosts(ids, by_gamma, covariance.tolist(), table.prompts_of(ids, gammas)))
     in_sample = Trace(texts, np.array([cost.share for cost in table.summary()]), 1.0)
@@ -145,16 +147,18 @@ def test_a_covariance_is_that_of_repeated_experiments():
         for number in range(30):
             table.source, level = str(number), generator.lognormal(0, 0.1)
             for gamma in (1, 3):
-                table.add([round_of(gamma, gamma * level * generator.lognormal(0, 0.1)) for _ in range(6)])
-        return table, [cost.share for cost in table.summary()]
+                table.add([round_of(gamma, gamma * level * generator.lognormal(0, 0.1)) for _ in range(6)], 1.0)
+        return table, [cost.share for cost in table.summary_of([*map(str, range(30))], 1.0)]
 
     many = np.cov(np.array([shares(seed)[1] for seed in range(100)]).T)
-    one = np.mean([shares(seed)[0].covariance([[str(n)] for n in range(30)], [1, 3]) for seed in range(3)], 0)
+    one = np.mean([shares(seed)[0].covariance([[str(n)] for n in range(30)], [1, 3], 1.0) for seed in range(3)], 0)
     assert one == pytest.approx(many, rel=0.5) and many[0, 1] > 0.3 * np.sqrt(many[0, 0] * many[1, 1])
 
 
-def result(name, replayable=True):
-    return SimpleNamespace(request=SimpleNamespace(id=name, prompt_id=name), speculative_laws=replayable or None)
+def result(name, replayable=True, pace=1.0):
+    request = SimpleNamespace(id=name, prompt_id=name)
+    plain = SimpleNamespace(seconds=TOKENS * pace, tokens=TOKENS * [0])
+    return SimpleNamespace(request=request, speculative_laws=replayable or None, baseline=plain)
 
 
 def test_no_cluster_divides_a_group_whose_rounds_were_counted_together():
@@ -163,7 +167,7 @@ def test_no_cluster_divides_a_group_whose_rounds_were_counted_together():
     record, table = RunRecord([Group([*map(result, each)], None, None) for each in names]), CostTable()
     for number, (first, _) in enumerate(names):
         table.source = first
-        table.add([round_of(2, 1.0 + number % 3)])
+        table.add([round_of(2, 1.0 + number % 3)], 1.0)
     found = half_costs(table, record.results, group_clusters(record))
     assert sorted(ids for half in found for ids in half.clusters) == names
     assert [sum(cost.rounds for cost in half.by_gamma) for half in found] == [5, 5]
@@ -176,7 +180,7 @@ def test_few_texts_that_can_be_replayed_make_no_halves():
     table = CostTable()
     for each in results:
         table.source = each.request.id
-        table.add([round_of(2, 1.0)])
+        table.add([round_of(2, 1.0)], 1.0)
     assert half_costs(table, results, [each.request.id for each in results]) == []
 
 
@@ -192,22 +196,29 @@ def pool():
     return texts, rounds, np.array([POOL * TOKENS / each.sum() for each in rounds.values()])
 
 
-def as_probed(seed, pool, worth, noise):
-    """A run as they are: its own gamma's rounds in each prompt, one other gamma's probe behind it, whose rounds share a
-    noise. Its trace, and its rounds with each gamma."""
+def as_probed(seed, pool, worth, noise, probes=1, swing=0.0, paced=True):
+    """A run as they are: its own gamma's rounds in each prompt, `probes` other gammas' behind it, whose rounds share a
+    noise. The machine's pace varies by `swing` from prompt to prompt, and again before the probes. Its trace, and its
+    rounds with each gamma."""
     texts, rounds, _ = pool
     generator, table = np.random.default_rng(seed), CostTable()
-    drawn = generator.choice(POOL, RUN, replace=False)
+    drawn, paces = generator.choice(POOL, RUN, replace=False), []
     others = [gamma for gamma in range(LARGEST + 1) if gamma != USED]
     for number in range(RUN):
         table.source = f"p{number}"
-        probed = others[(number + number // len(others)) % len(others)]
-        for gamma, sd in ((USED, 0.03), (probed, noise)):
-            level = worth[gamma] * generator.lognormal(-(sd**2) / 2, sd)
-            table.add([round_of(gamma, level * each) for each in generator.lognormal(0, 0.05, WITHIN)])
-    results = [result(f"p{number}") for number in range(RUN)]
+        probed = [others[(number + number // len(others) + k) % len(others)] for k in range(probes)]
+        paces.append(generator.lognormal(0, swing))
+        later = paces[-1] * generator.lognormal(0, swing)
+        for gamma, sd, pace in ((USED, 0.03, paces[-1]), *((gamma, noise, later) for gamma in probed)):
+            level = worth[gamma] * generator.lognormal(-(sd**2) / 2, sd) * pace
+            seen = [round_of(gamma, level * each) for each in generator.lognormal(0, 0.05, WITHIN)]
+            table.add(seen, pace if paced else 1.0)
+    results = [result(f"p{number}", pace=pace) for number, pace in enumerate(paces)]
     costs = half_costs(table, results, [each.request.id for each in results])
-    own = [Text(**vars(texts[place]) | {"prompt": f"p{number}"}) for number, place in enumerate(drawn)]
+    own = [
+        Text(**vars(texts[place]) | {"prompt": f"p{number}", "baseline_seconds": TOKENS * paces[number]})
+        for number, place in enumerate(drawn)
+    ]
     return traced(own, table.summary(), 1.0, costs), {gamma: each[drawn] for gamma, each in rounds.items()}
 
 
@@ -289,3 +300,18 @@ def test_nothing_is_expected_on_a_machine_that_was_not_steady(pool, monkeypatch)
     assert none.no_replay == "the machine was not steady: it drifted" and none.gamma_check.passed
     varied = gamma_sweep.gamma_sweep([], cost, 1.0, None)
     assert varied.gamma_pick.over_own is None and varied.regret is None
+
+
+@pytest.mark.parametrize(("noise", "swing"), [(0.03, 0.05), pytest.param(0.08, 0.3, marks=pytest.mark.slow)])
+def test_gamma_0_is_one_within_a_narrow_interval_however_the_pace_changes(noise, swing, pool):
+    """With all gammas probed in each prompt. Against costs that do not know the pace beside them, the control."""
+
+    def checks(paced, runs):
+        runs = (as_probed(seed, pool, pool[2], noise, LARGEST, swing, paced) for seed in range(runs))
+        return [checked(priced(trace, rounds[0]), halves=True).ci95 for trace, rounds in runs]
+
+    found = checks(True, 40)
+    assert np.mean([low <= 1 <= high for low, high in found]) >= 0.9
+    width = np.median([high / low - 1 for low, high in found])
+    assert width < (0.06 if noise < 0.05 else 0.12)
+    assert np.median([high / low - 1 for low, high in checks(False, 8)]) > 1.3 * width
