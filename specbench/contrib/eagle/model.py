@@ -44,7 +44,8 @@ class EagleModel(MtpModel):
         super().__init__(module, target, name, sampling, gamma)
         self.features: Any = self.module.features
         self.own_states = () if normed else (self.config.num_hidden_layers,)
-        self.target_size = int(target.config.hidden_size)
+        embedding: Any = target.module.get_input_embeddings()
+        self.target_size = int(embedding.weight.shape[1])
         if targets is not None:
             self.vocabulary = DraftVocabulary(targets.to(self.device), self.own_vocab_size, target.vocab_size)
         self.listen(target, layers)

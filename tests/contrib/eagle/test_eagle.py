@@ -1,5 +1,6 @@
 """EAGLE checkpoints: each dialect and option against an independent forward pass, whole drafts, and refusals."""
 
+import re
 from functools import cache
 from pathlib import Path
 from tempfile import mkdtemp
@@ -22,16 +23,22 @@ from eagle_cases import (
     speculators,
     write,
 )
-from small_runs import parts_of
+from small_runs import composed, parts_of, small
 
+from specbench.config.build import build
+from specbench.config.validate import check
+from specbench.contrib.eagle.config import feature_layers, read_config
+from specbench.contrib.eagle.drafter import choose
 from specbench.contrib.eagle.model import DraftVocabulary, EagleModel
 from specbench.decoding.noise import prompt_key
 from specbench.decoding.queue import Queue
 from specbench.decoding.speculative import decode_speculative
 from specbench.decoding.state import Job, State
 from specbench.decoding.timer import Clock
+from specbench.errors import ConfigError
 from specbench.models.mtp import MtpModel
 from specbench.policies.gamma.fixed import FixedGamma
+from specbench.run.run import run
 
 LAYERS = TARGET["num_hidden_layers"]
 DEFAULT = (2, LAYERS // 2, LAYERS - 3)
@@ -268,3 +275,163 @@ def test_d2t_as_an_index_is_seen(monkeypatch):
     wrong = DraftVocabulary((12 * torch.arange(DRAFT_V) + 5), own.own, own.wanted)
     monkeypatch.setattr(own_model("plain"), "vocabulary", wrong)
     assert differ("plain", drafts("plain"))
+
+
+# -- Which hidden states, and whole runs ---------------------------------------------------------------
+
+
+def reading(ids_mean: int, ids=(1, 4, 6)):
+    """What `choose` finds of a checkpoint whose target says what its draft model does if ids i mean layers i + this."""
+    own = parts("plain")
+    model, target = own.drafter.pairs, own.target
+    texts = [[5, 9, 2, 7, 11, 3, 8, 1, 30], [4, 1, 6, 77, 12, 99]]
+    layers = tuple(i + ids_mean for i in ids)
+    model.listen(target, layers)
+    head = target.module.get_output_embeddings()
+    told = []
+    for text in texts:
+        features = torch.from_numpy(target_features("plain", text, layers)).float()
+        told += forward(model, features[:-1], text[1:]).argmax(-1).tolist()
+
+    def says(_, given, logits):  # the draft model's likeliest tokens, one position later
+        count = logits.shape[1] - 1
+        new = torch.zeros_like(logits)
+        begin = 0 if count == len(texts[0]) - 1 else len(texts[0]) - 1
+        for place, token in enumerate(told[begin : begin + count], 1):
+            new[0, place, token] = 1
+        return new
+
+    hook = head.register_forward_hook(says)
+    try:
+        return choose(model, target, [ids, tuple(i + 1 for i in ids)], texts), model.layers
+    finally:
+        hook.remove()
+        model.listen(target, DEFAULT)
+
+
+@pytest.mark.parametrize("ids_mean", [0, 1])
+def test_the_reading_that_fits_is_chosen(ids_mean):
+    told, layers = reading(ids_mean)
+    assert layers == tuple(i + ids_mean for i in (1, 4, 6))
+    assert re.search(rf"layers {re.escape(str(list(layers)))}: at 100.0% of 13 positions .*, [0-9.]+% with", told)
+    assert "100.0% with" not in told
+
+
+def test_ids_of_both_conventions():
+    for name, config, expected in (
+        ("ids", from_speculators(ids=[1, 3, 8])[2], [(1, 3, 8)]),  # in front of layer 9 there is nothing
+        ("both", from_speculators(ids=[1, 3, 4])[2], [(1, 3, 4), (2, 4, 5)]),
+        ("nested", from_optimizer(eagle_aux_hidden_state_layer_ids=[1, 3, 4])[2], [(2, 4, 5), (1, 3, 4)]),
+        ("default", from_speculators()[2], [DEFAULT]),
+    ):
+        folder = write(Path(mkdtemp()) / name, {"a": torch.zeros(1)}, config)
+        assert feature_layers(read_config(folder, 3), LAYERS, None) == expected
+    assert feature_layers(read_config(folder, 3), LAYERS, [0, 1]) == [(0, 1)]
+    with pytest.raises(ValueError, match=r"layers \[9\], but the target has 8"):
+        feature_layers(read_config(folder, 3), LAYERS, [9])
+
+
+def test_a_run_says_which_reading_it_took(tmp_path):
+    _, stored, config = from_speculators(ids=[1, 3, 4])
+    folder = write(tmp_path / "ids", stored, config)
+    built = parts_of(*overrides("plain"), f"drafter.path={folder}")
+    assert built.target.feature_layers in ((1, 3, 4), (2, 4, 5))
+    assert any("positions of the first prompts" in note for note in built.notes)
+    told = parts_of(*overrides("plain"), f"drafter.path={folder}", "drafter.feature_layers=[0,1,8]")
+    assert told.target.feature_layers == (0, 1, 8) and not any("first prompts" in note for note in told.notes)
+
+
+@pytest.mark.parametrize(("name", "cache_name", "batch"), [
+    ("plain", "static", 2), ("two_layers", "paged", 2), ("qwen", "dynamic", 1), ("eagle1", "paged", 1),
+])  # fmt: skip
+def test_a_run_at_temperature_0_writes_plain_decodings_tokens(name, cache_name, batch, tmp_path):
+    own = parts_of(*overrides(name, "verifier=speculative", f"cache={cache_name}", f"batch_size={batch}",
+                              "temperature=0", "gamma=3", "max_new_tokens=8"))  # fmt: skip
+    result, _ = run(own, tmp_path)
+    assert result.lossless.passed and result.counts.drafted > 0 and not result.counts.failed
+
+
+@pytest.mark.parametrize("policy", ["confidence", "heuristic", "entropy"])
+def test_gammas_that_change(policy, tmp_path):
+    own = parts_of(*overrides("plain", "verifier=block", f"gamma_policy={policy}", "batch_size=2"))
+    result, _ = run(own, tmp_path)
+    assert result.counts.drafted > 0 and not result.counts.failed and result.lossless.passed is not False
+
+
+# -- Refusals ----------------------------------------------------------------------------------------
+
+
+def changed(what, **more):
+    """A plain checkpoint of speculators with another value in its config or among its tensors."""
+
+    def make(folder):
+        tensors, _, config = from_speculators()
+        what(tensors, config)
+        return write(folder, tensors, config, **more)
+
+    return make
+
+
+def absolute(tensors, config):
+    tensors["d2t"] = tensors["d2t"] + torch.arange(DRAFT_V)
+
+
+BAD = {
+    "a tensor too many": (lambda w, c: w.update(mask_hidden=torch.zeros(1, 1, 48)), "no place for: mask_hidden"),
+    "a tensor too few": (lambda w, c: w.pop("layers.0.mlp.up_proj.weight"), "lacks layers.0.mlp.up_proj.weight"),
+    "no projection": (lambda w, c: w.pop("fc.weight"), "lacks fc.weight"),
+    "another width": (lambda w, c: w.update({"fc.weight": torch.zeros(D, 2 * D)}),
+                      r"fc.weight \[16, 32\] for \[16, 48\]"),
+    "an unknown key": (lambda w, c: c.update(parallel=3), "parallel=3, which is not known"),
+    "an unknown key of layers": (lambda w, c: c["transformer_layer_config"].update(experts=3), "experts=3"),
+    "another method": (lambda w, c: c.update(speculators_model_type="peagle"), "speculators_model_type is peagle"),
+    "other layers": (lambda w, c: c["transformer_layer_config"].update(model_type="gpt2"), "model_type=gpt2"),
+    "d2t out of range": (lambda w, c: w.update(d2t=w["d2t"] + V - 4), "d2t names tokens from 4161 to"),
+    "d2t of indices": (absolute, "t2d marks other tokens"),
+    "a token twice": (lambda w, c: w["d2t"].__setitem__(1, int(w["d2t"][0]) - 1), "d2t names a token twice"),
+    "no d2t": (lambda w, c: (w.pop("d2t"), w.pop("t2d")), "no d2t, but a draft_vocab_size of 300"),
+    "quantised": (lambda w, c: c.update(quantization_config={"bits": 4}), "quantised"),
+    "eight bits": (lambda w, c: w.update({"fc.weight": w["fc.weight"].to(torch.float8_e4m3fn)}), "8 bits"),
+    "no layers": (lambda w, c: c.pop("transformer_layer_config"), "no transformer_layer_config"),
+    "another target": (lambda w, c: c.update(target_hidden_size=32) or w.update({"fc.weight": torch.zeros(D, 96)}),
+                       "hidden states of 32, and the target's have 16"),
+    "layers that are not there": (lambda w, c: c.update(eagle_aux_hidden_state_layer_ids=[1, 2, 40]),
+                                  "the target has 8: give drafter.feature_layers"),
+    "ids that are no list": (lambda w, c: c.update(eagle_aux_hidden_state_layer_ids="2"), "a list of numbers"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_checkpoints_are_refused_before_the_target_loads(name, tmp_path, monkeypatch):
+    monkeypatch.setattr("specbench.config.build._make", None)
+    what, expected = BAD[name]
+    folder = changed(what)(tmp_path / "bad")
+    with pytest.raises(ConfigError, match=expected) as error:
+        check(composed(*small(*overrides("plain"), f"drafter.path={folder}")))
+    assert str(folder) in str(error.value) or "another target" in name or "not there" in name
+    assert "\n" not in str(error.value)
+
+
+def test_weights_that_are_not_finite(tmp_path):
+    folder = changed(lambda w, c: w["fc.weight"].view(-1)[3].fill_(float("nan")))(tmp_path / "nan")
+    with pytest.raises(ConfigError, match=r"features.fc.weight .*not finite"):
+        build(check(composed(*small("logger=none", *overrides("plain"), f"drafter.path={folder}"))))
+
+
+def test_folders_that_hold_something_else(good, tmp_path):
+    broken = changed(lambda w, c: None)(tmp_path / "half")
+    whole = (broken / "model.safetensors").read_bytes()
+    (broken / "model.safetensors").write_bytes(whole[: len(whole) // 2])
+    eagle1 = case("eagle1")[0]
+    for drafter, folder, expected in (
+        ("eagle3", good, "lacks d2t|lacks fc.weight"),
+        ("eagle3", broken, "damaged"),
+        ("eagle3", eagle1, "lacks layers.0.hidden_norm.weight"),
+        ("eagle", case("plain")[0], "choose drafter=eagle3"),
+        ("eagle3", tmp_path / "nowhere", "there is no such folder"),
+    ):
+        with pytest.raises(ConfigError, match=expected):
+            check(composed(*small("target=model", f"target.path={target_folder()}", f"drafter={drafter}",
+                                  f"drafter.path={folder}")))  # fmt: skip
+    with pytest.raises(ConfigError, match=r"feature_layers=last is not allowed: it must be auto, or a list"):
+        check(composed(*small(*overrides("plain"), "drafter.feature_layers=last")))
