@@ -288,8 +288,12 @@ class SomeTokens(torch.nn.Module):
 
     def __init__(self, output: torch.nn.Module, targets: torch.Tensor):
         super().__init__()
-        self.output, self.weight = output, output.weight
+        self.output = output
         self.register_buffer("targets", targets)
+
+    @property
+    def weight(self) -> torch.Tensor:
+        return self.output.weight
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         return self.output(hidden)[..., self.targets]
