@@ -172,7 +172,7 @@ def test_logits_are_those_of_speculators(name):
 # -- Whole drafts ------------------------------------------------------------------------------------
 
 
-def drafts(name, gamma=3, tokens=14, batch=2):
+def drafts(name, gamma=3, tokens=24, batch=2):
     """What was drafted for ragged texts: for each draft, the text before it, the guesses, and their q [gamma, V]."""
     own, found = parts(name), []
     target, drafter = own.target, own.drafter
@@ -227,7 +227,7 @@ def expected_laws(name, text, guesses, layers=None) -> torch.Tensor:
 def test_q_is_that_of_the_whole_text(name):
     """In ragged rows, after every number of accepted guesses, for guesses behind the draft model's own states."""
     found = drafts(name)
-    assert 3 in {len(guesses) for _, guesses, _ in found} and accepted(found) >= {0, 1, 2}
+    assert 3 in {len(guesses) for _, guesses, _ in found} and len(accepted(found)) > 2
     for text, guesses, q in found[:: max(1, len(found) // 4)]:
         torch.testing.assert_close(q, expected_laws(name, text, guesses), atol=1e-5, rtol=0)
 
@@ -373,10 +373,6 @@ def changed(what, **more):
     return make
 
 
-def absolute(tensors, config):
-    tensors["d2t"] = tensors["d2t"] + torch.arange(DRAFT_V)
-
-
 BAD = {
     "a tensor too many": (lambda w, c: w.update(mask_hidden=torch.zeros(1, 1, 48)), "no place for: mask_hidden"),
     "a tensor too few": (lambda w, c: w.pop("layers.0.mlp.up_proj.weight"), "lacks layers.0.mlp.up_proj.weight"),
@@ -388,7 +384,8 @@ BAD = {
     "another method": (lambda w, c: c.update(speculators_model_type="peagle"), "speculators_model_type is peagle"),
     "other layers": (lambda w, c: c["transformer_layer_config"].update(model_type="gpt2"), "model_type=gpt2"),
     "d2t out of range": (lambda w, c: w.update(d2t=w["d2t"] + V - 4), "d2t names tokens from 4161 to"),
-    "d2t of indices": (absolute, "t2d marks other tokens"),
+    "d2t of tokens": (lambda w, c: w.update(d2t=w["d2t"] + torch.arange(DRAFT_V)), "d2t names tokens from 5 to 4191"),
+    "d2t and another t2d": (lambda w, c: w.update(d2t=w["d2t"] + 1), "t2d marks other tokens"),
     "a token twice": (lambda w, c: w["d2t"].__setitem__(1, int(w["d2t"][0]) - 1), "d2t names a token twice"),
     "no d2t": (lambda w, c: (w.pop("d2t"), w.pop("t2d")), "no d2t, but a draft_vocab_size of 300"),
     "quantised": (lambda w, c: c.update(quantization_config={"bits": 4}), "quantised"),
