@@ -45,7 +45,7 @@ class EagleDrafter(MtpDrafter):
         if not folder.is_dir():
             return None
         layers = settings.layers()
-        config = inspect("drafter.path", settings.path, folder, cls.version, layers and len(layers))
+        config = inspect("drafter.path", settings.path, folder, cls.version, layers)
         target = run["target"].settings
         text = load_config(target, "target").get_text_config()
         reason = unfit(config, text, layers)
@@ -54,7 +54,7 @@ class EagleDrafter(MtpDrafter):
     @classmethod
     def from_settings(cls, settings: Any, context: Context, target: LanguageModel) -> "EagleDrafter":
         key, layers = "drafter.path", settings.layers()
-        module, config, targets = load(settings.path, key, target, cls.version, layers and len(layers))
+        module, config, targets = load(settings.path, key, target, cls.version, layers)
         if (reason := unfit(config, target.config, layers)) is not None:
             raise ConfigError(f"{key}={settings.path} is not possible with target.path={target.name}: {reason}")
         readings = feature_layers(config, target.config.num_hidden_layers, layers)

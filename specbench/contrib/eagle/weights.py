@@ -87,7 +87,8 @@ def skeleton(config: EagleConfig, names: Container[str], count: int) -> Any:
         made: nn.Module = kind(width, eps=eps)
         return made
 
-    module.features, joined = nn.Identity(), nn.Identity()
+    module.features = nn.Identity()
+    joined: nn.Module = nn.Identity()
     if config.version == 1:
         joined = nn.Linear(2 * d, d, bias=config.bias)
         base.layers[0].input_layernorm = base.norm = nn.Identity()
@@ -133,9 +134,9 @@ def read_tensors(folder: Path, only: Container[str] | None = None) -> dict[str, 
     return found
 
 
-def inspect(key: str, path: str, folder: Path, version: int, count: int | None) -> EagleConfig:
-    """The shape of a checkpoint, without reading its weights. `count` is the number of layers whose hidden states it
-    shall read, None as it says. Raises ConfigError if its config.json and its tensors disagree, or are not known."""
+def inspect(key: str, path: str, folder: Path, version: int, wanted: list[int] | None) -> EagleConfig:
+    """The shape of a checkpoint, without reading its weights. `wanted` are the layers whose hidden states it
+    shall read, None for those that it says. Raises ConfigError if its config.json and its tensors disagree, or are not known."""
     with reading(key, path, f"EAGLE-{version} weights"):
         config = read_config(folder, version)
         check_weights(folder, quantized=False)
@@ -144,15 +145,15 @@ def inspect(key: str, path: str, folder: Path, version: int, count: int | None) 
             raise ValueError("it has weights of 8 bits or of whole numbers, and only 16 and 32 bits can be read")
         refuse_bad_sizes(config.layers, f"{key}={path} has ")
         with torch.device("meta"):
-            module = skeleton(config, found, count or features_of(config))
+            module = skeleton(config, found, features_of(config, wanted))
         _refuse_other_tensors(module, found, config, f"{key}={path}")
         targets_of(found, config)
     return config
 
 
-def features_of(config: EagleConfig) -> int:
+def features_of(config: EagleConfig, wanted: list[int] | None) -> int:
     """A, the number of the target's layers whose hidden states it reads."""
-    return 3 if config.ids is None else len(config.ids)
+    return len(wanted or config.ids or (0, 0, 0))
 
 
 def _refuse_other_tensors(module: Any, found: Mapping[str, Tensor], config: EagleConfig, named: str) -> None:
@@ -197,7 +198,7 @@ def targets_of(found: Mapping[str, Tensor], config: EagleConfig) -> Tensor | Non
 
 
 def load(
-    path: str, key: str, target: LanguageModel, version: int, count: int | None
+    path: str, key: str, target: LanguageModel, version: int, wanted: list[int] | None
 ) -> tuple[PreTrainedModel, EagleConfig, Tensor | None]:
     """The module of a checkpoint on the target's device, with the target's embedding and output matrix where it has
     none of its own; its shape; and `targets_of` it. Raises ConfigError."""
@@ -205,9 +206,9 @@ def load(
     with reading(key, path, f"EAGLE-{version} weights"):
         if not folder.is_dir():
             folder = Path(snapshot_download(path, allow_patterns=["*.json", "*.safetensors", "*.bin"]))
-        config = inspect(key, path, folder, version, count)
+        config = inspect(key, path, folder, version, wanted)
         found = read_tensors(folder)
-        module = skeleton(config, found, count or features_of(config))
+        module = skeleton(config, found, features_of(config, wanted))
         stock: Any = target.stock_module()
         borrowed = [name for name in (EMBEDDING, HEAD) if name not in found]
         names = {name: _own_name(name) for name in module.state_dict()}
