@@ -12,6 +12,8 @@ from specbench.cache.dynamic import DynamicCache
 from specbench.cache.paged import PagedCache
 from specbench.cache.slots import SlotCache
 from specbench.cache.static import StaticCache
+from specbench.contrib.eagle.drafter import EagleDrafter
+from specbench.contrib.eagle.model import EagleModel
 from specbench.decoding.draft import Draft
 from specbench.decoding.drafter import Drafter
 from specbench.decoding.executor import Executor
@@ -54,8 +56,8 @@ CACHES: dict[str, Callable[[int, int], SlotCache]] = {
 
 
 CHAINS = ("model", "ngram", "ngram_sample", "prompt_lookup", "bigram", "unigram", "random", "blockwise",
-          "non_autoregressive", "pass_lookahead", "early_exit", "self_quantized", "mtp", "under_ngram",
-          "under_under_model")  # fmt: skip
+          "non_autoregressive", "pass_lookahead", "early_exit", "self_quantized", "mtp", "eagle",
+          "under_ngram", "under_under_model")  # fmt: skip
 
 
 TREES = ("tree_independent", "tree_distinct", "tree_best", "multi_draft", "multi_draft_two", "medusa", "own_trees")
@@ -249,6 +251,13 @@ def self_drafter(kind: str, target: LanguageModel, drafter_model: LanguageModel 
     if kind == "mtp":
         module = pair_table(drafter_model.module) if tabular else first_layer_of_pairs(target.module)
         return MtpDrafter(MtpModel(module, target, kind, target.sampling, gamma=4), target.vocab_size, 4)
+    if kind == "eagle":
+        module = pair_table(drafter_model.module) if tabular else first_layer_of_pairs(target.module)
+        targets = torch.arange(target.vocab_size, device=target.device)[3:]  # of the draft model's own vocabulary
+        module.features, tokens = torch.nn.Identity(), SomeTokens(module.get_output_embeddings(), targets)
+        setattr(module, "output" if tabular else "lm_head", tokens)
+        model = EagleModel(module, target, kind, target.sampling, 4, (), normed=True, targets=targets)
+        return EagleDrafter(model, target.vocab_size, 4)
     own = kind == "non_autoregressive"
     model = drafter_model if own else BorrowedCache(target.module, target, "ahead", target.sampling)
     ahead = PairAhead() if tabular else extras(LookAhead, "drafter_lookahead" if own else "lookahead", model)
@@ -272,6 +281,22 @@ class PairHeads(torch.nn.Module):
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         steps = torch.arange(self.config.heads)[:, None]
         return (hidden[..., None, :] * 7 + 31 * steps) % (V * V)
+
+
+class SomeTokens(torch.nn.Module):
+    """An output matrix [..., V'] for some of the tokens."""
+
+    def __init__(self, output: torch.nn.Module, targets: torch.Tensor):
+        super().__init__()
+        self.output = output
+        self.register_buffer("targets", targets)
+
+    @property
+    def weight(self) -> torch.Tensor:
+        return self.output.weight
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        return self.output(hidden)[..., self.targets]
 
 
 class PairNumbers(torch.nn.Module):

@@ -119,7 +119,7 @@ def model(layers: int, executor: Executor) -> LanguageModel:
 def score(of: LanguageModel, guesses: int) -> tuple[Callable[..., Any], tuple[Any, ...]]:
     """The target's call on so many guesses of a chain."""
     rows = Rows(empty(1, COLUMNS), empty(1), empty(1), empty(1, dtype=torch.bool), empty(3, 1, COLUMNS), empty(2))
-    return of._score_draft, (rows, empty(1, guesses), COLUMNS, (1,) * guesses, None, False)
+    return of._score_draft, (rows, empty(1, guesses), COLUMNS, (1,) * guesses, None, None)
 
 
 def step(of: LanguageModel) -> tuple[Callable[..., Any], tuple[Any, ...]]:

@@ -45,6 +45,7 @@ class Drafter(Component, ABC):
     only_likeliest: bool = False  # whether its guesses are the likeliest tokens of its model, as point masses
     models: Sequence[Model] = ()
     widths: Sequence[int] = ()
+    notes: Sequence[str] = ()  # what a reader of the run's numbers must know of it, in sentences
 
     @classmethod
     def from_settings(cls, settings: Any, context: Any, target: Any) -> "Drafter":

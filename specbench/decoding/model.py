@@ -26,7 +26,7 @@ class Scores:
 
     p: Tensor  # [B, N + 1, V], the distribution of the token after each entry
     width: int  # tokens of each row that the call read
-    hidden: Tensor | None = None  # [B, width, H], last hidden states (inputs of the output matrix), if asked for
+    hidden: Tensor | None = None  # [B, width, H], inputs of the output matrix or as `feature_layers` say, if asked for
     place: Tensor | None = None  # [B, N + 1], each entry's index among the tokens read, if guesses shared places
     logits: Tensor | None = None  # [B, N + 1, V] before the argmax of temperature 0, after the repetition penalty
 

@@ -31,7 +31,8 @@ from specbench.models.vocabulary import VocabMap
 
 
 class Listener(Protocol):
-    """Hears of the last hidden states of prompts when a target reads them."""
+    """Hears of the hidden states of prompts when a target reads them: the inputs of its output matrix or, if it has
+    `feature_layers`, those in front of these layers, joined."""
 
     def hear(self, row: int | None, begin: int, hidden: Tensor) -> None:
         """Hidden states [b, n, H] of the tokens from position `begin` on, of one row or of all (None)."""
@@ -84,6 +85,7 @@ class CachedModel(Target):
         self.experts_by_token = chosen_by_token(self.config)  # of a layer; None without experts
         self.cached: list[int] = []
         self.listener: Listener | None = None
+        self.feature_layers: tuple[int, ...] = ()  # whose hidden states a drafter reads; see `hidden_states`
 
     @property
     def description(self) -> tuple[Any, ...]:
@@ -117,7 +119,7 @@ class CachedModel(Target):
         model = copy.copy(self)
         model.sampling, model.new_cache, model.executor = sampling, new_cache, executor
         model.free()
-        model.listener = None
+        model.listener, model.feature_layers = None, ()
         model.encoder = None if self.encoder is None else self.encoder.shared()
         return model
 

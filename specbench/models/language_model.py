@@ -4,11 +4,11 @@ B rows, N new tokens, D levels, T columns, V vocabulary, H hidden.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import PreTrainedModel
 
@@ -39,6 +39,49 @@ def head_inputs(module: PreTrainedModel, select: Callable[[Tensor], Tensor] | No
         yield found
     finally:
         hook.remove()
+
+
+@contextmanager
+def hidden_states(
+    module: PreTrainedModel, layers: Sequence[int], select: Callable[[Tensor], Tensor] | None = None
+) -> Iterator[list[Tensor]]:
+    """As `head_inputs`, but each forward appends the hidden states [B, N, A * H] in front of each of A `layers`, joined
+    in this order. Layer 0 reads the embeddings; the number of all layers stands for what the last one returns, before
+    the model's last norm. Without layers it is `head_inputs`."""
+    if not layers:
+        with head_inputs(module, select) as found:
+            yield found
+        return
+    held: dict[int, Tensor] = {}
+    joined: list[Tensor] = []
+
+    def join(last: Tensor) -> Tensor:  # the output matrix is called behind all layers
+        joined.append(torch.cat([held[layer].to(last.device) for layer in layers], -1))
+        return last if select is None else select(last)
+
+    def before(layer: int) -> Callable[..., None]:
+        return lambda _, given: held.update({layer: given[0]})
+
+    def after(_: Any, given: Any, result: Any) -> None:
+        held[len(parts)] = result[0] if isinstance(result, tuple) else result
+
+    parts = decoder_layers(module)
+    with ExitStack() as hooks, head_inputs(module, join):
+        for layer in set(layers):
+            hook = (parts[layer].register_forward_pre_hook(before(layer)) if layer < len(parts)
+                    else parts[-1].register_forward_hook(after))  # fmt: skip
+            hooks.callback(hook.remove)
+        yield joined
+
+
+def decoder_layers(module: PreTrainedModel) -> nn.ModuleList:
+    """The decoder layers of a causal module. Raises ValueError if it has no list of them."""
+    total = module.config.get_text_config().num_hidden_layers
+    lists = (part for part in module.get_decoder().children() if isinstance(part, nn.ModuleList))
+    found = next((part for part in lists if len(part) == total), None)
+    if found is None:
+        raise ValueError(f"{type(module).__name__} has no list of its layers")
+    return found
 
 
 class LanguageModel(CachedModel):
@@ -88,7 +131,7 @@ class LanguageModel(CachedModel):
         if self.listener is None:
             yield 1
             return
-        with head_inputs(self.module, lambda hidden: hidden[:, -1:]) as found:
+        with hidden_states(self.module, self.feature_layers, lambda hidden: hidden[:, -1:]) as found:
             yield 0
         self.listener.hear(row, begin, found[0])
 
@@ -125,12 +168,12 @@ class LanguageModel(CachedModel):
 
     def score(self, state: State, draft: Draft, keep_hidden: bool = False) -> Scores:
         """See `Target.score`. Guesses that spell the same text are read once, unless shapes are fixed."""
-        lengths = [n - 1 for n in state.reach]
+        lengths, layers = [n - 1 for n in state.reach], self.feature_layers if keep_hidden else None
         if draft.repeats and not self.executor.fixed_shapes:
             packed = pack(draft.tokens, draft.levels, draft.parents, draft.exists())
             width = packed.tokens.shape[1] + 1
             visible = self.make_room(lengths, width, state.active)
-            p, hidden, logits = self._score(state.rows, packed.tokens, visible, packed.tree, keep_hidden)
+            p, hidden, logits = self._score(state.rows, packed.tokens, visible, packed.tree, layers)
             at = torch.arange(len(p), device=p.device)[:, None], packed.place
             return Scores(p[at], width, hidden, packed.place, None if logits is None else logits[at])
         width = draft.tokens.shape[1] + 1
@@ -138,7 +181,7 @@ class LanguageModel(CachedModel):
         leaf, used, B = self.executor.leaf(self._score_draft, self), self.rows_of(state), state.batch_size
         b, parent = len(used.length), draft.parent
         parent = parent if parent is None or len(parent) == 1 else parent[:b]
-        p, *others = leaf(used, draft.tokens[:b], visible, draft.levels, parent, keep_hidden)
+        p, *others = leaf(used, draft.tokens[:b], visible, draft.levels, parent, layers)
         hidden, logits = (None if values is None else all_rows(values, B) for values in others)
         return Scores(all_rows(p, B), width, hidden, logits=logits)
 
@@ -147,23 +190,24 @@ class LanguageModel(CachedModel):
         return state.rows if self.executor.fixed_shapes else state.rows.first(state.busy)
 
     def _score_draft(
-        self, rows: Rows, guesses: Tensor, visible: int, levels: Levels, parent: Tensor | None, keep_hidden: bool
-    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        self, rows: Rows, guesses: Tensor, visible: int, levels: Levels, parent: Tensor | None,
+        layers: tuple[int, ...] | None,
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:  # fmt: skip
         """`_score` of the guesses [B, N] of a draft, by its levels and parent [1 or B, N] (None: a chain)."""
         tree = None if parent is None else tree_of(levels, parent)
-        return self._score(rows, guesses, visible, tree, keep_hidden)
+        return self._score(rows, guesses, visible, tree, layers)
 
     def _score(
-        self, rows: Rows, guesses: Tensor, visible: int, tree: Tree | None, keep_hidden: bool
+        self, rows: Rows, guesses: Tensor, visible: int, tree: Tree | None, layers: tuple[int, ...] | None
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """p [B, N + 1, V] after the last committed token and each guess [B, N], hidden [B, N + 1, H] if kept, and at
-        temperature 0 the logits [B, N + 1, V]."""
+        """p [B, N + 1, V] after the last committed token and each guess [B, N], `hidden_states` of these layers there,
+        [B, N + 1, A * H] (None: none are kept), and at temperature 0 the logits [B, N + 1, V]."""
         text, length = rows.tokens, rows.length
         last = text.gather(1, length[:, None] - 1)
         x = torch.cat([last, guesses], 1)
         hidden = None
-        if keep_hidden:
-            with head_inputs(self.module) as found:
+        if layers is not None:
+            with hidden_states(self.module, layers) as found:
                 logits = self.forward(x, length - 1, visible, tree=tree)
             hidden = torch.cat(found, 1 if len(found[0]) == len(x) else 0)  # of tokens, or rows, read one by one
         else:

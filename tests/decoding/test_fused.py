@@ -164,7 +164,7 @@ def run_on_stand_ins_and_then_on_the_cache() -> None:
     state = State.start([Job([3, 1, 4, 1, 5], 12, 7)], [], 4, torch.device("cpu"))
     model.allocate(1, 16)
     model.prefill(state)
-    call = (state.rows, torch.tensor([[9, 2, 6]]), 16, (1, 1, 1), None, False)
+    call = (state.rows, torch.tensor([[9, 2, 6]]), 16, (1, 1, 1), None, None)
     leaf = Leaf(model._score_draft, model, Programs(None), compiles=True)
     with stand_ins([model]):
         leaf(*call)

@@ -1,0 +1,435 @@
+"""EAGLE checkpoints: each dialect and option against an independent forward pass, whole drafts, and refusals."""
+
+import re
+from functools import cache
+from pathlib import Path
+from tempfile import mkdtemp
+
+import numpy as np
+import pytest
+import torch
+from checkpoints import checkpoint
+from eagle_cases import (
+    DRAFT_V,
+    TARGET,
+    D,
+    PlainEagle,
+    V,
+    eagle3_tensors,
+    layer_shapes,
+    numbers,
+    plain,
+    renamed,
+    speculators,
+    write,
+)
+from small_runs import composed, parts_of, small
+
+from specbench.config.build import build
+from specbench.config.validate import check
+from specbench.contrib.eagle.config import feature_layers, read_config
+from specbench.contrib.eagle.drafter import choose
+from specbench.contrib.eagle.model import DraftVocabulary, EagleModel
+from specbench.decoding.noise import prompt_key
+from specbench.decoding.queue import Queue
+from specbench.decoding.speculative import decode_speculative
+from specbench.decoding.state import Job, State
+from specbench.decoding.timer import Clock
+from specbench.errors import ConfigError
+from specbench.models.mtp import MtpModel
+from specbench.policies.gamma.fixed import FixedGamma
+from specbench.run.run import run
+
+LAYERS = TARGET["num_hidden_layers"]
+DEFAULT = (2, LAYERS // 2, LAYERS - 3)
+
+
+@cache
+def target_folder() -> Path:
+    return checkpoint(Path(mkdtemp()) / "target", **TARGET)
+
+
+def eagle1_tensors() -> dict[str, torch.Tensor]:
+    shapes = {"fc.weight": (D, 2 * D), "fc.bias": (D,)} | layer_shapes("layers.0", D)
+    shapes = {name: numbers(name, *shape) for name, shape in shapes.items() if "input_layernorm" not in name}
+    return shapes | {"embed_tokens.weight": numbers("embed_tokens.weight", V, D)}
+
+
+# -- Checkpoints: tensors as the forward pass has them, tensors as they are stored, config.json --------
+
+
+def from_speculators(layers=1, qwen=False, without=frozenset(), ids=None, **flags):
+    tensors = eagle3_tensors(layers, qwen=qwen, without=without, **flags)
+    return tensors, tensors, speculators(tensors, ids, layers, qwen, **flags)
+
+
+def from_safeailab(names=None, without=frozenset(), more=None, **flags):
+    tensors = eagle3_tensors(without=without, **flags)
+    return (
+        tensors,
+        renamed(tensors, {"layers.0.": "midlayer."} | (names or {})),
+        plain(tensors, **(more or {}), **flags),
+    )
+
+
+def from_optimizer(aux=3, without=frozenset(), **options):
+    tensors = eagle3_tensors(aux=aux, without=without)
+    more = {"use_aux_hidden_state": aux > 0, "next_layer_regular": True, "use_mtp_layernorm": False, **options}
+    tensors = {
+        name: t for name, t in tensors.items() if options.get("use_last_layernorm", True) or name != "norm.weight"
+    }
+    return tensors, tensors, plain(tensors, eagle_config=more)
+
+
+AUX_NAMES = {f"fc_norm.{j}.": f"aux_norm_{name}." for j, name in enumerate(("low", "mid", "high"))}
+CASES = {
+    "plain": lambda: from_speculators(),
+    "residual": lambda: from_speculators(norm_before_residual=True),
+    "before_fc": lambda: from_speculators(norm_before_fc=True, norm_output=True),
+    "fc_norm": lambda: from_speculators(fc_norm=True, norm_before_residual=True),
+    "two_layers": lambda: from_speculators(layers=2),
+    "qwen": lambda: from_speculators(layers=2, qwen=True, norm_output=True),
+    "no_embedding": lambda: from_speculators(without={"embedding"}),
+    "no_map": lambda: from_speculators(without={"map"}),
+    "nothing_of_the_target": lambda: from_speculators(without={"map", "head", "embedding"}),
+    "safeailab": lambda: from_safeailab(),
+    "sglang": lambda: from_safeailab(AUX_NAMES, fc_norm=True),
+    "prefixed": lambda: from_safeailab({"fc.": "model.fc.", "norm.": "model.norm."}),
+    "optimizer": lambda: from_optimizer(),
+    "no_aux": lambda: from_optimizer(aux=0, without={"hidden_norm"}),
+    "no_last_norm": lambda: from_optimizer(use_last_layernorm=False),
+    "eagle1": lambda: (eagle1_tensors(), eagle1_tensors(), plain(eagle1_tensors(), bias=True)),
+}  # fmt: skip
+# The first four logits behind the pairs of `numbers("features", 6, 3 * D)` and TOKENS, by Eagle3DraftModel.forward of
+# speculators 0.9.0 with these tensors (eager attention, ttt_steps=1, position_ids 0 .. 5, float32, transformers 5.23).
+TOKENS = [7, 4000, 12, 255, 3111, 9]
+STORED = {
+    "plain": [0.642739, 0.657768, -0.170699, -0.780268],
+    "residual": [-0.01964, 1.037, 0.763831, -0.488846],
+    "before_fc": [0.085843, 0.993981, 0.627476, -0.54368],
+    "fc_norm": [0.020917, 1.061763, 0.741044, -0.529961],
+    "two_layers": [0.343512, 0.638866, 0.114963, -0.556364],
+    "qwen": [0.181015, 0.600997, 0.250284, -0.421384],
+}
+
+
+@cache
+def case(name: str):
+    """The folder of a case, and its forward pass in numpy."""
+    tensors, stored, config = CASES[name]()
+    folder = write(Path(mkdtemp()) / name, stored, config, binary=name == "safeailab")
+    flags = {flag: config.get(flag) for flag in ("norm_before_residual", "norm_output")}
+    stock = parts_of("target=model", f"target.path={target_folder()}", "drafter=random", "executor=eager").target
+    embedding, head = (t.detach().double().numpy() for t in (
+        stock.module.get_input_embeddings().weight, stock.module.get_output_embeddings().weight))  # fmt: skip
+    return folder, PlainEagle(tensors, embedding, head, version=1 if name == "eagle1" else 3, **flags)
+
+
+def overrides(name: str, *more: str) -> list[str]:
+    drafter = "eagle" if name == "eagle1" else "eagle3"
+    return ["target=model", f"target.path={target_folder()}", f"drafter={drafter}", f"drafter.path={case(name)[0]}",
+            "executor=eager", *more]  # fmt: skip
+
+
+@cache
+def parts(name: str):
+    """With a verifier that accepts at a rate, so that all numbers of accepted guesses occur."""
+    return parts_of(*overrides(name, "verifier=synthetic", "verifier.alpha=0.7"))
+
+
+def own_model(name: str) -> EagleModel:
+    return parts(name).drafter.pairs
+
+
+def draft_logits(q: torch.Tensor, width: int) -> torch.Tensor:
+    """Of the draft model's tokens, from those of all tokens."""
+    return q if width == V else q[..., 5 + 13 * torch.arange(DRAFT_V)]
+
+
+def forward(model: EagleModel, features: torch.Tensor, tokens: list[int]) -> torch.Tensor:
+    """Logits [N, V] behind pairs of the target's hidden states [N, A * D] and tokens."""
+    model.allocate(1, 16)
+    visible = model.make_room([0], len(tokens))
+    pairs = model.join(torch.tensor([tokens]), model.project(features[None]))
+    return model.forward(pairs, torch.zeros(1, dtype=torch.long), visible)[0]
+
+
+@pytest.mark.parametrize("name", STORED)
+def test_logits_are_those_of_speculators(name):
+    """As stored, and at every position as the forward pass in numpy has them."""
+    model, (_, reference) = own_model(name), case(name)
+    features = numbers("features", len(TOKENS), 3 * D)
+    logits = draft_logits(forward(model, features, TOKENS), DRAFT_V)
+    torch.testing.assert_close(logits[-1, :4], torch.tensor(STORED[name]), atol=1e-5, rtol=0)
+    own = [reference.feature(row.double().numpy()) for row in features]
+    for end in range(1, len(TOKENS) + 1):
+        expected, _ = reference(own[:end], TOKENS[:end])
+        assert np.abs(logits[end - 1].numpy() - expected).max() < 1e-5
+    other, _ = reference(own, [*TOKENS[1:], TOKENS[0]])  # negative control
+    assert np.abs(logits[-1].numpy() - other).max() > 1e-3
+
+
+# -- Whole drafts ------------------------------------------------------------------------------------
+
+
+def drafts(name, gamma=3, tokens=24, batch=2):
+    """What was drafted for ragged texts: for each draft, the text before it, the guesses, and their q [gamma, V]."""
+    own, found = parts(name), []
+    target, drafter = own.target, own.drafter
+    prompts = [[5, 9, 2, 7, 11, 3, 8], [4, 1, 6]]
+    jobs = [Job(prompt, len(prompt) + tokens, prompt_key(0, str(i))) for i, prompt in enumerate(prompts)]
+    state = State.idle(batch, 40, [], target.device)
+    target.allocate(batch, 40)
+    propose = type(drafter).propose
+
+    def noted(state, gammas):
+        draft = propose(drafter, state, gammas)
+        for row, text in enumerate(state.texts):
+            if state.active[row] and gammas[row] and draft.probs is not None:
+                found.append((list(text), draft.tokens[row, : gammas[row]], draft.probs[row, : gammas[row]].clone()))
+        return draft
+
+    drafter.propose = noted
+    try:
+        queue = Queue(jobs, [target, *drafter.models], 4, own.spare)
+        decode_speculative(state, target, drafter, FixedGamma(gamma), own.verifier, Clock(), feed=queue)
+    finally:
+        del drafter.propose
+    return found
+
+
+def target_features(name: str, text: list[int], layers) -> np.ndarray:
+    """[T, A * D] of the target's own module; its last hidden states without layers."""
+    base = parts(name).target.stock_module().model
+    states = base(torch.tensor([text]), output_hidden_states=True)
+    if not layers:
+        return states.last_hidden_state[0].double().numpy()
+    return torch.cat([states.hidden_states[layer][0] for layer in layers], -1).double().numpy()
+
+
+def expected_laws(name, text, guesses, layers=None) -> torch.Tensor:
+    """q [gamma, V] from the whole text: behind it every guess has the draft model's own state."""
+    reference = case(name)[1]
+    layers = layers or ((), DEFAULT)[name not in ("no_aux", "eagle1")]
+    features = [reference.feature(row) for row in target_features(name, text[:-1], layers)]
+    tokens, laws = list(text[1:]), []
+    for guess in guesses.tolist():
+        logits, state = reference(features, tokens)
+        exact = torch.from_numpy(logits).softmax(-1)
+        law = exact if len(exact) == V else torch.zeros(V, dtype=torch.double).index_add(
+            0, 5 + 13 * torch.arange(DRAFT_V), exact)  # fmt: skip
+        laws.append(law.float())
+        features, tokens = [*features, state], [*tokens, guess]
+    return torch.stack(laws)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_q_is_that_of_the_whole_text(name):
+    """In ragged rows, after every number of accepted guesses, for guesses behind the draft model's own states."""
+    found = drafts(name)
+    assert 3 in {len(guesses) for _, guesses, _ in found} and len(accepted(found)) > 2
+    for text, guesses, q in found[:: max(1, len(found) // 4)]:
+        torch.testing.assert_close(q, expected_laws(name, text, guesses), atol=1e-5, rtol=0)
+
+
+def accepted(found) -> set[int]:
+    """The numbers of guesses that were accepted between two drafts for one text."""
+    texts = [text for text, _, _ in found]
+    return {
+        len(after) - len(text) - 1
+        for text in texts
+        for after in sorted((t for t in texts if len(t) > len(text) and t[: len(text)] == text), key=len)[:1]
+    }
+
+
+def differ(name: str, found, layers=None) -> bool:
+    return not all(
+        torch.allclose(q, expected_laws(name, text, guesses, layers), atol=1e-4) for text, guesses, q in found[:4]
+    )
+
+
+def test_another_layer_is_seen():
+    """Negative control."""
+    assert differ("plain", drafts("plain"), layers=(3, 5, 6))
+
+
+def test_hidden_states_of_another_round_are_seen(monkeypatch):
+    """Negative control: pairs that were rejected stay pending."""
+    monkeypatch.setattr(MtpModel, "take", lambda *given: None)
+    assert differ("plain", drafts("plain"))
+
+
+def test_a_position_off_by_one_is_seen(monkeypatch):
+    """Negative control: own states stand one column further on."""
+    predict = MtpModel.predict
+
+    def shifted(self, tokens, hidden, first, last, visible):
+        return predict(self, tokens, hidden, first if last is not None else first + 1, last, visible)
+
+    monkeypatch.setattr(MtpModel, "predict", shifted)
+    assert differ("plain", drafts("plain", gamma=2))
+
+
+def test_d2t_as_an_index_is_seen(monkeypatch):
+    """Negative control: d2t is taken for the target's tokens."""
+    own = own_model("plain").vocabulary
+    wrong = DraftVocabulary((12 * torch.arange(DRAFT_V) + 5), own.own, own.wanted)
+    monkeypatch.setattr(own_model("plain"), "vocabulary", wrong)
+    assert differ("plain", drafts("plain"))
+
+
+# -- Which hidden states, and whole runs ---------------------------------------------------------------
+
+
+def reading(ids_mean: int, ids=(1, 4, 6)):
+    """What `choose` finds of a checkpoint whose target says what its draft model does if ids i mean layers i + this."""
+    own = parts("plain")
+    model, target = own.drafter.pairs, own.target
+    texts = [[5, 9, 2, 7, 11, 3, 8, 1, 30], [4, 1, 6, 77, 12, 99]]
+    layers = tuple(i + ids_mean for i in ids)
+    model.listen(target, layers)
+    head = target.module.get_output_embeddings()
+    told = []
+    for text in texts:
+        features = torch.from_numpy(target_features("plain", text, layers)).float()
+        told += forward(model, features[:-1], text[1:]).argmax(-1).tolist()
+
+    def says(_, given, logits):  # the draft model's likeliest tokens, one position later
+        count = logits.shape[1] - 1
+        new = torch.zeros_like(logits)
+        begin = 0 if count == len(texts[0]) - 1 else len(texts[0]) - 1
+        for place, token in enumerate(told[begin : begin + count], 1):
+            new[0, place, token] = 1
+        return new
+
+    hook = head.register_forward_hook(says)
+    try:
+        return choose(model, target, [ids, tuple(i + 1 for i in ids)], texts), model.layers
+    finally:
+        hook.remove()
+        model.listen(target, DEFAULT)
+
+
+@pytest.mark.parametrize("ids_mean", [0, 1])
+def test_the_reading_that_fits_is_chosen(ids_mean):
+    told, layers = reading(ids_mean)
+    assert layers == tuple(i + ids_mean for i in (1, 4, 6))
+    assert re.search(rf"layers {re.escape(str(list(layers)))}: at 100.0% of 13 positions .*, [0-9.]+% with", told)
+    assert "100.0% with" not in told
+
+
+def test_ids_of_both_conventions():
+    for name, config, expected in (
+        ("ids", from_speculators(ids=[1, 3, 8])[2], [(1, 3, 8)]),  # in front of layer 9 there is nothing
+        ("both", from_speculators(ids=[1, 3, 4])[2], [(1, 3, 4), (2, 4, 5)]),
+        ("nested", from_optimizer(eagle_aux_hidden_state_layer_ids=[1, 3, 4])[2], [(2, 4, 5), (1, 3, 4)]),
+        ("default", from_speculators()[2], [DEFAULT]),
+    ):
+        folder = write(Path(mkdtemp()) / name, {"a": torch.zeros(1)}, config)
+        assert feature_layers(read_config(folder, 3), LAYERS, None) == expected
+    assert feature_layers(read_config(folder, 3), LAYERS, [0, 1]) == [(0, 1)]
+    with pytest.raises(ValueError, match=r"layers \[9\], but the target has 8"):
+        feature_layers(read_config(folder, 3), LAYERS, [9])
+
+
+def test_a_run_says_which_reading_it_took(tmp_path):
+    _, stored, config = from_speculators(ids=[1, 3, 4])
+    folder = write(tmp_path / "ids", stored, config)
+    built = parts_of(*overrides("plain"), f"drafter.path={folder}")
+    assert built.target.feature_layers in ((1, 3, 4), (2, 4, 5))
+    assert any("positions of the first prompts" in note for note in built.notes)
+    told = parts_of(*overrides("plain"), f"drafter.path={folder}", "drafter.feature_layers=[0,1,8]")
+    assert told.target.feature_layers == (0, 1, 8) and not any("first prompts" in note for note in told.notes)
+
+
+@pytest.mark.parametrize(("name", "cache_name", "batch"), [
+    ("plain", "static", 2), ("two_layers", "paged", 2), ("qwen", "dynamic", 1), ("eagle1", "paged", 1),
+])  # fmt: skip
+def test_a_run_at_temperature_0_writes_plain_decodings_tokens(name, cache_name, batch, tmp_path):
+    own = parts_of(*overrides(name, "verifier=speculative", f"cache={cache_name}", f"batch_size={batch}",
+                              "temperature=0", "gamma=3", "max_new_tokens=8"))  # fmt: skip
+    result, _ = run(own, tmp_path)
+    assert result.lossless.passed and result.counts.drafted > 0 and not result.counts.failed
+
+
+@pytest.mark.parametrize("policy", ["confidence", "heuristic", "entropy"])
+def test_gammas_that_change(policy, tmp_path):
+    own = parts_of(*overrides("plain", "verifier=block", f"gamma_policy={policy}", "batch_size=2"))
+    result, _ = run(own, tmp_path)
+    assert result.counts.drafted > 0 and not result.counts.failed and result.lossless.passed is not False
+
+
+# -- Refusals ----------------------------------------------------------------------------------------
+
+
+def changed(what, **more):
+    """A plain checkpoint of speculators with another value in its config or among its tensors."""
+
+    def make(folder):
+        tensors, _, config = from_speculators()
+        what(tensors, config)
+        return write(folder, tensors, config, **more)
+
+    return make
+
+
+BAD = {
+    "a tensor too many": (lambda w, c: w.update(mask_hidden=torch.zeros(1, 1, 48)), "no place for: mask_hidden"),
+    "a tensor too few": (lambda w, c: w.pop("layers.0.mlp.up_proj.weight"), "lacks layers.0.mlp.up_proj.weight"),
+    "no projection": (lambda w, c: w.pop("fc.weight"), "lacks fc.weight"),
+    "another width": (lambda w, c: w.update({"fc.weight": torch.zeros(D, 2 * D)}),
+                      r"fc.weight \[16, 32\] for \[16, 48\]"),
+    "an unknown key": (lambda w, c: c.update(parallel=3), "parallel=3, which is not known"),
+    "an unknown key of layers": (lambda w, c: c["transformer_layer_config"].update(experts=3), "experts=3"),
+    "another method": (lambda w, c: c.update(speculators_model_type="peagle"), "speculators_model_type is peagle"),
+    "other layers": (lambda w, c: c["transformer_layer_config"].update(model_type="gpt2"), "model_type=gpt2"),
+    "d2t out of range": (lambda w, c: w.update(d2t=w["d2t"] + V - 4), "d2t names tokens from 4161 to"),
+    "d2t of tokens": (lambda w, c: w.update(d2t=w["d2t"] + torch.arange(DRAFT_V)), "d2t names tokens from 5 to 4191"),
+    "d2t and another t2d": (lambda w, c: w.update(d2t=w["d2t"] + 1), "t2d marks other tokens"),
+    "a token twice": (lambda w, c: w["d2t"].__setitem__(1, int(w["d2t"][0]) - 1), "d2t names a token twice"),
+    "no d2t": (lambda w, c: (w.pop("d2t"), w.pop("t2d")), "no d2t, but a draft_vocab_size of 300"),
+    "quantised": (lambda w, c: c.update(quantization_config={"bits": 4}), "quantised"),
+    "eight bits": (lambda w, c: w.update({"fc.weight": w["fc.weight"].to(torch.float8_e4m3fn)}), "8 bits"),
+    "no layers": (lambda w, c: c.pop("transformer_layer_config"), "no transformer_layer_config"),
+    "another target": (lambda w, c: c.update(target_hidden_size=32) or w.update({"fc.weight": torch.zeros(D, 96)}),
+                       "hidden states of 32, and the target's have 16"),
+    "layers that are not there": (lambda w, c: c.update(eagle_aux_hidden_state_layer_ids=[1, 2, 40]),
+                                  "the target has 8: give drafter.feature_layers"),
+    "ids that are no list": (lambda w, c: c.update(eagle_aux_hidden_state_layer_ids="2"), "a list of numbers"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_checkpoints_are_refused_before_the_target_loads(name, tmp_path, monkeypatch):
+    monkeypatch.setattr("specbench.config.build._make", None)
+    what, expected = BAD[name]
+    folder = changed(what)(tmp_path / "bad")
+    with pytest.raises(ConfigError, match=expected) as error:
+        check(composed(*small(*overrides("plain"), f"drafter.path={folder}")))
+    assert str(folder) in str(error.value) or "another target" in name or "not there" in name
+    assert "\n" not in str(error.value)
+
+
+def test_weights_that_are_not_finite(tmp_path):
+    folder = changed(lambda w, c: w["fc.weight"].view(-1)[3].fill_(float("nan")))(tmp_path / "nan")
+    with pytest.raises(ConfigError, match="not finite in float32, in features.fc.weight"):
+        build(check(composed(*small("logger=none", *overrides("plain"), f"drafter.path={folder}"))))
+
+
+def test_folders_that_hold_something_else(good, tmp_path):
+    broken = changed(lambda w, c: None)(tmp_path / "half")
+    whole = (broken / "model.safetensors").read_bytes()
+    (broken / "model.safetensors").write_bytes(whole[: len(whole) // 2])
+    eagle1 = case("eagle1")[0]
+    for drafter, folder, expected in (
+        ("eagle3", good, "lacks d2t|lacks fc.weight"),
+        ("eagle3", broken, "damaged"),
+        ("eagle3", eagle1, "lacks layers.0.hidden_norm.weight"),
+        ("eagle", case("plain")[0], "choose drafter=eagle3"),
+        ("eagle3", tmp_path / "nowhere", "there is no such folder"),
+    ):
+        with pytest.raises(ConfigError, match=expected):
+            check(composed(*small("target=model", f"target.path={target_folder()}", f"drafter={drafter}",
+                                  f"drafter.path={folder}")))  # fmt: skip
+    with pytest.raises(ConfigError, match=r"feature_layers=last is not allowed: it must be auto, or a list"):
+        check(composed(*small(*overrides("plain"), "drafter.feature_layers=last")))

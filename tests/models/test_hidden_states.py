@@ -1,0 +1,117 @@
+"""Hidden states of chosen layers, as transformers returns them: of prompts, of chains and of trees."""
+
+from functools import cache
+
+import pytest
+import torch
+from decoder_cases import CACHES
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from specbench.decoding.draft import Draft
+from specbench.decoding.sampling import Sampling
+from specbench.decoding.state import Job, State
+from specbench.executors.auto import CompiledExecutor
+from specbench.executors.eager import EagerExecutor
+from specbench.models.language_model import LanguageModel, hidden_states
+
+LAYERS = 3
+TEXTS = ([5, 9, 2, 7, 11, 3, 8], [4, 1, 6])
+PARENT = (-1, 0, 0, 1)  # a tree, whose paths are entries 0 1 2 4 and 0 1 3
+
+
+@cache
+def module() -> LlamaForCausalLM:
+    torch.manual_seed(0)
+    shape = dict(vocab_size=32, hidden_size=16, intermediate_size=32, num_hidden_layers=LAYERS, num_attention_heads=4,
+                 num_key_value_heads=2, initializer_range=0.5, max_position_embeddings=64)  # fmt: skip
+    return LlamaForCausalLM(LlamaConfig(**shape)).eval()
+
+
+def expected(text: list[int], layers: tuple[int, ...]) -> torch.Tensor:
+    """[T, A * H] by transformers' own list, whose last entry stands behind the last norm."""
+    base = module().model
+    states = list(base(torch.tensor([text]), output_hidden_states=True).hidden_states)
+    found = []
+    hook = base.norm.register_forward_pre_hook(lambda _, given: found.append(given[0]))
+    base(torch.tensor([text]))
+    hook.remove()
+    states[-1] = found[0]
+    return torch.cat([states[layer][0] for layer in layers], -1)
+
+
+def close(found: torch.Tensor, wanted: torch.Tensor) -> None:
+    torch.testing.assert_close(found, wanted, atol=1e-4, rtol=1e-4)
+
+
+class Heard:
+    """Keeps what a target says of prompts."""
+
+    def __init__(self):
+        self.found = {}
+
+    def hear(self, row, begin, hidden):
+        self.found.setdefault(row, []).append(hidden)
+
+    def forget(self):
+        self.found = {}
+
+
+def target(cache_name: str, executor=None) -> tuple[LanguageModel, State, Heard]:
+    model = LanguageModel(
+        module(), None, name="", sampling=Sampling(), new_cache=CACHES[cache_name], executor=executor or EagerExecutor()
+    )
+    model.listener = heard = Heard()
+    model.feature_layers = (0, 2, LAYERS)
+    state = State.start([Job(text, len(text) + 8, 7) for text in TEXTS], [], 6, torch.device("cpu"))
+    model.allocate(2, 32)
+    return model, state, heard
+
+
+@pytest.mark.parametrize("cache_name", CACHES)
+def test_states_of_prompts_chains_and_trees(cache_name):
+    """Prompts are read in pieces of two tokens. Negative control: another layer."""
+    model, state, heard = target(cache_name)
+    model.prefill(state, chunk=2)
+    hidden = torch.cat(heard.found[None], 1)  # [2, 6, 3 * H]
+    guesses = torch.tensor([[9, 2, 6, 1], [7, 3, 1, 12]])
+    chain = model.score(state, Draft.chain(guesses, None, torch.tensor([4, 4])), keep_hidden=True).hidden
+    tree = model.score(state, Draft.tree(guesses, PARENT, None, torch.tensor([4, 4])), keep_hidden=True).hidden
+    for row, text in enumerate(TEXTS):
+        own, n = guesses[row].tolist(), len(text)
+        close(hidden[row, : n - 1], expected(text, model.feature_layers)[:-1])
+        close(chain[row], expected(text + own, model.feature_layers)[n - 1 :])
+        path = expected([*text, own[0], own[1], own[3]], model.feature_layers)[n - 1 :]
+        close(tree[row, [0, 1, 2, 4]], path)
+        assert not torch.allclose(chain[row], expected(text + own, (0, 1, LAYERS))[n - 1 :], atol=0.1)
+
+
+def test_states_of_a_row_that_is_read_alone_and_of_no_layers():
+    model, state, heard = target("static")
+    model.read(state, 1, 0, 2)
+    close(heard.found[1][0][0], expected(TEXTS[1], model.feature_layers)[:2])
+    model.feature_layers = ()
+    model.read(state, 1, 0, 2)
+    assert heard.found[1][1].shape == (1, 2, 16)  # the input of the output matrix
+
+
+def test_states_of_a_traced_program(traced):
+    """A program is made for its layers: others have another one."""
+    model, state, _ = target("static", CompiledExecutor(["half"]))
+    model.prefill(state)
+    draft = Draft.chain(torch.tensor([[9, 2], [7, 3]]), None, torch.tensor([2, 2]))
+    for layers in ((0, 2, LAYERS), (1,)):
+        model.feature_layers = layers
+        found = model.score(state, draft, keep_hidden=True).hidden
+        wanted = expected([*TEXTS[0], 9, 2], layers)[len(TEXTS[0]) - 1 :]
+        assert float((found[0] - wanted).abs().max()) < 1e-2 * float(wanted.abs().max())
+    assert len(traced) == 2
+
+
+def test_a_model_without_a_list_of_layers():
+    stock = module()
+    layers, stock.model.layers = stock.model.layers, torch.nn.Sequential(*stock.model.layers)
+    try:
+        with pytest.raises(ValueError, match="LlamaForCausalLM has no list of its layers"), hidden_states(stock, (1,)):
+            pass
+    finally:
+        stock.model.layers = layers
